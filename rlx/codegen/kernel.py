@@ -1,0 +1,34 @@
+"""What a kernel is: a C-ABI function over raw pointers and extents that does a range of independent work units.
+
+`void symbol(ptr b0, ..., i64 e0, ..., i64 begin, i64 end)`: buffers, run-time extents, then the units `[begin, end)`.
+Workers fetch ranges of units from a shared counter, so every split of the units must give the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One compiled-from text kernel.
+
+    Attributes:
+        symbol: the function's name, unique by its text, so equal kernels are compiled once.
+        buffers: the pointer parameters' names, in order.
+        extents: the names of the i64 run-time extents, in order (`seq`, `past`, `ctx`, `rows`, `n`, `k`).
+        llvm: LLVM assembly of a module that defines `symbol`.
+        source: the text a person reads: specialized Python, or the outline of a tile kernel.
+    """
+
+    symbol: str
+    buffers: tuple[str, ...]
+    extents: tuple[str, ...]
+    llvm: str
+    source: str
+
+
+def symbol(template: str, text: str) -> str:
+    """The name of a kernel: its template and a digest of the text that makes it what it is."""
+    return f"{template}_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
