@@ -1,0 +1,508 @@
+"""GGUF files: the checked header reader and the mapped tensors behind it.
+
+Part of the weights stage. The file is not trusted: every count, length, offset and type is checked against the bytes
+that are left before anything of that size is made, and sizes are Python integers, which do not overflow. Large arrays
+(token strings, merges, scores) are located at opening and decoded when asked for.
+
+Layout (GGUF specification, versions 2 and 3, little-endian): magic, version u32, tensor count u64, key count u64; then
+the key-values (key string, type u32, value), then the tensor records (name string, dimension count u32, dimensions u64
+fastest first, type u32, offset u64 from the data section), then the data section at the next multiple of the alignment.
+A string is a u64 length and UTF-8 bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from mmap import mmap as Mmap
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.errors import ConfigError, GgufError, UnsupportedModelError
+from rlx.ir.dtypes import BY_GGML, DType
+from rlx.weights.checks import check_hyperparameters
+from rlx.weights.mapped import MappedFile, MappedTensors, TensorInfo
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_KEYS, MIN_KEY_BYTES = 65_536, 14  # length, one letter, type, one byte
+MAX_TENSORS, MIN_TENSOR_BYTES = 1_048_576, 33  # length, one letter, dimension count, one dimension, type, offset
+MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_STRING_BYTES = 65_535, 63, 64 << 20
+MAX_DIMS = 4
+MIN_ALIGNMENT, DEFAULT_ALIGNMENT, MAX_ALIGNMENT = 8, 32, 65_536
+
+_STRING, _ARRAY, _BOOL = 8, 9, 7
+_SCALARS = {
+    0: struct.Struct("<B"),
+    1: struct.Struct("<b"),
+    2: struct.Struct("<H"),
+    3: struct.Struct("<h"),
+    4: struct.Struct("<I"),
+    5: struct.Struct("<i"),
+    6: struct.Struct("<f"),
+    7: struct.Struct("<B"),
+    10: struct.Struct("<Q"),
+    11: struct.Struct("<q"),
+    12: struct.Struct("<d"),
+}
+_NUMPY = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
+_TYPE_NAMES = ("u8", "i8", "u16", "i16", "u32", "i32", "f32", "bool", "string", "array", "u64", "i64", "f64")
+_U32, _U64 = _SCALARS[4], _SCALARS[10]
+
+# Keys whose meaning the reader and the tokenizer rest on, with the types they may have.
+_KNOWN_TYPES: dict[str, tuple[str, ...]] = {
+    "general.architecture": ("string",),
+    "general.alignment": ("u32",),
+    "split.count": ("u16", "u32", "i32"),
+    "tokenizer.ggml.model": ("string",),
+    "tokenizer.ggml.pre": ("string",),
+    "tokenizer.ggml.tokens": ("array of string",),
+    "tokenizer.ggml.merges": ("array of string",),
+    "tokenizer.ggml.scores": ("array of f32",),
+    "tokenizer.ggml.token_type": ("array of i32", "array of u32"),
+    "tokenizer.chat_template": ("string",),
+}
+
+Buffer = bytes | Mmap
+
+
+@dataclass(frozen=True, slots=True)
+class _Strings:
+    """A string array in the file: string i ends at `ends[i]`, its length field stands right after string i - 1."""
+
+    start: int
+    ends: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def read(self, buffer: Buffer) -> list[bytes]:
+        if not len(self.ends):
+            return []
+        ends = (self.ends - self.start).tolist()
+        span = buffer[self.start : self.start + ends[-1]]
+        return [span[begin + 8 : end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """A numeric array in the file."""
+
+    start: int
+    dtype: np.dtype[Any]
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def read(self, buffer: Buffer) -> npt.NDArray[Any]:
+        values = np.frombuffer(buffer, self.dtype, self.count, self.start).copy()  # a view would pin the mapping
+        values.flags.writeable = False
+        return values
+
+
+class GgufMetadata(Mapping[str, Any]):
+    """The key-values of a GGUF file; arrays are decoded at first use and kept.
+
+    A value is an int, float, bool or str, a read-only NumPy array for an array of numbers or bools, and a `list[str]`
+    for an array of strings. Bytes that are not UTF-8 become U+FFFD in a single string and lone surrogates
+    (`surrogateescape`, which loses nothing) in an array, because a token may be any bytes.
+    """
+
+    def __init__(self, values: dict[str, Any], types: dict[str, str], buffer: Buffer, where: str) -> None:
+        self._values, self._types, self._where = values, types, where
+        self._buffer: Buffer | None = buffer
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._values[key]
+        if isinstance(value, _Strings):
+            value = [text.decode("utf-8", "surrogateescape") for text in value.read(self._open(key))]
+        elif isinstance(value, _Numbers):
+            value = value.read(self._open(key))
+        self._values[key] = value
+        return value
+
+    def __contains__(self, key: object) -> bool:  # the one of Mapping would decode the value
+        return key in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def type_of(self, key: str) -> str:
+        """The type as the file has it: `u32`, `string`, `array of f32`, ..."""
+        return self._types[key]
+
+    def count(self, key: str) -> int:
+        """Elements of an array, without decoding it; `ConfigError` if the value is no array."""
+        self._require(key, "array of ")
+        return len(self._values[key])
+
+    def metadata_bytes(self, key: str) -> list[bytes]:
+        """The strings of an array as they stand in the file; `ConfigError` if the value is no array of strings."""
+        self._require(key, "array of string")
+        value = self._values[key]
+        if isinstance(value, _Strings):
+            return value.read(self._open(key))
+        return [text.encode("utf-8", "surrogateescape") for text in value]
+
+    def close(self) -> None:
+        """Forget the file. What was read stays; an array that was not read is an error from now on."""
+        self._buffer = None
+
+    def _require(self, key: str, kind: str) -> None:
+        found = self._types.get(key)
+        if found is None:
+            raise ConfigError(f"there is no metadata key '{key}'", where=self._where)
+        if not found.startswith(kind):
+            raise ConfigError(f"metadata key '{key}' has type {found}, expected {kind.rstrip()}", where=self._where)
+
+    def _open(self, key: str) -> Buffer:
+        if self._buffer is None:
+            raise GgufError(f"key '{key}' is read after the file was closed", where=self._where)
+        return self._buffer
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """A parsed header.
+
+    Attributes:
+        offsets: tensor name -> first byte, from the start of the file.
+        data_offset: first byte of the data section (beyond the end in a file without tensors).
+    """
+
+    version: int
+    alignment: int
+    metadata: GgufMetadata
+    tensors: dict[str, TensorInfo]
+    offsets: dict[str, int]
+    data_offset: int
+
+
+class GgufFile(MappedTensors):
+    """A GGUF file as a `WeightLoader`: metadata, tensor table, bytes of each tensor.
+
+    Attributes:
+        metadata: see `GgufMetadata`.
+        tensors: name -> `TensorInfo`, in file order.
+        version, alignment: as in the header.
+
+    Raises:
+        ModelFileError: the file cannot be read.
+        GgufError: a rule of the format is broken; the message names the key or tensor, the byte and both values.
+        UnsupportedModelError: a tensor type or a split file that rlx does not read.
+        ConfigError: a hyper-parameter is out of its range.
+    """
+
+    format: ClassVar[str] = "gguf"
+
+    def __init__(self, path: str | Path, *, mmap: bool = True) -> None:
+        super().__init__(Path(path))
+        file = MappedFile(self.path, mmap=mmap)
+        header = parse_header(file.buffer, str(self.path))
+        check_hyperparameters(header.metadata, header.tensors, str(self.path))
+        self.version, self.alignment = header.version, header.alignment
+        self.metadata: GgufMetadata = header.metadata
+        self.tensors = header.tensors
+        self._files = [file]
+        self._places = {name: (file, offset) for name, offset in header.offsets.items()}
+
+    def metadata_bytes(self, key: str) -> list[bytes]:
+        """The strings of a string array as bytes, exactly as the file has them."""
+        return self.metadata.metadata_bytes(key)
+
+    def close(self) -> None:
+        super().close()
+        self.metadata.close()
+
+
+def parse_header(buffer: Buffer, where: str) -> GgufHeader:
+    """Read and check everything before the data section.
+
+    Args:
+        buffer: the whole file.
+        where: name of the file for messages.
+
+    Raises:
+        GgufError, UnsupportedModelError: see `GgufFile`.
+    """
+    at = _Cursor(buffer, where)
+    version = _read_version(at)
+    n_tensors = at.count("tensor count", MAX_TENSORS, MIN_TENSOR_BYTES)
+    n_keys = at.count("key count", MAX_KEYS, MIN_KEY_BYTES)
+    metadata = _read_metadata(at, n_keys)
+    _check_known(metadata, where)
+    alignment = _alignment(metadata, where)
+    records = _read_records(at, n_tensors)
+    data_offset = -(-at.pos // alignment) * alignment
+    tensors = {record.info.name: record.info for record in records}
+    offsets = _place(records, data_offset, alignment, len(buffer), where)
+    return GgufHeader(version, alignment, metadata, tensors, offsets, data_offset)
+
+
+class _Cursor:
+    """A position in the header; every read names what it reads and checks the bytes that are left."""
+
+    def __init__(self, buffer: Buffer, where: str) -> None:
+        self.buffer, self.where, self.pos, self.end = buffer, where, 0, len(buffer)
+
+    def fail(self, what: str, *, at: int | None = None, hint: str | None = None) -> NoReturn:
+        raise GgufError(what, where=f"{self.where}, byte {self.pos if at is None else at}", hint=hint)
+
+    def need(self, nbytes: int, what: str) -> None:
+        left = self.end - self.pos
+        if nbytes > left:
+            self.fail(f"{what} needs {nbytes} bytes, the file has {left} left", hint="the file is cut short or damaged")
+
+    def number(self, form: struct.Struct, what: str) -> Any:
+        self.need(form.size, what)
+        value = form.unpack_from(self.buffer, self.pos)[0]
+        self.pos += form.size
+        return value
+
+    def u32(self, what: str) -> int:
+        return int(self.number(_U32, what))
+
+    def u64(self, what: str) -> int:
+        return int(self.number(_U64, what))
+
+    def count(self, what: str, most: int, smallest: int) -> int:
+        """A u64 count of records that each take at least `smallest` bytes."""
+        at, value = self.pos, self.u64(what)
+        if value > most:
+            self.fail(f"the {what} is {value}, at most {most} are allowed", at=at)
+        if value * smallest > self.end - self.pos:
+            self.fail(f"the {what} is {value}, too many for the {self.end - self.pos} bytes that follow", at=at)
+        return value
+
+    def text(self, what: str, most: int) -> bytes:
+        at, length = self.pos, self.u64(f"the length of {what}")
+        if length > most:
+            self.fail(f"{what} is {length} bytes long, at most {most} are allowed", at=at)
+        self.need(length, what)
+        self.pos += length
+        return self.buffer[self.pos - length : self.pos]
+
+    def name(self, what: str, most: int) -> str:
+        """A string that identifies something: not empty, valid UTF-8."""
+        at, raw = self.pos, self.text(what, most)
+        if not raw:
+            self.fail(f"{what} is empty", at=at)
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            self.fail(f"{what} is not UTF-8: {raw[:40]!r}", at=at)
+
+    def skip_strings(self, count: int, what: str) -> _Strings:
+        """Locate `count` strings. This loop is the cost of opening a file with a large vocabulary: keep it tight."""
+        start = pos = self.pos
+        ends: list[int] = []
+        add, length = ends.append, _U64.unpack_from
+        try:
+            for _ in range(count):
+                pos += 8 + length(self.buffer, pos)[0]
+                add(pos)
+        except (struct.error, OverflowError):
+            pos = self.end + 1
+        if pos > self.end:
+            self._fail_in_strings(ends, count, what)
+        found = _Strings(start, np.array(ends, np.int64))
+        sizes = np.diff(found.ends, prepend=start) - 8
+        if count and sizes.max() > MAX_STRING_BYTES:
+            at = int(sizes.argmax())
+            self.fail(f"string {at} of {what} is {sizes[at]} bytes long, at most {MAX_STRING_BYTES} are allowed")
+        self.pos = pos
+        return found
+
+    def _fail_in_strings(self, ends: list[int], count: int, what: str) -> NoReturn:
+        whole = next((i for i, end in enumerate(ends) if end > self.end), len(ends))
+        at = ends[whole - 1] if whole else self.pos
+        self.fail(
+            f"string {whole} of the {count} in {what} runs past the end of the file ({self.end} bytes)",
+            at=at,
+            hint="the file is cut short or damaged",
+        )
+
+
+def _read_version(at: _Cursor) -> int:
+    at.need(4, "the magic")
+    if at.buffer[:4] != MAGIC:
+        at.fail(f"the file does not begin with {MAGIC!r} but with {at.buffer[:16]!r}", hint="this is not a GGUF file")
+    at.pos = 4
+    version = at.u32("the version")
+    if version and version & 0xFFFF == 0:
+        at.fail(f"the file is big-endian (version {version:#010x})", at=4, hint="convert the model to little-endian")
+    if version not in VERSIONS:
+        hint = "convert the model again with a current converter" if version < 2 else "a newer rlx may read it"
+        at.fail(f"GGUF version {version} is not one of {VERSIONS}", at=4, hint=hint)
+    return version
+
+
+def _read_metadata(at: _Cursor, count: int) -> GgufMetadata:
+    values: dict[str, Any] = {}
+    types: dict[str, str] = {}
+    for index in range(count):
+        start = at.pos
+        key = at.name(f"the name of key {index}", MAX_KEY_BYTES)
+        if key in values:
+            at.fail(f"key '{key}' occurs twice", at=start)
+        values[key], types[key] = _read_value(at, key)
+    return GgufMetadata(values, types, at.buffer, at.where)
+
+
+def _read_value(at: _Cursor, key: str) -> tuple[Any, str]:
+    kind = _read_type(at, f"key '{key}'")
+    if kind == _ARRAY:
+        return _read_array(at, key)
+    if kind == _STRING:
+        return at.text(f"the value of key '{key}'", MAX_STRING_BYTES).decode("utf-8", "replace"), "string"
+    value = at.number(_SCALARS[kind], f"the value of key '{key}'")
+    if kind != _BOOL:
+        return value, _TYPE_NAMES[kind]
+    if value > 1:
+        at.fail(f"key '{key}' is a bool with the value {value}, expected 0 or 1", at=at.pos - 1)
+    return bool(value), "bool"
+
+
+def _read_type(at: _Cursor, what: str) -> int:
+    kind = at.u32(f"the type of {what}")
+    if kind >= len(_TYPE_NAMES):
+        at.fail(f"{what} has the type id {kind}, expected 0 to {len(_TYPE_NAMES) - 1}", at=at.pos - 4)
+    return kind
+
+
+def _read_array(at: _Cursor, key: str) -> tuple[_Strings | _Numbers, str]:
+    what = f"the array of key '{key}'"
+    kind = _read_type(at, what)
+    if kind == _ARRAY:
+        at.fail(f"{what} holds arrays; arrays of arrays are not allowed", at=at.pos - 4)
+    size = 8 if kind == _STRING else _SCALARS[kind].size
+    start, count = at.pos, at.u64(f"the length of {what}")
+    if count * size > at.end - at.pos:
+        at.fail(f"{what} has {count} elements, too many for the {at.end - at.pos} bytes that follow", at=start)
+    name = f"array of {_TYPE_NAMES[kind]}"
+    if kind == _STRING:
+        return at.skip_strings(count, what), name
+    return _skip_numbers(at, kind, count, what), name
+
+
+def _skip_numbers(at: _Cursor, kind: int, count: int, what: str) -> _Numbers:
+    found = _Numbers(at.pos, np.dtype(_NUMPY[kind]), count)
+    if kind == _BOOL and count and max(at.buffer[at.pos : at.pos + count]) > 1:
+        at.fail(f"{what} holds bools other than 0 and 1")
+    at.pos += count * found.dtype.itemsize
+    return found
+
+
+def _check_known(metadata: GgufMetadata, where: str) -> None:
+    for key, allowed in _KNOWN_TYPES.items():
+        if key in metadata and metadata.type_of(key) not in allowed:
+            found = metadata.type_of(key)
+            raise GgufError(f"key '{key}' has type {found}, expected {' or '.join(allowed)}", where=where)
+    if metadata.get("split.count", 0) > 1:
+        raise UnsupportedModelError(
+            f"split.count is {metadata['split.count']}: the model is split over several files",
+            where=where,
+            hint="join them first (llama-gguf-split --merge)",
+        )
+
+
+def _alignment(metadata: GgufMetadata, where: str) -> int:
+    value = int(metadata.get("general.alignment", DEFAULT_ALIGNMENT))
+    if not MIN_ALIGNMENT <= value <= MAX_ALIGNMENT or value & (value - 1):
+        expected = f"a power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}"
+        raise GgufError(f"general.alignment is {value}, expected {expected}", where=where)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    info: TensorInfo
+    offset: int  # from the data section
+    at: int  # byte of the record, for messages
+
+
+def _read_records(at: _Cursor, count: int) -> list[_Record]:
+    records: dict[str, _Record] = {}
+    for index in range(count):
+        start = at.pos
+        name = at.name(f"the name of tensor {index}", MAX_NAME_BYTES)
+        if name in records:
+            at.fail(f"tensor '{name}' occurs twice", at=start)
+        shape = _read_shape(at, name)
+        dtype = _read_dtype(at, name)
+        nbytes = _tensor_bytes(at, name, dtype, shape)
+        records[name] = _Record(TensorInfo(name, dtype, shape, nbytes), at.u64(f"the offset of tensor '{name}'"), start)
+    return list(records.values())
+
+
+def _read_shape(at: _Cursor, name: str) -> tuple[int, ...]:
+    n_dims = at.u32(f"the dimension count of tensor '{name}'")
+    if not 1 <= n_dims <= MAX_DIMS:
+        at.fail(f"tensor '{name}' has {n_dims} dimensions, expected 1 to {MAX_DIMS}", at=at.pos - 4)
+    dims = [at.u64(f"dimension {i} of tensor '{name}'") for i in range(n_dims)]
+    if 0 in dims:
+        at.fail(f"tensor '{name}' has a dimension of 0: {dims}", at=at.pos - 8 * n_dims)
+    return tuple(reversed(dims))
+
+
+def _read_dtype(at: _Cursor, name: str) -> DType:
+    kind = at.u32(f"the type of tensor '{name}'")
+    if kind not in BY_GGML:
+        raise UnsupportedModelError(
+            f"tensor '{name}' has the type id {kind}, which rlx does not know",
+            where=f"{at.where}, byte {at.pos - 4}",
+            hint="use a file in one of the types that `gguf` lists as current, such as Q4_K_M or Q8_0",
+        )
+    return BY_GGML[kind]
+
+
+def _tensor_bytes(at: _Cursor, name: str, dtype: DType, shape: tuple[int, ...]) -> int:
+    if shape[-1] % dtype.block:
+        at.fail(f"tensor '{name}' has rows of {shape[-1]}, no multiple of the {dtype.block} in a {dtype} block")
+    nbytes = shape[-1] // dtype.block * dtype.nbytes * prod(shape[:-1])
+    if nbytes > at.end:
+        at.fail(
+            f"tensor '{name}' of shape {shape} and type {dtype} takes {nbytes} bytes, the whole file has {at.end}",
+            hint="the file is cut short or damaged",
+        )
+    return nbytes
+
+
+def _place(records: list[_Record], data_offset: int, alignment: int, size: int, where: str) -> dict[str, int]:
+    """Offsets from the start of the file; refuses misaligned, overlapping and missing data."""
+    for record in records:
+        _check_place(record, data_offset, alignment, size, where)
+    ordered = sorted(records, key=lambda record: record.offset)
+    for before, after in pairwise(ordered):
+        if before.offset + before.info.nbytes > after.offset:
+            raise GgufError(
+                f"tensor '{after.info.name}' at offset {after.offset} overlaps tensor '{before.info.name}',"
+                f" which ends at {before.offset + before.info.nbytes}",
+                where=f"{where}, byte {after.at}",
+            )
+    return {record.info.name: data_offset + record.offset for record in records}
+
+
+def _check_place(record: _Record, data_offset: int, alignment: int, size: int, where: str) -> None:
+    name, offset, nbytes = record.info.name, record.offset, record.info.nbytes
+    if offset % alignment:
+        raise GgufError(
+            f"tensor '{name}' has the offset {offset}, expected a multiple of the alignment {alignment}",
+            where=f"{where}, byte {record.at}",
+        )
+    if data_offset + offset + nbytes > size:
+        raise GgufError(
+            f"tensor '{name}' ends at byte {data_offset + offset + nbytes}, the file has {size}",
+            where=f"{where}, byte {record.at}",
+            hint="the file is cut short or damaged: download it again",
+        )

@@ -1,0 +1,159 @@
+"""Model files in memory: mapped read-only, handed out as byte views, pages given back when packed.
+
+First step of the weights stage: the format readers (`gguf.py`, `safetensors.py`) find tensors, this file holds the
+bytes they stand in. A mapped file that another process truncates kills the reader with SIGBUS; `mmap=False` reads the
+file into memory once and has no such risk.
+"""
+
+from __future__ import annotations
+
+import mmap as _mmap
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.errors import ModelFileError, WeightError
+from rlx.ir.dtypes import DType
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What a file says about one tensor.
+
+    Attributes:
+        name: the file's own name.
+        dtype: storage type, block formats included.
+        shape: row-major, the fastest dimension last (PyTorch order, the reverse of GGUF's `ne`).
+        nbytes: size in the file.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class MappedFile:
+    """One regular file, mapped read-only (or read into memory with `mmap=False`).
+
+    Attributes:
+        buffer: the bytes; slices of it are `bytes`, `struct.unpack_from` reads it in place.
+        size: bytes at the time of opening.
+
+    Raises:
+        ModelFileError: missing, unreadable, not a regular file, or empty.
+    """
+
+    def __init__(self, path: Path, *, mmap: bool = True) -> None:
+        self.path = path
+        self.buffer, found = _open(path, mmap)
+        self.size = len(self.buffer)
+        self._stamp = _stamp(found)
+        self._bytes: Bytes | None = np.frombuffer(self.buffer, np.uint8)
+        self._bytes.flags.writeable = False
+
+    def view(self, offset: int, nbytes: int) -> Bytes:
+        """Read-only uint8 view of `nbytes` bytes, no copy. It stays valid after `close`."""
+        if self._bytes is None:
+            raise ModelFileError("the file was closed", where=self.path, hint="read tensors before close()")
+        return self._bytes[offset : offset + nbytes]
+
+    def release(self, offset: int, nbytes: int) -> None:
+        """Drop the pages that lie wholly inside the range from this process; reading them again maps them again."""
+        first = -(-offset // _mmap.PAGESIZE) * _mmap.PAGESIZE
+        last = (offset + nbytes) // _mmap.PAGESIZE * _mmap.PAGESIZE
+        if first < last and isinstance(self.buffer, _mmap.mmap) and hasattr(_mmap, "MADV_DONTNEED"):
+            self.buffer.madvise(_mmap.MADV_DONTNEED, first, last - first)
+
+    def check_unchanged(self) -> None:
+        """`ModelFileError` if the file on disk is no longer the one that was opened (size or time of change)."""
+        try:
+            now = _stamp(self.path.stat())
+        except OSError as error:
+            raise ModelFileError(f"the file went away while in use: {error.strerror}", where=self.path) from error
+        if now != self._stamp:
+            raise ModelFileError(
+                f"the file changed while in use: {self._stamp[0]} bytes when opened, {now[0]} now",
+                where=self.path,
+                hint="load it again, or load without mapping it (mmap=False)",
+            )
+
+    def close(self) -> None:
+        """Forget the mapping. The memory goes when the last view of it does."""
+        self._bytes, self.buffer = None, b""
+
+
+class MappedTensors:
+    """Tensors found in mapped files: the half of a `WeightLoader` that does not depend on the format.
+
+    Attributes:
+        path: what was opened.
+        tensors: the file's own names, in file order.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tensors: Mapping[str, TensorInfo] = {}
+        self._places: dict[str, tuple[MappedFile, int]] = {}
+        self._files: list[MappedFile] = []
+
+    def raw(self, name: str) -> Bytes:
+        """The tensor's bytes in the file: a read-only 1-D uint8 view, no copy; `WeightError` if there is none."""
+        file, offset = self._place(name)
+        return file.view(offset, self.tensors[name].nbytes)
+
+    def offset(self, name: str) -> int:
+        """Where the tensor begins, in bytes from the start of its file."""
+        return self._place(name)[1]
+
+    def release(self, name: str) -> None:
+        """Give back the memory of the pages wholly inside the tensor; does nothing where the system cannot."""
+        file, offset = self._place(name)
+        file.release(offset, self.tensors[name].nbytes)
+
+    def check_unchanged(self) -> None:
+        """`ModelFileError` if a file on disk is no longer the one that was opened."""
+        for file in self._files:
+            file.check_unchanged()
+
+    def close(self) -> None:
+        """Forget the mappings; views handed out before stay valid."""
+        for file in self._files:
+            file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _place(self, name: str) -> tuple[MappedFile, int]:
+        if name not in self._places:
+            raise WeightError(f"there is no tensor '{name}' among the {len(self.tensors)} in the file", where=self.path)
+        return self._places[name]
+
+
+def _open(path: Path, mmap: bool) -> tuple[bytes | _mmap.mmap, os.stat_result]:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ModelFileError("this is not a regular file", where=path)
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            if found.st_size == 0:
+                raise ModelFileError("the file is empty", where=path, hint="the download or the copy failed: repeat it")
+            return (_mmap.mmap(file.fileno(), 0, access=_mmap.ACCESS_READ) if mmap else file.read()), found
+    except OSError as error:
+        raise ModelFileError(f"the file cannot be read: {error.strerror or error}", where=path) from error
+
+
+def _stamp(found: os.stat_result) -> tuple[int, int]:
+    return found.st_size, found.st_mtime_ns
