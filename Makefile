@@ -1,0 +1,58 @@
+# A fresh machine needs Python 3.11 or newer (with its venv module) and make; everything else goes into $(VENV).
+#   make demo     install, then let the embedded demo model tell a story
+#   make test     install with the test tools, then lint, type-check and test
+VENV ?= .venv
+PYTHON ?= python3
+JOBS ?= 2
+BENCH_DIR ?= build/bench
+PYTEST_ARGS ?=
+
+PY := $(VENV)/bin/python
+INSTALL := $(PY) -m pip --disable-pip-version-check --quiet install
+LINTED := rlx tests benchmarks examples
+
+.PHONY: help demo test lint types pytest bench clean
+help:
+	@echo "make demo | test | lint | types | pytest | bench | clean     (see the Makefile's first lines)"
+
+demo: $(VENV)/.rlx-installed
+	@$(PY) -m rlx run "Tell me a story about a brave fox."
+
+test: lint types pytest
+
+lint: $(VENV)/.rlx-test-installed
+	@$(PY) -m ruff check $(wildcard $(LINTED))
+
+types: $(VENV)/.rlx-test-installed
+	@$(PY) -m mypy
+
+pytest: $(VENV)/.rlx-test-installed
+	@$(PY) -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+bench: $(BENCH_DIR)/qwen3-0.6b-Q8_0.gguf $(BENCH_DIR)/qwen3-0.6b-Q4_K_M.gguf
+	@for model in $^; do $(PY) -m rlx bench $$model || exit 1; done
+
+$(BENCH_DIR)/qwen3-0.6b-%.gguf: benchmarks/make_model.py $(VENV)/.rlx-test-installed
+	@$(PY) benchmarks/make_model.py --shape qwen3-0.6b --type $* --out $@
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find rlx tests benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps: an environment is installed again only when pyproject.toml changes. The install is editable, so code is not
+# copied and never stale.
+$(VENV)/.rlx-installed: pyproject.toml | $(VENV)/.rlx-venv
+	@echo "installing rlx into $(VENV)"
+	@$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.rlx-test-installed: pyproject.toml | $(VENV)/.rlx-venv
+	@echo "installing rlx and its test tools into $(VENV)"
+	@$(INSTALL) --editable '.[test]'
+	@touch $@ $(VENV)/.rlx-installed
+
+$(VENV)/.rlx-venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "rlx needs Python 3.11 or newer; name one, for example: make PYTHON=python3.12 demo"; exit 1; }
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || { rm -f $(PY); exit 1; }
+	@touch $@
