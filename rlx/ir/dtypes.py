@@ -43,7 +43,9 @@ class DType:
     def row_bytes(self, elements: int) -> int:
         """Bytes of one row of `elements` values; `ShapeError` if the block size does not divide it."""
         if elements % self.block:
-            raise ShapeError(f"a row of {elements} elements is no multiple of the {self.block}-element blocks of {self.name}")
+            raise ShapeError(
+                f"a row of {elements} elements is no multiple of the {self.block}-element blocks of {self.name}"
+            )
         return elements // self.block * self.nbytes
 
     def size(self, shape: Sequence[int]) -> int:

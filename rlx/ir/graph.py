@@ -1,0 +1,216 @@
+"""Graphs: immutable interned nodes under named outputs.
+
+Two nodes with the same op, inputs and attributes are the same object, so common subexpressions are shared by
+construction, equality is `is`, and code that nothing reaches does not exist. A `Graph` only names the outputs, holds
+the values of constants, and remembers what the passes have learnt (phase and bounds of the symbols).
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from rlx.errors import GraphError
+from rlx.ir import dims
+from rlx.ir.dims import DimLike, Shape
+from rlx.ir.dtypes import F32, DType
+
+Attrs = tuple[tuple[str, Any], ...]
+
+_interned: weakref.WeakValueDictionary[tuple[Any, ...], Node] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+class Node:
+    """One value of a graph. Make nodes with the functions of `rlx.ir.ops`, never directly.
+
+    Attributes:
+        op: name of the op, a row of `rlx.ir.ops.OPS`.
+        inputs: the operands.
+        attrs: (name, value) pairs in the op table's order.
+        shape, dtype: of the value, derived by the op's shape rule.
+    """
+
+    __slots__ = ("__weakref__", "attrs", "dtype", "inputs", "op", "shape")
+
+    op: str
+    inputs: tuple[Node, ...]
+    attrs: Attrs
+    shape: Shape
+    dtype: DType
+
+    def __getitem__(self, attr: str) -> Any:
+        for name, value in self.attrs:
+            if name == attr:
+                return value
+        raise KeyError(f"{self.op} has no attribute {attr}")
+
+    @property
+    def name(self) -> str:
+        """Name of a leaf (input, weight or state)."""
+        return str(self["name"])
+
+    def __repr__(self) -> str:
+        shape = ", ".join(map(str, self.shape))
+        label = f' "{self.name}"' if self.op in LEAVES else ""
+        return f"<{self.op}{label} {self.dtype}[{shape}]>"
+
+    def __add__(self, other: Node) -> Node:
+        from rlx.ir import ops
+
+        return ops.add(self, other)
+
+    def __mul__(self, other: Node) -> Node:
+        from rlx.ir import ops
+
+        return ops.mul(self, other)
+
+    def __sub__(self, other: Node) -> Node:
+        from rlx.ir import ops
+
+        return ops.sub(self, other)
+
+
+LEAVES = ("input", "weight", "state")
+
+
+def intern(op: str, inputs: tuple[Node, ...], attrs: Attrs, shape: Shape, dtype: DType) -> Node:
+    """The one node with these contents."""
+    key = (op, inputs, attrs, shape, dtype)
+    with _lock:
+        node = _interned.get(key)
+        if node is None:
+            node = object.__new__(Node)
+            node.op, node.inputs, node.attrs, node.shape, node.dtype = op, inputs, attrs, shape, dtype
+            _interned[key] = node
+        return node
+
+
+class Graph:
+    """A program before it is code: inputs, weights and states, ops over them, named outputs.
+
+    Args:
+        name: shown in dumps and cache listings.
+        outputs: name -> node; more can be added with `output`.
+        constants: values of the weights that the graph itself supplies (rope frequencies and the like).
+        phase: "graph" as built; the pipeline sets "prefill" or "decode".
+        bounds: symbol -> (lowest, highest) value, set by the specialize pass.
+    """
+
+    def __init__(
+        self,
+        name: str = "graph",
+        outputs: Mapping[str, Node] | None = None,
+        *,
+        constants: Mapping[str, np.ndarray] | None = None,
+        phase: str = "graph",
+        bounds: dims.Bounds | None = None,
+    ) -> None:
+        self.name, self.phase = name, phase
+        self.outputs: dict[str, Node] = dict(outputs or {})
+        self.constants: dict[str, np.ndarray] = dict(constants or {})
+        self.bounds: dict[str, tuple[int, int]] = dict(bounds or {})
+
+    def input(self, name: str, shape: Sequence[DimLike], dtype: DType = F32) -> Node:
+        """A value that every call supplies."""
+        return self._leaf("input", name, shape, dtype)
+
+    def weight(self, name: str, shape: Sequence[DimLike], dtype: DType = F32) -> Node:
+        """A value bound once, packed for its kernels at load; any dtype of the table, block formats included."""
+        return self._leaf("weight", name, shape, dtype)
+
+    def constant(self, name: str, value: np.ndarray) -> Node:
+        """A weight whose float32 value the graph supplies."""
+        array = np.ascontiguousarray(value, np.float32)
+        if name in self.constants and not np.array_equal(self.constants[name], array):
+            raise GraphError("two different constants have this name", where=f"constant {name!r}")
+        self.constants[name] = array
+        return self.weight(name, array.shape, F32)
+
+    def state(self, name: str, shape: Sequence[DimLike], dtype: DType = F32) -> Node:
+        """A value that lives between calls and is updated in place (a KV cache)."""
+        return self._leaf("state", name, shape, dtype)
+
+    def output(self, name: str, node: Node) -> Node:
+        """Names a result."""
+        if name in self.outputs:
+            raise GraphError("an output of this name exists", where=f"output {name!r}", hint="Choose another name.")
+        self.outputs[name] = node
+        return node
+
+    @staticmethod
+    def _leaf(op: str, name: str, shape: Sequence[DimLike], dtype: DType) -> Node:
+        from rlx.ir import ops
+
+        return ops.leaf(op, name, tuple(shape), dtype)
+
+    def nodes(self) -> list[Node]:
+        """Every node that an output reaches, operands before users."""
+        return topological(self.outputs.values())
+
+    def leaves(self, op: str) -> dict[str, Node]:
+        """name -> node of all inputs, weights or states in order of first use."""
+        return {n.name: n for n in self.nodes() if n.op == op}
+
+    @property
+    def symbols(self) -> list[str]:
+        """Names of the symbols in any shape or attribute, sorted."""
+        found: set[str] = set()
+        for node in self.nodes():
+            for dim in (*node.shape, *(v for _, v in node.attrs)):
+                found |= dims.symbols(dim)
+        return sorted(found)
+
+    def map(self, rebuild: Callable[[Node, tuple[Node, ...]], Node], **changes: Any) -> Graph:
+        """A graph whose nodes are rebuilt bottom-up: `rebuild(old, new_inputs) -> new`."""
+        new: dict[Node, Node] = {}
+        for node in self.nodes():
+            new[node] = rebuild(node, tuple(new[i] for i in node.inputs))
+        return self.replace(outputs={name: new[n] for name, n in self.outputs.items()}, **changes)
+
+    def replace(self, **changes: Any) -> Graph:
+        """A copy with other outputs, phase, bounds or constants."""
+        fields = {"outputs": self.outputs, "constants": self.constants, "phase": self.phase, "bounds": self.bounds}
+        return Graph(self.name, **{**fields, **changes})
+
+    def users(self) -> dict[Node, list[Node]]:
+        """node -> the nodes that read it, one entry an operand position."""
+        table: dict[Node, list[Node]] = {n: [] for n in self.nodes()}
+        for node in table:
+            for operand in node.inputs:
+                table[operand].append(node)
+        return table
+
+    def __str__(self) -> str:
+        from rlx.ir import text
+
+        return text.dumps(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Graph) and (self.name, self.phase, self.outputs, self.bounds) == (
+            other.name,
+            other.phase,
+            other.outputs,
+            other.bounds,
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def topological(roots: Any) -> list[Node]:
+    """The nodes under `roots`, operands first, without recursion (graphs are thousands of nodes deep)."""
+    order: dict[Node, None] = {}
+    for root in roots:
+        stack: list[tuple[Node, Iterator[Node]]] = [(root, iter(root.inputs))]
+        while stack:
+            node, rest = stack[-1]
+            operand = next((i for i in rest if i not in order), None)
+            if operand is not None:
+                stack.append((operand, iter(operand.inputs)))
+            else:
+                stack.pop()
+                order.setdefault(node)
+    return list(order)

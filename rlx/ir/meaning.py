@@ -1,0 +1,224 @@
+"""What every op means, in NumPy: the living definition that the interpreter, the rule tests and the kernel tests use.
+
+Each function takes the operands as arrays (quantized weights as their dequantized values), the attributes as a dict and
+the values of the symbols, and returns the result. They follow the operands' float type, so float64 operands give a
+float64 reference.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any, Callable, Mapping
+
+import numpy as np
+
+from rlx.ir import dims
+
+Array = np.ndarray[Any, Any]
+Attrs = Mapping[str, Any]
+Env = Mapping[str, int]
+Meaning = Callable[[list[Array], Attrs, Env], Array]
+
+
+def sigmoid(x: Array) -> Array:
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+
+def silu(x: Array) -> Array:
+    """x * sigmoid(x)."""
+    return x * sigmoid(x)
+
+
+def gelu_tanh(x: Array) -> Array:
+    """GELU's tanh form: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel, arXiv 1606.08415)."""
+    return 0.5 * x * (1 + np.tanh(sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def gelu_erf(x: Array) -> Array:
+    """GELU's exact form: 0.5 x (1 + erf(x / sqrt 2))."""
+    from math import erf
+
+    return 0.5 * x * (1 + np.vectorize(erf, otypes=[np.float64])(x / sqrt(2)).astype(x.dtype))
+
+
+UNARY: dict[str, Callable[[Array], Array]] = {
+    "silu": silu,
+    "gelu_tanh": gelu_tanh,
+    "gelu_erf": gelu_erf,
+    "sigmoid": sigmoid,
+    "tanh": np.tanh,
+    "exp": np.exp,
+    "neg": np.negative,
+}
+BINARY: dict[str, Callable[[Array, Array], Array]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+}
+
+
+def unary(name: str) -> Meaning:
+    return lambda x, a, env: UNARY[name](x[0])
+
+
+def binary(name: str) -> Meaning:
+    return lambda x, a, env: BINARY[name](x[0], x[1])
+
+
+def scale(x: list[Array], a: Attrs, env: Env) -> Array:
+    return x[0] * x[0].dtype.type(a["by"])
+
+
+def softcap(x: list[Array], a: Attrs, env: Env) -> Array:
+    """cap * tanh(x / cap) (Gemma 2, arXiv 2408.00118)."""
+    return a["cap"] * np.tanh(x[0] / a["cap"])
+
+
+def evaluate(expr: Any, operands: list[Array]) -> Array:
+    """The value of an elementwise expression: an operand's number, or (op, argument...)."""
+    if isinstance(expr, int):
+        return operands[expr]
+    name, *arguments = expr
+    if name == "const":
+        return np.asarray(arguments[0], operands[0].dtype)
+    first = evaluate(arguments[0], operands)
+    if name in UNARY:
+        return UNARY[name](first)
+    if name in BINARY:
+        return BINARY[name](first, evaluate(arguments[1], operands))
+    return {"scale": scale, "softcap": softcap}[name]([first], {"by": arguments[1], "cap": arguments[1]}, {})
+
+
+def elementwise(x: list[Array], a: Attrs, env: Env) -> Array:
+    return np.broadcast_to(evaluate(a["expr"], x), np.broadcast_shapes(*(v.shape for v in x)))
+
+
+def embedding(x: list[Array], a: Attrs, env: Env) -> Array:
+    table, ids = x
+    return table[ids] * table.dtype.type(a["scale"])
+
+
+def linear(x: list[Array], a: Attrs, env: Env) -> Array:
+    """x W^T [+ b], gated: act(x W^T [+ b]) * (x U^T [+ c]); [+ residual]."""
+    operands = iter(x)
+    value = next(operands)
+    weights = [next(operands) for _ in range(2 if a["gated"] else 1)]
+    parts = [value @ w.T for w in weights]
+    if a["bias"]:
+        parts = [p + next(operands) for p in parts]
+    result = UNARY[a["gated"]](parts[0]) * parts[1] if a["gated"] else parts[0]
+    return result + next(operands) if a["residual"] else result
+
+
+def rms_norm(x: list[Array], a: Attrs, env: Env) -> Array:
+    """x / sqrt(mean(x^2) + eps) [* w] over the last axis (arXiv 1910.07467); out="q8a" rounds as `quantize` does."""
+    y = x[0] / np.sqrt((x[0] ** 2).mean(-1, keepdims=True) + a["eps"])
+    y = y * x[1] if len(x) > 1 else y
+    return quantize([y], {}, env) if a.get("out") == "q8a" else y
+
+
+def quantize(x: list[Array], a: Attrs, env: Env) -> Array:
+    """Rounds each 32 elements to 127 steps of their largest magnitude: the value an int8 activation row stands for."""
+    blocks = x[0].astype(np.float32).reshape(*x[0].shape[:-1], -1, 32)
+    step = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
+    codes = np.rint(np.divide(blocks, step, out=np.zeros_like(blocks), where=step > 0))
+    return (codes * step).reshape(x[0].shape).astype(x[0].dtype)
+
+
+def rope_angles(x: list[Array], a: Attrs, env: Env) -> Array:
+    """cos then sin of position * inv_freq, the product rounded to float32 as every reference does; times `scale`."""
+    positions, inv_freq = x
+    angle = positions.astype(np.float32)[:, None] * inv_freq.astype(np.float32)
+    wide = angle.astype(np.float64)
+    return (np.concatenate([np.cos(wide), np.sin(wide)], -1) * a["scale"]).astype(inv_freq.dtype)
+
+
+def rope(x: list[Array], a: Attrs, env: Env) -> Array:
+    """Rotates pairs of head elements (arXiv 2104.09864): (2i, 2i+1) interleaved, (i, i + n/2) neox; the rest pass.
+
+    With `norm_eps` each head is RMS-normalized with the weight first.
+    """
+    value, angles = x[0], x[-1]
+    if a["norm_eps"] is not None:
+        value = rms_norm([value, x[1]], {"eps": a["norm_eps"]}, env)
+    half = angles.shape[-1] // 2
+    cos, sin = angles[:, None, :half], angles[:, None, half:]
+    pairs = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
+        if a["style"] == "interleaved"
+        else (slice(half), slice(half, 2 * half))
+    )
+    out = value.copy()
+    first, second = value[..., pairs[0]], value[..., pairs[1]]
+    out[..., pairs[0]] = first * cos - second * sin
+    out[..., pairs[1]] = first * sin + second * cos
+    return out
+
+
+def round_to(x: Array, dtype: str) -> Array:
+    """The values as a cache of this dtype holds them."""
+    if dtype == "f16":
+        return x.astype(np.float16).astype(x.dtype)
+    if dtype == "bf16":
+        bits = x.astype(np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(x.dtype)
+    return x.astype(np.float32).astype(x.dtype)
+
+
+def kv_write(x: list[Array], a: Attrs, env: Env) -> Array:
+    """The cache [heads, CTX, head_dim] with rows x [SEQ, heads, head_dim] stored at positions PAST_SEQ onwards."""
+    cache, rows = x
+    out, at = cache.copy(), dims.value(a["at"], env)
+    out[:, at : at + len(rows)] = round_to(rows, a["dtype"]).swapaxes(0, 1)
+    return out
+
+
+def rope_kv_write(x: list[Array], a: Attrs, env: Env) -> Array:
+    return kv_write([x[0], rope(x[1:], a, env)], a, env)
+
+
+def attention(x: list[Array], a: Attrs, env: Env) -> Array:
+    """softmax(scale q k^T, causal) v with grouped heads; the queries are the last rows of `length` positions.
+
+    q [rows, heads, head_dim], k and v [kv_heads, CTX, head_dim]. A key at t serves the query at p iff t <= p and,
+    with a window w, p - t < w. `softcap` bounds the scores before the mask.
+    """
+    q, k, v = x
+    rows, heads, _ = q.shape
+    length = dims.value(a["length"], env)
+    group = heads // k.shape[0]
+    k, v = np.repeat(k[:, :length], group, 0), np.repeat(v[:, :length], group, 0)
+    scores = np.einsum("rhd,htd->hrt", q, k) * a["scale"]
+    if a["softcap"] is not None:
+        scores = softcap([scores], {"cap": a["softcap"]}, env)
+    ages = (length - rows + np.arange(rows))[:, None] - np.arange(length)[None, :]
+    hidden = (ages < 0) | (ages >= a["window"] if a["window"] is not None else False)
+    weights = softmax([np.where(hidden, -np.inf, scores)], {}, env)
+    return np.einsum("hrt,htd->rhd", weights, v).reshape(rows, -1)
+
+
+def softmax(x: list[Array], a: Attrs, env: Env) -> Array:
+    e = np.exp(x[0] - x[0].max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def argmax(x: list[Array], a: Attrs, env: Env) -> Array:
+    return x[0].argmax(-1).astype(np.int32)
+
+
+def top_k(x: list[Array], a: Attrs, env: Env) -> Array:
+    """Indices of the k largest, descending; of equals the lower index first."""
+    return np.argsort(-x[0], -1, kind="stable")[..., : a["k"]].astype(np.int32)
+
+
+def last_row(x: list[Array], a: Attrs, env: Env) -> Array:
+    return x[0][-1:]
+
+
+def reshape(x: list[Array], a: Attrs, env: Env) -> Array:
+    return x[0].reshape([dims.value(d, env) for d in a["shape"]])
+
+
+def identity(x: list[Array], a: Attrs, env: Env) -> Array:
+    return x[0]

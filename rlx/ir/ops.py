@@ -1,0 +1,311 @@
+"""THE op table: name, attributes, shape rule, NumPy meaning, cost. One row an op; the builders below make the nodes.
+
+The meaning lives in `rlx.ir.meaning`. Floating-point values are float32 unless a row says otherwise; weights may have
+any dtype of the table in `rlx.ir.dtypes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Callable, Mapping, Sequence
+
+from rlx.errors import ShapeError
+from rlx.ir import infer, meaning
+from rlx.ir.dims import PAST_SEQ, SEQ, DimLike, Shape, value
+from rlx.ir.dtypes import DType
+from rlx.ir.graph import LEAVES, Node, intern
+
+Sizes = Sequence[tuple[int, ...]]
+Flops = Callable[[Sizes, tuple[int, ...]], int]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One row of the table.
+
+    Attributes:
+        attrs: attribute names in printing order, with their defaults (`REQUIRED` where there is none).
+        infer: (operands, attributes) -> (shape, dtype); raises `ShapeError`.
+        meaning: the NumPy definition.
+        flops: (operand sizes, result size) -> floating-point operations.
+        elementwise: True if it may join an elementwise region.
+        rowwise: True if row r of the result depends only on row r of the operands that have as many rows.
+    """
+
+    name: str
+    attrs: Mapping[str, Any]
+    infer: infer.Rule
+    meaning: meaning.Meaning
+    flops: Flops
+    elementwise: bool = False
+    rowwise: bool = True
+
+
+REQUIRED = object()
+
+
+def _each(count: int) -> Flops:
+    return lambda ins, out: count * prod(out)
+
+
+def _linear_flops(ins: Sizes, out: tuple[int, ...]) -> int:
+    weights = [s for s in ins[1:3] if len(s) == 2 and s[1] == ins[0][-1]]
+    return sum(2 * prod(ins[0][:-1]) * prod(w) for w in weights)
+
+
+def _attention_flops(ins: Sizes, out: tuple[int, ...]) -> int:
+    return 4 * prod(ins[0]) * ins[1][1]
+
+
+_ROPE = {"style": REQUIRED, "norm_eps": None}
+_WRITE = {"at": PAST_SEQ, "dtype": "f32"}
+_LEAF = {"name": REQUIRED}
+
+OPS: dict[str, Op] = {
+    row.name: row
+    for row in (
+        Op("input", _LEAF, infer.leaf, meaning.identity, _each(0), rowwise=False),
+        Op("weight", _LEAF, infer.leaf, meaning.identity, _each(0), rowwise=False),
+        Op("state", {**_LEAF, "layout": "rows"}, infer.leaf, meaning.identity, _each(0), rowwise=False),
+        Op("embedding", {"scale": 1.0}, infer.embedding, meaning.embedding, _each(1)),
+        Op("linear", {"gated": None, "bias": False, "residual": False}, infer.linear, meaning.linear, _linear_flops),
+        Op("rms_norm", {"eps": REQUIRED, "out": "f32"}, infer.rms_norm, meaning.rms_norm, _each(4)),
+        Op("quantize", {}, infer.quantize, meaning.quantize, _each(3)),
+        Op("rope_angles", {"scale": 1.0}, infer.rope_angles, meaning.rope_angles, _each(40)),
+        Op("rope", _ROPE, infer.rope, meaning.rope, _each(6)),
+        Op("kv_write", _WRITE, infer.kv_write, meaning.kv_write, lambda ins, out: 0, rowwise=False),
+        Op(
+            "rope_kv_write",
+            {**_ROPE, **_WRITE},
+            infer.rope_kv_write,
+            meaning.rope_kv_write,
+            lambda ins, out: 6 * prod(ins[1]),
+            rowwise=False,
+        ),
+        Op(
+            "attention",
+            {"scale": REQUIRED, "window": None, "softcap": None, "length": PAST_SEQ + SEQ},
+            infer.attention,
+            meaning.attention,
+            _attention_flops,
+        ),
+        Op("softmax", {}, infer.same, meaning.softmax, _each(8)),
+        Op("argmax", {}, infer.argmax, meaning.argmax, lambda ins, out: prod(ins[0])),
+        Op("top_k", {"k": REQUIRED}, infer.top_k, meaning.top_k, lambda ins, out: prod(ins[0])),
+        Op("last_row", {}, infer.last_row, meaning.last_row, _each(0), rowwise=False),
+        Op("reshape", {"shape": REQUIRED}, infer.reshape, meaning.reshape, _each(0), rowwise=False),
+        Op("pack", {"layout": REQUIRED}, infer.pack, meaning.identity, _each(0), rowwise=False),
+        Op("elementwise", {"expr": REQUIRED}, infer.elementwise, meaning.elementwise, _each(4)),
+        *(Op(name, {}, infer.broadcast, meaning.binary(name), _each(1), True) for name in meaning.BINARY),
+        *(Op(name, {}, infer.same, meaning.unary(name), _each(8), True) for name in meaning.UNARY),
+        Op("scale", {"by": REQUIRED}, infer.same, meaning.scale, _each(1), True),
+        Op("softcap", {"cap": REQUIRED}, infer.same, meaning.softcap, _each(12), True),
+    )
+}
+
+
+def make(op: str, *inputs: Node, **attrs: Any) -> Node:
+    """The node of any op in the table: checks the attributes, applies the shape rule, interns.
+
+    Raises:
+        ShapeError: the operands do not fit, an attribute is missing or unknown.
+    """
+    row = OPS.get(op)
+    if row is None:
+        raise ShapeError(f"no op is called {op!r}", hint=f"Ops: {', '.join(OPS)}.")
+    full = {name: attrs.pop(name, default) for name, default in row.attrs.items()}
+    missing = [name for name, v in full.items() if v is REQUIRED]
+    if attrs or missing:
+        problem = f"unknown attribute {', '.join(attrs)}" if attrs else f"attribute {', '.join(missing)} is missing"
+        raise ShapeError(problem, where=op, hint=f"Its attributes: {', '.join(row.attrs) or 'none'}.")
+    shape, dtype = row.infer(inputs, full)
+    return intern(op, inputs, tuple(full.items()), shape, dtype)
+
+
+def leaf(op: str, name: str, shape: Shape, dtype: DType, **attrs: Any) -> Node:
+    """An input, weight or state node."""
+    if op not in LEAVES or not all(isinstance(d, int) is False or d > 0 for d in shape):
+        raise ShapeError(f"dims must be positive, found {list(shape)}", where=f"{op} {name!r}")
+    if shape and isinstance(shape[-1], int):
+        dtype.row_bytes(shape[-1])
+    full = {**OPS[op].attrs, "name": name, **attrs}
+    return intern(op, (), tuple(full.items()), shape, dtype)
+
+
+def rebuild(node: Node, inputs: Sequence[Node], **changes: Any) -> Node:
+    """The same op over other operands, with some attributes changed; shapes are derived anew."""
+    if node.op in LEAVES:
+        fields = {k: v for k, v in node.attrs if k != "name"} | changes
+        return leaf(node.op, node.name, fields.pop("shape", node.shape), fields.pop("dtype", node.dtype), **fields)
+    return make(node.op, *inputs, **{**dict(node.attrs), **changes})
+
+
+def cost(node: Node, env: Mapping[str, int]) -> tuple[int, int]:
+    """(floating-point operations, bytes read and written) of one node when the symbols have these values."""
+
+    def size(n: Node) -> tuple[int, ...]:
+        return tuple(value(d, env) for d in n.shape)
+
+    def moved(n: Node) -> int:
+        return n.dtype.size(size(n))
+
+    if node.op in LEAVES or node.op in ("reshape", "pack"):
+        return 0, 0
+    flops = OPS[node.op].flops([size(i) for i in node.inputs], size(node))
+    if node.op == "embedding":
+        table, ids = node.inputs
+        rows = size(ids)[0]
+        return flops, rows * table.dtype.row_bytes(size(table)[1]) + moved(node)
+    if node.op in ("kv_write", "rope_kv_write"):
+        return flops, 2 * moved(node.inputs[1])
+    if node.op == "attention":
+        return flops, sum(moved(i) for i in node.inputs) * 1 + moved(node)
+    return flops, sum(moved(i) for i in node.inputs) + moved(node)
+
+
+# -- builders: the vocabulary in which models and rules are written ---------------------------------------------------
+
+
+def embedding(table: Node, ids: Node, *, scale: float = 1.0) -> Node:
+    """Rows `ids` (i32 [rows]) of table [vocab, width], times `scale` -> f32 [rows, width]."""
+    return make("embedding", table, ids, scale=float(scale))
+
+
+def linear(x: Node, weight: Node, bias: Node | None = None) -> Node:
+    """x [rows, k] times the transpose of weight [n, k] (any dtype), plus bias [n] -> f32 [rows, n]."""
+    y = make("linear", x, weight)
+    return y if bias is None else add(y, bias)
+
+
+def rms_norm(x: Node, weight: Node | None = None, *, eps: float) -> Node:
+    """Root-mean-square norm over the last axis, times weight [width] where given."""
+    return make("rms_norm", *filter(None, (x, weight)), eps=float(eps))
+
+
+def quantize(x: Node) -> Node:
+    """x [rows, k] as int8 activation rows (dtype q8a): 32-element blocks, each with its own scale."""
+    return make("quantize", x)
+
+
+def rope_angles(positions: Node, inv_freq: Node, *, scale: float = 1.0) -> Node:
+    """cos and sin of positions (i32 [rows]) times inv_freq [n/2] -> f32 [rows, n], cosines first."""
+    return make("rope_angles", positions, inv_freq, scale=float(scale))
+
+
+def rope(x: Node, angles: Node, *, style: str) -> Node:
+    """Rotary embedding of x [rows, heads, head_dim]; style "interleaved" or "neox"; elements beyond angles' width pass."""
+    return make("rope", x, angles, style=style)
+
+
+def kv_write(cache: Node, x: Node, *, at: DimLike = PAST_SEQ) -> Node:
+    """Stores x [rows, heads, head_dim] in the state cache [heads, CTX, head_dim] at positions `at` onwards, in place."""
+    return make("kv_write", cache, x, at=at, dtype=cache.dtype.name)
+
+
+def attention(
+    q: Node,
+    k: Node,
+    v: Node,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    length: DimLike = PAST_SEQ + SEQ,
+) -> Node:
+    """Causal attention of q [rows, heads, head_dim] over caches [kv_heads, CTX, head_dim] -> f32 [rows, heads * head_dim].
+
+    The queries are the last rows of `length` positions; a window w admits keys with query - key < w.
+    """
+    return make("attention", q, k, v, scale=float(scale), window=window, softcap=softcap, length=length)
+
+
+def last_row(x: Node) -> Node:
+    """The last row of x [rows, width] -> [1, width]."""
+    return make("last_row", x)
+
+
+def reshape(x: Node, shape: Sequence[DimLike]) -> Node:
+    """The same elements in another shape; a reshape of a reshape is one reshape, to its own shape none."""
+    source = x.inputs[0] if x.op == "reshape" else x
+    return source if source.shape == tuple(shape) else make("reshape", source, shape=tuple(shape))
+
+
+def softmax(x: Node) -> Node:
+    """exp(x) / sum(exp(x)) over the last axis."""
+    return make("softmax", x)
+
+
+def argmax(x: Node) -> Node:
+    """Index of the first largest element of each row -> i32 [rows]."""
+    return make("argmax", x)
+
+
+def top_k(x: Node, k: int) -> Node:
+    """Indices of the k largest elements of each row, descending -> i32 [rows, k]."""
+    return make("top_k", x, k=k)
+
+
+def scale(x: Node, by: float) -> Node:
+    """x * by."""
+    return make("scale", x, by=float(by))
+
+
+def softcap(x: Node, cap: float) -> Node:
+    """cap * tanh(x / cap)."""
+    return make("softcap", x, cap=float(cap))
+
+
+def add(x: Node, y: Node) -> Node:
+    """x + y; y may be one row [width], added to every row."""
+    return make("add", x, y)
+
+
+def sub(x: Node, y: Node) -> Node:
+    """x - y."""
+    return make("sub", x, y)
+
+
+def mul(x: Node, y: Node) -> Node:
+    """x * y; y may be one row [width]."""
+    return make("mul", x, y)
+
+
+def div(x: Node, y: Node) -> Node:
+    """x / y."""
+    return make("div", x, y)
+
+
+def silu(x: Node) -> Node:
+    """x * sigmoid(x)."""
+    return make("silu", x)
+
+
+def gelu_tanh(x: Node) -> Node:
+    """GELU, tanh form."""
+    return make("gelu_tanh", x)
+
+
+def gelu_erf(x: Node) -> Node:
+    """GELU, exact form."""
+    return make("gelu_erf", x)
+
+
+def sigmoid(x: Node) -> Node:
+    """1 / (1 + exp(-x))."""
+    return make("sigmoid", x)
+
+
+def tanh(x: Node) -> Node:
+    """Hyperbolic tangent."""
+    return make("tanh", x)
+
+
+def exp(x: Node) -> Node:
+    """e to the x."""
+    return make("exp", x)
+
+
+def neg(x: Node) -> Node:
+    """-x."""
+    return make("neg", x)

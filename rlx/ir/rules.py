@@ -1,0 +1,179 @@
+"""Rewrite rules: a rule is two graphs, before and after, written with the op builders.
+
+The leaves of the two graphs are the rule's variables: a symbol in a leaf's shape stands for any dim, an `AttrVar` for
+any attribute value. Shapes are checked when the module is imported, and one parametrized test evaluates both sides of
+every rule on random data. A value inside the matched pattern must have no other reader, or the work would be doubled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, Iterable, Mapping, Sequence
+
+from rlx.errors import GraphError
+from rlx.ir import dims, ops
+from rlx.ir.dims import DimLike, Shape
+from rlx.ir.dtypes import F32, DType
+from rlx.ir.graph import LEAVES, Graph, Node
+
+
+@dataclass(frozen=True)
+class AttrVar:
+    """Stands for any attribute value; the test uses the example."""
+
+    name: str
+    example: Any
+
+
+@dataclass(frozen=True)
+class Computed:
+    """An attribute of the after-graph computed from matched ones."""
+
+    fn: Callable[..., Any]
+    args: tuple[AttrVar, ...]
+
+
+@dataclass
+class Match:
+    """What the variables of a rule stand for."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+    dims: dict[str, DimLike] = field(default_factory=dict)
+    attrs: dict[str, Any] = field(default_factory=dict)
+    inner: list[Node] = field(default_factory=list)
+
+    def copy(self) -> Match:
+        return Match(dict(self.nodes), dict(self.dims), dict(self.attrs), list(self.inner))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`before` becomes `after`.
+
+    Attributes:
+        any_dtype: variables that match values of every dtype (weights, prepared activations); the rest must be equal.
+    """
+
+    name: str
+    before: Node
+    after: Node
+    any_dtype: frozenset[str] = frozenset()
+
+    def match(self, node: Node) -> Match | None:
+        return _match(self.before, node, Match(), self.any_dtype)
+
+    def apply(self, match: Match) -> Node:
+        return instantiate(self.after, match)
+
+
+def var(name: str, shape: Sequence[DimLike | str], dtype: DType = F32) -> Node:
+    """A variable of a rule; strings in the shape are dim variables."""
+    return ops.leaf("input", name, _shape(shape), dtype)
+
+
+def state_var(name: str, shape: Sequence[DimLike | str], dtype: DType = F32) -> Node:
+    """A variable that only a state matches."""
+    return ops.leaf("state", name, _shape(shape), dtype)
+
+
+def _shape(shape: Sequence[DimLike | str]) -> Shape:
+    return tuple(dims.symbol(d) if isinstance(d, str) else d for d in shape)
+
+
+_COMMUTATIVE = ("add", "mul")
+
+
+def _match(pattern: Node, node: Node, found: Match, free: frozenset[str]) -> Match | None:
+    if pattern.op in LEAVES:
+        return _bind(pattern, node, found, free)
+    if pattern.op != node.op or len(pattern.inputs) != len(node.inputs):
+        return None
+    result = _attrs(pattern, node, found.copy())
+    if result is None:
+        return None
+    result.inner.append(node)
+    orders: list[tuple[Node, ...]] = [node.inputs]
+    if node.op in _COMMUTATIVE and node.inputs[0].shape == node.inputs[1].shape:
+        orders.append(node.inputs[::-1])
+    return next((m for m in (_operands(pattern, o, result, free) for o in orders) if m is not None), None)
+
+
+def _operands(pattern: Node, operands: Iterable[Node], found: Match, free: frozenset[str]) -> Match | None:
+    result: Match | None = found
+    for p, n in zip(pattern.inputs, operands, strict=True):
+        result = result and _match(p, n, result, free)
+    return result
+
+
+def _bind(pattern: Node, node: Node, found: Match, free: frozenset[str]) -> Match | None:
+    if pattern.name in found.nodes:
+        return found if found.nodes[pattern.name] is node else None
+    if (pattern.op == "state") != (node.op == "state") or len(pattern.shape) != len(node.shape):
+        return None
+    if pattern.name not in free and pattern.dtype is not node.dtype:
+        return None
+    result = found.copy()
+    for p, n in zip(pattern.shape, node.shape, strict=True):
+        want = result.dims.setdefault(str(p), n) if isinstance(p, dims.Dim) else p
+        if want != n:
+            return None
+    result.nodes[pattern.name] = node
+    return result
+
+
+def _attrs(pattern: Node, node: Node, found: Match) -> Match | None:
+    for (_, want), (_, have) in zip(pattern.attrs, node.attrs, strict=True):
+        if isinstance(want, AttrVar):
+            want = found.attrs.setdefault(want.name, have)
+        if want != have:
+            return None
+    return found
+
+
+def instantiate(pattern: Node, match: Match) -> Node:
+    """The pattern with its variables replaced."""
+    if pattern.op in LEAVES:
+        return match.nodes[pattern.name]
+    attrs = {name: _resolve(v, match) for name, v in pattern.attrs}
+    return ops.make(pattern.op, *(instantiate(i, match) for i in pattern.inputs), **attrs)
+
+
+def _resolve(v: Any, match: Match) -> Any:
+    if isinstance(v, Computed):
+        return v.fn(*(match.attrs[a.name] for a in v.args))
+    return match.attrs[v.name] if isinstance(v, AttrVar) else v
+
+
+def rewrite(graph: Graph, rules: Sequence[Rule]) -> Graph:
+    """Applies the rules bottom-up until none matches."""
+    by_op: dict[str, list[Rule]] = {}
+    for rule in rules:
+        by_op.setdefault(rule.before.op, []).append(rule)
+    while True:
+        single = _single_use(graph)
+
+        def visit(old: Node, inputs: tuple[Node, ...], single: Mapping[Node, bool] = single) -> Node:
+            if any(a is not b for a, b in zip(inputs, old.inputs, strict=True)):
+                return ops.rebuild(old, inputs)  # its operands changed: rules see it in the next sweep
+            return _first_match(old, by_op.get(old.op, ()), single)
+
+        after = graph.map(visit)
+        if after.outputs == graph.outputs:
+            return after
+        graph = after
+
+
+def _first_match(node: Node, rules: Iterable[Rule], single: Mapping[Node, bool]) -> Node:
+    for rule in rules:
+        match = rule.match(node)
+        if match and all(single[n] for n in match.inner[1:]):
+            result = rule.apply(match)
+            if (result.shape, result.dtype) != (node.shape, node.dtype):
+                raise GraphError(f"rule changes {node!r} to {result!r}", where=rule.name)
+            return result
+    return node
+
+
+def _single_use(graph: Graph) -> dict[Node, bool]:
+    named = set(graph.outputs.values())
+    return {n: len(users) <= 1 and n not in named for n, users in graph.users().items()}
