@@ -1,0 +1,162 @@
+"""The package as a user meets it: it starts quickly, its data is there, its errors and tables are what they say."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
+
+import rlx.errors
+from rlx import demo
+from rlx.errors import ModelFileError, RlxError
+from rlx.ir import dtypes
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+HEAVY = {"numba", "llvmlite", "gguf", "safetensors", "jinja2", "rich", "tokenizers"}
+
+
+def python(*args: str) -> str:
+    done = subprocess.run([sys.executable, *args], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# ---------------------------------------------------------------------------------------------------- command
+
+
+def test_version_is_the_projects_own() -> None:
+    assert PROJECT["version"] in python("-m", "rlx", "--version")
+    assert metadata.version("rlx") == PROJECT["version"]
+
+
+def test_help_names_the_commands() -> None:
+    text = python("-m", "rlx", "--help")
+    assert text.lower().startswith("usage:")
+    assert re.search(r"^\s+run\b", text, re.MULTILINE)
+
+
+def test_the_entry_point_is_the_module() -> None:
+    assert PROJECT["scripts"] == {"rlx": "rlx.cli:main"}
+    python("-c", "from rlx.cli import main; assert callable(main)")
+
+
+@pytest.mark.parametrize("command", ["import rlx", "import rlx, rlx.demo; rlx.demo.path()"])
+def test_importing_is_light(command: str) -> None:
+    """A warm start pays for what it uses: compilers and tokenizers are imported where they are needed."""
+    loaded = python("-c", f"{command}; import sys; print(*sys.modules)").split()
+    assert not HEAVY & {name.split(".")[0] for name in loaded}
+
+
+# ---------------------------------------------------------------------------------------------------- distribution
+
+
+def third_party_imports() -> set[str]:
+    names = set()
+    for path in (ROOT / "rlx").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                names.add(node.module.split(".")[0])
+    return names - set(sys.stdlib_module_names) - {"rlx"}
+
+
+def test_every_import_is_a_declared_dependency() -> None:
+    extras = PROJECT["optional-dependencies"]["tools"]
+    declared = {re.split(r"[<>=\[]", line)[0] for line in PROJECT["dependencies"] + extras}
+    assert third_party_imports() <= declared
+
+
+def test_the_package_is_typed() -> None:
+    assert (ROOT / "rlx" / "py.typed").is_file()
+
+
+def test_the_licence_is_apache_2() -> None:
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert PROJECT["license"] == "Apache-2.0"
+    assert "Apache License" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+# ---------------------------------------------------------------------------------------------------- demo model
+
+
+def test_the_demo_model_is_a_readable_gguf(demo_model: Path) -> None:
+    assert demo_model.read_bytes()[:8] == b"GGUF\x03\0\0\0"
+    reader = GGUFReader(demo_model)
+    assert reader.fields["general.architecture"].contents() == "qwen3"
+    assert "add_generation_prompt" in reader.fields["tokenizer.chat_template"].contents()
+    embedding = next(t for t in reader.tensors if t.name == "token_embd.weight")
+    assert embedding.tensor_type == GGMLQuantizationType.Q8_0
+    assert list(embedding.shape) == [256, len(reader.fields["tokenizer.ggml.tokens"].data)]
+    end = max(t.data_offset + t.n_bytes for t in reader.tensors)
+    assert end <= demo_model.stat().st_size
+
+
+def test_a_missing_demo_model_says_how_to_get_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "FILE", "gone.gguf")
+    with pytest.raises(ModelFileError, match=r"gone\.gguf: .*missing.*pip install"):
+        demo.path()
+
+
+# ---------------------------------------------------------------------------------------------------- errors
+
+
+def error_classes() -> list[Any]:
+    members = inspect.getmembers(rlx.errors, inspect.isclass)
+    return [c for _, c in members if c.__module__ == "rlx.errors"]
+
+
+@pytest.mark.parametrize("error", error_classes())
+def test_every_error_is_an_rlx_error_with_a_place_and_a_way_out(error: type[RlxError]) -> None:
+    assert issubclass(error, RlxError)
+    assert inspect.getdoc(error)
+    raised = error("found 3, expected 4", where=Path("model.gguf"), hint="Download it again.")
+    assert str(raised) == "model.gguf: found 3, expected 4. Download it again."
+    assert (raised.what, raised.where, raised.hint) == ("found 3, expected 4", "model.gguf", "Download it again.")
+    assert str(error("found 3")) == "found 3"
+
+
+def test_file_errors_can_be_caught_as_one() -> None:
+    of_files = {"GgufError", "SafetensorsError", "ConfigError", "UnsupportedModelError", "WeightError"}
+    assert of_files <= {c.__name__ for c in error_classes() if issubclass(c, ModelFileError)}
+
+
+# ---------------------------------------------------------------------------------------------------- dtypes
+
+
+@pytest.mark.parametrize("dtype", dtypes.BY_GGML.values(), ids=str)
+def test_dtypes_agree_with_the_gguf_registry(dtype: dtypes.DType) -> None:
+    assert dtype.ggml is not None
+    known = GGMLQuantizationType(dtype.ggml)
+    assert known.name.lower() == dtype.name
+    assert GGML_QUANT_SIZES[known] == (dtype.block, dtype.nbytes)
+    assert dtype.size((3, 2 * dtype.block)) == 6 * dtype.nbytes
+
+
+@pytest.mark.parametrize("dtype", [t for t in dtypes.DTYPES.values() if t.numpy], ids=str)
+def test_scalar_dtypes_are_numpy_types_of_their_size(dtype: dtypes.DType) -> None:
+    assert np.dtype(dtype.numpy).itemsize == dtype.nbytes
+    assert not dtype.is_quantized
+
+
+@pytest.mark.parametrize("dtype", [t for t in dtypes.DTYPES.values() if t.is_quantized], ids=str)
+def test_a_row_of_broken_blocks_is_refused(dtype: dtypes.DType) -> None:
+    with pytest.raises(rlx.errors.ShapeError, match=dtype.name):
+        dtype.row_bytes(dtype.block + 1)
+
+
+def test_names_and_ids_are_unique() -> None:
+    assert len({t.name for t in dtypes.DTYPES.values()}) == len(dtypes.DTYPES)
+    assert len(dtypes.BY_GGML) == sum(t.ggml is not None for t in dtypes.DTYPES.values())
