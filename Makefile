@@ -11,6 +11,7 @@ PY := $(VENV)/bin/python
 INSTALL := $(PY) -m pip --disable-pip-version-check --quiet install
 LINTED := rlx tests benchmarks examples
 
+.DELETE_ON_ERROR:
 .PHONY: help demo test lint types pytest bench clean
 help:
 	@echo "make demo | test | lint | types | pytest | bench | clean     (see the Makefile's first lines)"
@@ -32,7 +33,7 @@ pytest: $(VENV)/.rlx-test-installed
 bench: $(BENCH_DIR)/qwen3-0.6b-Q8_0.gguf $(BENCH_DIR)/qwen3-0.6b-Q4_K_M.gguf
 	@for model in $^; do $(PY) -m rlx bench $$model || exit 1; done
 
-$(BENCH_DIR)/qwen3-0.6b-%.gguf: benchmarks/make_model.py $(VENV)/.rlx-test-installed
+$(BENCH_DIR)/qwen3-0.6b-%.gguf: benchmarks/make_model.py | $(VENV)/.rlx-test-installed
 	@$(PY) benchmarks/make_model.py --shape qwen3-0.6b --type $* --out $@
 
 clean:

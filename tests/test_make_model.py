@@ -106,6 +106,31 @@ def test_a_seed_names_a_file(maker: ModuleType, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.partial"))
 
 
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_the_byte_level_vocabulary_encodes_any_text(maker: ModuleType, tmp_path: Path, family: str) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    fields = GGUFReader(write(maker, tmp_path / "m.gguf", f"tiny-{family}", "Q8_0")).fields
+    tokens, merges = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "merges"))
+    assert len(set(tokens)) == len(tokens) == 512
+    vocab = {token: i for i, token in enumerate(tokens)}
+    bpe = Tokenizer(models.BPE(vocab=vocab, merges=[tuple(m.split(" ")) for m in merges]))  # refuses unknown parts
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    for text in ("Once upon a time there was a fox.", "naïve 你好 🦊\n\t\x00"):
+        assert bpe.decode(bpe.encode(text).ids) == text
+    assert bpe.encode(" the story").tokens == ["Ġthe", "Ġstory"]
+
+
+def test_the_sentencepiece_vocabulary_holds_bytes_and_every_step_of_a_merge(maker: ModuleType, tmp_path: Path) -> None:
+    fields = GGUFReader(write(maker, tmp_path / "m.gguf", "tiny-gemma3", "Q8_0")).fields
+    tokens, types, scores = (fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "token_type", "scores"))
+    assert len(set(tokens)) == len(tokens) == len(types) == len(scores) == 512
+    assert [t for t, kind in zip(tokens, types, strict=True) if kind == 6] == [f"<0x{b:02X}>" for b in range(256)]
+    pieces = {t for t, kind in zip(tokens, types, strict=True) if kind == 1}
+    assert all(piece[:-1] in pieces and piece[-1] in pieces for piece in pieces if len(piece) > 1)
+    assert "▁story" in pieces
+
+
 def test_too_small_a_vocabulary_is_refused(maker: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="at least"):
         maker.write_model(tmp_path / "m.gguf", "tiny", replace(maker.SHAPES["tiny-qwen3"], vocab=100), "F16")
