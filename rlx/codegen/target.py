@@ -1,0 +1,232 @@
+"""What machine the code is for: instruction set level, features and cores. First stop of code generation.
+
+A level is a promise about instructions. `avx512` means F, BW, VL and DQ; `avx2` means AVX2, FMA and F16C; `generic` is
+the triple's baseline and portable vector IR. Within a level, the dot-product instructions of the machine (VNNI,
+AVX-VNNI) are used when present. Everything that changes code is in `describe()`, which belongs into cache keys.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rlx.errors import TargetError
+
+#: Levels from the plainest to the widest. `native` is the widest one that the machine has.
+LEVELS = ("generic", "avx2", "avx512")
+
+#: Instructions a level stands for: the machine must have all of them.
+REQUIRED: dict[str, frozenset[str]] = {
+    "generic": frozenset(),
+    "avx2": frozenset({"avx", "avx2", "fma", "f16c"}),
+    "avx512": frozenset({"avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq"}),
+}
+
+_AVX2_EXTRAS = frozenset(
+    {"sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "movbe", "bmi", "bmi2", "lzcnt", "cx16", "sahf", "xsave", "avxvnni"}
+)
+
+#: Instructions a level uses when the machine has them, beyond the required ones.
+OPTIONAL: dict[str, frozenset[str]] = {
+    "generic": frozenset(),
+    "avx2": _AVX2_EXTRAS,
+    "avx512": _AVX2_EXTRAS | {"avx512cd", "avx512vnni", "avx512bf16", "avx512vbmi", "avx512fp16"},
+}
+
+_CPU = {"generic": "x86-64", "avx2": "x86-64-v3", "avx512": "x86-64-v4"}
+_BASELINE_OF_CPU: dict[str, frozenset[str]] = {
+    "generic": frozenset(),
+    "avx2": REQUIRED["avx2"] | {"bmi", "bmi2", "lzcnt", "movbe", "popcnt", "sse4.2", "ssse3", "sse3", "sse4.1"},
+    "avx512": REQUIRED["avx512"] | {"avx512cd", "bmi", "bmi2", "lzcnt", "movbe", "popcnt"},
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """The machine that code is made for. Immutable and hashable.
+
+    Attributes:
+        level: `generic`, `avx2` or `avx512`.
+        triple: LLVM target triple.
+        cpu: LLVM name of the level's processor model, not of this machine, so equal levels give equal code.
+        features: LLVM feature string: what the level may use and this machine has.
+    """
+
+    level: str
+    triple: str
+    cpu: str
+    features: str
+
+    @staticmethod
+    def host(level: str | None = None) -> Target:
+        """The target of this machine at `level`: `native`, `generic`, `avx2` or `avx512`.
+
+        None means the environment variable RLX_TARGET, or `native` where that is unset or empty.
+
+        Raises:
+            TargetError: the level is unknown, or this machine lacks its instructions.
+        """
+        name = level or os.environ.get("RLX_TARGET") or "native"
+        triple, features = _host()
+        return _target(_resolve(name, features), triple, features)
+
+    @property
+    def has_vnni512(self) -> bool:
+        """Whether `vpdpbusd` on 512-bit registers may be used."""
+        return self.has("avx512vnni")
+
+    @property
+    def has_vnni256(self) -> bool:
+        """Whether `vpdpbusd` on 256-bit registers may be used (AVX-VNNI, or AVX-512 VNNI with VL)."""
+        return self.has("avxvnni") or self.has("avx512vnni")
+
+    @property
+    def vector_bits(self) -> int:
+        """Width of the vector registers."""
+        return {"generic": 128, "avx2": 256, "avx512": 512}[self.level]
+
+    def has(self, feature: str) -> bool:
+        """Whether code for this target may use an LLVM feature such as `avxvnni`."""
+        return f"+{feature}" in self.features.split(",")
+
+    def without(self, *features: str) -> Target:
+        """The same target without some optional features: how tests reach the paths of other machines.
+
+        Raises:
+            TargetError: a feature is part of the level, so the level would be a lie.
+        """
+        fixed = REQUIRED[self.level] & set(features)
+        if fixed:
+            raise TargetError(f"{', '.join(sorted(fixed))} belongs to the level", where=f"target {self.level}")
+        kept = [f"-{f[1:]}" if f[1:] in features else f for f in self.features.split(",")]
+        return replace(self, features=",".join(kept))
+
+    def machine(self) -> Any:
+        """A new `llvmlite.binding.TargetMachine` that emits code for this target."""
+        import llvmlite.binding as llvm
+
+        _initialize_llvm()
+        return llvm.Target.from_triple(self.triple).create_target_machine(
+            cpu=self.cpu, features=self.features, opt=3, reloc="pic", codemodel="small", jit=True
+        )
+
+    def describe(self) -> dict[str, str]:
+        """Everything about the target that changes code, for cache keys."""
+        return {"level": self.level, "triple": self.triple, "cpu": self.cpu, "features": self.features}
+
+
+def supported_levels(features: frozenset[str]) -> tuple[str, ...]:
+    """The levels that a machine with these LLVM features has."""
+    return tuple(level for level in LEVELS if REQUIRED[level] <= features)
+
+
+def cpu_count() -> int:
+    """Physical cores this process may use by affinity and cgroup quota; hyper-threads count once. At least 1."""
+    allowed = _affinity()
+    cores = len({_siblings(cpu) & allowed for cpu in allowed})
+    return max(1, int(min(cores, cgroup_quota())))
+
+
+def cgroup_quota(root: Path = Path("/")) -> float:
+    """CPUs that the cgroup (v1 or v2) of this process may use on average; infinity without a limit.
+
+    Every ancestor's limit counts, because the kernel enforces each of them.
+    """
+    return min([*_quotas_v2(root), *_quotas_v1(root)], default=float("inf"))
+
+
+def _resolve(name: str, features: frozenset[str]) -> str:
+    have = supported_levels(features)
+    if name == "native":
+        return have[-1]
+    if name not in LEVELS:
+        raise TargetError(f"unknown target level {name!r}", hint=f"Use native or one of {', '.join(LEVELS)}")
+    if name not in have:
+        missing = ", ".join(sorted(REQUIRED[name] - features))
+        raise TargetError(
+            f"this machine lacks {missing}", where=f"target level {name}", hint=f"It has: {', '.join(have)}"
+        )
+    return name
+
+
+def _target(level: str, triple: str, features: frozenset[str]) -> Target:
+    if level == "generic":
+        return Target(level, triple, _CPU[level] if triple.startswith("x86_64") else "generic", "")
+    allowed = REQUIRED[level] | OPTIONAL[level]
+    # The level's processor model implies a few features; one that this machine lacks must be taken back by name.
+    missing = _BASELINE_OF_CPU[level] - features
+    flags = [f"+{f}" for f in sorted(allowed & features)] + [f"-{f}" for f in sorted(missing)]
+    # LLVM splits 512-bit vectors in two on the v4 model unless told otherwise.
+    return Target(level, triple, _CPU[level], ",".join(flags + ["-prefer-256-bit"] * (level == "avx512")))
+
+
+@lru_cache(maxsize=1)
+def _host() -> tuple[str, frozenset[str]]:
+    import llvmlite.binding as llvm
+
+    _initialize_llvm()
+    triple: str = llvm.get_process_triple()
+    if not triple.startswith("x86_64"):
+        return triple, frozenset()
+    return triple, frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
+
+
+@lru_cache(maxsize=1)
+def _initialize_llvm() -> None:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
+def _affinity() -> frozenset[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def _siblings(cpu: int) -> frozenset[int]:
+    """The logical CPUs that share the core of `cpu`; itself alone where the system does not say."""
+    text = _read(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
+    return parse_cpu_list(text) if text else frozenset({cpu})
+
+
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """The numbers of a kernel CPU list such as `0-3,8`."""
+    spans = [part.partition("-") for part in text.strip().split(",") if part]
+    return frozenset(cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1))
+
+
+def _quotas_v2(root: Path) -> list[float]:
+    folders = [folder for name, path in _groups(root) if name == "" for folder in _ancestors(path)]
+    texts = [_read(root / "sys/fs/cgroup" / folder / "cpu.max").split() for folder in folders]
+    return [int(t[0]) / int(t[1]) for t in texts if len(t) == 2 and t[0] != "max"]
+
+
+def _quotas_v1(root: Path) -> list[float]:
+    folders = [folder for name, path in _groups(root) if "cpu" in name.split(",") for folder in _ancestors(path)]
+    bases = [root / "sys/fs/cgroup" / mount / folder for mount in ("cpu", "cpu,cpuacct") for folder in folders]
+    pairs = [(_read(base / "cpu.cfs_quota_us"), _read(base / "cpu.cfs_period_us")) for base in bases]
+    return [int(quota) / int(period) for quota, period in pairs if quota and period and int(quota) > 0]
+
+
+def _groups(root: Path) -> list[tuple[str, str]]:
+    """Controllers and path of each hierarchy that this process is in; v2 has no controller names."""
+    lines = [line.split(":", 2) for line in _read(root / "proc/self/cgroup").splitlines()]
+    return [(line[1], line[2]) for line in lines if len(line) == 3]
+
+
+def _ancestors(path: str) -> list[str]:
+    """The folder, each folder above it and the mount itself: inside a container the path may not be visible."""
+    parts = [part for part in path.strip("/").split("/") if part]
+    return ["/".join(parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
