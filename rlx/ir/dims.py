@@ -7,7 +7,8 @@ cache's capacity. A dim without symbols is a plain `int`, so static shapes stay 
 from __future__ import annotations
 
 import re
-from typing import Mapping, TypeAlias
+from collections.abc import Mapping
+from typing import TypeAlias
 
 from rlx.errors import GraphError, IrSyntaxError
 

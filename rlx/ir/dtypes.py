@@ -7,9 +7,9 @@ a test compares row by row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Sequence
 
 from rlx.errors import ShapeError
 

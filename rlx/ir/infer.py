@@ -1,8 +1,9 @@
-"""Shape rules: (operands, attributes) -> (shape, dtype) of the result, or a `ShapeError` that names the op and both shapes."""
+"""Shape rules: (operands, attributes) -> (shape, dtype) of the result, or a `ShapeError` that names the op and shapes."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 from rlx.errors import ShapeError
 from rlx.ir.dims import Dim, DimLike, Shape
@@ -88,7 +89,7 @@ def rms_norm(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
 
 def quantize(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     ok = len(inputs) == 1 and inputs[0].dtype is F32 and len(inputs[0].shape) == 2
-    _check(ok and isinstance(inputs[0].shape[-1], int) and inputs[0].shape[-1] % 32 == 0, "quantize", inputs,
+    _check(ok and (not isinstance(inputs[0].shape[-1], int) or inputs[0].shape[-1] % 32 == 0), "quantize", inputs,
            "f32 x [rows, k] with k a multiple of 32")  # fmt: skip
     return inputs[0].shape, Q8A
 
@@ -107,7 +108,7 @@ def rope(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     x, angles = inputs[0], inputs[-1]
     ok = len(angles.shape) == 2 and angles.shape[0] == x.shape[0] and _at_most(angles.shape[1], x.shape[2])
     _check(ok and (len(inputs) == 2 or inputs[1].shape == x.shape[2:]), "rope", inputs, expected)
-    if attrs["style"] not in ("interleaved", "neox"):
+    if isinstance(attrs["style"], str) and attrs["style"] not in ("interleaved", "neox"):
         raise ShapeError(f"style must be interleaved or neox, found {attrs['style']!r}", where="rope")
     return x.shape, F32
 
@@ -120,12 +121,10 @@ def _at_most(a: DimLike, b: DimLike) -> bool:
 
 def kv_write(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     ok = len(inputs) == 2 and inputs[0].op == "state" and len(inputs[0].shape) == 3 and len(inputs[1].shape) == 3
-    ok = (
-        ok
-        and (inputs[0].shape[0], inputs[0].shape[2]) == inputs[1].shape[1:]
-        and attrs["dtype"] == inputs[0].dtype.name
-    )
+    ok = ok and (inputs[0].shape[0], inputs[0].shape[2]) == inputs[1].shape[1:]
     _check(ok, "kv_write", inputs, "a state [heads, CTX, head_dim] of the written dtype and x [rows, heads, head_dim]")
+    if isinstance(attrs["dtype"], str):  # else it is the variable of a rule
+        _check(attrs["dtype"] == inputs[0].dtype.name, "kv_write", inputs, f"a cache of dtype {attrs['dtype']}")
     return inputs[0].shape, inputs[0].dtype
 
 

@@ -7,8 +7,9 @@ float64 reference.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from math import sqrt
-from typing import Any, Callable, Mapping
+from typing import Any
 
 import numpy as np
 

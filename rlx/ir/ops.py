@@ -6,9 +6,10 @@ any dtype of the table in `rlx.ir.dtypes`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any
 
 from rlx.errors import ShapeError
 from rlx.ir import infer, meaning
@@ -194,12 +195,12 @@ def rope_angles(positions: Node, inv_freq: Node, *, scale: float = 1.0) -> Node:
 
 
 def rope(x: Node, angles: Node, *, style: str) -> Node:
-    """Rotary embedding of x [rows, heads, head_dim]; style "interleaved" or "neox"; elements beyond angles' width pass."""
+    """Rotary embedding of x [rows, heads, head_dim], "interleaved" or "neox"; elements beyond angles' width pass."""
     return make("rope", x, angles, style=style)
 
 
 def kv_write(cache: Node, x: Node, *, at: DimLike = PAST_SEQ) -> Node:
-    """Stores x [rows, heads, head_dim] in the state cache [heads, CTX, head_dim] at positions `at` onwards, in place."""
+    """Stores x [rows, heads, head_dim] in the state cache [heads, CTX, head_dim] from position `at` on, in place."""
     return make("kv_write", cache, x, at=at, dtype=cache.dtype.name)
 
 
@@ -213,7 +214,7 @@ def attention(
     softcap: float | None = None,
     length: DimLike = PAST_SEQ + SEQ,
 ) -> Node:
-    """Causal attention of q [rows, heads, head_dim] over caches [kv_heads, CTX, head_dim] -> f32 [rows, heads * head_dim].
+    """Causal attention of q [rows, heads, head_dim] over caches [kv_heads, CTX, head_dim] -> [rows, heads * head_dim].
 
     The queries are the last rows of `length` positions; a window w admits keys with query - key < w.
     """

@@ -7,8 +7,9 @@ every rule on random data. A value inside the matched pattern must have no other
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from rlx.errors import GraphError
 from rlx.ir import dims, ops

@@ -1,0 +1,123 @@
+"""Fuse: fewer trips through memory and fewer barriers.
+
+Gated feed-forward pairs, biases and residual adds join their linear; a norm joins the preparation of its consumer's
+activations; rope takes the head norm before it and the cache write after it; chains of elementwise ops become one
+region. Linears that share an input (Q, K and V) need no rule: they share one prepared activation, and the schedule
+puts them into one parallel region.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx.ir import ops
+from rlx.ir.graph import Graph, Node
+from rlx.ir.rules import AttrVar, Rule, rewrite, state_var, var
+from rlx.passes.options import Options
+
+_x, _w, _u = var("x", ["R", "K"]), var("w", ["N", "K"]), var("u", ["N", "K"])
+_free = frozenset({"x", "w", "u"})
+_eps, _style = AttrVar("eps", 1e-6), AttrVar("style", "neox")
+_at, _cache = AttrVar("at", 2), AttrVar("dtype", "f32")
+
+
+def _linear(*inputs: Node, **attrs: Any) -> Node:
+    return ops.make("linear", *inputs, **attrs)
+
+
+def _gated(act: str) -> Rule:
+    before = ops.mul(ops.make(act, _linear(_x, _w)), _linear(_x, _u))
+    return Rule(f"gated-{act}", before, _linear(_x, _w, _u, gated=act), _free)
+
+
+def _bias() -> Rule:
+    b = var("b", ["N"])
+    return Rule("linear-bias", ops.add(_linear(_x, _w), b), _linear(_x, _w, b, bias=True), _free)
+
+
+def _residual(bias: bool) -> Rule:
+    r, b = var("r", ["R", "N"]), [var("b", ["N"])] if bias else []
+    before = ops.add(r, _linear(_x, _w, *b, bias=bias))
+    return Rule(f"residual{'-bias' * bias}", before, _linear(_x, _w, *b, r, bias=bias, residual=True), _free)
+
+
+def _norm_quantize(weighted: bool) -> Rule:
+    x = [var("x", ["R", "K"])] + ([var("w", ["K"])] if weighted else [])
+    before = ops.quantize(ops.make("rms_norm", *x, eps=_eps))
+    return Rule(f"norm-quantize{'' if weighted else '-plain'}", before, ops.make("rms_norm", *x, eps=_eps, out="q8a"))
+
+
+def _norm_rope() -> Rule:
+    x, w, angles = var("x", ["R", "H", "D"]), var("w", ["D"]), var("angles", ["R", "A"])
+    before = ops.make("rope", ops.make("rms_norm", x, w, eps=_eps), angles, style=_style)
+    return Rule("norm-rope", before, ops.make("rope", x, w, angles, style=_style, norm_eps=_eps))
+
+
+def _rope_write(normed: bool) -> Rule:
+    cache, x, angles = state_var("cache", ["H", "T", "D"]), var("x", ["R", "H", "D"]), var("angles", ["R", "A"])
+    operands = [x, var("w", ["D"]), angles] if normed else [x, angles]
+    rope: dict[str, Any] = {"style": _style, "norm_eps": _eps if normed else None}
+    before = ops.make("kv_write", cache, ops.make("rope", *operands, **rope), at=_at, dtype=_cache)
+    after = ops.make("rope_kv_write", cache, *operands, **rope, at=_at, dtype=_cache)
+    return Rule(f"rope-kv-write{'-normed' * normed}", before, after, frozenset({"cache"}))
+
+
+RULES: dict[str, tuple[Rule, ...]] = {
+    "gated": tuple(_gated(act) for act in ("silu", "gelu_tanh", "gelu_erf")),
+    "bias": (_bias(),),
+    "residual": (_residual(False), _residual(True)),
+    "norm": (_norm_quantize(True), _norm_quantize(False)),
+    "rope": (_norm_rope(), _rope_write(False), _rope_write(True)),
+}
+
+
+def fuse(graph: Graph, options: Options) -> Graph:
+    """Applies the chosen groups of rules, then forms elementwise regions."""
+    graph = rewrite(graph, [rule for group, rules in RULES.items() if group in options.fusions for rule in rules])
+    return regions(graph, merge="elementwise" in options.fusions)
+
+
+def regions(graph: Graph, *, merge: bool = True) -> Graph:
+    """Turns elementwise ops into `elementwise` regions; with `merge`, single-use chains become one."""
+    readers = {n: len(users) for n, users in graph.users().items()}
+    named = set(graph.outputs.values())
+
+    def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
+        if not ops.OPS[old.op].elementwise:
+            return ops.rebuild(old, inputs)
+        inline = [
+            merge and readers[o] == 1 and o not in named and n.shape == old.shape
+            for o, n in zip(old.inputs, inputs, strict=True)
+        ]
+        return _region(old, inputs, inline)
+
+    return graph.map(visit)
+
+
+def _region(old: Node, inputs: tuple[Node, ...], inline: list[bool]) -> Node:
+    operands: list[Node] = []
+    arguments = [_absorb(n, inlined, operands) for n, inlined in zip(inputs, inline, strict=True)]
+    expr = (old.op, *arguments, *(v for _, v in old.attrs))
+    return ops.make("elementwise", *operands, expr=expr)
+
+
+def _absorb(node: Node, inlined: bool, operands: list[Node]) -> Any:
+    """The expression for one argument, with the operands it needs added to the region's."""
+    if node.op == "elementwise" and inlined:
+        numbers = [_operand(i, operands) for i in node.inputs]
+        return _renumber(node["expr"], numbers)
+    return _operand(node, operands)
+
+
+def _operand(node: Node, operands: list[Node]) -> int:
+    if node not in operands:
+        operands.append(node)
+    return operands.index(node)
+
+
+def _renumber(expr: Any, numbers: list[int]) -> Any:
+    if isinstance(expr, int):
+        return numbers[expr]
+    name, *arguments = expr
+    # The arguments after the operands are attribute values: floats, never operand numbers.
+    return (name, *(_renumber(a, numbers) if isinstance(a, (int, tuple)) else a for a in arguments))

@@ -1,0 +1,35 @@
+"""Layout: how weights and caches lie in memory. Packing becomes an explicit node, run once at load.
+
+Matrices that a kernel reads are packed as blocks of 16 output rows (`r16k4`, see `rlx.codegen.layouts`); key caches
+lie in tiles of 16 positions, so that attention scores need no horizontal sums.
+"""
+
+from __future__ import annotations
+
+from rlx.ir import ops
+from rlx.ir.graph import Graph, Node
+from rlx.passes.options import Options
+
+MATRIX_LAYOUT = "r16k4"
+
+
+def layout(graph: Graph, options: Options) -> Graph:
+    """Puts a pack node between each matrix and its readers, and tiles the key caches."""
+    keys = {_state(n.inputs[1]) for n in graph.nodes() if n.op == "attention"}
+
+    def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
+        if old.op == "state" and old in keys:
+            return ops.rebuild(old, (), layout="tiles")
+        if old.op in ("linear", "embedding"):
+            inputs = tuple(_packed(i) for i in inputs)
+        return ops.rebuild(old, inputs)
+
+    return graph.map(visit)
+
+
+def _packed(node: Node) -> Node:
+    return ops.make("pack", node, layout=MATRIX_LAYOUT) if node.op == "weight" and len(node.shape) == 2 else node
+
+
+def _state(node: Node) -> Node:
+    return node.inputs[0] if node.op in ("kv_write", "rope_kv_write") else node

@@ -1,0 +1,78 @@
+"""Memory: lifetimes become offsets in one arena.
+
+Values are placed in the order in which they are made, each at the lowest offset where nothing that lives at the same
+time lies (first fit). Inputs and outputs live for the whole step; weights and states are bound from outside.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+from rlx.errors import GraphError
+from rlx.ir.graph import Node
+from rlx.passes.program import Buffer, Program, nbytes, root
+from rlx.passes.schedule import last_use
+
+ALIGN = 64
+
+
+@dataclass(frozen=True)
+class _Span:
+    """An arena range [offset, end) that is taken until a region."""
+
+    offset: int
+    end: int
+    until: int
+
+
+def memory(program: Program) -> Program:
+    """The program with a buffer for every value that has one of its own."""
+    last = last_use(program)
+    buffers = {n: _bound(n, program) for n in program.graph.nodes() if n.op in ("weight", "state", "pack")}
+    taken: list[_Span] = []
+    for node, made in _order(program):
+        size = nbytes(node, program.graph)
+        taken = [s for s in taken if s.until >= made]
+        offset = _first_fit(taken, size)
+        taken.append(_Span(offset, offset + size, last[node]))
+        buffers[node] = Buffer("arena", offset=offset, nbytes=size)
+    arena = max((b.offset + b.nbytes for b in buffers.values() if b.kind == "arena"), default=0)
+    return replace(program, buffers=buffers, arena=_align(arena))
+
+
+def _bound(node: Node, program: Program) -> Buffer:
+    source = node.inputs[0] if node.op == "pack" else node
+    size = 0 if node.op == "state" else nbytes(source, program.graph)
+    return Buffer("state" if node.op == "state" else "weight", source.name, 0, size)
+
+
+def _order(program: Program) -> list[tuple[Node, int]]:
+    """(value, region that makes it); inputs are there from the start and, as callers write them, to the end."""
+    inputs = [(n, -1) for n in program.graph.nodes() if n.op == "input"]
+    made = [(n, i) for i, region in enumerate(program.regions) for n in region if root(n) is n]
+    return inputs + made
+
+
+def _first_fit(taken: list[_Span], size: int) -> int:
+    offset = 0
+    for span in sorted(taken, key=lambda s: s.offset):
+        if offset + size <= span.offset:
+            break
+        offset = max(offset, _align(span.end))
+    return offset
+
+
+def _align(n: int) -> int:
+    return (n + ALIGN - 1) // ALIGN * ALIGN
+
+
+def check_memory(program: Program) -> None:
+    """No two values that live at the same time overlap: in each region, the live spans by offset do not touch."""
+    last = last_use(program)
+    values = [(program.buffer(n), made, last[n], n) for n, made in _order(program)]
+    for region in range(-1, len(program.regions)):
+        live = sorted(((b, n) for b, made, until, n in values if made <= region <= until), key=lambda v: v[0].offset)
+        for (a, first), (b, second) in itertools.pairwise(live):
+            if a.offset + a.nbytes > b.offset:
+                raise GraphError(f"overlaps {second!r} in the arena of region {region}", where=repr(first))

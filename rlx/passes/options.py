@@ -1,0 +1,51 @@
+"""What a caller may choose about a compile. Everything here is part of the compile key; nothing else changes code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlx.errors import ArgumentError
+
+MAX_PAST = 1 << 20  # upper bound of PAST_SEQ and CTX: a run-time scalar, so a generous bound costs nothing
+FUSIONS = ("gated", "bias", "residual", "norm", "rope", "elementwise")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Choices of one program.
+
+    Attributes:
+        precision: "exact" computes with float32 activations, "auto" may prepare int8 activations for quantized weights.
+        seq: (smallest, largest) number of rows a call brings; equal ends make SEQ a constant.
+        all_rows: True keeps the logits of every row, False those of the last one only.
+        fusions: which groups of fusion rules run, of `FUSIONS`.
+        symbols: bounds of further symbols, name -> (lowest, highest).
+    """
+
+    precision: str = "auto"
+    seq: tuple[int, int] = (1, 1)
+    all_rows: bool = False
+    fusions: tuple[str, ...] = FUSIONS
+    symbols: tuple[tuple[str, tuple[int, int]], ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("exact", "auto"):
+            raise ArgumentError(f"precision {self.precision!r} is unknown", hint='Choose "exact" or "auto".')
+        if not 1 <= self.seq[0] <= self.seq[1]:
+            raise ArgumentError(f"a bucket {self.seq} is no range of row counts")
+        unknown = set(self.fusions) - set(FUSIONS)
+        if unknown:
+            raise ArgumentError(f"unknown fusions {sorted(unknown)}", hint=f"Known: {', '.join(FUSIONS)}.")
+
+    @property
+    def phase(self) -> str:
+        return "decode" if self.seq == (1, 1) else "prefill"
+
+    @property
+    def bounds(self) -> dict[str, tuple[int, int]]:
+        """Bounds of every symbol."""
+        return {"SEQ": self.seq, "PAST_SEQ": (0, MAX_PAST), "CTX": (16, MAX_PAST), **dict(self.symbols)}
+
+    def with_(self, **changes: Any) -> Options:
+        return replace(self, **changes)

@@ -1,0 +1,71 @@
+"""The pipeline: one list of passes in named phases, from a symbolic graph to a program with its memory planned.
+
+`print(rlx.passes.pipeline.describe())` prints it. Between passes the hook runs: it verifies, and dumps where asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from rlx.ir.graph import Graph
+from rlx.ir.verify import verify
+from rlx.passes.fuse import fuse
+from rlx.passes.last_row import last_row
+from rlx.passes.layout import layout
+from rlx.passes.memory import check_memory, memory
+from rlx.passes.options import Options
+from rlx.passes.program import Program
+from rlx.passes.quantize import quantize
+from rlx.passes.schedule import schedule, verify_schedule
+from rlx.passes.simplify import simplify
+from rlx.passes.specialize import specialize
+
+Pass = Callable[[Graph, Options], Graph]
+Hook = Callable[[str, "Graph | Program"], None]
+
+PREFILL: tuple[tuple[str, tuple[Pass, ...]], ...] = (
+    ("algebra", (simplify,)),
+    ("extents", (specialize, last_row)),
+    ("arithmetic", (quantize,)),
+    ("fusion", (fuse,)),
+    ("memory layout", (layout,)),
+)
+# A decode step has one row: there is no last one to select.
+DECODE = tuple((phase, tuple(p for p in passes if p is not last_row)) for phase, passes in PREFILL)
+BACKEND = ("schedule", "memory")
+
+
+def lower(graph: Graph, options: Options, hook: Hook | None = None) -> Program:
+    """Runs the whole pipeline; the verifier runs after each pass, then `hook(stage name, result)`."""
+    hook = hook or (lambda stage, result: None)
+    verify(graph)
+    hook("00-graph", graph)
+    passes = [p for _, group in (DECODE if options.phase == "decode" else PREFILL) for p in group]
+    for i, run in enumerate(passes, 1):
+        graph = run(graph, options)
+        verify(graph)
+        hook(f"{i:02}-{run.__name__}", graph)
+    return _backend(graph, len(passes) + 1, hook)
+
+
+def _backend(graph: Graph, at: int, hook: Hook) -> Program:
+    program = schedule(graph)
+    verify_schedule(program.regions)
+    hook(f"{at:02}-schedule", program)
+    program = memory(program)
+    check_memory(program)
+    hook(f"{at + 1:02}-memory", program)
+    return program
+
+
+def describe() -> str:
+    """The pipeline as text, a line a phase."""
+    lines = [f"{name:14} {' -> '.join(p.__name__ for p in passes)}" for name, passes in PREFILL]
+    return "\n".join([*lines, f"{'program':14} {' -> '.join(BACKEND)}"])
+
+
+def dump_to(folder: Path) -> Hook:
+    """A hook that writes the text after every pass to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return lambda stage, result: (folder / f"{stage}.txt").write_text(str(result)) and None

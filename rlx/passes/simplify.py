@@ -1,0 +1,55 @@
+"""Simplify: algebra that needs no knowledge of the target."""
+
+from __future__ import annotations
+
+from rlx.ir import ops
+from rlx.ir.dtypes import I32
+from rlx.ir.graph import Graph
+from rlx.ir.rules import AttrVar, Computed, Rule, rewrite, var
+from rlx.passes.options import Options
+
+_a, _b = AttrVar("a", 0.5), AttrVar("b", 3.0)
+_x = var("x", ["R", "K"])
+_attention = {"window": AttrVar("window", None), "softcap": AttrVar("softcap", None), "length": AttrVar("length", 5)}
+
+
+def _product(a: float, b: float) -> float:
+    return a * b
+
+
+def _scales() -> Rule:
+    before = ops.make("scale", ops.make("scale", _x, by=_a), by=_b)
+    return Rule("scale-scale", before, ops.make("scale", _x, by=Computed(_product, (_a, _b))))
+
+
+def _scale_one() -> Rule:
+    return Rule("scale-one", ops.scale(_x, 1.0), _x)
+
+
+def _neg_neg() -> Rule:
+    return Rule("neg-neg", ops.neg(ops.neg(_x)), _x)
+
+
+def _silu() -> Rule:
+    return Rule("silu", ops.mul(_x, ops.sigmoid(_x)), ops.silu(_x))
+
+
+def _embedding_scale() -> Rule:
+    table, ids = var("table", ["V", "K"]), var("ids", ["R"], I32)
+    before = ops.make("scale", ops.make("embedding", table, ids, scale=1.0), by=_a)
+    return Rule("embedding-scale", before, ops.make("embedding", table, ids, scale=_a), frozenset({"table"}))
+
+
+def _attention_scale() -> Rule:
+    q, k, v = var("q", ["R", "H", "D"]), var("k", ["G", "T", "D"]), var("v", ["G", "T", "D"])
+    before = ops.make("attention", ops.make("scale", q, by=_a), k, v, scale=_b, **_attention)
+    after = ops.make("attention", q, k, v, scale=Computed(_product, (_a, _b)), **_attention)
+    return Rule("attention-scale", before, after, frozenset({"k", "v"}))
+
+
+RULES = (_scales(), _scale_one(), _neg_neg(), _silu(), _embedding_scale(), _attention_scale())
+
+
+def simplify(graph: Graph, options: Options) -> Graph:
+    """Applies the algebraic rules to a fixed point."""
+    return rewrite(graph, RULES)

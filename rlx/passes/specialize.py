@@ -1,0 +1,31 @@
+"""Specialize: a symbol becomes a bucket bound plus a run-time extent, or a constant where its bucket has one value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlx.ir import dims, ops
+from rlx.ir.graph import LEAVES, Graph, Node
+from rlx.passes.options import Options
+
+
+def specialize(graph: Graph, options: Options) -> Graph:
+    """Binds the symbols whose bounds meet; records the bounds of those that stay."""
+    constants = {s: low for s, (low, high) in options.bounds.items() if low == high}
+
+    def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
+        changes = {k: bound for k, v in old.attrs if (bound := _bind(v, constants)) != v}
+        if old.op in LEAVES:
+            changes["shape"] = tuple(dims.bind(d, constants) for d in old.shape)
+        return ops.rebuild(old, inputs, **changes)
+
+    used = set(graph.symbols) - constants.keys()
+    limits = {s: b for s, b in options.bounds.items() if s in used}
+    return graph.map(visit, phase=options.phase, bounds=limits)
+
+
+def _bind(value: Any, constants: Mapping[str, int]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_bind(v, constants) for v in value)
+    return dims.bind(value, constants) if isinstance(value, dims.Dim) else value
