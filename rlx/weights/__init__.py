@@ -1,0 +1,10 @@
+"""Weights: model files mapped, checked and named. Between the file and the packers; imports only `ir` and `errors`.
+
+`mapped.py` holds the bytes, `gguf.py` and `safetensors.py` read the formats, `checks.py` bounds the hyper-parameters,
+`loader.py` opens a path, `names.py` gives every tensor its canonical name, `model.py` puts the two together.
+"""
+
+from rlx.weights.loader import TensorInfo, WeightLoader, open_weights, resolve_model_path
+from rlx.weights.model import ModelWeights
+
+__all__ = ["ModelWeights", "TensorInfo", "WeightLoader", "open_weights", "resolve_model_path"]

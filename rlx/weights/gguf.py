@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from mmap import mmap as Mmap
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -27,7 +26,7 @@ import numpy.typing as npt
 from rlx.errors import ConfigError, GgufError, UnsupportedModelError
 from rlx.ir.dtypes import BY_GGML, DType
 from rlx.weights.checks import check_hyperparameters
-from rlx.weights.mapped import MappedFile, MappedTensors, TensorInfo
+from rlx.weights.mapped import Buffer, MappedFile, MappedTensors, TensorInfo
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -69,8 +68,6 @@ _KNOWN_TYPES: dict[str, tuple[str, ...]] = {
     "tokenizer.chat_template": ("string",),
 }
 
-Buffer = bytes | Mmap
-
 
 @dataclass(frozen=True, slots=True)
 class _Strings:
@@ -83,11 +80,26 @@ class _Strings:
         return len(self.ends)
 
     def read(self, buffer: Buffer) -> list[bytes]:
-        if not len(self.ends):
-            return []
-        ends = (self.ends - self.start).tolist()
-        span = buffer[self.start : self.start + ends[-1]]
-        return [span[begin + 8 : end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+        span, begins = self._span(buffer)
+        return [span[begin + 8 : end] for begin, end in pairwise([*begins.tolist(), len(span)])]
+
+    def decode(self, buffer: Buffer) -> list[str]:
+        """All strings at once: every length field becomes one NUL, which is no part of a longer UTF-8 sequence."""
+        span, begins = self._span(buffer)
+        keep = np.ones(len(span), bool)
+        for i in range(7):
+            keep[begins + i] = False
+        joined = np.frombuffer(span, np.uint8).copy()
+        joined[begins + 7] = 0
+        texts = joined[keep].tobytes().decode("utf-8", "surrogateescape").split("\0")[1:]
+        if len(texts) == len(begins):
+            return texts
+        return [text.decode("utf-8", "surrogateescape") for text in self.read(buffer)]  # a string holds a NUL
+
+    def _span(self, buffer: Buffer) -> tuple[bytes, npt.NDArray[np.int64]]:
+        """The bytes of the array, and where each string's length field begins in them."""
+        bounds = np.concatenate([[self.start], self.ends])
+        return buffer[self.start : int(bounds[-1])], bounds[:-1] - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +134,7 @@ class GgufMetadata(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         value = self._values[key]
         if isinstance(value, _Strings):
-            value = [text.decode("utf-8", "surrogateescape") for text in value.read(self._open(key))]
+            value = value.decode(self._open(key))
         elif isinstance(value, _Numbers):
             value = value.read(self._open(key))
         self._values[key] = value

@@ -23,6 +23,7 @@ from rlx.errors import ModelFileError, WeightError
 from rlx.ir.dtypes import DType
 
 Bytes = npt.NDArray[np.uint8]
+Buffer = bytes | _mmap.mmap
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class MappedFile:
 
     def __init__(self, path: Path, *, mmap: bool = True) -> None:
         self.path = path
+        self.buffer: Buffer
         self.buffer, found = _open(path, mmap)
         self.size = len(self.buffer)
         self._stamp = _stamp(found)
@@ -142,7 +144,7 @@ class MappedTensors:
         return self._places[name]
 
 
-def _open(path: Path, mmap: bool) -> tuple[bytes | _mmap.mmap, os.stat_result]:
+def _open(path: Path, mmap: bool) -> tuple[Buffer, os.stat_result]:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ModelFileError("this is not a regular file", where=path)
@@ -151,8 +153,9 @@ def _open(path: Path, mmap: bool) -> tuple[bytes | _mmap.mmap, os.stat_result]:
             if found.st_size == 0:
                 raise ModelFileError("the file is empty", where=path, hint="the download or the copy failed: repeat it")
             return (_mmap.mmap(file.fileno(), 0, access=_mmap.ACCESS_READ) if mmap else file.read()), found
-    except OSError as error:
-        raise ModelFileError(f"the file cannot be read: {error.strerror or error}", where=path) from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise ModelFileError(f"the file cannot be read: {reason}", where=path) from error
 
 
 def _stamp(found: os.stat_result) -> tuple[int, int]:

@@ -1,0 +1,264 @@
+"""Safetensors checkpoints as Hugging Face lays them out: one file, or shards under an index, with `config.json` beside.
+
+Part of the weights stage. Header layout (safetensors format): u64 length, then that many bytes of JSON
+`{name: {dtype, shape, data_offsets}}`, then the tensors without gap or overlap. Every rule is checked before a tensor
+is handed out; what passes here, the reference library accepts too, but not the other way round (it takes duplicate
+names). The library itself is not used: its NumPy front end has no bf16.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+from rlx.errors import ConfigError, ModelFileError, SafetensorsError, UnsupportedModelError
+from rlx.ir.dtypes import BF16, F16, F32, F64, I8, I16, I32, I64, U8, DType
+from rlx.weights.mapped import Buffer, MappedFile, MappedTensors, TensorInfo
+
+MAX_HEADER_BYTES = 100_000_000
+MAX_JSON_BYTES = 64 << 20
+MAX_ELEMENTS = 1 << 53
+SINGLE_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+
+_DTYPES = {"F64": F64, "F32": F32, "F16": F16, "BF16": BF16, "I64": I64, "I32": I32, "I16": I16, "I8": I8, "U8": U8}
+_FIELDS = {"dtype", "shape", "data_offsets"}
+_SIZE = re.compile(r"[0-9]{1,20}")
+
+JsonObject = dict[str, Any]
+
+
+class SafetensorsFile(MappedTensors):
+    """A safetensors checkpoint as a `WeightLoader`.
+
+    Args:
+        path: a `.safetensors` file, an index (`*.safetensors.index.json`), or a directory that holds either under its
+            usual name.
+        mmap: map the files; False reads them into memory.
+
+    Attributes:
+        metadata: `config.json` as it stands, nested `text_config` included.
+        generation_config: `generation_config.json`, or {} where there is none.
+        tensors: name -> `TensorInfo`; integer and f64 tensors are listed (checkpoints hold index buffers), the model
+            refuses them where it wants a weight.
+
+    Raises:
+        ModelFileError: a file is missing or cannot be read.
+        SafetensorsError: a header or the index breaks a rule.
+        ConfigError: a JSON file beside the weights is missing or malformed.
+        UnsupportedModelError: a tensor of a type that rlx does not have, or a checkpoint quantized in another scheme.
+    """
+
+    format: ClassVar[str] = "safetensors"
+
+    def __init__(self, path: str | Path, *, mmap: bool = True) -> None:
+        super().__init__(Path(path))
+        main = _main_file(self.path)
+        self.metadata: Mapping[str, Any] = _read_config(main.parent / "config.json")
+        generation = main.parent / "generation_config.json"
+        self.generation_config: Mapping[str, Any] = _read_json(generation, ConfigError) if generation.exists() else {}
+        self.tensors: dict[str, TensorInfo] = {}
+        if main.suffix != ".json":
+            self._add(main, mmap)
+            return
+        weight_map = _read_index(main)
+        for shard in sorted(set(weight_map.values())):
+            self._add(main.parent / shard, mmap)
+        self._check_index(main, weight_map)
+
+    def _add(self, path: Path, mmap: bool) -> None:
+        file = MappedFile(path, mmap=mmap)
+        tensors, offsets = parse_header(file.buffer, str(path))
+        for name in tensors:
+            if name in self.tensors:
+                other = self._places[name][0].path.name
+                raise SafetensorsError(f"tensor '{name}' occurs in this file and in {other}", where=path)
+        self._files.append(file)
+        self.tensors.update(tensors)
+        self._places.update((name, (file, offset)) for name, offset in offsets.items())
+
+    def _check_index(self, index: Path, weight_map: dict[str, str]) -> None:
+        for name, shard in weight_map.items():
+            place = self._places.get(name)
+            if place is None or place[0].path.name != shard:
+                found = "in no shard" if place is None else f"in {place[0].path.name}"
+                raise SafetensorsError(f"tensor '{name}' should be in {shard} but is {found}", where=index)
+
+
+def parse_header(buffer: Buffer, where: str) -> tuple[dict[str, TensorInfo], dict[str, int]]:
+    """Read and check the header of one file.
+
+    Args:
+        buffer: the whole file.
+        where: name of the file for messages.
+
+    Returns:
+        The tensors in order of their data, and where each begins, in bytes from the start of the file.
+
+    Raises:
+        SafetensorsError, UnsupportedModelError: see `SafetensorsFile`.
+    """
+    entries, data_offset = _read_entries(buffer, where)
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        _fail("__metadata__ is not an object of strings", where)
+    found = [_read_entry(name, entry, where) for name, entry in entries.items()]
+    found.sort(key=lambda each: each[1:])
+    _check_dense(found, len(buffer) - data_offset, where)
+    tensors = {info.name: info for info, _, _ in found}
+    return tensors, {info.name: data_offset + begin for info, begin, _ in found}
+
+
+def _fail(what: str, where: object, hint: str | None = None) -> NoReturn:
+    raise SafetensorsError(what, where=where, hint=hint)
+
+
+def _read_entries(buffer: Buffer, where: str) -> tuple[JsonObject, int]:
+    if len(buffer) < 8:
+        _fail(f"the file has {len(buffer)} bytes, too few for a header", where, "the file is cut short or damaged")
+    length = struct.unpack_from("<Q", buffer)[0]
+    if length > MAX_HEADER_BYTES:
+        _fail(f"the header is {length} bytes long, at most {MAX_HEADER_BYTES} are allowed", where)
+    if length > len(buffer) - 8:
+        hint = "the file is cut short or damaged"
+        _fail(f"the header is {length} bytes long, the file has {len(buffer) - 8} left", where, hint)
+    raw = buffer[8 : 8 + length]
+    if raw[:1] != b"{":
+        _fail(f"the header does not begin with '{{' but with {raw[:16]!r}", where)
+    return _parse_json(raw, where, SafetensorsError, sizes_only=True), 8 + length
+
+
+def _read_entry(name: str, entry: object, where: str) -> tuple[TensorInfo, int, int]:
+    """A tensor with the begin and end of its data, from the data section."""
+    if not _is_text(name):
+        _fail(f"a tensor's name is not valid Unicode: {name!r}", where)
+    if not isinstance(entry, dict) or set(entry) != _FIELDS:
+        _fail(f"tensor '{name}' is not described by {', '.join(sorted(_FIELDS))} alone", where)
+    dtype = _read_dtype(name, entry["dtype"], where)
+    shape, bounds = _sizes(entry["shape"]), _sizes(entry["data_offsets"])
+    if shape is None or prod(max(each, 1) for each in shape) > MAX_ELEMENTS:
+        _fail(f"tensor '{name}' has the shape {entry['shape']!r}", where)
+    if bounds is None or len(bounds) != 2:
+        _fail(f"tensor '{name}' has the data_offsets {entry['data_offsets']!r}, expected two sizes", where)
+    begin, end = bounds
+    nbytes = dtype.nbytes * prod(shape)
+    if end - begin != nbytes:
+        _fail(f"tensor '{name}' of shape {shape} and type {dtype} takes {nbytes} bytes, its data {end - begin}", where)
+    return TensorInfo(name, dtype, shape, nbytes), begin, end
+
+
+def _read_dtype(name: str, dtype: object, where: str) -> DType:
+    if not isinstance(dtype, str):
+        _fail(f"tensor '{name}' has the dtype {dtype!r}, expected a string", where)
+    if dtype not in _DTYPES:
+        hint = "use a checkpoint in BF16, F16 or F32, or a GGUF file of the model"
+        raise UnsupportedModelError(f"tensor '{name}' has the dtype {dtype}", where=where, hint=hint)
+    return _DTYPES[dtype]
+
+
+def _sizes(values: object) -> tuple[int, ...] | None:
+    """The list as a tuple if it is a list of sizes; the parser lets no negative or fractional number through."""
+    if isinstance(values, list) and all(type(each) is int for each in values):
+        return tuple(values)
+    return None
+
+
+def _check_dense(found: list[tuple[TensorInfo, int, int]], size: int, where: str) -> None:
+    at = 0
+    for info, begin, end in found:
+        if begin != at:
+            problem = "overlaps the one before it" if begin < at else "leaves a gap"
+            _fail(f"tensor '{info.name}' {problem}: its data begins at {begin}, expected {at}", where)
+        at = end
+    if at != size:
+        hint = "the file is cut short or damaged: download it again" if at > size else None
+        _fail(f"the tensors end at byte {at} of the data, the data has {size} bytes", where, hint)
+
+
+def _main_file(path: Path) -> Path:
+    """The file to begin with: the weights themselves or the index of their shards."""
+    if not path.is_dir():
+        return path
+    for name in (SINGLE_NAME, INDEX_NAME):
+        if (path / name).exists():
+            return path / name
+    raise ModelFileError(f"the directory holds neither {SINGLE_NAME} nor {INDEX_NAME}", where=path)
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    weight_map = _read_json(path, SafetensorsError).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        _fail("the index has no weight_map", path)
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or not _is_file_name(shard):
+            _fail(f"tensor '{name}' is said to be in {shard!r}, which is not a file name of this directory", path)
+    return weight_map
+
+
+def _is_file_name(text: str) -> bool:
+    """A plain name. Symbolic links are followed: the hub's own cache is made of them."""
+    return bool(text) and text not in (".", "..") and not any(c in "/\\:\0" for c in text) and _is_text(text)
+
+
+def _is_text(text: str) -> bool:
+    """No lone surrogates, which JSON can spell and UTF-8 cannot."""
+    return not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _read_config(path: Path) -> JsonObject:
+    if not path.exists():
+        raise ConfigError("the file is missing", where=path, hint="put the checkpoint's config.json beside its weights")
+    config = _read_json(path, ConfigError)
+    for key in ("quantization_config", "quantization"):
+        if isinstance(scheme := config.get(key), dict) and scheme:
+            method = scheme.get("quant_method", "another scheme")
+            hint = "use the BF16 checkpoint or a GGUF file of the model"
+            raise UnsupportedModelError(f"the weights are quantized ({key}: {method})", where=path, hint=hint)
+    return config
+
+
+def _read_json(path: Path, kind: type[ModelFileError]) -> JsonObject:
+    file = MappedFile(path)
+    if file.size > MAX_JSON_BYTES:
+        raise kind(f"the file has {file.size} bytes, at most {MAX_JSON_BYTES} are allowed", where=path)
+    return _parse_json(file.buffer[:], path, kind)
+
+
+def _parse_json(raw: bytes, where: object, kind: type[ModelFileError], *, sizes_only: bool = False) -> JsonObject:
+    """A JSON object without duplicate keys; with `sizes_only` its numbers are non-negative integers."""
+    hooks: dict[str, Any] = {"parse_int": _size, "parse_float": _no_number, "parse_constant": _no_number}
+    try:
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, **(hooks if sizes_only else {}))
+    except (ValueError, RecursionError) as error:
+        raise kind(f"the JSON does not parse: {_reason(error)}", where=where) from error
+    if not isinstance(value, dict):
+        raise kind(f"the JSON is a {type(value).__name__}, expected an object", where=where)
+    return value
+
+
+def _reason(error: Exception) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> JsonObject:
+    found: JsonObject = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} occurs twice")
+        found[name] = value
+    return found
+
+
+def _size(digits: str) -> int:
+    if not _SIZE.fullmatch(digits):
+        raise ValueError(f"{digits[:40]} is not a size")
+    return int(digits)
+
+
+def _no_number(digits: str) -> NoReturn:
+    raise ValueError(f"{digits[:40]} is not a size")
