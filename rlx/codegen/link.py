@@ -1,0 +1,218 @@
+"""Link: a program's kernels and its `step` function in one LLVM module, and the manifest that says how to bind it.
+
+`void step(ptr ctx, i64 worker, i64 workers)` runs the regions in order with a barrier after each. A region is a
+function of its buffers, so regions of equal layers are one function called with other rows of the argument table.
+Inside a region each worker fetches ranges of work units from the call's counter until none is left.
+
+ctx is a table of pointers: argument table, extents (i64, in the order of the manifest's symbols), counters (i64, zero
+before a step), pool, barrier function, times (i64 a region and worker: the cycle counter after the region).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlx.codegen.select import Call, Units, select
+from rlx.codegen.target import Target
+from rlx.ir.dims import DimLike
+from rlx.ir.graph import Node
+from rlx.passes.memory import ALIGN
+from rlx.passes.program import Program
+from rlx.passes.schedule import signature
+
+CONTEXT = ("args", "extents", "counters", "pool", "barrier", "times")
+CHUNKS = 32  # ranges that a call's units are cut into at most: small enough to balance, large enough to stream
+
+
+@dataclass
+class Linked:
+    """What the linker made: LLVM modules, readable sources, and the manifest (plain JSON data)."""
+
+    modules: list[str]
+    sources: dict[str, str]
+    manifest: dict[str, Any]
+
+
+@dataclass
+class _Linker:
+    program: Program
+    target: Target
+    symbols: list[str]
+    kernels: dict[str, Any] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
+    selected: dict[Any, tuple[str, tuple[Call, ...]]] = field(default_factory=dict)
+    scratch: int = 0
+
+
+def link_program(program: Program, target: Target) -> Linked:
+    """Selects kernels for every region and writes the step function."""
+    linker = _Linker(program, target, sorted(program.graph.bounds), scratch=program.arena)
+    regions = [_region(linker, region) for region in program.regions]
+    step = _step(linker, regions)
+    manifest = _manifest(linker, regions)
+    modules = [k.llvm for k in linker.kernels.values()] + [step]
+    return Linked(modules, {name: k.source for name, k in linker.kernels.items()}, manifest)
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A region's function with the calls of this instance of it."""
+
+    function: str
+    calls: tuple[Call, ...]
+
+
+def _region(linker: _Linker, nodes: tuple[Node, ...]) -> _Bound:
+    key = signature(nodes)
+    known = linker.selected.get(key)
+    if known:
+        calls = tuple(replace(c, node=n) for c, n in zip(known[1], nodes, strict=True))
+        return _Bound(known[0], calls)
+    calls = tuple(select(n, linker.target) for n in nodes)
+    linker.kernels.update({c.kernel.symbol: c.kernel for c in calls})
+    body = "\n".join(_emit_region(linker, calls))
+    name = f"region_{hashlib.sha256(body.encode()).hexdigest()[:10]}"
+    linker.functions[name] = body
+    linker.selected[key] = (name, calls)
+    return _Bound(name, calls)
+
+
+# -- LLVM text ------------------------------------------------------------------------------------------------------
+
+
+class _Text:
+    """Lines of a function body with fresh value names."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.count = 0
+
+    def value(self, code: str) -> str:
+        self.count += 1
+        self.lines.append(f"  %v{self.count} = {code}")
+        return f"%v{self.count}"
+
+    def load(self, kind: str, table: str, index: int) -> str:
+        return self.value(f"load {kind}, ptr {self.value(f'getelementptr {kind}, ptr {table}, i64 {index}')}")
+
+
+def _dim(t: _Text, dim: DimLike, symbols: list[str]) -> str:
+    if isinstance(dim, int):
+        return str(dim)
+    total = str(dim.const)
+    for name, factor in dim.terms:
+        part = t.load("i64", "%ext", symbols.index(name))
+        part = part if factor == 1 else t.value(f"mul i64 {part}, {factor}")
+        total = part if total == "0" else t.value(f"add i64 {total}, {part}")
+    return total
+
+
+def _units(t: _Text, units: Units, symbols: list[str]) -> str:
+    if isinstance(units.dim, int):
+        return str(units.most({}))
+    count = _dim(t, units.dim, symbols)
+    if units.per != 1:
+        count = t.value(f"udiv i64 {t.value(f'add i64 {count}, {units.per - 1}')}, {units.per}")
+    return count if units.times == 1 else t.value(f"mul i64 {count}, {units.times}")
+
+
+def _emit_region(linker: _Linker, calls: tuple[Call, ...]) -> Iterator[str]:
+    """The body of a region function: one fetch loop a call."""
+    t, at = _Text(), 0
+    for c, call in enumerate(calls):
+        buffers = [t.load("ptr", "%args", at + i) for i in range(len(call.kernel.buffers))]
+        at += len(buffers)
+        extents = [_dim(t, d, linker.symbols) for d in call.extents]
+        units = _units(t, call.units, linker.symbols)
+        grain = max(1, call.units.most(linker.program.graph.bounds) // CHUNKS)
+        counter = t.value(f"getelementptr i64, ptr %counters, i64 {c}")
+        t.lines += [f"  br label %fetch{c}", f"fetch{c}:"]
+        start = t.value(f"atomicrmw add ptr {counter}, i64 {grain} monotonic")
+        more = t.value(f"icmp ult i64 {start}, {units}")
+        t.lines += [f"  br i1 {more}, label %work{c}, label %done{c}", f"work{c}:"]
+        end = t.value(f"call i64 @llvm.umin.i64(i64 {t.value(f'add i64 {start}, {grain}')}, i64 {units})")
+        passed = [f"ptr {b}" for b in buffers] + [f"i64 {e}" for e in (*extents, start, end)]
+        t.lines += [f"  call void @{call.kernel.symbol}({', '.join(passed)})", f"  br label %fetch{c}", f"done{c}:"]
+    yield from t.lines
+    yield "  ret void"
+
+
+def _step(linker: _Linker, regions: list[_Bound]) -> str:
+    """The module with the region functions and the step that calls them."""
+    declared = [_declaration(k) for k in linker.kernels.values()]
+    functions = [
+        f"define internal void @{name}(ptr %args, ptr %ext, ptr %counters) noinline {{\n{body}\n}}"
+        for name, body in linker.functions.items()
+    ]
+    t = _Text()
+    fields = {name: t.load("ptr", "%ctx", i) for i, name in enumerate(CONTEXT)}
+    first = t.value(f"mul i64 %worker, {len(regions)}")
+    args = counters = 0
+    for r, region in enumerate(regions):
+        table = t.value(f"getelementptr ptr, ptr {fields['args']}, i64 {args}")
+        count = t.value(f"getelementptr i64, ptr {fields['counters']}, i64 {counters}")
+        t.lines.append(f"  call void @{region.function}(ptr {table}, ptr {fields['extents']}, ptr {count})")
+        t.lines.append(f"  call void {fields['barrier']}(ptr {fields['pool']})")
+        slot = t.value(f"add i64 {first}, {r}")
+        place = t.value(f"getelementptr i64, ptr {fields['times']}, i64 {slot}")
+        t.lines.append(f"  store i64 {t.value('call i64 @llvm.readcyclecounter()')}, ptr {place}")
+        args += sum(len(c.kernel.buffers) for c in region.calls)
+        counters += len(region.calls)
+    body = "\n".join([*t.lines, "  ret void"])
+    step = f"define void @step(ptr %ctx, i64 %worker, i64 %workers) {{\n{body}\n}}"
+    intrinsics = ["declare i64 @llvm.umin.i64(i64, i64)", "declare i64 @llvm.readcyclecounter()"]
+    return "\n\n".join([*declared, *intrinsics, *functions, step]) + "\n"
+
+
+def _declaration(kernel: Any) -> str:
+    types = ["ptr"] * len(kernel.buffers) + ["i64"] * (len(kernel.extents) + 2)
+    return f"declare void @{kernel.symbol}({', '.join(types)})"
+
+
+# -- the manifest ---------------------------------------------------------------------------------------------------
+
+
+def _manifest(linker: _Linker, regions: list[_Bound]) -> dict[str, Any]:
+    program, graph = linker.program, linker.program.graph
+    number = {n: i for i, n in enumerate(graph.nodes())}
+    args = [_place(linker, call, a) for region in regions for call in region.calls for a in call.buffers()]
+    return {
+        "name": graph.name,
+        "phase": graph.phase,
+        "symbols": linker.symbols,
+        "bounds": {s: list(graph.bounds[s]) for s in linker.symbols},
+        "arena": -(-linker.scratch // ALIGN) * ALIGN,
+        "args": args,
+        "regions": [[[number[c.node], c.kernel.symbol] for c in region.calls] for region in regions],
+        "inputs": {n.name: _value(program, n) for n in graph.leaves("input").values()},
+        "outputs": {name: _value(program, n) for name, n in graph.outputs.items()},
+        "weights": _weights(program),
+        "states": {n.name: _described(n) | {"layout": n["layout"]} for n in graph.leaves("state").values()},
+    }
+
+
+def _place(linker: _Linker, call: Call, node: Node | None) -> list[Any]:
+    """[kind, offset or name] of one entry of the argument table."""
+    if node is None:
+        offset = -(-linker.scratch // ALIGN) * ALIGN
+        linker.scratch = offset + call.scratch * call.units.most(linker.program.graph.bounds)
+        return ["arena", offset]
+    buffer = linker.program.buffer(node)
+    return [buffer.kind, buffer.offset if buffer.kind == "arena" else buffer.name]
+
+
+def _described(node: Node) -> dict[str, Any]:
+    return {"dtype": node.dtype.name, "shape": [str(d) for d in node.shape]}
+
+
+def _value(program: Program, node: Node) -> dict[str, Any]:
+    return _described(node) | {"offset": program.buffer(node).offset}
+
+
+def _weights(program: Program) -> dict[str, Any]:
+    packed = {n.inputs[0].name: n["layout"] for n in program.load}
+    leaves = program.graph.leaves("weight").values()
+    return {n.name: _described(n) | {"layout": packed.get(n.name, "rows")} for n in leaves}

@@ -1,0 +1,216 @@
+"""Select: which kernel does the work of a node. One ordered table: op -> function that builds the call.
+
+A call is a kernel, the values whose buffers it gets, the run-time extents it asks for and its number of work units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from rlx.codegen.kernel import Kernel
+from rlx.codegen.target import Target
+from rlx.errors import CompileError
+from rlx.ir import dims
+from rlx.ir.dims import DimLike
+from rlx.ir.dtypes import Q8A
+from rlx.ir.graph import Node
+from rlx.passes.program import root
+
+
+@dataclass(frozen=True)
+class Units:
+    """ceil(dim / per) * times work units."""
+
+    dim: DimLike
+    per: int = 1
+    times: int = 1
+
+    def most(self, limits: dims.Bounds) -> int:
+        return -(-dims.bounds(self.dim, limits)[1] // self.per) * self.times
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel call of a region.
+
+    Attributes:
+        args: what is passed for each of `kernel.buffers`: the number of an operand, the number of operands for the
+            result, or `SCRATCH`. Numbers, not nodes, so that the call serves the same node of another layer.
+        extents: one dim for each of `kernel.extents`.
+        scratch: bytes of the private buffer a work unit needs.
+    """
+
+    node: Node
+    kernel: Kernel
+    args: tuple[int, ...]
+    extents: tuple[DimLike, ...]
+    units: Units
+    scratch: int = 0
+
+    def buffers(self) -> Iterator[Node | None]:
+        """The node behind each buffer, None for the scratch buffer."""
+        values = (*self.node.inputs, self.node)
+        return (None if a == SCRATCH else values[a] for a in self.args)
+
+
+SCRATCH = -1
+
+
+def rows(node: Node) -> DimLike:
+    """Number of rows of a value whose last axis is the row."""
+    static = prod(d for d in node.shape[:-1] if isinstance(d, int))
+    symbolic = [d for d in node.shape[:-1] if isinstance(d, dims.Dim)]
+    if len(symbolic) > 1:
+        raise CompileError(f"the product of {symbolic} is no affine extent", where=repr(node))
+    return symbolic[0] * static if symbolic else static
+
+
+def width(node: Node) -> int:
+    """Elements of a row, which kernels have as a literal."""
+    last = node.shape[-1]
+    if not isinstance(last, int):
+        raise CompileError(f"the last axis must be static, found {last}", where=repr(node), hint="Bind its symbol.")
+    return last
+
+
+def _call(
+    node: Node, kernel: Kernel, units: Units, *extents: DimLike, args: Sequence[int] = (), scratch: int = 0
+) -> Call:
+    return Call(node, kernel, tuple(args) or tuple(range(len(node.inputs) + 1)), extents, units, scratch)
+
+
+def _embedding(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels.embedding import embedding
+
+    return _call(n, embedding(n.inputs[0].dtype, width(n), n["scale"]), Units(rows(n)))
+
+
+def _linear(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels.linear import linear
+
+    x, w = n.inputs[:2]
+    act = "q8a" if x.dtype is Q8A else "f32"
+    flags = {"residual": n["residual"], "bias": n["bias"], "gated": n["gated"]}
+    kernel = linear(w.dtype, width(n), width(w), act, target, **flags)
+    return _call(n, kernel, Units(width(n), 16), rows(n))
+
+
+def _rms_norm(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels.norm import rms_norm
+
+    return _call(n, rms_norm(width(n), n["eps"], out=n["out"], weighted=len(n.inputs) > 1), Units(rows(n)))
+
+
+def _quantize(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels.quantize import quantize_q8a
+
+    return _call(n, quantize_q8a(width(n)), Units(rows(n)))
+
+
+def _rope_angles(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels.rope import rope_angles
+
+    return _call(n, rope_angles(width(n) // 2, scale=n["scale"]), Units(rows(n)))
+
+
+def _rope(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels.rope import rope
+
+    _, heads, head_dim = n.inputs[0].shape
+    return _call(n, rope(heads, head_dim, width(n.inputs[-1]), n["style"], norm_eps=n["norm_eps"]), Units(rows(n)))
+
+
+def _kv_write(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels.kv import kv_write
+
+    cache, x = n.inputs
+    kernel = kv_write(x.shape[1], width(x), n["dtype"], layout=_cache_layout(cache))
+    return _call(n, kernel, Units(rows(x)), n["at"], cache.shape[1], args=(1, 2))
+
+
+def _rope_kv_write(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels.rope import rope
+
+    cache, x, angles = n.inputs[0], n.inputs[1], n.inputs[-1]
+    if _cache_layout(cache) != "k_tiles":
+        raise CompileError("rotated rows go into a key cache only", where=repr(n))
+    store = {"store": "k_tiles", "kv_dtype": n["dtype"]}
+    kernel = rope(x.shape[1], width(x), width(angles), n["style"], norm_eps=n["norm_eps"], **store)
+    return _call(n, kernel, Units(rows(x)), n["at"], cache.shape[1], args=range(1, len(n.inputs) + 1))
+
+
+def _cache_layout(cache: Node) -> str:
+    return {"tiles": "k_tiles", "rows": "rows"}[root(cache)["layout"]]
+
+
+def _attention(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels import attention as tiles
+
+    q, k, _ = n.inputs
+    shape = (q.shape[1], k.shape[0], width(q))
+    options = {"kv_dtype": k.dtype, "scale": n["scale"], "window": n["window"], "softcap": n["softcap"]}
+    kernel = tiles.attention(*shape, target, **options)
+    past = n["length"] - q.shape[0]
+    return _call(n, kernel, Units(q.shape[0], tiles.row_tile(*shape), k.shape[0]), q.shape[0], past, k.shape[1])
+
+
+def _elementwise(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels.elementwise import elementwise
+
+    full = n.shape
+    kinds = ["full" if i.shape == full else "scalar" if i.shape == (1,) else "row" for i in n.inputs]
+    return _call(n, elementwise(n["expr"], kinds, width(n), target), Units(rows(n)), rows(n))
+
+
+def _softmax(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels.softmax import softmax
+
+    return _call(n, softmax(width(n)), Units(rows(n)))
+
+
+def _argmax(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels.reduce import argmax
+
+    return _call(n, argmax(width(n.inputs[0])), Units(rows(n.inputs[0])))
+
+
+def _top_k(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels.reduce import top_k
+
+    scratch = 4 * n["k"]  # a unit's k largest values, which nobody reads
+    return _call(n, top_k(width(n.inputs[0]), n["k"]), Units(rows(n)), args=(0, SCRATCH, 1), scratch=scratch)
+
+
+def _last_row(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels.copy import last_row
+
+    x = n.inputs[0]
+    return _call(n, last_row(prod(d for d in x.shape[1:] if isinstance(d, int))), Units(1), x.shape[0])
+
+
+KERNELS: dict[str, Callable[[Node, Target], Call]] = {
+    "embedding": _embedding,
+    "linear": _linear,
+    "rms_norm": _rms_norm,
+    "quantize": _quantize,
+    "rope_angles": _rope_angles,
+    "rope": _rope,
+    "kv_write": _kv_write,
+    "rope_kv_write": _rope_kv_write,
+    "attention": _attention,
+    "elementwise": _elementwise,
+    "softmax": _softmax,
+    "argmax": _argmax,
+    "top_k": _top_k,
+    "last_row": _last_row,
+}
+
+
+def select(node: Node, target: Target) -> Call:
+    """The call for a node; `CompileError` where no kernel serves it."""
+    build = KERNELS.get(node.op)
+    if build is None:
+        raise CompileError(f"no kernel serves {node!r}", hint=f"Ops with kernels: {', '.join(KERNELS)}.")
+    return build(node, target)
