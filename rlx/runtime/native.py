@@ -1,0 +1,128 @@
+"""A native program: object code, its manifest, and the memory it runs on. Bound once, then one native call a step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import ArgumentError, CompileError
+from rlx.ir import dims
+from rlx.ir.dtypes import DTYPES
+from rlx.runtime.memory import AlignedBuffer
+from rlx.runtime.threads import WorkerPool
+
+_names = itertools.count()
+
+
+class NativeCode:
+    """Object code loaded into this process. The code is freed with this object.
+
+    Raises:
+        CompileError: the object does not load.
+    """
+
+    def __init__(self, object_bytes: bytes, symbols: list[str]) -> None:
+        import llvmlite.binding as llvm
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        builder = llvm.JITLibraryBuilder().add_object_img(object_bytes).add_current_process()
+        for symbol in symbols:
+            builder.export_symbol(symbol)
+        self._jit = llvm.create_lljit_compiler()
+        try:
+            self._tracker = builder.link(self._jit, f"rlx{next(_names)}")
+        except RuntimeError as error:
+            raise CompileError(f"object code does not load: {error}", hint="Run `rlx cache verify`.") from error
+        self.addresses = {symbol: int(self._tracker[symbol]) for symbol in symbols}
+
+
+class NativeProgram:
+    """One instance of a compiled program, ready to run once its weights and states are bound.
+
+    Args:
+        code, manifest: what the linker made (`rlx.codegen.link`); several instances share them.
+        pool: the workers that run it.
+    """
+
+    def __init__(self, code: NativeCode, manifest: Mapping[str, Any], pool: WorkerPool) -> None:
+        self.manifest, self.pool = manifest, pool
+        self._code = code
+        self.arena = AlignedBuffer(manifest["arena"], huge=True)
+        self.arena_bytes: int = manifest["arena"]
+        regions = manifest["regions"]
+        self._args = np.zeros(max(1, len(manifest["args"])), np.uint64)
+        self._extents = np.zeros(max(1, len(manifest["symbols"])), np.int64)
+        self._counters = np.zeros(max(1, sum(map(len, regions))), np.int64)
+        self.times = np.zeros((pool.n, max(1, len(regions))), np.int64)
+        self._context = self._make_context()
+        self._unbound = self._place_arena()
+        self._positions = self._by_name()
+        self._step, self._context_address = self._code.addresses["step"], self._context.ctypes.data
+        self.inputs = {name: self._view(row, self._most(row)) for name, row in manifest["inputs"].items()}
+
+    def _make_context(self) -> np.ndarray:
+        barrier = self.pool.library.symbols["rlx_barrier"]
+        tables = [a.ctypes.data for a in (self._args, self._extents, self._counters)]
+        return np.array([*tables, self.pool.pool_address, barrier, self.times.ctypes.data], np.uint64)
+
+    def _place_arena(self) -> set[str]:
+        """Fills in the addresses inside the arena; returns the names that must still be bound."""
+        for i, (kind, where) in enumerate(self.manifest["args"]):
+            if kind == "arena":
+                self._args[i] = self.arena.address + where
+        return {str(where) for kind, where in self.manifest["args"] if kind != "arena"}
+
+    def _by_name(self) -> dict[str, list[int]]:
+        table: dict[str, list[int]] = {}
+        for i, (kind, where) in enumerate(self.manifest["args"]):
+            if kind != "arena":
+                table.setdefault(where, []).append(i)
+        return table
+
+    def bind(self, addresses: Mapping[str, int]) -> None:
+        """Sets the address of weights and states; names that the program does not use are ignored."""
+        for name, address in addresses.items():
+            for i in self._positions.get(name, ()):
+                self._args[i] = address
+            self._unbound.discard(name)
+
+    def run(self, **extents: int) -> None:
+        """One step, on all workers. Inputs lie in `inputs`, results in `output`; the caller keeps extents in bounds.
+
+        Raises:
+            ArgumentError: a weight or state is not bound, or an extent is missing or out of bounds.
+        """
+        if self._unbound:
+            raise ArgumentError(f"not bound: {', '.join(sorted(self._unbound)[:5])}", where=f"program {self.name}")
+        for i, symbol in enumerate(self.manifest["symbols"]):
+            low, high = self.manifest["bounds"][symbol]
+            if not low <= extents.get(symbol, -1) <= high:
+                found = extents.get(symbol, "nothing")
+                raise ArgumentError(f"{symbol} must lie in {low}..{high}, found {found}", where=f"program {self.name}")
+            self._extents[i] = extents[symbol]
+        self._counters.fill(0)
+        self.pool.run(self._step, self._context_address)
+
+    @property
+    def name(self) -> str:
+        return f"{self.manifest['name']}/{self.manifest['phase']}"
+
+    def output(self, name: str, **extents: int) -> np.ndarray:
+        """A view of a result in the arena, valid until the next step."""
+        row = self.manifest["outputs"][name]
+        return self._view(row, tuple(dims.value(dims.parse_dim(d), extents) for d in row["shape"]))
+
+    def _most(self, row: Mapping[str, Any]) -> tuple[int, ...]:
+        limits = {s: (low, high) for s, (low, high) in self.manifest["bounds"].items()}
+        return tuple(dims.bounds(dims.parse_dim(d), limits)[1] for d in row["shape"])
+
+    def _view(self, row: Mapping[str, Any], shape: tuple[int, ...]) -> np.ndarray:
+        return self.arena.view(DTYPES[row["dtype"]].numpy, shape, row["offset"])
+
+    def close(self) -> None:
+        self.arena.close()
+
