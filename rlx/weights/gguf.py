@@ -173,13 +173,13 @@ class GgufMetadata(Mapping[str, Any]):
     def _require(self, key: str, kind: str) -> None:
         found = self._types.get(key)
         if found is None:
-            raise ConfigError(f"there is no metadata key '{key}'", where=self._where)
+            raise ConfigError(f"there is no metadata key {key!r}", where=self._where)
         if not found.startswith(kind):
-            raise ConfigError(f"metadata key '{key}' has type {found}, expected {kind.rstrip()}", where=self._where)
+            raise ConfigError(f"metadata key {key!r} has type {found}, expected {kind.rstrip()}", where=self._where)
 
     def _open(self, key: str) -> Buffer:
         if self._buffer is None:
-            raise GgufError(f"key '{key}' is read after the file was closed", where=self._where)
+            raise GgufError(f"key {key!r} is read after the file was closed", where=self._where)
         return self._buffer
 
 
@@ -221,7 +221,6 @@ class GgufFile(MappedTensors):
         super().__init__(Path(path))
         file = MappedFile(self.path, mmap=mmap)
         header = parse_header(file.buffer, str(self.path))
-        check_hyperparameters(header.metadata, header.tensors, str(self.path))
         self.version, self.alignment = header.version, header.alignment
         self.metadata: GgufMetadata = header.metadata
         self.tensors = header.tensors
@@ -245,7 +244,7 @@ def parse_header(buffer: Buffer, where: str) -> GgufHeader:
         where: name of the file for messages.
 
     Raises:
-        GgufError, UnsupportedModelError: see `GgufFile`.
+        GgufError, UnsupportedModelError, ConfigError: see `GgufFile`.
     """
     at = _Cursor(buffer, where)
     version = _read_version(at)
@@ -258,6 +257,7 @@ def parse_header(buffer: Buffer, where: str) -> GgufHeader:
     data_offset = -(-at.pos // alignment) * alignment
     tensors = {record.info.name: record.info for record in records}
     offsets = _place(records, data_offset, alignment, len(buffer), where)
+    check_hyperparameters(metadata, tensors, where)
     return GgufHeader(version, alignment, metadata, tensors, offsets, data_offset)
 
 
@@ -366,22 +366,22 @@ def _read_metadata(at: _Cursor, count: int) -> GgufMetadata:
         start = at.pos
         key = at.name(f"the name of key {index}", MAX_KEY_BYTES)
         if key in values:
-            at.fail(f"key '{key}' occurs twice", at=start)
+            at.fail(f"key {key!r} occurs twice", at=start)
         values[key], types[key] = _read_value(at, key)
     return GgufMetadata(values, types, at.buffer, at.where)
 
 
 def _read_value(at: _Cursor, key: str) -> tuple[Any, str]:
-    kind = _read_type(at, f"key '{key}'")
+    kind = _read_type(at, f"key {key!r}")
     if kind == _ARRAY:
         return _read_array(at, key)
     if kind == _STRING:
-        return at.text(f"the value of key '{key}'", MAX_STRING_BYTES).decode("utf-8", "replace"), "string"
-    value = at.number(_SCALARS[kind], f"the value of key '{key}'")
+        return at.text(f"the value of key {key!r}", MAX_STRING_BYTES).decode("utf-8", "replace"), "string"
+    value = at.number(_SCALARS[kind], f"the value of key {key!r}")
     if kind != _BOOL:
         return value, _TYPE_NAMES[kind]
     if value > 1:
-        at.fail(f"key '{key}' is a bool with the value {value}, expected 0 or 1", at=at.pos - 1)
+        at.fail(f"key {key!r} is a bool with the value {value}, expected 0 or 1", at=at.pos - 1)
     return bool(value), "bool"
 
 
@@ -393,7 +393,7 @@ def _read_type(at: _Cursor, what: str) -> int:
 
 
 def _read_array(at: _Cursor, key: str) -> tuple[_Strings | _Numbers, str]:
-    what = f"the array of key '{key}'"
+    what = f"the array of key {key!r}"
     kind = _read_type(at, what)
     if kind == _ARRAY:
         at.fail(f"{what} holds arrays; arrays of arrays are not allowed", at=at.pos - 4)
@@ -419,7 +419,7 @@ def _check_known(metadata: GgufMetadata, where: str) -> None:
     for key, allowed in _KNOWN_TYPES.items():
         if key in metadata and metadata.type_of(key) not in allowed:
             found = metadata.type_of(key)
-            raise GgufError(f"key '{key}' has type {found}, expected {' or '.join(allowed)}", where=where)
+            raise GgufError(f"key {key!r} has type {found}, expected {' or '.join(allowed)}", where=where)
     if metadata.get("split.count", 0) > 1:
         raise UnsupportedModelError(
             f"split.count is {metadata['split.count']}: the model is split over several files",
@@ -449,29 +449,29 @@ def _read_records(at: _Cursor, count: int) -> list[_Record]:
         start = at.pos
         name = at.name(f"the name of tensor {index}", MAX_NAME_BYTES)
         if name in records:
-            at.fail(f"tensor '{name}' occurs twice", at=start)
+            at.fail(f"tensor {name!r} occurs twice", at=start)
         shape = _read_shape(at, name)
         dtype = _read_dtype(at, name)
         nbytes = _tensor_bytes(at, name, dtype, shape)
-        records[name] = _Record(TensorInfo(name, dtype, shape, nbytes), at.u64(f"the offset of tensor '{name}'"), start)
+        records[name] = _Record(TensorInfo(name, dtype, shape, nbytes), at.u64(f"the offset of tensor {name!r}"), start)
     return list(records.values())
 
 
 def _read_shape(at: _Cursor, name: str) -> tuple[int, ...]:
-    n_dims = at.u32(f"the dimension count of tensor '{name}'")
+    n_dims = at.u32(f"the dimension count of tensor {name!r}")
     if not 1 <= n_dims <= MAX_DIMS:
-        at.fail(f"tensor '{name}' has {n_dims} dimensions, expected 1 to {MAX_DIMS}", at=at.pos - 4)
-    dims = [at.u64(f"dimension {i} of tensor '{name}'") for i in range(n_dims)]
+        at.fail(f"tensor {name!r} has {n_dims} dimensions, expected 1 to {MAX_DIMS}", at=at.pos - 4)
+    dims = [at.u64(f"dimension {i} of tensor {name!r}") for i in range(n_dims)]
     if 0 in dims:
-        at.fail(f"tensor '{name}' has a dimension of 0: {dims}", at=at.pos - 8 * n_dims)
+        at.fail(f"tensor {name!r} has a dimension of 0: {dims}", at=at.pos - 8 * n_dims)
     return tuple(reversed(dims))
 
 
 def _read_dtype(at: _Cursor, name: str) -> DType:
-    kind = at.u32(f"the type of tensor '{name}'")
+    kind = at.u32(f"the type of tensor {name!r}")
     if kind not in BY_GGML:
         raise UnsupportedModelError(
-            f"tensor '{name}' has the type id {kind}, which rlx does not know",
+            f"tensor {name!r} has the type id {kind}, which rlx does not know",
             where=f"{at.where}, byte {at.pos - 4}",
             hint="use a file in one of the types that `gguf` lists as current, such as Q4_K_M or Q8_0",
         )
@@ -480,11 +480,11 @@ def _read_dtype(at: _Cursor, name: str) -> DType:
 
 def _tensor_bytes(at: _Cursor, name: str, dtype: DType, shape: tuple[int, ...]) -> int:
     if shape[-1] % dtype.block:
-        at.fail(f"tensor '{name}' has rows of {shape[-1]}, no multiple of the {dtype.block} in a {dtype} block")
+        at.fail(f"tensor {name!r} has rows of {shape[-1]}, no multiple of the {dtype.block} in a {dtype} block")
     nbytes = shape[-1] // dtype.block * dtype.nbytes * prod(shape[:-1])
     if nbytes > at.end:
         at.fail(
-            f"tensor '{name}' of shape {shape} and type {dtype} takes {nbytes} bytes, the whole file has {at.end}",
+            f"tensor {name!r} of shape {shape} and type {dtype} takes {nbytes} bytes, the whole file has {at.end}",
             hint="the file is cut short or damaged",
         )
     return nbytes
@@ -498,7 +498,7 @@ def _place(records: list[_Record], data_offset: int, alignment: int, size: int, 
     for before, after in pairwise(ordered):
         if before.offset + before.info.nbytes > after.offset:
             raise GgufError(
-                f"tensor '{after.info.name}' at offset {after.offset} overlaps tensor '{before.info.name}',"
+                f"tensor {after.info.name!r} at offset {after.offset} overlaps tensor {before.info.name!r},"
                 f" which ends at {before.offset + before.info.nbytes}",
                 where=f"{where}, byte {after.at}",
             )
@@ -509,12 +509,12 @@ def _check_place(record: _Record, data_offset: int, alignment: int, size: int, w
     name, offset, nbytes = record.info.name, record.offset, record.info.nbytes
     if offset % alignment:
         raise GgufError(
-            f"tensor '{name}' has the offset {offset}, expected a multiple of the alignment {alignment}",
+            f"tensor {name!r} has the offset {offset}, expected a multiple of the alignment {alignment}",
             where=f"{where}, byte {record.at}",
         )
     if data_offset + offset + nbytes > size:
         raise GgufError(
-            f"tensor '{name}' ends at byte {data_offset + offset + nbytes}, the file has {size}",
+            f"tensor {name!r} ends at byte {data_offset + offset + nbytes}, the file has {size}",
             where=f"{where}, byte {record.at}",
             hint="the file is cut short or damaged: download it again",
         )

@@ -140,7 +140,7 @@ class MappedTensors:
 
     def _place(self, name: str) -> tuple[MappedFile, int]:
         if name not in self._places:
-            raise WeightError(f"there is no tensor '{name}' among the {len(self.tensors)} in the file", where=self.path)
+            raise WeightError(f"there is no tensor {name!r} among the {len(self.tensors)} in the file", where=self.path)
         return self._places[name]
 
 

@@ -97,7 +97,7 @@ class ModelWeights:
 def _check_dtype(info: TensorInfo, loader: WeightLoader) -> None:
     if not info.dtype.is_quantized and info.dtype not in _FLOATS:
         hint = "use a checkpoint in BF16, F16 or F32, or a GGUF file of the model"
-        raise UnsupportedModelError(f"tensor '{info.name}' has type {info.dtype}", where=loader.path, hint=hint)
+        raise UnsupportedModelError(f"tensor {info.name!r} has type {info.dtype}", where=loader.path, hint=hint)
 
 
 def _to_float32(raw: Bytes, dtype: DType) -> npt.NDArray[np.float32]:

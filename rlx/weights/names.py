@@ -100,7 +100,7 @@ def canonical_names(loader: WeightLoader, family: str) -> dict[str, str]:
         if canonical is None:
             continue
         if canonical in found:
-            raise WeightError(f"'{found[canonical]}' and '{name}' are both {canonical}", where=loader.path)
+            raise WeightError(f"{found[canonical]!r} and {name!r} are both {canonical}", where=loader.path)
         found[canonical] = name
     return found
 
@@ -148,7 +148,7 @@ def _in_decoder(path: str, table: Table) -> str | None:
 def _table(family: str) -> Table:
     if family not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise UnsupportedModelError(f"no tensor names are known for the family '{family}', only for {known}")
+        raise UnsupportedModelError(f"no tensor names are known for the family {family!r}, only for {known}")
     return FAMILIES[family]
 
 

@@ -77,7 +77,7 @@ class SafetensorsFile(MappedTensors):
         for name in tensors:
             if name in self.tensors:
                 other = self._places[name][0].path.name
-                raise SafetensorsError(f"tensor '{name}' occurs in this file and in {other}", where=path)
+                raise SafetensorsError(f"tensor {name!r} occurs in this file and in {other}", where=path)
         self._files.append(file)
         self.tensors.update(tensors)
         self._places.update((name, (file, offset)) for name, offset in offsets.items())
@@ -87,7 +87,7 @@ class SafetensorsFile(MappedTensors):
             place = self._places.get(name)
             if place is None or place[0].path.name != shard:
                 found = "in no shard" if place is None else f"in {place[0].path.name}"
-                raise SafetensorsError(f"tensor '{name}' should be in {shard} but is {found}", where=index)
+                raise SafetensorsError(f"tensor {name!r} should be in {shard} but is {found}", where=index)
 
 
 def parse_header(buffer: Buffer, where: str) -> tuple[dict[str, TensorInfo], dict[str, int]]:
@@ -138,26 +138,26 @@ def _read_entry(name: str, entry: object, where: str) -> tuple[TensorInfo, int, 
     if not _is_text(name):
         _fail(f"a tensor's name is not valid Unicode: {name!r}", where)
     if not isinstance(entry, dict) or set(entry) != _FIELDS:
-        _fail(f"tensor '{name}' is not described by {', '.join(sorted(_FIELDS))} alone", where)
+        _fail(f"tensor {name!r} is not described by {', '.join(sorted(_FIELDS))} alone", where)
     dtype = _read_dtype(name, entry["dtype"], where)
     shape, bounds = _sizes(entry["shape"]), _sizes(entry["data_offsets"])
     if shape is None or prod(max(each, 1) for each in shape) > MAX_ELEMENTS:
-        _fail(f"tensor '{name}' has the shape {entry['shape']!r}", where)
+        _fail(f"tensor {name!r} has the shape {entry['shape']!r}", where)
     if bounds is None or len(bounds) != 2:
-        _fail(f"tensor '{name}' has the data_offsets {entry['data_offsets']!r}, expected two sizes", where)
+        _fail(f"tensor {name!r} has the data_offsets {entry['data_offsets']!r}, expected two sizes", where)
     begin, end = bounds
     nbytes = dtype.nbytes * prod(shape)
     if end - begin != nbytes:
-        _fail(f"tensor '{name}' of shape {shape} and type {dtype} takes {nbytes} bytes, its data {end - begin}", where)
+        _fail(f"tensor {name!r} of shape {shape} and type {dtype} takes {nbytes} bytes, its data {end - begin}", where)
     return TensorInfo(name, dtype, shape, nbytes), begin, end
 
 
 def _read_dtype(name: str, dtype: object, where: str) -> DType:
     if not isinstance(dtype, str):
-        _fail(f"tensor '{name}' has the dtype {dtype!r}, expected a string", where)
+        _fail(f"tensor {name!r} has the dtype {dtype!r}, expected a string", where)
     if dtype not in _DTYPES:
         hint = "use a checkpoint in BF16, F16 or F32, or a GGUF file of the model"
-        raise UnsupportedModelError(f"tensor '{name}' has the dtype {dtype}", where=where, hint=hint)
+        raise UnsupportedModelError(f"tensor {name!r} has the dtype {dtype}", where=where, hint=hint)
     return _DTYPES[dtype]
 
 
@@ -173,7 +173,7 @@ def _check_dense(found: list[tuple[TensorInfo, int, int]], size: int, where: str
     for info, begin, end in found:
         if begin != at:
             problem = "overlaps the one before it" if begin < at else "leaves a gap"
-            _fail(f"tensor '{info.name}' {problem}: its data begins at {begin}, expected {at}", where)
+            _fail(f"tensor {info.name!r} {problem}: its data begins at {begin}, expected {at}", where)
         at = end
     if at != size:
         hint = "the file is cut short or damaged: download it again" if at > size else None
@@ -196,7 +196,7 @@ def _read_index(path: Path) -> dict[str, str]:
         _fail("the index has no weight_map", path)
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not _is_file_name(shard):
-            _fail(f"tensor '{name}' is said to be in {shard!r}, which is not a file name of this directory", path)
+            _fail(f"tensor {name!r} is said to be in {shard!r}, which is not a file name of this directory", path)
     return weight_map
 
 
