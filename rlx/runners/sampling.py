@@ -175,15 +175,15 @@ def _largest(values: Floats, count: int) -> Ids:
     if count >= len(values):
         return np.arange(len(values))
     border = np.partition(values, len(values) - count)[-count]
-    above = np.flatnonzero(values > border)
-    level = np.flatnonzero(values == border)[: count - len(above)]
-    return np.sort(np.concatenate([above, level]))
+    kept = values > border
+    kept[np.flatnonzero(values == border)[: count - np.count_nonzero(kept)]] = True
+    return np.flatnonzero(kept)
 
 
 def _nucleus_size(values: Floats, share: float) -> int:
     """How many of the largest values have at least `share` of the softmax of all; at least one."""
-    falling = np.sort(values)[::-1]
-    shares = np.exp(falling - falling[0]).cumsum()
+    rising = np.sort(values)
+    shares = np.exp(rising - rising[-1])[::-1].cumsum()
     return int(shares.searchsorted(share * shares[-1])) + 1
 
 
