@@ -289,7 +289,7 @@ class _Cursor:
 
     def count(self, what: str, most: int, smallest: int) -> int:
         """A u64 count of records that each take at least `smallest` bytes."""
-        at, value = self.pos, self.u64(what)
+        at, value = self.pos, self.u64(f"the {what}")
         if value > most:
             self.fail(f"the {what} is {value}, at most {most} are allowed", at=at)
         if value * smallest > self.end - self.pos:

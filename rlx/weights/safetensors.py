@@ -105,7 +105,7 @@ def parse_header(buffer: Buffer, where: str) -> tuple[dict[str, TensorInfo], dic
     """
     entries, data_offset = _read_entries(buffer, where)
     metadata = entries.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+    if not isinstance(metadata, dict) or not all(isinstance(each, str) and _is_text(each) for each in _flat(metadata)):
         _fail("__metadata__ is not an object of strings", where)
     found = [_read_entry(name, entry, where) for name, entry in entries.items()]
     found.sort(key=lambda each: each[1:])
@@ -208,6 +208,10 @@ def _is_file_name(text: str) -> bool:
 def _is_text(text: str) -> bool:
     """No lone surrogates, which JSON can spell and UTF-8 cannot."""
     return not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+def _flat(pairs: JsonObject) -> list[Any]:
+    return [*pairs.keys(), *pairs.values()]
 
 
 def _read_config(path: Path) -> JsonObject:

@@ -473,7 +473,8 @@ def test_metadata_bytes_needs_an_array_of_strings() -> None:
 
 def test_it_is_a_weight_loader(model: Path) -> None:
     with GgufFile(model) as found:
-        assert isinstance(found, WeightLoader) and found.format == "gguf" and found.path == model
+        assert isinstance(found, WeightLoader)
+        assert found.format == "gguf" and found.path == model
 
 
 def test_raw_is_a_read_only_view_that_outlives_close(model: Path) -> None:

@@ -1,0 +1,232 @@
+"""Canonical names: against the converter's own map in the `gguf` package; weights under those names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import safetensors
+
+from rlx.errors import ModelFileError, UnsupportedModelError, WeightError
+from rlx.weights import ModelWeights, open_weights
+from rlx.weights.names import (
+    DECODER_PREFIXES,
+    FAMILIES,
+    HEAD_PREFIXES,
+    Row,
+    canonical_name,
+    canonical_names,
+    file_names,
+    unused_names,
+)
+
+ARCHS = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gemma3": gguf.MODEL_ARCH.GEMMA3,
+}
+
+
+def rows(family: str) -> list[Row]:
+    table = FAMILIES[family]
+    return [*table.decoder, *table.head, *table.layer]
+
+
+def canonical_of(family: str, layer: int) -> list[str]:
+    """Every canonical name of a family, those of one layer included."""
+    table = FAMILIES[family]
+    whole = [f"{row.canonical}.{end}" for row in (*table.decoder, *table.head) for end in row.suffixes]
+    return whole + [f"blk.{layer}.{row.canonical}.{end}" for row in table.layer for end in row.suffixes]
+
+
+def test_every_family_is_compared() -> None:
+    assert ARCHS.keys() == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("family", ARCHS)
+def test_names_of_checkpoints_mean_what_the_converter_says(family: str) -> None:
+    reference = gguf.get_tensor_name_map(ARCHS[family], 4)
+    compared = 0
+    for canonical in canonical_of(family, 3):
+        for name in file_names(canonical, family)[1:]:
+            if not name.startswith(("model.layers", "model.embed", "model.norm", "lm_head")):
+                continue  # the converter strips the longer prefixes before it looks names up
+            assert reference.get_name(name, try_suffixes=(".weight", ".bias")) == canonical
+            compared += 1
+    assert compared == sum(len(row.suffixes) for row in rows(family) if row.hf)
+
+
+@pytest.mark.parametrize("family", ARCHS)
+def test_the_families_tensors_are_known(family: str) -> None:
+    """Every tensor that the `gguf` package lists for the architecture, but for experts and per-layer rope factors."""
+    listed = {gguf.TENSOR_NAMES[each] for each in gguf.MODEL_TENSORS[ARCHS[family]]}
+    expected = {name.replace("{bid}", "7") for name in listed if "exp" not in name and "rot" not in name}
+    expected -= {"blk.7.ffn_gate_inp", "blk.7.ffn_gate_inp_shexp", "cls.output", "blk.7.attn_sinks"}
+    known = {name.rsplit(".", 1)[0] for name in canonical_of(family, 7)}
+    assert not {name for name in expected if not name.startswith(("dense_", "cls"))} - known
+
+
+@pytest.mark.parametrize("family", ARCHS)
+def test_every_accepted_name_leads_back(family: str) -> None:
+    for canonical in canonical_of(family, 12):
+        names = file_names(canonical, family)
+        assert names[0] == canonical and len(set(names)) == len(names)
+        assert [canonical_name(name, family) for name in names] == [canonical] * len(names)
+
+
+def test_the_prefixes_of_text_and_image_models() -> None:
+    assert file_names("blk.3.attn_q.weight", "llama")[1:] == [
+        "model.layers.3.self_attn.q_proj.weight",
+        "language_model.model.layers.3.self_attn.q_proj.weight",
+        "model.language_model.layers.3.self_attn.q_proj.weight",
+    ]
+    assert file_names("output.weight", "llama")[1:3] == ["lm_head.weight", "language_model.lm_head.weight"]
+    assert file_names("rope_freqs.weight", "llama") == ["rope_freqs.weight"]
+    assert len(DECODER_PREFIXES) == 3 and len(HEAD_PREFIXES) == 4
+
+
+def test_post_attention_layernorm_is_another_norm_in_gemma() -> None:
+    name = "model.layers.0.post_attention_layernorm.weight"
+    assert canonical_name(name, "llama") == canonical_name(name, "qwen2") == "blk.0.ffn_norm.weight"
+    assert canonical_name(name, "gemma3") == "blk.0.post_attention_norm.weight"
+    before = "model.layers.0.pre_feedforward_layernorm.weight"
+    assert canonical_name(before, "gemma3") == "blk.0.ffn_norm.weight" and canonical_name(before, "llama") is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "vision_tower.vision_model.encoder.layers.0.self_attn.q_proj.weight",
+        "layers.0.self_attn.q_proj.weight",
+        "model.layers.00.self_attn.q_proj.weight",
+        "model.layers.-1.self_attn.q_proj.weight",
+        "model.layers.0.self_attn.q_proj.scales",
+        "model.layers.0.self_attn.q_norm.weight",  # qwen3 and gemma3 have it, llama has not
+        "blk.0.attn_q_norm.weight",
+        "blk.01.attn_q.weight",
+        "blk.0.unheard_of.weight",
+        "model.lm_head.weight.extra",
+        "",
+    ],
+)
+def test_other_names_are_nothing(name: str) -> None:
+    assert canonical_name(name, "llama") is None
+
+
+def test_an_unknown_family_is_named() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"the family 'rwkv', only for llama, qwen2, qwen3, gemma3"):
+        canonical_name("output.weight", "rwkv")
+
+
+# --- weights under canonical names
+
+NORM = np.array([1.5, -2.0, 0.25, 1e-3], np.float32)
+
+
+def bf16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return (values.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def checkpoint(directory: Path, tensors: Mapping[str, tuple[str, np.ndarray[Any, Any]]]) -> Path:
+    specs = {
+        name: safetensors.TensorSpec(dtype=dtype, shape=each.shape, data_ptr=each.ctypes.data, data_len=each.nbytes)
+        for name, (dtype, each) in tensors.items()
+    }
+    safetensors.serialize_file(specs, directory / "model.safetensors")
+    (directory / "config.json").write_text("{}")
+    return directory
+
+
+@pytest.fixture
+def gemma(tmp_path: Path) -> Path:
+    prefix = "model.language_model."
+    return checkpoint(
+        tmp_path,
+        {
+            prefix + "embed_tokens.weight": ("float16", np.arange(8, dtype=np.float16).reshape(2, 4)),
+            prefix + "norm.weight": ("bfloat16", bf16(NORM)),
+            prefix + "layers.0.input_layernorm.weight": ("float32", NORM),
+            "model.vision_tower.patch.weight": ("int64", np.arange(2)),
+        },
+    )
+
+
+def test_weights_of_a_checkpoint(gemma: Path) -> None:
+    with ModelWeights(open_weights(gemma), "gemma3") as weights:
+        assert set(weights.names) == {"token_embd.weight", "output_norm.weight", "blk.0.attn_norm.weight"}
+        assert weights.unused == unused_names(weights.loader, "gemma3") == ["model.vision_tower.patch.weight"]
+        assert weights.format == "safetensors" and weights.has("token_embd.weight") and not weights.has("output.weight")
+        info = weights.info("token_embd.weight")
+        assert info.name == "model.language_model.embed_tokens.weight" and info.shape == (2, 4)
+        assert weights.raw("blk.0.attn_norm.weight").tobytes() == NORM.tobytes()
+        weights.release("blk.0.attn_norm.weight")
+        np.testing.assert_array_equal(weights.array("blk.0.attn_norm.weight"), NORM)
+        np.testing.assert_array_equal(weights.array("token_embd.weight"), np.arange(8).reshape(2, 4))
+    with pytest.raises(ModelFileError, match="was closed"):
+        weights.raw("token_embd.weight")
+
+
+def test_arrays_are_float32_of_their_own(gemma: Path) -> None:
+    with ModelWeights(open_weights(gemma), "gemma3") as weights:
+        for name in weights.names:
+            found = weights.array(name)
+            assert found.dtype == np.float32 and found.flags.writeable and found.flags.c_contiguous
+
+
+def test_bf16_widens_exactly(gemma: Path) -> None:
+    with ModelWeights(open_weights(gemma), "gemma3") as weights:
+        blocks = bf16(NORM).view(np.uint8)
+        expected = gguf.dequantize(blocks, gguf.GGMLQuantizationType.BF16)
+        np.testing.assert_array_equal(weights.array("output_norm.weight"), expected)
+
+
+def test_a_missing_tensor_names_what_was_tried(gemma: Path) -> None:
+    with ModelWeights(open_weights(gemma), "gemma3") as weights:
+        for use in (weights.info, weights.raw, weights.array, weights.release):
+            with pytest.raises(WeightError) as caught:
+                use("blk.0.ffn_norm.weight")
+            message = str(caught.value)
+            assert "no tensor for blk.0.ffn_norm.weight; names tried: blk.0.ffn_norm.weight, model.layers.0." in message
+            assert "model.language_model.layers.0.pre_feedforward_layernorm.weight" in message
+
+
+def test_a_weight_of_integers_is_refused(tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path, {"model.norm.weight": ("int64", np.arange(4))})
+    with pytest.raises(UnsupportedModelError, match=r"tensor 'model\.norm\.weight' has type i64"):
+        ModelWeights(open_weights(directory), "llama")
+
+
+def test_two_names_for_one_weight_are_refused(tmp_path: Path) -> None:
+    twice = {"model.norm.weight": ("float32", NORM), "language_model.model.norm.weight": ("float32", NORM)}
+    with (
+        open_weights(checkpoint(tmp_path, twice)) as loader,
+        pytest.raises(WeightError, match=r"norm\.weight' and '.*norm\.weight' are both output_norm\.weight"),
+    ):
+        canonical_names(loader, "llama")
+
+
+def test_weights_of_a_gguf_file(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    kind = gguf.GGMLQuantizationType.Q8_0
+    blocks = gguf.quantize(np.ones((2, 32), np.float32), kind)
+    writer.add_tensor("blk.0.attn_q.weight", blocks, raw_dtype=kind)
+    writer.add_tensor("output_norm.weight", NORM)
+    writer.add_tensor("rope_freqs.weight", NORM)
+    writer.add_tensor("something.else", NORM)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with ModelWeights(open_weights(tmp_path), "llama") as weights:
+        assert list(weights.names) == ["blk.0.attn_q.weight", "output_norm.weight", "rope_freqs.weight"]
+        assert weights.unused == ["something.else"] and weights.format == "gguf"
+        np.testing.assert_array_equal(weights.array("output_norm.weight"), NORM)
+        assert weights.raw("blk.0.attn_q.weight").tobytes() == blocks.tobytes()
+        with pytest.raises(WeightError, match=r"blk\.0\.attn_q\.weight has type q8_0, expected f32, f16 or bf16"):
+            weights.array("blk.0.attn_q.weight")

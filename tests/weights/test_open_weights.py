@@ -1,0 +1,168 @@
+"""What a path means: which file of a directory is opened, and what is said about files that are no models."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from rlx.errors import GgufError, ModelFileError, RlxError, SafetensorsError, UnsupportedModelError
+from rlx.weights import open_weights, resolve_model_path
+from rlx.weights.gguf import GgufFile
+from rlx.weights.safetensors import SafetensorsFile
+
+EMPTY_GGUF = b"GGUF" + struct.pack("<IQQ", 3, 0, 0)
+SPLIT_GGUF = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 11) + b"split.count" + struct.pack("<IH", 2, 2)
+
+
+def write(directory: Path, *names: str, data: bytes = EMPTY_GGUF) -> None:
+    for name in names:
+        (directory / name).write_bytes(data)
+
+
+def save_safetensors(path: Path) -> None:
+    safetensors.numpy.save_file({"a": np.ones(3, np.float32)}, path)
+    (path.parent / "config.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (["x.gguf"], "x.gguf"),
+        (["x.GGUF"], "x.GGUF"),
+        (["x-Q8_0.gguf", "x-Q4_K_M.gguf", "x-f16.gguf"], "x-Q4_K_M.gguf"),
+        (["x-q8_0.gguf", "x-q4_k_m.gguf"], "x-q4_k_m.gguf"),
+        (["mmproj-f16.gguf", "x-f16.gguf"], "x-f16.gguf"),
+        (["mmproj-Q4_K_M.gguf", "x-f16.gguf"], "x-f16.gguf"),
+        (["mmproj-f16.gguf"], "mmproj-f16.gguf"),
+        (["x-00001-of-00002.gguf", "x-00002-of-00002.gguf"], "x-00001-of-00002.gguf"),
+        (["state-of-the-art.gguf"], "state-of-the-art.gguf"),
+        (["x.gguf", "model.safetensors"], "x.gguf"),
+        (["model.safetensors", "model.safetensors.index.json"], "model.safetensors"),
+        (["model.safetensors.index.json", "model-00001-of-00001.safetensors"], "model.safetensors.index.json"),
+    ],
+)
+def test_the_file_of_a_directory(tmp_path: Path, names: list[str], chosen: str) -> None:
+    write(tmp_path, "README.md", *names)
+    assert resolve_model_path(tmp_path) == tmp_path / chosen
+    assert resolve_model_path(str(tmp_path)) == tmp_path / chosen
+
+
+@pytest.mark.parametrize("names", [["a.gguf", "b.gguf"], ["a-Q4_K_M.gguf", "b-Q4_K_M.gguf"]])
+def test_several_models_are_listed(tmp_path: Path, names: list[str]) -> None:
+    write(tmp_path, *names)
+    with pytest.raises(ModelFileError, match=f"several models: {', '.join(names)}. give the path of one"):
+        resolve_model_path(tmp_path)
+
+
+def test_a_directory_without_weights_lists_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    write(tmp_path, "notes.txt", *(f"z{i:02}" for i in range(30)))
+    with pytest.raises(ModelFileError, match=r"only: hf/, notes\.txt, z00, .*, z17 and 12 more\. give the path"):
+        resolve_model_path(tmp_path)
+
+
+def test_an_empty_directory(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="only: nothing"):
+        open_weights(tmp_path)
+
+
+def test_a_directory_of_pickles_says_why_not(tmp_path: Path) -> None:
+    write(tmp_path, "pytorch_model.bin", "config.json")
+    with pytest.raises(
+        ModelFileError, match="can run any code when loaded, so rlx does not read them; use the model's"
+    ):
+        resolve_model_path(tmp_path)
+
+
+def test_a_missing_path_lists_the_neighbours(tmp_path: Path) -> None:
+    write(tmp_path, "qwen3.gguf")
+    with pytest.raises(
+        ModelFileError, match=r"qwen4\.gguf: there is no such file or directory\. .* holds: qwen3\.gguf"
+    ):
+        open_weights(tmp_path / "qwen4.gguf")
+    for path in (tmp_path / "no" / "where", "nul\0", "x" * 5000, "~no-such-user-here/m.gguf"):
+        with pytest.raises(ModelFileError, match=r"there is no such file|the path cannot be read"):
+            resolve_model_path(path)
+
+
+def test_the_home_directory_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "m.gguf")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert resolve_model_path("~/m.gguf") == tmp_path / "m.gguf"
+
+
+def test_the_reader_follows_the_content(tmp_path: Path) -> None:
+    write(tmp_path, "m.gguf", "3f9ab2")  # the hub's cache names files by hash
+    save_safetensors(tmp_path / "m.safetensors")
+    (tmp_path / "77cd01").write_bytes((tmp_path / "m.safetensors").read_bytes())
+    for name, kind in (
+        ("m.gguf", GgufFile),
+        ("3f9ab2", GgufFile),
+        ("m.safetensors", SafetensorsFile),
+        ("77cd01", SafetensorsFile),
+    ):
+        for mmap in (True, False):
+            with open_weights(tmp_path / name, mmap=mmap) as found:
+                assert type(found) is kind and found.path == tmp_path / name
+
+
+def test_an_index_is_opened_by_its_name(tmp_path: Path) -> None:
+    save_safetensors(tmp_path / "w1.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "w1.safetensors"}}')
+    for path in (tmp_path, tmp_path / "model.safetensors.index.json"):
+        with open_weights(path) as found:
+            assert list(found.tensors) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "error", "message"),
+    [
+        (
+            "m.txt",
+            b"Hello, world, hello!!",
+            ModelFileError,
+            "neither a GGUF nor .* begins with b'Hello, world, hello!'",
+        ),
+        ("m.gguf", b"XXXX" + bytes(40), GgufError, "does not begin with b'GGUF' but with b'XXXX"),
+        ("m.gguf", EMPTY_GGUF[:10], GgufError, "the tensor count needs 8 bytes, the file has 2 left"),
+        ("m.gguf", b"", ModelFileError, "the file is empty"),
+        ("m.safetensors", b"", ModelFileError, "the file is empty"),
+        ("m.safetensors", struct.pack("<Q", 640) + b"[" * 640, SafetensorsError, "does not begin with '{'"),
+        ("m.safetensors", bytes(3), SafetensorsError, "3 bytes, too few"),
+        ("pytorch_model.bin", b"PK\3\4" + bytes(40), ModelFileError, "pickle or an archive; .* can run any code"),
+        ("m.pt", b"\x80\2}", ModelFileError, "pickle or an archive"),
+        ("m.ckpt", b"whatever", ModelFileError, "pickle or an archive"),
+        ("model", b"\x80\4\x95", ModelFileError, "pickle or an archive"),
+        ("m.gguf", b"PK\3\4" + bytes(40), ModelFileError, "pickle or an archive"),
+        ("m.gguf", b"version https://git-lfs.github.com/spec/v1\n", ModelFileError, "Git LFS pointer"),
+        ("m.safetensors", b"\n <!DOCTYPE html><html>", ModelFileError, "looks like a web page"),
+        ("m.bin", b"tjgg" + bytes(20), ModelFileError, "from before GGUF"),
+        ("m.gguf", SPLIT_GGUF, UnsupportedModelError, r"split\.count is 2"),
+    ],
+)
+def test_files_that_are_no_models(tmp_path: Path, name: str, data: bytes, error: type[RlxError], message: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(error, match=message) as caught:
+        open_weights(tmp_path / name)
+    assert type(caught.value) is error and str(tmp_path / name) in str(caught.value)
+
+
+def test_special_files_are_refused_without_reading_them(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.gguf")
+    for open_it in (open_weights, GgufFile):
+        with pytest.raises(ModelFileError, match="not a regular file"):
+            open_it(tmp_path / "m.gguf")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "m.gguf")
+    (tmp_path / "m.gguf").chmod(0)
+    with pytest.raises(ModelFileError, match="cannot be read: Permission denied"):
+        open_weights(tmp_path / "m.gguf")
