@@ -5,7 +5,7 @@ function of its buffers, so regions of equal layers are one function called with
 Inside a region each worker fetches ranges of work units from the call's counter until none is left.
 
 ctx is a table of pointers: argument table, extents (i64, in the order of the manifest's symbols), counters (i64, zero
-before a step), pool, barrier function, times (i64 a region and worker: the cycle counter after the region).
+before a step), pool, barrier function, times (per worker an i64 cycle count at the start and after each region).
 """
 
 from __future__ import annotations
@@ -149,22 +149,26 @@ def _step(linker: _Linker, regions: list[_Bound]) -> str:
     ]
     t = _Text()
     fields = {name: t.load("ptr", "%ctx", i) for i, name in enumerate(CONTEXT)}
-    first = t.value(f"mul i64 %worker, {len(regions)}")
+    clock = t.value(f"getelementptr i64, ptr {fields['times']}, i64 {t.value(f'mul i64 %worker, {len(regions) + 1}')}")
+    _mark(t, clock, 0)
     args = counters = 0
     for r, region in enumerate(regions):
         table = t.value(f"getelementptr ptr, ptr {fields['args']}, i64 {args}")
         count = t.value(f"getelementptr i64, ptr {fields['counters']}, i64 {counters}")
         t.lines.append(f"  call void @{region.function}(ptr {table}, ptr {fields['extents']}, ptr {count})")
         t.lines.append(f"  call void {fields['barrier']}(ptr {fields['pool']})")
-        slot = t.value(f"add i64 {first}, {r}")
-        place = t.value(f"getelementptr i64, ptr {fields['times']}, i64 {slot}")
-        t.lines.append(f"  store i64 {t.value('call i64 @llvm.readcyclecounter()')}, ptr {place}")
+        _mark(t, clock, r + 1)
         args += sum(len(c.kernel.buffers) for c in region.calls)
         counters += len(region.calls)
     body = "\n".join([*t.lines, "  ret void"])
     step = f"define void @step(ptr %ctx, i64 %worker, i64 %workers) {{\n{body}\n}}"
     intrinsics = ["declare i64 @llvm.umin.i64(i64, i64)", "declare i64 @llvm.readcyclecounter()"]
     return "\n\n".join([*declared, *intrinsics, *functions, step]) + "\n"
+
+
+def _mark(t: _Text, clock: str, index: int) -> None:
+    place = t.value(f"getelementptr i64, ptr {clock}, i64 {index}")
+    t.lines.append(f"  store i64 {t.value('call i64 @llvm.readcyclecounter()')}, ptr {place}")
 
 
 def _declaration(kernel: Any) -> str:

@@ -57,7 +57,7 @@ class NativeProgram:
         self._args = np.zeros(max(1, len(manifest["args"])), np.uint64)
         self._extents = np.zeros(max(1, len(manifest["symbols"])), np.int64)
         self._counters = np.zeros(max(1, sum(map(len, regions))), np.int64)
-        self.times = np.zeros((pool.n, max(1, len(regions))), np.int64)
+        self.times = np.zeros((pool.n, len(regions) + 1), np.int64)
         self._context = self._make_context()
         self._unbound = self._place_arena()
         self._positions = self._by_name()
@@ -125,4 +125,3 @@ class NativeProgram:
 
     def close(self) -> None:
         self.arena.close()
-

@@ -1,0 +1,135 @@
+"""rlx: language models from Python, with kernels generated for the machine they stand on.
+
+    import rlx
+
+    runner = rlx.auto_runner("model.gguf")
+    ids = runner.chat_ids([{"role": "user", "content": "What is 27 + 45?"}])
+    print(runner.tokenizer.decode(runner.generate(ids, 64), skip_special_tokens=True))
+
+The compiler alone: `rlx.Graph`, `rlx.ops`, `rlx.compile`. Names are imported when they are first used, so that
+`import rlx` and `rlx --help` stay quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rlx.errors import (
+    ArgumentError,
+    BusyError,
+    CacheError,
+    ChatTemplateError,
+    CompileError,
+    ConfigError,
+    GgufError,
+    GraphError,
+    IrSyntaxError,
+    ModelFileError,
+    MultimodalError,
+    NumericalError,
+    ProfileError,
+    PromptError,
+    RlxError,
+    SafetensorsError,
+    SamplingError,
+    ShapeError,
+    TargetError,
+    TokenizerError,
+    UnsupportedModelError,
+    WeightError,
+)
+
+if TYPE_CHECKING:
+    from rlx.codegen.target import Target
+    from rlx.ir import dtypes, ops
+    from rlx.ir.dims import CTX, PAST_SEQ, SEQ
+    from rlx.ir.graph import Graph
+    from rlx.profile import CompileProfile
+    from rlx.runners import GemmaRunner, Llama32Runner, LmRunner, Qwen3Runner, SampleOpts, auto_runner
+    from rlx.runtime.cache import CompileCache
+    from rlx.runtime.executable import Executable, compile
+    from rlx.text import StreamDetokenizer, Tokenizer, load_tokenizer
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Target": "rlx.codegen.target",
+    "CTX": "rlx.ir.dims",
+    "PAST_SEQ": "rlx.ir.dims",
+    "SEQ": "rlx.ir.dims",
+    "Graph": "rlx.ir.graph",
+    "CompileProfile": "rlx.profile",
+    "GemmaRunner": "rlx.runners",
+    "Llama32Runner": "rlx.runners",
+    "LmRunner": "rlx.runners",
+    "Qwen3Runner": "rlx.runners",
+    "SampleOpts": "rlx.runners",
+    "auto_runner": "rlx.runners",
+    "CompileCache": "rlx.runtime.cache",
+    "Executable": "rlx.runtime.executable",
+    "compile": "rlx.runtime.executable",
+    "StreamDetokenizer": "rlx.text",
+    "Tokenizer": "rlx.text",
+    "load_tokenizer": "rlx.text",
+}
+_MODULES = {"dtypes": "rlx.ir.dtypes", "ops": "rlx.ir.ops"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(_MODULES[name])
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'rlx' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+__all__ = [
+    "CTX",
+    "PAST_SEQ",
+    "SEQ",
+    "ArgumentError",
+    "BusyError",
+    "CacheError",
+    "ChatTemplateError",
+    "CompileCache",
+    "CompileError",
+    "CompileProfile",
+    "ConfigError",
+    "Executable",
+    "GemmaRunner",
+    "GgufError",
+    "Graph",
+    "GraphError",
+    "IrSyntaxError",
+    "Llama32Runner",
+    "LmRunner",
+    "ModelFileError",
+    "MultimodalError",
+    "NumericalError",
+    "ProfileError",
+    "PromptError",
+    "Qwen3Runner",
+    "RlxError",
+    "SafetensorsError",
+    "SampleOpts",
+    "SamplingError",
+    "ShapeError",
+    "StreamDetokenizer",
+    "Target",
+    "TargetError",
+    "Tokenizer",
+    "TokenizerError",
+    "UnsupportedModelError",
+    "WeightError",
+    "__version__",
+    "auto_runner",
+    "compile",
+    "dtypes",
+    "load_tokenizer",
+    "ops",
+]

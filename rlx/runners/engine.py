@@ -1,0 +1,284 @@
+"""The engine under every runner: a model's programs, weights and caches, and one verb, `forward`.
+
+It knows nothing of sampling or text. A call appends token ids to the KV cache and returns logits; the ids run through
+the smallest program whose bucket holds them, and longer ones in chunks of the largest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlx import models, text
+from rlx.codegen.target import Target, cpu_count
+from rlx.errors import ArgumentError, PromptError
+from rlx.ir.graph import Graph
+from rlx.passes.options import Options
+from rlx.profile import CompileProfile
+from rlx.runtime.cache import CompileCache
+from rlx.runtime.compile import CompiledProgram, Compiler
+from rlx.runtime.kv import States, kv_dtype
+from rlx.runtime.native import NativeProgram
+from rlx.runtime.tensors import Progress, Tensors
+from rlx.runtime.threads import WorkerPool
+from rlx.weights import ModelWeights, open_weights
+
+DEFAULT_CONTEXT = 4096  # positions, where the model allows more and the user asked for nothing
+ALL_ROWS_VALUES = 1 << 24  # most logits that one call keeps when every position is wanted
+
+
+@dataclass(frozen=True)
+class ProgramRecord:
+    """One line about a program that is ready to run."""
+
+    phase: str
+    bucket: tuple[int, int]
+    kernels: int
+    object_bytes: int
+    seconds: float
+    cached: bool
+    digest: str
+
+
+class Engine:
+    """A loaded model. Make one with `Engine.open`."""
+
+    def __init__(self, weights: ModelWeights, config: models.ModelConfig, graph: Graph, setup: Setup) -> None:
+        self.config, self.graph, self.max_seq, self.past = config, graph, setup.max_seq, 0
+        self._weights, self._setup = weights, setup
+        self._compiler = Compiler(Target.host(setup.profile.level), setup.cache)
+        self._pool = WorkerPool(setup.threads, self._compiler.runtime())
+        self._tensors = Tensors(self._compiler, self._pool)
+        self._states = States(graph, setup.max_seq)
+        self._programs: dict[tuple[tuple[int, int], bool], NativeProgram] = {}
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        threads: int | None = None,
+        max_seq: int | None = None,
+        kv_dtype: str | None = None,
+        precision: str | None = None,
+        profile: Any = None,
+        cache: CompileCache | None = None,
+        dump_ir: str | Path | None = None,
+        progress: Progress | None = None,
+    ) -> Engine:
+        """Opens a model file or directory, checks it, and loads its weights.
+
+        Args:
+            threads: workers; the physical cores this process may use by default.
+            max_seq: positions the KV cache has room for; the model's context, at most 4096, by default.
+            kv_dtype: "f32", "f16" or "bf16".
+            precision: "auto" or "exact".
+            profile: a path, table or `CompileProfile`; the arguments above win over it.
+            dump_ir: a folder for the text after every pass, one sub-folder a program.
+            progress: called with (what, done, total) while weights are packed.
+
+        Raises:
+            ModelFileError and its subclasses: the file cannot be used, and why.
+        """
+        loader = open_weights(path)
+        config = models.config_from(loader.format, loader.metadata, loader.tensors)
+        weights = ModelWeights(loader, config.arch)
+        setup = Setup.of(config, threads, max_seq, kv_dtype, precision, profile, cache, dump_ir)
+        graph = models.build(config, weights, setup.kv_type)
+        engine = cls(weights, config, graph, setup)
+        engine._load(progress)
+        return engine
+
+    def _load(self, progress: Progress | None) -> None:
+        for name, value in self.graph.constants.items():
+            self._tensors.add_array(name, value)
+        first = self._compile(self._setup.profile.ranges[0], False)
+        self._tensors.load(first.manifest["weights"], _Source(self._weights, self.config), progress)
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def forward(self, ids: Sequence[int], all_rows: bool = False) -> np.ndarray:
+        """Appends ids to the cache.
+
+        Returns:
+            float32 [vocab], the logits after the last id, or with `all_rows` [len(ids), vocab].
+
+        Raises:
+            PromptError: no ids, or more than the cache has room for.
+        """
+        if not len(ids):
+            raise PromptError("no token ids were given", hint="Give at least one.")
+        if self.past + len(ids) > self.max_seq:
+            raise PromptError(
+                f"{len(ids)} tokens after {self.past} do not fit the context of {self.max_seq}",
+                hint="Shorten the prompt or open the model with a larger max_seq.",
+            )
+        rows, at = [], 0
+        while at < len(ids):
+            count = self._chunk(len(ids) - at, all_rows)
+            rows.append(self._step(ids[at : at + count], all_rows))
+            at += count
+        return np.concatenate(rows) if all_rows else rows[-1][0]
+
+    def _chunk(self, left: int, all_rows: bool) -> int:
+        """How many of the remaining ids the next program takes."""
+        largest = self._setup.profile.buckets[-1]
+        if all_rows:
+            fitting = [b for b in self._setup.profile.buckets if b * self.config.vocab_size <= ALL_ROWS_VALUES]
+            largest = max(fitting, default=1)
+        return min(left, largest)
+
+    def _step(self, ids: Sequence[int], all_rows: bool) -> np.ndarray:
+        rows = len(ids)
+        bucket = next(b for b in self._setup.profile.ranges if b[0] <= rows <= b[1])
+        program = self._program(bucket, all_rows and rows > 1)
+        program.inputs["tokens"][:rows] = ids
+        program.inputs["positions"][:rows] = range(self.past, self.past + rows)
+        env = {"SEQ": rows, "PAST_SEQ": self.past, "CTX": self._states.ctx}
+        program.run(**env)
+        self.past += rows
+        return program.output("logits", **env).copy()
+
+    def trim(self, length: int) -> None:
+        """Forgets everything after position `length`."""
+        if not 0 <= length <= self.past:
+            raise ArgumentError(f"cannot trim to {length}: the cache holds {self.past} tokens")
+        self.past = length
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self.past = 0
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Engine]:
+        """A session of its own: inside, the cache is empty; afterwards it is what it was before."""
+        if self.past == 0:
+            try:
+                yield self
+            finally:
+                self.past = 0
+            return
+        kept, past = self._states, self.past
+        self._swap(States(self.graph, self.max_seq), 0)
+        try:
+            yield self
+        finally:
+            self._states.close()
+            self._swap(kept, past)
+
+    def _swap(self, states: States, past: int) -> None:
+        self._states, self.past = states, past
+        for program in self._programs.values():
+            program.bind(states.addresses)
+
+    # -- programs -------------------------------------------------------------------------------------------------
+
+    def compile(self, on_program: Callable[[ProgramRecord], None] | None = None) -> list[ProgramRecord]:
+        """Compiles (or finds in the cache) the program of every bucket."""
+        records = []
+        for bucket in self._setup.profile.ranges:
+            start = time.perf_counter()
+            compiles = self._compiler.cache.stats.compiles
+            compiled = self._compile(bucket, False)
+            cached = self._compiler.cache.stats.compiles == compiles
+            size = len(compiled.files.read("program.o"))
+            seconds = time.perf_counter() - start
+            phase, digest = compiled.manifest["phase"], compiled.key.digest
+            records.append(ProgramRecord(phase, bucket, len(compiled.kernels), size, seconds, cached, digest))
+            if on_program:
+                on_program(records[-1])
+        return records
+
+    def _compile(self, bucket: tuple[int, int], all_rows: bool) -> CompiledProgram:
+        setup = self._setup
+        options = Options(setup.precision, bucket, all_rows, setup.profile.fusions)
+        name = f"{options.phase}-{bucket[0]}-{bucket[1]}" + "-all" * all_rows
+        return self._compiler.program(self.graph, options, dump=setup.dump_ir / name if setup.dump_ir else None)
+
+    def _program(self, bucket: tuple[int, int], all_rows: bool) -> NativeProgram:
+        key = (bucket, all_rows)
+        if key not in self._programs:
+            program = self._compile(bucket, all_rows).instance(self._pool)
+            program.bind(self._tensors.addresses)
+            program.bind(self._states.addresses)
+            self._programs[key] = program
+        return self._programs[key]
+
+    @cached_property
+    def tokenizer(self) -> text.Tokenizer:
+        """The model's own tokenizer."""
+        return text.load_tokenizer(self._weights.loader.path)
+
+    def stats(self) -> dict[str, Any]:
+        """What the engine holds: bytes of weights, caches and arenas, threads, counters of the compile cache."""
+        return {
+            "weights_bytes": self._tensors.nbytes,
+            "kv_bytes": self._states.nbytes,
+            "arena_bytes": sum(p.arena_bytes for p in self._programs.values()),
+            "threads": self._pool.n,
+            "target": self._compiler.target.level,
+            "precision": self._setup.precision,
+            "kv_dtype": self._setup.kv_type.name,
+            "cache": self._compiler.cache.stats,
+        }
+
+    def close(self) -> None:
+        """Stops the workers and gives the memory back."""
+        self._pool.close()
+        for program in self._programs.values():
+            program.close()
+        self._programs.clear()
+        self._tensors.close()
+        self._states.close()
+        self._weights.close()
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The choices of one engine, arguments and profile merged."""
+
+    profile: CompileProfile
+    precision: str
+    kv_type: Any
+    threads: int
+    max_seq: int
+    cache: CompileCache | None
+    dump_ir: Path | None
+
+    @staticmethod
+    def of(
+        config: models.ModelConfig,
+        threads: int | None,
+        max_seq: int | None,
+        kv: str | None,
+        precision: str | None,
+        profile: Any,
+        cache: CompileCache | None,
+        dump_ir: str | Path | None,
+    ) -> Setup:
+        chosen = CompileProfile.load(profile)
+        mode = precision or chosen.precision or "auto"
+        workers = threads or chosen.threads or cpu_count()
+        room = max_seq or min(config.context, DEFAULT_CONTEXT)
+        if room < 1 or workers < 1:
+            raise ArgumentError(f"max_seq and threads must be at least 1, found {max_seq} and {threads}")
+        kv_type = kv_dtype(kv or chosen.kv_dtype, mode)
+        return Setup(chosen, mode, kv_type, workers, room, cache, Path(dump_ir) if dump_ir else None)
+
+
+class _Source:
+    """A model file as `rlx.runtime.tensors.Source`: norm weights get the offset that this file leaves out."""
+
+    def __init__(self, weights: ModelWeights, config: models.ModelConfig) -> None:
+        self.raw, self.release = weights.raw, weights.release
+        self._weights, self._config = weights, config
+
+    def array(self, name: str) -> np.ndarray:
+        return self._weights.array(name) + np.float32(self._config.offset(name))

@@ -1,0 +1,154 @@
+"""Compile: graph in, loaded native code out, through the compile cache.
+
+A cache hit needs the symbolic graph's text for the key and nothing else: no pass runs, neither Numba nor LLVM's passes
+are touched. A miss runs the pipeline, links the kernels, and stores what a person may want to read beside the object.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlx.codegen import link
+from rlx.codegen.target import Target
+from rlx.ir.dtypes import DType
+from rlx.ir.graph import Graph
+from rlx.passes import pipeline
+from rlx.passes.layout import MATRIX_LAYOUT
+from rlx.passes.options import Options
+from rlx.runtime.cache import CompileCache, Files
+from rlx.runtime.key import CompileKey, digest_text, versions
+from rlx.runtime.native import NativeCode, NativeProgram
+from rlx.runtime.threads import RuntimeLibrary, WorkerPool, runtime_llvm
+
+Build = Callable[[], Mapping[str, bytes | str]]
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """Loaded code with its manifest; shared by every runner that needs the same program.
+
+    Attributes:
+        files: the cache entry: `read(name) -> bytes` and `names`.
+        key: what it was compiled for.
+        cached: False if this process compiled it.
+        seconds: time to compile or load.
+    """
+
+    code: NativeCode
+    manifest: Mapping[str, Any]
+    files: Files
+    key: CompileKey
+    seconds: float
+
+    def instance(self, pool: WorkerPool) -> NativeProgram:
+        """A program with memory of its own."""
+        return NativeProgram(self.code, self.manifest, pool)
+
+    @property
+    def kernels(self) -> list[str]:
+        """Symbols of the kernels, each once."""
+        return sorted({symbol for region in self.manifest["regions"] for _, symbol in region})
+
+
+class Compiler:
+    """Compiles graphs for one target through one cache.
+
+    Args:
+        target: what machine to make code for; this one's best level by default.
+        cache: the compile cache; a new in-memory one over the default store by default.
+    """
+
+    def __init__(self, target: Target | None = None, cache: CompileCache | None = None) -> None:
+        self.target = target or Target.host()
+        self.cache = cache if cache is not None else CompileCache.default()
+
+    def program(
+        self, graph: Graph, options: Options, *, profile: Mapping[str, Any] | None = None, dump: Path | None = None
+    ) -> CompiledProgram:
+        """The program of a graph for one bucket."""
+        key = self._key(
+            kind="program",
+            graph=digest_text(str(graph)),
+            name=graph.name,
+            phase=options.phase,
+            bucket=list(options.seq),
+            states={n.name: n.dtype.name for n in graph.leaves("state").values()},
+            options={"precision": options.precision, "all_rows": options.all_rows, "fusions": list(options.fusions),
+                     "symbols": [[s, list(b)] for s, b in options.symbols]},
+            profile=dict(profile or {}),
+        )  # fmt: skip
+        start = time.perf_counter()
+
+        def load(files: Files) -> CompiledProgram:
+            code = NativeCode(files.read("program.o"), ["step"])
+            return CompiledProgram(
+                code, json.loads(files.read("manifest.json")), files, key, time.perf_counter() - start
+            )
+
+        program = self.cache.get_or_compile(key, lambda: self._build_program(graph, options), load)
+        if dump:
+            write_ir(program.files, dump)
+        return program
+
+    def _build_program(self, graph: Graph, options: Options) -> dict[str, bytes | str]:
+        from rlx.codegen.llvm import compile_module
+
+        files: dict[str, bytes | str] = {}
+        marks = [time.perf_counter()]
+        program = pipeline.lower(graph, options, lambda stage, result: files.update({f"ir/{stage}.txt": str(result)}))
+        marks.append(time.perf_counter())
+        linked = link.link_program(program, self.target)
+        marks.append(time.perf_counter())
+        files["program.o"], files["program.ll"] = compile_module(linked.modules, self.target)
+        marks.append(time.perf_counter())
+        files["manifest.json"] = json.dumps(linked.manifest)
+        files |= {f"kernels/{symbol}.txt": source for symbol, source in linked.sources.items()}
+        phases = zip(("passes", "kernels", "llvm"), itertools.pairwise(marks), strict=True)
+        seconds = {name: round(b - a, 4) for name, (a, b) in phases}
+        files["stats.json"] = json.dumps({"seconds": seconds, "kernels": len(linked.sources)}, indent=1)
+        return files
+
+    def packer(self, dtype: DType) -> NativeCode:
+        """The step that packs a matrix of this type; its symbol is `range_...` as in `rlx.codegen.ranges`."""
+
+        def build() -> dict[str, bytes | str]:
+            from rlx.codegen.kernels.pack import pack
+            from rlx.codegen.ranges import range_step
+
+            kernel = pack(dtype)
+            name, step = range_step(kernel)
+            return self._object([kernel.llvm, step], {"symbol.txt": name, "kernel.txt": kernel.source})
+
+        key = self._key(kind="pack", name=dtype.name, options={"layout": MATRIX_LAYOUT})
+        return self.cache.get_or_compile(
+            key, build, lambda f: NativeCode(f.read("program.o"), [f.read("symbol.txt").decode()])
+        )
+
+    def runtime(self) -> RuntimeLibrary:
+        """The native worker loop."""
+        key = self._key(kind="runtime", name="workers")
+        build: Build = lambda: self._object([runtime_llvm(self.target.triple)], {})  # noqa: E731
+        return self.cache.get_or_compile(key, build, lambda f: RuntimeLibrary(f.read("program.o")))
+
+    def _object(self, modules: list[str], files: dict[str, bytes | str]) -> dict[str, bytes | str]:
+        from rlx.codegen.llvm import compile_module
+
+        code, text = compile_module(modules, self.target)
+        return {"program.o": code, "program.ll": text, **files}
+
+    def _key(self, **fields: Any) -> CompileKey:
+        return CompileKey(target=self.target.describe(), versions=versions(), **fields)
+
+
+def write_ir(files: Files, folder: Path) -> None:
+    """Writes the text after every pass, as stored with the program."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in files.names:
+        if name.startswith("ir/"):
+            (folder / name.removeprefix("ir/")).write_bytes(files.read(name))
