@@ -25,6 +25,8 @@ class Dim:
         self.const = const
 
     def __add__(self, other: DimLike) -> DimLike:
+        if not isinstance(other, (int, Dim)):
+            return NotImplemented
         terms = dict(self.terms)
         if isinstance(other, Dim):
             for symbol, coefficient in other.terms:
@@ -32,6 +34,8 @@ class Dim:
         return _normal(terms, self.const + (other.const if isinstance(other, Dim) else other))
 
     def __mul__(self, factor: int) -> DimLike:
+        if not isinstance(factor, int):
+            return NotImplemented  # a product of symbols is not affine
         return _normal({s: c * factor for s, c in self.terms}, self.const * factor)
 
     def __neg__(self) -> DimLike:

@@ -14,9 +14,9 @@ from math import prod
 from rlx.errors import ShapeError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """A storage type.
+    """A storage type. Types are compared by identity: there is one object a row.
 
     Attributes:
         name: lower-case name, as printed in IR text.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,13 @@ class Graph:
                 table[operand].append(node)
         return table
 
+    def readers(self) -> dict[Node, int]:
+        """node -> how many operand positions and outputs read it."""
+        count = dict.fromkeys(self.nodes(), 0)
+        for operand in chain(self.outputs.values(), *(n.inputs for n in count)):
+            count[operand] += 1
+        return count
+
     def __str__(self) -> str:
         from rlx.ir import text
 
@@ -201,17 +209,15 @@ class Graph:
     __hash__ = None  # type: ignore[assignment]
 
 
-def topological(roots: Any) -> list[Node]:
+def topological(roots: Iterable[Node]) -> list[Node]:
     """The nodes under `roots`, operands first, without recursion (graphs are thousands of nodes deep)."""
     order: dict[Node, None] = {}
-    for root in roots:
-        stack: list[tuple[Node, Iterator[Node]]] = [(root, iter(root.inputs))]
-        while stack:
-            node, rest = stack[-1]
-            operand = next((i for i in rest if i not in order), None)
-            if operand is not None:
-                stack.append((operand, iter(operand.inputs)))
-            else:
-                stack.pop()
-                order.setdefault(node)
+    stack = list(roots)[::-1]
+    while stack:
+        node = stack[-1]
+        waiting = [i for i in node.inputs if i not in order]
+        if waiting:
+            stack.extend(waiting[::-1])
+        else:
+            order.setdefault(stack.pop())
     return list(order)

@@ -1,4 +1,4 @@
-"""Shape rules: (operands, attributes) -> (shape, dtype) of the result, or a `ShapeError` that names the op and shapes."""
+"""Shape rules: (operands, attributes) -> (shape, dtype) of a result, or a `ShapeError` that names op and shapes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rlx.errors import ShapeError
 from rlx.ir.dims import Dim, DimLike, Shape
 from rlx.ir.dtypes import F32, I32, Q8A, DType
 from rlx.ir.graph import Node
+from rlx.ir.meaning import BINARY, UNARY
 
 Inputs = tuple[Node, ...]
 Attrs = Mapping[str, Any]
@@ -29,17 +30,30 @@ def leaf(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     raise ShapeError("leaves are made by Graph.input, Graph.weight and Graph.state")
 
 
-def same(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
-    _check(len(inputs) == 1 and inputs[0].dtype is F32, "elementwise op", inputs, "one f32 operand")
-    return inputs[0].shape, F32
+def unary(op: str) -> Rule:
+    """One f32 operand, a result of its shape."""
+
+    def rule(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+        _check(len(inputs) == 1 and inputs[0].dtype is F32, op, inputs, "one f32 operand")
+        return inputs[0].shape, F32
+
+    return rule
 
 
-def broadcast(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+def binary(op: str) -> Rule:
+    """Two f32 operands; the second may be a row or a scalar."""
     expected = "two f32 operands of one shape, or the second a row [width] or a scalar [1]"
-    _check(len(inputs) == 2 and all(n.dtype is F32 for n in inputs), "binary op", inputs, expected)
-    x, y = (n.shape for n in inputs)
-    _check(y == x or y in (x[-1:], (1,)), "binary op", inputs, expected)
-    return x, F32
+
+    def rule(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+        _check(len(inputs) == 2 and all(n.dtype is F32 for n in inputs), op, inputs, expected)
+        x, y = (n.shape for n in inputs)
+        _check(y == x or y in (x[-1:], (1,)), op, inputs, expected)
+        return x, F32
+
+    return rule
+
+
+ARITY = {**dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), "scale": 1, "softcap": 1, "const": 0}
 
 
 def elementwise(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
@@ -48,7 +62,25 @@ def elementwise(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     _check(
         bool(inputs) and fits, "elementwise", inputs, "f32 operands of the first one's shape, rows of it, or scalars"
     )
+    _check_expr(attrs["expr"], len(inputs))
     return full, F32
+
+
+def _check_expr(expr: Any, count: int) -> None:
+    """An expression is an operand's number below `count`, or (op, its operands..., its attribute values...)."""
+    if isinstance(expr, int) and 0 <= expr < count:
+        return
+    if not (isinstance(expr, tuple) and expr and expr[0] in ARITY and len(expr) > ARITY[expr[0]]):
+        hint = f"Write one of 0..{count - 1} or (op, argument...) with op one of {', '.join(ARITY)}."
+        raise ShapeError(f"{expr!r} is no expression over {count} operands", where="elementwise", hint=hint)
+    for argument in expr[1 : 1 + ARITY[expr[0]]]:
+        _check_expr(argument, count)
+
+
+def softmax(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    ok = len(inputs) == 1 and inputs[0].dtype is F32 and len(inputs[0].shape) >= 2
+    _check(ok, "softmax", inputs, "f32 x [rows, ..., width]")
+    return inputs[0].shape, F32
 
 
 def embedding(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
@@ -69,6 +101,7 @@ def linear(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     n = inputs[1].shape[0] if inputs[1].shape else 0
     weights, rest = inputs[1 : 1 + parts], inputs[1 + parts :]
     fits = all(w.shape == (n, k) for w in weights) and inputs[0].dtype in (F32, Q8A)
+    fits = fits and all(r.dtype is F32 for r in rest)
     if attrs["residual"]:
         rest, fits = rest[:-1], fits and rest[-1].shape == (rows, n)
     _check(fits and all(b.shape == (n,) for b in rest), "linear", inputs, expected)
@@ -79,9 +112,10 @@ def rms_norm(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     ok = (
         len(inputs) in (1, 2)
         and inputs[0].dtype is F32
+        and len(inputs[0].shape) >= 2
         and (len(inputs) == 1 or inputs[1].shape == inputs[0].shape[-1:])
     )
-    _check(ok, "rms_norm", inputs, "f32 x [..., width] and optionally weight [width]")
+    _check(ok, "rms_norm", inputs, "f32 x [rows, ..., width] and optionally weight [width]")
     if attrs["out"] not in ("f32", "q8a"):
         raise ShapeError(f"out must be f32 or q8a, found {attrs['out']!r}", where="rms_norm")
     return (quantize(inputs[:1], {})) if attrs["out"] == "q8a" else (inputs[0].shape, F32)
@@ -95,18 +129,19 @@ def quantize(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
 
 
 def rope_angles(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
-    ok = len(inputs) == 2 and inputs[0].dtype is I32 and all(len(n.shape) == 1 for n in inputs)
+    ok = len(inputs) == 2 and [n.dtype for n in inputs] == [I32, F32] and all(len(n.shape) == 1 for n in inputs)
     _check(ok, "rope_angles", inputs, "positions i32[rows] and inv_freq f32[n/2]")
     return (inputs[0].shape[0], inputs[1].shape[0] * 2), F32
 
 
 def rope(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
-    expected = "x [rows, heads, head_dim], weight [head_dim] if norm_eps is given, angles [rows, n <= head_dim]"
+    expected = "f32 x [rows, heads, head_dim], weight [head_dim] if norm_eps is given, angles [rows, n <= head_dim]"
     _check(
         len(inputs) == (2 if attrs["norm_eps"] is None else 3) and len(inputs[0].shape) == 3, "rope", inputs, expected
     )
     x, angles = inputs[0], inputs[-1]
-    ok = len(angles.shape) == 2 and angles.shape[0] == x.shape[0] and _at_most(angles.shape[1], x.shape[2])
+    ok = x.dtype is F32 and angles.dtype is F32
+    ok = ok and len(angles.shape) == 2 and angles.shape[0] == x.shape[0] and _at_most(angles.shape[1], x.shape[2])
     _check(ok and (len(inputs) == 2 or inputs[1].shape == x.shape[2:]), "rope", inputs, expected)
     if isinstance(attrs["style"], str) and attrs["style"] not in ("interleaved", "neox"):
         raise ShapeError(f"style must be interleaved or neox, found {attrs['style']!r}", where="rope")
@@ -121,8 +156,8 @@ def _at_most(a: DimLike, b: DimLike) -> bool:
 
 def kv_write(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     ok = len(inputs) == 2 and inputs[0].op == "state" and len(inputs[0].shape) == 3 and len(inputs[1].shape) == 3
-    ok = ok and (inputs[0].shape[0], inputs[0].shape[2]) == inputs[1].shape[1:]
-    _check(ok, "kv_write", inputs, "a state [heads, CTX, head_dim] of the written dtype and x [rows, heads, head_dim]")
+    ok = ok and (inputs[0].shape[0], inputs[0].shape[2]) == inputs[1].shape[1:] and inputs[1].dtype is F32
+    _check(ok, "kv_write", inputs, "a state [heads, CTX, head_dim] and f32 x [rows, heads, head_dim]")
     if isinstance(attrs["dtype"], str):  # else it is the variable of a rule
         _check(attrs["dtype"] == inputs[0].dtype.name, "kv_write", inputs, f"a cache of dtype {attrs['dtype']}")
     return inputs[0].shape, inputs[0].dtype
@@ -142,16 +177,22 @@ def attention(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
         return (q.shape[0], v.shape[2] * heads if isinstance(heads, int) else q.shape[2]), F32
     ok = k.shape == v.shape and q.shape[2] == k.shape[2] and heads % kv_heads == 0
     _check(ok and q.dtype is F32, "attention", inputs, expected)
+    if isinstance(attrs["window"], int) and attrs["window"] < 1:
+        raise ShapeError(f"window must be at least 1, found {attrs['window']}", where="attention")
     return (q.shape[0], heads * q.shape[2]), F32
 
 
 def argmax(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
-    _check(len(inputs) == 1 and len(inputs[0].shape) == 2, "argmax", inputs, "f32 x [rows, width]")
+    _check(_is_rows(inputs), "argmax", inputs, "f32 x [rows, width]")
     return inputs[0].shape[:1], I32
 
 
+def _is_rows(inputs: Inputs) -> bool:
+    return len(inputs) == 1 and len(inputs[0].shape) == 2 and inputs[0].dtype is F32
+
+
 def top_k(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
-    _check(len(inputs) == 1 and len(inputs[0].shape) == 2, "top_k", inputs, "f32 x [rows, width]")
+    _check(_is_rows(inputs), "top_k", inputs, "f32 x [rows, width]")
     width = inputs[0].shape[1]
     if attrs["k"] < 1 or (isinstance(width, int) and attrs["k"] > width):
         raise ShapeError(f"k must lie in 1..{width}, found {attrs['k']}", where="top_k")

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import GraphError
+from rlx.errors import GraphError, RlxError
 from rlx.ir.dims import value
 from rlx.ir.graph import LEAVES, Graph, Node
+from rlx.ir.meaning import Array
 from rlx.ir.ops import OPS
 from rlx.ir.verify import WRITES
 
-Arrays = Mapping[str, np.ndarray]
+Arrays = Mapping[str, Array]
 
 
 def run(
@@ -22,7 +23,7 @@ def run(
     env: Mapping[str, int] | None = None,
     *,
     dtype: Any = np.float32,
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+) -> tuple[dict[str, Array], dict[str, Array]]:
     """Evaluates a graph.
 
     Args:
@@ -32,21 +33,32 @@ def run(
 
     Returns:
         (outputs by name, new states by name).
+
+    Raises:
+        GraphError: a feed is missing or of the wrong shape or kind, a symbol has no value, or a value does not exist
+            (an id outside its table, a row beyond the cache).
     """
     env = env or {}
-    values: dict[Node, np.ndarray] = {}
-    states: dict[str, np.ndarray] = {}
+    values: dict[Node, Array] = {}
+    states: dict[str, Array] = {}
     for node in graph.nodes():
         if node.op in LEAVES:
             values[node] = _feed(graph, node, feeds, env, dtype)
         else:
-            values[node] = OPS[node.op].meaning([values[i] for i in node.inputs], dict(node.attrs), env)
+            values[node] = _compute(node, [values[i] for i in node.inputs], env)
         if node.op in WRITES:
             states[node.inputs[0].name] = values[node]
     return {name: values[n] for name, n in graph.outputs.items()}, states
 
 
-def _feed(graph: Graph, node: Node, feeds: Arrays, env: Mapping[str, int], dtype: Any) -> np.ndarray:
+def _compute(node: Node, operands: list[Array], env: Mapping[str, int]) -> Array:
+    try:
+        return OPS[node.op].meaning(operands, dict(node.attrs), env)
+    except (ValueError, IndexError, RlxError) as error:
+        raise GraphError(f"cannot be computed: {error}", where=repr(node)) from error
+
+
+def _feed(graph: Graph, node: Node, feeds: Arrays, env: Mapping[str, int], dtype: Any) -> Array:
     found = feeds.get(node.name, graph.constants.get(node.name))
     if found is None:
         raise GraphError("no value was given", where=f"{node.op} {node.name!r}")
@@ -54,4 +66,8 @@ def _feed(graph: Graph, node: Node, feeds: Arrays, env: Mapping[str, int], dtype
     shape = tuple(value(d, env) for d in node.shape)
     if array.shape != shape:
         raise GraphError(f"expected shape {list(shape)}, found {list(array.shape)}", where=f"{node.op} {node.name!r}")
-    return array.astype(dtype) if array.dtype.kind == "f" else array
+    integral = (node.dtype.numpy or "").startswith(("int", "uint")) and not node.dtype.is_float
+    if array.dtype.kind not in ("iu" if integral else "f"):
+        wanted = "integers" if integral else "floats (of weights the dequantized values)"
+        raise GraphError(f"expected {wanted}, found {array.dtype}", where=f"{node.op} {node.name!r}")
+    return array if integral else array.astype(dtype)

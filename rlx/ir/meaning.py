@@ -5,6 +5,9 @@ the values of the symbols, and returns the result. They follow the operands' flo
 float64 reference.
 """
 
+# NumPy types its ufuncs as returning Any, so every formula here would need a cast.
+# mypy: disable-error-code="no-any-return"
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -13,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.errors import GraphError
 from rlx.ir import dims
 
 Array = np.ndarray[Any, Any]
@@ -22,7 +26,8 @@ Meaning = Callable[[list[Array], Attrs, Env], Array]
 
 
 def sigmoid(x: Array) -> Array:
-    return 0.5 * (1 + np.tanh(0.5 * x))
+    """1 / (1 + exp(-x)), without overflow and without cancellation."""
+    return np.exp(-np.logaddexp(0, -x))
 
 
 def silu(x: Array) -> Array:
@@ -97,6 +102,8 @@ def elementwise(x: list[Array], a: Attrs, env: Env) -> Array:
 
 def embedding(x: list[Array], a: Attrs, env: Env) -> Array:
     table, ids = x
+    if ids.size and not 0 <= ids.min() <= ids.max() < len(table):
+        raise GraphError(f"ids {ids.min()}..{ids.max()} are not all rows of a table of {len(table)}")
     return table[ids] * table.dtype.type(a["scale"])
 
 
@@ -163,7 +170,8 @@ def round_to(x: Array, dtype: str) -> Array:
         return x.astype(np.float16).astype(x.dtype)
     if dtype == "bf16":
         bits = x.astype(np.float32).view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(x.dtype)
+        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32).astype(x.dtype)
+        return np.where(np.isnan(x), x, rounded)  # the carry would turn some NaNs into zero
     return x.astype(np.float32).astype(x.dtype)
 
 
@@ -171,6 +179,8 @@ def kv_write(x: list[Array], a: Attrs, env: Env) -> Array:
     """The cache [heads, CTX, head_dim] with rows x [SEQ, heads, head_dim] stored at positions PAST_SEQ onwards."""
     cache, rows = x
     out, at = cache.copy(), dims.value(a["at"], env)
+    if at + len(rows) > cache.shape[1]:
+        raise GraphError(f"{len(rows)} rows at position {at} do not fit the cache's {cache.shape[1]} positions")
     out[:, at : at + len(rows)] = round_to(rows, a["dtype"]).swapaxes(0, 1)
     return out
 

@@ -91,17 +91,17 @@ OPS: dict[str, Op] = {
             meaning.attention,
             _attention_flops,
         ),
-        Op("softmax", {}, infer.same, meaning.softmax, _each(8)),
+        Op("softmax", {}, infer.softmax, meaning.softmax, _each(8)),
         Op("argmax", {}, infer.argmax, meaning.argmax, lambda ins, out: prod(ins[0])),
         Op("top_k", {"k": REQUIRED}, infer.top_k, meaning.top_k, lambda ins, out: prod(ins[0])),
         Op("last_row", {}, infer.last_row, meaning.last_row, _each(0), rowwise=False),
         Op("reshape", {"shape": REQUIRED}, infer.reshape, meaning.reshape, _each(0), rowwise=False),
         Op("pack", {"layout": REQUIRED}, infer.pack, meaning.identity, _each(0), rowwise=False),
         Op("elementwise", {"expr": REQUIRED}, infer.elementwise, meaning.elementwise, _each(4)),
-        *(Op(name, {}, infer.broadcast, meaning.binary(name), _each(1), True) for name in meaning.BINARY),
-        *(Op(name, {}, infer.same, meaning.unary(name), _each(8), True) for name in meaning.UNARY),
-        Op("scale", {"by": REQUIRED}, infer.same, meaning.scale, _each(1), True),
-        Op("softcap", {"cap": REQUIRED}, infer.same, meaning.softcap, _each(12), True),
+        *(Op(name, {}, infer.binary(name), meaning.binary(name), _each(1), True) for name in meaning.BINARY),
+        *(Op(name, {}, infer.unary(name), meaning.unary(name), _each(8), True) for name in meaning.UNARY),
+        Op("scale", {"by": REQUIRED}, infer.unary("scale"), meaning.scale, _each(1), True),
+        Op("softcap", {"cap": REQUIRED}, infer.unary("softcap"), meaning.softcap, _each(12), True),
     )
 }
 
@@ -126,7 +126,7 @@ def make(op: str, *inputs: Node, **attrs: Any) -> Node:
 
 def leaf(op: str, name: str, shape: Shape, dtype: DType, **attrs: Any) -> Node:
     """An input, weight or state node."""
-    if op not in LEAVES or not all(isinstance(d, int) is False or d > 0 for d in shape):
+    if op not in LEAVES or any(isinstance(d, int) and d <= 0 for d in shape):
         raise ShapeError(f"dims must be positive, found {list(shape)}", where=f"{op} {name!r}")
     if shape and isinstance(shape[-1], int):
         dtype.row_bytes(shape[-1])
@@ -136,10 +136,20 @@ def leaf(op: str, name: str, shape: Shape, dtype: DType, **attrs: Any) -> Node:
 
 def rebuild(node: Node, inputs: Sequence[Node], **changes: Any) -> Node:
     """The same op over other operands, with some attributes changed; shapes are derived anew."""
+    if not changes and tuple(inputs) == node.inputs:
+        return node
     if node.op in LEAVES:
         fields = {k: v for k, v in node.attrs if k != "name"} | changes
         return leaf(node.op, node.name, fields.pop("shape", node.shape), fields.pop("dtype", node.dtype), **fields)
     return make(node.op, *inputs, **{**dict(node.attrs), **changes})
+
+
+def derive(node: Node) -> Node:
+    """What the op table makes of a node's operands and attributes: the node itself, unless it was forged."""
+    attrs = dict(node.attrs)
+    if node.op in LEAVES:
+        return leaf(node.op, attrs.pop("name"), node.shape, node.dtype, **attrs)
+    return make(node.op, *node.inputs, **attrs)
 
 
 def cost(node: Node, env: Mapping[str, int]) -> tuple[int, int]:

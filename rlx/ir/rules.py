@@ -150,31 +150,30 @@ def rewrite(graph: Graph, rules: Sequence[Rule]) -> Graph:
     by_op: dict[str, list[Rule]] = {}
     for rule in rules:
         by_op.setdefault(rule.before.op, []).append(rule)
-    while True:
-        single = _single_use(graph)
-
-        def visit(old: Node, inputs: tuple[Node, ...], single: Mapping[Node, bool] = single) -> Node:
-            if any(a is not b for a, b in zip(inputs, old.inputs, strict=True)):
-                return ops.rebuild(old, inputs)  # its operands changed: rules see it in the next sweep
-            return _first_match(old, by_op.get(old.op, ()), single)
-
-        after = graph.map(visit)
-        if after.outputs == graph.outputs:
-            return after
+    while (after := _sweep(graph, by_op)).outputs != graph.outputs:
         graph = after
+    return after
 
 
-def _first_match(node: Node, rules: Iterable[Rule], single: Mapping[Node, bool]) -> Node:
+def _sweep(graph: Graph, by_op: Mapping[str, Sequence[Rule]]) -> Graph:
+    """Visits each node once; the rules see operands that are rewritten already, so a chain folds in one sweep."""
+    before = graph.readers()
+    readers: dict[Node, int] = {}  # of the new nodes
+
+    def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
+        new = _first_match(ops.rebuild(old, inputs), by_op.get(old.op, ()), readers)
+        readers[new] = readers.get(new, 0) + before[old]
+        return new
+
+    return graph.map(visit)
+
+
+def _first_match(node: Node, rules: Iterable[Rule], readers: Mapping[Node, int]) -> Node:
     for rule in rules:
         match = rule.match(node)
-        if match and all(single[n] for n in match.inner[1:]):
+        if match and all(readers.get(n) == 1 for n in match.inner[1:]):
             result = rule.apply(match)
             if (result.shape, result.dtype) != (node.shape, node.dtype):
                 raise GraphError(f"rule changes {node!r} to {result!r}", where=rule.name)
             return result
     return node
-
-
-def _single_use(graph: Graph) -> dict[Node, bool]:
-    named = set(graph.outputs.values())
-    return {n: len(users) <= 1 and n not in named for n, users in graph.users().items()}

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlx.ir import ops
 from rlx.ir.graph import Graph, Node
+from rlx.ir.infer import ARITY
 from rlx.ir.rules import AttrVar, Rule, rewrite, state_var, var
 from rlx.passes.options import Options
 
@@ -79,16 +80,12 @@ def fuse(graph: Graph, options: Options) -> Graph:
 
 def regions(graph: Graph, *, merge: bool = True) -> Graph:
     """Turns elementwise ops into `elementwise` regions; with `merge`, single-use chains become one."""
-    readers = {n: len(users) for n, users in graph.users().items()}
-    named = set(graph.outputs.values())
+    readers = graph.readers()
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if not ops.OPS[old.op].elementwise:
             return ops.rebuild(old, inputs)
-        inline = [
-            merge and readers[o] == 1 and o not in named and n.shape == old.shape
-            for o, n in zip(old.inputs, inputs, strict=True)
-        ]
+        inline = [merge and readers[o] == 1 and o.shape == old.shape for o in old.inputs]
         return _region(old, inputs, inline)
 
     return graph.map(visit)
@@ -97,7 +94,7 @@ def regions(graph: Graph, *, merge: bool = True) -> Graph:
 def _region(old: Node, inputs: tuple[Node, ...], inline: list[bool]) -> Node:
     operands: list[Node] = []
     arguments = [_absorb(n, inlined, operands) for n, inlined in zip(inputs, inline, strict=True)]
-    expr = (old.op, *arguments, *(v for _, v in old.attrs))
+    expr = (old.op, *arguments, *(float(v) for _, v in old.attrs))
     return ops.make("elementwise", *operands, expr=expr)
 
 
@@ -119,5 +116,5 @@ def _renumber(expr: Any, numbers: list[int]) -> Any:
     if isinstance(expr, int):
         return numbers[expr]
     name, *arguments = expr
-    # The arguments after the operands are attribute values: floats, never operand numbers.
-    return (name, *(_renumber(a, numbers) if isinstance(a, (int, tuple)) else a for a in arguments))
+    arity = ARITY[name]  # what follows the operands are attribute values
+    return (name, *(_renumber(a, numbers) for a in arguments[:arity]), *arguments[arity:])

@@ -1,45 +1,58 @@
 """Last row: only the rows that are needed reach the head.
 
-The logits of a prefill are wanted for its last row. The selection is put on the output and moved towards the inputs
-through every row-wise op whose value nothing else reads: past the head, the final norm, the last layer's feed-forward
-block and attention, down to the residual stream.
+The logits of a prefill are wanted for its last row. That wish is followed from the outputs towards the inputs: a
+row-wise op of which only the last row is wanted reads only the last rows of its operands. It reaches past the head, the
+final norm, the last layer's feed-forward block and attention, down to the residual stream, whose other rows the cache
+writes still need. The pass runs while rows are the symbol SEQ, so that no other dim can be mistaken for them.
 """
 
 from __future__ import annotations
 
 from rlx.ir import ops
+from rlx.ir.dims import SEQ
 from rlx.ir.graph import LEAVES, Graph, Node
 from rlx.passes.options import Options
 
 
 def last_row(graph: Graph, options: Options) -> Graph:
-    """Selects the last row of every output that has SEQ rows, unless all rows are wanted."""
+    """Reduces every output that has SEQ rows to the last one, unless all rows are wanted."""
     if options.all_rows or options.seq[1] == 1:
         return graph
-    outputs = {name: ops.last_row(n) if n.shape[0] == ops.SEQ else n for name, n in graph.outputs.items()}
-    return _sink(graph.replace(outputs=outputs))
+    narrow = _narrow(graph)
 
+    def row(old: Node, new: Node) -> Node:
+        return ops.last_row(new) if _has_rows(old) and old not in narrow else new
 
-def _sink(graph: Graph) -> Graph:
-    while True:
-        readers = {n: len(users) for n, users in graph.users().items()}
-
-        def visit(old: Node, inputs: tuple[Node, ...], readers: dict[Node, int] = readers) -> Node:
-            if old.op == "last_row" and inputs == old.inputs and readers[old.inputs[0]] == 1:
-                return _through(old.inputs[0]) or old
+    def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
+        if old.op == "last_row":
+            return row(old.inputs[0], inputs[0])
+        if old not in narrow:
             return ops.rebuild(old, inputs)
+        if not _moves(old):
+            return ops.last_row(ops.rebuild(old, inputs))
+        rows = [row(o, n) for o, n in zip(old.inputs, inputs, strict=True)]
+        return ops.rebuild(old, rows, **({"shape": (1, *old.shape[1:])} if old.op == "reshape" else {}))
 
-        after = graph.map(visit)
-        if after.outputs == graph.outputs:
-            return after
-        graph = after
+    after = graph.map(visit)
+    return after.replace(outputs={name: row(n, after.outputs[name]) for name, n in graph.outputs.items()})
 
 
-def _through(node: Node) -> Node | None:
-    """last_row(node) with the selection moved to node's operands, or None where it cannot move."""
-    rows = node.shape[0]
-    if node.op == "reshape" and node.inputs[0].shape[0] == rows:
-        return ops.reshape(ops.last_row(node.inputs[0]), (1, *node.shape[1:]))
-    if node.op in LEAVES or not ops.OPS[node.op].rowwise:
-        return None
-    return ops.rebuild(node, [ops.last_row(i) if i.shape and i.shape[0] == rows else i for i in node.inputs])
+def _narrow(graph: Graph) -> set[Node]:
+    """The values with SEQ rows of which nothing reads more than the last row."""
+    nodes = graph.nodes()
+    full: set[Node] = set()
+    for node in reversed(nodes):  # users before their operands
+        if node.op != "last_row" and not (_has_rows(node) and node not in full and _moves(node)):
+            full.update(node.inputs)
+    return {n for n in nodes if _has_rows(n) and n not in full}
+
+
+def _has_rows(node: Node) -> bool:
+    return node.shape[:1] == (SEQ,)
+
+
+def _moves(node: Node) -> bool:
+    """True if the last row of the result can be computed from the last rows of the operands."""
+    if node.op == "reshape":
+        return _has_rows(node.inputs[0])
+    return node.op not in LEAVES and ops.OPS[node.op].rowwise

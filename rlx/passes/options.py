@@ -33,7 +33,11 @@ class Options:
         if self.precision not in ("exact", "auto"):
             raise ArgumentError(f"precision {self.precision!r} is unknown", hint='Choose "exact" or "auto".')
         if not 1 <= self.seq[0] <= self.seq[1]:
-            raise ArgumentError(f"a bucket {self.seq} is no range of row counts")
+            hint = "Give (smallest, largest), both at least 1."
+            raise ArgumentError(f"a bucket {self.seq} is no range of row counts", hint=hint)
+        for name, (low, high) in self.symbols:
+            if low > high:
+                raise ArgumentError(f"the bounds {low}..{high} are no range", where=f"symbol {name}")
         unknown = set(self.fusions) - set(FUSIONS)
         if unknown:
             raise ArgumentError(f"unknown fusions {sorted(unknown)}", hint=f"Known: {', '.join(FUSIONS)}.")

@@ -26,7 +26,7 @@ Hook = Callable[[str, "Graph | Program"], None]
 
 PREFILL: tuple[tuple[str, tuple[Pass, ...]], ...] = (
     ("algebra", (simplify,)),
-    ("extents", (specialize, last_row)),
+    ("extents", (last_row, specialize)),
     ("arithmetic", (quantize,)),
     ("fusion", (fuse,)),
     ("memory layout", (layout,)),
@@ -68,4 +68,8 @@ def describe() -> str:
 def dump_to(folder: Path) -> Hook:
     """A hook that writes the text after every pass to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    return lambda stage, result: (folder / f"{stage}.txt").write_text(str(result)) and None
+
+    def write(stage: str, result: Graph | Program) -> None:
+        (folder / f"{stage}.txt").write_text(str(result), encoding="utf-8")
+
+    return write

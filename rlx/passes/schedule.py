@@ -40,19 +40,19 @@ def _operand(node: Node) -> tuple[Any, ...]:
 
 
 def last_use(program: Program) -> dict[Node, int]:
-    """Buffer root -> index of the last region that touches it; outputs are held to the end."""
+    """Buffer root -> index of the last region that touches it; inputs and outputs are held to the end."""
     last: dict[Node, int] = {}
     for i, region in enumerate(program.regions):
         for node in region:
             for operand in (node, *node.inputs):
                 last[root(operand)] = i
-    for node in program.graph.outputs.values():
+    for node in (*program.graph.leaves("input").values(), *program.graph.outputs.values()):
         last[root(node)] = len(program.regions)
     return last
 
 
 def verify_schedule(regions: Sequence[Region]) -> None:
-    """Every operand is made in an earlier region; a state is written once. Raises `GraphError`."""
+    """Every operand is made in an earlier region, so the nodes of one are independent. Raises `GraphError`."""
     done: set[Node] = set()
     for region in regions:
         for node in region:
