@@ -19,13 +19,16 @@ import numpy as np
 from rlx import models, text
 from rlx.codegen.target import Target, cpu_count
 from rlx.errors import ArgumentError, PromptError
+from rlx.ir import text as ir_text
 from rlx.ir.graph import Graph
 from rlx.passes.options import Options
 from rlx.profile import CompileProfile
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import CompiledProgram, Compiler
 from rlx.runtime.kv import States, kv_dtype
+from rlx.runtime.memory import read_bandwidth
 from rlx.runtime.native import NativeProgram
+from rlx.runtime.profiling import OpTime, op_times, step_bytes
 from rlx.runtime.tensors import Progress, Tensors
 from rlx.runtime.threads import WorkerPool
 from rlx.weights import ModelWeights, open_weights
@@ -215,6 +218,30 @@ class Engine:
     def tokenizer(self) -> text.Tokenizer:
         """The model's own tokenizer."""
         return text.load_tokenizer(self._weights.loader.path)
+
+    # -- measuring ------------------------------------------------------------------------------------------------
+
+    def profile_step(self, ids: Sequence[int] = (1,)) -> list[OpTime]:
+        """Runs the ids through one program and says where its time went, longest first."""
+        bucket = next(b for b in self._setup.profile.ranges if b[0] <= len(ids) <= b[1])
+        env = {"SEQ": len(ids), "PAST_SEQ": self.past}
+        start = time.perf_counter()
+        self.forward(ids)
+        seconds = time.perf_counter() - start
+        return op_times(self._program(bucket, False), self._final_graph(bucket), env, seconds)
+
+    def step_bytes(self, past: int) -> int:
+        """Bytes of weights and cache that decoding one token after `past` others reads."""
+        return step_bytes(self._final_graph((1, 1)), {"SEQ": 1, "PAST_SEQ": past})
+
+    def read_bandwidth(self) -> float:
+        """Bytes a second, in GB/s, that the engine's workers can read from memory."""
+        return read_bandwidth(self._pool)
+
+    def _final_graph(self, bucket: tuple[int, int]) -> Graph:
+        files = self._compile(bucket, False).files
+        name = next(n for n in files.names if n.endswith("-layout.txt"))
+        return ir_text.loads(files.read(name).decode())
 
     def stats(self) -> dict[str, Any]:
         """What the engine holds: bytes of weights, caches and arenas, threads, counters of the compile cache."""

@@ -1,0 +1,105 @@
+"""`rlx bench MODEL`: speed beside what the machine can do, and where the time goes."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rlx.runners.engine import Engine
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--prompt", default=512, show_default=True, help="Tokens of the prefill.")
+@click.option("--generate", default=64, show_default=True, help="Tokens decoded one by one.")
+@click.option("--repeat", default=3, show_default=True, help="Runs; the median counts.")
+@click.option("--threads", type=int, help="Workers; the physical cores by default.")
+@click.option("--precision", type=click.Choice(["auto", "exact"]), help="Arithmetic of the linears.")
+@click.option("--kv-dtype", type=click.Choice(["f32", "f16", "bf16"]), help="Type of the KV cache.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def bench(model: str | None, prompt: int, generate: int, repeat: int, as_json: bool, **options: Any) -> None:
+    """Measure prefill and decode of MODEL (the embedded demo model by default)."""
+    from rlx import demo
+    from rlx.runners.engine import Engine
+
+    room = {"max_seq": prompt + generate + 16}
+    engine = Engine.open(model or demo.path(), **room, **{k: v for k, v in options.items() if v is not None})
+    try:
+        result = measure(engine, prompt, generate, repeat)
+    finally:
+        engine.close()
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        _show(result)
+
+
+def measure(engine: Engine, prompt: int, generate: int, repeat: int) -> dict[str, Any]:
+    """Medians of several runs, with the machine's read bandwidth measured in between."""
+    ids = [(7919 * i) % engine.config.vocab_size for i in range(prompt)]
+    engine.forward(ids)  # compiles, and touches every page
+    engine.forward(ids[:1])
+    prefill, decode, bandwidth = [], [], []
+    for _ in range(repeat):
+        engine.reset()
+        start = time.perf_counter()
+        engine.forward(ids)
+        prefill.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        for i in range(generate):
+            engine.forward(ids[i % prompt : i % prompt + 1])
+        decode.append((time.perf_counter() - start) / generate)
+        bandwidth.append(engine.read_bandwidth())
+    report = engine.profile_step()
+    engine.reset()
+    report_prefill = engine.profile_step(ids)
+    step, many, read = statistics.median(decode), statistics.median(prefill), statistics.median(bandwidth)
+    flops = sum(t.flops for t in report_prefill)
+    moved = engine.step_bytes(prompt + generate // 2)
+    return {
+        "threads": engine.stats()["threads"],
+        "target": engine.stats()["target"],
+        "read_gb_per_s": read,
+        "prefill": {"tokens": prompt, "tokens_per_s": prompt / many, "gflop_per_s": flops / many / 1e9},
+        "decode": {"tokens": generate, "tokens_per_s": 1 / step, "gb_per_s": moved / step / 1e9},
+        "decode_share_of_bandwidth": moved / step / 1e9 / read,
+        "decode_kernels": [_row(t) for t in report],
+        "prefill_kernels": [_row(t) for t in report_prefill],
+    }
+
+
+def _row(t: Any) -> dict[str, Any]:
+    seconds = max(t.seconds, 1e-12)
+    rates = {"gb_per_s": t.bytes / seconds / 1e9, "gflop_per_s": t.flops / seconds / 1e9}
+    return {"kernel": t.label, "regions": t.regions, "ms": t.seconds * 1e3, **rates}
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    prefill, decode = result["prefill"], result["decode"]
+    console.print(f"{result['threads']} threads, {result['target']}; read bandwidth {result['read_gb_per_s']:.1f} GB/s")
+    console.print(
+        f"prefill {prefill['tokens']:5d}  {prefill['tokens_per_s']:9.1f} tokens/s  {prefill['gflop_per_s']:8.1f} GFLOP/s"
+    )
+    share = f"{result['decode_share_of_bandwidth']:.0%} of the bandwidth"
+    console.print(
+        f"decode  {decode['tokens']:5d}  {decode['tokens_per_s']:9.1f} tokens/s  {decode['gb_per_s']:8.1f} GB/s, {share}"
+    )
+    for phase in ("decode", "prefill"):
+        rows = result[f"{phase}_kernels"]
+        total = sum(r["ms"] for r in rows)
+        table = Table(
+            "kernel", "regions", "ms", "share", "GB/s", "GFLOP/s", title=f"one {phase} step", title_justify="left"
+        )
+        for r in rows:
+            figures = f"{r['ms']:.3f}", f"{r['ms'] / total:.0%}", f"{r['gb_per_s']:.1f}", f"{r['gflop_per_s']:.1f}"
+            table.add_row(r["kernel"], str(r["regions"]), *figures)
+        console.print(table)
