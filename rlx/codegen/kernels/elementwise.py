@@ -1,0 +1,116 @@
+"""Elementwise regions: an expression over rows of f32, computed in one pass over memory.
+
+    for row in begin .. end:
+        for i in 0 .. width:
+            out[row, i] = expression(a[row, i], b[i], c[0], ...)
+
+The expression is a nested tuple such as ("mul", ("silu", 0), 1); a number stands for an operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from llvmlite import ir
+
+from rlx.codegen import vmath
+from rlx.codegen.kernel import Kernel
+from rlx.codegen.target import Target
+from rlx.codegen.tiles import LANES, Emitter
+from rlx.errors import CompileError
+from rlx.ir.dtypes import F32
+
+#: ("add", 0, 1), ("silu", 0), ("scale", 0, 0.5), ("const", 2.0), or the number of an operand.
+Expression: TypeAlias = tuple[Any, ...] | int
+
+BINARY: dict[str, Callable[[Emitter, ir.Value, ir.Value], ir.Value]] = {
+    "add": lambda e, x, y: e.b.fadd(x, y),
+    "sub": lambda e, x, y: e.b.fsub(x, y),
+    "mul": lambda e, x, y: e.b.fmul(x, y),
+    "div": lambda e, x, y: e.b.fdiv(x, y),
+}
+UNARY: dict[str, Callable[[Emitter, ir.Value], ir.Value]] = vmath.UNARY | {"neg": lambda e, x: e.b.fneg(x)}
+WITH_NUMBER: dict[str, Callable[[Emitter, ir.Value, float], ir.Value]] = {
+    "scale": lambda e, x, c: e.b.fmul(x, e.f32(c)),
+    "softcap": vmath.softcap,
+}
+
+_ROW_BYTES = {"full": 1, "row": 0, "scalar": 0}
+
+
+def elementwise(expr: Expression, inputs: Sequence[str], width: int, target: Target) -> Kernel:
+    """A kernel that evaluates `expr` for every element of `rows` rows. One work unit is one row.
+
+    Buffers: one f32 buffer an operand, then `out f32[rows, width]`, which may be one of the full operands.
+    Extents: `rows`.
+
+    Args:
+        expr: nested tuples of the ops in `UNARY`, `BINARY`, `WITH_NUMBER` and `const`.
+        inputs: an operand is `full` (f32[rows, width]), `row` (f32[width], the same for all rows) or `scalar` (f32[1]).
+        width: elements of a row.
+
+    Raises:
+        CompileError: an unknown op, kind or operand number.
+    """
+    unknown = set(inputs) - set(_ROW_BYTES)
+    if unknown:
+        raise CompileError(f"operand kinds are full, row or scalar, found {sorted(unknown)}", where="elementwise")
+    names = [f"a{i}" for i in range(len(inputs))]
+    e = Emitter(target, [*names, "out"], ["rows"])
+    scalars = {i: e.splat_f32(e.args[names[i]]) for i, kind in enumerate(inputs) if kind == "scalar"}
+    kinds = [*inputs, "full"]
+
+    def vector(row: ir.Value, column: ir.Value | int, mask: ir.Value | None) -> None:
+        places = {n: e.at(e.args[n], (row, 4 * width * _ROW_BYTES[kinds[i]]), (column, 4)) for i, n in enumerate(names)}
+        operands = [scalars[i] if i in scalars else e.load_as_f32(F32, places[n], mask) for i, n in enumerate(names)]
+        result = evaluate(e, expr, operands)
+        e.store_from_f32(F32, result, e.at(e.args["out"], (row, 4 * width), (column, 4)), mask)
+
+    whole = width // LANES * LANES
+    with e.loop(e.args["begin"], e.args["end"]) as rows:
+        with e.loop(0, whole, LANES) as columns:
+            vector(rows.i, columns.i, None)
+        if whole < width:
+            vector(rows.i, whole, e.tail_mask(e.i64(width - whole)))
+    return e.finish("elementwise", _outline(expr, inputs, width))
+
+
+def evaluate(e: Emitter, expr: Expression, operands: Sequence[ir.Value]) -> ir.Value:
+    """Code for an expression over 16 lanes."""
+    if isinstance(expr, int):
+        if not 0 <= expr < len(operands):
+            raise CompileError(f"operand {expr} of {len(operands)}", where="elementwise")
+        return operands[expr]
+    op, *rest = expr
+    if op == "const":
+        return e.f32(float(rest[0]))
+    if op in WITH_NUMBER:
+        return WITH_NUMBER[op](e, evaluate(e, rest[0], operands), float(rest[1]))
+    values = [evaluate(e, r, operands) for r in rest]
+    table: dict[str, Any] = UNARY if len(values) == 1 else BINARY
+    if op not in table:
+        raise CompileError(f"no elementwise op {op!r} of {len(values)} operands", where=f"expression {expr}")
+    return table[op](e, *values)
+
+
+def _outline(expr: Expression, inputs: Sequence[str], width: int) -> str:
+    index = {"full": "[row, i]", "row": "[i]", "scalar": "[0]"}
+    operands = [f"a{i}{index[kind]}" for i, kind in enumerate(inputs)]
+    return (
+        f"for row in range(begin, end):\n    for i in range({width}):  # 16 lanes a step\n"
+        f"        out[row, i] = {written(expr, operands)}\n"
+    )
+
+
+def written(expr: Expression, operands: Sequence[str]) -> str:
+    """The expression as a formula."""
+    if isinstance(expr, int):
+        return operands[expr]
+    op, *rest = expr
+    if op == "const":
+        return str(rest[0])
+    infix = {"add": "+", "sub": "-", "mul": "*", "div": "/"}.get(op)
+    numbers = rest[1:] if op in WITH_NUMBER else []
+    values = [written(r, operands) for r in rest[: len(rest) - len(numbers)]] + [str(c) for c in numbers]
+    return f"({values[0]} {infix} {values[1]})" if infix else f"{op}({', '.join(values)})"

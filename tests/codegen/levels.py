@@ -1,0 +1,22 @@
+"""The targets that kernel tests run on: every level of this machine, with and without its dot-product instructions."""
+
+from __future__ import annotations
+
+from rlx.codegen import target as targets
+from rlx.codegen.target import Target, supported_levels
+
+LEVELS = [Target.host(level) for level in supported_levels(targets._host()[1])]
+
+
+def name(target: Target) -> str:
+    """A short name for test ids."""
+    dots = "vnni" if target.has_vnni256 else "plain"
+    return target.level if target.level == "generic" else f"{target.level}-{dots}"
+
+
+def _without_vnni(target: Target) -> Target:
+    return target.without("avxvnni", "avx512vnni")
+
+
+#: Every way this machine can compute an int8 dot product.
+DOT_TARGETS = list({name(t): t for level in LEVELS for t in (level, _without_vnni(level))}.values())
