@@ -1,0 +1,80 @@
+"""Models: a family's equations as a symbolic graph. Between the open file and the passes; imports only `ir`.
+
+`keys.py` reads metadata, `rope.py` and `config.py` say what the model is, `builder.py` declares its weights,
+`blocks.py` holds what families share, and each family file reads like its paper. A new family is a file, a row here
+and a row in `config.ARCHITECTURES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from rlx.errors import ArgumentError
+from rlx.ir.dtypes import DType
+from rlx.ir.graph import Graph
+from rlx.models import gemma, llama, qwen3
+from rlx.models.builder import Weights
+from rlx.models.config import ARCHITECTURES, MODEL_TYPES, ModelConfig
+
+__all__ = ["FAMILIES", "SUPPORTED", "ModelConfig", "Weights", "build", "config_from"]
+
+Build = Callable[[ModelConfig, Weights, DType], Graph]
+
+
+class Family(NamedTuple):
+    """What runs and what builds an architecture."""
+
+    runner: str
+    build: Build
+
+
+_BUILDS: dict[str, Build] = {
+    "llama": llama.build,
+    "qwen2": qwen3.build_qwen2,
+    "qwen3": qwen3.build_qwen3,
+    "gemma3": gemma.build,
+}
+FAMILIES = {arch: Family(ARCHITECTURES[arch].family, build) for arch, build in _BUILDS.items()}
+# File format -> values of `general.architecture`, of `model_type`.
+SUPPORTED = {"gguf": tuple(FAMILIES), "safetensors": tuple(MODEL_TYPES)}
+
+
+def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
+    """The graph of a model: what it computes, with no regard to how.
+
+    Inputs "tokens" and "positions", i32 [SEQ]; states "k.{layer}" and "v.{layer}", [kv_heads, CTX, head_dim] of
+    `kv_dtype`; output "logits", f32 [SEQ, vocab_size], of every row. Matrices are weights of the file's dtype, vectors
+    are weights of f32 to which the loader adds `config.offset(name)`; both have their canonical names.
+
+    Args:
+        kv_dtype: f32, f16 or bf16.
+
+    Raises:
+        ArgumentError: KV caches cannot have this dtype.
+        UnsupportedModelError: the file fuses tensors that rlx wants apart.
+        WeightError: a tensor is missing, or has another shape or dtype than the configuration says.
+    """
+    return FAMILIES[config.arch].build(config, weights, kv_dtype)
+
+
+def config_from(
+    format: str, metadata: Mapping[str, Any], has_tensor: Callable[[str], bool], *, where: object
+) -> ModelConfig:
+    """The configuration of an open file.
+
+    Args:
+        format: "gguf" or "safetensors".
+        metadata: GGUF key-values, or the parsed `config.json`.
+        has_tensor: whether the file has a tensor of this name.
+        where: shown in errors: the file.
+
+    Raises:
+        ArgumentError: an unknown format.
+        ConfigError, UnsupportedModelError: as `ModelConfig.from_gguf` and `ModelConfig.from_hf`.
+    """
+    if format == "gguf":
+        return ModelConfig.from_gguf(metadata, has_tensor, where=where)
+    if format == "safetensors":
+        return ModelConfig.from_hf(metadata, where=where)
+    raise ArgumentError(f"format is {format!r}, expected 'gguf' or 'safetensors'")

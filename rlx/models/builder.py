@@ -1,0 +1,109 @@
+"""The graph under construction: declares a model's weights after checking them against the file.
+
+Part of the models stage: family files hand a `Model` to the blocks of `rlx.models.blocks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.errors import ArgumentError, UnsupportedModelError, WeightError
+from rlx.ir.dtypes import BF16, F16, F32, DType
+from rlx.ir.graph import Graph, Node
+from rlx.models.config import ModelConfig
+
+FLOATS = (F32, F16, BF16)
+
+
+class Tensor(Protocol):
+    """What a file says about one tensor; the shape is row-major."""
+
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class Weights(Protocol):
+    """The tensors of one file under canonical names, which are those of GGUF (`blk.0.attn_q.weight`)."""
+
+    def has(self, name: str, /) -> bool: ...
+    def info(self, name: str, /) -> Tensor: ...
+    def array(self, name: str, /) -> npt.NDArray[np.float32]:
+        """The values of a float tensor."""
+        ...
+
+
+@dataclass(frozen=True)
+class Model:
+    """A graph and what is built into it, seen from one layer or from outside the layers.
+
+    Attributes:
+        kv_dtype: of the KV caches.
+        layer: number of the layer, -1 outside.
+    """
+
+    graph: Graph
+    config: ModelConfig
+    weights: Weights
+    kv_dtype: DType
+    layer: int = -1
+
+    def layers(self) -> Iterator[Model]:
+        """The model seen from each of its layers."""
+        return (replace(self, layer=layer) for layer in range(self.config.layers))
+
+    def has(self, name: str) -> bool:
+        """Whether the file has this tensor of the layer."""
+        return self.weights.has(self._full(name))
+
+    def weight(self, name: str, *shape: int) -> Node:
+        """A tensor of the layer as a weight of the graph: a matrix in the file's dtype, a vector in float32.
+
+        Raises:
+            WeightError: it is missing, or its shape or dtype is not what the configuration says.
+        """
+        full = self._full(name)
+        found = self._checked(full, shape)
+        return self.graph.weight(full, shape, found.dtype if len(shape) > 1 else F32)
+
+    def values(self, name: str, *shape: int) -> npt.NDArray[np.float32]:
+        """The values of a small float tensor of the layer; `WeightError` as `weight`."""
+        full = self._full(name)
+        self._checked(full, shape)
+        return self.weights.array(full)
+
+    def _checked(self, full: str, shape: tuple[int, ...]) -> Tensor:
+        if not self.weights.has(full):
+            raise WeightError(f"the tensor is missing, expected shape {list(shape)}", where=full)
+        found = self.weights.info(full)
+        if tuple(found.shape) != shape:
+            raise WeightError(f"expected shape {list(shape)}, found {list(found.shape)}", where=full)
+        matrix = len(shape) > 1
+        if found.dtype not in FLOATS and not (matrix and found.dtype.is_quantized):
+            expected = "f32, f16, bf16" + " or a block format" * matrix
+            raise WeightError(f"expected {expected}, found {found.dtype}", where=full)
+        return found
+
+    def _full(self, name: str) -> str:
+        return name if self.layer < 0 else f"blk.{self.layer}.{name}"
+
+
+def start(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Model:
+    """An empty graph for the model.
+
+    Raises:
+        ArgumentError: KV caches cannot have this dtype.
+        UnsupportedModelError: the file fuses tensors that rlx wants apart.
+    """
+    if kv_dtype not in FLOATS:
+        known = ", ".join(d.name for d in FLOATS)
+        raise ArgumentError(f"KV caches of {kv_dtype} are not supported", hint=f"Supported are {known}.")
+    if weights.has("blk.0.attn_qkv.weight"):
+        raise UnsupportedModelError("q, k and v in one tensor are not supported", where="blk.0.attn_qkv.weight")
+    return Model(Graph(config.arch), config, weights, kv_dtype)

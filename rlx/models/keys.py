@@ -1,0 +1,141 @@
+"""Typed reading of a model's metadata: every value is checked, and an error names the key and what was expected.
+
+First step of the models stage: `rope.py` and `config.py` read GGUF metadata and `config.json` through `Keys`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+from typing import Any, NoReturn
+
+from rlx.errors import ConfigError, UnsupportedModelError
+
+Range = tuple[float, float]
+
+POSITIVE: Range = (1e-30, 1e30)  # of a float that is divided by
+_ABSENT: Any = object()
+
+
+class Keys:
+    """The values under one prefix of a mapping.
+
+    Args:
+        mapping: GGUF key-values, or a parsed `config.json`; None (JSON null) counts as absent.
+        where: shown in errors: the file.
+        prefix: put before every key, `"llama."` in GGUF.
+    """
+
+    def __init__(self, mapping: Mapping[str, Any], where: object, prefix: str = "") -> None:
+        self.mapping, self.where, self.prefix = mapping, where, prefix
+
+    def __contains__(self, key: str) -> bool:
+        name = self.prefix + key
+        return name in self.mapping and self.mapping[name] is not None
+
+    def get(self, key: str, default: Any = _ABSENT, expected: str = "a value") -> Any:
+        """The value as it stands; without a default an absent key is an error."""
+        if key in self:
+            return self.mapping[self.prefix + key]
+        if default is _ABSENT:
+            raise ConfigError(f"the key '{self.prefix}{key}' is missing, expected {expected}", where=self.where)
+        return default
+
+    def integer(self, key: str, allowed: tuple[int, int], default: Any = _ABSENT) -> Any:
+        """An integer in the inclusive range, or the default; an array of equal integers (one a layer) is that integer.
+
+        Raises:
+            ConfigError: missing, no integer, or out of range.
+            UnsupportedModelError: an array whose elements differ.
+        """
+        expected = f"an integer from {allowed[0]} to {allowed[1]}"
+        return self._read(key, default, expected, lambda v: is_integer(v) and allowed[0] <= v <= allowed[1])
+
+    def number(self, key: str, allowed: Range, default: Any = _ABSENT) -> Any:
+        """A finite number in the inclusive range, as a float, or the default; `ConfigError` otherwise."""
+        expected = f"a number from {allowed[0]:g} to {allowed[1]:g}"
+        value = self._read(key, default, expected, lambda v: is_number(v) and allowed[0] <= v <= allowed[1])
+        return float(value) if is_number(value) else value
+
+    def flag(self, key: str, default: Any = _ABSENT) -> Any:
+        """True or False, or the default; `ConfigError` otherwise."""
+        return self._read(key, default, "true or false", lambda v: isinstance(v, bool))
+
+    def text(self, key: str, default: Any = _ABSENT) -> Any:
+        """A string, or the default; `ConfigError` otherwise."""
+        return self._read(key, default, "a string", lambda v: isinstance(v, str))
+
+    def choice(self, key: str, known: Mapping[str, str], default: Any = _ABSENT) -> str:
+        """What the string stands for in `known`; `UnsupportedModelError` for a string that is not there."""
+        found = self.text(key, default)
+        if found not in known:
+            self.unsupported(key, found, f"supported are {', '.join(known)}")
+        return known[found]
+
+    def array(self, key: str, length: int, expected: str) -> list[Any]:
+        """A list of `length` elements; `ConfigError` otherwise."""
+        found = plain(self.get(key, expected=expected))
+        if not isinstance(found, list) or len(found) != length:
+            self.wrong(key, found, f"{length} elements, {expected}")
+        return found
+
+    def nested(self, key: str, *, optional: bool = False) -> Keys:
+        """The keys of an object in this one; `ConfigError` if it is no object, or absent and not `optional`."""
+        found = self.get(key, {} if optional else _ABSENT, "an object")
+        if not isinstance(found, Mapping):
+            self.wrong(key, found, "an object")
+        prefix = f"{self.prefix}{key}."
+        return Keys({prefix + name: value for name, value in found.items()}, self.where, prefix)
+
+    def require(self, key: str, only: Any, because: str) -> None:
+        """`UnsupportedModelError` if the key is there and has any value but `only`."""
+        if plain(self.get(key, only)) != only:
+            self.unsupported(key, self.get(key), because)
+
+    def wrong(self, key: str, found: Any, expected: str) -> NoReturn:
+        """Raises the `ConfigError` for a value of the wrong type or range."""
+        raise ConfigError(f"'{self.prefix}{key}' is {_show(found)}, expected {expected}", where=self.where)
+
+    def unsupported(self, key: str, found: Any, because: str) -> NoReturn:
+        """Raises the `UnsupportedModelError` for a value that means something rlx does not have."""
+        raise UnsupportedModelError(f"'{self.prefix}{key}' is {_show(found)}: {because}", where=self.where)
+
+    def _read(self, key: str, default: Any, expected: str, valid: Callable[[Any], bool]) -> Any:
+        if key not in self and default is not _ABSENT:
+            return default
+        found = self._same_for_all(key, plain(self.get(key, expected=expected)))
+        if not valid(found):
+            self.wrong(key, found, expected)
+        return found
+
+    def _same_for_all(self, key: str, found: Any) -> Any:
+        """The one value of an array that holds a value a layer."""
+        if not isinstance(found, list) or not found:
+            return found
+        if any(value != found[0] for value in found):
+            self.unsupported(key, found, "layers of different sizes are not supported for this architecture")
+        return found[0]
+
+
+def is_integer(value: object) -> bool:
+    """True for an int that is no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """True for a finite int or float that is no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def plain(value: Any) -> Any:
+    """An array of any kind as a list of Python values; anything else as it is."""
+    if isinstance(value, str | Mapping):
+        return value
+    if isinstance(value, Sequence):
+        return list(value)
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _show(value: Any) -> str:
+    text = repr(plain(value))
+    return text if len(text) <= 60 else text[:57] + "..."
