@@ -202,6 +202,21 @@ def test_crafted_file(name: str) -> None:
     assert re.search(message, str(caught.value)), str(caught.value)
 
 
+def test_a_long_string_in_an_array_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = file([array("k", STRING, 3, text("a") + text("b" * 9) + text("c"))])
+    monkeypatch.setattr("rlx.weights.gguf.MAX_STRING_BYTES", 9)
+    read_everything(raw)
+    monkeypatch.setattr("rlx.weights.gguf.MAX_STRING_BYTES", 8)
+    with pytest.raises(GgufError, match="string 1 of the array of key 'k' is 9 bytes long, at most 8"):
+        parse_header(raw, "f.gguf")
+
+
+def test_an_empty_file_is_refused_before_it_is_mapped(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    with pytest.raises(ModelFileError, match=r"m\.gguf: the file is empty"):
+        GgufFile(tmp_path / "m.gguf")
+
+
 def test_a_crafted_file_allocates_nothing_of_the_size_it_claims() -> None:
     tracemalloc.start()
     try:

@@ -131,6 +131,7 @@ def test_an_index_is_opened_by_its_name(tmp_path: Path) -> None:
         ("m.gguf", b"XXXX" + bytes(40), GgufError, "does not begin with b'GGUF' but with b'XXXX"),
         ("m.gguf", EMPTY_GGUF[:10], GgufError, "the tensor count needs 8 bytes, the file has 2 left"),
         ("m.gguf", b"", ModelFileError, "the file is empty"),
+        ("m.txt", b"", ModelFileError, "the file is empty"),
         ("m.safetensors", b"", ModelFileError, "the file is empty"),
         ("m.safetensors", struct.pack("<Q", 640) + b"[" * 640, SafetensorsError, "does not begin with '{'"),
         ("m.safetensors", bytes(3), SafetensorsError, "3 bytes, too few"),

@@ -164,7 +164,7 @@ def test_valid_files_agree_with_the_library(tensors: list[tuple[str, list[int]]]
     agree(file({name: header[name] for name in names}, size))
 
 
-JUNK = st.one_of(
+JUNK: st.SearchStrategy[Any] = st.one_of(
     st.integers(-3, 40),
     st.sampled_from([1 << 32, 1 << 62, 1 << 63, 1 << 64, 1.0, True, None, "F32", "F4", "", "é", []]),
 )
@@ -318,6 +318,15 @@ def test_config_must_be_there_and_parse(single: Path, config: str | None, error:
     with pytest.raises(error, match=message) as caught:
         SafetensorsFile(single)
     assert type(caught.value) is error
+
+
+def test_config_may_not_be_huge(single: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = (single / "config.json").stat().st_size
+    monkeypatch.setattr("rlx.weights.safetensors.MAX_JSON_BYTES", size)
+    SafetensorsFile(single).close()
+    monkeypatch.setattr("rlx.weights.safetensors.MAX_JSON_BYTES", size - 1)
+    with pytest.raises(ConfigError, match=rf"config\.json: the file has {size} bytes, at most {size - 1}"):
+        SafetensorsFile(single)
 
 
 def test_config_may_hold_any_number(single: Path) -> None:
