@@ -1,0 +1,141 @@
+"""From a path to the runner that fits: the architecture named in the file decides.
+
+Runners stage, the way in. The file's header is read first, so that a model of an architecture that rlx lacks is refused
+by name before anything is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from rlx.errors import ConfigError, UnsupportedModelError
+from rlx.models import FAMILIES, SUPPORTED
+from rlx.models.config import MODEL_TYPES
+from rlx.runners.families import RUNNERS, FamilyRunner
+
+if TYPE_CHECKING:
+    from rlx.weights.loader import WeightLoader
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sniffed:
+    """What a file says it is.
+
+    Attributes:
+        key: where it says so: `general.architecture` in GGUF, `model_type` in `config.json`.
+        found: what stands there.
+        arch: the row of `rlx.models.FAMILIES`, or None if rlx lacks it.
+        note: for an architecture that rlx knows of but lacks, what is missing.
+    """
+
+    key: str
+    found: str
+    arch: str | None
+    note: str | None = None
+
+
+# Architectures that exist and that this version lacks: GGUF names and `model_type`s -> what they need. An error that
+# says "not yet" is of more use than one that says "what is this".
+_QWEN35 = "Qwen 3.5 needs gated delta-net layers"
+_MOE = "it is a mixture of experts"
+_VISION = "it takes images"
+_OTHER = "its layers differ from those of the families that are there"
+KNOWN_UNIMPLEMENTED: dict[str, str] = {
+    **dict.fromkeys(("qwen35", "qwen36", "qwen3_5", "qwen3_5_text", "qwen3_6", "qwen3_5_mtp"), _QWEN35),
+    **dict.fromkeys(("qwen35moe", "qwen36moe", "qwen3_5_moe", "qwen3_5_moe_text"), f"{_QWEN35}, and {_MOE}"),
+    **dict.fromkeys(("qwen3next", "qwen3_next"), f"{_QWEN35}, and {_MOE}"),
+    **dict.fromkeys(("gemma", "gemma2"), "Gemma 1 and 2 are not there yet, Gemma 3 is"),
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), "Gemma 3n needs per-layer embeddings and AltUp"),
+    **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), "Gemma 4 is not there yet"),
+    "gemma4moe": f"Gemma 4 is not there yet, and {_MOE}",
+    **dict.fromkeys(("qwen2moe", "qwen2_moe", "qwen3moe", "qwen3_moe", "mixtral", "gpt-oss", "gpt_oss"), _MOE),
+    **dict.fromkeys(("glm4moe", "glm4_moe", "glm5", "granitemoe", "granitemoehybrid", "lfm2moe", "lfm2_moe"), _MOE),
+    **dict.fromkeys(("phimoe", "minimax", "minimax-m2", "minimax_m2", "deepseek2", "deepseek_v2"), _MOE),
+    **dict.fromkeys(("deepseek_v3", "deepseek_v4", "kimi", "kimi_k2", "llama4"), _MOE),
+    **dict.fromkeys(("qwen2vl", "qwen2_vl", "qwen2_5_vl", "qwen3vl", "qwen3_vl", "qwen3vlmoe", "mllama"), _VISION),
+    **dict.fromkeys(("mistral", "mistral3", "mistral4", "ministral3", "phi2", "phi3", "phi", "phi4"), _OTHER),
+    **dict.fromkeys(("granite", "exaone", "olmo", "olmo2", "nemotron", "nemotron_h", "glm4", "chatglm"), _OTHER),
+    **dict.fromkeys(("cohere", "cohere2", "command-r", "lfm2", "hunyuan-dense", "llada", "smollm3", "bonsai"), _OTHER),
+    "omnicoder": _OTHER,
+}
+
+
+def sniff(loader: WeightLoader) -> Sniffed:
+    """What the open file says it is; `ConfigError` if it says nothing."""
+    key = "general.architecture" if loader.format == "gguf" else "model_type"
+    found = loader.metadata.get(key)
+    if not isinstance(found, str) or not found:
+        hint = "the file is no language model, or its metadata was cut off: get it again"
+        raise ConfigError(f"'{key}' is {found!r}, expected the name of an architecture", where=loader.path, hint=hint)
+    arch = found if loader.format == "gguf" else MODEL_TYPES.get(found)
+    if arch in FAMILIES:
+        return Sniffed(key, found, arch)
+    return Sniffed(key, found, None, KNOWN_UNIMPLEMENTED.get(found.lower()))
+
+
+def runner_class(loader: WeightLoader) -> type[FamilyRunner]:
+    """The runner for the open file.
+
+    Raises:
+        ConfigError: the file does not say what it is.
+        UnsupportedModelError: rlx lacks the architecture; the message says whether that is known, and what there is.
+    """
+    found = sniff(loader)
+    if found.arch is not None:
+        return RUNNERS[FAMILIES[found.arch].runner]
+    what = f"the architecture '{found.found}' ({found.key}) is unknown"
+    if found.note:
+        what = f"the architecture '{found.found}' ({found.key}) is known but not there yet: {found.note}"
+    raise UnsupportedModelError(what, where=loader.path, hint=f"Supported: {', '.join(SUPPORTED[loader.format])}")
+
+
+def auto_runner(
+    path: str | PathLike[str],
+    threads: int | None = None,
+    max_seq: int | None = None,
+    kv_dtype: str | None = None,
+    precision: str = "auto",
+    profile: Any = None,
+    cache: Any = None,
+    progress: Progress | None = None,
+    dump_ir: str | PathLike[str] | None = None,
+) -> FamilyRunner:
+    """Opens a model and returns the runner for its family.
+
+    Args:
+        path: a GGUF file, a safetensors file or index, or a directory that holds one.
+        threads: native workers; the physical cores that this process may use by default.
+        max_seq: how many tokens the context holds; the model's own length, at most 4096, by default.
+        kv_dtype: type of the KV cache: "f32", "f16" or "bf16".
+        precision: "exact" (weights dequantized exactly, float32 arithmetic) or "auto" (what the profile says; without
+            one, int8 activations where they are close enough).
+        profile: a compile profile: a file, a table, or a `CompileProfile`; the arguments here win over it.
+        cache: a `CompileCache`; the default one, on disk and shared between runs, by default.
+        progress: told how far loading is.
+        dump_ir: a folder for the text of every program after every pass.
+
+    Raises:
+        ModelFileError: the file cannot be used, and why; `UnsupportedModelError` names the architectures there are.
+        ArgumentError, ProfileError: an option is out of its range.
+    """
+    from rlx.weights.loader import open_weights
+
+    with open_weights(path) as loader:
+        runner = runner_class(loader)
+    return runner.from_path(
+        path,
+        threads=threads,
+        max_seq=max_seq,
+        kv_dtype=kv_dtype,
+        precision=None if precision == "auto" else precision,
+        profile=profile,
+        cache=cache,
+        progress=progress,
+        dump_ir=dump_ir,
+    )

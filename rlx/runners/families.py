@@ -1,0 +1,69 @@
+"""The runners by family name: what `auto_runner` picks from, and what a program that knows its model can use directly.
+
+Runners stage. A family is one row of `rlx.models`' table; its runner differs from the others by its name only, because
+the engine builds the graph from the model's own configuration.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from rlx.runners.generator import CachedRunner
+
+if TYPE_CHECKING:
+    from rlx.runners.generator import TokenEngine
+
+
+class FamilyRunner(CachedRunner):
+    """A `CachedRunner` that opens its own engine."""
+
+    @classmethod
+    def from_path(cls, path: str | PathLike[str], **options: Any) -> Self:
+        """Opens a GGUF file, a safetensors file or a model directory.
+
+        Args:
+            options: those of `auto_runner`.
+
+        Raises:
+            UnsupportedModelError: the model is of another family, or rlx has no such architecture.
+            ModelFileError: the file cannot be used, and why.
+        """
+        engine = open_engine(path, options)
+        try:
+            return cls(engine)
+        except BaseException:
+            engine.close()
+            raise
+
+
+class Llama32Runner(FamilyRunner):
+    """Llama 3 and models of the same architecture."""
+
+    FAMILY = "llama32"
+
+
+class Qwen3Runner(FamilyRunner):
+    """Qwen 2, 2.5 and 3, dense."""
+
+    FAMILY = "qwen3"
+
+
+class GemmaRunner(FamilyRunner):
+    """Gemma 3, its text part."""
+
+    FAMILY = "gemma"
+
+
+RUNNERS: dict[str, type[FamilyRunner]] = {
+    runner.FAMILY: runner for runner in (Llama32Runner, Qwen3Runner, GemmaRunner) if runner.FAMILY
+}
+
+
+def open_engine(path: str | PathLike[str], options: dict[str, Any]) -> TokenEngine:
+    """`Engine.open`; imported here because an engine brings the compiler's front door along."""
+    from rlx.runners.engine import Engine
+
+    engine: TokenEngine = Engine.open(Path(path), **options)
+    return engine

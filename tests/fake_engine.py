@@ -1,0 +1,144 @@
+"""An engine without a model: enough of one to test runners and the command line in milliseconds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+@dataclass(frozen=True)
+class Record:
+    phase: str
+    bucket: tuple[int, int]
+    kernels: int
+    object_bytes: int
+    seconds: float
+    cached: bool
+    digest: str = "0" * 64
+
+
+class FakeEngine:
+    """A small recurrent net with weights from a seed: its logits depend on every token before and on their order.
+
+    Args:
+        script: answer with these ids, whatever the prompt, instead of what the net says.
+        rule: called with (ids in the cache, logits of the last) to change or break the logits.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 40,
+        max_seq: int = 24,
+        *,
+        family: str = "qwen3",
+        tokenizer: Any = None,
+        script: Sequence[int] = (),
+        rule: Callable[[list[int], np.ndarray[Any, Any]], np.ndarray[Any, Any]] | None = None,
+        seed: int = 0,
+    ) -> None:
+        random = np.random.default_rng(seed)
+        self.config: Any = SimpleNamespace(vocab_size=vocab_size, context=64, family=family, arch=family, layers=2)
+        self.tokenizer = tokenizer or SimpleNamespace(eog_ids=frozenset())
+        self.max_seq, self.closed, self.calls = max_seq, False, list[int]()
+        self._script, self._rule, self._prompt = list(script), rule, 0
+        self._embed = random.normal(size=(vocab_size, 8))
+        self._mix, self._head = random.normal(size=(8, 8)), random.normal(size=(8, vocab_size))
+        self._states, self._ids = [np.zeros(8)], list[int]()
+        self.records = [Record("decode", (1, 1), 9, 4000, 0.5, False), Record("prefill", (2, 16), 12, 9000, 0.01, True)]
+
+    @property
+    def past(self) -> int:
+        return len(self._ids)
+
+    def forward(self, ids: Sequence[int], all_rows: bool = False) -> np.ndarray[Any, Any]:
+        assert not self.closed
+        assert all(type(i) is int for i in ids)
+        assert 0 < len(ids) <= self.max_seq - self.past, "the runner must check the room"
+        self.calls.append(len(ids))
+        self._prompt = self._prompt if self.past else len(ids)
+        rows = np.stack([self._append(i) for i in ids]).astype(np.float32)
+        return rows if all_rows else rows[-1]
+
+    def _append(self, token: int) -> np.ndarray[Any, Any]:
+        self._ids.append(token)
+        self._states.append(np.tanh(self._mix @ self._states[-1] + self._embed[token]))
+        logits = self._states[-1] @ self._head
+        answered = self.past - self._prompt
+        if 0 <= answered < len(self._script):
+            logits = np.where(np.arange(len(logits)) == self._script[answered], 9.0, 0.0)
+        return self._rule(self._ids, logits) if self._rule else logits
+
+    def trim(self, length: int) -> None:
+        assert 0 <= length <= self.past
+        del self._ids[length:], self._states[length + 1 :]
+
+    def reset(self) -> None:
+        self.trim(0)
+
+    @contextmanager
+    def scratch(self) -> Iterator[None]:
+        kept = self._states, self._ids, self._prompt
+        self._states, self._ids = [np.zeros(8)], []
+        try:
+            yield
+        finally:
+            self._states, self._ids, self._prompt = kept
+
+    def compile(self, on_program: Callable[[Record], None] | None = None) -> list[Record]:
+        for record in self.records:
+            if on_program:
+                on_program(record)
+        return self.records
+
+    def stats(self) -> dict[str, Any]:
+        return {"threads": 1, "weights_bytes": 10}
+
+    def close(self) -> None:
+        assert not self.closed, "closed twice"
+        self.closed = True
+
+
+class Opened:
+    """What `Engine.open` was asked for, and the engines that it gave out."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Path, dict[str, Any]]] = []
+        self.engines: list[FakeEngine] = []
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return self.calls[-1][1]
+
+
+def install(monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], FakeEngine]) -> Opened:
+    """Puts a module in the place of `rlx.runners.engine` whose `Engine.open` calls `make`."""
+    opened = Opened()
+
+    def open_(path: Path, **options: Any) -> FakeEngine:
+        opened.calls.append((path, options))
+        if progress := options.get("progress"):
+            progress("weights", 1, 2)
+            progress("weights", 2, 2)
+        opened.engines.append(make(path))
+        return opened.engines[-1]
+
+    module = ModuleType("rlx.runners.engine")
+    module.Engine = SimpleNamespace(open=open_)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "rlx.runners.engine", module)
+    return opened
+
+
+def with_config(engine: FakeEngine, **changes: Any) -> FakeEngine:
+    engine.config = SimpleNamespace(**{**vars(engine.config), **changes})
+    return engine
+
+
+__all__ = ["FakeEngine", "Opened", "Record", "install", "replace", "with_config"]

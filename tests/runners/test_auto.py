@@ -1,0 +1,132 @@
+"""From a path to a runner: which class, with which options, and what is refused by name. No engine is made here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_engine import FakeEngine, Opened, install
+from gguf import GGUFWriter
+from safetensors.numpy import save_file
+
+from rlx import models
+from rlx.errors import ConfigError, ModelFileError, UnsupportedModelError
+from rlx.runners import (
+    CachedRunner,
+    GemmaRunner,
+    Llama32Runner,
+    LmRunner,
+    Qwen3Runner,
+    SampleOpts,
+    auto_runner,
+)
+from rlx.runners.auto import KNOWN_UNIMPLEMENTED
+from rlx.runners.families import RUNNERS
+
+FAMILIES = {"llama": Llama32Runner, "qwen2": Qwen3Runner, "qwen3": Qwen3Runner, "gemma3": GemmaRunner}
+
+
+def gguf(folder: Path, arch: str | None) -> Path:
+    """A GGUF file with an architecture and one tensor."""
+    path = folder / "model.gguf"
+    writer = GGUFWriter(path, arch or "none")
+    if arch is None:
+        writer.kv_data[0].clear()
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def hf(folder: Path, config: dict[str, Any]) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"model.norm.weight": np.zeros(4, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    """Engines that are not made; each has the family of the golden folder it was opened from."""
+    return install(monkeypatch, lambda path: FakeEngine(family=str(FAMILIES[golden_name(path)].FAMILY)))
+
+
+def golden_name(path: Path) -> str:
+    return next(name for name in path.parts[::-1] if name in FAMILIES)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("file", ["model-f16.gguf", "hf"])
+def test_the_architecture_decides(opened: Opened, goldens: Path, name: str, file: str) -> None:
+    runner = auto_runner(str(goldens / name / file))
+    assert type(runner) is FAMILIES[name]
+    assert isinstance(runner, CachedRunner) and isinstance(runner, LmRunner)
+    assert opened.calls[0][0] == goldens / name / file
+
+
+def test_options_reach_the_engine(opened: Opened, goldens: Path) -> None:
+    path, progress = goldens / "qwen3" / "hf", [].append
+    auto_runner(path)
+    given = ("threads", "max_seq", "kv_dtype", "precision", "profile", "cache", "progress", "dump_ir")
+    assert opened.options == dict.fromkeys(given)
+    options: dict[str, Any] = {
+        "threads": 3, "max_seq": 99, "kv_dtype": "bf16", "precision": "exact", "profile": "p.toml", "cache": object(),
+        "progress": lambda *args: progress(args), "dump_ir": "ir",
+    }  # fmt: skip
+    auto_runner(path, **options)
+    assert opened.options == options
+    Qwen3Runner.from_path(path, max_seq=7)
+    assert opened.options == {"max_seq": 7}
+
+
+def test_the_wrong_family_s_runner_gives_its_engine_back(opened: Opened, goldens: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"Llama32Runner runs the family 'llama32'.*rlx\.auto_runner"):
+        Llama32Runner.from_path(goldens / "qwen3" / "hf")
+    assert opened.engines[0].closed
+
+
+@pytest.mark.parametrize("arch", ["qwen35moe", "gemma2", "gpt-oss", "phi3"])
+def test_a_known_architecture_that_is_not_there_yet(tmp_path: Path, opened: Opened, arch: str) -> None:
+    said = rf"model\.gguf: the architecture '{arch}' \(general\.architecture\) is known but not there yet: .*"
+    with pytest.raises(UnsupportedModelError, match=said + "Supported: .*llama.*qwen3"):
+        auto_runner(gguf(tmp_path, arch))
+    assert not opened.calls
+
+
+def test_an_unknown_architecture_names_those_there_are(tmp_path: Path) -> None:
+    said = r"the architecture 'grok9' \(general\.architecture\) is unknown\. Supported: llama, .*gemma3"
+    with pytest.raises(UnsupportedModelError, match=said):
+        auto_runner(gguf(tmp_path, "grok9"))
+
+
+def test_a_config_json_says_its_model_type(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"'qwen3_moe' \(model_type\) is known but not there yet"):
+        auto_runner(hf(tmp_path, {"model_type": "qwen3_moe"}))
+    with pytest.raises(UnsupportedModelError, match=r"'gemma3n' .*Supported: .*gemma3_text"):
+        auto_runner(hf(tmp_path, {"model_type": "gemma3n"}))
+
+
+@pytest.mark.parametrize("value", [None, "", 7])
+def test_a_model_that_does_not_say_what_it_is(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"'model_type' is {value!r}, expected the name of an architecture"):
+        auto_runner(hf(tmp_path, {"model_type": value} if value is not None else {}))
+    with pytest.raises(ModelFileError, match=r"general\.architecture"):
+        auto_runner(gguf(tmp_path, None))
+
+
+@pytest.mark.parametrize(("name", "said"), [("gone.gguf", "no such file"), ("", "holds no model.safetensors")])
+def test_no_model_at_the_path(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(ModelFileError, match=said):
+        auto_runner(tmp_path / name)
+
+
+def test_the_tables_fit_the_models() -> None:
+    assert {family.runner for family in models.FAMILIES.values()} == set(RUNNERS)
+    there = set(models.FAMILIES) | set(models.SUPPORTED["gguf"]) | set(models.SUPPORTED["safetensors"])
+    assert not there & set(KNOWN_UNIMPLEMENTED), "these are implemented now"
+    assert all(name == name.lower() and note for name, note in KNOWN_UNIMPLEMENTED.items())
+    assert SampleOpts.greedy().is_greedy

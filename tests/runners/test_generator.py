@@ -1,0 +1,276 @@
+"""The cached runner over an engine that is a small recurrent net: state, sessions, threads, failures."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_engine import FakeEngine
+
+from rlx.errors import BusyError, NumericalError, PromptError, TokenizerError, UnsupportedModelError
+from rlx.runners.base import LmRunner
+from rlx.runners.families import GemmaRunner, Llama32Runner, Qwen3Runner
+from rlx.runners.generator import CachedRunner
+from rlx.runners.sampling import SampleOpts
+
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def naive(engine: FakeEngine, ids: list[int], n_new: int, **options: Any) -> list[int]:
+    """`LmRunner.generate` over the same net."""
+    return LmRunner.generate(CachedRunner(engine), ids, n_new, **options)
+
+
+def boom(*args: Any) -> Any:
+    raise RuntimeError("boom")
+
+
+def test_it_is_a_runner_with_the_model_s_sizes() -> None:
+    runner = CachedRunner(FakeEngine(40, 24, family="gemma"))
+    assert isinstance(runner, LmRunner)
+    assert (runner.family, runner.vocab_size, runner.max_seq, runner.config.layers) == ("gemma", 40, 24, 2)
+    assert runner.stats()["threads"] == 1
+
+
+# ---------------------------------------------------------------------------------------------------- logits
+
+
+def test_all_positions_are_the_rows_of_every_prefix() -> None:
+    runner = CachedRunner(FakeEngine())
+    rows = runner.predict_logits(PROMPT, all_positions=True)
+    assert rows.shape == (5, 40)
+    for end in range(1, 6):
+        np.testing.assert_array_equal(runner.predict_logits(PROMPT[:end]), rows[end - 1])
+
+
+def test_decoding_continues_the_session() -> None:
+    runner = CachedRunner(FakeEngine())
+    rows = runner.predict_logits(PROMPT, all_positions=True)
+    np.testing.assert_array_equal(runner.prefill_logits(PROMPT[:2]), rows[1])
+    for at in range(2, 5):
+        np.testing.assert_array_equal(runner.decode_logits(PROMPT[at]), rows[at])
+        assert runner.past_seq == at + 1
+
+
+def test_predict_leaves_a_session_alone() -> None:
+    runner = CachedRunner(FakeEngine())
+    rows = runner.predict_logits(PROMPT, all_positions=True)
+    runner.prefill_logits(PROMPT[:3])
+    runner.predict_logits([9, 9, 9, 9, 9, 9])
+    with pytest.raises(PromptError):
+        runner.predict_logits([99])
+    assert runner.past_seq == 3
+    np.testing.assert_array_equal(runner.decode_logits(PROMPT[3]), rows[3])
+
+
+def test_prefill_starts_anew_and_a_refused_prompt_does_not() -> None:
+    runner = CachedRunner(FakeEngine())
+    first = runner.prefill_logits(PROMPT)
+    with pytest.raises(PromptError, match="is empty"):
+        runner.prefill_logits([])
+    assert runner.past_seq == 5
+    np.testing.assert_array_equal(runner.prefill_logits(PROMPT), first)
+    assert runner.past_seq == 5
+    runner.reset()
+    assert runner.past_seq == 0
+
+
+def test_decoding_without_a_session_or_beyond_the_context_is_an_error() -> None:
+    runner = CachedRunner(FakeEngine(max_seq=6))
+    with pytest.raises(PromptError, match=r"there is no session.*prefill_logits"):
+        runner.decode_logits(1)
+    runner.prefill_logits(PROMPT)
+    for wrong in (40, -1, 1.5, "x", None):
+        with pytest.raises(PromptError, match="token: "):
+            runner.decode_logits(wrong)  # type: ignore[arg-type]
+    runner.decode_logits(1)
+    with pytest.raises(PromptError, match="the context is full: it holds 6 tokens"):
+        runner.decode_logits(1)
+    assert runner.past_seq == 6
+
+
+# ---------------------------------------------------------------------------------------------------- generate
+
+
+@pytest.mark.parametrize("sample", [SampleOpts.greedy(), SampleOpts(0.9, 12, 0.95, 0.01, 1.2, seed=4)])
+@pytest.mark.parametrize("n_new", [0, 1, 7, 99])
+def test_cached_generation_equals_the_naive_one(sample: SampleOpts, n_new: int) -> None:
+    engine = FakeEngine()
+    got = CachedRunner(engine).generate(PROMPT, n_new, sample=sample)
+    assert got == naive(FakeEngine(), PROMPT, n_new, sample=sample)
+    assert len(got) == min(n_new, 24 - 5 + 1)
+    assert engine.calls == [5] * (n_new > 0) + [1] * (len(got) - 1)
+
+
+def test_the_session_of_a_generation_can_be_continued() -> None:
+    runner = CachedRunner(FakeEngine())
+    ids = runner.generate(PROMPT, 4)
+    assert runner.past_seq == len(PROMPT) + 3
+    np.testing.assert_array_equal(runner.decode_logits(ids[-1]), runner.predict_logits(PROMPT + ids))
+
+
+def test_end_of_generation_tokens_stop_it() -> None:
+    free = CachedRunner(FakeEngine()).generate(PROMPT, 9)
+    stop = free[3]
+    expected = free[: free.index(stop) + 1]
+    tokenizer = SimpleNamespace(eog_ids=frozenset({stop}))
+    assert CachedRunner(FakeEngine(tokenizer=tokenizer)).generate(PROMPT, 9) == expected
+    assert CachedRunner(FakeEngine(tokenizer=tokenizer)).generate(PROMPT, 9, stop_at_eog=False) == free
+    assert naive(FakeEngine(tokenizer=tokenizer), PROMPT, 9) == expected
+
+
+def test_a_callback_stops_and_sees_every_token() -> None:
+    free = CachedRunner(FakeEngine()).generate(PROMPT, 9)
+    seen: list[int] = []
+    assert CachedRunner(FakeEngine()).generate(PROMPT, 9, lambda t: (seen.append(t), len(seen) < 3)[1]) == free[:3]
+    assert seen == free[:3]
+
+
+def test_a_prompt_as_long_as_the_context_gets_one_token() -> None:
+    runner = CachedRunner(FakeEngine(max_seq=5))
+    assert len(runner.generate(PROMPT, 3)) == 1
+    with pytest.raises(PromptError, match="prompt: it has 6 tokens, and the context holds 5"):
+        runner.generate([*PROMPT, 1], 1)
+
+
+def test_without_a_tokenizer_the_end_must_be_given_up_explicitly() -> None:
+    class NoTokenizer:
+        @property
+        def eog_ids(self) -> frozenset[int]:
+            raise TokenizerError("the key 'tokenizer.ggml.model' is missing", where="m.gguf")
+
+    engine = FakeEngine(tokenizer=NoTokenizer())
+    with pytest.raises(TokenizerError, match=r"m\.gguf: the key .* is missing.*stop_at_eog=False"):
+        CachedRunner(engine).generate(PROMPT, 2)
+    assert len(CachedRunner(engine).generate(PROMPT, 2, stop_at_eog=False)) == 2
+
+
+def test_chat_ids_are_those_of_the_text_stage(demo_model: Any) -> None:
+    from rlx.text import chat_ids, load_tokenizer
+
+    tokenizer = load_tokenizer(demo_model)
+    runner = CachedRunner(FakeEngine(tokenizer=tokenizer))
+    messages = [{"role": "user", "content": "Hello <|im_end|>"}]
+    ids = runner.chat_ids(messages)
+    assert ids == chat_ids(tokenizer, messages)
+    assert tokenizer.decode(ids).endswith("<|im_start|>assistant\n")
+    assert ids.count(tokenizer.token_to_id("<|im_end|>") or -1) == 1  # the template's own, not the user's
+
+
+# ---------------------------------------------------------------------------------------------------- failures
+
+
+def test_a_callback_that_raises_leaves_the_runner_usable() -> None:
+    runner = CachedRunner(FakeEngine())
+    expected = runner.generate(PROMPT, 5)
+    with pytest.raises(RuntimeError, match="boom"):
+        runner.generate(PROMPT, 5, boom)
+    assert runner.generate(PROMPT, 5) == expected
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_failed_step_is_undone(error: type[BaseException]) -> None:
+    def rule(ids: list[int], logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if ids[-1] == 7:
+            raise error
+        return logits
+
+    runner = CachedRunner(FakeEngine(rule=rule))
+    with pytest.raises(error):
+        runner.prefill_logits([1, 7])
+    assert runner.past_seq == 0
+    runner.prefill_logits([1, 2])
+    with pytest.raises(error):
+        runner.decode_logits(7)
+    assert runner.past_seq == 2
+    np.testing.assert_array_equal(runner.decode_logits(3), runner.predict_logits([1, 2, 3]))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("sample", [SampleOpts.greedy(), SampleOpts(seed=1)])
+def test_broken_arithmetic_is_an_error_not_token_zero(bad: float, sample: SampleOpts) -> None:
+    def rule(ids: list[int], logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.where(np.arange(len(logits)) == 11, bad, logits) if len(ids) >= 7 else logits
+
+    runner = CachedRunner(FakeEngine(rule=rule))
+    seen: list[int] = []
+    with pytest.raises(NumericalError, match=f"position 6: logit 11 is {bad}"):
+        runner.generate(PROMPT, 9, seen.append, sample)
+    assert len(seen) == 2
+    with pytest.raises(NumericalError):
+        runner.predict_logits([1] * 8)
+    with pytest.raises(NumericalError):
+        runner.predict_logits([1] * 8, all_positions=True)
+    assert len(runner.generate(PROMPT, 2)) == 2
+
+
+# ---------------------------------------------------------------------------------------------------- threads, closing
+
+
+def in_thread(call: Any) -> BaseException | None:
+    """What `call` raises in a thread of its own."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="second")
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    return raised[0] if raised else None
+
+
+def test_a_second_thread_is_refused_while_the_first_is_at_work() -> None:
+    runner = CachedRunner(FakeEngine())
+    calls = (
+        lambda: runner.generate(PROMPT, 1), lambda: runner.predict_logits(PROMPT), lambda: runner.decode_logits(1),
+        lambda: runner.prefill_logits(PROMPT), runner.reset, runner.compile, runner.stats, runner.close,
+    )  # fmt: skip
+    errors: list[BaseException | None] = []
+
+    def on_token(token: int) -> None:
+        if not errors:
+            errors.extend(in_thread(call) for call in calls)
+
+    expected = CachedRunner(FakeEngine()).generate(PROMPT, 3)
+    assert runner.generate(PROMPT, 3, on_token) == expected
+    assert [type(error) for error in errors] == [BusyError] * len(calls)
+    assert str(errors[0]).startswith("generate: the runner is in use: generate in thread MainThread")
+    assert in_thread(lambda: runner.generate(PROMPT, 1)) is None  # one after the other is fine
+
+
+def test_a_callback_may_not_call_its_own_runner() -> None:
+    runner = CachedRunner(FakeEngine())
+    with pytest.raises(BusyError, match="not from a callback of its own"):
+        runner.generate(PROMPT, 3, lambda token: runner.reset())
+    assert len(runner.generate(PROMPT, 3)) == 3
+
+
+def test_a_closed_runner_refuses_everything() -> None:
+    engine = FakeEngine()
+    with CachedRunner(engine) as runner:
+        runner.generate(PROMPT, 1)
+    assert engine.closed
+    runner.close()
+    for call in (lambda: runner.generate(PROMPT, 1), lambda: runner.predict_logits(PROMPT), runner.__enter__):
+        with pytest.raises(BusyError, match=r"the runner was closed.*open the model again"):
+            call()
+
+
+# ---------------------------------------------------------------------------------------------------- families
+
+
+@pytest.mark.parametrize(
+    ("runner", "family"), [(Qwen3Runner, "qwen3"), (Llama32Runner, "llama32"), (GemmaRunner, "gemma")]
+)
+def test_a_family_s_runner_takes_its_own_family_only(runner: type[CachedRunner], family: str) -> None:
+    assert runner(FakeEngine(family=family)).family == family
+    with pytest.raises(UnsupportedModelError, match=f"{runner.__name__} runs the family '{family}', .* of 'other'"):
+        runner(FakeEngine(family="other"))
