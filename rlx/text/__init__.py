@@ -1,0 +1,21 @@
+"""Text stage: tokenizers, streaming detokenization and chat templates.
+
+`vocabulary.py` holds the pieces, `from_gguf.py` and `from_hf.py` read them, `pretokenizers.py`, `spm.py` and
+`special.py` encode, `tokenizer.py` is what they become; `detokenize.py` streams; `chat.py`, `sandbox.py` and
+`budget.py` render conversations. Importing this package imports neither `tokenizers` nor `jinja2`.
+"""
+
+from rlx.text.budget import RenderLimits
+from rlx.text.chat import ChatTemplate, chat_ids, template_of
+from rlx.text.detokenize import StreamDetokenizer
+from rlx.text.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = [
+    "ChatTemplate",
+    "RenderLimits",
+    "StreamDetokenizer",
+    "Tokenizer",
+    "chat_ids",
+    "load_tokenizer",
+    "template_of",
+]

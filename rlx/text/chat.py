@@ -1,0 +1,261 @@
+"""Chat templates: messages to the text, and the ids, that a model was trained to answer.
+
+Text stage, used by the runners, the server and the command line. Where the template comes from is `tokenizer.py`; what
+it may do is `sandbox.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
+from typing import Any, NoReturn
+
+from rlx.errors import ChatTemplateError
+from rlx.text.budget import BUDGET, Budget, RenderLimits
+from rlx.text.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+_MAX_DEPTH = 64
+
+
+class ChatTemplate:
+    """A compiled Jinja chat template.
+
+    Args:
+        template: the source, as `tokenizer_config.json` or `tokenizer.chat_template` holds it.
+        bos_token, eos_token: what the template sees under these names.
+        limits: what a rendering may cost.
+
+    Raises:
+        ChatTemplateError: the template is too long, or is no template.
+    """
+
+    def __init__(
+        self, template: str, bos_token: str = "", eos_token: str = "", limits: RenderLimits | None = None
+    ) -> None:
+        self._limits = limits or RenderLimits()
+        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        if len(template) > self._limits.template_chars:
+            raise ChatTemplateError(
+                f"the template has {len(template)} characters, more than {self._limits.template_chars}",
+                where="chat template",
+            )
+        from rlx.text.sandbox import ChatEnvironment
+
+        try:
+            self._template = ChatEnvironment(self._limits.template_tokens).from_string(template)
+        except Exception as error:
+            _fail(error)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt of a conversation.
+
+        Args:
+            messages: `role` (text) and `content`: a text, parts such as `{"type": "text", "text": ...}`, or nothing
+                beside `tool_calls`. Other keys are handed to the template.
+            tools: JSON schemas of the functions that the model may call.
+            add_generation_prompt: end with the head of the model's answer.
+            kwargs: further variables of the template, such as `enable_thinking`.
+
+        Raises:
+            ChatTemplateError: a message is malformed, the template refuses it, fails, or costs too much.
+        """
+        values = {
+            "messages": _checked_messages(messages),
+            "tools": None if tools is None else _checked_tools(tools),
+            "documents": None,
+            **{name: _plain(value, name) for name, value in kwargs.items()},
+        }
+        budget = Budget(self._limits)
+        budget.admit(values)
+        return self._render(budget, {**self._tokens, **values, "add_generation_prompt": add_generation_prompt})
+
+    def _render(self, budget: Budget, values: dict[str, Any]) -> str:
+        chunks: list[str] = []
+        token = BUDGET.set(budget)
+        try:
+            for chunk in self._template.generate(values):
+                budget.output(len(chunk))
+                chunks.append(chunk)
+        except Exception as error:
+            _fail(error)
+        finally:
+            BUDGET.reset(token)
+        return "".join(chunks)
+
+
+def _fail(error: Exception) -> NoReturn:
+    """Everything that goes wrong in a template is a `ChatTemplateError`."""
+    if isinstance(error, ChatTemplateError):
+        raise error
+    if isinstance(error, RecursionError | MemoryError):
+        raise ChatTemplateError(f"the template nests too deeply ({type(error).__name__})", where="chat template")
+    line = getattr(error, "lineno", None)
+    where = "chat template" if line is None else f"chat template, line {line}"
+    raise ChatTemplateError(str(error) or type(error).__name__, where=where) from error
+
+
+def _checked_messages(messages: Any) -> list[dict[str, Any]]:
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
+        raise ChatTemplateError(f"expected a list of messages, found a {type(messages).__name__}", where="messages")
+    if not messages:
+        raise ChatTemplateError("the conversation is empty", where="messages")
+    return [_checked_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _checked_message(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise ChatTemplateError(f"expected role and content, found a {type(message).__name__}", where=where)
+    plain: dict[str, Any] = _plain(message, where)
+    role = plain.get("role")
+    if not isinstance(role, str) or not role:
+        raise ChatTemplateError(f"expected a role such as 'user', found {role!r}", where=f"{where}.role")
+    if plain.get("content") is None and not plain.get("tool_calls"):
+        raise ChatTemplateError("there is neither content nor a tool call", where=f"{where}.content")
+    _check_content(plain.get("content"), f"{where}.content")
+    return plain
+
+
+def _check_content(content: Any, where: str) -> None:
+    if content is None or isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise ChatTemplateError(f"expected a text or a list of parts, found a {type(content).__name__}", where=where)
+    for i, part in enumerate(content):
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise ChatTemplateError("a part needs a type, such as 'text'", where=f"{where}[{i}]")
+        if part["type"] == "text" and not isinstance(part.get("text"), str):
+            raise ChatTemplateError("a text part needs a text", where=f"{where}[{i}].text")
+
+
+def _checked_tools(tools: Any) -> list[Any]:
+    if isinstance(tools, str | bytes) or not isinstance(tools, Sequence):
+        raise ChatTemplateError(f"expected a list of tools, found a {type(tools).__name__}", where="tools")
+    for i, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            raise ChatTemplateError(f"expected a JSON schema, found a {type(tool).__name__}", where=f"tools[{i}]")
+    return [_plain(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
+
+
+def _plain(value: Any, where: str, depth: int = 0) -> Any:
+    """A copy of `value` in the types of JSON: what a template may touch."""
+    if depth > _MAX_DEPTH:
+        raise ChatTemplateError(f"nested more than {_MAX_DEPTH} deep", where=where)
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {_key(key, where): _plain(part, f"{where}.{key}", depth + 1) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part, f"{where}[{i}]", depth + 1) for i, part in enumerate(value)]
+    raise ChatTemplateError(f"a {type(value).__name__} is no JSON value", where=where)
+
+
+def _key(key: Any, where: str) -> str:
+    if not isinstance(key, str):
+        raise ChatTemplateError(f"key {key!r} is no text", where=where)
+    return key
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str, bos_token: str, eos_token: str) -> ChatTemplate:
+    return ChatTemplate(template, bos_token, eos_token)
+
+
+def template_of(tokenizer: Tokenizer, *, tools: bool = False) -> ChatTemplate:
+    """The tokenizer's template, its `tool_use` one where `tools` are given and it has one; kept compiled.
+
+    Raises:
+        ChatTemplateError: the model has no chat template.
+    """
+    templates = tokenizer.chat_templates
+    source = templates.get("tool_use") if tools else None
+    source = source if source is not None else templates.get("default")
+    if source is None:
+        raise ChatTemplateError(
+            "the model has no chat template", where="chat template",
+            hint="it may be a base model: give it a plain prompt",
+        )  # fmt: skip
+    bos, eos = ("" if i is None else tokenizer.id_to_token(i) for i in (tokenizer.bos_id, tokenizer.eos_id))
+    return _compiled(source, bos, eos)
+
+
+def chat_ids(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    trust_content: bool = False,
+    **kwargs: Any,
+) -> list[int]:
+    """The prompt ids of a conversation. BOS is there if the template puts it there.
+
+    The control tokens that the template writes become ids. The text of a control token inside a message stays text, so
+    that a user cannot close a turn and speak for the system; assistant messages and, with `trust_content`, all of them
+    are parsed like the template.
+
+    Raises:
+        ChatTemplateError: there is no template, or it cannot be rendered.
+    """
+    template = template_of(tokenizer, tools=tools is not None)
+    if trust_content:
+        text = template.render(messages, tools, add_generation_prompt, **kwargs)
+        return tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+    fence = _Fence(tokenizer, messages)
+    text = template.render(fence.messages, tools, add_generation_prompt, **kwargs)
+    return fence.encode(text)
+
+
+class _Fence:
+    """Marks control tokens in messages with two characters that occur in none, so that they can be told apart later."""
+
+    def __init__(self, tokenizer: Tokenizer, messages: Sequence[Message]) -> None:
+        self._tokenizer = tokenizer
+        checked = _checked_messages(messages)
+        self._open, self._close = _unused_characters(_texts(checked))
+        self.messages = [m if m["role"] == "assistant" else self._fenced(m) for m in checked]
+
+    def _fenced(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return "".join(part if isinstance(part, str) else self._mark(part) for part in self._split(value))
+        if isinstance(value, dict):
+            return {key: self._fenced(part) for key, part in value.items()}
+        return [self._fenced(part) for part in value] if isinstance(value, list) else value
+
+    def _split(self, text: str) -> list[str | int]:
+        return list(self._tokenizer.control_splitter.split(text))
+
+    def _mark(self, token: int) -> str:
+        return f"{self._open}{self._tokenizer.id_to_token(token)}{self._close}"
+
+    def encode(self, text: str) -> list[int]:
+        parts = re.split(f"{self._open}([^{self._open}{self._close}]*){self._close}", text)
+        ids: list[int] = []
+        for i, part in enumerate(parts):
+            ids += self._tokenizer.encode(part, add_special_tokens=False, parse_special=i % 2 == 0)
+        return ids
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for part in parts for text in _texts(part)]
+
+
+def _unused_characters(texts: Sequence[str]) -> tuple[str, str]:
+    """Two Unicode noncharacters, which no honest text holds, that occur in none of `texts`."""
+    unused = (char for char in map(chr, range(0xFDD0, 0xFDF0)) if not any(char in text for text in texts))
+    found = tuple(islice(unused, 2))
+    if len(found) < 2:
+        raise ChatTemplateError("the messages hold every Unicode noncharacter", where="messages")
+    return found[0], found[1]

@@ -1,0 +1,185 @@
+"""Text to token ids and back: the one class that every model's tokenizer becomes.
+
+Text stage: built by `from_gguf.py` or `from_hf.py`; used by the runners, `detokenize.py` and `chat.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from rlx.errors import TokenizerError
+from rlx.text.special import SpecialSplitter
+from rlx.text.vocabulary import TokenType, Vocabulary
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Tokenizer:
+    """A tokenizer; make one with `load_tokenizer`, `Tokenizer.from_gguf` or `Tokenizer.from_hf`.
+
+    It may be used from several threads at once.
+
+    Attributes:
+        vocabulary: text, type and bytes of every id.
+        encode_parts: `(text, parse_special) -> ids` without BOS and EOS.
+        bos_id, eos_id: the ids that begin and end a text, if the model has them.
+        prefix, suffix: what `encode` puts around a text, usually BOS and nothing.
+        eog_ids: ids that end a generation (end of text, of turn, of message).
+        drop_space: SentencePiece put a space before the text, so `decode` takes one off its start.
+        chat_templates: Jinja templates by name.
+    """
+
+    vocabulary: Vocabulary
+    encode_parts: Callable[[str, bool], list[int]]
+    bos_id: int | None
+    eos_id: int | None
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+    eog_ids: frozenset[int] = frozenset()
+    drop_space: bool = False
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        """The tokenizer in the metadata of a GGUF file; `TokenizerError` names the key that is wrong."""
+        from rlx.text.from_gguf import tokenizer_from_gguf
+
+        return tokenizer_from_gguf(metadata)
+
+    @classmethod
+    def from_hf(cls, path: str | PathLike[str]) -> Tokenizer:
+        """The tokenizer of a Hugging Face folder or its `tokenizer.json`; `TokenizerError` if there is none."""
+        from rlx.text.from_hf import tokenizer_from_hf
+
+        return tokenizer_from_hf(Path(path))
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return len(self.vocabulary)
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether `encode` begins a text with BOS."""
+        return bool(self.prefix)
+
+    @property
+    def add_eos(self) -> bool:
+        """Whether `encode` ends a text with EOS."""
+        return bool(self.suffix)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's chat template, if it has one."""
+        return self.chat_templates.get("default")
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Control and unknown tokens and the ends of a generation: what `skip_special_tokens` leaves out."""
+        return frozenset(self.vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)) | self.eog_ids
+
+    @cached_property
+    def control_splitter(self) -> SpecialSplitter:
+        """Finds the texts of `special_ids`, for who must keep them out of a text."""
+        return SpecialSplitter({self.vocabulary.tokens[token]: token for token in self.special_ids})
+
+    @cached_property
+    def _pieces(self) -> list[bytes | None]:
+        return [None] * self.vocab_size
+
+    def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
+        """The ids of `text`.
+
+        Args:
+            add_special_tokens: put the model's BOS before and EOS behind the text, as the model asks for. A text that
+                begins with its BOS already gets no second one.
+            parse_special: the text of a control token (`<|im_end|>`) becomes its id. Otherwise it is text like any
+                other, which is what text from a stranger should be. User-defined tokens are matched either way.
+
+        Raises:
+            TokenizerError: `text` is no string, or holds half a surrogate pair.
+        """
+        _check_text(text)
+        ids = self.encode_parts(text, parse_special)
+        return self._framed(ids) if add_special_tokens else ids
+
+    def _framed(self, ids: list[int]) -> list[int]:
+        prefix = () if self.prefix and tuple(ids[: len(self.prefix)]) == self.prefix else self.prefix
+        suffix = () if self.suffix and tuple(ids[-len(self.suffix) :]) == self.suffix else self.suffix
+        return [*prefix, *ids, *suffix]
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """The text of `ids`; bytes that are not UTF-8 become U+FFFD. `TokenizerError` for an id outside the vocabulary.
+
+        Nothing else is cleaned up: `decode(encode(text, add_special_tokens=False)) == text`, up to Unicode
+        normalization where the model asks for it.
+        """
+        skip = self.special_ids if skip_special_tokens else frozenset()
+        data = b"".join([self.token_bytes(token) for token in ids if token not in skip])
+        return (data.removeprefix(b" ") if self.drop_space else data).decode("utf-8", "replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one piece, perhaps a part of a character; `TokenizerError` for an id outside the vocabulary."""
+        if not 0 <= token < self.vocab_size:
+            raise TokenizerError(f"id {token} is outside the vocabulary of {self.vocab_size}")
+        piece = self._pieces[token]
+        if piece is None:
+            piece = self._pieces[token] = self.vocabulary.bytes_of(token)
+        return piece
+
+    def id_to_token(self, token: int) -> str:
+        """The piece as the vocabulary spells it; `TokenizerError` for an id outside the vocabulary."""
+        if not 0 <= token < self.vocab_size:
+            raise TokenizerError(f"id {token} is outside the vocabulary of {self.vocab_size}")
+        return self.vocabulary.tokens[token]
+
+    def token_to_id(self, text: str) -> int | None:
+        """The id of a piece as the vocabulary spells it, or None."""
+        return self.vocabulary.ids.get(text)
+
+    def __repr__(self) -> str:
+        ends = sorted(self.vocabulary.tokens[token] for token in self.eog_ids)
+        return f"<Tokenizer of {self.vocab_size} {self.vocabulary.spelling.value} tokens, ends {ends}>"
+
+
+def _check_text(text: str) -> None:
+    if not isinstance(text, str):
+        raise TokenizerError(f"text must be a str, not {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"character {error.start} is half a surrogate pair (U+{ord(text[error.start]):04X})", where="text",
+            hint="decode the bytes with errors='replace' first",
+        ) from None  # fmt: skip
+
+
+def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
+    """The tokenizer of a GGUF file (with or without weights), a Hugging Face folder or a `tokenizer.json`.
+
+    Raises:
+        TokenizerError: there is no tokenizer, or it is of an unknown kind.
+        GgufError: the GGUF file is malformed.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise TokenizerError("there is no such file or folder", where=path)
+    if path.is_dir() or path.suffix == ".json":
+        return Tokenizer.from_hf(path)
+    return _load_gguf(path)
+
+
+def _load_gguf(path: Path) -> Tokenizer:
+    from rlx.weights.gguf import GgufFile
+
+    file = GgufFile(path)
+    try:
+        return Tokenizer.from_gguf(file.metadata)
+    except TokenizerError as error:
+        raise TokenizerError(error.what, where=f"{path}: {error.where}", hint=error.hint) from error
+    finally:
+        file.close()
