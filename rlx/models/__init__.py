@@ -1,8 +1,8 @@
 """Models: a family's equations as a symbolic graph. Between the open file and the passes; imports only `ir`.
 
-`keys.py` reads metadata, `rope.py` and `config.py` say what the model is, `builder.py` declares its weights,
-`blocks.py` holds what families share, and each family file reads like its paper. A new family is a file, a row here
-and a row in `config.ARCHITECTURES`.
+`keys.py` reads metadata, `architectures.py`, `rope.py` and `config.py` say what the model is, `builder.py` declares its
+weights, `blocks.py` holds what families share, and each family file reads like its paper. A new family is a file, a row
+here and a row in `ARCHITECTURES`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from rlx.errors import ArgumentError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.models import gemma, llama, qwen3
+from rlx.models.architectures import ARCHITECTURES, MODEL_TYPES
 from rlx.models.builder import Weights
-from rlx.models.config import ARCHITECTURES, MODEL_TYPES, ModelConfig
+from rlx.models.config import ModelConfig
 
 __all__ = ["FAMILIES", "SUPPORTED", "ModelConfig", "Weights", "build", "config_from"]
 

@@ -1,26 +1,23 @@
 """What a model is: sizes and switches, read from GGUF metadata or from a `config.json`, checked once.
 
-Part of the models stage, between the open file and the graph builders. `ARCHITECTURES` says how the architectures
-differ; a new one is a row here, a row in `rlx.models.FAMILIES` and equations in a family file.
-
-Sources: the GGUF registry's keys and llama.cpp's defaults for them; the configuration classes of transformers, whose
-defaults published `config.json` files rely on.
+Part of the models stage, between the open file and the graph builders; `architectures.py` says how the architectures
+differ. Sources: the GGUF registry's keys and llama.cpp's defaults for them; the configuration classes of transformers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
 from rlx.errors import ConfigError, UnsupportedModelError
 from rlx.models import rope
+from rlx.models.architectures import ARCHITECTURES, MODEL_TYPES, Architecture, by_period, none_slides
 from rlx.models.keys import Keys, is_integer
 from rlx.models.rope import Rope
 
 HasTensor = Callable[[str], bool]
-Sliding = Callable[[Keys, int], list[bool]]
 
 _WIDTH, _HEADS = (1, 1 << 24), (1, 1 << 14)
 # Field -> inclusive range, key in GGUF, key in config.json.
@@ -33,6 +30,7 @@ _SIZES: dict[str, tuple[tuple[int, int], str, str]] = {
     "head_dim": (_HEADS, "attention.key_length", "head_dim"),
     "context": ((1, 1 << 31), "context_length", "max_position_embeddings"),
 }
+_PER_LAYER = ("ffn", "heads", "kv_heads")  # GGUF may have an array of them
 _EPS = (1e-12, 1.0)
 _CAP = (0.0, 1e6)
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -59,120 +57,12 @@ _GGUF_HEAD_DIMS = (
 )
 
 
-def _none_slides(keys: Keys, layers: int) -> list[bool]:
-    return [False] * layers
-
-
-def _upper_layers_slide(keys: Keys, layers: int) -> list[bool]:
-    """Qwen: with `use_sliding_window`, the layers from `max_window_layers` on."""
-    first = keys.integer("max_window_layers", (0, 1 << 31), layers)
-    return [keys.flag("use_sliding_window", False) and layer >= first for layer in range(layers)]
-
-
-def _every_nth_is_full(keys: Keys, layers: int) -> list[bool]:
-    """Gemma 3: every sixth layer attends to everything."""
-    key = "sliding_window_pattern" if "sliding_window_pattern" in keys else "_sliding_window_pattern"
-    return by_period(keys.integer(key, (1, 1 << 31), 6), layers)
-
-
-def by_period(period: int, layers: int) -> list[bool]:
-    """True for the layers with a window, where every `period`-th has none."""
-    return [(layer + 1) % period != 0 for layer in range(layers)]
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """How one architecture differs from the others.
-
-    Attributes:
-        family: the runner family.
-        model_types: `model_type` in `config.json`, of the text part and of models that contain it.
-        gguf_rope: rope style of its GGUF files; of safetensors it is always "neox".
-        gguf_period: in GGUF every n-th layer has no window; None: no layer has one.
-        hf_sliding: which layers slide according to a `config.json` without `layer_types`.
-        local_base: default base of a rope of their own for sliding layers, None if they share the model's.
-        hf_base: default of `rope_theta`.
-        hf_activation: key of the activation in `config.json`.
-        activation: in GGUF, which has no key for it.
-        norm_offset: what the norm weights of its safetensors lack.
-        scales_embedding: embeddings are multiplied by sqrt(hidden).
-        biases: linear layers that must have a bias; others may.
-        wide_scale_layers: layer count of the one model whose attention scale is 1/sqrt(hidden/heads), which GGUF does
-            not store.
-        hf_defaults: values of keys that published files leave out.
-    """
-
-    family: str
-    model_types: tuple[str, ...]
-    gguf_rope: str = "neox"
-    gguf_period: int | None = None
-    hf_sliding: Sliding = _none_slides
-    local_base: float | None = None
-    hf_base: float = 10_000.0
-    hf_activation: str = "hidden_act"
-    activation: str = "silu"
-    norm_offset: float = 0.0
-    scales_embedding: bool = False
-    biases: tuple[str, ...] = ()
-    wide_scale_layers: int | None = None
-    hf_defaults: Mapping[str, Any] = field(default_factory=dict)
-
-
-_GEMMA3_DEFAULTS: dict[str, Any] = {
-    "vocab_size": 262_208,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "max_position_embeddings": 131_072,
-    "rms_norm_eps": 1e-6,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "tie_word_embeddings": True,
-}
-
-ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture("llama32", ("llama",), gguf_rope="interleaved"),
-    "qwen2": Architecture(
-        "qwen3",
-        ("qwen2",),
-        hf_sliding=_upper_layers_slide,
-        biases=("attn_q", "attn_k", "attn_v"),
-        hf_defaults={"use_sliding_window": False},
-    ),
-    "qwen3": Architecture(
-        "qwen3",
-        ("qwen3",),
-        hf_sliding=_upper_layers_slide,
-        hf_defaults={"use_sliding_window": False, "head_dim": 128},
-    ),
-    "gemma3": Architecture(
-        "gemma",
-        ("gemma3_text", "gemma3"),
-        gguf_period=6,
-        hf_sliding=_every_nth_is_full,
-        local_base=10_000.0,
-        hf_base=1_000_000.0,
-        hf_activation="hidden_activation",
-        activation="gelu_tanh",
-        norm_offset=1.0,
-        scales_embedding=True,
-        wide_scale_layers=62,
-        hf_defaults=_GEMMA3_DEFAULTS,
-    ),
-}
-MODEL_TYPES = {name: arch for arch, row in ARCHITECTURES.items() for name in row.model_types}
-
-
 @dataclass(frozen=True)
 class ModelConfig:
     """The configuration of one model, whatever file it came from.
 
     Attributes:
-        arch: a key of `ARCHITECTURES`.
+        arch: a key of `architectures.ARCHITECTURES`.
         family: the runner family: "llama32", "qwen3" or "gemma".
         vocab_size, hidden, layers, heads, kv_heads, head_dim, ffn: sizes.
         context: tokens the model was trained for.
@@ -236,9 +126,8 @@ class ModelConfig:
             ConfigError: a key is missing, of the wrong type, out of range, or contradicts another.
             UnsupportedModelError: an unknown architecture, or behaviour that rlx does not have.
         """
-        arch = Keys(metadata, where).text("general.architecture")
-        row = _row(arch, arch, list(ARCHITECTURES), "general.architecture", where)
-        keys = Keys(metadata, where, f"{arch}.")
+        arch = _known(Keys(metadata, where), "general.architecture", {name: name for name in ARCHITECTURES})
+        row, keys = ARCHITECTURES[arch], Keys(metadata, where, f"{arch}.")
         _require(keys, _GGUF_ONLY)
         sizes = _sizes(keys, 1)
         for key in _GGUF_HEAD_DIMS:
@@ -298,18 +187,20 @@ class ModelConfig:
             tied=keys.flag("tie_word_embeddings", False),
             embedding_scale=sqrt(sizes["hidden"]) if row.scales_embedding else 1.0,
             norm_offset=row.norm_offset,
-            biases=row.biases,
+            biases=_hf_biases(keys, row),
         )
 
 
 # -- both formats -----------------------------------------------------------------------------------------------------
 
 
-def _row(arch: str | None, found: str, known: list[str], key: str, where: object) -> Architecture:
-    if arch not in ARCHITECTURES:
-        hint = f"Supported are {', '.join(known)}."
-        raise UnsupportedModelError(f"the architecture '{found}' ({key}) is not supported", where=where, hint=hint)
-    return ARCHITECTURES[arch]
+def _known(keys: Keys, key: str, names: Mapping[str, str]) -> str:
+    """The architecture that the name under `key` stands for."""
+    found = keys.text(key)
+    if found not in names:
+        hint = f"Supported are {', '.join(names)}."
+        raise UnsupportedModelError(f"the architecture '{found}' ({key}) is not supported", where=keys.where, hint=hint)
+    return names[found]
 
 
 def _require(keys: Keys, only: Mapping[str, tuple[Any, str]]) -> None:
@@ -322,12 +213,11 @@ def _sizes(keys: Keys, column: int) -> dict[str, int]:
     names = {size: str(row[column]) for size, row in _SIZES.items()}
     sizes: dict[str, int] = {}
     for size, (allowed, *_) in _SIZES.items():
-        if size == "kv_heads":
-            sizes[size] = keys.integer(names[size], allowed, sizes["heads"])
-        elif size == "head_dim" and names[size] not in keys:
+        if size == "head_dim" and names[size] not in keys:
             sizes[size] = _divided(keys, names, sizes)
         else:
-            sizes[size] = keys.integer(names[size], allowed)
+            default = sizes["heads"] if size == "kv_heads" else None
+            sizes[size] = keys.integer(names[size], allowed, default, sizes["layers"] if size in _PER_LAYER else None)
     if sizes["heads"] % sizes["kv_heads"]:
         keys.wrong(names["heads"], sizes["heads"], f"a multiple of {names['kv_heads']}, which is {sizes['kv_heads']}")
     if sizes["head_dim"] % 2:
@@ -353,7 +243,7 @@ def _cap(keys: Keys, key: str) -> float | None:
 def _gguf_vocab_size(keys: Keys, metadata: Mapping[str, Any]) -> int:
     tokens = "tokenizer.ggml.tokens"
     if "vocab_size" in keys or tokens not in metadata:
-        return int(keys.integer("vocab_size", _WIDTH))
+        return keys.integer("vocab_size", _WIDTH)
     count = getattr(metadata, "count", None)  # of a reader that need not decode the array for it
     found = int(count(tokens) if count else len(metadata[tokens]))
     if not found:
@@ -376,7 +266,7 @@ def _gguf_windows(keys: Keys, row: Architecture, layers: int) -> tuple[int | Non
 
 
 def _gguf_attention_scale(keys: Keys, row: Architecture, sizes: Mapping[str, int]) -> float:
-    scale: float = keys.number("attention.scale", (0.0, 1e6), 0.0)
+    scale = keys.number("attention.scale", (0.0, 1e6), 0.0)
     wide = sizes["layers"] == row.wide_scale_layers
     return scale or float(sizes["hidden"] / sizes["heads"] if wide else sizes["head_dim"]) ** -0.5
 
@@ -387,20 +277,25 @@ def _gguf_attention_scale(keys: Keys, row: Architecture, sizes: Mapping[str, int
 def _hf_keys(config: Mapping[str, Any], where: object) -> tuple[str, Keys]:
     """The architecture and the keys of the text part, with the model type's defaults for those that are absent."""
     outer = Keys(config, where)
-    found = outer.text("model_type")
-    arch = MODEL_TYPES.get(found, "")
-    row = _row(arch, found, list(MODEL_TYPES), "model_type", where)
-    text = outer.nested("text_config", optional=True)
-    inner = text.text("model_type", found)
-    if MODEL_TYPES.get(inner) != arch:
+    arch = _known(outer, "model_type", MODEL_TYPES)
+    row, text = ARCHITECTURES[arch], outer.nested("text_config", optional=True)
+    inner = text.text("model_type", row.model_types[0])
+    if inner not in row.model_types:
         text.unsupported("model_type", inner, f"expected one of {', '.join(row.model_types)}")
     given = {**config, **config.get("text_config", {})} if text.mapping else config
     return arch, Keys({**row.hf_defaults, **{k: v for k, v in given.items() if v is not None}}, where)
 
 
+def _hf_biases(keys: Keys, row: Architecture) -> tuple[str, ...]:
+    """The linear layers that must have a bias: the architecture's, and those that two switches add."""
+    attention = ("attn_q", "attn_k", "attn_v", "attn_output") if keys.flag("attention_bias", False) else ()
+    mlp = ("ffn_gate", "ffn_up", "ffn_down") if keys.flag("mlp_bias", False) else ()
+    return tuple(dict.fromkeys((*row.biases, *attention, *mlp)))
+
+
 def _hf_windows(keys: Keys, row: Architecture, layers: int) -> tuple[int | None, ...]:
     """The window of each layer that slides, by `layer_types` or by the model type's rule."""
-    if row.hf_sliding is _none_slides:
+    if row.hf_sliding is none_slides:
         return (None,) * layers
     slides = _by_layer_types(keys, layers) if "layer_types" in keys else row.hf_sliding(keys, layers)
     if not any(slides):

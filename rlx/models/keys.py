@@ -20,6 +20,8 @@ _ABSENT: Any = object()
 class Keys:
     """The values under one prefix of a mapping.
 
+    The typed readers take a default for an absent key; without one, such a key is an error.
+
     Args:
         mapping: GGUF key-values, or a parsed `config.json`; None (JSON null) counts as absent.
         where: shown in errors: the file.
@@ -41,31 +43,32 @@ class Keys:
             raise ConfigError(f"the key '{self.prefix}{key}' is missing, expected {expected}", where=self.where)
         return default
 
-    def integer(self, key: str, allowed: tuple[int, int], default: Any = _ABSENT) -> Any:
-        """An integer in the inclusive range, or the default; an array of equal integers (one a layer) is that integer.
+    def integer(self, key: str, allowed: tuple[int, int], default: int | None = None, layers: int | None = None) -> int:
+        """An integer in the inclusive range; with `layers`, also an array of as many equal ones.
 
         Raises:
             ConfigError: missing, no integer, or out of range.
             UnsupportedModelError: an array whose elements differ.
         """
+        if layers is not None and isinstance(plain(self.get(key, default)), list):
+            return self._same_for_all(key, allowed, layers)
         expected = f"an integer from {allowed[0]} to {allowed[1]}"
-        return self._read(key, default, expected, lambda v: is_integer(v) and allowed[0] <= v <= allowed[1])
+        return int(self._read(key, default, expected, lambda v: is_integer(v) and allowed[0] <= v <= allowed[1]))
 
-    def number(self, key: str, allowed: Range, default: Any = _ABSENT) -> Any:
-        """A finite number in the inclusive range, as a float, or the default; `ConfigError` otherwise."""
+    def number(self, key: str, allowed: Range, default: float | None = None) -> float:
+        """A finite number in the inclusive range, as a float; `ConfigError` otherwise."""
         expected = f"a number from {allowed[0]:g} to {allowed[1]:g}"
-        value = self._read(key, default, expected, lambda v: is_number(v) and allowed[0] <= v <= allowed[1])
-        return float(value) if is_number(value) else value
+        return float(self._read(key, default, expected, lambda v: is_number(v) and allowed[0] <= v <= allowed[1]))
 
-    def flag(self, key: str, default: Any = _ABSENT) -> Any:
-        """True or False, or the default; `ConfigError` otherwise."""
-        return self._read(key, default, "true or false", lambda v: isinstance(v, bool))
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """True or False; `ConfigError` otherwise."""
+        return bool(self._read(key, default, "true or false", lambda v: isinstance(v, bool)))
 
-    def text(self, key: str, default: Any = _ABSENT) -> Any:
-        """A string, or the default; `ConfigError` otherwise."""
-        return self._read(key, default, "a string", lambda v: isinstance(v, str))
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string; `ConfigError` otherwise."""
+        return str(self._read(key, default, "a string", lambda v: isinstance(v, str)))
 
-    def choice(self, key: str, known: Mapping[str, str], default: Any = _ABSENT) -> str:
+    def choice(self, key: str, known: Mapping[str, str], default: str | None = None) -> str:
         """What the string stands for in `known`; `UnsupportedModelError` for a string that is not there."""
         found = self.text(key, default)
         if found not in known:
@@ -101,20 +104,19 @@ class Keys:
         raise UnsupportedModelError(f"'{self.prefix}{key}' is {_show(found)}: {because}", where=self.where)
 
     def _read(self, key: str, default: Any, expected: str, valid: Callable[[Any], bool]) -> Any:
-        if key not in self and default is not _ABSENT:
+        if key not in self and default is not None:
             return default
-        found = self._same_for_all(key, plain(self.get(key, expected=expected)))
+        found = self.get(key, expected=expected)
         if not valid(found):
             self.wrong(key, found, expected)
         return found
 
-    def _same_for_all(self, key: str, found: Any) -> Any:
+    def _same_for_all(self, key: str, allowed: tuple[int, int], layers: int) -> int:
         """The one value of an array that holds a value a layer."""
-        if not isinstance(found, list) or not found:
-            return found
+        found = self.array(key, layers, "one integer a layer")
         if any(value != found[0] for value in found):
             self.unsupported(key, found, "layers of different sizes are not supported for this architecture")
-        return found[0]
+        return Keys({self.prefix + key: found[0]}, self.where, self.prefix).integer(key, allowed)
 
 
 def is_integer(value: object) -> bool:
@@ -123,8 +125,8 @@ def is_integer(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """True for a finite int or float that is no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    """True for a finite float, and for an int that is no bool."""
+    return is_integer(value) or (isinstance(value, float) and isfinite(value))
 
 
 def plain(value: Any) -> Any:

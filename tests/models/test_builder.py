@@ -1,0 +1,151 @@
+"""Weights that do not fit the configuration, and how a file's optional tensors enter the graph."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden_files import Session, Tensor, Tensors, read_gguf, read_safetensors
+
+from rlx.errors import ArgumentError, UnsupportedModelError, WeightError
+from rlx.ir.dtypes import F16, F32, F64, I32, Q8_0, DType
+from rlx.models import ModelConfig, build
+
+GOLDENS = Path(__file__).parent.parent / "data" / "goldens"
+TOKENS = np.array([5, 300, 7, 11], np.int32)
+
+
+@cache
+def load(family: str) -> tuple[ModelConfig, Tensors]:
+    metadata, tensors = read_gguf(GOLDENS / family / "model-f16.gguf")
+    return ModelConfig.from_gguf(metadata, tensors.has), tensors
+
+
+def with_tensor(tensors: Tensors, name: str, values: np.ndarray, dtype: DType = F32) -> Tensors:
+    return Tensors(tensors | {name: Tensor(dtype, values.astype(np.float32))})
+
+
+def without(tensors: Tensors, *names: str) -> Tensors:
+    return Tensors({n: t for n, t in tensors.items() if n not in names})
+
+
+def logits(config: ModelConfig, tensors: Tensors) -> np.ndarray:
+    return Session(build(config, tensors, F32), config, tensors).feed(TOKENS)
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_every_tensor_is_needed(family: str) -> None:
+    config, tensors = load(family)
+    for name in tensors:
+        with pytest.raises(WeightError, match=rf"^{re.escape(name)}: the tensor is missing, expected shape \[\d"):
+            build(config, without(tensors, name), F32)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("token_embd.weight", (511, 64), "expected shape [512, 64], found [511, 64]"),
+        ("output_norm.weight", (63,), "expected shape [64], found [63]"),
+        ("output_norm.weight", (64, 1), "expected shape [64], found [64, 1]"),
+        ("blk.2.attn_q.weight", (64, 128), "expected shape [128, 64], found [64, 128]"),
+        ("blk.0.attn_k.weight", (128, 64), "expected shape [64, 64], found [128, 64]"),
+        ("blk.3.attn_q_norm.weight", (64,), "expected shape [32], found [64]"),
+        ("blk.1.ffn_down.weight", (64, 128), "expected shape [64, 96], found [64, 128]"),
+    ],
+)
+def test_wrong_shapes(name: str, shape: tuple[int, ...], message: str) -> None:
+    config, tensors = load("qwen3")
+    with pytest.raises(WeightError, match=re.escape(f"{name}: {message}")):
+        build(config, with_tensor(tensors, name, np.zeros(shape)), F32)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "expected"),
+    [
+        ("blk.0.attn_q.weight", I32, "f32, f16, bf16 or a block format"),
+        ("token_embd.weight", F64, "f32, f16, bf16 or a block format"),
+        ("blk.0.attn_norm.weight", Q8_0, "f32, f16, bf16"),
+    ],
+)
+def test_wrong_dtypes(name: str, dtype: DType, expected: str) -> None:
+    config, tensors = load("qwen3")
+    with pytest.raises(WeightError, match=f"^{re.escape(name)}: expected {expected}, found {dtype}$"):
+        build(config, with_tensor(tensors, name, tensors[name].values, dtype), F32)
+
+
+def test_other_refusals() -> None:
+    config, tensors = load("qwen3")
+    with pytest.raises(ArgumentError, match=r"KV caches of q8_0 are not supported\. Supported are f32, f16, bf16"):
+        build(config, tensors, Q8_0)
+    with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_qkv\.weight: q, k and v in one tensor"):
+        build(config, with_tensor(tensors, "blk.0.attn_qkv.weight", np.zeros((256, 64))), F32)
+
+
+# -- what is optional -------------------------------------------------------------------------------------------------
+
+
+def test_quantized_matrices_keep_their_dtype() -> None:
+    config, tensors = load("qwen3")
+    mixed = with_tensor(tensors, "blk.0.attn_q.weight", tensors["blk.0.attn_q.weight"].values, Q8_0)
+    weights = build(config, mixed, F32).leaves("weight")
+    assert weights["blk.0.attn_q.weight"].dtype is Q8_0 and weights["blk.1.attn_q.weight"].dtype is F16
+
+
+def test_a_bias_on_the_head_shifts_the_logits() -> None:
+    config, tensors = load("qwen2")
+    bias = np.linspace(-1, 1, config.vocab_size)
+    np.testing.assert_allclose(
+        logits(config, with_tensor(tensors, "output.bias", bias)), logits(config, tensors) + bias, atol=1e-6
+    )
+
+
+def test_a_bias_on_v_is_one_behind_attention() -> None:
+    """Attention weights sum to one, so it reaches the output as W_o times the bias of each head's group."""
+    config, tensors = load("llama")
+    bias = np.linspace(-1, 1, config.kv_heads * config.head_dim)
+    groups = bias.reshape(config.kv_heads, -1).repeat(config.heads // config.kv_heads, 0).reshape(-1)
+    behind = tensors["blk.1.attn_output.weight"].values @ groups
+    found = logits(config, with_tensor(tensors, "blk.1.attn_v.bias", bias))
+    expected = logits(config, with_tensor(tensors, "blk.1.attn_output.bias", behind))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert np.abs(found - logits(config, tensors)).max() > 0.1
+
+
+def test_softcaps() -> None:
+    config, tensors = load("qwen2")
+    capped = logits(replace(config, logit_softcap=2.0), tensors)
+    np.testing.assert_allclose(capped, 2 * np.tanh(logits(config, tensors) / 2), atol=1e-6)
+    attention = build(replace(config, attention_softcap=50.0), tensors, F32)
+    assert {n["softcap"] for n in attention.nodes() if n.op == "attention"} == {50.0}
+
+
+def test_tied_safetensors_ignore_a_head_of_their_own() -> None:
+    """As transformers does: `tie_word_embeddings` decides."""
+    folder = GOLDENS / "qwen3" / "hf"
+    config = ModelConfig.from_hf(json.loads((folder / "config.json").read_text()))
+    tensors = read_safetensors(folder / "model.safetensors", "qwen3")
+    assert config.tied and "output.weight" not in tensors
+    more = with_tensor(tensors, "output.weight", np.ones((config.vocab_size, config.hidden)))
+    assert "output.weight" not in build(config, more, F32).leaves("weight")
+    with pytest.raises(WeightError, match=r"^output\.weight: the tensor is missing, expected shape \[512, 64\]"):
+        build(replace(config, tied=False), tensors, F32)
+
+
+def test_layers_with_a_window_turn_by_the_local_rope() -> None:
+    config, tensors = load("gemma3")
+    graph = build(config, tensors, F32)
+    assert set(graph.constants) == {"rope.global.inv_freq", "rope.local.inv_freq"}
+    windows = [n["window"] for n in graph.nodes() if n.op == "attention"]
+    turns = [n.inputs[0].inputs[-1].inputs[1].name for n in graph.nodes() if n.op == "attention"]
+    assert windows == [16, 16, 16, 16, 16, None, 16]
+    assert turns == [f"rope.{'global' if w is None else 'local'}.inv_freq" for w in windows]
+    shared = build(replace(config, windows=(None,) * 7), tensors, F32)
+    assert set(shared.constants) == {"rope.global.inv_freq"}
