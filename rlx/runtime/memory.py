@@ -1,0 +1,248 @@
+"""Memory that native code works in: aligned buffers from the kernel, what the process uses, how fast it can be read.
+
+Runtime: activations, KV caches, packed weights and the worker pool live in `AlignedBuffer`s; programs hold their raw
+addresses. Pages come zeroed and become resident only when they are first touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import subprocess
+import sys
+import time
+from math import prod
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.errors import ArgumentError, BusyError, RlxError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rlx.runtime.threads import WorkerPool
+
+HUGE_PAGE = 2 << 20
+_SYSTEM: str = sys.platform
+
+_STREAMS = 4
+_LINE = 64
+_SUM_BYTES = 128
+
+# The step that `read_bandwidth` runs; ctx = { base, lines a stream, sums }. Each worker reads its own `_STREAMS` runs
+# of memory side by side with 64-byte loads, prefetching 512 bytes ahead, and stores the sum so that the loads stay.
+READ_LLVM = """
+; Read memory as fast as it comes: the step of the bandwidth measurement.
+define void @rlx_read(ptr %ctx, i64 %worker, i64 %n) nounwind {
+entry:
+  %base = load ptr, ptr %ctx, align 8
+  %lines.at = getelementptr inbounds i8, ptr %ctx, i64 8
+  %lines = load i64, ptr %lines.at, align 8
+  %sums.at = getelementptr inbounds i8, ptr %ctx, i64 16
+  %sums = load ptr, ptr %sums.at, align 8
+  %stream = mul i64 %lines, 64
+  %share = mul i64 %stream, 4
+  %skip = mul i64 %worker, %share
+  %a = getelementptr i8, ptr %base, i64 %skip
+  %b = getelementptr i8, ptr %a, i64 %stream
+  %c = getelementptr i8, ptr %b, i64 %stream
+  %d = getelementptr i8, ptr %c, i64 %stream
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %loop ]
+  %sa = phi <8 x i64> [ zeroinitializer, %entry ], [ %sa.next, %loop ]
+  %sb = phi <8 x i64> [ zeroinitializer, %entry ], [ %sb.next, %loop ]
+  %sc = phi <8 x i64> [ zeroinitializer, %entry ], [ %sc.next, %loop ]
+  %sd = phi <8 x i64> [ zeroinitializer, %entry ], [ %sd.next, %loop ]
+  %off = mul i64 %i, 64
+  %ahead = add i64 %off, 512
+  %pa = getelementptr i8, ptr %a, i64 %ahead
+  %pb = getelementptr i8, ptr %b, i64 %ahead
+  %pc = getelementptr i8, ptr %c, i64 %ahead
+  %pd = getelementptr i8, ptr %d, i64 %ahead
+  call void @llvm.prefetch.p0(ptr %pa, i32 0, i32 3, i32 1)
+  call void @llvm.prefetch.p0(ptr %pb, i32 0, i32 3, i32 1)
+  call void @llvm.prefetch.p0(ptr %pc, i32 0, i32 3, i32 1)
+  call void @llvm.prefetch.p0(ptr %pd, i32 0, i32 3, i32 1)
+  %la = getelementptr i8, ptr %a, i64 %off
+  %lb = getelementptr i8, ptr %b, i64 %off
+  %lc = getelementptr i8, ptr %c, i64 %off
+  %ld = getelementptr i8, ptr %d, i64 %off
+  %va = load <8 x i64>, ptr %la, align 64
+  %vb = load <8 x i64>, ptr %lb, align 64
+  %vc = load <8 x i64>, ptr %lc, align 64
+  %vd = load <8 x i64>, ptr %ld, align 64
+  %sa.next = add <8 x i64> %sa, %va
+  %sb.next = add <8 x i64> %sb, %vb
+  %sc.next = add <8 x i64> %sc, %vc
+  %sd.next = add <8 x i64> %sd, %vd
+  %i.next = add i64 %i, 1
+  %more = icmp ult i64 %i.next, %lines
+  br i1 %more, label %loop, label %end
+end:
+  %ab = add <8 x i64> %sa.next, %sb.next
+  %cd = add <8 x i64> %sc.next, %sd.next
+  %all = add <8 x i64> %ab, %cd
+  %sum = call i64 @llvm.vector.reduce.add.v8i64(<8 x i64> %all)
+  %slot = mul i64 %worker, 128
+  %sum.at = getelementptr inbounds i8, ptr %sums, i64 %slot
+  store i64 %sum, ptr %sum.at, align 8
+  ret void
+}
+"""
+
+
+class AlignedBuffer:
+    """Zeroed private memory whose address is a multiple of the page size.
+
+    Args:
+        nbytes: size in bytes; 0 gives a buffer with an address and no room.
+        huge: start at a multiple of 2 MiB and ask the kernel for huge pages (fewer TLB misses on long reads).
+
+    Raises:
+        ArgumentError: `nbytes` is negative.
+        RlxError: the system refuses the memory.
+    """
+
+    def __init__(self, nbytes: int, huge: bool = False) -> None:
+        if nbytes < 0:
+            raise ArgumentError(f"a buffer of {nbytes} bytes", hint="give a size of 0 or more")
+        self.nbytes = nbytes
+        self.huge = huge and nbytes >= HUGE_PAGE
+        self._map: mmap.mmap | None = _reserve(max(nbytes, 1) + (HUGE_PAGE if self.huge else 0))
+        self._bytes = np.frombuffer(self._map, dtype=np.uint8)
+        start = int(self._bytes.ctypes.data)
+        self._skip = -start % HUGE_PAGE if self.huge else 0
+        self.address = start + self._skip
+        if self.huge:
+            _advise_huge(self._map, self._skip, nbytes)
+
+    def view(self, dtype: npt.DTypeLike, shape: int | Sequence[int], offset: int = 0) -> npt.NDArray[Any]:
+        """A NumPy array over the buffer's bytes from `offset` on: shape `shape`, dtype `dtype`, no copy.
+
+        The memory lives as long as the last view, even after `close`.
+
+        Raises:
+            ArgumentError: the array does not fit, or `offset` breaks the dtype's alignment.
+            BusyError: the buffer is closed.
+        """
+        if self._map is None:
+            raise BusyError("this buffer is closed", where="AlignedBuffer")
+        kind = np.dtype(dtype)
+        dims = (shape,) if isinstance(shape, int) else tuple(shape)
+        need = prod(dims) * kind.itemsize
+        if offset < 0 or min(dims, default=0) < 0 or offset + need > self.nbytes:
+            found = f"{dims} of {kind} at byte {offset}"
+            raise ArgumentError(f"{found} needs {offset + need} bytes, there are {self.nbytes}", where="AlignedBuffer")
+        if offset % kind.alignment:
+            raise ArgumentError(f"byte {offset} is not aligned for {kind}")
+        at = self._skip + offset
+        return self._bytes[at : at + need].view(kind).reshape(dims)
+
+    def close(self) -> None:
+        """Give the memory back. Views that still live keep it until they go."""
+        if self._map is None:
+            return
+        memory, self._map = self._map, None
+        del self._bytes
+        with contextlib.suppress(BufferError):  # a view is alive; the pages go when it does
+            memory.close()
+
+    def __enter__(self) -> AlignedBuffer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _reserve(nbytes: int) -> mmap.mmap:
+    try:
+        if _SYSTEM == "win32":
+            return mmap.mmap(-1, nbytes)
+        # Private: Python's default is shared memory, which a forked child would write into and which gets no huge page.
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        hint = "use a shorter context or a smaller model, or raise the memory limit of this process"
+        raise RlxError(f"the system refuses {nbytes / 2**20:.0f} MiB of memory: {error}", hint=hint) from error
+
+
+def _advise_huge(memory: mmap.mmap, start: int, nbytes: int) -> None:
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel built without huge pages: the buffer works, reads are slower
+            memory.madvise(mmap.MADV_HUGEPAGE, start, nbytes)
+
+
+def rss_bytes() -> int:
+    """Bytes of this process that are in physical memory now, mapped file pages included."""
+    if _SYSTEM == "linux":
+        pages = Path("/proc/self/statm").read_text().split()[1]
+        return int(pages) * mmap.PAGESIZE
+    if _SYSTEM == "win32":
+        raise RlxError("the resident size is not known on Windows", where="rss_bytes")
+    out = subprocess.run(["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True, text=True, check=True)
+    return int(out.stdout) * 1024
+
+
+def peak_rss_bytes() -> int:
+    """The largest `rss_bytes` since the process started."""
+    if _SYSTEM == "linux":
+        # Not getrusage: its figure survives exec, so a child would report the peak of the process that started it.
+        return _status_bytes(Path("/proc/self/status").read_text(), "VmHWM")
+    if _SYSTEM == "win32":
+        raise RlxError("the peak resident size is not known on Windows", where="peak_rss_bytes")
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if _SYSTEM == "darwin" else 1024)
+
+
+def _status_bytes(status: str, field: str) -> int:
+    line = next(line for line in status.splitlines() if line.startswith(field + ":"))
+    return int(line.split()[1]) * 1024
+
+
+def read_bandwidth(pool: WorkerPool, seconds: float = 0.3, nbytes: int = 512 << 20) -> float:
+    """Read bandwidth of this machine in GB/s (10^9 bytes), measured with all workers of `pool`.
+
+    Args:
+        pool: the workers that read; its library holds the kernel.
+        seconds: how long to measure; the fastest pass counts, since noise only ever slows one down.
+        nbytes: memory to read; take several times the last-level cache.
+    """
+    if not seconds > 0:
+        raise ArgumentError(f"seconds = {seconds}", where="read_bandwidth", hint="give a time above 0")
+    lines = nbytes // (pool.n * _STREAMS * _LINE)
+    if lines < 1:
+        raise ArgumentError(f"nbytes = {nbytes} is less than a line a worker", where="read_bandwidth")
+    total = lines * pool.n * _STREAMS * _LINE
+    with AlignedBuffer(total, huge=True) as data, AlignedBuffer(4096 + pool.n * _SUM_BYTES) as sums:
+        data.view(np.uint8, total).fill(1)  # untouched pages would all be the one page of zeros, which fits a cache
+        fastest = _fastest_pass(pool, data.address, lines, sums, seconds)
+        _check_sums(sums, pool.n, lines)
+    return total / fastest / 1e9
+
+
+def _fastest_pass(pool: WorkerPool, base: int, lines: int, sums: AlignedBuffer, seconds: float) -> float:
+    context = sums.address + pool.n * _SUM_BYTES
+    sums.view(np.uint64, 3, pool.n * _SUM_BYTES)[:] = base, lines, sums.address
+    kernel = pool.library.symbols["rlx_read"]
+    fastest, end = float("inf"), time.perf_counter() + seconds
+    while fastest == float("inf") or time.perf_counter() < end:
+        start = time.perf_counter()
+        pool.run(kernel, context)
+        fastest = min(fastest, time.perf_counter() - start)
+    return fastest
+
+
+def _check_sums(sums: AlignedBuffer, n: int, lines: int) -> None:
+    """Every byte is 1, so each worker's sum of 64-bit words is known: a kernel that skips memory is not believed."""
+    expected = lines * _STREAMS * (_LINE // 8) * 0x0101010101010101 % 2**64
+    found = sums.view(np.uint64, n * _SUM_BYTES // 8)[:: _SUM_BYTES // 8]
+    if not (found == expected).all():
+        raise RlxError(f"the read kernel summed {found.tolist()}, expected {expected}", where="read_bandwidth")

@@ -1,0 +1,146 @@
+"""Buffers: aligned, zeroed, private, never unmapped under a view. The process's size and the machine's bandwidth."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlx.codegen.llvm import compile_module
+from rlx.codegen.target import Target
+from rlx.errors import ArgumentError, BusyError, RlxError
+from rlx.runtime.memory import HUGE_PAGE, AlignedBuffer, peak_rss_bytes, read_bandwidth, rss_bytes
+from rlx.runtime.threads import RuntimeLibrary, WorkerPool, runtime_llvm
+
+MIB = 1 << 20
+
+
+@given(nbytes=st.integers(0, 3 * HUGE_PAGE), huge=st.booleans())
+def test_a_buffer_is_aligned_and_zeroed(nbytes: int, huge: bool) -> None:
+    with AlignedBuffer(nbytes, huge) as buffer:
+        assert buffer.address % (HUGE_PAGE if buffer.huge else 4096) == 0
+        assert buffer.huge == (huge and nbytes >= HUGE_PAGE)
+        view = buffer.view(np.uint8, nbytes)
+        assert view.size == nbytes
+        assert not view.any()
+        if nbytes:
+            assert view.ctypes.data == buffer.address
+
+
+def test_views_share_the_memory() -> None:
+    with AlignedBuffer(4096) as buffer:
+        buffer.view(np.float32, (2, 3), 64)[:] = [[1, 2, 3], [4, 5, 6]]
+        assert buffer.view("<f4", [6], offset=64).tolist() == [1, 2, 3, 4, 5, 6]
+        assert buffer.view(np.float32, (), 72) == 3
+        assert buffer.view(np.uint8, 4096)[64:68].tobytes() == np.float32(1).tobytes()
+        assert buffer.view(np.float64, (0, 7)).shape == (0, 7)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "offset", "message"),
+    [
+        (np.float32, (5, 5), 0, r"\(5, 5\) of float32 at byte 0 needs 100 bytes, there are 96"),
+        (np.uint8, 96, 1, "needs 97"),
+        (np.uint8, 1, -1, "byte -1"),
+        (np.uint8, (-1, -1), 0, r"\(-1, -1\)"),
+        (np.float32, 1, 2, "not aligned"),
+        (np.uint8, (2**40, 2**40), 0, "needs"),
+    ],
+)
+def test_a_view_that_does_not_fit_is_refused(dtype: Any, shape: Any, offset: int, message: str) -> None:
+    with AlignedBuffer(96) as buffer, pytest.raises(ArgumentError, match=message):
+        buffer.view(dtype, shape, offset)
+
+
+def test_a_closed_buffer_gives_no_view_and_takes_none_away() -> None:
+    buffer = AlignedBuffer(MIB)
+    view = buffer.view(np.uint8, MIB)
+    view[:] = 7
+    buffer.close()
+    buffer.close()
+    assert view.sum() == 7 * MIB
+    with pytest.raises(BusyError, match="closed"):
+        buffer.view(np.uint8, 1)
+
+
+def test_closing_gives_the_memory_back() -> None:
+    buffer = AlignedBuffer(64 * MIB, huge=True)
+    before = rss_bytes()
+    buffer.view(np.uint8, 64 * MIB).fill(1)
+    assert rss_bytes() - before > 60 * MIB
+    buffer.close()
+    assert rss_bytes() - before < 4 * MIB
+
+
+def test_a_forked_child_writes_into_a_copy() -> None:
+    with AlignedBuffer(4096) as buffer:
+        view = buffer.view(np.uint8, 4096)
+        child = os.fork()
+        if not child:
+            view[:] = 1
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert not view.any()
+
+
+@pytest.mark.parametrize("nbytes", [2**62, 2**70])
+def test_more_memory_than_there_is(nbytes: int) -> None:
+    with pytest.raises(RlxError, match=r"refuses .* MiB.*shorter context"):
+        AlignedBuffer(nbytes)
+
+
+def test_a_negative_size_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="-1 bytes"):
+        AlignedBuffer(-1)
+
+
+# ---------------------------------------------------------------------------------------------------- process
+
+
+def test_the_peak_is_not_below_the_present() -> None:
+    assert 5 * MIB < rss_bytes() <= peak_rss_bytes() + MIB
+
+
+def test_a_child_does_not_inherit_the_peak_of_its_parent() -> None:
+    """getrusage would report it: the figure survives exec."""
+    with AlignedBuffer(300 * MIB, huge=True) as buffer:
+        buffer.view(np.uint8, 300 * MIB).fill(1)
+        script = "from rlx.runtime.memory import peak_rss_bytes; print(peak_rss_bytes())"
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert peak_rss_bytes() > 300 * MIB
+    assert int(done.stdout) < 200 * MIB
+
+
+# ---------------------------------------------------------------------------------------------------- bandwidth
+
+
+@pytest.fixture(scope="module")
+def library() -> RuntimeLibrary:
+    target = Target.host()
+    return RuntimeLibrary(compile_module([runtime_llvm(target.triple)], target)[0])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_bandwidth_reads_everything(n: int, library: RuntimeLibrary) -> None:
+    """It compares every worker's sum with the known one, so a result means that all bytes were read."""
+    with WorkerPool(n, library) as pool:
+        assert 0 < read_bandwidth(pool, seconds=0.01, nbytes=MIB + 12345) < 100_000
+
+
+def test_a_kernel_that_reads_nothing_is_not_believed(library: RuntimeLibrary) -> None:
+    lazy: Any = SimpleNamespace(n=1, library=library, run=lambda fn, ctx: None)
+    with pytest.raises(RlxError, match="summed"):
+        read_bandwidth(lazy, seconds=0.001, nbytes=MIB)
+
+
+@pytest.mark.parametrize(("seconds", "nbytes"), [(0, MIB), (-1, MIB), (float("nan"), MIB), (0.1, 100)])
+def test_wrong_arguments_of_bandwidth(seconds: float, nbytes: int, library: RuntimeLibrary) -> None:
+    with WorkerPool(1, library) as pool, pytest.raises(ArgumentError, match=r"seconds|nbytes"):
+        read_bandwidth(pool, seconds, nbytes)

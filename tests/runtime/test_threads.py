@@ -1,0 +1,343 @@
+"""The worker loop and the barrier: nobody passes early, every job runs once on every worker, pools come and go."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+
+from rlx.codegen.llvm import compile_module
+from rlx.codegen.target import Target
+from rlx.errors import ArgumentError, BusyError, CompileError, RlxError, TargetError
+from rlx.runtime import threads
+from rlx.runtime.memory import AlignedBuffer
+from rlx.runtime.native import NativeCode
+from rlx.runtime.threads import RuntimeLibrary, WorkerPool, runtime_llvm
+
+# ctx = { pool, barrier, rounds, microseconds, counters } with one i64 counter and one i64 error count a worker, 128
+# bytes apart. In each round a worker raises its counter, meets the others, counts counters that are not at this round,
+# and meets the others again. Worker `round % n` comes late by some microseconds.
+ROUNDS = """
+declare i32 @usleep(i32)
+define void @rounds(ptr %ctx, i64 %worker, i64 %n) {
+entry:
+  %pool = load ptr, ptr %ctx
+  %barrier.at = getelementptr i8, ptr %ctx, i64 8
+  %barrier = load ptr, ptr %barrier.at
+  %rounds.at = getelementptr i8, ptr %ctx, i64 16
+  %rounds = load i64, ptr %rounds.at
+  %late.at = getelementptr i8, ptr %ctx, i64 24
+  %late = load i32, ptr %late.at
+  %counters = getelementptr i8, ptr %ctx, i64 128
+  %mine.offset = mul i64 %worker, 128
+  %mine = getelementptr i8, ptr %counters, i64 %mine.offset
+  %errors = getelementptr i8, ptr %mine, i64 8
+  %start = load i64, ptr %mine
+  br label %round
+round:
+  %r = phi i64 [ 0, %entry ], [ %r.next, %next ]
+  %who = urem i64 %r, %n
+  %is.late = icmp eq i64 %who, %worker
+  %wants.late = icmp ne i32 %late, 0
+  %sleeps = and i1 %is.late, %wants.late
+  br i1 %sleeps, label %sleep, label %count
+sleep:
+  %slept = call i32 @usleep(i32 %late)
+  br label %count
+count:
+  %r.next = add i64 %r, 1
+  %value = add i64 %start, %r.next
+  store i64 %value, ptr %mine
+  call void %barrier(ptr %pool)
+  br label %check
+check:
+  %other = phi i64 [ 0, %count ], [ %other.next, %check ]
+  %other.offset = mul i64 %other, 128
+  %other.at = getelementptr i8, ptr %counters, i64 %other.offset
+  %found = load i64, ptr %other.at
+  %wrong = icmp ne i64 %found, %value
+  %add = zext i1 %wrong to i64
+  %errors.old = load i64, ptr %errors
+  %errors.new = add i64 %errors.old, %add
+  store i64 %errors.new, ptr %errors
+  %other.next = add i64 %other, 1
+  %more = icmp ult i64 %other.next, %n
+  br i1 %more, label %check, label %next
+next:
+  call void %barrier(ptr %pool)
+  %again = icmp ult i64 %r.next, %rounds
+  br i1 %again, label %round, label %end
+end:
+  ret void
+}
+define void @no_barrier(ptr %pool) { ret void }
+define void @rlx_nothing(ptr %ctx, i64 %worker, i64 %n) { ret void }
+"""
+
+Step = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+
+
+@pytest.fixture(scope="module")
+def library() -> RuntimeLibrary:
+    target = Target.host()
+    return RuntimeLibrary(compile_module([runtime_llvm(target.triple)], target)[0])
+
+
+@pytest.fixture(scope="module")
+def jobs() -> NativeCode:
+    return NativeCode(compile_module([ROUNDS], Target.host())[0], ["rounds", "no_barrier", "rlx_nothing"])
+
+
+class Rounds:
+    """The memory of the `rounds` job."""
+
+    def __init__(self, pool: WorkerPool, jobs: NativeCode, rounds: int, late: int = 0, barrier: int = 0) -> None:
+        self.buffer = AlignedBuffer(128 * (pool.n + 1))
+        self.words = self.buffer.view(np.int64, (pool.n + 1, 16))
+        self.words[0, :4] = pool.pool_address, barrier or pool.library.symbols["rlx_barrier"], rounds, late
+        self.pool, self.step = pool, jobs.addresses["rounds"]
+
+    def run(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.pool.run(self.step, self.buffer.address)
+
+    @property
+    def counters(self) -> list[int]:
+        return [int(count) for count in self.words[1:, 0]]
+
+    @property
+    def errors(self) -> int:
+        return int(self.words[1:, 1].sum())
+
+
+def python_step(function: Callable[[int, int, int], None]) -> tuple[object, int]:
+    """A step in Python: (what must stay alive, its address)."""
+    step = Step(lambda ctx, worker, n: function(ctx or 0, worker, n))
+    return step, ctypes.cast(step, ctypes.c_void_p).value or 0
+
+
+# ---------------------------------------------------------------------------------------------------- barrier
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_no_worker_passes_a_barrier_early(n: int, library: RuntimeLibrary, jobs: NativeCode) -> None:
+    with WorkerPool(n, library) as pool:
+        job = Rounds(pool, jobs, 2000 if n <= 2 else 300)
+        for _ in range(10):
+            job.run()
+        assert job.errors == 0
+        assert job.counters == [10 * job.words[0, 2]] * n
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("spin", [0, 1_000_000_000])
+def test_a_late_worker_is_waited_for_asleep_and_awake(
+    n: int, spin: int, library: RuntimeLibrary, jobs: NativeCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "BARRIER_SPIN", spin)
+    monkeypatch.setattr(threads, "IDLE_SPIN", spin)
+    monkeypatch.setattr(threads, "usable_cpus", lambda: n)
+    with WorkerPool(n, library) as pool:
+        job = Rounds(pool, jobs, 20, late=300)
+        for _ in range(5):
+            job.run()
+        assert job.errors == 0
+        assert job.counters == [100] * n
+
+
+def test_the_check_sees_a_barrier_that_lets_everyone_pass(library: RuntimeLibrary, jobs: NativeCode) -> None:
+    with WorkerPool(2, library) as pool:
+        job = Rounds(pool, jobs, 5, late=500, barrier=jobs.addresses["no_barrier"])
+        job.run()
+        assert job.errors > 0
+
+
+# ---------------------------------------------------------------------------------------------------- jobs
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_every_worker_runs_every_job_once(n: int, library: RuntimeLibrary) -> None:
+    calls: list[tuple[int, int, int]] = []
+    _step, address = python_step(lambda ctx, worker, total: calls.append((ctx, worker, total)))
+    with WorkerPool(n, library) as pool:
+        for context in range(1, 101):
+            pool.run(address, context)
+            assert sorted(calls) == [(context, worker, n) for worker in range(n)]
+            calls.clear()
+
+
+def test_the_caller_is_worker_0_and_the_others_keep_their_threads(library: RuntimeLibrary) -> None:
+    seen: list[tuple[int, int]] = []
+    _step, address = python_step(lambda ctx, worker, n: seen.append((worker, threading.get_native_id())))
+    with WorkerPool(3, library) as pool:
+        pool.run(address, 0)
+        first = dict(seen)
+        pool.run(address, 0)
+    assert first[0] == threading.get_native_id()
+    assert len(set(first.values())) == 3
+    assert set(seen) == set(first.items())
+
+
+@pytest.mark.parametrize("idle", [0.0, 0.001, 0.02])
+def test_workers_wake_from_every_depth_of_idleness(idle: float, library: RuntimeLibrary, jobs: NativeCode) -> None:
+    with WorkerPool(2, library) as pool:
+        job = Rounds(pool, jobs, 2)
+        for _ in range(15):
+            time.sleep(idle)
+            job.run()
+        assert (job.errors, job.counters) == (0, [30, 30])
+
+
+def test_callers_in_several_threads_queue(library: RuntimeLibrary, jobs: NativeCode) -> None:
+    with WorkerPool(2, library) as pool:
+        job = Rounds(pool, jobs, 3)
+        callers = [threading.Thread(target=job.run, args=[100]) for _ in range(4)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        assert (job.errors, job.counters) == (0, [1200, 1200])
+
+
+def test_two_pools_do_not_disturb_each_other(library: RuntimeLibrary, jobs: NativeCode) -> None:
+    with WorkerPool(2, library) as a, WorkerPool(2, library) as b:
+        work = [Rounds(a, jobs, 50), Rounds(b, jobs, 50)]
+        callers = [threading.Thread(target=job.run, args=[20]) for job in work]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        assert [(job.errors, job.counters) for job in work] == [(0, [1000, 1000])] * 2
+
+
+# ---------------------------------------------------------------------------------------------------- life
+
+
+@pytest.fixture
+def no_new_threads() -> Iterator[None]:
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before
+
+
+@pytest.mark.usefixtures("no_new_threads")
+def test_fifty_pools_start_and_stop(library: RuntimeLibrary, jobs: NativeCode) -> None:
+    for i in range(50):
+        with WorkerPool(1 + i % 4, library) as pool:
+            job = Rounds(pool, jobs, 3)
+            if i % 3:
+                job.run()
+                assert job.errors == 0
+
+
+@pytest.mark.usefixtures("no_new_threads")
+def test_an_exception_inside_the_block_closes_the_pool(library: RuntimeLibrary, jobs: NativeCode) -> None:
+    with pytest.raises(ZeroDivisionError), WorkerPool(2, library) as pool:
+        raise ZeroDivisionError
+    with pytest.raises(BusyError, match="closed"):
+        pool.run(jobs.addresses["rlx_nothing"], 0)
+    pool.close()
+
+
+@pytest.mark.usefixtures("no_new_threads")
+def test_a_forgotten_pool_stops(library: RuntimeLibrary, jobs: NativeCode) -> None:
+    pool = WorkerPool(3, library)
+    pool.run(jobs.addresses["rlx_nothing"], 0)
+    del pool
+
+
+@pytest.mark.usefixtures("no_new_threads")
+def test_when_the_system_gives_no_more_threads(library: RuntimeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def limited(self: threading.Thread) -> None:
+        if self.name == "rlx-worker-2":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(RlxError, match=r"worker 2 of 4 does not start.*RLX_THREADS"):
+        WorkerPool(4, library)
+
+
+@pytest.mark.parametrize("n", [0, -1, 1025, 2.0, True, "2", None])
+def test_a_wrong_number_of_workers_is_refused(n: int, library: RuntimeLibrary) -> None:
+    with pytest.raises(ArgumentError, match="from 1 to 1024"):
+        WorkerPool(n, library)
+
+
+def test_a_null_step_is_refused_and_stops_nobody(library: RuntimeLibrary, jobs: NativeCode) -> None:
+    with WorkerPool(2, library) as pool:
+        with pytest.raises(ArgumentError, match="null"):
+            pool.run(0, 0)
+        job = Rounds(pool, jobs, 3)
+        job.run()
+        assert job.counters == [3, 3]
+
+
+def test_a_forked_child_has_workers_of_its_own(library: RuntimeLibrary, jobs: NativeCode) -> None:
+    with WorkerPool(2, library) as pool:
+        job, address = Rounds(pool, jobs, 10), pool.pool_address
+        job.run()
+        child = os.fork()
+        if not child:
+            job.run()
+            good = job.counters == [20, 20] and not job.errors and pool.pool_address == address
+            os._exit(0 if good else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        job.run()
+        assert (job.errors, job.counters) == (0, [20, 20])
+
+
+@pytest.mark.parametrize("idle", [0.0, 0.1])
+def test_the_interpreter_ends_with_a_pool_open(idle: float) -> None:
+    script = f"""
+import time
+from rlx.codegen.llvm import compile_module
+from rlx.codegen.target import Target
+from rlx.runtime.threads import RuntimeLibrary, WorkerPool, runtime_llvm
+target = Target.host()
+library = RuntimeLibrary(compile_module([runtime_llvm(target.triple)], target)[0])
+pools = [WorkerPool(n, library) for n in (1, 2, 4)]
+time.sleep({idle})
+print("done")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+# ---------------------------------------------------------------------------------------------------- text
+
+
+TRIPLES = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "riscv64-unknown-linux-gnu", "arm64-apple-darwin24"]
+
+
+@pytest.mark.parametrize("triple", TRIPLES)
+def test_the_worker_loop_is_valid_for_other_machines(triple: str) -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    module = llvm.parse_assembly(runtime_llvm(triple))
+    module.verify()
+    assembly = llvm.Target.from_triple(triple).create_target_machine(reloc="pic").emit_assembly(module)
+    assert all(name in assembly for name in threads.SYMBOLS)
+    assert ("usleep" in assembly) == ("darwin" in triple)
+
+
+def test_an_unknown_system_is_named() -> None:
+    with pytest.raises(TargetError, match="windows"):
+        runtime_llvm("x86_64-pc-windows-msvc")
+
+
+def test_an_object_that_does_not_load_is_named() -> None:
+    target = Target.host()
+    good = compile_module([runtime_llvm(target.triple)], target)[0]
+    with pytest.raises(CompileError, match="does not load"):
+        RuntimeLibrary(good[: len(good) // 2])
