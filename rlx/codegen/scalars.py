@@ -1,0 +1,243 @@
+"""What a loop kernel may call: casts, bit casts, square root and angle functions, unaligned access, half floats.
+
+A `Primitive` has two meanings, a Python one and an LLVM one; everything else here is plain Python over them, so it is
+lowered like the kernels that call it. Arithmetic is 32-bit on purpose: write `f32(0.5)`, never `0.5`, because NumPy
+would keep single precision where the compiled form would widen to double.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy import float32 as f32
+from numpy import int32 as i32
+from numpy import int64 as i64
+from numpy import uint8 as u8
+from numpy import uint16 as u16
+from numpy import uint32 as u32
+from numpy import uint64 as u64
+
+__all__ = [
+    "Primitive",
+    "as_bits",
+    "as_f32",
+    "bf16_to_f32",
+    "cos",
+    "exp",
+    "f16_to_f32",
+    "f32",
+    "f32_to_bf16",
+    "f32_to_f16",
+    "i32",
+    "i64",
+    "keep_f32",
+    "load_f32",
+    "load_u16",
+    "load_u32",
+    "load_u64",
+    "maximum",
+    "order_key",
+    "round_even",
+    "sin",
+    "sqrt",
+    "store_f32",
+    "store_i32",
+    "store_u16",
+    "store_u32",
+    "store_u64",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Primitive:
+    """A scalar operation that Python has no operator for.
+
+    Attributes:
+        name: what it is called in kernels.
+        args: types of the operands; `*u8` is a byte pointer.
+        result: type of the value, or `none`.
+        python: what it means on NumPy scalars and byte arrays.
+        llvm: `(builder, operands) -> value`, what it means in LLVM.
+    """
+
+    name: str
+    args: tuple[str, ...]
+    result: str
+    python: Callable[..., Any]
+    llvm: Callable[[Any, Any], Any]
+
+    def __call__(self, *args: Any) -> Any:
+        return self.python(*args)
+
+
+# ------------------------------------------------------------------------------------------------ primitives
+
+
+def _llvm_type(name: str) -> Any:
+    import llvmlite.ir as ir
+
+    return ir.FloatType() if name == "f32" else ir.IntType(int(name[1:]))
+
+
+def _bitcast(to: str) -> Callable[[Any, Any], Any]:
+    return lambda builder, operands: builder.bitcast(operands[0], _llvm_type(to))
+
+
+def _intrinsic(name: str) -> Callable[[Any, Any], Any]:
+    def build(builder: Any, operands: Any) -> Any:
+        import llvmlite.ir as ir
+
+        f32_type = _llvm_type("f32")
+        ftype = ir.FunctionType(f32_type, [f32_type] * len(operands))
+        return builder.call(builder.module.declare_intrinsic(f"llvm.{name}", [f32_type], ftype), operands)
+
+    return build
+
+
+def _address(builder: Any, base: Any, offset: Any, to: str) -> Any:
+    at = builder.gep(base, [offset], inbounds=True)
+    return builder.bitcast(at, _llvm_type(to).as_pointer())
+
+
+def _load(name: str, dtype: str, scalar: Any) -> Primitive:
+    """`name(bytes, offset)`: the value at a byte offset, aligned or not."""
+
+    def python(base: Any, offset: int) -> Any:
+        return base[offset : offset + np.dtype(scalar).itemsize].view(scalar)[0]
+
+    def llvm(builder: Any, operands: Any) -> Any:
+        base, offset = operands
+        return builder.load(_address(builder, base, offset, dtype), align=1)
+
+    return Primitive(name, ("*u8", "i64"), dtype, python, llvm)
+
+
+def _store(name: str, dtype: str, scalar: Any) -> Primitive:
+    """`name(bytes, offset, value)`: writes the value at a byte offset, aligned or not."""
+
+    def python(base: Any, offset: int, value: Any) -> None:
+        base[offset : offset + np.dtype(scalar).itemsize].view(scalar)[0] = value
+
+    def llvm(builder: Any, operands: Any) -> None:
+        base, offset, value = operands
+        builder.store(value, _address(builder, base, offset, dtype), align=1)
+
+    return Primitive(name, ("*u8", "i64", dtype), "none", python, llvm)
+
+
+as_bits = Primitive("as_bits", ("f32",), "u32", lambda x: f32(x).view(u32), _bitcast("u32"))
+as_f32 = Primitive("as_f32", ("u32",), "f32", lambda bits: u32(bits).view(f32), _bitcast("f32"))
+sqrt = Primitive("sqrt", ("f32",), "f32", lambda x: np.sqrt(f32(x)), _intrinsic("sqrt"))
+sin = Primitive("sin", ("f32",), "f32", lambda x: np.sin(f32(x)), _intrinsic("sin"))
+maximum = Primitive("maximum", ("f32", "f32"), "f32", lambda a, b: np.maximum(f32(a), f32(b)), _intrinsic("maximum"))
+cos = Primitive("cos", ("f32",), "f32", lambda x: np.cos(f32(x)), _intrinsic("cos"))
+load_u16 = _load("load_u16", "u16", u16)
+load_u32 = _load("load_u32", "u32", u32)
+load_u64 = _load("load_u64", "u64", u64)
+load_f32 = _load("load_f32", "f32", f32)
+store_u16 = _store("store_u16", "u16", u16)
+store_u32 = _store("store_u32", "u32", u32)
+store_u64 = _store("store_u64", "u64", u64)
+store_i32 = _store("store_i32", "i32", i32)
+store_f32 = _store("store_f32", "f32", f32)
+
+# ------------------------------------------------------------------------------------------------ half floats
+# Bit arithmetic instead of LLVM's `half`: the baseline x86 has no conversion instructions and LLVM would call into a
+# runtime library there. It vectorizes, and it does not depend on the thread's denormal mode.
+
+
+def f16_to_f32(half: Any) -> Any:
+    """The value of IEEE half-precision bits (u16), exactly."""
+    bits = u32(half)
+    magnitude = bits & u32(0x7FFF)
+    rebias = u32(0x38000000) if magnitude < u32(0x7C00) else u32(0x70000000)
+    normal = (magnitude << u32(13)) + rebias
+    tiny = as_bits(f32(i32(magnitude)) * f32(2.0**-24))
+    shifted = tiny if magnitude < u32(0x400) else normal
+    return as_f32(u32(shifted) | u32((bits & u32(0x8000)) << u32(16)))
+
+
+def f32_to_f16(x: Any) -> Any:
+    """Half-precision bits (u16) of a value, rounded to nearest even; overflow is infinity, NaN stays NaN."""
+    bits = as_bits(x)
+    magnitude = u32(bits & u32(0x7FFFFFFF))
+    odd = u32((magnitude >> u32(13)) & u32(1))
+    normal = u32(u32(magnitude + u32(0xFFF) + odd) - u32(0x38000000)) >> u32(13)
+    # Next to 0.5 a step of f32 is 2^-24, the step of half subnormals: the addition does the rounding.
+    tiny = u32(as_bits(as_f32(magnitude) + f32(0.5)) - u32(0x3F000000))
+    half = tiny if magnitude < u32(0x38800000) else normal
+    half = u32(0x7C00) if magnitude >= u32(0x477FF000) else half
+    half = u32(0x7E00) if magnitude > u32(0x7F800000) else half
+    return u16(u32(half) | ((bits >> u32(16)) & u32(0x8000)))
+
+
+def bf16_to_f32(half: Any) -> Any:
+    """The value of bfloat16 bits (u16), exactly."""
+    return as_f32(u32(u32(half) << u32(16)))
+
+
+def f32_to_bf16(x: Any) -> Any:
+    """bfloat16 bits (u16) of a value, rounded to nearest even; NaN stays NaN."""
+    bits = as_bits(x)
+    magnitude = u32(bits & u32(0x7FFFFFFF))
+    odd = u32((magnitude >> u32(16)) & u32(1))
+    rounded = u32(magnitude + u32(0x7FFF) + odd) >> u32(16)
+    half = u32((magnitude >> u32(16)) | u32(0x40)) if magnitude > u32(0x7F800000) else rounded
+    return u16(u32(half) | ((bits >> u32(16)) & u32(0x8000)))
+
+
+def keep_f32(x: Any) -> Any:
+    """The conversion of a buffer that holds f32: none."""
+    return f32(x)
+
+
+# ------------------------------------------------------------------------------------------------ arithmetic
+
+
+def round_even(x: Any) -> Any:
+    """Nearest integer of |x| < 2^22 as i32, ties to even: adding 1.5 * 2^23 leaves it in the mantissa's low bits."""
+    return i32(as_bits(x + f32(12582912.0)) - u32(0x4B400000))
+
+
+def exp(x: Any) -> Any:
+    """e^x for x <= 88, error below 2 units in the last place; below -87.3 it is 0, NaN stays NaN.
+
+    Range reduction to |r| <= ln(2)/2 with ln(2) in two parts, then the Taylor polynomial of degree 7 (its remainder
+    is 5e-9 there), then 2^n through the exponent bits. A call of libm would not vectorize.
+    """
+    low = x < f32(-87.3)
+    y = f32(-87.3) if low else x
+    shifted = y * f32(1.44269504) + f32(12582912.0)
+    n = shifted - f32(12582912.0)
+    r = (y - n * f32(0.693359375)) + n * f32(2.12194440e-4)
+    p = f32(1.0 / 5040.0)
+    p = p * r + f32(1.0 / 720.0)
+    p = p * r + f32(1.0 / 120.0)
+    p = p * r + f32(1.0 / 24.0)
+    p = p * r + f32(1.0 / 6.0)
+    p = p * r + f32(0.5)
+    p = p * r + f32(1.0)
+    p = p * r + f32(1.0)
+    # n as an integer is in the low bits of `shifted`; converting it would be undefined for NaN.
+    scale = as_f32(u32(u32(as_bits(shifted) - u32(0x4B400000 - 127)) << u32(23)))
+    return f32(0.0) if low else p * scale
+
+
+def order_key(x: Any) -> Any:
+    """An i32 that orders as x does: -0 equals +0, and every NaN is the greatest, so that a search finds it.
+
+    Without branches, which LLVM would thread through a running maximum until it no longer vectorizes.
+    """
+    bits = i32(as_bits(x))
+    magnitude = i32(bits & i32(0x7FFFFFFF))
+    number = i32(magnitude - i32(0x7F800001)) >> i32(31)  # all ones, or zero for NaN
+    negative = i32(i32(bits >> i32(31)) & number)
+    key = i32(i32(magnitude ^ negative) - negative)
+    return i32(0x7F800001) if key > i32(0x7F800001) else key
