@@ -1,0 +1,78 @@
+"""Writing rows of K and V into their caches, in the cache's own type and layout.
+
+    "rows":    [heads][ctx][head_dim]
+    "k_tiles": [heads][ctx / 16][head_dim][16], position t of a head at (t // 16, d, t % 16)
+
+f16 and bf16 are rounded to nearest even.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx.codegen.kernel import Kernel
+from rlx.codegen.loops import HOLE, Helper, Ptr, loop_kernel
+from rlx.codegen.scalars import f32_to_bf16, f32_to_f16, keep_f32
+from rlx.errors import ArgumentError
+from rlx.ir.dtypes import BF16, DTYPES, F16, F32, DType
+
+#: Holes: heads, their size, elements from one row of x to the next.
+HEADS: int = HOLE
+HEAD_DIM: int = HOLE
+X_STRIDE: int = HOLE
+#: Cache elements from one of a head to the next: 1 in rows, 16 in tiles. The conversion to the stored type.
+SPREAD: int = HOLE
+STORE: Helper = HOLE
+
+EXTENTS = ("past", "ctx")
+_STORE: dict[DType, Helper] = {F32: keep_f32, F16: f32_to_f16, BF16: f32_to_bf16}
+_SPREAD = {"rows": 1, "k_tiles": 16}
+
+
+def kv_write(
+    heads: int, head_dim: int, kv_dtype: str | DType, layout: str = "rows", *, x_stride: int | None = None
+) -> Kernel:
+    """x f32[seq, heads, head_dim] -> cache, at position past + row. A unit is row * heads + head; extents past, ctx.
+
+    Args:
+        kv_dtype: type of the cache: f32, f16 or bf16.
+        layout: `rows` or `k_tiles`.
+        x_stride: elements from one row of x to the next, if x is a slice of wider rows.
+
+    Raises:
+        ArgumentError: another type or layout.
+    """
+    holes = {"HEADS": heads, "HEAD_DIM": head_dim, "X_STRIDE": x_stride or heads * head_dim}
+    params = [("x", F32), ("cache", cache_dtype(kv_dtype))]
+    return loop_kernel(_kv_write, holes | cache_holes(kv_dtype, layout), params, EXTENTS)
+
+
+def cache_dtype(kv_dtype: str | DType) -> DType:
+    """The type of a cache by itself or its name."""
+    dtype = DTYPES.get(str(kv_dtype))
+    if dtype not in _STORE:
+        raise ArgumentError(f"a KV cache holds f32, f16 or bf16, not {kv_dtype}")
+    return dtype
+
+
+def cache_holes(kv_dtype: str | DType, layout: str) -> dict[str, Any]:
+    """The holes `SPREAD` and `STORE` of kernels that write a cache."""
+    if layout not in _SPREAD:
+        raise ArgumentError(f"the layout of a cache is rows or k_tiles, not {layout!r}")
+    return {"SPREAD": _SPREAD[layout], "STORE": _STORE[cache_dtype(kv_dtype)]}
+
+
+def cache_offset(head: int, position: int, ctx: int) -> int:
+    """Where element 0 of a head at a position lies in a cache whose elements are `SPREAD` apart."""
+    inside = position & (SPREAD - 1)
+    return (head * ctx + position - inside) * HEAD_DIM + inside
+
+
+def _kv_write(x: Ptr, cache: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
+    for unit in range(begin, end):
+        row = unit // HEADS
+        head = unit - row * HEADS
+        src = row * X_STRIDE + head * HEAD_DIM
+        dst = cache_offset(head, past + row, ctx)
+        for i in range(HEAD_DIM):
+            cache[dst + i * SPREAD] = STORE(x[src + i])

@@ -1,0 +1,165 @@
+"""Packing a weight's file bytes into the kernels' layout "r16k4" (see layouts.py), four codes at a time.
+
+Four consecutive codes of a row are one 32-bit word in the file and one in the packed vector, so a superblock is moved
+word by word and bit fields are split and joined in all four bytes at once. Rows beyond the last one are read as zeros.
+"""
+
+from __future__ import annotations
+
+from rlx.codegen.kernel import Kernel
+from rlx.codegen.layouts import PACKINGS
+from rlx.codegen.loops import HOLE, Helper, Ptr, Scalar, loop_kernel
+from rlx.codegen.scalars import load_u16, load_u32, store_u16, store_u32, u8, u16, u32
+from rlx.errors import CompileError
+from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, U8, DType
+
+#: Holes: elements of a superblock, its bytes in one row of the file and packed (16 rows).
+SUPERBLOCK: int = HOLE
+FILE_BYTES: int = HOLE
+PACKED_BYTES: int = HOLE
+#: `MOVE(raw, at, out, to, row, keep)` moves one row's superblock; `keep` is all ones, or zero for a row of zeros.
+MOVE: Helper = HOLE
+
+
+def pack(dtype: DType) -> Kernel:
+    """File bytes of a weight [n, k] -> its packed bytes. Buffers raw, out; extents n, k; a unit is a block of 16 rows.
+
+    `k` must be a multiple of the type's superblock; the caller has checked it (`layouts.packed_bytes` does).
+
+    Raises:
+        CompileError: the type has no packed layout.
+    """
+    if dtype not in _MOVE:
+        raise CompileError(f"no kernel packs {dtype}", hint=f"Packed types: {', '.join(map(str, _MOVE))}")
+    packing = PACKINGS[dtype]
+    holes = {"SUPERBLOCK": packing.superblock, "PACKED_BYTES": packing.nbytes}
+    holes |= {"FILE_BYTES": dtype.row_bytes(packing.superblock)}
+    return loop_kernel(_pack, {**holes, "MOVE": _MOVE[dtype]}, [("raw", U8), ("out", U8)], ("n", "k"))
+
+
+def _pack(raw: Ptr, out: Ptr, n: int, k: int, begin: int, end: int) -> None:
+    count = k // SUPERBLOCK
+    for block in range(begin, end):
+        for s in range(count):
+            to = (block * count + s) * PACKED_BYTES
+            for row in range(16):
+                real = block * 16 + row < n
+                source = block * 16 + row if real else block * 16
+                keep = u32(0xFFFFFFFF) if real else u32(0)
+                MOVE(raw, (source * count + s) * FILE_BYTES, out, to, row, keep)
+
+
+def word(raw: Ptr, at: int, keep: Scalar) -> Scalar:
+    """Four bytes of the file, or zeros."""
+    return u32(load_u32(raw, at) & keep)
+
+
+def move_half(raw: Ptr, at: int, out: Ptr, to: int, keep: Scalar) -> None:
+    store_u16(out, to, u16(load_u16(raw, at) & keep))
+
+
+def spread(codes: Scalar, out: Ptr, to: int, step: int) -> None:
+    """The four bytes of a word to places `step` bytes apart."""
+    for j in range(4):
+        out[to + j * step] = u8(codes >> u32(8 * j))
+
+
+def join_nibbles(low: Scalar, high: Scalar) -> Scalar:
+    return u32((low & u32(0x0F0F0F0F)) | ((high & u32(0x0F0F0F0F)) << u32(4)))
+
+
+def move_f32(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
+    store_u32(out, to + row * 4, word(raw, at, keep))
+
+
+def move_f16(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
+    move_half(raw, at, out, to + row * 2, keep)
+
+
+def move_q8_0(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
+    move_half(raw, at, out, to + row * 2, keep)
+    for g in range(8):
+        store_u32(out, to + 32 + g * 64 + row * 4, u32(word(raw, at + 2 + g * 4, keep) ^ u32(0x80808080)))
+
+
+def move_q4_0(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
+    # The file's byte i already holds elements i and i + 16.
+    move_half(raw, at, out, to + row * 2, keep)
+    for j in range(4):
+        store_u32(out, to + 32 + j * 64 + row * 4, word(raw, at + 2 + j * 4, keep))
+
+
+def move_k_head(raw: Ptr, at: int, out: Ptr, to: int, row: int, step: int, keep: Scalar) -> None:
+    """d, dmin and the eight 6-bit scales and mins of Q4_K and Q5_K, whose sub-blocks lie `step` bytes apart."""
+    move_half(raw, at, out, to + row * 2, keep)
+    move_half(raw, at + 2, out, to + 32 + row * 2, keep)
+    a = word(raw, at + 4, keep)
+    b = word(raw, at + 8, keep)
+    c = word(raw, at + 12, keep)
+    first = to + 64 + row
+    spread(u32(a & u32(0x3F3F3F3F)), out, first, step)
+    spread(u32(b & u32(0x3F3F3F3F)), out, first + 16, step)
+    top_a = (a >> u32(2)) & u32(0x30303030)
+    top_b = (b >> u32(2)) & u32(0x30303030)
+    spread(u32((c & u32(0x0F0F0F0F)) | top_a), out, first + 4 * step, step)
+    spread(u32(((c >> u32(4)) & u32(0x0F0F0F0F)) | top_b), out, first + 4 * step + 16, step)
+
+
+def move_k_nibbles(raw: Ptr, at: int, out: Ptr, to: int, row: int, step: int, keep: Scalar) -> None:
+    """The low four bits of Q4_K and Q5_K: 32 bytes hold a sub-block in low nibbles and the next one in high ones."""
+    for pair in range(4):
+        for j in range(4):
+            a = word(raw, at + pair * 32 + j * 4, keep)
+            b = word(raw, at + pair * 32 + 16 + j * 4, keep)
+            first = to + 96 + pair * 2 * step + j * 64 + row * 4
+            store_u32(out, first, join_nibbles(a, b))
+            store_u32(out, first + step, join_nibbles(u32(a >> u32(4)), u32(b >> u32(4))))
+
+
+def move_q4_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
+    move_k_head(raw, at, out, to, row, 288, keep)
+    move_k_nibbles(raw, at + 16, out, to, row, 288, keep)
+
+
+def move_q5_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
+    move_k_head(raw, at, out, to, row, 352, keep)
+    move_k_nibbles(raw, at + 48, out, to, row, 352, keep)
+    for sub in range(8):
+        bits = u32(0)
+        for g in range(8):
+            bits = u32(bits | (((word(raw, at + 16 + g * 4, keep) >> u32(sub)) & u32(0x01010101)) << u32(g)))
+        store_u32(out, to + 64 + sub * 352 + 288 + row * 4, bits)
+
+
+def move_q6_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
+    move_half(raw, at + 208, out, to + row * 2, keep)
+    for sub in range(8):
+        half = sub >> 2
+        quarter = sub & 3  # of a half's 128 elements
+        first = to + 32 + sub * 416
+        out[first + row] = u8(raw[at + 192 + sub * 2] & keep)
+        out[first + 16 + row] = u8(raw[at + 193 + sub * 2] & keep)
+        low = at + half * 64 + (quarter & 1) * 32
+        shift = u32((quarter >> 1) * 4)
+        for j in range(4):
+            a = word(raw, low + j * 4, keep) >> shift
+            b = word(raw, low + 16 + j * 4, keep) >> shift
+            store_u32(out, first + 32 + j * 64 + row * 4, join_nibbles(u32(a), u32(b)))
+        for j in range(2):
+            bits = u32(0)
+            for i in range(4):
+                crumbs = word(raw, at + 128 + half * 32 + (j * 4 + i) * 4, keep) >> u32(quarter * 2)
+                bits = u32(bits | ((crumbs & u32(0x03030303)) << u32(2 * i)))
+            store_u32(out, first + 288 + j * 64 + row * 4, bits)
+
+
+_MOVE: dict[DType, Helper] = {
+    F32: move_f32,
+    F16: move_f16,
+    BF16: move_f16,
+    Q8_0: move_q8_0,
+    Q4_0: move_q4_0,
+    Q4_K: move_q4_k,
+    Q5_K: move_q5_k,
+    Q6_K: move_q6_k,
+}

@@ -1,0 +1,72 @@
+"""Int8 activation rows "q8a" (see layouts.py): quantizing f32 rows, and the row helper that fused norms share.
+
+    scale = max|x| / 127 over 32 elements        code = x / scale, rounded half to even, within +-127
+
+A block of zeros gets scale 0 and codes 0. A block with NaN or infinity gets codes 0 and that value as its scale, so
+that every product with it comes out NaN.
+"""
+
+from __future__ import annotations
+
+from rlx.codegen.kernel import Kernel
+from rlx.codegen.loops import HOLE, Helper, Ptr, Scalar, loop_kernel
+from rlx.codegen.scalars import as_bits, as_f32, f32, i32, round_even, store_f32, store_i32, u8, u32
+from rlx.errors import ShapeError
+from rlx.ir.dtypes import F32, Q8A
+
+#: Holes: elements and 32-element blocks of a row; `VALUE(x, w, src, i, factor)` gives element i of the row.
+WIDTH: int = HOLE
+BLOCKS: int = HOLE
+VALUE: Helper = HOLE
+
+
+def quantize_q8a(width: int) -> Kernel:
+    """f32[rows, width] -> q8a rows. Buffers x, out; no extents; a unit is a row.
+
+    Raises:
+        ShapeError: the width is no multiple of 32.
+    """
+    holes = {**row_holes(width), "VALUE": plain}
+    return loop_kernel(_quantize_q8a, holes, [("x", F32), ("out", Q8A)])
+
+
+def row_holes(width: int) -> dict[str, int]:
+    """The holes of `quantize_row` but `VALUE`."""
+    if width % 32 or width <= 0:
+        raise ShapeError(f"a q8a row needs a multiple of 32 elements, found {width}")
+    return {"WIDTH": width, "BLOCKS": width // 32}
+
+
+def plain(x: Ptr, w: Ptr, src: int, i: int, factor: Scalar) -> Scalar:
+    return x[src + i]
+
+
+def quantize_row(x: Ptr, w: Ptr, out: Ptr, src: int, dst: int, factor: Scalar) -> None:
+    """The q8a row of VALUE(x, w, src, 0 .. WIDTH - 1, factor), at byte `dst` of out."""
+    for block in range(BLOCKS):
+        start = block * 32
+        top = u32(0)
+        for i in range(start, start + 32):
+            # Without their sign bit floats compare as integers, and NaN is the greatest.
+            size = u32(as_bits(VALUE(x, w, src, i, factor)) & u32(0x7FFFFFFF))
+            top = size if size > top else top
+        scale = as_f32(top) / f32(127.0)
+        keep = i32(-1) if top < u32(0x7F800000) else i32(0)
+        keep = keep if scale != f32(0.0) else i32(0)
+        for half in range(2):
+            first = start + half * 16
+            total = i32(0)
+            for i in range(first, first + 16):
+                code = round_even(VALUE(x, w, src, i, factor) / scale)
+                code = i32(127) if code > i32(127) else code  # only where the scale is a subnormal
+                code = i32(-127) if code < i32(-127) else code
+                code = i32(code & keep)
+                out[dst + i] = u8(code)
+                total = i32(total + code)
+            store_i32(out, dst + WIDTH + BLOCKS * 4 + (block * 2 + half) * 4, total)
+        store_f32(out, dst + WIDTH + block * 4, scale)
+
+
+def _quantize_q8a(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+    for row in range(begin, end):
+        quantize_row(x, x, out, row * WIDTH, row * (BLOCKS * 44), f32(1.0))

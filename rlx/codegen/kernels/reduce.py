@@ -1,0 +1,127 @@
+"""One result, or a few, a row: sum, mean, maximum, the index of the maximum, the k largest.
+
+Searches treat NaN as the largest value, so that a NaN among logits is seen and not skipped.
+"""
+
+from __future__ import annotations
+
+from rlx.codegen.kernel import Kernel
+from rlx.codegen.kernels.softmax import row_max
+from rlx.codegen.loops import HOLE, SUM_FLAGS, Helper, Ptr, Scalar, fastmath, loop_kernel
+from rlx.codegen.scalars import f32, i32, order_key
+from rlx.errors import ArgumentError
+from rlx.ir.dtypes import F32, I32
+
+#: Holes: elements of a row, blocks of 64 of them rounded up, results a row, `REDUCE(x, start, stop)`.
+WIDTH: int = HOLE
+BLOCKS: int = HOLE
+K: int = HOLE
+REDUCE: Helper = HOLE
+
+#: Elements of which the largest is found first, without branches: wide enough for vectors, cheap to search again.
+BLOCK = 64
+
+
+def row_reduce(width: int, kind: str) -> Kernel:
+    """f32[rows, width] -> f32[rows]: `sum`, `mean` or `max` (NaN if there is one). Buffers x, out; a unit is a row."""
+    if kind not in _REDUCE:
+        raise ArgumentError(f"kind must be one of {', '.join(_REDUCE)}, found {kind!r}", where="row_reduce")
+    return loop_kernel(_row_reduce, {"WIDTH": width, "REDUCE": _REDUCE[kind]}, [("x", F32), ("out", F32)])
+
+
+def argmax(width: int) -> Kernel:
+    """f32[rows, width] -> i32[rows], the index of the first largest element. Buffers x, out; a unit is a row.
+
+    The first NaN wins over everything else, as in NumPy.
+    """
+    holes = {"WIDTH": width, "BLOCKS": -(-width // BLOCK)}
+    return loop_kernel(_argmax, holes, [("x", F32), ("out", I32)])
+
+
+def top_k(width: int, k: int) -> Kernel:
+    """f32[rows, width] -> values f32[rows, k], indices i32[rows, k] of the k largest, descending.
+
+    Buffers x, values, indices; a unit is a row. Of equals the lower index comes first; NaN counts as the largest.
+
+    Raises:
+        ArgumentError: k is not in 1..width.
+    """
+    if not 1 <= k <= width:
+        raise ArgumentError(f"k must lie in 1..{width}, found {k}", where="top_k")
+    holes = {"WIDTH": width, "BLOCKS": -(-width // BLOCK), "K": k}
+    return loop_kernel(_top_k, holes, [("x", F32), ("values", F32), ("indices", I32)])
+
+
+@fastmath(*SUM_FLAGS)
+def row_sum(x: Ptr, start: int, stop: int) -> Scalar:
+    total = f32(0.0)
+    for i in range(start, stop):
+        total += x[i]
+    return total
+
+
+def row_mean(x: Ptr, start: int, stop: int) -> Scalar:
+    return row_sum(x, start, stop) / f32(stop - start)
+
+
+_REDUCE: dict[str, Helper] = {"sum": row_sum, "mean": row_mean, "max": row_max}
+
+
+def _row_reduce(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+    for row in range(begin, end):
+        out[row] = REDUCE(x, row * WIDTH, row * WIDTH + WIDTH)
+
+
+def largest_key(x: Ptr, start: int, stop: int) -> Scalar:
+    top = i32(-0x80000000)
+    for i in range(start, stop):
+        key = order_key(x[i])
+        top = key if key > top else top
+    return top
+
+
+def first_with_key(x: Ptr, start: int, stop: int, key: Scalar) -> int:
+    for i in range(start, stop):
+        if order_key(x[i]) == key:
+            return i
+    return stop
+
+
+def _argmax(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+    for row in range(begin, end):
+        best = i32(-0x80000000)
+        where = 0
+        for block in range(BLOCKS):
+            start = block * BLOCK
+            stop = start + BLOCK if start + BLOCK < WIDTH else WIDTH
+            top = largest_key(x, row * WIDTH + start, row * WIDTH + stop)
+            where = start if top > best else where
+            best = top if top > best else best
+        out[row] = i32(first_with_key(x, row * WIDTH + where, row * WIDTH + WIDTH, best) - row * WIDTH)
+
+
+def insert(x: Ptr, values: Ptr, indices: Ptr, src: int, i: int, dst: int, count: int) -> None:
+    """Puts x[src + i] into the `count` sorted results from `dst` on; of K results the last falls out."""
+    key = order_key(x[src + i])
+    at = dst + (count if count < K else K - 1)
+    while at > dst and order_key(values[at - 1]) < key:
+        values[at] = values[at - 1]
+        indices[at] = indices[at - 1]
+        at -= 1
+    values[at] = x[src + i]
+    indices[at] = i32(i)
+
+
+def _top_k(x: Ptr, values: Ptr, indices: Ptr, begin: int, end: int) -> None:
+    for row in range(begin, end):
+        src = row * WIDTH
+        dst = row * K
+        for i in range(K):
+            insert(x, values, indices, src, i, dst, i)
+        for block in range(BLOCKS):
+            start = block * BLOCK if block * BLOCK > K else K
+            stop = block * BLOCK + BLOCK if block * BLOCK + BLOCK < WIDTH else WIDTH
+            if largest_key(x, src + start, src + stop) > order_key(values[dst + K - 1]):
+                for i in range(start, stop):
+                    if order_key(x[src + i]) > order_key(values[dst + K - 1]):
+                        insert(x, values, indices, src, i, dst, K)

@@ -1,0 +1,155 @@
+"""Rotary position embedding (arXiv 2104.09864): the table of angles, and turning heads, optionally RMS-normed first.
+
+    (a, b) -> (a cos - b sin, a sin + b cos)     for the pairs (2i, 2i + 1), "interleaved", or (i, i + n/2), "neox"
+
+Elements from n on pass. Turned keys can go straight into the K cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx.codegen.kernel import Kernel
+from rlx.codegen.kernels.kv import EXTENTS, cache_dtype, cache_holes, cache_offset
+from rlx.codegen.kernels.norm import rms_factor, weighted_value
+from rlx.codegen.kernels.quantize import plain
+from rlx.codegen.loops import HOLE, Helper, Ptr, Scalar, loop_kernel
+from rlx.codegen.scalars import cos, f32, keep_f32, sin
+from rlx.errors import ArgumentError, ShapeError
+from rlx.ir.dtypes import F32, I32, DType
+
+#: Holes of `rope_angles`: pairs, factor of both columns.
+HALF: int = HOLE
+SCALE: float = HOLE
+#: Holes of `rope`: heads, their size, elements from one row of x to the next, epsilon of the norm.
+HEADS: int = HOLE
+HEAD_DIM: int = HOLE
+X_STRIDE: int = HOLE
+EPS: float = HOLE
+#: Elements that turn; from one pair to the next and from a pair's first element to its second.
+N_ROT: int = HOLE
+STEP: int = HOLE
+GAP: int = HOLE
+#: Output elements from one of a head to the next, the conversion to the stored type, the value that turns.
+SPREAD: int = HOLE
+STORE: Helper = HOLE
+VALUE: Helper = HOLE
+
+
+def rope_angles(half: int, *, scale: float = 1.0) -> Kernel:
+    """positions i32[seq], inv_freq f32[half] -> f32[seq, 2 * half]: cosines, then sines, of position * inv_freq.
+
+    The product is rounded to f32, as every reference does; `scale` (the attention factor of YaRN) multiplies the
+    result. Buffers positions, inv_freq, out; a unit is a row. Calls the libm's `cosf` and `sinf`.
+    """
+    params = [("positions", I32), ("inv_freq", F32), ("out", F32)]
+    return loop_kernel(_rope_angles, {"HALF": half, "SCALE": float(scale)}, params)
+
+
+def rope(
+    heads: int,
+    head_dim: int,
+    n_rot: int,
+    style: str,
+    *,
+    norm_eps: float | None = None,
+    store: str = "rows",
+    kv_dtype: str | DType | None = None,
+    x_stride: int | None = None,
+) -> Kernel:
+    """x f32[seq, heads, head_dim], [w f32[head_dim],] angles f32[seq, n_rot] -> out. A unit is row * heads + head.
+
+    Args:
+        n_rot: how many elements of a head turn, even.
+        style: `interleaved` or `neox`.
+        norm_eps: given, each head is RMS-normed with w first.
+        store: `rows`: out is f32[seq, heads, head_dim]. `k_tiles`: out is the K cache of `kv_dtype`, written at
+            position past + row; extents past, ctx.
+        x_stride: elements from one row of x to the next, if x is a slice of wider rows.
+
+    Raises:
+        ArgumentError: an unknown style or store, or a `kv_dtype` that does not belong to it.
+        ShapeError: `n_rot` is odd or larger than a head.
+    """
+    if style not in ("interleaved", "neox"):
+        raise ArgumentError(f"style must be interleaved or neox, found {style!r}", where="rope")
+    if n_rot % 2 or not 0 <= n_rot <= head_dim:
+        raise ShapeError(f"n_rot must be even and at most {head_dim}, found {n_rot}", where="rope")
+    tiles, normed = _is_tiles(store, kv_dtype), norm_eps is not None
+    holes: dict[str, Any] = {"HEADS": heads, "HEAD_DIM": head_dim, "X_STRIDE": x_stride or heads * head_dim}
+    holes |= {"STEP": 2, "GAP": 1} if style == "interleaved" else {"STEP": 1, "GAP": n_rot // 2}
+    holes |= {"N_ROT": n_rot, "HALF": n_rot // 2, "VALUE": weighted_value if normed else plain}
+    holes |= cache_holes(kv_dtype or F32, "k_tiles") if tiles else {"SPREAD": 1, "STORE": keep_f32}
+    holes |= {"EPS": float(norm_eps)} if norm_eps is not None else {}
+    out = cache_dtype(kv_dtype or F32)
+    params = [("x", F32), *([("w", F32)] if normed else []), ("angles", F32), ("out", out)]
+    return loop_kernel(_TEMPLATES[tiles, normed], holes, params, EXTENTS if tiles else ())
+
+
+def _is_tiles(store: str, kv_dtype: str | DType | None) -> bool:
+    if store not in ("rows", "k_tiles"):
+        raise ArgumentError(f"store must be rows or k_tiles, found {store!r}", where="rope")
+    if (kv_dtype is not None) != (store == "k_tiles"):
+        raise ArgumentError(f"store={store!r} with kv_dtype={kv_dtype!r}", where="rope", hint="k_tiles needs a dtype")
+    return store == "k_tiles"
+
+
+def _rope_angles(positions: Ptr, inv_freq: Ptr, out: Ptr, begin: int, end: int) -> None:
+    for row in range(begin, end):
+        position = f32(positions[row])
+        for i in range(HALF):
+            angle = position * inv_freq[i]
+            out[row * (2 * HALF) + i] = cos(angle) * f32(SCALE)
+            out[row * (2 * HALF) + HALF + i] = sin(angle) * f32(SCALE)
+
+
+def turn_head(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, src: int, turn: int, dst: int, factor: Scalar) -> None:
+    """One head: elements VALUE(x, w, src, 0 .. HEAD_DIM - 1, factor), angles from `turn` on, output from `dst` on."""
+    for i in range(HALF):
+        c = angles[turn + i]
+        s = angles[turn + HALF + i]
+        a = VALUE(x, w, src, i * STEP, factor)
+        b = VALUE(x, w, src, i * STEP + GAP, factor)
+        out[dst + (i * STEP) * SPREAD] = STORE(a * c - b * s)
+        out[dst + (i * STEP + GAP) * SPREAD] = STORE(a * s + b * c)
+    for i in range(N_ROT, HEAD_DIM):
+        out[dst + i * SPREAD] = STORE(VALUE(x, w, src, i, factor))
+
+
+def _rope(x: Ptr, angles: Ptr, out: Ptr, begin: int, end: int) -> None:
+    for unit in range(begin, end):
+        row = unit // HEADS
+        src = row * X_STRIDE + (unit - row * HEADS) * HEAD_DIM
+        turn_head(x, x, angles, out, src, row * N_ROT, unit * HEAD_DIM, f32(1.0))
+
+
+def _rope_norm(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, begin: int, end: int) -> None:
+    for unit in range(begin, end):
+        row = unit // HEADS
+        src = row * X_STRIDE + (unit - row * HEADS) * HEAD_DIM
+        turn_head(x, w, angles, out, src, row * N_ROT, unit * HEAD_DIM, rms_factor(x, src, HEAD_DIM, EPS))
+
+
+def _rope_tiles(x: Ptr, angles: Ptr, out: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
+    for unit in range(begin, end):
+        row = unit // HEADS
+        head = unit - row * HEADS
+        src = row * X_STRIDE + head * HEAD_DIM
+        turn_head(x, x, angles, out, src, row * N_ROT, cache_offset(head, past + row, ctx), f32(1.0))
+
+
+def _rope_norm_tiles(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
+    for unit in range(begin, end):
+        row = unit // HEADS
+        head = unit - row * HEADS
+        src = row * X_STRIDE + head * HEAD_DIM
+        dst = cache_offset(head, past + row, ctx)
+        turn_head(x, w, angles, out, src, row * N_ROT, dst, rms_factor(x, src, HEAD_DIM, EPS))
+
+
+_TEMPLATES: dict[tuple[bool, bool], Helper] = {
+    (False, False): _rope,
+    (False, True): _rope_norm,
+    (True, False): _rope_tiles,
+    (True, True): _rope_norm_tiles,
+}

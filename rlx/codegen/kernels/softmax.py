@@ -1,0 +1,46 @@
+"""Softmax over rows.
+
+    y = exp(x - max(x)) / sum(exp(x - max(x)))
+
+Three passes: the largest element, the exponentials and their sum, the division.
+"""
+
+from __future__ import annotations
+
+from rlx.codegen.kernel import Kernel
+from rlx.codegen.loops import HOLE, SUM_FLAGS, Ptr, Scalar, loop_kernel
+from rlx.codegen.scalars import exp, f32, maximum
+from rlx.ir.dtypes import F32
+
+#: Hole: elements of a row.
+WIDTH: int = HOLE
+
+
+def softmax(width: int) -> Kernel:
+    """f32[rows, width] -> f32[rows, width]. Buffers x, out; a unit is a row.
+
+    Entries of -infinity get 0. A row with NaN or +infinity, or of -infinity only, is NaN.
+    """
+    return loop_kernel(_softmax, {"WIDTH": width}, [("x", F32), ("out", F32)], flags=SUM_FLAGS)
+
+
+def row_max(x: Ptr, start: int, stop: int) -> Scalar:
+    """The largest element; NaN if there is one."""
+    top = x[start]
+    for i in range(start, stop):
+        top = maximum(top, x[i])
+    return top
+
+
+def _softmax(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+    for row in range(begin, end):
+        start = row * WIDTH
+        top = row_max(x, start, start + WIDTH)
+        total = f32(0.0)
+        for i in range(start, start + WIDTH):
+            e = exp(x[i] - top)
+            out[i] = e
+            total += e
+        share = f32(1.0) / total
+        for i in range(start, start + WIDTH):
+            out[i] = out[i] * share
