@@ -90,6 +90,7 @@ TQ1_0 = DType("tq1_0", 256, 54, None, 34)
 TQ2_0 = DType("tq2_0", 256, 66, None, 35)
 MXFP4 = DType("mxfp4", 32, 17, None, 39)
 NVFP4 = DType("nvfp4", 64, 36, None, 40)
+Q1_0 = DType("q1_0", 128, 18, None, 41)
 
 # An int8 activation row: see rlx/codegen/layouts.py for its bytes. Never found in a file.
 Q8A = DType("q8a", 32, 44)

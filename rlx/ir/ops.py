@@ -13,12 +13,12 @@ from typing import Any
 
 from rlx.errors import ShapeError
 from rlx.ir import infer, meaning
-from rlx.ir.dims import PAST_SEQ, SEQ, DimLike, Shape, value
+from rlx.ir.dims import PAST_SEQ, SEQ, Dim, DimLike, Shape, value
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import LEAVES, Node, intern
 
 Sizes = Sequence[tuple[int, ...]]
-Flops = Callable[[Sizes, tuple[int, ...]], int]
+Flops = Callable[[Sizes, tuple[int, ...], Mapping[str, Any]], int]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Op:
         attrs: attribute names in printing order, with their defaults (`REQUIRED` where there is none).
         infer: (operands, attributes) -> (shape, dtype); raises `ShapeError`.
         meaning: the NumPy definition.
-        flops: (operand sizes, result size) -> floating-point operations.
+        flops: (operand sizes, result size, attributes) -> floating-point operations.
         elementwise: True if it may join an elementwise region.
         rowwise: True if row r of the result depends only on row r of the operands that have as many rows.
     """
@@ -47,16 +47,23 @@ REQUIRED = object()
 
 
 def _each(count: int) -> Flops:
-    return lambda ins, out: count * prod(out)
+    return lambda ins, out, attrs: count * prod(out)
 
 
-def _linear_flops(ins: Sizes, out: tuple[int, ...]) -> int:
-    weights = [s for s in ins[1:3] if len(s) == 2 and s[1] == ins[0][-1]]
-    return sum(2 * prod(ins[0][:-1]) * prod(w) for w in weights)
+def _scan(ins: Sizes, out: tuple[int, ...], attrs: Mapping[str, Any]) -> int:
+    return prod(ins[0])
 
 
-def _attention_flops(ins: Sizes, out: tuple[int, ...]) -> int:
-    return 4 * prod(ins[0]) * ins[1][1]
+def _linear_flops(ins: Sizes, out: tuple[int, ...], attrs: Mapping[str, Any]) -> int:
+    return (2 if attrs["gated"] else 1) * 2 * ins[0][0] * prod(ins[1])
+
+
+def _attention_flops(ins: Sizes, out: tuple[int, ...], attrs: Mapping[str, Any]) -> int:
+    """Two products of head_dim for each query head and visible key."""
+    rows, heads, head_dim = ins[0]
+    ends = range(attrs["length"] - rows + 1, attrs["length"] + 1)
+    visible = sum(min(end, attrs["window"] or end) for end in ends)
+    return 4 * heads * head_dim * visible
 
 
 _ROPE = {"style": REQUIRED, "norm_eps": None}
@@ -75,13 +82,13 @@ OPS: dict[str, Op] = {
         Op("quantize", {}, infer.quantize, meaning.quantize, _each(3)),
         Op("rope_angles", {"scale": 1.0}, infer.rope_angles, meaning.rope_angles, _each(40)),
         Op("rope", _ROPE, infer.rope, meaning.rope, _each(6)),
-        Op("kv_write", _WRITE, infer.kv_write, meaning.kv_write, lambda ins, out: 0, rowwise=False),
+        Op("kv_write", _WRITE, infer.kv_write, meaning.kv_write, _each(0), rowwise=False),
         Op(
             "rope_kv_write",
             {**_ROPE, **_WRITE},
             infer.rope_kv_write,
             meaning.rope_kv_write,
-            lambda ins, out: 6 * prod(ins[1]),
+            lambda ins, out, attrs: 6 * prod(ins[1]),
             rowwise=False,
         ),
         Op(
@@ -92,8 +99,8 @@ OPS: dict[str, Op] = {
             _attention_flops,
         ),
         Op("softmax", {}, infer.softmax, meaning.softmax, _each(8)),
-        Op("argmax", {}, infer.argmax, meaning.argmax, lambda ins, out: prod(ins[0])),
-        Op("top_k", {"k": REQUIRED}, infer.top_k, meaning.top_k, lambda ins, out: prod(ins[0])),
+        Op("argmax", {}, infer.argmax, meaning.argmax, _scan),
+        Op("top_k", {"k": REQUIRED}, infer.top_k, meaning.top_k, _scan),
         Op("last_row", {}, infer.last_row, meaning.last_row, _each(0), rowwise=False),
         Op("reshape", {"shape": REQUIRED}, infer.reshape, meaning.reshape, _each(0), rowwise=False),
         Op("pack", {"layout": REQUIRED}, infer.pack, meaning.identity, _each(0), rowwise=False),
@@ -154,25 +161,35 @@ def derive(node: Node) -> Node:
 
 def cost(node: Node, env: Mapping[str, int]) -> tuple[int, int]:
     """(floating-point operations, bytes read and written) of one node when the symbols have these values."""
-
-    def size(n: Node) -> tuple[int, ...]:
-        return tuple(value(d, env) for d in n.shape)
-
-    def moved(n: Node) -> int:
-        return n.dtype.size(size(n))
-
     if node.op in LEAVES or node.op in ("reshape", "pack"):
         return 0, 0
-    flops = OPS[node.op].flops([size(i) for i in node.inputs], size(node))
+    attrs = {k: value(v, env) if isinstance(v, Dim) else v for k, v in node.attrs}
+    sizes, result = [_size(i, env) for i in node.inputs], _size(node, env)
+    read, written = _touched(node, sizes, result, attrs)
+    moved = sum(i.dtype.size(s) for i, s in zip(node.inputs, read, strict=True)) + node.dtype.size(written)
+    return OPS[node.op].flops(sizes, result, attrs), moved
+
+
+def _size(node: Node, env: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(value(d, env) for d in node.shape)
+
+
+def _touched(
+    node: Node, sizes: list[tuple[int, ...]], result: tuple[int, ...], attrs: Mapping[str, Any]
+) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
+    """The part of each operand that is read, and of the result that is written."""
     if node.op == "embedding":
-        table, ids = node.inputs
-        rows = size(ids)[0]
-        return flops, rows * table.dtype.row_bytes(size(table)[1]) + moved(node)
+        return [result, sizes[1]], result
+    if node.op == "last_row":
+        return [result], result
     if node.op in ("kv_write", "rope_kv_write"):
-        return flops, 2 * moved(node.inputs[1])
+        rows, heads, head_dim = sizes[1]
+        return [(0, 0), *sizes[1:]], (heads, rows, head_dim)
     if node.op == "attention":
-        return flops, sum(moved(i) for i in node.inputs) * 1 + moved(node)
-    return flops, sum(moved(i) for i in node.inputs) + moved(node)
+        oldest = (attrs["window"] or attrs["length"]) + result[0] - 1
+        caches = [(s[0], min(attrs["length"], oldest), s[2]) for s in sizes[1:]]
+        return [sizes[0], *caches], result
+    return sizes, result
 
 
 # -- builders: the vocabulary in which models and rules are written ---------------------------------------------------

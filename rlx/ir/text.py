@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from typing import Any
 
 from rlx.errors import IrSyntaxError, RlxError
 from rlx.ir import dims, ops
-from rlx.ir.dims import Dim
+from rlx.ir.dims import Dim, Shape
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import LEAVES, Graph, Node
 
 
 def dumps(graph: Graph) -> str:
     """The graph as text. Values of constants are not part of it."""
-    lines = [f'graph "{graph.name}" {graph.phase} {{']
+    lines = [f"graph {_quote(graph.name)} {graph.phase} {{"]
     lines += [f"  bound {s} {low}..{high}" for s, (low, high) in sorted(graph.bounds.items())]
     number: dict[Node, int] = {}
     for node in graph.nodes():
@@ -35,7 +36,7 @@ def line(node: Node, number: dict[Node, int]) -> str:
 
 
 def _quote(name: str) -> str:
-    return '"' + name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+    return json.dumps(name, ensure_ascii=False)  # JSON's escapes are Python's too
 
 
 def _attr(value: Any) -> str:
@@ -46,27 +47,36 @@ def _attr(value: Any) -> str:
     return _quote(value) if isinstance(value, str) else repr(value)
 
 
-_HEAD = re.compile(r'graph ("(?:[^"\\]|\\.)*") (\w+) \{$')
+def _unquote(text: str) -> str:
+    return str(json.loads(text))
+
+
+_STRING = r'"(?:[^"\\]|\\(?:["\\bfnrt]|u[0-9a-f]{4}))*"'
+_HEAD = re.compile(rf"graph ({_STRING}) (\w+) \{{$")
 _BOUND = re.compile(r"bound (\w+) (-?\d+)\.\.(-?\d+)$")
-_OUTPUT = re.compile(r'output ("(?:[^"\\]|\\.)*") %(\d+)$')
+_OUTPUT = re.compile(rf"output ({_STRING}) %(\d+)$")
 _NODE = re.compile(
-    r'%(?P<id>\d+) = (?P<op>\w+)(?: (?P<name>"(?:[^"\\]|\\.)*")|\((?P<args>[%\d, ]*)\))'
+    rf"%(?P<id>\d+) = (?P<op>\w+)(?: (?P<name>{_STRING})|\((?P<args>(?:%\d+(?:, %\d+)*)?)\))"
     r"(?: \{(?P<attrs>.*)\})? : (?P<dtype>\w+)\[(?P<shape>[^\]]*)\]$"
 )
 
 
 def loads(text: str) -> Graph:
     """Parses what `dumps` prints; raises `IrSyntaxError` with the line number."""
-    lines = [entry.strip() for entry in text.strip().split("\n")]
+    lines = [entry.strip() for entry in text.rstrip().split("\n")]
     head = _HEAD.match(lines[0])
-    if not head or lines[-1] != "}":
-        raise IrSyntaxError('expected `graph "name" phase {` ... `}`', where="line 1")
-    graph = Graph(ast.literal_eval(head[1]), phase=head[2])
+    if not head:
+        raise IrSyntaxError(f'expected `graph "name" phase {{`, found {lines[0]!r}', where="line 1")
+    if lines[-1] != "}":
+        raise IrSyntaxError(f"expected `}}` at the end, found {lines[-1]!r}", where=f"line {len(lines)}")
+    graph = Graph(_unquote(head[1]), phase=head[2])
     nodes: dict[str, Node] = {}
     for at, entry in enumerate(lines[1:-1], 2):
         try:
             _parse_line(entry, graph, nodes)
-        except (RlxError, KeyError, ValueError, SyntaxError) as error:
+        except KeyError as error:
+            raise IrSyntaxError(f"{error} is not defined before this line: {entry!r}", where=f"line {at}") from error
+        except (RlxError, ValueError, TypeError, SyntaxError) as error:
             raise IrSyntaxError(f"{error} in {entry!r}", where=f"line {at}") from error
     return graph
 
@@ -75,31 +85,36 @@ def _parse_line(entry: str, graph: Graph, nodes: dict[str, Node]) -> None:
     if match := _BOUND.match(entry):
         graph.bounds[match[1]] = (int(match[2]), int(match[3]))
     elif match := _OUTPUT.match(entry):
-        graph.output(ast.literal_eval(match[1]), nodes[match[2]])
+        graph.output(_unquote(match[1]), nodes[match[2]])
     elif match := _NODE.match(entry):
-        node = _parse_node(match, nodes)
-        shape = tuple(dims.parse_dim(d) for d in match["shape"].split(",") if d.strip())
+        if match["id"] in nodes:
+            raise IrSyntaxError(f"%{match['id']} has two definitions")
+        shape = tuple(map(dims.parse_dim, match["shape"].split(","))) if match["shape"] else ()
+        node = nodes[match["id"]] = _parse_node(match, shape, nodes)
         if (node.shape, node.dtype.name) != (shape, match["dtype"]):
             raise IrSyntaxError(f"the op gives {node!r}")
-        nodes[match["id"]] = node
     else:
         raise IrSyntaxError("no node, bound or output")
 
 
-def _parse_node(match: re.Match[str], nodes: dict[str, Node]) -> Node:
+def _parse_node(match: re.Match[str], shape: Shape, nodes: dict[str, Node]) -> Node:
     attrs = _parse_attrs(match["attrs"] or "")
-    if match["op"] in LEAVES:
-        shape = tuple(dims.parse_dim(d) for d in match["shape"].split(",") if d.strip())
-        return ops.leaf(match["op"], ast.literal_eval(match["name"]), shape, DTYPES[match["dtype"]], **attrs)
-    operands = [nodes[a.strip().lstrip("%")] for a in match["args"].split(",") if a.strip()]
-    return ops.make(match["op"], *operands, **attrs)
+    if (match["op"] in LEAVES) != (match["name"] is not None):
+        raise IrSyntaxError("a leaf has a name, an op has operands in parentheses")
+    if match["name"] is not None:
+        return ops.leaf(match["op"], _unquote(match["name"]), shape, DTYPES[match["dtype"]], **attrs)
+    return ops.make(match["op"], *(nodes[a] for a in re.findall(r"\d+", match["args"])), **attrs)
 
 
 def _parse_attrs(text: str) -> dict[str, Any]:
     # Dims are written <SEQ+1>: as one-element sets of a string, which no other attribute is, they parse as literals.
     call = ast.parse(f"f({re.sub(r'<([^<>]*)>', _dim_literal, text)})", mode="eval").body
-    assert isinstance(call, ast.Call)
-    return {k.arg: _undim(ast.literal_eval(k.value)) for k in call.keywords if k.arg}
+    if not isinstance(call, ast.Call) or call.args or not all(k.arg for k in call.keywords):
+        raise IrSyntaxError(f"{text!r} is no list of attributes")
+    attrs = {str(k.arg): _undim(ast.literal_eval(k.value)) for k in call.keywords}
+    if len(attrs) != len(call.keywords):
+        raise IrSyntaxError(f"{text!r} gives an attribute twice")
+    return attrs
 
 
 def _dim_literal(match: re.Match[str]) -> str:

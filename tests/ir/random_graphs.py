@@ -1,0 +1,235 @@
+"""Random graphs over the whole op table, for hypothesis, and random values for their leaves.
+
+`STEPS` has one entry an op: a function that draws operands from the graph built so far and adds a node. A test compares
+its keys with the op table, so a new op without a step fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import strategies as st
+
+from rlx.ir import ops
+from rlx.ir.dims import CTX, PAST_SEQ, SEQ, DimLike, Shape, value
+from rlx.ir.dtypes import BF16, F16, F32, I32, Q4_0, Q8_0, Q8A, DType
+from rlx.ir.graph import LEAVES, Graph, Node
+
+Draw = Callable[[st.SearchStrategy], object]
+WIDTHS = (32, 64)
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
+WEIGHT_DTYPES = (F32, F16, BF16, Q8_0, Q4_0)
+FACTORS = st.sampled_from([0.5, -1.5, 0.1, 1.0, 2.0])
+ENV = {"SEQ": 3, "PAST_SEQ": 2, "CTX": 16}
+
+
+@dataclass
+class Builder:
+    """A graph under construction and the values that later steps may read."""
+
+    draw: Draw
+    graph: Graph
+    pool: list[Node] = field(default_factory=list)
+
+    def leaf(self, kind: str, shape: Shape, dtype: DType = F32) -> Node:
+        prefix = self.draw(st.sampled_from(["x", "with space", "ü", "\n", '"', "\\"]))
+        return self.add(getattr(self.graph, kind)(f"{prefix}{len(self.pool)}", shape, dtype))
+
+    def add(self, node: Node) -> Node:
+        self.pool.append(node)
+        return node
+
+    def value(self, shape: Shape, dtype: DType = F32) -> Node:
+        """A value of this shape: one that exists, or a new input."""
+        found = [n for n in self.pool if (n.shape, n.dtype) == (shape, dtype) and n.op not in ("weight", "state")]
+        return (
+            self.draw(st.sampled_from(found))
+            if found and self.draw(st.booleans())
+            else self.leaf("input", shape, dtype)
+        )
+
+    def rows(self, dtype: DType = F32) -> Node:
+        """[SEQ, width]."""
+        return self.value((SEQ, self.draw(st.sampled_from(WIDTHS))), dtype)
+
+    def heads(self, heads: int = HEADS) -> Node:
+        """[SEQ, heads, head_dim]."""
+        return self.value((SEQ, heads, HEAD_DIM))
+
+    def some(self) -> Node:
+        return self.rows() if self.draw(st.booleans()) else self.heads()
+
+    def matrix(self, n: int, k: DimLike) -> Node:
+        return self.leaf("weight", (n, k), self.draw(st.sampled_from(WEIGHT_DTYPES)))
+
+    def row(self, x: Node) -> Node:
+        return self.leaf("weight", x.shape[-1:])
+
+    def state(self) -> Node:
+        return self.leaf("state", (KV_HEADS, CTX, HEAD_DIM), self.draw(st.sampled_from([F32, F16, BF16])))
+
+    def cache(self) -> Node:
+        """A cache that was written, or one that nothing writes."""
+        written = [n for n in self.pool if n.op in ("kv_write", "rope_kv_write")]
+        return self.draw(st.sampled_from(written)) if written and self.draw(st.booleans()) else self.state()
+
+    def angles(self) -> Node:
+        return self.value((SEQ, self.draw(st.sampled_from([8, HEAD_DIM]))))
+
+
+def _linear(b: Builder) -> Node:
+    gated = b.draw(st.sampled_from([None, "silu", "gelu_tanh", "gelu_erf"]))
+    bias, residual = b.draw(st.booleans()), b.draw(st.booleans())
+    x, n = b.rows(b.draw(st.sampled_from([F32, F32, Q8A]))), b.draw(st.sampled_from(WIDTHS))
+    parts = 2 if gated else 1
+    operands = [x, *(b.matrix(n, x.shape[1]) for _ in range(parts))]
+    operands += [b.leaf("weight", (n,)) for _ in range(parts * bias)] + [b.value((SEQ, n)) for _ in range(residual)]
+    return ops.make("linear", *operands, gated=gated, bias=bias, residual=residual)
+
+
+def _rms_norm(b: Builder) -> Node:
+    x = b.some()
+    weight = [b.row(x)] if b.draw(st.booleans()) else []
+    out = "q8a" if len(x.shape) == 2 and b.draw(st.booleans()) else "f32"
+    return ops.make("rms_norm", x, *weight, eps=b.draw(st.sampled_from([1e-6, 1e-5])), out=out)
+
+
+def _rope_operands(b: Builder, heads: int) -> tuple[list[Node], dict[str, object]]:
+    normed = b.draw(st.booleans())
+    x = b.heads(heads)
+    operands = [x, *([b.row(x)] if normed else []), b.angles()]
+    style = b.draw(st.sampled_from(["neox", "interleaved"]))
+    return operands, {"style": style, "norm_eps": 1e-6 if normed else None}
+
+
+def _rope(b: Builder) -> Node:
+    operands, attrs = _rope_operands(b, HEADS)
+    return ops.make("rope", *operands, **attrs)
+
+
+def _rope_kv_write(b: Builder) -> Node:
+    state = b.state()
+    operands, attrs = _rope_operands(b, KV_HEADS)
+    return ops.make("rope_kv_write", state, *operands, **attrs, at=b.draw(POSITIONS), dtype=state.dtype.name)
+
+
+POSITIONS = st.sampled_from([PAST_SEQ, 0, 2 * PAST_SEQ + 1])
+
+
+def _attention(b: Builder) -> Node:
+    return ops.attention(
+        b.heads(),
+        b.cache(),
+        b.cache(),
+        scale=b.draw(FACTORS),
+        window=b.draw(st.sampled_from([None, 1, 3])),
+        softcap=b.draw(st.sampled_from([None, 5.0])),
+        length=b.draw(st.sampled_from([PAST_SEQ + SEQ, SEQ, CTX])),
+    )
+
+
+def _reshape(b: Builder) -> Node:
+    x = b.some()
+    return ops.reshape(x, (SEQ, HEADS, x.shape[1] // HEADS) if len(x.shape) == 2 else (SEQ, HEADS * HEAD_DIM))
+
+
+def _expr(b: Builder, count: int, depth: int) -> object:
+    if depth == 0:
+        return b.draw(st.integers(0, count - 1))
+    kind = b.draw(st.sampled_from(["operand", "add", "mul", "sub", "tanh", "silu", "neg", "scale", "softcap"]))
+    if kind == "operand":
+        return _expr(b, count, 0)
+    if kind in ("add", "mul", "sub"):
+        other = ("const", b.draw(FACTORS)) if b.draw(st.booleans()) else _expr(b, count, depth - 1)
+        return (kind, _expr(b, count, depth - 1), other)
+    return (kind, _expr(b, count, depth - 1), *([2.5] if kind in ("scale", "softcap") else []))
+
+
+def _elementwise(b: Builder) -> Node:
+    x = b.some()
+    operands = [x, *(_second(b, x) for _ in range(b.draw(st.integers(0, 2))))]
+    return ops.make("elementwise", *operands, expr=_expr(b, len(operands), 2))
+
+
+def _second(b: Builder, x: Node) -> Node:
+    shape = b.draw(st.sampled_from(["same", "row", "scalar"]))
+    return b.value(x.shape) if shape == "same" else b.leaf("weight", x.shape[-1:] if shape == "row" else (1,))
+
+
+def _binary(op: str) -> Callable[[Builder], Node]:
+    def step(b: Builder) -> Node:
+        x = b.some()
+        return ops.make(op, x, _second(b, x))
+
+    return step
+
+
+def _div(b: Builder) -> Node:
+    x = b.some()
+    return ops.div(x, b.row(x))  # by a weight: not by what may cancel to nothing
+
+
+def _exp(b: Builder) -> Node:
+    return ops.exp(ops.tanh(b.some()))  # bounded, so that no graph overflows
+
+
+STEPS: dict[str, Callable[[Builder], Node]] = {
+    "input": lambda b: b.leaf("input", (SEQ, 32)),
+    "weight": lambda b: b.matrix(32, 32),
+    "state": lambda b: b.state(),
+    "embedding": lambda b: ops.embedding(b.matrix(48, 32), b.value((SEQ,), I32), scale=b.draw(FACTORS)),
+    "linear": _linear,
+    "rms_norm": _rms_norm,
+    "quantize": lambda b: ops.quantize(b.rows()),
+    "rope_angles": lambda b: ops.rope_angles(b.value((SEQ,), I32), b.leaf("weight", (8,)), scale=b.draw(FACTORS)),
+    "rope": _rope,
+    "kv_write": lambda b: ops.kv_write(b.state(), b.heads(KV_HEADS), at=b.draw(POSITIONS)),
+    "rope_kv_write": _rope_kv_write,
+    "attention": _attention,
+    "softmax": lambda b: ops.softmax(b.some()),
+    "argmax": lambda b: ops.argmax(b.rows()),
+    "top_k": lambda b: ops.top_k(b.rows(), b.draw(st.integers(1, 4))),
+    "last_row": lambda b: ops.last_row(b.some()),
+    "reshape": _reshape,
+    "pack": lambda b: ops.make("pack", b.matrix(32, 64), layout="r16k4"),
+    "elementwise": _elementwise,
+    "div": _div,
+    "exp": _exp,
+    "scale": lambda b: ops.scale(b.some(), b.draw(FACTORS)),
+    "softcap": lambda b: ops.softcap(b.some(), b.draw(st.sampled_from([0.5, 30.0]))),
+    **{op: _binary(op) for op in ("add", "sub", "mul")},
+    **{
+        op: (lambda b, op=op: ops.make(op, b.some()))
+        for op in ("silu", "gelu_tanh", "gelu_erf", "sigmoid", "tanh", "neg")
+    },
+}
+INDICES = ("argmax", "top_k")  # near ties they jump, so they are no outputs where values are compared
+
+
+@st.composite
+def graphs(draw: Draw, *, max_steps: int = 12, skip: tuple[str, ...] = ()) -> Graph:
+    """A graph of up to `max_steps` ops; every value that nothing reads is an output."""
+    b = Builder(draw, Graph(draw(st.sampled_from(["random", 'a "name" \\ of\nlines']))))
+    for op in draw(st.lists(st.sampled_from([s for s in STEPS if s not in skip]), min_size=1, max_size=max_steps)):
+        b.add(STEPS[op](b))
+    read = {i for n in b.pool for i in n.inputs}
+    results = [n for n in dict.fromkeys(b.pool) if n not in read and n.op not in LEAVES] or b.pool[-1:]
+    for i, node in enumerate(results):
+        b.graph.output(f"out {i}", node)
+    return b.graph
+
+
+def feeds(graph: Graph, env: dict[str, int] = ENV, seed: int = 0) -> dict[str, np.ndarray]:
+    """Values for every leaf: weights in [0.5, 1.5] (so that nothing divides by zero), the rest standard normal."""
+    rng = np.random.default_rng(seed)
+    arrays = {}
+    for node in graph.nodes():
+        if node.op in LEAVES:
+            shape = [value(d, env) for d in node.shape]
+            if node.dtype is I32:
+                arrays[node.name] = rng.integers(0, 48, shape)
+            else:
+                arrays[node.name] = rng.uniform(0.5, 1.5, shape) if node.op == "weight" else rng.standard_normal(shape)
+    return arrays

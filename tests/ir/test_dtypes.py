@@ -1,0 +1,48 @@
+"""Data types: every row against the `gguf` package, sizes against arithmetic."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+
+from rlx.errors import ShapeError
+from rlx.ir.dtypes import BY_GGML, DTYPES, F16, F32, Q4_K, Q8_0, Q8A, DType
+
+# Types of a `gguf` package newer than this table are its business of another day.
+FILE_TYPES = {t.name.lower(): t for t in gguf.GGMLQuantizationType if t.value <= max(BY_GGML)}
+
+
+@pytest.mark.parametrize("name", FILE_TYPES)
+def test_each_gguf_type_has_its_row(name: str) -> None:
+    kind, ours = FILE_TYPES[name], DTYPES[name]
+    assert (ours.block, ours.nbytes) == gguf.GGML_QUANT_SIZES[kind]
+    assert ours.ggml == kind.value
+    assert BY_GGML[kind.value] is ours
+
+
+def test_no_row_claims_an_id_that_gguf_lacks() -> None:
+    assert BY_GGML.keys() == {t.value for t in FILE_TYPES.values()}
+    assert [t.name for t in DTYPES.values() if t.ggml is None] == ["u8", "q8a"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+def test_rows_are_consistent(dtype: DType) -> None:
+    assert dtype.is_quantized == (dtype.numpy is None)
+    if dtype.numpy:
+        assert np.dtype(dtype.numpy).itemsize == dtype.nbytes
+    assert dtype.row_bytes(3 * dtype.block) == 3 * dtype.nbytes
+    assert dtype.size((2, 5, dtype.block)) == 10 * dtype.nbytes
+    assert not (dtype.is_quantized and dtype.is_float)
+
+
+def test_sizes_by_hand() -> None:
+    assert Q8_0.size((4, 64)) == 4 * 2 * 34
+    assert Q4_K.row_bytes(1024) == 4 * 144
+    assert Q8A.row_bytes(256) == 256 * 11 // 8
+    assert F32.size(()) == 4 and F16.size((0, 7)) == 0
+
+
+def test_a_row_that_is_no_whole_number_of_blocks() -> None:
+    with pytest.raises(ShapeError, match="a row of 40 elements is no multiple of the 32-element blocks of q8_0"):
+        Q8_0.row_bytes(40)

@@ -1,0 +1,158 @@
+"""IR text: every graph prints, parses back to the same nodes, and damage is reported with its line."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import toy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ir.random_graphs import STEPS, graphs
+from rlx.errors import IrSyntaxError
+from rlx.ir import ops
+from rlx.ir.dims import SEQ
+from rlx.ir.graph import Graph
+from rlx.ir.text import dumps, loads
+from rlx.passes import pipeline
+from rlx.passes.options import Options
+from rlx.passes.program import Program
+
+
+def test_the_random_graphs_cover_the_op_table() -> None:
+    """An op without a step in random_graphs.py is an op that no property test sees."""
+    assert STEPS.keys() == ops.OPS.keys()
+
+
+BOUNDS = st.dictionaries(st.sampled_from(["SEQ", "CTX", "X_1"]), st.tuples(st.integers(0, 9), st.integers(9, 99)))
+
+
+@given(graphs(), BOUNDS)
+def test_random_graphs_round_trip(g: Graph, bounds: dict[str, tuple[int, int]]) -> None:
+    g = g.replace(bounds=bounds)
+    text = dumps(g)
+    again = loads(text)
+    assert dumps(again) == text
+    assert again == g
+    assert all(again.outputs[name] is node for name, node in g.outputs.items())
+
+
+@given(st.text(), st.text(min_size=1), st.text())
+def test_any_name_round_trips(graph: str, leaf: str, output: str) -> None:
+    g = Graph(graph)
+    g.output(output, g.input(leaf, [SEQ, 4]))
+    text = dumps(g)
+    assert len(text.split("\n")) == 5
+    assert loads(text) == g
+
+
+@pytest.mark.parametrize("family", toy.FAMILIES)
+@pytest.mark.parametrize("options", [Options(), Options(seq=(2, 16)), Options(seq=(2, 16), precision="exact")])
+def test_every_stage_of_the_pipeline_round_trips(family: str, options: Options) -> None:
+    stages: list[Graph | Program] = []
+    pipeline.lower(toy.build(toy.FAMILIES[family]), options, lambda _, result: stages.append(result))
+    assert len(stages) >= 8
+    for stage in stages[:-2]:
+        assert isinstance(stage, Graph)
+        assert loads(dumps(stage)) == stage
+
+
+SAMPLE = """\
+graph "sample" prefill {
+  bound SEQ 2..16
+  %0 = input "x" : f32[SEQ, 64]
+  %1 = weight "w" : q8_0[32, 64]
+  %2 = linear(%0, %1) : f32[SEQ, 32]
+  %3 = elementwise(%2) {expr=("scale", ("neg", 0,), 2.0,)} : f32[SEQ, 32]
+  %4 = state "cache" : f32[4, CTX, 8]
+  %5 = reshape(%2) {shape=(<SEQ>, 4, 8,)} : f32[SEQ, 4, 8]
+  %6 = kv_write(%4, %5) {at=<2*PAST_SEQ+1>} : f32[4, CTX, 8]
+  output "y" %3
+  output "cache" %6
+}
+"""
+
+
+def test_the_text_of_a_sample() -> None:
+    g = loads(SAMPLE)
+    assert dumps(g) == SAMPLE
+    assert (g.name, g.phase, g.bounds) == ("sample", "prefill", {"SEQ": (2, 16)})
+    y = g.outputs["y"]
+    assert y is ops.make("elementwise", ops.linear(*y.inputs[0].inputs), expr=("scale", ("neg", 0), 2.0))
+
+
+def test_indentation_and_blank_ends_do_not_matter() -> None:
+    assert loads("\n".join(line.strip() for line in SAMPLE.split("\n")) + "\n\n") == loads(SAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("line", "old", "new", "why"),
+    [
+        (1, 'graph "sample" prefill {', "program {", "expected `graph"),
+        (1, '"sample"', '"sam\\xple"', "expected `graph"),
+        (12, "}\n", "", "expected `}` at the end"),
+        (2, "2..16", "2..", "no node, bound or output"),
+        (3, "[SEQ, 64]", "[SEQ, 0]", "dims must be positive"),
+        (3, "[SEQ, 64]", "[SEQ,, 64]", "is no dim"),
+        (3, "[SEQ, 64]", "[2SEQ, 64]", "is no dim"),
+        (3, "f32[SEQ", "f33[SEQ", "'f33'"),
+        (3, ' "x"', "(%0)", "a leaf has a name"),
+        (4, "q8_0[32, 64]", "q8_0[32, 60]", "multiple of the 32-element blocks of q8_0"),
+        (5, "linear(", "linaer(", "no op is called 'linaer'"),
+        (5, "linear(%0, %1)", 'linear "x"', "a leaf has a name"),
+        (5, "(%0, %1)", "(%0, 1)", "no node, bound or output"),
+        (5, "(%0, %1)", "(%0, %7)", "'7' is not defined before this line"),
+        (5, "%2 = linear", "%1 = linear", "%1 has two definitions"),
+        (5, "(%0, %1)", "(%1, %0)", "linear: found operands"),
+        (5, "f32[SEQ, 32]", "f32[SEQ, 33]", "the op gives <linear f32[SEQ, 32]>"),
+        (5, "f32[SEQ, 32]", "f16[SEQ, 32]", "the op gives <linear f32[SEQ, 32]>"),
+        (5, " : f32[SEQ, 32]", " {bias=} : f32[SEQ, 32]", "invalid syntax"),
+        (5, " : f32[SEQ, 32]", " {True} : f32[SEQ, 32]", "is no list of attributes"),
+        (5, " : f32[SEQ, 32]", " {**{}} : f32[SEQ, 32]", "is no list of attributes"),
+        (5, " : f32[SEQ, 32]", " {bias=False) + f(bias=False} : f32[SEQ, 32]", "is no list of attributes"),
+        (5, " : f32[SEQ, 32]", " {bias=False, bias=False} : f32[SEQ, 32]", "gives an attribute twice"),
+        (5, " : f32[SEQ, 32]", " {bias=[]} : f32[SEQ, 32]", "unhashable"),
+        (5, " : f32[SEQ, 32]", " {bias=__import__('os')} : f32[SEQ, 32]", "malformed node"),
+        (5, " : f32[SEQ, 32]", " {bais=False} : f32[SEQ, 32]", "unknown attribute bais"),
+        (6, '("neg", 0,)', '("neg", 1,)', "is no expression over 1 operands"),
+        (8, "(<SEQ>, 4, 8,)", "5", "not iterable"),
+        (8, "(<SEQ>, 4, 8,)", "(<SEQ>, 4, 9,)", "to hold as many elements"),
+        (8, " {shape=(<SEQ>, 4, 8,)}", "", "attribute shape is missing"),
+        (9, "<2*PAST_SEQ+1>", "<2*>", "is no dim"),
+        (10, "%3", "%66", "'66' is not defined before this line"),
+        (11, '"cache"', '"y"', "an output of this name exists"),
+        (11, '"cache"', '"ca\\che"', "no node, bound or output"),
+    ],
+)
+def test_a_damaged_line_is_named(line: int, old: str, new: str, why: str) -> None:
+    lines = SAMPLE.split("\n")
+    if old == "}\n":
+        text = SAMPLE[:-2].rstrip()
+        line = 11
+    else:
+        assert old in lines[line - 1]
+        lines[line - 1] = lines[line - 1].replace(old, new, 1)
+        text = "\n".join(lines)
+    with pytest.raises(IrSyntaxError, match=re.escape(why)) as caught:
+        loads(text)
+    assert caught.value.where == f"line {line}"
+
+
+@given(st.data())
+def test_damage_anywhere_is_a_syntax_error_or_another_graph(data: st.DataObject) -> None:
+    """Any one character replaced: either it still says something well formed, or the error names a line."""
+    at = data.draw(st.integers(0, len(SAMPLE) - 1))
+    text = SAMPLE[:at] + data.draw(st.sampled_from(list('x0%"(){}<>[],=:. \n\\'))) + SAMPLE[at + 1 :]
+    try:
+        again = loads(text)
+    except IrSyntaxError as error:
+        assert re.fullmatch(r"line \d+", str(error.where))
+    else:
+        assert loads(dumps(again)) == again
+
+
+@pytest.mark.parametrize("text", ["", "\n", "graph", 'graph "g" graph {', "}\n"])
+def test_text_without_a_graph(text: str) -> None:
+    with pytest.raises(IrSyntaxError, match="line 1"):
+        loads(text)
