@@ -1,0 +1,140 @@
+"""The environment variables that rlx reads: one table, and one function each that checks and converts the value.
+
+Every part may ask this module. An option given in code or on the command line wins over its variable.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlx.errors import ArgumentError
+
+DEFAULT_CACHE_LIMIT = 2 << 30
+
+#: What RLX_CACHE may say, and the cache policy that it means.
+CACHE_POLICIES = {"on": "on", "off": "off", "redo": "redo", "ro": "readonly", "readonly": "readonly"}
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable: its name, what it may say, what holds without it, what it does."""
+
+    name: str
+    values: str
+    default: str
+    meaning: str
+
+    @property
+    def value(self) -> str | None:
+        """What it is set to; None where it is unset or empty."""
+        return os.environ.get(self.name, "").strip() or None
+
+
+VARIABLES = (
+    Variable("RLX_TARGET", "native | generic | avx2 | avx512", "native", "Instruction set level to make code for."),
+    Variable(
+        "RLX_CACHE",
+        "on | off | redo | ro",
+        "on",
+        "Compile cache: use it; keep programs in memory only; rebuild its entries; fail where an entry is missing.",
+    ),
+    Variable("RLX_CACHE_DIR", "a folder", "the user's cache folder", "Where compiled programs are kept; yours alone."),
+    Variable("RLX_CACHE_LIMIT", "a size, such as 500M or 2G", "2G", "Size of that folder; the least recently used go."),
+    Variable("RLX_THREADS", "1 .. 1024", "physical cores allowed", "Number of worker threads."),
+    Variable("RLX_DEBUG", "0 .. 7", "0", "How much rlx says about what it does."),
+)
+
+_TABLE = {variable.name: variable for variable in VARIABLES}
+
+
+def get(name: str) -> str | None:
+    """The value of a variable in the table; None where it is unset or empty."""
+    return _TABLE[name].value
+
+
+def target() -> str | None:
+    """RLX_TARGET: a level's name, checked where the target is made."""
+    return get("RLX_TARGET")
+
+
+def cache_policy() -> str:
+    """RLX_CACHE as a policy: "on", "off", "redo" or "readonly".
+
+    Raises:
+        ArgumentError: it says something else.
+    """
+    value = (get("RLX_CACHE") or "on").lower()
+    if value not in CACHE_POLICIES:
+        raise ArgumentError(f"{value!r} is no cache policy", where="RLX_CACHE", hint=f"Use {_values('RLX_CACHE')}")
+    return CACHE_POLICIES[value]
+
+
+def cache_dir() -> Path | None:
+    """RLX_CACHE_DIR, with `~` expanded."""
+    value = get("RLX_CACHE_DIR")
+    return Path(value).expanduser() if value else None
+
+
+def cache_limit() -> int:
+    """RLX_CACHE_LIMIT in bytes; 2 GiB by default.
+
+    Raises:
+        ArgumentError: it is not a size above 0.
+    """
+    value = get("RLX_CACHE_LIMIT")
+    return DEFAULT_CACHE_LIMIT if value is None else parse_size(value, "RLX_CACHE_LIMIT")
+
+
+def parse_size(text: str, where: str) -> int:
+    """'500M', '2G', '1.5 GiB' or plain bytes -> bytes; a unit is a power of 1024.
+
+    Raises:
+        ArgumentError: the text is not a size above 0.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if size <= 0:
+        raise ArgumentError(f"{text!r} is not a size above 0", where=where, hint="Write 500M or 2G")
+    return size
+
+
+def threads() -> int | None:
+    """RLX_THREADS; None where it is unset.
+
+    Raises:
+        ArgumentError: it is not a number from 1 to 1024.
+    """
+    return _integer("RLX_THREADS", 1, 1024)
+
+
+def debug() -> int:
+    """RLX_DEBUG; 0 by default.
+
+    Raises:
+        ArgumentError: it is not a number from 0 to 7.
+    """
+    return _integer("RLX_DEBUG", 0, 7) or 0
+
+
+def _integer(name: str, low: int, high: int) -> int | None:
+    value = get(name)
+    if value is None:
+        return None
+    if not re.fullmatch(r"\d{1,6}", value) or not low <= int(value) <= high:
+        raise ArgumentError(f"{value!r} is not a number from {low} to {high}", where=name)
+    return int(value)
+
+
+def _values(name: str) -> str:
+    return _TABLE[name].values.replace(" | ", ", ")
+
+
+def describe() -> str:
+    """The table as text: each variable, what it is set to, what it may say and what it does."""
+    rows = [(f"{v.name}={v.value or ''}", f"{v.values} (default: {v.default})", v.meaning) for v in VARIABLES]
+    return "\n".join("\n    ".join(row) for row in rows)

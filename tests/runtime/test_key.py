@@ -1,0 +1,239 @@
+"""Keys: equal exactly when their contents are, printed and read back, made without importing a compiler."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlx.errors import ArgumentError, CacheError
+from rlx.runtime import key as keys
+from rlx.runtime.key import ABSENT, CompileKey, diff, digest_text, flatten, source_digest, versions
+
+leaf = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=8)
+)
+values = st.recursive(
+    leaf, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=4), v, max_size=3), max_leaves=6
+)
+mappings = st.dictionaries(st.text(max_size=6), values, max_size=4)
+compile_keys = st.builds(
+    CompileKey,
+    kind=st.sampled_from(["program", "pack", "runtime"]),
+    name=st.text(max_size=8),
+    graph=st.text("0123456789abcdef", max_size=8),
+    phase=st.sampled_from(["", "prefill", "decode"]),
+    bucket=values,
+    states=mappings,
+    target=mappings,
+    profile=mappings,
+    options=mappings,
+    versions=mappings,
+)
+
+
+def canonical(key: CompileKey) -> str:
+    """The oracle for equality: the text of what was put in, whatever its order."""
+    return json.dumps(key.as_dict(), sort_keys=True)
+
+
+def turned(value: Any) -> Any:
+    """The same value with every mapping's entries in the opposite order."""
+    if isinstance(value, dict):
+        return {name: turned(value[name]) for name in reversed(value)}
+    return [turned(item) for item in value] if isinstance(value, list) else value
+
+
+# ---------------------------------------------------------------------------------------------------- equality
+
+
+@given(compile_keys, compile_keys)
+def test_digests_are_equal_exactly_when_contents_are(a: CompileKey, b: CompileKey) -> None:
+    assert (a.digest == b.digest) == (canonical(a) == canonical(b))
+    assert (a == b) == (a.digest == b.digest)
+    assert hash(a) == hash(CompileKey(**a.as_dict()))
+
+
+@given(compile_keys)
+def test_the_order_of_fields_and_entries_does_not_matter(key: CompileKey) -> None:
+    assert CompileKey(**turned(key.as_dict())).digest == key.digest
+
+
+@given(compile_keys, st.sampled_from([f.name for f in dataclasses.fields(CompileKey)]), values)
+def test_any_changed_field_changes_the_digest(key: CompileKey, name: str, value: Any) -> None:
+    changed = CompileKey(**{**key.as_dict(), name: value})
+    same = json.dumps(value, sort_keys=True) == json.dumps(key.as_dict()[name], sort_keys=True)
+    assert (changed.digest == key.digest) == same
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [(1, True), (0, False), (1, 1.0), (None, ""), ([], {}), ("1", 1), ([1, [2]], [1, 2])]
+)
+def test_values_that_python_or_a_reader_confuses_differ(a: Any, b: Any) -> None:
+    assert CompileKey("program", options={"x": a}) != CompileKey("program", options={"x": b})
+
+
+def test_the_digest_is_stable() -> None:
+    """A stored cache stays valid: this digest was computed once, by `sha256sum` over the canonical JSON."""
+    key = CompileKey(
+        "program", "tiny", "ab", "decode", [1, 1], {"k": "f16"}, {"level": "avx2"}, {}, {"x": None}, {"v": 1}
+    )
+    text = (
+        '{"bucket":[1,1],"graph":"ab","kind":"program","name":"tiny","options":{"x":null},"phase":"decode",'
+        '"profile":{},"states":{"k":"f16"},"target":{"level":"avx2"},"versions":{"v":1}}'
+    )
+    assert key.digest == digest_text(text) == "1239901b7354b41a06b1705d6e948155e887ee4a9f669eaa678ec08af1d042ba"
+
+
+# ---------------------------------------------------------------------------------------------------- values
+
+
+@given(compile_keys)
+def test_json_brings_the_key_back(key: CompileKey) -> None:
+    back = CompileKey.from_json(key.to_json())
+    assert back == key
+    assert back.to_json() == key.to_json()
+    assert CompileKey.from_json(key.to_json().encode()).as_dict() == key.as_dict()
+
+
+def test_a_key_does_not_follow_what_it_was_made_of() -> None:
+    states: dict[str, Any] = {"k": ["f16"]}
+    key = CompileKey("program", states=states)
+    before = key.digest
+    states["k"].append("q8_0")
+    assert key.as_dict()["states"] == {"k": ["f16"]}
+    assert CompileKey(**key.as_dict()).digest == before
+    with pytest.raises(TypeError):
+        key.states["k"] = "bf16"  # type: ignore[index]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        key.kind = "pack"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), {1, 2}, b"x", object(), {1: 2}, {"a": {True: 1}}, 1j])
+def test_a_value_without_one_way_to_write_it_is_refused(bad: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"compile key.*options\.x"):
+        CompileKey("program", options={"x": bad})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "1", "{}", '{"kind": "program", "colour": 1}', '{"kind": NaN}', "[" * 100_000]
+)
+def test_text_that_is_no_key_is_named(text: str) -> None:
+    with pytest.raises(CacheError, match=r"key\.json: not a compile key"):
+        CompileKey.from_json(text)
+
+
+def test_a_key_prints_its_contents() -> None:
+    key = CompileKey("program", "tiny", phase="decode", target={"level": "avx2"}, options={"a b": 1})
+    assert str(key).splitlines()[0] == f"key {key.digest[:12]}"
+    assert '  target.level: "avx2"' in str(key).splitlines()
+    assert '  options["a b"]: 1' in str(key).splitlines()
+
+
+# ---------------------------------------------------------------------------------------------------- diff
+
+
+@given(compile_keys, compile_keys)
+def test_a_diff_is_empty_exactly_for_equal_keys(a: CompileKey, b: CompileKey) -> None:
+    assert (diff(a, b) == []) == (a == b)
+    assert sorted((p, str(y), str(x)) for p, x, y in diff(a, b)) == sorted(
+        (p, str(x), str(y)) for p, x, y in diff(b, a)
+    )
+    assert {path for path, _, _ in diff(a, b)} <= {*flatten(a), *flatten(b)}
+
+
+def test_a_diff_names_the_paths() -> None:
+    a = CompileKey("program", phase="prefill", target={"level": "avx2", "cpu": "x"}, bucket=[1, 2])
+    b = CompileKey("program", phase="prefill", target={"level": "avx512"}, bucket=[1, 4], options={"new": None})
+    assert diff(a, b) == [
+        ("bucket", [1, 2], [1, 4]),
+        ("target.cpu", "x", ABSENT),
+        ("target.level", "avx2", "avx512"),
+        ("options", {}, ABSENT),
+        ("options.new", ABSENT, None),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- versions
+
+
+def test_versions_name_everything_that_makes_code() -> None:
+    import llvmlite
+    import numba
+
+    found = versions()
+    assert found["numba"] == numba.__version__
+    assert found["llvmlite"] == llvmlite.__version__
+    assert found["generator"] == source_digest()
+    assert str(found["llvm"]).startswith("sha256=")
+    assert set(found) == {"rlx", "format", "generator", "python", "numba", "llvmlite", "llvm", "numba_settings"}
+
+
+def test_the_digest_of_llvm_is_that_of_the_library() -> None:
+    """What the package's record says is what is on disk: else a key would name a build that is not the one in use."""
+    import base64
+    import hashlib
+
+    import llvmlite
+
+    library = next((Path(llvmlite.__file__).parent / "binding").glob("libllvmlite.*"))
+    with library.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").digest()
+    assert versions()["llvm"] == "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def test_settings_of_numba_that_change_code_are_in_the_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_OPT", "1")
+    monkeypatch.setenv("NUMBA_NUM_THREADS", "7")
+    assert versions()["numba_settings"] == {"OPT": "1"}
+
+
+def test_a_key_needs_no_compiler() -> None:
+    script = (
+        "import sys; from rlx.runtime.key import CompileKey, versions; CompileKey('x', versions=versions()).digest;"
+    )
+    script += "print([m for m in ('numba', 'llvmlite', 'numpy') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", script], text=True, timeout=60) == "[]\n"
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    for part in ("ir", "passes", "codegen/kernels", "runtime"):
+        (tmp_path / part).mkdir(parents=True)
+    for name in ("ir/graph.py", "codegen/kernels/dot.py", "runtime/threads.py", "runtime/store.py"):
+        (tmp_path / name).write_text("x = 1\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("ir/graph.py", True),
+        ("codegen/kernels/dot.py", True),
+        ("codegen/kernels/new.py", True),
+        ("runtime/threads.py", True),
+        ("runtime/store.py", False),
+        ("codegen/notes.txt", False),
+        ("cli/cache.py", False),
+    ],
+)
+def test_only_sources_that_write_code_invalidate(package: Path, name: str, counts: bool) -> None:
+    digest = keys.source_digest.__wrapped__
+    before = digest(package)
+    (package / name).parent.mkdir(exist_ok=True)
+    (package / name).write_text("x = 2\n")
+    assert (digest(package) != before) == counts
+
+
+def test_a_renamed_source_invalidates(package: Path) -> None:
+    digest = keys.source_digest.__wrapped__
+    before = digest(package)
+    (package / "ir/graph.py").rename(package / "ir/graphs.py")
+    assert digest(package) != before
