@@ -1,0 +1,205 @@
+"""`rlx inspect`: what is in a model file, what it would take to run it, and whether it runs at all.
+
+Reads headers only: no weights, no compiler. `describe` gives the facts, `show` the page.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite, prod
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlx.cli.main import debug_option
+from rlx.cli.output import printable, size, stdout
+from rlx.errors import RlxError, ShapeError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+    from rlx.models import ModelConfig
+    from rlx.weights import WeightLoader
+
+_KV_DTYPES = ("f16", "f32")  # the default of precision "auto" and of "exact"
+_LONG = 60  # characters of a value on the page
+_TOKENS = 1024  # the memory estimate is for so many
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--tensors", is_flag=True, help="List every tensor.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@debug_option
+def inspect(model: str | None, tensors: bool, as_json: bool) -> None:
+    """Show what is in MODEL (the embedded demo model by default).
+
+    Metadata, formats of the tensors, the memory it needs, and whether rlx can run it; if not, why.
+    """
+    from rlx import demo
+    from rlx.weights import open_weights
+
+    with open_weights(model if model is not None else demo.path()) as loader:
+        facts = describe(loader, tensors)
+    if as_json:
+        click.echo(json.dumps(facts))
+    else:
+        stdout().writelines(f"{printable(line)}\n" for line in show(facts))
+
+
+def describe(loader: WeightLoader, tensors: bool = False) -> dict[str, Any]:
+    """Everything about an open file as plain JSON values.
+
+    Args:
+        tensors: name every tensor.
+    """
+    infos = list(loader.tensors.values())
+    facts: dict[str, Any] = {
+        "path": str(loader.path),
+        "format": loader.format,
+        "parameters": sum(prod(info.shape) for info in infos),
+        "tensors": len(infos),
+        "bytes": sum(info.nbytes for info in infos),
+        "formats": _formats(loader),
+        "metadata": {key: _summary(loader.metadata, key) for key in loader.metadata},
+        **_runnable(loader),
+    }
+    if tensors:
+        rows = [(i.name, i.dtype.name, list(i.shape), i.nbytes) for i in infos]
+        facts["tensor_list"] = [dict(zip(("name", "dtype", "shape", "bytes"), row, strict=True)) for row in rows]
+    return facts
+
+
+def _formats(loader: WeightLoader) -> list[dict[str, Any]]:
+    """One row a storage type, the largest first."""
+    rows: dict[str, dict[str, Any]] = {}
+    for info in loader.tensors.values():
+        row = rows.setdefault(info.dtype.name, {"dtype": info.dtype.name, "tensors": 0, "parameters": 0, "bytes": 0})
+        row["tensors"] += 1
+        row["parameters"] += prod(info.shape)
+        row["bytes"] += info.nbytes
+    return sorted(rows.values(), key=lambda row: -row["bytes"])
+
+
+def _summary(metadata: Mapping[str, Any], key: str) -> Any:
+    """A value, or for a long array what it is; a vocabulary is not decoded for that."""
+    kind = getattr(metadata, "type_of", lambda key: "")(key)
+    if kind.startswith("array") and metadata.count(key) > 16:  # type: ignore[attr-defined]
+        return f"{kind} [{metadata.count(key)}]"  # type: ignore[attr-defined]
+    value = metadata[key]
+    return _plain(value.tolist() if hasattr(value, "tolist") else value)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become text."""
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
+
+
+def _runnable(loader: WeightLoader) -> dict[str, Any]:
+    """Whether rlx runs the model; if so its sizes and what it needs, if not the reason."""
+    from rlx import models
+    from rlx.ir.dtypes import DTYPES
+    from rlx.runners.auto import runner_class
+    from rlx.weights import ModelWeights
+
+    try:
+        runner = runner_class(loader)
+        config = models.config_from(loader.format, loader.metadata, loader.tensors.__contains__, where=loader.path)
+        weights = ModelWeights(loader, config.arch)
+        graphs = {name: models.build(config, weights, DTYPES[name]) for name in _KV_DTYPES}
+        memory = _memory(graphs, config)
+    except RlxError as error:
+        return {"runnable": False, "reason": str(error)}
+    return {"runnable": True, "runner": runner.__name__, "config": _sizes(config), "memory": memory}
+
+
+def _sizes(config: ModelConfig) -> dict[str, Any]:
+    names = ("arch", "family", "layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab_size", "context")
+    windows = sorted({window for window in config.windows if window is not None})
+    sliding = sum(window is not None for window in config.windows)
+    return {**{name: getattr(config, name) for name in names}, "windows": windows, "sliding_layers": sliding}
+
+
+def _memory(graphs: Mapping[str, Graph], config: ModelConfig) -> dict[str, Any]:
+    """Bytes of the packed weights, and of the KV cache a token; `UnsupportedModelError` for a type without kernels."""
+    from rlx.codegen.layouts import packed_bytes
+
+    total = 0
+    for name, node in next(iter(graphs.values())).leaves("weight").items():
+        shape = [int(str(dim)) for dim in node.shape]
+        try:
+            total += packed_bytes(node.dtype, *shape) if len(shape) == 2 else node.dtype.size(shape)
+        except ShapeError as error:
+            raise UnsupportedModelError(f"no kernel reads it: {error}", where=name) from error
+    tokens = min(config.context, 4096)
+    cache = {name: _state_bytes(graph, _TOKENS) // _TOKENS for name, graph in graphs.items()}
+    return {"weights": total, "kv_per_token": cache, "default_tokens": tokens, "kv_default": cache["f16"] * tokens}
+
+
+def _state_bytes(graph: Graph, tokens: int) -> int:
+    from rlx.ir import dims
+
+    states = graph.leaves("state").values()
+    return sum(node.dtype.size([dims.value(dim, {"CTX": tokens}) for dim in node.shape]) for node in states)
+
+
+# ---------------------------------------------------------------------------------------------------- the page
+
+
+def show(facts: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of the page."""
+    yield f"{facts['path']} ({facts['format']})"
+    yield f"{_count(facts['parameters'])} parameters in {facts['tensors']} tensors, {size(facts['bytes'])}"
+    yield from _page("metadata", [(key, _short(value)) for key, value in facts["metadata"].items()])
+    yield from _page("formats", [_format_row(row, facts["bytes"]) for row in facts["formats"]])
+    if "tensor_list" in facts:
+        rows = [(t["name"], t["dtype"], "x".join(map(str, t["shape"])), size(t["bytes"])) for t in facts["tensor_list"]]
+        yield from _page("tensors", rows)
+    if facts["runnable"]:
+        yield from _page("model", [(key, _short(value)) for key, value in facts["config"].items()])
+        yield from _page("memory", _memory_rows(facts["memory"]))
+        yield f"\nrunnable: yes, by {facts['runner']}"
+    else:
+        yield f"\nrunnable: no. {facts['reason']}"
+
+
+def _memory_rows(memory: Mapping[str, Any]) -> list[Sequence[str]]:
+    rows = [("weights, packed", size(memory["weights"]))]
+    for dtype, nbytes in memory["kv_per_token"].items():
+        rows.append((f"KV cache for {_TOKENS} tokens, {dtype}", size(nbytes * _TOKENS)))
+    total = memory["weights"] + memory["kv_default"]
+    rows.append((f"together, {memory['default_tokens']} tokens in f16", size(total)))
+    return [*rows]
+
+
+def _format_row(row: Mapping[str, Any], total: int) -> Sequence[str]:
+    bits, share = 8 * row["bytes"] / max(1, row["parameters"]), row["bytes"] / max(1, total)
+    figures = f"{_count(row['parameters'])} parameters", size(row["bytes"]), f"{share:.1%}", f"{bits:.3g} bits each"
+    return (row["dtype"], f"{row['tensors']} tensors", *figures)
+
+
+def _page(title: str, rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A titled table whose columns are as wide as their longest cell."""
+    yield f"\n{title}"
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _short(value: Any) -> str:
+    """A value on one line, cut where it is long."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = value if isinstance(value, str) else json.dumps(value)
+    text = text.replace("\n", "\\n").replace("\t", "\\t")
+    return text if len(text) <= _LONG else f"{text[: _LONG - 3]}... ({len(text)} characters)"
+
+
+def _count(number: int) -> str:
+    """A count for people: 5.0 M."""
+    for unit, divisor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= divisor:
+            return f"{number / divisor:.3g} {unit}"
+    return str(number)

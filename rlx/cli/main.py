@@ -1,0 +1,109 @@
+"""The `rlx` command: its subcommands, found by name and imported when asked for, and what becomes of an error.
+
+Nothing here imports more than click, so that `rlx --help` is quick; each subcommand imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import traceback
+from importlib import import_module
+from typing import Any
+
+import click
+
+from rlx.errors import RlxError
+
+# Subcommand -> where it is. A new one is a row here and a click command in a module that imports little.
+_COMMANDS = {
+    "run": "rlx.cli.run:run",
+    "compile": "rlx.cli.compile:compile_",
+    "inspect": "rlx.cli.inspect:inspect",
+    "bench": "rlx.cli.bench:bench",
+    "cache": "rlx.cli.cache:cache",
+}
+INTERRUPTED = 130  # exit code after SIGINT
+_DEBUG = "rlx.debug"
+
+
+class Mistake(click.ClickException):
+    """What the user can put right: one message on stderr."""
+
+    exit_code = 2
+
+
+class Bug(click.ClickException):
+    """What only we can put right."""
+
+    exit_code = 1
+
+
+class Commands(click.Group):
+    """The group of subcommands. Every error of theirs passes through `invoke`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name = _COMMANDS[cmd_name].split(":")
+        command = getattr(import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the subcommand.
+
+        `RlxError` becomes its message and exit code 2, an interrupt exit code 130, anything unexpected a message that
+        says so and exit code 1; `--debug` adds the traceback.
+        """
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # click knows what to do with these
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+        except RlxError as error:
+            _show_traceback(ctx, error)
+            raise Mistake(str(error)) from error
+        except Exception as error:
+            _show_traceback(ctx, error)
+            what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise Bug(f"unexpected {what}. --debug shows where it comes from; please report it") from error
+
+
+def _show_traceback(ctx: click.Context, error: Exception) -> None:
+    if ctx.meta.get(_DEBUG):
+        traceback.print_exception(error)
+
+
+def _remember_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:  # the dictionary is shared with the group's context
+        ctx.meta[_DEBUG] = True
+
+
+debug_option = click.option(
+    "--debug", is_flag=True, expose_value=False, callback=_remember_debug, help="Show tracebacks of errors."
+)
+
+
+def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        import rlx
+
+        click.echo(f"rlx {rlx.__version__}")
+        ctx.exit()
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+)
+@debug_option
+def cli() -> None:
+    """Run language models through native code compiled for this machine."""
+
+
+def main() -> None:
+    """The entry point: parses `sys.argv`, runs, exits with 0, 2 for a user's mistake, 130 after an interrupt, or 1."""
+    cli(prog_name="rlx")

@@ -1,0 +1,193 @@
+"""What the command line shows: the streamed answer and its speed, progress bars, sizes.
+
+Text goes to stdout, everything about it to stderr, so that a pipe gets the text alone.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from io import TextIOWrapper
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Set
+
+    from rich.progress import Progress
+
+    from rlx.text import Tokenizer
+
+# C0 and C1 control characters but tab and newline: in a terminal they move the cursor, change its title and worse.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """`text` with control characters written out, for text of a model or a file that goes to a terminal."""
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def stdout() -> TextIO:
+    """stdout, which from now on writes a ? for what its encoding lacks."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    return sys.stdout
+
+
+def size(nbytes: float) -> str:
+    """A number of bytes for people: three digits and a decimal unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 999.5:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.4g} TB"
+
+
+class Answer:
+    """The tokens of one generation: collected, timed, and streamed as text.
+
+    Args:
+        tokenizer: turns them into text, control tokens left out.
+        out: where the text goes as it comes; None keeps it.
+        before: called before any text is shown.
+
+    Attributes:
+        ids: the tokens so far.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, out: TextIO | None, before: Callable[[], object]) -> None:
+        from rlx.text import StreamDetokenizer
+
+        self.ids: list[int] = []
+        self._detokenizer = StreamDetokenizer(tokenizer, skip_special_tokens=True, continues=True)
+        self._out, self._before = out, before
+        self._pieces: list[str] = []
+        self._start = self._first = self._last = time.perf_counter()
+
+    def push(self, token: int) -> None:
+        """One more token; what `generate` gets as `on_token`."""
+        self._last = time.perf_counter()
+        if not self.ids:
+            self._first = self._last
+            self._before()
+        self.ids.append(token)
+        self._show(self._detokenizer.push(token))
+
+    def finish(self) -> None:
+        """No more tokens: shows what was held back, and ends the line."""
+        self._before()
+        self._show(self._detokenizer.finish())
+        if self._out is not None:
+            self._out.write("\n")
+            self._out.flush()
+
+    def _show(self, text: str) -> None:
+        self._pieces.append(text)
+        if self._out is not None and text:
+            self._out.write(printable(text) if self._out.isatty() else text)
+            self._out.flush()
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    @property
+    def first_seconds(self) -> float | None:
+        """From the start to the first token, the prompt's computation included; None if there is none."""
+        return self._first - self._start if self.ids else None
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens a second from the first token to the last; None if there are fewer than two."""
+        seconds = self._last - self._first
+        return (len(self.ids) - 1) / seconds if len(self.ids) > 1 and seconds > 0 else None
+
+    def prompt_rate(self, tokens: int) -> float | None:
+        """Tokens of the prompt a second, up to the first token of the answer."""
+        return tokens / self.first_seconds if self.first_seconds else None
+
+    def end(self, max_tokens: int, stop_ids: Set[int], interrupted: bool) -> str:
+        """Why the answer ended: interrupted, stop, length or context."""
+        if interrupted:
+            return "interrupted"
+        if self.ids and self.ids[-1] in stop_ids:
+            return "stop"
+        return "length" if len(self.ids) >= max_tokens else "context"
+
+
+ENDS = {
+    "stop": "end of the answer",
+    "length": "stopped by --max-tokens",
+    "context": "stopped by the end of the context",
+    "interrupted": "interrupted",
+}
+
+
+def speeds(answer: Answer, prompt: int, load_seconds: float, end: str) -> str:
+    """One line about a generation."""
+    parts = [f"loaded in {load_seconds:.2f} s", f"prompt: {prompt} tokens{_rate(answer.prompt_rate(prompt))}"]
+    if answer.first_seconds is not None:
+        parts.append(f"first token after {answer.first_seconds:.3f} s")
+    parts.append(f"answer: {len(answer.ids)} tokens{_rate(answer.rate)}")
+    return "; ".join([*parts, ENDS[end]])
+
+
+def _rate(rate: float | None) -> str:
+    return "" if rate is None else f", {rate:.1f} tokens/s"
+
+
+class Bars:
+    """Progress bars on stderr, if that is a terminal; elsewhere nothing. Call it as `auto_runner`'s `progress`.
+
+    Args:
+        file: instead of stderr.
+        show: False shows nothing in a terminal either.
+    """
+
+    def __init__(self, file: TextIO | None = None, show: bool = True) -> None:
+        self._file = file or sys.stderr
+        self._shown = show and self._file.isatty()
+        self._progress: Progress | None = None
+        self._tasks: dict[str, Any] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """`done` of `total` of `what`."""
+        if (progress := self._running()) is not None:
+            progress.update(self._task(progress, what), completed=done, total=total)
+
+    def waiting(self, what: str) -> None:
+        """`what` goes on for an unknown time; other bars go away."""
+        if (progress := self._running()) is not None:
+            for task in self._tasks.values():
+                progress.remove_task(task)
+            self._tasks = {}
+            self._task(progress, what)
+
+    def close(self) -> None:
+        """Takes the bars away; more than once does no harm."""
+        if self._progress is not None:
+            self._progress.stop()
+        self._progress, self._shown = None, False
+
+    def _task(self, progress: Progress, what: str) -> Any:
+        if what not in self._tasks:
+            self._tasks[what] = progress.add_task(what, total=None)
+        return self._tasks[what]
+
+    def _running(self) -> Progress | None:
+        if self._shown and self._progress is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            console = Console(file=self._file)
+            columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
+            self._progress = Progress(*columns, console=console, transient=True)
+            self._progress.start()
+        return self._progress
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,137 @@
+"""`rlx run`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlx.cli.main import INTERRUPTED, debug_option
+from rlx.cli.options import engine_options, open_runner, sampling_options
+from rlx.cli.output import Answer, Bars, speeds, stdout
+from rlx.errors import ChatTemplateError, PromptError
+
+if TYPE_CHECKING:
+    from rlx.runners import CachedRunner, SampleOpts
+
+_MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
+
+
+@click.command()
+@click.argument("words", nargs=-1, required=True, metavar="[MODEL] PROMPT")
+@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, metavar="N", help="At most.")
+@sampling_options
+@click.option("--system", metavar="TEXT", help="A system message before the prompt.")
+@click.option("--raw", is_flag=True, help="No chat template; control tokens written in the prompt count as such.")
+@engine_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
+@click.option("--no-stream", is_flag=True, help="Print the text when it is complete.")
+@debug_option
+@click.pass_context
+def run(
+    ctx: click.Context,
+    words: tuple[str, ...],
+    max_tokens: int,
+    sample: SampleOpts,
+    system: str | None,
+    raw: bool,
+    engine: dict[str, Any],
+    as_json: bool,
+    no_stream: bool,
+) -> None:
+    """Answer PROMPT.
+
+    With one argument the embedded demo model answers; with two, the first is the model: a GGUF file, a safetensors file
+    or a directory with one. A PROMPT of - is read from stdin. The model's chat template is used if it has one.
+
+    \b
+    rlx run "Tell me a story about a brave fox."
+    rlx run model.gguf "What is 27 + 45?" --temperature 0.7 --seed 1
+    """
+    model, prompt = split_words(words)
+    if raw and system is not None:
+        raise click.UsageError("--system needs the chat template, and --raw leaves it out")
+    start = time.perf_counter()
+    with Bars() as bars:
+        bars.waiting("opening the model")
+        with open_runner(model, engine, bars) as runner:
+            ids = prompt_ids(runner, prompt, system, raw)
+            loaded = time.perf_counter() - start
+            bars.waiting("reading the prompt")
+            out = None if as_json or no_stream else stdout()
+            answer = Answer(runner.tokenizer, out, bars.close)
+            interrupted = _generate(runner, ids, max_tokens, sample, answer)
+            end = answer.end(max_tokens, runner.stop_ids, interrupted)
+            family = runner.family
+    if as_json:
+        click.echo(json.dumps({"model": model, "family": family, **_report(answer, len(ids), loaded, end)}))
+    else:
+        if no_stream:
+            stdout().write(answer.text + "\n")
+        click.echo(speeds(answer, len(ids), loaded, end), err=True)
+    if interrupted:
+        ctx.exit(INTERRUPTED)
+
+
+def split_words(words: tuple[str, ...]) -> tuple[str | None, str]:
+    """The arguments as (model or None for the demo, prompt)."""
+    if len(words) > 2:
+        raise click.UsageError(f"expected [MODEL] PROMPT, found {len(words)} arguments: put the prompt in quotes")
+    model, prompt = words[0] if len(words) == 2 else None, words[-1]
+    if model is None and _is_model(prompt):
+        raise click.UsageError(f"'{prompt}' is a model, and there is no prompt: rlx run MODEL PROMPT")
+    if prompt == "-":
+        prompt = sys.stdin.buffer.read().decode("utf-8", "replace")
+    if not prompt:
+        raise PromptError("it is empty", where="prompt", hint="give the text that the model shall answer")
+    return model, prompt
+
+
+def _is_model(word: str) -> bool:
+    """Whether a lone argument is a path of a model whose prompt was forgotten, rather than a prompt."""
+    try:
+        path = Path(word)
+        return (path.name.endswith(_MODEL_SUFFIXES) and " " not in word) or (path / "config.json").is_file()
+    except (OSError, ValueError):  # too long for a path, or with a NUL
+        return False
+
+
+def prompt_ids(runner: CachedRunner, prompt: str, system: str | None, raw: bool) -> list[int]:
+    """The ids of the prompt: in the chat template if the model has one, else as it is."""
+    tokenizer = runner.tokenizer
+    if raw or tokenizer.chat_template is None:
+        if system is not None:
+            hint = "leave --system out; it may be a base model"
+            raise ChatTemplateError("the model has no chat template for a system message", where="--system", hint=hint)
+        return tokenizer.encode(prompt, parse_special=raw)
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    return runner.chat_ids([*messages, {"role": "user", "content": prompt}])
+
+
+def _generate(runner: CachedRunner, ids: list[int], max_tokens: int, sample: SampleOpts, answer: Answer) -> bool:
+    """Fills the answer; True if the user interrupted it. What is there by then stays."""
+    try:
+        runner.generate(ids, max_tokens, answer.push, sample)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        answer.finish()
+    return False
+
+
+def _report(answer: Answer, prompt: int, load_seconds: float, end: str) -> dict[str, Any]:
+    return {
+        "text": answer.text,
+        "ids": answer.ids,
+        "end": end,
+        "prompt_tokens": prompt,
+        "tokens": len(answer.ids),
+        "load_seconds": load_seconds,
+        "first_token_seconds": answer.first_seconds,
+        "prompt_tokens_per_second": answer.prompt_rate(prompt),
+        "tokens_per_second": answer.rate,
+    }

@@ -1,0 +1,311 @@
+"""`rlx run` over an engine that answers from a script, with the demo model's tokenizer and chat template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from fake_engine import FakeEngine, Opened, install
+
+from rlx import demo
+from rlx.cli.main import cli
+from rlx.text import Tokenizer, load_tokenizer
+
+STORY = "Once upon a time,\nthere was a fox. 🦊 Ça va?"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(demo.path())
+
+
+class Scripted:
+    """What the next engine will be like."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer, self.script = tokenizer, self.story(tokenizer, STORY)
+        self.options: dict[str, Any] = {"max_seq": 128}
+
+    @staticmethod
+    def story(tokenizer: Tokenizer, text: str) -> list[int]:
+        """The ids of a text and the end of the turn."""
+        assert tokenizer.eos_id is not None
+        return [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_id]
+
+    def make(self, path: Path) -> FakeEngine:
+        return FakeEngine(self.tokenizer.vocab_size, tokenizer=self.tokenizer, script=self.script, **self.options)
+
+
+@pytest.fixture
+def scripted(tokenizer: Tokenizer) -> Scripted:
+    return Scripted(tokenizer)
+
+
+@pytest.fixture(autouse=True)
+def opened(monkeypatch: pytest.MonkeyPatch, scripted: Scripted) -> Iterator[Opened]:
+    opened = install(monkeypatch, scripted.make)
+    yield opened
+    assert all(engine.closed for engine in opened.engines), "every engine is given back, whatever happened"
+
+
+def rlx(*args: str, **more: Any) -> Result:
+    return CliRunner().invoke(cli, ["run", *args], **more)
+
+
+def prompt_of(opened: Opened, tokenizer: Tokenizer) -> str:
+    """The prompt as the engine saw it."""
+    engine = opened.engines[-1]
+    return tokenizer.decode(engine._ids[: engine._prompt])
+
+
+# ---------------------------------------------------------------------------------------------------- the text
+
+
+@pytest.mark.parametrize("options", [[], ["--no-stream"]])
+def test_text_goes_to_stdout_and_speeds_to_stderr(opened: Opened, options: list[str]) -> None:
+    result = rlx("Tell me a story.", *options)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == STORY + "\n"
+    assert result.stderr.count("\n") == 1
+    for part in ("loaded in ", "prompt: ", "tokens/s", "first token after ", "end of the answer"):
+        assert part in result.stderr
+    assert opened.calls[0][0] == demo.path()
+
+
+def test_the_prompt_goes_through_the_chat_template(opened: Opened, tokenizer: Tokenizer) -> None:
+    rlx("Hi there", "--system", "Be brief.")
+    turns = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n"
+    assert prompt_of(opened, tokenizer) == turns
+
+
+def test_raw_leaves_the_template_out_and_reads_control_tokens(opened: Opened, tokenizer: Tokenizer) -> None:
+    rlx("--raw", "<|im_start|>user\nHi")
+    engine = opened.engines[0]
+    assert engine._ids[: engine._prompt] == tokenizer.encode("<|im_start|>user\nHi", parse_special=True)
+    assert engine._ids[0] == tokenizer.token_to_id("<|im_start|>")
+
+
+def test_a_model_without_a_template_gets_the_plain_prompt(scripted: Scripted, opened: Opened) -> None:
+    from dataclasses import replace
+
+    scripted.tokenizer = replace(scripted.tokenizer, chat_templates={})
+    assert rlx("Hi <|im_end|>").exit_code == 0
+    assert opened.engines[0]._ids[: opened.engines[0]._prompt] == scripted.tokenizer.encode("Hi <|im_end|>")
+    result = rlx("Hi", "--system", "Be brief.")
+    assert (result.exit_code, "no chat template for a system message" in result.stderr) == (2, True)
+
+
+def test_a_prompt_from_stdin(opened: Opened, tokenizer: Tokenizer) -> None:
+    assert rlx("-", input="from a pipe ✓").exit_code == 0
+    assert "user\nfrom a pipe ✓<|im_end|>" in prompt_of(opened, tokenizer)
+
+
+def test_the_answer_ends_with_max_tokens_or_with_the_context(scripted: Scripted) -> None:
+    result = rlx("Hi", "--max-tokens", "3")
+    assert result.stdout.rstrip() and STORY.startswith(result.stdout.rstrip())
+    assert "stopped by --max-tokens" in result.stderr
+    scripted.options["max_seq"] = 12
+    result = rlx("--raw", "Hi")
+    assert result.exit_code == 0
+    assert "stopped by the end of the context" in result.stderr
+
+
+def test_an_answer_of_nothing_is_an_empty_line(scripted: Scripted, tokenizer: Tokenizer) -> None:
+    scripted.script = scripted.story(tokenizer, "")
+    result = rlx("Hi")
+    assert (result.exit_code, result.stdout) == (0, "\n")
+
+
+def test_text_is_streamed_whole_characters_at_a_time(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> None:
+    """Each piece as it is written; the fox has four bytes and may be several tokens."""
+    from rlx.cli.output import Answer
+
+    class Terminal:
+        def __init__(self) -> None:
+            self.written: list[str] = []
+
+        def write(self, text: str) -> None:
+            self.written.append(text)
+
+        def flush(self) -> None: ...
+
+        def isatty(self) -> bool:
+            return True
+
+    terminal, before = Terminal(), list[int]()
+    answer = Answer(tokenizer, terminal, lambda: before.append(len(terminal.written)))  # type: ignore[arg-type]
+    for token in Scripted.story(tokenizer, "a🦊\x1b[2J"):
+        answer.push(token)
+    answer.finish()
+    assert "".join(terminal.written) == "a🦊\\x1b[2J\n", "control characters are written out in a terminal"
+    assert all("�" not in piece for piece in terminal.written)
+    assert before[0] == 0
+    assert answer.text == "a🦊\x1b[2J"
+
+
+# ---------------------------------------------------------------------------------------------------- json
+
+
+def test_json_is_one_object(tokenizer: Tokenizer, scripted: Scripted) -> None:
+    result = rlx("Hi", "--json")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    found = json.loads(result.stdout)
+    assert found["text"] == STORY
+    assert found["ids"] == scripted.script
+    assert (found["tokens"], found["end"], found["family"]) == (len(scripted.script), "stop", "qwen3")
+    assert found["prompt_tokens"] == len(
+        tokenizer.encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", parse_special=True)
+    )
+    for figure in ("load_seconds", "first_token_seconds", "prompt_tokens_per_second", "tokens_per_second"):
+        assert found[figure] > 0
+
+
+def test_json_has_null_where_there_is_no_figure(scripted: Scripted, tokenizer: Tokenizer) -> None:
+    found = json.loads(rlx("Hi", "--json", "--max-tokens", "1").stdout)
+    assert found["tokens_per_second"] is None
+    assert found["first_token_seconds"] > 0
+
+
+# ---------------------------------------------------------------------------------------------------- options
+
+
+def test_the_model_is_the_first_of_two_arguments(opened: Opened, goldens: Path) -> None:
+    path = goldens / "qwen3" / "model-f16.gguf"
+    result = rlx(str(path), "Hi")
+    assert result.exit_code == 0, result.output
+    assert opened.calls[0][0] == path
+
+
+def test_engine_options_reach_the_engine(opened: Opened) -> None:
+    rlx("Hi")
+    assert opened.options["progress"] is not None
+    assert {k: v for k, v in opened.options.items() if v is not None and k != "progress"} == {}
+    given = "--threads 3 --max-seq 99 --kv-dtype bf16 --precision exact --profile p.toml --dump-ir ir"
+    rlx("Hi", *given.split())
+    expected = {
+        "threads": 3,
+        "max_seq": 99,
+        "kv_dtype": "bf16",
+        "precision": "exact",
+        "profile": "p.toml",
+        "dump_ir": "ir",
+    }
+    assert {k: opened.options[k] for k in expected} == expected
+
+
+def test_greedy_is_the_default_and_a_temperature_changes_the_text(scripted: Scripted) -> None:
+    scripted.script = []  # the net itself answers
+    greedy = [rlx("--raw", "Hi", "--json", "--max-tokens", "8") for _ in range(2)]
+    assert json.loads(greedy[0].stdout)["ids"] == json.loads(greedy[1].stdout)["ids"]
+    ids = [
+        json.loads(rlx("--raw", "Hi", "--json", "--max-tokens", "8", "--temperature", "3", "--seed", seed).stdout)[
+            "ids"
+        ]
+        for seed in ("1", "1", "2")
+    ]
+    assert ids[0] == ids[1] != ids[2]
+    assert ids[0] != json.loads(greedy[0].stdout)["ids"]
+
+
+@pytest.mark.parametrize("option", ["--top-k", "--top-p", "--min-p"])
+def test_a_filter_without_a_temperature_is_refused_not_ignored(option: str) -> None:
+    result = rlx("Hi", option, "1")
+    assert result.exit_code == 2
+    assert f"{option} does nothing at temperature 0: add --temperature" in result.stderr
+    assert rlx("Hi", option, "1", "--temperature", "0.5").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "Missing argument"),
+        (["model.gguf", "a", "prompt"], "expected [MODEL] PROMPT, found 3 arguments: put the prompt in quotes"),
+        (["model.gguf"], "'model.gguf' is a model, and there is no prompt"),
+        ([""], "prompt: it is empty. give the text"),
+        (["Hi", "--raw", "--system", "x"], "--system needs the chat template"),
+        (["Hi", "--temperature", "-1"], "SampleOpts: temperature is -1.0, expected a finite number of at least 0"),
+        (["Hi", "--temperature", "1", "--top-p", "2"], "top_p is 2.0, expected 0 to 1"),
+        (["Hi", "--max-tokens", "0"], "0 is not in the range x>=1"),
+        (["Hi", "--precision", "low"], "'low' is not one of 'auto', 'exact'"),
+        (["gone.gguf", "Hi"], "gone.gguf: there is no such file or directory"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_code_2(args: list[str], said: str) -> None:
+    result = rlx(*args)
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+
+
+def test_a_directory_with_a_config_is_a_model_too(goldens: Path) -> None:
+    result = rlx(str(goldens / "qwen3" / "hf"))
+    assert (result.exit_code, "there is no prompt" in result.stderr) == (2, True)
+
+
+def test_a_prompt_longer_than_the_context(scripted: Scripted) -> None:
+    scripted.options["max_seq"] = 4
+    result = rlx("a prompt of more than four tokens")
+    assert result.exit_code == 2
+    assert "and the context holds 4. shorten it, or open the model with a max_seq of at least" in result.stderr
+
+
+# ---------------------------------------------------------------------------------------------------- trouble
+
+
+def after(count: int, error: BaseException) -> Any:
+    """A rule that raises in the step after `count` tokens in the cache."""
+
+    def rule(ids: list[int], logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if len(ids) > count:
+            raise error
+        return logits
+
+    return rule
+
+
+def test_an_interrupt_keeps_the_text_so_far(scripted: Scripted, tokenizer: Tokenizer) -> None:
+    prompt = len(tokenizer.encode("Hi"))
+    scripted.options["rule"] = after(prompt + 3, KeyboardInterrupt())
+    result = rlx("--raw", "Hi")
+    expected = tokenizer.decode(scripted.script[:4])
+    assert (result.exit_code, result.stdout) == (130, expected + "\n")
+    assert "interrupted" in result.stderr
+    result = rlx("--raw", "Hi", "--json")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["end"], found["text"]) == (130, "interrupted", expected)
+
+
+def test_an_interrupt_while_loading_is_quiet(monkeypatch: pytest.MonkeyPatch, scripted: Scripted) -> None:
+    def make(path: Path) -> FakeEngine:
+        raise KeyboardInterrupt
+
+    install(monkeypatch, make)
+    result = rlx("Hi")
+    assert (result.exit_code, result.output) == (130, "")
+
+
+def test_broken_logits_are_named(scripted: Scripted) -> None:
+    scripted.options["rule"] = lambda ids, logits: logits * np.nan
+    result = rlx("Hi")
+    assert result.exit_code == 2
+    assert "prefill: logit 0 is nan" in result.stderr
+
+
+def test_debug_shows_where(scripted: Scripted) -> None:
+    scripted.options["rule"] = after(0, ZeroDivisionError("not ours"))
+    result = rlx("Hi")
+    assert result.exit_code == 1
+    assert "unexpected ZeroDivisionError: not ours. --debug shows" in result.stderr
+    assert "Traceback" not in result.stderr
+    for args in (["run", "--debug", "Hi"], ["--debug", "run", "Hi"]):
+        result = CliRunner().invoke(cli, args)
+        assert result.exit_code == 1
+        assert "Traceback (most recent call last)" in result.stderr
+        assert "in rule" in result.stderr
