@@ -1,0 +1,206 @@
+"""Every op once more, as scalar loops over Python floats, `math` and `cmath`: no code shared with the meanings.
+
+A reference takes the operands (float64 arrays) and the attributes; symbols have the values of `ENV`.
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rlx.ir.dims import value
+
+Array = np.ndarray
+Reference = Callable[[list[Array], dict[str, Any]], Array]
+ENV = {"SEQ": 3, "PAST_SEQ": 2, "CTX": 16}
+
+
+def pointwise(f: Callable[..., float]) -> Reference:
+    def apply(x: list[Array], a: dict[str, Any]) -> Array:
+        wide = np.broadcast_arrays(*x)
+        values = [f(*map(float, v)) for v in zip(*(w.ravel() for w in wide), strict=True)]
+        return np.array(values).reshape(wide[0].shape)
+
+    return apply
+
+
+def logistic(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x > 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def gelu_tanh(x: float) -> float:
+    """0.5 (1 + tanh z) is logistic(2 z)."""
+    return x * logistic(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
+
+
+def gelu_erf(x: float) -> float:
+    """x times the normal distribution's cumulative probability."""
+    return 0.5 * x * math.erfc(-x / math.sqrt(2))
+
+
+SCALAR: dict[str, Callable[..., float]] = {
+    "silu": lambda x: x * logistic(x),
+    "gelu_tanh": gelu_tanh,
+    "gelu_erf": gelu_erf,
+    "sigmoid": logistic,
+    "tanh": lambda x: 2 * logistic(2 * x) - 1,
+    "exp": math.exp,
+    "neg": lambda x: 0 - x,
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "mul": lambda x, y: x * y,
+    "div": lambda x, y: x / y,
+}
+
+
+def each_row(f: Callable[..., list[float]]) -> Callable[..., Array]:
+    """Lifts a function of rows to every row along the last axis."""
+
+    def apply(x: Array, *rest: Any) -> Array:
+        flat = x.reshape(-1, x.shape[-1])
+        return np.array([f([float(v) for v in row], *rest) for row in flat]).reshape(*x.shape[:-1], -1)
+
+    return apply
+
+
+@each_row
+def norm_rows(row: list[float], eps: float, weight: Any) -> list[float]:
+    size = math.sqrt(math.fsum(v * v for v in row) / len(row) + eps)
+    return [v / size * (1 if weight is None else float(weight[i])) for i, v in enumerate(row)]
+
+
+@each_row
+def softmax_rows(row: list[float]) -> list[float]:
+    return [1 / math.fsum(math.exp(w - v) for w in row) for v in row]
+
+
+@each_row
+def quantize_rows(row: list[float]) -> list[float]:
+    out = []
+    for at in range(0, len(row), 32):
+        block = [np.float32(v) for v in row[at : at + 32]]
+        step = max(map(abs, block)) / np.float32(127)
+        out += [float(np.float32(round(float(v / step))) * step) if step else 0.0 for v in block]
+    return out
+
+
+def rms_norm(x: list[Array], a: dict[str, Any]) -> Array:
+    y = norm_rows(x[0], a["eps"], x[1] if len(x) > 1 else None)
+    return quantize_rows(y) if a["out"] == "q8a" else y
+
+
+def product(x: Array, w: Array) -> Array:
+    return np.array([[math.fsum(float(p) * float(q) for p, q in zip(r, c, strict=True)) for c in w] for r in x])
+
+
+def linear(x: list[Array], a: dict[str, Any]) -> Array:
+    x = list(x)
+    rows, residual = x.pop(0), x.pop() if a["residual"] else 0
+    parts = [product(rows, x.pop(0)) for _ in range(2 if a["gated"] else 1)]
+    parts = [p + x.pop(0) if a["bias"] else p for p in parts]
+    if a["gated"]:
+        gate = pointwise(SCALAR[a["gated"]])([parts[0]], {})
+        return gate * parts[1] + residual
+    return parts[0] + residual
+
+
+def rope_angles(x: list[Array], a: dict[str, Any]) -> Array:
+    turns = [[cmath.exp(1j * float(np.float32(p) * np.float32(f))) * a["scale"] for f in x[1]] for p in x[0]]
+    return np.array([[t.real for t in row] + [t.imag for t in row] for row in turns])
+
+
+def rope(x: list[Array], a: dict[str, Any]) -> Array:
+    """A pair is a complex number, a rotation a product with cos + i sin."""
+    angles, half = x[-1], x[-1].shape[1] // 2
+    out = x[0].copy() if a["norm_eps"] is None else norm_rows(x[0], a["norm_eps"], x[1])
+    for r, h, i in np.ndindex(*out.shape[:2], half):
+        p, q = (2 * i, 2 * i + 1) if a["style"] == "interleaved" else (i, i + half)
+        turned = complex(out[r, h, p], out[r, h, q]) * complex(angles[r, i], angles[r, half + i])
+        out[r, h, p], out[r, h, q] = turned.real, turned.imag
+    return out
+
+
+def nearest(x: float, dtype: str) -> float:
+    """The value of this type that is nearest to x, ties to even: f16 and f32 by `struct`, bf16 by comparing."""
+    if dtype in ("f16", "f32"):
+        code = {"f16": "e", "f32": "f"}[dtype]
+        return float(struct.unpack(code, struct.pack(code, x))[0])
+    (bits,) = struct.unpack("I", struct.pack("f", x))
+    down, up = (struct.unpack("f", struct.pack("I", b))[0] for b in (bits & 0xFFFF0000, (bits & 0xFFFF0000) + 0x10000))
+    x = nearest(x, "f32")
+    if abs(x - down) == abs(up - x):
+        return down if not bits >> 16 & 1 else up
+    return down if abs(x - down) < abs(up - x) else up
+
+
+def kv_write(x: list[Array], a: dict[str, Any]) -> Array:
+    cache, rows = x[0].copy(), x[1]
+    for t, h, d in np.ndindex(*rows.shape):
+        cache[h, value(a["at"], ENV) + t, d] = nearest(float(rows[t, h, d]), a["dtype"])
+    return cache
+
+
+def attention(x: list[Array], a: dict[str, Any]) -> Array:
+    (q, k, v), length = x, value(a["length"], ENV)
+    rows, heads, width = q.shape
+    out = np.zeros((rows, heads, width))
+    for r, h in np.ndindex(rows, heads):
+        at, g = length - rows + r, h * k.shape[0] // heads
+        visible = [t for t in range(length) if t <= at and (a["window"] is None or t > at - a["window"])]
+        scores = [a["scale"] * math.fsum(float(q[r, h, d]) * float(k[g, t, d]) for d in range(width)) for t in visible]
+        if a["softcap"]:
+            scores = [a["softcap"] * math.tanh(s / a["softcap"]) for s in scores]
+        shares = [math.exp(s) / math.fsum(map(math.exp, scores)) for s in scores]
+        for d in range(width):
+            out[r, h, d] = math.fsum(p * v[g, t, d] for p, t in zip(shares, visible, strict=True))
+    return out.reshape(rows, -1)
+
+
+def elementwise(x: list[Array], a: dict[str, Any]) -> Array:
+    def scalar(expr: Any, values: tuple[float, ...]) -> float:
+        match expr:
+            case int():
+                return values[expr]
+            case ("const", c):
+                return c
+            case ("scale", inner, by):
+                return scalar(inner, values) * by
+            case ("softcap", inner, cap):
+                return cap * math.tanh(scalar(inner, values) / cap)
+            case (name, *inner):
+                return SCALAR[name](*(scalar(i, values) for i in inner))
+        raise AssertionError(expr)
+
+    return pointwise(lambda *values: scalar(a["expr"], values))(x, a)
+
+
+def largest(row: list[float], k: int) -> list[int]:
+    return sorted(range(len(row)), key=lambda i: (-row[i], i))[:k]
+
+
+REFERENCES: dict[str, Reference] = {
+    **{name: pointwise(f) for name, f in SCALAR.items()},
+    "scale": lambda x, a: pointwise(lambda v: v * a["by"])(x, a),
+    "softcap": lambda x, a: pointwise(lambda v: a["cap"] * math.tanh(v / a["cap"]))(x, a),
+    "embedding": lambda x, a: np.stack([x[0][int(i)] * a["scale"] for i in x[1]]),
+    "linear": linear,
+    "rms_norm": rms_norm,
+    "quantize": lambda x, a: quantize_rows(x[0]),
+    "rope_angles": rope_angles,
+    "rope": rope,
+    "kv_write": kv_write,
+    "rope_kv_write": lambda x, a: kv_write([x[0], rope(x[1:], a)], a),
+    "attention": attention,
+    "softmax": lambda x, a: softmax_rows(x[0]),
+    "argmax": lambda x, a: np.array([largest(list(row), 1)[0] for row in x[0]]),
+    "top_k": lambda x, a: np.array([largest(list(row), a["k"]) for row in x[0]]),
+    "last_row": lambda x, a: x[0][len(x[0]) - 1 :],
+    "reshape": lambda x, a: np.array(list(x[0].flat)).reshape([value(d, ENV) for d in a["shape"]]),
+    "pack": lambda x, a: x[0],
+    "elementwise": elementwise,
+}

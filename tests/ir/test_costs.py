@@ -1,0 +1,65 @@
+"""Costs: operations and bytes of a node, counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from ir.cases import ANGLES, CACHES, CASES, HEADS, IDS, PAIR, G, U, W, X, Y
+from ir.references import ENV
+from rlx.errors import GraphError
+from rlx.ir import ops
+from rlx.ir.dims import SEQ
+from rlx.ir.dtypes import Q8_0
+from rlx.ir.graph import Node
+
+
+def cost(node: Node, **env: int) -> tuple[int, int]:
+    return ops.cost(node, {**ENV, **env})
+
+
+def test_the_cost_of_a_linear() -> None:
+    weight = G.weight("q", [32, 64], Q8_0)
+    assert cost(ops.linear(X, weight)) == (2 * 3 * 32 * 64, 3 * 64 * 4 + 32 * 68 + 3 * 32 * 4)
+    square = G.weight("square", [64, 64])
+    plain, residual = ops.linear(X, square), ops.make("linear", X, square, Y, residual=True)
+    assert cost(plain)[0] == cost(residual)[0]  # a residual is no second weight, of whatever shape
+    assert cost(residual)[1] - cost(plain)[1] == 3 * 64 * 4
+    gated = ops.make("linear", X, W, U, gated="silu")
+    assert cost(gated)[0] == 2 * cost(ops.linear(X, W))[0]
+    assert cost(ops.linear(ops.quantize(X), weight))[1] == 3 * 88 + 32 * 68 + 3 * 32 * 4
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 4, 100])
+@pytest.mark.parametrize("past", [0, 7])
+def test_the_cost_of_attention_counts_what_is_visible(window: int | None, past: int) -> None:
+    node = ops.attention(HEADS, CACHES["f32"], CACHES["f16"], scale=1, window=window)
+    pairs = [(q, t) for q in range(past, past + 3) for t in range(past + 3) if 0 <= q - t < (window or 999)]
+    keys = len({t for _, t in pairs})
+    flops, moved = cost(node, PAST_SEQ=past)
+    assert flops == len(pairs) * 4 * 16 * 4
+    assert moved == 2 * 3 * 64 * 4 + 2 * keys * 16 * (4 + 2)
+
+
+def test_the_cost_of_what_touches_a_part() -> None:
+    table = G.weight("big", [100_000, 64], Q8_0)
+    assert cost(ops.embedding(table, IDS))[1] == 3 * 68 + 3 * 4 + 3 * 64 * 4
+    assert cost(ops.kv_write(CACHES["f16"], PAIR)) == (0, 3 * 32 * 4 + 3 * 32 * 2)
+    rotated = ops.make("rope_kv_write", CACHES["f16"], PAIR, ANGLES, style="neox", dtype="f16")
+    assert cost(rotated) == (6 * 3 * 32, 3 * 32 * 4 + 3 * 8 * 4 + 3 * 32 * 2)
+    assert cost(ops.last_row(X)) == (0, 2 * 64 * 4)
+
+
+def test_leaves_and_views_cost_nothing() -> None:
+    for node in (X, W, CACHES["f32"], ops.reshape(X, [SEQ, 4, 16]), ops.make("pack", W, layout="r16k4")):
+        assert cost(node) == (0, 0)
+
+
+@pytest.mark.parametrize("node", CASES)
+def test_every_op_has_a_cost(node: Node) -> None:
+    flops, moved = cost(node)
+    assert flops >= 0 and (moved > 0) == (node.op not in ("reshape", "pack"))
+
+
+def test_an_unbound_symbol_has_no_cost() -> None:
+    with pytest.raises(GraphError, match="SEQ needs a value"):
+        ops.cost(ops.silu(X), {})

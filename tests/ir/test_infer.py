@@ -1,0 +1,88 @@
+"""Shape rules: a misfit names the op, what it found and what it expects; nothing crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ir.cases import ANGLES, CACHES, HEADS, IDS, NORM, PAIR, ROW, WHOLE, B, G, W, X
+from rlx.errors import ShapeError
+from rlx.ir import ops
+from rlx.ir.dims import CTX, SEQ
+from rlx.ir.dtypes import I32, Q4_K
+from rlx.ir.graph import LEAVES, Node
+
+THREE = [G.state("three", [3, CTX, 16])] * 2
+MISFITS = [
+    (lambda: ops.silu(IDS), "silu: found operands i32[SEQ]. Expected one f32 operand"),
+    (lambda: ops.add(X, W), "add: found operands f32[SEQ, 64], f32[8, 64]. Expected two f32 operands of one shape, or"),
+    (lambda: ops.mul(X, B), "mul: found operands f32[SEQ, 64], f32[8]. Expected"),
+    (lambda: ops.mul(X, IDS), "mul: found operands f32[SEQ, 64], i32[SEQ]"),
+    (lambda: ops.linear(X, B), "linear: found operands f32[SEQ, 64], f32[8]. Expected x [rows, k], weight [n, k]"),
+    (lambda: ops.linear(X, G.weight("t", [64, 8])), "linear: found operands f32[SEQ, 64], f32[64, 8]"),
+    (lambda: ops.make("linear", X, W, gated="silu"), "Expected x [rows, k], weight [n, k], up [n, k]"),
+    (lambda: ops.make("linear", X, W, X, residual=True), "f32[SEQ, 64]. Expected x [rows, k], weight [n, k], residual"),
+    (lambda: ops.make("linear", X, W, G.weight("i", [8], I32), bias=True), "i32[8]. Expected x [rows, k], weight"),
+    (lambda: ops.make("linear", IDS, W), "linear: found operands i32[SEQ], f32[8, 64]"),
+    (lambda: ops.embedding(ROW, IDS), "embedding: found operands f32[64], i32[SEQ]. Expected table [vocab, width]"),
+    (lambda: ops.embedding(W, X), "embedding: found operands f32[8, 64], f32[SEQ, 64]"),
+    (lambda: ops.rms_norm(X, NORM, eps=1e-6), "rms_norm: found operands f32[SEQ, 64], f32[16]. Expected f32 x"),
+    (lambda: ops.rms_norm(G.input("v", [SEQ]), eps=1e-6), "rms_norm: found operands f32[SEQ]"),
+    (lambda: ops.make("rms_norm", X, eps=1e-6, out="i8"), "rms_norm: out must be f32 or q8a, found 'i8'"),
+    (lambda: ops.make("rms_norm", HEADS, eps=1e-6, out="q8a"), "quantize: found operands f32[SEQ, 4, 16]"),
+    (lambda: ops.quantize(WHOLE), "quantize: found operands f32[SEQ, 16]. Expected f32 x [rows, k] with k a multiple"),
+    (lambda: ops.rope_angles(X, ROW), "rope_angles: found operands f32[SEQ, 64], f32[64]. Expected positions i32["),
+    (lambda: ops.rope(HEADS, X, style="neox"), "rope: found operands f32[SEQ, 4, 16], f32[SEQ, 64]. Expected f32 x ["),
+    (lambda: ops.rope(HEADS, ANGLES, style="gptj"), "rope: style must be interleaved or neox, found 'gptj'"),
+    (lambda: ops.make("rope", HEADS, ANGLES, style="neox", norm_eps=1e-6), "weight [head_dim] if norm_eps is given"),
+    (lambda: ops.kv_write(PAIR, PAIR), "kv_write: found operands f32[SEQ, 2, 16], f32[SEQ, 2, 16]. Expected a state"),
+    (lambda: ops.kv_write(CACHES["f16"], HEADS), "kv_write: found operands f16[2, CTX, 16], f32[SEQ, 4, 16]"),
+    (lambda: ops.make("kv_write", CACHES["f16"], PAIR), "Expected a cache of dtype f32"),
+    (lambda: ops.make("rope_kv_write", CACHES["f16"], style="neox", dtype="f16"), "rope: found operands none"),
+    (lambda: ops.attention(HEADS, *THREE, scale=1), "attention: found operands f32[SEQ, 4, 16], f32[3, CTX, 16]"),
+    (lambda: ops.attention(HEADS, CACHES["f32"], G.state("d", [2, CTX, 8]), scale=1), "heads a multiple of kv_heads"),
+    (lambda: ops.attention(X, CACHES["f32"], CACHES["f32"], scale=1), "attention: found operands f32[SEQ, 64]"),
+    (lambda: ops.attention(HEADS, *[CACHES["f32"]] * 2, scale=1, window=0), "window must be at least 1, found 0"),
+    (lambda: ops.softmax(ROW), "softmax: found operands f32[64]. Expected f32 x [rows, ..., width]"),
+    (lambda: ops.argmax(HEADS), "argmax: found operands f32[SEQ, 4, 16]. Expected f32 x [rows, width]"),
+    (lambda: ops.argmax(ops.quantize(X)), "argmax: found operands q8a[SEQ, 64]"),
+    (lambda: ops.top_k(X, 65), "top_k: k must lie in 1..64, found 65"),
+    (lambda: ops.top_k(X, 0), "top_k: k must lie in 1..64, found 0"),
+    (lambda: ops.last_row(G.input("scalar", [])), "last_row: found operands f32[]. Expected x [rows, ...]"),
+    (lambda: ops.reshape(X, [SEQ, 65]), "reshape: found operands f32[SEQ, 64]. Expected the [SEQ, 65] asked for"),
+    (lambda: ops.reshape(X, [CTX, 64]), "reshape: found operands f32[SEQ, 64]. Expected the [CTX, 64]"),
+    (lambda: ops.make("pack", X, layout="r16k4"), "pack: found operands f32[SEQ, 64]. Expected a weight [n, k]"),
+    (lambda: ops.make("elementwise", expr=0), "elementwise: found operands none"),
+    (lambda: ops.make("elementwise", X, B, expr=0), "elementwise: found operands f32[SEQ, 64], f32[8]"),
+    (lambda: ops.make("elementwise", X, expr=("neg", 1)), "elementwise: 1 is no expression over 1 operands"),
+    (lambda: ops.make("elementwise", X, expr=("cos", 0)), "elementwise: ('cos', 0) is no expression"),
+    (lambda: ops.make("elementwise", X, expr=("add", 0)), "elementwise: ('add', 0) is no expression"),
+    (lambda: ops.make("convolution", X), "no op is called 'convolution'. Ops: input, weight"),
+    (lambda: ops.make("scale", X), "scale: attribute by is missing. Its attributes: by"),
+    (lambda: ops.make("neg", X, by=1), "neg: unknown attribute by. Its attributes: none"),
+    (lambda: ops.make("input", name="x"), "leaves are made by Graph.input"),
+    (lambda: G.input("x", [SEQ, 0]), "input 'x': dims must be positive, found [SEQ, 0]"),
+    (lambda: G.weight("w", [4, 100], Q4_K), "a row of 100 elements is no multiple of the 256-element blocks of q4_k"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "message"), MISFITS, ids=[m.split(".")[0] for _, m in MISFITS])
+def test_a_misfit_names_the_op_the_shapes_and_the_way_out(make: Callable[[], Node], message: str) -> None:
+    with pytest.raises(ShapeError) as caught:
+        make()
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("op", [op for op in ops.OPS if op not in LEAVES])
+@pytest.mark.parametrize("operands", [(), (X,) * 9, (IDS, IDS), (CACHES["f32"],), (ops.quantize(X), X)])
+def test_no_operands_make_an_op_crash(op: str, operands: tuple[Node, ...]) -> None:
+    """Any operands: a node or a ShapeError, never anything else."""
+    examples = {"eps": 1e-6, "style": "neox", "scale": 1.0, "k": 1, "shape": (SEQ, 64), "layout": "r16k4", "expr": 0}
+    required = {name: examples.get(name, 1.0) for name, v in ops.OPS[op].attrs.items() if v is ops.REQUIRED}
+    try:
+        node = ops.make(op, *operands, **required)
+    except ShapeError as error:
+        assert str(error)
+    else:
+        assert node.op == op
