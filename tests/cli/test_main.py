@@ -1,0 +1,192 @@
+"""The command itself: help, version, errors and exit codes, progress bars, `rlx compile`."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from fake_engine import FakeEngine, Opened, install
+
+from rlx import __version__
+from rlx.cli.main import Commands, cli, debug_option
+from rlx.cli.output import Bars
+from rlx.errors import CacheError
+
+HEAVY = {"numba", "llvmlite", "gguf", "jinja2", "rich", "tokenizers"}
+COMMANDS = ["run", "compile", "inspect", "bench", "cache"]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A group with a command `boom` that raises what it is given."""
+    group = Commands("rlx", params=[*cli.params])
+    raised: list[BaseException] = []
+
+    @click.command()
+    @debug_option
+    def boom() -> None:
+        raise raised[0]
+
+    monkeypatch.setattr(group, "get_command", lambda ctx, name: boom)
+
+    def invoke(error: BaseException, *args: str) -> Any:
+        raised[:] = [error]
+        return CliRunner().invoke(group, args or ("boom",))
+
+    return invoke
+
+
+def fresh(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout
+
+
+# ---------------------------------------------------------------------------------------------------- help
+
+
+def test_help_lists_the_commands() -> None:
+    for flag in ("--help", "-h"):
+        result = CliRunner().invoke(cli, [flag])
+        assert result.exit_code == 0
+        assert re.findall(r"^  (\w+) {2,}\w", result.stdout.split("Commands:")[1], re.MULTILINE) == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_is_light_and_says_what_it_does(command: str) -> None:
+    out = fresh(
+        "import sys; from click.testing import CliRunner; from rlx.cli.main import cli;"
+        f"print(CliRunner().invoke(cli, ['{command}', '--help']).stdout); print('MODULES', *sys.modules)"
+    )
+    text, modules = out.split("MODULES")
+    assert text.startswith("Usage: ")
+    assert not HEAVY & {name.split(".")[0] for name in modules.split()}
+
+
+def test_the_version_comes_first() -> None:
+    assert CliRunner().invoke(cli, ["--version"]).stdout == f"rlx {__version__}\n"
+
+
+@pytest.mark.parametrize("args", [["--frobnicate"], ["run", "--frobnicate", "Hi"], ["frobnicate"]])
+def test_an_unknown_word_is_a_mistake(args: list[str]) -> None:
+    result = CliRunner().invoke(cli, args)
+    assert (result.exit_code, "Error: No such" in result.stderr) == (2, True)
+
+
+# ---------------------------------------------------------------------------------------------------- errors
+
+
+def test_an_error_is_one_message(failing: Any) -> None:
+    result = failing(CacheError("it is full", where="/cache", hint="rlx cache rm frees it"))
+    assert (result.exit_code, result.output) == (2, "Error: /cache: it is full. rlx cache rm frees it\n")
+
+
+def test_a_bug_says_that_it_is_one(failing: Any) -> None:
+    result = failing(ValueError("odd"))
+    assert result.exit_code == 1
+    assert re.fullmatch(r"Error: unexpected ValueError: odd\. --debug shows .*\n", result.output)
+    assert "unexpected KeyError." in failing(KeyError()).output
+
+
+@pytest.mark.parametrize("args", [("--debug", "boom"), ("boom", "--debug")])
+@pytest.mark.parametrize(("error", "exit_code"), [(CacheError("it is full"), 2), (ValueError("odd"), 1)])
+def test_debug_adds_the_traceback(failing: Any, args: tuple[str, ...], error: Exception, exit_code: int) -> None:
+    result = failing(error, *args)
+    assert result.exit_code == exit_code
+    assert "Traceback (most recent call last)" in result.stderr
+    assert str(error) in result.stderr.splitlines()[-1]
+
+
+def test_an_interrupt_is_quiet_and_130(failing: Any) -> None:
+    result = failing(KeyboardInterrupt())
+    assert (result.exit_code, result.output) == (130, "")
+
+
+def test_clicks_own_exits_pass(failing: Any) -> None:
+    assert failing(click.UsageError("mine")).exit_code == 2
+    assert failing(click.exceptions.Exit(7)).exit_code == 7
+    assert failing(click.Abort()).exit_code == 1
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    """`rlx inspect --tensors | head -1`, with more text than a pipe holds."""
+    command = [sys.executable, "-m", "rlx", "inspect", "--tensors", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) != 0
+
+
+# ---------------------------------------------------------------------------------------------------- compile
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    return install(monkeypatch, lambda path: FakeEngine())
+
+
+def test_compile_prints_a_line_a_program(opened: Opened, demo_model: Path) -> None:
+    result = CliRunner().invoke(cli, ["compile", str(demo_model), "--profile", "p.toml", "--dump-ir", "ir"])
+    assert result.exit_code == 0, result.output
+    assert [line.split() for line in result.stdout.splitlines()] == [
+        ["decode", "1", "0.500", "s", "9", "kernels", "4", "kB", "compiled", "0" * 12],
+        ["prefill", "2-16", "0.010", "s", "12", "kernels", "9", "kB", "cached", "0" * 12],
+    ]
+    assert re.fullmatch(r"2 programs, 1 compiled, in \d+\.\d\d s\n", result.stderr)
+    assert (opened.options["profile"], opened.options["dump_ir"]) == ("p.toml", "ir")
+    assert opened.engines[0].closed
+
+
+def test_compile_in_json(opened: Opened, demo_model: Path) -> None:
+    found = json.loads(CliRunner().invoke(cli, ["compile", str(demo_model), "--json"]).stdout)
+    assert found["compiled"] == 1
+    assert [p["phase"] for p in found["programs"]] == ["decode", "prefill"]
+    assert found["programs"][1] == {
+        "phase": "prefill", "bucket": [2, 16], "kernels": 12, "object_bytes": 9000, "seconds": 0.01, "cached": True,
+        "digest": "0" * 64,
+    }  # fmt: skip
+
+
+def test_compile_needs_a_model(opened: Opened) -> None:
+    result = CliRunner().invoke(cli, ["compile"])
+    assert (result.exit_code, "Missing argument 'MODEL'" in result.stderr) == (2, True)
+
+
+# ---------------------------------------------------------------------------------------------------- bars
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bars_show_in_a_terminal_only() -> None:
+    for file, shown in ((Terminal(), True), (StringIO(), False)):
+        with Bars(file) as bars:
+            bars.waiting("opening [the] model")
+            bars("packing weights", 1, 4)
+            bars("packing weights", 4, 4)
+        written = file.getvalue()
+        assert ("packing weights" in written) == shown
+        assert ("opening [the] model" in written) == shown
+        assert bool(written) == shown
+
+
+def test_closed_bars_write_nothing_more() -> None:
+    file = Terminal()
+    bars = Bars(file)
+    bars.waiting("prompt")
+    bars.close()
+    before = file.getvalue()
+    bars("packing weights", 1, 2)
+    bars.waiting("prompt")
+    bars.close()
+    assert file.getvalue() == before
