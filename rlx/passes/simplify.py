@@ -36,8 +36,9 @@ def _silu() -> Rule:
 
 def _embedding_scale() -> Rule:
     table, ids = var("table", ["V", "K"]), var("ids", ["R"], I32)
-    before = ops.make("scale", ops.make("embedding", table, ids, scale=1.0), by=_a)
-    return Rule("embedding-scale", before, ops.make("embedding", table, ids, scale=_a), frozenset({"table"}))
+    before = ops.make("scale", ops.make("embedding", table, ids, scale=_b), by=_a)
+    after = ops.make("embedding", table, ids, scale=Computed(_product, (_a, _b)))
+    return Rule("embedding-scale", before, after, frozenset({"table"}))
 
 
 def _attention_scale() -> Rule:

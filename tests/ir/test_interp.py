@@ -1,0 +1,125 @@
+"""The interpreter: values, states, float types, and errors that say what is missing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import toy
+
+from rlx.errors import GraphError
+from rlx.ir import interp, ops
+from rlx.ir.dims import CTX, SEQ
+from rlx.ir.dtypes import BF16, F16, I32
+from rlx.ir.graph import Graph, Node
+
+ENV = {"SEQ": 2, "PAST_SEQ": 1, "CTX": 4}
+
+
+def run(node: Node, feeds: dict[str, np.ndarray], env: dict[str, int] = ENV, **options: object) -> np.ndarray:
+    return interp.run(Graph(outputs={"y": node}), feeds, env, **options)[0]["y"]
+
+
+G = Graph()
+X = G.input("x", [SEQ, 4])
+IDS = G.input("ids", [SEQ], I32)
+TABLE = G.weight("table", [8, 4], BF16)
+CACHE, HEADS = G.state("cache", [1, CTX, 4], F16), G.input("heads", [SEQ, 1, 4])
+
+
+def test_values_flow_through_the_graph() -> None:
+    x = np.arange(8.0).reshape(2, 4)
+    y = ops.add(ops.scale(X, 2.0), ops.neg(X))
+    assert np.array_equal(run(y, {"x": x}), x)
+
+
+def test_outputs_and_states_come_back_by_name() -> None:
+    written = ops.kv_write(CACHE, HEADS)
+    graph = Graph(outputs={"a": ops.silu(X), "b": X, "c": written})
+    feeds = {"x": np.ones((2, 4)), "cache": np.zeros((1, 4, 4)), "heads": np.full((2, 1, 4), 3.0)}
+    outputs, states = interp.run(graph, feeds, ENV)
+    assert list(outputs) == ["a", "b", "c"] and list(states) == ["cache"]
+    assert states["cache"][0, :, 0].tolist() == [0, 3, 3, 0]
+    assert not feeds["cache"].any()
+
+
+def test_it_computes_in_the_type_asked_for() -> None:
+    for dtype in (np.float32, np.float64):
+        assert run(ops.exp(X), {"x": np.ones((2, 4), np.float16)}, dtype=dtype).dtype == dtype
+        assert run(ops.embedding(TABLE, IDS), {"table": np.ones((8, 4)), "ids": [0, 7]}, dtype=dtype).dtype == dtype
+
+
+def test_constants_are_the_graphs_own_unless_fed() -> None:
+    g = Graph()
+    g.output("y", ops.mul(X, g.constant("c", np.full(4, 5))))
+    assert (interp.run(g, {"x": np.ones((2, 4))}, ENV)[0]["y"] == 5).all()
+    assert (interp.run(g, {"x": np.ones((2, 4)), "c": np.full(4, 2.0)}, ENV)[0]["y"] == 2).all()
+
+
+def test_a_prompt_in_chunks_equals_the_prompt_at_once() -> None:
+    """The meaning of PAST_SEQ: states of one call are the next call's input."""
+    graph = toy.build(toy.FAMILIES["gemma"].but(cache=BF16))
+    feeds, env = toy.feeds(graph, seq=7)
+    whole, _ = interp.run(graph, feeds, env, dtype=np.float64)
+    states: dict[str, np.ndarray] = {}
+    rows = []
+    for start, stop in ((0, 3), (3, 4), (4, 7)):
+        part = {n: feeds[n][start:stop] for n in ("tokens", "positions")}
+        at = {"SEQ": stop - start, "PAST_SEQ": start, "CTX": 16}
+        outputs, states = interp.run(graph, {**feeds, **states, **part}, at, dtype=np.float64)
+        rows.append(outputs["logits"])
+    np.testing.assert_allclose(np.concatenate(rows), whole["logits"], rtol=1e-9, atol=1e-9)
+
+
+def test_what_lies_beyond_the_length_does_not_matter() -> None:
+    graph = toy.build(toy.FAMILIES["llama"])
+    feeds, env = toy.feeds(graph, seq=3, past=2)
+    expected, _ = interp.run(graph, feeds, env, dtype=np.float64)
+    for name in graph.leaves("state"):
+        feeds[name][:, 5:] = np.nan
+    found, _ = interp.run(graph, feeds, env, dtype=np.float64)
+    assert np.array_equal(found["logits"], expected["logits"])
+
+
+@pytest.mark.parametrize(
+    ("node", "feeds", "message"),
+    [
+        (X, {}, "input 'x': no value was given"),
+        (TABLE, {}, "weight 'table': no value was given"),
+        (CACHE, {}, "state 'cache': no value was given"),
+        (X, {"x": np.ones((2, 5))}, r"input 'x': expected shape \[2, 4\], found \[2, 5\]"),
+        (X, {"x": np.ones(2)}, r"input 'x': expected shape \[2, 4\], found \[2\]"),
+        (X, {"x": np.ones((2, 4), np.int32)}, "input 'x': expected floats .*, found int32"),
+        (TABLE, {"table": np.ones((8, 4), np.uint16)}, "weight 'table': expected floats .*dequantized.*, found uint16"),
+        (IDS, {"ids": np.ones(2)}, "input 'ids': expected integers, found float64"),
+    ],
+)
+def test_a_bad_feed_is_named(node: Node, feeds: dict[str, np.ndarray], message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        run(node, feeds)
+
+
+@pytest.mark.parametrize("ids", [[0, 8], [-1, 0]])
+def test_an_id_outside_the_table_is_an_error(ids: list[int]) -> None:
+    with pytest.raises(GraphError, match=r"<embedding.*cannot be computed: ids .* are not all rows of a table of 8"):
+        run(ops.embedding(TABLE, IDS), {"table": np.ones((8, 4)), "ids": np.array(ids)})
+
+
+@pytest.mark.parametrize("past", [3, 4])
+def test_a_row_beyond_the_cache_is_an_error(past: int) -> None:
+    feeds = {"cache": np.zeros((1, 4, 4)), "heads": np.ones((2, 1, 4))}
+    with pytest.raises(GraphError, match=f"2 rows at position {past} do not fit the cache's 4 positions"):
+        run(ops.kv_write(CACHE, HEADS), feeds, {**ENV, "PAST_SEQ": past})
+
+
+def test_a_length_beyond_the_cache_is_an_error() -> None:
+    node = ops.attention(HEADS, CACHE, CACHE, scale=1.0)
+    with pytest.raises(GraphError, match=r"<attention.*cannot be computed"):
+        run(node, {"cache": np.zeros((1, 4, 4)), "heads": np.ones((2, 1, 4))}, {**ENV, "PAST_SEQ": 3})
+
+
+def test_a_symbol_without_a_value_is_named() -> None:
+    with pytest.raises(GraphError, match="dim SEQ needs a value for SEQ"):
+        run(X, {"x": np.ones((2, 4))}, {})
+    feeds = {"cache": np.zeros((1, 4, 4)), "heads": np.ones((2, 1, 4))}
+    with pytest.raises(GraphError, match="PAST_SEQ needs a value"):
+        run(ops.kv_write(CACHE, HEADS), feeds, {"SEQ": 2, "CTX": 4})
