@@ -54,8 +54,8 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the subcommand.
 
-        `RlxError` becomes its message and exit code 2, an interrupt exit code 130, anything unexpected a message that
-        says so and exit code 1; `--debug` adds the traceback.
+        `RlxError` and what the system refuses become their message and exit code 2, an interrupt exit code 130, anything
+        else a message that says so and exit code 1; `--debug` adds the traceback.
         """
         try:
             return super().invoke(ctx)
@@ -63,7 +63,7 @@ class Commands(click.Group):
             raise  # click knows what to do with these
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
-        except RlxError as error:
+        except (RlxError, OSError) as error:  # OSError: a folder that cannot be written, a full disk
             _show_traceback(ctx, error)
             raise Mistake(str(error)) from error
         except Exception as error:

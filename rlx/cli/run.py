@@ -23,7 +23,9 @@ _MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
 
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="[MODEL] PROMPT")
-@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, metavar="N", help="At most.")
+@click.option(
+    "--max-tokens", type=click.IntRange(1), default=256, show_default=True, metavar="N", help="Tokens of the answer."
+)
 @sampling_options
 @click.option("--system", metavar="TEXT", help="A system message before the prompt.")
 @click.option("--raw", is_flag=True, help="No chat template; control tokens written in the prompt count as such.")

@@ -88,6 +88,11 @@ def test_an_error_is_one_message(failing: Any) -> None:
     assert (result.exit_code, result.output) == (2, "Error: /cache: it is full. rlx cache rm frees it\n")
 
 
+def test_what_the_system_refuses_is_one_message(failing: Any) -> None:
+    result = failing(PermissionError(13, "Permission denied", "ir/a.txt"))
+    assert (result.exit_code, result.output) == (2, "Error: [Errno 13] Permission denied: 'ir/a.txt'\n")
+
+
 def test_a_bug_says_that_it_is_one(failing: Any) -> None:
     result = failing(ValueError("odd"))
     assert result.exit_code == 1
