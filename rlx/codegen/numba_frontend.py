@@ -24,7 +24,7 @@ from numba.core import base, callconv, compiler, imputils, lowering, types, typi
 from numba.core import typed_passes as typed
 from numba.core import untyped_passes as untyped
 from numba.core.compiler_machinery import PassManager, register_pass
-from numba.core.errors import NumbaError
+from numba.core.errors import LoweringError, NumbaError
 from numba.core.typing.templates import AbstractTemplate, ConcreteTemplate, builtin_registry
 
 from rlx.codegen.scalars import Primitive
@@ -90,7 +90,9 @@ class _CConvention(callconv.BaseCallConv):
     def return_native_none(self, builder: Any) -> None:
         builder.ret_void()
 
-    def return_user_exc(self, builder: Any, exc: Any, *args: Any, **kwargs: Any) -> None:
+    def return_user_exc(self, builder: Any, exc: Any, args: Any = None, loc: Any = None, func_name: Any = None) -> None:
+        if loc is not None:
+            raise LoweringError(f"a kernel cannot raise {exc.__name__}", loc)
         # `range` with a step of zero ends here; a literal step folds this away.
         builder.call(builder.module.declare_intrinsic("llvm.trap", (), ir.FunctionType(ir.VoidType(), ())), ())
         builder.unreachable()
@@ -251,7 +253,7 @@ class Frontend:
             lowered = compiler.compile_extra(
                 self.typing, self.target, fn, args, result, flags, {}, library=library, pipeline_class=_Pipeline
             )
-        except NumbaError as error:
+        except (NumbaError, NotImplementedError) as error:
             raise CompileError(str(error).strip(), where=f"loop kernel {fn.__name__}") from error
         finally:
             callees = self.callees.pop()

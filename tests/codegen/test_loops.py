@@ -206,6 +206,24 @@ def test_errors_name_the_kernel_and_the_reason() -> None:
     loop_kernel(scale, {"FACTOR": 17.0}, IO)  # and a failure leaves nothing behind
 
 
+def no_lowering(x: Ptr, begin: int, end: int) -> None:
+    print(begin)
+
+
+def raises(x: Ptr, begin: int, end: int) -> None:
+    raise ValueError("no")
+
+
+def overload(x: Ptr, begin: int, end: int) -> None:
+    x[begin] = min(x[begin], x[end])
+
+
+@pytest.mark.parametrize(("fn", "reason"), [(no_lowering, "print"), (raises, "cannot raise"), (overload, "min")])
+def test_what_kernels_may_not_use_is_refused(fn: Helper, reason: str) -> None:
+    with pytest.raises(CompileError, match=rf"(?s)loop kernel {fn.__name__}: .*{reason}"):
+        loop_kernel(fn, {}, [("x", F32)])
+
+
 def test_only_own_kernels_have_a_python_form() -> None:
     with pytest.raises(CompileError, match="not a loop kernel"):
         python_form(Kernel("x_0123456789", (), (), "", ""))

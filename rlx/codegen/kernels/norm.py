@@ -36,7 +36,7 @@ def rms_norm(width: int, eps: float, *, out: str = "f32", weighted: bool = True)
         raise ArgumentError(f"out must be f32 or q8a, found {out!r}", where="rms_norm")
     holes: dict[str, Any] = {"WIDTH": width, "EPS": float(eps), "VALUE": weighted_value if weighted else scaled_value}
     if out == "q8a":
-        holes |= row_holes(width) | {"ROW_BYTES": Q8A.row_bytes(width)}
+        holes |= row_holes(width)
     weight = [("w", F32)] if weighted else []
     params = [("x", F32), *weight, ("out", Q8A if out == "q8a" else F32)]
     return loop_kernel(_TEMPLATES[out, weighted], holes, params)
@@ -83,13 +83,13 @@ def _rms_norm_plain(x: Ptr, out: Ptr, begin: int, end: int) -> None:
 def _rms_norm_q8a(x: Ptr, w: Ptr, out: Ptr, begin: int, end: int) -> None:
     for row in range(begin, end):
         src = row * WIDTH
-        quantize_row(x, w, out, src, row * ROW_BYTES, rms_factor(x, src, WIDTH, EPS))
+        quantize_row(x, w, out, src, row * ROW_BYTES, WIDTH, rms_factor(x, src, WIDTH, EPS))
 
 
 def _rms_norm_plain_q8a(x: Ptr, out: Ptr, begin: int, end: int) -> None:
     for row in range(begin, end):
         src = row * WIDTH
-        quantize_row(x, x, out, src, row * ROW_BYTES, rms_factor(x, src, WIDTH, EPS))
+        quantize_row(x, x, out, src, row * ROW_BYTES, WIDTH, rms_factor(x, src, WIDTH, EPS))
 
 
 _TEMPLATES: dict[tuple[str, bool], Helper] = {

@@ -14,9 +14,9 @@ from rlx.codegen.scalars import as_bits, as_f32, f32, i32, round_even, store_f32
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import F32, Q8A
 
-#: Holes: elements and 32-element blocks of a row; `VALUE(x, w, src, i, factor)` gives element i of the row.
+#: Holes: elements and bytes of a row; `VALUE(x, w, src, i, factor)` gives element i of the row.
 WIDTH: int = HOLE
-BLOCKS: int = HOLE
+ROW_BYTES: int = HOLE
 VALUE: Helper = HOLE
 
 
@@ -31,19 +31,24 @@ def quantize_q8a(width: int) -> Kernel:
 
 
 def row_holes(width: int) -> dict[str, int]:
-    """The holes of `quantize_row` but `VALUE`."""
+    """The size of a q8a row: `WIDTH` and `ROW_BYTES`."""
     if width % 32 or width <= 0:
         raise ShapeError(f"a q8a row needs a multiple of 32 elements, found {width}")
-    return {"WIDTH": width, "BLOCKS": width // 32}
+    return {"WIDTH": width, "ROW_BYTES": Q8A.row_bytes(width)}
 
 
 def plain(x: Ptr, w: Ptr, src: int, i: int, factor: Scalar) -> Scalar:
     return x[src + i]
 
 
-def quantize_row(x: Ptr, w: Ptr, out: Ptr, src: int, dst: int, factor: Scalar) -> None:
-    """The q8a row of VALUE(x, w, src, 0 .. WIDTH - 1, factor), at byte `dst` of out."""
-    for block in range(BLOCKS):
+def quantize_row(x: Ptr, w: Ptr, out: Ptr, src: int, dst: int, width: int, factor: Scalar) -> None:
+    """The q8a row of VALUE(x, w, src, 0 .. width - 1, factor), at byte `dst` of out.
+
+    The width is no hole, so that rows of all widths share one lowering; it becomes a literal when this is inlined.
+    """
+    scales = dst + width
+    sums = scales + (width >> 3)
+    for block in range(width >> 5):
         start = block * 32
         top = u32(0)
         for i in range(start, start + 32):
@@ -63,10 +68,10 @@ def quantize_row(x: Ptr, w: Ptr, out: Ptr, src: int, dst: int, factor: Scalar) -
                 code = i32(code & keep)
                 out[dst + i] = u8(code)
                 total = i32(total + code)
-            store_i32(out, dst + WIDTH + BLOCKS * 4 + (block * 2 + half) * 4, total)
-        store_f32(out, dst + WIDTH + block * 4, scale)
+            store_i32(out, sums + (block * 2 + half) * 4, total)
+        store_f32(out, scales + block * 4, scale)
 
 
 def _quantize_q8a(x: Ptr, out: Ptr, begin: int, end: int) -> None:
     for row in range(begin, end):
-        quantize_row(x, x, out, row * WIDTH, row * (BLOCKS * 44), f32(1.0))
+        quantize_row(x, x, out, row * WIDTH, row * ROW_BYTES, WIDTH, f32(1.0))
