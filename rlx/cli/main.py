@@ -54,7 +54,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the subcommand.
 
-        `RlxError` and what the system refuses become their message and exit code 2, an interrupt exit code 130, anything
+        `RlxError` and what the system refuses become their message and exit code 2, an interrupt becomes 130, anything
         else a message that says so and exit code 1; `--debug` adds the traceback.
         """
         try:

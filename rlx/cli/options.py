@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from rlx.runners import CachedRunner, SampleOpts
     from rlx.runners.auto import Progress
-    from rlx.runtime.cache import CompileCache
+    from rlx.runtime.cache import CompileCache, Policy
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
@@ -84,13 +84,14 @@ def sample_opts(temperature: float, **given: Any) -> SampleOpts:
     return SampleOpts(temperature, **given)
 
 
-def compile_cache(policy: str | None) -> CompileCache | None:
-    """The default compile cache under a policy; None leaves both to the engine."""
+def compile_cache(policy: Policy | None) -> CompileCache | None:
+    """A compile cache of that policy in the usual place; None leaves the policy to the environment."""
     if policy is None:
         return None
     from rlx.runtime.cache import CompileCache
+    from rlx.runtime.store import Store
 
-    return CompileCache.default(policy=policy)
+    return CompileCache(store=None if policy == "off" else Store(), policy=policy)
 
 
 def open_runner(model: str | None, engine: dict[str, Any], progress: Progress) -> CachedRunner:

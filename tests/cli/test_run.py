@@ -199,6 +199,14 @@ def test_engine_options_reach_the_engine(opened: Opened) -> None:
     assert {k: opened.options[k] for k in expected} == expected
 
 
+@pytest.mark.parametrize("policy", ["on", "off", "redo", "readonly"])
+def test_the_cache_policy_is_that_of_the_option(opened: Opened, policy: str) -> None:
+    assert rlx("Hi", "--cache", policy).exit_code == 0
+    cache = opened.options["cache"]
+    assert cache.policy == policy
+    assert (cache.store is None) == (policy == "off")
+
+
 def test_greedy_is_the_default_and_a_temperature_changes_the_text(scripted: Scripted) -> None:
     scripted.script = []  # the net itself answers
     greedy = [rlx("--raw", "Hi", "--json", "--max-tokens", "8") for _ in range(2)]
