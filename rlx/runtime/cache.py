@@ -1,0 +1,233 @@
+"""The compile cache in memory: loaded programs, least recently used out first, over the store on disk.
+
+Compile cache: `get_or_compile` is the one verb. A program is looked for in memory, then in the store, then built; a
+policy may forbid one of these. Two threads that want one key compile it once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeVar, cast, get_args
+
+from rlx import env
+from rlx.errors import ArgumentError, CacheError
+from rlx.runtime.entry import Entry, encode
+from rlx.runtime.key import CompileKey
+from rlx.runtime.store import Store
+
+T = TypeVar("T")
+
+#: Where a program is looked for, in order. "on": memory, store, build. "off": memory, build; nothing is stored. "redo":
+#: memory, build, in place of what is stored. "readonly": memory, store; a needed build is an error.
+Policy = Literal["on", "off", "redo", "readonly"]
+
+_MISSING = object()
+
+
+class Files(Protocol):
+    """The files that a program was built into, as `load` gets them."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the files, in order."""
+
+    def read(self, name: str) -> bytes:
+        """A file's contents; CacheError if there is no such file, or it was evicted since."""
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """What a cache has done so far.
+
+    Attributes:
+        hits_memory, hits_disk, misses: requests found in memory, in the store, and nowhere.
+        compiles: builds that succeeded.
+        compile_seconds: time in `build` and in storing its files.
+        load_seconds: time in reading the store and in `load`.
+        bytes_written: size of the files stored.
+        evictions: programs dropped from memory.
+        damaged: entries that the store found damaged.
+    """
+
+    hits_memory: int = 0
+    hits_disk: int = 0
+    misses: int = 0
+    compiles: int = 0
+    compile_seconds: float = 0.0
+    load_seconds: float = 0.0
+    bytes_written: int = 0
+    evictions: int = 0
+    damaged: int = 0
+
+
+class CompileCache:
+    """Compiled programs by key.
+
+    A program dropped from memory is closed if it has `close()`; who keeps one beyond the next request holds his own.
+
+    Args:
+        capacity: programs kept in memory.
+        store: where programs outlive the process; None keeps them in memory only.
+        policy: see `Policy`.
+
+    Raises:
+        ArgumentError: `capacity` is not above 0, or the policy is unknown.
+    """
+
+    def __init__(self, capacity: int = 64, store: Store | None = None, policy: Policy = "on") -> None:
+        if capacity <= 0:
+            raise ArgumentError(f"capacity = {capacity}", where="CompileCache", hint="Give a number above 0")
+        if policy not in get_args(Policy):
+            hint = f"Use {', '.join(get_args(Policy))}"
+            raise ArgumentError(f"{policy!r} is no cache policy", where="CompileCache", hint=hint)
+        self.capacity, self.store, self.policy = capacity, store, policy
+        self._programs: OrderedDict[str, Any] = OrderedDict()
+        self._building: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+        self._stats = CacheStats()
+
+    @staticmethod
+    def default(capacity: int = 64) -> CompileCache:
+        """A cache as the environment says: RLX_CACHE, RLX_CACHE_DIR, RLX_CACHE_LIMIT.
+
+        Raises:
+            ArgumentError: one of them does not parse.
+        """
+        policy = cast(Policy, env.cache_policy())
+        return CompileCache(capacity, None if policy == "off" else Store(), policy)
+
+    @property
+    def stats(self) -> CacheStats:
+        """The counters as they are now."""
+        with self._lock:
+            return replace(self._stats, damaged=self.store.damaged if self.store else 0)
+
+    def get_or_compile(
+        self, key: CompileKey, build: Callable[[], Mapping[str, bytes | str]], load: Callable[[Files], T]
+    ) -> T:
+        """The program of a key.
+
+        Args:
+            build: makes the program's files; called only where the key is found nowhere.
+            load: makes the program from its files. What it raises is passed on, and nothing is remembered.
+
+        Raises:
+            CacheError: the policy is "readonly" and the key is not stored.
+        """
+        found = self._recall(key.digest)
+        if found is _MISSING:
+            with self._alone(key.digest):
+                found = self._recall(key.digest)
+                if found is _MISSING:
+                    found = self._load(key, build, load)
+                    self._remember(key.digest, found)
+        return cast(T, found)
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def _recall(self, digest: str) -> Any:
+        with self._lock:
+            if digest not in self._programs:
+                return _MISSING
+            self._programs.move_to_end(digest)
+            self._count(hits_memory=1)
+            return self._programs[digest]
+
+    def _remember(self, digest: str, program: Any) -> None:
+        with self._lock:
+            self._programs[digest] = program
+            excess = range(len(self._programs) - self.capacity)
+            evicted = [self._programs.popitem(last=False)[1] for _ in excess]
+            self._count(evictions=len(evicted))
+        for old in evicted:
+            _close(old)
+
+    @contextmanager
+    def _alone(self, digest: str) -> Iterator[None]:
+        """One thread a key; the others wait, then find it in memory."""
+        with self._lock:
+            lock = self._building.setdefault(digest, threading.Lock())
+        with lock:
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._building.pop(digest, None)
+
+    def _count(self, **more: float) -> None:
+        """Add to counters; the caller holds the lock."""
+        self._stats = replace(self._stats, **{name: getattr(self._stats, name) + n for name, n in more.items()})
+
+    # -- store and build ------------------------------------------------------------------------------------------
+
+    def _load(self, key: CompileKey, build: Callable[[], Mapping[str, bytes | str]], load: Callable[[Files], T]) -> T:
+        entry = self._find(key) or self._build(key, build)
+        start = time.perf_counter()
+        program = load(entry)
+        entry.release()
+        with self._lock:
+            self._count(load_seconds=time.perf_counter() - start)
+        return program
+
+    def _find(self, key: CompileKey) -> Entry | None:
+        start, entry = time.perf_counter(), None
+        if self.store and self.policy in ("on", "readonly"):
+            entry = self.store.get(key, discard=self.policy == "on")
+        with self._lock:
+            if entry:
+                self._count(hits_disk=1, load_seconds=time.perf_counter() - start)
+            else:
+                self._count(misses=1)
+        return entry
+
+    def _build(self, key: CompileKey, build: Callable[[], Mapping[str, bytes | str]]) -> Entry:
+        if self.policy == "readonly":
+            place = self.store.root if self.store else "memory"
+            hint = "Compile it where the cache may be written, or use RLX_CACHE=on"
+            raise CacheError(f"the read-only cache has no entry for {key}", where=place, hint=hint)
+        start = time.perf_counter()
+        entry = self._keep(key, build())
+        with self._lock:
+            self._count(compiles=1, compile_seconds=time.perf_counter() - start)
+        return entry
+
+    def _keep(self, key: CompileKey, files: Mapping[str, bytes | str]) -> Entry:
+        if self.store is None or self.policy == "off":
+            return Entry(key, encode(files), None)
+        entry = self.store.put(key, files, replace=self.policy == "redo")
+        if entry.folder:
+            with self._lock:
+                self._count(bytes_written=sum(len(entry.read(name)) for name in entry.names))
+        return entry
+
+    # -- all ------------------------------------------------------------------------------------------------------
+
+    def keys(self) -> list[str]:
+        """Digests of the programs in memory, the least recently used first."""
+        with self._lock:
+            return list(self._programs)
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def __contains__(self, key: CompileKey) -> bool:
+        return key.digest in self._programs
+
+    def clear(self) -> None:
+        """Drop (and close) all programs in memory; the store keeps its entries."""
+        with self._lock:
+            programs = list(self._programs.values())
+            self._programs.clear()
+        for program in programs:
+            _close(program)
+
+
+def _close(program: Any) -> None:
+    close = getattr(program, "close", None)
+    if callable(close):
+        close()
