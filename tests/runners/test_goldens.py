@@ -1,0 +1,125 @@
+"""From a path to tokens on the golden checkpoints, with the interpreter as engine: expected values by transformers.
+
+What the native engine adds is tested where it stands; this holds the runners to the same figures without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_engine import Opened, install
+
+from rlx import models
+from rlx.ir import dims, interp
+from rlx.ir.dtypes import F32
+from rlx.runners import CachedRunner, LmRunner, auto_runner
+from rlx.text import load_tokenizer
+from rlx.weights import ModelWeights, open_weights
+
+FAMILIES = ("gemma3", "llama", "qwen2", "qwen3")
+MAX_SEQ, TOLERANCE = 96, 1e-5
+
+
+class InterpretedEngine:
+    """The model's graph, interpreted in float32; weights from the file through the weights stage."""
+
+    def __init__(self, path: Path) -> None:
+        with open_weights(path) as loader:
+            has_tensor = loader.tensors.__contains__
+            self.config = models.config_from(loader.format, loader.metadata, has_tensor, where=loader.path)
+            weights = ModelWeights(loader, self.config.arch)
+            self._graph = models.build(self.config, weights, F32)
+            constants = self._graph.constants
+            names = [name for name in self._graph.leaves("weight") if name not in constants]
+            self._weights = {name: weights.array(name) + np.float32(self.config.offset(name)) for name in names}
+        self.tokenizer, self.max_seq = load_tokenizer(path), MAX_SEQ
+        self._start()
+
+    def _start(self) -> None:
+        states = self._graph.leaves("state").items()
+        self._states = {n: np.zeros([dims.value(d, {"CTX": MAX_SEQ}) for d in s.shape], np.float32) for n, s in states}
+        self.past = 0
+
+    def forward(self, ids: Sequence[int], all_rows: bool = False) -> np.ndarray[Any, Any]:
+        env = {"SEQ": len(ids), "PAST_SEQ": self.past, "CTX": MAX_SEQ}
+        positions = np.arange(self.past, self.past + len(ids), dtype=np.int32)
+        feeds = {**self._weights, **self._states, "tokens": np.array(ids, np.int32), "positions": positions}
+        outputs, self._states = interp.run(self._graph, feeds, env)
+        self.past += len(ids)
+        return outputs["logits"] if all_rows else outputs["logits"][-1]
+
+    def trim(self, length: int) -> None:
+        self.past = length
+
+    def reset(self) -> None:
+        self.past = 0
+
+    @contextmanager
+    def scratch(self) -> Iterator[None]:
+        kept = self._states, self.past
+        self._start()
+        try:
+            yield
+        finally:
+            self._states, self.past = kept
+
+    def compile(self, on_program: Any = None) -> list[Any]:
+        return []
+
+    def stats(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    return install(monkeypatch, InterpretedEngine)  # type: ignore[arg-type]
+
+
+def runner_of(goldens: Path, family: str) -> CachedRunner:
+    return auto_runner(goldens / family / "hf")
+
+
+def golden(goldens: Path, family: str) -> dict[str, Any]:
+    return dict(np.load(goldens / family / "golden.npz"))
+
+
+def sure(expected: dict[str, Any]) -> int:
+    """Greedy tokens before the first that is nearly tied."""
+    ties = np.flatnonzero(expected["greedy_margin"] < 20 * TOLERANCE * np.abs(expected["logits"]).max())
+    return int(ties[0]) if len(ties) else len(expected["greedy"])
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= TOLERANCE * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_by_every_way(goldens: Path, family: str) -> None:
+    runner, expected = runner_of(goldens, family), golden(goldens, family)
+    tokens, cut = expected["tokens"].tolist(), len(expected["tokens"]) // 3
+    assert_close(runner.predict_logits(tokens, all_positions=True), expected["logits"])
+    assert_close(runner.predict_logits(tokens), expected["logits"][-1])
+    assert_close(runner.prefill_logits(tokens[:cut]), expected["logits"][cut - 1])
+    for at in range(cut, cut + 6):
+        assert_close(runner.decode_logits(tokens[at]), expected["logits"][at])
+        runner.predict_logits(tokens[:3])  # in between, it changes nothing
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_those_of_transformers(goldens: Path, family: str) -> None:
+    runner, expected = runner_of(goldens, family), golden(goldens, family)
+    tokens, count = expected["tokens"].tolist(), sure(expected)
+    assert count >= 3
+    ids = runner.generate(tokens, count, stop_at_eog=False)
+    assert ids == expected["greedy"][:count].tolist()
+    assert LmRunner.generate(runner, tokens, min(count, 4), stop_at_eog=False) == ids[:4]
+    seen: list[int] = []
+    assert runner.generate(tokens, 16, lambda t: (seen.append(t), len(seen) < 3)[1]) == seen == ids[:3]
