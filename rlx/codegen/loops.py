@@ -5,7 +5,7 @@ names that are bound to `HOLE`, in capitals, are its holes: literals that `speci
 under plain Python on NumPy arrays, which is how it is debugged, and how it is tested next to its compiled form.
 
 What a kernel may use: integers, f32 arithmetic, `range`, comparisons, `a if c else b`, indexing, the primitives of
-`scalars.py` and helpers that are written the same way. No `min`, `max`, lists, strings, closures or exceptions.
+`scalars.py` and helpers that are written the same way. No `min`, `max`, lists, strings, closures, recursion, `raise`.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def specialize(fn: Callable[..., Any], holes: Mapping[str, Any]) -> Callable[...
 
 def _filled(fn: Callable[..., Any], holes: Mapping[str, Any]) -> Callable[..., Any]:
     """`fn` itself without holes; else a copy, the same one for equal values."""
-    used = {n: v for n, v in holes.items() if n in fn.__code__.co_names}
-    values = {n: _filled(v, holes) if isinstance(v, FunctionType) else v for n, v in used.items()}
+    own = {n: holes[n] for n in fn.__code__.co_names if fn.__globals__.get(n) is HOLE}
+    values = {n: _filled(v, holes) if isinstance(v, FunctionType) else v for n, v in own.items()}
     callees = {n: _filled(callee, holes) for n, callee in _callees(fn).items()}
     changed = {n: callee for n, callee in callees.items() if callee is not fn.__globals__[n]} | values
     if not changed:

@@ -231,8 +231,8 @@ class Frontend:
         self.typing = _TypingContext()
         self.target = _TargetContext(self.typing, "cpu")
         self.helpers: dict[tuple[Any, tuple[Any, ...]], _Text] = {}
-        self.callees: list[dict[str, _Text]] = []
-        self.known: dict[Any, Any] = {}
+        self.callees: list[list[_Text]] = []
+        self.known: set[Any] = set()
 
     def lower(self, fn: Any, name: str, args: tuple[str, ...], fastmath: tuple[str, ...], noalias: bool) -> str:
         """LLVM assembly of a module that defines `fn` as the C function `void name(args)`.
@@ -248,7 +248,7 @@ class Frontend:
 
     def _function(self, fn: Any, args: tuple[Any, ...], result: Any, library: _Library, flags: Any) -> _Text:
         self._register_callees(fn)
-        self.callees.append({})
+        self.callees.append([])
         try:
             lowered = compiler.compile_extra(
                 self.typing, self.target, fn, args, result, flags, {}, library=library, pipeline_class=_Pipeline
@@ -260,13 +260,11 @@ class Frontend:
         return _assemble(library, typing.signature(lowered.fndesc.restype, *args), callees)
 
     def _register_callees(self, fn: Any) -> None:
-        for name in fn.__code__.co_names:
-            callee = fn.__globals__.get(name)
-            if callee in self.known if isinstance(callee, Primitive | python_types.FunctionType) else True:
-                continue
-            template = self._primitive(callee) if isinstance(callee, Primitive) else self._helper(callee)
-            self.known[callee] = template
-            self.typing.insert_global(callee, types.Function(template))
+        for callee in map(fn.__globals__.get, fn.__code__.co_names):
+            if isinstance(callee, Primitive | python_types.FunctionType) and callee not in self.known:
+                template = self._primitive(callee) if isinstance(callee, Primitive) else self._helper(callee)
+                self.known.add(callee)
+                self.typing.insert_global(callee, types.Function(template))
 
     def _primitive(self, primitive: Primitive) -> Any:
         args = tuple(map(_numba_type, primitive.args))
@@ -284,7 +282,7 @@ class Frontend:
         def generic(template: Any, args: Any, kws: Any) -> Any:
             text = self._helper_text(fn, tuple(map(types.unliteral, args)))
             if self.callees:
-                self.callees[-1][text.function] = text
+                self.callees[-1].append(text)
             return text.signature
 
         return type(fn.__name__, (AbstractTemplate,), {"key": fn, "generic": generic})
@@ -317,12 +315,14 @@ def _call(name: str, signature: Any) -> Any:
     return build
 
 
-def _assemble(library: _Library, signature: Any, callees: dict[str, _Text]) -> _Text:
+def _assemble(library: _Library, signature: Any, callees: list[_Text]) -> _Text:
     """Splits the printed module into its definition and declarations; those of Python callees are dropped."""
     text = _Text(library.name, signature)
-    for callee in callees.values():
-        text.functions.update(callee.functions)
+    for callee in callees:
         text.declarations |= callee.declarations
+        for name, body in callee.functions.items():
+            if text.functions.setdefault(name, body) != body:
+                raise CompileError("two helpers have this name and argument types", where=name, hint="Rename one.")
     for function in library.module.functions:
         if not function.is_declaration:
             # Branch weights refer to numbered metadata of the module; they only guard the step of `range`.

@@ -224,6 +224,14 @@ def test_what_kernels_may_not_use_is_refused(fn: Helper, reason: str) -> None:
         loop_kernel(fn, {}, [("x", F32)])
 
 
+def test_two_helpers_of_one_name_are_refused() -> None:
+    """Their LLVM functions would be one."""
+    other = specialize(times, {"FACTOR": 5.0})
+    holes = {"TWIST": other, "FACTOR": 2.0}
+    with pytest.raises(CompileError, match=r"times\(f32\): two helpers"):
+        loop_kernel(scale_in_helper, holes, IO)
+
+
 def test_only_own_kernels_have_a_python_form() -> None:
     with pytest.raises(CompileError, match="not a loop kernel"):
         python_form(Kernel("x_0123456789", (), (), "", ""))
