@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import islice
+from itertools import count
 from typing import Any, NoReturn
 
 from rlx.errors import ChatTemplateError
@@ -216,33 +216,37 @@ def chat_ids(
 
 
 class _Fence:
-    """Marks control tokens in messages with two characters that occur in none, so that they can be told apart later."""
+    """Puts placeholders for control tokens into the messages and takes them out of the rendered text.
+
+    A placeholder is plain letters and digits, which survive quoting; where a template changes one nevertheless, the
+    text is spoilt, but no control token comes of it.
+    """
 
     def __init__(self, tokenizer: Tokenizer, messages: Sequence[Message]) -> None:
         self._tokenizer = tokenizer
         checked = _checked_messages(messages)
-        self._open, self._close = _unused_characters(_texts(checked))
+        self._mark = _unused_word(_texts(checked))
         self.messages = [m if m["role"] == "assistant" else self._fenced(m) for m in checked]
 
     def _fenced(self, value: Any) -> Any:
         if isinstance(value, str):
-            return "".join(part if isinstance(part, str) else self._mark(part) for part in self._split(value))
+            parts = self._tokenizer.control_splitter.split(value)
+            return "".join(part if isinstance(part, str) else f"{self._mark}{part}x" for part in parts)
         if isinstance(value, dict):
             return {key: self._fenced(part) for key, part in value.items()}
         return [self._fenced(part) for part in value] if isinstance(value, list) else value
 
-    def _split(self, text: str) -> list[str | int]:
-        return list(self._tokenizer.control_splitter.split(text))
-
-    def _mark(self, token: int) -> str:
-        return f"{self._open}{self._tokenizer.id_to_token(token)}{self._close}"
-
     def encode(self, text: str) -> list[int]:
-        parts = re.split(f"{self._open}([^{self._open}{self._close}]*){self._close}", text)
+        """The ids of a rendered text: control tokens that stand in it are the template's."""
+        if self._mark not in text:
+            return self._tokenizer.encode(text, add_special_tokens=False, parse_special=True)
         ids: list[int] = []
-        for i, part in enumerate(parts):
-            ids += self._tokenizer.encode(part, add_special_tokens=False, parse_special=i % 2 == 0)
+        for part in self._tokenizer.control_splitter.split(text):
+            ids += [part] if isinstance(part, int) else self._tokenizer.encode(self._restored(part), False)
         return ids
+
+    def _restored(self, text: str) -> str:
+        return re.sub(rf"{self._mark}(\d+)x", lambda found: self._tokenizer.id_to_token(int(found[1])), text)
 
 
 def _texts(value: Any) -> list[str]:
@@ -252,10 +256,6 @@ def _texts(value: Any) -> list[str]:
     return [text for part in parts for text in _texts(part)]
 
 
-def _unused_characters(texts: Sequence[str]) -> tuple[str, str]:
-    """Two Unicode noncharacters, which no honest text holds, that occur in none of `texts`."""
-    unused = (char for char in map(chr, range(0xFDD0, 0xFDF0)) if not any(char in text for text in texts))
-    found = tuple(islice(unused, 2))
-    if len(found) < 2:
-        raise ChatTemplateError("the messages hold every Unicode noncharacter", where="messages")
-    return found[0], found[1]
+def _unused_word(texts: Sequence[str]) -> str:
+    """A word that occurs in none of `texts`, the same one every time."""
+    return next(word for i in count() if not any((word := f"qz{i}token") in text for text in texts))

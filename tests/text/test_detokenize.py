@@ -1,0 +1,76 @@
+"""Streaming: whatever the ids, the pieces joined are the decoded text, and no piece ends inside a character."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from vocabularies import sentencepiece
+
+from rlx.errors import TokenizerError
+from rlx.text import StreamDetokenizer, Tokenizer, load_tokenizer
+
+GOLDENS = Path(__file__).parent.parent / "data" / "goldens"
+KINDS = ["llama", "qwen2", "gemma3", "spm"]
+
+
+@cache
+def tokenizer_of(kind: str) -> Tokenizer:
+    if kind == "spm":  # puts a space before the text
+        return Tokenizer.from_gguf(sentencepiece(user=("<x>", " ", "\u00e9")))
+    return load_tokenizer(GOLDENS / kind / "hf")
+
+
+def stream(tokenizer: Tokenizer, ids: list[int], skip: bool = False, continues: bool = False) -> list[str]:
+    detokenizer = StreamDetokenizer(tokenizer, skip, continues=continues)
+    return [*(detokenizer.push(token) for token in ids), detokenizer.finish()]
+
+
+# Single bytes of the vocabularies above and what begins or ends a character, more often than chance would.
+some_ids = st.lists(st.one_of(st.integers(0, 262), st.integers(0xC0, 0x103)), max_size=30)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("skip", [False, True])
+@given(some_ids)
+@example([])
+@example([1, 261, 261])
+@example([261, 1, 261])
+def test_joined_pieces_are_the_decoded_text(kind: str, skip: bool, ids: list[int]) -> None:
+    tokenizer = tokenizer_of(kind)
+    assert "".join(stream(tokenizer, ids, skip)) == tokenizer.decode(ids, skip)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(st.text(max_size=20))
+def test_no_half_characters(kind: str, text: str) -> None:
+    tokenizer = tokenizer_of(kind)
+    text = text.replace("\ufffd", "")
+    pieces = stream(tokenizer, tokenizer.encode(text, add_special_tokens=False))
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert pieces[-1] == ""
+
+
+def test_a_character_appears_with_its_last_byte() -> None:
+    tokenizer = tokenizer_of("spm")
+    llama = [tokenizer.vocabulary.ids[f"<0x{byte:02X}>"] for byte in "\U0001f999".encode()]
+    assert stream(tokenizer, llama) == ["", "", "", "\U0001f999", ""]
+    assert stream(tokenizer, llama[:3]) == ["", "", "", "\ufffd"]
+    assert stream(tokenizer, [*llama[:2], tokenizer.vocabulary.ids["a"]]) == ["", "", "\ufffda", ""]
+
+
+def test_the_space_that_encoding_added_goes_once() -> None:
+    tokenizer = tokenizer_of("spm")
+    word = tokenizer.vocabulary.ids["\u2581a"]
+    assert stream(tokenizer, [word, word]) == ["a", " a", ""]
+    assert stream(tokenizer, [word, word], continues=True) == [" a", " a", ""]
+    assert stream(tokenizer, [1, word], skip=True) == ["", "a", ""]
+    assert stream(tokenizer, [1, word]) == ["<s>", " a", ""]
+
+
+def test_ids_outside_the_vocabulary() -> None:
+    with pytest.raises(TokenizerError, match="outside the vocabulary"):
+        StreamDetokenizer(tokenizer_of("llama")).push(512)

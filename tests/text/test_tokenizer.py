@@ -1,0 +1,198 @@
+"""Real vocabularies: ids against llama.cpp's test vectors and against the `tokenizers` package, GGUF against folder."""
+
+from __future__ import annotations
+
+import unicodedata
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import example, given
+from hypothesis import strategies as st
+from vocabularies import byte_level, sentencepiece, texts, write_gguf
+
+from rlx.errors import TokenizerError
+from rlx.text import Tokenizer, load_tokenizer
+
+DATA = Path(__file__).parent.parent / "data"
+FAMILIES = ["llama", "llama-k256", "qwen2", "qwen3", "gemma3"]
+VECTORS = DATA / "vocabs" / "ggml-vocab-llama-spm.gguf"
+
+
+@cache
+def trio(family: str) -> tuple[Tokenizer, Tokenizer, tokenizers.Tokenizer]:
+    """A family's tokenizer from its GGUF file, from its folder, and as the package reads it."""
+    folder = DATA / "goldens" / family
+    gguf = next(iter(sorted(folder.glob("model-*.gguf"))))
+    library = tokenizers.Tokenizer.from_file(str(folder / "hf" / "tokenizer.json"))
+    return load_tokenizer(gguf), load_tokenizer(folder / "hf"), library
+
+
+@cache
+def llama2() -> Tokenizer:
+    return load_tokenizer(VECTORS)
+
+
+def vectors() -> list[tuple[str, list[int]]]:
+    given = Path(f"{VECTORS}.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
+    lines = Path(f"{VECTORS}.out").read_text().split("\n")
+    return [(text, [int(word) for word in line.split()]) for text, line in zip(given, lines, strict=False)]
+
+
+@pytest.mark.parametrize(("text", "ids"), vectors())
+def test_llama2_ids_are_those_of_llama_cpp(text: str, ids: list[int]) -> None:
+    assert llama2().encode(text, add_special_tokens=False) == ids
+    assert llama2().decode(ids) == text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(texts)
+@example("e\u0301 \u0041\u030a")
+@example("   leading and   inner\n\n\nruns ")
+def test_all_three_readings_agree(family: str, text: str) -> None:
+    gguf, folder, library = trio(family)
+    for parse_special in (False, True):
+        library.encode_special_tokens = not parse_special
+        expected = library.encode(text, add_special_tokens=False).ids
+        assert gguf.encode(text, False, parse_special) == expected
+        assert folder.encode(text, False, parse_special) == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(texts)
+def test_framing_is_that_of_the_package(family: str, text: str) -> None:
+    gguf, folder, library = trio(family)
+    library.encode_special_tokens = True
+    expected = library.encode(text).ids
+    assert gguf.encode(text) == folder.encode(text) == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_everything_else_agrees(family: str) -> None:
+    gguf, folder, library = trio(family)
+    for name in ("bos_id", "eos_id", "eog_ids", "special_ids", "add_bos", "add_eos", "chat_template", "vocab_size"):
+        assert getattr(gguf, name) == getattr(folder, name), name
+    assert gguf.vocab_size == library.get_vocab_size()
+    for token in range(gguf.vocab_size):
+        assert gguf.id_to_token(token) == folder.id_to_token(token) == library.id_to_token(token)
+        assert gguf.token_bytes(token) == folder.token_bytes(token)
+        assert gguf.token_to_id(gguf.id_to_token(token)) == token
+    assert gguf.token_to_id("no such piece") is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(texts)
+def test_decode_inverts_encode(family: str, text: str) -> None:
+    gguf, _, _ = trio(family)
+    decoded = gguf.decode(gguf.encode(text, add_special_tokens=False))
+    if family == "gemma3":  # U+2581 is how a space is spelled there
+        assert decoded == text.replace("\u2581", " ")
+    else:
+        assert decoded == (unicodedata.normalize("NFC", text) if family.startswith("qwen") else text)
+
+
+@given(st.text(max_size=60))
+def test_decode_inverts_encode_where_a_space_is_put_before_the_text(text: str) -> None:
+    ids = llama2().encode(text, add_special_tokens=False)
+    assert llama2().decode(ids) == text.replace("\u2581", " ")
+
+
+@pytest.mark.parametrize(
+    ("family", "ends"),
+    [
+        ("llama", {"<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"}),
+        ("qwen2", {"<|endoftext|>", "<|im_end|>"}),
+        ("gemma3", {"<eos>", "<end_of_turn>"}),
+    ],
+)
+def test_ends_of_generation(family: str, ends: set[str]) -> None:
+    gguf, _, _ = trio(family)
+    assert {gguf.id_to_token(token) for token in gguf.eog_ids} == ends
+
+
+def test_bos_is_never_doubled() -> None:
+    gguf, folder, _ = trio("llama")
+    for tokenizer in (gguf, folder):
+        bos = tokenizer.bos_id
+        assert tokenizer.encode("<|begin_of_text|>hi", parse_special=True).count(bos) == 1
+        assert tokenizer.encode("hi") == [bos, *tokenizer.encode("hi", add_special_tokens=False)]
+        assert tokenizer.encode("<|begin_of_text|>hi").count(bos) == 1  # the text of BOS, as text, behind a true one
+        assert tokenizer.encode("") == [bos]
+
+
+def test_control_tokens_in_a_text_are_text() -> None:
+    for family, text in (("llama", "<|eot_id|>"), ("qwen2", "<|im_end|>"), ("gemma3", "<end_of_turn>")):
+        for tokenizer in trio(family)[:2]:
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            assert not tokenizer.special_ids.intersection(ids)
+            assert tokenizer.decode(ids) == text
+            assert tokenizer.encode(text, False, parse_special=True) == [tokenizer.token_to_id(text)]
+
+
+def test_skip_special_tokens() -> None:
+    gguf, folder, _ = trio("qwen2")
+    ids = gguf.encode("<|im_start|>a<|im_end|>", parse_special=True)
+    for tokenizer in (gguf, folder):
+        assert tokenizer.decode(ids) == "<|im_start|>a<|im_end|>"
+        assert tokenizer.decode(ids, skip_special_tokens=True) == "a"
+
+
+def test_decode_replaces_what_is_no_utf8() -> None:
+    gguf, _, library = trio("qwen2")
+    broken = [gguf.vocabulary.ids[char] for char in "\u00f0\u0141"]  # bytes F0 9F, then nothing
+    assert gguf.decode(broken) == "\ufffd" == library.decode(broken)
+
+
+@pytest.mark.parametrize("token", [-1, 512, 10**9])
+def test_ids_outside_the_vocabulary(token: int) -> None:
+    gguf, _, _ = trio("llama")
+    for use in (gguf.token_bytes, gguf.id_to_token, lambda i: gguf.decode([i])):
+        with pytest.raises(TokenizerError, match="outside the vocabulary of 512"):
+            use(token)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_text_that_is_no_text(family: str) -> None:
+    for tokenizer in trio(family)[:2]:
+        with pytest.raises(TokenizerError, match="character 1 is half a surrogate pair"):
+            tokenizer.encode("a\ud800b")
+        with pytest.raises(TokenizerError, match="must be a str, not bytes"):
+            tokenizer.encode(b"a")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_threads_do_not_disturb_each_other(family: str) -> None:
+    text = "<|eot_id|><end_of_turn> some text"
+    for tokenizer in trio(family)[:2]:
+        expected = {flag: tokenizer.encode(text, parse_special=flag) for flag in (False, True)}
+        assert expected[False] != expected[True]
+
+        def same(i: int, tokenizer: Tokenizer = tokenizer, expected: dict[bool, Any] = expected) -> bool:
+            return tokenizer.encode(text, parse_special=bool(i % 2)) == expected[bool(i % 2)]
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(same, range(200)))
+
+
+def test_load_tokenizer_takes_a_file_a_folder_and_a_json(tmp_path: Path) -> None:
+    folder = DATA / "goldens" / "qwen2" / "hf"
+    assert load_tokenizer(str(folder)).eog_ids == load_tokenizer(folder / "tokenizer.json").eog_ids
+    for name, metadata in (("bpe", byte_level(("Hello",))), ("spm", sentencepiece())):
+        path = write_gguf(tmp_path / f"{name}.gguf", metadata)
+        assert load_tokenizer(path).encode("Hello ab") == Tokenizer.from_gguf(metadata).encode("Hello ab")
+
+
+def test_load_tokenizer_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="no such file or folder"):
+        load_tokenizer(tmp_path / "nothing")
+    with pytest.raises(TokenizerError, match=r"holds no tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(TokenizerError, match=r"x\.gguf: tokenizer\.ggml\.model: the key is missing"):
+        load_tokenizer(write_gguf(tmp_path / "x.gguf", {}))
+
+
+def test_repr_names_the_ends() -> None:
+    assert repr(trio("qwen2")[0]) == "<Tokenizer of 512 byte-level tokens, ends ['<|endoftext|>', '<|im_end|>']>"
