@@ -116,7 +116,10 @@ def _heads(g: Graph, toy: Toy, name: str, h: Node, heads: int, *, normed: bool) 
 
 
 def feeds(graph: Graph, *, seq: int, past: int = 0, ctx: int = 16, seed: int = 0) -> tuple[dict[str, Array], dict]:
-    """Random values for every leaf of a toy that the graph does not supply, and the values of the symbols."""
+    """Random values for every leaf of a toy that the graph does not supply, and the values of the symbols.
+
+    Matrices keep the variance of what they multiply, as in a trained model.
+    """
     env = {"SEQ": seq, "PAST_SEQ": past, "CTX": ctx}
     rng = np.random.default_rng(seed)
     arrays: dict[str, Array] = {}
@@ -124,7 +127,8 @@ def feeds(graph: Graph, *, seq: int, past: int = 0, ctx: int = 16, seed: int = 0
         for name, leaf in graph.leaves(kind).items():
             shape = [value(d, env) for d in leaf.shape]
             if name not in graph.constants:
-                arrays[name] = rng.standard_normal(shape) * 0.3 + ("norm" in name)
+                scale = shape[-1] ** -0.5 if kind == "weight" and len(shape) == 2 and name != "embedding" else 0.3
+                arrays[name] = rng.standard_normal(shape) * scale + ("norm" in name)
     vocab = graph.leaves("weight")["embedding"].shape[0]
     arrays["tokens"] = rng.integers(0, vocab, seq).astype(np.int32)
     arrays["positions"] = np.arange(past, past + seq, dtype=np.int32)

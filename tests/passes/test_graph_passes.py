@@ -1,0 +1,162 @@
+"""Simplify, specialize, quantize and layout: what each one changes, and what it leaves."""
+
+from __future__ import annotations
+
+import pytest
+import toy
+
+from rlx.ir import ops
+from rlx.ir.dims import CTX, PAST_SEQ, SEQ, Dim
+from rlx.ir.dtypes import F16, F32, I32, Q4_0, Q4_K, Q6_K, Q8_0, Q8A, DType
+from rlx.ir.graph import LEAVES, Graph, Node
+from rlx.ir.verify import verify
+from rlx.passes.layout import layout
+from rlx.passes.options import MAX_PAST, Options
+from rlx.passes.quantize import quantize
+from rlx.passes.simplify import simplify
+from rlx.passes.specialize import specialize
+
+G = Graph()
+X = G.input("x", [SEQ, 64])
+
+
+def count(graph: Graph, op: str) -> int:
+    return sum(n.op == op for n in graph.nodes())
+
+
+# --- simplify ---------------------------------------------------------------------------------------------------------
+
+
+def test_simplify_folds_gemmas_embedding_scale_and_silu() -> None:
+    graph = simplify(toy.build(toy.FAMILIES["gemma"]), Options())
+    assert count(graph, "scale") == 0
+    assert [n["scale"] for n in graph.nodes() if n.op == "embedding"] == [8.0]
+    by_hand = Graph(outputs={"y": ops.mul(X, ops.sigmoid(X))})
+    assert simplify(by_hand, Options()).outputs["y"] is ops.silu(X)
+
+
+def test_simplify_moves_a_scale_of_the_queries_into_the_scores() -> None:
+    q, k, v = (
+        G.input("q", [SEQ, 4, 16]),
+        *(ops.kv_write(G.state(n, [2, CTX, 16]), G.input(n + "x", [SEQ, 2, 16])) for n in "kv"),
+    )
+    before = ops.attention(ops.scale(q, 0.25), k, v, scale=2.0, window=7, softcap=3.0)
+    after = simplify(Graph(outputs={"y": before}), Options())
+    assert after.outputs["y"] is ops.attention(q, k, v, scale=0.5, window=7, softcap=3.0)
+
+
+def test_simplify_leaves_a_model_without_such_patterns() -> None:
+    graph = toy.build(toy.FAMILIES["qwen3"])
+    assert simplify(graph, Options()) == graph
+
+
+# --- specialize -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", toy.FAMILIES)
+def test_a_bucket_of_one_value_makes_a_constant(family: str) -> None:
+    graph = specialize(toy.build(toy.FAMILIES[family]), Options())
+    verify(graph)
+    assert (graph.phase, graph.symbols) == ("decode", ["CTX", "PAST_SEQ"])
+    assert graph.bounds == {"PAST_SEQ": (0, MAX_PAST), "CTX": (16, MAX_PAST)}
+    assert graph.outputs["logits"].shape == (1, 128)
+    assert {n["length"] for n in graph.nodes() if n.op == "attention"} == {PAST_SEQ + 1}
+    assert all(SEQ not in n["shape"] for n in graph.nodes() if n.op == "reshape")
+
+
+def test_a_bucket_of_several_values_keeps_the_symbol() -> None:
+    before = toy.build(toy.FAMILIES["llama"])
+    after = specialize(before, Options(seq=(2, 16)))
+    assert after.outputs == before.outputs
+    assert after.phase == "prefill" and after.bounds["SEQ"] == (2, 16)
+
+
+def test_any_symbol_can_be_bound() -> None:
+    graph = specialize(toy.build(toy.FAMILIES["llama"]), Options(seq=(4, 4), symbols=(("CTX", (32, 32)),)))
+    assert graph.symbols == ["PAST_SEQ"]
+    assert {n.shape for n in graph.leaves("state").values()} == {(2, 32, 32)}
+    assert not any(isinstance(d, Dim) for n in graph.nodes() for d in n.shape)
+
+
+def test_bounds_are_those_of_the_symbols_in_use() -> None:
+    graph = specialize(Graph(outputs={"y": ops.silu(X)}), Options(seq=(2, 4)))
+    assert graph.bounds == {"SEQ": (2, 4)}
+
+
+# --- quantize ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [Q8_0, Q4_0, Q4_K, Q6_K])
+def test_linears_over_quantized_weights_take_int8_rows(dtype: DType) -> None:
+    x = G.input("wide", [SEQ, 256])
+    w = G.weight("w", [8, 256], dtype)
+    graph = quantize(Graph(outputs={"y": ops.linear(x, w)}), Options())
+    assert graph.outputs["y"] is ops.make("linear", ops.quantize(x), w)
+    exact = quantize(Graph(outputs={"y": ops.linear(x, w)}), Options(precision="exact"))
+    assert exact.outputs["y"] is ops.linear(x, w)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16])
+def test_float_weights_take_float_rows(dtype: DType) -> None:
+    graph = Graph(outputs={"y": ops.linear(X, G.weight("w", [8, 64], dtype))})
+    assert quantize(graph, Options()) == graph
+
+
+def test_linears_of_one_input_share_its_preparation() -> None:
+    graph = quantize(toy.build(toy.FAMILIES["llama"]), Options())
+    # a layer: before q, k, v; before o; before gate, up; before down; and the head's
+    assert count(graph, "quantize") == 4 * 2 + 1
+    assert count(graph, "linear") == 7 * 2 + 1
+    assert all(n.inputs[0].dtype is Q8A for n in graph.nodes() if n.op == "linear")
+
+
+def test_what_is_prepared_already_is_left() -> None:
+    prepared = ops.make("linear", ops.quantize(X), G.weight("w", [8, 64], Q8_0))
+    assert quantize(Graph(outputs={"y": prepared}), Options()).outputs["y"] is prepared
+
+
+# --- layout -----------------------------------------------------------------------------------------------------------
+
+
+def caches(graph: Graph) -> dict[str, str]:
+    return {name: node["layout"] for name, node in graph.leaves("state").items()}
+
+
+@pytest.mark.parametrize("family", toy.FAMILIES)
+def test_every_matrix_is_packed_and_key_caches_are_tiled(family: str) -> None:
+    graph = layout(toy.build(toy.FAMILIES[family]), Options())
+    verify(graph)
+    matrices = {name for name, n in graph.leaves("weight").items() if len(n.shape) == 2}
+    packs = [n for n in graph.nodes() if n.op == "pack"]
+    assert {n.inputs[0].name for n in packs} == matrices and len(packs) == len(matrices)
+    assert {n["layout"] for n in packs} == {"r16k4"}
+    for node in graph.nodes():
+        readers_of_leaves = [i for i in node.inputs if i.op in LEAVES and len(i.shape) == 2]
+        assert node.op in ("pack", "kv_write") or not readers_of_leaves
+    assert {(name.split(".")[1], kind) for name, kind in caches(graph).items()} == {
+        ("keys", "tiles"),
+        ("values", "rows"),
+    }
+
+
+def test_a_tied_embedding_is_packed_once() -> None:
+    graph = layout(toy.build(toy.FAMILIES["qwen3"]), Options())
+    readers = [n for n in graph.nodes() if any(i.op == "pack" and i.inputs[0].name == "embedding" for i in n.inputs)]
+    assert [n.op for n in readers] == ["embedding", "linear"]
+    assert len({id(i) for n in readers for i in n.inputs if i.op == "pack"}) == 1
+
+
+def test_a_key_cache_that_is_only_read_is_tiled() -> None:
+    """Layers that share the cache of an earlier one, and cross attention."""
+    q = G.input("q", [SEQ, 4, 16])
+    y = ops.attention(q, G.state("k", [2, CTX, 16]), G.state("v", [2, CTX, 16]), scale=1.0)
+    assert caches(layout(Graph(outputs={"y": y}), Options())) == {"k": "tiles", "v": "rows"}
+
+
+def test_vectors_and_other_states_keep_their_rows() -> None:
+    norm: Node = ops.rms_norm(X, G.weight("n", [64]), eps=1e-6)
+    written = ops.kv_write(G.state("s", [2, CTX, 16]), G.input("h", [SEQ, 2, 16]))
+    graph = Graph(
+        outputs={"y": norm, "s": written, "e": ops.embedding(G.input("table", [8, 64]), G.input("i", [SEQ], I32))}
+    )
+    assert layout(graph, Options()) == graph

@@ -1,0 +1,162 @@
+"""Memory: values that live at the same time lie apart, and the arena is much smaller than their sum."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import toy
+from hypothesis import given
+from ir.random_graphs import graphs
+
+from rlx.errors import GraphError
+from rlx.ir import ops
+from rlx.ir.dims import SEQ, bounds
+from rlx.ir.dtypes import F32, Q8A
+from rlx.ir.graph import Graph, Node
+from rlx.passes import pipeline
+from rlx.passes.memory import check_memory, memory
+from rlx.passes.options import Options
+from rlx.passes.program import Buffer, Program, is_work
+from rlx.passes.schedule import schedule
+
+VIEWS = ("reshape", "kv_write", "rope_kv_write")
+X = Graph().input("x", [SEQ, 64])
+
+
+def home(node: Node) -> Node:
+    """The node whose bytes a value has."""
+    return home(node.inputs[0]) if node.op in VIEWS else node
+
+
+def lifetimes(program: Program) -> dict[Node, set[int]]:
+    """Value -> the moments at which its bytes must be there: -1 before the step, then one a region, then the end."""
+    end = len(program.regions)
+    made = {n: i for i, region in enumerate(program.regions) for n in region}
+    read: dict[Node, list[int]] = {}
+    for node, at in made.items():
+        for operand in node.inputs:
+            read.setdefault(home(operand), []).append(at)
+    for node in program.graph.outputs.values():
+        read.setdefault(home(node), []).append(end)
+    alive = {}
+    for node in map(home, program.graph.nodes()):
+        if node.op == "input":
+            alive[node] = set(range(-1, end + 1))
+        elif is_work(node):
+            alive[node] = set(range(made[node], max(read[node]) + 1))
+    return alive
+
+
+def check_apart(program: Program) -> None:
+    """Every pair of values, by brute force, byte ranges against lifetimes."""
+    alive = list(lifetimes(program).items())
+    for i, (a, when) in enumerate(alive):
+        first = program.buffer(a)
+        assert first.kind == "arena" and first.offset % 64 == 0
+        assert first.nbytes == a.dtype.size([bounds(d, program.graph.bounds)[1] for d in a.shape])
+        assert first.offset + first.nbytes <= program.arena
+        for b, others in alive[:i]:
+            second = program.buffer(b)
+            apart = first.offset + first.nbytes <= second.offset or second.offset + second.nbytes <= first.offset
+            assert apart or not when & others, (a, b)
+
+
+OPTIONS = {
+    "decode": Options(),
+    "prefill": Options(seq=(2, 16)),
+    "exact": Options(seq=(2, 512), precision="exact"),
+    "all rows": Options(seq=(2, 64), all_rows=True),
+    "no fusion": Options(seq=(2, 64), fusions=()),
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("family", toy.FAMILIES)
+def test_values_that_live_together_lie_apart(family: str, options: Options) -> None:
+    check_apart(pipeline.lower(toy.build(toy.FAMILIES[family].but(layers=3)), options))
+
+
+@given(graphs())
+def test_values_of_random_graphs_lie_apart(graph: Graph) -> None:
+    check_apart(pipeline.lower(graph, Options(seq=(2, 8))))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_arena_does_not_grow_with_the_layers(options: Options) -> None:
+    graphs = [toy.build(toy.FAMILIES["qwen3"].but(layers=n)) for n in (3, 12)]
+    small, large = (pipeline.lower(g, options) for g in graphs)
+    assert small.arena == large.arena
+    total = sum(large.buffer(n).nbytes for n in lifetimes(large))
+    assert large.arena < total / 8
+
+
+def test_views_and_caches_have_the_bytes_of_what_they_show() -> None:
+    program = pipeline.lower(toy.build(toy.FAMILIES["llama"]), Options())
+    for node in program.graph.nodes():
+        if node.op == "reshape":
+            assert program.buffer(node) is program.buffer(node.inputs[0])
+        elif node.op in ("kv_write", "rope_kv_write"):
+            assert program.buffer(node) == Buffer("state", node.inputs[0].name)
+            assert str(program.buffer(node)) == f"state {node.inputs[0].name!r}"
+
+
+def test_weights_are_bound_by_name() -> None:
+    program = pipeline.lower(toy.build(toy.FAMILIES["llama"]), Options())
+    assert program.buffers is not None
+    for node, buffer in program.buffers.items():
+        if node.op in ("weight", "pack"):
+            leaf = node.inputs[0] if node.op == "pack" else node
+            assert buffer == Buffer("weight", leaf.name, 0, leaf.dtype.size([int(str(d)) for d in leaf.shape]))
+
+
+def test_sizes_are_those_of_the_largest_call() -> None:
+    graph = Graph(outputs={"y": ops.quantize(X)})
+    program = pipeline.lower(graph, Options(seq=(2, 100), all_rows=True))
+    found = {n.dtype: program.buffer(n).nbytes for n in program.graph.nodes()}
+    assert found == {F32: 100 * 64 * 4, Q8A: 100 * 88}
+    assert program.arena == 100 * 64 * 4 + 100 * 88 + (-100 * 88) % 64
+
+
+def test_a_place_is_used_again_when_its_value_is_dead() -> None:
+    y = X
+    for _ in range(20):
+        y = ops.softmax(y)
+    program = pipeline.lower(Graph(outputs={"y": y}), Options())
+    assert program.arena == 3 * 256  # the input, which stays, and two places in turn
+
+
+def test_an_output_is_not_overwritten_in_its_step() -> None:
+    first = ops.softmax(X)
+    y = first
+    for _ in range(5):
+        y = ops.softmax(y)
+    program = pipeline.lower(Graph(outputs={"first": first, "y": y}), Options())
+    kept = program.graph.outputs["first"]
+    at = program.buffer(kept).offset
+    assert [n for n in program.graph.nodes() if program.buffer(n).offset == at] == [kept]
+
+
+def test_an_input_can_be_an_output() -> None:
+    program = pipeline.lower(Graph(outputs={"x": X, "y": ops.softmax(X)}), Options())
+    check_apart(program)
+    assert program.buffer(program.graph.outputs["x"]).kind == "arena"
+
+
+def test_the_check_finds_an_overlap() -> None:
+    program = memory(
+        schedule(Graph(outputs={"y": ops.softmax(ops.softmax(X))}, bounds={"SEQ": (1, 4)}, phase="prefill"))
+    )
+    check_memory(program)
+    moved = {n: replace(b, offset=64) if n.op == "softmax" else b for n, b in (program.buffers or {}).items()}
+    with pytest.raises(GraphError, match=r"overlaps <softmax f32\[SEQ, 64\]> in the arena of region"):
+        check_memory(replace(program, buffers=moved))
+
+
+def test_a_program_prints_its_places() -> None:
+    program = pipeline.lower(toy.build(toy.FAMILIES["llama"]), Options())
+    printed = str(program)
+    assert printed.startswith(f'program "toy" decode arena={program.arena} {{\n')
+    assert printed.count("  region ") == len(program.regions) and printed.endswith("}\n")
+    assert "  @ state '0.keys'" in printed and "  load %" in printed
+    assert "@" not in str(schedule(program.graph))

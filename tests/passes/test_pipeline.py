@@ -1,0 +1,232 @@
+"""The whole pipeline: a lowered model means what the model means, for every family, phase and precision."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import toy
+from hypothesis import given
+from hypothesis import strategies as st
+from ir.random_graphs import ENV, INDICES, feeds, graphs
+
+from rlx.errors import ArgumentError, GraphError
+from rlx.ir import interp, ops, text
+from rlx.ir.dims import SEQ, symbol
+from rlx.ir.dtypes import BF16, F16, F32, Q4_K
+from rlx.ir.graph import Graph
+from rlx.passes import pipeline
+from rlx.passes.memory import check_memory
+from rlx.passes.options import FUSIONS, Options
+from rlx.passes.program import Program
+from rlx.passes.schedule import verify_schedule
+
+GOLDEN = Path(__file__).parent / "golden"
+CALLS = {  # name -> (rows, rows already there, options)
+    "decode first token": (1, 0, Options()),
+    "decode": (1, 6, Options()),
+    "prefill": (5, 0, Options(seq=(2, 16))),
+    "prefill chunk": (5, 3, Options(seq=(2, 16))),
+    "prefill one row": (1, 3, Options(seq=(1, 16))),
+    "prefill of a fixed size": (5, 3, Options(seq=(5, 5))),
+    "all rows": (5, 3, Options(seq=(2, 16), all_rows=True)),
+    "all rows of a fixed size": (5, 3, Options(seq=(5, 5), all_rows=True)),
+}
+VARIANTS = {
+    **toy.FAMILIES,
+    "float16 weights": toy.Toy(dtype=F16, cache=BF16),
+    "float32 everywhere": toy.Toy(dtype=F32, cache=F32),
+    "one kv head, gated gelu": toy.Toy(kv_heads=1, activation=ops.gelu_erf, windows=(2,)),
+    "wide blocks": toy.Toy(layers=1, width=256, hidden=256, heads=8, dtype=Q4_K),
+    "one layer, no bells": toy.Toy(layers=1, tied=False),
+}
+
+
+def results(graph: Graph, lowered: Graph, seq: int, past: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(expected, found) of the logits and of each state, in float64."""
+    arrays, env = toy.feeds(graph, seq=seq, past=past)
+    want, states = interp.run(graph, arrays, env, dtype=np.float64)
+    have, new_states = interp.run(lowered, arrays, env, dtype=np.float64)
+    assert states.keys() == new_states.keys()
+    logits = want["logits"][-len(have["logits"]) :]
+    return [(logits, have["logits"]), *((states[name], new_states[name]) for name in states)]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_exact_programs_compute_what_the_graph_says(variant: str, call: str) -> None:
+    graph = toy.build(VARIANTS[variant])
+    seq, past, options = CALLS[call]
+    program = pipeline.lower(graph, options.with_(precision="exact"))
+    pairs = results(graph, program.graph, seq, past)
+    assert len(pairs[0][1]) == (seq if options.all_rows else 1)
+    for want, have in pairs:
+        np.testing.assert_allclose(have, want, rtol=0, atol=1e-12 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_auto_programs_come_close(variant: str, call: str) -> None:
+    graph = toy.build(VARIANTS[variant])
+    seq, past, options = CALLS[call]
+    program = pipeline.lower(graph, options)
+    quantized = VARIANTS[variant].dtype.is_quantized
+    for want, have in results(graph, program.graph, seq, past):
+        want, have = want.reshape(len(want), -1), have.reshape(len(have), -1)
+        cosine = (want * have).sum(-1) / np.linalg.norm(want, axis=-1) / np.linalg.norm(have, axis=-1)
+        assert cosine.min() > 0.999
+        assert quantized or np.abs(want - have).max() < 1e-12 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("fusion", [(), *((f,) for f in FUSIONS), *(tuple(set(FUSIONS) - {f}) for f in FUSIONS)])
+@pytest.mark.parametrize("family", ["qwen2", "gemma"])
+def test_every_set_of_fusions_means_the_same(family: str, fusion: tuple[str, ...]) -> None:
+    graph = toy.build(toy.FAMILIES[family])
+    program = pipeline.lower(graph, Options(seq=(2, 16), precision="exact", fusions=fusion))
+    for want, have in results(graph, program.graph, 4, 2):
+        np.testing.assert_allclose(have, want, rtol=0, atol=1e-12 * np.abs(want).max())
+
+
+@st.composite
+def choices(draw: st.DrawFn) -> tuple[Options, dict[str, int]]:
+    """Options, and the values of the symbols of a call that they allow."""
+    seq = draw(st.sampled_from([(1, 1), (3, 3), (2, 8), (1, 64)]))
+    env = {**ENV, "SEQ": min(3, seq[1])}
+    fusions = tuple(f for f in FUSIONS if draw(st.booleans()))
+    return Options(precision="exact", seq=seq, all_rows=draw(st.booleans()), fusions=fusions), env
+
+
+@given(graphs(skip=INDICES), choices())
+def test_random_graphs_keep_their_meaning(graph: Graph, choice: tuple[Options, dict[str, int]]) -> None:
+    options, env = choice
+    program = pipeline.lower(graph, options)
+    arrays = feeds(graph, env)
+    want, _ = interp.run(graph, arrays, env, dtype=np.float64)
+    have, _ = interp.run(program.graph, arrays, env, dtype=np.float64)
+    for name, node in graph.outputs.items():
+        rows = want[name] if node.shape[:1] != (SEQ,) or options.all_rows else want[name][-1:]
+        assert have[name].shape == rows.shape
+        np.testing.assert_allclose(have[name], rows, rtol=1e-9, atol=1e-9 * np.abs(rows).max())
+
+
+@given(graphs())
+def test_random_graphs_lower_in_auto_mode(graph: Graph) -> None:
+    program = pipeline.lower(graph, Options(seq=(2, 8)))
+    verify_schedule(program.regions)
+    check_memory(program)
+
+
+def test_lowering_twice_gives_the_same_text() -> None:
+    graph = toy.build(toy.FAMILIES["gemma"])
+    assert str(pipeline.lower(graph, Options())) == str(pipeline.lower(graph, Options()))
+    again = text.loads(text.dumps(graph)).replace(constants=graph.constants)
+    assert str(pipeline.lower(again, Options())) == str(pipeline.lower(graph, Options()))
+
+
+# --- the hook ---------------------------------------------------------------------------------------------------------
+
+STAGES = ["graph", "simplify", "last_row", "specialize", "quantize", "fuse", "layout", "schedule", "memory"]
+
+
+@pytest.mark.parametrize(
+    ("options", "skipped"), [(Options(seq=(2, 16)), ()), (Options(), ("last_row",)), (Options(seq=(4, 4)), ())]
+)
+def test_the_hook_sees_every_stage(options: Options, skipped: tuple[str, ...]) -> None:
+    seen: list[tuple[str, Graph | Program]] = []
+    program = pipeline.lower(toy.build(toy.FAMILIES["llama"]), options, lambda *stage: seen.append(stage))
+    names = [s for s in STAGES if s not in skipped]
+    assert [name for name, _ in seen] == [f"{i:02}-{name}" for i, name in enumerate(names)]
+    assert isinstance(seen[-1][1], Program) and seen[-1][1] == program
+    assert [type(result) for _, result in seen[-2:]] == [Program, Program]
+    assert {result.phase for _, result in seen[:-2] if isinstance(result, Graph)} == {"graph", options.phase}
+
+
+def test_the_dump_writes_a_file_a_stage(tmp_path: Path) -> None:
+    graph = toy.build(toy.FAMILIES["qwen3"], name="toy ü")
+    folder = tmp_path / "new" / "dump"
+    program = pipeline.lower(graph, Options(seq=(2, 16)), pipeline.dump_to(folder))
+    files = sorted(folder.iterdir())
+    assert [f.name for f in files] == [f"{i:02}-{name}.txt" for i, name in enumerate(STAGES)]
+    assert text.loads(files[0].read_text(encoding="utf-8")) == graph
+    assert text.loads(files[-3].read_text(encoding="utf-8")) == program.graph
+    assert files[-1].read_text(encoding="utf-8") == str(program)
+    assert "arena+" in str(program) and "region 0 {" in str(program)
+
+
+def test_a_pass_that_breaks_the_graph_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(graph: Graph, options: Options) -> Graph:
+        return graph.replace(outputs={})
+
+    phases = tuple((name, (*group, forget) if name == "algebra" else group) for name, group in pipeline.DECODE)
+    monkeypatch.setattr(pipeline, "DECODE", phases)
+    with pytest.raises(GraphError, match="the graph has no outputs"):
+        pipeline.lower(toy.build(toy.FAMILIES["llama"]), Options())
+
+
+def test_a_broken_graph_is_refused_at_the_door() -> None:
+    with pytest.raises(GraphError, match="graph 'empty': the graph has no outputs"):
+        pipeline.lower(Graph("empty"), Options())
+
+
+def test_describe_prints_the_pipeline() -> None:
+    assert pipeline.describe().split("\n") == [
+        "algebra        simplify",
+        "extents        last_row -> specialize",
+        "arithmetic     quantize",
+        "fusion         fuse",
+        "memory layout  layout",
+        "program        schedule -> memory",
+    ]
+
+
+# --- golden text ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_the_text_of_a_program(phase: str) -> None:
+    """Run with RLX_UPDATE_GOLDEN=1 after a change that is meant to change programs, and read the diff."""
+    options = Options() if phase == "decode" else Options(seq=(2, 16))
+    found = str(pipeline.lower(toy.build(toy.FAMILIES["qwen3"].but(layers=1)), options))
+    path = GOLDEN / f"qwen3-{phase}.txt"
+    if os.environ.get("RLX_UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(found, encoding="utf-8")
+    assert found == path.read_text(encoding="utf-8")
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"precision": "fast"}, 'precision \'fast\' is unknown. Choose "exact" or "auto"'),
+        ({"seq": (0, 4)}, r"a bucket \(0, 4\) is no range of row counts. Give \(smallest, largest\)"),
+        ({"seq": (5, 4)}, r"a bucket \(5, 4\) is no range"),
+        ({"fusions": ("gated", "magic")}, r"unknown fusions \['magic'\]. Known: gated, bias"),
+        ({"symbols": (("BATCH", (4, 2)),)}, r"symbol BATCH: the bounds 4\.\.2 are no range"),
+    ],
+)
+def test_options_are_checked(changes: dict, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        Options(**changes)
+    with pytest.raises(ArgumentError, match=message):
+        Options().with_(**changes)
+
+
+def test_options_name_the_phase_and_the_bounds() -> None:
+    assert Options().phase == Options(seq=(1, 1)).phase == "decode"
+    assert Options(seq=(1, 16)).phase == Options(seq=(2, 2)).phase == "prefill"
+    bounds = Options(seq=(2, 16), symbols=(("BATCH", (1, 4)),)).bounds
+    assert bounds["SEQ"] == (2, 16) and bounds["BATCH"] == (1, 4) and bounds["PAST_SEQ"][0] == 0
+    assert hash(Options()) == hash(Options()) and Options() != Options(all_rows=True)
+
+
+def test_further_symbols_need_bounds() -> None:
+    graph = Graph("batched", {"y": ops.silu(Graph().input("x", [symbol("BATCH"), 8]))})
+    with pytest.raises(GraphError, match=r"no bounds for BATCH\. Name them in Options\.symbols"):
+        pipeline.lower(graph, Options())
+    program = pipeline.lower(graph, Options(symbols=(("BATCH", (1, 4)),)))
+    assert program.graph.bounds == {"BATCH": (1, 4)}

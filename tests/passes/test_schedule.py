@@ -1,0 +1,165 @@
+"""Schedule: independent work shares a region, equal layers have equal regions."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import toy
+from hypothesis import given
+from ir.random_graphs import graphs
+
+from rlx.errors import GraphError
+from rlx.ir import ops
+from rlx.ir.dims import CTX, SEQ
+from rlx.ir.dtypes import F16, F32
+from rlx.ir.graph import Graph, Node, topological
+from rlx.passes import pipeline
+from rlx.passes.layout import layout
+from rlx.passes.options import Options
+from rlx.passes.program import Program, is_work, root
+from rlx.passes.schedule import schedule, signature, verify_schedule
+
+DECODE, PREFILL, EXACT = Options(), Options(seq=(2, 16)), Options(precision="exact")
+G = Graph()
+X = G.input("x", [SEQ, 64])
+
+
+def lower(family: str, options: Options, **changes: object) -> Program:
+    return pipeline.lower(toy.build(toy.FAMILIES[family].but(**changes)), options)
+
+
+def check_independent(program: Program) -> None:
+    """No node of a region is reached from another one of it, and all work is there once."""
+    for region in program.regions:
+        for node in region:
+            below = set(topological(node.inputs))
+            assert not below & set(region)
+    work = [n for region in program.regions for n in region]
+    assert len(work) == len(set(work))
+    assert set(work) == {n for n in program.graph.nodes() if is_work(n)}
+    made: set[Node] = set()
+    for region in program.regions:
+        assert region
+        for node in region:
+            assert {n for n in topological(node.inputs) if is_work(n)} <= made
+        made |= set(region)
+
+
+@pytest.mark.parametrize("family", toy.FAMILIES)
+@pytest.mark.parametrize("options", [DECODE, PREFILL, EXACT], ids=["decode", "prefill", "exact"])
+def test_the_nodes_of_a_region_are_independent(family: str, options: Options) -> None:
+    check_independent(lower(family, options))
+
+
+@given(graphs())
+def test_the_nodes_of_a_region_are_independent_in_random_graphs(graph: Graph) -> None:
+    check_independent(schedule(graph))
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "a_layer"),
+    [
+        # norm, qkv, rope and writes, attention, prepare, o, norm, gate and up, prepare, down
+        ("llama", DECODE, 10),
+        ("qwen2", DECODE, 10),
+        ("qwen3", DECODE, 10),
+        ("qwen3", PREFILL, 10),
+        ("qwen3", EXACT, 8),
+        # two post norms and two residual additions more
+        ("gemma", DECODE, 14),
+        ("gemma", EXACT, 12),
+        ("llama", Options(fusions=()), 17),
+    ],
+)
+def test_regions_of_a_layer(family: str, options: Options, a_layer: int) -> None:
+    counts = [len(lower(family, options, layers=n).regions) for n in (2, 3, 6)]
+    assert [b - a for a, b in itertools.pairwise(counts)] == [a_layer, 3 * a_layer]
+
+
+def test_what_lies_around_the_layers() -> None:
+    """Embedding and angles before, norm and head after; a prefill copies last rows in two regions."""
+    assert len(lower("llama", DECODE, layers=2).regions) == 1 + 2 * 10 + 2
+    assert len(lower("llama", PREFILL, layers=2).regions) == 1 + 2 * 10 + 2 + 2
+
+
+def test_queries_keys_and_values_share_regions() -> None:
+    program = lower("qwen3", DECODE)
+    assert [n.op for n in program.regions[2]] == ["linear", "linear", "linear"]
+    assert len({n.inputs[0] for n in program.regions[2]}) == 1
+    assert sorted(n.op for n in program.regions[3]) == ["kv_write", "rope", "rope_kv_write"]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_equal_layers_have_equal_signatures(family: str) -> None:
+    signatures = [signature(r) for r in lower(family, DECODE, layers=6).regions]
+    layers = [tuple(signatures[1 + 10 * i : 11 + 10 * i]) for i in range(6)]
+    assert len(set(layers)) == 1
+    # A layer's ten regions are nine functions: both norms are one. The head's norm is that one too.
+    assert len(set(signatures)) == 1 + 9 + 1
+
+
+def test_in_a_prefill_all_layers_but_the_last_are_equal() -> None:
+    """The angles' last row, for the last layer, is taken in the first layer's first region."""
+    program = lower("qwen3", PREFILL, layers=6)
+    signatures = [signature(r) for r in program.regions]
+    assert [n.op for n in program.regions[1]] == ["rms_norm", "last_row"]
+    signatures[1] = signature(program.regions[1][:1])
+    assert len({tuple(signatures[1 + 10 * i : 11 + 10 * i]) for i in range(5)}) == 1
+    assert signatures[51:61] != signatures[41:51]
+
+
+def test_windows_make_two_kinds_of_layers() -> None:
+    program = lower("gemma", DECODE, layers=6)
+    attention = [signature(r) for r in program.regions if r[0].op == "attention"]
+    assert len(attention) == 6 and len(set(attention)) == 2
+    assert attention[0] == attention[2] != attention[1]
+
+
+def test_a_signature_sees_dtypes_shapes_attributes_and_layouts() -> None:
+    def linear(dtype: object = F32, n: int = 8, x: Node = X) -> tuple[Node, ...]:
+        return (ops.linear(x, G.weight("w", [n, 64], dtype)),)
+
+    base = signature(linear())
+    assert base == signature((ops.linear(G.input("other", [SEQ, 64]), G.weight("another", [8, 64])),))
+    assert base != signature(linear(F16)) and base != signature(linear(n=16))
+    assert base != signature(linear(x=G.input("x", [1, 64])))
+    assert base != signature(linear() * 2)
+    packed = layout(Graph(outputs={"y": linear()[0]}), Options()).outputs["y"]
+    assert signature((packed,)) != base
+    q = G.input("q", [SEQ, 4, 16])
+    caches = [G.state(n, [2, CTX, 16]) for n in "kv"]
+    plain = ops.attention(q, *caches, scale=1.0)
+    tiled = layout(Graph(outputs={"y": plain}), Options()).outputs["y"]
+    assert signature((plain,)) != signature((tiled,))
+    assert signature((plain,)) != signature((ops.attention(q, *caches, scale=2.0),))
+
+
+def test_views_cost_no_region() -> None:
+    graph = Graph(outputs={"y": ops.reshape(ops.softmax(ops.reshape(X, [SEQ, 4, 16])), [SEQ, 64])})
+    program = schedule(graph)
+    assert [[n.op for n in r] for r in program.regions] == [["softmax"]]
+    assert root(graph.outputs["y"]) is program.regions[0][0]
+
+
+def test_packing_is_done_at_load() -> None:
+    program = lower("llama", DECODE)
+    assert {n.op for n in program.load} == {"pack"}
+    assert {n.inputs[0].name for n in program.load} == {
+        n for n, w in program.graph.leaves("weight").items() if len(w.shape) == 2
+    }
+
+
+def test_a_graph_without_work_has_no_regions() -> None:
+    assert schedule(Graph(outputs={"y": ops.reshape(X, [SEQ, 4, 16])})).regions == ()
+
+
+def test_a_wrong_order_is_refused() -> None:
+    first, second = ops.softmax(X), ops.softmax(ops.softmax(X))
+    verify_schedule([(first,), (second,)])
+    for regions in ([(second,), (first,)], [(first, second)], [(second,)]):
+        with pytest.raises(GraphError, match=r"<softmax f32\[SEQ, 64\]>: runs before its operand <softmax"):
+            verify_schedule(regions)
+    view = ops.softmax(ops.reshape(first, [SEQ, 4, 16]))
+    with pytest.raises(GraphError, match="runs before its operand <reshape"):
+        verify_schedule([(first, view)])
