@@ -66,6 +66,7 @@ class Emitter:
         for argument, name in zip(self.function.args, names, strict=True):
             argument.name = name
         self.args: dict[str, ir.Value] = dict(zip(names, self.function.args, strict=True))
+        self._loops: list[ir.MDValue] = []
         self._entry = self.function.append_basic_block("entry")
         self.b = ir.IRBuilder(self.function.append_basic_block("body"))
 
@@ -73,7 +74,7 @@ class Emitter:
         """Closes the function and names it by its text."""
         self.b.ret_void()
         ir.IRBuilder(self._entry).branch(self.function.blocks[1])
-        text = str(self.module)
+        text = _as_written(str(self.module), self._loops)
         name = symbol(template, text)
         return Kernel(name, self.buffers, self.extents, text.replace(_PLACEHOLDER, name), source)
 
@@ -115,7 +116,7 @@ class Emitter:
     def stack(self, nbytes: int) -> ir.Value:
         """Scratch memory of the call, on a 64-byte line."""
         slot = ir.IRBuilder(self._entry).alloca(ir.ArrayType(I8, nbytes))
-        slot.align = 64
+        slot.align, slot.type = 64, POINTER  # llvmlite still types it as a pointer to the array
         return slot
 
     def prefetch(self, pointer: ir.Value, nbytes: int) -> None:
@@ -245,7 +246,8 @@ class Emitter:
         for phi, first, later in zip([i, *phis], [self.i64(start), *carry], [following, *loop.values], strict=True):
             phi.add_incoming(first, before)
             phi.add_incoming(later, self.b.block)
-        self.b.branch(head)
+        self._loops.append(self.module.add_metadata([ir.Constant(I32, len(self._loops))]))
+        self.b.branch(head).set_metadata("llvm.loop", self._loops[-1])
         self.b.position_at_end(done)
 
     @contextmanager
@@ -321,6 +323,19 @@ class Emitter:
         """Two vectors one after the other."""
         order = ir.Constant(vector(I32, 2 * low.type.count), list(range(2 * low.type.count)))
         return self.b.shuffle_vector(low, high, order)
+
+
+def _as_written(text: str, loops: Sequence[ir.MDValue]) -> str:
+    """The module, its loops marked to stay as they are: unrolling is done by hand, and LLVM would take long over it.
+
+    Such a mark must refer to itself, which llvmlite cannot write.
+    """
+    if not loops:
+        return text
+    for number, loop in enumerate(loops):
+        name = loop.get_reference()
+        text = text.replace(f"{name} = !{{ i32 {number} }}", f"{name} = distinct !{{ {name}, !{len(loops)} }}")
+    return f'{text}\n!{len(loops)} = !{{ !"llvm.loop.unroll.disable" }}\n'
 
 
 @cache

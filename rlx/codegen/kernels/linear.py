@@ -1,0 +1,362 @@
+"""Linear layers: out[rows, n] = x[rows, k] times packed W[n, k] transposed, with what follows it in the same pass.
+
+    for macro tile of 48 rows:
+        for group of units in begin .. end:             # a unit: 16 rows of W, the 16 lanes of a result vector
+            if there are enough rows to share it:
+                for chunk of 256 k:
+                    unpack the chunk of W into scratch memory
+                    for tile of rows: total[tile] += part of the chunk
+            for the rows left (in decode, the one row there is):
+                for chunk of 256 k: total += part of the chunk, W streamed and unpacked in registers
+            out = gate(total + bias) ... + residual
+
+    part, int8 activations:    for sub-block of 32 k: part += int8 dots * weight scale * activation scale
+    part, f32 activations:     for k: part += dequantized weight * activation
+
+Every result is summed in the same order whatever the number of rows, the tile it falls in and the split of the units,
+so its bits never depend on them. With f32 activations the weights are dequantized exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+
+from llvmlite import ir
+
+from rlx.codegen import dots, vmath
+from rlx.codegen.kernel import Kernel
+from rlx.codegen.kernels import unpack
+from rlx.codegen.kernels.multiply import Multiplier, Rows, Shape, Sub, Sums
+from rlx.codegen.kernels.unpack import CHUNK, FORMATS, GROUPS, SUB
+from rlx.codegen.layouts import BLOCK_ROWS, PACKINGS
+from rlx.codegen.target import Target
+from rlx.codegen.tiles import F32X16, I8X64, Emitter, Index
+from rlx.errors import CompileError, ShapeError
+from rlx.ir.dtypes import F32, DType
+
+#: What a gated linear may apply to its gate.
+GATES = ("silu", "gelu_tanh", "gelu_erf")
+
+_PREFETCH = 4096  # bytes ahead of the reader: about latency times bandwidth of a core
+_MACRO_ROWS = 48  # rows that share one unpacking of a chunk
+_TERMS = 1 << 18  # bytes of stack for the rows' terms at most: very wide layers take fewer rows at a time
+
+
+def units(n: int) -> int:
+    """Work units of a linear with `n` results a row: blocks of 16."""
+    return -(-n // BLOCK_ROWS)
+
+
+def linear(
+    dtype: DType,
+    n: int,
+    k: int,
+    act: str,
+    target: Target,
+    *,
+    residual: bool = False,
+    bias: bool = False,
+    gated: str | None = None,
+) -> Kernel:
+    """A kernel for out = x W^T, or gate(x Wg^T) * (x Wu^T) where gated; then plus residual. Bias goes to each product.
+
+    Buffers: `x` (q8a rows or f32[rows, k]), `w` (packed [n, k]), `w_up` where gated, `bias` f32[n] and `bias_up` where
+    gated, `residual` f32[rows, n], `out` f32[rows, n]. `residual` may be `out` itself; nothing else may overlap `out`.
+    Extents: `rows`. Units: `units(n)`; ranges of an even number of units suit it best.
+
+    Args:
+        dtype: a type of `layouts.PACKED_DTYPES`.
+        act: `q8a` (integer dot products, quantized weights only) or `f32` (exact weights).
+        gated: None, `silu`, `gelu_tanh` or `gelu_erf`.
+
+    Raises:
+        CompileError: an option out of its range.
+        ShapeError: k does not fit the type's blocks.
+    """
+    _check(dtype, k, act, gated)
+    shape = Shape(dtype, n, k, act, residual, bias, gated)
+    e = Emitter(target, shape.buffers, ["rows"])
+    _Linear(e, shape, Multiplier(e, target, shape), _tiles(target, shape)).write()
+    return e.finish(f"linear_{dtype}_{act}", _outline(shape))
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """How many rows and blocks go together: as many sums as the registers hold.
+
+    Attributes:
+        shared: rows of a tile over unpacked weights, the largest first, multiples of the smallest. What is left of
+            the rows by the smallest is streamed.
+        streamed: rows of a tile over streamed weights, the largest first.
+        blocks: row blocks of a tile over unpacked weights.
+    """
+
+    shared: tuple[int, ...]
+    streamed: tuple[int, ...]
+    blocks: int
+
+
+def _tiles(target: Target, shape: Shape) -> _Tiles:
+    wide = target.level == "avx512"
+    blocks = 2 if wide or shape.gated else 1
+    if shape.integer:
+        return _Tiles((6,) if wide else (4,), (2, 1), blocks)
+    return _Tiles((6, 2) if wide else (6 // blocks,), (1,), blocks)
+
+
+@dataclass(frozen=True)
+class _Scratch:
+    """Stack memory: an unpacked chunk of each block, the totals f32[macro rows, blocks, 16], the rows' terms."""
+
+    chunk: ir.Value
+    totals: ir.Value
+    terms: ir.Value | None
+
+
+_Stream = tuple[ir.Value, list[ir.Value]]  # a block's chunk and its header's values
+
+
+class _Linear:
+    """A linear kernel while it is written."""
+
+    def __init__(self, e: Emitter, shape: Shape, multiply: Multiplier, tiles: _Tiles) -> None:
+        self.e, self.shape, self.multiply, self.tiles = e, shape, multiply, tiles
+        fitting = min(_MACRO_ROWS, _TERMS // max(1, multiply.term_bytes))
+        self.macro_rows = max(1, fitting // tiles.shared[0]) * tiles.shared[0]
+        scales = 2 if shape.format and (shape.format.halves or shape.format.lows) else 1
+        self.sub_bytes = 64 * (GROUPS + scales if shape.integer else SUB)  # of unpacked weights
+        self.chunk_bytes = self.sub_bytes * CHUNK // SUB
+        terms = e.stack(self.macro_rows * multiply.term_bytes) if multiply.terms_a_sub else None
+        totals = e.stack(64 * self.macro_rows * tiles.blocks)
+        self.scratch = _Scratch(e.stack(tiles.blocks * self.chunk_bytes), totals, terms)
+
+    def write(self) -> None:
+        e, group = self.e, self.tiles.blocks // len(self.shape.weights)
+        with e.loop(0, e.args["rows"], self.macro_rows) as m:
+            count = e.smin(self.macro_rows, e.b.sub(e.args["rows"], m.i))
+            if self.scratch.terms:
+                with e.loop(0, count) as r:
+                    x = e.at(e.args["x"], (e.b.add(m.i, r.i), self.shape.row_bytes))
+                    self.multiply.write_terms(x, e.at(self.scratch.terms, (r.i, self.multiply.term_bytes)))
+            with e.loop(e.args["begin"], e.args["end"], group) as u:
+                last = e.smin(e.b.add(u.i, e.i64(group)), e.args["end"])
+                done = self._shared_rows(m.i, count, u.i, last)
+                with e.loop(u.i, last) as v:
+                    self._finish_rows(m.i, done, v.i, e.b.sub(v.i, u.i))
+                    self._streamed_rows(m.i, done, count, v.i)
+
+    def _rows(self, macro: ir.Value, row: ir.Value, count: int) -> Rows:
+        e = self.e
+        terms = self.scratch.terms and e.at(self.scratch.terms, (row, self.multiply.term_bytes))
+        return Rows(e.at(e.args["x"], (e.b.add(macro, row), self.shape.row_bytes)), terms, count)
+
+    def _block(self, name: str, unit: ir.Value) -> ir.Value:
+        return self.e.at(self.e.args[name], (unit, self.shape.block_bytes))
+
+    # --- weights unpacked once for many rows --------------------------------------------------------------------------
+
+    def _shared_rows(self, macro: ir.Value, count: ir.Value, unit: ir.Value, last: ir.Value) -> ir.Value:
+        """The totals of as many rows as fill tiles, for the units [unit, last); returns how many rows that is."""
+        e, tiles = self.e, self.tiles
+        smallest = tiles.shared[-1]
+        done = e.b.sub(count, e.b.urem(count, e.i64(smallest)))
+        second = e.b.sub(last, e.i64(1))  # where there is no second unit, the first is computed twice
+        group = [unit, second][: tiles.blocks // len(self.shape.weights)]
+        blocks = [self._block(name, u) for u in group for name in self.shape.weights]
+        with e.when(e.b.icmp_signed(">", done, e.i64(0))):
+            with e.loop(0, e.b.mul(done, e.i64(tiles.blocks))) as z:
+                e.store(e.f32(0.0), e.at(self.scratch.totals, (z.i, 64)), 64)
+            with e.loop(0, self.shape.chunks) as c:
+                self._unpack([self._chunk(block, c.i) for block in blocks], c.i)
+                row: Index = 0
+                for rows in tiles.shared:
+                    with e.loop(row, e.b.sub(done, e.i64(rows - 1)), rows) as r:
+                        self._shared_tile(self._rows(macro, r.i, rows), c.i, r.i)
+                    row = r.i
+        return done
+
+    def _chunk(self, block: ir.Value, chunk: ir.Value) -> ir.Value:
+        return self.e.at(block, (chunk, unpack.chunk_bytes(self.shape.dtype)))
+
+    def _unpack(self, starts: Sequence[ir.Value], chunk: ir.Value) -> None:
+        """A chunk of each block into scratch memory: ready codes and scales, or f32 weights [256, 16]."""
+        e, format_ = self.e, self.shape.format
+        for i, start in enumerate(starts):
+            target = e.at(self.scratch.chunk, i * self.chunk_bytes)
+            if format_ is None:
+                with e.loop(0, self.multiply.steps(chunk, 1)) as s:
+                    place = e.at(start, (s.i, PACKINGS[self.shape.dtype].nbytes))
+                    e.store(e.load_as_f32(self.shape.dtype, place), e.at(target, (s.i, 64)), 64)
+                continue
+            header = format_.chunk(e, start)
+            with e.loop(0, self.multiply.steps(chunk, SUB)) as s:
+                place = unpack.sub_block(e, format_, start, s.i)
+                e.prefetch(e.at(place, _PREFETCH), format_.stride)
+                codes, scales = format_.codes(e, place), format_.scales(e, header, place)
+                if self.shape.integer:
+                    vectors = [dots.ready(e, c, format_.bits) for c in codes] + scales
+                else:
+                    vectors = unpack.weights_f32(e, format_, codes, scales)
+                for v, value in enumerate(vectors):
+                    e.store(value, e.at(target, 64 * v, (s.i, self.sub_bytes)), 64)
+
+    def _shared_tile(self, rows: Rows, chunk: ir.Value, row: ir.Value) -> None:
+        """Adds a chunk of some rows to their totals."""
+        e, blocks = self.e, self.tiles.blocks
+        places = [e.at(self.scratch.chunk, i * self.chunk_bytes) for i in range(blocks)]
+        part = (
+            self._shared_integers(rows, places, chunk)
+            if self.shape.integer
+            else self._shared_floats(rows, places, chunk)
+        )
+        for i, value in enumerate(part):
+            place = e.at(self.scratch.totals, (row, 64 * blocks), 64 * i)
+            e.store(e.b.fadd(e.load(F32X16, place, 64), value), place, 64)
+
+    def _shared_integers(self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value) -> Sums:
+        e = self.e
+        with e.loop(0, self.multiply.steps(chunk, SUB), 1, self.multiply.zeros(rows, len(places))) as s:
+            subs = [self._scratch_sub(e.at(place, (s.i, self.sub_bytes))) for place in places]
+            s.values = self.multiply.integer_step(subs, rows, e.mul_add(chunk, CHUNK // SUB, s.i), s.values)
+        return s.results
+
+    def _shared_floats(self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value) -> Sums:
+        """Even and odd k at once where the registers hold both their sums, else one after the other."""
+        e, step = self.e, gcd(self.shape.k, 4)
+        zeros = self.multiply.zeros(rows, len(places))
+        parts = []
+        for parities in [(0, 1)] if self.e.target.level == "avx512" else [(0,), (1,)]:
+            with e.loop(0, self.multiply.steps(chunk, step), 1, zeros * len(parities)) as s:
+                sums = _halves(s.values) if len(parities) == 2 else [s.values]
+                first = e.mul_add(e.mul_add(chunk, CHUNK // step, s.i), step)
+                for k in [k for k in range(step) if k % 2 in parities]:
+                    weights = [e.load(F32X16, e.at(p, 64 * k, (s.i, 64 * step)), 64) for p in places]
+                    at = parities.index(k % 2)
+                    sums[at] = self.multiply.float_step(k, weights, rows, first, sums[at])
+                s.values = [value for part in sums for value in part]
+            parts += _halves(s.results) if len(parities) == 2 else [s.results]
+        return self.multiply.add(*parts)
+
+    def _scratch_sub(self, place: ir.Value) -> Sub:
+        e = self.e
+        scales = [e.load(F32X16, e.at(place, 64 * v), 64) for v in range(GROUPS, self.sub_bytes // 64)]
+        return Sub(lambda g: e.load(I8X64, e.at(place, (g, 64)), 64), scales, in_memory=True)
+
+    def _finish_rows(self, macro: ir.Value, done: ir.Value, unit: ir.Value, member: ir.Value) -> None:
+        """Writes the rows whose totals are in scratch memory, for one unit of the group."""
+        e, products = self.e, len(self.shape.weights)
+        with e.loop(0, done) as r:
+            place = e.at(self.scratch.totals, (r.i, 64 * self.tiles.blocks), (member, 64 * products))
+            self._finish(e.b.add(macro, r.i), unit, [e.load(F32X16, e.at(place, 64 * j), 64) for j in range(products)])
+
+    # --- weights streamed for few rows --------------------------------------------------------------------------------
+
+    def _streamed_rows(self, macro: ir.Value, done: ir.Value, count: ir.Value, unit: ir.Value) -> None:
+        e = self.e
+        blocks = [self._block(name, unit) for name in self.shape.weights]
+        row: Index = done
+        for rows in self.tiles.streamed:
+            with e.loop(row, e.b.sub(count, e.i64(rows - 1)), rows) as r:
+                totals = [e.f32(0.0)] * (rows * len(blocks))
+                with e.loop(0, self.shape.chunks, 1, totals) as c:
+                    part = self._stream(blocks, self._rows(macro, r.i, rows), c.i)
+                    c.values = self.multiply.add(c.values, part)
+                for i in range(rows):
+                    results = c.results[i * len(blocks) : (i + 1) * len(blocks)]
+                    self._finish(e.b.add(e.b.add(macro, r.i), e.i64(i)), unit, results)
+            row = r.i
+
+    def _stream(self, blocks: Sequence[ir.Value], rows: Rows, chunk: ir.Value) -> Sums:
+        """The part of a chunk, weights read from where they lie."""
+        starts = [self._chunk(block, chunk) for block in blocks]
+        headers = [self.shape.format.chunk(self.e, start) if self.shape.format else [] for start in starts]
+        streams = list(zip(starts, headers, strict=True))
+        zeros = self.multiply.zeros(rows, len(blocks))
+        if self.shape.integer:
+            return self._stream_integers(streams, rows, chunk, zeros)
+        return self.multiply.add(*_halves(self._stream_floats(streams, rows, chunk, zeros + zeros)))
+
+    def _stream_integers(self, streams: Sequence[_Stream], rows: Rows, chunk: ir.Value, zeros: Sums) -> Sums:
+        e = self.e
+        with e.loop(0, self.multiply.steps(chunk, SUB), 1, zeros) as s:
+            subs = [self._packed_sub(start, header, s.i) for start, header in streams]
+            s.values = self.multiply.integer_step(subs, rows, e.mul_add(chunk, CHUNK // SUB, s.i), s.values)
+        return s.results
+
+    def _stream_floats(self, streams: Sequence[_Stream], rows: Rows, chunk: ir.Value, zeros: Sums) -> Sums:
+        e, step = self.e, SUB if self.shape.format else gcd(self.shape.k, 8)
+        with e.loop(0, self.multiply.steps(chunk, step), 1, zeros) as s:
+            weights = [self._packed_floats(start, header, s.i, step) for start, header in streams]
+            first = e.mul_add(e.mul_add(chunk, CHUNK // step, s.i), step)
+            sums = _halves(s.values)
+            for k, blocks in enumerate(zip(*weights, strict=True)):
+                sums[k % 2] = self.multiply.float_step(k, blocks, rows, first, sums[k % 2])
+            s.values = sums[0] + sums[1]
+        return s.results
+
+    def _packed_sub(self, start: ir.Value, header: list[ir.Value], s: ir.Value) -> Sub:
+        e, format_ = self.e, self.shape.format
+        assert format_ is not None
+        place = unpack.sub_block(e, format_, start, s)
+        e.prefetch(e.at(place, _PREFETCH), format_.stride)
+        codes, bits = format_.codes(e, place), format_.bits
+        return Sub(lambda g: dots.ready(e, codes[g], bits), format_.scales(e, header, place), in_memory=False)
+
+    def _packed_floats(self, start: ir.Value, header: list[ir.Value], s: ir.Value, step: int) -> list[ir.Value]:
+        e, format_ = self.e, self.shape.format
+        if format_ is None:
+            size = PACKINGS[self.shape.dtype].nbytes
+            place = e.at(start, (s, step * size))
+            e.prefetch(e.at(place, 2 * _PREFETCH), step * size)
+            return [e.load_as_f32(self.shape.dtype, e.at(place, k * size)) for k in range(step)]
+        place = unpack.sub_block(e, format_, start, s)
+        e.prefetch(e.at(place, _PREFETCH), format_.stride)
+        return unpack.weights_f32(e, format_, format_.codes(e, place), format_.scales(e, header, place))
+
+    # --- after the sum ------------------------------------------------------------------------------------------------
+
+    def _finish(self, row: ir.Value, unit: ir.Value, totals: Sums) -> None:
+        """Bias, gate and residual of 16 results, and their store; the last unit may hold fewer."""
+        e, shape = self.e, self.shape
+        column = e.b.mul(unit, e.i64(BLOCK_ROWS))
+        mask = e.tail_mask(e.b.sub(e.i64(shape.n), column)) if shape.n % BLOCK_ROWS else None
+        biases = [e.load_as_f32(F32, e.at(e.args[name], (column, 4)), mask) for name in shape.biases]
+        totals = [e.b.fadd(t, b) for t, b in zip(totals, biases, strict=True)] if biases else totals
+        value = totals[0]
+        if shape.gated:
+            value = e.b.fmul(vmath.UNARY[shape.gated](e, value), totals[1])
+        if shape.residual:
+            value = e.b.fadd(value, e.load_as_f32(F32, e.at(e.args["residual"], (row, 4 * shape.n), (column, 4)), mask))
+        e.store_from_f32(F32, value, e.at(e.args["out"], (row, 4 * shape.n), (column, 4)), mask)
+
+
+def _halves(values: Sums) -> list[Sums]:
+    return [values[: len(values) // 2], values[len(values) // 2 :]]
+
+
+def _check(dtype: DType, k: int, act: str, gated: str | None) -> None:
+    if dtype not in PACKINGS:
+        raise CompileError(f"no linear kernel reads {dtype} weights", hint=f"It reads {', '.join(map(str, PACKINGS))}.")
+    if act not in ("q8a", "f32") or (act == "q8a" and dtype not in FORMATS):
+        raise CompileError(f"no linear kernel multiplies {dtype} weights with {act} activations")
+    if gated not in (None, *GATES):
+        raise CompileError(f"unknown gate {gated!r}", hint=f"Gates: {', '.join(GATES)}.")
+    if k <= 0 or k % PACKINGS[dtype].superblock:
+        raise ShapeError(f"k = {k} is no multiple of the {PACKINGS[dtype].superblock} elements a superblock of {dtype}")
+
+
+def _outline(shape: Shape) -> str:
+    """What a person reads instead of the vector code."""
+    product = "dot(x[row], w[i])" + " + bias[i]" * shape.bias
+    if shape.gated:
+        product = f"{shape.gated}({product}) * (dot(x[row], w_up[i])" + " + bias_up[i]" * shape.bias + ")"
+    inner = "int8 dots a 32 k, scaled in f32" if shape.integer else "f32, weights dequantized exactly"
+    return (
+        f"# x {shape.act}[rows, {shape.k}], w {shape.dtype} packed [{shape.n}, {shape.k}]\n"
+        f"# {inner}; summed in chunks of {CHUNK} k\n"
+        f"for unit in range(begin, end):\n    for row in range(rows):\n"
+        f"        for i in range(16 * unit, min(16 * unit + 16, {shape.n})):  # 16 lanes\n"
+        f"            out[row, i] = {product}{' + residual[row, i]' * shape.residual}\n"
+    )

@@ -1,0 +1,241 @@
+"""The inner steps of a linear: some k of some rows times some row blocks of weights, summed in registers.
+
+`linear.py` decides which rows and blocks go together and where the weights come from; the arithmetic, and with it the
+order of every sum, is here. Sums are a list, row by row and block by block within a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from llvmlite import ir
+
+from rlx.codegen import dots
+from rlx.codegen.kernels.unpack import CHUNK, FORMATS, GROUPS, SUB, Format
+from rlx.codegen.layouts import PACKINGS, q8a_bytes
+from rlx.codegen.target import Target
+from rlx.codegen.tiles import FLOAT, I8X64, I32, Emitter, Index, vector
+from rlx.ir.dtypes import DType
+
+Sums = list[ir.Value]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What makes a linear kernel: see `linear.linear`."""
+
+    dtype: DType
+    n: int
+    k: int
+    act: str
+    residual: bool
+    bias: bool
+    gated: str | None
+
+    @property
+    def weights(self) -> list[str]:
+        return ["w", "w_up"] if self.gated else ["w"]
+
+    @property
+    def biases(self) -> list[str]:
+        return [name for name in ("bias", "bias_up") if self.bias][: len(self.weights)]
+
+    @property
+    def buffers(self) -> list[str]:
+        return ["x", *self.weights, *self.biases, *["residual"] * self.residual, "out"]
+
+    @property
+    def integer(self) -> bool:
+        """Whether activations are int8."""
+        return self.act == "q8a"
+
+    @property
+    def format(self) -> Format | None:
+        """How codes are read; None for weights that are plain numbers."""
+        return FORMATS.get(self.dtype)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of activations."""
+        return q8a_bytes(self.k) if self.integer else 4 * self.k
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a row block of weights."""
+        return self.k // PACKINGS[self.dtype].superblock * PACKINGS[self.dtype].nbytes
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.k // CHUNK)
+
+
+@dataclass
+class Sub:
+    """A sub-block of 32 k of one row block, ready for dots.
+
+    Attributes:
+        code: the vector of a group: of any group at run time where the codes are in memory, else of a known one.
+        scales: the scale vectors.
+        in_memory: whether the codes are.
+    """
+
+    code: Callable[[Index], ir.Value]
+    scales: Sequence[ir.Value]
+    in_memory: bool
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of activations, one after the other.
+
+    Attributes:
+        x: the first row.
+        terms: its terms (see `Multiplier.write_terms`), None where there are none.
+        count: how many rows.
+    """
+
+    x: ir.Value
+    terms: ir.Value | None
+    count: int
+
+
+class Multiplier:
+    """The arithmetic of one linear kernel."""
+
+    def __init__(self, e: Emitter, target: Target, shape: Shape) -> None:
+        self.e, self.target, self.shape = e, target, shape
+
+    def steps(self, chunk: ir.Value, step: int) -> Index:
+        """Steps of `step` k in a chunk: the last chunk may be short."""
+        if self.shape.k % CHUNK == 0:
+            return CHUNK // step
+        done = self.e.b.mul(chunk, self.e.i64(CHUNK // step))
+        return self.e.smin(CHUNK // step, self.e.b.sub(self.e.i64(self.shape.k // step), done))
+
+    # --- integer activations ------------------------------------------------------------------------------------------
+    #
+    # Unsigned codes give sums that lack the zero point (or the minimum) times the sum of the activations. That product
+    # is the same for all weights but for its scale, so it is made once a row: the row's terms.
+
+    @cached_property
+    def zero(self) -> int:
+        """The zero point that the dot products leave in."""
+        format_ = self.shape.format
+        return dots.zero_left(self.target, format_.bits, format_.zero) if format_ and self.shape.integer else 0
+
+    @cached_property
+    def terms_a_sub(self) -> int:
+        """Terms a sub-block: one, two where each half has its own scale, none where nothing is left to correct."""
+        format_ = self.shape.format
+        if not format_ or not self.shape.integer or not (self.zero or format_.lows):
+            return 0
+        return 2 if format_.halves else 1
+
+    @property
+    def term_bytes(self) -> int:
+        """Bytes of a row's terms."""
+        return 4 * self.terms_a_sub * (self.shape.k // SUB)
+
+    def write_terms(self, x: ir.Value, terms: ir.Value) -> None:
+        """One row's terms: -zero times the sums of its codes (i32); for types with minima -scale times them (f32)."""
+        e, k = self.e, self.shape.k
+        scales, sums = e.at(x, k), e.at(x, k + k // 8)
+        whole = k // CHUNK * (CHUNK // SUB)
+        for first, last, width in ((0, whole, 8), (whole, k // SUB, 1)):
+            if first < last:
+                with e.loop(first, last, width) as s:
+                    both = e.load(vector(I32, 2 * width), e.at(sums, (s.i, 8)))
+                    value = self._terms(both, e.at(scales, (s.i, 4)), width)
+                    e.store(value, e.at(terms, (s.i, 4 * self.terms_a_sub)))
+
+    def _terms(self, sums: ir.Value, scales: ir.Value, width: int) -> ir.Value:
+        e = self.e
+        if self.terms_a_sub == 1:
+            sums = e.b.add(e.pick(sums, range(0, 2 * width, 2)), e.pick(sums, range(1, 2 * width, 2)))
+        if self.zero:
+            return e.b.mul(sums, ir.Constant(sums.type, [-self.zero] * sums.type.count))
+        wide = vector(FLOAT, width)
+        return e.b.fneg(e.b.fmul(e.b.sitofp(sums, wide), e.load(wide, scales)))
+
+    def integer_step(self, subs: Sequence[Sub], rows: Rows, sub: Index, parts: Sums) -> Sums:
+        """Adds sub-block `sub` of the row to `parts`: exact integer sums times weight scale times activation scale."""
+        e, format_ = self.e, self.shape.format
+        assert format_ is not None
+        scaled = self._scaled(subs, self._sums(subs, rows, sub, 0), 0)
+        if format_.halves:
+            second = [e.to_f32(s) for s in self._sums(subs, rows, sub, 1)]
+            scales = [s.scales[1] for s in subs] * rows.count
+            scaled = [e.fma(s, d, first) for s, d, first in zip(second, scales, scaled, strict=True)]
+        done = []
+        for row in range(rows.count):
+            activation_scale = e.splat_f32(e.at(rows.x, row * self.shape.row_bytes + self.shape.k, (sub, 4)))
+            for block, weights in enumerate(subs):
+                i = row * len(subs) + block
+                part = e.fma(scaled[i], activation_scale, parts[i])
+                if format_.lows:
+                    part = e.fma(weights.scales[1], e.splat_f32(self._term(rows, row, sub)), part)
+                done.append(part)
+        return done
+
+    def _scaled(self, subs: Sequence[Sub], sums: Sums, half: int) -> Sums:
+        return [self.e.b.fmul(self.e.to_f32(s), subs[i % len(subs)].scales[half]) for i, s in enumerate(sums)]
+
+    def _term(self, rows: Rows, row: int, sub: Index, half: int = 0) -> ir.Value:
+        """Address of a row's term."""
+        assert rows.terms is not None
+        return self.e.at(rows.terms, row * self.term_bytes + 4 * half, (sub, 4 * self.terms_a_sub))
+
+    def _sums(self, subs: Sequence[Sub], rows: Rows, sub: Index, half: int) -> Sums:
+        """The integer sums of a sub-block, or of one half of it where halves have scales of their own."""
+        e, format_ = self.e, self.shape.format
+        assert format_ is not None
+        count = GROUPS // 2 if format_.halves else GROUPS
+        groups = range(half * count, (half + 1) * count)
+        start = [e.splat_i32(self._term(rows, row, sub, half)) if self.zero else e.i32(0) for row in range(rows.count)]
+        sums = [start[row] for row in range(rows.count) for _ in subs]
+        span = min(dots.span(self.target, format_.bits), count)
+        if not all(s.in_memory for s in subs):
+            for first in groups[::span]:
+                sums = self._dots(subs, rows, sub, [first + i for i in range(span)], sums)
+            return sums
+        # A loop here is as fast as eight copies of its body, and much less for LLVM to do.
+        step = max(span, 2)
+        with e.loop(groups.start, groups.stop, step, sums) as loop:
+            for first in range(0, step, span):
+                chosen = [e.mul_add(1, first + i, loop.i) for i in range(span)]
+                loop.values = self._dots(subs, rows, sub, chosen, loop.values)
+        return loop.results
+
+    def _dots(self, subs: Sequence[Sub], rows: Rows, sub: Index, groups: Sequence[Index], sums: Sums) -> Sums:
+        """Adds some groups of a sub-block to integer sums."""
+        e, format_, done = self.e, self.shape.format, list(sums)
+        assert format_ is not None
+        codes = [[s.code(g) for g in groups] for s in subs]
+        for row in range(rows.count):
+            places = [e.at(rows.x, row * self.shape.row_bytes, (sub, SUB), (g, 4)) for g in groups]
+            activations = [e.b.bitcast(e.splat_i32(p), I8X64) for p in places]
+            for block, code in enumerate(codes):
+                i = row * len(subs) + block
+                done[i] = dots.dot_u8s8(e, done[i], code, activations, format_.bits)
+        return done
+
+    # --- f32 activations ----------------------------------------------------------------------------------------------
+    #
+    # Even and odd k are summed apart: two chains of additions hide more of their latency than one.
+
+    def float_step(self, k: int, blocks: Sequence[ir.Value], rows: Rows, first: Index, sums: Sums) -> Sums:
+        """Adds the k at `first + k` to the sums of its parity. `blocks` are its weights, a vector a block."""
+        e = self.e
+        places = [e.at(rows.x, row * self.shape.row_bytes + 4 * k, (first, 4)) for row in range(rows.count)]
+        activations = [e.splat_f32(p) for p in places for _ in blocks]
+        return [e.fma(w, x, s) for w, x, s in zip(list(blocks) * rows.count, activations, sums, strict=True)]
+
+    def zeros(self, rows: Rows, blocks: int) -> Sums:
+        """Sums to start from."""
+        return [self.e.f32(0.0)] * (rows.count * blocks)
+
+    def add(self, sums: Sums, more: Sums) -> Sums:
+        """Sum by sum."""
+        return [self.e.b.fadd(a, b) for a, b in zip(sums, more, strict=True)]

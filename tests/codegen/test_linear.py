@@ -1,0 +1,244 @@
+"""Linear kernels: every weight type, activation type and target, against float64 products of the same operands."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from levels import DOT_TARGETS, LEVELS, name
+from native import aligned, run
+from numpy.typing import NDArray
+
+from rlx.codegen import layouts
+from rlx.codegen.kernels.linear import linear, units
+from rlx.codegen.target import Target
+from rlx.errors import CompileError, ShapeError
+from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0, DType
+
+Array = NDArray[Any]
+
+# Ceilings of |out - float64| relative to the sum of |x| |w|: what rounding may cost, in units of about 6e-8.
+#: Integer dots are exact; scaling and adding up sub-blocks of 32 is not.
+Q8A_ERROR = 2e-7
+#: Every product is rounded; at most 128 of them are in one chain.
+F32_ERROR = 4e-7
+
+ROWS = (1, 2, 3, 5, 8, 17, 33, 49)
+QUANTIZED = [Q8_0, Q4_0, Q4_K, Q5_K, Q6_K]
+
+
+@cache
+def weights(dtype: DType, n: int, k: int, seed: int = 0) -> tuple[Array, Array]:
+    """(packed bytes, values in float64): random codes, scales of both signs around 0.01."""
+    rng = np.random.default_rng([seed, n, k])
+    if dtype.is_quantized:
+        raw = rng.integers(0, 256, dtype.size((n, k)), dtype=np.uint8)
+        blocks = raw.reshape(-1, dtype.nbytes)
+        for at in {Q8_0: [0], Q4_0: [0], Q4_K: [0, 2], Q5_K: [0, 2], Q6_K: [208]}[dtype]:
+            blocks[:, at : at + 2] = (rng.standard_normal((len(blocks), 1)) * 0.01).astype(np.float16).view(np.uint8)
+    else:
+        values = rng.standard_normal((n, k)).astype(np.float32)
+        raw = {
+            F32: lambda: values.view(np.uint8),
+            F16: lambda: values.astype(np.float16).view(np.uint8),
+            BF16: lambda: (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8),
+        }[dtype]().reshape(-1)
+    packed = layouts.pack(dtype, raw, n, k)
+    return aligned(packed), layouts.unpack(dtype, packed, n, k).astype(np.float64)
+
+
+@cache
+def activations(act: str, rows: int, k: int) -> tuple[Array, Array]:
+    """(what the kernel reads, the same in float64). Rows differ in size, and one of them is zero."""
+    rng = np.random.default_rng([rows, k])
+    x = (rng.standard_normal((rows, k)) * 10.0 ** rng.integers(-2, 3, (rows, 1))).astype(np.float32)
+    x[rows // 2] *= rows == 1
+    if act == "f32":
+        return aligned(x), x.astype(np.float64)
+    packed = layouts.q8a_quantize(x)
+    return aligned(packed), layouts.q8a_dequantize(packed, k).astype(np.float64)
+
+
+def check(dtype: DType, n: int, k: int, act: str, target: Target, rows_list: tuple[int, ...] = ROWS) -> None:
+    packed, w = weights(dtype, n, k)
+    kernel = linear(dtype, n, k, act, target)
+    for rows in rows_list:
+        x, values = activations(act, rows, k)
+        out = np.full((rows + 1, n), 7, np.float32)
+        run(kernel, target, x, packed, out, end=units(n), rows=rows)
+        size = np.abs(values) @ np.abs(w).T
+        error = np.abs(out[:rows] - values @ w.T) / np.where(size > 0, size, 1)
+        assert error.max() < (Q8A_ERROR if act == "q8a" else F32_ERROR), (rows, error.max())
+        assert (out[:rows][size == 0] == 0).all()
+        assert (out[rows] == 7).all(), f"wrote past {rows} rows"
+
+
+def sizes(dtype: DType, turn: int) -> tuple[int, int]:
+    """n and k, odd and small ones in turn."""
+    ks = {1: [33, 64, 7, 300], 32: [32, 96, 320, 64], 256: [256, 512]}[layouts.PACKINGS[dtype].superblock]
+    return [17, 33, 40][turn % 3], ks[turn % len(ks)]
+
+
+@pytest.mark.parametrize("target", DOT_TARGETS, ids=name)
+@pytest.mark.parametrize("dtype", QUANTIZED, ids=str)
+def test_int8_activations(dtype: DType, target: Target) -> None:
+    turn = DOT_TARGETS.index(target) + QUANTIZED.index(dtype)
+    check(dtype, *sizes(dtype, turn), "q8a", target)
+
+
+@pytest.mark.parametrize("target", LEVELS, ids=name)
+@pytest.mark.parametrize("dtype", layouts.PACKED_DTYPES, ids=str)
+def test_f32_activations(dtype: DType, target: Target) -> None:
+    turn = LEVELS.index(target) + layouts.PACKED_DTYPES.index(dtype)
+    check(dtype, *sizes(dtype, turn), "f32", target)
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 32), (16, 64), (15, 96), (31, 256), (48, 512), (17, 1120)])
+@pytest.mark.parametrize(("dtype", "act"), [(Q8_0, "q8a"), (F16, "f32")], ids=str)
+def test_sizes(dtype: DType, act: str, n: int, k: int) -> None:
+    check(dtype, n, k, act, LEVELS[-1], (1, 2, 7, 13))
+
+
+@pytest.mark.parametrize("target", DOT_TARGETS, ids=name)
+def test_largest_codes_meet_largest_activations(target: Target) -> None:
+    """All codes at either end, all activations at +-127: where a narrower integer would overflow."""
+    n, k = 16, 64
+    raw = np.zeros((n, k // 32, 34), np.uint8)
+    raw[..., :2] = np.array([1.0], np.float16).view(np.uint8)
+    raw[:8, :, 2:], raw[8:, :, 2:] = 127, 128  # 128 is -128
+    packed = aligned(layouts.pack(Q8_0, raw.reshape(-1), n, k))
+    x = np.ones((2, k), np.float32)
+    x[1] = -1
+    rows = aligned(layouts.q8a_quantize(x * 127))
+    out = np.empty((2, n), np.float32)
+    run(linear(Q8_0, n, k, "q8a", target), target, rows, packed, out, end=1, rows=2)
+    want = np.where(np.arange(n) < 8, 127.0, -128.0) * 127 * k
+    np.testing.assert_array_equal(out, [want, -want])
+
+
+def gelu_tanh(x: Array) -> Array:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+GATES: dict[str, Any] = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu_tanh": gelu_tanh,
+    "gelu_erf": lambda x: 0.5 * x * np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2)),
+}
+
+
+@pytest.mark.parametrize("target", LEVELS, ids=name)
+@pytest.mark.parametrize(("dtype", "act"), [(Q4_K, "q8a"), (Q8_0, "q8a"), (BF16, "f32")], ids=str)
+def test_gates(dtype: DType, act: str, target: Target) -> None:
+    n, k = 33, 256
+    gate = list(GATES)[LEVELS.index(target)]
+    (packed, w), (packed_up, up) = weights(dtype, n, k), weights(dtype, n, k, 1)
+    kernel = linear(dtype, n, k, act, target, gated=gate)
+    assert kernel.buffers == ("x", "w", "w_up", "out")
+    for rows in (1, 2, 7, 50):
+        x, values = activations(act, rows, k)
+        values = values / np.abs(values).max()  # the kernel sees the same: gates bend around zero
+        scaled = (
+            aligned((x / np.abs(x).max()).astype(np.float32))
+            if act == "f32"
+            else aligned(layouts.q8a_quantize(values.astype(np.float32)))
+        )
+        values = scaled.astype(np.float64) if act == "f32" else layouts.q8a_dequantize(scaled, k).astype(np.float64)
+        out = np.full((rows + 1, n), 7, np.float32)
+        run(kernel, target, scaled, packed, packed_up, out, end=units(n), rows=rows)
+        want = GATES[gate](values @ w.T) * (values @ up.T)
+        size = (np.abs(values) @ np.abs(w).T) * (np.abs(values) @ np.abs(up).T)
+        assert (np.abs(out[:rows] - want) <= 1e-6 * size + 1e-30).all()
+        assert (out[rows] == 7).all()
+
+
+@pytest.mark.parametrize("target", LEVELS, ids=name)
+@pytest.mark.parametrize("gated", [None, "silu"])
+def test_bias_and_residual_which_may_be_the_result_itself(gated: str | None, target: Target) -> None:
+    n, k, rng = 33, 64, np.random.default_rng(5)
+    (packed, w), (packed_up, up) = weights(F32, n, k), weights(F32, n, k, 1)
+    bias, bias_up = (rng.standard_normal(n).astype(np.float32) for _ in range(2))
+    kernel = linear(F32, n, k, "f32", target, residual=True, bias=True, gated=gated)
+    matrices = [packed, packed_up, bias, bias_up] if gated else [packed, bias]
+    for rows in (1, 3, 20):
+        x = aligned(rng.standard_normal((rows, k)).astype(np.float32))
+        residual = rng.standard_normal((rows, n)).astype(np.float32)
+        product = x @ w.T + bias
+        want = (GATES["silu"](product) * (x @ up.T + bias_up) if gated else product) + residual
+        out = np.empty((rows, n), np.float32)
+        run(kernel, target, x, *matrices, residual, out, end=units(n), rows=rows)
+        np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
+        run(kernel, target, x, *matrices, residual, residual, end=units(n), rows=rows)
+        np.testing.assert_array_equal(residual, out)
+
+
+@pytest.mark.parametrize("target", LEVELS, ids=name)
+@pytest.mark.parametrize(
+    ("dtype", "act", "gated"), [(Q6_K, "q8a", None), (Q5_K, "q8a", "silu"), (F16, "f32", None)], ids=str
+)
+def test_bits_depend_on_neither_split_nor_row_count(dtype: DType, act: str, gated: str | None, target: Target) -> None:
+    n, k, rows = 7 * 16 - 3, 512, 15
+    matrices = [weights(dtype, n, k, seed)[0] for seed in range(2 if gated else 1)]
+    x, _ = activations(act, rows, k)
+    kernel = linear(dtype, n, k, act, target, gated=gated)
+    whole = np.empty((rows, n), np.float32)
+    run(kernel, target, x, *matrices, whole, end=units(n), rows=rows)
+    split = np.zeros_like(whole)
+    for begin, end in [(6, 7), (0, 1), (1, 4), (4, 4), (4, 6)]:
+        run(kernel, target, x, *matrices, split, begin=begin, end=end, rows=rows)
+    np.testing.assert_array_equal(split, whole)
+    first = 0
+    for count in (1, 2, 3, 8, 1):
+        part, some = aligned(x[first : first + count]), np.empty((count, n), np.float32)
+        run(kernel, target, part, *matrices, some, end=units(n), rows=count)
+        np.testing.assert_array_equal(some, whole[first : first + count])
+        first += count
+    assert first == rows
+
+
+def test_a_number_that_is_not_finite_is_not_hidden() -> None:
+    target, n, k = LEVELS[-1], 16, 64
+    packed, _ = weights(Q8_0, n, k)
+    for act, bad in (("f32", np.nan), ("f32", np.inf), ("q8a", np.nan), ("q8a", np.inf)):
+        x = np.ones((9, k), np.float32)
+        x[4, 40] = bad
+        with np.errstate(invalid="ignore"):
+            rows = aligned(layouts.q8a_quantize(x) if act == "q8a" else x)
+        out = np.empty((9, n), np.float32)
+        run(linear(Q8_0, n, k, act, target), target, rows, packed, out, end=1, rows=9)
+        assert not np.isfinite(out[4]).any()
+        assert np.isfinite(np.delete(out, 4, axis=0)).all()
+
+
+def test_very_wide_layers_keep_a_small_stack() -> None:
+    """The text declares its scratch memory; half a megabyte must do for any width."""
+    for k in (1024, 16384, 131072):
+        text = linear(Q6_K, 16, k, "q8a", LEVELS[-1]).llvm
+        assert 0 < sum(map(int, re.findall(r"alloca \[(\d+) x i8\]", text))) < 1 << 19
+
+
+def test_names_and_outline() -> None:
+    target = LEVELS[-1]
+    kernel = linear(Q4_K, 33, 256, "q8a", target, residual=True, bias=True)
+    assert kernel == linear(Q4_K, 33, 256, "q8a", target, residual=True, bias=True)
+    assert kernel.symbol.startswith("linear_q4_k_q8a_")
+    assert kernel.buffers == ("x", "w", "bias", "residual", "out")
+    assert kernel.extents == ("rows",)
+    assert "out[row, i] = dot(x[row], w[i]) + bias[i] + residual[row, i]" in kernel.source
+    assert (units(1), units(16), units(17)) == (1, 1, 2)
+
+
+def test_mistakes_are_refused() -> None:
+    target = LEVELS[0]
+    with pytest.raises(CompileError, match="no linear kernel reads q5_0"):
+        linear(Q5_0, 16, 32, "f32", target)
+    with pytest.raises(CompileError, match="f16 weights with q8a"):
+        linear(F16, 16, 32, "q8a", target)
+    with pytest.raises(CompileError, match="unknown gate 'relu'"):
+        linear(F16, 16, 32, "f32", target, gated="relu")
+    with pytest.raises(ShapeError, match="k = 48"):
+        linear(Q8_0, 16, 48, "f32", target)
