@@ -1,0 +1,795 @@
+"""The store on disk: what was put is what is got, or nothing is, whatever happens to writers, files and the system."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from rlx.errors import ArgumentError, CacheError
+from rlx.runtime import entry as entries
+from rlx.runtime import store as stores
+from rlx.runtime.entry import Entry
+from rlx.runtime.key import CompileKey
+from rlx.runtime.store import CacheWarning, Store, default_root
+
+FILES: dict[str, bytes | str] = {
+    "program.o": bytes(range(256)),
+    "program.ll": "define void @step()\n",
+    "ir/03-fuse.txt": "%1 = add(%0, %0)\n",
+    "kernels/dot_0a1b.txt": "",
+    "manifest.json": "{}",
+}
+CONTENTS = {name: data.encode() if isinstance(data, str) else data for name, data in FILES.items()}
+NOBODY = 65534
+
+
+def key(number: int = 0) -> CompileKey:
+    return CompileKey("program", "tiny", phase="decode", options={"number": number})
+
+
+def contents(entry: Entry) -> dict[str, bytes]:
+    return {name: entry.read(name) for name in entry.names}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "cache")
+
+
+@pytest.fixture
+def stored(store: Store) -> Path:
+    """The folder of the entry of `key()`."""
+    folder = store.put(key(), FILES).folder
+    assert folder is not None
+    return folder
+
+
+@pytest.fixture
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many entries, quickly."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_errors() -> Iterator[None]:
+    """A test that expects a warning says so; any other is a failure."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CacheWarning)
+        yield
+
+
+def temporaries(store: Store) -> list[Path]:
+    return list((store.root / "tmp").glob("*"))
+
+
+def in_child(action: Callable[[], None]) -> int:
+    """Run in a forked child; returns its wait status: 0 if the action ended, 256 if it raised."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            action()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1]
+
+
+# ---------------------------------------------------------------------------------------------------- put and get
+
+
+def test_what_was_put_is_got(store: Store) -> None:
+    assert store.get(key()) is None
+    put = store.put(key(), FILES)
+    got = Store(store.root).get(key())
+    assert got is not None
+    assert contents(put) == contents(got) == CONTENTS
+    assert got.names == tuple(sorted(FILES))
+    assert got.key == key()
+    assert store.get(key(1)) is None
+
+
+def test_an_entry_is_a_folder_that_a_person_reads(store: Store, stored: Path) -> None:
+    assert stored == store.root / key().digest[:2] / key().digest
+    assert (stored / "ir/03-fuse.txt").read_text() == FILES["ir/03-fuse.txt"]
+    assert CompileKey.from_json((stored / "key.json").read_text()) == key()
+    assert set(json.loads((stored / "checksums.json").read_text())) == {*FILES, "key.json"}
+    found = {p.relative_to(stored).as_posix() for p in stored.rglob("*") if p.is_file()}
+    assert found == {*FILES, "key.json", "checksums.json", "last_used"}
+
+
+def test_the_folder_is_private(store: Store, stored: Path) -> None:
+    assert stat.S_IMODE(store.root.stat().st_mode) == 0o700
+    for path in [stored, *stored.rglob("*")]:
+        assert not path.stat().st_mode & 0o022
+    assert {stat.S_IMODE(p.stat().st_mode) for p in stored.rglob("*") if p.is_file()} == {0o600}
+
+
+def test_a_released_entry_reads_from_the_folder(store: Store, stored: Path) -> None:
+    got = store.get(key())
+    assert got is not None
+    got.release()
+    assert contents(got) == CONTENTS
+    (stored / "program.ll").write_text("something else\n")
+    with pytest.raises(CacheError, match=r"program\.ll changed"):
+        got.read("program.ll")
+    shutil.rmtree(stored)
+    with pytest.raises(CacheError, match=r"program\.o is gone.*Compile again"):
+        got.read("program.o")
+    with pytest.raises(CacheError, match=r"no file is called 'x'.*Files: ir/03-fuse\.txt"):
+        got.read("x")
+
+
+def test_the_first_writer_wins_and_the_second_sees_it(store: Store) -> None:
+    store.put(key(), {"a": "first"})
+    second = store.put(key(), {"a": "second", "b": "more"})
+    second.release()
+    assert contents(second) == {"a": b"first"}
+    assert not temporaries(store)
+
+
+def test_replace_takes_the_place(store: Store, stored: Path) -> None:
+    assert contents(store.put(key(), {"a": "new"}, replace=True)) == {"a": b"new"}
+    got = store.get(key())
+    assert got is not None
+    assert contents(got) == {"a": b"new"}
+    assert not (stored / "program.o").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["", "/etc/passwd", "../x", "a/../b", "a//b", "a/", ".hidden", "a\\b", "a b", "key.json", "checksums.json",
+             "last_used", "x\0", "é", "a" * 300]
+)  # fmt: skip
+def test_a_name_that_leaves_the_folder_is_refused(name: str, store: Store) -> None:
+    with pytest.raises(ArgumentError, match="cannot be a file"):
+        store.put(key(), {name: "x"})
+    assert store.entries() == []
+
+
+def test_a_folder_removed_under_a_running_process_is_made_again(store: Store, stored: Path) -> None:
+    shutil.rmtree(store.root)
+    assert store.get(key()) is None
+    assert store.entries() == []
+    assert store.put(key(), FILES).folder == stored
+
+
+# ---------------------------------------------------------------------------------------------------- damage
+
+
+def assert_damaged(store: Store, match: str) -> None:
+    """It is reported once, removed, never used, and can be put again."""
+    with pytest.warns(CacheWarning, match=match) as caught:
+        assert store.get(key()) is None
+    assert len(caught) == 1
+    assert store.damaged == 1
+    assert store.get(key()) is None
+    assert store.entries() == []
+    assert contents(store.put(key(), FILES)) == CONTENTS
+    got = store.get(key())
+    assert got is not None
+    assert contents(got) == CONTENTS
+
+
+CHECKED = [*FILES, "key.json", "checksums.json"]
+
+
+@pytest.mark.parametrize("name", CHECKED)
+@pytest.mark.parametrize("harm", ["missing", "empty", "shorter", "longer", "link", "folder"])
+def test_a_damaged_file(name: str, harm: str, store: Store, stored: Path) -> None:
+    path = stored / name
+    data = path.read_bytes()
+    if harm == "empty" and not data:
+        path.write_bytes(b"x")
+    path.unlink() if harm in ("missing", "link", "folder") else None
+    if harm == "link":
+        (stored / "elsewhere").write_bytes(data)
+        path.symlink_to("elsewhere")
+    if harm == "folder":
+        path.mkdir()
+    if harm in ("shorter", "longer"):
+        path.write_bytes(data[:-1] if harm == "shorter" and data else data + b"\n")
+    if harm == "empty" and data:
+        path.write_bytes(b"")
+    assert_damaged(store, f"{key().digest[:12]} is damaged and not used: .*")
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_flip_of_any_byte_is_seen(name: str, store: Store, stored: Path) -> None:
+    data = (stored / name).read_bytes()
+    generator = random.Random(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CacheWarning)
+        for i in range(len(data)):
+            flipped = bytes([*data[:i], data[i] ^ 1 << generator.randrange(8), *data[i + 1 :]])
+            (stored / name).write_bytes(flipped)
+            assert store.get(key(), discard=False) is None, i
+    (stored / name).write_bytes(data)
+    assert store.get(key()) is not None
+    assert store.damaged == len(data)
+
+
+def test_an_entry_of_another_program_in_its_place(store: Store, stored: Path) -> None:
+    other = store.put(key(1), FILES).folder
+    assert other is not None
+    shutil.rmtree(stored)
+    stored.parent.mkdir(exist_ok=True)
+    other.rename(stored)
+    assert_damaged(store, "is of another program")
+
+
+@pytest.mark.parametrize(
+    "sums", [b"[]", b"{", b'{"../../x": ""}', b'{"/etc/passwd": ""}', b'{"a": 1}', b"[" * 10**5, b"\xff"]
+)
+def test_checksums_that_are_not_ours(sums: bytes, store: Store, stored: Path) -> None:
+    (stored / "checksums.json").write_bytes(sums)
+    assert_damaged(store, r"checksums\.json (was changed|cannot be read)|missing")
+
+
+@pytest.mark.parametrize("what", ["link", "file", "empty folder"])
+def test_something_else_in_the_place_of_an_entry(what: str, store: Store, stored: Path) -> None:
+    aside = store.root / "aside"
+    stored.rename(aside)
+    if what == "link":
+        stored.symlink_to(aside, target_is_directory=True)
+    elif what == "file":
+        stored.write_text("x")
+    else:
+        stored.mkdir()
+    assert_damaged(store, r"not a folder|checksums\.json is missing")
+    assert aside.is_dir()
+
+
+def test_a_damaged_entry_stays_where_nothing_may_be_written(store: Store, stored: Path) -> None:
+    (stored / "program.o").write_bytes(b"")
+    with pytest.warns(CacheWarning, match="damaged"):
+        assert store.get(key(), discard=False) is None
+    assert store.get(key(), discard=False) is None  # and does not warn again
+    assert stored.is_dir()
+
+
+def test_an_entry_evicted_while_it_is_read_is_a_miss(
+    store: Store, stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = entries.read_file
+
+    def evicting(path: Path) -> bytes:
+        if path.name == "program.o":
+            shutil.rmtree(stored)
+        return read(path)
+
+    monkeypatch.setattr(entries, "read_file", evicting)
+    assert store.get(key()) is None
+    assert store.damaged == 0
+
+
+def test_an_entry_replaced_while_it_is_read_is_read_again(
+    store: Store, stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = entries.read_file
+
+    def replacing(path: Path) -> bytes:
+        if path.name == "program.o" and read(path) == CONTENTS["program.o"]:
+            store.put(key(), {"program.o": "new"}, replace=True)
+        return read(path)
+
+    monkeypatch.setattr(entries, "read_file", replacing)
+    got = store.get(key())
+    assert got is not None
+    assert contents(got) == {"program.o": b"new"}
+
+
+def test_verify_finds_and_removes(store: Store, no_sync: None) -> None:
+    folders = [store.put(key(i), FILES).folder for i in range(6)]
+    assert store.verify() == []
+    for folder, name in zip(folders, ["program.o", "key.json", "checksums.json"], strict=False):
+        assert folder is not None
+        (folder / name).write_bytes(b"?")
+    wrong = store.verify(discard=False)
+    assert {digest for digest, _ in wrong} == {key(i).digest for i in range(3)}
+    assert len(store.entries()) == 6
+    assert store.verify() == wrong
+    assert {row.digest for row in store.entries()} == {key(i).digest for i in range(3, 6)}
+    assert store.verify() == []
+
+
+# ---------------------------------------------------------------------------------------------------- killed writers
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, on_call: Callable[[int, bool], None]) -> None:
+    """Call `on_call(number, before or after)` around every call that changes files."""
+    number = iter(range(10**6))
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            i = next(number)
+            on_call(i, True)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                on_call(i, False)
+
+        return wrapped
+
+    for name in ("open", "fsync", "rename", "mkdir", "unlink", "rmdir", "utime"):
+        monkeypatch.setattr(os, name, wrap(getattr(os, name)))
+
+
+def crashing(at: int, before: bool, action: Callable[[], object]) -> int:
+    """Run in a child that exits with 9 around the system call number `at`; returns its wait status."""
+
+    def exit_there(i: int, is_before: bool) -> None:
+        if (i, is_before) == (at, before):
+            os._exit(9)
+
+    def run() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            count_calls(patch, exit_there)
+            action()
+
+    return in_child(run)
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("replace", [True, False])
+def test_a_writer_that_dies_at_any_step_leaves_all_or_nothing(
+    before: bool, replace: bool, store: Store, no_sync: None
+) -> None:
+    """`os._exit` around every system call of a put, until one put survives."""
+    old, new = {"program.o": b"old"}, {"program.o": b"new", "ir/00.txt": b"new"}
+    died = 0
+    for at in range(1000):
+        store.clear()
+        if replace:
+            store.put(key(), old)
+        status = crashing(at, before, lambda: store.put(key(), new, replace=replace))
+        got = store.get(key())
+        assert got is None or contents(got) in (old, new)
+        assert store.verify() == []
+        assert contents(store.put(key(), new, replace=True)) == new
+        assert not temporaries(store)
+        if status == 0:
+            break
+        assert os.waitstatus_to_exitcode(status) == 9
+        died += 1
+    assert died > 20
+
+
+def test_a_writer_killed_at_any_time_leaves_all_or_nothing(store: Store) -> None:
+    files: dict[str, bytes | str] = {f"ir/{i}.txt": bytes([i]) * 50_000 for i in range(12)}
+    generator = random.Random(0)
+
+    def write_forever() -> None:
+        while True:
+            store.put(key(), files, replace=True)
+
+    for _ in range(20):
+        child = os.fork()
+        if not child:
+            write_forever()
+        time.sleep(generator.uniform(0.0, 0.03))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        got = store.get(key())
+        assert got is None or contents(got) == files
+        assert store.verify() == []
+    store.put(key(1), FILES)
+    assert not temporaries(store)
+
+
+def test_what_dead_writers_left_is_collected_and_what_live_ones_write_is_not(store: Store) -> None:
+    store.put(key(), FILES)
+    base, machine = store.root / "tmp", stores._machine()
+    dead = os.fork()
+    if not dead:
+        os._exit(0)
+    os.waitpid(dead, 0)
+    hours_ago = time.time() - 7200
+    kept = {f"{machine}-{os.getpid()}-a", f"{machine}-1-b", f"00000000-{dead}-c", "strange"}
+    gone = {f"{machine}-{dead}-d", f"{machine}-1-e", "00000000-1-f"}
+    for name in kept | gone:
+        (base / name / "ir").mkdir(parents=True)
+        (base / name / "ir" / "x").write_text("x")
+    for name in (f"{machine}-1-e", "00000000-1-f"):
+        os.utime(base / name, (hours_ago, hours_ago))
+    store.put(key(1), FILES)
+    assert {path.name for path in temporaries(store)} == kept
+
+
+def test_processes_that_share_an_empty_cache(store: Store, no_sync: None) -> None:
+    """Each wants the same 25 programs in an order of its own, and builds files that say who built them."""
+
+    def work(me: int) -> None:
+        warnings.simplefilter("error")
+        numbers = list(range(25))
+        random.Random(me).shuffle(numbers)
+        for number in numbers:
+            entry = store.get(key(number)) or store.put(key(number), {"who": str(me) * 100, "number": str(number)})
+            entry.release()
+            who = entry.read("who")
+            assert entry.read("number") == str(number).encode()
+            assert len(set(who)) == 1
+            assert len(who) == 100
+            assert entry.folder is not None
+
+    children = []
+    for me in range(8):
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                work(me)
+                status = 0
+            finally:
+                os._exit(status)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 8
+    assert len(store.entries()) == 25
+    assert store.verify() == []
+    assert not temporaries(store)
+
+
+# ---------------------------------------------------------------------------------------------------- the system
+
+
+def assert_uncached(store: Store, match: str) -> None:
+    """A put that cannot store warns once, returns the files all the same, and leaves nothing behind."""
+    with pytest.warns(CacheWarning, match=match) as caught:
+        entry = store.put(key(7), FILES)
+        again = store.put(key(8), FILES)
+    assert len(caught) == 1
+    assert entry.folder is again.folder is None
+    entry.release()
+    assert contents(entry) == CONTENTS
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["open", "fsync", "rename", "mkdir"])
+def test_a_system_call_that_fails(call: str, code: int, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    function = getattr(os, call)
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if call != "open" or (len(args) > 1 and args[1] & os.O_CREAT):
+            raise OSError(code, os.strerror(code))
+        return function(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing)
+        assert_uncached(store, f"running uncached.*{os.strerror(code)}")
+    assert store.entries() == []
+    assert not temporaries(store)
+    assert store.put(key(), FILES).folder is not None
+
+
+def test_a_file_that_grows_beyond_what_the_system_allows(store: Store) -> None:
+    """A real failure in the middle of a write."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, old[1]))
+    try:
+        with pytest.warns(CacheWarning, match="running uncached.*too large"):
+            assert store.put(key(), FILES).folder is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert store.entries() == []
+    assert not temporaries(store)
+
+
+def test_no_more_file_descriptors(store: Store, stored: Path) -> None:
+    old = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, old[1]))
+    try:
+        with pytest.warns(CacheWarning) as caught:
+            got = store.get(key())
+            put = store.put(key(1), FILES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, old)
+    assert got is None
+    assert put.folder is None
+    assert ["cannot be read" in str(caught[0].message), "cannot be written" in str(caught[1].message)] == [True, True]
+    assert all("Too many open files" in str(warning.message) for warning in caught)
+    assert store.damaged == 0
+    assert store.get(key()) is not None
+
+
+@pytest.fixture
+def as_user() -> Iterator[Callable[[Callable[[Path], None]], int]]:
+    """Runs an action in a child that permissions apply to, on a folder of its own; returns the wait status."""
+    root = Path(tempfile.mkdtemp(prefix="rlx-test-"))
+    if os.geteuid() == 0:
+        os.chown(root, NOBODY, NOBODY)
+
+    def run(action: Callable[[Path], None]) -> int:
+        def child() -> None:
+            if os.geteuid() == 0:
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+            action(root)
+
+        return in_child(child)
+
+    yield run
+    shutil.rmtree(root)
+
+
+def test_a_read_only_folder_serves_reads(as_user: Callable[[Callable[[Path], None]], int]) -> None:
+    def action(root: Path) -> None:
+        store = Store(root / "cache")
+        folder = store.put(key(), FILES).folder
+        assert folder is not None
+        (folder / "program.ll").write_bytes(CONTENTS["program.ll"])
+        locked = [store.root, store.root / "tmp", folder.parent, folder]
+        for path in locked:
+            path.chmod(0o500)
+        got = Store(store.root).get(key())
+        assert got is not None
+        assert contents(got) == CONTENTS
+        assert_uncached(Store(store.root), "running uncached.*Permission denied")
+        with pytest.raises(CacheError, match=r"cannot be used.*Permission denied"):
+            store.remove(key().digest)
+        for path in locked:
+            path.chmod(0o700)
+
+    assert as_user(action) == 0
+
+
+def test_a_folder_that_cannot_be_made(as_user: Callable[[Callable[[Path], None]], int]) -> None:
+    def action(root: Path) -> None:
+        root.chmod(0o500)
+        with pytest.raises(CacheError, match="cannot be made"):
+            Store(root / "cache")
+        root.chmod(0o700)
+
+    assert as_user(action) == 0
+
+
+# ---------------------------------------------------------------------------------------------------- trust
+
+
+def untrusted(kind: str, tmp_path: Path) -> Path:
+    root = tmp_path / "cache"
+    root.mkdir(mode=0o700)
+    if kind == "link":
+        root.rename(tmp_path / "real")
+        root.symlink_to(tmp_path / "real", target_is_directory=True)
+    elif kind == "dangling link":
+        root.rmdir()
+        root.symlink_to(tmp_path / "nowhere")
+    elif kind == "file":
+        root.rmdir()
+        root.write_text("x")
+    elif kind == "foreign":
+        os.chown(root, NOBODY, NOBODY)
+    else:
+        root.chmod(int(kind, 8))
+    return root
+
+
+KINDS = {
+    "0777": "other users can write it .mode 0777",
+    "0770": "other users can write it .mode 0770",
+    "0702": "other users can write it .mode 0702",
+    "link": "it is a symbolic link",
+    "dangling link": "it is a symbolic link",
+    "file": "it is not a folder",
+    "foreign": "it belongs to user 65534",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_that_others_may_have_written_is_not_used(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "foreign" and os.geteuid():
+        pytest.skip("only root can give a folder away")
+    root = untrusted(kind, tmp_path)
+    with pytest.raises(CacheError, match=KINDS[kind]):
+        Store(root)
+    monkeypatch.setenv("RLX_CACHE_DIR", str(root))
+    with pytest.warns(CacheWarning, match=f"is not used: {KINDS[kind]}") as caught:
+        store = Store()
+        assert store.get(key()) is None
+        assert contents(store.put(key(), FILES)) == CONTENTS
+        assert store.put(key(), FILES).folder is None
+    assert len(caught) == 1
+    assert (store.entries(), store.verify()) == ([], [])
+    assert store.clear() == 0
+    assert store.stats().problem == store.problem
+
+
+def test_a_folder_that_becomes_writable_for_others_takes_no_more_entries(store: Store, stored: Path) -> None:
+    store.root.chmod(0o777)
+    assert_uncached(store, "running uncached: other users can write it")
+
+
+def test_readable_for_others_is_fine(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir(mode=0o755)
+    assert Store(tmp_path / "cache").put(key(), FILES).folder is not None
+
+
+@pytest.mark.parametrize(
+    ("system", "variables", "expected"),
+    [
+        ("linux", {"RLX_CACHE_DIR": "~/mine", "XDG_CACHE_HOME": "/x"}, "/h/mine"),
+        ("linux", {"XDG_CACHE_HOME": "/x"}, "/x/rlx"),
+        ("linux", {"XDG_CACHE_HOME": "relative"}, "/h/.cache/rlx"),
+        ("linux", {"XDG_CACHE_HOME": ""}, "/h/.cache/rlx"),
+        ("linux", {}, "/h/.cache/rlx"),
+        ("darwin", {}, "/h/Library/Caches/rlx"),
+        ("win32", {"LOCALAPPDATA": "/l"}, "/l/rlx"),
+        ("win32", {}, "/h/AppData/Local/rlx"),
+    ],
+)
+def test_the_default_folder(
+    system: str, variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RLX_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/h", **variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "platform", system)
+    assert default_root().as_posix() == expected
+
+
+# ---------------------------------------------------------------------------------------------------- size
+
+
+def size(store: Store) -> int:
+    return sum(path.lstat().st_size for path in store.root.rglob("*") if path.is_file() and path.name != "lock")
+
+
+def test_the_least_recently_used_go(tmp_path: Path, no_sync: None) -> None:
+    one = {"x": b"x" * 10_000}
+    each = Store(tmp_path / "measure").put(key(), one).folder
+    assert each is not None
+    nbytes = sum(path.stat().st_size for path in each.iterdir())
+    store = Store(tmp_path / "cache", limit=5 * nbytes + 100)
+    generator = random.Random(1)
+    order: list[int] = []
+    for step in range(80):
+        number = generator.randrange(12)
+        hit = store.get(key(number)) is not None
+        assert hit == (number in order)
+        if hit:
+            order.remove(number)
+        else:
+            store.put(key(number), one)
+        order = [*order, number][-5:]
+        folder = store.find(key(number).digest).folder
+        os.utime(folder / "last_used", (step, step))  # clocks are coarser than this loop
+        assert [row.digest for row in store.entries()] == [key(n).digest for n in reversed(order)]
+        assert size(store) == store.stats().nbytes <= store.limit
+
+
+def test_an_entry_larger_than_the_limit_is_kept_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path / "cache", limit=1000)
+    for number in range(3):
+        store.put(key(number), {"x": b"x" * 5000})
+        assert [row.digest for row in store.entries()] == [key(number).digest]
+
+
+def test_two_writers_stay_below_the_limit(tmp_path: Path, no_sync: None) -> None:
+    store = Store(tmp_path / "cache", limit=30_000)
+    largest = 6000
+
+    def write(me: int) -> None:
+        for number in range(60):
+            store.put(key(1000 * me + number), {"x": bytes(5000)})
+
+    first = os.fork()
+    if not first:
+        status = 1
+        try:
+            write(1)
+            status = 0
+        finally:
+            os._exit(status)
+    write(2)
+    assert os.waitpid(first, 0)[1] == 0
+    store.put(key(), {"x": b""})
+    assert size(store) <= store.limit + largest
+    assert store.verify() == []
+
+
+def test_a_put_does_not_wait_for_a_busy_evictor(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "_LOCK_SECONDS", 0.01)
+    store.limit = 1
+    with FileLock(store.root / "lock"):
+        store.put(key(1), FILES)
+        store.put(key(2), FILES)
+        assert len(store.entries()) == 2
+    store.put(key(3), FILES)
+    assert [row.digest for row in store.entries()] == [key(3).digest]
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_of_nothing_is_refused(limit: int, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=f"limit = {limit}"):
+        Store(tmp_path / "cache", limit)
+
+
+# ---------------------------------------------------------------------------------------------------- looking
+
+
+@pytest.fixture
+def many(store: Store, no_sync: None) -> Store:
+    for number in range(20):
+        store.put(key(number), FILES)
+    return store
+
+
+def test_entries_tell_what_they_are(store: Store, stored: Path) -> None:
+    os.utime(stored / "last_used", (1000, 1000))
+    (row,) = store.entries()
+    assert (row.digest, row.key, row.last_used, row.folder) == (key().digest, key(), 1000, stored)
+    assert row.nbytes == sum(path.stat().st_size for path in stored.rglob("*") if path.is_file())
+    stats = store.stats()
+    assert (stats.entries, stats.nbytes, stats.oldest, stats.root) == (1, row.nbytes, 1000, store.root)
+
+
+def test_reading_an_entry_makes_it_the_latest(many: Store) -> None:
+    for number in range(20):
+        os.utime(many.find(key(number).digest).folder / "last_used", (number, number))
+    assert many.entries()[-1].key == key(0)
+    many.get(key(0))
+    assert many.entries()[0].key == key(0)
+    assert many.entries()[0].last_used > time.time() - 60
+
+
+def test_a_prefix_finds_one(many: Store) -> None:
+    digest = key(3).digest
+    assert many.find(digest).key == many.find(digest[:20].upper()).key == key(3)
+    assert contents(many.open(digest)) == CONTENTS
+    first = next(d for d in "0123456789abcdef" if sum(key(n).digest[0] == d for n in range(20)) > 1)
+    for action in (many.find, many.open, many.remove):
+        with pytest.raises(CacheError, match=f"entries start with '{first}'"):
+            action(first)
+        for wrong in ("", "xyz", "0" * 64, "../"):
+            with pytest.raises(CacheError, match="no entry starts with"):
+                action(wrong)
+    assert len(many.entries()) == 20
+
+
+def test_open_names_damage(many: Store) -> None:
+    row = many.find(key(3).digest)
+    (row.folder / "program.o").write_bytes(b"?")
+    with pytest.raises(CacheError, match=r"damaged: wrong checksum of program\.o.*rlx cache verify"):
+        many.open(row.digest)
+    (row.folder / "key.json").write_bytes(b"?")
+    assert many.find(row.digest).key is None
+    with pytest.raises(CacheError, match=r"key\.json cannot be read"):
+        many.open(row.digest)
+
+
+def test_remove_and_clear(many: Store) -> None:
+    assert many.remove(key(3).digest).key == key(3)
+    assert many.get(key(3)) is None
+    assert many.clear() == 19
+    assert many.entries() == []
+    assert many.clear() == 0
+    assert size(many) == 0
+
+
+def test_strange_names_in_the_folder_are_left_alone(store: Store, stored: Path) -> None:
+    strange = [store.root / "ab" / "notes.txt", store.root / "README", store.root / "zz" / ("0" * 64)]
+    for path in strange:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x")
+    assert [row.digest for row in store.entries()] == [key().digest]
+    assert store.verify() == []
+    assert store.clear() == 1
+    assert all(path.exists() for path in strange)
