@@ -68,10 +68,10 @@ def cache_policy() -> str:
     Raises:
         ArgumentError: it says something else.
     """
-    value = (get("RLX_CACHE") or "on").lower()
-    if value not in CACHE_POLICIES:
-        raise ArgumentError(f"{value!r} is no cache policy", where="RLX_CACHE", hint=f"Use {_values('RLX_CACHE')}")
-    return CACHE_POLICIES[value]
+    value = get("RLX_CACHE") or "on"
+    if value.lower() not in CACHE_POLICIES:
+        raise ArgumentError(f"{value!r} is no cache policy", where="RLX_CACHE", hint="Use on, off, redo or ro")
+    return CACHE_POLICIES[value.lower()]
 
 
 def cache_dir() -> Path | None:
@@ -128,10 +128,6 @@ def _integer(name: str, low: int, high: int) -> int | None:
     if not re.fullmatch(r"\d{1,6}", value) or not low <= int(value) <= high:
         raise ArgumentError(f"{value!r} is not a number from {low} to {high}", where=name)
     return int(value)
-
-
-def _values(name: str) -> str:
-    return _TABLE[name].values.replace(" | ", ", ")
 
 
 def describe() -> str:

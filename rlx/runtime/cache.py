@@ -153,11 +153,9 @@ class CompileCache:
         with self._lock:
             lock = self._building.setdefault(digest, threading.Lock())
         with lock:
-            try:
-                yield
-            finally:
-                with self._lock:
-                    self._building.pop(digest, None)
+            yield
+            with self._lock:  # not after a failure: the next to build must wait for those who wait already
+                self._building.pop(digest, None)
 
     def _count(self, **more: float) -> None:
         """Add to counters; the caller holds the lock."""
