@@ -63,7 +63,7 @@ class CompileProfile:
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """(smallest, largest) row count of each bucket."""
         ends = self.buckets
-        return tuple((low + 1, high) for low, high in zip((0, *ends), ends, strict=False))
+        return tuple((low + 1, high) for low, high in zip((0, *ends[:-1]), ends, strict=True))
 
     @staticmethod
     def load(profile: CompileProfile | Mapping[str, Any] | str | Path | None) -> CompileProfile:
@@ -117,7 +117,7 @@ def _check_value(key: str, value: Any, kind: type, where: str) -> None:
         raise ProfileError(f"{key} must be a {kind.__name__}, found {value!r}", where=where)
     if key in CHOICES and value not in CHOICES[key]:
         raise ProfileError(f"{key} = {value!r} is unknown", where=where, hint=f"Choose from {', '.join(CHOICES[key])}.")
-    if key == "threads" and value < 1:
+    if isinstance(value, int) and key == "threads" and value < 1:
         raise ProfileError(f"threads must be at least 1, found {value}", where=where)
 
 

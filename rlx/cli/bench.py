@@ -27,8 +27,7 @@ def bench(model: str | None, prompt: int, generate: int, repeat: int, as_json: b
     from rlx import demo
     from rlx.runners.engine import Engine
 
-    room = {"max_seq": prompt + generate + 16}
-    engine = Engine.open(model or demo.path(), **room, **{k: v for k, v in options.items() if v is not None})
+    engine = Engine.open(model or demo.path(), max_seq=prompt + generate + 16, **options)
     try:
         result = measure(engine, prompt, generate, repeat)
     finally:
@@ -86,13 +85,10 @@ def _show(result: dict[str, Any]) -> None:
     console = Console()
     prefill, decode = result["prefill"], result["decode"]
     console.print(f"{result['threads']} threads, {result['target']}; read bandwidth {result['read_gb_per_s']:.1f} GB/s")
-    console.print(
-        f"prefill {prefill['tokens']:5d}  {prefill['tokens_per_s']:9.1f} tokens/s  {prefill['gflop_per_s']:8.1f} GFLOP/s"
-    )
-    share = f"{result['decode_share_of_bandwidth']:.0%} of the bandwidth"
-    console.print(
-        f"decode  {decode['tokens']:5d}  {decode['tokens_per_s']:9.1f} tokens/s  {decode['gb_per_s']:8.1f} GB/s, {share}"
-    )
+    limits = {"prefill": f"{prefill['gflop_per_s']:8.1f} GFLOP/s", "decode": f"{decode['gb_per_s']:8.1f} GB/s"}
+    limits["decode"] += f", {result['decode_share_of_bandwidth']:.0%} of the bandwidth"
+    for phase, limit in limits.items():
+        console.print(f"{phase:8}{result[phase]['tokens']:5d}  {result[phase]['tokens_per_s']:9.1f} tokens/s  {limit}")
     for phase in ("decode", "prefill"):
         rows = result[f"{phase}_kernels"]
         total = sum(r["ms"] for r in rows)

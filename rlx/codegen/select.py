@@ -69,10 +69,15 @@ def rows(node: Node) -> DimLike:
 
 def width(node: Node) -> int:
     """Elements of a row, which kernels have as a literal."""
-    last = node.shape[-1]
-    if not isinstance(last, int):
-        raise CompileError(f"the last axis must be static, found {last}", where=repr(node), hint="Bind its symbol.")
-    return last
+    return static(node, -1)
+
+
+def static(node: Node, axis: int) -> int:
+    """An extent that kernels have as a literal."""
+    size = node.shape[axis]
+    if not isinstance(size, int):
+        raise CompileError(f"axis {axis} must be static, found {size}", where=repr(node), hint="Bind its symbol.")
+    return size
 
 
 def _call(
@@ -118,15 +123,15 @@ def _rope_angles(n: Node, target: Target) -> Call:
 def _rope(n: Node, target: Target) -> Call:
     from rlx.codegen.kernels.rope import rope
 
-    _, heads, head_dim = n.inputs[0].shape
-    return _call(n, rope(heads, head_dim, width(n.inputs[-1]), n["style"], norm_eps=n["norm_eps"]), Units(rows(n)))
+    x, angles = n.inputs[0], n.inputs[-1]
+    return _call(n, rope(static(x, 1), width(x), width(angles), n["style"], norm_eps=n["norm_eps"]), Units(rows(n)))
 
 
 def _kv_write(n: Node, target: Target) -> Call:
     from rlx.codegen.kernels.kv import kv_write
 
     cache, x = n.inputs
-    kernel = kv_write(x.shape[1], width(x), n["dtype"], layout=_cache_layout(cache))
+    kernel = kv_write(static(x, 1), width(x), n["dtype"], layout=_cache_layout(cache))
     return _call(n, kernel, Units(rows(x)), n["at"], cache.shape[1], args=(1, 2))
 
 
@@ -137,7 +142,7 @@ def _rope_kv_write(n: Node, target: Target) -> Call:
     if _cache_layout(cache) != "k_tiles":
         raise CompileError("rotated rows go into a key cache only", where=repr(n))
     store = {"store": "k_tiles", "kv_dtype": n["dtype"]}
-    kernel = rope(x.shape[1], width(x), width(angles), n["style"], norm_eps=n["norm_eps"], **store)
+    kernel = rope(static(x, 1), width(x), width(angles), n["style"], norm_eps=n["norm_eps"], **store)
     return _call(n, kernel, Units(rows(x)), n["at"], cache.shape[1], args=range(1, len(n.inputs) + 1))
 
 
@@ -149,11 +154,11 @@ def _attention(n: Node, target: Target) -> Call:
     from rlx.codegen.kernels import attention as tiles
 
     q, k, _ = n.inputs
-    shape = (q.shape[1], k.shape[0], width(q))
+    shape = (static(q, 1), static(k, 0), width(q))
     options = {"kv_dtype": k.dtype, "scale": n["scale"], "window": n["window"], "softcap": n["softcap"]}
     kernel = tiles.attention(*shape, target, **options)
     past = n["length"] - q.shape[0]
-    return _call(n, kernel, Units(q.shape[0], tiles.row_tile(*shape), k.shape[0]), q.shape[0], past, k.shape[1])
+    return _call(n, kernel, Units(q.shape[0], tiles.row_tile(*shape), static(k, 0)), q.shape[0], past, k.shape[1])
 
 
 def _elementwise(n: Node, target: Target) -> Call:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.errors import ConfigError, UnsupportedModelError
 from rlx.models import FAMILIES, SUPPORTED
-from rlx.models.config import MODEL_TYPES
+from rlx.models.architectures import MODEL_TYPES
 from rlx.runners.families import RUNNERS, FamilyRunner
 
 if TYPE_CHECKING:

@@ -91,7 +91,8 @@ class Engine:
             ModelFileError and its subclasses: the file cannot be used, and why.
         """
         loader = open_weights(path)
-        config = models.config_from(loader.format, loader.metadata, loader.tensors)
+        has_tensor = loader.tensors.__contains__
+        config = models.config_from(loader.format, loader.metadata, has_tensor, where=loader.path)
         weights = ModelWeights(loader, config.arch)
         setup = Setup.of(config, threads, max_seq, kv_dtype, precision, profile, cache, dump_ir)
         graph = models.build(config, weights, setup.kv_type)
@@ -217,7 +218,8 @@ class Engine:
     @cached_property
     def tokenizer(self) -> text.Tokenizer:
         """The model's own tokenizer."""
-        return text.load_tokenizer(self._weights.loader.path)
+        file = self._weights.loader.path
+        return text.load_tokenizer(file if self._weights.format == "gguf" else file.parent)
 
     # -- measuring ------------------------------------------------------------------------------------------------
 

@@ -121,7 +121,7 @@ class NativeProgram:
         return tuple(dims.bounds(dims.parse_dim(d), limits)[1] for d in row["shape"])
 
     def _view(self, row: Mapping[str, Any], shape: tuple[int, ...]) -> np.ndarray:
-        return self.arena.view(DTYPES[row["dtype"]].numpy, shape, row["offset"])
+        return self.arena.view(DTYPES[row["dtype"]].numpy or "uint8", shape, row["offset"])
 
     def close(self) -> None:
         self.arena.close()
