@@ -94,7 +94,7 @@ def regions(graph: Graph, *, merge: bool = True) -> Graph:
 def _region(old: Node, inputs: tuple[Node, ...], inline: list[bool]) -> Node:
     operands: list[Node] = []
     arguments = [_absorb(n, inlined, operands) for n, inlined in zip(inputs, inline, strict=True)]
-    expr = (old.op, *arguments, *(float(v) for _, v in old.attrs))
+    expr = (old.op, *arguments, *(v for _, v in old.attrs))
     return ops.make("elementwise", *operands, expr=expr)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -45,21 +47,32 @@ def test_two_builds_of_one_model_are_equal_and_share_every_node() -> None:
     assert first != toy.build(toy.FAMILIES["gemma"].but(softcap=21.0))
 
 
+@pytest.fixture
+def hasty_threads() -> Iterator[None]:
+    """Threads take turns after almost every instruction."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("hasty_threads")
 def test_interning_across_threads() -> None:
-    """Threads that build the same graph at the same time get the same nodes."""
-    start, built = threading.Barrier(8), [None] * 8
+    """Threads that make the same nodes at the same time get the same objects."""
+    start, chains = threading.Barrier(4), [[] for _ in range(4)]
 
-    def work(i: int) -> None:
+    def work(chain: list[Node]) -> None:
+        node = Graph().input("threads", [SEQ, 64])
         start.wait()
-        built[i] = [toy.build(toy.FAMILIES["qwen3"].but(layers=4), name="threads") for _ in range(3)]
+        for i in range(300):
+            chain.append(node := ops.scale(node, float(i)))
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    threads = [threading.Thread(target=work, args=(chain,)) for chain in chains]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
-    outputs = {id(g.outputs["logits"]) for graphs in built for g in graphs}
-    assert len(outputs) == 1
+    assert all(a is b for chain in chains[1:] for a, b in zip(chain, chains[0], strict=True))
 
 
 def test_nodes_that_nothing_holds_are_freed() -> None:

@@ -75,7 +75,7 @@ def test_quantize_rounds_halves_to_even_and_keeps_zeros() -> None:
     assert not meaning.quantize([x], {}, {})[0, 32:].any()
 
 
-@given(st.integers(0, 2**32 - 1))
+@given(st.integers(0, 2**32 - 1) | st.integers(0, 2**16 - 1).map(lambda high: high << 16 | 0x8000))  # with many ties
 def test_bf16_rounding_of_every_kind_of_value(bits: int) -> None:
     (x,) = np.array([bits], np.uint32).view(np.float32)
     found = float(meaning.round_to(np.array([x]), "bf16")[0])
@@ -97,6 +97,8 @@ def test_ties_go_to_the_lower_index() -> None:
     x = np.array([[1.0, 3.0, 3.0, 2.0, 3.0]])
     assert meaning.argmax([x], {}, {}).tolist() == [1]
     assert meaning.top_k([x], {"k": 4}, {}).tolist() == [[1, 2, 4, 3]]
+    many = np.arange(300.0)[None] % 3
+    assert meaning.top_k([many], {"k": 200}, {}).tolist() == [[*range(2, 300, 3), *range(1, 300, 3)]]
 
 
 def test_q8a_leaves_are_fed_as_values() -> None:

@@ -183,6 +183,14 @@ def test_a_read_of_a_shared_linear_blocks_gating() -> None:
     assert apply(y) is ops.make("linear", X, w, u, gated="silu")
 
 
+def test_values_that_become_one_have_the_readers_of_both() -> None:
+    w = Graph().weight("w", [64, 64])
+    same = ops.linear(ops.neg(ops.neg(X)), w)
+    graph = Graph(outputs={"a": ops.tanh(ops.linear(X, w)), "b": ops.add(Y, same)})
+    after = rewrite(graph, ALL)
+    assert after.outputs == {"a": ops.tanh(ops.linear(X, w)), "b": ops.add(Y, ops.linear(X, w))}
+
+
 # --- rewriting --------------------------------------------------------------------------------------------------------
 
 
