@@ -98,8 +98,9 @@ def _linear(n: Node, target: Target) -> Call:
     x, w = n.inputs[:2]
     act = "q8a" if x.dtype is Q8A else "f32"
     flags = {"residual": n["residual"], "bias": n["bias"], "gated": n["gated"]}
-    kernel = linear(w.dtype, width(n), width(w), act, target, **flags)
-    return _call(n, kernel, Units(width(n), 16), rows(n))
+    single = rows(n) == 1
+    kernel = linear(w.dtype, width(n), width(w), act, target, single=single, **flags)
+    return _call(n, kernel, Units(width(n), 16), *([] if single else [rows(n)]), width(n))
 
 
 def _rms_norm(n: Node, target: Target) -> Call:

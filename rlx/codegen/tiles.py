@@ -7,7 +7,7 @@ in `dots.py` and nowhere else; a kernel reads as the loops and tiles it is made 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -249,6 +249,16 @@ class Emitter:
         self._loops.append(self.module.add_metadata([ir.Constant(I32, len(self._loops))]))
         self.b.branch(head).set_metadata("llvm.loop", self._loops[-1])
         self.b.position_at_end(done)
+
+    def tiled(self, start: Index, stop: Index, sizes: Sequence[int], body: Callable[[int, ir.Value], None]) -> None:
+        """Covers range(start, stop) with tiles of the sizes, the largest first: `body(size, first)` writes one.
+
+        What is smaller than the last size stays uncovered.
+        """
+        for size in sizes:
+            with self.loop(start, self.b.sub(self.i64(stop), self.i64(size - 1)), size) as loop:
+                body(size, loop.i)
+            start = loop.i
 
     @contextmanager
     def when(self, condition: ir.Value) -> Iterator[None]:

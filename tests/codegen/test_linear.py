@@ -69,7 +69,7 @@ def check(dtype: DType, n: int, k: int, act: str, target: Target, rows_list: tup
     for rows in rows_list:
         x, values = activations(act, rows, k)
         out = np.full((rows + 1, n), 7, np.float32)
-        run(kernel, target, x, packed, out, end=units(n), rows=rows)
+        run(kernel, target, x, packed, out, end=units(n), rows=rows, n=n)
         size = np.abs(values) @ np.abs(w).T
         error = np.abs(out[:rows] - values @ w.T) / np.where(size > 0, size, 1)
         assert error.max() < (Q8A_ERROR if act == "q8a" else F32_ERROR), (rows, error.max())
@@ -115,7 +115,7 @@ def test_largest_codes_meet_largest_activations(target: Target) -> None:
     x[1] = -1
     rows = aligned(layouts.q8a_quantize(x * 127))
     out = np.empty((2, n), np.float32)
-    run(linear(Q8_0, n, k, "q8a", target), target, rows, packed, out, end=1, rows=2)
+    run(linear(Q8_0, n, k, "q8a", target), target, rows, packed, out, end=1, rows=2, n=n)
     want = np.where(np.arange(n) < 8, 127.0, -128.0) * 127 * k
     np.testing.assert_array_equal(out, [want, -want])
 
@@ -149,7 +149,7 @@ def test_gates(dtype: DType, act: str, target: Target) -> None:
         )
         values = scaled.astype(np.float64) if act == "f32" else layouts.q8a_dequantize(scaled, k).astype(np.float64)
         out = np.full((rows + 1, n), 7, np.float32)
-        run(kernel, target, scaled, packed, packed_up, out, end=units(n), rows=rows)
+        run(kernel, target, scaled, packed, packed_up, out, end=units(n), rows=rows, n=n)
         want = GATES[gate](values @ w.T) * (values @ up.T)
         size = (np.abs(values) @ np.abs(w).T) * (np.abs(values) @ np.abs(up).T)
         assert (np.abs(out[:rows] - want) <= 1e-6 * size + 1e-30).all()
@@ -170,9 +170,9 @@ def test_bias_and_residual_which_may_be_the_result_itself(gated: str | None, tar
         product = x @ w.T + bias
         want = (GATES["silu"](product) * (x @ up.T + bias_up) if gated else product) + residual
         out = np.empty((rows, n), np.float32)
-        run(kernel, target, x, *matrices, residual, out, end=units(n), rows=rows)
+        run(kernel, target, x, *matrices, residual, out, end=units(n), rows=rows, n=n)
         np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
-        run(kernel, target, x, *matrices, residual, residual, end=units(n), rows=rows)
+        run(kernel, target, x, *matrices, residual, residual, end=units(n), rows=rows, n=n)
         np.testing.assert_array_equal(residual, out)
 
 
@@ -186,18 +186,22 @@ def test_bits_depend_on_neither_split_nor_row_count(dtype: DType, act: str, gate
     x, _ = activations(act, rows, k)
     kernel = linear(dtype, n, k, act, target, gated=gated)
     whole = np.empty((rows, n), np.float32)
-    run(kernel, target, x, *matrices, whole, end=units(n), rows=rows)
+    run(kernel, target, x, *matrices, whole, end=units(n), rows=rows, n=n)
     split = np.zeros_like(whole)
     for begin, end in [(6, 7), (0, 1), (1, 4), (4, 4), (4, 6)]:
-        run(kernel, target, x, *matrices, split, begin=begin, end=end, rows=rows)
+        run(kernel, target, x, *matrices, split, begin=begin, end=end, rows=rows, n=n)
     np.testing.assert_array_equal(split, whole)
     first = 0
     for count in (1, 2, 3, 8, 1):
         part, some = aligned(x[first : first + count]), np.empty((count, n), np.float32)
-        run(kernel, target, part, *matrices, some, end=units(n), rows=count)
+        run(kernel, target, part, *matrices, some, end=units(n), rows=count, n=n)
         np.testing.assert_array_equal(some, whole[first : first + count])
         first += count
     assert first == rows
+    alone, one = linear(dtype, n, k, act, target, gated=gated, single=True), np.empty((1, n), np.float32)
+    assert alone.extents == ("n",)
+    run(alone, target, aligned(x[3:4]), *matrices, one, end=units(n), n=n)
+    np.testing.assert_array_equal(one[0], whole[3])
 
 
 def test_a_number_that_is_not_finite_is_not_hidden() -> None:
@@ -209,7 +213,7 @@ def test_a_number_that_is_not_finite_is_not_hidden() -> None:
         with np.errstate(invalid="ignore"):
             rows = aligned(layouts.q8a_quantize(x) if act == "q8a" else x)
         out = np.empty((9, n), np.float32)
-        run(linear(Q8_0, n, k, act, target), target, rows, packed, out, end=1, rows=9)
+        run(linear(Q8_0, n, k, act, target), target, rows, packed, out, end=1, rows=9, n=n)
         assert not np.isfinite(out[4]).any()
         assert np.isfinite(np.delete(out, 4, axis=0)).all()
 
@@ -227,7 +231,7 @@ def test_names_and_outline() -> None:
     assert kernel == linear(Q4_K, 33, 256, "q8a", target, residual=True, bias=True)
     assert kernel.symbol.startswith("linear_q4_k_q8a_")
     assert kernel.buffers == ("x", "w", "bias", "residual", "out")
-    assert kernel.extents == ("rows",)
+    assert kernel.extents == ("rows", "n")
     assert "out[row, i] = dot(x[row], w[i]) + bias[i] + residual[row, i]" in kernel.source
     assert (units(1), units(16), units(17)) == (1, 1, 2)
 

@@ -32,7 +32,7 @@ from rlx.codegen.kernels.multiply import Multiplier, Rows, Shape, Sub, Sums
 from rlx.codegen.kernels.unpack import CHUNK, FORMATS, GROUPS, SUB
 from rlx.codegen.layouts import BLOCK_ROWS, PACKINGS
 from rlx.codegen.target import Target
-from rlx.codegen.tiles import F32X16, I8X64, Emitter, Index
+from rlx.codegen.tiles import F32X16, I8X64, Emitter
 from rlx.errors import CompileError, ShapeError
 from rlx.ir.dtypes import F32, DType
 
@@ -59,25 +59,28 @@ def linear(
     residual: bool = False,
     bias: bool = False,
     gated: str | None = None,
+    single: bool = False,
 ) -> Kernel:
     """A kernel for out = x W^T, or gate(x Wg^T) * (x Wu^T) where gated; then plus residual. Bias goes to each product.
 
     Buffers: `x` (q8a rows or f32[rows, k]), `w` (packed [n, k]), `w_up` where gated, `bias` f32[n] and `bias_up` where
     gated, `residual` f32[rows, n], `out` f32[rows, n]. `residual` may be `out` itself; nothing else may overlap `out`.
-    Extents: `rows`. Units: `units(n)`; ranges of an even number of units suit it best.
+    Extents: `rows` unless `single`, and `n`: linears of one k that differ in n share their code, like Q, K, V and the
+    head. Units: `units(n)`; ranges of an even number of units suit it best.
 
     Args:
         dtype: a type of `layouts.PACKED_DTYPES`.
         act: `q8a` (integer dot products, quantized weights only) or `f32` (exact weights).
         gated: None, `silu`, `gelu_tanh` or `gelu_erf`.
+        single: there is one row, as in decode: only the streaming half of the kernel is made.
 
     Raises:
         CompileError: an option out of its range.
         ShapeError: k does not fit the type's blocks.
     """
     _check(dtype, k, act, gated)
-    shape = Shape(dtype, n, k, act, residual, bias, gated)
-    e = Emitter(target, shape.buffers, ["rows"])
+    shape = Shape(dtype, k, act, residual, bias, gated, ragged=n % BLOCK_ROWS > 0, single=single)
+    e = Emitter(target, shape.buffers, shape.extents)
     _Linear(e, shape, Multiplier(e, target, shape), _tiles(target, shape)).write()
     return e.finish(f"linear_{dtype}_{act}", _outline(shape))
 
@@ -133,6 +136,20 @@ class _Linear:
         self.scratch = _Scratch(e.stack(tiles.blocks * self.chunk_bytes), totals, terms)
 
     def write(self) -> None:
+        if self.shape.single:
+            self._write_single()
+        else:
+            self._write_rows()
+
+    def _write_single(self) -> None:
+        """One row: the units stream past it."""
+        e, first = self.e, self.e.i64(0)
+        if self.scratch.terms:
+            self.multiply.write_terms(e.args["x"], self.scratch.terms)
+        with e.loop(e.args["begin"], e.args["end"]) as u:
+            self._streamed_tile(self._rows(first, first, 1), first, u.i)
+
+    def _write_rows(self) -> None:
         e, group = self.e, self.tiles.blocks // len(self.shape.weights)
         with e.loop(0, e.args["rows"], self.macro_rows) as m:
             count = e.smin(self.macro_rows, e.b.sub(e.args["rows"], m.i))
@@ -170,11 +187,7 @@ class _Linear:
                 e.store(e.f32(0.0), e.at(self.scratch.totals, (z.i, 64)), 64)
             with e.loop(0, self.shape.chunks) as c:
                 self._unpack([self._chunk(block, c.i) for block in blocks], c.i)
-                row: Index = 0
-                for rows in tiles.shared:
-                    with e.loop(row, e.b.sub(done, e.i64(rows - 1)), rows) as r:
-                        self._shared_tile(self._rows(macro, r.i, rows), c.i, r.i)
-                    row = r.i
+                e.tiled(0, done, tiles.shared, lambda n, row: self._shared_tile(self._rows(macro, row, n), c.i, row))
         return done
 
     def _chunk(self, block: ir.Value, chunk: ir.Value) -> ir.Value:
@@ -254,19 +267,19 @@ class _Linear:
     # --- weights streamed for few rows --------------------------------------------------------------------------------
 
     def _streamed_rows(self, macro: ir.Value, done: ir.Value, count: ir.Value, unit: ir.Value) -> None:
+        def tile(rows: int, row: ir.Value) -> None:
+            self._streamed_tile(self._rows(macro, row, rows), self.e.b.add(macro, row), unit)
+
+        self.e.tiled(done, count, self.tiles.streamed, tile)
+
+    def _streamed_tile(self, rows: Rows, row: ir.Value, unit: ir.Value) -> None:
+        """Some rows, from `row` on, times one unit."""
         e = self.e
         blocks = [self._block(name, unit) for name in self.shape.weights]
-        row: Index = done
-        for rows in self.tiles.streamed:
-            with e.loop(row, e.b.sub(count, e.i64(rows - 1)), rows) as r:
-                totals = [e.f32(0.0)] * (rows * len(blocks))
-                with e.loop(0, self.shape.chunks, 1, totals) as c:
-                    part = self._stream(blocks, self._rows(macro, r.i, rows), c.i)
-                    c.values = self.multiply.add(c.values, part)
-                for i in range(rows):
-                    results = c.results[i * len(blocks) : (i + 1) * len(blocks)]
-                    self._finish(e.b.add(e.b.add(macro, r.i), e.i64(i)), unit, results)
-            row = r.i
+        with e.loop(0, self.shape.chunks, 1, self.multiply.zeros(rows, len(blocks))) as c:
+            c.values = self.multiply.add(c.values, self._stream(blocks, rows, c.i))
+        for i in range(rows.count):
+            self._finish(e.b.add(row, e.i64(i)), unit, c.results[i * len(blocks) : (i + 1) * len(blocks)])
 
     def _stream(self, blocks: Sequence[ir.Value], rows: Rows, chunk: ir.Value) -> Sums:
         """The part of a chunk, weights read from where they lie."""
@@ -321,15 +334,16 @@ class _Linear:
         """Bias, gate and residual of 16 results, and their store; the last unit may hold fewer."""
         e, shape = self.e, self.shape
         column = e.b.mul(unit, e.i64(BLOCK_ROWS))
-        mask = e.tail_mask(e.b.sub(e.i64(shape.n), column)) if shape.n % BLOCK_ROWS else None
+        place = e.b.add(e.b.mul(row, e.args["n"]), column)
+        mask = e.tail_mask(e.b.sub(e.args["n"], column)) if shape.ragged else None
         biases = [e.load_as_f32(F32, e.at(e.args[name], (column, 4)), mask) for name in shape.biases]
         totals = [e.b.fadd(t, b) for t, b in zip(totals, biases, strict=True)] if biases else totals
         value = totals[0]
         if shape.gated:
             value = e.b.fmul(vmath.UNARY[shape.gated](e, value), totals[1])
         if shape.residual:
-            value = e.b.fadd(value, e.load_as_f32(F32, e.at(e.args["residual"], (row, 4 * shape.n), (column, 4)), mask))
-        e.store_from_f32(F32, value, e.at(e.args["out"], (row, 4 * shape.n), (column, 4)), mask)
+            value = e.b.fadd(value, e.load_as_f32(F32, e.at(e.args["residual"], (place, 4)), mask))
+        e.store_from_f32(F32, value, e.at(e.args["out"], (place, 4)), mask)
 
 
 def _halves(values: Sums) -> list[Sums]:
@@ -354,9 +368,9 @@ def _outline(shape: Shape) -> str:
         product = f"{shape.gated}({product}) * (dot(x[row], w_up[i])" + " + bias_up[i]" * shape.bias + ")"
     inner = "int8 dots a 32 k, scaled in f32" if shape.integer else "f32, weights dequantized exactly"
     return (
-        f"# x {shape.act}[rows, {shape.k}], w {shape.dtype} packed [{shape.n}, {shape.k}]\n"
+        f"# x {shape.act}[rows, {shape.k}], w {shape.dtype} packed [n, {shape.k}]\n"
         f"# {inner}; summed in chunks of {CHUNK} k\n"
-        f"for unit in range(begin, end):\n    for row in range(rows):\n"
-        f"        for i in range(16 * unit, min(16 * unit + 16, {shape.n})):  # 16 lanes\n"
+        f"for unit in range(begin, end):\n    for row in range({1 if shape.single else 'rows'}):\n"
+        "        for i in range(16 * unit, min(16 * unit + 16, n)):  # 16 lanes\n"
         f"            out[row, i] = {product}{' + residual[row, i]' * shape.residual}\n"
     )

@@ -24,15 +24,25 @@ Sums = list[ir.Value]
 
 @dataclass(frozen=True)
 class Shape:
-    """What makes a linear kernel: see `linear.linear`."""
+    """What makes a linear kernel: see `linear.linear`.
+
+    Attributes:
+        ragged: the last row block may hold fewer than 16 rows.
+        single: there is one row of activations.
+    """
 
     dtype: DType
-    n: int
     k: int
     act: str
     residual: bool
     bias: bool
     gated: str | None
+    ragged: bool
+    single: bool
+
+    @property
+    def extents(self) -> list[str]:
+        return ["n"] if self.single else ["rows", "n"]
 
     @property
     def weights(self) -> list[str]:
