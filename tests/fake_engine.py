@@ -47,7 +47,7 @@ class FakeEngine:
         random = np.random.default_rng(seed)
         self.config: Any = SimpleNamespace(vocab_size=vocab_size, context=64, family=family, arch=family, layers=2)
         self.tokenizer = tokenizer or SimpleNamespace(eog_ids=frozenset())
-        self.max_seq, self.closed, self.calls = max_seq, False, list[int]()
+        self.max_seq, self.closed, self.compiles, self.calls = max_seq, False, 0, list[int]()
         self._script, self._rule, self._prompt = list(script), rule, 0
         self._embed = random.normal(size=(vocab_size, 8))
         self._mix, self._head = random.normal(size=(8, 8)), random.normal(size=(8, vocab_size))
@@ -99,7 +99,8 @@ class FakeEngine:
         return self.records
 
     def stats(self) -> dict[str, Any]:
-        return {"threads": 1, "weights_bytes": 10}
+        cache = SimpleNamespace(compiles=self.compiles, compile_seconds=0.25 * self.compiles)
+        return {"threads": 1, "weights_bytes": 10, "cache": cache}
 
     def close(self) -> None:
         assert not self.closed, "closed twice"

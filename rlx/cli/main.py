@@ -6,8 +6,9 @@ Nothing here imports more than click, so that `rlx --help` is quick; each subcom
 from __future__ import annotations
 
 import traceback
+import warnings
 from importlib import import_module
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -58,7 +59,9 @@ class Commands(click.Group):
         else a message that says so and exit code 1; `--debug` adds the traceback.
         """
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning
+                return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # click knows what to do with these
         except KeyboardInterrupt:
@@ -70,6 +73,18 @@ class Commands(click.Group):
             _show_traceback(ctx, error)
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise Bug(f"unexpected {what}. --debug shows where it comes from; please report it") from error
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning as a user wants it: what it says, not where in the code it was given."""
+    click.echo(f"Warning: {message}", err=True)
 
 
 def _show_traceback(ctx: click.Context, error: Exception) -> None:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Set
+    from collections.abc import Callable, Mapping, Set
 
     from rich.progress import Progress
 
@@ -124,13 +124,18 @@ ENDS = {
 }
 
 
-def speeds(answer: Answer, prompt: int, load_seconds: float, end: str) -> str:
-    """One line about a generation."""
-    parts = [f"loaded in {load_seconds:.2f} s", f"prompt: {prompt} tokens{_rate(answer.prompt_rate(prompt))}"]
-    if answer.first_seconds is not None:
-        parts.append(f"first token after {answer.first_seconds:.3f} s")
-    parts.append(f"answer: {len(answer.ids)} tokens{_rate(answer.rate)}")
-    return "; ".join([*parts, ENDS[end]])
+def speeds(report: Mapping[str, Any]) -> str:
+    """One line about a generation, from `rlx run`'s report."""
+    first, compiles = report["first_token_seconds"], report["compiles"]
+    parts = [
+        f"loaded in {report['load_seconds']:.2f} s",
+        compiles and f"compiled {compiles} pieces in {report['compile_seconds']:.2f} s of all this",
+        f"prompt: {report['prompt_tokens']} tokens{_rate(report['prompt_tokens_per_second'])}",
+        first is not None and f"first token after {first:.3f} s",
+        f"answer: {report['tokens']} tokens{_rate(report['tokens_per_second'])}",
+        ENDS[report["end"]],
+    ]
+    return "; ".join(part for part in parts if part)
 
 
 def _rate(rate: float | None) -> str:

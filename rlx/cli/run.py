@@ -68,13 +68,14 @@ def run(
             answer = Answer(runner.tokenizer, out, bars.close)
             interrupted = _generate(runner, ids, max_tokens, sample, answer)
             end = answer.end(max_tokens, runner.stop_ids, interrupted)
-            family = runner.family
+            report = {"model": model, "family": runner.family, **_report(answer, len(ids), end), **_counters(runner)}
+    report["load_seconds"] = loaded
     if as_json:
-        click.echo(json.dumps({"model": model, "family": family, **_report(answer, len(ids), loaded, end)}))
+        click.echo(json.dumps(report))
     else:
         if no_stream:
             stdout().write(answer.text + "\n")
-        click.echo(speeds(answer, len(ids), loaded, end), err=True)
+        click.echo(speeds(report), err=True)
     if interrupted:
         ctx.exit(INTERRUPTED)
 
@@ -125,14 +126,19 @@ def _generate(runner: CachedRunner, ids: list[int], max_tokens: int, sample: Sam
     return False
 
 
-def _report(answer: Answer, prompt: int, load_seconds: float, end: str) -> dict[str, Any]:
+def _counters(runner: CachedRunner) -> dict[str, Any]:
+    """What the compile cache counted since the start."""
+    cache = runner.stats()["cache"]
+    return {"compiles": cache.compiles, "compile_seconds": cache.compile_seconds}
+
+
+def _report(answer: Answer, prompt: int, end: str) -> dict[str, Any]:
     return {
         "text": answer.text,
         "ids": answer.ids,
         "end": end,
         "prompt_tokens": prompt,
         "tokens": len(answer.ids),
-        "load_seconds": load_seconds,
         "first_token_seconds": answer.first_seconds,
         "prompt_tokens_per_second": answer.prompt_rate(prompt),
         "tokens_per_second": answer.rate,

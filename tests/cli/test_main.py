@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,16 @@ def test_debug_adds_the_traceback(failing: Any, args: tuple[str, ...], error: Ex
     assert result.exit_code == exit_code
     assert "Traceback (most recent call last)" in result.stderr
     assert str(error) in result.stderr.splitlines()[-1]
+
+
+def test_a_warning_says_what_not_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def warn() -> None:
+        warnings.warn("the compile cache is not used", stacklevel=1)
+
+    group = Commands("rlx")
+    monkeypatch.setattr(group, "get_command", lambda ctx, name: warn)
+    assert CliRunner().invoke(group, ["warn"]).stderr == "Warning: the compile cache is not used\n"
 
 
 def test_an_interrupt_is_quiet_and_130(failing: Any) -> None:

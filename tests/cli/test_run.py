@@ -77,6 +77,19 @@ def test_text_goes_to_stdout_and_speeds_to_stderr(opened: Opened, options: list[
     assert opened.calls[0][0] == demo.path()
 
 
+def test_a_first_run_says_that_it_compiled(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(path: Path) -> FakeEngine:
+        engine = scripted.make(path)
+        engine.compiles = 3
+        return engine
+
+    assert "compiled" not in rlx("Hi").stderr
+    install(monkeypatch, make)
+    assert "; compiled 3 pieces in 0.75 s of all this; " in rlx("Hi").stderr
+    found = json.loads(rlx("Hi", "--json").stdout)
+    assert (found["compiles"], found["compile_seconds"]) == (3, 0.75)
+
+
 def test_the_prompt_goes_through_the_chat_template(opened: Opened, tokenizer: Tokenizer) -> None:
     rlx("Hi there", "--system", "Be brief.")
     turns = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n"
