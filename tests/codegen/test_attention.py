@@ -1,0 +1,178 @@
+"""Attention kernels against softmax in float64: shapes, masks, cache types, targets, and bits that stay the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from levels import LEVELS, name
+from native import aligned, run
+from numpy.typing import NDArray
+
+from rlx.codegen.kernels.attention import attention, row_tile, units
+from rlx.codegen.target import Target
+from rlx.errors import CompileError
+from rlx.ir.dtypes import BF16, F16, F32, Q8_0, DType
+
+Array = NDArray[Any]
+targets = pytest.mark.parametrize("target", LEVELS, ids=name)
+
+#: Ceiling of |out - float64| / (largest |v| * (1 + largest |score|)): an error of a score is one of its weight.
+ATTENTION_ERROR = 5e-7
+
+
+def stored(values: Array, dtype: DType) -> tuple[Array, Array]:
+    """(the cache's numbers, their values in float64)."""
+    if dtype is F32:
+        return values.astype(np.float32), values.astype(np.float32).astype(np.float64)
+    if dtype is F16:
+        return values.astype(np.float16), values.astype(np.float16).astype(np.float64)
+    bits = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return bits, (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+class Case:
+    """A cache of random keys and values that holds NaN where no position has been written."""
+
+    def __init__(
+        self, heads: int, kv_heads: int, head_dim: int, dtype: DType, ctx: int, filled: int, seed: int = 0
+    ) -> None:
+        rng = np.random.default_rng([seed, heads, head_dim])
+        self.shape, self.dtype, self.ctx, self.filled = (heads, kv_heads, head_dim), dtype, ctx, filled
+        cache = rng.standard_normal((2, kv_heads, ctx, head_dim)).astype(np.float32)
+        (keys, self.k), (values, self.v) = (stored(c, dtype) for c in cache)
+        for numbers in (keys, values):
+            numbers[:, filled:] = 0x7FC0 if dtype is BF16 else np.nan
+        tiles = keys.reshape(kv_heads, ctx // 16, 16, head_dim).transpose(0, 1, 3, 2)
+        self.keys, self.values = aligned(tiles), aligned(values)
+        self.q = aligned(rng.standard_normal((filled, heads, head_dim)).astype(np.float32))
+
+    def native(
+        self,
+        target: Target,
+        past: int,
+        seq: int,
+        scale: float,
+        split: list[tuple[int, int]] | None = None,
+        **options: Any,
+    ) -> Array:
+        kernel = attention(*self.shape, target, kv_dtype=self.dtype, scale=scale, **options)
+        out = np.full((seq + 1, *self.q.shape[1:]), 7, np.float32)
+        count = units(seq, *self.shape, options.get("rows_static"))
+        q = aligned(self.q[past : past + seq])
+        for begin, end in split or [(0, count)]:
+            run(kernel, target, q, self.keys, self.values, out, begin=begin, end=end, seq=seq, past=past, ctx=self.ctx)
+        assert (out[seq] == 7).all(), "wrote past its rows"
+        return out[:seq]
+
+    def reference(
+        self, past: int, seq: int, scale: float, window: int | None = None, softcap: float | None = None
+    ) -> tuple[Array, float]:
+        """(result, the ceiling of its error)."""
+        group = self.shape[0] // self.shape[1]
+        k, v = (np.repeat(c[:, : past + seq], group, axis=0) for c in (self.k, self.v))
+        scores = np.einsum("rhd,htd->hrt", self.q[past : past + seq].astype(np.float64), k) * float(np.float32(scale))
+        scores = softcap * np.tanh(scores / softcap) if softcap else scores
+        back = past + np.arange(seq)[:, None] - np.arange(past + seq)[None, :]
+        seen = (back >= 0) & (back < (window or past + seq + 1))
+        scores = np.where(seen, scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        out = np.einsum("hrt,htd->rhd", weights / weights.sum(axis=-1, keepdims=True), v)
+        return out, ATTENTION_ERROR * np.abs(v).max() * (1 + np.abs(scores[np.isfinite(scores)]).max())
+
+    def check(self, target: Target, past: int, seq: int, scale: float | None = None, **options: Any) -> None:
+        scale = self.shape[2] ** -0.5 if scale is None else scale
+        got = self.native(target, past, seq, scale, **options)
+        options.pop("rows_static", None)
+        want, ceiling = self.reference(past, seq, scale, **options)
+        assert np.abs(got - want).max() < ceiling, (past, seq, np.abs(got - want).max(), ceiling)
+
+
+@targets
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((4, 2, 64), F32), ((8, 1, 128), F16), ((6, 2, 80), BF16), ((3, 3, 8), F32), ((2, 1, 40), F16), ((1, 1, 1), BF16)],
+    ids=str,
+)
+def test_against_softmax_in_float64(target: Target, shape: tuple[int, int, int], dtype: DType) -> None:
+    case = Case(*shape, dtype, ctx=224, filled=211)
+    for past, seq in [(0, 1), (0, 5), (15, 1), (16, 2), (63, 1), (64, 3), (130, 33), (0, 211), (210, 1)]:
+        case.check(target, past, seq)
+
+
+@targets
+@pytest.mark.parametrize("window", [1, 70])
+def test_windows(target: Target, window: int) -> None:
+    case = Case(4, 2, 32, F16, ctx=208, filled=200)
+    for past, seq in [(0, 1), (0, 70), (63, 2), (130, 17), (199, 1)]:
+        case.check(target, past, seq, window=window)
+
+
+def test_windowed_layers_touch_only_their_window() -> None:
+    """Poison behind the window's first chunk changes nothing."""
+    case, target = Case(2, 1, 16, F32, ctx=400, filled=400), LEVELS[-1]
+    want = case.native(target, 399, 1, 0.25, window=70)
+    case.keys[:, : 320 // 16], case.values[:, :320] = np.nan, np.nan
+    np.testing.assert_array_equal(case.native(target, 399, 1, 0.25, window=70), want)
+
+
+@targets
+def test_softcap_and_scale(target: Target) -> None:
+    case = Case(4, 2, 48, F32, ctx=112, filled=100)
+    case.check(target, 3, 40, softcap=5.0)
+    case.check(target, 3, 40, scale=1.5, softcap=30.0, window=20)
+    case.check(target, 0, 100, scale=4.0)  # scores of about +-100: softmax must take the largest out
+
+
+@targets
+@pytest.mark.parametrize(("heads", "kv_heads"), [(7, 1), (40, 1)])
+def test_code_for_one_row(target: Target, heads: int, kv_heads: int) -> None:
+    case = Case(heads, kv_heads, 32, F16, ctx=96, filled=90)
+    for past in (0, 50, 89):
+        case.check(target, past, 1, rows_static=1)
+
+
+@targets
+def test_bits_depend_on_neither_split_nor_neighbours(target: Target) -> None:
+    case = Case(4, 2, 64, BF16, ctx=208, filled=201)
+    whole = case.native(target, 0, 201, 0.125)
+    count = units(201, *case.shape)
+    assert count > 20
+    split = [(count - 1, count), (0, 1), (1, 7), (7, 7), (7, count - 1)]
+    np.testing.assert_array_equal(case.native(target, 0, 201, 0.125, split=split), whole)
+    for past, seq in [(0, 1), (1, 2), (3, 60), (63, 100), (200, 1)]:
+        np.testing.assert_array_equal(case.native(target, past, seq, 0.125), whole[past : past + seq])
+    np.testing.assert_array_equal(case.native(target, 200, 1, 0.125, rows_static=1), whole[200:])
+
+
+def test_a_number_that_is_not_finite_is_not_hidden() -> None:
+    for where in ("q", "keys", "values"):
+        case = Case(2, 1, 16, F32, ctx=32, filled=20)
+        {"q": case.q[7, 1], "keys": case.keys[0, 0, 3], "values": case.values[0, 7]}[where][7] = np.nan
+        out = case.native(LEVELS[-1], 0, 20, 0.25)
+        assert np.isnan(out[7, 1, 7])
+        # Rows before it keep clean unless they share a tile with a row that weighs that value.
+        assert where == "values" or np.isfinite(out[:7]).all()
+
+
+def test_units_and_outline() -> None:
+    assert row_tile(16, 8, 128) == 16
+    assert row_tile(32, 1, 64) == 1
+    assert row_tile(16, 8, 128, rows_static=1) == 1
+    assert [units(seq, 16, 8, 128) for seq in (1, 16, 17)] == [8, 8, 16]
+    kernel = attention(4, 2, 64, LEVELS[0], kv_dtype=F16, scale=0.125, window=9, softcap=2.0)
+    assert kernel.buffers == ("q", "k", "v", "out")
+    assert kernel.extents == ("seq", "past", "ctx")
+    assert kernel.symbol.startswith("attention_f16_")
+    assert "past + row - t < 9" in kernel.source
+    assert "2.0 * tanh(" in kernel.source
+
+
+def test_mistakes_are_refused() -> None:
+    with pytest.raises(CompileError, match="5 query heads are no multiple of 2"):
+        attention(5, 2, 64, LEVELS[0], kv_dtype=F16, scale=1.0)
+    with pytest.raises(CompileError, match="q8_0 caches"):
+        attention(4, 2, 64, LEVELS[0], kv_dtype=Q8_0, scale=1.0)
+    with pytest.raises(CompileError, match="window of 0"):
+        attention(4, 2, 64, LEVELS[0], kv_dtype=F16, scale=1.0, window=0)
