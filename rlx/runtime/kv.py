@@ -37,7 +37,7 @@ class States:
     def __init__(self, graph: Graph, ctx: int) -> None:
         self.ctx = -(-ctx // TILE) * TILE
         self._buffers = {
-            name: AlignedBuffer(node.dtype.size([dims.value(d, {"CTX": self.ctx}) for d in node.shape]), huge=True)
+            name: AlignedBuffer(node.dtype.size([dims.value(d, {"CTX": self.ctx}) for d in node.shape]))
             for name, node in graph.leaves("state").items()
         }
 
