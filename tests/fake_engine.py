@@ -123,7 +123,9 @@ def install(monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], FakeEngine])
     """Puts a module in the place of `rlx.runners.engine` whose `Engine.open` calls `make`."""
     opened = Opened()
 
-    def open_(path: Path, **options: Any) -> FakeEngine:
+    def open_(source: Any, **options: Any) -> FakeEngine:
+        path = Path(getattr(source, "path", source))  # of a path, or of an open loader
+        path = path.parent if path.suffix == ".safetensors" else path
         opened.calls.append((path, options))
         if progress := options.get("progress"):
             progress("weights", 1, 2)

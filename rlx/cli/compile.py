@@ -31,7 +31,7 @@ def compile_(model: str, engine: dict[str, Any], as_json: bool) -> None:
     start = time.perf_counter()
     with Bars() as bars:
         bars.waiting("opening the model")
-        with open_runner(model, engine, bars) as runner:
+        with open_runner(model, engine, bars, load=False) as runner:
             bars.close()
             records = list(runner.compile(None if as_json else lambda record: click.echo(_line(record))))
     seconds = time.perf_counter() - start

@@ -94,10 +94,10 @@ def compile_cache(policy: Policy | None) -> CompileCache | None:
     return CompileCache(store=None if policy == "off" else Store(), policy=policy)
 
 
-def open_runner(model: str | None, engine: dict[str, Any], progress: Progress) -> CachedRunner:
-    """The runner for a path, or for the embedded demo model."""
+def open_runner(model: str | None, engine: dict[str, Any], progress: Progress, *, load: bool = True) -> CachedRunner:
+    """The runner for a path, or for the embedded demo model; with `load` its weights are packed at once."""
     from rlx import demo
     from rlx.runners import auto_runner
 
     options = {**engine, "cache": compile_cache(engine["cache"])}
-    return auto_runner(model if model is not None else demo.path(), progress=progress, **options)
+    return auto_runner(model if model is not None else demo.path(), progress=progress, load=load, **options)

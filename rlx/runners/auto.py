@@ -105,6 +105,7 @@ def auto_runner(
     cache: Any = None,
     progress: Progress | None = None,
     dump_ir: str | PathLike[str] | None = None,
+    load: bool = True,
 ) -> FamilyRunner:
     """Opens a model and returns the runner for its family.
 
@@ -119,6 +120,7 @@ def auto_runner(
         cache: a `CompileCache`; the default one, on disk and shared between runs, by default.
         progress: told how far loading is.
         dump_ir: a folder for the text of every program after every pass.
+        load: False leaves the weights in the file until they are first needed.
 
     Raises:
         ModelFileError: the file cannot be used, and why; `UnsupportedModelError` names the architectures there are.
@@ -126,10 +128,14 @@ def auto_runner(
     """
     from rlx.weights.loader import open_weights
 
-    with open_weights(path) as loader:
+    loader = open_weights(path)
+    try:
         runner = runner_class(loader)
+    except BaseException:
+        loader.close()
+        raise
     return runner.from_path(
-        path,
+        loader,
         threads=threads,
         max_seq=max_seq,
         kv_dtype=kv_dtype,
@@ -138,4 +144,5 @@ def auto_runner(
         cache=cache,
         progress=progress,
         dump_ir=dump_ir,
+        load=load,
     )

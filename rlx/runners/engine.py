@@ -11,16 +11,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlx import models, text
+from rlx.codegen.layouts import PACKED_DTYPES
 from rlx.codegen.target import Target, cpu_count
-from rlx.errors import ArgumentError, PromptError
+from rlx.errors import ArgumentError, PromptError, UnsupportedModelError
 from rlx.ir import text as ir_text
-from rlx.ir.graph import Graph
+from rlx.ir.graph import Graph, Node
 from rlx.passes.options import Options
 from rlx.profile import CompileProfile
 from rlx.runtime.cache import CompileCache
@@ -31,7 +33,7 @@ from rlx.runtime.native import NativeProgram
 from rlx.runtime.profiling import OpTime, op_times, step_bytes
 from rlx.runtime.tensors import Progress, Tensors
 from rlx.runtime.threads import WorkerPool
-from rlx.weights import ModelWeights, open_weights
+from rlx.weights import ModelWeights, WeightLoader, open_weights
 
 DEFAULT_CONTEXT = 4096  # positions, where the model allows more and the user asked for nothing
 ALL_ROWS_VALUES = 1 << 24  # most logits that one call keeps when every position is wanted
@@ -53,9 +55,16 @@ class ProgramRecord:
 class Engine:
     """A loaded model. Make one with `Engine.open`."""
 
-    def __init__(self, weights: ModelWeights, config: models.ModelConfig, graph: Graph, setup: Setup) -> None:
+    def __init__(
+        self,
+        weights: ModelWeights,
+        config: models.ModelConfig,
+        graph: Graph,
+        setup: Setup,
+        progress: Progress | None = None,
+    ) -> None:
         self.config, self.graph, self.max_seq, self.past = config, graph, setup.max_seq, 0
-        self._weights, self._setup = weights, setup
+        self._weights, self._setup, self._progress, self._loaded = weights, setup, progress, False
         self._compiler = Compiler(Target.host(setup.profile.level), setup.cache)
         self._pool = WorkerPool(setup.threads, self._compiler.runtime())
         self._tensors = Tensors(self._compiler, self._pool)
@@ -65,7 +74,7 @@ class Engine:
     @classmethod
     def open(
         cls,
-        path: str | Path,
+        path: str | PathLike[str] | WeightLoader,
         *,
         threads: int | None = None,
         max_seq: int | None = None,
@@ -75,10 +84,12 @@ class Engine:
         cache: CompileCache | None = None,
         dump_ir: str | Path | None = None,
         progress: Progress | None = None,
+        load: bool = True,
     ) -> Engine:
         """Opens a model file or directory, checks it, and loads its weights.
 
         Args:
+            path: a file or directory, or an open `WeightLoader`, which the engine then owns.
             threads: workers; the physical cores this process may use by default.
             max_seq: positions the KV cache has room for; the model's context, at most 4096, by default.
             kv_dtype: "f32", "f16" or "bf16".
@@ -86,25 +97,41 @@ class Engine:
             profile: a path, table or `CompileProfile`; the arguments above win over it.
             dump_ir: a folder for the text after every pass, one sub-folder a program.
             progress: called with (what, done, total) while weights are packed.
+            load: False leaves the weights in the file until the first `forward`.
 
         Raises:
             ModelFileError and its subclasses: the file cannot be used, and why.
         """
-        loader = open_weights(path)
+        loader = path if isinstance(path, WeightLoader) else open_weights(path)
+        choices = (threads, max_seq, kv_dtype, precision, profile, cache, dump_ir)
+        try:
+            engine = cls._of(loader, choices, progress)
+            if load:
+                engine._load()
+        except BaseException:
+            loader.close()
+            raise
+        return engine
+
+    @classmethod
+    def _of(cls, loader: WeightLoader, choices: tuple[Any, ...], progress: Progress | None) -> Engine:
         has_tensor = loader.tensors.__contains__
         config = models.config_from(loader.format, loader.metadata, has_tensor, where=loader.path)
         weights = ModelWeights(loader, config.arch)
-        setup = Setup.of(config, threads, max_seq, kv_dtype, precision, profile, cache, dump_ir)
+        setup = Setup.of(config, *choices)
         graph = models.build(config, weights, setup.kv_type)
-        engine = cls(weights, config, graph, setup)
-        engine._load(progress)
-        return engine
+        _check_types(graph, weights)
+        return cls(weights, config, graph, setup, progress)
 
-    def _load(self, progress: Progress | None) -> None:
+    def _load(self) -> None:
+        """Packs every weight, once."""
+        if self._loaded:
+            return
         for name, value in self.graph.constants.items():
             self._tensors.add_array(name, value)
         first = self._compile(self._setup.profile.ranges[0], False)
-        self._tensors.load(first.manifest["weights"], _Source(self._weights, self.config), progress)
+        self._tensors.load(first.manifest["weights"], _Source(self._weights, self.config), self._progress)
+        self._loaded = True
 
     # -- running --------------------------------------------------------------------------------------------------
 
@@ -124,6 +151,7 @@ class Engine:
                 f"{len(ids)} tokens after {self.past} do not fit the context of {self.max_seq}",
                 hint="Shorten the prompt or open the model with a larger max_seq.",
             )
+        self._load()
         rows, at = [], 0
         while at < len(ids):
             count = self._chunk(len(ids) - at, all_rows)
@@ -185,7 +213,9 @@ class Engine:
     # -- programs -------------------------------------------------------------------------------------------------
 
     def compile(self, on_program: Callable[[ProgramRecord], None] | None = None) -> list[ProgramRecord]:
-        """Compiles (or finds in the cache) the program of every bucket."""
+        """Compiles (or finds in the cache) the program of every bucket, and what packs the weights."""
+        for dtype in {n.dtype for n in _matrices(self.graph)}:
+            self._compiler.packer(dtype)
         records = []
         for bucket in self._setup.profile.ranges:
             start = time.perf_counter()
@@ -218,8 +248,10 @@ class Engine:
     @cached_property
     def tokenizer(self) -> text.Tokenizer:
         """The model's own tokenizer."""
-        file = self._weights.loader.path
-        return text.load_tokenizer(file if self._weights.format == "gguf" else file.parent)
+        loader = self._weights.loader
+        if loader.format == "gguf":
+            return text.Tokenizer.from_gguf(loader.metadata)
+        return text.load_tokenizer(loader.path.parent)
 
     # -- measuring ------------------------------------------------------------------------------------------------
 
@@ -300,6 +332,20 @@ class Setup:
             raise ArgumentError(f"max_seq and threads must be at least 1, found {max_seq} and {threads}")
         kv_type = kv_dtype(kv or chosen.kv_dtype, mode)
         return Setup(chosen, mode, kv_type, workers, room, cache, Path(dump_ir) if dump_ir else None)
+
+
+def _matrices(graph: Graph) -> list[Node]:
+    return [n for n in graph.leaves("weight").values() if len(n.shape) == 2]
+
+
+def _check_types(graph: Graph, weights: ModelWeights) -> None:
+    for node in _matrices(graph):
+        if node.dtype not in PACKED_DTYPES:
+            raise UnsupportedModelError(
+                f"tensor {weights.info(node.name).name!r} has type {node.dtype}, which no kernel reads yet",
+                where=weights.loader.path,
+                hint=f"Use a file in {', '.join(t.name.upper() for t in PACKED_DTYPES)}.",
+            )
 
 
 class _Source:

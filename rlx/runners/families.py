@@ -7,21 +7,21 @@ the engine builds the graph from the model's own configuration.
 from __future__ import annotations
 
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rlx.runners.generator import CachedRunner
 
 if TYPE_CHECKING:
     from rlx.runners.generator import TokenEngine
+    from rlx.weights.loader import WeightLoader
 
 
 class FamilyRunner(CachedRunner):
     """A `CachedRunner` that opens its own engine."""
 
     @classmethod
-    def from_path(cls, path: str | PathLike[str], **options: Any) -> Self:
-        """Opens a GGUF file, a safetensors file or a model directory.
+    def from_path(cls, path: str | PathLike[str] | WeightLoader, **options: Any) -> Self:
+        """Opens a GGUF file, a safetensors file or a model directory; an open `WeightLoader` is taken over.
 
         Args:
             options: those of `auto_runner`.
@@ -61,9 +61,9 @@ RUNNERS: dict[str, type[FamilyRunner]] = {
 }
 
 
-def open_engine(path: str | PathLike[str], options: dict[str, Any]) -> TokenEngine:
+def open_engine(path: str | PathLike[str] | WeightLoader, options: dict[str, Any]) -> TokenEngine:
     """`Engine.open`; imported here because an engine brings the compiler's front door along."""
     from rlx.runners.engine import Engine
 
-    engine: TokenEngine = Engine.open(Path(path), **options)
+    engine: TokenEngine = Engine.open(path, **options)
     return engine

@@ -198,7 +198,7 @@ def test_the_model_is_the_first_of_two_arguments(opened: Opened, goldens: Path) 
 def test_engine_options_reach_the_engine(opened: Opened) -> None:
     rlx("Hi")
     assert opened.options["progress"] is not None
-    assert {k: v for k, v in opened.options.items() if v is not None and k != "progress"} == {}
+    assert {k: v for k, v in opened.options.items() if v is not None and k != "progress"} == {"load": True}
     given = "--threads 3 --max-seq 99 --kv-dtype bf16 --precision exact --profile p.toml --dump-ir ir"
     rlx("Hi", *given.split())
     expected = {

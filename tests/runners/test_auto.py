@@ -59,6 +59,7 @@ def golden_name(path: Path) -> str:
     return next(name for name in path.parts[::-1] if name in FAMILIES)
 
 
+
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("file", ["model-f16.gguf", "hf"])
 def test_the_architecture_decides(opened: Opened, goldens: Path, name: str, file: str) -> None:
@@ -72,10 +73,10 @@ def test_options_reach_the_engine(opened: Opened, goldens: Path) -> None:
     path, progress = goldens / "qwen3" / "hf", [].append
     auto_runner(path)
     given = ("threads", "max_seq", "kv_dtype", "precision", "profile", "cache", "progress", "dump_ir")
-    assert opened.options == dict.fromkeys(given)
+    assert opened.options == {**dict.fromkeys(given), "load": True}
     options: dict[str, Any] = {
         "threads": 3, "max_seq": 99, "kv_dtype": "bf16", "precision": "exact", "profile": "p.toml", "cache": object(),
-        "progress": lambda *args: progress(args), "dump_ir": "ir",
+        "progress": lambda *args: progress(args), "dump_ir": "ir", "load": False,
     }  # fmt: skip
     auto_runner(path, **options)
     assert opened.options == options
