@@ -35,6 +35,7 @@ F32X16, I32X16, I8X64 = vector(FLOAT), vector(I32), vector(I8, 64)
 #: A run-time value, or a number known now.
 Index: TypeAlias = ir.Value | int
 
+_LANE_ZERO = ir.Constant(I32X16, [0] * LANES)  # a shuffle that repeats the first lane
 _PLACEHOLDER = "__KERNEL__"
 
 
@@ -85,11 +86,11 @@ class Emitter:
 
     def f32(self, x: float) -> ir.Value:
         """A number in all 16 lanes."""
-        return ir.Constant(F32X16, [x] * LANES)
+        return _splat(F32X16, FLOAT.format_constant(x))
 
     def i32(self, x: int) -> ir.Value:
         """An integer in all 16 lanes."""
-        return ir.Constant(I32X16, [x] * LANES)
+        return _splat(I32X16, str(x))
 
     def mul_add(self, i: Index, stride: Index, start: Index = 0) -> Index:
         """start + i * stride in i64, computed now where all three are known."""
@@ -128,8 +129,9 @@ class Emitter:
     def splat(self, scalar: ir.Value) -> ir.Value:
         """A scalar in all 16 lanes."""
         type_ = vector(scalar.type)
-        single = self.b.insert_element(ir.Constant(type_, ir.Undefined), scalar, ir.Constant(I32, 0))
-        return self.b.shuffle_vector(single, ir.Constant(type_, ir.Undefined), ir.Constant(I32X16, [0] * LANES))
+        anything = ir.Constant(type_, ir.Undefined)
+        single = self.b.insert_element(anything, scalar, ir.Constant(I32, 0))
+        return self.b.shuffle_vector(single, anything, _LANE_ZERO)
 
     def splat_f32(self, pointer: ir.Value) -> ir.Value:
         """The f32 at `pointer`, in all lanes."""
@@ -346,6 +348,14 @@ def _as_written(text: str, loops: Sequence[ir.MDValue]) -> str:
         name = loop.get_reference()
         text = text.replace(f"{name} = !{{ i32 {number} }}", f"{name} = distinct !{{ {name}, !{len(loops)} }}")
     return f'{text}\n!{len(loops)} = !{{ !"llvm.loop.unroll.disable" }}\n'
+
+
+@cache
+def _splat(type_: ir.VectorType, number: str) -> ir.Value:
+    """A vector constant of equal lanes, in LLVM's short form, which llvmlite does not write."""
+    constant = ir.FormattedConstant(I1, f"splat ({type_.element} {number})")
+    constant.type = type_
+    return constant
 
 
 @cache

@@ -92,12 +92,12 @@ class Case:
 @targets
 @pytest.mark.parametrize(
     ("shape", "dtype"),
-    [((4, 2, 64), F32), ((8, 1, 128), F16), ((6, 2, 80), BF16), ((3, 3, 8), F32), ((2, 1, 40), F16), ((1, 1, 1), BF16)],
+    [((4, 2, 64), F32), ((8, 1, 128), F16), ((6, 2, 80), BF16), ((3, 3, 8), F32), ((2, 1, 40), F16)],
     ids=str,
 )
 def test_against_softmax_in_float64(target: Target, shape: tuple[int, int, int], dtype: DType) -> None:
     case = Case(*shape, dtype, ctx=224, filled=211)
-    for past, seq in [(0, 1), (0, 5), (15, 1), (16, 2), (63, 1), (64, 3), (130, 33), (0, 211), (210, 1)]:
+    for past, seq in [(0, 1), (15, 1), (16, 2), (63, 1), (64, 3), (130, 33), (0, 211)]:
         case.check(target, past, seq)
 
 
@@ -125,10 +125,9 @@ def test_softcap_and_scale(target: Target) -> None:
     case.check(target, 0, 100, scale=4.0)  # scores of about +-100: softmax must take the largest out
 
 
-@targets
-@pytest.mark.parametrize(("heads", "kv_heads"), [(7, 1), (40, 1)])
-def test_code_for_one_row(target: Target, heads: int, kv_heads: int) -> None:
-    case = Case(heads, kv_heads, 32, F16, ctx=96, filled=90)
+@pytest.mark.parametrize(("target", "heads"), [(LEVELS[0], 7), (LEVELS[-1], 7), (LEVELS[-1], 40)])
+def test_code_for_one_row(target: Target, heads: int) -> None:
+    case = Case(heads, 1, 32, F16, ctx=96, filled=90)
     for past in (0, 50, 89):
         case.check(target, past, 1, rows_static=1)
 

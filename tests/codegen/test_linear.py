@@ -97,7 +97,7 @@ def test_f32_activations(dtype: DType, target: Target) -> None:
     check(dtype, *sizes(dtype, turn), "f32", target)
 
 
-@pytest.mark.parametrize(("n", "k"), [(1, 32), (16, 64), (15, 96), (31, 256), (48, 512), (17, 1120)])
+@pytest.mark.parametrize(("n", "k"), [(1, 32), (16, 64), (31, 256), (17, 1120)])
 @pytest.mark.parametrize(("dtype", "act"), [(Q8_0, "q8a"), (F16, "f32")], ids=str)
 def test_sizes(dtype: DType, act: str, n: int, k: int) -> None:
     check(dtype, n, k, act, LEVELS[-1], (1, 2, 7, 13))
@@ -176,9 +176,10 @@ def test_bias_and_residual_which_may_be_the_result_itself(gated: str | None, tar
         np.testing.assert_array_equal(residual, out)
 
 
-@pytest.mark.parametrize("target", LEVELS, ids=name)
 @pytest.mark.parametrize(
-    ("dtype", "act", "gated"), [(Q6_K, "q8a", None), (Q5_K, "q8a", "silu"), (F16, "f32", None)], ids=str
+    ("dtype", "act", "gated", "target"),
+    [(Q6_K, "q8a", None, LEVELS[-1]), (Q5_K, "q8a", "silu", LEVELS[-1])] + [(F16, "f32", None, t) for t in LEVELS],
+    ids=lambda v: name(v) if isinstance(v, Target) else str(v),
 )
 def test_bits_depend_on_neither_split_nor_row_count(dtype: DType, act: str, gated: str | None, target: Target) -> None:
     n, k, rows = 7 * 16 - 3, 512, 15
