@@ -207,7 +207,7 @@ def test_a_key_needs_no_compiler() -> None:
 def package(tmp_path: Path) -> Path:
     for part in ("ir", "passes", "codegen/kernels", "runtime"):
         (tmp_path / part).mkdir(parents=True)
-    for name in ("ir/graph.py", "codegen/kernels/dot.py", "runtime/threads.py", "runtime/store.py"):
+    for name in ("ir/graph.py", "codegen/kernels/dot.py", "runtime/loop.py", "runtime/store.py"):
         (tmp_path / name).write_text("x = 1\n")
     return tmp_path
 
@@ -218,7 +218,7 @@ def package(tmp_path: Path) -> Path:
         ("ir/graph.py", True),
         ("codegen/kernels/dot.py", True),
         ("codegen/kernels/new.py", True),
-        ("runtime/threads.py", True),
+        ("runtime/loop.py", True),
         ("runtime/store.py", False),
         ("codegen/notes.txt", False),
         ("cli/cache.py", False),

@@ -1,4 +1,4 @@
-"""The worker loop and the barrier: nobody passes early, every job runs once on every worker, pools come and go."""
+"""The worker loop: nobody passes a barrier or a phase early, every job is done once, pools come and go."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlx.runtime.threads import RuntimeLibrary, WorkerPool, runtime_llvm
 # ctx = { pool, barrier, rounds, microseconds, counters } with one i64 counter and one i64 error count a worker, 128
 # bytes apart. In each round a worker raises its counter, meets the others, counts counters that are not at this round,
 # and meets the others again. Worker `round % n` comes late by some microseconds.
-ROUNDS = """
+JOBS = """
 declare i32 @usleep(i32)
 define void @rounds(ptr %ctx, i64 %worker, i64 %n) {
 entry:
@@ -78,6 +78,83 @@ next:
 end:
   ret void
 }
+
+; ctx = { pool, phase function, phases, microseconds, units, round, errors, entries }, then per phase { next, done } and
+; a cell a unit. A unit raises its cell to the round's number, after a look at all cells of the phase before. Worker 0
+; is late in each unit by some microseconds.
+define void @phases(ptr %ctx, i64 %worker, i64 %n) {
+entry:
+  %pool = load ptr, ptr %ctx
+  %phase.at = getelementptr i64, ptr %ctx, i64 1
+  %phase = load ptr, ptr %phase.at
+  %phases.at = getelementptr i64, ptr %ctx, i64 2
+  %phases = load i64, ptr %phases.at
+  %late.at = getelementptr i64, ptr %ctx, i64 3
+  %late = load i32, ptr %late.at
+  %units.at = getelementptr i64, ptr %ctx, i64 4
+  %units = load i64, ptr %units.at
+  %round.at = getelementptr i64, ptr %ctx, i64 5
+  %round = load i64, ptr %round.at
+  %errors = getelementptr i64, ptr %ctx, i64 6
+  %entries = getelementptr i64, ptr %ctx, i64 7
+  %entered = atomicrmw add ptr %entries, i64 1 monotonic
+  %main = icmp eq i64 %worker, 0
+  %wants.late = icmp ne i32 %late, 0
+  %sleeps = and i1 %main, %wants.late
+  %stride = add i64 %units, 2
+  br label %loop
+loop:
+  %p = phi i64 [ 0, %entry ], [ %p.next, %next ]
+  %before = sub i64 %p, 1
+  %skip = mul i64 %p, %stride
+  %first = add i64 %skip, 8
+  %claimed = getelementptr i64, ptr %ctx, i64 %first
+  %done = getelementptr i64, ptr %claimed, i64 1
+  %cells = getelementptr i64, ptr %claimed, i64 2
+  %back = sub i64 0, %stride
+  %cells.before = getelementptr i64, ptr %cells, i64 %back
+  br label %fetch
+fetch:
+  %count = phi i64 [ 0, %loop ], [ %count.next, %do ]
+  %unit = atomicrmw add ptr %claimed, i64 1 monotonic
+  %have = icmp ult i64 %unit, %units
+  br i1 %have, label %work, label %end.phase
+work:
+  br i1 %sleeps, label %sleep, label %look
+sleep:
+  %slept = call i32 @usleep(i32 %late)
+  br label %look
+look:
+  %first.phase = icmp eq i64 %p, 0
+  br i1 %first.phase, label %do, label %check
+check:
+  %c = phi i64 [ 0, %look ], [ %c.next, %check ]
+  %cell.at = getelementptr i64, ptr %cells.before, i64 %c
+  %cell = load i64, ptr %cell.at
+  %wrong = icmp ne i64 %cell, %round
+  %add = zext i1 %wrong to i64
+  %old = atomicrmw add ptr %errors, i64 %add monotonic
+  %c.next = add i64 %c, 1
+  %more = icmp ult i64 %c.next, %units
+  br i1 %more, label %check, label %do
+do:
+  %mine.at = getelementptr i64, ptr %cells, i64 %unit
+  %mine = load i64, ptr %mine.at
+  %raised = add i64 %mine, 1
+  store i64 %raised, ptr %mine.at
+  %count.next = add i64 %count, 1
+  br label %fetch
+end.phase:
+  %go = call i1 %phase(ptr %pool, ptr %done, i64 %count, i64 %units, i64 %worker)
+  br i1 %go, label %next, label %out
+next:
+  %p.next = add i64 %p, 1
+  %again = icmp ult i64 %p.next, %phases
+  br i1 %again, label %loop, label %out
+out:
+  ret void
+}
+define i1 @no_phase(ptr %pool, ptr %done, i64 %mine, i64 %total, i64 %worker) { ret i1 true }
 define void @no_barrier(ptr %pool) { ret void }
 define void @rlx_nothing(ptr %ctx, i64 %worker, i64 %n) { ret void }
 """
@@ -93,7 +170,9 @@ def library() -> RuntimeLibrary:
 
 @pytest.fixture(scope="module")
 def jobs() -> NativeCode:
-    return NativeCode(compile_module([ROUNDS], Target.host())[0], ["rounds", "no_barrier", "rlx_nothing"])
+    return NativeCode(
+        compile_module([JOBS], Target.host())[0], ["rounds", "no_barrier", "phases", "no_phase", "rlx_nothing"]
+    )
 
 
 class Rounds:
@@ -116,6 +195,31 @@ class Rounds:
     @property
     def errors(self) -> int:
         return int(self.words[1:, 1].sum())
+
+
+class Phases:
+    """The memory of the `phases` job."""
+
+    def __init__(
+        self, pool: WorkerPool, jobs: NativeCode, phases: int, units: int, late: int = 0, phase: int = 0
+    ) -> None:
+        self.buffer = AlignedBuffer(8 * (8 + phases * (units + 2)))
+        self.head = self.buffer.view(np.int64, 8)
+        self.rows = self.buffer.view(np.int64, (phases, units + 2), 64)
+        self.head[:5] = pool.pool_address, phase or pool.library.symbols["rlx_phase"], phases, late, units
+        self.pool, self.step = pool, jobs.addresses["phases"]
+
+    def run(self, how: Callable[[int, int], None]) -> bool:
+        """One round; whether every unit was done once, none before its time."""
+        self.head[5] += 1
+        self.rows[:, :2] = 0
+        how(self.step, self.buffer.address)
+        return bool((self.rows[:, 2:] == self.head[5]).all()) and self.head[6] == 0
+
+    @property
+    def entries(self) -> int:
+        """How often a worker entered."""
+        return int(self.head[7])
 
 
 def python_step(function: Callable[[int, int, int], None]) -> tuple[object, int]:
@@ -142,7 +246,7 @@ def test_no_worker_passes_a_barrier_early(n: int, library: RuntimeLibrary, jobs:
 def test_a_late_worker_is_waited_for_asleep_and_awake(
     n: int, spin: int, library: RuntimeLibrary, jobs: NativeCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "BARRIER_SPIN", spin)
+    monkeypatch.setattr(threads, "JOB_SPIN", spin)
     monkeypatch.setattr(threads, "IDLE_SPIN", spin)
     monkeypatch.setattr(threads, "usable_cpus", lambda: n)
     with WorkerPool(n, library) as pool:
@@ -158,6 +262,72 @@ def test_the_check_sees_a_barrier_that_lets_everyone_pass(library: RuntimeLibrar
         job = Rounds(pool, jobs, 5, late=500, barrier=jobs.addresses["no_barrier"])
         job.run()
         assert job.errors > 0
+
+
+# ---------------------------------------------------------------------------------------------------- phases
+
+
+@pytest.mark.parametrize("how", ["share", "run"])
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_every_unit_of_every_phase_is_done_once_and_in_order(
+    n: int, how: str, library: RuntimeLibrary, jobs: NativeCode
+) -> None:
+    with WorkerPool(n, library) as pool:
+        job = Phases(pool, jobs, phases=60, units=7)
+        assert all(job.run(getattr(pool, how)) for _ in range(100))
+
+
+@pytest.mark.parametrize("spin", [0, 10_000, 1_000_000_000])
+@pytest.mark.parametrize("n", [2, 3])
+def test_workers_leave_a_long_phase_and_come_back(
+    n: int, spin: int, library: RuntimeLibrary, jobs: NativeCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "JOB_SPIN", spin)
+    monkeypatch.setattr(threads, "usable_cpus", lambda: n)
+    with WorkerPool(n, library) as pool:
+        job = Phases(pool, jobs, phases=10, units=5, late=400)
+        assert all(job.run(pool.share) for _ in range(10))
+        assert spin > 10_000 or job.entries > 10 * n
+
+
+def test_worker_0_is_enough(library: RuntimeLibrary, jobs: NativeCode) -> None:
+    """The others never enter: their gate is held shut."""
+    with WorkerPool(2, library) as pool:
+        job = Phases(pool, jobs, phases=50, units=3)
+        assert job.run(lambda fn, ctx: Step(fn)(ctx, 0, 2))
+        assert job.entries == 1
+
+
+def test_phases_and_shares_take_turns(library: RuntimeLibrary, jobs: NativeCode) -> None:
+    """A worker that was late for a shared job does its part of the next one."""
+    with WorkerPool(3, library) as pool:
+        phases, rounds = Phases(pool, jobs, phases=3, units=2), Rounds(pool, jobs, 2)
+        for turn in range(1, 301):
+            assert phases.run(pool.share)
+            rounds.run()
+            assert rounds.counters == [2 * turn] * 3
+        assert rounds.errors == 0
+
+
+def test_the_check_sees_phases_that_let_everyone_pass(library: RuntimeLibrary, jobs: NativeCode) -> None:
+    with WorkerPool(2, library) as pool:
+        job = Phases(pool, jobs, phases=20, units=4, late=300, phase=jobs.addresses["no_phase"])
+        assert not all(job.run(pool.run) for _ in range(10))
+
+
+def test_nobody_is_inside_a_shared_job_when_it_returns(library: RuntimeLibrary) -> None:
+    inside: list[int] = []
+
+    def work(ctx: int, worker: int, n: int) -> None:
+        inside.append(worker)
+        time.sleep(0.0005 * worker)
+        inside.remove(worker)
+
+    _step, address = python_step(work)
+    with WorkerPool(4, library) as pool:
+        for _ in range(50):
+            pool.share(address, 0)
+            assert inside == []
 
 
 # ---------------------------------------------------------------------------------------------------- jobs

@@ -1,0 +1,449 @@
+"""The worker loop, and how programs wait for each other's work, as LLVM IR text.
+
+Runtime: compiled by the same target as every program and kept in the same store, so no C compiler is needed and a warm
+start runs no LLVM pass. `rlx.runtime.threads` loads it and gives it threads.
+
+Waits look and pause for some microseconds, then sleep in the kernel. A pure spin lets one worker without a CPU stall
+all others, and yielding is no better: on a busy machine each `sched_yield` gives a neighbour a whole time slice. Two
+competing processes on two CPUs left 2 steps a second of 170 with either, and 60 to 90 with sleep. Where a step takes
+its work from counters, `rlx_phase` waits for work, not for workers, and even a late worker costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from rlx.errors import TargetError
+
+SYMBOLS = ("rlx_barrier", "rlx_phase", "rlx_worker", "rlx_run", "rlx_share", "rlx_read")
+
+# The pool's memory. Words that different threads write lie 128 bytes apart: CPUs prefetch cache lines in pairs.
+# A signal is { i32 value, i32 sleepers }.
+#   size: { i64 workers, i64 spin in a job, i64 spin of an idle worker }, nanoseconds
+#   tick: signal rung for a new job and for a finished phase     finished: signal that the caller of a job waits for
+#   gate: i64, see CLOSED, then ptr job, ptr context             done: i64, workers that did their share of this job
+#   arrived: i64, workers at the barrier                         generation: signal, rung when a barrier opens
+_LINE = 128
+OFFSETS = {name: _LINE * i for i, name in enumerate("size tick gate done finished arrived generation".split())}
+POOL_BYTES = _LINE * len(OFFSETS)
+
+#: The gate is the job's number in the upper half, and who may enter in the lower: CLOSED nobody, EVERYONE each worker
+#: once and the caller waits for all, else whoever is free; the low bits count the workers inside.
+CLOSED, EVERYONE, INSIDE = 1 << 31, 1 << 30, (1 << 30) - 1
+
+_TEMPLATE = """; The worker loop of rlx.
+target triple = "{triple}"
+
+{declarations}
+declare i32 @clock_gettime(i32, ptr)
+declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)
+declare i64 @llvm.vector.reduce.add.v8i64(<8 x i64>)
+
+; Nanoseconds of the monotonic clock.
+define internal i64 @now() nounwind {{
+  %time = alloca {{ i64, i64 }}, align 8
+  %rc = call i32 @clock_gettime(i32 {clock}, ptr %time)
+  %seconds = load i64, ptr %time, align 8
+  %rest.at = getelementptr inbounds i8, ptr %time, i64 8
+  %rest = load i64, ptr %rest.at, align 8
+  %whole = mul i64 %seconds, 1000000000
+  %ns = add i64 %whole, %rest
+  ret i64 %ns
+}}
+
+; Change a signal and wake who sleeps on it. seq_cst here and in @await: either the waiter sees the new value before it
+; sleeps, or we see the sleeper.
+define internal void @ring(ptr %signal) nounwind noinline {{
+entry:
+  %old = atomicrmw add ptr %signal, i32 1 seq_cst, align 8
+{wake}
+out:
+  ret void
+}}
+
+; Look for %spin ns whether the signal's value is another than %old.
+define internal i1 @look(ptr %signal, i32 %old, i64 %spin) nounwind noinline {{
+entry:
+  br label %quick
+quick:                                            ; a few looks before the clock is read at all
+  %i = phi i32 [ 0, %entry ], [ %i.next, %quick.pause ]
+  %value.quick = load atomic i32, ptr %signal acquire, align 8
+  %came.quick = icmp ne i32 %value.quick, %old
+  br i1 %came.quick, label %yes, label %quick.pause
+quick.pause:
+  {pause}
+  %i.next = add i32 %i, 1
+  %quick.more = icmp ult i32 %i.next, 32
+  br i1 %quick.more, label %quick, label %slow
+slow:
+  %start = call i64 @now()
+  br label %again
+again:
+  %value = load atomic i32, ptr %signal acquire, align 8
+  %came = icmp ne i32 %value, %old
+  br i1 %came, label %yes, label %rest
+rest:
+  {pause}
+  %time = call i64 @now()
+  %passed = sub i64 %time, %start
+  %more = icmp ult i64 %passed, %spin
+  br i1 %more, label %again, label %no
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}}
+
+; Wait until the signal's value is another than %old: look for %spin ns, then sleep.
+define internal void @await(ptr %signal, i32 %old, i64 %spin) nounwind noinline {{
+entry:
+  %came = call i1 @look(ptr %signal, i32 %old, i64 %spin)
+  br i1 %came, label %out, label %sleep
+{sleep}
+out:
+  ret void
+}}
+
+; All workers of the pool meet. The last to arrive opens the next generation.
+define void @rlx_barrier(ptr %pool) nounwind {{
+entry:
+  %n = load i64, ptr %pool, align 8
+  %alone = icmp eq i64 %n, 1
+  br i1 %alone, label %out, label %arrive
+arrive:
+  %generation.at = getelementptr inbounds i8, ptr %pool, i64 {generation}
+  %arrived.at = getelementptr inbounds i8, ptr %pool, i64 {arrived}
+  %generation = load atomic i32, ptr %generation.at monotonic, align 8
+  %before = atomicrmw add ptr %arrived.at, i64 1 acq_rel, align 8
+  %here = add i64 %before, 1
+  %last = icmp eq i64 %here, %n
+  br i1 %last, label %open, label %stay
+open:
+  store atomic i64 0, ptr %arrived.at monotonic, align 8
+  call void @ring(ptr %generation.at)
+  ret void
+stay:
+  %spin.at = getelementptr inbounds i8, ptr %pool, i64 8
+  %spin = load i64, ptr %spin.at, align 8
+  call void @await(ptr %generation.at, i32 %generation, i64 %spin)
+  ret void
+out:
+  ret void
+}}
+
+; A phase ends when its work is done, whoever did it: a worker without a CPU holds nobody up. %worker has done %mine of
+; %total units; %done, zero before the job, adds them up. True: all are done, go on. False, and never for worker 0: it
+; takes long, return from the step; you are called again, and find the phases before this one done.
+define i1 @rlx_phase(ptr %pool, ptr %done, i64 %mine, i64 %total, i64 %worker) nounwind {{
+entry:
+  %n = load i64, ptr %pool, align 8
+  %alone = icmp eq i64 %n, 1
+  br i1 %alone, label %yes, label %report
+report:
+  %tick.at = getelementptr inbounds i8, ptr %pool, i64 {tick}
+  %spin.at = getelementptr inbounds i8, ptr %pool, i64 8
+  %spin = load i64, ptr %spin.at, align 8
+  %idle = icmp eq i64 %mine, 0
+  br i1 %idle, label %check, label %add
+add:
+  %before = atomicrmw add ptr %done, i64 %mine acq_rel, align 8
+  %sum = add i64 %before, %mine
+  %complete = icmp eq i64 %sum, %total
+  br i1 %complete, label %last, label %check
+last:
+  call void @ring(ptr %tick.at)
+  br label %yes
+check:
+  %tick = load atomic i32, ptr %tick.at acquire, align 8
+  %sum.now = load atomic i64, ptr %done acquire, align 8
+  %over = icmp uge i64 %sum.now, %total
+  br i1 %over, label %yes, label %wait
+wait:
+  %main = icmp eq i64 %worker, 0
+  br i1 %main, label %wait.main, label %wait.other
+wait.main:
+  call void @await(ptr %tick.at, i32 %tick, i64 %spin)
+  br label %check
+wait.other:
+  %came = call i1 @look(ptr %tick.at, i32 %tick, i64 %spin)
+  br i1 %came, label %check, label %no
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}}
+
+; A worker's life: wait for a job, enter if the gate is open, leave, and enter the same job again only after a tick,
+; when it may be needed. A null job ends it.
+define void @rlx_worker(ptr %pool, i64 %index) nounwind {{
+entry:
+  %n = load i64, ptr %pool, align 8
+  %others.before = sub i64 %n, 2
+  %spin.at = getelementptr inbounds i8, ptr %pool, i64 16
+  %spin = load i64, ptr %spin.at, align 8
+  %tick.at = getelementptr inbounds i8, ptr %pool, i64 {tick}
+  %gate.at = getelementptr inbounds i8, ptr %pool, i64 {gate}
+  %job.at = getelementptr inbounds i8, ptr %gate.at, i64 8
+  %context.at = getelementptr inbounds i8, ptr %gate.at, i64 16
+  %done.at = getelementptr inbounds i8, ptr %pool, i64 {done}
+  %finished.at = getelementptr inbounds i8, ptr %pool, i64 {finished}
+  br label %idle
+idle:                                             ; %last: job that was left at tick %left
+  %last = phi i64 [ 0, %entry ], [ %last, %wait ], [ %last, %enter ], [ %number, %leave ], [ %number, %shared ],
+    [ %number, %report ]
+  %left = phi i32 [ 0, %entry ], [ %left, %wait ], [ %left, %enter ], [ %left.now, %leave ], [ %left.now, %shared ],
+    [ %left.now, %report ]
+  %tick = load atomic i32, ptr %tick.at acquire, align 8
+  %gate = load atomic i64, ptr %gate.at acquire, align 8
+  %closed.bit = and i64 %gate, {closed}
+  %closed = icmp ne i64 %closed.bit, 0
+  br i1 %closed, label %wait, label %wanted
+wanted:
+  %number = lshr i64 %gate, 32
+  %new = icmp ne i64 %number, %last
+  %moved = icmp ne i32 %tick, %left
+  %everyone.bit = and i64 %gate, {everyone}
+  %free = icmp eq i64 %everyone.bit, 0
+  %back = and i1 %moved, %free
+  %want = or i1 %new, %back
+  br i1 %want, label %enter, label %wait
+wait:
+  call void @await(ptr %tick.at, i32 %tick, i64 %spin)
+  br label %idle
+enter:
+  %one.more = add i64 %gate, 1
+  %pair = cmpxchg ptr %gate.at, i64 %gate, i64 %one.more acq_rel acquire, align 8
+  %entered = extractvalue {{ i64, i1 }} %pair, 1
+  br i1 %entered, label %inside, label %idle
+inside:
+  %job = load ptr, ptr %job.at, align 8
+  %stop = icmp eq ptr %job, null
+  br i1 %stop, label %end, label %work
+work:
+  %context = load ptr, ptr %context.at, align 8
+  call void %job(ptr %context, i64 %index, i64 %n)
+  %left.now = load atomic i32, ptr %tick.at acquire, align 8
+  br i1 %free, label %leave, label %shared
+leave:                                            ; the caller, if it closed the gate, waits for the last one inside
+  %gate.before = atomicrmw sub ptr %gate.at, i64 1 acq_rel, align 8
+  %lower = and i64 %gate.before, 4294967295
+  %empty = icmp eq i64 %lower, {closed_one}
+  br i1 %empty, label %report, label %idle
+shared:                                           ; the caller waits for all shares
+  %done.before = atomicrmw add ptr %done.at, i64 1 acq_rel, align 8
+  %all = icmp eq i64 %done.before, %others.before
+  br i1 %all, label %report, label %idle
+report:
+  call void @ring(ptr %finished.at)
+  br label %idle
+end:
+  ret void
+}}
+
+; Publish a job, do worker 0's part of it, and wait for the others.
+define internal void @start(ptr %pool, ptr %job, ptr %context, i64 %mode) nounwind noinline {{
+entry:
+  %n = load i64, ptr %pool, align 8
+  %alone = icmp eq i64 %n, 1
+  br i1 %alone, label %own, label %publish
+own:
+  call void %job(ptr %context, i64 0, i64 1)
+  ret void
+publish:
+  %spin.at = getelementptr inbounds i8, ptr %pool, i64 16
+  %spin = load i64, ptr %spin.at, align 8
+  %tick.at = getelementptr inbounds i8, ptr %pool, i64 {tick}
+  %gate.at = getelementptr inbounds i8, ptr %pool, i64 {gate}
+  %job.at = getelementptr inbounds i8, ptr %gate.at, i64 8
+  %context.at = getelementptr inbounds i8, ptr %gate.at, i64 16
+  %done.at = getelementptr inbounds i8, ptr %pool, i64 {done}
+  %finished.at = getelementptr inbounds i8, ptr %pool, i64 {finished}
+  %finished = load atomic i32, ptr %finished.at acquire, align 8
+  store ptr %job, ptr %job.at, align 8
+  store ptr %context, ptr %context.at, align 8
+  store atomic i64 0, ptr %done.at monotonic, align 8
+  %gate.old = load atomic i64, ptr %gate.at monotonic, align 8
+  %number.old = lshr i64 %gate.old, 32
+  %number = add i64 %number.old, 1
+  %upper = shl i64 %number, 32
+  %gate = or i64 %upper, %mode
+  store atomic i64 %gate, ptr %gate.at release, align 8
+  call void @ring(ptr %tick.at)
+  %stop = icmp eq ptr %job, null
+  br i1 %stop, label %out, label %share
+share:
+  call void %job(ptr %context, i64 0, i64 %n)
+  %everyone = icmp ne i64 %mode, 0
+  br i1 %everyone, label %gather, label %close
+gather:
+  call void @await(ptr %finished.at, i32 %finished, i64 %spin)
+  %shut = or i64 %upper, {closed}
+  store atomic i64 %shut, ptr %gate.at release, align 8
+  ret void
+close:
+  %gate.then = atomicrmw or ptr %gate.at, i64 {closed} acq_rel, align 8
+  %inside = and i64 %gate.then, {inside}
+  %empty = icmp eq i64 %inside, 0
+  br i1 %empty, label %out, label %await.last
+await.last:
+  call void @await(ptr %finished.at, i32 %finished, i64 %spin)
+  ret void
+out:
+  ret void
+}}
+
+; Every worker does its share of the job, once.
+define void @rlx_run(ptr %pool, ptr %job, ptr %context) nounwind {{
+  call void @start(ptr %pool, ptr %job, ptr %context, i64 {everyone})
+  ret void
+}}
+
+; Whoever is free helps with the job; when worker 0 is through, it is done.
+define void @rlx_share(ptr %pool, ptr %job, ptr %context) nounwind {{
+  call void @start(ptr %pool, ptr %job, ptr %context, i64 0)
+  ret void
+}}
+
+{read}"""
+
+# Reads memory as fast as it comes, for `read_bandwidth`; ctx = { base, lines a stream, sums }. Each worker reads four
+# runs of memory side by side with 64-byte loads, prefetching 512 bytes ahead; it stores the sum so that the loads stay.
+_READ = """; The step of the bandwidth measurement.
+define void @rlx_read(ptr %ctx, i64 %worker, i64 %n) nounwind {
+entry:
+  %base = load ptr, ptr %ctx, align 8
+  %lines.at = getelementptr inbounds i8, ptr %ctx, i64 8
+  %lines = load i64, ptr %lines.at, align 8
+  %sums.at = getelementptr inbounds i8, ptr %ctx, i64 16
+  %sums = load ptr, ptr %sums.at, align 8
+  %stream = mul i64 %lines, 64
+  %share = mul i64 %stream, 4
+  %skip = mul i64 %worker, %share
+  %a = getelementptr i8, ptr %base, i64 %skip
+  %b = getelementptr i8, ptr %a, i64 %stream
+  %c = getelementptr i8, ptr %b, i64 %stream
+  %d = getelementptr i8, ptr %c, i64 %stream
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %loop ]
+  %sa = phi <8 x i64> [ zeroinitializer, %entry ], [ %sa.next, %loop ]
+  %sb = phi <8 x i64> [ zeroinitializer, %entry ], [ %sb.next, %loop ]
+  %sc = phi <8 x i64> [ zeroinitializer, %entry ], [ %sc.next, %loop ]
+  %sd = phi <8 x i64> [ zeroinitializer, %entry ], [ %sd.next, %loop ]
+  %off = mul i64 %i, 64
+  %ahead = add i64 %off, 512
+  %pa = getelementptr i8, ptr %a, i64 %ahead
+  %pb = getelementptr i8, ptr %b, i64 %ahead
+  %pc = getelementptr i8, ptr %c, i64 %ahead
+  %pd = getelementptr i8, ptr %d, i64 %ahead
+  call void @llvm.prefetch.p0(ptr %pa, i32 0, i32 3, i32 1)
+  call void @llvm.prefetch.p0(ptr %pb, i32 0, i32 3, i32 1)
+  call void @llvm.prefetch.p0(ptr %pc, i32 0, i32 3, i32 1)
+  call void @llvm.prefetch.p0(ptr %pd, i32 0, i32 3, i32 1)
+  %la = getelementptr i8, ptr %a, i64 %off
+  %lb = getelementptr i8, ptr %b, i64 %off
+  %lc = getelementptr i8, ptr %c, i64 %off
+  %ld = getelementptr i8, ptr %d, i64 %off
+  %va = load <8 x i64>, ptr %la, align 64
+  %vb = load <8 x i64>, ptr %lb, align 64
+  %vc = load <8 x i64>, ptr %lc, align 64
+  %vd = load <8 x i64>, ptr %ld, align 64
+  %sa.next = add <8 x i64> %sa, %va
+  %sb.next = add <8 x i64> %sb, %vb
+  %sc.next = add <8 x i64> %sc, %vc
+  %sd.next = add <8 x i64> %sd, %vd
+  %i.next = add i64 %i, 1
+  %more = icmp ult i64 %i.next, %lines
+  br i1 %more, label %loop, label %end
+end:
+  %ab = add <8 x i64> %sa.next, %sb.next
+  %cd = add <8 x i64> %sc.next, %sd.next
+  %all = add <8 x i64> %ab, %cd
+  %sum = call i64 @llvm.vector.reduce.add.v8i64(<8 x i64> %all)
+  %slot = mul i64 %worker, 128
+  %sum.at = getelementptr inbounds i8, ptr %sums, i64 %slot
+  store i64 %sum, ptr %sum.at, align 8
+  ret void
+}
+"""
+
+# sleepers counts those who sleep in the kernel: one that is woken is taken off by who woke him, who then needs no more
+# system calls while the woken waits for a CPU.
+_SLEEP_FUTEX = """sleep:
+  %sleepers.at = getelementptr inbounds i8, ptr %signal, i64 4
+  %asleep.before = atomicrmw add ptr %sleepers.at, i32 1 seq_cst, align 4
+  %value = load atomic i32, ptr %signal seq_cst, align 8
+  %same = icmp eq i32 %value, %old
+  br i1 %same, label %sleep.in, label %sleep.off
+sleep.in:                                         ; FUTEX_WAIT_PRIVATE: the kernel looks at the value once more
+  %expected = zext i32 %old to i64
+  %rc = call i64 (i64, ...) @syscall(i64 {call}, ptr %signal, i64 128, i64 %expected, ptr null)
+  %woken = icmp eq i64 %rc, 0
+  br i1 %woken, label %sleep.look, label %sleep.off
+sleep.off:
+  %asleep.after = atomicrmw sub ptr %sleepers.at, i32 1 seq_cst, align 4
+  br label %sleep.look
+sleep.look:
+  %value.late = load atomic i32, ptr %signal acquire, align 8
+  %still = icmp eq i32 %value.late, %old
+  br i1 %still, label %sleep, label %out"""
+
+_WAKE_FUTEX = """  %sleepers.at = getelementptr inbounds i8, ptr %signal, i64 4
+  %asleep = load atomic i32, ptr %sleepers.at seq_cst, align 4
+  %any = icmp ne i32 %asleep, 0
+  br i1 %any, label %wake, label %out
+wake:                                             ; FUTEX_WAKE_PRIVATE, everyone
+  %woken = call i64 (i64, ...) @syscall(i64 {call}, ptr %signal, i64 129, i64 2147483647)
+  %woken.narrow = trunc i64 %woken to i32
+  %asleep.after = atomicrmw sub ptr %sleepers.at, i32 %woken.narrow seq_cst, align 4
+  br label %out"""
+
+_SLEEP_NAPS = """sleep:                                            ; no futex here: naps that grow to 2 ms
+  %nap = phi i32 [ 1, %entry ], [ %nap.next, %sleep ]
+  %napped = call i32 @usleep(i32 %nap)
+  %nap.twice = shl i32 %nap, 1
+  %nap.long = icmp ugt i32 %nap.twice, 2000
+  %nap.next = select i1 %nap.long, i32 2000, i32 %nap.twice
+  %value = load atomic i32, ptr %signal acquire, align 8
+  %still = icmp eq i32 %value, %old
+  br i1 %still, label %sleep, label %out"""
+
+_WAKE_NAPS = "  br label %out"
+
+_PAUSE = {"x86_64": "@llvm.x86.sse2.pause()", "aarch64": "@llvm.aarch64.hint(i32 1)"}
+_MONOTONIC = {"linux": 1, "darwin": 6}  # CLOCK_MONOTONIC
+_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98}  # SYS_futex
+
+
+def runtime_llvm(triple: str) -> str:
+    """LLVM assembly of the functions in `SYMBOLS` for a target triple.
+
+    Raises:
+        TargetError: no worker loop is known for the triple's operating system.
+    """
+    arch, system = _parse(triple)
+    pause, futex = _PAUSE.get(arch, ""), _FUTEX.get(arch) if system == "linux" else None
+    wait = "declare i32 @usleep(i32)" if futex is None else "declare i64 @syscall(i64, ...)"
+    hint = f"declare void {pause.replace('i32 1', 'i32 immarg')}" if pause else ""
+    return _TEMPLATE.format(
+        triple=triple,
+        declarations=f"{wait}\n{hint}",
+        clock=_MONOTONIC[system],
+        pause=f"call void {pause}" if pause else "",
+        sleep=_SLEEP_NAPS if futex is None else _SLEEP_FUTEX.format(call=futex),
+        wake=_WAKE_NAPS if futex is None else _WAKE_FUTEX.format(call=futex),
+        read=_READ,
+        closed=CLOSED,
+        closed_one=CLOSED + 1,
+        everyone=EVERYONE,
+        inside=INSIDE,
+        **OFFSETS,
+    )
+
+
+def _parse(triple: str) -> tuple[str, str]:
+    """'x86_64-unknown-linux-gnu' -> ('x86_64', 'linux')."""
+    arch, *rest = triple.split("-")
+    words = {"linux": "linux", "darwin": "darwin", "macosx": "darwin"}
+    found = [system for part in rest for word, system in words.items() if part.startswith(word)]
+    if not found:
+        raise TargetError(f"no worker loop for the triple {triple!r}", hint="rlx runs on Linux and macOS")
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(arch, arch), found[0]
