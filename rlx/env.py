@@ -46,7 +46,7 @@ VARIABLES = (
     Variable("RLX_CACHE_DIR", "a folder", "the user's cache folder", "Where compiled programs are kept; yours alone."),
     Variable("RLX_CACHE_LIMIT", "a size, such as 500M or 2G", "2G", "Size of that folder; the least recently used go."),
     Variable("RLX_THREADS", "1 .. 1024", "physical cores allowed", "Number of worker threads."),
-    Variable("RLX_DEBUG", "0 .. 7", "0", "How much rlx says about what it does."),
+    Variable("RLX_DEBUG", "0 | 1", "0", "With 1, the command line shows tracebacks of errors, as with --debug."),
 )
 
 _TABLE = {variable.name: variable for variable in VARIABLES}
@@ -112,13 +112,13 @@ def threads() -> int | None:
     return _integer("RLX_THREADS", 1, 1024)
 
 
-def debug() -> int:
-    """RLX_DEBUG; 0 by default.
+def debug() -> bool:
+    """RLX_DEBUG: whether errors show where they come from.
 
     Raises:
-        ArgumentError: it is not a number from 0 to 7.
+        ArgumentError: it is neither 0 nor 1.
     """
-    return _integer("RLX_DEBUG", 0, 7) or 0
+    return bool(_integer("RLX_DEBUG", 0, 1))
 
 
 def _integer(name: str, low: int, high: int) -> int | None:

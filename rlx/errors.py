@@ -40,7 +40,7 @@ class IrSyntaxError(RlxError):
 
 
 class CompileError(RlxError):
-    """A graph cannot be turned into code: no kernel for an op, an unbound symbol, a read-only cache without the entry."""
+    """A graph cannot be turned into code: no kernel for an op, an unbound symbol, an object that does not load."""
 
 
 class TargetError(RlxError):

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 import click
 
+from rlx import env
 from rlx.errors import RlxError
 
 # Subcommand -> where it is. A new one is a row here and a click command in a module that imports little.
@@ -88,7 +89,7 @@ def _show_warning(
 
 
 def _show_traceback(ctx: click.Context, error: Exception) -> None:
-    if ctx.meta.get(_DEBUG):
+    if ctx.meta.get(_DEBUG) or env.debug():
         traceback.print_exception(error)
 
 

@@ -24,7 +24,9 @@ def range_step(kernel: Kernel) -> tuple[str, str]:
     passed = ", ".join(f"{kinds[i]} %w{i}" for i in range(buffers + extents))
     units, grain, counter = (f"%w{words - 3}", f"%w{words - 2}", f"%at{words - 1}")
     body = "\n".join(loads)
-    return name, f"""declare void @{kernel.symbol}({types})
+    return (
+        name,
+        f"""declare void @{kernel.symbol}({types})
 declare i64 @llvm.umin.i64(i64, i64)
 
 define void @{name}(ptr %ctx, i64 %worker, i64 %workers) {{
@@ -42,4 +44,5 @@ work:
 done:
   ret void
 }}
-"""
+""",
+    )

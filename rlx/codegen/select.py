@@ -157,9 +157,12 @@ def _attention(n: Node, target: Target) -> Call:
     q, k, _ = n.inputs
     shape = (static(q, 1), static(k, 0), width(q))
     options = {"kv_dtype": k.dtype, "scale": n["scale"], "window": n["window"], "softcap": n["softcap"]}
-    kernel = tiles.attention(*shape, target, **options)
+    fixed = 1 if q.shape[0] == 1 else None  # decode needs no tiles of query rows
+    kernel = tiles.attention(*shape, target, rows_static=fixed, **options)
     past = n["length"] - q.shape[0]
-    return _call(n, kernel, Units(q.shape[0], tiles.row_tile(*shape), static(k, 0)), q.shape[0], past, k.shape[1])
+    return _call(
+        n, kernel, Units(q.shape[0], tiles.row_tile(*shape, fixed), static(k, 0)), q.shape[0], past, k.shape[1]
+    )
 
 
 def _elementwise(n: Node, target: Target) -> Call:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from rlx import env
 from rlx.errors import TargetError
 
 #: Levels from the plainest to the widest. `native` is the widest one that the machine has.
@@ -69,7 +70,7 @@ class Target:
         Raises:
             TargetError: the level is unknown, or this machine lacks its instructions.
         """
-        name = level or os.environ.get("RLX_TARGET") or "native"
+        name = level or env.target() or "native"
         triple, features = _host()
         return _target(_resolve(name, features), triple, features)
 

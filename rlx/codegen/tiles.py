@@ -69,7 +69,7 @@ class Emitter:
         self.args: dict[str, ir.Value] = dict(zip(names, self.function.args, strict=True))
         self._loops: list[ir.MDValue] = []
         self._entry = self.function.append_basic_block("entry")
-        self.b = ir.IRBuilder(self.function.append_basic_block("body"))
+        self.b: ir.IRBuilder = ir.IRBuilder(self.function.append_basic_block("body"))
 
     def finish(self, template: str, source: str) -> Kernel:
         """Closes the function and names it by its text."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx import models, text
+from rlx import env, models, text
 from rlx.codegen.layouts import PACKED_DTYPES
 from rlx.codegen.target import Target, cpu_count
 from rlx.errors import ArgumentError, PromptError, UnsupportedModelError
@@ -326,7 +326,7 @@ class Setup:
     ) -> Setup:
         chosen = CompileProfile.load(profile)
         mode = precision or chosen.precision or "auto"
-        workers = threads or chosen.threads or cpu_count()
+        workers = threads or chosen.threads or env.threads() or cpu_count()
         room = max_seq or min(config.context, DEFAULT_CONTEXT)
         if room < 1 or workers < 1:
             raise ArgumentError(f"max_seq and threads must be at least 1, found {max_seq} and {threads}")

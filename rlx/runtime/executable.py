@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx import env
 from rlx.codegen.target import Target, cpu_count
 from rlx.errors import ArgumentError
 from rlx.ir import dims, text
@@ -206,7 +207,8 @@ def compile(
     options = Options(precision=precision, seq=bounds.get("SEQ", (1, 512)), all_rows=True, symbols=others)
     compiler = Compiler(target if isinstance(target, Target) else Target.host(target), cache)
     compiled = compiler.program(graph, options, profile=profile, dump=Path(dump_ir) if dump_ir else None)
-    executable = Executable(compiled, compiler, graph.constants, threads=threads or cpu_count(), ctx=min(ctx, MAX_PAST))
+    workers = threads or env.threads() or cpu_count()
+    executable = Executable(compiled, compiler, graph.constants, threads=workers, ctx=min(ctx, MAX_PAST))
     return executable.bind(**values)
 
 
