@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from rlx import env, models, text
+from rlx import models, text
 from rlx.codegen.layouts import PACKED_DTYPES
-from rlx.codegen.target import Target, cpu_count
+from rlx.codegen.target import Target
 from rlx.errors import ArgumentError, PromptError, UnsupportedModelError
 from rlx.ir import text as ir_text
 from rlx.ir.graph import Graph, Node
@@ -28,6 +28,7 @@ from rlx.profile import CompileProfile
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import CompiledProgram, Compiler
 from rlx.runtime.kv import States, kv_dtype
+from rlx.runtime.limits import context_length, worker_count
 from rlx.runtime.memory import read_bandwidth
 from rlx.runtime.native import NativeProgram
 from rlx.runtime.profiling import OpTime, op_times, step_bytes
@@ -326,10 +327,8 @@ class Setup:
     ) -> Setup:
         chosen = CompileProfile.load(profile)
         mode = precision or chosen.precision or "auto"
-        workers = threads or chosen.threads or env.threads() or cpu_count()
-        room = max_seq or min(config.context, DEFAULT_CONTEXT)
-        if room < 1 or workers < 1:
-            raise ArgumentError(f"max_seq and threads must be at least 1, found {max_seq} and {threads}")
+        workers = worker_count(threads, chosen.threads)
+        room = min(config.context, DEFAULT_CONTEXT) if max_seq is None else context_length("max_seq", max_seq)
         kv_type = kv_dtype(kv or chosen.kv_dtype, mode)
         return Setup(chosen, mode, kv_type, workers, room, cache, Path(dump_ir) if dump_ir else None)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from rlx.codegen import link
 from rlx.codegen.target import Target
+from rlx.errors import ArgumentError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.passes import pipeline
@@ -62,9 +63,15 @@ class Compiler:
     Args:
         target: what machine to make code for; this one's best level by default.
         cache: the compile cache; a new in-memory one over the default store by default.
+
+    Raises:
+        ArgumentError: `cache` is something else.
     """
 
     def __init__(self, target: Target | None = None, cache: CompileCache | None = None) -> None:
+        if not isinstance(cache, CompileCache | None):
+            hint = "rlx.CompileCache.default() is one."  # type: ignore[unreachable]
+            raise ArgumentError(f"cache is {cache!r}, expected a CompileCache", hint=hint)
         self.target = target or Target.host()
         self.cache = cache if cache is not None else CompileCache.default()
 

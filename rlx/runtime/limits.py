@@ -1,0 +1,44 @@
+"""Numbers that a caller may choose, checked before anything is made from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlx import env
+from rlx.codegen.target import cpu_count
+from rlx.errors import ArgumentError
+from rlx.passes.options import MAX_PAST
+from rlx.runtime.threads import MAX_WORKERS
+
+
+def whole(name: str, value: Any, least: int, most: int) -> int:
+    """`value` as an int.
+
+    Raises:
+        ArgumentError: it is no whole number from `least` to `most`.
+    """
+    number = int(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else None
+    if number is None or not least <= number <= most:
+        raise ArgumentError(f"{name} is {value!r}, expected a whole number from {least} to {most}")
+    return number
+
+
+def worker_count(*choices: Any) -> int:
+    """The first choice that is not None; else RLX_THREADS, else the physical cores this process may use.
+
+    Raises:
+        ArgumentError: it is no whole number from 1 to 1024.
+    """
+    found = next((choice for choice in choices if choice is not None), None)
+    return (env.threads() or cpu_count()) if found is None else whole("threads", found, 1, MAX_WORKERS)
+
+
+def context_length(name: str, value: Any) -> int:
+    """How many positions a KV cache shall hold.
+
+    Raises:
+        ArgumentError: it is no whole number from 1 to 2^20, the most that programs are compiled for.
+    """
+    return whole(name, value, 1, MAX_PAST)
