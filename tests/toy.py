@@ -10,7 +10,8 @@ import numpy as np
 from rlx.ir import ops
 from rlx.ir.dims import CTX, SEQ, value
 from rlx.ir.dtypes import F16, F32, I32, Q8_0, DType
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node
 
 Array = np.ndarray
 EPS = 1e-6

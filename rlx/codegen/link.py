@@ -18,7 +18,7 @@ from typing import Any
 from rlx.codegen.select import Call, Units, select
 from rlx.codegen.target import Target
 from rlx.ir.dims import DimLike
-from rlx.ir.graph import Node
+from rlx.ir.node import Node
 from rlx.passes.memory import ALIGN
 from rlx.passes.program import Program
 from rlx.passes.schedule import signature

@@ -15,7 +15,7 @@ from rlx.errors import CompileError
 from rlx.ir import dims
 from rlx.ir.dims import DimLike
 from rlx.ir.dtypes import Q8A
-from rlx.ir.graph import Node
+from rlx.ir.node import Node
 from rlx.passes.program import root
 
 

@@ -1,94 +1,22 @@
-"""Graphs: immutable interned nodes under named outputs.
+"""Graphs: nodes under named outputs.
 
-Two nodes with the same op, inputs and attributes are the same object, so common subexpressions are shared by
-construction, equality is `is`, and code that nothing reaches does not exist. A `Graph` only names the outputs, holds
-the values of constants, and remembers what the passes have learnt (phase and bounds of the symbols).
+A `Graph` only names the outputs, holds the values of constants, and remembers what the passes have learnt (phase and
+bounds of the symbols); the nodes are shared (`rlx.ir.node`).
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import GraphError
-from rlx.ir import dims
-from rlx.ir.dims import DimLike, Shape
+from rlx.ir import dims, ops, printer
+from rlx.ir.dims import DimLike
 from rlx.ir.dtypes import F32, DType
-
-Attrs = tuple[tuple[str, Any], ...]
-
-_interned: weakref.WeakValueDictionary[tuple[Any, ...], Node] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
-
-
-class Node:
-    """One value of a graph. Make nodes with the functions of `rlx.ir.ops`, never directly.
-
-    Attributes:
-        op: name of the op, a row of `rlx.ir.ops.OPS`.
-        inputs: the operands.
-        attrs: (name, value) pairs in the op table's order.
-        shape, dtype: of the value, derived by the op's shape rule.
-    """
-
-    __slots__ = ("__weakref__", "attrs", "dtype", "inputs", "op", "shape")
-
-    op: str
-    inputs: tuple[Node, ...]
-    attrs: Attrs
-    shape: Shape
-    dtype: DType
-
-    def __getitem__(self, attr: str) -> Any:
-        for name, value in self.attrs:
-            if name == attr:
-                return value
-        raise KeyError(f"{self.op} has no attribute {attr}")
-
-    @property
-    def name(self) -> str:
-        """Name of a leaf (input, weight or state)."""
-        return str(self["name"])
-
-    def __repr__(self) -> str:
-        shape = ", ".join(map(str, self.shape))
-        label = f' "{self.name}"' if self.op in LEAVES else ""
-        return f"<{self.op}{label} {self.dtype}[{shape}]>"
-
-    def __add__(self, other: Node) -> Node:
-        from rlx.ir import ops
-
-        return ops.add(self, other)
-
-    def __mul__(self, other: Node) -> Node:
-        from rlx.ir import ops
-
-        return ops.mul(self, other)
-
-    def __sub__(self, other: Node) -> Node:
-        from rlx.ir import ops
-
-        return ops.sub(self, other)
-
-
-LEAVES = ("input", "weight", "state")
-
-
-def intern(op: str, inputs: tuple[Node, ...], attrs: Attrs, shape: Shape, dtype: DType) -> Node:
-    """The one node with these contents."""
-    key = (op, inputs, attrs, shape, dtype)
-    with _lock:
-        node = _interned.get(key)
-        if node is None:
-            node = object.__new__(Node)
-            node.op, node.inputs, node.attrs, node.shape, node.dtype = op, inputs, attrs, shape, dtype
-            _interned[key] = node
-        return node
+from rlx.ir.node import Node, topological
 
 
 class Graph:
@@ -145,8 +73,6 @@ class Graph:
 
     @staticmethod
     def _leaf(op: str, name: str, shape: Sequence[DimLike], dtype: DType) -> Node:
-        from rlx.ir import ops
-
         return ops.leaf(op, name, tuple(shape), dtype)
 
     def nodes(self) -> list[Node]:
@@ -194,9 +120,7 @@ class Graph:
         return count
 
     def __str__(self) -> str:
-        from rlx.ir import text
-
-        return text.dumps(self)
+        return printer.dumps(self.name, self.phase, self.bounds, self.outputs)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Graph) and (self.name, self.phase, self.outputs, self.bounds) == (
@@ -207,17 +131,3 @@ class Graph:
         )
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def topological(roots: Iterable[Node]) -> list[Node]:
-    """The nodes under `roots`, operands first, without recursion (graphs are thousands of nodes deep)."""
-    order: dict[Node, None] = {}
-    stack = list(roots)[::-1]
-    while stack:
-        node = stack[-1]
-        waiting = [i for i in node.inputs if i not in order]
-        if waiting:
-            stack.extend(waiting[::-1])
-        else:
-            order.setdefault(stack.pop())
-    return list(order)

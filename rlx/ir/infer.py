@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 from rlx.errors import ShapeError
 from rlx.ir.dims import Dim, DimLike, Shape
 from rlx.ir.dtypes import F32, I32, Q8A, DType
-from rlx.ir.graph import Node
 from rlx.ir.meaning import BINARY, UNARY
+from rlx.ir.node import Node
 
 Inputs = tuple[Node, ...]
 Attrs = Mapping[str, Any]
@@ -113,9 +113,9 @@ def rms_norm(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
         len(inputs) in (1, 2)
         and inputs[0].dtype is F32
         and len(inputs[0].shape) >= 2
-        and (len(inputs) == 1 or inputs[1].shape == inputs[0].shape[-1:])
+        and (len(inputs) == 1 or (inputs[1].shape == inputs[0].shape[-1:] and inputs[1].dtype is F32))
     )
-    _check(ok, "rms_norm", inputs, "f32 x [rows, ..., width] and optionally weight [width]")
+    _check(ok, "rms_norm", inputs, "f32 x [rows, ..., width] and optionally f32 weight [width]")
     if attrs["out"] not in ("f32", "q8a"):
         raise ShapeError(f"out must be f32 or q8a, found {attrs['out']!r}", where="rms_norm")
     return (quantize(inputs[:1], {})) if attrs["out"] == "q8a" else (inputs[0].shape, F32)

@@ -9,8 +9,9 @@ import numpy as np
 
 from rlx.errors import GraphError, RlxError
 from rlx.ir.dims import value
-from rlx.ir.graph import LEAVES, Graph, Node
+from rlx.ir.graph import Graph
 from rlx.ir.meaning import Array
+from rlx.ir.node import LEAVES, Node
 from rlx.ir.ops import OPS
 from rlx.ir.verify import WRITES
 

@@ -15,7 +15,7 @@ from rlx.errors import ShapeError
 from rlx.ir import infer, meaning
 from rlx.ir.dims import PAST_SEQ, SEQ, Dim, DimLike, Shape, value
 from rlx.ir.dtypes import DType
-from rlx.ir.graph import LEAVES, Node, intern
+from rlx.ir.node import LEAVES, OPERATORS, Node, intern
 
 Sizes = Sequence[tuple[int, ...]]
 Flops = Callable[[Sizes, tuple[int, ...], Mapping[str, Any]], int]
@@ -337,3 +337,7 @@ def exp(x: Node) -> Node:
 def neg(x: Node) -> Node:
     """-x."""
     return make("neg", x)
+
+
+# Here and not in node.py, which cannot know the ops.
+OPERATORS.update(add=add, sub=sub, mul=mul)

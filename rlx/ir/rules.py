@@ -15,7 +15,8 @@ from rlx.errors import GraphError
 from rlx.ir import dims, ops
 from rlx.ir.dims import DimLike, Shape
 from rlx.ir.dtypes import F32, DType
-from rlx.ir.graph import LEAVES, Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import LEAVES, Node
 
 
 @dataclass(frozen=True)

@@ -9,42 +9,15 @@ from typing import Any
 
 from rlx.errors import IrSyntaxError, RlxError
 from rlx.ir import dims, ops
-from rlx.ir.dims import Dim, Shape
+from rlx.ir.dims import Shape
 from rlx.ir.dtypes import DTYPES
-from rlx.ir.graph import LEAVES, Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import LEAVES, Node
 
 
 def dumps(graph: Graph) -> str:
-    """The graph as text. Values of constants are not part of it."""
-    lines = [f"graph {_quote(graph.name)} {graph.phase} {{"]
-    lines += [f"  bound {s} {low}..{high}" for s, (low, high) in sorted(graph.bounds.items())]
-    number: dict[Node, int] = {}
-    for node in graph.nodes():
-        number[node] = len(number)
-        lines.append("  " + line(node, number))
-    lines += [f"  output {_quote(name)} %{number[n]}" for name, n in graph.outputs.items()]
-    return "\n".join([*lines, "}"]) + "\n"
-
-
-def line(node: Node, number: dict[Node, int]) -> str:
-    """`%2 = rms_norm(%0, %1) {eps=1e-06} : f32[SEQ, 64]`; attributes at their defaults are left out."""
-    head = f" {_quote(node.name)}" if node.op in LEAVES else f"({', '.join(f'%{number[i]}' for i in node.inputs)})"
-    defaults = ops.OPS[node.op].attrs
-    shown = [f"{k}={_attr(v)}" for k, v in node.attrs if v != defaults[k] and not (k == "name" and node.op in LEAVES)]
-    attrs = f" {{{', '.join(shown)}}}" if shown else ""
-    return f"%{number[node]} = {node.op}{head}{attrs} : {node.dtype}[{', '.join(map(str, node.shape))}]"
-
-
-def _quote(name: str) -> str:
-    return json.dumps(name, ensure_ascii=False)  # JSON's escapes are Python's too
-
-
-def _attr(value: Any) -> str:
-    if isinstance(value, Dim):
-        return f"<{value}>"
-    if isinstance(value, tuple):
-        return "(" + "".join(f"{_attr(v)}, " for v in value).rstrip() + ")"
-    return _quote(value) if isinstance(value, str) else repr(value)
+    """The graph as text, as `str(graph)`."""
+    return str(graph)
 
 
 def _unquote(text: str) -> str:

@@ -8,7 +8,8 @@ from rlx.errors import GraphError, RlxError
 from rlx.ir import ops
 from rlx.ir.dims import symbols
 from rlx.ir.dtypes import F32
-from rlx.ir.graph import LEAVES, Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import LEAVES, Node
 
 WRITES = ("kv_write", "rope_kv_write")
 

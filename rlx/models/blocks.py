@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from rlx.ir import ops
 from rlx.ir.dims import CTX, SEQ, Shape
 from rlx.ir.dtypes import I32
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node
 from rlx.models.builder import Model
 from rlx.models.rope import Rope, inv_freq
 

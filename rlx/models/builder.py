@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from rlx.errors import ArgumentError, UnsupportedModelError, WeightError
 from rlx.ir.dtypes import BF16, F16, F32, DType
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node
 from rlx.models.config import ModelConfig
 
 FLOATS = (F32, F16, BF16)

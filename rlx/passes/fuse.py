@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from rlx.ir import ops
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph
 from rlx.ir.infer import ARITY
+from rlx.ir.node import Node
 from rlx.ir.rules import AttrVar, Rule, rewrite, state_var, var
 from rlx.passes.options import Options
 

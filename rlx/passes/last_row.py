@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
-from rlx.ir.graph import LEAVES, Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import LEAVES, Node
 from rlx.passes.options import Options
 
 

@@ -6,8 +6,10 @@ lie in tiles of 16 positions, so that attention scores need no horizontal sums.
 
 from __future__ import annotations
 
+from rlx.errors import GraphError
 from rlx.ir import ops
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node
 from rlx.passes.options import Options
 
 MATRIX_LAYOUT = "r16k4"
@@ -15,7 +17,10 @@ MATRIX_LAYOUT = "r16k4"
 
 def layout(graph: Graph, options: Options) -> Graph:
     """Puts a pack node between each matrix and its readers, and tiles the key caches."""
-    keys = {_state(n.inputs[1]) for n in graph.nodes() if n.op == "attention"}
+    keys, values = ({_state(n.inputs[i]) for n in graph.nodes() if n.op == "attention"} for i in (1, 2))
+    for shared in keys & values:
+        hint = "Write the rows into two states."
+        raise GraphError("serves as keys and as values, which lie differently in memory", where=repr(shared), hint=hint)
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if old.op == "state" and old in keys:

@@ -10,7 +10,7 @@ import itertools
 from dataclasses import dataclass, replace
 
 from rlx.errors import GraphError
-from rlx.ir.graph import Node
+from rlx.ir.node import Node
 from rlx.passes.program import Buffer, Program, nbytes, root
 from rlx.passes.schedule import last_use
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlx.ir import text
+from rlx.ir import printer
 from rlx.ir.dims import bounds
-from rlx.ir.graph import LEAVES, Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import LEAVES, Node
 
 Region = tuple[Node, ...]
 
@@ -54,10 +55,10 @@ class Program:
     def __str__(self) -> str:
         number = {n: i for i, n in enumerate(self.graph.nodes())}
         lines = [f'program "{self.graph.name}" {self.graph.phase} arena={self.arena} {{']
-        lines += [f"  load {text.line(n, number)}" for n in self.load]
+        lines += [f"  load {printer.line(n, number)}" for n in self.load]
         for i, region in enumerate(self.regions):
             lines.append(f"  region {i} {{")
-            lines += [f"    {text.line(n, number)}{self._place(n)}" for n in region]
+            lines += [f"    {printer.line(n, number)}{self._place(n)}" for n in region]
             lines.append("  }")
         lines += [f"  output {name!r} %{number[n]}{self._place(n)}" for name, n in self.graph.outputs.items()]
         return "\n".join([*lines, "}"]) + "\n"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from rlx.ir import ops
 from rlx.ir.dtypes import F32
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node
 from rlx.passes.options import Options
 
 

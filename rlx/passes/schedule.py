@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlx.errors import GraphError
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node
 from rlx.passes.program import Program, Region, is_work, root
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlx.ir import dims, ops
-from rlx.ir.graph import LEAVES, Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import LEAVES, Node
 from rlx.passes.options import Options
 
 

@@ -22,7 +22,8 @@ from rlx.codegen.layouts import PACKED_DTYPES
 from rlx.codegen.target import Target
 from rlx.errors import ArgumentError, PromptError, UnsupportedModelError
 from rlx.ir import text as ir_text
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node
 from rlx.passes.options import Options
 from rlx.profile import CompileProfile
 from rlx.runtime.cache import CompileCache

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlx.ir import ops
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node
 from rlx.runtime.native import NativeProgram
 
 

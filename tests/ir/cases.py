@@ -11,7 +11,8 @@ from ir.references import ENV
 from rlx.ir import interp, meaning, ops
 from rlx.ir.dims import CTX, PAST_SEQ, SEQ, value
 from rlx.ir.dtypes import BF16, F16, F32, I32, Q4_0, Q8_0
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node
 
 Array = np.ndarray
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from rlx.ir import ops
 from rlx.ir.dims import CTX, PAST_SEQ, SEQ, DimLike, Shape, value
 from rlx.ir.dtypes import BF16, F16, F32, I32, Q4_0, Q8_0, Q8A, DType
-from rlx.ir.graph import LEAVES, Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import LEAVES, Node
 
 Draw = Callable[[st.SearchStrategy], object]
 WIDTHS = (32, 64)

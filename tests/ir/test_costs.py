@@ -10,7 +10,7 @@ from rlx.errors import GraphError
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
 from rlx.ir.dtypes import Q8_0
-from rlx.ir.graph import Node
+from rlx.ir.node import Node
 
 
 def cost(node: Node, **env: int) -> tuple[int, int]:

@@ -18,7 +18,8 @@ from rlx.errors import GraphError
 from rlx.ir import ops
 from rlx.ir.dims import CTX, PAST_SEQ, SEQ
 from rlx.ir.dtypes import F32, Q8_0
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node
 
 
 def rows(g: Graph, name: str = "x") -> Node:

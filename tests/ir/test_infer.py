@@ -11,7 +11,7 @@ from rlx.errors import ShapeError
 from rlx.ir import ops
 from rlx.ir.dims import CTX, SEQ
 from rlx.ir.dtypes import I32, Q4_K
-from rlx.ir.graph import LEAVES, Node
+from rlx.ir.node import LEAVES, Node
 
 THREE = [G.state("three", [3, CTX, 16])] * 2
 MISFITS = [

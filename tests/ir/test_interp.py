@@ -10,7 +10,8 @@ from rlx.errors import GraphError
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ
 from rlx.ir.dtypes import BF16, F16, I32
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node
 
 ENV = {"SEQ": 2, "PAST_SEQ": 1, "CTX": 4}
 

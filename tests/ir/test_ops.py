@@ -15,7 +15,7 @@ from rlx.errors import ShapeError
 from rlx.ir import meaning, ops
 from rlx.ir.dims import SEQ, value
 from rlx.ir.dtypes import F16, I32, Q8A
-from rlx.ir.graph import LEAVES, Node
+from rlx.ir.node import LEAVES, Node
 
 
 def test_every_op_has_a_reference_and_a_case() -> None:

@@ -13,7 +13,8 @@ from rlx.errors import GraphError
 from rlx.ir import interp, ops, rules
 from rlx.ir.dims import CTX, SEQ, bind
 from rlx.ir.dtypes import DTYPES, F16, F32, I32, Q8_0
-from rlx.ir.graph import LEAVES, Graph, Node, topological
+from rlx.ir.graph import Graph
+from rlx.ir.node import LEAVES, Node, topological
 from rlx.ir.rules import AttrVar, Match, Rule, rewrite, var
 from rlx.passes import fuse, options, simplify
 

@@ -15,7 +15,8 @@ from rlx.errors import GraphError
 from rlx.ir import ops
 from rlx.ir.dims import CTX, PAST_SEQ, SEQ, symbol
 from rlx.ir.dtypes import F16, F32, I32, Q4_K, Q8_0, DType
-from rlx.ir.graph import Graph, Node, intern
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node, intern
 from rlx.ir.verify import verify
 
 X = Graph().input("x", [SEQ, 64])

@@ -12,7 +12,8 @@ from ir.random_graphs import ENV, INDICES, feeds, graphs
 
 from rlx.ir import interp, ops
 from rlx.ir.dims import SEQ
-from rlx.ir.graph import LEAVES, Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import LEAVES, Node
 from rlx.passes import pipeline
 from rlx.passes.fuse import fuse, regions
 from rlx.passes.options import FUSIONS, Options

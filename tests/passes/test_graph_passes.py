@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import toy
 
+from rlx.errors import GraphError
 from rlx.ir import ops
 from rlx.ir.dims import CTX, PAST_SEQ, SEQ, Dim
 from rlx.ir.dtypes import F16, F32, I32, Q4_0, Q4_K, Q6_K, Q8_0, Q8A, DType
-from rlx.ir.graph import LEAVES, Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import LEAVES, Node
 from rlx.ir.verify import verify
 from rlx.passes.layout import layout
 from rlx.passes.options import MAX_PAST, Options
@@ -160,3 +162,12 @@ def test_vectors_and_other_states_keep_their_rows() -> None:
         outputs={"y": norm, "s": written, "e": ops.embedding(G.input("table", [8, 64]), G.input("i", [SEQ], I32))}
     )
     assert layout(graph, Options()) == graph
+
+
+def test_a_state_cannot_be_both_keys_and_values() -> None:
+    graph = Graph("shared")
+    x = graph.input("x", [SEQ, 2, 16])
+    cache = ops.kv_write(graph.state("kv", [2, CTX, 16]), x)
+    graph.output("y", ops.attention(x, cache, cache, scale=0.25))
+    with pytest.raises(GraphError, match="serves as keys and as values"):
+        layout(graph, Options())

@@ -9,7 +9,8 @@ import toy
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ
 from rlx.ir.dtypes import I32
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node
 from rlx.ir.verify import verify
 from rlx.passes.last_row import last_row
 from rlx.passes.options import Options

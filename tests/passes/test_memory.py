@@ -13,7 +13,8 @@ from rlx.errors import GraphError
 from rlx.ir import ops
 from rlx.ir.dims import SEQ, bounds
 from rlx.ir.dtypes import F32, Q8A
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node
 from rlx.passes import pipeline
 from rlx.passes.memory import check_memory, memory
 from rlx.passes.options import Options

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import toy
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from ir.random_graphs import ENV, INDICES, feeds, graphs
 
@@ -98,10 +98,19 @@ def choices(draw: st.DrawFn) -> tuple[Options, dict[str, int]]:
     return Options(precision="exact", seq=seq, all_rows=draw(st.booleans()), fusions=fusions), env
 
 
+def lowered(graph: Graph, options: Options) -> Program:
+    """The program; a random graph that uses one cache for keys and values is passed over, as it cannot be laid out."""
+    try:
+        return pipeline.lower(graph, options)
+    except GraphError as error:
+        assume("serves as keys and as values" not in str(error))
+        raise
+
+
 @given(graphs(skip=INDICES), choices())
 def test_random_graphs_keep_their_meaning(graph: Graph, choice: tuple[Options, dict[str, int]]) -> None:
     options, env = choice
-    program = pipeline.lower(graph, options)
+    program = lowered(graph, options)
     arrays = feeds(graph, env)
     want, _ = interp.run(graph, arrays, env, dtype=np.float64)
     have, _ = interp.run(program.graph, arrays, env, dtype=np.float64)
@@ -113,7 +122,7 @@ def test_random_graphs_keep_their_meaning(graph: Graph, choice: tuple[Options, d
 
 @given(graphs())
 def test_random_graphs_lower_in_auto_mode(graph: Graph) -> None:
-    program = pipeline.lower(graph, Options(seq=(2, 8)))
+    program = lowered(graph, Options(seq=(2, 8)))
     verify_schedule(program.regions)
     check_memory(program)
 

@@ -13,7 +13,8 @@ from rlx.errors import GraphError
 from rlx.ir import ops
 from rlx.ir.dims import CTX, SEQ
 from rlx.ir.dtypes import F16, F32
-from rlx.ir.graph import Graph, Node, topological
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node, topological
 from rlx.passes import pipeline
 from rlx.passes.layout import layout
 from rlx.passes.options import Options

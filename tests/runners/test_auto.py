@@ -59,7 +59,6 @@ def golden_name(path: Path) -> str:
     return next(name for name in path.parts[::-1] if name in FAMILIES)
 
 
-
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("file", ["model-f16.gguf", "hf"])
 def test_the_architecture_decides(opened: Opened, goldens: Path, name: str, file: str) -> None:

@@ -1,0 +1,96 @@
+"""Nodes: the values of a graph, immutable and interned.
+
+Two nodes with the same op, inputs and attributes are the same object, so common subexpressions are shared by
+construction, equality is `is`, and code that nothing reaches does not exist.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rlx.ir.dims import Shape
+from rlx.ir.dtypes import DType
+
+Attrs = tuple[tuple[str, Any], ...]
+
+_interned: weakref.WeakValueDictionary[tuple[Any, ...], Node] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+class Node:
+    """One value of a graph. Make nodes with the functions of `rlx.ir.ops`, never directly.
+
+    Attributes:
+        op: name of the op, a row of `rlx.ir.ops.OPS`.
+        inputs: the operands.
+        attrs: (name, value) pairs in the op table's order.
+        shape, dtype: of the value, derived by the op's shape rule.
+    """
+
+    __slots__ = ("__weakref__", "attrs", "dtype", "inputs", "op", "shape")
+
+    op: str
+    inputs: tuple[Node, ...]
+    attrs: Attrs
+    shape: Shape
+    dtype: DType
+
+    def __getitem__(self, attr: str) -> Any:
+        for name, value in self.attrs:
+            if name == attr:
+                return value
+        raise KeyError(f"{self.op} has no attribute {attr}")
+
+    @property
+    def name(self) -> str:
+        """Name of a leaf (input, weight or state)."""
+        return str(self["name"])
+
+    def __repr__(self) -> str:
+        shape = ", ".join(map(str, self.shape))
+        label = f' "{self.name}"' if self.op in LEAVES else ""
+        return f"<{self.op}{label} {self.dtype}[{shape}]>"
+
+    def __add__(self, other: Node) -> Node:
+        return OPERATORS["add"](self, other)
+
+    def __mul__(self, other: Node) -> Node:
+        return OPERATORS["mul"](self, other)
+
+    def __sub__(self, other: Node) -> Node:
+        return OPERATORS["sub"](self, other)
+
+
+LEAVES = ("input", "weight", "state")
+
+#: What `+`, `*` and `-` on nodes mean: filled by `rlx.ir.ops`, which knows the ops and comes after this file.
+OPERATORS: dict[str, Callable[[Node, Node], Node]] = {}
+
+
+def intern(op: str, inputs: tuple[Node, ...], attrs: Attrs, shape: Shape, dtype: DType) -> Node:
+    """The one node with these contents."""
+    key = (op, inputs, attrs, shape, dtype)
+    with _lock:
+        node = _interned.get(key)
+        if node is None:
+            node = object.__new__(Node)
+            node.op, node.inputs, node.attrs, node.shape, node.dtype = op, inputs, attrs, shape, dtype
+            _interned[key] = node
+        return node
+
+
+def topological(roots: Iterable[Node]) -> list[Node]:
+    """The nodes under `roots`, operands first, without recursion (graphs are thousands of nodes deep)."""
+    order: dict[Node, None] = {}
+    stack = list(roots)[::-1]
+    while stack:
+        node = stack[-1]
+        waiting = [i for i in node.inputs if i not in order]
+        if waiting:
+            stack.extend(waiting[::-1])
+        else:
+            order.setdefault(stack.pop())
+    return list(order)
