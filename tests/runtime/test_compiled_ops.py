@@ -7,7 +7,6 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from rlx.runtime.cache import CompileCache
 
 from rlx.codegen.select import KERNELS
 from rlx.codegen.target import LEVELS, Target
@@ -16,6 +15,7 @@ from rlx.ir import interp, meaning, ops
 from rlx.ir.dims import CTX, SEQ
 from rlx.ir.dtypes import DTYPES, F32, I32, DType
 from rlx.ir.graph import Graph
+from rlx.runtime.cache import CompileCache
 from rlx.runtime.executable import compile
 
 # Largest error against float64, as a share of the largest magnitude of the result.
