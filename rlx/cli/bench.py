@@ -9,19 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.cli.main import debug_option
+
 if TYPE_CHECKING:
     from rlx.runners.engine import Engine
+
+_COUNT = click.IntRange(1)
 
 
 @click.command()
 @click.argument("model", required=False)
-@click.option("--prompt", default=512, show_default=True, help="Tokens of the prefill.")
-@click.option("--generate", default=64, show_default=True, help="Tokens decoded one by one.")
-@click.option("--repeat", default=3, show_default=True, help="Runs; the median counts.")
-@click.option("--threads", type=int, help="Workers; the physical cores by default.")
+@click.option("--prompt", type=_COUNT, default=512, show_default=True, metavar="N", help="Tokens of the prefill.")
+@click.option("--generate", type=_COUNT, default=64, show_default=True, metavar="N", help="Tokens decoded one by one.")
+@click.option("--repeat", type=_COUNT, default=3, show_default=True, metavar="N", help="Runs; the median counts.")
+@click.option("--threads", type=_COUNT, metavar="N", help="Workers; the physical cores by default.")
 @click.option("--precision", type=click.Choice(["auto", "exact"]), help="Arithmetic of the linears.")
 @click.option("--kv-dtype", type=click.Choice(["f32", "f16", "bf16"]), help="Type of the KV cache.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@debug_option
 def bench(model: str | None, prompt: int, generate: int, repeat: int, as_json: bool, **options: Any) -> None:
     """Measure prefill and decode of MODEL (the embedded demo model by default)."""
     from rlx import demo

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from rlx.errors import ArgumentError
+from rlx.errors import ArgumentError, ModelFileError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.models import gemma, llama, qwen3
@@ -41,7 +41,7 @@ FAMILIES = {arch: Family(ARCHITECTURES[arch].family, build) for arch, build in _
 SUPPORTED = {"gguf": tuple(FAMILIES), "safetensors": tuple(MODEL_TYPES)}
 
 
-def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
+def build(config: ModelConfig, weights: Weights, kv_dtype: DType, *, where: object = None) -> Graph:
     """The graph of a model: what it computes, with no regard to how.
 
     Inputs "tokens" and "positions", i32 [SEQ]; states "k.{layer}" and "v.{layer}", [kv_heads, CTX, head_dim] of
@@ -50,13 +50,19 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
 
     Args:
         kv_dtype: f32, f16 or bf16.
+        where: shown in errors: the file.
 
     Raises:
         ArgumentError: KV caches cannot have this dtype.
         UnsupportedModelError: the file fuses tensors that rlx wants apart.
         WeightError: a tensor is missing, or has another shape or dtype than the configuration says.
     """
-    return FAMILIES[config.arch].build(config, weights, kv_dtype)
+    try:
+        return FAMILIES[config.arch].build(config, weights, kv_dtype)
+    except ModelFileError as error:
+        if where is None:
+            raise
+        raise type(error)(error.what, where=f"{where}, {error.where}", hint=error.hint) from error
 
 
 def config_from(

@@ -20,6 +20,9 @@ from rlx.models.config import ModelConfig
 
 FLOATS = (F32, F16, BF16)
 
+_INCOMPLETE = "the file is incomplete, or its metadata is of another model: get it again or convert it anew"
+_MISMATCH = "the tensors and the metadata are not of one model: get the file again or convert it anew"
+
 
 class Tensor(Protocol):
     """What a file says about one tensor; the shape is row-major."""
@@ -81,10 +84,10 @@ class Model:
 
     def _checked(self, full: str, shape: tuple[int, ...]) -> Tensor:
         if not self.weights.has(full):
-            raise WeightError(f"the tensor is missing, expected shape {list(shape)}", where=full)
+            raise WeightError(f"the tensor is missing, expected shape {list(shape)}", where=full, hint=_INCOMPLETE)
         found = self.weights.info(full)
         if tuple(found.shape) != shape:
-            raise WeightError(f"expected shape {list(shape)}, found {list(found.shape)}", where=full)
+            raise WeightError(f"expected shape {list(shape)}, found {list(found.shape)}", where=full, hint=_MISMATCH)
         matrix = len(shape) > 1
         if found.dtype not in FLOATS and not (matrix and found.dtype.is_quantized):
             expected = "f32, f16, bf16" + " or a block format" * matrix

@@ -189,6 +189,8 @@ def check_ids(ids: TokenIds, vocab_size: int, what: str) -> list[int]:
         raise PromptError(f"expected token ids, found a {type(ids).__name__}", where=what, hint=hint)
     if not isinstance(ids, Sequence | np.ndarray):
         raise PromptError(f"expected a sequence of token ids, found a {type(ids).__name__}", where=what)
+    if isinstance(ids, np.ndarray) and ids.ndim == 0:
+        raise PromptError("expected a sequence of token ids, found one number", where=what, hint="give [id]")
     if len(ids) == 0:
         raise PromptError("it is empty", where=what, hint="give at least one token, such as tokenizer.bos_id")
     try:

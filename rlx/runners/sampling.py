@@ -104,9 +104,15 @@ class Sampler:
     Args:
         opts: the options.
         history: tokens before the first draw (the prompt), for the repetition penalty.
+
+    Raises:
+        SamplingError: `opts` is something else.
     """
 
     def __init__(self, opts: SampleOpts, history: Iterable[int] = ()) -> None:
+        if not isinstance(opts, SampleOpts):
+            hint = "SampleOpts.greedy() is the default"  # type: ignore[unreachable]
+            raise SamplingError(f"found {opts!r}, expected a SampleOpts", where="sample", hint=hint)
         self.opts = opts
         self._random = np.random.Generator(np.random.PCG64(opts.seed))
         window = 0 if opts.repetition_penalty == 1 else opts.repetition_window

@@ -35,6 +35,10 @@ MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_STRING_BYTES = 65_535, 63, 64 << 20
 MAX_DIMS = 4
 MIN_ALIGNMENT, DEFAULT_ALIGNMENT, MAX_ALIGNMENT = 8, 32, 65_536
 
+_CUT = "the file is cut short or damaged: get it again"
+_NO_GGUF = "this is no GGUF file, whatever its name says"
+_WRONG = "the file is damaged or was written wrongly: get it again or convert it anew"
+
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {
     0: struct.Struct("<B"),
@@ -153,12 +157,12 @@ class _Cursor:
         self.buffer, self.where, self.pos, self.end = buffer, where, 0, len(buffer)
 
     def fail(self, what: str, *, at: int | None = None, hint: str | None = None) -> NoReturn:
-        raise GgufError(what, where=f"{self.where}, byte {self.pos if at is None else at}", hint=hint)
+        raise GgufError(what, where=f"{self.where}, byte {self.pos if at is None else at}", hint=hint or _WRONG)
 
     def need(self, nbytes: int, what: str) -> None:
         left = self.end - self.pos
         if nbytes > left:
-            self.fail(f"{what} needs {nbytes} bytes, the file has {left} left", hint="the file is cut short or damaged")
+            self.fail(f"{what} needs {nbytes} bytes, the file has {left} left", hint=_CUT)
 
     def number(self, form: struct.Struct, what: str) -> Any:
         self.need(form.size, what)
@@ -178,7 +182,8 @@ class _Cursor:
         if value > most:
             self.fail(f"the {what} is {value}, at most {most} are allowed", at=at)
         if value * smallest > self.end - self.pos:
-            self.fail(f"the {what} is {value}, too many for the {self.end - self.pos} bytes that follow", at=at)
+            left = self.end - self.pos
+            self.fail(f"the {what} is {value}, too many for the {left} bytes that follow", at=at, hint=_CUT)
         return value
 
     def text(self, what: str, most: int) -> bytes:
@@ -226,14 +231,14 @@ class _Cursor:
         self.fail(
             f"string {whole} of the {count} in {what} runs past the end of the file ({self.end} bytes)",
             at=at,
-            hint="the file is cut short or damaged",
+            hint=_CUT,
         )
 
 
 def _read_version(at: _Cursor) -> int:
     at.need(4, "the magic")
     if at.buffer[:4] != MAGIC:
-        at.fail(f"the file does not begin with {MAGIC!r} but with {at.buffer[:16]!r}", hint="this is not a GGUF file")
+        at.fail(f"the file does not begin with {MAGIC!r} but with {at.buffer[:16]!r}", hint=_NO_GGUF)
     at.pos = 4
     version = at.u32("the version")
     if version and version & 0xFFFF == 0:
@@ -370,7 +375,7 @@ def _tensor_bytes(at: _Cursor, name: str, dtype: DType, shape: tuple[int, ...]) 
     if nbytes > at.end:
         at.fail(
             f"tensor {name!r} of shape {shape} and type {dtype} takes {nbytes} bytes, the whole file has {at.end}",
-            hint="the file is cut short or damaged",
+            hint=_CUT,
         )
     return nbytes
 
@@ -386,6 +391,7 @@ def _place(records: list[_Record], data_offset: int, alignment: int, size: int, 
                 f"tensor {after.info.name!r} at offset {after.offset} overlaps tensor {before.info.name!r},"
                 f" which ends at {before.offset + before.info.nbytes}",
                 where=f"{where}, byte {after.at}",
+                hint=_WRONG,
             )
     return {record.info.name: data_offset + record.offset for record in records}
 
@@ -396,10 +402,11 @@ def _check_place(record: _Record, data_offset: int, alignment: int, size: int, w
         raise GgufError(
             f"tensor {name!r} has the offset {offset}, expected a multiple of the alignment {alignment}",
             where=f"{where}, byte {record.at}",
+            hint=_WRONG,
         )
     if data_offset + offset + nbytes > size:
         raise GgufError(
             f"tensor {name!r} ends at byte {data_offset + offset + nbytes}, the file has {size}",
             where=f"{where}, byte {record.at}",
-            hint="the file is cut short or damaged: download it again",
+            hint=_CUT,
         )

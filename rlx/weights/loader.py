@@ -25,6 +25,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 _OLD_GGML = (b"lmgg", b"fmgg", b"tjgg", b"algg")
 _LFS_POINTER = b"version https://git"
+_GIVE = "give a .gguf file, a .safetensors file or a directory that holds one"
 _PART = re.compile(r"-(\d{5})-of-\d{5}\.gguf$", re.IGNORECASE)
 
 
@@ -87,9 +88,8 @@ def open_weights(path: str | os.PathLike[str], *, mmap: bool = True) -> WeightLo
         return GgufFile(found, mmap=mmap)  # says which rule is broken
     if suffix == ".safetensors":
         return SafetensorsFile(found, mmap=mmap)
-    hint = "give a .gguf file, a .safetensors file or a directory that holds one"
     raise ModelFileError(
-        f"this is neither a GGUF nor a safetensors file; it begins with {head!r}", where=found, hint=hint
+        f"this is neither a GGUF nor a safetensors file; it begins with {head!r}", where=found, hint=_GIVE
     )
 
 
@@ -103,14 +103,18 @@ def resolve_model_path(path: str | os.PathLike[str]) -> Path:
         ModelFileError: nothing there, no weights in the directory, or several and no way to choose.
     """
     found = Path(path)
+    if not os.fspath(path):
+        raise ModelFileError("the path is empty", hint=_GIVE)
     try:
         found = found.expanduser()
         if not found.exists():
-            hint = f"{found.parent} holds: {_listing(found.parent)}" if found.parent.is_dir() else None
+            parent = found.parent.absolute()
+            hint = f"the directory {parent} holds: {_listing(parent)}" if parent.is_dir() else None
             raise ModelFileError("there is no such file or directory", where=found, hint=hint)
         return _in_directory(found) if found.is_dir() else found
     except (OSError, RuntimeError) as error:
-        raise ModelFileError(f"the path cannot be read: {error}", where=found) from error
+        reason = getattr(error, "strerror", None) or error
+        raise ModelFileError(f"the path cannot be read: {reason}", where=found) from error
 
 
 def _in_directory(directory: Path) -> Path:
