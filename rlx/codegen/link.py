@@ -1,11 +1,13 @@
 """Link: a program's kernels and its `step` function in one LLVM module, and the manifest that says how to bind it.
 
-`void step(ptr ctx, i64 worker, i64 workers)` runs the regions in order with a barrier after each. A region is a
-function of its buffers, so regions of equal layers are one function called with other rows of the argument table.
-Inside a region each worker fetches ranges of work units from the call's counter until none is left.
+`void step(ptr ctx, i64 worker, i64 workers)` runs the regions in order, each a phase: it ends when all its units are
+done. A region is a function of its buffers, so regions of equal layers are one function called with other rows of the
+argument table. Inside a region each worker fetches ranges of work units from the call's counter until none is left. A
+worker that waits long for the others leaves the step, and skips what is done when it comes back.
 
 ctx is a table of pointers: argument table, extents (i64, in the order of the manifest's symbols), counters (i64, zero
-before a step), pool, barrier function, times (per worker an i64 cycle count at the start and after each region).
+before a step; one a call, then one a region for its finished units), pool, `rlx_phase`, times (per worker an i64 cycle
+count at the start and after each region).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 from rlx.codegen.select import Call, Units, select
@@ -23,7 +26,7 @@ from rlx.passes.memory import ALIGN
 from rlx.passes.program import Program
 from rlx.passes.schedule import signature
 
-CONTEXT = ("args", "extents", "counters", "pool", "barrier", "times")
+CONTEXT = ("args", "extents", "counters", "pool", "phase", "times")
 CHUNKS = 32  # ranges that a call's units are cut into at most: small enough to balance, large enough to stream
 
 
@@ -120,31 +123,47 @@ def _units(t: _Text, units: Units, symbols: list[str]) -> str:
 
 
 def _emit_region(linker: _Linker, calls: tuple[Call, ...]) -> Iterator[str]:
-    """The body of a region function: one fetch loop a call."""
+    """The body of a region function: one fetch loop a call, then the end of the phase."""
     t, at = _Text(), 0
+    finished = t.value(f"getelementptr i64, ptr %counters, i64 {len(calls)}")
+    units = [_units(t, call.units, linker.symbols) for call in calls]
+    total = reduce(lambda a, b: t.value(f"add i64 {a}, {b}"), units)
+    mine = t.value("alloca i64")
+    over = t.value(f"icmp uge i64 {t.value(f'load atomic i64, ptr {finished} acquire, align 8')}, {total}")
+    t.lines += [f"  store i64 0, ptr {mine}", f"  br i1 {over}, label %over, label %begin"]
+    t.lines += ["over:  ; a worker that comes back late", "  ret i1 true", "begin:"]
     for c, call in enumerate(calls):
-        buffers = [t.load("ptr", "%args", at + i) for i in range(len(call.kernel.buffers))]
-        at += len(buffers)
-        extents = [_dim(t, d, linker.symbols) for d in call.extents]
-        units = _units(t, call.units, linker.symbols)
-        grain = max(1, call.units.most(linker.program.graph.bounds) // CHUNKS)
-        counter = t.value(f"getelementptr i64, ptr %counters, i64 {c}")
-        t.lines += [f"  br label %fetch{c}", f"fetch{c}:"]
-        start = t.value(f"atomicrmw add ptr {counter}, i64 {grain} monotonic")
-        more = t.value(f"icmp ult i64 {start}, {units}")
-        t.lines += [f"  br i1 {more}, label %work{c}, label %done{c}", f"work{c}:"]
-        end = t.value(f"call i64 @llvm.umin.i64(i64 {t.value(f'add i64 {start}, {grain}')}, i64 {units})")
-        passed = [f"ptr {b}" for b in buffers] + [f"i64 {e}" for e in (*extents, start, end)]
-        t.lines += [f"  call void @{call.kernel.symbol}({', '.join(passed)})", f"  br label %fetch{c}", f"done{c}:"]
+        _emit_fetches(linker, t, c, at, units[c], call, mine)
+        at += len(call.kernel.buffers)
+    count = t.value(f"load i64, ptr {mine}")
+    on = t.value(f"call i1 %phase(ptr %pool, ptr {finished}, i64 {count}, i64 {total}, i64 %worker)")
     yield from t.lines
-    yield "  ret void"
+    yield f"  ret i1 {on}"
+
+
+def _emit_fetches(linker: _Linker, t: _Text, c: int, at: int, units: str, call: Call, mine: str) -> None:
+    """Fetches ranges of call `c`'s units until none is left; `mine` counts the units this worker did."""
+    buffers = [t.load("ptr", "%args", at + i) for i in range(len(call.kernel.buffers))]
+    extents = [_dim(t, d, linker.symbols) for d in call.extents]
+    grain = max(1, call.units.most(linker.program.graph.bounds) // CHUNKS)
+    counter = t.value(f"getelementptr i64, ptr %counters, i64 {c}")
+    t.lines += [f"  br label %fetch{c}", f"fetch{c}:"]
+    start = t.value(f"atomicrmw add ptr {counter}, i64 {grain} monotonic")
+    more = t.value(f"icmp ult i64 {start}, {units}")
+    t.lines += [f"  br i1 {more}, label %work{c}, label %done{c}", f"work{c}:"]
+    end = t.value(f"call i64 @llvm.umin.i64(i64 {t.value(f'add i64 {start}, {grain}')}, i64 {units})")
+    passed = [f"ptr {b}" for b in buffers] + [f"i64 {e}" for e in (*extents, start, end)]
+    t.lines.append(f"  call void @{call.kernel.symbol}({', '.join(passed)})")
+    did = t.value(f"add i64 {t.value(f'load i64, ptr {mine}')}, {t.value(f'sub i64 {end}, {start}')}")
+    t.lines += [f"  store i64 {did}, ptr {mine}", f"  br label %fetch{c}", f"done{c}:"]
 
 
 def _step(linker: _Linker, regions: list[_Bound]) -> str:
     """The module with the region functions and the step that calls them."""
     declared = [_declaration(k) for k in linker.kernels.values()]
     functions = [
-        f"define internal void @{name}(ptr %args, ptr %ext, ptr %counters) noinline {{\n{body}\n}}"
+        f"define internal i1 @{name}(ptr %args, ptr %ext, ptr %counters, ptr %pool, ptr %phase, i64 %worker) noinline"
+        f" {{\n{body}\n}}"
         for name, body in linker.functions.items()
     ]
     t = _Text()
@@ -155,12 +174,13 @@ def _step(linker: _Linker, regions: list[_Bound]) -> str:
     for r, region in enumerate(regions):
         table = t.value(f"getelementptr ptr, ptr {fields['args']}, i64 {args}")
         count = t.value(f"getelementptr i64, ptr {fields['counters']}, i64 {counters}")
-        t.lines.append(f"  call void @{region.function}(ptr {table}, ptr {fields['extents']}, ptr {count})")
-        t.lines.append(f"  call void {fields['barrier']}(ptr {fields['pool']})")
+        passed = [f"ptr {x}" for x in (table, fields["extents"], count, fields["pool"], fields["phase"])]
+        on = t.value(f"call i1 @{region.function}({', '.join(passed)}, i64 %worker)")
+        t.lines += [f"  br i1 {on}, label %after{r}, label %out", f"after{r}:"]
         _mark(t, clock, r + 1)
         args += sum(len(c.kernel.buffers) for c in region.calls)
-        counters += len(region.calls)
-    body = "\n".join([*t.lines, "  ret void"])
+        counters += len(region.calls) + 1
+    body = "\n".join([*t.lines, "  br label %out", "out:", "  ret void"])
     step = f"define void @step(ptr %ctx, i64 %worker, i64 %workers) {{\n{body}\n}}"
     intrinsics = ["declare i64 @llvm.umin.i64(i64, i64)", "declare i64 @llvm.readcyclecounter()"]
     return "\n\n".join([*declared, *intrinsics, *functions, step]) + "\n"

@@ -56,7 +56,7 @@ class NativeProgram:
         regions = manifest["regions"]
         self._args = np.zeros(max(1, len(manifest["args"])), np.uint64)
         self._extents = np.zeros(max(1, len(manifest["symbols"])), np.int64)
-        self._counters = np.zeros(max(1, sum(map(len, regions))), np.int64)
+        self._counters = np.zeros(max(1, sum(len(region) + 1 for region in regions)), np.int64)
         self.times = np.zeros((pool.n, len(regions) + 1), np.int64)
         self._context = self._make_context()
         self._unbound = self._place_arena()
@@ -65,9 +65,9 @@ class NativeProgram:
         self.inputs = {name: self._view(row, self._most(row)) for name, row in manifest["inputs"].items()}
 
     def _make_context(self) -> np.ndarray:
-        barrier = self.pool.library.symbols["rlx_barrier"]
+        phase = self.pool.library.symbols["rlx_phase"]
         tables = [a.ctypes.data for a in (self._args, self._extents, self._counters)]
-        return np.array([*tables, self.pool.pool_address, barrier, self.times.ctypes.data], np.uint64)
+        return np.array([*tables, self.pool.pool_address, phase, self.times.ctypes.data], np.uint64)
 
     def _place_arena(self) -> set[str]:
         """Fills in the addresses inside the arena; returns the names that must still be bound."""
@@ -105,7 +105,7 @@ class NativeProgram:
                 raise ArgumentError(f"{symbol} must lie in {low}..{high}, found {found}", where=f"program {self.name}")
             self._extents[i] = extents[symbol]
         self._counters.fill(0)
-        self.pool.run(self._step, self._context_address)
+        self.pool.share(self._step, self._context_address)
 
     @property
     def name(self) -> str:

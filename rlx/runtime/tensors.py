@@ -68,7 +68,7 @@ class Tensors:
         units = -(-n // self.ROWS)
         context = np.array([raw.ctypes.data, buffer.address, n, k, units, max(1, units // 32), 0], np.int64)
         (step,) = code.addresses.values()
-        self.pool.run(step, context.ctypes.data)
+        self.pool.share(step, context.ctypes.data)
         self._keep(name, buffer)
 
     def load(self, weights: Mapping[str, Any], source: Source, progress: Progress | None = None) -> None:
