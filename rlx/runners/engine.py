@@ -146,6 +146,12 @@ class Engine:
         Raises:
             PromptError: no ids, or more than the cache has room for.
         """
+        self._prepare(ids)
+        rows = [self._step(chunk, all_rows) for chunk in self._chunks(ids, all_rows)]
+        return np.concatenate(rows) if all_rows else rows[-1][0]
+
+    def _prepare(self, ids: Sequence[int]) -> None:
+        """The weights are there, and the cache has room for the ids."""
         if not len(ids):
             raise PromptError("no token ids were given", hint="Give at least one.")
         if self.past + len(ids) > self.max_seq:
@@ -154,25 +160,21 @@ class Engine:
                 hint="Shorten the prompt or open the model with a larger max_seq.",
             )
         self._load()
-        rows, at = [], 0
-        while at < len(ids):
-            count = self._chunk(len(ids) - at, all_rows)
-            rows.append(self._step(ids[at : at + count], all_rows))
-            at += count
-        return np.concatenate(rows) if all_rows else rows[-1][0]
 
-    def _chunk(self, left: int, all_rows: bool) -> int:
-        """How many of the remaining ids the next program takes."""
+    def _chunks(self, ids: Sequence[int], all_rows: bool) -> Iterator[Sequence[int]]:
+        """The ids in pieces that the programs take."""
         largest = self._setup.profile.buckets[-1]
         if all_rows:
             fitting = [b for b in self._setup.profile.buckets if b * self.config.vocab_size <= ALL_ROWS_VALUES]
             largest = max(fitting, default=1)
-        return min(left, largest)
+        return (ids[at : at + largest] for at in range(0, len(ids), largest))
+
+    def _bucket(self, rows: int) -> tuple[int, int]:
+        return next(b for b in self._setup.profile.ranges if b[0] <= rows <= b[1])
 
     def _step(self, ids: Sequence[int], all_rows: bool) -> np.ndarray:
         rows = len(ids)
-        bucket = next(b for b in self._setup.profile.ranges if b[0] <= rows <= b[1])
-        program = self._program(bucket, all_rows and rows > 1)
+        program = self._program(self._bucket(rows), all_rows and rows > 1)
         program.inputs["tokens"][:rows] = ids
         program.inputs["positions"][:rows] = range(self.past, self.past + rows)
         env = {"SEQ": rows, "PAST_SEQ": self.past, "CTX": self._states.ctx}
@@ -258,13 +260,22 @@ class Engine:
     # -- measuring ------------------------------------------------------------------------------------------------
 
     def profile_step(self, ids: Sequence[int] = (1,)) -> list[OpTime]:
-        """Runs the ids through one program and says where its time went, longest first."""
-        bucket = next(b for b in self._setup.profile.ranges if b[0] <= len(ids) <= b[1])
-        env = {"SEQ": len(ids), "PAST_SEQ": self.past}
+        """Runs the ids, many of them in chunks, and says where the time went, longest first."""
+        self._prepare(ids)
+        totals: dict[str, OpTime] = {}
+        for chunk in self._chunks(ids, False):
+            for part in self._profile_chunk(chunk):
+                total = totals.setdefault(part.label, OpTime(part.label))
+                total.seconds, total.regions = total.seconds + part.seconds, total.regions + part.regions
+                total.flops, total.bytes = total.flops + part.flops, total.bytes + part.bytes
+        return sorted(totals.values(), key=lambda total: -total.seconds)
+
+    def _profile_chunk(self, ids: Sequence[int]) -> list[OpTime]:
+        bucket, env = self._bucket(len(ids)), {"SEQ": len(ids), "PAST_SEQ": self.past}
+        program = self._program(bucket, False)
         start = time.perf_counter()
-        self.forward(ids)
-        seconds = time.perf_counter() - start
-        return op_times(self._program(bucket, False), self._final_graph(bucket), env, seconds)
+        self._step(ids, False)
+        return op_times(program, self._final_graph(bucket), env, time.perf_counter() - start)
 
     def step_bytes(self, past: int) -> int:
         """Bytes of weights and cache that decoding one token after `past` others reads."""
