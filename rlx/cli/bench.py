@@ -69,6 +69,7 @@ def measure(engine: Engine, prompt: int, generate: int, repeat: int) -> dict[str
         "threads": engine.stats()["threads"],
         "target": engine.stats()["target"],
         "read_gb_per_s": read,
+        "peak_gop_per_s": {kind: engine.arithmetic_peak(kind) for kind in ("int8", "f32")},
         "prefill": {"tokens": prompt, "tokens_per_s": prompt / many, "gflop_per_s": flops / many / 1e9},
         "decode": {"tokens": generate, "tokens_per_s": 1 / step, "gb_per_s": moved / step / 1e9},
         "decode_share_of_bandwidth": moved / step / 1e9 / read,
@@ -89,7 +90,9 @@ def _show(result: dict[str, Any]) -> None:
 
     console = Console()
     prefill, decode = result["prefill"], result["decode"]
-    console.print(f"{result['threads']} threads, {result['target']}; read bandwidth {result['read_gb_per_s']:.1f} GB/s")
+    peaks = ", ".join(f"{kind} peak {rate:.0f} GOP/s" for kind, rate in result["peak_gop_per_s"].items())
+    machine = f"read bandwidth {result['read_gb_per_s']:.1f} GB/s, {peaks}"
+    console.print(f"{result['threads']} threads, {result['target']}; {machine}", soft_wrap=True)
     limits = {"prefill": f"{prefill['gflop_per_s']:8.1f} GFLOP/s", "decode": f"{decode['gb_per_s']:8.1f} GB/s"}
     limits["decode"] += f", {result['decode_share_of_bandwidth']:.0%} of the bandwidth"
     for phase, limit in limits.items():

@@ -30,7 +30,7 @@ from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import CompiledProgram, Compiler
 from rlx.runtime.kv import States, kv_dtype
 from rlx.runtime.limits import context_length, worker_count
-from rlx.runtime.memory import read_bandwidth
+from rlx.runtime.machine import arithmetic_peak, read_bandwidth
 from rlx.runtime.native import NativeProgram
 from rlx.runtime.profiling import OpTime, op_times, step_bytes
 from rlx.runtime.tensors import Progress, Tensors
@@ -259,23 +259,18 @@ class Engine:
 
     # -- measuring ------------------------------------------------------------------------------------------------
 
-    def profile_step(self, ids: Sequence[int] = (1,)) -> list[OpTime]:
-        """Runs the ids, many of them in chunks, and says where the time went, longest first."""
-        self._prepare(ids)
-        totals: dict[str, OpTime] = {}
-        for chunk in self._chunks(ids, False):
-            for part in self._profile_chunk(chunk):
-                total = totals.setdefault(part.label, OpTime(part.label))
-                total.seconds, total.regions = total.seconds + part.seconds, total.regions + part.regions
-                total.flops, total.bytes = total.flops + part.flops, total.bytes + part.bytes
-        return sorted(totals.values(), key=lambda total: -total.seconds)
-
-    def _profile_chunk(self, ids: Sequence[int]) -> list[OpTime]:
-        bucket, env = self._bucket(len(ids)), {"SEQ": len(ids), "PAST_SEQ": self.past}
-        program = self._program(bucket, False)
-        start = time.perf_counter()
-        self._step(ids, False)
-        return op_times(program, self._final_graph(bucket), env, time.perf_counter() - start)
+    def profile_step(self, ids: Sequence[int] = (1,), repeat: int = 5) -> list[OpTime]:
+        """Runs the ids several times and says where the time of the median step went, longest first."""
+        bucket = next(b for b in self._setup.profile.ranges if b[0] <= len(ids) <= b[1])
+        env, program = {"SEQ": len(ids), "PAST_SEQ": self.past}, self._program(bucket, False)
+        graph, steps = self._final_graph(bucket), []
+        for _ in range(repeat):
+            start = time.perf_counter()
+            self.forward(ids)
+            seconds = time.perf_counter() - start
+            self.trim(env["PAST_SEQ"])
+            steps.append((seconds, op_times(program, graph, env, seconds)))
+        return sorted(steps, key=lambda step: step[0])[repeat // 2][1]
 
     def step_bytes(self, past: int) -> int:
         """Bytes of weights and cache that decoding one token after `past` others reads."""
@@ -284,6 +279,10 @@ class Engine:
     def read_bandwidth(self) -> float:
         """Bytes a second, in GB/s, that the engine's workers can read from memory."""
         return read_bandwidth(self._pool)
+
+    def arithmetic_peak(self, kind: str) -> float:
+        """Operations a second, in 10^9, that the workers reach in registers: "int8" or "f32"."""
+        return arithmetic_peak(kind, self._compiler, self._pool)
 
     def _final_graph(self, bucket: tuple[int, int]) -> Graph:
         files = self._compile(bucket, False).files

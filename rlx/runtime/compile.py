@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.codegen import link
+from rlx.codegen.kernel import Kernel
 from rlx.codegen.target import Target
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import DType
@@ -122,20 +123,39 @@ class Compiler:
         return files
 
     def packer(self, dtype: DType) -> NativeCode:
-        """The step that packs a matrix of this type; its symbol is `range_...` as in `rlx.codegen.ranges`."""
+        """The step that packs a matrix of this type, see `rlx.codegen.ranges`; its one symbol is the step."""
+
+        def kernel() -> Kernel:
+            from rlx.codegen.kernels.pack import pack
+
+            return pack(dtype)
+
+        return self._range(kernel, kind="pack", name=dtype.name, options={"layout": MATRIX_LAYOUT})
+
+    def peak(self, kind: str) -> NativeCode:
+        """The step that measures an arithmetic peak, see `rlx.codegen.kernels.peak`."""
+
+        def kernel() -> Kernel:
+            from rlx.codegen.kernels.peak import peak
+
+            return peak(kind, self.target)
+
+        return self._range(kernel, kind="peak", name=kind)
+
+    def _range(self, make: Callable[[], Kernel], **fields: Any) -> NativeCode:
+        """A kernel as a step of its own."""
 
         def build() -> dict[str, bytes | str]:
-            from rlx.codegen.kernels.pack import pack
             from rlx.codegen.ranges import range_step
 
-            kernel = pack(dtype)
+            kernel = make()
             name, step = range_step(kernel)
             return self._object([kernel.llvm, step], {"symbol.txt": name, "kernel.txt": kernel.source})
 
-        key = self._key(kind="pack", name=dtype.name, options={"layout": MATRIX_LAYOUT})
-        return self.cache.get_or_compile(
-            key, build, lambda f: NativeCode(f.read("program.o"), [f.read("symbol.txt").decode()])
-        )
+        def load(files: Files) -> NativeCode:
+            return NativeCode(files.read("program.o"), [files.read("symbol.txt").decode()])
+
+        return self.cache.get_or_compile(self._key(**fields), build, load)
 
     def runtime(self) -> RuntimeLibrary:
         """The native worker loop."""

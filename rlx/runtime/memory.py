@@ -1,4 +1,4 @@
-"""Memory that native code works in: aligned buffers from the kernel, what the process uses, how fast it can be read.
+"""Memory that native code works in: aligned buffers from the kernel, and what the process uses.
 
 Runtime: activations, KV caches, packed weights and the worker pool live in `AlignedBuffer`s; programs hold their raw
 addresses. Pages come zeroed and become resident only when they are first touched.
@@ -11,28 +11,19 @@ import mmap
 import os
 import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import ArgumentError, BusyError, RlxError
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rlx.runtime.threads import WorkerPool
-
 HUGE_PAGE = 2 << 20
 _SYSTEM: str = sys.platform
-
-_STREAMS = 4
-_LINE = 64
-_SUM_BYTES = 128
 
 
 class AlignedBuffer:
@@ -143,44 +134,3 @@ def peak_rss_bytes() -> int:
 def _status_bytes(status: str, field: str) -> int:
     line = next(line for line in status.splitlines() if line.startswith(field + ":"))
     return int(line.split()[1]) * 1024
-
-
-def read_bandwidth(pool: WorkerPool, seconds: float = 0.3, nbytes: int = 512 << 20) -> float:
-    """Read bandwidth of this machine in GB/s (10^9 bytes), measured with all workers of `pool`.
-
-    Args:
-        pool: the workers that read; its library holds the kernel.
-        seconds: how long to measure; the fastest pass counts, since noise only ever slows one down.
-        nbytes: memory to read; take several times the last-level cache.
-    """
-    if not seconds > 0:
-        raise ArgumentError(f"seconds = {seconds}", where="read_bandwidth", hint="give a time above 0")
-    lines = nbytes // (pool.n * _STREAMS * _LINE)
-    if lines < 1:
-        raise ArgumentError(f"nbytes = {nbytes} is less than a line a worker", where="read_bandwidth")
-    total = lines * pool.n * _STREAMS * _LINE
-    with AlignedBuffer(total, huge=True) as data, AlignedBuffer(4096 + pool.n * _SUM_BYTES) as sums:
-        data.view(np.uint8, total).fill(1)  # untouched pages would all be the one page of zeros, which fits a cache
-        fastest = _fastest_pass(pool, data.address, lines, sums, seconds)
-        _check_sums(sums, pool.n, lines)
-    return total / fastest / 1e9
-
-
-def _fastest_pass(pool: WorkerPool, base: int, lines: int, sums: AlignedBuffer, seconds: float) -> float:
-    context = sums.address + pool.n * _SUM_BYTES
-    sums.view(np.uint64, 3, pool.n * _SUM_BYTES)[:] = base, lines, sums.address
-    kernel = pool.library.symbols["rlx_read"]
-    fastest, end = float("inf"), time.perf_counter() + seconds
-    while fastest == float("inf") or time.perf_counter() < end:
-        start = time.perf_counter()
-        pool.run(kernel, context)
-        fastest = min(fastest, time.perf_counter() - start)
-    return fastest
-
-
-def _check_sums(sums: AlignedBuffer, n: int, lines: int) -> None:
-    """Every byte is 1, so each worker's sum of 64-bit words is known: a kernel that skips memory is not believed."""
-    expected = lines * _STREAMS * (_LINE // 8) * 0x0101010101010101 % 2**64
-    found = sums.view(np.uint64, n * _SUM_BYTES // 8)[:: _SUM_BYTES // 8]
-    if not (found == expected).all():
-        raise RlxError(f"the read kernel summed {found.tolist()}, expected {expected}", where="read_bandwidth")

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from rlx.codegen.llvm import compile_module
 from rlx.codegen.target import Target
 from rlx.errors import ArgumentError, BusyError, RlxError
-from rlx.runtime.memory import HUGE_PAGE, AlignedBuffer, peak_rss_bytes, read_bandwidth, rss_bytes
+from rlx.runtime.machine import read_bandwidth
+from rlx.runtime.memory import HUGE_PAGE, AlignedBuffer, peak_rss_bytes, rss_bytes
 from rlx.runtime.threads import RuntimeLibrary, WorkerPool, runtime_llvm
 
 MIB = 1 << 20

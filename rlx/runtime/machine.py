@@ -1,0 +1,76 @@
+"""What the machine can do, measured: read bandwidth and arithmetic peaks, beside which `rlx bench` puts a model."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from rlx.errors import ArgumentError, RlxError
+from rlx.runtime.compile import Compiler
+from rlx.runtime.memory import AlignedBuffer
+from rlx.runtime.threads import WorkerPool
+
+_STREAMS = 4
+_LINE = 64
+_SUM_BYTES = 128
+
+
+def read_bandwidth(pool: WorkerPool, seconds: float = 0.3, nbytes: int = 512 << 20) -> float:
+    """Read bandwidth of this machine in GB/s (10^9 bytes), measured with all workers of `pool`.
+
+    Args:
+        pool: the workers that read; its library holds the kernel.
+        seconds: how long to measure; the fastest pass counts, since noise only ever slows one down.
+        nbytes: memory to read; take several times the last-level cache.
+    """
+    if not seconds > 0:
+        raise ArgumentError(f"seconds = {seconds}", where="read_bandwidth", hint="give a time above 0")
+    lines = nbytes // (pool.n * _STREAMS * _LINE)
+    if lines < 1:
+        raise ArgumentError(f"nbytes = {nbytes} is less than a line a worker", where="read_bandwidth")
+    total = lines * pool.n * _STREAMS * _LINE
+    with AlignedBuffer(total, huge=True) as data, AlignedBuffer(4096 + pool.n * _SUM_BYTES) as sums:
+        data.view(np.uint8, total).fill(1)  # untouched pages would all be the one page of zeros, which fits a cache
+        fastest = _fastest_pass(pool, data.address, lines, sums, seconds)
+        _check_sums(sums, pool.n, lines)
+    return total / fastest / 1e9
+
+
+def _fastest_pass(pool: WorkerPool, base: int, lines: int, sums: AlignedBuffer, seconds: float) -> float:
+    context = sums.address + pool.n * _SUM_BYTES
+    sums.view(np.uint64, 3, pool.n * _SUM_BYTES)[:] = base, lines, sums.address
+    kernel = pool.library.symbols["rlx_read"]
+    fastest, end = float("inf"), time.perf_counter() + seconds
+    while fastest == float("inf") or time.perf_counter() < end:
+        start = time.perf_counter()
+        pool.run(kernel, context)
+        fastest = min(fastest, time.perf_counter() - start)
+    return fastest
+
+
+def _check_sums(sums: AlignedBuffer, n: int, lines: int) -> None:
+    """Every byte is 1, so each worker's sum of 64-bit words is known: a kernel that skips memory is not believed."""
+    expected = lines * _STREAMS * (_LINE // 8) * 0x0101010101010101 % 2**64
+    found = sums.view(np.uint64, n * _SUM_BYTES // 8)[:: _SUM_BYTES // 8]
+    if not (found == expected).all():
+        raise RlxError(f"the read kernel summed {found.tolist()}, expected {expected}", where="read_bandwidth")
+
+
+def arithmetic_peak(kind: str, compiler: Compiler, pool: WorkerPool, seconds: float = 0.1) -> float:
+    """Multiplications and additions a second, in 10^9, of all workers together, with every operand in a register.
+
+    Args:
+        kind: "int8", dots of bytes summed in i32, or "f32", fused multiply-adds.
+    """
+    from rlx.codegen.kernels.peak import OPERATIONS
+
+    (step,) = compiler.peak(kind).addresses.values()
+    units, best, end = 64 * pool.n, 0.0, time.perf_counter() + seconds
+    with AlignedBuffer(64) as data:
+        while not best or time.perf_counter() < end:
+            context = np.array([data.address, units, 1, 0], np.int64)
+            start = time.perf_counter()
+            pool.share(step, context.ctypes.data)
+            best = max(best, units * OPERATIONS[kind] / (time.perf_counter() - start) / 1e9)
+    return best
