@@ -76,10 +76,8 @@ class Compiler:
         self.target = target or Target.host()
         self.cache = cache if cache is not None else CompileCache.default()
 
-    def program(
-        self, graph: Graph, options: Options, *, profile: Mapping[str, Any] | None = None, dump: Path | None = None
-    ) -> CompiledProgram:
-        """The program of a graph for one bucket."""
+    def program(self, graph: Graph, options: Options, *, dump: Path | None = None) -> CompiledProgram:
+        """The program of a graph for one bucket; `dump` is a folder for the text after every pass."""
         key = self._key(
             kind="program",
             graph=digest_text(str(graph)),
@@ -87,10 +85,9 @@ class Compiler:
             phase=options.phase,
             bucket=list(options.seq),
             states={n.name: n.dtype.name for n in graph.leaves("state").values()},
-            options={"precision": options.precision, "all_rows": options.all_rows, "fusions": list(options.fusions),
-                     "symbols": [[s, list(b)] for s, b in options.symbols]},
-            profile=dict(profile or {}),
-        )  # fmt: skip
+            profile={"precision": options.precision, "fusions": list(options.fusions)},
+            options={"all_rows": options.all_rows, "symbols": [[s, list(b)] for s, b in options.symbols]},
+        )
         start = time.perf_counter()
 
         def load(files: Files) -> CompiledProgram:

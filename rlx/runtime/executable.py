@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from rlx import env
-from rlx.codegen.target import Target, cpu_count
+from rlx.codegen.target import Target
 from rlx.errors import ArgumentError
 from rlx.ir import dims, text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.ir.verify import verify
 from rlx.passes.options import MAX_PAST, Options
+from rlx.profile import CompileProfile
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import CompiledProgram, Compiler
 from rlx.runtime.kv import States
+from rlx.runtime.limits import worker_count
 from rlx.runtime.tensors import Tensors
 from rlx.runtime.threads import WorkerPool
 
@@ -177,8 +178,8 @@ def compile(
     graph: Graph,
     bind: Mapping[str, Any] | None = None,
     *,
-    precision: str = "exact",
-    profile: Mapping[str, Any] | None = None,
+    precision: str | None = None,
+    profile: CompileProfile | Mapping[str, Any] | Path | str | None = None,
     target: Target | str | None = None,
     threads: int | None = None,
     cache: CompileCache | None = None,
@@ -189,7 +190,9 @@ def compile(
     Args:
         bind: values of symbols (an int, or a (lowest, highest) range), and of weights (arrays). `SEQ` defaults to
             (1, 512), `CTX`, the capacity of caches, to 1024.
-        precision: "exact" or "auto", see `rlx.passes.options.Options`.
+        precision: "exact" (the default) or "auto", see `rlx.passes.options.Options`.
+        profile: a `CompileProfile`, a table or a file: precision, fusions, target level and threads, where the
+            arguments do not say; its buckets and cache type are for runners.
         target: "generic", "avx2", "avx512", "native", or a `Target`.
         threads: workers; the physical cores by default.
         cache: the compile cache; the default one on disk otherwise.
@@ -197,17 +200,20 @@ def compile(
 
     Raises:
         GraphError, ShapeError: the graph does not verify.
+        ProfileError: the profile has an unknown key or value.
         CompileError: an op has no kernel for these types.
     """
     verify(graph)
+    chosen = CompileProfile.load(profile)
     values = dict(bind or {})
     bounds = {s: _range(values.pop(s)) for s in list(values) if s in graph.symbols or s in ("SEQ", "CTX")}
     ctx = bounds.pop("CTX", (1024, 1024))[1]
     others = tuple(sorted((s, b) for s, b in bounds.items() if s != "SEQ"))
-    options = Options(precision=precision, seq=bounds.get("SEQ", (1, 512)), all_rows=True, symbols=others)
-    compiler = Compiler(target if isinstance(target, Target) else Target.host(target), cache)
-    compiled = compiler.program(graph, options, profile=profile, dump=Path(dump_ir) if dump_ir else None)
-    workers = threads or env.threads() or cpu_count()
+    mode = precision or chosen.precision or "exact"
+    options = Options(mode, bounds.get("SEQ", (1, 512)), all_rows=True, fusions=chosen.fusions, symbols=others)
+    compiler = Compiler(target if isinstance(target, Target) else Target.host(target or chosen.level), cache)
+    compiled = compiler.program(graph, options, dump=Path(dump_ir) if dump_ir else None)
+    workers = worker_count(threads, chosen.threads)
     executable = Executable(compiled, compiler, graph.constants, threads=workers, ctx=min(ctx, MAX_PAST))
     return executable.bind(**values)
 

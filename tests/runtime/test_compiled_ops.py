@@ -10,7 +10,7 @@ import pytest
 
 from rlx.codegen.select import KERNELS
 from rlx.codegen.target import LEVELS, Target
-from rlx.errors import TargetError
+from rlx.errors import ProfileError, TargetError
 from rlx.ir import interp, meaning, ops
 from rlx.ir.dims import CTX, SEQ
 from rlx.ir.dtypes import DTYPES, F32, I32, DType
@@ -224,3 +224,18 @@ def test_every_kernel_is_reached_by_these_tests() -> None:
     covered = {"linear", "embedding", "rms_norm", "quantize", "rope", "rope_kv_write", "kv_write", "rope_angles"}
     covered |= {"attention", "elementwise", "softmax", "argmax", "top_k", "last_row"}
     assert covered == set(KERNELS)
+
+
+def test_a_profile_s_switches_change_the_program(cache: CompileCache) -> None:
+    graph = Graph("mlp")
+    x = graph.input("x", [SEQ, 32])
+    up, gate = (ops.linear(x, graph.weight(name, (64, 32))) for name in ("up", "gate"))
+    graph.output("y", ops.silu(gate) * up)
+
+    def linears(**fusion: bool) -> int:
+        with compile(graph, profile={"fusion": fusion}, cache=cache) as exe:
+            return sum(n.op == "linear" for n in exe.graph.nodes())
+
+    assert (linears(), linears(gated=False)) == (1, 2)
+    with pytest.raises(ProfileError, match="Did you mean 'gated'"):
+        linears(gatted=False)
