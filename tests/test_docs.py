@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +28,16 @@ def test_links_between_pages_and_code_exist() -> None:
     for page in [*DOCS.glob("*.md"), *DOCS.parent.glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_examples_run() -> None:
+    root = DOCS.parent
+    told = subprocess.run(
+        [sys.executable, root / "examples" / "chat.py"],
+        input="What is 27 + 45?\nAnd what is 5 more than that?\n", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "27 + 45 = 72" in told.stdout and "77" in told.stdout
+    lines = subprocess.run(
+        [sys.executable, root / "examples" / "logits.py"], capture_output=True, text=True, check=True
+    )
+    assert len(lines.stdout.splitlines()) == 12

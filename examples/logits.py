@@ -1,0 +1,34 @@
+#!/usr/bin/env python3
+"""The host drives: prefill, then one token at a time, with a sampler of our own.
+
+python examples/logits.py [MODEL]
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+import rlx
+from rlx import demo
+
+
+def main() -> None:
+    path = sys.argv[1] if len(sys.argv) > 1 else demo.path()
+    with rlx.auto_runner(path) as runner:
+        prompt = runner.tokenizer.encode("Once upon a time")
+        logits = runner.prefill_logits(prompt)
+        for _ in range(12):
+            top = np.argsort(-logits)[:3]
+            weights = np.exp(logits[top] - logits[top[0]])
+            shares = ", ".join(
+                f"{runner.tokenizer.decode([int(t)])!r} {w:.0%}"
+                for t, w in zip(top, weights / weights.sum(), strict=True)
+            )
+            print(f"position {runner.past_seq:3d}: {shares}")
+            logits = runner.decode_logits(int(top[0]))
+
+
+if __name__ == "__main__":
+    main()
