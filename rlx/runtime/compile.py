@@ -46,6 +46,7 @@ class CompiledProgram:
     manifest: Mapping[str, Any]
     files: Files
     key: CompileKey
+    cached: bool
     seconds: float
 
     def instance(self, pool: WorkerPool) -> NativeProgram:
@@ -88,15 +89,18 @@ class Compiler:
             profile={"precision": options.precision, "fusions": list(options.fusions)},
             options={"all_rows": options.all_rows, "symbols": [[s, list(b)] for s, b in options.symbols]},
         )
-        start = time.perf_counter()
+        start, built = time.perf_counter(), False
+
+        def build() -> Mapping[str, bytes | str]:
+            nonlocal built
+            built = True
+            return self._build_program(graph, options)
 
         def load(files: Files) -> CompiledProgram:
-            code = NativeCode(files.read("program.o"), ["step"])
-            return CompiledProgram(
-                code, json.loads(files.read("manifest.json")), files, key, time.perf_counter() - start
-            )
+            code, manifest = NativeCode(files.read("program.o"), ["step"]), json.loads(files.read("manifest.json"))
+            return CompiledProgram(code, manifest, files, key, not built, time.perf_counter() - start)
 
-        program = self.cache.get_or_compile(key, lambda: self._build_program(graph, options), load)
+        program = self.cache.get_or_compile(key, build, load)
         if dump:
             write_ir(program.files, dump)
         return program

@@ -10,21 +10,22 @@ from typing import Any
 import numpy as np
 
 from rlx.codegen.target import Target
-from rlx.errors import ArgumentError
+from rlx.errors import ArgumentError, BusyError
 from rlx.ir import dims, text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.ir.verify import verify
 from rlx.passes.options import MAX_PAST, Options
 from rlx.profile import CompileProfile
+from rlx.runtime import arrays, guards
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import CompiledProgram, Compiler
 from rlx.runtime.kv import States
-from rlx.runtime.limits import worker_count
+from rlx.runtime.limits import whole, worker_count
 from rlx.runtime.tensors import Tensors
 from rlx.runtime.threads import WorkerPool
 
-Bound = int | tuple[int, int]
+DEFAULT_SEQ, DEFAULT_CTX = (1, 512), 1024
 
 
 class Executable:
@@ -36,7 +37,7 @@ class Executable:
 
     Attributes:
         graph: the graph as it was compiled, after all passes.
-        stats: seconds of each compile stage, kernels, bytes, and whether this call compiled or loaded it.
+        stats: seconds of each compile stage, kernels, bytes, and whether the program came from the cache on disk.
     """
 
     def __init__(
@@ -49,73 +50,107 @@ class Executable:
         ctx: int,
     ) -> None:
         self._compiled, self._target = compiled, compiler.target
+        self._closed = False
         self._pool = WorkerPool(threads, compiler.runtime())
         self._tensors = Tensors(compiler, self._pool)
         self._program = compiled.instance(self._pool)
         self.graph: Graph = text.loads(self._read(self._stage("layout")))
         self._states = States(self.graph, ctx)
+        self._rooms, self._ids = guards.rooms(self.graph), guards.row_numbers(self.graph)
         self._program.bind(self._states.addresses)
         self.bind(**{name: value for name, value in constants.items() if name in compiled.manifest["weights"]})
 
-    def bind(self, **weights: np.ndarray) -> Executable:
-        """Sets weights by name: float arrays of the weight's shape, or the raw uint8 blocks of a quantized one."""
+    def bind(self, **weights: Any) -> Executable:
+        """Sets weights by name.
+
+        Args:
+            weights: numbers of the weight's shape, or the bytes of its storage type as uint8: of a quantized weight the
+                blocks as a GGUF file has them. bf16 weights also come as uint16.
+
+        Raises:
+            ArgumentError: a name is unknown, or an array is no such thing.
+        """
+        self._check_open()
         rows = self._compiled.manifest["weights"]
         for name, value in weights.items():
             if name not in rows:
                 raise ArgumentError(f"no weight is called {name!r}", hint=f"Weights: {', '.join(rows) or 'none'}.")
-            self._bind_one(name, rows[name], np.asarray(value))
+            self._bind_one(name, rows[name], value)
         self._program.bind(self._tensors.addresses)
         return self
 
-    def _bind_one(self, name: str, row: Mapping[str, Any], value: np.ndarray) -> None:
+    def _bind_one(self, name: str, row: Mapping[str, Any], value: Any) -> None:
         shape, dtype = tuple(map(int, row["shape"])), DTYPES[row["dtype"]]
         if row["layout"] == "rows":
-            self._tensors.add_array(name, _as_shape(name, value, shape))
-            return
-        if dtype.numpy == "float32":
-            value = _as_shape(name, value, shape)
-        self._tensors.add_matrix(name, np.ascontiguousarray(value).view(np.uint8).reshape(-1), dtype, *shape)
+            self._tensors.add_array(name, arrays.numbers(f"weight {name!r}", value, shape, np.float32))
+        else:
+            self._tensors.add_matrix(name, arrays.storage(f"weight {name!r}", value, shape, dtype), dtype, *shape)
 
-    def __call__(self, **arrays: Any) -> dict[str, np.ndarray]:
+    def __call__(self, **values: Any) -> dict[str, np.ndarray]:
         """Runs one step.
 
         Args:
-            arrays: inputs (and weights) by name; values of symbols as integers.
+            values: inputs (and weights) by name; values of symbols as integers.
 
         Returns:
             A copy of every output, by name.
 
         Raises:
-            ArgumentError: a name is unknown or missing, or a shape does not fit.
+            ArgumentError: a name is unknown or missing, a shape does not fit, a value is out of its range, or the
+                caches have no room for the step.
+            BusyError: the executable is closed.
         """
-        given = {k: v for k, v in arrays.items() if k not in self._compiled.manifest["symbols"]}
-        self.bind(**{k: v for k, v in given.items() if k in self._compiled.manifest["weights"]})
-        inputs = {k: v for k, v in given.items() if k not in self._compiled.manifest["weights"]}
-        env = self._extents(inputs, {k: int(v) for k, v in arrays.items() if k not in given})
-        for name, value in inputs.items():
-            view = self._program.inputs[name]
-            rows = np.asarray(value)
-            view.reshape(-1)[: rows.size] = rows.reshape(-1)
+        self._check_open()
+        manifest = self._compiled.manifest
+        self.bind(**{name: value for name, value in values.items() if name in manifest["weights"]})
+        free = set(manifest["symbols"]) - set(manifest["inputs"])
+        symbols = {name: value for name, value in values.items() if name in free}
+        inputs = {k: v for k, v in values.items() if k not in manifest["weights"] and k not in symbols}
+        env, ready = self._extents(self._inputs(inputs), symbols)
+        for name, value in ready.items():
+            self._program.inputs[name].reshape(-1)[: value.size] = value.reshape(-1)
         self._program.run(**env)
-        return {name: self._program.output(name, **env).copy() for name in self._compiled.manifest["outputs"]}
+        return {name: self._program.output(name, **env).copy() for name in manifest["outputs"]}
 
-    def _extents(self, inputs: Mapping[str, Any], given: Mapping[str, int]) -> dict[str, int]:
-        """Values of the symbols, from the inputs' shapes and what the caller gave."""
+    def _inputs(self, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The inputs as arrays of their types."""
         rows = self._compiled.manifest["inputs"]
-        wrong = set(inputs) ^ set(rows)
-        if wrong:
-            raise ArgumentError(f"inputs {sorted(wrong)} are missing or unknown", hint=f"Inputs: {', '.join(rows)}.")
-        lowest = {s: low for s, (low, _) in self._compiled.manifest["bounds"].items()}
-        env = lowest | {"CTX": self._states.ctx} | dict(given)
+        for names, what in ((given.keys() - rows, "unknown"), (rows.keys() - given, "missing")):
+            if names:
+                has = ", ".join(rows) or "none"
+                raise ArgumentError(f"inputs are {what}: {', '.join(sorted(names))}", hint=f"The graph has: {has}.")
+        kinds = {name: np.dtype(DTYPES[row["dtype"]].numpy or "uint8") for name, row in rows.items()}
+        return {name: arrays.of_kind(f"input {name!r}", given[name], kinds[name]) for name in rows}
+
+    def _extents(
+        self, inputs: dict[str, np.ndarray], given: Mapping[str, Any]
+    ) -> tuple[dict[str, int], dict[str, np.ndarray]]:
+        """Values of the symbols, from the inputs' shapes and what the caller gave; and the inputs, which fit them."""
+        bounds = self._compiled.manifest["bounds"]
+        env = {"CTX": self._states.ctx} | {s: whole(s, value, *bounds[s]) for s, value in given.items()}
+        if env["CTX"] != self._states.ctx:
+            hint = 'It is fixed when compiling: bind={"CTX": ...}.'
+            raise ArgumentError(f"CTX is {env['CTX']}, the caches have room for {self._states.ctx}", hint=hint)
+        rows = self._compiled.manifest["inputs"]
         for name, row in rows.items():
-            for dim, size in zip(row["shape"], np.shape(inputs[name]), strict=False):
-                if dim in env:
-                    env[dim] = size
+            for dim, size in zip(row["shape"], inputs[name].shape, strict=False):
+                if dim in bounds:
+                    env.setdefault(dim, whole(f"input {name!r}: {dim}", size, *bounds[dim]))
+        env = {symbol: low for symbol, (low, _) in bounds.items()} | env
         for name, row in rows.items():
             want = tuple(dims.value(dims.parse_dim(d), env) for d in row["shape"])
-            if np.shape(inputs[name]) != want:
-                raise ArgumentError(f"expected shape {list(want)}, found {list(np.shape(inputs[name]))}", where=name)
-        return {s: env[s] for s in self._compiled.manifest["symbols"]}
+            if inputs[name].shape != want:
+                found = f"expected shape {list(want)}, found {list(inputs[name].shape)}"
+                raise ArgumentError(found, where=f"input {name!r}", hint=f"Its shape is [{', '.join(row['shape'])}].")
+        for room in self._rooms:
+            room.check(env)
+        for ids in self._ids:
+            ids.check(inputs)
+        return {s: env[s] for s in self._compiled.manifest["symbols"]}, inputs
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BusyError("the executable was closed", where=f"program {self._program.name}")
 
     # -- what was made --------------------------------------------------------------------------------------------
 
@@ -123,7 +158,7 @@ class Executable:
     def stats(self) -> dict[str, Any]:
         entry = json.loads(self._read("stats.json"))
         sizes = {"object_bytes": len(self._compiled.files.read("program.o")), "arena_bytes": self._program.arena_bytes}
-        return {**entry, **sizes}
+        return {**entry, **sizes, "cached": self._compiled.cached}
 
     def ir(self, stage: str = "layout") -> str:
         """The text after a pass: a stage's name or number, such as "fuse" or "memory"."""
@@ -131,6 +166,9 @@ class Executable:
 
     def source(self, kernel: str | None = None) -> str:
         """Readable source of one kernel, or of all."""
+        if kernel is not None and kernel not in self._compiled.kernels:
+            has = ", ".join(self._compiled.kernels)
+            raise ArgumentError(f"no kernel is called {kernel!r}", hint=f"The program has: {has}.")
         chosen = [kernel] if kernel else self._compiled.kernels
         return "\n\n".join(self._read(f"kernels/{symbol}.txt") for symbol in chosen)
 
@@ -145,33 +183,31 @@ class Executable:
         return assembly(self.llvm(), self._target)
 
     def _stage(self, name: str) -> str:
-        found = [f for f in self._compiled.files.names if f.startswith("ir/") and name in f]
+        stages = [f[3:-4] for f in self._compiled.files.names if f.startswith("ir/")]
+        found = [stage for stage in stages if name in stage]
         if not found:
-            stages = sorted(f[3:-4] for f in self._compiled.files.names if f.startswith("ir/"))
             raise ArgumentError(f"no stage is called {name!r}", hint=f"Stages: {', '.join(stages)}.")
-        return found[0]
+        return f"ir/{found[0]}.txt"
 
     def _read(self, name: str) -> str:
         return self._compiled.files.read(name).decode()
 
     def close(self) -> None:
-        """Stops the workers and frees the memory."""
+        """Stops the workers and frees the memory; more than once does no harm."""
+        self._closed = True
         self._pool.close()
         self._program.close()
         self._tensors.close()
         self._states.close()
+
+    def __repr__(self) -> str:
+        return f"<Executable {self._program.name}, {self._target.level}, {len(self._compiled.kernels)} kernels>"
 
     def __enter__(self) -> Executable:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _as_shape(name: str, value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    if value.shape != shape:
-        raise ArgumentError(f"expected shape {list(shape)}, found {list(value.shape)}", where=f"weight {name!r}")
-    return value.astype(np.float32)
 
 
 def compile(
@@ -188,8 +224,8 @@ def compile(
     """Compiles a graph to native code.
 
     Args:
-        bind: values of symbols (an int, or a (lowest, highest) range), and of weights (arrays). `SEQ` defaults to
-            (1, 512), `CTX`, the capacity of caches, to 1024.
+        bind: values of symbols (an int, or a (lowest, highest) range), and of weights (see `Executable.bind`). `SEQ`
+            defaults to (1, 512), `CTX`, the capacity of caches, to 1024.
         precision: "exact" (the default) or "auto", see `rlx.passes.options.Options`.
         profile: a `CompileProfile`, a table or a file: precision, fusions, target level and threads, where the
             arguments do not say; its buckets and cache type are for runners.
@@ -200,23 +236,44 @@ def compile(
 
     Raises:
         GraphError, ShapeError: the graph does not verify.
+        ArgumentError: `bind` names what the graph does not have, or a value is out of its range or missing.
         ProfileError: the profile has an unknown key or value.
         CompileError: an op has no kernel for these types.
     """
+    if not isinstance(graph, Graph):
+        raise ArgumentError(f"expected a Graph, found {graph!r}")
     verify(graph)
     chosen = CompileProfile.load(profile)
-    values = dict(bind or {})
-    bounds = {s: _range(values.pop(s)) for s in list(values) if s in graph.symbols or s in ("SEQ", "CTX")}
-    ctx = bounds.pop("CTX", (1024, 1024))[1]
-    others = tuple(sorted((s, b) for s, b in bounds.items() if s != "SEQ"))
-    mode = precision or chosen.precision or "exact"
-    options = Options(mode, bounds.get("SEQ", (1, 512)), all_rows=True, fusions=chosen.fusions, symbols=others)
+    bounds, weights = _split(graph, bind or {})
+    ctx = bounds.pop("CTX", (DEFAULT_CTX, DEFAULT_CTX))[1]
+    options = Options(
+        precision=precision or chosen.precision or "exact",
+        seq=bounds.pop("SEQ", DEFAULT_SEQ),
+        all_rows=True,
+        fusions=chosen.fusions,
+        symbols=tuple(sorted(bounds.items())),
+    )
     compiler = Compiler(target if isinstance(target, Target) else Target.host(target or chosen.level), cache)
     compiled = compiler.program(graph, options, dump=Path(dump_ir) if dump_ir else None)
     workers = worker_count(threads, chosen.threads)
-    executable = Executable(compiled, compiler, graph.constants, threads=workers, ctx=min(ctx, MAX_PAST))
-    return executable.bind(**values)
+    executable = Executable(compiled, compiler, graph.constants, threads=workers, ctx=ctx)
+    return executable.bind(**{name: value for name, value in weights.items() if name in compiled.manifest["weights"]})
 
 
-def _range(value: Bound) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+def _split(graph: Graph, given: Mapping[str, Any]) -> tuple[dict[str, tuple[int, int]], dict[str, Any]]:
+    """What `bind` says of symbols, as ranges, and of weights."""
+    known = {*graph.symbols, "SEQ", "PAST_SEQ", "CTX"}
+    weights = {name: value for name, value in given.items() if name not in known}
+    for name in weights.keys() - graph.leaves("weight").keys():
+        has = ", ".join([*sorted(graph.symbols), *graph.leaves("weight")])
+        raise ArgumentError(f"the graph has no symbol and no weight {name!r}", where="bind", hint=f"It has: {has}.")
+    for name in set(graph.symbols) - given.keys() - {"SEQ", "PAST_SEQ", "CTX"}:
+        hint = f'Give its lowest and highest value: bind={{"{name}": (1, 64)}}.'
+        raise ArgumentError(f"the symbol {name} has no range", where=f"graph {graph.name!r}", hint=hint)
+    return {name: _range(name, value) for name, value in given.items() if name in known}, weights
+
+
+def _range(name: str, value: Any) -> tuple[int, int]:
+    low, high = value if isinstance(value, tuple | list) and len(value) == 2 else (value, value)
+    least = 1 if name in ("SEQ", "CTX") else 0
+    return whole(name, low, least, MAX_PAST), whole(name, high, least, MAX_PAST)

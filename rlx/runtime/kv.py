@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlx.errors import ArgumentError
+from rlx.errors import ArgumentError, GraphError
 from rlx.ir import dims
 from rlx.ir.dtypes import DTYPES, DType
 from rlx.ir.graph import Graph
@@ -32,10 +32,17 @@ class States:
     Args:
         graph: a graph before or after specialization.
         ctx: positions the caches have room for; rounded up to a multiple of 16.
+
+    Raises:
+        GraphError: a key cache of fixed size has no whole tiles.
     """
 
     def __init__(self, graph: Graph, ctx: int) -> None:
         self.ctx = -(-ctx // TILE) * TILE
+        for name, node in graph.leaves("state").items():
+            if node["layout"] == "tiles" and dims.value(node.shape[1], {"CTX": self.ctx}) % TILE:
+                hint = f"Keys lie in tiles of {TILE} positions: take a multiple of it, or CTX."
+                raise GraphError(f"the cache has {node.shape[1]} positions", where=f"state {name!r}", hint=hint)
         self._buffers = {
             name: AlignedBuffer(node.dtype.size([dims.value(d, {"CTX": self.ctx}) for d in node.shape]))
             for name, node in graph.leaves("state").items()

@@ -97,7 +97,9 @@ class NativeProgram:
             ArgumentError: a weight or state is not bound, or an extent is missing or out of bounds.
         """
         if self._unbound:
-            raise ArgumentError(f"not bound: {', '.join(sorted(self._unbound)[:5])}", where=f"program {self.name}")
+            names = ", ".join(sorted(self._unbound)[:5])
+            hint = "Give them when compiling (bind=...), with bind(), or with the call."
+            raise ArgumentError(f"weights have no values: {names}", where=f"program {self.name}", hint=hint)
         for i, symbol in enumerate(self.manifest["symbols"]):
             low, high = self.manifest["bounds"][symbol]
             if not low <= extents.get(symbol, -1) <= high:

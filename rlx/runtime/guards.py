@@ -1,0 +1,90 @@
+"""What must hold before a graph's native code runs, because the code itself checks nothing.
+
+Runtime: read off a compiled graph once, looked at by `rlx.runtime.executable` before every call. A model's engine needs
+none of this: its graph is known, and the runner checks ids and lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlx.errors import ArgumentError, CompileError
+from rlx.ir import dims
+from rlx.ir.dims import DimLike
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node
+
+
+@dataclass(frozen=True)
+class Room:
+    """A cache of `capacity` positions is used up to `end`, by `rows` rows that begin at `end - rows`."""
+
+    state: str
+    end: DimLike
+    rows: DimLike
+    capacity: DimLike
+
+    def check(self, env: Mapping[str, int]) -> None:
+        """`ArgumentError` if the positions do not lie inside the cache."""
+        end, rows, capacity = (dims.value(dim, env) for dim in (self.end, self.rows, self.capacity))
+        if not 0 <= end - rows <= end <= capacity:
+            raise ArgumentError(
+                f"positions {end - rows} to {end - 1} do not fit a cache of {capacity}",
+                where=f"state {self.state!r}",
+                hint='Compile with a larger capacity, bind={"CTX": ...}, or pass a smaller PAST_SEQ.',
+            )
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The values of an input are row numbers of a table of `rows`."""
+
+    name: str
+    rows: int
+
+    def check(self, inputs: Mapping[str, np.ndarray]) -> None:
+        """`ArgumentError` if one is outside the table."""
+        values = inputs[self.name]
+        outside = values[(values < 0) | (values >= self.rows)]
+        if outside.size:
+            raise ArgumentError(f"{outside.flat[0]} is no row of a table of {self.rows}", where=f"input {self.name!r}")
+
+
+def rooms(graph: Graph) -> list[Room]:
+    """One for every use of a cache, equal ones once."""
+    return list(dict.fromkeys(room for node in graph.nodes() for room in _rooms(node)))
+
+
+def _rooms(node: Node) -> Iterator[Room]:
+    if node.op in ("kv_write", "rope_kv_write"):
+        cache, x = node.inputs[:2]
+        yield Room(_state(cache).name, node["at"] + x.shape[0], x.shape[0], cache.shape[1])
+    if node.op == "attention":
+        for cache in node.inputs[1:3]:
+            yield Room(_state(cache).name, node["length"], node.inputs[0].shape[0], cache.shape[1])
+
+
+def _state(node: Node) -> Node:
+    return node if node.op == "state" else _state(node.inputs[0])
+
+
+def row_numbers(graph: Graph) -> list[Ids]:
+    """One for every input that chooses rows of a table.
+
+    Raises:
+        CompileError: row numbers are computed by an op that may give any number.
+    """
+    tables = [(node.inputs[1], int(str(node.inputs[0].shape[0]))) for node in graph.nodes() if node.op == "embedding"]
+    return [ids for source, rows in tables if (ids := _ids(source, rows))]
+
+
+def _ids(source: Node, rows: int) -> Ids | None:
+    if source.op == "input":
+        return Ids(source.name, rows)
+    if source.op == "argmax" and source.inputs[0].shape[-1] == rows:
+        return None
+    hint = f"Give them as an input, or as argmax over {rows} values."
+    raise CompileError(f"row numbers of a table of {rows} come from {source.op}", where=repr(source), hint=hint)
