@@ -22,11 +22,9 @@ def main() -> None:
         for _ in range(12):
             top = np.argsort(-logits)[:3]
             weights = np.exp(logits[top] - logits[top[0]])
-            shares = ", ".join(
-                f"{runner.tokenizer.decode([int(t)])!r} {w:.0%}"
-                for t, w in zip(top, weights / weights.sum(), strict=True)
-            )
-            print(f"position {runner.past_seq:3d}: {shares}")
+            words = [runner.tokenizer.decode([int(token)]) for token in top]
+            shares = [f"{word!r} {w / weights.sum():.0%}" for word, w in zip(words, weights, strict=True)]
+            print(f"position {runner.past_seq:3d}: {', '.join(shares)}")
             logits = runner.decode_logits(int(top[0]))
 
 

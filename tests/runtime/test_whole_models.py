@@ -1,4 +1,4 @@
-"""Whole toy models of every family, compiled, against the interpreter in float64: awkward shapes, chunks, every level."""
+"""Toy models of every family, compiled, against the interpreter in float64: awkward shapes, chunks, every level."""
 
 from __future__ import annotations
 
