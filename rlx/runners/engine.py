@@ -254,7 +254,7 @@ class Engine:
         """The model's own tokenizer."""
         loader = self._weights.loader
         if loader.format == "gguf":
-            return text.Tokenizer.from_gguf(loader.metadata)
+            return text.tokenizer_from_gguf(loader.metadata)
         return text.load_tokenizer(loader.path.parent)
 
     # -- measuring ------------------------------------------------------------------------------------------------

@@ -8,7 +8,10 @@
 from rlx.text.budget import RenderLimits
 from rlx.text.chat import ChatTemplate, chat_ids, template_of
 from rlx.text.detokenize import StreamDetokenizer
-from rlx.text.tokenizer import Tokenizer, load_tokenizer
+from rlx.text.from_gguf import tokenizer_from_gguf
+from rlx.text.from_hf import tokenizer_from_hf
+from rlx.text.load import load_tokenizer
+from rlx.text.tokenizer import Tokenizer
 
 __all__ = [
     "ChatTemplate",
@@ -18,4 +21,6 @@ __all__ = [
     "chat_ids",
     "load_tokenizer",
     "template_of",
+    "tokenizer_from_gguf",
+    "tokenizer_from_hf",
 ]

@@ -8,9 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from os import PathLike
-from pathlib import Path
-from typing import Any
 
 from rlx.errors import TokenizerError
 from rlx.text.special import SpecialSplitter
@@ -19,7 +16,7 @@ from rlx.text.vocabulary import TokenType, Vocabulary
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Tokenizer:
-    """A tokenizer; make one with `load_tokenizer`, `Tokenizer.from_gguf` or `Tokenizer.from_hf`.
+    """A tokenizer; make one with `load_tokenizer`, `tokenizer_from_gguf` or `tokenizer_from_hf`.
 
     It may be used from several threads at once.
 
@@ -42,20 +39,6 @@ class Tokenizer:
     eog_ids: frozenset[int] = frozenset()
     drop_space: bool = False
     chat_templates: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
-        """The tokenizer in the metadata of a GGUF file; `TokenizerError` names the key that is wrong."""
-        from rlx.text.from_gguf import tokenizer_from_gguf
-
-        return tokenizer_from_gguf(metadata)
-
-    @classmethod
-    def from_hf(cls, path: str | PathLike[str]) -> Tokenizer:
-        """The tokenizer of a Hugging Face folder or its `tokenizer.json`; `TokenizerError` if there is none."""
-        from rlx.text.from_hf import tokenizer_from_hf
-
-        return tokenizer_from_hf(Path(path))
 
     @property
     def vocab_size(self) -> int:
@@ -156,30 +139,3 @@ def _check_text(text: str) -> None:
             f"character {error.start} is half a surrogate pair (U+{ord(text[error.start]):04X})", where="text",
             hint="decode the bytes with errors='replace' first",
         ) from None  # fmt: skip
-
-
-def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
-    """The tokenizer of a GGUF file (with or without weights), a Hugging Face folder or a `tokenizer.json`.
-
-    Raises:
-        TokenizerError: there is no tokenizer, or it is of an unknown kind.
-        GgufError: the GGUF file is malformed.
-    """
-    path = Path(path)
-    if not path.exists():
-        raise TokenizerError("there is no such file or folder", where=path)
-    if path.is_dir() or path.suffix == ".json":
-        return Tokenizer.from_hf(path)
-    return _load_gguf(path)
-
-
-def _load_gguf(path: Path) -> Tokenizer:
-    from rlx.weights.gguf import GgufFile
-
-    file = GgufFile(path)
-    try:
-        return Tokenizer.from_gguf(file.metadata)
-    except TokenizerError as error:
-        raise TokenizerError(error.what, where=f"{path}: {error.where}", hint=error.hint) from error
-    finally:
-        file.close()

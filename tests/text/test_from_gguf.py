@@ -10,7 +10,7 @@ import pytest
 from vocabularies import BYTE, CONTROL, NORMAL, UNUSED, USER, byte_level, named, sentencepiece, write_gguf
 
 from rlx.errors import TokenizerError
-from rlx.text import Tokenizer, load_tokenizer
+from rlx.text import Tokenizer, load_tokenizer, tokenizer_from_gguf
 from rlx.text.pretokenizers import PRE_TOKENIZERS
 
 
@@ -54,7 +54,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(("metadata", "key", "what"), WRONG, ids=[f"{k.split('.')[-1]}-{w[:20]}" for _, k, w in WRONG])
 def test_errors_name_the_key(metadata: dict[str, Any], key: str, what: str) -> None:
     with pytest.raises(TokenizerError) as caught:
-        Tokenizer.from_gguf(metadata)
+        tokenizer_from_gguf(metadata)
     assert caught.value.where == key
     assert what in caught.value.what
 
@@ -63,19 +63,19 @@ def test_some_byte_tokens_are_not_enough() -> None:
     metadata = sentencepiece()
     metadata["tokenizer.ggml.token_type"][3 + 0x41] = NORMAL
     with pytest.raises(TokenizerError, match="byte token <0x41> is missing"):
-        Tokenizer.from_gguf(metadata)
+        tokenizer_from_gguf(metadata)
 
 
 def test_a_missing_pre_tokenizer_warns() -> None:
     with pytest.warns(UserWarning, match=r"tokenizer\.ggml\.pre is missing"):
-        named_nothing = Tokenizer.from_gguf(byte_level(pre=None))
-    default = Tokenizer.from_gguf(byte_level(pre="default"))
+        named_nothing = tokenizer_from_gguf(byte_level(pre=None))
+    default = tokenizer_from_gguf(byte_level(pre="default"))
     assert named_nothing.encode("don't 12345 a+b") == default.encode("don't 12345 a+b")
 
 
 @pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
 def test_every_pre_tokenizer_compiles_and_loses_nothing(pre: str) -> None:
-    tokenizer = Tokenizer.from_gguf(byte_level(("Hello",), pre=pre, add_bos_token=False))
+    tokenizer = tokenizer_from_gguf(byte_level(("Hello",), pre=pre, add_bos_token=False))
     text = "Hello  don't\n\n x1234 \u00e9\u4e2d \U0001f999!!\t"
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -99,9 +99,9 @@ def test_every_pre_tokenizer_compiles_and_loses_nothing(pre: str) -> None:
 )
 def test_where_a_text_is_cut(pre: str, text: str, cut: list[str]) -> None:
     """A merge for every pair of neighbours, so that a word stays whole and only the cuts show."""
-    spelled = "".join(Tokenizer.from_gguf(byte_level()).id_to_token(i) for i in byte_ids(text))
+    spelled = "".join(tokenizer_from_gguf(byte_level()).id_to_token(i) for i in byte_ids(text))
     words = tuple(spelled[i:j] for i in range(len(spelled)) for j in range(i + 2, len(spelled) + 1))
-    tokenizer = Tokenizer.from_gguf(byte_level(words, pre=pre, add_bos_token=False))
+    tokenizer = tokenizer_from_gguf(byte_level(words, pre=pre, add_bos_token=False))
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert [tokenizer.token_bytes(token).decode() for token in ids] == cut
 
@@ -115,13 +115,13 @@ def test_whole_words_win_over_merges_where_the_model_says_so() -> None:
     tokens = [*byte_level(("ab",))["tokenizer.ggml.tokens"], "xyz"]
     types = np.array([NORMAL] * 257 + [CONTROL, CONTROL, NORMAL], np.int32)
     metadata |= named({"tokens": tokens, "token_type": types, "add_bos_token": False, "pre": "llama-bpe"})
-    assert pieces(Tokenizer.from_gguf(metadata), "xyz") == ["xyz"]
-    assert pieces(Tokenizer.from_gguf(metadata | {"tokenizer.ggml.pre": "gpt-2"}), "xyz") == ["x", "y", "z"]
+    assert pieces(tokenizer_from_gguf(metadata), "xyz") == ["xyz"]
+    assert pieces(tokenizer_from_gguf(metadata | {"tokenizer.ggml.pre": "gpt-2"}), "xyz") == ["x", "y", "z"]
 
 
 def test_qwen_normalizes_and_llama_does_not() -> None:
     for pre, whole in (("qwen2", True), ("qwen35", True), ("llama-bpe", False), ("deepseek-r1-qwen", False)):
-        tokenizer = Tokenizer.from_gguf(byte_level(pre=pre, add_bos_token=False))
+        tokenizer = tokenizer_from_gguf(byte_level(pre=pre, add_bos_token=False))
         assert (tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")) is whole
 
 
@@ -130,7 +130,7 @@ def test_a_control_token_cannot_be_spelled() -> None:
     tokens = [*byte_level(("ab",))["tokenizer.ggml.tokens"], "stop"]
     types = np.array([NORMAL] * 257 + [CONTROL] * 3, np.int32)
     keys = {"tokens": tokens, "token_type": types, "pre": "llama-bpe", "add_bos_token": False}
-    tokenizer = Tokenizer.from_gguf(byte_level(("ab",)) | named(keys))
+    tokenizer = tokenizer_from_gguf(byte_level(("ab",)) | named(keys))
     assert pieces(tokenizer, "stop") == ["s", "t", "o", "p"]
     assert pieces(tokenizer, "stop", parse_special=True) == ["stop"]
 
@@ -138,7 +138,7 @@ def test_a_control_token_cannot_be_spelled() -> None:
 def test_a_byte_without_a_token_is_no_silent_loss() -> None:
     metadata = byte_level()
     metadata["tokenizer.ggml.tokens"][ord("Q")] = "<|spare|>"
-    tokenizer = Tokenizer.from_gguf(metadata)
+    tokenizer = tokenizer_from_gguf(metadata)
     assert tokenizer.decode(tokenizer.encode("no such letter")) == "no such letter"
     with pytest.raises(TokenizerError, match="no token for byte 0x51"):
         tokenizer.encode("Q")
@@ -147,7 +147,7 @@ def test_a_byte_without_a_token_is_no_silent_loss() -> None:
 def test_tokens_that_are_no_utf8(tmp_path: Path) -> None:
     metadata = byte_level()
     metadata["tokenizer.ggml.tokens"][-1] = "\udcff"  # how the reader spells a lone byte FF
-    tokenizer = Tokenizer.from_gguf(metadata)
+    tokenizer = tokenizer_from_gguf(metadata)
     assert tokenizer.token_bytes(257) == b"\xff"
     assert tokenizer.decode(tokenizer.encode("plain")) == "plain"
 
@@ -155,20 +155,20 @@ def test_tokens_that_are_no_utf8(tmp_path: Path) -> None:
 def test_empty_tokens_get_a_name() -> None:
     metadata = byte_level()
     metadata["tokenizer.ggml.tokens"][-2] = ""
-    assert Tokenizer.from_gguf(metadata).id_to_token(256) == "[EMPTY_256]"
+    assert tokenizer_from_gguf(metadata).id_to_token(256) == "[EMPTY_256]"
 
 
 def test_unused_tokens_and_unknown_types() -> None:
     metadata = byte_level()
     metadata["tokenizer.ggml.token_type"][-2] = UNUSED
     metadata["tokenizer.ggml.token_type"][65] = 99  # a type of a later version: taken as normal
-    tokenizer = Tokenizer.from_gguf(metadata)
+    tokenizer = tokenizer_from_gguf(metadata)
     assert "<|endoftext|>" in tokenizer.id_to_token(256)
     assert tokenizer.decode(tokenizer.encode("abc")) == "abc"
 
 
 def test_sentencepiece_defaults() -> None:
-    tokenizer = Tokenizer.from_gguf(sentencepiece())
+    tokenizer = tokenizer_from_gguf(sentencepiece())
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.add_bos, tokenizer.add_eos) == (1, 2, True, False)
     assert tokenizer.eog_ids == {2}
     assert tokenizer.special_ids == {0, 1, 2}
@@ -176,24 +176,24 @@ def test_sentencepiece_defaults() -> None:
 
 
 def test_space_prefix_after_special_tokens_only() -> None:
-    tokenizer = Tokenizer.from_gguf(sentencepiece(user=("<x>",)))
+    tokenizer = tokenizer_from_gguf(sentencepiece(user=("<x>",)))
     assert pieces(tokenizer, "b<x>b") == ["\u2581", "b", "<x>", "\u2581", "b"]
     assert pieces(tokenizer, "</s>b", parse_special=True) == ["</s>", "\u2581", "b"]
-    without = Tokenizer.from_gguf(sentencepiece(user=("<x>",), add_space_prefix=False))
+    without = tokenizer_from_gguf(sentencepiece(user=("<x>",), add_space_prefix=False))
     assert pieces(without, "b<x>b") == ["b", "<x>", "b"]
     assert without.decode(without.encode(" b")) == "<s> b"
     assert tokenizer.decode(tokenizer.encode(" b"), skip_special_tokens=True) == " b"
 
 
 def test_user_defined_tokens_are_cut_out_either_way() -> None:
-    tokenizer = Tokenizer.from_gguf(sentencepiece(user=("<x>", "<x><x>", "  "), add_space_prefix=False))
+    tokenizer = tokenizer_from_gguf(sentencepiece(user=("<x>", "<x><x>", "  "), add_space_prefix=False))
     assert pieces(tokenizer, "a<x><x><x>b") == ["a", "<x><x>", "<x>", "b"]
     assert pieces(tokenizer, "a  b") == ["a", "  ", "b"]
     assert tokenizer.token_bytes(tokenizer.encode("  ", add_special_tokens=False)[0]) == b"  "
 
 
 def test_bytes_of_characters_that_are_no_pieces() -> None:
-    tokenizer = Tokenizer.from_gguf(sentencepiece(add_space_prefix=False))
+    tokenizer = tokenizer_from_gguf(sentencepiece(add_space_prefix=False))
     assert pieces(tokenizer, "a\u00e9\n") == ["a", "<0xC3>", "<0xA9>", "<0x0A>"]
     assert tokenizer.decode(tokenizer.encode("a\u00e9\n", add_special_tokens=False)) == "a\u00e9\n"
 
@@ -202,7 +202,7 @@ def test_ends_of_generation_are_named_or_declared() -> None:
     tokens = [*byte_level()["tokenizer.ggml.tokens"], "<|eom_id|>", "</s>", "<|done|>"]
     types = np.array([NORMAL] * 256 + [CONTROL] * 2 + [NORMAL, USER, CONTROL], np.int32)
     metadata = byte_level(tokens=tokens, token_type=types, eot_token_id=260)
-    tokenizer = Tokenizer.from_gguf(metadata)
+    tokenizer = tokenizer_from_gguf(metadata)
     assert {tokenizer.id_to_token(i) for i in tokenizer.eog_ids} == {
         "<|endoftext|>", "<|im_end|>", "<|eom_id|>", "<|done|>",
     }  # fmt: skip
@@ -214,22 +214,22 @@ def test_ends_of_generation_are_named_or_declared() -> None:
 
 def test_a_byte_never_ends_a_generation() -> None:
     """Converted files carry `eot_token_id = 107` from a vocabulary where that was `<end_of_turn>`."""
-    assert Tokenizer.from_gguf(sentencepiece(eot_token_id=107)).eog_ids == {2}
+    assert tokenizer_from_gguf(sentencepiece(eot_token_id=107)).eog_ids == {2}
 
 
 def test_the_end_of_a_message_is_not_the_end_of_the_answer() -> None:
     tokens = [*byte_level()["tokenizer.ggml.tokens"], "<|end|>", "<|return|>", "<|call|>"]
     types = np.array([NORMAL] * 256 + [CONTROL] * 5, np.int32)
-    tokenizer = Tokenizer.from_gguf(byte_level(tokens=tokens, token_type=types))
+    tokenizer = tokenizer_from_gguf(byte_level(tokens=tokens, token_type=types))
     assert {258, 259, 260} & tokenizer.eog_ids == {259, 260}
 
 
 def test_chat_templates_by_name() -> None:
     templates = {"tokenizer.chat_template": "one", "tokenizer.chat_template.tool_use": "two"}
-    tokenizer = Tokenizer.from_gguf(byte_level() | templates)
+    tokenizer = tokenizer_from_gguf(byte_level() | templates)
     assert tokenizer.chat_template == "one"
     assert tokenizer.chat_templates == {"default": "one", "tool_use": "two"}
-    assert Tokenizer.from_gguf(byte_level()).chat_template is None
+    assert tokenizer_from_gguf(byte_level()).chat_template is None
 
 
 def gemma4() -> dict[str, Any]:
@@ -240,7 +240,7 @@ def gemma4() -> dict[str, Any]:
 
 
 def test_gemma4_merges_by_rank_and_falls_back_to_bytes() -> None:
-    tokenizer = Tokenizer.from_gguf(gemma4())
+    tokenizer = tokenizer_from_gguf(gemma4())
     assert pieces(tokenizer, "ab ab\n\n\u00e9") == ["ab", "\u2581a", "b", "\n\n", "<0xC3>", "<0xA9>"]
     assert tokenizer.add_bos
     assert tokenizer.decode(tokenizer.encode(" ab", add_special_tokens=False)) == " ab"
@@ -249,7 +249,7 @@ def test_gemma4_merges_by_rank_and_falls_back_to_bytes() -> None:
 def test_a_file_gives_what_its_metadata_gives(tmp_path: Path) -> None:
     for number, metadata in enumerate((byte_level(("Hello",)), sentencepiece(user=("<x>",)), gemma4())):
         loaded = load_tokenizer(write_gguf(tmp_path / f"{number}.gguf", metadata))
-        direct = Tokenizer.from_gguf(metadata)
+        direct = tokenizer_from_gguf(metadata)
         for text in ("Hello ab <x>\n\n\u00e9", "", " "):
             assert loaded.encode(text) == direct.encode(text)
         assert loaded.eog_ids == direct.eog_ids

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from rlx.errors import TokenizerError
-from rlx.text import Tokenizer, load_tokenizer
+from rlx.text import load_tokenizer, tokenizer_from_hf
 
 WORDS = ["a", "b", "\u2581", "\u2581a"]
 
@@ -183,4 +183,4 @@ def test_tokenizers_of_other_models_are_refused(tmp_path: Path) -> None:
 
 
 def test_from_hf_is_the_same_door(tmp_path: Path) -> None:
-    assert Tokenizer.from_hf(folder(tmp_path)).vocab_size == Tokenizer.from_hf(str(tmp_path)).vocab_size == 259
+    assert tokenizer_from_hf(folder(tmp_path)).vocab_size == load_tokenizer(str(tmp_path)).vocab_size == 259
