@@ -30,9 +30,13 @@ _COUNT = click.IntRange(1)
 def bench(model: str | None, prompt: int, generate: int, repeat: int, as_json: bool, **options: Any) -> None:
     """Measure prefill and decode of MODEL (the embedded demo model by default)."""
     from rlx import demo
+    from rlx.runners.auto import runner_class
     from rlx.runners.engine import Engine
+    from rlx.weights import open_weights
 
-    engine = Engine.open(model or demo.path(), max_seq=prompt + generate + 16, **options)
+    loader = open_weights(model if model is not None else demo.path())
+    runner_class(loader)  # whether there is one
+    engine = Engine.open(loader, max_seq=prompt + generate + 16, **options)
     try:
         result = measure(engine, prompt, generate, repeat)
     finally:

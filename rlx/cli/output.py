@@ -75,10 +75,10 @@ class Answer:
         self._show(self._detokenizer.push(token))
 
     def finish(self) -> None:
-        """No more tokens: shows what was held back, and ends the line."""
+        """No more tokens: shows what was held back, and ends the line if there is one."""
         self._before()
         self._show(self._detokenizer.finish())
-        if self._out is not None:
+        if self._out is not None and self.ids:
             self._out.write("\n")
             self._out.flush()
 
