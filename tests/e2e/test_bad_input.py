@@ -1,0 +1,553 @@
+"""Whatever a user gets wrong: from Python a named error, on the command line exit code 2 and one clear message."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import broken_models as broken
+import gguf
+import numpy as np
+import pytest
+
+import rlx
+from rlx.errors import (
+    ArgumentError,
+    ConfigError,
+    GgufError,
+    ModelFileError,
+    NumericalError,
+    ProfileError,
+    PromptError,
+    RlxError,
+    SafetensorsError,
+    SamplingError,
+    TargetError,
+    UnsupportedModelError,
+    WeightError,
+)
+from rlx.runtime.store import CacheWarning
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Rlx = Callable[..., Result]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Rlx:
+    """`python -m rlx` with some arguments, in this process."""
+
+    def run(*args: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["rlx", *map(str, args)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module("rlx", run_name="__main__", alter_sys=True)
+        out, err = capfd.readouterr()
+        return Result(int(ended.value.code or 0), out, err)
+
+    return run
+
+
+def raising(kind: type[RlxError], message: str) -> Any:
+    return pytest.raises(kind, match=re.escape(message))
+
+
+def refused(result: Result, *parts: str) -> None:
+    """Exit code 2, nothing on stdout, one line on stderr that says all the parts."""
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("Error: ")
+    assert result.err.count("\n") == 1, result.err
+    for part in parts:
+        assert part in result.err
+
+
+def misused(result: Result, *parts: str) -> None:
+    """The same for an option that click refuses: its message comes after the usage."""
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("Usage: rlx ")
+    assert result.err.count("Error: ") == 1
+    assert "Traceback" not in result.err
+    for part in parts:
+        assert part in result.err.rsplit("Error: ")[1]
+
+
+@pytest.fixture(scope="session")
+def model(goldens: Path) -> Path:
+    return goldens / "qwen3" / "model-f16.gguf"
+
+
+# ---------------------------------------------------------------------------------------------------- model files
+
+Q = "blk.0.attn_q.weight"
+
+
+def data_cut(source: Path, target: Path, missing: int) -> Path:
+    target.write_bytes(source.read_bytes()[:-missing])
+    return target
+
+
+def head_of(source: Path, target: Path, nbytes: int) -> Path:
+    target.write_bytes(source.read_bytes()[:nbytes])
+    return target
+
+
+def with_shape(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[broken.Tensors], None]:
+    def edit(tensors: broken.Tensors) -> None:
+        data, kind = tensors[name]
+        tensors[name] = np.ascontiguousarray(change(data)), kind
+
+    return edit
+
+
+def quantized(name: str, kind: gguf.GGMLQuantizationType) -> Callable[[broken.Tensors], None]:
+    def edit(tensors: broken.Tensors) -> None:
+        tensors[name] = gguf.quants.quantize(tensors[name][0].astype(np.float32), kind), kind
+
+    return edit
+
+
+def poisoned(tensors: broken.Tensors) -> None:
+    tensors[Q][0][:] = np.nan
+
+
+def folder(path: Path, **files: str) -> Path:
+    path.mkdir()
+    for name, text in files.items():
+        (path / name).write_text(text)
+    return path
+
+
+def copied(source: Path, target: Path) -> Path:
+    shutil.copytree(source, target)
+    return target
+
+
+def hf_without(source: Path, target: Path, name: str) -> Path:
+    (copied(source, target) / name).unlink()
+    return target
+
+
+def hf_cut(source: Path, target: Path) -> Path:
+    file = copied(source, target) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    return target
+
+
+Make = Callable[[Path, Path], Path]
+AGAIN = "get it again"
+GET = "get the file again or convert it anew"
+
+# What is wrong -> (how to make it of a model and a new path, error, what the message says besides the path).
+FILES: dict[str, tuple[Make, type[RlxError], list[str]]] = {
+    "missing": (lambda m, p: p, ModelFileError, ["there is no such file or directory", "the directory ", " holds: "]),
+    "no weights": (
+        lambda m, p: folder(p, notes="x"),
+        ModelFileError,
+        ["holds no model.safetensors, no model.safetensors.index.json and no .gguf file, only: notes", "give the path"],
+    ),
+    "empty folder": (lambda m, p: folder(p), ModelFileError, ["only: nothing", "give the path of the model file"]),
+    "empty file": (lambda m, p: head_of(m, p, 0), ModelFileError, ["the file is empty", "repeat it"]),
+    "no model": (
+        lambda m, p: folder(p.parent / "d", x="hello, this is text") / "x",
+        ModelFileError,
+        ["neither a GGUF nor a safetensors file; it begins with b'hello, this", "give a .gguf file"],
+    ),
+    "no GGUF": (
+        lambda m, p: p.write_bytes(b"GUFF" + m.read_bytes()[4:]) and p,
+        GgufError,
+        ["byte 0: the file does not begin with b'GGUF'", "this is no GGUF file, whatever its name says"],
+    ),
+    "cut in the version": (lambda m, p: head_of(m, p, 7), GgufError, ["byte 4: the version needs 4 bytes", AGAIN]),
+    "cut in the counts": (lambda m, p: head_of(m, p, 100), GgufError, ["the tensor count is 46, too many", AGAIN]),
+    "cut in a string": (lambda m, p: head_of(m, p, 5000), GgufError, ["tokens' runs past the end of the file", AGAIN]),
+    "cut in the tensor table": (lambda m, p: head_of(m, p, 11880), GgufError, ["needs 8 bytes, the file has 3 left", AGAIN]),
+    "cut after the header": (lambda m, p: head_of(m, p, 15000), GgufError, ["takes 65536 bytes, the whole", AGAIN]),
+    "cut in the middle": (lambda m, p: head_of(m, p, 200_000), GgufError, [" ends at byte ", "has 200000", AGAIN]),
+    "cut in the data": (lambda m, p: data_cut(m, p, 1000), GgufError, ["tensor 'blk.3.", "the file has 426456", AGAIN]),
+    "a byte short": (lambda m, p: data_cut(m, p, 257), GgufError, [" ends at byte 427200, the file has 427199", AGAIN]),
+    "unknown architecture": (
+        lambda m, p: broken.rewrite(m, p, keys={"general.architecture": "nonsense"}),
+        UnsupportedModelError,
+        ["the architecture 'nonsense' (general.architecture) is unknown", "Supported: llama, qwen2, qwen3, gemma3"],
+    ),
+    "architecture to come": (
+        lambda m, p: broken.rewrite(m, p, keys={"general.architecture": "mixtral"}),
+        UnsupportedModelError,
+        ["'mixtral' (general.architecture) is known but not there yet: it is a mixture of experts", "Supported: "],
+    ),
+    "unknown tensor type": (
+        lambda m, p: broken.with_tensor_type(m, p, Q, 99),
+        UnsupportedModelError,
+        [f"byte 12467: tensor '{Q}' has the type id 99, which rlx does not know", "Q4_K_M or Q8_0"],
+    ),
+    "tensor type without kernels": (
+        lambda m, p: broken.rewrite(m, p, change=quantized(Q, gguf.GGMLQuantizationType.Q5_1)),
+        UnsupportedModelError,
+        [f"tensor '{Q}' has type q5_1, which no kernel reads yet", "Use a file in F32, F16"],
+    ),
+    "tensor of integers": (
+        lambda m, p: broken.with_tensor_type(m, p, Q, 24),
+        UnsupportedModelError,
+        [f"tensor '{Q}' has type i8", "use a checkpoint in BF16, F16 or F32"],
+    ),
+    "missing tensor": (
+        lambda m, p: broken.rewrite(m, p, drop=(Q,)),
+        WeightError,
+        [f"{Q}: the tensor is missing, expected shape [128, 64]", "the file is incomplete, or its metadata is of"],
+    ),
+    "missing norm": (
+        lambda m, p: broken.rewrite(m, p, drop=("output_norm.weight",)),
+        WeightError,
+        ["output_norm.weight: the tensor is missing, expected shape [64]", "convert it anew"],
+    ),
+    "a layer too many": (
+        lambda m, p: broken.rewrite(m, p, keys={"qwen3.block_count": 5}),
+        WeightError,
+        ["blk.4.attn_norm.weight: the tensor is missing", "its metadata is of another model"],
+    ),
+    "missing key": (
+        lambda m, p: broken.rewrite(m, p, drop=("qwen3.block_count",)),
+        ConfigError,
+        ["the key 'qwen3.block_count' is missing, expected an integer from 1 to 1024"],
+    ),
+    "absurd key": (
+        lambda m, p: broken.rewrite(m, p, keys={"qwen3.embedding_length": 2**31}),
+        ConfigError,
+        ["qwen3.embedding_length is 2147483648, expected 1 to 1048576"],
+    ),
+    "wrong rows": (
+        lambda m, p: broken.rewrite(m, p, change=with_shape(Q, lambda d: d[:-1])),
+        WeightError,
+        [f"{Q}: expected shape [128, 64], found [127, 64]", GET],
+    ),
+    "transposed": (
+        lambda m, p: broken.rewrite(m, p, change=with_shape("blk.1.ffn_up.weight", np.transpose)),
+        WeightError,
+        ["blk.1.ffn_up.weight: expected shape [96, 64], found [64, 96]", GET],
+    ),
+    "quantized norm": (
+        lambda m, p: broken.rewrite(m, p, change=quantized("output_norm.weight", gguf.GGMLQuantizationType.Q8_0)),
+        WeightError,
+        ["output_norm.weight: expected f32, f16, bf16, found q8_0"],
+    ),
+    "checkpoint cut": (
+        lambda m, p: hf_cut(m.parent / "hf", p),
+        SafetensorsError,
+        ["model.safetensors", "cut short"],
+    ),
+    "checkpoint without config": (
+        lambda m, p: hf_without(m.parent / "hf", p, "config.json"),
+        ConfigError,
+        ["config.json"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_model_files(case: str, model: Path, tmp_path: Path, cli: Rlx) -> None:
+    make, kind, parts = FILES[case]
+    path = make(model, tmp_path / "model.gguf")
+    with pytest.raises(kind) as caught:
+        rlx.auto_runner(path)
+    assert type(caught.value) is kind
+    assert str(caught.value.where).startswith(str(path.resolve())), "where: the file"
+    for part in parts:
+        assert part in str(caught.value)
+    for command in (["run", path, "Hi"], ["compile", path], ["bench", path]):
+        refused(cli(*command), str(path), *parts)
+
+
+def test_broken_numbers_are_named(model: Path, tmp_path: Path, cli: Rlx) -> None:
+    path = broken.rewrite(model, tmp_path / "model.gguf", change=poisoned)
+    with rlx.auto_runner(path) as runner, raising(NumericalError, "logit 0 is nan. the weights or the"):
+        runner.predict_logits([1, 2])
+    found = cli("run", path, "Hi")
+    assert found.code == 2
+    assert "is nan. the weights or the arithmetic are broken: check the file" in found.err
+
+
+def test_a_rewritten_file_is_as_good_as_the_first(model: Path, tmp_path: Path, goldens: Path) -> None:
+    """Else the cases above would prove nothing."""
+    expected = np.load(goldens / "qwen3" / "golden.npz")
+    path = broken.rewrite(model, tmp_path / "model.gguf")
+    with rlx.auto_runner(path, precision="exact") as runner:
+        found = runner.predict_logits(expected["tokens"][:20])
+    assert np.abs(found - expected["logits"][19]).max() < 2e-4 * np.abs(found).max()
+
+
+# ---------------------------------------------------------------------------------------------------- options
+
+WHOLE = "expected a whole number from 1 to"
+# Options of `auto_runner` -> error, what it says; and the arguments for the command line with what that says, if other.
+OPTIONS: list[tuple[dict[str, Any], type[RlxError], str, list[str]]] = [
+    ({"threads": 0}, ArgumentError, f"threads is 0, {WHOLE} 1024", ["--threads", "0"]),
+    ({"threads": -1}, ArgumentError, f"threads is -1, {WHOLE} 1024", ["--threads=-1"]),
+    ({"threads": 5000}, ArgumentError, f"threads is 5000, {WHOLE} 1024", []),
+    ({"threads": 1.5}, ArgumentError, f"threads is 1.5, {WHOLE} 1024", ["--threads", "1.5"]),
+    ({"threads": True}, ArgumentError, f"threads is True, {WHOLE} 1024", []),
+    ({"threads": "2"}, ArgumentError, f"threads is '2', {WHOLE} 1024", ["--threads", "two"]),
+    ({"max_seq": 0}, ArgumentError, f"max_seq is 0, {WHOLE} 1048576", ["--max-seq", "0"]),
+    ({"max_seq": 2**40}, ArgumentError, f"max_seq is {2**40}, {WHOLE} 1048576", []),
+    ({"max_seq": 10.0}, ArgumentError, f"max_seq is 10.0, {WHOLE} 1048576", ["--max-seq", "ten"]),
+    ({"kv_dtype": "f8"}, ArgumentError, "type 'f8' is unknown. Choose one of f32, f16, bf16.", ["--kv-dtype", "f8"]),
+    ({"kv_dtype": 16}, ArgumentError, "KV cache type 16 is unknown", []),
+    ({"precision": "fast"}, ArgumentError, "precision 'fast' is unknown", ["--precision", "fast"]),
+    ({"cache": "off"}, ArgumentError, "cache is 'off', expected a CompileCache", ["--cache", "no"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OPTIONS, ids=lambda case: str(case[0]))
+def test_options(case: Any, model: Path, cli: Rlx) -> None:
+    options, kind, message, arguments = case
+    with raising(kind, message):
+        rlx.auto_runner(model, **options)
+    if arguments:
+        misused(cli("run", model, "Hi", *arguments), arguments[0].partition("=")[0], arguments[-1].partition("=")[2])
+
+
+def test_options_that_only_the_engine_can_judge(model: Path, cli: Rlx) -> None:
+    refused(cli("run", model, "Hi", "--threads", "5000"), f"threads is 5000, {WHOLE} 1024")
+    refused(cli("run", model, "Hi", "--max-seq", 2**40), f"max_seq is {2**40}, {WHOLE} 1048576")
+    for option in ("--prompt", "--generate", "--repeat", "--threads"):
+        misused(cli("bench", model, option, "0"), option, "0 is not in the range x>=1")
+
+
+# A profile's text -> what is said about it.
+PROFILES: dict[str, str] = {
+    "[precison]\n": "unknown key 'precison'. Did you mean 'precision'?",
+    "[x]\n": "unknown key 'x'. Known: precision, fusion, buckets, target.",
+    "[precision]\nmod = 'auto'": "[precision]: unknown key 'mod'. Did you mean 'mode'?",
+    "[precision]\nmode = 'fast'": "[precision]: mode is 'fast', expected one of auto, exact",
+    "[precision]\nmode = 1": "[precision]: mode is 1, expected a string",
+    "[precision]\nkv_dtype = 'f8'": "[precision]: kv_dtype is 'f8', expected one of f32, f16, bf16",
+    "precision = 'auto'": "precision is 'auto', expected a section. Write [precision] on a line of its own",
+    "[fusion]\ngatd = true": "[fusion]: unknown key 'gatd'. Did you mean 'gated'?",
+    "[fusion]\ngated = 1": "[fusion]: gated is 1, expected true or false",
+    "[buckets]\nseq = 16": "[buckets]: seq is 16, expected a list",
+    "[buckets]\nseq = [2, 16]": "[buckets] seq: [2, 16] is no ladder of row counts, ascending from 1 to at most 4096",
+    "[buckets]\nseq = [1, 9, 4]": "[buckets] seq: [1, 9, 4] is no ladder of row counts",
+    "[buckets]\nseq = [1, 2.5]": "[1, 2.5] is no ladder of row counts",
+    "[buckets]\nseq = [1]": "[1] is no ladder of row counts",
+    "[buckets]\nseq = [1, 5000]": "Write, for example, [1, 32, 512]",
+    "[target]\nlevel = 'sse'": "[target]: level is 'sse', expected one of native, generic, avx2, avx512",
+    "[target]\nthreads = 0": "[target]: threads is 0, expected at least 1",
+    "[target]\nthreads = true": "[target]: threads is True, expected a whole number",
+    "[precision\nmode = 'auto'": "this is not TOML: Expected ']'",
+    "mode: auto": "this is not TOML: ",
+}
+
+
+@pytest.mark.parametrize("text", PROFILES)
+def test_profiles(text: str, model: Path, tmp_path: Path, cli: Rlx) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text(text)
+    with raising(ProfileError, PROFILES[text]) as caught:
+        rlx.auto_runner(model, profile=path)
+    assert str(caught.value.where).startswith(str(path))
+    refused(cli("run", model, "Hi", "--profile", path), str(path), PROFILES[text])
+
+
+def test_profiles_that_are_no_files(model: Path, tmp_path: Path, cli: Rlx) -> None:
+    missing = tmp_path / "missing.toml"
+    message = "the profile cannot be read: No such file or directory"
+    with raising(ProfileError, f"missing.toml: {message}"):
+        rlx.auto_runner(model, profile=missing)
+    refused(cli("compile", model, "--profile", missing), str(missing), message)
+    refused(cli("run", model, "Hi", "--profile", tmp_path), str(tmp_path), "cannot be read: Is a directory")
+    with raising(ProfileError, "profile: 3 is no profile. Give the path of a TOML file, a table, or a"):
+        rlx.auto_runner(model, profile=3)
+    with raising(ProfileError, "profile [precision]: mode is 'fast'"):
+        rlx.auto_runner(model, profile={"precision": {"mode": "fast"}})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"precision": "fast"}, "mode is 'fast', expected one of auto, exact"),
+        ({"level": "sse"}, "level is 'sse', expected one of native"),
+        ({"buckets": (3, 4)}, "CompileProfile.buckets: [3, 4] is no ladder of row counts"),
+        ({"fusions": ("gated", "norms")}, "unknown fusion 'norms'. Did you mean 'norm'?"),
+        ({"threads": 0}, "threads is 0, expected at least 1"),
+    ],
+)
+def test_profile_objects(fields: dict[str, Any], message: str) -> None:
+    with raising(ProfileError, message):
+        rlx.CompileProfile(**fields)
+
+
+VARIABLES = [
+    ("RLX_TARGET", "nonsense", TargetError, "unknown target level 'nonsense'. Use native or one of generic, avx2"),
+    ("RLX_CACHE", "nonsense", ArgumentError, "RLX_CACHE: 'nonsense' is no cache policy. Use on, off, redo or ro"),
+    ("RLX_CACHE_LIMIT", "much", ArgumentError, "RLX_CACHE_LIMIT: 'much' is not a size above 0. Write 500M or 2G"),
+    ("RLX_THREADS", "0", ArgumentError, "RLX_THREADS: '0' is not a number from 1 to 1024"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value", "kind", "message"), VARIABLES, ids=[row[0] for row in VARIABLES])
+def test_environment_variables(
+    name: str, value: str, kind: type[RlxError], message: str,
+    model: Path, cli: Rlx, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(name, value)
+    with raising(kind, message):
+        rlx.auto_runner(model)
+    refused(cli("run", model, "Hi"), message)
+
+
+# ---------------------------------------------------------------------------------------------------- prompts
+
+
+@pytest.fixture(scope="module")
+def runner(model: Path) -> Any:
+    with rlx.auto_runner(model, max_seq=64) as runner:
+        yield runner
+
+
+NO_IDS: list[tuple[Any, str]] = [
+    ([], "prompt: it is empty. give at least one token"),
+    (np.array([], np.int64), "prompt: it is empty"),
+    ([3, -1], "prompt: id -1 at position 1 is outside the vocabulary of 512. ids run from 0 to 511"),
+    ([512], "prompt: id 512 at position 0 is outside the vocabulary of 512"),
+    (np.array([-1], np.int8), "prompt: id -1 at position 0 is outside"),
+    ([1, 1.5], "prompt: expected a token id at position 1, found 1.5"),
+    ([True], "prompt: expected a token id at position 0, found True"),
+    ([None], "prompt: expected a token id at position 0, found None"),
+    (["a"], "prompt: expected a token id at position 0, found 'a'"),
+    ([2**70], "prompt: expected a token id at position 0, found 1180591620717411303424"),
+    ([[1, 2]], "prompt: expected a token id at position 0, found [1, 2]"),
+    ([[1], [1, 2]], "prompt: expected a token id at position 0, found [1]"),
+    (np.array([1.0]), "prompt: expected a token id at position 0, found"),
+    (np.array(3), "prompt: expected a sequence of token ids, found one number. give [id]"),
+    ("hello", "prompt: expected token ids, found a str. make ids of it first: runner.tokenizer.encode(text)"),
+    (3, "prompt: expected a sequence of token ids, found a int"),
+    (None, "prompt: expected a sequence of token ids, found a NoneType"),
+    ({1, 2}, "prompt: expected a sequence of token ids, found a set"),
+    ([1] * 65, "prompt: it has 65 tokens, and the context holds 64. shorten it, or open the model with a max_seq of"),
+]
+
+
+@pytest.mark.parametrize(("ids", "message"), NO_IDS, ids=lambda value: str(value)[:24])
+def test_prompts_that_are_no_ids(runner: Any, ids: Any, message: str) -> None:
+    runner.prefill_logits([1, 2, 3])
+    for use in (runner.predict_logits, runner.prefill_logits, lambda ids: runner.generate(ids, 2)):
+        with raising(PromptError, message):
+            use(ids)
+    assert runner.past_seq == 3, "the session stays as it was"
+
+
+@pytest.mark.parametrize("ids", [[1, 2], (1, 2), range(1, 3), np.array([1, 2], np.uint8), [np.int64(1), np.int32(2)]])
+def test_prompts_in_many_forms(runner: Any, ids: Any) -> None:
+    assert np.array_equal(runner.predict_logits(ids), runner.predict_logits([1, 2]))
+
+
+def test_sessions_and_counts(runner: Any) -> None:
+    runner.reset()
+    with raising(PromptError, "decode_logits: there is no session. call prefill_logits first"):
+        runner.decode_logits(1)
+    for count in (-1, 1.5, None, "3", True):
+        with raising(ArgumentError, f"n_new is {count!r}, expected a whole number"):
+            runner.generate([1], count)
+    for sample in (None, 0.7, {"temperature": 1}):
+        with raising(SamplingError, "expected a SampleOpts"):
+            runner.generate([1], 2, sample=sample)
+    assert len(runner.generate([1] * 64, 5, stop_at_eog=False)) == 1, "a full context still has a next token"
+    with raising(PromptError, "the context is full: it holds 64 tokens. start anew with prefill_logits"):
+        runner.decode_logits(1)
+
+
+def test_prompts_on_the_command_line(model: Path, cli: Rlx) -> None:
+    refused(cli("run", model, ""), "prompt: it is empty. give the text that the model shall answer")
+    refused(cli("run", model, "word " * 300, "--max-seq", 100), "tokens, and the context holds 100. shorten it")
+    misused(cli("run"), "Missing argument '[MODEL] PROMPT'")
+    misused(cli("run", "tell", "me", "more"), "found 3 arguments: put the prompt in quotes")
+    misused(cli("run", model), "is a model, and there is no prompt: rlx run MODEL PROMPT")
+    misused(cli("walk"), "No such command 'walk'")
+    misused(cli("run", model, "Hi", "--top-k", "3"), "--top-k does nothing at temperature 0: add --temperature")
+
+
+# ---------------------------------------------------------------------------------------------------- cache folder
+
+
+def shared(path: Path) -> Path:
+    path.mkdir()
+    path.chmod(0o777)
+    return path
+
+
+def linked(path: Path) -> Path:
+    path.with_name("elsewhere").mkdir(0o700)
+    path.symlink_to(path.with_name("elsewhere"))
+    return path
+
+
+FOLDERS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "a file": (lambda path: path.write_text("x") and path, "it is not a folder"),
+    "everybody's": (shared, "other users can write it (mode 0777)"),
+    "a link": (linked, "it is a symbolic link"),
+    "under a file": (lambda path: (path.write_text("x") and path) / "cache", "it cannot be made: "),
+}
+
+
+def tiny() -> rlx.Graph:
+    graph = rlx.Graph("tiny")
+    graph.output("y", rlx.ops.silu(graph.input("x", [rlx.SEQ, 32])))
+    return graph
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_a_folder_that_cannot_be_used_costs_the_cache_and_nothing_else(
+    case: str, tmp_path: Path, cli: Rlx, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, why = FOLDERS[case]
+    path = make(tmp_path / "cache")
+    monkeypatch.setenv("RLX_CACHE_DIR", str(path))
+    with pytest.warns(CacheWarning, match=re.escape(f"{path} is not used: {why}")), rlx.compile(tiny()) as exe:
+        assert exe(x=np.zeros((1, 32)))["y"].tolist() == [[0.0] * 32]
+        assert not exe.stats["cached"]
+    refused(cli("cache", "ls"), f"{path}: {why}")
+
+
+def test_the_command_line_runs_without_a_cache(
+    model: Path, tmp_path: Path, cli: Rlx, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLX_CACHE_DIR", str(shared(tmp_path / "cache")))
+    found = cli("run", model, "Hi", "--max-tokens", "4")
+    assert found.code == 0
+    assert [line for line in found.err.splitlines() if "Warning" in line] == [
+        f"Warning: the compile cache {tmp_path / 'cache'} is not used: other users can write it (mode 0777)"
+    ]
+    assert "compiled 4 pieces" in found.err
+    assert found.out.strip()
+    assert os.listdir(tmp_path / "cache") == []
+
+
+# ---------------------------------------------------------------------------------------------------- the real process
+
+
+def test_no_traceback_without_debug_and_one_with_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rlx", "run", str(tmp_path / "missing.gguf"), "Hi"]
+    plain, debug = (subprocess.run([*command, *more], capture_output=True, text=True) for more in ([], ["--debug"]))
+    assert (plain.returncode, debug.returncode) == (2, 2)
+    assert re.fullmatch(r"Error: .*missing\.gguf: there is no such file or directory\. .*\n", plain.stderr)
+    assert "Traceback" in debug.stderr
+    assert debug.stderr.endswith(plain.stderr)
+
+
+def test_warnings_of_libraries_stay_as_they_were(model: Path, cli: Rlx) -> None:
+    """The command line changes how warnings look while it runs, and only then."""
+    before = warnings.showwarning
+    cli("run", model, "")
+    assert warnings.showwarning is before

@@ -1,0 +1,416 @@
+"""The native engine on the golden checkpoints: sessions, chunks, levels, threads, profiles. Expected logits by
+transformers and llama.cpp; the engine's ways to one position are held to each other as well.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import toy
+
+import rlx
+from rlx.codegen.target import LEVELS, Target
+from rlx.errors import ArgumentError, BusyError, PromptError, TargetError
+from rlx.passes import pipeline
+from rlx.passes.options import FUSIONS, Options
+from rlx.runners import engine as engine_module
+from rlx.runners.engine import Engine
+from rlx.runtime.cache import CompileCache
+from rlx.runtime.store import Store, default_root
+
+Array = np.ndarray[Any, Any]
+
+LADDER = {"buckets": {"seq": [1, 4, 16]}}  # small, so that a prompt of 48 runs in chunks
+PAIR = {"buckets": {"seq": [1, 16]}}
+GOLDEN = 2e-4  # of the largest logit: what exact precision may differ from transformers
+SAME = 1e-6  # the same number by another way
+FAMILIES = {"llama": "generic", "qwen2": "avx2", "qwen3": "avx512", "gemma3": "native"}
+
+
+def error(found: Array, expected: Array) -> float:
+    assert found.shape == expected.shape
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def golden(goldens: Path, family: str) -> dict[str, Array]:
+    return dict(np.load(goldens / family / "golden.npz"))
+
+
+@pytest.fixture(scope="module")
+def expected(goldens: Path) -> dict[str, Array]:
+    return golden(goldens, "gemma3")
+
+
+@pytest.fixture(scope="module")
+def tokens(expected: dict[str, Array]) -> list[int]:
+    found: list[int] = expected["tokens"].tolist()
+    return found
+
+
+@pytest.fixture(scope="module")
+def gemma(goldens: Path) -> Iterator[Engine]:
+    """Gemma 3 has everything: windows of 16 and whole layers, two ropes, norms on both sides."""
+    engine = Engine.open(goldens / "gemma3" / "model-f16.gguf", precision="exact", profile=LADDER, max_seq=96)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def engine(gemma: Engine) -> Iterator[Engine]:
+    gemma.reset()
+    yield gemma
+    gemma.reset()
+
+
+def rows_of(engine: Engine, tokens: Sequence[int], split: Sequence[int], all_rows: bool = True) -> Array:
+    """The logits of a prompt that comes in pieces; the last row only, or all."""
+    engine.reset()
+    rows, at = [], 0
+    for count in split:
+        found = engine.forward(tokens[at : at + count], all_rows)
+        rows.append(found if all_rows else found[None])
+        at += count
+    assert at == len(tokens) == engine.past
+    return np.concatenate(rows) if all_rows else rows[-1][0]
+
+
+# ---------------------------------------------------------------------------------------------------- chunks
+
+SPLITS = [[48], [16, 16, 16], [1] * 48, [47, 1], [1, 47], [4, 4, 40], [2, 5, 16, 25], [17, 31], [3] * 16]
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=lambda split: "-".join(map(str, split[:4])))
+def test_every_split_of_a_prompt_gives_the_same_logits(
+    engine: Engine, tokens: list[int], expected: dict[str, Array], split: list[int]
+) -> None:
+    whole = rows_of(engine, tokens, [48])
+    assert error(whole, expected["logits"]) <= GOLDEN
+    assert error(rows_of(engine, tokens, split), whole) <= SAME
+    assert error(rows_of(engine, tokens, split, all_rows=False), whole[-1]) <= SAME
+
+
+@pytest.mark.parametrize("most", [4, 1])
+def test_all_rows_of_a_large_vocabulary_come_in_smaller_chunks(
+    engine: Engine, tokens: list[int], monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    whole = engine.forward(tokens, all_rows=True)
+    engine.reset()
+    monkeypatch.setattr(engine_module, "ALL_ROWS_VALUES", most * engine.config.vocab_size)
+    seen: list[int] = []
+    step = Engine._step
+
+    def counted(self: Engine, ids: Sequence[int], all_rows: bool) -> Array:
+        seen.append(len(ids))
+        return step(self, ids, all_rows)
+
+    monkeypatch.setattr(Engine, "_step", counted)
+    assert error(engine.forward(tokens, all_rows=True), whole) <= SAME
+    assert set(seen) == {most}
+
+
+def test_the_context_may_be_filled_to_the_last_position_and_no_further(engine: Engine, tokens: list[int]) -> None:
+    engine.forward(tokens)
+    with pytest.raises(PromptError, match=r"49 tokens after 48 do not fit the context of 96\. Shorten"):
+        engine.forward([1] * 49)
+    assert engine.past == 48
+    full = engine.forward(tokens)
+    assert engine.past == 96
+    assert error(full, rows_of(engine, tokens * 2, [96], all_rows=False)) <= SAME
+    with pytest.raises(PromptError, match="1 tokens after 96"):
+        engine.forward([1])
+
+
+# ---------------------------------------------------------------------------------------------------- sessions
+
+
+@pytest.mark.parametrize("keep", [0, 1, 15, 16, 17, 30])
+def test_trimming_and_going_on_equals_a_fresh_start(
+    engine: Engine, tokens: list[int], expected: dict[str, Array], keep: int
+) -> None:
+    engine.forward(tokens[:30])
+    engine.forward([7] * 10)
+    engine.trim(keep)
+    assert engine.past == keep
+    rest = engine.forward(tokens[keep:], all_rows=True)
+    assert error(rest, expected["logits"][keep:]) <= GOLDEN
+    assert error(rest[-1], rows_of(engine, tokens, [48], all_rows=False)) <= SAME
+
+
+@pytest.mark.parametrize("length", [-1, 4])
+def test_trimming_to_what_is_not_there_is_refused(engine: Engine, length: int) -> None:
+    engine.forward([1, 2, 3])
+    with pytest.raises(ArgumentError, match=f"cannot trim to {length}: the cache holds 3"):
+        engine.trim(length)
+    assert engine.past == 3
+
+
+@pytest.mark.parametrize("past", [0, 20])
+def test_scratch_leaves_the_session_as_it_was(engine: Engine, tokens: list[int], past: int) -> None:
+    whole = rows_of(engine, tokens, [48], all_rows=False)
+    engine.reset()
+    if past:
+        engine.forward(tokens[:past])
+    with engine.scratch():
+        assert engine.past == 0
+        inner = engine.forward(tokens[::-1])
+        engine.forward([3])
+    assert engine.past == past
+    assert error(engine.forward(tokens[past:]), whole) <= SAME
+    assert error(inner, rows_of(engine, tokens[::-1], [48], all_rows=False)) <= SAME
+
+
+def test_an_error_in_scratch_leaves_the_session_too(engine: Engine, tokens: list[int]) -> None:
+    engine.forward(tokens[:20])
+    with pytest.raises(KeyboardInterrupt), engine.scratch():
+        engine.forward([9] * 30)
+        raise KeyboardInterrupt
+    assert engine.past == 20
+    assert error(engine.forward(tokens[20:]), rows_of(engine, tokens, [48], all_rows=False)) <= SAME
+
+
+def test_predict_logits_changes_nothing_between_decodes(goldens: Path, expected: dict[str, Array]) -> None:
+    tokens = expected["tokens"].tolist()
+    path = goldens / "gemma3" / "model-f16.gguf"
+    with rlx.auto_runner(path, max_seq=96, precision="exact", profile=LADDER) as runner:
+        runner.prefill_logits(tokens[:20])
+        for at in range(20, 28):
+            assert error(runner.predict_logits(tokens[:5]), expected["logits"][4]) <= GOLDEN
+            assert error(runner.predict_logits(tokens[40:], all_positions=True)[:1], expected["logits"][:1]) > GOLDEN
+            assert runner.past_seq == at
+            assert error(runner.decode_logits(tokens[at]), expected["logits"][at]) <= GOLDEN
+        assert runner.generate(tokens, 6, stop_at_eog=False) == expected["greedy"][:6].tolist()
+
+
+# ---------------------------------------------------------------------------------------------------- machines
+
+
+def has(level: str) -> bool:
+    try:
+        return bool(Target.host(level))
+    except TargetError:
+        return False
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_level_agrees_with_transformers(
+    goldens: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One family a level, all positions at once and one by one."""
+    level = FAMILIES[family]
+    if not has(level):
+        pytest.skip(f"this machine has no {level}")
+    monkeypatch.setenv("RLX_TARGET", level)
+    expected = golden(goldens, family)
+    tokens = expected["tokens"].tolist()
+    path = goldens / family / "model-f16.gguf"
+    with rlx.auto_runner(path, max_seq=96, precision="exact", profile=PAIR) as runner:
+        assert runner.stats()["target"] == (level if level != "native" else Target.host("native").level)
+        assert error(runner.predict_logits(tokens, all_positions=True), expected["logits"]) <= GOLDEN
+        rows = [runner.prefill_logits(tokens[:1]), *map(runner.decode_logits, tokens[1:])]
+        assert error(np.stack(rows), expected["logits"]) <= GOLDEN
+
+
+def test_levels_do_not_share_programs(goldens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = set()
+    present = [level for level in LEVELS if has(level)]
+    for level in present:
+        target = Target.host(level)
+        monkeypatch.setenv("RLX_TARGET", level)
+        with rlx.compile(small_graph()) as exe:
+            assert f"{level}," in repr(exe)
+            digests.add(exe._compiled.key.digest)
+            assert target.describe() == exe._compiled.key.as_dict()["target"]
+    assert len(digests) == len(present)
+
+
+def small_graph() -> rlx.Graph:
+    graph = rlx.Graph("small")
+    x = graph.input("x", [rlx.SEQ, 32])
+    graph.output("y", rlx.ops.silu(x))
+    return graph
+
+
+@pytest.mark.parametrize("model", ["gemma3", "demo"])
+def test_threads_give_the_same_bits(goldens: Path, demo_model: Path, tokens: list[int], model: str) -> None:
+    path = demo_model if model == "demo" else goldens / model / "model-f16.gguf"
+    precision = "auto" if model == "demo" else "exact"
+    found = []
+    for threads in (1, 2, 3):
+        engine = Engine.open(path, precision=precision, profile=LADDER, max_seq=96, threads=threads)
+        assert engine.stats()["threads"] == threads
+        rows = [engine.forward(tokens), *(engine.forward([t]) for t in tokens[:8]), engine.forward(tokens[:3])]
+        found.append(np.stack(rows))
+        engine.close()
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
+
+
+# Largest error against an f32 cache, as a share of the largest logit; docs/caches.md has the measured ones.
+KV_CEILINGS = {"f32": 0.0, "f16": 1e-3, "bf16": 8e-3}
+
+
+def test_kv_types_stay_within_their_errors(goldens: Path) -> None:
+    expected = golden(goldens, "qwen3")
+    tokens = expected["tokens"].tolist()
+    found, sizes = {}, {}
+    for dtype in KV_CEILINGS:
+        path = goldens / "qwen3" / "model-f16.gguf"
+        engine = Engine.open(path, precision="exact", kv_dtype=dtype, profile=PAIR, max_seq=96)
+        assert engine.stats()["kv_dtype"] == dtype
+        rows = [engine.forward(tokens[:40]), *(engine.forward([token]) for token in tokens[40:])]
+        found[dtype], sizes[dtype] = np.stack(rows), engine.stats()["kv_bytes"]
+        engine.close()
+    assert error(found["f32"], expected["logits"][39:]) <= GOLDEN
+    for dtype, ceiling in KV_CEILINGS.items():
+        assert error(found[dtype], found["f32"]) <= ceiling
+    assert error(found["bf16"], found["f32"]) > error(found["f16"], found["f32"]) > 0, "they are no f32 in disguise"
+    assert sizes["f16"] == sizes["bf16"] == sizes["f32"] // 2
+
+
+# Largest error of `auto` against the dequantized weights in float32: the price of int8 activations.
+AUTO_CEILING = 0.05
+
+
+def test_a_quantized_file_in_both_precisions(goldens: Path) -> None:
+    reference = dict(np.load(goldens / "llama-k256" / "golden_llamacpp.npz"))
+    tokens = golden(goldens, "llama-k256")["tokens"].tolist()
+    at, expected = reference["quant_positions"], reference["logits_dequant_Q4_K_M"]
+    found = {}
+    for precision in ("exact", "auto"):
+        path = goldens / "llama-k256" / "model-Q4_K_M.gguf"
+        with rlx.auto_runner(path, max_seq=64, precision=precision, kv_dtype="f32", profile=PAIR) as runner:
+            found[precision] = runner.predict_logits(tokens, all_positions=True)[at]
+    assert error(found["exact"], expected) <= 5e-4
+    assert GOLDEN < error(found["auto"], expected) <= AUTO_CEILING
+    assert error(found["auto"], expected) <= error(reference["logits_Q4_K_M"], expected), "no worse than llama.cpp"
+
+
+# ---------------------------------------------------------------------------------------------------- profiles
+
+
+def records(path: Path, profile: Any = None, **options: Any) -> dict[tuple[int, int], Any]:
+    with rlx.auto_runner(path, profile=profile, load=False, **options) as runner:
+        return {record.bucket: record for record in runner.compile()}
+
+
+def test_profiles_choose_programs(goldens: Path, tmp_path: Path) -> None:
+    path = goldens / "qwen3" / "model-f16.gguf"
+    file = tmp_path / "qwen3.rlx.toml"
+    file.write_text('[buckets]\nseq = [1, 16]\n[precision]\nmode = "exact"\nkv_dtype = "f32"\n[target]\nthreads = 1\n')
+    base = records(path, PAIR)
+    assert list(base) == [(1, 1), (2, 16)]
+    assert [record.phase for record in base.values()] == ["decode", "prefill"]
+    assert list(records(path, LADDER, precision="exact")) == [(1, 1), (2, 4), (5, 16)]
+    exact = records(path, file)
+    assert {r.digest for r in exact.values()} == {
+        r.digest for r in records(path, PAIR, precision="exact", kv_dtype="f32").values()
+    }, "a profile counts by what it chooses"
+    assert records(path, file, kv_dtype="f16")[1, 1].digest not in (exact[1, 1].digest, base[1, 1].digest)
+    with rlx.auto_runner(path, profile=file) as runner:
+        stats = runner.stats()
+        assert (stats["threads"], stats["precision"], stats["kv_dtype"]) == (1, "exact", "f32")
+    with rlx.auto_runner(path, profile=file, threads=2) as runner:
+        assert runner.stats()["threads"] == 2
+
+
+@pytest.mark.parametrize("switch", FUSIONS)
+def test_each_fusion_switch_changes_the_program(switch: str) -> None:
+    graph = toy.build(toy.Toy(layers=1, head_norms=True, biases=True))
+    graph.output("more", rlx.ops.softcap(rlx.ops.scale(graph.outputs["logits"], 2.0), 5.0))  # two elementwise ops
+    everything = pipeline.lower(graph, Options("auto"))
+    without = pipeline.lower(graph, Options("auto", fusions=tuple(name for name in FUSIONS if name != switch)))
+    assert len(without.graph.nodes()) > len(everything.graph.nodes())
+
+
+def test_fusions_change_kernels_and_not_the_result(goldens: Path) -> None:
+    expected = golden(goldens, "qwen3")
+    tokens = expected["tokens"].tolist()
+    path = goldens / "qwen3" / "model-f16.gguf"
+    plain = {**PAIR, "fusion": dict.fromkeys(FUSIONS, False)}
+    fused = records(path, PAIR, precision="exact")
+    with rlx.auto_runner(path, max_seq=96, precision="exact", profile=plain) as runner:
+        for bucket in ((1, 1), (2, 16)):
+            alone = {record.bucket: record for record in runner.compile()}[bucket]
+            assert alone.digest != fused[bucket].digest
+            assert alone.kernels != fused[bucket].kernels
+        rows = [runner.prefill_logits(tokens[:40]), *map(runner.decode_logits, tokens[40:])]
+    assert error(np.stack(rows), expected["logits"][39:]) <= GOLDEN
+
+
+# ---------------------------------------------------------------------------------------------------- cache
+
+
+def test_a_cache_of_one_program_works(goldens: Path, expected: dict[str, Array]) -> None:
+    """Programs leave the cache while they are in use, and come back from the store."""
+    tokens = expected["tokens"].tolist()
+    cache = CompileCache(capacity=1, store=Store(default_root()))
+    path = goldens / "gemma3" / "model-f16.gguf"
+    with rlx.auto_runner(path, max_seq=96, precision="exact", profile=LADDER, cache=cache) as runner:
+        for _ in range(2):
+            assert error(runner.predict_logits(tokens, all_positions=True), expected["logits"]) <= GOLDEN
+            assert runner.generate(tokens[:19], 3, stop_at_eog=False)
+        stats = runner.stats()["cache"]
+        assert len(cache) == 1
+        assert stats.evictions >= 4
+        assert stats.compiles + stats.hits_disk == stats.misses + stats.hits_disk >= 5
+        again = [record.cached for record in runner.compile()]
+        assert again == [True] * 3
+        assert error(runner.predict_logits(tokens), expected["logits"][-1]) <= GOLDEN
+
+
+# ---------------------------------------------------------------------------------------------------- threads
+
+
+def test_a_runner_may_move_between_threads(goldens: Path, expected: dict[str, Array]) -> None:
+    tokens = expected["tokens"].tolist()
+    path = goldens / "gemma3" / "model-f16.gguf"
+
+    def elsewhere(work: Any, *args: Any, **options: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(work, *args, **options).result()
+
+    runner = elsewhere(rlx.auto_runner, path, max_seq=96, precision="exact", profile=LADDER)
+    assert error(elsewhere(runner.prefill_logits, tokens[:20]), expected["logits"][19]) <= GOLDEN
+    assert error(runner.decode_logits(tokens[20]), expected["logits"][20]) <= GOLDEN
+    assert error(elsewhere(runner.decode_logits, tokens[21]), expected["logits"][21]) <= GOLDEN
+    elsewhere(runner.close)
+    with pytest.raises(BusyError, match=r"the runner was closed\. open the model again"):
+        runner.decode_logits(1)
+
+
+def test_a_second_thread_is_told_that_the_runner_is_busy(goldens: Path, expected: dict[str, Array]) -> None:
+    tokens, path = expected["tokens"].tolist(), goldens / "gemma3" / "model-f16.gguf"
+    inside, checked = threading.Event(), threading.Event()
+
+    def pause(token: int) -> None:
+        inside.set()
+        assert checked.wait(60)
+
+    with rlx.auto_runner(path, max_seq=96, precision="exact", profile=LADDER) as runner, ThreadPoolExecutor(1) as pool:
+        generating = pool.submit(runner.generate, tokens, 4, pause, stop_at_eog=False)
+        assert inside.wait(60)
+        uses = [lambda: runner.predict_logits([1]), lambda: runner.generate([1], 1), runner.reset, runner.close]
+        for use in uses:
+            with pytest.raises(BusyError, match=r"in use: generate in thread .*open a runner for each thread"):
+                use()
+        checked.set()
+        assert generating.result() == expected["greedy"][:4].tolist()
+        assert error(runner.predict_logits(tokens), expected["logits"][-1]) <= GOLDEN
+
+
+def test_two_runners_work_side_by_side(goldens: Path, demo_model: Path, expected: dict[str, Array]) -> None:
+    """Each has workers and memory of its own; the programs in the cache are shared."""
+    tokens, path = expected["tokens"].tolist(), goldens / "gemma3" / "model-f16.gguf"
+    options: dict[str, Any] = {"max_seq": 96, "precision": "exact", "profile": LADDER}
+    cache = CompileCache.default()
+    with rlx.auto_runner(path, **options, cache=cache) as one, rlx.auto_runner(path, **options, cache=cache) as other:
+        with ThreadPoolExecutor(2) as pool:
+            answers = [pool.submit(r.generate, tokens, 8, stop_at_eog=False) for r in (one, other)]
+            assert [a.result() for a in answers] == [expected["greedy"][:8].tolist()] * 2
+        assert cache.stats.hits_memory > 0
