@@ -34,7 +34,9 @@ _BUILDS: dict[str, Build] = {
     "llama": llama.build,
     "qwen2": qwen3.build_qwen2,
     "qwen3": qwen3.build_qwen3,
-    "gemma3": gemma.build,
+    "gemma": gemma.build_gemma,
+    "gemma2": gemma.build_gemma2,
+    "gemma3": gemma.build_gemma3,
 }
 FAMILIES = {arch: Family(ARCHITECTURES[arch].family, build) for arch, build in _BUILDS.items()}
 # File format -> values of `general.architecture`, of `model_type`.

@@ -29,10 +29,14 @@ def _upper_layers_slide(keys: Keys, layers: int) -> list[bool]:
     return [keys.flag("use_sliding_window", False) and layer >= first for layer in range(layers)]
 
 
-def _every_nth_is_full(keys: Keys, layers: int) -> list[bool]:
-    """Gemma 3: every sixth layer attends to everything."""
-    key = "sliding_window_pattern" if "sliding_window_pattern" in keys else "_sliding_window_pattern"
-    return by_period(keys.integer(key, (1, 1 << 31), 6), layers)
+def _every_nth_is_full(n: int) -> Sliding:
+    """Gemma: every `n`-th layer attends to everything, unless the file has another period."""
+
+    def slides(keys: Keys, layers: int) -> list[bool]:
+        key = "sliding_window_pattern" if "sliding_window_pattern" in keys else "_sliding_window_pattern"
+        return by_period(keys.integer(key, (1, 1 << 31), n), layers)
+
+    return slides
 
 
 def by_period(period: int, layers: int) -> list[bool]:
@@ -49,27 +53,33 @@ class Architecture:
         model_types: `model_type` in `config.json`, of the text part and of models that contain it.
         gguf_rope: rope style of its GGUF files; of safetensors it is always "neox".
         gguf_period: in GGUF every n-th layer has no window; None: no layer has one.
+        gguf_window: default window of its GGUF files, 0 for none.
+        gguf_caps: (attention, logits): default softcaps of its GGUF files, 0 for none.
         hf_sliding: which layers slide according to a `config.json` without `layer_types`.
         local_base: default base of a rope of their own for sliding layers, None if they share the model's.
         hf_base: default of `rope_theta`.
-        hf_activation: key of the activation in `config.json`.
+        hf_activation: keys of the activation in `config.json`; the first that is there counts.
+        hf_activation_names: what its files call activations differently than others.
         activation: in GGUF, which has no key for it.
         norm_offset: what the norm weights of its safetensors lack.
         scales_embedding: embeddings are multiplied by sqrt(hidden).
         biases: linear layers that must have a bias; others may.
         wide_scale_layers: layer count of the one model whose attention scale is 1/sqrt(hidden/heads), which GGUF does
             not store.
-        hf_defaults: values of keys that published files leave out.
+        hf_defaults: values of keys that published files leave out; a null is not left out.
     """
 
     family: str
     model_types: tuple[str, ...]
     gguf_rope: str = "neox"
     gguf_period: int | None = None
+    gguf_window: int = 0
+    gguf_caps: tuple[float, float] = (0.0, 0.0)
     hf_sliding: Sliding = none_slides
     local_base: float | None = None
     hf_base: float = 10_000.0
-    hf_activation: str = "hidden_act"
+    hf_activation: tuple[str, ...] = ("hidden_act",)
+    hf_activation_names: Mapping[str, str] = field(default_factory=dict)
     activation: str = "silu"
     norm_offset: float = 0.0
     scales_embedding: bool = False
@@ -78,20 +88,42 @@ class Architecture:
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-_GEMMA3_DEFAULTS: dict[str, Any] = {
-    "vocab_size": 262_208,
+_GEMMA_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 256_000,
+    "hidden_size": 3072,
+    "intermediate_size": 24_576,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
+_GEMMA2_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 256_000,
     "hidden_size": 2304,
     "intermediate_size": 9216,
     "num_hidden_layers": 26,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 256,
-    "max_position_embeddings": 131_072,
+    "max_position_embeddings": 8192,
     "rms_norm_eps": 1e-6,
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
     "hidden_activation": "gelu_pytorch_tanh",
     "tie_word_embeddings": True,
+}
+_GEMMA3_DEFAULTS: dict[str, Any] = {
+    **_GEMMA2_DEFAULTS,
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
 }
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -109,14 +141,39 @@ ARCHITECTURES: dict[str, Architecture] = {
         hf_sliding=_upper_layers_slide,
         hf_defaults={"use_sliding_window": False, "head_dim": 128},
     ),
+    "gemma": Architecture(
+        "gemma",
+        ("gemma",),
+        # The first files say "gelu" in the older key; the model was trained with the approximation by tanh.
+        hf_activation=("hidden_activation", "hidden_act"),
+        hf_activation_names={"gelu": "gelu_tanh"},
+        activation="gelu_tanh",
+        norm_offset=1.0,
+        scales_embedding=True,
+        hf_defaults=_GEMMA_DEFAULTS,
+    ),
+    "gemma2": Architecture(
+        "gemma",
+        ("gemma2",),
+        gguf_period=2,
+        gguf_window=4096,
+        gguf_caps=(50.0, 30.0),
+        hf_sliding=_every_nth_is_full(2),
+        hf_activation=("hidden_activation",),
+        activation="gelu_tanh",
+        norm_offset=1.0,
+        scales_embedding=True,
+        wide_scale_layers=46,
+        hf_defaults=_GEMMA2_DEFAULTS,
+    ),
     "gemma3": Architecture(
         "gemma",
         ("gemma3_text", "gemma3"),
         gguf_period=6,
-        hf_sliding=_every_nth_is_full,
+        hf_sliding=_every_nth_is_full(6),
         local_base=10_000.0,
         hf_base=1_000_000.0,
-        hf_activation="hidden_activation",
+        hf_activation=("hidden_activation",),
         activation="gelu_tanh",
         norm_offset=1.0,
         scales_embedding=True,

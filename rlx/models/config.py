@@ -145,8 +145,8 @@ class ModelConfig:
             local_rope=ropes[1],
             windows=_gguf_windows(keys, row, sizes["layers"]),
             attention_scale=_gguf_attention_scale(keys, row, sizes),
-            attention_softcap=_cap(keys, "attn_logit_softcapping"),
-            logit_softcap=_cap(keys, "final_logit_softcapping"),
+            attention_softcap=_cap(keys, "attn_logit_softcapping", row.gguf_caps[0]),
+            logit_softcap=_cap(keys, "final_logit_softcapping", row.gguf_caps[1]),
             tied=not has_tensor("output.weight"),
             embedding_scale=sqrt(sizes["hidden"]) if row.scales_embedding else 1.0,
             norm_offset=0.0,
@@ -176,7 +176,7 @@ class ModelConfig:
             **sizes,
             vocab_size=keys.integer("vocab_size", _WIDTH),
             eps=keys.number("rms_norm_eps", _EPS),
-            activation=keys.choice(row.hf_activation, _ACTIVATIONS),
+            activation=_hf_activation(keys, row),
             rope_style="neox",
             rope=ropes[0],
             local_rope=ropes[1],
@@ -232,9 +232,9 @@ def _divided(keys: Keys, names: Mapping[str, str], sizes: Mapping[str, int]) -> 
     return sizes["hidden"] // sizes["heads"]
 
 
-def _cap(keys: Keys, key: str) -> float | None:
-    """A softcap; 0 and absent mean none."""
-    return keys.number(key, _CAP, 0.0) or None
+def _cap(keys: Keys, key: str, default: float = 0.0) -> float | None:
+    """A softcap; 0 means none."""
+    return keys.number(key, _CAP, default) or None
 
 
 # -- GGUF -------------------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def _gguf_vocab_size(keys: Keys, metadata: Mapping[str, Any]) -> int:
 
 def _gguf_windows(keys: Keys, row: Architecture, layers: int) -> tuple[int | None, ...]:
     """Key and pattern count only for architectures that have windows; a window of 0 is none."""
-    window = keys.integer("attention.sliding_window", (0, 1 << 31), 0) if row.gguf_period else 0
+    window = keys.integer("attention.sliding_window", (0, 1 << 31), row.gguf_window) if row.gguf_period else 0
     if not window:
         return (None,) * layers
     key = "attention.sliding_window_pattern"
@@ -275,7 +275,10 @@ def _gguf_attention_scale(keys: Keys, row: Architecture, sizes: Mapping[str, int
 
 
 def _hf_keys(config: Mapping[str, Any], where: object) -> tuple[str, Keys]:
-    """The architecture and the keys of the text part, with the model type's defaults for those that are absent."""
+    """The architecture and the keys of the text part, with the model type's defaults for those that are absent.
+
+    A null is not absent: of a softcap it means none, whatever the default.
+    """
     outer = Keys(config, where)
     arch = _known(outer, "model_type", MODEL_TYPES)
     row, text = ARCHITECTURES[arch], outer.nested("text_config", optional=True)
@@ -283,7 +286,12 @@ def _hf_keys(config: Mapping[str, Any], where: object) -> tuple[str, Keys]:
     if inner not in row.model_types:
         text.unsupported("model_type", inner, f"expected one of {', '.join(row.model_types)}")
     given = {**config, **config.get("text_config", {})} if text.mapping else config
-    return arch, Keys({**row.hf_defaults, **{k: v for k, v in given.items() if v is not None}}, where)
+    return arch, Keys({**row.hf_defaults, **given}, where)
+
+
+def _hf_activation(keys: Keys, row: Architecture) -> str:
+    key = next((key for key in row.hf_activation if key in keys), row.hf_activation[-1])
+    return keys.choice(key, {**_ACTIVATIONS, **row.hf_activation_names})
 
 
 def _hf_biases(keys: Keys, row: Architecture) -> tuple[str, ...]:

@@ -1,11 +1,15 @@
-"""Gemma 3, text.
+"""Gemma 1, 2 and 3, text.
 
-A family file: the equations of one decoder, top to bottom. Embeddings are scaled by sqrt(hidden); each half of a layer
-is normalized before and after; five layers of six see a window only, and turn by a rope of their own. Source: Gemma 3
-(arXiv 2503.19786).
+A family file: the equations of one decoder, top to bottom. Embeddings are scaled by sqrt(hidden). Gemma 2 normalizes
+each half of a layer behind it too, caps scores and logits, and lets every second layer see a window only; Gemma 3 has
+norms on the heads of q and k in place of the caps, and five layers of six with a window and a rope of their own. Caps,
+windows and ropes are the configuration's. Sources: Gemma (arXiv 2403.08295), Gemma 2 (arXiv 2408.00118), Gemma 3 (arXiv
+2503.19786).
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
@@ -14,14 +18,21 @@ from rlx.models.builder import Weights, start
 from rlx.models.config import ModelConfig
 
 
-def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
-    """The graph of a Gemma 3 model; see `rlx.models.build`."""
+def build(config: ModelConfig, weights: Weights, kv_dtype: DType, *, post_norms: bool, head_norms: bool) -> Graph:
+    """The graph of a Gemma model, with norms behind attention and MLP or without, on the heads of q and k or without;
+    see `rlx.models.build`.
+    """
     model = start(config, weights, kv_dtype)
     x = embedding(model)
     angles = rope_angles(model)
     for layer in model.layers():
-        y = attention(layer, norm(layer, x, "attn_norm"), angles, head_norms=True)
-        x = x + norm(layer, y, "post_attention_norm")
+        y = attention(layer, norm(layer, x, "attn_norm"), angles, head_norms=head_norms)
+        x = x + (norm(layer, y, "post_attention_norm") if post_norms else y)
         y = gated_mlp(layer, norm(layer, x, "ffn_norm"))
-        x = x + norm(layer, y, "post_ffw_norm")
+        x = x + (norm(layer, y, "post_ffw_norm") if post_norms else y)
     return head(model, x)
+
+
+build_gemma = partial(build, post_norms=False, head_norms=False)
+build_gemma2 = partial(build, post_norms=True, head_norms=False)
+build_gemma3 = partial(build, post_norms=True, head_norms=True)

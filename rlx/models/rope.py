@@ -92,7 +92,7 @@ def from_gguf(keys: Keys, dims: int, has_tensor: Callable[[str], bool], local: b
 
     Raises:
         ConfigError: a key of the wrong type or out of range; with `local`, no base.
-        UnsupportedModelError: a scaling that rlx does not have.
+        UnsupportedModelError: a scaling that rlx does not have; without `local`, another base for those layers.
     """
     for name in _LONGROPE:
         if has_tensor(name):
@@ -100,6 +100,8 @@ def from_gguf(keys: Keys, dims: int, has_tensor: Callable[[str], bool], local: b
     keys.require("rope.scaling.attn_factor", 1.0, "a factor on rope's sines and cosines is not supported")
     # A family with two ropes has no common base that could stand in for the global one.
     base = keys.number("rope.freq_base", POSITIVE) if local else keys.number("rope.freq_base", POSITIVE, 10_000.0)
+    if not local:
+        keys.require("rope.freq_base_swa", base, "a rope of its own for some layers is not supported here")
     divisors = DIVISORS if has_tensor(DIVISORS) else None
     rope = Rope(base, dims, factor=_gguf_factor(keys), divisors=divisors)
     return rope, Rope(keys.number("rope.freq_base_swa", POSITIVE, 10_000.0), dims) if local else None

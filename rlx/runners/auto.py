@@ -50,7 +50,6 @@ KNOWN_UNIMPLEMENTED: dict[str, str] = {
     **dict.fromkeys(("qwen35", "qwen36", "qwen3_5", "qwen3_5_text", "qwen3_6", "qwen3_5_mtp"), _QWEN35),
     **dict.fromkeys(("qwen35moe", "qwen36moe", "qwen3_5_moe", "qwen3_5_moe_text"), f"{_QWEN35}, and {_MOE}"),
     **dict.fromkeys(("qwen3next", "qwen3_next"), f"{_QWEN35}, and {_MOE}"),
-    **dict.fromkeys(("gemma", "gemma2"), "Gemma 1 and 2 are not there yet, Gemma 3 is"),
     **dict.fromkeys(("gemma3n", "gemma3n_text"), "Gemma 3n needs per-layer embeddings and AltUp"),
     **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), "Gemma 4 is not there yet"),
     "gemma4moe": f"Gemma 4 is not there yet, and {_MOE}",

@@ -51,7 +51,7 @@ class Qwen3Runner(FamilyRunner):
 
 
 class GemmaRunner(FamilyRunner):
-    """Gemma 3, its text part."""
+    """Gemma 1 and 2, and the text part of Gemma 3."""
 
     FAMILY = "gemma"
 

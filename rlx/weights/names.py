@@ -65,7 +65,7 @@ _LAYER = (
 )
 _HEAD_NORMS = (Row("attn_q_norm", "self_attn.q_norm"), Row("attn_k_norm", "self_attn.k_norm"))
 _PRE_NORM = (Row("ffn_norm", "post_attention_layernorm"),)
-# The same Hugging Face name means another tensor here: gemma normalizes before and after each half of the layer.
+# The same Hugging Face name means another tensor here: gemma 2 and 3 normalize before and after each half of the layer.
 _SANDWICH_NORMS = (
     Row("post_attention_norm", "post_attention_layernorm"),
     Row("ffn_norm", "pre_feedforward_layernorm"),
@@ -76,6 +76,8 @@ FAMILIES: dict[str, Table] = {
     "llama": Table(_DECODER, _HEAD, (*_LAYER, *_PRE_NORM)),
     "qwen2": Table(_DECODER, _HEAD, (*_LAYER, *_PRE_NORM)),
     "qwen3": Table(_DECODER, _HEAD, (*_LAYER, *_HEAD_NORMS, *_PRE_NORM)),
+    "gemma": Table(_DECODER, _HEAD, (*_LAYER, *_PRE_NORM)),
+    "gemma2": Table(_DECODER, _HEAD, (*_LAYER, *_SANDWICH_NORMS)),
     "gemma3": Table(_DECODER, _HEAD, (*_LAYER, *_HEAD_NORMS, *_SANDWICH_NORMS)),
 }
 

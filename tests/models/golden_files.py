@@ -62,6 +62,8 @@ HF_NAMES = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 
+SANDWICHED = ("gemma2", "gemma3")  # norms before and behind attention
+
 
 def canonical(name: str, family: str) -> str:
     """`model.layers.3.mlp.up_proj.weight` -> `blk.3.ffn_up.weight`."""
@@ -73,7 +75,7 @@ def canonical(name: str, family: str) -> str:
         _, number, path = path.split(".", 2)
         block = f"blk.{number}."
     if path == "post_attention_layernorm":
-        return f"{block}{'post_attention_norm' if family == 'gemma3' else 'ffn_norm'}.{end}"
+        return f"{block}{'post_attention_norm' if family in SANDWICHED else 'ffn_norm'}.{end}"
     return f"{block}{HF_NAMES[path]}.{end}"
 
 

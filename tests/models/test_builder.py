@@ -41,7 +41,7 @@ def logits(config: ModelConfig, tensors: Tensors) -> np.ndarray:
 # -- refusals ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"])
 def test_every_tensor_is_needed(family: str) -> None:
     config, tensors = load(family)
     for name in tensors:
@@ -149,3 +149,17 @@ def test_layers_with_a_window_turn_by_the_local_rope() -> None:
     assert turns == [f"rope.{'global' if w is None else 'local'}.inv_freq" for w in windows]
     shared = build(replace(config, windows=(None,) * 7), tensors, F32)
     assert set(shared.constants) == {"rope.global.inv_freq"}
+
+
+def test_gemma_2_caps_scores_and_logits_and_has_one_rope() -> None:
+    config, tensors = load("gemma2")
+    graph = build(config, tensors, F32)
+    found = [(n["window"], n["softcap"]) for n in graph.nodes() if n.op == "attention"]
+    assert found == [(16, 6.0), (None, 6.0)] * 2
+    assert [n["cap"] for n in graph.nodes() if n.op == "softcap"] == [8.0]
+    assert set(graph.constants) == {"rope.global.inv_freq"}
+
+
+@pytest.mark.parametrize(("family", "norms"), [("gemma", 2 * 4 + 1), ("gemma2", 4 * 4 + 1), ("gemma3", 6 * 7 + 1)])
+def test_the_norms_of_the_gemmas(family: str, norms: int) -> None:
+    assert sum(n.op == "rms_norm" for n in build(*load(family), F32).nodes()) == norms

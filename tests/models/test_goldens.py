@@ -90,7 +90,7 @@ def test_gguf_and_hf_are_the_same_model(family: str) -> None:
     same = set(vars(gguf)) - {"eps", "norm_offset", "rope", "rope_style"}
     assert {k: vars(gguf)[k] for k in same} == {k: vars(hf)[k] for k in same}
     assert gguf.eps == pytest.approx(hf.eps, rel=1e-6) and gguf.rope.base == hf.rope.base
-    assert (gguf.norm_offset, hf.norm_offset) == (0.0, 1.0 if family == "gemma3" else 0.0)
+    assert (gguf.norm_offset, hf.norm_offset) == (0.0, 1.0 if family.startswith("gemma") else 0.0)
     assert (gguf.rope_style, hf.rope_style) == ("interleaved" if family == "llama" else "neox", "neox")
 
 

@@ -41,6 +41,19 @@ QWEN_3_06B: dict[str, Any] = {
     "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True, "use_sliding_window": False,
     "vocab_size": 151936,
 }  # fmt: skip
+GEMMA_1_2B: dict[str, Any] = {
+    "model_type": "gemma", "attention_bias": False, "head_dim": 256, "hidden_act": "gelu", "hidden_activation": None,
+    "hidden_size": 2048, "intermediate_size": 16384, "max_position_embeddings": 8192, "num_attention_heads": 8,
+    "num_hidden_layers": 18, "num_key_value_heads": 1, "rms_norm_eps": 1e-06, "rope_scaling": None,
+    "rope_theta": 10000.0, "vocab_size": 256000,
+}  # fmt: skip
+GEMMA_2_27B: dict[str, Any] = {
+    "model_type": "gemma2", "attention_bias": False, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    "head_dim": 128, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 4608,
+    "intermediate_size": 36864, "max_position_embeddings": 8192, "num_attention_heads": 32, "num_hidden_layers": 46,
+    "num_key_value_heads": 16, "query_pre_attn_scalar": 144, "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
+    "sliding_window": 4096, "sliding_window_size": 4096, "vocab_size": 256000,
+}  # fmt: skip
 GEMMA_3_4B: dict[str, Any] = {
     "model_type": "gemma3", "image_token_index": 262144,
     "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
@@ -61,6 +74,13 @@ GEMMA_3_27B_GGUF: dict[str, Any] = {
     "gemma3.attention.layer_norm_rms_epsilon": 1e-6, "gemma3.attention.sliding_window": 1024,
     "gemma3.rope.freq_base": 1e6, "gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0,
     "tokenizer.ggml.tokens": ["a"] * 262144,
+}  # fmt: skip
+# The keys of an early GGUF file of Gemma 2 27B, which has neither caps nor a window.
+GEMMA_2_27B_GGUF: dict[str, Any] = {
+    "general.architecture": "gemma2", "gemma2.context_length": 8192, "gemma2.embedding_length": 4608,
+    "gemma2.block_count": 46, "gemma2.feed_forward_length": 36864, "gemma2.attention.head_count": 32,
+    "gemma2.attention.head_count_kv": 16, "gemma2.attention.key_length": 128, "gemma2.attention.value_length": 128,
+    "gemma2.attention.layer_norm_rms_epsilon": 1e-6, "tokenizer.ggml.tokens": ["a"] * 256000,
 }  # fmt: skip
 LLAMA_GGUF: dict[str, Any] = {
     "general.architecture": "llama", "llama.context_length": 4096, "llama.embedding_length": 64,
@@ -90,8 +110,8 @@ def changed(base: Mapping[str, Any], changes: Mapping[str, Any], prefix: str) ->
 def test_tables_agree() -> None:
     assert set(FAMILIES) == set(ARCHITECTURES)
     assert {row.runner for row in FAMILIES.values()} == {"llama32", "qwen3", "gemma"}
-    assert SUPPORTED["gguf"] == ("llama", "qwen2", "qwen3", "gemma3")
-    assert SUPPORTED["safetensors"] == ("llama", "qwen2", "qwen3", "gemma3_text", "gemma3")
+    assert SUPPORTED["gguf"] == ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
+    assert SUPPORTED["safetensors"] == ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "gemma3")
 
 
 # -- published models -------------------------------------------------------------------------------------------------
@@ -117,6 +137,57 @@ def test_qwen_3_06b() -> None:
     assert (c.arch, c.family, c.hidden, c.heads, c.head_dim, c.biases) == ("qwen3", "qwen3", 1024, 16, 128, ())
     assert c.rope == Rope(1e6, 128) and c.attention_scale == pytest.approx(128**-0.5)
     assert hf(QWEN_3_06B, head_dim=REMOVED).head_dim == 128
+
+
+def test_gemma_1_2b_means_the_approximation_when_it_says_gelu() -> None:
+    c = hf(GEMMA_1_2B)
+    assert (c.arch, c.family, c.vocab_size, c.hidden, c.layers, c.ffn) == ("gemma", "gemma", 256000, 2048, 18, 16384)
+    assert (c.heads, c.kv_heads, c.head_dim, c.context, c.eps, c.tied) == (8, 1, 256, 8192, 1e-6, True)
+    assert c.rope == Rope(1e4, 256) and c.local_rope is None and c.windows == (None,) * 18
+    assert (c.activation, c.norm_offset, c.attention_scale) == ("gelu_tanh", 1.0, 0.0625)
+    assert c.embedding_scale == pytest.approx(2048**0.5)
+    assert c.attention_softcap is None is c.logit_softcap
+    assert hf(GEMMA_1_2B, hidden_act=REMOVED).activation == "gelu_tanh"
+    assert hf(GEMMA_1_2B, hidden_act="gelu_pytorch_tanh").activation == "gelu_tanh"
+    assert hf(GEMMA_1_2B, hidden_activation="silu").activation == "silu"
+    for changes in ({"hidden_act": "relu"}, {"hidden_activation": "relu"}):
+        with pytest.raises(UnsupportedModelError, match=r"is 'relu': supported are"):
+            hf(GEMMA_1_2B, **changes)
+    with pytest.raises(UnsupportedModelError, match=r"'hidden_activation' is 'gelu'"):
+        hf(GEMMA_2_27B, hidden_activation="gelu")
+
+
+def test_gemma_1_7b_is_what_a_config_without_sizes_means() -> None:
+    c = hf({"model_type": "gemma"})
+    assert (c.hidden, c.layers, c.heads, c.kv_heads, c.ffn, c.tied) == (3072, 28, 16, 16, 24576, True)
+
+
+def test_gemma_2_27b_in_both_formats() -> None:
+    from_hf, from_gguf = hf(GEMMA_2_27B), gguf(GEMMA_2_27B_GGUF)
+    assert from_hf.attention_scale == pytest.approx(144**-0.5) == from_gguf.attention_scale
+    assert (from_hf.arch, from_hf.family, from_hf.attention_softcap, from_hf.logit_softcap) == (
+        "gemma2", "gemma", 50.0, 30.0,
+    )  # fmt: skip
+    assert from_hf.windows == (4096, None) * 23 and from_hf.local_rope is None
+    same = set(vars(from_hf)) - {"attention_scale", "norm_offset"}
+    assert {k: vars(from_gguf)[k] for k in same} == {k: vars(from_hf)[k] for k in same}
+    assert gguf(GEMMA_2_27B_GGUF, block_count=42).attention_scale == pytest.approx(128**-0.5)
+
+
+def test_gemma_2_2b_is_what_a_config_without_sizes_means() -> None:
+    c = hf({"model_type": "gemma2"})
+    assert (c.hidden, c.layers, c.heads, c.kv_heads, c.ffn, c.context) == (2304, 26, 8, 4, 9216, 8192)
+    assert (c.windows, c.attention_softcap, c.logit_softcap) == ((4096, None) * 13, 50.0, 30.0)
+
+
+def test_softcaps_of_gemma_2_can_be_switched_off() -> None:
+    """A null in `config.json` is no default but none, as is a zero in GGUF."""
+    off = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    assert (hf(GEMMA_2_27B, **off).attention_softcap, hf(GEMMA_2_27B, **off).logit_softcap) == (None, None)
+    zero = gguf(GEMMA_2_27B_GGUF, attn_logit_softcapping=0.0, final_logit_softcapping=0.0)
+    assert (zero.attention_softcap, zero.logit_softcap) == (None, None)
+    capped = gguf(GEMMA_2_27B_GGUF, attn_logit_softcapping=6.0, final_logit_softcapping=8.0)
+    assert (capped.attention_softcap, capped.logit_softcap) == (6.0, 8.0)
 
 
 def test_gemma_3_4b_leaves_most_keys_to_defaults() -> None:
@@ -164,6 +235,9 @@ def test_gemma_patterns() -> None:
     assert gguf(GEMMA_GGUF, attention__sliding_window_pattern=2).windows == (1024, None) * 3 + (1024,)
     flags = np.array([True, False, False, True, False, False, False])
     assert gguf(GEMMA_GGUF, attention__sliding_window_pattern=flags).windows == (1024, None, None, 1024) + (None,) * 3
+    assert gguf(GEMMA_2_27B_GGUF, attention__sliding_window=16).windows == (16, None) * 23
+    types = ["full_attention"] * 45 + ["sliding_attention"]
+    assert hf(GEMMA_2_27B, layer_types=types).windows == (None,) * 45 + (4096,)
     assert hf(GEMMA_3_27B_TEXT, sliding_window_pattern=2).windows == (1024, None) * 31
     assert hf(GEMMA_3_27B_TEXT, _sliding_window_pattern=1).windows == (None,) * 62
 
@@ -305,7 +379,7 @@ HF_WRONG = [
     ("use_sliding_window", "yes", "'use_sliding_window' is 'yes', expected true or false"),
 ]
 HF_UNSUPPORTED = [
-    ("model_type", "gpt2", "'gpt2' (model_type) is not supported. Supported are llama, qwen2, qwen3, gemma3_text, gem"),
+    ("model_type", "gpt2", "'gpt2' (model_type) is not supported. Supported are llama, qwen2, qwen3, gemma, gemma2,"),
     ("num_experts", 64, "'num_experts' is 64: mixtures of experts"),
     ("num_local_experts", 8, "'num_local_experts' is 8"),
     ("hidden_act", "relu", "'hidden_act' is 'relu': supported are silu"),
@@ -346,6 +420,9 @@ def test_unsupported_hf_keys(key: str, value: Any, message: str) -> None:
 def test_other_mistakes() -> None:
     with pytest.raises(UnsupportedModelError, match="longrope"):
         gguf(LLAMA_GGUF, ("rope_factors_long.weight",))
+    assert gguf(GEMMA_2_27B_GGUF, rope__freq_base_swa=1e4).rope == Rope(1e4, 128)
+    with pytest.raises(UnsupportedModelError, match=r"'gemma2.rope.freq_base_swa' is 5000.0: a rope of its own for"):
+        gguf(GEMMA_2_27B_GGUF, rope__freq_base_swa=5000.0)
     with pytest.raises(ConfigError, match=r"'gemma3.rope.freq_base' is missing"):
         gguf(GEMMA_GGUF, rope__freq_base=REMOVED)
     with pytest.raises(ConfigError, match=r"sliding_window_pattern' is \[True, False\], expected 7 elements"):

@@ -26,7 +26,14 @@ from rlx.runners import (
 from rlx.runners.auto import KNOWN_UNIMPLEMENTED
 from rlx.runners.families import RUNNERS
 
-FAMILIES = {"llama": Llama32Runner, "qwen2": Qwen3Runner, "qwen3": Qwen3Runner, "gemma3": GemmaRunner}
+FAMILIES = {
+    "llama": Llama32Runner,
+    "qwen2": Qwen3Runner,
+    "qwen3": Qwen3Runner,
+    "gemma": GemmaRunner,
+    "gemma2": GemmaRunner,
+    "gemma3": GemmaRunner,
+}
 
 
 def gguf(folder: Path, arch: str | None) -> Path:
@@ -89,7 +96,7 @@ def test_the_wrong_family_s_runner_gives_its_engine_back(opened: Opened, goldens
     assert opened.engines[0].closed
 
 
-@pytest.mark.parametrize("arch", ["qwen35moe", "gemma2", "gpt-oss", "phi3"])
+@pytest.mark.parametrize("arch", ["qwen35moe", "gemma3n", "gpt-oss", "phi3"])
 def test_a_known_architecture_that_is_not_there_yet(tmp_path: Path, opened: Opened, arch: str) -> None:
     said = rf"model\.gguf: the architecture '{arch}' \(general\.architecture\) is known but not there yet: .*"
     with pytest.raises(UnsupportedModelError, match=said + "Supported: .*llama.*qwen3"):

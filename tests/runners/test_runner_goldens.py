@@ -21,7 +21,7 @@ from rlx.runners import CachedRunner, LmRunner, auto_runner
 from rlx.text import load_tokenizer
 from rlx.weights import ModelWeights, open_weights
 
-FAMILIES = ("gemma3", "llama", "qwen2", "qwen3")
+FAMILIES = ("gemma", "gemma2", "gemma3", "llama", "qwen2", "qwen3")
 MAX_SEQ, TOLERANCE = 96, 1e-5
 
 
