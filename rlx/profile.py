@@ -20,6 +20,7 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class CompileProfile:
         _check_names(self.fusions, FUSIONS, "CompileProfile", "fusion")
         _check_buckets(self.buckets, "CompileProfile.buckets")
 
-    @property
+    @cached_property
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """(smallest, largest) row count of each bucket."""
         ends = self.buckets

@@ -62,6 +62,8 @@ class NativeProgram:
         self._unbound = self._place_arena()
         self._positions = self._by_name()
         self._step, self._context_address = self._code.addresses["step"], self._context.ctypes.data
+        shapes = {row: tuple(map(dims.parse_dim, manifest["outputs"][row]["shape"])) for row in manifest["outputs"]}
+        self._shapes: dict[str, tuple[dims.DimLike, ...]] = shapes
         self.inputs = {name: self._view(row, self._most(row)) for name, row in manifest["inputs"].items()}
 
     def _make_context(self) -> np.ndarray:
@@ -115,8 +117,7 @@ class NativeProgram:
 
     def output(self, name: str, **extents: int) -> np.ndarray:
         """A view of a result in the arena, valid until the next step."""
-        row = self.manifest["outputs"][name]
-        return self._view(row, tuple(dims.value(dims.parse_dim(d), extents) for d in row["shape"]))
+        return self._view(self.manifest["outputs"][name], tuple(dims.value(d, extents) for d in self._shapes[name]))
 
     def _most(self, row: Mapping[str, Any]) -> tuple[int, ...]:
         limits = {s: (low, high) for s, (low, high) in self.manifest["bounds"].items()}
