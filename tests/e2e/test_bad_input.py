@@ -173,7 +173,7 @@ FILES: dict[str, tuple[Make, type[RlxError], list[str]]] = {
     "cut in the version": (lambda m, p: head_of(m, p, 7), GgufError, ["byte 4: the version needs 4 bytes", AGAIN]),
     "cut in the counts": (lambda m, p: head_of(m, p, 100), GgufError, ["the tensor count is 46, too many", AGAIN]),
     "cut in a string": (lambda m, p: head_of(m, p, 5000), GgufError, ["tokens' runs past the end of the file", AGAIN]),
-    "cut in the tensor table": (lambda m, p: head_of(m, p, 11880), GgufError, ["needs 8 bytes, the file has 3 left", AGAIN]),
+    "cut in the table": (lambda m, p: head_of(m, p, 11880), GgufError, ["needs 8 bytes, the file has 3 left", AGAIN]),
     "cut after the header": (lambda m, p: head_of(m, p, 15000), GgufError, ["takes 65536 bytes, the whole", AGAIN]),
     "cut in the middle": (lambda m, p: head_of(m, p, 200_000), GgufError, [" ends at byte ", "has 200000", AGAIN]),
     "cut in the data": (lambda m, p: data_cut(m, p, 1000), GgufError, ["tensor 'blk.3.", "the file has 426456", AGAIN]),
