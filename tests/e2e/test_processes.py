@@ -1,0 +1,336 @@
+"""Between processes: a second one that compiles nothing, several that compile the same at once, damage, interrupts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.errors import CacheError
+from rlx.runtime.cache import CompileCache
+from rlx.runtime.store import CacheWarning, Store, default_root
+
+PROMPT = [5]  # a single token needs one program, that of decode
+LONG = [(37 * i + 11) % 500 for i in range(32)]
+
+
+@pytest.fixture(scope="session")
+def model(goldens: Path) -> Path:
+    return goldens / "qwen3" / "model-f16.gguf"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A compile cache of the test's own."""
+    path = tmp_path / "cache"
+    path.mkdir(0o700)
+    return path
+
+
+def tokens_of(model: Path, cache: CompileCache) -> tuple[list[int], Any]:
+    """Greedy tokens and what the cache counted."""
+    with rlx.auto_runner(model, max_seq=64, cache=cache) as runner:
+        return runner.generate(PROMPT, 8, stop_at_eog=False), cache.stats
+
+
+@pytest.fixture(scope="module")
+def usual(model: Path) -> list[int]:
+    """The tokens that every process must come to; afterwards the run's shared cache has the programs."""
+    return tokens_of(model, CompileCache.default())[0]
+
+
+@pytest.fixture
+def filled(folder: Path, model: Path, usual: list[int]) -> Path:
+    """A folder with what `usual` needs, copied from the shared cache."""
+    source = CompileCache.default()
+    with rlx.auto_runner(model, max_seq=64, cache=source) as runner:
+        runner.generate(PROMPT, 2, stop_at_eog=False)
+    for digest in source.keys():  # noqa: SIM118 - it is no dict
+        shutil.copytree(default_root() / digest[:2] / digest, folder / digest[:2] / digest)
+    return folder
+
+
+def python(code: str, folder: Path | None) -> subprocess.Popen[str]:
+    """A process that runs `code` with this checkout and the compile cache in `folder`."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    if folder is not None:
+        env["RLX_CACHE_DIR"] = str(folder)
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=env, text=True, **pipes)
+
+
+def result(process: subprocess.Popen[str]) -> Any:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+def nothing_temporary(folder: Path) -> bool:
+    return not any((folder / "tmp").iterdir())
+
+
+# ---------------------------------------------------------------------------------------------------- a second process
+
+SECOND = """
+    import json, sys, time
+    import llvmlite.binding as llvm
+
+    def forbidden(*args, **options):
+        raise AssertionError("LLVM compiles")
+
+    for name in ("parse_assembly", "parse_bitcode", "create_pass_builder", "create_pipeline_tuning_options"):
+        assert hasattr(llvm, name)
+        setattr(llvm, name, forbidden)
+    llvm.TargetMachine.emit_object = llvm.TargetMachine.emit_assembly = forbidden
+
+    import rlx
+    from rlx import demo
+
+    started = {started}
+    times = []
+    with rlx.auto_runner(demo.path()) as runner:
+        tokens = runner.generate({prompt}, 4, lambda token: times.append(time.time() - started), stop_at_eog=False)
+        stats = runner.stats()["cache"]
+    heavy = ("numba", "gguf", "jinja2", "rich", "tokenizers", "transformers", "torch", "rlx.codegen.llvm",
+             "rlx.codegen.numba_frontend", "rlx.codegen.kernels.linear")
+    print(json.dumps({{
+        "tokens": tokens, "first": times[0], "compiles": stats.compiles, "misses": stats.misses,
+        "disk": stats.hits_disk, "heavy": [name for name in heavy if name in sys.modules],
+    }}))
+"""
+
+
+def test_a_second_process_compiles_nothing(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with rlx.auto_runner(demo_model) as runner:
+        expected = runner.generate(LONG, 4, stop_at_eog=False)
+    found = result(python(SECOND.format(started=time.time(), prompt=LONG), None))
+    with capsys.disabled():
+        print(f" [first token of a 32-token prompt {found['first']:.2f} s after the start of the process] ", end="")
+    assert found["tokens"] == expected
+    assert (found["compiles"], found["misses"]) == (0, 0)
+    assert found["disk"] == 4, "decode, prefill, the packer and the worker loop"
+    assert found["heavy"] == []
+
+
+# ---------------------------------------------------------------------------------------------------- several at once
+
+# Nobody begins to build the program before all have found it missing.
+AT_ONCE = """
+    import json, os, time
+    from pathlib import Path
+    import rlx
+    from rlx.runtime.cache import CompileCache
+    from rlx.runtime.compile import Compiler
+
+    meeting, build = Path({meeting!r}), Compiler._build_program
+
+    def together(self, graph, options):
+        (meeting / str(os.getpid())).touch()
+        while len(list(meeting.iterdir())) < {count}:
+            time.sleep(0.005)
+        return build(self, graph, options)
+
+    Compiler._build_program = together
+    with rlx.auto_runner({model!r}, max_seq=64, cache=CompileCache.default()) as runner:
+        tokens = runner.generate({prompt}, 8, stop_at_eog=False)
+        compiles = runner.stats()["cache"].compiles
+    print(json.dumps({{"tokens": tokens, "compiles": compiles}}))
+"""
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_that_compile_the_same_at_once(
+    count: int, folder: Path, tmp_path: Path, model: Path, usual: list[int]
+) -> None:
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    code = AT_ONCE.format(model=str(model), prompt=PROMPT, meeting=str(meeting), count=count)
+    processes = [python(code, folder) for _ in range(count)]
+    try:
+        found = [result(process) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()  # one that failed leaves the others waiting
+    assert [each["tokens"] for each in found] == [usual] * count
+    assert all(each["compiles"] >= 1 for each in found), "each built the program"
+    store = Store(folder)
+    assert len(store.entries()) == 3, "the program, the packer and the worker loop"
+    assert store.verify() == []
+    assert nothing_temporary(folder)
+    assert tokens_of(model, CompileCache(store=store))[1].compiles == 0
+
+
+# ---------------------------------------------------------------------------------------------------- damage
+
+
+def flip(path: Path) -> None:
+    """One bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a bit of program.o": lambda entry: flip(entry / "program.o"),
+    "a bit of manifest.json": lambda entry: flip(entry / "manifest.json"),
+    "a bit of checksums.json": lambda entry: flip(entry / "checksums.json"),
+    "a bit of key.json": lambda entry: flip(entry / "key.json"),
+    "no program.o": lambda entry: (entry / "program.o").unlink(),
+    "half a program.o": lambda entry: os.truncate(entry / "program.o", (entry / "program.o").stat().st_size // 2),
+    "an empty entry": lambda entry: (shutil.rmtree(entry), entry.mkdir()),
+}
+
+
+def entry_of(folder: Path, phase: str) -> Path:
+    (row,) = (row for row in Store(folder).entries() if row.key is not None and row.key.phase == phase)
+    return row.folder
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_rebuilt_with_one_warning(
+    damage: str, filled: Path, model: Path, usual: list[int]
+) -> None:
+    entry = entry_of(filled, "decode")
+    whole = {path.relative_to(entry): path.read_bytes() for path in entry.rglob("*") if path.is_file()}
+    DAMAGES[damage](entry)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        tokens, stats = tokens_of(model, CompileCache(store=Store(filled)))
+    messages = [str(w.message) for w in caught if w.category is CacheWarning]
+    assert len(messages) == 1
+    assert messages[0].startswith(f"cache entry {entry.name[:12]} is damaged and not used: ")
+    assert tokens == usual
+    assert (stats.compiles, stats.damaged) == (1, 1)
+    assert Store(filled).verify() == []
+    rebuilt = {path.relative_to(entry): path.read_bytes() for path in entry.rglob("*") if path.is_file()}
+    assert rebuilt.keys() == whole.keys()
+    assert rebuilt[Path("manifest.json")] == whole[Path("manifest.json")]
+    tokens, stats = tokens_of(model, CompileCache(store=Store(filled)))
+    assert (tokens, stats.compiles) == (usual, 0)
+
+
+def test_the_command_line_says_it_in_a_line(filled: Path, model: Path) -> None:
+    flip(entry_of(filled, "decode") / "program.o")
+    process = python("import sys; sys.argv = ['rlx', 'cache', 'verify']; from rlx.cli import main; main()", filled)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    assert "wrong checksum of program.o" in out
+    assert "1 entry of 3 damaged and removed" in out
+
+
+# ---------------------------------------------------------------------------------------------------- read-only
+
+
+def test_a_read_only_cache_runs_what_it_has_and_names_what_it_lacks(
+    filled: Path, model: Path, usual: list[int]
+) -> None:
+    tokens, stats = tokens_of(model, CompileCache(store=Store(filled), policy="readonly"))
+    assert (tokens, stats.compiles) == (usual, 0)
+    entry = entry_of(filled, "decode")
+    shutil.rmtree(entry)
+    before = sorted(filled.rglob("*"))
+    with pytest.raises(CacheError, match="read-only cache has no entry") as caught:
+        tokens_of(model, CompileCache(store=Store(filled), policy="readonly"))
+    assert entry.name[:12] in str(caught.value)
+    assert "decode" in str(caught.value)
+    assert "RLX_CACHE=on" in str(caught.value)
+    assert sorted(filled.rglob("*")) == before
+
+
+# ---------------------------------------------------------------------------------------------------- interrupts
+
+# `rlx ...` that says on stderr when it has come to a place.
+INTERRUPTED = """
+    import sys, time
+    sys.argv = ["rlx", *{arguments!r}]
+
+    import {module} as place
+    usual = place.{function}
+
+    def slow(*args, **options):
+        print("here", file=sys.stderr, flush=True)
+        {pause}
+        return usual(*args, **options)
+
+    place.{function} = slow
+    from rlx.cli import main
+    main()
+"""
+
+
+def interrupt(folder: Path, arguments: list[str], module: str, function: str, pause: str = "") -> tuple[int, str, str]:
+    """Runs `rlx` until it has come to `module.function`, sends SIGINT; (exit code, stdout, stderr without marks)."""
+    code = INTERRUPTED.format(arguments=arguments, module=module, function=function, pause=pause or "pass")
+    process = python(code, folder)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "here\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err.replace("here\n", "")
+
+
+@pytest.fixture
+def usable(folder: Path, model: Path, usual: list[int]) -> Iterator[None]:
+    """After the test the cache can be used, whatever happened."""
+    yield
+    store = Store(folder)
+    assert store.verify() == []
+    assert tokens_of(model, CompileCache(store=store))[0] == usual
+    assert tokens_of(model, CompileCache(store=Store(folder)))[1].compiles == 0
+    assert nothing_temporary(folder)
+
+
+PLACES = {
+    "in the passes": ("rlx.passes.pipeline", "lower"),
+    "in the kernels": ("rlx.codegen.link", "link_program"),
+    "in LLVM": ("rlx.codegen.llvm", "optimize"),
+    "in the store": ("rlx.runtime.entry", "fill"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_interrupted_compile_leaves_a_usable_cache(place: str, folder: Path, model: Path, usable: None) -> None:
+    code, out, err = interrupt(folder, ["compile", str(model)], *PLACES[place])
+    assert (code, out) == (130, "")
+    assert "Traceback" not in err
+    assert len(Store(folder).entries()) <= 2
+
+
+def test_an_interrupted_generation_keeps_what_it_said(folder: Path, model: Path, usable: None) -> None:
+    arguments = ["run", str(model), "Hi", "--max-tokens", "500", "--cache", "on"]
+    code, _, err = interrupt(folder, arguments, "rlx.runners.sampling", "Sampler.sample", "time.sleep(0.05)")
+    assert code == 130
+    assert "Traceback" not in err
+    assert err.endswith("; interrupted\n")
+    assert "tokens" in err
+
+
+def test_an_interrupt_in_a_callback_leaves_a_usable_runner(model: Path, usual: list[int]) -> None:
+    """From Python: KeyboardInterrupt comes through, and the runner goes on."""
+
+    def interrupted(token: int) -> None:
+        seen.append(token)
+        if len(seen) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    seen: list[int] = []
+    with rlx.auto_runner(model, max_seq=64) as runner:
+        before = runner.predict_logits(PROMPT)
+        with pytest.raises(KeyboardInterrupt):
+            runner.generate(PROMPT, 8, interrupted, stop_at_eog=False)
+        assert seen == usual[:3]
+        assert runner.generate(PROMPT, 8, stop_at_eog=False) == usual
+        assert np.array_equal(runner.predict_logits(PROMPT), before)
