@@ -32,7 +32,9 @@ class NativeCode:
         builder = llvm.JITLibraryBuilder().add_object_img(object_bytes).add_current_process()
         for symbol in symbols:
             builder.export_symbol(symbol)
-        self._jit = llvm.create_lljit_compiler()
+        # JITLink puts an object's sections side by side. LLVM's older loader may map them more than 2 GiB apart once a
+        # model fills the address space, and then aborts the process.
+        self._jit = llvm.create_lljit_compiler(use_jit_link=True)
         try:
             self._tracker = builder.link(self._jit, f"rlx{next(_names)}")
         except RuntimeError as error:

@@ -49,7 +49,7 @@ class RuntimeLibrary:
 
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
-        self._jit = llvm.create_lljit_compiler()
+        self._jit = llvm.create_lljit_compiler(use_jit_link=True)
         builder = llvm.JITLibraryBuilder().add_object_img(object_bytes).add_current_process()
         for name in SYMBOLS:
             builder.export_symbol(name)

@@ -24,7 +24,7 @@ def load(kernel: Kernel, target: Target) -> Any:
     import llvmlite.binding as llvm
 
     builder = llvm.JITLibraryBuilder().add_object_img(emit_object(kernel, target)).add_current_process()
-    jit = llvm.create_lljit_compiler(target.machine(), use_jit_link=False, suppress_errors=False)
+    jit = llvm.create_lljit_compiler(target.machine(), use_jit_link=True)
     tracker = builder.export_symbol(kernel.symbol).link(jit, f"kernel{next(_names)}")
     types = [ctypes.c_void_p] * len(kernel.buffers) + [ctypes.c_int64] * (len(kernel.extents) + 2)
     function = ctypes.CFUNCTYPE(None, *types)(tracker[kernel.symbol])
