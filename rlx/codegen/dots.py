@@ -29,7 +29,7 @@ def span(target: Target, bits: int) -> int:
     """How many steps over codes of `bits` bits may share one widening to i32; 1 where sharing would save nothing."""
     if dot_kind(target) != "maddubs":
         return 1
-    return {4: 8, 5: 4, 6: 2}.get(bits, 1)  # so that span * 2 * (2^bits - 1) * 127 < 2^15
+    return {2: 8, 3: 8, 4: 8, 5: 4, 6: 2}.get(bits, 1)  # so that span * 2 * (2^bits - 1) * 127 < 2^15
 
 
 def ready(e: Emitter, codes: ir.Value, bits: int) -> ir.Value:

@@ -3,35 +3,46 @@
 This file is the definition: NumPy, vectorized, read by tests, by the interpreter and as the oracle of the native
 packing kernels. Code generation reads the same sizes and offsets from here.
 
-Packed weights [N, K]: rows in blocks of 16, the last one padded with zero bytes, block after block; inside a block K
-runs in superblocks of contiguous bytes. "Group g" is 4 consecutive k; the 64-byte vector of a group holds at byte
-r * 4 + j the code of row r at k = 4 * g + j: one operand of a 16-lane int8 dot product, so nothing is ever summed
-across lanes. A "nibble vector" j (of 4) holds group j in its low and group j + 4 in its high nibbles.
+Packed weights [N, K]: rows in blocks of 16, the last one filled up with rows of zero bytes, block after block; inside
+a block K runs in superblocks of contiguous bytes. "Group g" is 4 consecutive k; the 64-byte vector of a group holds at
+byte r * 4 + j the code of row r at k = 4 * g + j: one operand of a 16-lane int8 dot product, so nothing is ever summed
+across lanes. f32, f16 and bf16 have superblocks of 1 k: 16 elements, one a row.
 
-| type | superblock | bytes of a superblock, in order |
-|---|---|---|
-| f32 f16 bf16 | 1 k | 16 elements, one a row |
-| q8_0 | 32 k | 16 f16 scales; 8 code vectors, u8 = q + 128 |
-| q4_0 | 32 k | 16 f16 scales; 4 nibble vectors, zero point 8 |
-| q4_k | 256 k | 16 f16 d; 16 f16 dmin; 8 sub-blocks of { 16 u8 scales; 16 u8 mins; 4 nibble vectors } |
-| q5_k | 256 k | as q4_k, each sub-block followed by 64 bytes: bit g of byte b is the fifth bit of group g's byte b |
-| q6_k | 256 k | 16 f16 d; 8 sub-blocks of { 2 x 16 i8 scales, one a 16 k; 4 nibble vectors; 2 vectors of high bits: |
-| | | bits 2i, 2i+1 of byte b of vector j are the high bits of group 4j+i's byte b }, zero point 32 |
+A quantized superblock is its f16 numbers (16 rows of the first, 16 of the second), then sub-blocks of 32 k. A sub-block
+is its fields, 16 rows of each, then its codes in planes, lowest bits first. A plane of w bits is w vectors: bits w * i
+and up of vector j hold those bits of group j + w * i. So codes of 4 bits are 4 vectors, each with group j in its low
+and group j + 4 in its high nibbles.
 
-Scales keep the file's own bits (f16, 6-bit integers), so packing rounds nothing.
+| type | superblock | numbers | fields of a sub-block | planes | bytes of 16 rows |
+|---|---|---|---|---|---|
+| q8_0 | 32 k | | f16 d | 8 (q + 128) | 544 |
+| q4_0, iq4_nl | 32 k | | f16 d | 4 | 288 |
+| q4_1 | 32 k | | f16 d, f16 m | 4 | 320 |
+| q5_0 | 32 k | | f16 d | 4, 1 | 352 |
+| q5_1 | 32 k | | f16 d, f16 m | 4, 1 | 384 |
+| iq4_xs | 256 k | d | i8 scale | 4 | 2208 |
+| q2_k | 256 k | d, dmin | 2 x u8 scale and min, one a 16 k | 2 | 1344 |
+| q3_k | 256 k | d | 2 x i8 scale, one a 16 k | 2, 1 | 1824 |
+| q4_k | 256 k | d, dmin | u8 scale, u8 min | 4 | 2368 |
+| q5_k | 256 k | d, dmin | u8 scale, u8 min | 4, 1 | 2880 |
+| q6_k | 256 k | d | 2 x i8 scale, one a 16 k | 4, 2 | 3360 |
+
+Scales keep the file's own precision (f16, 4-, 6- and 8-bit integers), so packing rounds nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlx.codegen.blocks import BLOCKS, Blocks
 from rlx.errors import ShapeError
-from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, Q8A, DType
+from rlx.ir.dtypes import BF16, F16, F32, Q8A, DType
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -145,18 +156,20 @@ def _codes(vectors: Bytes) -> Bytes:
     return np.swapaxes(grouped, -1, -2).reshape(*lead, groups * 4, BLOCK_ROWS)
 
 
-def _nibbles(vectors: Bytes) -> Bytes:
-    """u4 codes [..., 8, 64] -> nibble vectors [..., 4, 64]."""
-    return (vectors[..., :4, :] & _u8(15)) | (vectors[..., 4:, :] << _u8(4))
+def _plane(codes: Bytes, first: int, width: int) -> Bytes:
+    """Some bits of codes [..., 8 groups, 64] -> [..., width, 64]."""
+    bits = ((codes >> _u8(first)) & _u8((1 << width) - 1)).reshape(*codes.shape[:-2], 8 // width, width, 64)
+    plane: Bytes = np.bitwise_or.reduce(bits << _shifts(width), axis=-3)
+    return plane
 
 
-def _from_nibbles(packed: Bytes) -> Bytes:
-    return np.concatenate([packed & _u8(15), packed >> _u8(4)], axis=-2)
+def _from_plane(plane: Bytes, first: int, width: int) -> Bytes:
+    bits = (plane[..., None, :, :] >> _shifts(width)) & _u8((1 << width) - 1)
+    return bits.reshape(*plane.shape[:-2], 8, 64) << _u8(first)
 
 
-def _subblocks(vectors: Bytes) -> Bytes:
-    """[blocks, superblocks, 64 groups, 64] -> [blocks, superblocks, 8 sub-blocks, 8 groups, 64]."""
-    return vectors.reshape(*vectors.shape[:2], 8, 8, 64)
+def _shifts(width: int) -> Bytes:
+    return np.arange(0, 8, width, dtype=np.uint8)[:, None, None]
 
 
 def _by_row(field: NDArray[Any]) -> Bytes:
@@ -179,7 +192,7 @@ def _f16(field: Bytes) -> Floats:
     return np.ascontiguousarray(field).view(np.float16).astype(np.float32)
 
 
-# --- the types ------------------------------------------------------------------------------------------------------
+# --- plain numbers --------------------------------------------------------------------------------------------------
 
 
 def _pack_scalar(size: int) -> Callable[[Bytes], Bytes]:
@@ -190,125 +203,83 @@ def _unpack_bf16(packed: Bytes) -> Floats:
     return (packed.view(np.uint16).astype(np.uint32) << 16).view(np.float32)[..., None, :]
 
 
-def _pack_q8_0(raw: Bytes) -> Bytes:
-    d, q = raw[..., :2], raw[..., 2:]
-    return _join(_half_by_row(d), _vectors(q ^ _u8(128)), lead=2)
+# --- quantized types --------------------------------------------------------------------------------------------------
 
 
-def _unpack_q8_0(packed: Bytes) -> Floats:
-    d, codes = _split(packed, 32, 512)
-    q = _codes(codes.reshape(*codes.shape[:-1], 8, 64)).astype(np.float32) - 128
-    return q * _f16(d)[..., None, :]
+def _pack_blocks(row: Blocks, raw: Bytes) -> Bytes:
+    parts = row.read(raw)
+    vectors = _vectors(parts.codes)
+    vectors = vectors.reshape(*vectors.shape[:2], row.subs, 8, 64)
+    first = np.cumsum([0, *row.planes]).tolist()
+    planes = [_plane(vectors, at, width) for at, width in zip(first, row.planes, strict=False)]
+    return _join(*map(_by_row, parts.head), _join(*map(_by_row, parts.fields), *planes, lead=3), lead=2)
 
 
-def _pack_q4_0(raw: Bytes) -> Bytes:
-    d, q = raw[..., :2], raw[..., 2:]
-    codes = np.concatenate([q & _u8(15), q >> _u8(4)], axis=-1)
-    return _join(_half_by_row(d), _nibbles(_vectors(codes)), lead=2)
-
-
-def _unpack_q4_0(packed: Bytes) -> Floats:
-    d, codes = _split(packed, 32, 256)
-    q = _codes(_from_nibbles(codes.reshape(*codes.shape[:-1], 4, 64))).astype(np.float32) - 8
-    return _f16(d)[..., None, :] * q
-
-
-def _pack_q4_k(raw: Bytes) -> Bytes:
-    d, dmin, scales, q = np.split(raw, [2, 4, 16], axis=-1)
-    return _join(_half_by_row(d), _half_by_row(dmin), _join(*_k_subblocks(scales, _k_codes(q)), lead=3), lead=2)
-
-
-def _pack_q5_k(raw: Bytes) -> Bytes:
-    d, dmin, scales, high, q = np.split(raw, [2, 4, 16, 48], axis=-1)
-    # Byte l of `high` holds the fifth bits of elements l, 32 + l, ..., 224 + l.
-    fifth = (high[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None]) & _u8(1)
-    codes = _k_codes(q) | (fifth.reshape(*q.shape[:-1], 256) << _u8(4))
-    bits = _subblocks(_vectors(codes)) >> _u8(4)
-    plane = np.bitwise_or.reduce(bits << np.arange(8, dtype=np.uint8)[:, None], axis=-2)
-    return _join(_half_by_row(d), _half_by_row(dmin), _join(*_k_subblocks(scales, codes), plane, lead=3), lead=2)
-
-
-def _unpack_q4_k(packed: Bytes) -> Floats:
-    d, dmin, rest = _split(packed, 32, 32, 8 * 288)
-    scale, low, nibbles = _split(rest.reshape(*rest.shape[:-1], 8, 288), 16, 16, 256)
-    return _k_values(d, dmin, scale, low, _from_nibbles(nibbles.reshape(*nibbles.shape[:-1], 4, 64)))
-
-
-def _unpack_q5_k(packed: Bytes) -> Floats:
-    d, dmin, rest = _split(packed, 32, 32, 8 * 352)
-    scale, low, nibbles, plane = _split(rest.reshape(*rest.shape[:-1], 8, 352), 16, 16, 256, 64)
-    fifth = (plane[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None]) & _u8(1)
-    return _k_values(
-        d, dmin, scale, low, _from_nibbles(nibbles.reshape(*nibbles.shape[:-1], 4, 64)) | (fifth << _u8(4))
+def _unpack_blocks(row: Blocks, packed: Bytes) -> Floats:
+    *head, rest = _split(packed, *[32] * row.head, row.subs * row.stride)
+    fields, *planes = _split(
+        rest.reshape(*rest.shape[:-1], row.subs, row.stride), row.codes_at, *[64 * width for width in row.planes]
     )
+    scales = _SCALES[row.scales]([_f16(number)[..., None, :] for number in head], fields)
+    codes, first = np.zeros((*fields.shape[:-1], 8, 64), np.uint8), 0
+    for plane, width in zip(planes, row.planes, strict=True):
+        codes |= _from_plane(plane.reshape(*plane.shape[:-1], width, 64), first, width)
+        first += width
+    looked_up = codes if row.levels is None else np.array(row.levels, np.uint8)[codes]
+    numbers = _codes(looked_up).astype(np.float32) - np.float32(row.zero)
+    values = _a_part(scales[: row.parts]) * numbers.reshape(*fields.shape[:-1], row.parts, 32 // row.parts, BLOCK_ROWS)
+    if row.lows:
+        values -= _a_part(scales[row.parts :])
+    return values.reshape(*packed.shape[:-1], row.superblock, BLOCK_ROWS)
 
 
-def _k_codes(q: Bytes) -> Bytes:
-    """The low nibbles of Q4_K and Q5_K: 32 bytes hold 32 elements in their low and the next 32 in their high halves."""
-    pairs = q.reshape(*q.shape[:-1], 4, 1, 32)
-    return np.concatenate([pairs & _u8(15), pairs >> _u8(4)], axis=-2).reshape(*q.shape[:-1], 256)
+def _a_part(scales: list[Floats]) -> Floats:
+    """Scales of one sub-block [..., subs, 16] -> [..., subs, parts, 1, 16]."""
+    return np.stack(scales, axis=-2)[..., None, :]
 
 
-def _k_subblocks(scales: Bytes, codes: Bytes) -> tuple[Bytes, Bytes, Bytes]:
-    """The sub-blocks' scales, mins and nibble vectors, each [blocks, superblocks, 8, ...].
-
-    Twelve bytes hold eight 6-bit scales s and mins m: bytes 0-3 s0..s3 and bytes 4-7 m0..m3 (low six bits) with the two
-    high bits of s4..s7 and m4..m7 above them, bytes 8-11 the low nibbles of s4..s7 and, above, of m4..m7.
-    """
-    a, b, c = scales[..., 0:4], scales[..., 4:8], scales[..., 8:12]
-    scale = np.concatenate([a & _u8(63), (c & _u8(15)) | ((a >> _u8(2)) & _u8(48))], axis=-1)
-    low = np.concatenate([b & _u8(63), (c >> _u8(4)) | ((b >> _u8(2)) & _u8(48))], axis=-1)
-    return _by_row(scale), _by_row(low), _nibbles(_subblocks(_vectors(codes)))
+def _bytes(fields: Bytes) -> list[Bytes]:
+    """Fields of one byte each."""
+    return np.split(fields, fields.shape[-1] // BLOCK_ROWS, axis=-1)
 
 
-def _k_values(d: Bytes, dmin: Bytes, scale: Bytes, low: Bytes, vectors: Bytes) -> Floats:
-    q = _codes(vectors).astype(np.float32)
-    factor = _f16(d)[..., None, :] * scale.astype(np.float32)
-    offset = _f16(dmin)[..., None, :] * low.astype(np.float32)
-    return (factor[..., None, :] * q - offset[..., None, :]).reshape(*q.shape[:-3], 256, BLOCK_ROWS)
+def _scales_d_m(head: list[Floats], fields: Bytes) -> list[Floats]:
+    d, m = _split(fields, 32, 32)
+    return [_f16(d), -_f16(m)]
 
 
-def _pack_q6_k(raw: Bytes) -> Bytes:
-    low, high, scales, d = np.split(raw, [128, 192, 208], axis=-1)
-    # Each half of 128 elements: 64 bytes hold elements l and, above, l + 64; 32 bytes hold bits of l, l+32, l+64, l+96.
-    nibbles = low.reshape(*low.shape[:-1], 2, 1, 64) >> np.array([[0], [4]], np.uint8)
-    crumbs = high.reshape(*high.shape[:-1], 2, 1, 32) >> np.array([[0], [2], [4], [6]], np.uint8)
-    codes = (nibbles & _u8(15)).reshape(*low.shape[:-1], 256) | (
-        (crumbs & _u8(3)).reshape(*low.shape[:-1], 256) << _u8(4)
-    )
-    vectors = _subblocks(_vectors(codes))
-    quads = (vectors >> _u8(4)).reshape(*vectors.shape[:-2], 2, 4, 64) << np.array([[0], [2], [4], [6]], np.uint8)
-    halves = _by_row(scales.reshape(*scales.shape[:-1], 8, 2))
-    return _join(
-        _half_by_row(d), _join(halves, _nibbles(vectors), np.bitwise_or.reduce(quads, axis=-2), lead=3), lead=2
-    )
+def _scales_d_s(head: list[Floats], fields: Bytes) -> list[Floats]:
+    return [head[0] * s.view(np.int8).astype(np.float32) for s in _bytes(fields)]
 
 
-def _unpack_q6_k(packed: Bytes) -> Floats:
-    d, rest = _split(packed, 32, 8 * 416)
-    scales, low, high = _split(rest.reshape(*rest.shape[:-1], 8, 416), 32, 256, 128)
-    lead = low.shape[:-1]
-    crumbs = (high.reshape(*lead, 2, 1, 64) >> np.array([[0], [2], [4], [6]], np.uint8)) & _u8(3)
-    vectors = _from_nibbles(low.reshape(*lead, 4, 64)) | (crumbs.reshape(*lead, 8, 64) << _u8(4))
-    q = (_codes(vectors).astype(np.float32) - 32).reshape(*lead, 2, 16, BLOCK_ROWS)
-    factor = _f16(d)[..., None, None, :] * scales.view(np.int8).astype(np.float32).reshape(*lead, 2, BLOCK_ROWS)
-    return (factor[..., None, :] * q).reshape(*lead[:-1], 256, BLOCK_ROWS)
+def _scales_d_s_m(head: list[Floats], fields: Bytes) -> list[Floats]:
+    return [d * s.astype(np.float32) for d, s in zip(head, _bytes(fields), strict=True)]
 
 
-def _half_by_row(field: Bytes) -> Bytes:
-    """An f16 field [blocks, 16, superblocks, 2 bytes] -> [blocks, superblocks, 32 bytes]."""
-    return _by_row(np.ascontiguousarray(field).view(np.uint16)[..., 0])
+def _scales_d_sm(head: list[Floats], fields: Bytes) -> list[Floats]:
+    scales = [head[0] * (s & _u8(15)).astype(np.float32) for s in _bytes(fields)]
+    return scales + [head[1] * (s >> _u8(4)).astype(np.float32) for s in _bytes(fields)]
+
+
+#: (numbers of a superblock [..., 1, 16], fields [..., subs, bytes]) -> scales, then lows, [..., subs, 16] each.
+_SCALES: dict[str, Callable[[list[Floats], Bytes], list[Floats]]] = {
+    "d": lambda head, fields: [_f16(fields)],
+    "d_m": _scales_d_m,
+    "d_s": _scales_d_s,
+    "d_s_m": _scales_d_s_m,
+    "d_sm": _scales_d_sm,
+}
+
+
+def _of_blocks(row: Blocks) -> Packing:
+    return Packing(row.superblock, row.nbytes, partial(_pack_blocks, row), partial(_unpack_blocks, row))
 
 
 PACKINGS: dict[DType, Packing] = {
     F32: Packing(1, 64, _pack_scalar(4), lambda p: p.view(np.float32)[..., None, :]),
     F16: Packing(1, 32, _pack_scalar(2), lambda p: _f16(p)[..., None, :]),
     BF16: Packing(1, 32, _pack_scalar(2), _unpack_bf16),
-    Q8_0: Packing(32, 544, _pack_q8_0, _unpack_q8_0),
-    Q4_0: Packing(32, 288, _pack_q4_0, _unpack_q4_0),
-    Q4_K: Packing(256, 2368, _pack_q4_k, _unpack_q4_k),
-    Q5_K: Packing(256, 2880, _pack_q5_k, _unpack_q5_k),
-    Q6_K: Packing(256, 3360, _pack_q6_k, _unpack_q6_k),
+    **{dtype: _of_blocks(row) for dtype, row in BLOCKS.items()},
 }
 
 #: The types that have a packed layout.

@@ -12,9 +12,37 @@ from numpy.typing import NDArray
 from rlx.codegen import layouts
 from rlx.codegen.layouts import BLOCK_ROWS, PACKED_DTYPES, PACKINGS, pack, packed_bytes, unpack
 from rlx.errors import ShapeError
-from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0, DType
+from rlx.ir.dtypes import (
+    BF16,
+    F16,
+    F32,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
+    Q2_K,
+    Q3_K,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    DType,
+)
 
 SHAPES = [(1, 256), (2, 512), (15, 256), (16, 1024), (17, 768), (33, 256)]
+
+
+#: Where the f16 numbers of a file's block are.
+HALVES_AT: dict[DType, list[int]] = {
+    **{t: [0] for t in (Q8_0, Q4_0, Q5_0, IQ4_NL, IQ4_XS)},
+    **{t: [0, 2] for t in (Q4_1, Q5_1, Q4_K, Q5_K)},
+    Q2_K: [80, 82],
+    Q3_K: [108],
+    Q6_K: [208],
+}
 
 
 def random_file_bytes(dtype: DType, n: int, k: int, rng: np.random.Generator) -> NDArray[np.uint8]:
@@ -22,7 +50,7 @@ def random_file_bytes(dtype: DType, n: int, k: int, rng: np.random.Generator) ->
     raw = rng.integers(0, 256, dtype.size((n, k)), dtype=np.uint8)
     if dtype.is_quantized:
         blocks = raw.reshape(-1, dtype.nbytes)
-        for at in {Q8_0: [0], Q4_0: [0], Q4_K: [0, 2], Q5_K: [0, 2], Q6_K: [208]}[dtype]:
+        for at in HALVES_AT[dtype]:
             blocks[:, at + 1] &= 0xBF  # clears the exponent's top bit
     return raw
 
@@ -49,7 +77,7 @@ def test_extreme_scales_keep_their_bits(dtype: DType, scale: int) -> None:
     """Zero, the smallest and largest subnormal, the largest normals of both signs, infinity."""
     raw = random_file_bytes(dtype, 17, 256, np.random.default_rng(scale))
     blocks = raw.reshape(-1, dtype.nbytes)
-    for at in {Q8_0: [0], Q4_0: [0], Q4_K: [0, 2], Q5_K: [0, 2], Q6_K: [208]}[dtype]:
+    for at in HALVES_AT[dtype]:
         blocks[:, at : at + 2] = np.array([scale], np.uint16).view(np.uint8)
     with np.errstate(invalid="ignore"):
         got, want = unpack(dtype, pack(dtype, raw, 17, 256), 17, 256), reference(dtype, raw, 17, 256)
@@ -81,13 +109,17 @@ def test_q8_0_bytes_are_where_the_layout_says() -> None:
 
 def test_packed_sizes() -> None:
     assert [PACKINGS[t].nbytes for t in (Q8_0, Q4_0, Q4_K, Q5_K, Q6_K)] == [544, 288, 2368, 2880, 3360]
+    assert [PACKINGS[t].nbytes for t in (Q4_1, Q5_0, Q5_1, IQ4_NL)] == [320, 352, 384, 288]
+    assert [PACKINGS[t].nbytes for t in (IQ4_XS, Q2_K, Q3_K)] == [2208, 1344, 1824]
+    for dtype, packing in PACKINGS.items():
+        assert 1 <= packing.nbytes / (BLOCK_ROWS * dtype.row_bytes(packing.superblock)) < 1.04
     assert [packed_bytes(t, 17, 3) for t in (F32, F16, BF16)] == [2 * 3 * 64, 2 * 3 * 32, 2 * 3 * 32]
     assert packed_bytes(Q4_K, 33, 512) == 3 * 2 * 2368
 
 
 def test_errors_name_the_mistake() -> None:
-    with pytest.raises(ShapeError, match="q5_0 has no packed layout"):
-        packed_bytes(Q5_0, 16, 32)
+    with pytest.raises(ShapeError, match="mxfp4 has no packed layout"):
+        packed_bytes(MXFP4, 16, 32)
     with pytest.raises(ShapeError, match="k = 128"):
         packed_bytes(Q4_K, 16, 128)
     with pytest.raises(ShapeError, match="expected 34 bytes"):

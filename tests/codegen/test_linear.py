@@ -12,12 +12,13 @@ import pytest
 from levels import DOT_TARGETS, LEVELS, name
 from native import aligned, run
 from numpy.typing import NDArray
+from test_layouts import HALVES_AT
 
 from rlx.codegen import layouts
 from rlx.codegen.kernels.linear import linear, units
 from rlx.codegen.target import Target
 from rlx.errors import CompileError, ShapeError
-from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0, DType
+from rlx.ir.dtypes import BF16, F16, F32, IQ4_XS, MXFP4, Q2_K, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, DType
 
 Array = NDArray[Any]
 
@@ -28,7 +29,7 @@ Q8A_ERROR = 2e-7
 F32_ERROR = 4e-7
 
 ROWS = (1, 2, 3, 5, 8, 17, 33, 49)
-QUANTIZED = [Q8_0, Q4_0, Q4_K, Q5_K, Q6_K]
+QUANTIZED = [t for t in layouts.PACKED_DTYPES if t.is_quantized]
 
 
 @cache
@@ -38,7 +39,7 @@ def weights(dtype: DType, n: int, k: int, seed: int = 0) -> tuple[Array, Array]:
     if dtype.is_quantized:
         raw = rng.integers(0, 256, dtype.size((n, k)), dtype=np.uint8)
         blocks = raw.reshape(-1, dtype.nbytes)
-        for at in {Q8_0: [0], Q4_0: [0], Q4_K: [0, 2], Q5_K: [0, 2], Q6_K: [208]}[dtype]:
+        for at in HALVES_AT[dtype]:
             blocks[:, at : at + 2] = (rng.standard_normal((len(blocks), 1)) * 0.01).astype(np.float16).view(np.uint8)
     else:
         values = rng.standard_normal((n, k)).astype(np.float32)
@@ -132,7 +133,9 @@ GATES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("target", LEVELS, ids=name)
-@pytest.mark.parametrize(("dtype", "act"), [(Q4_K, "q8a"), (Q8_0, "q8a"), (BF16, "f32")], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "act"), [(t, "q8a") for t in (Q4_K, Q8_0, Q2_K, Q5_1, IQ4_XS)] + [(BF16, "f32")], ids=str
+)
 def test_gates(dtype: DType, act: str, target: Target) -> None:
     n, k = 33, 256
     gate = list(GATES)[LEVELS.index(target)]
@@ -239,8 +242,8 @@ def test_names_and_outline() -> None:
 
 def test_mistakes_are_refused() -> None:
     target = LEVELS[0]
-    with pytest.raises(CompileError, match="no linear kernel reads q5_0"):
-        linear(Q5_0, 16, 32, "f32", target)
+    with pytest.raises(CompileError, match="no linear kernel reads mxfp4"):
+        linear(MXFP4, 16, 32, "f32", target)
     with pytest.raises(CompileError, match="f16 weights with q8a"):
         linear(F16, 16, 32, "q8a", target)
     with pytest.raises(CompileError, match="unknown gate 'relu'"):

@@ -13,7 +13,7 @@ from rlx.codegen.kernels.embedding import embedding
 from rlx.codegen.kernels.pack import pack
 from rlx.codegen.layouts import PACKED_DTYPES, PACKINGS
 from rlx.errors import CompileError, ShapeError
-from rlx.ir.dtypes import F16, Q4_0, Q5_0, Q6_K, DType
+from rlx.ir.dtypes import F16, MXFP4, Q4_0, Q6_K, DType
 
 each_dtype = pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
 
@@ -86,10 +86,10 @@ def test_embedding_of_every_row(form: Form, dtype: DType) -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(CompileError, match="q5_0"):
-        pack(Q5_0)
-    with pytest.raises(CompileError, match="q5_0"):
-        embedding(Q5_0, 256)
+    with pytest.raises(CompileError, match="mxfp4"):
+        pack(MXFP4)
+    with pytest.raises(CompileError, match="mxfp4"):
+        embedding(MXFP4, 256)
     with pytest.raises(ShapeError, match="superblocks"):
         embedding(Q6_K, 128)
     with pytest.raises(ShapeError, match="superblocks"):

@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
+from rlx.codegen.layouts import PACKED_DTYPES
 from rlx.codegen.select import KERNELS
 from rlx.codegen.target import LEVELS, Target
 from rlx.errors import ProfileError, TargetError
@@ -22,6 +23,7 @@ from rlx.runtime.executable import compile
 EXACT_CEILING = 2e-6
 # The same for linears over int8 activations: both sides round the activations to the same grid.
 INT8_CEILING = 4e-6
+# Types that are tested on every level; the others, which share their kernels' parts, on one each.
 WEIGHT_DTYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k")
 
 
@@ -34,6 +36,14 @@ def levels() -> list[str]:
         except TargetError:
             continue
     return found
+
+
+def weight_cases() -> list[tuple[str, str]]:
+    """(level, type) pairs."""
+    found = levels()
+    others = [t.name for t in PACKED_DTYPES if t.name not in WEIGHT_DTYPES]
+    in_turn = [(found[i % len(found)], dtype) for i, dtype in enumerate(others)]
+    return [(level, dtype) for level in found for dtype in WEIGHT_DTYPES] + in_turn
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +65,13 @@ def quantized(rng: np.random.Generator, shape: tuple[int, int], dtype: DType) ->
 
 
 def random_blocks(rng: np.random.Generator, shape: tuple[int, int], dtype: DType) -> np.ndarray:
-    """Valid K-quant blocks with small finite scales."""
+    """Valid blocks with small finite scales."""
     raw = rng.integers(0, 256, (shape[0], dtype.row_bytes(shape[1])), np.uint8)
     blocks = raw.reshape(-1, dtype.nbytes)
     half = rng.uniform(0.001, 0.02, (len(blocks), 2)).astype(np.float16).view(np.uint8)
-    where = slice(208, 210) if dtype.name == "q6_k" else slice(0, 4)
-    blocks[:, where] = half[:, : where.stop - where.start]
+    at = {"q2_k": 80, "q3_k": 108, "q6_k": 208}.get(dtype.name, 0)
+    width = 4 if dtype.name in ("q2_k", "q4_k", "q5_k") else 2
+    blocks[:, at : at + width] = half[:, :width]
     return raw
 
 
@@ -92,8 +103,7 @@ def check(
         assert np.abs(got[name] - value).max() <= ceiling * np.abs(value).max() + 1e-30, name
 
 
-@pytest.mark.parametrize("level", levels())
-@pytest.mark.parametrize("dtype", WEIGHT_DTYPES)
+@pytest.mark.parametrize(("level", "dtype"), weight_cases())
 @pytest.mark.parametrize("precision", ["exact", "auto"])
 def test_linear_and_embedding(level: str, dtype: str, precision: str, cache: CompileCache) -> None:
     rng = np.random.default_rng(1)

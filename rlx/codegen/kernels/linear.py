@@ -128,7 +128,7 @@ class _Linear:
         self.e, self.shape, self.multiply, self.tiles = e, shape, multiply, tiles
         fitting = min(_MACRO_ROWS, _TERMS // max(1, multiply.term_bytes))
         self.macro_rows = max(1, fitting // tiles.shared[0]) * tiles.shared[0]
-        scales = 2 if shape.format and (shape.format.halves or shape.format.lows) else 1
+        scales = shape.format.vectors if shape.format else 0
         self.sub_bytes = 64 * (GROUPS + scales if shape.integer else SUB)  # of unpacked weights
         self.chunk_bytes = self.sub_bytes * CHUNK // SUB
         terms = e.stack(self.macro_rows * multiply.term_bytes) if multiply.terms_a_sub else None
@@ -206,10 +206,10 @@ class _Linear:
             header = format_.chunk(e, start)
             with e.loop(0, self.multiply.steps(chunk, SUB)) as s:
                 place = unpack.sub_block(e, format_, start, s.i)
-                e.prefetch(e.at(place, _PREFETCH), format_.stride)
+                e.prefetch(e.at(place, _PREFETCH), format_.row.stride)
                 codes, scales = format_.codes(e, place), format_.scales(e, header, place)
                 if self.shape.integer:
-                    vectors = [dots.ready(e, c, format_.bits) for c in codes] + scales
+                    vectors = [dots.ready(e, c, format_.row.bits) for c in codes] + scales
                 else:
                     vectors = unpack.weights_f32(e, format_, codes, scales)
                 for v, value in enumerate(vectors):
@@ -313,8 +313,8 @@ class _Linear:
         e, format_ = self.e, self.shape.format
         assert format_ is not None
         place = unpack.sub_block(e, format_, start, s)
-        e.prefetch(e.at(place, _PREFETCH), format_.stride)
-        codes, bits = format_.codes(e, place), format_.bits
+        e.prefetch(e.at(place, _PREFETCH), format_.row.stride)
+        codes, bits = format_.codes(e, place), format_.row.bits
         return Sub(lambda g: dots.ready(e, codes[g], bits), format_.scales(e, header, place), in_memory=False)
 
     def _packed_floats(self, start: ir.Value, header: list[ir.Value], s: ir.Value, step: int) -> list[ir.Value]:
@@ -325,7 +325,7 @@ class _Linear:
             e.prefetch(e.at(place, 2 * _PREFETCH), step * size)
             return [e.load_as_f32(self.shape.dtype, e.at(place, k * size)) for k in range(step)]
         place = unpack.sub_block(e, format_, start, s)
-        e.prefetch(e.at(place, _PREFETCH), format_.stride)
+        e.prefetch(e.at(place, _PREFETCH), format_.row.stride)
         return unpack.weights_f32(e, format_, format_.codes(e, place), format_.scales(e, header, place))
 
     # --- after the sum ------------------------------------------------------------------------------------------------

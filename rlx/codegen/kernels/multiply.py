@@ -87,7 +87,7 @@ class Sub:
 
     Attributes:
         code: the vector of a group: of any group at run time where the codes are in memory, else of a known one.
-        scales: the scale vectors.
+        scales: the scale vectors, then those of the lows.
         in_memory: whether the codes are.
     """
 
@@ -133,15 +133,15 @@ class Multiplier:
     def zero(self) -> int:
         """The zero point that the dot products leave in."""
         format_ = self.shape.format
-        return dots.zero_left(self.target, format_.bits, format_.zero) if format_ and self.shape.integer else 0
+        return dots.zero_left(self.target, format_.row.bits, format_.row.zero) if format_ and self.shape.integer else 0
 
     @cached_property
     def terms_a_sub(self) -> int:
         """Terms a sub-block: one, two where each half has its own scale, none where nothing is left to correct."""
         format_ = self.shape.format
-        if not format_ or not self.shape.integer or not (self.zero or format_.lows):
+        if not format_ or not self.shape.integer or not (self.zero or format_.row.lows):
             return 0
-        return 2 if format_.halves else 1
+        return format_.row.parts
 
     @property
     def term_bytes(self) -> int:
@@ -166,15 +166,17 @@ class Multiplier:
             sums = e.b.add(e.pick(sums, range(0, 2 * width, 2)), e.pick(sums, range(1, 2 * width, 2)))
         if self.zero:
             return e.b.mul(sums, ir.Constant(sums.type, [-self.zero] * sums.type.count))
-        wide = vector(FLOAT, width)
-        return e.b.fneg(e.b.fmul(e.b.sitofp(sums, wide), e.load(wide, scales)))
+        factors = e.load(vector(FLOAT, width), scales)
+        if self.terms_a_sub == 2:
+            factors = e.pick(factors, [i // 2 for i in range(2 * width)])
+        return e.b.fneg(e.b.fmul(e.b.sitofp(sums, factors.type), factors))
 
     def integer_step(self, subs: Sequence[Sub], rows: Rows, sub: Index, parts: Sums) -> Sums:
         """Adds sub-block `sub` of the row to `parts`: exact integer sums times weight scale times activation scale."""
         e, format_ = self.e, self.shape.format
         assert format_ is not None
         scaled = self._scaled(subs, self._sums(subs, rows, sub, 0), 0)
-        if format_.halves:
+        if format_.row.halves:
             second = [e.to_f32(s) for s in self._sums(subs, rows, sub, 1)]
             scales = [s.scales[1] for s in subs] * rows.count
             scaled = [e.fma(s, d, first) for s, d, first in zip(second, scales, scaled, strict=True)]
@@ -184,8 +186,8 @@ class Multiplier:
             for block, weights in enumerate(subs):
                 i = row * len(subs) + block
                 part = e.fma(scaled[i], activation_scale, parts[i])
-                if format_.lows:
-                    part = e.fma(weights.scales[1], e.splat_f32(self._term(rows, row, sub)), part)
+                for half, low in enumerate(weights.scales[format_.row.parts :]):
+                    part = e.fma(low, e.splat_f32(self._term(rows, row, sub, half)), part)
                 done.append(part)
         return done
 
@@ -201,11 +203,11 @@ class Multiplier:
         """The integer sums of a sub-block, or of one half of it where halves have scales of their own."""
         e, format_ = self.e, self.shape.format
         assert format_ is not None
-        count = GROUPS // 2 if format_.halves else GROUPS
+        count = GROUPS // 2 if format_.row.halves else GROUPS
         groups = range(half * count, (half + 1) * count)
         start = [e.splat_i32(self._term(rows, row, sub, half)) if self.zero else e.i32(0) for row in range(rows.count)]
         sums = [start[row] for row in range(rows.count) for _ in subs]
-        span = min(dots.span(self.target, format_.bits), count)
+        span = min(dots.span(self.target, format_.row.bits), count)
         if not all(s.in_memory for s in subs):
             for first in groups[::span]:
                 sums = self._dots(subs, rows, sub, [first + i for i in range(span)], sums)
@@ -228,7 +230,7 @@ class Multiplier:
             activations = [e.b.bitcast(e.splat_i32(p), I8X64) for p in places]
             for block, code in enumerate(codes):
                 i = row * len(subs) + block
-                done[i] = dots.dot_u8s8(e, done[i], code, activations, format_.bits)
+                done[i] = dots.dot_u8s8(e, done[i], code, activations, format_.row.bits)
         return done
 
     # --- f32 activations ----------------------------------------------------------------------------------------------

@@ -11,7 +11,25 @@ from rlx.codegen.layouts import PACKINGS
 from rlx.codegen.loops import HOLE, Helper, Ptr, Scalar, loop_kernel
 from rlx.codegen.scalars import load_u16, load_u32, store_u16, store_u32, u8, u16, u32
 from rlx.errors import CompileError
-from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, U8, DType
+from rlx.ir.dtypes import (
+    BF16,
+    F16,
+    F32,
+    IQ4_NL,
+    IQ4_XS,
+    Q2_K,
+    Q3_K,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    U8,
+    DType,
+)
 
 #: Holes: elements of a superblock, its bytes in one row of the file and packed (16 rows).
 SUPERBLOCK: int = HOLE
@@ -82,11 +100,56 @@ def move_q8_0(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> N
         store_u32(out, to + 32 + g * 64 + row * 4, u32(word(raw, at + 2 + g * 4, keep) ^ u32(0x80808080)))
 
 
-def move_q4_0(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    # The file's byte i already holds elements i and i + 16.
-    move_half(raw, at, out, to + row * 2, keep)
+def move_nibbles(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
+    """32 elements in 16 bytes: the file's byte i already holds elements i and i + 16."""
     for j in range(4):
-        store_u32(out, to + 32 + j * 64 + row * 4, word(raw, at + 2 + j * 4, keep))
+        store_u32(out, to + j * 64 + row * 4, word(raw, at + j * 4, keep))
+
+
+def move_fifth_bits(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
+    """Bit i of a word, that of element i = 4 g + j, to bit g of byte j."""
+    bits = word(raw, at, keep)
+    plane = u32(0)
+    for g in range(8):
+        four = (bits >> u32(4 * g)) & u32(15)
+        # Copies at distances of 7 put bit j at bit 8 j.
+        plane = u32(plane | (((four * u32(0x00204081)) & u32(0x01010101)) << u32(g)))
+    store_u32(out, to + row * 4, plane)
+
+
+def move_q4_0(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
+    move_half(raw, at, out, to + row * 2, keep)
+    move_nibbles(raw, at + 2, out, to + 32, row, keep)
+
+
+def move_q4_1(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
+    move_half(raw, at, out, to + row * 2, keep)
+    move_half(raw, at + 2, out, to + 32 + row * 2, keep)
+    move_nibbles(raw, at + 4, out, to + 64, row, keep)
+
+
+def move_q5_0(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
+    move_half(raw, at, out, to + row * 2, keep)
+    move_nibbles(raw, at + 6, out, to + 32, row, keep)
+    move_fifth_bits(raw, at + 2, out, to + 288, row, keep)
+
+
+def move_q5_1(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
+    move_half(raw, at, out, to + row * 2, keep)
+    move_half(raw, at + 2, out, to + 32 + row * 2, keep)
+    move_nibbles(raw, at + 8, out, to + 64, row, keep)
+    move_fifth_bits(raw, at + 4, out, to + 320, row, keep)
+
+
+def move_iq4_xs(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
+    move_half(raw, at, out, to + row * 2, keep)
+    high = u32(load_u16(raw, at + 2) & keep)
+    low = word(raw, at + 4, keep)
+    for sub in range(8):
+        first = to + 32 + sub * 272
+        scale = ((low >> u32(4 * sub)) & u32(15)) | (((high >> u32(2 * sub)) & u32(3)) << u32(4))
+        out[first + row] = u8(scale - u32(32))
+        move_nibbles(raw, at + 8 + sub * 16, out, first + 16, row, keep)
 
 
 def move_k_head(raw: Ptr, at: int, out: Ptr, to: int, row: int, step: int, keep: Scalar) -> None:
@@ -121,14 +184,54 @@ def move_q4_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> N
     move_k_nibbles(raw, at + 16, out, to, row, 288, keep)
 
 
+def move_crumbs(raw: Ptr, at: int, out: Ptr, to: int, row: int, sub: int, keep: Scalar) -> None:
+    """Two bits each of a sub-block's elements: 32 bytes hold those of four sub-blocks, the next 32 of the others."""
+    for j in range(2):
+        bits = u32(0)
+        for i in range(4):
+            crumbs = word(raw, at + (sub >> 2) * 32 + (j + i * 2) * 4, keep) >> u32((sub & 3) * 2)
+            bits = u32(bits | ((crumbs & u32(0x03030303)) << u32(2 * i)))
+        store_u32(out, to + j * 64 + row * 4, bits)
+
+
+def move_bits(raw: Ptr, at: int, out: Ptr, to: int, row: int, sub: int, keep: Scalar) -> None:
+    """One bit each of a sub-block's elements: bit s of 32 bytes is that of sub-block s."""
+    bits = u32(0)
+    for g in range(8):
+        bits = u32(bits | (((word(raw, at + g * 4, keep) >> u32(sub)) & u32(0x01010101)) << u32(g)))
+    store_u32(out, to + row * 4, bits)
+
+
 def move_q5_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
     move_k_head(raw, at, out, to, row, 352, keep)
     move_k_nibbles(raw, at + 48, out, to, row, 352, keep)
     for sub in range(8):
-        bits = u32(0)
-        for g in range(8):
-            bits = u32(bits | (((word(raw, at + 16 + g * 4, keep) >> u32(sub)) & u32(0x01010101)) << u32(g)))
-        store_u32(out, to + 64 + sub * 352 + 288 + row * 4, bits)
+        move_bits(raw, at + 16, out, to + 64 + sub * 352 + 288, row, sub, keep)
+
+
+def move_q2_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
+    move_half(raw, at + 80, out, to + row * 2, keep)
+    move_half(raw, at + 82, out, to + 32 + row * 2, keep)
+    for sub in range(8):
+        first = to + 64 + sub * 160
+        out[first + row] = u8(raw[at + sub * 2] & keep)
+        out[first + 16 + row] = u8(raw[at + sub * 2 + 1] & keep)
+        move_crumbs(raw, at + 16, out, first + 32, row, sub, keep)
+
+
+def move_q3_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
+    move_half(raw, at + 108, out, to + row * 2, keep)
+    high = word(raw, at + 104, keep)
+    for sub in range(8):
+        first = to + 32 + sub * 224
+        for half in range(2):
+            # Scale i: a low nibble in byte i % 8, the high crumb in byte i % 4 of a word.
+            i = sub * 2 + half
+            low = u32(raw[at + 96 + (i & 7)] & keep) >> u32((i >> 3) * 4)
+            top = (high >> u32((i & 3) * 8 + (i >> 2) * 2)) & u32(3)
+            out[first + half * 16 + row] = u8(((low & u32(15)) | (top << u32(4))) - u32(32))
+        move_crumbs(raw, at + 32, out, first + 32, row, sub, keep)
+        move_bits(raw, at, out, first + 160, row, sub, keep)
 
 
 def move_q6_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
@@ -145,12 +248,7 @@ def move_q6_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> N
             a = word(raw, low + j * 4, keep) >> shift
             b = word(raw, low + 16 + j * 4, keep) >> shift
             store_u32(out, first + 32 + j * 64 + row * 4, join_nibbles(u32(a), u32(b)))
-        for j in range(2):
-            bits = u32(0)
-            for i in range(4):
-                crumbs = word(raw, at + 128 + half * 32 + (j * 4 + i) * 4, keep) >> u32(quarter * 2)
-                bits = u32(bits | ((crumbs & u32(0x03030303)) << u32(2 * i)))
-            store_u32(out, first + 288 + j * 64 + row * 4, bits)
+        move_crumbs(raw, at + 128, out, first + 288, row, sub, keep)
 
 
 _MOVE: dict[DType, Helper] = {
@@ -159,6 +257,13 @@ _MOVE: dict[DType, Helper] = {
     BF16: move_f16,
     Q8_0: move_q8_0,
     Q4_0: move_q4_0,
+    Q4_1: move_q4_1,
+    Q5_0: move_q5_0,
+    Q5_1: move_q5_1,
+    IQ4_NL: move_q4_0,
+    IQ4_XS: move_iq4_xs,
+    Q2_K: move_q2_k,
+    Q3_K: move_q3_k,
     Q4_K: move_q4_k,
     Q5_K: move_q5_k,
     Q6_K: move_q6_k,

@@ -1,23 +1,22 @@
 """Packed weights in registers: how a linear kernel reads each type of the layout that `layouts.py` defines.
 
 A quantized type is read in sub-blocks of 32 k: eight vectors of 64 unsigned codes (one a group of 4 k, 16 rows each)
-and one or two vectors of 16 scales. A weight is then
+and vectors of 16 scales, for all 32 k or for each 16 ("halves"). A weight is then
 
-    scale * (code - zero)             one scale a sub-block
-    scale[k // 16] * (code - zero)    two scales, "halves": q6_k
-    scale * code - low                a scale and a minimum: q4_k, q5_k
+    scale * (code - zero)    or, for types with minima,    scale * code - low
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
 
+from rlx.codegen.blocks import BLOCKS, Blocks
 from rlx.codegen.layouts import PACKINGS
 from rlx.codegen.tiles import F32X16, I8, I8X64, I32X16, Emitter, vector
-from rlx.ir.dtypes import F16, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, DType
+from rlx.ir.dtypes import F16, DType
 
 #: k of a chunk: the codes of a chunk are summed in registers, chunks are summed in f32.
 CHUNK = 256
@@ -27,29 +26,37 @@ SUB, GROUPS = 32, 8
 
 @dataclass(frozen=True)
 class Format:
-    """How one quantized type is read.
+    """How one quantized type is read: its row of the layout, in instructions.
 
     Attributes:
-        bits: width of a code.
-        zero: the code that means 0, where there is no minimum.
-        header: bytes of a superblock before its sub-blocks.
-        stride: bytes of a sub-block.
-        halves: whether the two halves of a sub-block have scales of their own.
-        lows: whether a sub-block has a minimum.
-        chunk: the header's values, loaded once a chunk.
-        scales: (header's values, sub-block) -> the scale vectors, f32.
-        codes: sub-block -> 8 vectors of 64 codes.
+        row: the type's row; its `bits` are those of the codes that come out here.
     """
 
-    bits: int
-    zero: int
-    header: int
-    stride: int
-    halves: bool
-    lows: bool
-    chunk: Callable[[Emitter, ir.Value], list[ir.Value]]
-    scales: Callable[[Emitter, list[ir.Value], ir.Value], list[ir.Value]]
-    codes: Callable[[Emitter, ir.Value], list[ir.Value]]
+    row: Blocks
+
+    @property
+    def vectors(self) -> int:
+        """Scale vectors of a sub-block: the scales, then the lows."""
+        return self.row.parts * (2 if self.row.lows else 1)
+
+    def chunk(self, e: Emitter, chunk: ir.Value) -> list[ir.Value]:
+        """The numbers of a superblock, loaded once a chunk."""
+        return [e.load_as_f32(F16, e.at(chunk, 32 * i)) for i in range(self.row.head)]
+
+    def scales(self, e: Emitter, header: list[ir.Value], sub: ir.Value) -> list[ir.Value]:
+        """(numbers from `chunk`, sub-block) -> the scale vectors, f32."""
+        return _SCALES[self.row.scales](e, header, sub, self.row.parts)
+
+    def codes(self, e: Emitter, sub: ir.Value) -> list[ir.Value]:
+        """Sub-block -> 8 vectors of 64 codes."""
+        at, first = self.row.codes_at, 0
+        words: list[ir.Value] = []
+        for width in self.row.planes:
+            piece = _plane(e, e.at(sub, at), first, width)
+            words = [e.b.or_(a, b) for a, b in zip(words, piece, strict=True)] if words else piece
+            at, first = at + 64 * width, first + width
+        codes = [e.b.bitcast(w, I8X64) for w in words]
+        return [_look_up(e, c, self.row.levels) for c in codes] if self.row.levels else codes
 
 
 def chunk_bytes(dtype: DType) -> int:
@@ -59,7 +66,7 @@ def chunk_bytes(dtype: DType) -> int:
 
 def sub_block(e: Emitter, format_: Format, chunk: ir.Value, s: ir.Value) -> ir.Value:
     """Address of sub-block `s` of a chunk."""
-    return e.at(chunk, (s, format_.stride), format_.header)
+    return e.at(chunk, (s, format_.row.stride), format_.row.head_bytes)
 
 
 def weights_f32(e: Emitter, format_: Format, codes: list[ir.Value], scales: list[ir.Value]) -> list[ir.Value]:
@@ -67,49 +74,70 @@ def weights_f32(e: Emitter, format_: Format, codes: list[ir.Value], scales: list
 
     scale * code has at most 24 bits, so it is exact, and the multiply-add rounds once, as the reference does.
     """
-    if format_.lows:
-        offsets = [e.b.fneg(scales[1])]
+    row = format_.row
+    if row.lows:
+        offsets = [e.b.fneg(low) for low in scales[row.parts :]]
     else:
-        offsets = [e.b.fmul(scale, e.f32(-format_.zero)) for scale in scales]
+        offsets = [e.b.fmul(scale, e.f32(-row.zero)) for scale in scales]
     weights = []
     for k in range(SUB):
-        half = k // 16 if format_.halves else 0
+        part = k * row.parts // SUB
         word = e.b.bitcast(codes[k // 4], I32X16)
         code = e.b.and_(e.b.lshr(word, e.i32(8 * (k % 4))), e.i32(255))
-        weights.append(e.fma(e.to_f32(code), scales[half], offsets[half]))
+        weights.append(e.fma(e.to_f32(code), scales[part], offsets[part]))
     return weights
 
 
-# --- scales ---------------------------------------------------------------------------------------------------------
+# --- scales: (header's values, sub-block, parts) -> scales, then lows -----------------------------------------------
 
 
-def _no_header(e: Emitter, chunk: ir.Value) -> list[ir.Value]:
-    return []
-
-
-def _header(count: int) -> Callable[[Emitter, ir.Value], list[ir.Value]]:
-    return lambda e, chunk: [e.load_as_f32(F16, e.at(chunk, 32 * i)) for i in range(count)]
-
-
-def _own_scale(e: Emitter, header: list[ir.Value], sub: ir.Value) -> list[ir.Value]:
+def _scales_d(e: Emitter, header: list[ir.Value], sub: ir.Value, parts: int) -> list[ir.Value]:
     return [e.load_as_f32(F16, sub)]
 
 
-def _scale_and_low(e: Emitter, header: list[ir.Value], sub: ir.Value) -> list[ir.Value]:
-    bytes_ = [e.b.zext(e.load(vector(I8), e.at(sub, at)), I32X16) for at in (0, 16)]
+def _scales_d_m(e: Emitter, header: list[ir.Value], sub: ir.Value, parts: int) -> list[ir.Value]:
+    return [e.load_as_f32(F16, sub), e.b.fneg(e.load_as_f32(F16, e.at(sub, 32)))]
+
+
+def _scales_d_s(e: Emitter, header: list[ir.Value], sub: ir.Value, parts: int) -> list[ir.Value]:
+    bytes_ = [e.b.sext(e.load(vector(I8), e.at(sub, 16 * part)), I32X16) for part in range(parts)]
+    return [e.b.fmul(e.b.sitofp(b, F32X16), header[0]) for b in bytes_]
+
+
+def _scales_d_s_m(e: Emitter, header: list[ir.Value], sub: ir.Value, parts: int) -> list[ir.Value]:
+    bytes_ = _unsigned(e, sub, 2)
     return [e.b.fmul(e.b.sitofp(b, F32X16), d) for b, d in zip(bytes_, header, strict=True)]
 
 
-def _two_scales(e: Emitter, header: list[ir.Value], sub: ir.Value) -> list[ir.Value]:
-    bytes_ = [e.b.sext(e.load(vector(I8), e.at(sub, at)), I32X16) for at in (0, 16)]
-    return [e.b.fmul(e.b.sitofp(b, F32X16), header[0]) for b in bytes_]
+def _scales_d_sm(e: Emitter, header: list[ir.Value], sub: ir.Value, parts: int) -> list[ir.Value]:
+    bytes_ = _unsigned(e, sub, parts)
+    both = [[e.b.and_(b, e.i32(15)) for b in bytes_], [e.b.lshr(b, e.i32(4)) for b in bytes_]]
+    return [e.b.fmul(e.b.sitofp(b, F32X16), d) for d, own in zip(header, both, strict=True) for b in own]
+
+
+def _unsigned(e: Emitter, sub: ir.Value, count: int) -> list[ir.Value]:
+    return [e.b.zext(e.load(vector(I8), e.at(sub, 16 * i)), I32X16) for i in range(count)]
+
+
+_SCALES: dict[str, Callable[[Emitter, list[ir.Value], ir.Value, int], list[ir.Value]]] = {
+    "d": _scales_d,
+    "d_m": _scales_d_m,
+    "d_s": _scales_d_s,
+    "d_s_m": _scales_d_s_m,
+    "d_sm": _scales_d_sm,
+}
 
 
 # --- codes ----------------------------------------------------------------------------------------------------------
 
 
-def _bytes_at(e: Emitter, sub: ir.Value, at: int, count: int) -> list[ir.Value]:
-    return [e.load(I32X16, e.at(sub, at + 64 * i)) for i in range(count)]
+def _plane(e: Emitter, plane: ir.Value, first: int, width: int) -> list[ir.Value]:
+    """Bits `first` and up of all groups' codes, in words of 4 codes."""
+    words = [e.load(I32X16, e.at(plane, 64 * j)) for j in range(width)]
+    if width == 8:
+        return words
+    moved = [_move(e, words[g % width], first - g // width * width) for g in range(GROUPS)]
+    return [_mask(e, w, ((1 << width) - 1) << first) for w in moved]
 
 
 def _mask(e: Emitter, word: ir.Value, byte: int) -> ir.Value:
@@ -123,39 +151,26 @@ def _move(e: Emitter, word: ir.Value, left: int) -> ir.Value:
     return e.b.shl(word, e.i32(left)) if left > 0 else e.b.lshr(word, e.i32(-left))
 
 
-def _nibbles(e: Emitter, sub: ir.Value, at: int) -> list[ir.Value]:
-    words = _bytes_at(e, sub, at, 4)
-    return [_mask(e, w, 15) for w in words] + [_mask(e, _move(e, w, -4), 15) for w in words]
+def _look_up(e: Emitter, codes: ir.Value, levels: Sequence[int]) -> ir.Value:
+    """Codes of 4 bits -> the levels they stand for: a byte shuffle of each 16 bytes where the target has it."""
+    if e.target.level == "generic":
+        return _select(e, codes, levels)
+    wide = e.target.level == "avx512"
+    name = "llvm.x86.avx512.pshuf.b.512" if wide else "llvm.x86.avx2.pshuf.b"
+    pieces = e.pieces(codes, 64 if wide else 32)
+    table = ir.Constant(pieces[0].type, list(levels) * (pieces[0].type.count // 16))
+    done = [e.call(name, piece.type, [table, piece]) for piece in pieces]
+    return done[0] if wide else e.concat(*done)
 
 
-def _as_codes(e: Emitter, words: list[ir.Value]) -> list[ir.Value]:
-    return [e.b.bitcast(w, I8X64) for w in words]
+def _select(e: Emitter, codes: ir.Value, levels: Sequence[int]) -> ir.Value:
+    """The same by choosing between neighbours, bit by bit of the code."""
+    values = [ir.Constant(I8X64, [level] * 64) for level in levels]
+    for bit in (1, 2, 4, 8):
+        is_set = e.b.icmp_unsigned("!=", e.b.and_(codes, ir.Constant(I8X64, [bit] * 64)), ir.Constant(I8X64, None))
+        pairs = zip(values[::2], values[1::2], strict=True)
+        values = [e.b.select(is_set, odd, even) for even, odd in pairs]
+    return values[0]
 
 
-def _codes_q8(e: Emitter, sub: ir.Value) -> list[ir.Value]:
-    return _as_codes(e, _bytes_at(e, sub, 32, 8))
-
-
-def _codes_q4(at: int) -> Callable[[Emitter, ir.Value], list[ir.Value]]:
-    return lambda e, sub: _as_codes(e, _nibbles(e, sub, at))
-
-
-def _codes_q5(e: Emitter, sub: ir.Value) -> list[ir.Value]:
-    low, plane = _nibbles(e, sub, 32), e.load(I32X16, e.at(sub, 288))
-    high = [_mask(e, _move(e, plane, 4 - g), 16) for g in range(GROUPS)]
-    return _as_codes(e, [e.b.or_(a, b) for a, b in zip(low, high, strict=True)])
-
-
-def _codes_q6(e: Emitter, sub: ir.Value) -> list[ir.Value]:
-    low, planes = _nibbles(e, sub, 32), _bytes_at(e, sub, 288, 2)
-    high = [_mask(e, _move(e, planes[g // 4], 4 - 2 * (g % 4)), 48) for g in range(GROUPS)]
-    return _as_codes(e, [e.b.or_(a, b) for a, b in zip(low, high, strict=True)])
-
-
-FORMATS: dict[DType, Format] = {
-    Q8_0: Format(8, 128, 0, 544, False, False, _no_header, _own_scale, _codes_q8),
-    Q4_0: Format(4, 8, 0, 288, False, False, _no_header, _own_scale, _codes_q4(32)),
-    Q4_K: Format(4, 0, 64, 288, False, True, _header(2), _scale_and_low, _codes_q4(32)),
-    Q5_K: Format(5, 0, 64, 352, False, True, _header(2), _scale_and_low, _codes_q5),
-    Q6_K: Format(6, 32, 32, 416, True, False, _header(1), _two_scales, _codes_q6),
-}
+FORMATS: dict[DType, Format] = {dtype: Format(row) for dtype, row in BLOCKS.items()}
