@@ -194,9 +194,9 @@ FILES: dict[str, tuple[Make, type[RlxError], list[str]]] = {
         [f"byte 12467: tensor '{Q}' has the type id 99, which rlx does not know", "Q4_K_M or Q8_0"],
     ),
     "tensor type without kernels": (
-        lambda m, p: broken.rewrite(m, p, change=quantized(Q, gguf.GGMLQuantizationType.Q5_1)),
+        lambda m, p: broken.rewrite(m, p, change=quantized(Q, gguf.GGMLQuantizationType.MXFP4)),
         UnsupportedModelError,
-        [f"tensor '{Q}' has type q5_1, which no kernel reads yet", "Use a file in F32, F16"],
+        [f"tensor '{Q}' has type mxfp4, which no kernel reads yet", "Use a file in F32, F16"],
     ),
     "tensor of integers": (
         lambda m, p: broken.with_tensor_type(m, p, Q, 24),
