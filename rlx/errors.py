@@ -20,7 +20,14 @@ class RlxError(Exception):
     def __init__(self, what: str, *, where: object = None, hint: str | None = None) -> None:
         self.what, self.where, self.hint = what, None if where is None else str(where), hint
         message = f"{self.where}: {what}" if self.where else what
-        super().__init__(f"{message}. {hint}" if hint else message)
+        super().__init__(f"{message}. {_sentence(hint)}" if hint else message)
+
+
+def _sentence(hint: str) -> str:
+    """A hint as the second sentence of a message: with a capital, unless its first word is a name in the code."""
+    first = hint.split(maxsplit=1)[0].rstrip(",:;")
+    capital = hint[0].upper() if first.isalpha() and first != "rlx" else hint[0]
+    return f"{capital}{hint[1:]}{'' if hint[-1] in '.?!' else '.'}"
 
 
 class ArgumentError(RlxError):

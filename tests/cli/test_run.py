@@ -248,7 +248,7 @@ def test_a_filter_without_a_temperature_is_refused_not_ignored(option: str) -> N
         ([], "Missing argument"),
         (["model.gguf", "a", "prompt"], "expected [MODEL] PROMPT, found 3 arguments: put the prompt in quotes"),
         (["model.gguf"], "'model.gguf' is a model, and there is no prompt"),
-        ([""], "prompt: it is empty. give the text"),
+        ([""], "prompt: it is empty. Give the text"),
         (["Hi", "--raw", "--system", "x"], "--system needs the chat template"),
         (["Hi", "--temperature", "-1"], "SampleOpts: temperature is -1.0, expected a finite number of at least 0"),
         (["Hi", "--temperature", "1", "--top-p", "2"], "top_p is 2.0, expected 0 to 1"),
@@ -274,7 +274,7 @@ def test_a_prompt_longer_than_the_context(scripted: Scripted) -> None:
     scripted.options["max_seq"] = 4
     result = rlx("a prompt of more than four tokens")
     assert result.exit_code == 2
-    assert "and the context holds 4. shorten it, or open the model with a max_seq of at least" in result.stderr
+    assert "and the context holds 4. Shorten it, or open the model with a max_seq of at least" in result.stderr
 
 
 # ---------------------------------------------------------------------------------------------------- trouble

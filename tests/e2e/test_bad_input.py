@@ -152,23 +152,23 @@ GET = "get the file again or convert it anew"
 
 # What is wrong -> (how to make it of a model and a new path, error, what the message says besides the path).
 FILES: dict[str, tuple[Make, type[RlxError], list[str]]] = {
-    "missing": (lambda m, p: p, ModelFileError, ["there is no such file or directory", "the directory ", " holds: "]),
+    "missing": (lambda m, p: p, ModelFileError, ["there is no such file or directory", "The directory ", " holds: "]),
     "no weights": (
         lambda m, p: folder(p, notes="x"),
         ModelFileError,
-        ["holds no model.safetensors, no model.safetensors.index.json and no .gguf file, only: notes", "give the path"],
+        ["holds no model.safetensors, no model.safetensors.index.json and no .gguf file, only: notes", "Give the path"],
     ),
-    "empty folder": (lambda m, p: folder(p), ModelFileError, ["only: nothing", "give the path of the model file"]),
+    "empty folder": (lambda m, p: folder(p), ModelFileError, ["only: nothing", "Give the path of the model file"]),
     "empty file": (lambda m, p: head_of(m, p, 0), ModelFileError, ["the file is empty", "repeat it"]),
     "no model": (
         lambda m, p: folder(p.parent / "d", x="hello, this is text") / "x",
         ModelFileError,
-        ["neither a GGUF nor a safetensors file; it begins with b'hello, this", "give a .gguf file"],
+        ["neither a GGUF nor a safetensors file; it begins with b'hello, this", "Give a .gguf file"],
     ),
     "no GGUF": (
         lambda m, p: p.write_bytes(b"GUFF" + m.read_bytes()[4:]) and p,
         GgufError,
-        ["byte 0: the file does not begin with b'GGUF'", "this is no GGUF file, whatever its name says"],
+        ["byte 0: the file does not begin with b'GGUF'", "This is no GGUF file, whatever its name says"],
     ),
     "cut in the version": (lambda m, p: head_of(m, p, 7), GgufError, ["byte 4: the version needs 4 bytes", AGAIN]),
     "cut in the counts": (lambda m, p: head_of(m, p, 100), GgufError, ["the tensor count is 46, too many", AGAIN]),
@@ -201,12 +201,12 @@ FILES: dict[str, tuple[Make, type[RlxError], list[str]]] = {
     "tensor of integers": (
         lambda m, p: broken.with_tensor_type(m, p, Q, 24),
         UnsupportedModelError,
-        [f"tensor '{Q}' has type i8", "use a checkpoint in BF16, F16 or F32"],
+        [f"tensor '{Q}' has type i8", "Use a checkpoint in BF16, F16 or F32"],
     ),
     "missing tensor": (
         lambda m, p: broken.rewrite(m, p, drop=(Q,)),
         WeightError,
-        [f"{Q}: the tensor is missing, expected shape [128, 64]", "the file is incomplete, or its metadata is of"],
+        [f"{Q}: the tensor is missing, expected shape [128, 64]", "The file is incomplete, or its metadata is of"],
     ),
     "missing norm": (
         lambda m, p: broken.rewrite(m, p, drop=("output_norm.weight",)),
@@ -272,11 +272,11 @@ def test_model_files(case: str, model: Path, tmp_path: Path, cli: Rlx) -> None:
 
 def test_broken_numbers_are_named(model: Path, tmp_path: Path, cli: Rlx) -> None:
     path = broken.rewrite(model, tmp_path / "model.gguf", change=poisoned)
-    with rlx.auto_runner(path) as runner, raising(NumericalError, "logit 0 is nan. the weights or the"):
+    with rlx.auto_runner(path) as runner, raising(NumericalError, "logit 0 is nan. The weights or the"):
         runner.predict_logits([1, 2])
     found = cli("run", path, "Hi")
     assert found.code == 2
-    assert "is nan. the weights or the arithmetic are broken: check the file" in found.err
+    assert "is nan. The weights or the arithmetic are broken: check the file" in found.err
 
 
 def test_a_rewritten_file_is_as_good_as_the_first(model: Path, tmp_path: Path, goldens: Path) -> None:
@@ -417,9 +417,9 @@ def runner(model: Path) -> Any:
 
 
 NO_IDS: list[tuple[Any, str]] = [
-    ([], "prompt: it is empty. give at least one token"),
+    ([], "prompt: it is empty. Give at least one token"),
     (np.array([], np.int64), "prompt: it is empty"),
-    ([3, -1], "prompt: id -1 at position 1 is outside the vocabulary of 512. ids run from 0 to 511"),
+    ([3, -1], "prompt: id -1 at position 1 is outside the vocabulary of 512. Ids run from 0 to 511"),
     ([512], "prompt: id 512 at position 0 is outside the vocabulary of 512"),
     (np.array([-1], np.int8), "prompt: id -1 at position 0 is outside"),
     ([1, 1.5], "prompt: expected a token id at position 1, found 1.5"),
@@ -430,12 +430,12 @@ NO_IDS: list[tuple[Any, str]] = [
     ([[1, 2]], "prompt: expected a token id at position 0, found [1, 2]"),
     ([[1], [1, 2]], "prompt: expected a token id at position 0, found [1]"),
     (np.array([1.0]), "prompt: expected a token id at position 0, found"),
-    (np.array(3), "prompt: expected a sequence of token ids, found one number. give [id]"),
-    ("hello", "prompt: expected token ids, found a str. make ids of it first: runner.tokenizer.encode(text)"),
+    (np.array(3), "prompt: expected a sequence of token ids, found one number. Give [id]"),
+    ("hello", "prompt: expected token ids, found a str. Make ids of it first: runner.tokenizer.encode(text)"),
     (3, "prompt: expected a sequence of token ids, found a int"),
     (None, "prompt: expected a sequence of token ids, found a NoneType"),
     ({1, 2}, "prompt: expected a sequence of token ids, found a set"),
-    ([1] * 65, "prompt: it has 65 tokens, and the context holds 64. shorten it, or open the model with a max_seq of"),
+    ([1] * 65, "prompt: it has 65 tokens, and the context holds 64. Shorten it, or open the model with a max_seq of"),
 ]
 
 
@@ -455,7 +455,7 @@ def test_prompts_in_many_forms(runner: Any, ids: Any) -> None:
 
 def test_sessions_and_counts(runner: Any) -> None:
     runner.reset()
-    with raising(PromptError, "decode_logits: there is no session. call prefill_logits first"):
+    with raising(PromptError, "decode_logits: there is no session. Call prefill_logits first"):
         runner.decode_logits(1)
     for count in (-1, 1.5, None, "3", True):
         with raising(ArgumentError, f"n_new is {count!r}, expected a whole number"):
@@ -464,13 +464,13 @@ def test_sessions_and_counts(runner: Any) -> None:
         with raising(SamplingError, "expected a SampleOpts"):
             runner.generate([1], 2, sample=sample)
     assert len(runner.generate([1] * 64, 5, stop_at_eog=False)) == 1, "a full context still has a next token"
-    with raising(PromptError, "the context is full: it holds 64 tokens. start anew with prefill_logits"):
+    with raising(PromptError, "the context is full: it holds 64 tokens. Start anew with prefill_logits"):
         runner.decode_logits(1)
 
 
 def test_prompts_on_the_command_line(model: Path, cli: Rlx) -> None:
-    refused(cli("run", model, ""), "prompt: it is empty. give the text that the model shall answer")
-    refused(cli("run", model, "word " * 300, "--max-seq", 100), "tokens, and the context holds 100. shorten it")
+    refused(cli("run", model, ""), "prompt: it is empty. Give the text that the model shall answer")
+    refused(cli("run", model, "word " * 300, "--max-seq", 100), "tokens, and the context holds 100. Shorten it")
     misused(cli("run"), "Missing argument '[MODEL] PROMPT'")
     misused(cli("run", "tell", "me", "more"), "found 3 arguments: put the prompt in quotes")
     misused(cli("run", model), "is a model, and there is no prompt: rlx run MODEL PROMPT")

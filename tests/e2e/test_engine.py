@@ -380,7 +380,7 @@ def test_a_runner_may_move_between_threads(goldens: Path, expected: dict[str, Ar
     assert error(runner.decode_logits(tokens[20]), expected["logits"][20]) <= GOLDEN
     assert error(elsewhere(runner.decode_logits, tokens[21]), expected["logits"][21]) <= GOLDEN
     elsewhere(runner.close)
-    with pytest.raises(BusyError, match=r"the runner was closed\. open the model again"):
+    with pytest.raises(BusyError, match=r"the runner was closed\. Open the model again"):
         runner.decode_logits(1)
 
 

@@ -114,7 +114,7 @@ def test_any_sequence_of_whole_numbers_is_a_prompt(ids: Any) -> None:
 @pytest.mark.parametrize(
     ("ids", "said"),
     [
-        ([], r"prompt: it is empty\. give at least one token"),
+        ([], r"prompt: it is empty\. Give at least one token"),
         (np.array([], np.int64), "it is empty"),
         ("a text", r"expected token ids, found a str\. .*encode"),
         (b"bytes", "found a bytes"),
@@ -128,12 +128,12 @@ def test_any_sequence_of_whole_numbers_is_a_prompt(ids: Any) -> None:
         ([[1, 2]], r"expected a token id at position 0, found \[1, 2\]"),
         ([1, [2, 3]], r"expected a token id at position 1, found \[2, 3\]"),
         (["1"], "expected a token id at position 0, found '1'"),
-        ([1, 10], r"id 10 at position 1 is outside the vocabulary of 10\. ids run from 0 to 9"),
+        ([1, 10], r"id 10 at position 1 is outside the vocabulary of 10\. Ids run from 0 to 9"),
         ([-1], "id -1 at position 0 is outside"),
         ([1, 2**70], "expected a token id at position 1, found 1180591620717411303424"),
         (
             [0] * 6,
-            r"it has 6 tokens, and the context holds 5\. shorten it, or open the model with a max_seq of at least 6",
+            r"it has 6 tokens, and the context holds 5\. Shorten it, or open the model with a max_seq of at least 6",
         ),
     ],
 )

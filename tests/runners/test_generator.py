@@ -260,7 +260,7 @@ def test_a_closed_runner_refuses_everything() -> None:
     assert engine.closed
     runner.close()
     for call in (lambda: runner.generate(PROMPT, 1), lambda: runner.predict_logits(PROMPT), runner.__enter__):
-        with pytest.raises(BusyError, match=r"the runner was closed.*open the model again"):
+        with pytest.raises(BusyError, match=r"the runner was closed.*Open the model again"):
             call()
 
 

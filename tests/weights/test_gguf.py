@@ -94,8 +94,8 @@ Case = tuple[bytes, type[RlxError] | None, str]
 CASES: dict[str, Case] = {
     "header_bad_magic": (file(magic=b"FUGG"), GgufError, "does not begin with b'GGUF' but with b'FUGG"),
     "header_bad_version_0": (file(version=0), GgufError, "byte 4: GGUF version 0 is not one of"),
-    "header_bad_version_1": (file(version=1), GgufError, "version 1 is not one of .* convert the model again"),
-    "header_bad_version_future": (file(version=4), GgufError, "version 4 is not one of .* a newer rlx"),
+    "header_bad_version_1": (file(version=1), GgufError, "version 1 is not one of .* Convert the model again"),
+    "header_bad_version_future": (file(version=4), GgufError, "version 4 is not one of .* A newer rlx"),
     "header_bad_n_tensors": (file(n_tensors=HUGE), GgufError, f"byte 8: the tensor count is {HUGE}, at most 1048576"),
     "header_bad_n_keys": (file(n_keys=HUGE), GgufError, f"byte 16: the key count is {HUGE}, at most 65536"),
     "header_empty": (file(), None, ""),

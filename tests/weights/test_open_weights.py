@@ -55,14 +55,14 @@ def test_the_file_of_a_directory(tmp_path: Path, names: list[str], chosen: str) 
 @pytest.mark.parametrize("names", [["a.gguf", "b.gguf"], ["a-Q4_K_M.gguf", "b-Q4_K_M.gguf"]])
 def test_several_models_are_listed(tmp_path: Path, names: list[str]) -> None:
     write(tmp_path, *names)
-    with pytest.raises(ModelFileError, match=f"several models: {', '.join(names)}. give the path of one"):
+    with pytest.raises(ModelFileError, match=f"several models: {', '.join(names)}. Give the path of one"):
         resolve_model_path(tmp_path)
 
 
 def test_a_directory_without_weights_lists_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "hf").mkdir()
     write(tmp_path, "notes.txt", *(f"z{i:02}" for i in range(30)))
-    with pytest.raises(ModelFileError, match=r"only: hf/, notes\.txt, z00, .*, z17 and 12 more\. give the path"):
+    with pytest.raises(ModelFileError, match=r"only: hf/, notes\.txt, z00, .*, z17 and 12 more\. Give the path"):
         resolve_model_path(tmp_path)
 
 

@@ -303,7 +303,7 @@ def test_generation_config(single: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "error", "message"),
     [
-        (None, ConfigError, r"config\.json: the file is missing\. put the checkpoint's"),
+        (None, ConfigError, r"config\.json: the file is missing\. Put the checkpoint's"),
         ("{", ConfigError, r"config\.json: the JSON does not parse"),
         ('{"a": 1, "a": 2}', ConfigError, "'a' occurs twice"),
         ("[]", ConfigError, "the JSON is a list"),
