@@ -129,11 +129,11 @@ def speeds(report: Mapping[str, Any]) -> str:
     first, compiles = report["first_token_seconds"], report["compiles"]
     parts = [
         f"loaded in {report['load_seconds']:.2f} s",
-        compiles and f"compiled {compiles} pieces in {report['compile_seconds']:.2f} s of all this",
         f"prompt: {report['prompt_tokens']} tokens{_rate(report['prompt_tokens_per_second'])}",
         first is not None and f"first token after {first:.3f} s",
         f"answer: {report['tokens']} tokens{_rate(report['tokens_per_second'])}",
         ENDS[report["end"]],
+        compiles and f"{report['compile_seconds']:.2f} s of these times compiled {compiles} pieces of code",
     ]
     return "; ".join(part for part in parts if part)
 

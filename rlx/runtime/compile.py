@@ -175,8 +175,16 @@ class Compiler:
 
 
 def write_ir(files: Files, folder: Path) -> None:
-    """Writes the text after every pass, as stored with the program."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in files.names:
-        if name.startswith("ir/"):
-            (folder / name.removeprefix("ir/")).write_bytes(files.read(name))
+    """Writes the text after every pass, as stored with the program.
+
+    Raises:
+        ArgumentError: the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in files.names:
+            if name.startswith("ir/"):
+                (folder / name.removeprefix("ir/")).write_bytes(files.read(name))
+    except OSError as error:
+        what = f"the text after the passes cannot be written: {error.strerror}"
+        raise ArgumentError(what, where=folder, hint="Give dump_ir (--dump-ir) another folder.") from error

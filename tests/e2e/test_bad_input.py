@@ -407,6 +407,15 @@ def test_environment_variables(
     refused(cli("run", model, "Hi"), message)
 
 
+def test_a_folder_for_the_ir_that_is_none(model: Path, tmp_path: Path, cli: Rlx) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    message = "the text after the passes cannot be written: Not a directory. Give dump_ir (--dump-ir) another folder."
+    with raising(ArgumentError, message):
+        rlx.auto_runner(model, dump_ir=file)
+    refused(cli("run", model, "Hi", "--dump-ir", file), f"{file}/decode-1-1: {message}")
+
+
 # ---------------------------------------------------------------------------------------------------- prompts
 
 
@@ -529,7 +538,7 @@ def test_the_command_line_runs_without_a_cache(
     assert [line for line in found.err.splitlines() if "Warning" in line] == [
         f"Warning: the compile cache {tmp_path / 'cache'} is not used: other users can write it (mode 0777)"
     ]
-    assert "compiled 4 pieces" in found.err
+    assert "compiled 4 pieces of code" in found.err
     assert found.out.strip()
     assert os.listdir(tmp_path / "cache") == []
 
