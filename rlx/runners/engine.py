@@ -226,7 +226,7 @@ class Engine:
             compiles = self._compiler.cache.stats.compiles
             compiled = self._compile(bucket, False)
             cached = self._compiler.cache.stats.compiles == compiles
-            size = len(compiled.files.read("program.o"))
+            size = compiled.object_bytes
             seconds = time.perf_counter() - start
             phase, digest = compiled.manifest["phase"], compiled.key.digest
             records.append(ProgramRecord(phase, bucket, len(compiled.kernels), size, seconds, cached, digest))
@@ -285,9 +285,7 @@ class Engine:
         return arithmetic_peak(kind, self._compiler, self._pool)
 
     def _final_graph(self, bucket: tuple[int, int]) -> Graph:
-        files = self._compile(bucket, False).files
-        name = next(n for n in files.names if n.endswith("-layout.txt"))
-        return ir_text.loads(files.read(name).decode())
+        return ir_text.loads(self._compile(bucket, False).final)
 
     def stats(self) -> dict[str, Any]:
         """What the engine holds: bytes of weights, caches and arenas, threads, counters of the compile cache."""

@@ -36,7 +36,11 @@ class CompiledProgram:
     """Loaded code with its manifest; shared by every runner that needs the same program.
 
     Attributes:
-        files: the cache entry: `read(name) -> bytes` and `names`.
+        files: the cache entry: `read(name) -> bytes` and `names`. It may be evicted at any time, so what a run needs is
+            held here.
+        final: text of the graph after all passes, whose node numbers the manifest uses.
+        stats: what the compile took and made.
+        object_bytes: size of the object code.
         key: what it was compiled for.
         cached: False if this process compiled it.
         seconds: time to compile or load.
@@ -45,6 +49,9 @@ class CompiledProgram:
     code: NativeCode
     manifest: Mapping[str, Any]
     files: Files
+    final: str
+    stats: Mapping[str, Any]
+    object_bytes: int
     key: CompileKey
     cached: bool
     seconds: float
@@ -97,8 +104,12 @@ class Compiler:
             return self._build_program(graph, options)
 
         def load(files: Files) -> CompiledProgram:
-            code, manifest = NativeCode(files.read("program.o"), ["step"]), json.loads(files.read("manifest.json"))
-            return CompiledProgram(code, manifest, files, key, not built, time.perf_counter() - start)
+            native = files.read("program.o")
+            (final,) = (name for name in files.names if name.endswith("-layout.txt"))
+            manifest, stats = (json.loads(files.read(name)) for name in ("manifest.json", "stats.json"))
+            code, text = NativeCode(native, ["step"]), files.read(final).decode()
+            seconds = time.perf_counter() - start
+            return CompiledProgram(code, manifest, files, text, stats, len(native), key, not built, seconds)
 
         program = self.cache.get_or_compile(key, build, load)
         if dump:

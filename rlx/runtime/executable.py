@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ class Executable:
         self._pool = WorkerPool(threads, compiler.runtime())
         self._tensors = Tensors(compiler, self._pool)
         self._program = compiled.instance(self._pool)
-        self.graph: Graph = text.loads(self._read(self._stage("layout")))
+        self.graph: Graph = text.loads(compiled.final)
         self._states = States(self.graph, ctx)
         self._rooms, self._ids = guards.rooms(self.graph), guards.row_numbers(self.graph)
         self._program.bind(self._states.addresses)
@@ -156,9 +155,8 @@ class Executable:
 
     @property
     def stats(self) -> dict[str, Any]:
-        entry = json.loads(self._read("stats.json"))
-        sizes = {"object_bytes": len(self._compiled.files.read("program.o")), "arena_bytes": self._program.arena_bytes}
-        return {**entry, **sizes, "cached": self._compiled.cached}
+        sizes = {"object_bytes": self._compiled.object_bytes, "arena_bytes": self._program.arena_bytes}
+        return {**self._compiled.stats, **sizes, "cached": self._compiled.cached}
 
     def ir(self, stage: str = "layout") -> str:
         """The text after a pass: a stage's name or number, such as "fuse" or "memory"."""
