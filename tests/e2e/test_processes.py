@@ -232,6 +232,42 @@ def test_the_command_line_says_it_in_a_line(filled: Path, model: Path) -> None:
     assert "1 entry of 3 damaged and removed" in out
 
 
+# ---------------------------------------------------------------------------------------------------- evicted entries
+
+
+def test_what_is_in_use_needs_no_entry_any_more(folder: Path, model: Path, usual: list[int]) -> None:
+    """A limit of a byte keeps the last entry only; other processes may remove entries at any time as well."""
+    store = Store(folder, limit=1)
+    with rlx.auto_runner(model, max_seq=64, cache=CompileCache(store=store)) as runner:
+        assert runner.generate(PROMPT, 8, stop_at_eog=False) == usual
+        assert len(store.entries()) == 1
+        store.clear()
+        assert runner._engine.profile_step()
+        assert runner._engine.step_bytes(8) > 0
+        assert runner.generate(PROMPT, 8, stop_at_eog=False) == usual
+    graph = rlx.Graph("tiny")
+    graph.output("y", rlx.ops.silu(graph.input("x", [rlx.SEQ, 32])))
+    with rlx.compile(graph, cache=CompileCache(store=store)) as exe:
+        store.clear()
+        assert exe(x=np.zeros((1, 32)))["y"].max() == 0
+        assert exe.stats["kernels"] == 1
+        with pytest.raises(CacheError, match=r"is gone: .*\. Compile again"):
+            exe.source()
+
+
+def test_a_model_that_was_compiled_ahead_runs_from_a_read_only_cache(folder: Path, model: Path) -> None:
+    """`rlx compile` leaves nothing to do: programs, the packers of all weights, the worker loop."""
+    pair = {"buckets": {"seq": [1, 8]}}
+    with rlx.auto_runner(model, profile=pair, cache=CompileCache(store=Store(folder)), load=False) as runner:
+        records = runner.compile()
+        assert [record.cached for record in records] == [False, False]
+        assert runner.stats()["weights_bytes"] == 0, "the weights stay in the file"
+    cache = CompileCache(store=Store(folder), policy="readonly")
+    with rlx.auto_runner(model, profile=pair, cache=cache) as runner:
+        assert len(runner.generate([1, 2, 3], 4, stop_at_eog=False)) == 4
+    assert cache.stats.hits_disk == len(Store(folder).entries()) == 4
+
+
 # ---------------------------------------------------------------------------------------------------- read-only
 
 
