@@ -248,7 +248,8 @@ class CachedRunner(LmRunner):
                 `cached`.
 
         Raises:
-            CompileError: a program cannot be compiled, or the cache is read-only and lacks it.
+            CompileError: a program cannot be compiled.
+            CacheError: the cache is read-only and lacks a program.
         """
         with self._use("compile") as engine:
             return engine.compile(on_program)
