@@ -26,9 +26,11 @@ _ENGINE: dict[str, Decorator] = {
     ),
     "kv_dtype": click.option("--kv-dtype", type=click.Choice(["f32", "f16", "bf16"]), help="Type of the KV cache."),
     "precision": click.option(
-        "--precision", type=click.Choice(["auto", "exact"]), default="auto",
+        "--precision",
+        type=click.Choice(["auto", "exact"]),
+        default="auto",
         help="exact: float32 throughout, slower. auto: what the profile says, else int8 where it is close.",
-    ),  # fmt: skip
+    ),
     "profile": click.option("--profile", metavar="FILE", help="A compile profile (TOML); options given here win."),
     "cache": click.option(
         "--cache", type=click.Choice(["on", "off", "redo", "readonly"]), help="How to use the compile cache."
