@@ -108,7 +108,7 @@ def _runnable(loader: WeightLoader) -> dict[str, Any]:
         runner = runner_class(loader)
         config = models.config_from(loader.format, loader.metadata, loader.tensors.__contains__, where=loader.path)
         weights = ModelWeights(loader, config.arch)
-        graphs = {name: models.build(config, weights, DTYPES[name], where=loader.path) for name in _KV_DTYPES}
+        graphs = {name: models.build(config, weights, DTYPES[name], place=weights.place) for name in _KV_DTYPES}
         memory = _memory(graphs, config)
     except RlxError as error:
         return {"runnable": False, "reason": str(error)}

@@ -43,7 +43,9 @@ FAMILIES = {arch: Family(ARCHITECTURES[arch].family, build) for arch, build in _
 SUPPORTED = {"gguf": tuple(FAMILIES), "safetensors": tuple(MODEL_TYPES)}
 
 
-def build(config: ModelConfig, weights: Weights, kv_dtype: DType, *, where: object = None) -> Graph:
+def build(
+    config: ModelConfig, weights: Weights, kv_dtype: DType, *, place: Callable[[str], str] | None = None
+) -> Graph:
     """The graph of a model: what it computes, with no regard to how.
 
     Inputs "tokens" and "positions", i32 [SEQ]; states "k.{layer}" and "v.{layer}", [kv_heads, CTX, head_dim] of
@@ -52,7 +54,7 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType, *, where: obje
 
     Args:
         kv_dtype: f32, f16 or bf16.
-        where: shown in errors: the file.
+        place: canonical name -> what errors show instead: the file, and the tensor's name there.
 
     Raises:
         ArgumentError: KV caches cannot have this dtype.
@@ -62,9 +64,9 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType, *, where: obje
     try:
         return FAMILIES[config.arch].build(config, weights, kv_dtype)
     except ModelFileError as error:
-        if where is None:
+        if place is None or error.where is None:
             raise
-        raise type(error)(error.what, where=f"{where}, {error.where}", hint=error.hint) from error
+        raise type(error)(error.what, where=place(error.where), hint=error.hint) from error
 
 
 def config_from(

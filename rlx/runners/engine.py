@@ -121,7 +121,7 @@ class Engine:
         config = models.config_from(loader.format, loader.metadata, has_tensor, where=loader.path)
         weights = ModelWeights(loader, config.arch)
         setup = Setup.of(config, *choices)
-        graph = models.build(config, weights, setup.kv_type, where=loader.path)
+        graph = models.build(config, weights, setup.kv_type, place=weights.place)
         _check_types(graph, weights)
         return cls(weights, config, graph, setup, progress)
 

@@ -59,6 +59,14 @@ class ModelWeights:
         """Type, shape and size; its `name` is the file's. `WeightError` if the file has no such tensor."""
         return self.loader.tensors[self._file_name(canonical)]
 
+    def place(self, canonical: str) -> str:
+        """Where a tensor is, or would be: the file and the tensor's name there, for messages."""
+        name = self.names.get(canonical)
+        if name is None:
+            tried = file_names(canonical, self.family)
+            name = tried[0] if self.format == "gguf" else tried[min(1, len(tried) - 1)]
+        return f"{self.loader.path}, {name}"
+
     def raw(self, canonical: str) -> Bytes:
         """The bytes in the file: read-only 1-D uint8 view; `WeightError` if the file has no such tensor."""
         return self.loader.raw(self._file_name(canonical))

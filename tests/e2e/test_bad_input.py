@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
@@ -140,6 +141,12 @@ def hf_without(source: Path, target: Path, name: str) -> Path:
     return target
 
 
+def hf_with(source: Path, target: Path, **changes: Any) -> Path:
+    file = copied(source, target) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return target
+
+
 def hf_cut(source: Path, target: Path) -> Path:
     file = copied(source, target) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
@@ -242,6 +249,16 @@ FILES: dict[str, tuple[Make, type[RlxError], list[str]]] = {
         lambda m, p: broken.rewrite(m, p, change=quantized("output_norm.weight", gguf.GGMLQuantizationType.Q8_0)),
         WeightError,
         ["output_norm.weight: expected f32, f16, bf16, found q8_0"],
+    ),
+    "checkpoint with a layer too many": (
+        lambda m, p: hf_with(m.parent / "hf", p, num_hidden_layers=5, layer_types=None),
+        WeightError,
+        ["model.safetensors, model.layers.4.input_layernorm.weight: the tensor is missing, expected shape [64]"],
+    ),
+    "checkpoint of other sizes": (
+        lambda m, p: hf_with(m.parent / "hf", p, intermediate_size=100),
+        WeightError,
+        ["model.safetensors, model.layers.0.mlp.gate_proj.weight: expected shape [100, 64], found [96, 64]", GET],
     ),
     "checkpoint cut": (
         lambda m, p: hf_cut(m.parent / "hf", p),
