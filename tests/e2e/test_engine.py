@@ -210,9 +210,7 @@ def has(level: str) -> bool:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_level_agrees_with_transformers(
-    goldens: Path, family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_level_agrees_with_transformers(goldens: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One family a level, all positions at once and one by one."""
     level = FAMILIES[family]
     if not has(level):

@@ -201,9 +201,7 @@ def entry_of(folder: Path, phase: str) -> Path:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_entry_is_rebuilt_with_one_warning(
-    damage: str, filled: Path, model: Path, usual: list[int]
-) -> None:
+def test_a_damaged_entry_is_rebuilt_with_one_warning(damage: str, filled: Path, model: Path, usual: list[int]) -> None:
     entry = entry_of(filled, "decode")
     whole = {path.relative_to(entry): path.read_bytes() for path in entry.rglob("*") if path.is_file()}
     DAMAGES[damage](entry)

@@ -287,7 +287,17 @@ def test_workers_leave_a_long_phase_and_come_back(
     with WorkerPool(n, library) as pool:
         job = Phases(pool, jobs, phases=10, units=5, late=400)
         assert all(job.run(pool.share) for _ in range(10))
-        assert spin > 10_000 or job.entries > 10 * n
+        assert spin > 10_000 or comes_back(job, pool)
+
+
+def comes_back(job: Phases, pool: WorkerPool) -> bool:
+    """Whether in some run there are more entries than workers. A busy machine may keep a worker away for many runs."""
+    for _ in range(300):
+        before = job.entries
+        assert job.run(pool.share)
+        if job.entries - before > pool.n:
+            return True
+    return False
 
 
 def test_worker_0_is_enough(library: RuntimeLibrary, jobs: NativeCode) -> None:
