@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from rlx.codegen.kernel import Kernel
+from rlx.codegen.layouts import BLOCK_ROWS
 from rlx.codegen.target import Target
 from rlx.errors import CompileError
 from rlx.ir import dims
@@ -100,7 +101,7 @@ def _linear(n: Node, target: Target) -> Call:
     flags = {"residual": n["residual"], "bias": n["bias"], "gated": n["gated"]}
     single = rows(n) == 1
     kernel = linear(w.dtype, width(n), width(w), act, target, single=single, **flags)
-    return _call(n, kernel, Units(width(n), 16), *([] if single else [rows(n)]), width(n))
+    return _call(n, kernel, Units(width(n), BLOCK_ROWS), *([] if single else [rows(n)]), width(n))
 
 
 def _rms_norm(n: Node, target: Target) -> Call:

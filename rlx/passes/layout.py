@@ -11,13 +11,14 @@ from rlx.ir import ops
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes.options import Options
+from rlx.passes.program import root
 
 MATRIX_LAYOUT = "r16k4"
 
 
 def layout(graph: Graph, options: Options) -> Graph:
     """Puts a pack node between each matrix and its readers, and tiles the key caches."""
-    keys, values = ({_state(n.inputs[i]) for n in graph.nodes() if n.op == "attention"} for i in (1, 2))
+    keys, values = ({root(n.inputs[i]) for n in graph.nodes() if n.op == "attention"} for i in (1, 2))
     for shared in keys & values:
         hint = "Write the rows into two states."
         raise GraphError("serves as keys and as values, which lie differently in memory", where=repr(shared), hint=hint)
@@ -34,7 +35,3 @@ def layout(graph: Graph, options: Options) -> Graph:
 
 def _packed(node: Node) -> Node:
     return ops.make("pack", node, layout=MATRIX_LAYOUT) if node.op == "weight" and len(node.shape) == 2 else node
-
-
-def _state(node: Node) -> Node:
-    return node.inputs[0] if node.op in ("kv_write", "rope_kv_write") else node

@@ -8,6 +8,7 @@ from rlx.ir import printer
 from rlx.ir.dims import bounds
 from rlx.ir.graph import Graph
 from rlx.ir.node import LEAVES, Node
+from rlx.ir.verify import WRITES
 
 Region = tuple[Node, ...]
 
@@ -69,7 +70,7 @@ class Program:
 
 def root(node: Node) -> Node:
     """The node whose buffer holds this value: views and in-place updates share their operand's."""
-    while node.op in ("reshape", "kv_write", "rope_kv_write"):
+    while node.op in ("reshape", *WRITES):
         node = node.inputs[0]
     return node
 

@@ -261,7 +261,7 @@ class Engine:
 
     def profile_step(self, ids: Sequence[int] = (1,), repeat: int = 5) -> list[OpTime]:
         """Runs the ids several times and says where the time of the median step went, longest first."""
-        bucket = next(b for b in self._setup.profile.ranges if b[0] <= len(ids) <= b[1])
+        bucket = self._bucket(len(ids))
         env, program = {"SEQ": len(ids), "PAST_SEQ": self.past}, self._program(bucket, False)
         graph, steps = self._final_graph(bucket), []
         for _ in range(repeat):

@@ -55,6 +55,8 @@ class Executable:
         self._program = compiled.instance(self._pool)
         self.graph: Graph = text.loads(compiled.final)
         self._states = States(self.graph, ctx)
+        rows = compiled.manifest["inputs"]
+        self._input_shapes = {name: tuple(map(dims.parse_dim, row["shape"])) for name, row in rows.items()}
         self._rooms, self._ids = guards.rooms(self.graph), guards.row_numbers(self.graph)
         self._program.bind(self._states.addresses)
         self.bind(**{name: value for name, value in constants.items() if name in compiled.manifest["weights"]})
@@ -137,7 +139,7 @@ class Executable:
                     env.setdefault(dim, whole(f"input {name!r}: {dim}", size, *bounds[dim]))
         env = {symbol: low for symbol, (low, _) in bounds.items()} | env
         for name, row in rows.items():
-            want = tuple(dims.value(dims.parse_dim(d), env) for d in row["shape"])
+            want = tuple(dims.value(d, env) for d in self._input_shapes[name])
             if inputs[name].shape != want:
                 found = f"expected shape {list(want)}, found {list(inputs[name].shape)}"
                 raise ArgumentError(found, where=f"input {name!r}", hint=f"Its shape is [{', '.join(row['shape'])}].")

@@ -16,6 +16,8 @@ from rlx.ir import dims
 from rlx.ir.dims import DimLike
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+from rlx.ir.verify import WRITES
+from rlx.passes.program import root
 
 
 @dataclass(frozen=True)
@@ -59,16 +61,12 @@ def rooms(graph: Graph) -> list[Room]:
 
 
 def _rooms(node: Node) -> Iterator[Room]:
-    if node.op in ("kv_write", "rope_kv_write"):
+    if node.op in WRITES:
         cache, x = node.inputs[:2]
-        yield Room(_state(cache).name, node["at"] + x.shape[0], x.shape[0], cache.shape[1])
+        yield Room(root(cache).name, node["at"] + x.shape[0], x.shape[0], cache.shape[1])
     if node.op == "attention":
         for cache in node.inputs[1:3]:
-            yield Room(_state(cache).name, node["length"], node.inputs[0].shape[0], cache.shape[1])
-
-
-def _state(node: Node) -> Node:
-    return node if node.op == "state" else _state(node.inputs[0])
+            yield Room(root(cache).name, node["length"], node.inputs[0].shape[0], cache.shape[1])
 
 
 def row_numbers(graph: Graph) -> list[Ids]:

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlx.codegen.layouts import packed_bytes
+from rlx.codegen.layouts import packed_bytes, row_blocks
+from rlx.codegen.link import CHUNKS
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import DTYPES, DType
 from rlx.runtime.compile import Compiler
@@ -41,8 +42,6 @@ class Tensors:
         pool: the workers that pack.
     """
 
-    ROWS = 16  # rows of a packed block, the unit of packing work
-
     def __init__(self, compiler: Compiler, pool: WorkerPool) -> None:
         self.compiler, self.pool = compiler, pool
         self.addresses: dict[str, int] = {}
@@ -65,8 +64,8 @@ class Tensors:
             raise ShapeError(f"expected {size} bytes of {dtype}[{n}, {k}], found {raw.nbytes}", where=name)
         code = self.compiler.packer(dtype)
         buffer = AlignedBuffer(packed_bytes(dtype, n, k), huge=True)
-        units = -(-n // self.ROWS)
-        context = np.array([raw.ctypes.data, buffer.address, n, k, units, max(1, units // 32), 0], np.int64)
+        units = row_blocks(n)
+        context = np.array([raw.ctypes.data, buffer.address, n, k, units, max(1, units // CHUNKS), 0], np.int64)
         (step,) = code.addresses.values()
         self.pool.share(step, context.ctypes.data)
         self._keep(name, buffer)
