@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from rlx.errors import ShapeError
 from rlx.ir.dims import Dim, DimLike, Shape
 from rlx.ir.dtypes import F32, I32, Q8A, DType
-from rlx.ir.meaning import BINARY, UNARY
+from rlx.ir.meaning import BINARY, UNARY, WITH_NUMBER
 from rlx.ir.node import Node
 
 Inputs = tuple[Node, ...]
@@ -42,26 +42,25 @@ def unary(op: str) -> Rule:
 
 def binary(op: str) -> Rule:
     """Two f32 operands; the second may be a row or a scalar."""
-    expected = "two f32 operands of one shape, or the second a row [width] or a scalar [1]"
+    expected = "two f32 operands of one shape, or the second a row [width], a column [..., 1] or a scalar [1]"
 
     def rule(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
         _check(len(inputs) == 2 and all(n.dtype is F32 for n in inputs), op, inputs, expected)
         x, y = (n.shape for n in inputs)
-        _check(y == x or y in (x[-1:], (1,)), op, inputs, expected)
+        _check(y == x or y in (x[-1:], (*x[:-1], 1), (1,)), op, inputs, expected)
         return x, F32
 
     return rule
 
 
-ARITY = {**dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), "scale": 1, "softcap": 1, "const": 0}
+ARITY = {**dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), **dict.fromkeys(WITH_NUMBER, 1), "const": 0}
 
 
 def elementwise(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     full = inputs[0].shape if inputs else ()
-    fits = all(n.dtype is F32 and n.shape in (full, full[-1:], (1,)) for n in inputs)
-    _check(
-        bool(inputs) and fits, "elementwise", inputs, "f32 operands of the first one's shape, rows of it, or scalars"
-    )
+    fits = all(n.dtype is F32 and n.shape in (full, full[-1:], (*full[:-1], 1), (1,)) for n in inputs)
+    expected = "f32 operands of the first one's shape, rows or columns of it, or scalars"
+    _check(bool(inputs) and fits, "elementwise", inputs, expected)
     _check_expr(attrs["expr"], len(inputs))
     return full, F32
 
@@ -122,9 +121,9 @@ def rms_norm(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
 
 
 def quantize(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
-    ok = len(inputs) == 1 and inputs[0].dtype is F32 and len(inputs[0].shape) == 2
+    ok = len(inputs) == 1 and inputs[0].dtype is F32 and len(inputs[0].shape) >= 2
     _check(ok and (not isinstance(inputs[0].shape[-1], int) or inputs[0].shape[-1] % 32 == 0), "quantize", inputs,
-           "f32 x [rows, k] with k a multiple of 32")  # fmt: skip
+           "f32 x [rows, ..., k] with k a multiple of 32")  # fmt: skip
     return inputs[0].shape, Q8A
 
 
@@ -182,6 +181,90 @@ def attention(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     return (q.shape[0], heads * q.shape[2]), F32
 
 
+def expert_linear(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    expected = "x [rows, k] or [rows, slots, k], ids i32[rows, slots], weight [experts, n, k]"
+    expected += ", up [experts, n, k]" * bool(attrs["gated"])
+    _check(len(inputs) == (4 if attrs["gated"] else 3), "expert_linear", inputs, expected)
+    x, ids, *weights = inputs
+    ok = ids.dtype is I32 and len(ids.shape) == 2 and all(len(w.shape) == 3 for w in weights)
+    _check(ok and x.dtype in (F32, Q8A) and len(x.shape) in (2, 3), "expert_linear", inputs, expected)
+    k = x.shape[-1]
+    fits = x.shape[:-1] in (ids.shape[:1], ids.shape) and all(w.shape == weights[0].shape for w in weights)
+    _check(fits and weights[0].shape[2] == k, "expert_linear", inputs, expected)
+    return (*ids.shape, weights[0].shape[1]), F32
+
+
+def mix(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    expected = "f32 values [rows, n, width] and coefficients [rows, m, n]"
+    ok = len(inputs) == 2 and all(n.dtype is F32 and len(n.shape) == 3 for n in inputs)
+    _check(ok, "mix", inputs, expected)
+    values, coefficients = (n.shape for n in inputs)
+    _check((coefficients[0], coefficients[2]) == values[:2], "mix", inputs, expected)
+    return (*coefficients[:2], values[2]), F32
+
+
+def take(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    expected = "f32 x [rows, n] or [n], and ids i32[rows, k]"
+    ok = len(inputs) == 2 and inputs[0].dtype is F32 and inputs[1].dtype is I32 and len(inputs[1].shape) == 2
+    _check(ok and inputs[0].shape[:-1] in ((), inputs[1].shape[:1]), "take", inputs, expected)
+    return inputs[1].shape, F32
+
+
+def reduce(op: str) -> Rule:
+    """One number for each row."""
+
+    def rule(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+        ok = len(inputs) == 1 and inputs[0].dtype is F32 and len(inputs[0].shape) >= 2
+        _check(ok, op, inputs, "f32 x [rows, ..., width]")
+        return (*inputs[0].shape[:-1], 1), F32
+
+    return rule
+
+
+def slice_(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    axis, start, stop = attrs["axis"], attrs["start"], attrs["stop"]
+    ok = len(inputs) == 1 and inputs[0].dtype is F32 and 1 <= axis < len(inputs[0].shape)
+    _check(ok, "slice", inputs, f"f32 x with an axis {axis} that is not that of the rows")
+    size = inputs[0].shape[axis]
+    _check(isinstance(size, int) and 0 <= start < stop <= size, "slice", inputs, f"{start}:{stop} within {size}")
+    return (*inputs[0].shape[:axis], stop - start, *inputs[0].shape[axis + 1 :]), F32
+
+
+def concat(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    axis = attrs["axis"]
+    first = inputs[0].shape if inputs else ()
+    ok = 1 <= axis < len(first) and all(n.dtype is F32 and len(n.shape) == len(first) for n in inputs)
+    ok = ok and all((*n.shape[:axis], *n.shape[axis + 1 :]) == (*first[:axis], *first[axis + 1 :]) for n in inputs)
+    expected = f"f32 operands that differ in axis {axis} only, which is not that of the rows"
+    _check(ok and all(isinstance(n.shape[axis], int) for n in inputs), "concat", inputs, expected)
+    return (*first[:axis], sum(n.shape[axis] for n in inputs), *first[axis + 1 :]), F32
+
+
+def causal_conv(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    expected = "a state f32[taps - 1, channels], f32 x [rows, channels] and weight f32[channels, taps]"
+    ok = len(inputs) == 3 and inputs[0].op == "state" and all(n.dtype is F32 and len(n.shape) == 2 for n in inputs)
+    _check(ok, "causal_conv", inputs, expected)
+    (before, channels), x, weight = (n.shape for n in inputs)
+    ok = isinstance(before, int) and x[1] == channels and weight == (channels, before + 1)
+    _check(ok, "causal_conv", inputs, expected)
+    return x, F32
+
+
+def gated_delta(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    expected = "a state f32[heads, key_dim, value_dim], q and k [rows, key_heads, key_dim], v [rows, heads, value_dim]"
+    expected += ", g and beta [rows, heads], heads a multiple of key_heads"
+    ok = len(inputs) == 6 and inputs[0].op == "state" and all(n.dtype is F32 for n in inputs)
+    _check(ok and [len(n.shape) for n in inputs] == [3, 3, 3, 3, 2, 2], "gated_delta", inputs, expected)
+    state, q, k, v, g, beta = (n.shape for n in inputs)
+    ok = q == k and (state[0], state[2]) == v[1:] and state[1] == q[2] and v[0] == q[0] and g == beta == v[:2]
+    heads, key_heads = v[1], q[1]
+    ok = ok and isinstance(heads, int) and isinstance(key_heads, int) and heads % key_heads == 0
+    _check(ok, "gated_delta", inputs, expected)
+    if attrs["heads"] not in ("tiled", "grouped"):
+        raise ShapeError(f"heads must be tiled or grouped, found {attrs['heads']!r}", where="gated_delta")
+    return v, F32
+
+
 def argmax(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     _check(_is_rows(inputs), "argmax", inputs, "f32 x [rows, width]")
     return inputs[0].shape[:1], I32
@@ -223,7 +306,6 @@ def _elements(shape: Shape) -> tuple[int, tuple[str, ...]]:
 
 
 def pack(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
-    _check(
-        len(inputs) == 1 and inputs[0].op == "weight" and len(inputs[0].shape) == 2, "pack", inputs, "a weight [n, k]"
-    )
+    ok = len(inputs) == 1 and inputs[0].op == "weight" and len(inputs[0].shape) in (2, 3)
+    _check(ok, "pack", inputs, "a weight [n, k] or [experts, n, k]")
     return inputs[0].shape, inputs[0].dtype

@@ -12,7 +12,7 @@ from rlx.ir.dims import value
 from rlx.ir.graph import Graph
 from rlx.ir.meaning import Array
 from rlx.ir.node import LEAVES, Node
-from rlx.ir.ops import OPS
+from rlx.ir.ops import EFFECTS, OPS
 from rlx.ir.verify import WRITES
 
 Arrays = Mapping[str, Array]
@@ -45,6 +45,8 @@ def run(
     for node in graph.nodes():
         if node.op in LEAVES:
             values[node] = _feed(graph, node, feeds, env, dtype)
+        elif node.op in EFFECTS:
+            values[node], states[node.inputs[0].name] = _compute(node, [values[i] for i in node.inputs], env)
         else:
             values[node] = _compute(node, [values[i] for i in node.inputs], env)
         if node.op in WRITES:
@@ -52,7 +54,7 @@ def run(
     return {name: values[n] for name, n in graph.outputs.items()}, states
 
 
-def _compute(node: Node, operands: list[Array], env: Mapping[str, int]) -> Array:
+def _compute(node: Node, operands: list[Array], env: Mapping[str, int]) -> Any:
     try:
         return OPS[node.op].meaning(operands, dict(node.attrs), env)
     except (ValueError, IndexError, RlxError) as error:

@@ -23,6 +23,7 @@ Array = np.ndarray[Any, Any]
 Attrs = Mapping[str, Any]
 Env = Mapping[str, int]
 Meaning = Callable[[list[Array], Attrs, Env], Array]
+Effect = Callable[[list[Array], Attrs, Env], tuple[Array, Array]]  # the result, and the state behind the first operand
 
 
 def sigmoid(x: Array) -> Array:
@@ -47,6 +48,16 @@ def gelu_erf(x: Array) -> Array:
     return 0.5 * x * (1 + np.vectorize(erf, otypes=[np.float64])(x / sqrt(2)).astype(x.dtype))
 
 
+def softplus(x: Array) -> Array:
+    """log(1 + exp(x)), without overflow."""
+    return np.logaddexp(0, x)
+
+
+def relu(x: Array) -> Array:
+    """The positive part."""
+    return np.maximum(x, 0)
+
+
 UNARY: dict[str, Callable[[Array], Array]] = {
     "silu": silu,
     "gelu_tanh": gelu_tanh,
@@ -55,6 +66,9 @@ UNARY: dict[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "exp": np.exp,
     "neg": np.negative,
+    "softplus": softplus,
+    "relu": relu,
+    "sqrt": np.sqrt,
 }
 BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "add": np.add,
@@ -81,6 +95,27 @@ def softcap(x: list[Array], a: Attrs, env: Env) -> Array:
     return a["cap"] * np.tanh(x[0] / a["cap"])
 
 
+def clamp_min(x: list[Array], a: Attrs, env: Env) -> Array:
+    """max(x, low)."""
+    return np.maximum(x[0], x[0].dtype.type(a["low"]))
+
+
+def reduce_mean(x: list[Array], a: Attrs, env: Env) -> Array:
+    return x[0].mean(-1, keepdims=True)
+
+
+def reduce_sum(x: list[Array], a: Attrs, env: Env) -> Array:
+    return x[0].sum(-1, keepdims=True)
+
+
+# Elementwise ops with a number beside their operand: name -> (meaning, the number's attribute).
+WITH_NUMBER: dict[str, tuple[Meaning, str]] = {
+    "scale": (scale, "by"),
+    "softcap": (softcap, "cap"),
+    "clamp_min": (clamp_min, "low"),
+}
+
+
 def evaluate(expr: Any, operands: list[Array]) -> Array:
     """The value of an elementwise expression: an operand's number, or (op, argument...)."""
     if isinstance(expr, int):
@@ -93,7 +128,8 @@ def evaluate(expr: Any, operands: list[Array]) -> Array:
         return UNARY[name](first)
     if name in BINARY:
         return BINARY[name](first, evaluate(arguments[1], operands))
-    return {"scale": scale, "softcap": softcap}[name]([first], {"by": arguments[1], "cap": arguments[1]}, {})
+    fn, attribute = WITH_NUMBER[name]
+    return fn([first], {attribute: arguments[1]}, {})
 
 
 def elementwise(x: list[Array], a: Attrs, env: Env) -> Array:
@@ -117,6 +153,70 @@ def linear(x: list[Array], a: Attrs, env: Env) -> Array:
         parts = [p + next(operands) for p in parts]
     result = UNARY[a["gated"]](parts[0]) * parts[1] if a["gated"] else parts[0]
     return result + next(operands) if a["residual"] else result
+
+
+def expert_linear(x: list[Array], a: Attrs, env: Env) -> Array:
+    """For each row r and slot s the linear layer of expert ids[r, s]: x W^T, or gated act(x W^T) * (x U^T).
+
+    x [rows, k], the same for every slot, or [rows, slots, k]; weights [experts, n, k]; the result is [rows, slots, n].
+    """
+    value, ids, *weights = x
+    value = np.broadcast_to(value if value.ndim == 3 else value[:, None], (*ids.shape, value.shape[-1]))
+    parts = [np.einsum("rsk,rsnk->rsn", value, w[ids]) for w in weights]
+    return UNARY[a["gated"]](parts[0]) * parts[1] if a["gated"] else parts[0]
+
+
+def mix(x: list[Array], a: Attrs, env: Env) -> Array:
+    """Row by row a small matrix product: coefficients [rows, m, n] times values [rows, n, width]."""
+    return x[1] @ x[0]
+
+
+def take(x: list[Array], a: Attrs, env: Env) -> Array:
+    """Elements ids [rows, k] of each row of x [rows, n], or of the one row x [n]."""
+    values, ids = x
+    return np.take_along_axis(values, ids, -1) if values.ndim == 2 else values[ids]
+
+
+def slice_(x: list[Array], a: Attrs, env: Env) -> Array:
+    return x[0][(slice(None),) * a["axis"] + (slice(a["start"], a["stop"]),)]
+
+
+def concat(x: list[Array], a: Attrs, env: Env) -> Array:
+    return np.concatenate(x, a["axis"])
+
+
+def causal_conv(x: list[Array], a: Attrs, env: Env) -> tuple[Array, Array]:
+    """Depthwise convolution over rows: y[r, c] = sum_i w[c, i] u[r + i, c], where u is the state [taps - 1, channels]
+    (the rows before) followed by x [rows, channels]. The state becomes the last rows of u.
+    """
+    state, rows, weight = x
+    taps = weight.shape[1]
+    u = np.concatenate([state, rows])
+    y = np.zeros_like(rows)
+    for i in range(taps):
+        y = y + weight[:, i] * u[i : i + len(rows)]
+    return y, u[len(u) - (taps - 1) :]
+
+
+def gated_delta(x: list[Array], a: Attrs, env: Env) -> tuple[Array, Array]:
+    """The gated delta rule (arXiv 2412.06464), token by token: of every value head h with state S [key_dim, value_dim]
+
+        S = exp(g) S;  d = beta (v - S^T k);  S = S + k d^T;  o = scale S^T q
+
+    state [heads, key_dim, value_dim]; q, k [rows, key_heads, key_dim]; v [rows, heads, value_dim]; g, beta [rows,
+    heads]. Head h uses key head h % key_heads ("tiled") or h // (heads / key_heads) ("grouped").
+    """
+    state, q, k, v, g, beta = x
+    heads = np.arange(v.shape[1])
+    key_head = heads % q.shape[1] if a["heads"] == "tiled" else heads // (len(heads) // q.shape[1])
+    q, k = q[:, key_head], k[:, key_head]
+    s, out = state.copy(), np.zeros_like(v)
+    for t in range(len(v)):
+        s = np.exp(g[t])[:, None, None] * s
+        delta = beta[t][:, None] * (v[t] - np.einsum("hkv,hk->hv", s, k[t]))
+        s = s + k[t][:, :, None] * delta[:, None, :]
+        out[t] = a["scale"] * np.einsum("hkv,hk->hv", s, q[t])
+    return out, s
 
 
 def rms_norm(x: list[Array], a: Attrs, env: Env) -> Array:
@@ -176,12 +276,16 @@ def round_to(x: Array, dtype: str) -> Array:
 
 
 def kv_write(x: list[Array], a: Attrs, env: Env) -> Array:
-    """The cache [heads, CTX, head_dim] with rows x [SEQ, heads, head_dim] stored at positions PAST_SEQ onwards."""
+    """The cache [heads, capacity, head_dim] with rows x [SEQ, heads, head_dim] stored at positions PAST_SEQ onwards.
+
+    With `wrap` position p lies at p modulo the capacity, and the oldest positions are lost.
+    """
     cache, rows = x
-    out, at = cache.copy(), dims.value(a["at"], env)
-    if at + len(rows) > cache.shape[1]:
-        raise GraphError(f"{len(rows)} rows at position {at} do not fit the cache's {cache.shape[1]} positions")
-    out[:, at : at + len(rows)] = round_to(rows, a["dtype"]).swapaxes(0, 1)
+    out, at, capacity = cache.copy(), dims.value(a["at"], env), cache.shape[1]
+    if len(rows) > capacity or (not a["wrap"] and at + len(rows) > capacity):
+        raise GraphError(f"{len(rows)} rows at position {at} do not fit the cache's {capacity} positions")
+    places = (at + np.arange(len(rows))) % capacity
+    out[:, places] = round_to(rows, a["dtype"]).swapaxes(0, 1)
     return out
 
 
@@ -192,14 +296,18 @@ def rope_kv_write(x: list[Array], a: Attrs, env: Env) -> Array:
 def attention(x: list[Array], a: Attrs, env: Env) -> Array:
     """softmax(scale q k^T, causal) v with grouped heads; the queries are the last rows of `length` positions.
 
-    q [rows, heads, head_dim], k and v [kv_heads, CTX, head_dim]. A key at t serves the query at p iff t <= p and,
-    with a window w, p - t < w. `softcap` bounds the scores before the mask.
+    q [rows, heads, head_dim], k and v [kv_heads, capacity, head_dim]. A key at t serves the query at p iff t <= p and,
+    with a window w, p - t < w. `softcap` bounds the scores before the mask. With a window, position t lies at t modulo
+    the capacity.
     """
     q, k, v = x
     rows, heads, _ = q.shape
     length = dims.value(a["length"], env)
-    group = heads // k.shape[0]
-    k, v = np.repeat(k[:, :length], group, 0), np.repeat(v[:, :length], group, 0)
+    group, capacity = heads // k.shape[0], k.shape[1]
+    if length > capacity and (a["window"] is None or rows + a["window"] - 1 > capacity):
+        raise GraphError(f"{length} positions, {rows} of them new, do not fit a cache of {capacity}")
+    places = np.arange(length) % capacity  # what was overwritten is hidden by the window
+    k, v = np.repeat(k[:, places], group, 0), np.repeat(v[:, places], group, 0)
     scores = np.einsum("rhd,htd->hrt", q, k) * a["scale"]
     if a["softcap"] is not None:
         scores = softcap([scores], {"cap": a["softcap"]}, env)

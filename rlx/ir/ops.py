@@ -6,19 +6,16 @@ any dtype of the table in `rlx.ir.dtypes`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from rlx.errors import ShapeError
-from rlx.ir import infer, meaning
+from rlx.ir import flops, infer, meaning
 from rlx.ir.dims import PAST_SEQ, SEQ, Dim, DimLike, Shape, value
 from rlx.ir.dtypes import DType
 from rlx.ir.node import LEAVES, OPERATORS, Node, intern
-
-Sizes = Sequence[tuple[int, ...]]
-Flops = Callable[[Sizes, tuple[int, ...], Mapping[str, Any]], int]
 
 
 @dataclass(frozen=True)
@@ -32,57 +29,40 @@ class Op:
         flops: (operand sizes, result size, attributes) -> floating-point operations.
         elementwise: True if it may join an elementwise region.
         rowwise: True if row r of the result depends only on row r of the operands that have as many rows.
+        effect: True if the op also updates its first operand, a state, in place; its meaning is (result, new state).
     """
 
     name: str
     attrs: Mapping[str, Any]
     infer: infer.Rule
-    meaning: meaning.Meaning
-    flops: Flops
+    meaning: meaning.Meaning | meaning.Effect
+    flops: flops.Flops
     elementwise: bool = False
     rowwise: bool = True
+    effect: bool = False
 
 
 REQUIRED = object()
 
 
-def _each(count: int) -> Flops:
-    return lambda ins, out, attrs: count * prod(out)
-
-
-def _scan(ins: Sizes, out: tuple[int, ...], attrs: Mapping[str, Any]) -> int:
-    return prod(ins[0])
-
-
-def _linear_flops(ins: Sizes, out: tuple[int, ...], attrs: Mapping[str, Any]) -> int:
-    return (2 if attrs["gated"] else 1) * 2 * ins[0][0] * prod(ins[1])
-
-
-def _attention_flops(ins: Sizes, out: tuple[int, ...], attrs: Mapping[str, Any]) -> int:
-    """Two products of head_dim for each query head and visible key."""
-    rows, heads, head_dim = ins[0]
-    ends = range(attrs["length"] - rows + 1, attrs["length"] + 1)
-    visible = sum(min(end, attrs["window"] or end) for end in ends)
-    return 4 * heads * head_dim * visible
-
-
 _ROPE = {"style": REQUIRED, "norm_eps": None}
-_WRITE = {"at": PAST_SEQ, "dtype": "f32"}
+_WRITE = {"at": PAST_SEQ, "dtype": "f32", "wrap": False}
 _LEAF = {"name": REQUIRED}
 
 OPS: dict[str, Op] = {
     row.name: row
     for row in (
-        Op("input", _LEAF, infer.leaf, meaning.identity, _each(0), rowwise=False),
-        Op("weight", _LEAF, infer.leaf, meaning.identity, _each(0), rowwise=False),
-        Op("state", {**_LEAF, "layout": "rows"}, infer.leaf, meaning.identity, _each(0), rowwise=False),
-        Op("embedding", {"scale": 1.0}, infer.embedding, meaning.embedding, _each(1)),
-        Op("linear", {"gated": None, "bias": False, "residual": False}, infer.linear, meaning.linear, _linear_flops),
-        Op("rms_norm", {"eps": REQUIRED, "out": "f32"}, infer.rms_norm, meaning.rms_norm, _each(4)),
-        Op("quantize", {}, infer.quantize, meaning.quantize, _each(3)),
-        Op("rope_angles", {"scale": 1.0}, infer.rope_angles, meaning.rope_angles, _each(40)),
-        Op("rope", _ROPE, infer.rope, meaning.rope, _each(6)),
-        Op("kv_write", _WRITE, infer.kv_write, meaning.kv_write, _each(0), rowwise=False),
+        Op("input", _LEAF, infer.leaf, meaning.identity, flops.each(0), rowwise=False),
+        Op("weight", _LEAF, infer.leaf, meaning.identity, flops.each(0), rowwise=False),
+        Op("state", {**_LEAF, "layout": "rows"}, infer.leaf, meaning.identity, flops.each(0), rowwise=False),
+        Op("embedding", {"scale": 1.0}, infer.embedding, meaning.embedding, flops.each(1)),
+        Op("linear", {"gated": None, "bias": False, "residual": False}, infer.linear, meaning.linear, flops.linear),
+        Op("expert_linear", {"gated": None}, infer.expert_linear, meaning.expert_linear, flops.expert_linear),
+        Op("rms_norm", {"eps": REQUIRED, "out": "f32"}, infer.rms_norm, meaning.rms_norm, flops.each(4)),
+        Op("quantize", {}, infer.quantize, meaning.quantize, flops.each(3)),
+        Op("rope_angles", {"scale": 1.0}, infer.rope_angles, meaning.rope_angles, flops.each(40)),
+        Op("rope", _ROPE, infer.rope, meaning.rope, flops.each(6)),
+        Op("kv_write", _WRITE, infer.kv_write, meaning.kv_write, flops.each(0), rowwise=False),
         Op(
             "rope_kv_write",
             {**_ROPE, **_WRITE},
@@ -96,21 +76,41 @@ OPS: dict[str, Op] = {
             {"scale": REQUIRED, "window": None, "softcap": None, "length": PAST_SEQ + SEQ},
             infer.attention,
             meaning.attention,
-            _attention_flops,
+            flops.attention,
         ),
-        Op("softmax", {}, infer.softmax, meaning.softmax, _each(8)),
-        Op("argmax", {}, infer.argmax, meaning.argmax, _scan),
-        Op("top_k", {"k": REQUIRED}, infer.top_k, meaning.top_k, _scan),
-        Op("last_row", {}, infer.last_row, meaning.last_row, _each(0), rowwise=False),
-        Op("reshape", {"shape": REQUIRED}, infer.reshape, meaning.reshape, _each(0), rowwise=False),
-        Op("pack", {"layout": REQUIRED}, infer.pack, meaning.identity, _each(0), rowwise=False),
-        Op("elementwise", {"expr": REQUIRED}, infer.elementwise, meaning.elementwise, _each(4)),
-        *(Op(name, {}, infer.binary(name), meaning.binary(name), _each(1), True) for name in meaning.BINARY),
-        *(Op(name, {}, infer.unary(name), meaning.unary(name), _each(8), True) for name in meaning.UNARY),
-        Op("scale", {"by": REQUIRED}, infer.unary("scale"), meaning.scale, _each(1), True),
-        Op("softcap", {"cap": REQUIRED}, infer.unary("softcap"), meaning.softcap, _each(12), True),
+        Op("causal_conv", {}, infer.causal_conv, meaning.causal_conv, flops.causal_conv, rowwise=False, effect=True),
+        Op(
+            "gated_delta",
+            {"scale": REQUIRED, "heads": "tiled"},
+            infer.gated_delta,
+            meaning.gated_delta,
+            flops.gated_delta,
+            rowwise=False,
+            effect=True,
+        ),
+        Op("softmax", {}, infer.softmax, meaning.softmax, flops.each(8)),
+        Op("argmax", {}, infer.argmax, meaning.argmax, flops.scan),
+        Op("top_k", {"k": REQUIRED}, infer.top_k, meaning.top_k, flops.scan),
+        Op("take", {}, infer.take, meaning.take, flops.each(0)),
+        Op("mix", {}, infer.mix, meaning.mix, flops.mix),
+        Op("reduce_mean", {}, infer.reduce("reduce_mean"), meaning.reduce_mean, flops.scan),
+        Op("reduce_sum", {}, infer.reduce("reduce_sum"), meaning.reduce_sum, flops.scan),
+        Op("slice", {"axis": 1, "start": REQUIRED, "stop": REQUIRED}, infer.slice_, meaning.slice_, flops.each(0)),
+        Op("concat", {"axis": 1}, infer.concat, meaning.concat, flops.each(0)),
+        Op("last_row", {}, infer.last_row, meaning.last_row, flops.each(0), rowwise=False),
+        Op("reshape", {"shape": REQUIRED}, infer.reshape, meaning.reshape, flops.each(0), rowwise=False),
+        Op("pack", {"layout": REQUIRED}, infer.pack, meaning.identity, flops.each(0), rowwise=False),
+        Op("elementwise", {"expr": REQUIRED}, infer.elementwise, meaning.elementwise, flops.each(4)),
+        *(Op(name, {}, infer.binary(name), meaning.binary(name), flops.each(1), True) for name in meaning.BINARY),
+        *(Op(name, {}, infer.unary(name), meaning.unary(name), flops.each(8), True) for name in meaning.UNARY),
+        Op("scale", {"by": REQUIRED}, infer.unary("scale"), meaning.scale, flops.each(1), True),
+        Op("softcap", {"cap": REQUIRED}, infer.unary("softcap"), meaning.softcap, flops.each(12), True),
+        Op("clamp_min", {"low": REQUIRED}, infer.unary("clamp_min"), meaning.clamp_min, flops.each(1), True),
     )
 }
+
+
+EFFECTS = frozenset(name for name, row in OPS.items() if row.effect)
 
 
 def make(op: str, *inputs: Node, **attrs: Any) -> Node:
@@ -180,11 +180,16 @@ def _touched(
     """The part of each operand that is read, and of the result that is written."""
     if node.op == "embedding":
         return [result, sizes[1]], result
+    if node.op == "expert_linear":
+        experts = min(prod(sizes[1]), sizes[2][0])  # the chosen ones, were they all different
+        return [*sizes[:2], *((experts, *s[1:]) for s in sizes[2:])], result
     if node.op == "last_row":
         return [result], result
     if node.op in ("kv_write", "rope_kv_write"):
         rows, heads, head_dim = sizes[1]
         return [(0, 0), *sizes[1:]], (heads, rows, head_dim)
+    if node.op in EFFECTS:
+        return sizes, (prod(result) + prod(sizes[0]),)
     if node.op == "attention":
         oldest = (attrs["window"] or attrs["length"]) + result[0] - 1
         caches = [(s[0], min(attrs["length"], oldest), s[2]) for s in sizes[1:]]
@@ -204,6 +209,34 @@ def linear(x: Node, weight: Node, bias: Node | None = None) -> Node:
     """x [rows, k] times the transpose of weight [n, k] (any dtype), plus bias [n] -> f32 [rows, n]."""
     y = make("linear", x, weight)
     return y if bias is None else add(y, bias)
+
+
+def expert_linear(x: Node, ids: Node, weight: Node, up: Node | None = None, *, gated: str | None = None) -> Node:
+    """For every row and slot the linear layer of one expert, ids i32[rows, slots] -> f32 [rows, slots, n].
+
+    x [rows, k], the same for every slot, or [rows, slots, k]; weight [experts, n, k] (any dtype). With `gated`, an
+    activation, the result is gated(x weight^T) * (x up^T).
+    """
+    return make("expert_linear", *filter(None, (x, ids, weight, up)), gated=gated)
+
+
+def causal_conv(state: Node, x: Node, weight: Node) -> Node:
+    """Depthwise causal convolution of x [rows, channels] with weight [channels, taps]; the state f32 [taps - 1,
+    channels] holds the rows before and is updated in place.
+    """
+    return make("causal_conv", state, x, weight)
+
+
+def gated_delta(
+    state: Node, q: Node, k: Node, v: Node, g: Node, beta: Node, *, scale: float, heads: str = "tiled"
+) -> Node:
+    """The gated delta rule over rows -> f32 [rows, heads, value_dim]; the state f32 [heads, key_dim, value_dim] is
+    updated in place.
+
+    q, k [rows, key_heads, key_dim]; v [rows, heads, value_dim]; g (log of the decay, at most 0) and beta [rows, heads].
+    Value head h belongs to key head h % key_heads ("tiled") or h // (heads / key_heads) ("grouped").
+    """
+    return make("gated_delta", state, q, k, v, g, beta, scale=float(scale), heads=heads)
 
 
 def rms_norm(x: Node, weight: Node | None = None, *, eps: float) -> Node:
@@ -226,9 +259,12 @@ def rope(x: Node, angles: Node, *, style: str) -> Node:
     return make("rope", x, angles, style=style)
 
 
-def kv_write(cache: Node, x: Node, *, at: DimLike = PAST_SEQ) -> Node:
-    """Stores x [rows, heads, head_dim] in the state cache [heads, CTX, head_dim] from position `at` on, in place."""
-    return make("kv_write", cache, x, at=at, dtype=cache.dtype.name)
+def kv_write(cache: Node, x: Node, *, at: DimLike = PAST_SEQ, wrap: bool = False) -> Node:
+    """Stores x [rows, heads, head_dim] in the state cache [heads, CTX, head_dim] from position `at` on, in place.
+
+    With `wrap` position p is stored at p modulo the capacity: the cache keeps the newest positions only.
+    """
+    return make("kv_write", cache, x, at=at, dtype=cache.dtype.name, wrap=wrap)
 
 
 def attention(
@@ -243,7 +279,8 @@ def attention(
 ) -> Node:
     """Causal attention of q [rows, heads, head_dim] over caches [kv_heads, CTX, head_dim] -> [rows, heads * head_dim].
 
-    The queries are the last rows of `length` positions; a window w admits keys with query - key < w.
+    The queries are the last rows of `length` positions; a window w admits keys with query - key < w. With a window the
+    caches may wrap (see `kv_write`): they need room for rows + w - 1 positions.
     """
     return make("attention", q, k, v, scale=float(scale), window=window, softcap=softcap, length=length)
 
@@ -274,6 +311,36 @@ def top_k(x: Node, k: int) -> Node:
     return make("top_k", x, k=k)
 
 
+def take(x: Node, ids: Node) -> Node:
+    """Elements ids i32[rows, k] of each row of x [rows, n], or of the one row x [n] -> f32 [rows, k]."""
+    return make("take", x, ids)
+
+
+def mix(values: Node, coefficients: Node) -> Node:
+    """Row by row coefficients [rows, m, n] times values [rows, n, width] -> [rows, m, width]."""
+    return make("mix", values, coefficients)
+
+
+def reduce_mean(x: Node) -> Node:
+    """The mean over the last axis of x [rows, ..., width] -> [rows, ..., 1]."""
+    return make("reduce_mean", x)
+
+
+def reduce_sum(x: Node) -> Node:
+    """The sum over the last axis of x [rows, ..., width] -> [rows, ..., 1]."""
+    return make("reduce_sum", x)
+
+
+def slice(x: Node, start: int, stop: int, *, axis: int = 1) -> Node:
+    """Elements start .. stop of an axis that is not that of the rows; the whole axis is x itself."""
+    return x if (start, stop) == (0, x.shape[axis]) else make("slice", x, axis=axis, start=start, stop=stop)
+
+
+def concat(*parts: Node, axis: int = 1) -> Node:
+    """Values one after the other along an axis that is not that of the rows."""
+    return parts[0] if len(parts) == 1 else make("concat", *parts, axis=axis)
+
+
 def scale(x: Node, by: float) -> Node:
     """x * by."""
     return make("scale", x, by=float(by))
@@ -284,23 +351,28 @@ def softcap(x: Node, cap: float) -> Node:
     return make("softcap", x, cap=float(cap))
 
 
+def clamp_min(x: Node, low: float) -> Node:
+    """max(x, low)."""
+    return make("clamp_min", x, low=float(low))
+
+
 def add(x: Node, y: Node) -> Node:
-    """x + y; y may be one row [width], added to every row."""
+    """x + y; y may be a row [width] for every row, a column [..., 1] for every element of its row, or a scalar [1]."""
     return make("add", x, y)
 
 
 def sub(x: Node, y: Node) -> Node:
-    """x - y."""
+    """x - y; y as in `add`."""
     return make("sub", x, y)
 
 
 def mul(x: Node, y: Node) -> Node:
-    """x * y; y may be one row [width]."""
+    """x * y; y as in `add`."""
     return make("mul", x, y)
 
 
 def div(x: Node, y: Node) -> Node:
-    """x / y."""
+    """x / y; y as in `add`."""
     return make("div", x, y)
 
 
@@ -332,6 +404,21 @@ def tanh(x: Node) -> Node:
 def exp(x: Node) -> Node:
     """e to the x."""
     return make("exp", x)
+
+
+def softplus(x: Node) -> Node:
+    """log(1 + exp(x))."""
+    return make("softplus", x)
+
+
+def relu(x: Node) -> Node:
+    """The positive part."""
+    return make("relu", x)
+
+
+def sqrt(x: Node) -> Node:
+    """Square root."""
+    return make("sqrt", x)
 
 
 def neg(x: Node) -> Node:

@@ -20,7 +20,7 @@ from rlx.passes.options import Options
 _x, _w, _u = var("x", ["R", "K"]), var("w", ["N", "K"]), var("u", ["N", "K"])
 _free = frozenset({"x", "w", "u"})
 _eps, _style = AttrVar("eps", 1e-6), AttrVar("style", "neox")
-_at, _cache = AttrVar("at", 2), AttrVar("dtype", "f32")
+_at, _cache, _wrap = AttrVar("at", 2), AttrVar("dtype", "f32"), AttrVar("wrap", False)
 
 
 def _linear(*inputs: Node, **attrs: Any) -> Node:
@@ -59,8 +59,8 @@ def _rope_write(normed: bool) -> Rule:
     cache, x, angles = state_var("cache", ["H", "T", "D"]), var("x", ["R", "H", "D"]), var("angles", ["R", "A"])
     operands = [x, var("w", ["D"]), angles] if normed else [x, angles]
     rope: dict[str, Any] = {"style": _style, "norm_eps": _eps if normed else None}
-    before = ops.make("kv_write", cache, ops.make("rope", *operands, **rope), at=_at, dtype=_cache)
-    after = ops.make("rope_kv_write", cache, *operands, **rope, at=_at, dtype=_cache)
+    before = ops.make("kv_write", cache, ops.make("rope", *operands, **rope), at=_at, dtype=_cache, wrap=_wrap)
+    after = ops.make("rope_kv_write", cache, *operands, **rope, at=_at, dtype=_cache, wrap=_wrap)
     return Rule(f"rope-kv-write{'-normed' * normed}", before, after, frozenset({"cache"}))
 
 

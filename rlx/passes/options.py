@@ -49,7 +49,8 @@ class Options:
     @property
     def bounds(self) -> dict[str, tuple[int, int]]:
         """Bounds of every symbol."""
-        return {"SEQ": self.seq, "PAST_SEQ": (0, MAX_PAST), "CTX": (16, MAX_PAST), **dict(self.symbols)}
+        room = (16, MAX_PAST)
+        return {"SEQ": self.seq, "PAST_SEQ": (0, MAX_PAST), "CTX": room, "WINDOW_CTX": room, **dict(self.symbols)}
 
     def with_(self, **changes: Any) -> Options:
         return replace(self, **changes)
