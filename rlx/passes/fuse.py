@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlx.ir import ops
+from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.infer import ARITY
 from rlx.ir.node import Node
@@ -30,6 +31,12 @@ def _linear(*inputs: Node, **attrs: Any) -> Node:
 def _gated(act: str) -> Rule:
     before = ops.mul(ops.make(act, _linear(_x, _w)), _linear(_x, _u))
     return Rule(f"gated-{act}", before, _linear(_x, _w, _u, gated=act), _free)
+
+
+def _gated_experts(act: str) -> Rule:
+    ids, w, u = var("ids", ["R", "S"], I32), var("w", ["E", "N", "K"]), var("u", ["E", "N", "K"])
+    before = ops.mul(ops.make(act, ops.expert_linear(_x, ids, w)), ops.expert_linear(_x, ids, u))
+    return Rule(f"gated-experts-{act}", before, ops.expert_linear(_x, ids, w, u, gated=act), _free)
 
 
 def _bias() -> Rule:
@@ -65,7 +72,7 @@ def _rope_write(normed: bool) -> Rule:
 
 
 RULES: dict[str, tuple[Rule, ...]] = {
-    "gated": tuple(_gated(act) for act in ("silu", "gelu_tanh", "gelu_erf")),
+    "gated": tuple(rule(act) for act in ("silu", "gelu_tanh", "gelu_erf") for rule in (_gated, _gated_experts)),
     "bias": (_bias(),),
     "residual": (_residual(False), _residual(True)),
     "norm": (_norm_quantize(True), _norm_quantize(False)),

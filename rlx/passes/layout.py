@@ -1,6 +1,7 @@
 """Layout: how weights and caches lie in memory. Packing becomes an explicit node, run once at load.
 
-Matrices that a kernel reads are packed as blocks of 16 output rows (`r16k4`, see `rlx.codegen.layouts`); key caches
+Matrices that are multiplied are packed as blocks of 16 output rows (`r16k4`, see `rlx.codegen.layouts`), those of
+experts one after the other; a table of which only rows are looked up stays in the file as it is (`file`). Key caches
 lie in tiles of 16 positions, so that attention scores need no horizontal sums.
 """
 
@@ -14,6 +15,8 @@ from rlx.passes.options import Options
 from rlx.passes.program import root
 
 MATRIX_LAYOUT = "r16k4"
+FILE_LAYOUT = "file"
+_MULTIPLY = ("linear", "expert_linear")
 
 
 def layout(graph: Graph, options: Options) -> Graph:
@@ -23,15 +26,21 @@ def layout(graph: Graph, options: Options) -> Graph:
         hint = "Write the rows into two states."
         raise GraphError("serves as keys and as values, which lie differently in memory", where=repr(shared), hint=hint)
 
+    multiplied = {i for n in graph.nodes() if n.op in _MULTIPLY for i in n.inputs if _is_matrix(i)}
+
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if old.op == "state" and old in keys:
             return ops.rebuild(old, (), layout="tiles")
-        if old.op in ("linear", "embedding"):
-            inputs = tuple(_packed(i) for i in inputs)
+        if old.op in (*_MULTIPLY, "embedding"):
+            inputs = tuple(_packed(i, i in multiplied) if _is_matrix(i) else i for i in inputs)
         return ops.rebuild(old, inputs)
 
     return graph.map(visit)
 
 
-def _packed(node: Node) -> Node:
-    return ops.make("pack", node, layout=MATRIX_LAYOUT) if node.op == "weight" and len(node.shape) == 2 else node
+def _is_matrix(node: Node) -> bool:
+    return node.op == "weight" and len(node.shape) >= 2
+
+
+def _packed(node: Node, multiplied: bool) -> Node:
+    return ops.make("pack", node, layout=MATRIX_LAYOUT if multiplied else FILE_LAYOUT)

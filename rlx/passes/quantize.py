@@ -12,6 +12,8 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes.options import Options
 
+_WEIGHT = {"linear": 1, "expert_linear": 2}  # number of the weight among an op's operands
+
 
 def quantize(graph: Graph, options: Options) -> Graph:
     """With precision "auto", linears over block-quantized weights take int8 activation rows."""
@@ -19,7 +21,8 @@ def quantize(graph: Graph, options: Options) -> Graph:
         return graph
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
-        if old.op == "linear" and inputs[1].dtype.is_quantized and inputs[0].dtype is F32:
+        weight = _WEIGHT.get(old.op)
+        if weight and inputs[weight].dtype.is_quantized and inputs[0].dtype is F32:
             inputs = (ops.quantize(inputs[0]), *inputs[1:])
         return ops.rebuild(old, inputs)
 
