@@ -23,6 +23,7 @@ import numpy as np
 
 from rlx.errors import GgufError, UnsupportedModelError
 from rlx.ir.dtypes import BY_GGML, DType
+from rlx.weights import gguf_split
 from rlx.weights.checks import check_hyperparameters
 from rlx.weights.gguf_values import GgufMetadata, Numbers, Strings
 from rlx.weights.mapped import Buffer, MappedFile, MappedTensors, TensorInfo
@@ -61,7 +62,9 @@ _U32, _U64 = _SCALARS[4], _SCALARS[10]
 _KNOWN_TYPES: dict[str, tuple[str, ...]] = {
     "general.architecture": ("string",),
     "general.alignment": ("u32",),
+    "split.no": ("u16", "u32", "i32"),
     "split.count": ("u16", "u32", "i32"),
+    "split.tensors.count": ("u16", "u32", "i32"),
     "tokenizer.ggml.model": ("string",),
     "tokenizer.ggml.pre": ("string",),
     "tokenizer.ggml.tokens": ("array of string",),
@@ -92,15 +95,19 @@ class GgufHeader:
 class GgufFile(MappedTensors):
     """A GGUF file as a `WeightLoader`: metadata, tensor table, bytes of each tensor.
 
+    Args:
+        path: the file; of a model that is split over several files any of them, the others are found by their names.
+
     Attributes:
-        metadata: see `GgufMetadata`.
+        path: the file, or the first one of a split model.
+        metadata: see `GgufMetadata`; of a split model those of its first file.
         tensors: name -> `TensorInfo`, in file order.
-        version, alignment: as in the header.
+        version, alignment: as in the (first) header.
 
     Raises:
-        ModelFileError: the file cannot be read.
+        ModelFileError: the file cannot be read, or a file of a split model is missing.
         GgufError: a rule of the format is broken; the message names the key or tensor, the byte and both values.
-        UnsupportedModelError: a tensor type or a split file that rlx does not read.
+        UnsupportedModelError: a tensor type that rlx does not read.
         ConfigError: a hyper-parameter is out of its range.
     """
 
@@ -108,13 +115,21 @@ class GgufFile(MappedTensors):
 
     def __init__(self, path: str | Path, *, mmap: bool = True) -> None:
         super().__init__(Path(path))
-        file = MappedFile(self.path, mmap=mmap)
-        header = parse_header(file.buffer, str(self.path))
-        self.version, self.alignment = header.version, header.alignment
-        self.metadata: GgufMetadata = header.metadata
-        self.tensors = header.tensors
-        self._files = [file]
-        self._places = {name: (file, offset) for name, offset in header.offsets.items()}
+        parts = {self.path: _open(self.path, mmap)}
+        paths = gguf_split.part_paths(self.path, parts[self.path][1].metadata)
+        self.path = paths[0]
+        for each in paths:
+            if each not in parts:
+                parts[each] = _open(each, mmap)
+        self._files = [parts[each][0] for each in paths]
+        headers = [parts[each][1] for each in paths]
+        self.version, self.alignment = headers[0].version, headers[0].alignment
+        self.metadata: GgufMetadata = headers[0].metadata
+        gguf_split.check_parts(paths, [header.metadata for header in headers], [h.tensors for h in headers])
+        self.tensors = {name: info for header in headers for name, info in header.tensors.items()}
+        check_hyperparameters(self.metadata, self.tensors, str(self.path))
+        for file, header in zip(self._files, headers, strict=True):
+            self._places |= {name: (file, offset) for name, offset in header.offsets.items()}
 
     def metadata_bytes(self, key: str) -> list[bytes]:
         """The strings of a string array as bytes, exactly as the file has them."""
@@ -123,6 +138,11 @@ class GgufFile(MappedTensors):
     def close(self) -> None:
         super().close()
         self.metadata.close()
+
+
+def _open(path: Path, mmap: bool) -> tuple[MappedFile, GgufHeader]:
+    file = MappedFile(path, mmap=mmap)
+    return file, parse_header(file.buffer, str(path))
 
 
 def parse_header(buffer: Buffer, where: str) -> GgufHeader:
@@ -310,12 +330,6 @@ def _check_known(metadata: GgufMetadata, where: str) -> None:
         if key in metadata and metadata.type_of(key) not in allowed:
             found = metadata.type_of(key)
             raise GgufError(f"key {key!r} has type {found}, expected {' or '.join(allowed)}", where=where)
-    if metadata.get("split.count", 0) > 1:
-        raise UnsupportedModelError(
-            f"split.count is {metadata['split.count']}: the model is split over several files",
-            where=where,
-            hint="join them first (llama-gguf-split --merge)",
-        )
 
 
 def _alignment(metadata: GgufMetadata, where: str) -> int:

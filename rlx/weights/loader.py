@@ -6,7 +6,6 @@ Entry of the weights stage. What follows (`names.py`, `model.py`, packing) sees 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +13,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 from rlx.errors import ModelFileError
 from rlx.weights.gguf import MAGIC, GgufFile
+from rlx.weights.gguf_split import part_number
 from rlx.weights.mapped import Bytes, TensorInfo
 from rlx.weights.safetensors import INDEX_NAME, SINGLE_NAME, SafetensorsFile
 
@@ -26,7 +26,6 @@ _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 _OLD_GGML = (b"lmgg", b"fmgg", b"tjgg", b"algg")
 _LFS_POINTER = b"version https://git"
 _GIVE = "give a .gguf file, a .safetensors file or a directory that holds one"
-_PART = re.compile(r"-(\d{5})-of-\d{5}\.gguf$", re.IGNORECASE)
 
 
 @runtime_checkable
@@ -131,10 +130,13 @@ def _in_directory(directory: Path) -> Path:
 
 
 def _main_ggufs(names: list[str]) -> list[str]:
-    """GGUF files that hold a language model: no vision projectors, of a split model its first part only."""
-    ggufs = [name for name in names if name.lower().endswith(".gguf")]
-    first = [name for name in ggufs if not (part := _PART.search(name)) or part[1] == "00001"]
-    return [name for name in first if "mmproj" not in name.lower()] or ggufs
+    """GGUF files that hold a language model: no vision projectors, of a split model its first part that is there."""
+    first: dict[str, str] = {}
+    for name in sorted(name for name in names if name.lower().endswith(".gguf")):
+        part = part_number(name)
+        first.setdefault(part[0] if part else name, name)
+    ggufs = list(first.values())
+    return [name for name in ggufs if "mmproj" not in name.lower()] or ggufs
 
 
 def _choose(directory: Path, names: list[str]) -> str:

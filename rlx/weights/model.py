@@ -1,11 +1,13 @@
 """A model's weights under canonical names.
 
 Last step of the weights stage before packing: `ModelWeights` joins an open file (`loader.py`) with the names of a
-family (`names.py`), so that builders and packers never see a file's own names.
+family (`names.py`), so that builders and packers never see a file's own names, nor whether a tensor lies in the file as
+one, as several, or inside another (`composed.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
@@ -13,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import UnsupportedModelError, WeightError
-from rlx.ir.dtypes import BF16, F16, F32, DType
+from rlx.weights.composed import FLOATS, Composed, rows, stack, to_float32, whole
+from rlx.weights.fp8 import fp8
+from rlx.weights.fp8_config import CODES
 from rlx.weights.loader import WeightLoader
 from rlx.weights.mapped import Bytes, TensorInfo
-from rlx.weights.names import canonical_names, file_names, unused_names
-
-_FLOATS = (F32, F16, BF16)
+from rlx.weights.names import FileNames, canonical_names, file_names, rank
 
 
 class ModelWeights:
@@ -29,18 +31,19 @@ class ModelWeights:
         family: a key of `names.FAMILIES`.
 
     Attributes:
-        names: canonical name -> the file's name.
+        names: canonical name -> the file's name; of a stack of tensors their names with `*` for the number.
 
     Raises:
         UnsupportedModelError: an unknown family, or a weight stored as integers or f64.
-        WeightError: two tensors of the file mean the same.
+        WeightError: two tensors of the file mean the same; a tensor of a stack is missing or unlike the others; FP8
+            codes without fitting scales.
     """
 
     def __init__(self, loader: WeightLoader, family: str) -> None:
         self.loader, self.family = loader, family
-        self.names = canonical_names(loader, family)
-        for name in self.names.values():
-            _check_dtype(loader.tensors[name], loader)
+        found = canonical_names(loader, family)
+        self._tensors = {canonical: _compose(loader, canonical, names) for canonical, names in found.items()}
+        self.names = {canonical: tensor.info.name for canonical, tensor in self._tensors.items()}
 
     @property
     def format(self) -> str:
@@ -49,15 +52,33 @@ class ModelWeights:
 
     @property
     def unused(self) -> list[str]:
-        """The file's names that are no weight of this family."""
-        return unused_names(self.loader, self.family)
+        """The file's names that are no weight of this family, nor a scale of one."""
+        used = {name for tensor in self._tensors.values() for name in tensor.files()}
+        return [name for name in self.loader.tensors if name not in used]
+
+    def define(self, name: str, source: str, start: int, count: int, period: int | None = None) -> None:
+        """Makes `name` a tensor: of every `period` rows of `source` the `count` rows from `start` on.
+
+        Args:
+            name: a canonical name that the file has not; saying the same twice is no mistake.
+            source: the canonical name of a vector [R] (its numbers are the rows), a matrix [R, k] or a stack
+                [E, R, k], whose every matrix is cut in the same way.
+            period: R where it is None.
+
+        Raises:
+            WeightError: there is no such source, its rows do not divide, or `name` is another tensor already.
+        """
+        view = rows(name, self._tensor(source), start, count, period, self.loader.path)
+        if self._tensors.setdefault(name, view) != view:
+            raise WeightError(f"{name} is there already, as {self.names[name]!r}", where=self.loader.path)
+        self.names[name] = view.info.name
 
     def has(self, canonical: str) -> bool:
-        return canonical in self.names
+        return canonical in self._tensors
 
     def info(self, canonical: str) -> TensorInfo:
         """Type, shape and size; its `name` is the file's. `WeightError` if the file has no such tensor."""
-        return self.loader.tensors[self._file_name(canonical)]
+        return self._tensor(canonical).info
 
     def place(self, canonical: str) -> str:
         """Where a tensor is, or would be: the file and the tensor's name there, for messages."""
@@ -68,8 +89,16 @@ class ModelWeights:
         return f"{self.loader.path}, {name}"
 
     def raw(self, canonical: str) -> Bytes:
-        """The bytes in the file: read-only 1-D uint8 view; `WeightError` if the file has no such tensor."""
-        return self.loader.raw(self._file_name(canonical))
+        """The bytes, 1-D uint8; `WeightError` if the file has no such tensor.
+
+        Read-only and no copy where the tensor lies in the file as it is; a copy where it is put together, and then
+        `pieces` takes less memory.
+        """
+        return self._tensor(canonical).raw()
+
+    def pieces(self, canonical: str) -> Iterator[Bytes]:
+        """The bytes matrix by matrix, uint8: of [E, n, k] the E matrices in order, of anything else one piece."""
+        return self._tensor(canonical).pieces()
 
     def array(self, canonical: str) -> npt.NDArray[np.float32]:
         """A float tensor as an own float32 array of its shape; for norms, biases and other small tensors.
@@ -78,13 +107,14 @@ class ModelWeights:
             WeightError: no such tensor, or it is quantized.
         """
         info = self.info(canonical)
-        if info.dtype not in _FLOATS:
+        if info.dtype not in FLOATS:
             raise WeightError(f"{canonical} has type {info.dtype}, expected f32, f16 or bf16", where=self.loader.path)
-        return _to_float32(self.raw(canonical), info.dtype).reshape(info.shape)
+        return to_float32(self.raw(canonical), info.dtype).reshape(info.shape)
 
     def release(self, canonical: str) -> None:
-        """Give back the memory of the file's pages under the tensor."""
-        self.loader.release(self._file_name(canonical))
+        """Give back the memory of the file's pages under the tensor; of a row view, those of its source."""
+        for name in self._tensor(canonical).files():
+            self.loader.release(name)
 
     def close(self) -> None:
         self.loader.close()
@@ -95,20 +125,23 @@ class ModelWeights:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _file_name(self, canonical: str) -> str:
-        if canonical not in self.names:
+    def _tensor(self, canonical: str) -> Composed:
+        if canonical not in self._tensors:
             tried = ", ".join(file_names(canonical, self.family))
             raise WeightError(f"there is no tensor for {canonical}; names tried: {tried}", where=self.loader.path)
-        return self.names[canonical]
+        return self._tensors[canonical]
 
 
-def _check_dtype(info: TensorInfo, loader: WeightLoader) -> None:
-    if not info.dtype.is_quantized and info.dtype not in _FLOATS:
+def _compose(loader: WeightLoader, canonical: str, found: FileNames) -> Composed:
+    parts = tuple(_part(loader, canonical, name) for name in found.names)
+    return stack(parts, loader.path) if found.stacked else parts[0]
+
+
+def _part(loader: WeightLoader, canonical: str, name: str) -> Composed:
+    info = loader.tensors[name]
+    if info.dtype is CODES:
+        return fp8(loader, name)
+    if not info.dtype.is_quantized and info.dtype not in FLOATS:
         hint = "use a checkpoint in BF16, F16 or F32, or a GGUF file of the model"
         raise UnsupportedModelError(f"tensor {info.name!r} has type {info.dtype}", where=loader.path, hint=hint)
-
-
-def _to_float32(raw: Bytes, dtype: DType) -> npt.NDArray[np.float32]:
-    if dtype == BF16:  # the upper half of a float32
-        return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
-    return raw.view("<f4" if dtype == F32 else "<f2").astype(np.float32)
+    return whole(loader, name, rank(canonical))

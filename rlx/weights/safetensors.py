@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NoReturn
 
 from rlx.errors import ConfigError, ModelFileError, SafetensorsError, UnsupportedModelError
 from rlx.ir.dtypes import BF16, F16, F32, F64, I8, I16, I32, I64, U8, DType
+from rlx.weights import fp8_config
 from rlx.weights.mapped import Buffer, MappedFile, MappedTensors, TensorInfo
 
 MAX_HEADER_BYTES = 100_000_000
@@ -27,6 +28,7 @@ SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 
 _DTYPES = {"F64": F64, "F32": F32, "F16": F16, "BF16": BF16, "I64": I64, "I32": I32, "I16": I16, "I8": I8, "U8": U8}
+_DTYPES |= {"F8_E4M3": fp8_config.CODES}
 _FIELDS = {"dtype", "shape", "data_offsets"}
 _SIZE = re.compile(r"[0-9]{1,20}")
 
@@ -51,7 +53,8 @@ class SafetensorsFile(MappedTensors):
         ModelFileError: a file is missing or cannot be read.
         SafetensorsError: a header or the index breaks a rule.
         ConfigError: a JSON file beside the weights is missing or malformed.
-        UnsupportedModelError: a tensor of a type that rlx does not have, or a checkpoint quantized in another scheme.
+        UnsupportedModelError: a tensor of a type that rlx does not have, or a checkpoint quantized in a scheme other
+            than FP8.
     """
 
     format: ClassVar[str] = "safetensors"
@@ -219,8 +222,8 @@ def _read_config(path: Path) -> JsonObject:
         raise ConfigError("the file is missing", where=path, hint="put the checkpoint's config.json beside its weights")
     config = _read_json(path, ConfigError)
     for key in ("quantization_config", "quantization"):
-        if isinstance(scheme := config.get(key), dict) and scheme:
-            method = scheme.get("quant_method", "another scheme")
+        scheme = config.get(key)
+        if isinstance(scheme, dict) and scheme and (method := fp8_config.refusal(scheme)):
             hint = "use the BF16 checkpoint or a GGUF file of the model"
             raise UnsupportedModelError(f"the weights are quantized ({key}: {method})", where=path, hint=hint)
     return config

@@ -167,7 +167,8 @@ CASES: dict[str, Case] = {
     "known_key_wrong_type": (
         file([key("tokenizer.ggml.tokens", STRING, text("x"))]), GgufError, "type string, expected array of string"),
     "arch_wrong_type": (file([key("general.architecture", U32, u32(1))]), GgufError, "has type u32, expected string"),
-    "split": (file([key("split.count", 2, b"\3\0")]), UnsupportedModelError, "split.count is 3"),
+    "split_wrong_type": (
+        file([key("split.count", STRING, text("3"))]), GgufError, "'split.count' has type string, expected u16"),
     "split_of_one_ok": (file([key("split.count", 2, b"\1\0")]), None, ""),
     "tensor_empty_name": (file([], [tensor("", [32], F32, 0)], data=128), GgufError, "name of tensor 0 is empty"),
     "tensor_no_dims": (file([], [tensor("a", [], F32, 0)], data=128), GgufError, "'a' has 0 dimensions"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,22 +29,41 @@ ARCHS = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen3moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "qwen35": gguf.MODEL_ARCH.QWEN35,
+    "qwen35moe": gguf.MODEL_ARCH.QWEN35MOE,
     "gemma": gguf.MODEL_ARCH.GEMMA,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
+    "gemma3n": gguf.MODEL_ARCH.GEMMA3N,
+    "gemma4": gguf.MODEL_ARCH.GEMMA4,
 }
-
-
-def rows(family: str) -> list[Row]:
-    table = FAMILIES[family]
-    return [*table.decoder, *table.head, *table.layer]
+# The converter renames these before it looks them up; test_tensors_without_a_suffix has them.
+RENAMED = ("dt_bias", "router.scale", "router.per_expert_scale")
+HEADLESS = ("gemma", "gemma2")  # GGUF has them tied; a checkpoint may have a head nonetheless
 
 
 def canonical_of(family: str, layer: int) -> list[str]:
     """Every canonical name of a family, those of one layer included."""
     table = FAMILIES[family]
-    whole = [f"{row.canonical}.{end}" for row in (*table.decoder, *table.head) for end in row.suffixes]
-    return whole + [f"blk.{layer}.{row.canonical}.{end}" for row in table.layer for end in row.suffixes]
+    names = [join(row, end) for row in (*table.decoder, *table.head) for end in row.suffixes]
+    names += [f"blk.{layer}.{join(row, end)}" for row in table.layer for end in row.suffixes]
+    return list(dict.fromkeys(names))
+
+
+def join(row: Row, end: str) -> str:
+    return f"{row.canonical}.{end}" if end else row.canonical
+
+
+def base(canonical: str) -> str:
+    """Without `.weight`, `.bias` or `.scale`, as the converter's map has it."""
+    return re.sub(r"\.(weight|bias|scale)$", "", canonical)
+
+
+def listed(family: str, layer: int) -> set[str]:
+    """Every tensor that the `gguf` package lists for the architecture."""
+    names = {gguf.TENSOR_NAMES[each] for each in gguf.MODEL_TENSORS[ARCHS[family]]}
+    return {name.replace("{bid}", str(layer)) for name in names}
 
 
 def test_every_family_is_compared() -> None:
@@ -53,29 +73,58 @@ def test_every_family_is_compared() -> None:
 @pytest.mark.parametrize("family", ARCHS)
 def test_names_of_checkpoints_mean_what_the_converter_says(family: str) -> None:
     reference = gguf.get_tensor_name_map(ARCHS[family], 4)
-    headless = gguf.MODEL_TENSOR.OUTPUT not in gguf.MODEL_TENSORS[ARCHS[family]]
-    assert headless == (family in ("gemma", "gemma2"))  # GGUF has them tied; a checkpoint may have a head nonetheless
-    compared = 0
+    known, compared = listed(family, 3), set()
+    assert ("output" not in known) == (family in HEADLESS)
     for canonical in canonical_of(family, 3):
         for name in file_names(canonical, family)[1:]:
-            if not name.startswith(("model.layers", "model.embed", "model.norm", "lm_head")):
+            if not re.match(r"lm_head|model\.(layers|embed|norm|per_layer|altup)", name):
                 continue  # the converter strips the longer prefixes before it looks names up
-            if headless and name.startswith("lm_head"):
+            if base(canonical) not in known or name.endswith(RENAMED):
                 continue
-            assert reference.get_name(name, try_suffixes=(".weight", ".bias")) == canonical
-            compared += 1
-    heads = sum(len(row.suffixes) for row in FAMILIES[family].head) if headless else 0
-    assert compared == sum(len(row.suffixes) for row in rows(family) if row.hf) - heads
+            merged = re.sub(r"\.0(?=\.(gate|up|down)_proj|\.w[123]|\.weight)", "", name)  # what it stacks itself
+            found = reference.get_name(merged, try_suffixes=(".weight", ".bias"))
+            assert found is not None and base(found) == base(canonical)
+            compared.add(base(canonical))
+    unnamed = {"rope_freqs", "blk.3.attn_rot_embd", "blk.3.ssm_dt"}  # only GGUF has them, or the converter renames
+    assert known - compared - unnamed == set()
 
 
 @pytest.mark.parametrize("family", ARCHS)
 def test_the_families_tensors_are_known(family: str) -> None:
-    """Every tensor that the `gguf` package lists for the architecture, but for experts and per-layer rope factors."""
-    listed = {gguf.TENSOR_NAMES[each] for each in gguf.MODEL_TENSORS[ARCHS[family]]}
-    expected = {name.replace("{bid}", "7") for name in listed if "exp" not in name and "rot" not in name}
-    expected -= {"blk.7.ffn_gate_inp", "blk.7.ffn_gate_inp_shexp", "cls.output", "blk.7.attn_sinks"}
-    known = {name.rsplit(".", 1)[0] for name in canonical_of(family, 7)}
-    assert not {name for name in expected if not name.startswith(("dense_", "cls"))} - known
+    """Every tensor that the `gguf` package lists, but for per-layer rope factors, which no file has."""
+    assert not listed(family, 7) - {"blk.7.attn_rot_embd"} - {base(name) for name in canonical_of(family, 7)}
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "canonical"),
+    [
+        ("qwen35", "linear_attn.A_log", "ssm_a"),
+        ("qwen35moe", "linear_attn.dt_bias", "ssm_dt.bias"),
+        ("qwen35moe", "mlp.shared_expert_gate.weight", "ffn_gate_inp_shexp.weight"),
+        ("qwen35moe", "mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight"),
+        ("qwen3moe", "mlp.experts.down_proj", "ffn_down_exps.weight"),
+        ("gemma3n", "altup.correct_output_scale", "altup_correct_scale.weight"),
+        ("gemma4", "layer_scalar", "layer_output_scale.weight"),
+        ("gemma4", "router.scale", "ffn_gate_inp.scale"),
+        ("gemma4", "router.per_expert_scale", "ffn_down_exps.scale"),
+        ("gemma4", "experts.gate_up_proj", "ffn_gate_up_exps.weight"),
+        ("llama", "block_sparse_moe.experts.7.w1.weight", "ffn_gate_exps.weight"),
+        ("llama", "block_sparse_moe.experts.7.w3.weight", "ffn_up_exps.weight"),
+        ("llama", "block_sparse_moe.experts.7.w2.weight", "ffn_down_exps.weight"),
+        ("llama", "block_sparse_moe.gate.weight", "ffn_gate_inp.weight"),
+    ],
+)
+def test_tensors_without_a_suffix_and_experts(family: str, name: str, canonical: str) -> None:
+    for prefix in DECODER_PREFIXES:
+        assert canonical_name(f"{prefix}layers.5.{name}", family) == f"blk.5.{canonical}"
+    assert canonical_name(f"blk.5.{canonical}", family) == f"blk.5.{canonical}"
+
+
+def test_scales_of_products_are_known_in_gguf_only() -> None:
+    for canonical in ("blk.0.attn_q.scale", "blk.0.ffn_down_exps.scale", "output.scale"):
+        assert canonical_name(canonical, "qwen3moe") == canonical
+        assert file_names(canonical, "qwen3moe") == [canonical]
+    assert canonical_name("model.layers.0.self_attn.q_proj.scale", "qwen3moe") is None
 
 
 @pytest.mark.parametrize("family", ARCHS)
@@ -129,7 +178,7 @@ def test_other_names_are_nothing(name: str) -> None:
 
 
 def test_an_unknown_family_is_named() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"'rwkv', only for llama, qwen2, qwen3, gemma, gemma2, gemma3"):
+    with pytest.raises(UnsupportedModelError, match=r"'rwkv', only for llama, qwen2, .*, gemma4"):
         canonical_name("output.weight", "rwkv")
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from rlx.errors import GgufError, ModelFileError, RlxError, SafetensorsError, UnsupportedModelError
+from rlx.errors import GgufError, ModelFileError, RlxError, SafetensorsError
 from rlx.weights import open_weights, resolve_model_path
 from rlx.weights.gguf import GgufFile
 from rlx.weights.safetensors import SafetensorsFile
@@ -40,6 +40,7 @@ def save_safetensors(path: Path) -> None:
         (["mmproj-Q4_K_M.gguf", "x-f16.gguf"], "x-f16.gguf"),
         (["mmproj-f16.gguf"], "mmproj-f16.gguf"),
         (["x-00001-of-00002.gguf", "x-00002-of-00002.gguf"], "x-00001-of-00002.gguf"),
+        (["x-00003-of-00003.gguf", "x-00002-of-00003.gguf"], "x-00002-of-00003.gguf"),  # says what is missing
         (["state-of-the-art.gguf"], "state-of-the-art.gguf"),
         (["x.gguf", "model.safetensors"], "x.gguf"),
         (["model.safetensors", "model.safetensors.index.json"], "model.safetensors"),
@@ -143,7 +144,7 @@ def test_an_index_is_opened_by_its_name(tmp_path: Path) -> None:
         ("m.gguf", b"version https://git-lfs.github.com/spec/v1\n", ModelFileError, "Git LFS pointer"),
         ("m.safetensors", b"\n <!DOCTYPE html><html>", ModelFileError, "looks like a web page"),
         ("m.bin", b"tjgg" + bytes(20), ModelFileError, "from before GGUF"),
-        ("m.gguf", SPLIT_GGUF, UnsupportedModelError, r"split\.count is 2"),
+        ("m.gguf", SPLIT_GGUF, GgufError, r"there is no key 'split\.no', but split\.count is 2"),
     ],
 )
 def test_files_that_are_no_models(tmp_path: Path, name: str, data: bytes, error: type[RlxError], message: str) -> None:

@@ -55,7 +55,7 @@ CASES: dict[str, tuple[bytes, type[RlxError], str]] = {
     "no_dtype": (file({"a": {"shape": [1], "data_offsets": [0, 4]}}, 4), SafetensorsError, "'a' is not described"),
     "unknown_field": (file({"a": {**ONE["a"], "x": 1}}, 24), SafetensorsError, "'a' is not described"),
     "dtype_number": (file({"a": {**ONE["a"], "dtype": 1}}, 24), SafetensorsError, "'a' has the dtype 1"),
-    "dtype_fp8": (file({"a": entry("F8_E4M3", [4], 0, 4)}, 4), UnsupportedModelError, "'a' has the dtype F8_E4M3"),
+    "dtype_fp8": (file({"a": entry("F8_E5M2", [4], 0, 4)}, 4), UnsupportedModelError, "'a' has the dtype F8_E5M2"),
     "dtype_bool": (file({"a": entry("BOOL", [4], 0, 4)}, 4), UnsupportedModelError, "'a' has the dtype BOOL"),
     "three_offsets": (
         file({"a": {**ONE["a"], "data_offsets": [0, 8, 24]}}, 24), SafetensorsError, "data_offsets .* expected two"),

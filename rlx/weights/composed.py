@@ -1,0 +1,149 @@
+"""Canonical tensors made of what a file has: a whole tensor, a stack of several, some rows of another.
+
+Part of the weights stage, under `model.py`. A tensor is handed on in pieces, one a matrix, each with its rows one after
+the other: a view of the file where the rows lie like that, a copy of one matrix where they do not. So a stack of
+experts never exists twice.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.errors import WeightError
+from rlx.ir.dtypes import BF16, F16, F32, DType
+from rlx.weights.loader import WeightLoader
+from rlx.weights.mapped import Bytes, TensorInfo
+from rlx.weights.names import stack_name
+
+FLOATS = (F32, F16, BF16)
+
+
+@dataclass(frozen=True, slots=True)
+class Composed(ABC):
+    """One canonical tensor.
+
+    Attributes:
+        info: type, shape and size as the model sees them; the name is the file's.
+    """
+
+    info: TensorInfo
+
+    @abstractmethod
+    def pieces(self) -> Iterator[Bytes]:
+        """The bytes, uint8: of [n, k] or [n] one piece, of [E, n, k] one a matrix."""
+
+    @abstractmethod
+    def files(self) -> tuple[str, ...]:
+        """The tensors of the file that it is made of, by the file's names."""
+
+    def raw(self) -> Bytes:
+        """All bytes: read-only where they are the file's own, a copy where they had to be put together."""
+        pieces = list(self.pieces())
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(Composed):
+    """A tensor of the file, its shape perhaps told in another way."""
+
+    loader: WeightLoader
+
+    def raw(self) -> Bytes:
+        return self.loader.raw(self.info.name)
+
+    def pieces(self) -> Iterator[Bytes]:
+        raw = self.raw()
+        yield from raw.reshape(self.info.shape[0], -1) if len(self.info.shape) == 3 else (raw,)
+
+    def files(self) -> tuple[str, ...]:
+        return (self.info.name,)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack(Composed):
+    """Tensors of one shape and type, one after the other."""
+
+    parts: tuple[Composed, ...]
+
+    def pieces(self) -> Iterator[Bytes]:
+        for part in self.parts:
+            yield part.raw()
+
+    def files(self) -> tuple[str, ...]:
+        return tuple(name for part in self.parts for name in part.files())
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Composed):
+    """Of every `period` rows of `source` those from `start` on."""
+
+    source: Composed
+    start: int
+    count: int
+    period: int
+
+    def pieces(self) -> Iterator[Bytes]:
+        shape, dtype = self.source.info.shape, self.info.dtype
+        row = dtype.row_bytes(shape[-1]) if len(shape) > 1 else dtype.nbytes
+        for piece in self.source.pieces():
+            rows = piece.reshape(-1, self.period, row)[:, self.start : self.start + self.count]
+            yield rows.reshape(-1)
+
+    def files(self) -> tuple[str, ...]:
+        return self.source.files()
+
+
+def whole(loader: WeightLoader, name: str, rank: int | None) -> Whole:
+    """The tensor `name`, with `rank` dimensions where that is given and a matter of dimensions of 1."""
+    info = loader.tensors[name]
+    if rank is None or len(info.shape) == rank:
+        return Whole(info, loader)
+    kept = [info.shape[0], *(dim for dim in info.shape[1:] if dim != 1)]
+    shape = (*[1] * (rank - len(kept)), *kept)
+    return Whole(replace(info, shape=shape) if len(shape) == rank else info, loader)
+
+
+def stack(parts: tuple[Composed, ...], where: object) -> Stack:
+    """The parts as one tensor [number of parts, ...]; `WeightError` if they differ in shape or type."""
+    first = parts[0].info
+    for part in parts:
+        if (part.info.shape, part.info.dtype) != (first.shape, first.dtype):
+            found, expected = (f"{each.dtype}{list(each.shape)}" for each in (part.info, first))
+            what = f"{part.info.name!r} is {found}, expected {expected} as {first.name!r}"
+            raise WeightError(what, where=where, hint="all matrices of a stack have one shape and type")
+    name = stack_name(tuple(part.info.name for part in parts))
+    nbytes = sum(part.info.nbytes for part in parts)
+    return Stack(TensorInfo(name, first.dtype, (len(parts), *first.shape), nbytes), parts)
+
+
+def rows(name: str, source: Composed, start: int, count: int, period: int | None, where: object) -> Rows:
+    """Some rows of `source`: of a vector [R], a matrix [R, k], or every matrix of a stack [E, R, k].
+
+    Raises:
+        WeightError: the rows do not divide into periods, or a period does not hold the range.
+    """
+    info = source.info
+    axis = len(info.shape) - 2 if len(info.shape) > 1 else 0
+    if len(info.shape) not in (1, 2, 3) or (len(info.shape) == 1 and info.dtype.is_quantized):
+        what = f"{name} cannot be rows of {info.name!r}: {info.dtype}{list(info.shape)} has none"
+        raise WeightError(what, where=where)
+    total = info.shape[axis]
+    period = total if period is None else period
+    if period < 1 or total % period or start < 0 or count < 1 or start + count > period:
+        what = f"{name} cannot be rows {start} to {start + count} of every {period} of {info.name!r}, which has {total}"
+        raise WeightError(what, where=where)
+    shape = (*info.shape[:axis], total // period * count, *info.shape[axis + 1 :])
+    nbytes = info.nbytes // total * (total // period * count)
+    return Rows(TensorInfo(info.name, info.dtype, shape, nbytes), source, start, count, period)
+
+
+def to_float32(raw: Bytes, dtype: DType) -> npt.NDArray[np.float32]:
+    """Bytes of f32, f16 or bf16 numbers as float32, own memory."""
+    if dtype == BF16:  # the upper half of a float32
+        return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    return raw.view("<f4" if dtype == F32 else "<f2").astype(np.float32)

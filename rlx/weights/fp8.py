@@ -1,0 +1,116 @@
+"""FP8 checkpoints: codes and scales of two tensors as blocks of one format.
+
+Part of the weights stage. A checkpoint has `weight` in F8_E4M3 [n, k] and its scales beside it: `weight_scale_inv`, one
+a block of rows and columns (`weight_block_size` of the configuration), or `weight_scale`, one a row or one for all
+(compressed-tensors, fbgemm). Both multiply the code, whatever "inv" says. What leaves this file is `F8_E4M3`: 32 codes
+behind their scale in float32. Scales of activations are not read: they make a product cheaper, not another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.errors import UnsupportedModelError, WeightError
+from rlx.ir.dtypes import F8_E4M3
+from rlx.weights.composed import FLOATS, Composed, to_float32
+from rlx.weights.fp8_config import block_size
+from rlx.weights.loader import WeightLoader
+from rlx.weights.mapped import Bytes, TensorInfo
+
+SCALE_SUFFIXES = ("_scale_inv", "_scale")
+_GROUP = F8_E4M3.block
+_SCALE_BYTES = 4
+_USE = "use the BF16 checkpoint or a GGUF file of the model"
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8(Composed):
+    """A matrix [n, k], or a stack [E, n, k], of FP8 codes with its scales.
+
+    Attributes:
+        grid: [matrices, scales a column, scales a row].
+        block: rows and columns that share a scale.
+    """
+
+    loader: WeightLoader
+    scale: TensorInfo
+    grid: tuple[int, int, int]
+    block: tuple[int, int]
+
+    def pieces(self) -> Iterator[Bytes]:
+        n, k = self.info.shape[-2:]
+        codes = self.loader.raw(self.info.name).reshape(-1, n, k)
+        scales = np.broadcast_to(self._scales(), (len(codes), *self.grid[1:]))
+        rows, columns = np.arange(n) // self.block[0], np.arange(0, k, _GROUP) // self.block[1]
+        for matrix, grid in zip(codes, scales, strict=True):
+            yield _blocks(matrix, grid[rows][:, columns])
+
+    def files(self) -> tuple[str, ...]:
+        return self.info.name, self.scale.name
+
+    def _scales(self) -> Floats:
+        return to_float32(self.loader.raw(self.scale.name), self.scale.dtype).reshape(self.grid)
+
+
+def fp8(loader: WeightLoader, name: str) -> Fp8:
+    """The codes `name` with the scales beside them.
+
+    Raises:
+        WeightError: no scales, or scales whose shape does not fit the codes.
+        UnsupportedModelError: a shape, or blocks of a size, that no format of rlx holds.
+    """
+    info = loader.tensors[name]
+    if len(info.shape) not in (2, 3) or info.shape[-1] % _GROUP:
+        what = f"FP8 tensor {name!r} has shape {list(info.shape)}, expected rows of a multiple of {_GROUP}"
+        raise UnsupportedModelError(what, where=loader.path, hint=_USE)
+    tried = [name + suffix for suffix in SCALE_SUFFIXES]
+    scale = next((loader.tensors[each] for each in tried if each in loader.tensors), None)
+    if scale is None:
+        raise WeightError(f"FP8 tensor {name!r} has no scales; names tried: {', '.join(tried)}", where=loader.path)
+    if scale.dtype not in FLOATS:
+        raise WeightError(f"scale {scale.name!r} has type {scale.dtype}, expected a float", where=loader.path)
+    grid, block = _layout(info, scale, loader)
+    seen = TensorInfo(name, F8_E4M3, info.shape, F8_E4M3.size(info.shape))
+    return Fp8(seen, loader, scale, grid, block)
+
+
+def _layout(info: TensorInfo, scale: TensorInfo, loader: WeightLoader) -> tuple[tuple[int, int, int], tuple[int, int]]:
+    """Grid of the scales and the block that one of them is for."""
+    *lead, n, k = info.shape
+    if prod(scale.shape) == 1:
+        return (1, 1, 1), (n, k)
+    count, own = prod(lead), list(scale.shape[len(lead) :])
+    if list(scale.shape[: len(lead)]) == lead:
+        if own in ([], [1], [1, 1]):
+            return (count, 1, 1), (n, k)
+        if own in ([n], [n, 1]):
+            return (count, n, 1), (1, k)
+        size = block_size(loader.metadata)
+        if size and own == [-(-n // size[0]), -(-k // size[1])]:
+            return (count, own[0], own[1]), _whole_groups(size, info, loader)
+    size = block_size(loader.metadata)
+    blocks = f"{size[0]} by {size[1]} as weight_block_size says" if size else "a weight_block_size, which is missing"
+    what = f"scale {scale.name!r} has shape {list(scale.shape)} for codes of shape {list(info.shape)}"
+    raise WeightError(f"{what}, expected one scale, one a row, or one for blocks of {blocks}", where=loader.path)
+
+
+def _whole_groups(size: tuple[int, int], info: TensorInfo, loader: WeightLoader) -> tuple[int, int]:
+    if size[1] % _GROUP and size[1] < info.shape[-1]:
+        what = f"the scales of {info.name!r} are for {size[1]} columns, expected a multiple of {_GROUP}"
+        raise UnsupportedModelError(what, where=loader.path, hint=_USE)
+    return size
+
+
+def _blocks(codes: Bytes, scales: Floats) -> Bytes:
+    """Codes [n, k] and scales [n, k / 32] -> the bytes of `F8_E4M3`: of each 32 codes their scale, then they."""
+    blocks = np.empty((*scales.shape, F8_E4M3.nbytes), np.uint8)
+    blocks[..., :_SCALE_BYTES] = np.ascontiguousarray(scales, "<f4").view(np.uint8).reshape(*scales.shape, -1)
+    blocks[..., _SCALE_BYTES:] = codes.reshape(*scales.shape, _GROUP)
+    return blocks.reshape(-1)
