@@ -78,10 +78,10 @@ def linear(
         CompileError: an option out of its range.
         ShapeError: k does not fit the type's blocks.
     """
-    _check(dtype, k, act, gated)
+    check(dtype, k, act, gated)
     shape = Shape(dtype, k, act, residual, bias, gated, ragged=n % BLOCK_ROWS > 0, single=single)
     e = Emitter(target, shape.buffers, shape.extents)
-    _Linear(e, shape, Multiplier(e, target, shape), _tiles(target, shape)).write()
+    LinearWriter(e, shape).write()
     return e.finish(f"linear_{dtype}_{act}", _outline(shape))
 
 
@@ -121,11 +121,13 @@ class _Scratch:
 _Stream = tuple[ir.Value, list[ir.Value]]  # a block's chunk and its header's values
 
 
-class _Linear:
-    """A linear kernel while it is written."""
+class LinearWriter:
+    """A linear kernel while it is written. `experts.py` has one whose rows and blocks lie elsewhere."""
 
-    def __init__(self, e: Emitter, shape: Shape, multiply: Multiplier, tiles: _Tiles) -> None:
-        self.e, self.shape, self.multiply, self.tiles = e, shape, multiply, tiles
+    def __init__(self, e: Emitter, shape: Shape) -> None:
+        self.e, self.shape = e, shape
+        self.multiply = multiply = Multiplier(e, e.target, shape)
+        self.tiles = tiles = _tiles(e.target, shape)
         fitting = min(_MACRO_ROWS, _TERMS // max(1, multiply.term_bytes))
         self.macro_rows = max(1, fitting // tiles.shared[0]) * tiles.shared[0]
         scales = shape.format.vectors if shape.format else 0
@@ -150,24 +152,37 @@ class _Linear:
             self._streamed_tile(self._rows(first, first, 1), first, u.i)
 
     def _write_rows(self) -> None:
-        e, group = self.e, self.tiles.blocks // len(self.shape.weights)
+        e = self.e
         with e.loop(0, e.args["rows"], self.macro_rows) as m:
             count = e.smin(self.macro_rows, e.b.sub(e.args["rows"], m.i))
             if self.scratch.terms:
                 with e.loop(0, count) as r:
                     x = e.at(e.args["x"], (e.b.add(m.i, r.i), self.shape.row_bytes))
                     self.multiply.write_terms(x, e.at(self.scratch.terms, (r.i, self.multiply.term_bytes)))
-            with e.loop(e.args["begin"], e.args["end"], group) as u:
-                last = e.smin(e.b.add(u.i, e.i64(group)), e.args["end"])
-                done = self._shared_rows(m.i, count, u.i, last)
-                with e.loop(u.i, last) as v:
-                    self._finish_rows(m.i, done, v.i, e.b.sub(v.i, u.i))
-                    self._streamed_rows(m.i, done, count, v.i)
+            self._macro_tile(m.i, count, e.args["begin"], e.args["end"])
+
+    def _macro_tile(self, macro: ir.Value, count: ir.Value, begin: ir.Value, end: ir.Value) -> None:
+        """`count` rows, from `macro` on, times the units [begin, end)."""
+        e, group = self.e, self.tiles.blocks // len(self.shape.weights)
+        with e.loop(begin, end, group) as u:
+            last = e.smin(e.b.add(u.i, e.i64(group)), end)
+            done = self._shared_rows(macro, count, u.i, last)
+            with e.loop(u.i, last) as v:
+                self._finish_rows(macro, done, v.i, e.b.sub(v.i, u.i))
+                self._streamed_rows(macro, done, count, v.i)
 
     def _rows(self, macro: ir.Value, row: ir.Value, count: int) -> Rows:
+        """`count` rows, from `row` on, of those that begin at `macro`."""
         e = self.e
-        terms = self.scratch.terms and e.at(self.scratch.terms, (row, self.multiply.term_bytes))
-        return Rows(e.at(e.args["x"], (e.b.add(macro, row), self.shape.row_bytes)), terms, count)
+        first = e.at(e.args["x"], (e.b.add(macro, row), self.shape.row_bytes))
+        return Rows([e.at(first, i * self.shape.row_bytes) for i in range(count)], self._terms(row))
+
+    def _terms(self, row: ir.Value) -> ir.Value | None:
+        return self.scratch.terms and self.e.at(self.scratch.terms, (row, self.multiply.term_bytes))
+
+    def _result_row(self, row: ir.Value) -> ir.Value:
+        """The row of the result that a row of activations makes."""
+        return row
 
     def _block(self, name: str, unit: ir.Value) -> ir.Value:
         return self.e.at(self.e.args[name], (unit, self.shape.block_bytes))
@@ -334,7 +349,7 @@ class _Linear:
         """Bias, gate and residual of 16 results, and their store; the last unit may hold fewer."""
         e, shape = self.e, self.shape
         column = e.b.mul(unit, e.i64(BLOCK_ROWS))
-        place = e.b.add(e.b.mul(row, e.args["n"]), column)
+        place = e.b.add(e.b.mul(self._result_row(row), e.args["n"]), column)
         mask = e.tail_mask(e.b.sub(e.args["n"], column)) if shape.ragged else None
         biases = [e.load_as_f32(F32, e.at(e.args[name], (column, 4)), mask) for name in shape.biases]
         totals = [e.b.fadd(t, b) for t, b in zip(totals, biases, strict=True)] if biases else totals
@@ -350,7 +365,8 @@ def _halves(values: Sums) -> list[Sums]:
     return [values[: len(values) // 2], values[len(values) // 2 :]]
 
 
-def _check(dtype: DType, k: int, act: str, gated: str | None) -> None:
+def check(dtype: DType, k: int, act: str, gated: str | None) -> None:
+    """Raises what `linear` raises."""
     if dtype not in PACKINGS:
         raise CompileError(f"no linear kernel reads {dtype} weights", hint=f"It reads {', '.join(map(str, PACKINGS))}.")
     if act not in ("q8a", "f32") or (act == "q8a" and dtype not in FORMATS):

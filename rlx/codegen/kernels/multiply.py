@@ -98,17 +98,19 @@ class Sub:
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of activations, one after the other.
+    """Some rows of activations.
 
     Attributes:
-        x: the first row.
-        terms: its terms (see `Multiplier.write_terms`), None where there are none.
-        count: how many rows.
+        x: where each row is.
+        terms: the terms of all rows, one after the other (see `Multiplier.write_terms`), None where there are none.
     """
 
-    x: ir.Value
+    x: Sequence[ir.Value]
     terms: ir.Value | None
-    count: int
+
+    @property
+    def count(self) -> int:
+        return len(self.x)
 
 
 class Multiplier:
@@ -182,7 +184,7 @@ class Multiplier:
             scaled = [e.fma(s, d, first) for s, d, first in zip(second, scales, scaled, strict=True)]
         done = []
         for row in range(rows.count):
-            activation_scale = e.splat_f32(e.at(rows.x, row * self.shape.row_bytes + self.shape.k, (sub, 4)))
+            activation_scale = e.splat_f32(e.at(rows.x[row], self.shape.k, (sub, 4)))
             for block, weights in enumerate(subs):
                 i = row * len(subs) + block
                 part = e.fma(scaled[i], activation_scale, parts[i])
@@ -226,7 +228,7 @@ class Multiplier:
         assert format_ is not None
         codes = [[s.code(g) for g in groups] for s in subs]
         for row in range(rows.count):
-            places = [e.at(rows.x, row * self.shape.row_bytes, (sub, SUB), (g, 4)) for g in groups]
+            places = [e.at(rows.x[row], (sub, SUB), (g, 4)) for g in groups]
             activations = [e.b.bitcast(e.splat_i32(p), I8X64) for p in places]
             for block, code in enumerate(codes):
                 i = row * len(subs) + block
@@ -240,7 +242,7 @@ class Multiplier:
     def float_step(self, k: int, blocks: Sequence[ir.Value], rows: Rows, first: Index, sums: Sums) -> Sums:
         """Adds the k at `first + k` to the sums of its parity. `blocks` are its weights, a vector a block."""
         e = self.e
-        places = [e.at(rows.x, row * self.shape.row_bytes + 4 * k, (first, 4)) for row in range(rows.count)]
+        places = [e.at(x, 4 * k, (first, 4)) for x in rows.x]
         activations = [e.splat_f32(p) for p in places for _ in blocks]
         return [e.fma(w, x, s) for w, x, s in zip(list(blocks) * rows.count, activations, sums, strict=True)]
 
