@@ -133,7 +133,7 @@ def _kv_write(n: Node, target: Target) -> Call:
     from rlx.codegen.kernels.kv import kv_write
 
     cache, x = n.inputs
-    kernel = kv_write(static(x, 1), width(x), n["dtype"], layout=_cache_layout(cache))
+    kernel = kv_write(static(x, 1), width(x), n["dtype"], layout=_cache_layout(cache), wrap=n["wrap"])
     return _call(n, kernel, Units(rows(x)), n["at"], cache.shape[1], args=(1, 2))
 
 
@@ -143,7 +143,7 @@ def _rope_kv_write(n: Node, target: Target) -> Call:
     cache, x, angles = n.inputs[0], n.inputs[1], n.inputs[-1]
     if _cache_layout(cache) != "k_tiles":
         raise CompileError("rotated rows go into a key cache only", where=repr(n))
-    store = {"store": "k_tiles", "kv_dtype": n["dtype"]}
+    store = {"store": "k_tiles", "kv_dtype": n["dtype"], "wrap": n["wrap"]}
     kernel = rope(static(x, 1), width(x), width(angles), n["style"], norm_eps=n["norm_eps"], **store)
     return _call(n, kernel, Units(rows(x)), n["at"], cache.shape[1], args=range(1, len(n.inputs) + 1))
 

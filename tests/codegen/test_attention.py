@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,21 @@ class Case:
         assert (out[seq] == 7).all(), "wrote past its rows"
         return out[:seq]
 
+    def ring(self, length: int, ctx: int) -> Case:
+        """The case as a ring of `ctx` places holds it once `length` positions were written; NaN where none was."""
+        other = copy(self)
+        other.ctx = ctx
+        keys, values = (np.full((c.shape[0], n, *c.shape[2:]), np.nan, c.dtype) for c, n in self._sizes(ctx))
+        for position in range(length):
+            place = position % ctx
+            keys[:, place // 16, :, place % 16] = self.keys[:, position // 16, :, position % 16]
+            values[:, place] = self.values[:, position]
+        other.keys, other.values = aligned(keys), aligned(values)
+        return other
+
+    def _sizes(self, ctx: int) -> list[tuple[Array, int]]:
+        return [(self.keys, ctx // 16), (self.values, ctx)]
+
     def reference(
         self, past: int, seq: int, scale: float, window: int | None = None, softcap: float | None = None
     ) -> tuple[Array, float]:
@@ -115,6 +131,25 @@ def test_windowed_layers_touch_only_their_window() -> None:
     want = case.native(target, 399, 1, 0.25, window=70)
     case.keys[:, : 320 // 16], case.values[:, :320] = np.nan, np.nan
     np.testing.assert_array_equal(case.native(target, 399, 1, 0.25, window=70), want)
+
+
+RINGS = [(1, 64, 64), (20, 64, 45), (64, 128, 65), (70, 128, 59), (70, 192, 123), (200, 256, 50)]
+
+
+@targets
+@pytest.mark.parametrize(("window", "ctx", "most"), RINGS, ids=str)
+def test_rings_give_the_bits_of_whole_caches(target: Target, window: int, ctx: int, most: int) -> None:
+    """`most` rows at a time, the most that the ring has room for: window + rows - 1 places."""
+    assert ctx - 64 < window + most - 1 <= ctx
+    case = Case(4, 2, 32, F16 if window % 20 else F32, ctx=720, filled=711)
+    for past, seq in [(0, 1), (0, most), (ctx - 1, 1), (ctx - 1, most), (ctx, 2), (333, min(7, most)), (580, most)]:
+        whole = case.native(target, past, seq, 0.2, window=window)
+        ring = case.ring(past + seq, ctx)
+        np.testing.assert_array_equal(ring.native(target, past, seq, 0.2, window=window), whole)
+    want, ceiling = case.reference(580, most, 0.2, window=window)
+    assert np.abs(whole - want).max() < ceiling
+    one = case.ring(700, ctx).native(target, 699, 1, 0.2, window=window, rows_static=1)
+    np.testing.assert_array_equal(one, case.native(target, 699, 1, 0.2, window=window))
 
 
 @targets

@@ -164,6 +164,27 @@ def test_kv_write(form: Form, dtype: str, layout: str) -> None:
     assert (untouched == np.array(0x1234, STORED[dtype])).all()
 
 
+@forms
+@pytest.mark.parametrize("into", ["rows", "k_tiles", "rope"])
+@pytest.mark.parametrize("past", [0, 43, 45, 48, 1_000_003])
+def test_a_cache_that_wraps(form: Form, into: str, past: int) -> None:
+    """Position p lies at p modulo the capacity; every other byte stays."""
+    x, _, angles = data(16, 16)
+    cache = np.full(HEADS * CTX * 16, 0x1234, np.float16)
+    if into == "rope":
+        kernel = rope(HEADS, 16, 16, "neox", store="k_tiles", kv_dtype="f16", wrap=True)
+        call(form, kernel, x, angles, cache, end=SEQ * HEADS, past=past, ctx=CTX)
+        turned = np.zeros_like(x)
+        call(form, rope(HEADS, 16, 16, "neox"), x, angles, turned, end=SEQ * HEADS)
+    else:
+        call(form, kv_write(HEADS, 16, "f16", into, wrap=True), x, cache, end=SEQ * HEADS, past=past, ctx=CTX)
+        turned = x
+    rows = rows_of(cache, 16, "rows" if into == "rows" else "k_tiles")
+    places = [(past + i) % CTX for i in range(SEQ)]
+    np.testing.assert_array_equal(rows[places], turned.astype(np.float16))
+    assert (np.delete(rows, places, axis=0) == np.float16(0x1234)).all()
+
+
 @compiled
 def test_writers_units_are_independent(form: Form) -> None:
     x, w, angles = data(16, 16)

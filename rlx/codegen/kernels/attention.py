@@ -15,6 +15,9 @@ for any context:
     out = mix / total
 
 Chunks lie at multiples of 64 whatever the tile, so a row's bits depend neither on the rows beside it nor on the split.
+
+With a window the caches may be rings, where position t lies at t modulo ctx, a multiple of 64: a chunk is then in one
+piece. Its positions before the window may have been overwritten; they are masked like those of any chunk.
 """
 
 from __future__ import annotations
@@ -66,7 +69,8 @@ def attention(
     Buffers: `q` f32[seq, heads, head_dim]; `k` in key tiles [kv_heads, ctx / 16, head_dim, 16]; `v` in rows [kv_heads,
     ctx, head_dim]; `out` f32[seq, heads, head_dim], which must not overlap the others. Keys past the last position may
     hold anything; values past it are not read. A NaN among the values reaches every row of the units that read it.
-    Extents: `seq`, `past`, `ctx` (a multiple of 16). Units: see `units`.
+    Extents: `seq`, `past`, `ctx` (a multiple of 16). Units: see `units`. With a window `past + seq` may exceed ctx, if
+    ctx is a multiple of 64 and at least seq + window - 1: position t is then read at t modulo ctx.
 
     Args:
         kv_dtype: type of both caches: f32, f16 or bf16.
@@ -134,6 +138,21 @@ class _Unit:
     last: ir.Value
 
 
+@dataclass(frozen=True)
+class _Chunk:
+    """64 positions at run time.
+
+    Attributes:
+        start: the first of them.
+        place: where they begin in the caches.
+        following: where the next 64 begin.
+    """
+
+    start: ir.Value
+    place: ir.Value
+    following: ir.Value
+
+
 class _Attention:
     """An attention kernel while it is written."""
 
@@ -157,11 +176,20 @@ class _Attention:
             unit = self._unit(u.i, tiles)
             self._start(unit)
             with e.loop(unit.first, unit.last, CHUNK) as c:
-                e.tiled(0, unit.queries, self._sizes(), lambda n, query: self._score(unit, c.i, query, n))
-                with e.loop(0, unit.queries) as query:
-                    self._weigh(unit, c.i, query.i)
-                e.tiled(0, unit.queries, self._sizes(), lambda n, query: self._mix(unit, c.i, query, n))
+                self._add(unit, _Chunk(c.i, self._place(c.i), self._place(e.b.add(c.i, e.i64(CHUNK)))))
             self._finish(unit)
+
+    def _add(self, unit: _Unit, chunk: _Chunk) -> None:
+        """The chunk's share of the sums of all queries."""
+        e = self.e
+        e.tiled(0, unit.queries, self._sizes(), lambda n, query: self._score(unit, chunk, query, n))
+        with e.loop(0, unit.queries) as query:
+            self._weigh(unit, chunk, query.i)
+        e.tiled(0, unit.queries, self._sizes(), lambda n, query: self._mix(unit, chunk, query, n))
+
+    def _place(self, start: ir.Value) -> ir.Value:
+        """Where the chunk from a position on lies in the caches."""
+        return start if self.shape.window is None else self.e.b.srem(start, self.e.args["ctx"])
 
     def _unit(self, unit: ir.Value, tiles: ir.Value) -> _Unit:
         e, shape = self.e, self.shape
@@ -229,23 +257,23 @@ class _Attention:
 
     # --- scores -------------------------------------------------------------------------------------------------------
 
-    def _score(self, unit: _Unit, chunk: ir.Value, query: ir.Value, count: int) -> None:
+    def _score(self, unit: _Unit, chunk: _Chunk, query: ir.Value, count: int) -> None:
         """The plain scores of `count` queries with the 64 positions of a chunk."""
         narrow = {"avx512": _KEY_TILES, "avx2": 2, "generic": 1}[self.e.target.level]
         together = narrow if count > 1 else _KEY_TILES
         for first in range(0, _KEY_TILES, together):
             self._score_tiles(unit, chunk, query, count, range(first, first + together))
 
-    def _score_tiles(self, unit: _Unit, chunk: ir.Value, query: ir.Value, count: int, tiles: range) -> None:
+    def _score_tiles(self, unit: _Unit, chunk: _Chunk, query: ir.Value, count: int, tiles: range) -> None:
         e, shape = self.e, self.shape
         size = LANES * self.size  # bytes of one element of 16 keys
-        first = e.b.ashr(chunk, e.i64(4))
-        last = e.b.ashr(e.b.sub(unit.last, e.i64(1)), e.i64(4))
+        first = e.b.ashr(chunk.place, e.i64(4))
+        last = e.b.ashr(e.b.sub(e.b.sub(unit.last, e.i64(1)), chunk.start), e.i64(4))
         # The cache ends somewhere behind the last position: tiles past it are read as the last one, and masked.
-        chosen = [e.smin(e.b.add(first, e.i64(tile)), last) for tile in tiles]
+        chosen = [e.b.add(first, e.smin(tile, last)) for tile in tiles]
         keys = [e.at(self._keys(unit), (tile, shape.head_dim * size)) for tile in chosen]
         # What comes next is fetched meanwhile: values here, the next chunk's keys while values are mixed.
-        values = e.at(self._values(unit, chunk), tiles.start * shape.head_dim * size)
+        values = e.at(self._values(unit, chunk.place), tiles.start * shape.head_dim * size)
         with e.loop(0, shape.head_dim, 1, [e.f32(0.0)] * (count * len(tiles))) as d:
             e.prefetch(e.at(values, (d.i, len(tiles) * size)), len(tiles) * size)
             vectors = [e.load_as_f32(shape.dtype, e.at(key, (d.i, size))) for key in keys]
@@ -263,9 +291,9 @@ class _Attention:
         """Address of a head's keys."""
         return self._cache("k", unit)
 
-    def _values(self, unit: _Unit, chunk: ir.Value) -> ir.Value:
-        """Address of a head's values from the chunk on."""
-        return self.e.at(self._cache("v", unit), (chunk, self.shape.head_dim * self.size))
+    def _values(self, unit: _Unit, place: ir.Value) -> ir.Value:
+        """Address of a head's values from a place on."""
+        return self.e.at(self._cache("v", unit), (place, self.shape.head_dim * self.size))
 
     def _cache(self, name: str, unit: _Unit) -> ir.Value:
         rows = self.e.b.mul(unit.head, self.e.args["ctx"])
@@ -273,11 +301,11 @@ class _Attention:
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
-    def _weigh(self, unit: _Unit, chunk: ir.Value, query: ir.Value) -> None:
+    def _weigh(self, unit: _Unit, chunk: _Chunk, query: ir.Value) -> None:
         """A query's scores of a chunk -> weights relative to the largest score so far."""
         e = self.e
         row = e.b.add(unit.row, e.b.sdiv(query, e.i64(self.shape.group)))
-        position = e.b.sub(e.b.add(e.args["past"], row), chunk)  # relative to the chunk
+        position = e.b.sub(e.b.add(e.args["past"], row), chunk.start)  # relative to the chunk
         places = [e.at(self.scores, (query, 4 * CHUNK), 64 * tile) for tile in range(_KEY_TILES)]
         scores = [self._visible(e.load(F32X16, p, 64), position, tile) for tile, p in enumerate(places)]
         before = e.load(F32X16, e.at(self.largest, (query, 64)), 64)
@@ -308,7 +336,7 @@ class _Attention:
 
     # --- values -------------------------------------------------------------------------------------------------------
 
-    def _mix(self, unit: _Unit, chunk: ir.Value, query: ir.Value, count: int) -> None:
+    def _mix(self, unit: _Unit, chunk: _Chunk, query: ir.Value, count: int) -> None:
         """Adds the chunk's values, weighted, to the mixes of `count` queries."""
         e, vectors = self.e, self.shape.vectors
         most = {"avx512": 4, "avx2": 2 if count > 1 else 4, "generic": 1}[e.target.level]
@@ -324,7 +352,7 @@ class _Attention:
     def _mix_vectors(
         self,
         unit: _Unit,
-        chunk: ir.Value,
+        chunk: _Chunk,
         query: ir.Value,
         count: int,
         first: Index,
@@ -332,9 +360,8 @@ class _Attention:
         mask: ir.Value | None,
     ) -> None:
         e, shape, size = self.e, self.shape, self.size
-        start = e.at(self._values(unit, chunk), (first, LANES * size))
-        next_chunk = e.b.add(chunk, e.i64(CHUNK))
-        following = e.at(self._keys(unit), (next_chunk, shape.head_dim * size), (first, CHUNK * LANES * size))
+        start = e.at(self._values(unit, chunk.place), (first, LANES * size))
+        following = e.at(self._keys(unit), (chunk.following, shape.head_dim * size), (first, CHUNK * LANES * size))
         places = [
             e.at(self._vector(self.mix, query, first), 64 * (shape.vectors * i + v))
             for i in range(count)
@@ -342,7 +369,7 @@ class _Attention:
         ]
         shrink = [e.load(F32X16, e.at(self.shrink, (query, 64), 64 * i), 64) for i in range(count)]
         mixes = [e.b.fmul(e.load(F32X16, p, 64), shrink[i // vectors]) for i, p in enumerate(places)]
-        with e.loop(0, e.smin(CHUNK, e.b.sub(unit.last, chunk)), 1, mixes) as t:
+        with e.loop(0, e.smin(CHUNK, e.b.sub(unit.last, chunk.start)), 1, mixes) as t:
             row = e.at(start, (t.i, shape.head_dim * size))
             e.prefetch(e.at(following, (t.i, vectors * LANES * size)), vectors * LANES * size)
             values = [e.load_as_f32(shape.dtype, e.at(row, LANES * size * v), mask) for v in range(vectors)]

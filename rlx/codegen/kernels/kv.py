@@ -3,7 +3,8 @@
     "rows":    [heads][ctx][head_dim]
     "k_tiles": [heads][ctx / 16][head_dim][16], position t of a head at (t // 16, d, t % 16)
 
-f16 and bf16 are rounded to nearest even.
+f16 and bf16 are rounded to nearest even. A cache that wraps keeps the newest positions only: position p lies at p
+modulo ctx.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ X_STRIDE: int = HOLE
 #: Cache elements from one of a head to the next: 1 in rows, 16 in tiles. The conversion to the stored type.
 SPREAD: int = HOLE
 STORE: Helper = HOLE
+#: Where a position lies among the ctx places of a cache.
+PLACE: Helper = HOLE
 
 EXTENTS = ("past", "ctx")
 _STORE: dict[DType, Helper] = {F32: keep_f32, F16: f32_to_f16, BF16: f32_to_bf16}
@@ -30,13 +33,20 @@ _SPREAD = {"rows": 1, "k_tiles": 16}
 
 
 def kv_write(
-    heads: int, head_dim: int, kv_dtype: str | DType, layout: str = "rows", *, x_stride: int | None = None
+    heads: int,
+    head_dim: int,
+    kv_dtype: str | DType,
+    layout: str = "rows",
+    *,
+    wrap: bool = False,
+    x_stride: int | None = None,
 ) -> Kernel:
     """x f32[seq, heads, head_dim] -> cache, at position past + row. A unit is row * heads + head; extents past, ctx.
 
     Args:
         kv_dtype: type of the cache: f32, f16 or bf16.
         layout: `rows` or `k_tiles`.
+        wrap: positions are taken modulo ctx; a call brings at most ctx rows.
         x_stride: elements from one row of x to the next, if x is a slice of wider rows.
 
     Raises:
@@ -44,7 +54,7 @@ def kv_write(
     """
     holes = {"HEADS": heads, "HEAD_DIM": head_dim, "X_STRIDE": x_stride or heads * head_dim}
     params = [("x", F32), ("cache", cache_dtype(kv_dtype))]
-    return loop_kernel(_kv_write, holes | cache_holes(kv_dtype, layout), params, EXTENTS)
+    return loop_kernel(_kv_write, holes | cache_holes(kv_dtype, layout, wrap), params, EXTENTS)
 
 
 def cache_dtype(kv_dtype: str | DType) -> DType:
@@ -55,17 +65,29 @@ def cache_dtype(kv_dtype: str | DType) -> DType:
     return dtype
 
 
-def cache_holes(kv_dtype: str | DType, layout: str) -> dict[str, Any]:
-    """The holes `SPREAD` and `STORE` of kernels that write a cache."""
+def cache_holes(kv_dtype: str | DType, layout: str, wrap: bool = False) -> dict[str, Any]:
+    """The holes `SPREAD`, `STORE` and `PLACE` of kernels that write a cache."""
     if layout not in _SPREAD:
         raise ArgumentError(f"the layout of a cache is rows or k_tiles, not {layout!r}")
-    return {"SPREAD": _SPREAD[layout], "STORE": _STORE[cache_dtype(kv_dtype)]}
+    place = place_in_ring if wrap else place_in_row
+    return {"SPREAD": _SPREAD[layout], "STORE": _STORE[cache_dtype(kv_dtype)], "PLACE": place}
+
+
+def place_in_row(position: int, ctx: int) -> int:
+    """Positions lie one after the other."""
+    return position
+
+
+def place_in_ring(position: int, ctx: int) -> int:
+    """Positions ctx apart share a place."""
+    return position % ctx
 
 
 def cache_offset(head: int, position: int, ctx: int) -> int:
     """Where element 0 of a head at a position lies in a cache whose elements are `SPREAD` apart."""
-    inside = position & (SPREAD - 1)
-    return (head * ctx + position - inside) * HEAD_DIM + inside
+    place: int = PLACE(position, ctx)
+    inside = place & (SPREAD - 1)
+    return (head * ctx + place - inside) * HEAD_DIM + inside
 
 
 def _kv_write(x: Ptr, cache: Ptr, past: int, ctx: int, begin: int, end: int) -> None:

@@ -55,6 +55,7 @@ def rope(
     norm_eps: float | None = None,
     store: str = "rows",
     kv_dtype: str | DType | None = None,
+    wrap: bool = False,
     x_stride: int | None = None,
 ) -> Kernel:
     """x f32[seq, heads, head_dim], [w f32[head_dim],] angles f32[seq, n_rot] -> out. A unit is row * heads + head.
@@ -65,6 +66,7 @@ def rope(
         norm_eps: given, each head is RMS-normed with w first.
         store: `rows`: out is f32[seq, heads, head_dim]. `k_tiles`: out is the K cache of `kv_dtype`, written at
             position past + row; extents past, ctx.
+        wrap: positions of the cache are taken modulo ctx.
         x_stride: elements from one row of x to the next, if x is a slice of wider rows.
 
     Raises:
@@ -79,7 +81,7 @@ def rope(
     holes: dict[str, Any] = {"HEADS": heads, "HEAD_DIM": head_dim, "X_STRIDE": x_stride or heads * head_dim}
     holes |= {"STEP": 2, "GAP": 1} if style == "interleaved" else {"STEP": 1, "GAP": n_rot // 2}
     holes |= {"N_ROT": n_rot, "HALF": n_rot // 2, "VALUE": weighted_value if normed else plain}
-    holes |= cache_holes(kv_dtype or F32, "k_tiles") if tiles else {"SPREAD": 1, "STORE": keep_f32}
+    holes |= cache_holes(kv_dtype or F32, "k_tiles", wrap) if tiles else {"SPREAD": 1, "STORE": keep_f32}
     holes |= {"EPS": float(norm_eps)} if norm_eps is not None else {}
     out = cache_dtype(kv_dtype or F32)
     params = [("x", F32), *([("w", F32)] if normed else []), ("angles", F32), ("out", out)]
