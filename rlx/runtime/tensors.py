@@ -1,8 +1,15 @@
-"""Weights in memory: matrices packed once for their kernels, small tensors as float32, one copy for every program."""
+"""Weights in memory: matrices packed once for their kernels, small tensors as float32, one copy for every program.
+
+Runtime, between an open file and the programs. How a weight lies is its row's "layout" in a program's manifest: "rows"
+is float32 as it is; "r16k4" is packed (`rlx.codegen.layouts`), a stack [E, n, k] matrix after matrix, each with rows of
+its own up to a multiple of 16; "file" is the file's own bytes, which stay where they are: a table of which few rows are
+read needs no memory beside the mapping.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +18,7 @@ from rlx.codegen.layouts import packed_bytes, row_blocks
 from rlx.codegen.link import CHUNKS
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import DTYPES, DType
+from rlx.passes.layout import FILE_LAYOUT
 from rlx.runtime.compile import Compiler
 from rlx.runtime.memory import AlignedBuffer
 from rlx.runtime.threads import WorkerPool
@@ -22,7 +30,11 @@ class Source(Protocol):
     """Where weights come from: an open model file."""
 
     def raw(self, name: str) -> np.ndarray:
-        """The tensor's bytes, uint8 [nbytes]."""
+        """The tensor's bytes, uint8 [nbytes]: read-only where they are the file's own, else a copy."""
+        ...
+
+    def pieces(self, name: str) -> Iterable[np.ndarray]:
+        """The bytes of a stack [E, n, k], uint8, matrix by matrix."""
         ...
 
     def array(self, name: str) -> np.ndarray:
@@ -46,9 +58,11 @@ class Tensors:
         self.compiler, self.pool = compiler, pool
         self.addresses: dict[str, int] = {}
         self._buffers: dict[str, AlignedBuffer] = {}
+        self._tables: dict[str, np.ndarray] = {}  # keeps the mapping alive
 
     @property
     def nbytes(self) -> int:
+        """Bytes of memory; tables that lie in the mapped file take none."""
         return sum(b.nbytes for b in self._buffers.values())
 
     def add_array(self, name: str, value: np.ndarray) -> None:
@@ -57,18 +71,52 @@ class Tensors:
         buffer.view(np.float32, value.shape)[...] = value
         self._keep(name, buffer)
 
-    def add_matrix(self, name: str, raw: np.ndarray, dtype: DType, n: int, k: int) -> None:
-        """Packs the rows of a matrix [n, k], given as its bytes in the file, with all workers."""
-        size = dtype.size((n, k))
-        if raw.nbytes != size:
-            raise ShapeError(f"expected {size} bytes of {dtype}[{n}, {k}], found {raw.nbytes}", where=name)
-        code = self.compiler.packer(dtype)
-        buffer = AlignedBuffer(packed_bytes(dtype, n, k), huge=True)
-        units = row_blocks(n)
-        context = np.array([raw.ctypes.data, buffer.address, n, k, units, max(1, units // CHUNKS), 0], np.int64)
-        (step,) = code.addresses.values()
-        self.pool.share(step, context.ctypes.data)
+    def add_table(self, name: str, raw: np.ndarray) -> None:
+        """A tensor as its bytes in the file; where `raw` is read-only, it stays where it is, else it is copied."""
+        if not raw.flags.writeable:
+            self._tables[name] = raw
+            self.addresses[name] = raw.ctypes.data
+            return
+        buffer = AlignedBuffer(raw.nbytes)
+        buffer.view(np.uint8, raw.nbytes)[...] = raw
         self._keep(name, buffer)
+
+    def add_matrix(self, name: str, raw: np.ndarray, dtype: DType, *shape: int) -> None:
+        """Packs a matrix [n, k] or a stack [E, n, k], given as its bytes in the file.
+
+        Raises:
+            ShapeError: the bytes are too many or too few, or the type cannot be packed.
+        """
+        size = dtype.size(shape)
+        if raw.nbytes != size:
+            raise ShapeError(f"expected {size} bytes of {dtype}{list(shape)}, found {raw.nbytes}", where=name)
+        self.add_pieces(name, raw.reshape(prod(shape[:-2]), -1), dtype, *shape)
+
+    def add_pieces(self, name: str, pieces: Iterable[np.ndarray], dtype: DType, *shape: int) -> None:
+        """Packs a stack [E, n, k] (or a matrix: a stack of one), given matrix by matrix, with all workers.
+
+        Raises:
+            ShapeError: a piece is no matrix of this type and shape, or there are more or fewer than E.
+        """
+        count, (n, k) = prod(shape[:-2]), shape[-2:]
+        size, packed, done = dtype.size((n, k)), packed_bytes(dtype, n, k), 0
+        (step,) = self.compiler.packer(dtype).addresses.values()
+        buffer = AlignedBuffer(count * packed, huge=True)
+        for piece in pieces:
+            if piece.nbytes != size or done == count:
+                what = f"expected {count} times {size} bytes of {dtype}[{n}, {k}], found {piece.nbytes}"
+                raise ShapeError(f"{what} as number {done}", where=name)
+            self._pack(step, piece, buffer.address + done * packed, n, k)
+            done += 1
+        if done != count:
+            raise ShapeError(f"expected {count} matrices of {dtype}[{n}, {k}], found {done}", where=name)
+        self._keep(name, buffer)
+
+    def _pack(self, step: int, raw: np.ndarray, address: int, n: int, k: int) -> None:
+        assert raw.flags.c_contiguous
+        units = row_blocks(n)
+        context = np.array([raw.ctypes.data, address, n, k, units, max(1, units // CHUNKS), 0], np.int64)
+        self.pool.share(step, context.ctypes.data)
 
     def load(self, weights: Mapping[str, Any], source: Source, progress: Progress | None = None) -> None:
         """Loads every weight of a manifest's table that is not here yet, reporting bytes done."""
@@ -82,11 +130,16 @@ class Tensors:
                 progress("packing weights", done, total)
 
     def _load_one(self, name: str, row: Mapping[str, Any], source: Source) -> None:
+        shape, dtype = tuple(map(int, row["shape"])), DTYPES[row["dtype"]]
+        if row["layout"] == FILE_LAYOUT:
+            self.add_table(name, source.raw(name))
+            return
         if row["layout"] == "rows":
             self.add_array(name, source.array(name))
+        elif len(shape) == 2:
+            self.add_matrix(name, source.raw(name), dtype, *shape)
         else:
-            n, k = map(int, row["shape"])
-            self.add_matrix(name, source.raw(name), DTYPES[row["dtype"]], n, k)
+            self.add_pieces(name, source.pieces(name), dtype, *shape)
         source.release(name)
 
     def _keep(self, name: str, buffer: AlignedBuffer) -> None:
@@ -97,8 +150,12 @@ class Tensors:
         for buffer in self._buffers.values():
             buffer.close()
         self._buffers.clear()
+        self._tables.clear()
         self.addresses.clear()
 
 
 def _nbytes(row: Mapping[str, Any]) -> int:
+    """Bytes of the file that are read now: none of a table that stays in it."""
+    if row["layout"] == FILE_LAYOUT:
+        return 0
     return DTYPES[row["dtype"]].size(tuple(map(int, row["shape"])))
