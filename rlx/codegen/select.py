@@ -170,8 +170,53 @@ def _elementwise(n: Node, target: Target) -> Call:
     from rlx.codegen.kernels.elementwise import elementwise
 
     full = n.shape
-    kinds = ["full" if i.shape == full else "scalar" if i.shape == (1,) else "row" for i in n.inputs]
+    kind = {full[-1:]: "row", (*full[:-1], 1): "column", (1,): "scalar", full: "full"}
+    kinds = [kind[i.shape] for i in n.inputs]
     return _call(n, elementwise(n["expr"], kinds, width(n), target), Units(rows(n)), rows(n))
+
+
+def _reduce(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels.reduce import row_reduce
+
+    return _call(n, row_reduce(width(n.inputs[0]), n.op.removeprefix("reduce_")), Units(rows(n)))
+
+
+def _take(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels.gather import take
+
+    x = n.inputs[0]
+    return _call(n, take(width(x), width(n), shared=len(x.shape) == 1), Units(rows(n)))
+
+
+def _mix(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels import mix
+
+    values, coefficients = n.inputs
+    kernel = mix.mix(static(coefficients, 1), static(values, 1), width(n), target)
+    return _call(n, kernel, Units(n.shape[0], times=mix.chunks(width(n))))
+
+
+def _slice(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels.runs import slice_rows
+
+    outer, inner = _around(n, n["axis"])
+    size = static(n.inputs[0], n["axis"])
+    kernel = slice_rows(size * inner, n["start"] * inner, n["stop"] * inner, target)
+    return _call(n, kernel, Units(n.shape[0], times=outer))
+
+
+def _concat(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels.runs import concat_rows
+
+    outer, inner = _around(n, n["axis"])
+    kernel = concat_rows([static(i, n["axis"]) * inner for i in n.inputs], target)
+    return _call(n, kernel, Units(n.shape[0], times=outer))
+
+
+def _around(n: Node, axis: int) -> tuple[int, int]:
+    """Runs of contiguous elements in a row of a value cut along an axis, and elements that one index moves by."""
+    sizes = [static(n, i) for i in range(1, len(n.shape))]
+    return prod(sizes[: axis - 1]), prod(sizes[axis:])
 
 
 def _softmax(n: Node, target: Target) -> Call:
@@ -215,6 +260,12 @@ KERNELS: dict[str, Callable[[Node, Target], Call]] = {
     "argmax": _argmax,
     "top_k": _top_k,
     "last_row": _last_row,
+    "reduce_mean": _reduce,
+    "reduce_sum": _reduce,
+    "take": _take,
+    "mix": _mix,
+    "slice": _slice,
+    "concat": _concat,
 }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from rlx.codegen.tiles import I32X16, Emitter
+from rlx.codegen.tiles import I32X16, Emitter, mangle
 
 # Ceilings of the errors, measured against float64 over all magnitudes and rounded up.
 #: |exp(x) - e^x| <= EXP_ERROR * e^x, for results that are no subnormal numbers.
@@ -24,12 +24,17 @@ SIGMOID_ERROR = 2e-7
 SILU_ERROR = 2.5e-7
 #: |gelu(x) error| <= GELU_ERROR * |x|, both forms: the error of the probability that multiplies x.
 GELU_ERROR = 3e-7
+#: |softplus(x) error| <= SOFTPLUS_ERROR * softplus(x), for results that are no subnormal numbers.
+SOFTPLUS_ERROR = 3e-7
 
 # e^r = 1 + r + r^2 (c0 + c1 r + ...) for |r| <= ln(2) / 2.
 _EXP = (0.5, 0.16666512191295624, 0.0416661873459816, 0.008369598537683487, 0.0013951719738543034)
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # the upper part has 9 bits, so n times it is exact
 _LOG2_E = 1 / math.log(2)
 _ROUND = 12582912.0  # 1.5 * 2^23: adding it rounds to whole numbers
+
+# ln(1 + u) = d + d^3 (c0 + c1 d^2 + ...) with d = u / (1 + u / 2), 0 <= u <= 1: twice the series of atanh(d / 2).
+_LOG = (0.08333301544189453, 0.01250678300857544, 0.0021874229423701763, 0.0005473660421557724)
 
 # P(N(0, 1) > a) = e^(-a^2 / 2) (c0 + c1 t + ...) with t = 1 / (1 + a / 4), 0 <= a <= 13.
 _TAIL = (
@@ -93,6 +98,29 @@ def gelu_erf(e: Emitter, x: ir.Value) -> ir.Value:
     return e.b.fmul(x, below)
 
 
+def softplus(e: Emitter, x: ir.Value) -> ir.Value:
+    """ln(1 + e^x) = max(x, 0) + ln(1 + e^-|x|): nothing overflows, and where x is very negative e^x is left."""
+    u = exp(e, e.b.fneg(absolute(e, x)))
+    d = e.b.fdiv(u, e.fma(u, e.f32(0.5), e.f32(1.0)))
+    square = e.b.fmul(d, d)
+    return e.b.fadd(relu(e, x), e.fma(e.b.fmul(d, square), polynomial(e, square, _LOG), d))
+
+
+def relu(e: Emitter, x: ir.Value) -> ir.Value:
+    """The positive part."""
+    return clamp_min(e, x, 0.0)
+
+
+def sqrt(e: Emitter, x: ir.Value) -> ir.Value:
+    """The square root, correctly rounded; NaN of negative numbers."""
+    return e.call(f"llvm.sqrt.{mangle(x.type)}", x.type, [x])
+
+
+def clamp_min(e: Emitter, x: ir.Value, low: float) -> ir.Value:
+    """x, or `low` where x is less."""
+    return e.max(e.f32(low), x)
+
+
 def softcap(e: Emitter, x: ir.Value, cap: float) -> ir.Value:
     """cap * tanh(x / cap)."""
     return e.b.fmul(tanh(e, e.b.fmul(x, e.f32(1 / cap))), e.f32(cap))
@@ -127,4 +155,7 @@ UNARY: dict[str, Callable[[Emitter, ir.Value], ir.Value]] = {
     "silu": silu,
     "gelu_tanh": gelu_tanh,
     "gelu_erf": gelu_erf,
+    "softplus": softplus,
+    "relu": relu,
+    "sqrt": sqrt,
 }

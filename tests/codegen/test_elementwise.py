@@ -33,6 +33,10 @@ MEANING: dict[str, Any] = {
     "silu": lambda x: x / (1 + np.exp(-x)),
     "gelu_tanh": _gelu_tanh,
     "gelu_erf": lambda x: 0.5 * x * _erfc(-x / math.sqrt(2)),
+    "softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
+    "relu": lambda x: np.where(x < 0, 0, x),
+    "sqrt": np.sqrt,
+    "clamp_min": lambda x, low: np.where(x < low, low, x),
     "neg": np.negative,
     "add": np.add,
     "sub": np.subtract,
@@ -50,7 +54,7 @@ def meaning(expr: Expression, operands: list[Array]) -> Array:
     op, *rest = expr
     if op == "const":
         return np.float64(rest[0])  # type: ignore[return-value]
-    numbers = rest[1:] if op in ("scale", "softcap") else []
+    numbers = rest[1:] if op in ("scale", "softcap", "clamp_min") else []
     return MEANING[op](*(meaning(r, operands) for r in rest[: len(rest) - len(numbers)]), *numbers)  # type: ignore[no-any-return]
 
 
@@ -70,6 +74,7 @@ def everywhere() -> Array:
         ("silu", vmath.SILU_ERROR, -88, 95),
         ("gelu_tanh", vmath.GELU_ERROR, -110, 95),
         ("gelu_erf", vmath.GELU_ERROR, -110, 95),
+        ("softplus", vmath.SOFTPLUS_ERROR, -87.3, 95),
     ],
 )
 def test_vector_functions_keep_their_ceilings(
@@ -93,6 +98,7 @@ def test_vector_functions_at_the_ends(target: Target) -> None:
         "tanh": [np.nan, 1, -1, 0.0, -0.0, 1e-40, 1, -1],
         "sigmoid": [np.nan, 1, 0, 0.5, 0.5, 0.5, 1, 0],
         "silu": [np.nan, np.inf, np.nan, 0.0, -0.0, 5e-41, 200, -0.0],
+        "softplus": [np.nan, np.inf, 0, np.log(2), np.log(2), np.log(2), 200, 0],
     }
     for function, want in ends.items():
         got = np.empty_like(x)
@@ -106,6 +112,25 @@ def test_vector_functions_at_the_ends(target: Target) -> None:
         assert got[1] == np.inf
         assert got[6] == 200
         assert abs(got[7]) < 1e-30
+
+
+@targets
+def test_what_is_exact_is_exact(target: Target) -> None:
+    """A positive part, a bound, a square root; softplus where it is its argument or an exponential."""
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal(1000) * 10.0 ** rng.integers(-30, 30, 1000)).astype(np.float32)
+    x[:6] = [np.nan, np.inf, -np.inf, 0, -1e-40, 1e-40]
+    for expr in (("relu", 0), ("clamp_min", 0, -0.375), ("clamp_min", 0, 7.0), ("sqrt", 0)):
+        got = np.empty_like(x)
+        run(elementwise(expr, ["full"], x.size, target), target, x, got, end=1, rows=1)
+        with np.errstate(invalid="ignore"):
+            np.testing.assert_array_equal(got, meaning(expr, [x]).astype(np.float32))
+    large, small = np.array([18, 30, 1e30], np.float32), np.array([-20, -60, -86], np.float32)
+    got = np.empty(6, np.float32)
+    x = np.concatenate([large, small])
+    run(elementwise(("softplus", 0), ["full"], 6, target), target, x, got, end=1, rows=1)
+    np.testing.assert_array_equal(got[:3], large)
+    np.testing.assert_allclose(got[3:], np.exp(small.astype(np.float64)), rtol=2e-7)
 
 
 @targets
@@ -125,6 +150,10 @@ EXPRESSIONS: list[tuple[Expression, list[str]]] = [
     (("sub", ("softcap", 0, 30.0), ("div", 1, ("const", 3.0))), ["full", "full"]),
     (("add", ("gelu_tanh", 0), ("mul", ("gelu_erf", ("neg", 1)), 2)), ["full", "row", "scalar"]),
     (("mul", 0, ("sub", ("const", 1.0), ("mul", ("tanh", 0), ("tanh", 0)))), ["full"]),
+    (("mul", 0, 1), ["full", "column"]),
+    (("add", ("mul", 0, ("relu", 1)), ("mul", 2, ("softplus", 3))), ["full", "column", "row", "column"]),
+    (("clamp_min", ("sub", 0, ("mul", 1, 2)), -0.25), ["full", "scalar", "column"]),
+    (("sqrt", ("mul", 0, 0)), ["full"]),
 ]
 
 
@@ -133,7 +162,7 @@ EXPRESSIONS: list[tuple[Expression, list[str]]] = [
 @pytest.mark.parametrize(("rows", "width"), [(1, 16), (3, 5), (2, 96), (5, 33)])
 def test_expressions(target: Target, expr: Expression, inputs: list[str], rows: int, width: int) -> None:
     rng = np.random.default_rng(width)
-    shape = {"full": (rows, width), "row": (width,), "scalar": (1,)}
+    shape = {"full": (rows, width), "row": (width,), "column": (rows, 1), "scalar": (1,)}
     operands = [rng.standard_normal(shape[kind]).astype(np.float32) * 3 for kind in inputs]
     out = np.full((rows + 1, width), 7, np.float32)
     kernel = elementwise(expr, inputs, width, target)
@@ -166,6 +195,8 @@ def test_equal_text_has_one_name_and_any_difference_another() -> None:
     assert len(names) == 4
     assert all(n.startswith("elementwise_") and len(n) == len("elementwise_") + 10 for n in names)
     assert "out[row, i] = (a0[row, i] + a1[i])" in one.source
+    bounded = elementwise(("clamp_min", ("mul", 0, 1), 0.5), ["full", "column"], 64, LEVELS[0])
+    assert "out[row, i] = clamp_min((a0[row, i] * a1[row]), 0.5)" in bounded.source
 
 
 def test_mistakes_are_refused() -> None:
@@ -173,8 +204,8 @@ def test_mistakes_are_refused() -> None:
         elementwise(("cosine", 0), ["full"], 16, LEVELS[0])
     with pytest.raises(CompileError, match="operand 1 of 1"):
         elementwise(("add", 0, 1), ["full"], 16, LEVELS[0])
-    with pytest.raises(CompileError, match="column"):
-        elementwise(("add", 0, 1), ["full", "column"], 16, LEVELS[0])
+    with pytest.raises(CompileError, match=r"full, row, column, scalar, found \['diagonal'\]"):
+        elementwise(("add", 0, 1), ["full", "diagonal"], 16, LEVELS[0])
 
 
 def test_calls_release_the_interpreter_lock_and_keep_their_buffers_alone() -> None:

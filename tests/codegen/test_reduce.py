@@ -8,7 +8,7 @@ from forms import Form, assert_any_split, call, compiled, forms
 from native import Array
 
 from rlx.codegen.kernels.copy import copy_rows, last_row
-from rlx.codegen.kernels.reduce import BLOCK, argmax, row_reduce, top_k
+from rlx.codegen.kernels.reduce import BLOCK, PART, SUM_BLOCK, argmax, row_reduce, top_k
 from rlx.codegen.kernels.softmax import softmax
 from rlx.errors import ArgumentError
 
@@ -153,6 +153,42 @@ def test_row_reduce(form: Form, width: int) -> None:
         np.testing.assert_allclose(out, wanted, rtol=0 if kind == "max" else SUM_REL[form is not None])
 
 
+@compiled
+@pytest.mark.parametrize("width", [PART - 1, PART, 5 * PART + 1, SUM_BLOCK, 151_936])
+def test_long_rows_are_summed_well(form: Form, width: int) -> None:
+    """Large and small numbers of one sign, and numbers that cancel."""
+    x = data(3, width)
+    x[0] = np.abs(x[0]) * np.geomspace(1, 1e-6, width)
+    x[1] = 1 + np.abs(x[1]) * 1e-3  # a running total would drift
+    wide = x.astype(np.float64)
+    for kind, count in (("sum", 1), ("mean", width)):
+        out = np.zeros(3, np.float32)
+        call(form, row_reduce(width, kind), x, out, end=3)
+        error = np.abs(out - wide.sum(axis=1) / count) * count
+        assert (error <= SUM_REL[True] * np.abs(wide).sum(axis=1)).all()
+
+
+@forms
+def test_sums_and_means_keep_nan_and_infinity(form: Form) -> None:
+    x = np.abs(data(3, PART + 40))
+    x[0, 3], x[1, PART + 5] = np.nan, np.inf
+    for kind in ("sum", "mean"):
+        out = np.zeros(3, np.float32)
+        call(form, row_reduce(x.shape[1], kind), x, out, end=3)
+        assert np.isnan(out[0]) and out[1] == np.inf and np.isfinite(out[2])
+
+
+@forms
+@pytest.mark.parametrize(("width", "k"), [(8, 2), (60, 4), (64, 6), (128, 8), (256, 8), (512, 10), (1024, 16)])
+def test_a_router_s_choice(form: Form, width: int, k: int) -> None:
+    """The sizes of routers; scores of a few distinct values, so that many are equal."""
+    x = data(5, width)
+    x[3:] = np.round(x[3:] / 4)
+    check_top_k(form, x, k)
+    if form is not None:  # plain Python adds one after the other
+        check_softmax(form, x)
+
+
 @forms
 def test_row_max_keeps_nan(form: Form) -> None:
     x, out = data(3, 20), np.zeros(3, np.float32)
@@ -179,6 +215,8 @@ def test_units_are_independent(form: Form) -> None:
     assert_any_split(form, argmax(100), [x], np.zeros(5, np.int32), end=5)
     assert_any_split(form, top_k(100, 7), [x, np.zeros((5, 7), np.float32)], np.zeros((5, 7), np.int32), end=5)
     assert_any_split(form, row_reduce(100, "sum"), [x], np.zeros(5, np.float32), end=5)
+    wide = data(3, 2 * PART + 3)
+    assert_any_split(form, row_reduce(wide.shape[1], "mean"), [wide], np.zeros(3, np.float32), end=3)
     assert_any_split(form, copy_rows(100), [x], np.zeros_like(x), end=5)
 
 

@@ -2,7 +2,7 @@
 
     for row in begin .. end:
         for i in 0 .. width:
-            out[row, i] = expression(a[row, i], b[i], c[0], ...)
+            out[row, i] = expression(a[row, i], b[i], c[row], d[0], ...)
 
 The expression is a nested tuple such as ("mul", ("silu", 0), 1); a number stands for an operand.
 """
@@ -34,9 +34,10 @@ UNARY: dict[str, Callable[[Emitter, ir.Value], ir.Value]] = vmath.UNARY | {"neg"
 WITH_NUMBER: dict[str, Callable[[Emitter, ir.Value, float], ir.Value]] = {
     "scale": lambda e, x, c: e.b.fmul(x, e.f32(c)),
     "softcap": vmath.softcap,
+    "clamp_min": vmath.clamp_min,
 }
 
-_ROW_BYTES = {"full": 1, "row": 0, "scalar": 0}
+KINDS = ("full", "row", "column", "scalar")
 
 
 def elementwise(expr: Expression, inputs: Sequence[str], width: int, target: Target) -> Kernel:
@@ -47,28 +48,31 @@ def elementwise(expr: Expression, inputs: Sequence[str], width: int, target: Tar
 
     Args:
         expr: nested tuples of the ops in `UNARY`, `BINARY`, `WITH_NUMBER` and `const`.
-        inputs: an operand is `full` (f32[rows, width]), `row` (f32[width], the same for all rows) or `scalar` (f32[1]).
+        inputs: an operand is `full` (f32[rows, width]), `row` (f32[width], the same for all rows), `column`
+            (f32[rows, 1], one number a row) or `scalar` (f32[1]).
         width: elements of a row.
 
     Raises:
         CompileError: an unknown op, kind or operand number.
     """
-    unknown = set(inputs) - set(_ROW_BYTES)
+    unknown = set(inputs) - set(KINDS)
     if unknown:
-        raise CompileError(f"operand kinds are full, row or scalar, found {sorted(unknown)}", where="elementwise")
+        raise CompileError(f"operand kinds are {', '.join(KINDS)}, found {sorted(unknown)}", where="elementwise")
     names = [f"a{i}" for i in range(len(inputs))]
     e = Emitter(target, [*names, "out"], ["rows"])
-    scalars = {i: e.splat_f32(e.args[names[i]]) for i, kind in enumerate(inputs) if kind == "scalar"}
-    kinds = [*inputs, "full"]
+    splats = {n: e.splat_f32(e.args[n]) for n, kind in zip(names, inputs, strict=True) if kind == "scalar"}
+    strides = {n: 4 * width if kind == "full" else 0 for n, kind in zip(names, inputs, strict=True)}
 
     def vector(row: ir.Value, column: ir.Value | int, mask: ir.Value | None) -> None:
-        places = {n: e.at(e.args[n], (row, 4 * width * _ROW_BYTES[kinds[i]]), (column, 4)) for i, n in enumerate(names)}
-        operands = [scalars[i] if i in scalars else e.load_as_f32(F32, places[n], mask) for i, n in enumerate(names)]
+        places = {n: e.at(e.args[n], (row, stride), (column, 4)) for n, stride in strides.items() if n not in splats}
+        operands = [splats[n] if n in splats else e.load_as_f32(F32, places[n], mask) for n in names]
         result = evaluate(e, expr, operands)
         e.store_from_f32(F32, result, e.at(e.args["out"], (row, 4 * width), (column, 4)), mask)
 
     whole = width // LANES * LANES
     with e.loop(e.args["begin"], e.args["end"]) as rows:
+        columns_of = (n for n, kind in zip(names, inputs, strict=True) if kind == "column")
+        splats |= {n: e.splat_f32(e.at(e.args[n], (rows.i, 4))) for n in columns_of}
         with e.loop(0, whole, LANES) as columns:
             vector(rows.i, columns.i, None)
         if whole < width:
@@ -95,7 +99,7 @@ def evaluate(e: Emitter, expr: Expression, operands: Sequence[ir.Value]) -> ir.V
 
 
 def _outline(expr: Expression, inputs: Sequence[str], width: int) -> str:
-    index = {"full": "[row, i]", "row": "[i]", "scalar": "[0]"}
+    index = {"full": "[row, i]", "row": "[i]", "column": "[row]", "scalar": "[0]"}
     operands = [f"a{i}{index[kind]}" for i, kind in enumerate(inputs)]
     return (
         f"for row in range(begin, end):\n    for i in range({width}):  # 16 lanes a step\n"

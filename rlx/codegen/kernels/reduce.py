@@ -6,9 +6,8 @@ Searches treat NaN as the largest value, so that a NaN among logits is seen and 
 from __future__ import annotations
 
 from rlx.codegen.kernel import Kernel
-from rlx.codegen.kernels.softmax import row_max
 from rlx.codegen.loops import HOLE, SUM_FLAGS, Helper, Ptr, Scalar, fastmath, loop_kernel
-from rlx.codegen.scalars import f32, i32, order_key
+from rlx.codegen.scalars import f32, i32, maximum, order_key
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import F32, I32
 
@@ -20,6 +19,9 @@ REDUCE: Helper = HOLE
 
 #: Elements of which the largest is found first, without branches: wide enough for vectors, cheap to search again.
 BLOCK = 64
+#: Elements that are summed at a time in the lanes of vectors, and those whose partial sums are summed.
+PART = 256
+SUM_BLOCK = 64 * PART
 
 
 def row_reduce(width: int, kind: str) -> Kernel:
@@ -53,15 +55,38 @@ def top_k(width: int, k: int) -> Kernel:
 
 
 @fastmath(*SUM_FLAGS)
-def row_sum(x: Ptr, start: int, stop: int) -> Scalar:
+def part_sum(x: Ptr, start: int, stop: int) -> Scalar:
     total = f32(0.0)
     for i in range(start, stop):
         total += x[i]
     return total
 
 
+def block_sum(x: Ptr, start: int, stop: int) -> Scalar:
+    total = part_sum(x, start, start + (stop - start) % PART)
+    for at in range(start + (stop - start) % PART, stop, PART):
+        total += part_sum(x, at, at + PART)
+    return total
+
+
+def row_sum(x: Ptr, start: int, stop: int) -> Scalar:
+    """Sums of sums of parts: no running total swallows many small terms."""
+    total = block_sum(x, start, start + (stop - start) % SUM_BLOCK)
+    for at in range(start + (stop - start) % SUM_BLOCK, stop, SUM_BLOCK):
+        total += block_sum(x, at, at + SUM_BLOCK)
+    return total
+
+
 def row_mean(x: Ptr, start: int, stop: int) -> Scalar:
     return row_sum(x, start, stop) / f32(stop - start)
+
+
+def row_max(x: Ptr, start: int, stop: int) -> Scalar:
+    """The largest element; NaN if there is one."""
+    top = x[start]
+    for i in range(start, stop):
+        top = maximum(top, x[i])
+    return top
 
 
 _REDUCE: dict[str, Helper] = {"sum": row_sum, "mean": row_mean, "max": row_max}

@@ -2,14 +2,15 @@
 
     y = exp(x - max(x)) / sum(exp(x - max(x)))
 
-Three passes: the largest element, the exponentials and their sum, the division.
+Three passes: the largest element, the exponentials and their sum (of sums of parts, see `reduce.py`), the division.
 """
 
 from __future__ import annotations
 
 from rlx.codegen.kernel import Kernel
-from rlx.codegen.loops import HOLE, SUM_FLAGS, Ptr, Scalar, loop_kernel
-from rlx.codegen.scalars import exp, f32, maximum
+from rlx.codegen.kernels.reduce import PART, row_max
+from rlx.codegen.loops import HOLE, SUM_FLAGS, Ptr, Scalar, fastmath, loop_kernel
+from rlx.codegen.scalars import exp, f32
 from rlx.ir.dtypes import F32
 
 #: Hole: elements of a row.
@@ -21,26 +22,28 @@ def softmax(width: int) -> Kernel:
 
     Entries of -infinity get 0. A row with NaN or +infinity, or of -infinity only, is NaN.
     """
-    return loop_kernel(_softmax, {"WIDTH": width}, [("x", F32), ("out", F32)], flags=SUM_FLAGS)
+    return loop_kernel(_softmax, {"WIDTH": width}, [("x", F32), ("out", F32)])
 
 
-def row_max(x: Ptr, start: int, stop: int) -> Scalar:
-    """The largest element; NaN if there is one."""
-    top = x[start]
+@fastmath(*SUM_FLAGS)
+def exponentials(x: Ptr, out: Ptr, top: Scalar, start: int, stop: int) -> Scalar:
+    """Writes exp(x - top) and returns the sum."""
+    total = f32(0.0)
     for i in range(start, stop):
-        top = maximum(top, x[i])
-    return top
+        e = exp(x[i] - top)
+        out[i] = e
+        total += e
+    return total
 
 
 def _softmax(x: Ptr, out: Ptr, begin: int, end: int) -> None:
     for row in range(begin, end):
         start = row * WIDTH
         top = row_max(x, start, start + WIDTH)
-        total = f32(0.0)
-        for i in range(start, start + WIDTH):
-            e = exp(x[i] - top)
-            out[i] = e
-            total += e
+        first = start + WIDTH % PART
+        total = exponentials(x, out, top, start, first)
+        for at in range(first, start + WIDTH, PART):
+            total += exponentials(x, out, top, at, at + PART)
         share = f32(1.0) / total
         for i in range(start, start + WIDTH):
             out[i] = out[i] * share

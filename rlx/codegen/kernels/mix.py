@@ -1,0 +1,88 @@
+"""Mixing the parts of a row: a small matrix of coefficients times a few long vectors, row by row.
+
+    out[row, i, c] = sum over j of coefficients[row, i, j] * values[row, j, c], in the order of j
+
+Coefficients stay in registers while columns pass; a vector of values is read once for as many results as that allows.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from rlx.codegen.kernel import Kernel
+from rlx.codegen.target import Target
+from rlx.codegen.tiles import LANES, Emitter
+from rlx.errors import ArgumentError
+from rlx.ir.dtypes import F32
+
+#: Columns of a work unit: one row is spread over many workers.
+CHUNK = 512
+#: Coefficients in registers at a time.
+HELD = 16
+
+
+def chunks(width: int) -> int:
+    """Work units of a row."""
+    return -(-width // CHUNK)
+
+
+def mix(m: int, n: int, width: int, target: Target) -> Kernel:
+    """values f32[rows, n, width], coefficients f32[rows, m, n] -> f32[rows, m, width].
+
+    Buffers: values, coefficients, out. Extents: none. A work unit is a chunk of columns of one row, `chunks(width)` a
+    row.
+
+    Raises:
+        ArgumentError: m or n is not in 1..16.
+    """
+    if not (1 <= m <= 16 and 1 <= n <= 16):
+        raise ArgumentError(f"m and n must lie in 1..16, found {m} and {n}", where="mix")
+    e = Emitter(target, ["values", "coefficients", "out"], [])
+    with e.loop(e.args["begin"], e.args["end"]) as unit:
+        row = e.b.udiv(unit.i, e.i64(chunks(width)))
+        start = e.b.mul(e.b.urem(unit.i, e.i64(chunks(width))), e.i64(CHUNK))
+        stop = e.smin(e.b.add(start, e.i64(CHUNK)), width)
+        group = max(1, HELD // n)
+        for first in range(0, m, group):
+            results = range(first, min(first + group, m))
+            _some_results(e, (m, n, width), row, (start, stop), results)
+    return e.finish("mix", _outline(m, n, width))
+
+
+def _some_results(
+    e: Emitter, sizes: tuple[int, int, int], row: ir.Value, columns: tuple[ir.Value, ir.Value], results: range
+) -> None:
+    """The columns [start, stop) of some of a row's m results."""
+    m, n, width = sizes
+    values = e.at(e.args["values"], (row, 4 * n * width))
+    out = e.at(e.args["out"], (row, 4 * m * width))
+    table = e.at(e.args["coefficients"], (row, 4 * m * n))
+    held = {(i, j): e.splat_f32(e.at(table, 4 * (i * n + j))) for i in results for j in range(n)}
+
+    def vector(column: ir.Value, mask: ir.Value | None) -> None:
+        totals: dict[int, ir.Value] = {}
+        for j in range(n):
+            value = e.load_as_f32(F32, e.at(values, 4 * j * width, (column, 4)), mask)
+            for i in results:
+                c = held[i, j]
+                totals[i] = e.fma(c, value, totals[i]) if i in totals else e.b.fmul(c, value)
+        for i, total in totals.items():
+            e.store_from_f32(F32, total, e.at(out, 4 * i * width, (column, 4)), mask)
+
+    start, stop = columns
+    with e.loop(start, e.b.sub(stop, e.i64(LANES - 1)), LANES) as loop:
+        vector(loop.i, None)
+    if width % LANES:
+        rest = e.b.sub(stop, loop.i)
+        with e.when(e.b.icmp_signed(">", rest, e.i64(0))):
+            vector(loop.i, e.tail_mask(rest))
+
+
+def _outline(m: int, n: int, width: int) -> str:
+    return (
+        f"for unit in range(begin, end):\n"
+        f"    row, chunk = divmod(unit, {chunks(width)})\n"
+        f"    for c in columns {CHUNK} * chunk ... below {width}:  # 16 lanes a step\n"
+        f"        for i in range({m}):\n"
+        f"            out[row, i, c] = sum(coefficients[row, i, j] * values[row, j, c] for j in range({n}))\n"
+    )
