@@ -121,7 +121,8 @@ def _dequantize(raw: Bytes, dtype: DType, shape: tuple[int, ...]) -> Floats:
 
     try:
         rows = raw.reshape(*shape[:-1], dtype.row_bytes(shape[-1]))
-        return np.asarray(quants.dequantize(rows, GGMLQuantizationType(dtype.ggml)), np.float32).reshape(shape)
+        kind = GGMLQuantizationType(-1 if dtype.ggml is None else dtype.ggml)  # no type has the number -1
+        return np.asarray(quants.dequantize(rows, kind), np.float32).reshape(shape)
     except (NotImplementedError, ValueError) as error:
         raise UnsupportedModelError(f"values of type {dtype} cannot be read as numbers ({error})") from error
 

@@ -1,0 +1,91 @@
+"""A safetensors checkpoint as an `ExportModel`: configuration, tensors and tokenizer in GGUF's terms.
+
+Export stage, called by `model.open_model`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+from rlx.export.hf_config import Metadata, TextConfig, metadata_from_config
+from rlx.export.hf_required import check_tensors
+from rlx.export.hf_tensors import changes, export_tensor, in_layer, rope_tensor
+from rlx.export.hf_tokenizer import tokenizer_metadata
+from rlx.export.model import ExportModel, ExportTensor
+from rlx.weights import WeightLoader
+from rlx.weights.names import canonical_names, unused_names
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_EXPERTS = "_exps.weight"
+
+
+def model_from_hf(source: WeightLoader) -> ExportModel:
+    """Describes the checkpoint; reads its configuration and tokenizer, no weights.
+
+    Raises:
+        ConfigError, UnsupportedModelError, WeightError, TokenizerError: see `open_model`.
+    """
+    folder = source.path if source.path.is_dir() else source.path.parent
+    config = TextConfig(source.metadata, folder / "config.json")
+    of_arch = metadata_from_config(config)
+    tensors = _tensors(config, source)
+    check_tensors(config, [tensor.name for tensor in tensors], source)
+    rows = next(tensor.shape[0] for tensor in tensors if tensor.name == "token_embd.weight")
+    return ExportModel(
+        path=source.path,
+        arch=config.arch,
+        metadata=_general(config.arch, folder, tensors) | of_arch | tokenizer_metadata(folder, config, rows),
+        tensors=tuple(tensors),
+        left_out=tuple(unused_names(source, config.arch)),
+        close=source.close,
+    )
+
+
+def _tensors(config: TextConfig, source: WeightLoader) -> list[ExportTensor]:
+    """All tensors, those of the whole decoder first, then layer by layer in the checkpoint's order."""
+    rope = rope_tensor(config)
+    found = [] if rope is None else [rope]
+    for canonical, names in canonical_names(source, config.arch).items():
+        if canonical == "output.weight" and config.tied:
+            continue  # the embedding table again
+        found += [export_tensor(name, source, names, change) for name, change in changes(config, canonical)]
+    return sorted(found, key=lambda tensor: _layer(tensor.name))
+
+
+def _layer(name: str) -> int:
+    prefix, _ = in_layer(name)
+    return int(prefix.split(".")[1]) if prefix else -1
+
+
+def _general(arch: str, folder: Path, tensors: Sequence[ExportTensor]) -> Metadata:
+    from gguf import GGUFValueType
+
+    texts = {
+        "general.architecture": arch,
+        "general.type": "model",
+        "general.name": _name(folder),
+        "general.size_label": _size_label(tensors),
+    }
+    return {key: (value, GGUFValueType.STRING) for key, value in texts.items()}
+
+
+def _name(folder: Path) -> str:
+    """What the model is called: its folder, or its repository if the folder is a snapshot in a download cache."""
+    folder = folder.absolute()
+    if _COMMIT.fullmatch(folder.name) and folder.parent.name == "snapshots":
+        return folder.parent.parent.name.split("--")[-1]
+    return folder.name
+
+
+def _size_label(tensors: Sequence[ExportTensor]) -> str:
+    """The number of parameters for people, `7B`, or experts times their size, `8x7B`."""
+    from gguf import size_label
+
+    experts = [tensor.shape for tensor in tensors if tensor.name.endswith(_EXPERTS)]
+    single = sum(prod(shape[1:]) for shape in experts)
+    total = sum(prod(tensor.shape) for tensor in tensors)
+    shared = total - sum(prod(shape) for shape in experts)
+    return size_label(total, shared, single, experts[0][0] if experts else 0)

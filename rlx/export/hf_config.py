@@ -1,0 +1,384 @@
+"""`config.json` in GGUF's terms: the architecture and its metadata keys.
+
+Export stage, read by `hf.py`. Which keys a family has, and under which names `config.json` says the same, follows the
+reference converter of the format; every value is checked, because what GGUF cannot say must not get lost on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import NormalDist
+from typing import Any
+
+from rlx.errors import UnsupportedModelError
+from rlx.export.hf_rope import RopeConfig, rope_config, write_rope
+from rlx.models.architectures import ARCHITECTURES, by_period
+from rlx.models.keys import Keys, is_integer, plain
+
+Metadata = dict[str, tuple[Any, Any]]
+
+# `model_type` of the text part, or of a model that contains it -> architecture.
+MODEL_TYPES = {
+    "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe", "qwen3_5": "qwen35", "qwen3_5_text": "qwen35", "qwen3_5_moe": "qwen35moe",
+    "qwen3_5_moe_text": "qwen35moe", "gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text": "gemma3",
+    "gemma3n": "gemma3n", "gemma3n_text": "gemma3n", "gemma4": "gemma4", "gemma4_text": "gemma4",
+    "gemma4_unified": "gemma4", "gemma4_unified_text": "gemma4",
+}  # fmt: skip
+
+# What published files leave out, where the table of architectures does not say it.
+_QWEN35_DEFAULTS = {"head_dim": 256, "full_attention_interval": 4, "partial_rotary_factor": 0.25,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128}  # fmt: skip
+_GEMMA_DEFAULTS = {"tie_word_embeddings": True, "head_dim": 256, "rms_norm_eps": 1e-6, "num_kv_shared_layers": 0}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "qwen35": _QWEN35_DEFAULTS,
+    "qwen35moe": _QWEN35_DEFAULTS,
+    "gemma3n": {**_GEMMA_DEFAULTS, "rope_theta": 1e6, "altup_num_inputs": 4, "altup_active_idx": 0},
+    "gemma4": {**_GEMMA_DEFAULTS, "hidden_size_per_layer_input": 0},
+}
+
+_SIZE, _LAYERS = (1, 1 << 31), (1, 1024)
+_SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attention"
+# The architectures whose GGUF loaders know which layers slide without being told, and how: every n-th does not.
+_PERIODS = {"gemma2": 2, "gemma3": 6}
+_ACTIVATIONS = {
+    "silu": ("silu", "swish"),
+    "gelu": ("gelu_pytorch_tanh", "gelu"),  # the first Gemma files say "gelu" and mean the approximation
+}
+
+
+class TextConfig(Keys):
+    """The keys of the text part of a `config.json`, with the defaults of its architecture.
+
+    Attributes:
+        arch: `general.architecture`.
+    """
+
+    def __init__(self, config: Mapping[str, Any], where: object) -> None:
+        self.arch = _architecture(config, where)
+        nested = config.get("text_config") or {}
+        row = ARCHITECTURES.get(self.arch)
+        defaults = {**_DEFAULTS.get(self.arch, {}), **(row.hf_defaults if row else {})}
+        super().__init__({**defaults, **config, **nested}, where)
+        self.rope: RopeConfig = rope_config(self, row.hf_base if row else 10_000.0, row.local_base if row else None)
+
+    @property
+    def layers(self) -> int:
+        return self.integer("num_hidden_layers", _LAYERS)
+
+    @property
+    def heads(self) -> int:
+        return self.integer("num_attention_heads", _SIZE)
+
+    @property
+    def kv_heads(self) -> int:
+        return self.integer("num_key_value_heads", _SIZE, self.heads)
+
+    @property
+    def head_dim(self) -> int:
+        return self.integer("head_dim", _SIZE, self.integer("hidden_size", _SIZE) // self.heads)
+
+    @property
+    def experts(self) -> int:
+        """Experts a layer, 0 for none; two families of configurations name it differently."""
+        key = "num_experts" if "num_experts" in self else "num_local_experts"
+        return self.integer(key, (0, 1024), 0)
+
+    @property
+    def tied(self) -> bool:
+        return self.flag("tie_word_embeddings", False)
+
+    @property
+    def layer_types(self) -> list[str]:
+        """The attention of every layer; without the list, what the architecture's rule says."""
+        if "layer_types" in self:
+            found = self.array("layer_types", self.layers, "one attention type a layer")
+            for kind in found:
+                if kind not in (_SLIDING, _FULL, _LINEAR):
+                    self.unsupported("layer_types", kind, f"known are {_SLIDING}, {_FULL} and {_LINEAR}")
+            return found
+        return self._ruled_types()
+
+    def _ruled_types(self) -> list[str]:
+        if self.arch in ("qwen35", "qwen35moe"):
+            linear = by_period(self.integer("full_attention_interval", _LAYERS), self.layers)
+            return [_LINEAR if each else _FULL for each in linear]
+        if self.arch in _PERIODS:
+            key = "sliding_window_pattern" if "sliding_window_pattern" in self else "_sliding_window_pattern"
+            slides = by_period(self.integer(key, _SIZE, _PERIODS[self.arch]), self.layers)
+            return [_SLIDING if each else _FULL for each in slides]
+        if self.arch in ("gemma3n", "gemma4"):
+            self.get("layer_types", expected="one attention type a layer")
+        return [_FULL] * self.layers
+
+    @property
+    def sliding(self) -> list[bool]:
+        return [kind == _SLIDING for kind in self.layer_types]
+
+    @property
+    def recurrent(self) -> list[bool]:
+        return [kind == _LINEAR for kind in self.layer_types]
+
+    def of_full_layers(self, published: str, key: str) -> int | None:
+        """A size of Gemma 4's full-attention layers: under a key of its own, or as exceptions of single layers."""
+        if published in self:
+            return self.integer(published, _SIZE)
+        exceptions = self.nested("per_layer_config", optional=True).mapping
+        found = {
+            value.get(key)
+            for name, value in exceptions.items()
+            if isinstance(value, Mapping) and key in value and not self.sliding[int(name.rsplit(".", 1)[-1])]
+        }
+        if len(found) > 1:
+            self.unsupported("per_layer_config", sorted(found), f"full-attention layers with more than one {key}")
+        return next(iter(found), None)
+
+    @property
+    def full_head_dim(self) -> int:
+        """Gemma 4's head size in full-attention layers."""
+        return self.of_full_layers("global_head_dim", "head_dim") or self.head_dim
+
+    @property
+    def shared_kv_layers(self) -> int:
+        return self.integer("num_kv_shared_layers", (0, self.layers), 0)
+
+
+def _architecture(config: Mapping[str, Any], where: object) -> str:
+    keys = Keys(config, where)
+    text = keys.nested("text_config", optional=True)
+    for each in (text, keys):
+        if "model_type" in each:
+            found = each.text("model_type")
+            if found in MODEL_TYPES:
+                return MODEL_TYPES[found]
+    hint = f"Supported are {', '.join(sorted(set(MODEL_TYPES)))}."
+    raise UnsupportedModelError(f"the model type {keys.text('model_type')!r} is unknown", where=where, hint=hint)
+
+
+class Writer:
+    """Collects keys under the architecture's prefix with their GGUF types."""
+
+    def __init__(self, arch: str) -> None:
+        self.arch, self.found = arch, Metadata()
+
+    def u32(self, key: str, value: int) -> None:
+        from gguf import GGUFValueType
+
+        self.found[f"{self.arch}.{key}"] = value, GGUFValueType.UINT32
+
+    def f32(self, key: str, value: float) -> None:
+        from gguf import GGUFValueType
+
+        self.found[f"{self.arch}.{key}"] = value, GGUFValueType.FLOAT32
+
+    def text(self, key: str, value: str) -> None:
+        from gguf import GGUFValueType
+
+        self.found[f"{self.arch}.{key}"] = value, GGUFValueType.STRING
+
+    def integers(self, key: str, values: Sequence[int]) -> None:
+        from gguf import GGUFValueType
+
+        self.found[f"{self.arch}.{key}"] = list(values), (GGUFValueType.ARRAY, GGUFValueType.INT32)
+
+    def floats(self, key: str, values: Sequence[float]) -> None:
+        from gguf import GGUFValueType
+
+        self.found[f"{self.arch}.{key}"] = list(values), (GGUFValueType.ARRAY, GGUFValueType.FLOAT32)
+
+    def flags(self, key: str, values: Sequence[bool]) -> None:
+        from gguf import GGUFValueType
+
+        self.found[f"{self.arch}.{key}"] = list(values), (GGUFValueType.ARRAY, GGUFValueType.BOOL)
+
+
+def metadata_from_config(config: TextConfig) -> Metadata:
+    """The keys `<architecture>.*`.
+
+    Raises:
+        ConfigError: a key is missing, of the wrong type or out of range.
+        UnsupportedModelError: something that GGUF has no key for and that its readers compute otherwise.
+    """
+    _check(config)
+    out = Writer(config.arch)
+    _common(config, out)
+    write_rope(config.rope, config.arch, out)
+    if "head_dim" in config:
+        out.u32("attention.key_length", config.head_dim)
+        out.u32("attention.value_length", config.head_dim)
+    if config.experts:
+        out.u32("expert_count", config.experts)
+        key = "top_k_experts" if "top_k_experts" in config else "num_experts_per_tok"
+        out.u32("expert_used_count", config.integer(key, (1, config.experts)))
+    _OF_FAMILY[config.arch](config, out)
+    return out.found
+
+
+# -- every family -----------------------------------------------------------------------------------------------------
+
+
+def _common(config: TextConfig, out: Writer) -> None:
+    out.u32("block_count", config.layers)
+    out.u32("context_length", config.integer("max_position_embeddings", _SIZE))
+    out.u32("embedding_length", config.integer("hidden_size", _SIZE))
+    _feed_forward(config, out)
+    out.u32("attention.head_count", config.heads)
+    out.u32("attention.head_count_kv", config.kv_heads)
+    out.f32("attention.layer_norm_rms_epsilon", config.number("rms_norm_eps", (1e-12, 1.0)))
+
+
+def _feed_forward(config: TextConfig, out: Writer) -> None:
+    """One number, or one a layer; a model whose every layer has experts may have none."""
+    value = plain(config.get("intermediate_size", None if config.experts else 0))
+    if value is None:
+        return
+    if isinstance(value, list):
+        if len(value) != config.layers or not all(is_integer(each) for each in value):
+            config.wrong("intermediate_size", value, f"an integer, or {config.layers} of them")
+        out.integers("feed_forward_length", value)
+    else:
+        out.u32("feed_forward_length", config.integer("intermediate_size", _SIZE))
+
+
+def _check(config: TextConfig) -> None:
+    """Refuses what GGUF cannot say, and its readers take for granted."""
+    gelu = config.arch.startswith("gemma")
+    for key in ("hidden_activation", "hidden_act"):
+        if key in config:
+            allowed = _ACTIVATIONS["gelu" if gelu else "silu"]
+            if config.text(key) not in allowed:
+                config.unsupported(key, config.get(key), f"GGUF files of {config.arch} mean {allowed[0]}")
+            break
+    if config.arch != "gemma4":  # there it may say "vision", which is about images only
+        config.require("use_bidirectional_attention", False, "attention in both directions is not supported")
+    elif config.get("use_bidirectional_attention", None) is True:
+        config.unsupported("use_bidirectional_attention", True, "attention in both directions is not supported")
+    if config.arch not in ("gemma2", "gemma3", "gemma3n", "gemma4") and _has_windows(config):
+        config.unsupported("sliding_window", config.get("sliding_window"), "GGUF has no windows for this architecture")
+    _check_scale(config)
+
+
+def _has_windows(config: TextConfig) -> bool:
+    if any(config.sliding):
+        return True
+    if "use_sliding_window" in config:
+        return config.flag("use_sliding_window") and "sliding_window" in config
+    mistral = config.get("model_type", "") in ("mistral", "mixtral")
+    window = config.integer("sliding_window", (0, 1 << 62), 0) if mistral else 0
+    return 0 < window < config.integer("max_position_embeddings", _SIZE)
+
+
+def _check_scale(config: TextConfig) -> None:
+    """GGUF does not store the scale of Gemma's scores: readers derive it from the sizes."""
+    if "query_pre_attn_scalar" not in config or config.arch not in ("gemma2", "gemma3"):
+        return
+    row = ARCHITECTURES[config.arch]
+    wide = config.layers == row.wide_scale_layers
+    expected = config.integer("hidden_size", _SIZE) / config.heads if wide else config.head_dim
+    if config.number("query_pre_attn_scalar", (1e-6, 1e9)) != expected:
+        found = config.get("query_pre_attn_scalar")
+        config.unsupported("query_pre_attn_scalar", found, f"readers of GGUF files compute with {expected:g}")
+
+
+# -- families ---------------------------------------------------------------------------------------------------------
+
+
+def _nothing(config: TextConfig, out: Writer) -> None:
+    """The common keys say all."""
+
+
+def _llama(config: TextConfig, out: Writer) -> None:
+    out.u32("vocab_size", config.integer("vocab_size", _SIZE))
+    out.u32("rope.dimension_count", config.head_dim)
+
+
+def _qwen3moe(config: TextConfig, out: Writer) -> None:
+    if not config.flag("norm_topk_prob", False):
+        config.unsupported("norm_topk_prob", False, "readers of GGUF files normalize the weights of the chosen experts")
+    config.require("decoder_sparse_step", 1, "layers without experts are not supported")
+    config.require("mlp_only_layers", [], "layers without experts are not supported")
+    out.u32("expert_feed_forward_length", config.integer("moe_intermediate_size", _SIZE))
+
+
+def _qwen35(config: TextConfig, out: Writer) -> None:
+    config.require("attn_output_gate", True, "GGUF files of this architecture have a gate on attention")
+    key, value = (config.integer(f"linear_{name}_head_dim", _SIZE) for name in ("key", "value"))
+    if key != value:
+        config.unsupported("linear_value_head_dim", value, f"GGUF has one size for it and linear_key_head_dim, {key}")
+    value_heads = config.integer("linear_num_value_heads", _SIZE)
+    out.u32("ssm.conv_kernel", config.integer("linear_conv_kernel_dim", _SIZE))
+    out.u32("ssm.state_size", key)
+    out.u32("ssm.group_count", config.integer("linear_num_key_heads", _SIZE))
+    out.u32("ssm.time_step_rank", value_heads)
+    out.u32("ssm.inner_size", value * value_heads)
+    out.flags("attention.recurrent_layers", config.recurrent)
+    out.u32("full_attention_interval", config.integer("full_attention_interval", _LAYERS))
+    out.u32("rope.dimension_count", int(config.head_dim * config.rope.partial))
+
+
+def _qwen35moe(config: TextConfig, out: Writer) -> None:
+    _qwen35(config, out)
+    out.u32("expert_feed_forward_length", config.integer("moe_intermediate_size", _SIZE))
+    out.u32("expert_shared_feed_forward_length", config.integer("shared_expert_intermediate_size", _SIZE))
+
+
+def _softcaps(config: TextConfig, out: Writer) -> None:
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if cap := config.number(key, (0.0, 1e6), 0.0):
+            out.f32(key, cap)
+
+
+def _gemma2(config: TextConfig, out: Writer) -> None:
+    _softcaps(config, out)
+    if any(config.sliding):
+        out.u32("attention.sliding_window", config.integer("sliding_window", _SIZE))
+    if config.sliding != by_period(_PERIODS[config.arch], config.layers):
+        out.flags("attention.sliding_window_pattern", config.sliding)
+
+
+def _gemma3n(config: TextConfig, out: Writer) -> None:
+    _softcaps(config, out)
+    out.u32("attention.sliding_window", config.integer("sliding_window", _SIZE))
+    out.u32("altup.active_idx", config.integer("altup_active_idx", (0, 64)))
+    out.u32("altup.num_inputs", config.integer("altup_num_inputs", (1, 64)))
+    out.u32("embedding_length_per_layer_input", config.integer("hidden_size_per_layer_input", _SIZE))
+    out.u32("attention.shared_kv_layers", config.shared_kv_layers)
+    sparsity = config.array("activation_sparsity_pattern", config.layers, "the share of zeros a layer")
+    out.floats("activation_sparsity_scale", [_deviations(config, share) for share in sparsity])
+    out.flags("attention.sliding_window_pattern", config.sliding)
+
+
+def _deviations(config: TextConfig, share: Any) -> float:
+    """How many standard deviations above the mean the given share of a normal distribution ends; -inf for none."""
+    if not isinstance(share, int | float) or not 0 <= share < 1:
+        config.wrong("activation_sparsity_pattern", share, "shares from 0 to below 1")
+    return NormalDist().inv_cdf(share) if share else float("-inf")
+
+
+def _gemma4(config: TextConfig, out: Writer) -> None:
+    _softcaps(config, out)
+    out.u32("attention.sliding_window", config.integer("sliding_window", _SIZE))
+    out.u32("attention.shared_kv_layers", config.shared_kv_layers)
+    out.u32("embedding_length_per_layer_input", config.integer("hidden_size_per_layer_input", (0, 1 << 20)))
+    out.flags("attention.sliding_window_pattern", config.sliding)
+    for name in ("key_length", "value_length"):
+        out.u32(f"attention.{name}", config.full_head_dim)
+        out.u32(f"attention.{name}_swa", config.head_dim)
+    if config.experts:
+        out.u32("expert_feed_forward_length", config.integer("moe_intermediate_size", _SIZE))
+    if config.flag("use_double_wide_mlp", False):  # the layers that share a KV cache are twice as wide
+        width, own = config.integer("intermediate_size", _SIZE), config.layers - config.shared_kv_layers
+        out.integers("feed_forward_length", [width * (1 + (i >= own)) for i in range(config.layers)])
+    full = config.of_full_layers("num_global_key_value_heads", "num_key_value_heads")
+    if full is not None:
+        heads = [config.kv_heads if slides else full for slides in config.sliding]
+        out.integers("attention.head_count_kv", heads)
+    out.u32("rope.dimension_count", config.full_head_dim)  # the part that does not turn is in rope_freqs.weight
+    out.u32("rope.dimension_count_swa", config.head_dim)
+
+
+_OF_FAMILY: dict[str, Callable[[TextConfig, Writer], None]] = {
+    "llama": _llama, "qwen2": _nothing, "qwen3": _nothing, "qwen3moe": _qwen3moe, "qwen35": _qwen35,
+    "qwen35moe": _qwen35moe, "gemma": _nothing, "gemma2": _gemma2, "gemma3": _gemma2, "gemma3n": _gemma3n,
+    "gemma4": _gemma4,
+}  # fmt: skip

@@ -1,0 +1,159 @@
+"""Rotary embeddings of a `config.json` in GGUF's terms: keys, and the tensor of divisors where there is no key.
+
+Export stage, under `hf_config.py`. Reads `rope_parameters`, flat or one object an attention type, and the older
+`rope_theta`, `rope_scaling` and `rope_local_base_freq`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import pi
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.models.keys import POSITIVE, Keys
+
+if TYPE_CHECKING:
+    from rlx.export.hf_config import Writer
+
+# Two architectures whose files leave the base out, because their readers know it: the default of the format.
+_IMPLIED = {"gemma": 10_000.0, "gemma2": 10_000.0}
+_FACTOR, _CONTEXT = (1e-6, 1e6), (1, 1 << 31)
+_NEVER = 1e30  # the divisor of a frequency that does not turn
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """The ropes of one model.
+
+    Attributes:
+        full: parameters of the layers without window, of all layers where there is one rope.
+        base, local_base: theta of those layers, and of the layers with a window; None where they share it.
+        kind: default, linear, llama3, yarn or proportional.
+        partial: rotated share of a head.
+        context: `max_position_embeddings`.
+        sections: of a rope with several positions a token, or None.
+    """
+
+    full: Keys
+    base: float
+    local_base: float | None
+    kind: str
+    partial: float
+    context: int
+    sections: list[int] | None
+
+
+_KINDS = {kind: kind for kind in ("default", "linear", "llama3", "yarn", "proportional")}
+
+
+def rope_config(config: Keys, base: float, local_base: float | None) -> RopeConfig:
+    """Reads the ropes.
+
+    Args:
+        base, local_base: the architecture's own defaults; no `local_base`: all layers share one rope.
+
+    Raises:
+        ConfigError: a value of the wrong type or out of range.
+        UnsupportedModelError: a rope type that GGUF or its readers do not have.
+    """
+    parameters = config.nested("rope_parameters", optional=True)
+    base = config.number("rope_theta", POSITIVE, base)
+    if any(isinstance(value, Mapping) for value in parameters.mapping.values()):
+        full, local = parameters.nested("full_attention"), parameters.nested("sliding_attention", optional=True)
+        local_base = local.number("rope_theta", POSITIVE, local_base or base)
+    else:
+        full = parameters if "rope_parameters" in config else config.nested("rope_scaling", optional=True)
+        if local_base is not None or "rope_local_base_freq" in config:
+            local_base = config.number("rope_local_base_freq", POSITIVE, local_base)
+    share = config.number("partial_rotary_factor", (0.0, 1.0), 1.0)
+    return RopeConfig(
+        full=full,
+        base=full.number("rope_theta", POSITIVE, base),
+        local_base=local_base,
+        kind=full.choice("rope_type" if "rope_type" in full else "type", _KINDS, "default"),
+        partial=full.number("partial_rotary_factor", (0.0, 1.0), share),
+        context=config.integer("max_position_embeddings", _CONTEXT),
+        sections=_sections(full),
+    )
+
+
+def _sections(full: Keys) -> list[int] | None:
+    if "mrope_section" not in full:
+        return None
+    found: list[Any] = full.array("mrope_section", 3, "pairs that turn with time, height and width")
+    return found
+
+
+def write_rope(rope: RopeConfig, arch: str, out: Writer) -> None:
+    """The keys `rope.*`, but for sizes.
+
+    Raises:
+        UnsupportedModelError: a rope that readers of this architecture's files do not compute.
+    """
+    _check(rope, arch)
+    if arch.startswith("qwen35"):
+        out.integers("rope.dimension_sections", [*(rope.sections or [11, 11, 10]), 0])
+    if rope.base != _IMPLIED.get(arch):
+        out.f32("rope.freq_base", rope.base)
+    if rope.local_base is not None:
+        out.f32("rope.freq_base_swa", rope.local_base)
+    if rope.kind in ("linear", "yarn"):
+        out.text("rope.scaling.type", rope.kind)
+        out.f32("rope.scaling.factor", rope.full.number("factor", _FACTOR))
+    if rope.kind == "yarn":
+        _write_yarn(rope, out)
+
+
+def _check(rope: RopeConfig, arch: str) -> None:
+    if rope.kind == "llama3" and arch != "llama":
+        rope.full.unsupported("rope_type", "llama3", f"GGUF files of {arch} have no place for its divisors")
+    if (rope.kind == "proportional") != (arch == "gemma4"):
+        rope.full.unsupported("rope_type", rope.kind, f"readers of GGUF files of {arch} compute otherwise")
+    if rope.partial != 1 and arch not in ("qwen35", "qwen35moe", "gemma4"):
+        rope.full.unsupported("partial_rotary_factor", rope.partial, f"GGUF files of {arch} turn whole heads")
+
+
+def _write_yarn(rope: RopeConfig, out: Writer) -> None:
+    context = rope.full.integer("original_max_position_embeddings", _CONTEXT, rope.context)
+    out.u32("rope.scaling.original_context_length", context)
+    attention = "attention_factor" if "attention_factor" in rope.full else "attn_factor"
+    for key, name in (
+        ("extrapolation_factor", "yarn_ext_factor"), (attention, "yarn_attn_factor"),
+        ("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow"),
+    ):  # fmt: skip
+        if key in rope.full:
+            out.f32(f"rope.scaling.{name}", rope.full.number(key, (0.0, 1e6)))
+
+
+def divisors(rope: RopeConfig, head_dim: int) -> npt.NDArray[np.float32] | None:
+    """`rope_freqs.weight` float32 [head_dim / 2], which divides the frequencies, or None.
+
+    Args:
+        head_dim: of the layers that use it: those without a window.
+    """
+    if rope.kind == "llama3":
+        return _llama3(rope, head_dim)
+    if rope.kind == "proportional":  # the first pairs turn, the others never
+        turning = int(head_dim * rope.partial / 2)
+        return np.array([1.0] * turning + [_NEVER] * (head_dim // 2 - turning), np.float32)
+    return None
+
+
+def _llama3(rope: RopeConfig, head_dim: int) -> npt.NDArray[np.float32]:
+    """1 for short wavelengths, `factor` for long ones, between by rotations in the original context (Llama 3.1)."""
+    low, high = rope.full.number("low_freq_factor", POSITIVE), rope.full.number("high_freq_factor", POSITIVE)
+    if high <= low:
+        rope.full.wrong("high_freq_factor", high, f"more than low_freq_factor, which is {low}")
+    factor = rope.full.number("factor", _FACTOR)
+    context = rope.full.integer("original_max_position_embeddings", _CONTEXT)
+    exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    one = np.float32(1)
+    wavelength = np.float32(2 * pi) / (one / np.power(np.float32(rope.base), exponent))
+    smooth = (np.float32(context) / wavelength - np.float32(low)) / np.float32(high - low)
+    between = one / ((one - smooth) / np.float32(factor) + smooth)
+    ends = np.where(wavelength > context / low, np.float32(factor), between)
+    return np.where(wavelength < context / high, one, ends).astype(np.float32)

@@ -1,0 +1,209 @@
+"""The tensors of a checkpoint as GGUF has them: named, stacked, reordered, with what is baked into their values.
+
+Export stage, read by `hf.py`; `rlx.weights.names` translates the names. A change of order is done on the stored bytes,
+so a tensor that only moves keeps its type; a change of values gives float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.errors import UnsupportedModelError, WeightError
+from rlx.export.hf_config import TextConfig
+from rlx.export.hf_rope import divisors
+from rlx.export.model import Bytes, ExportTensor, Floats, to_float32
+from rlx.ir.dtypes import BF16, F16, F32, DType
+from rlx.weights import WeightLoader
+from rlx.weights.names import FileNames, stack_name
+
+Array = npt.NDArray[Any]
+Move = Callable[[Array], Array]
+
+_STORED: dict[DType, str] = {F32: "<f4", F16: "<f2", BF16: "<u2"}
+_PLUS_ONE = ("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe")  # their GGUF norms multiply by the weight as it stands
+
+
+@dataclass(frozen=True)
+class Change:
+    """What happens to a tensor on its way.
+
+    Attributes:
+        shape: of the result, given that of the source (stacked).
+        move: reorders elements, on an array of any type.
+        compute: gives other values, on float32.
+    """
+
+    shape: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda shape: shape
+    move: Move | None = None
+    compute: Callable[[Floats], Floats] | None = None
+
+
+@dataclass(frozen=True)
+class _Source:
+    """One or more tensors of the file that become one."""
+
+    loader: WeightLoader
+    file: FileNames
+
+    @property
+    def name(self) -> str:
+        return stack_name(self.file.names) if self.file.stacked else self.file.names[0]
+
+    @property
+    def dtype(self) -> DType:
+        """The type they are stored in; a stack of several types counts as float32."""
+        found = {self.loader.tensors[name].dtype for name in self.file.names}
+        for dtype in found:
+            if dtype not in _STORED:
+                hint = "use a checkpoint in BF16, F16 or F32"
+                raise UnsupportedModelError(f"{self.name} has type {dtype}", where=self.loader.path, hint=hint)
+        return found.pop() if len(found) == 1 else F32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shapes = {self.loader.tensors[name].shape for name in self.file.names}
+        if len(shapes) > 1:
+            raise WeightError(f"the tensors {self.name} have several shapes: {sorted(shapes)}", where=self.loader.path)
+        shape = shapes.pop()
+        return (len(self.file.names), *shape) if self.file.stacked else shape
+
+    def stored(self) -> Array:
+        """As stored: float32, float16, or bf16 as uint16; a view of the file unless it is a stack."""
+        dtype = self.dtype
+        parts = [self._part(name, dtype) for name in self.file.names]
+        return np.stack(parts) if self.file.stacked else parts[0]
+
+    def _part(self, name: str, dtype: DType) -> Array:
+        info = self.loader.tensors[name]
+        raw = np.ascontiguousarray(self.loader.raw(name))
+        if info.dtype is not dtype:
+            return to_float32(raw, info.dtype, info.shape)
+        return raw.view(_STORED[dtype]).reshape(info.shape)
+
+
+def export_tensor(name: str, loader: WeightLoader, file: FileNames, change: Change) -> ExportTensor:
+    """The tensor `name` of the GGUF file; nothing is read yet."""
+    source = _Source(loader, file)
+    dtype = source.dtype
+    shape = change.shape(source.shape)
+
+    def stored() -> Array:
+        array = source.stored()
+        moved = np.ascontiguousarray(array if change.move is None else change.move(array))
+        if moved.shape != shape:
+            raise WeightError(f"{name} would get the shape {moved.shape}, expected {shape}", where=loader.path)
+        return moved
+
+    def values() -> Floats:
+        found = to_float32(_bytes(stored()), dtype, shape)
+        return found if change.compute is None else change.compute(found)
+
+    return ExportTensor(name, shape, dtype, values, None if change.compute else lambda: _bytes(stored()))
+
+
+def rope_tensor(config: TextConfig) -> ExportTensor | None:
+    """`rope_freqs.weight`, for the ropes whose frequencies GGUF has no keys for."""
+    values = divisors(config.rope, config.full_head_dim if config.arch == "gemma4" else config.head_dim)
+    if values is None:
+        return None
+    return ExportTensor("rope_freqs.weight", values.shape, F32, lambda: values, lambda: _bytes(values))
+
+
+def _bytes(array: Array) -> Bytes:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+# -- which change a tensor needs --------------------------------------------------------------------------------------
+
+
+def changes(config: TextConfig, canonical: str) -> Iterator[tuple[str, Change]]:
+    """(GGUF name, change) of everything that becomes of the tensor with this canonical name."""
+    prefix, name = in_layer(canonical)
+    if name == "ffn_gate_up_exps.weight" and config.arch != "gemma4":
+        yield f"{prefix}ffn_gate_exps.weight", _half(0)
+        yield f"{prefix}ffn_up_exps.weight", _half(1)
+    else:
+        yield canonical, _change(config, name)
+
+
+def in_layer(canonical: str) -> tuple[str, str]:
+    """`blk.3.` and the name in the layer; an empty prefix for tensors of the whole decoder."""
+    parts = canonical.split(".", 2)
+    return (f"blk.{parts[1]}.", parts[2]) if parts[0] == "blk" else ("", canonical)
+
+
+def _change(config: TextConfig, name: str) -> Change:
+    """The change of a tensor, by its name in the layer (or in the decoder)."""
+    if config.arch in _PLUS_ONE and name.endswith("norm.weight") and name != "ssm_norm.weight":
+        return Change(compute=lambda values: values + np.float32(1))
+    if config.arch == "llama" and name.split(".")[0] in ("attn_q", "attn_k"):
+        heads = config.heads if name.startswith("attn_q") else config.kv_heads
+        return Change(move=lambda array: interleaved(array, heads))
+    if config.arch in ("qwen35", "qwen35moe"):
+        return _delta_rule(config, name)
+    if config.arch == "gemma3n" and name in ("token_embd.weight", "per_layer_token_embd.weight"):
+        rows = config.integer("vocab_size", (1, 1 << 31))
+        return Change(lambda shape: (max(rows, shape[0]), shape[1]), lambda array: _padded(array, rows))
+    return Change()
+
+
+def _half(which: int) -> Change:
+    """Gate or up of experts that are stored in one matrix [experts, 2 * ffn, hidden]."""
+    return Change(
+        lambda shape: (shape[0], shape[1] // 2, *shape[2:]), lambda array: np.split(array, 2, axis=1)[which]
+    )  # fmt: skip
+
+
+def _padded(array: Array, rows: int) -> Array:
+    """With rows of zeros for tokens that have no embedding of their own (those of images and sound)."""
+    missing = max(rows - len(array), 0)
+    return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)]) if missing else array
+
+
+def interleaved(array: Array, heads: int) -> Array:
+    """Rows of each head [2, d/2] as [d/2, 2]: rope over neighbouring pairs instead of halves."""
+    split = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+    return split.swapaxes(1, 2).reshape(array.shape)
+
+
+def retiled(array: Array, groups: int, heads: int) -> Array:
+    """Rows of `heads` heads, stored group by group, as the first head of every group, then the second of every one."""
+    split = array.reshape(groups, heads // groups, -1, *array.shape[1:])
+    return split.swapaxes(0, 1).reshape(array.shape)
+
+
+def _delta_rule(config: TextConfig, name: str) -> Change:
+    """Qwen 3.5's recurrent layers: V heads that share a K head stand apart in GGUF, together in checkpoints."""
+    groups = config.integer("linear_num_key_heads", (1, 1 << 16))
+    heads = config.integer("linear_num_value_heads", (1, 1 << 16))
+    if heads % groups:
+        config.wrong("linear_num_value_heads", heads, f"a multiple of linear_num_key_heads, which is {groups}")
+    keys = 2 * groups * config.integer("linear_key_head_dim", (1, 1 << 16))  # rows of Q and K, before those of V
+
+    def tiled(array: Array) -> Array:
+        return retiled(array, groups, heads)
+
+    def after_keys(array: Array) -> Array:
+        return np.concatenate([array[:keys], tiled(array[keys:])])
+
+    table: Mapping[str, Change] = {
+        "attn_qkv.weight": Change(move=after_keys),
+        "attn_gate.weight": Change(move=tiled),
+        "ssm_alpha.weight": Change(move=tiled),
+        "ssm_beta.weight": Change(move=tiled),
+        "ssm_dt.bias": Change(move=tiled),
+        "ssm_a": Change(move=tiled, compute=lambda values: -np.exp(values, dtype=np.float64).astype(np.float32)),
+        "ssm_conv1d.weight": Change(_squeezed, lambda array: after_keys(array.reshape(_squeezed(array.shape)))),
+        "ssm_out.weight": Change(move=lambda array: tiled(array.T).T),
+    }
+    return table.get(name, Change())
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A convolution over channels one by one, [C, 1, width], as [C, width]."""
+    return shape[0], shape[-1]

@@ -1,0 +1,347 @@
+"""The tokenizer of a checkpoint as `tokenizer.*` keys.
+
+Export stage, read by `hf.py`. Three kinds of vocabulary: `llama` (SentencePiece, by scores), `gpt2` (byte-level BPE, by
+merges and a named pre-tokenizer) and `gemma4` (BPE over characters, by merges). Texts, types and paddings of tokens
+follow the reference converter; special ids, switches and chat templates come from the `gguf` package's reader of them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlx.errors import ConfigError, TokenizerError
+from rlx.export.hf_config import Metadata, TextConfig
+from rlx.export.hf_pretokenizer import pre_tokenizer_name
+from rlx.export.hf_sentencepiece import is_sentencepiece, read_sentencepiece
+from rlx.text.vocabulary import SPACE, TokenType, is_byte_token
+
+if TYPE_CHECKING:
+    from gguf import SpecialVocab
+
+_SENTENCEPIECE_ARCHS = ("llama", "gemma", "gemma2", "gemma3", "gemma3n")
+_ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0
+# Gemma 4: what a program that reads the answer must see.
+_SHOWN = frozenset({
+    "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>',
+})  # fmt: skip
+
+
+@dataclass
+class Tokens:
+    """A vocabulary in GGUF's form.
+
+    Attributes:
+        model: `tokenizer.ggml.model`.
+        pre: `tokenizer.ggml.pre`, or None where the model has no such key.
+        texts, kinds, scores: a token each; no scores where merges decide.
+        merges: the model goes by them.
+        space_prefix: `tokenizer.ggml.add_space_prefix`, or None to leave it to the reader.
+    """
+
+    model: str
+    pre: str | None
+    texts: list[str]
+    kinds: list[int]
+    scores: list[float] = field(default_factory=list)
+    merges: bool = False
+    space_prefix: bool | None = None
+
+
+def tokenizer_metadata(folder: Path, config: TextConfig, size: int) -> Metadata:
+    """The keys `tokenizer.*`.
+
+    Args:
+        size: rows of the embedding table; the vocabulary is filled up to it.
+
+    Raises:
+        TokenizerError: there is no tokenizer, or GGUF has no form for it.
+        ConfigError: `vocab_size` is not `size`.
+    """
+    if "vocab_size" in config and (said := config.integer("vocab_size", (1, 1 << 31))) != size:
+        raise ConfigError(f"'vocab_size' is {said}, the embedding table has {size} rows", where=config.where)
+    files = _Files(folder)
+    tokens = _tokens(files, config, size)
+    found = _entries(tokens) | _special_entries(folder, tokens)
+    if config.arch == "gemma" and "<end_of_turn>" in tokens.texts:  # the one family whose files do not name it
+        found |= _token_id("eot", tokens.texts.index("<end_of_turn>"))
+    return found
+
+
+class _Files:
+    """The files of a tokenizer, parsed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sentencepiece = folder / "tokenizer.model"
+        self.fast = read_object(folder / "tokenizer.json")
+        self.config = read_object(folder / "tokenizer_config.json")
+
+    @property
+    def model(self) -> Mapping[str, Any]:
+        found = self.fast.get("model") or {}
+        return found if isinstance(found, dict) else {}
+
+    def added(self) -> dict[int, Mapping[str, Any]]:
+        """Tokens added to the vocabulary, by id: what tokenizer_config.json says, else tokenizer.json."""
+        listed = self.config.get("added_tokens_decoder")
+        try:
+            if isinstance(listed, dict) and listed:
+                return {int(token): entry for token, entry in listed.items()}
+            return {int(entry["id"]): entry for entry in self.fast.get("added_tokens") or []}
+        except (KeyError, TypeError, ValueError) as error:
+            raise TokenizerError(f"the added tokens are no list of tokens ({error!r})", where=self.folder) from error
+
+    def vocabulary(self, size: int) -> dict[int, str]:
+        """Id -> text of tokenizer.json, added tokens included."""
+        index = self.model.get("vocab")
+        if self.model.get("type") != "BPE" or not isinstance(index, dict):
+            what = f"a tokenizer of type {self.model.get('type')!r} has no form in GGUF, expected BPE"
+            raise TokenizerError(what, where=self.folder / "tokenizer.json")
+        found = {token: text for text, token in index.items()}
+        found |= {int(entry["id"]): entry["content"] for entry in self.fast.get("added_tokens") or []}
+        _check_size(max(found, default=-1) + 1, size, self.folder)
+        return found
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty if there is no such file; `TokenizerError` if it holds anything else."""
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"the file is no JSON ({error})", where=file) from error
+    if not isinstance(value, dict):
+        raise TokenizerError("the file holds no JSON object", where=file)
+    return value
+
+
+def _tokens(files: _Files, config: TextConfig, size: int) -> Tokens:
+    """The vocabulary, from the file that says most about it."""
+    if config.arch in _SENTENCEPIECE_ARCHS and is_sentencepiece(files.sentencepiece):
+        return _from_sentencepiece(files, config, size)
+    if not files.fast:
+        raise TokenizerError(
+            "the folder holds no tokenizer.json and no SentencePiece tokenizer.model", where=files.folder,
+            hint="get these files of the model and put them beside config.json",
+        )  # fmt: skip
+    if config.arch == "gemma4":
+        return _gemma4(files, size)
+    if files.model.get("byte_fallback"):
+        return _from_merges(files, config, size)
+    return _byte_level(files, size)
+
+
+def _check_size(count: int, size: int, where: Path) -> None:
+    if count > size:
+        raise TokenizerError(f"the vocabulary has {count} tokens, the embedding table {size} rows", where=where)
+
+
+# -- SentencePiece ----------------------------------------------------------------------------------------------------
+
+
+def _from_sentencepiece(files: _Files, config: TextConfig, size: int) -> Tokens:
+    model = read_sentencepiece(files.sentencepiece)
+    pieces = model.pieces[:size]
+    texts = [piece.text for piece in pieces] + [f"[PAD{i}]" for i in range(len(pieces), size)]
+    kinds = [piece.kind for piece in pieces] + [TokenType.UNUSED] * (size - len(pieces))
+    scores = [piece.score for piece in pieces] + [_PADDING_SCORE] * (size - len(pieces))
+    tokens = Tokens("llama", "default", texts, kinds, scores)
+    _add(tokens, files, size)
+    tokens.space_prefix = _space_prefix(files, config, model.space_prefix)
+    return tokens
+
+
+def _add(tokens: Tokens, files: _Files, size: int) -> None:
+    """Puts the added tokens over what the vocabulary has at their ids."""
+    earlier = read_object(files.folder / "added_tokens.json")  # before there was tokenizer_config.json's list
+    listed = {int(token): {"content": text} for text, token in earlier.items()} | files.added()
+    for token, entry in listed.items():
+        if token < size:
+            tokens.texts[token], tokens.kinds[token] = _added(entry)
+            tokens.scores[token] = _ADDED_SCORE
+
+
+def _added(entry: Mapping[str, Any]) -> tuple[str, int]:
+    """Text and type of an added token."""
+    text = str(entry["content"])
+    if entry.get("special") or _looks_special(text):
+        return text, TokenType.CONTROL
+    return text.replace(SPACE, " "), TokenType.USER_DEFINED  # such a token is compared with the text as it stands
+
+
+def _looks_special(text: str) -> bool:
+    """Tokens that some models publish as plain ones, although they never stand for text."""
+    return (
+        text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
+        or (text.startswith("<|") and text.endswith("|>"))
+        or (text.startswith("<｜") and text.endswith("｜>"))
+        or (text.startswith("<unused") and text.endswith(">"))
+    )
+
+
+def _space_prefix(files: _Files, config: TextConfig, found: bool) -> bool | None:
+    """Gemma never puts a space before a text; a reader puts one unless it is told not to."""
+    if config.arch != "llama":
+        return False
+    said = files.config.get("add_prefix_space")
+    if isinstance(said, bool):
+        return said
+    return None if found else False
+
+
+def _from_merges(files: _Files, config: TextConfig, size: int) -> Tokens:
+    """A SentencePiece vocabulary that is there as tokenizer.json only: the rank of a merge stands for the score."""
+    vocabulary = files.vocabulary(size)
+    ranks: dict[str, int] = {}
+    for rank, pair in enumerate(files.model.get("merges") or []):
+        ranks.setdefault("".join(pair.split(" ", 1) if isinstance(pair, str) else pair), rank)
+    texts = [vocabulary.get(i, f"[PAD{i}]") for i in range(size)]
+    kinds = [_kind_of(vocabulary, i) for i in range(size)]
+    scores = [_score(text, kind, ranks) for text, kind in zip(texts, kinds, strict=True)]
+    tokens = Tokens("llama", "default", texts, kinds, scores)
+    _add(tokens, files, size)
+    unknown = files.model.get("unk_token")
+    if config.arch == "llama" and unknown in texts:
+        tokens.kinds[texts.index(unknown)] = TokenType.UNKNOWN
+    tokens.space_prefix = _space_prefix(files, config, _prepends(files.fast))
+    return tokens
+
+
+def _kind_of(vocabulary: Mapping[int, str], token: int) -> int:
+    if token not in vocabulary:
+        return TokenType.UNUSED
+    return TokenType.BYTE if is_byte_token(vocabulary[token]) else TokenType.NORMAL
+
+
+def _score(text: str, kind: int, ranks: Mapping[str, int]) -> float:
+    if kind == TokenType.UNUSED:
+        return _PADDING_SCORE
+    return 0.0 if kind == TokenType.BYTE else -float(ranks.get(text, len(ranks)))
+
+
+def _prepends(fast: Mapping[str, Any]) -> bool:
+    """Whether a tokenizer.json puts a space before a text: its normalizer or its pre-tokenizer does."""
+    normalizer, pre = fast.get("normalizer") or {}, fast.get("pre_tokenizer") or {}
+    steps = normalizer.get("normalizers", [normalizer]) + pre.get("pretokenizers", [pre])
+    return any(
+        step.get("type") == "Prepend"
+        or (step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never")
+        for step in steps
+    )
+
+
+# -- BPE by merges ----------------------------------------------------------------------------------------------------
+
+
+def _byte_level(files: _Files, size: int) -> Tokens:
+    vocabulary, added = files.vocabulary(size), files.added()
+    texts, kinds = [], []
+    for token in range(size):
+        text, kind = vocabulary.get(token, f"[PAD{token}]"), TokenType.NORMAL
+        if token not in vocabulary:
+            kind = TokenType.UNUSED
+        elif token in added:
+            text, kind = _added({**added[token], "content": text})  # type: ignore[assignment]
+        texts.append(text)
+        kinds.append(int(kind))
+    pre = pre_tokenizer_name(files.fast, files.folder / "tokenizer.json")
+    return Tokens("gpt2", pre, texts, kinds, merges=True)
+
+
+def _gemma4(files: _Files, size: int) -> Tokens:
+    vocabulary, special = files.vocabulary(size), _named(files.config)
+    base = len(files.model["vocab"])
+    texts = [vocabulary.get(i, f"[PAD{i}]") for i in range(size)]
+    kinds = [_gemma4_kind(vocabulary.get(i), i >= base, special) for i in range(size)]
+    return Tokens("gemma4", None, texts, kinds, [_ADDED_SCORE] * size, merges=True, space_prefix=False)
+
+
+def _gemma4_kind(text: str | None, appended: bool, special: frozenset[str]) -> int:
+    if text is None:
+        return TokenType.UNUSED
+    if is_byte_token(text):
+        return TokenType.BYTE
+    if text in _SHOWN:
+        return TokenType.USER_DEFINED
+    if text in special:
+        return TokenType.CONTROL
+    return TokenType.USER_DEFINED if appended else TokenType.NORMAL
+
+
+def _named(config: Mapping[str, Any]) -> frozenset[str]:
+    """The texts that tokenizer_config.json gives a role: `bos_token` and its like, and lists of further ones."""
+    found = [value for key, value in config.items() if key.endswith("_token") and not isinstance(value, bool)]
+    for key in ("extra_special_tokens", "additional_special_tokens", "model_specific_special_tokens"):
+        more = config.get(key) or []
+        found += list(more.values()) if isinstance(more, dict) else list(more)
+    return frozenset(str(each["content"] if isinstance(each, dict) else each) for each in found if each)
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+def _entries(tokens: Tokens) -> Metadata:
+    from gguf import GGUFValueType as Kind
+
+    found: Metadata = {"tokenizer.ggml.model": (tokens.model, Kind.STRING)}
+    if tokens.pre is not None:
+        found["tokenizer.ggml.pre"] = tokens.pre, Kind.STRING
+    found["tokenizer.ggml.tokens"] = tokens.texts, (Kind.ARRAY, Kind.STRING)
+    if tokens.scores:
+        found["tokenizer.ggml.scores"] = tokens.scores, (Kind.ARRAY, Kind.FLOAT32)
+    found["tokenizer.ggml.token_type"] = [int(kind) for kind in tokens.kinds], (Kind.ARRAY, Kind.INT32)
+    if tokens.space_prefix is not None:
+        found["tokenizer.ggml.add_space_prefix"] = tokens.space_prefix, Kind.BOOL
+    return found
+
+
+def _special_entries(folder: Path, tokens: Tokens) -> Metadata:
+    """Merges, special ids, what is added to a text, and chat templates."""
+    from gguf import GGUFValueType, GGUFWriter
+
+    keys = GGUFWriter(None, "none")
+    _special_vocabulary(folder, tokens).add_to_gguf(keys, quiet=True)
+    found = {
+        key: (each.value, (each.type, each.sub_type or GGUFValueType.get_type(each.value[0])))
+        if each.type == GGUFValueType.ARRAY
+        else (each.value, each.type)
+        for key, each in keys.kv_data[0].items()
+        if key != "general.architecture"
+    }
+    if tokens.merges and "tokenizer.ggml.merges" not in found:
+        raise TokenizerError("there are no merges", where=folder / "tokenizer.json")
+    return found
+
+
+def _special_vocabulary(folder: Path, tokens: Tokens) -> SpecialVocab:
+    from gguf import SpecialVocab
+
+    try:
+        with _quiet():
+            return SpecialVocab(folder, load_merges=tokens.merges, n_vocab=len(tokens.texts))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:  # it trusts its files
+        raise TokenizerError(f"the tokenizer's files contradict each other ({error!r})", where=folder) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the package's remarks about templates that it does not know in full."""
+    log = logging.getLogger("gguf.vocab")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+def _token_id(role: str, token: int) -> Metadata:
+    from gguf import GGUFValueType
+
+    return {f"tokenizer.ggml.{role}_token_id": (token, GGUFValueType.UINT32)}
