@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
 import pytest
-import safetensors
+from checkpoints import bf16, checkpoint
 
 from rlx.errors import ModelFileError, UnsupportedModelError, WeightError
 from rlx.weights import ModelWeights, open_weights
@@ -185,20 +183,6 @@ def test_an_unknown_family_is_named() -> None:
 # --- weights under canonical names
 
 NORM = np.array([1.5, -2.0, 0.25, 1e-3], np.float32)
-
-
-def bf16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return (values.view(np.uint32) >> 16).astype(np.uint16)
-
-
-def checkpoint(directory: Path, tensors: Mapping[str, tuple[str, np.ndarray[Any, Any]]]) -> Path:
-    specs = {
-        name: safetensors.TensorSpec(dtype=dtype, shape=each.shape, data_ptr=each.ctypes.data, data_len=each.nbytes)
-        for name, (dtype, each) in tensors.items()
-    }
-    safetensors.serialize_file(specs, directory / "model.safetensors")
-    (directory / "config.json").write_text("{}")
-    return directory
 
 
 @pytest.fixture
