@@ -30,7 +30,7 @@ LAYERS = [
     {"codegen"},
     {"runtime"},
     {"models", "weights", "text", "demo"},
-    {"runners"},
+    {"runners", "export"},
     {""},
     {"cli", "server"},
     {"__main__"},

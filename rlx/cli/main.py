@@ -21,6 +21,7 @@ _COMMANDS = {
     "compile": "rlx.cli.compile:compile_",
     "inspect": "rlx.cli.inspect:inspect",
     "bench": "rlx.cli.bench:bench",
+    "quantize": "rlx.cli.quantize:quantize",
     "cache": "rlx.cli.cache:cache",
 }
 INTERRUPTED = 130  # exit code after SIGINT

@@ -1,0 +1,124 @@
+"""`quantize`: a model file in, a smaller GGUF file out.
+
+The export stage put together: every tensor of the source gets the type its name, shape and layer call for, is read,
+encoded and written, one after the other. Memory: the largest tensor in float32, and a slice of its bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlx.errors import ArgumentError
+from rlx.export.mix import FileType, file_type, tensor_types
+from rlx.export.model import Bytes, ExportModel, ExportTensor, open_model
+from rlx.export.quantizers import Quantizer
+from rlx.export.writer import Planned, Progress, check_output, write_gguf
+from rlx.ir.dtypes import DType
+from rlx.runtime.cache import CompileCache
+
+COPY = 16 << 20  # bytes copied at a time
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """What was written.
+
+    Attributes:
+        path: the file.
+        target: its type.
+        nbytes: its size.
+        tensors: (name, type in the source, type in the file) of each tensor, in the order of the file.
+        left_out: the source's names of tensors that are no part of the language model.
+        parameters: numbers in all tensors.
+    """
+
+    path: Path
+    target: FileType
+    nbytes: int
+    tensors: tuple[tuple[str, DType, DType], ...]
+    left_out: tuple[str, ...]
+    parameters: int
+
+    @property
+    def types(self) -> Counter[DType]:
+        """How many tensors have each type."""
+        return Counter(dtype for _, _, dtype in self.tensors)
+
+    @property
+    def bits(self) -> float:
+        """Bits of the file a number in it."""
+        return 8 * self.nbytes / self.parameters
+
+
+def quantize(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    target: str,
+    *,
+    threads: int | None = None,
+    force: bool = False,
+    requantize: bool = False,
+    progress: Progress | None = None,
+    cache: CompileCache | None = None,
+) -> Quantized:
+    """Writes a model as a GGUF file of another type.
+
+    Args:
+        source: a GGUF file, or a folder with safetensors, configuration and tokenizer.
+        out: the file to write; it appears when it is whole.
+        target: a name in `rlx.export.mix.FILE_TYPES`, in capitals or not.
+        threads: workers; the physical cores this process may use by default.
+        force: replaces `out` if it exists.
+        requantize: takes tensors that are quantized already, whose errors then add up.
+        progress: called with ("writing tensors", bytes done, bytes in all).
+        cache: where compiled encoders are kept; the usual compile cache by default.
+
+    Raises:
+        ArgumentError: an unknown type, an `out` that may not be written, a full disk, or a source that is quantized.
+        WeightError: numbers that are not finite or beyond the type's range.
+        ModelFileError: the source cannot be read.
+    """
+    chosen, path = file_type(target), Path(out)
+    check_output(path, Path(source), force=force)
+    with open_model(source) as model:
+        types = tensor_types(
+            model.tensors, model.arch, {key: entry[0] for key, entry in model.metadata.items()}, chosen
+        )
+        if not requantize:
+            _check_source(model, types)
+        with Quantizer(threads, cache) as quantizer:
+            plan = [_planned(t, dtype, quantizer) for t, dtype in zip(model.tensors, types, strict=True)]
+            nbytes = write_gguf(path, model, plan, chosen.ggml, progress)
+    tensors = tuple((t.name, t.dtype, dtype) for t, dtype in zip(model.tensors, types, strict=True))
+    return Quantized(path, chosen, nbytes, tensors, model.left_out, sum(_numbers(t) for t in model.tensors))
+
+
+def _check_source(model: ExportModel, types: Iterable[DType]) -> None:
+    for tensor, dtype in zip(model.tensors, types, strict=True):
+        if tensor.dtype.is_quantized and tensor.dtype is not dtype:
+            what = f"{tensor.name} is {tensor.dtype} already and would become {dtype}: the errors of both would add up"
+            hint = "Take the F16 or BF16 file of the model, or --requantize (requantize=True) if there is none."
+            raise ArgumentError(what, where=model.path, hint=hint)
+
+
+def _planned(tensor: ExportTensor, dtype: DType, quantizer: Quantizer) -> Planned:
+    raw = tensor.raw
+    if dtype is tensor.dtype and raw is not None:
+        return Planned(tensor.name, tensor.shape, dtype, lambda: _slices(raw))
+    return Planned(tensor.name, tensor.shape, dtype, lambda: quantizer.pieces(tensor.values(), dtype, tensor.name))
+
+
+def _slices(raw: Callable[[], Bytes]) -> Iterator[Bytes]:
+    data = raw()
+    yield from (data[start : start + COPY] for start in range(0, data.size, COPY))
+
+
+def _numbers(tensor: ExportTensor) -> int:
+    count = 1
+    for n in tensor.shape:
+        count *= n
+    return count

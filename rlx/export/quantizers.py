@@ -1,0 +1,185 @@
+"""Float32 numbers in, bytes of a GGUF type out: the encoders, compiled and run by worker threads.
+
+Part of the export stage: `mix.py` chooses a tensor's type, this makes its bytes, `writer.py` writes them. An encoder
+is a loop kernel like those that pack weights: it goes through the compile cache, and workers share its blocks.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.codegen.kernel import Kernel
+from rlx.errors import ArgumentError, WeightError
+from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, U8, DType
+from rlx.runtime.cache import CompileCache
+from rlx.runtime.compile import Compiler
+from rlx.runtime.key import digest_text
+from rlx.runtime.limits import worker_count
+from rlx.runtime.native import NativeCode
+from rlx.runtime.threads import WorkerPool
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+
+SLICE = 4 << 20  # numbers encoded at a time: an interrupt waits for one slice, and a slice is all the memory used
+_GRAINS = 64  # ranges that a slice's blocks are cut into for the workers
+_HALF = 65504.0  # the greatest half-precision number
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """How a type is made.
+
+    Attributes:
+        unit: numbers a unit of the kernel.
+        limit: magnitudes above it do not fit the type.
+        kernel: name of the kernel's function.
+        holes: what its holes are filled with, helpers by their names.
+        search: of a K type: how many steps are tried, the first, their distance (see `k_quants.py`).
+    """
+
+    unit: int
+    limit: float
+    kernel: str
+    holes: Mapping[str, Any]
+    search: tuple[int, float, float] | None = None
+
+
+#: Every type that can be made. The search of a K type stops where more of it gains less than a thousandth of the
+#: error: `docs/quantize.md` has the figures.
+ENCODERS: dict[DType, Encoder] = {
+    F16: Encoder(1024, _HALF, "encode_halves", {"CONVERT": "f32_to_f16"}),
+    BF16: Encoder(1024, 3.38e38, "encode_halves", {"CONVERT": "f32_to_bf16"}),
+    Q8_0: Encoder(32, 127 * _HALF, "encode_q8_0", {}),
+    Q4_0: Encoder(32, 8 * _HALF, "encode_q4_0", {"BYTES": 18, "ZERO": 8}),
+    Q5_0: Encoder(32, 16 * _HALF, "encode_q5_0", {"BYTES": 22, "ZERO": 16}),
+    Q5_1: Encoder(32, _HALF, "encode_q5_1", {"BYTES": 24}),
+    Q4_K: Encoder(256, 60 * _HALF, "encode_lines", {"TOP": 15, "BYTES": 144, "WRITE": "write_q4_k"}, (32, -3.0, 0.12)),
+    Q5_K: Encoder(256, 60 * _HALF, "encode_lines", {"TOP": 31, "BYTES": 176, "WRITE": "write_q5_k"}, (32, -5.0, 0.18)),
+    Q6_K: Encoder(256, 3900 * _HALF, "encode_q6_k", {"BYTES": 210}, (40, -8.0, 0.22)),
+}
+ROUNDS = 2
+
+
+class EncoderCompiler(Compiler):
+    """A compiler that also makes encoders."""
+
+    def encoder(self, dtype: DType) -> NativeCode:
+        """The step that encodes numbers as this type, see `rlx.codegen.ranges`; its one symbol is the step."""
+        return self._range(lambda: kernel(dtype), kind="encode", name=dtype.name, options={"source": _source_digest()})
+
+
+def kernel(dtype: DType) -> Kernel:
+    """f32 numbers -> bytes of a type. Buffers x, out; for F16 and BF16 the extent n, how many numbers there are.
+
+    Raises:
+        ArgumentError: there is no encoder for this type.
+    """
+    from rlx.codegen.loops import loop_kernel
+    from rlx.export import k_quants, simple_quants
+
+    encoder = _encoder(dtype)
+    module = simple_quants if encoder.search is None else k_quants
+    fn = getattr(module, encoder.kernel)
+    holes = {name: getattr(module, value) if isinstance(value, str) else value for name, value in encoder.holes.items()}
+    if encoder.search is not None:
+        holes |= {**dict(zip(("TRIES", "FIRST", "GAP"), encoder.search, strict=True)), "ROUNDS": ROUNDS}
+    if dtype in (F16, BF16):
+        return loop_kernel(fn, holes, [("x", F32), ("out", dtype)], ("n",))
+    return loop_kernel(fn, holes, [("x", F32), ("out", U8)])
+
+
+@cache
+def _source_digest() -> str:
+    """Of the encoders' sources: those that every key has a digest of are the ones that running a model needs."""
+    from rlx.export import k_quants, simple_quants
+
+    modules = (k_quants, simple_quants, sys.modules[__name__])
+    return digest_text("".join(map(inspect.getsource, modules)))[:16]
+
+
+def _encoder(dtype: DType) -> Encoder:
+    if dtype not in ENCODERS:
+        raise ArgumentError(f"no encoder makes {dtype}", hint=f"There are {', '.join(map(str, [F32, *ENCODERS]))}.")
+    return ENCODERS[dtype]
+
+
+class Quantizer:
+    """Encodes tensors with worker threads; a context manager that stops them.
+
+    Args:
+        threads: workers; RLX_THREADS or the physical cores this process may use by default.
+        cache: where compiled encoders are kept; the usual compile cache by default.
+
+    Raises:
+        ArgumentError: `threads` is out of range.
+    """
+
+    def __init__(self, threads: int | None = None, cache: CompileCache | None = None) -> None:
+        self.compiler = EncoderCompiler(cache=cache)
+        self.pool = WorkerPool(worker_count(threads), self.compiler.runtime())
+
+    def pieces(self, values: Floats, dtype: DType, name: str) -> Iterator[Bytes]:
+        """The bytes of a tensor in order, a slice at a time.
+
+        Args:
+            values: float32 of any shape; rows are along the last axis.
+            dtype: F32 or a type in `ENCODERS`.
+            name: the tensor's, for messages.
+
+        Raises:
+            ArgumentError: there is no encoder for this type.
+            WeightError: a row is no multiple of the type's block, or a number is not finite or beyond the type's range.
+        """
+        if values.ndim == 0 or values.shape[-1] % dtype.block:
+            what = f"rows of {values.shape[-1] if values.ndim else 1} numbers are no multiple of the {dtype.block}"
+            raise WeightError(f"{what}-number blocks of {dtype}", where=name)
+        flat = np.ascontiguousarray(values, np.float32).reshape(-1)
+        limit = float(np.finfo(np.float32).max) if dtype is F32 else _encoder(dtype).limit
+        for start in range(0, flat.size, SLICE):
+            part = flat[start : start + SLICE]
+            _check(part, limit, dtype, name)
+            yield part.view(np.uint8) if dtype is F32 else self._encode(part, dtype)
+
+    def encode(self, values: Floats, dtype: DType, name: str = "tensor") -> Bytes:
+        """The bytes of a tensor, 1-D uint8: `pieces` in one array."""
+        return np.concatenate([np.empty(0, np.uint8), *self.pieces(values, dtype, name)])
+
+    def _encode(self, flat: Floats, dtype: DType) -> Bytes:
+        out = np.empty(dtype.size(flat.shape), np.uint8)
+        units = -(-flat.size // ENCODERS[dtype].unit)
+        extents = [flat.size] if dtype in (F16, BF16) else []
+        words = [flat.ctypes.data, out.ctypes.data, *extents, units, max(1, units // _GRAINS), 0]
+        context = np.array(words, np.int64)
+        (step,) = self.compiler.encoder(dtype).addresses.values()
+        self.pool.share(step, context.ctypes.data)
+        return out
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _check(part: Floats, limit: float, dtype: DType, name: str) -> None:
+    """Least and greatest tell everything: either is NaN if any number is."""
+    low, high = float(part.min()), float(part.max())
+    if not (np.isfinite(low) and np.isfinite(high)):
+        hint = "The file is damaged, or the model was saved wrongly: get it again."
+        raise WeightError(f"the tensor holds {low if not np.isfinite(low) else high}", where=name, hint=hint)
+    if max(-low, high) > limit:
+        what = f"the tensor holds {low if -low > high else high:g} and {dtype} ends at {limit:g}"
+        raise WeightError(what, where=name, hint="Choose BF16 or F32.")

@@ -1,0 +1,196 @@
+"""Writing a GGUF file: header first, then tensor by tensor, into place only when it is whole.
+
+Last step of the export stage. The header needs every tensor's type and shape and none of the values, so the bytes of a
+tensor are asked for when its turn comes and forgotten when they are written.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.errors import ArgumentError, ModelFileError
+from rlx.ir.dtypes import DType
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
+    from rlx.export.model import ExportModel
+
+Bytes = npt.NDArray[np.uint8]
+Progress = Callable[[str, int, int], None]  # (what, done, total), in bytes of the file
+
+QUANTIZATION_VERSION = 2
+ALIGNMENT = 32
+MAX_NAME_BYTES = 63  # what readers of the format take
+# Written anew, or no longer true of one whole file.
+_DROPPED = frozenset({
+    "general.architecture", "general.alignment", "general.file_type", "general.quantization_version",
+    "split.no", "split.count", "split.tensors.count",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A tensor of the file to be.
+
+    Attributes:
+        name: GGUF name.
+        shape: row-major.
+        dtype: type in the file.
+        pieces: makes its bytes, in order and in pieces of any size, uint8.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    pieces: Callable[[], Iterable[Bytes]]
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.size(self.shape)
+
+
+def check_output(out: Path, source: Path, *, force: bool) -> None:
+    """Whether the file may be written, before any work is done.
+
+    Raises:
+        ArgumentError: it is the source or stands in it under the same name, it exists and `force` is not set, it is no
+            regular file, or its folder does not exist.
+    """
+    if out.exists() and source.exists() and out.samefile(source):
+        raise ArgumentError("this is the file that is read", where=out, hint="Give another name for the result.")
+    if out.is_dir():
+        raise ArgumentError("this is a folder, expected a name for a file", where=out)
+    if out.exists() and not out.is_file():
+        raise ArgumentError("this is no regular file", where=out)
+    if out.exists() and not force:
+        raise ArgumentError("the file exists", where=out, hint="Give another name, or --force (force=True).")
+    if not out.parent.is_dir():
+        raise ArgumentError("there is no such folder", where=out.parent, hint="Make it first.")
+
+
+def write_gguf(
+    out: Path, model: ExportModel, plan: Sequence[Planned], file_type: int, progress: Progress | None = None
+) -> int:
+    """Writes the file under another name beside `out` and moves it there when it is whole; an error leaves nothing.
+
+    Args:
+        out: replaced if it exists: see `check_output`.
+        model: whose metadata is written, besides the file type and the version of the block formats.
+        plan: the tensors in their order in the file.
+        file_type: `general.file_type`, a `gguf.LlamaFileType`.
+
+    Returns:
+        The file's size in bytes.
+
+    Raises:
+        ArgumentError: the disk has no room for it.
+        ModelFileError: two tensors have one name, a name is too long, or the pieces of a tensor are not its size.
+    """
+    _check_names(plan, out)
+    total = sum(tensor.nbytes for tensor in plan)
+    _check_space(out.parent, sum(_padded(tensor.nbytes) for tensor in plan))
+    with _into_place(out) as partial:
+        writer = _start(partial, model.arch, model.metadata, plan, file_type)
+        try:
+            _write_tensors(_file(writer), plan, total, progress)
+            _file(writer).flush()
+            os.fsync(_file(writer).fileno())
+        finally:
+            writer.close()
+        return partial.stat().st_size
+
+
+def _check_names(plan: Sequence[Planned], out: Path) -> None:
+    names = [tensor.name for tensor in plan]
+    if twice := sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []:
+        raise ModelFileError(f"two tensors would be named {twice[0]!r}", where=out)
+    if long := [name for name in names if len(name.encode()) > MAX_NAME_BYTES]:
+        raise ModelFileError(f"the name {long[0]!r} is longer than {MAX_NAME_BYTES} bytes", where=out)
+
+
+def _check_space(folder: Path, nbytes: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if nbytes > free:
+        what = f"the file needs {nbytes / 1e9:.2f} GB and the disk has {free / 1e9:.2f} GB free"
+        raise ArgumentError(what, where=folder, hint="Make room, or write to another disk.")
+
+
+@contextmanager
+def _into_place(out: Path) -> Iterator[Path]:
+    """A name beside `out` for the body to write to."""
+    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _start(
+    path: Path, arch: str, metadata: Mapping[str, tuple[Any, Any]], plan: Sequence[Planned], file_type: int
+) -> GGUFWriter:
+    """A writer that stands where the data section begins."""
+    from gguf import GGMLQuantizationType, GGUFWriter
+
+    writer = GGUFWriter(None, arch)
+    for key, (value, kind) in metadata.items():
+        if key not in _DROPPED:
+            _add(writer, key, value, kind)
+    writer.add_file_type(file_type)
+    writer.add_quantization_version(QUANTIZATION_VERSION)
+    for tensor in plan:
+        kind = GGMLQuantizationType(tensor.dtype.ggml or 0)
+        writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32), tensor.nbytes, raw_dtype=kind)
+    try:
+        writer.write_header_to_file(path)
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        writer.write_padding(_file(writer), _file(writer).tell())
+    except BaseException:
+        writer.close()
+        raise
+    return writer
+
+
+def _add(writer: GGUFWriter, key: str, value: Any, kind: Any) -> None:
+    from gguf import GGUFValueType
+
+    scalar, element = kind if isinstance(kind, tuple) else (kind, None)
+    if scalar == GGUFValueType.ARRAY and len(value) == 0:
+        return  # the writer has no form for it, and readers treat it as a key that is not there
+    writer.add_key_value(key, value, scalar, element)
+
+
+def _file(writer: GGUFWriter) -> BinaryIO:
+    assert writer.fout is not None
+    file: BinaryIO = writer.fout[0]
+    return file
+
+
+def _write_tensors(file: BinaryIO, plan: Sequence[Planned], total: int, progress: Progress | None) -> None:
+    done = 0
+    for tensor in plan:
+        start = done
+        for piece in tensor.pieces():
+            file.write(piece.data)
+            done += piece.nbytes
+            if progress is not None:
+                progress("writing tensors", done, total)
+        if done - start != tensor.nbytes:
+            what = f"{done - start} bytes were made of a {tensor.dtype}{list(tensor.shape)} of {tensor.nbytes}"
+            raise ModelFileError(what, where=tensor.name)
+        file.write(bytes(_padded(tensor.nbytes) - tensor.nbytes))
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
