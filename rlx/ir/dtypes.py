@@ -40,6 +40,11 @@ class DType:
     def is_float(self) -> bool:
         return self.name in ("f32", "f16", "bf16", "f64")
 
+    @property
+    def has_integer_codes(self) -> bool:
+        """Whether values are integers times scales: what int8 activations can be multiplied with."""
+        return self.is_quantized and self is not F8_E4M3
+
     def row_bytes(self, elements: int) -> int:
         """Bytes of one row of `elements` values; `ShapeError` if the block size does not divide it."""
         if elements % self.block:
@@ -91,6 +96,9 @@ TQ2_0 = DType("tq2_0", 256, 66, None, 35)
 MXFP4 = DType("mxfp4", 32, 17, None, 39)
 NVFP4 = DType("nvfp4", 64, 36, None, 40)
 Q1_0 = DType("q1_0", 128, 18, None, 41)
+
+# Numbers of 8 bits as safetensors checkpoints have them, brought into blocks: an f32 scale, then 32 e4m3fn bytes.
+F8_E4M3 = DType("f8_e4m3", 32, 36)
 
 # An int8 activation row: see rlx/codegen/layouts.py for its bytes. Never found in a file.
 Q8A = DType("q8a", 32, 44)

@@ -63,10 +63,13 @@ class Node:
     def __sub__(self, other: Node) -> Node:
         return OPERATORS["sub"](self, other)
 
+    def __truediv__(self, other: Node) -> Node:
+        return OPERATORS["div"](self, other)
+
 
 LEAVES = ("input", "weight", "state")
 
-#: What `+`, `*` and `-` on nodes mean: filled by `rlx.ir.ops`, which knows the ops and comes after this file.
+#: What `+`, `*`, `-` and `/` on nodes mean: filled by `rlx.ir.ops`, which knows the ops and comes after this file.
 OPERATORS: dict[str, Callable[[Node, Node], Node]] = {}
 
 

@@ -427,4 +427,4 @@ def neg(x: Node) -> Node:
 
 
 # Here and not in node.py, which cannot know the ops.
-OPERATORS.update(add=add, sub=sub, mul=mul)
+OPERATORS.update(add=add, sub=sub, mul=mul, div=div)

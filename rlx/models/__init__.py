@@ -1,8 +1,9 @@
 """Models: a family's equations as a symbolic graph. Between the open file and the passes; imports only `ir`.
 
-`keys.py` reads metadata, `architectures.py`, `rope.py` and `config.py` say what the model is, `builder.py` declares its
-weights, `blocks.py` holds what families share, and each family file reads like its paper. A new family is a file, a row
-here and a row in `ARCHITECTURES`.
+`keys.py` reads metadata; `gguf_config.py` and `hf_config.py`, with the rows of `architectures.py`, turn it into the
+`config.py` of the model; `views.py` says which tensors are parts of others, `builder.py` declares the weights,
+`blocks.py` holds what families share, and each family file reads like its paper. A new family is a file, a row here and
+a row in `ARCHITECTURES`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from typing import Any, NamedTuple
 from rlx.errors import ArgumentError, ModelFileError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
-from rlx.models import gemma, llama, qwen3
+from rlx.models import gemma, gemma3n, gemma4, llama, qwen3, qwen35
 from rlx.models.architectures import ARCHITECTURES, MODEL_TYPES
 from rlx.models.builder import Weights
 from rlx.models.config import ModelConfig
+from rlx.models.gguf_config import from_gguf
+from rlx.models.hf_config import from_hf
+from rlx.models.views import View, views
 
-__all__ = ["FAMILIES", "SUPPORTED", "ModelConfig", "Weights", "build", "config_from"]
+__all__ = ["FAMILIES", "SUPPORTED", "ModelConfig", "View", "Weights", "build", "config_from", "views"]
 
 Build = Callable[[ModelConfig, Weights, DType], Graph]
 
@@ -34,9 +38,14 @@ _BUILDS: dict[str, Build] = {
     "llama": llama.build,
     "qwen2": qwen3.build_qwen2,
     "qwen3": qwen3.build_qwen3,
+    "qwen3moe": qwen3.build_qwen3,
+    "qwen35": qwen35.build,
+    "qwen35moe": qwen35.build,
     "gemma": gemma.build_gemma,
     "gemma2": gemma.build_gemma2,
     "gemma3": gemma.build_gemma3,
+    "gemma3n": gemma3n.build,
+    "gemma4": gemma4.build,
 }
 FAMILIES = {arch: Family(ARCHITECTURES[arch].family, build) for arch, build in _BUILDS.items()}
 # File format -> values of `general.architecture`, of `model_type`.
@@ -49,8 +58,9 @@ def build(
     """The graph of a model: what it computes, with no regard to how.
 
     Inputs "tokens" and "positions", i32 [SEQ]; states "k.{layer}" and "v.{layer}", [kv_heads, CTX, head_dim] of
-    `kv_dtype`; output "logits", f32 [SEQ, vocab_size], of every row. Matrices are weights of the file's dtype, vectors
-    are weights of f32 to which the loader adds `config.offset(name)`; both have their canonical names.
+    `kv_dtype`, WINDOW_CTX in place of CTX for layers with a window, and those of recurrent layers; output "logits", f32
+    [SEQ, vocab_size], of every row. Matrices are weights of the file's dtype, small tensors are weights of f32 whose
+    values the loader passes through `config.value(name, stored)`; all have their canonical names, or those of `views`.
 
     Args:
         kv_dtype: f32, f16 or bf16.
@@ -58,7 +68,6 @@ def build(
 
     Raises:
         ArgumentError: KV caches cannot have this dtype.
-        UnsupportedModelError: the file fuses tensors that rlx wants apart.
         WeightError: a tensor is missing, or has another shape or dtype than the configuration says.
     """
     try:
@@ -82,10 +91,10 @@ def config_from(
 
     Raises:
         ArgumentError: an unknown format.
-        ConfigError, UnsupportedModelError: as `ModelConfig.from_gguf` and `ModelConfig.from_hf`.
+        ConfigError, UnsupportedModelError: as `from_gguf` and `from_hf`.
     """
     if format == "gguf":
-        return ModelConfig.from_gguf(metadata, has_tensor, where=where)
+        return from_gguf(metadata, has_tensor, where=where)
     if format == "safetensors":
-        return ModelConfig.from_hf(metadata, where=where)
+        return from_hf(metadata, where=where)
     raise ArgumentError(f"format is {format!r}, expected 'gguf' or 'safetensors'")

@@ -1,7 +1,7 @@
 """How the architectures differ: one row each.
 
-Part of the models stage, read by `config.py`. A new architecture is a row here, a row in `rlx.models.FAMILIES` and the
-equations in a family file.
+Part of the models stage, read by `gguf_config.py` and `hf_config.py`. A new architecture is a row here, a row in
+`rlx.models.FAMILIES` and the equations in a family file.
 
 Sources: llama.cpp for what GGUF files leave unsaid; the configuration classes of transformers, whose defaults published
 `config.json` files rely on.
@@ -10,7 +10,7 @@ Sources: llama.cpp for what GGUF files leave unsaid; the configuration classes o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlx.models.keys import Keys
@@ -21,6 +21,11 @@ Sliding = Callable[[Keys, int], list[bool]]
 def none_slides(keys: Keys, layers: int) -> list[bool]:
     """No layer has a window."""
     return [False] * layers
+
+
+def _all_slide(keys: Keys, layers: int) -> list[bool]:
+    """Mistral: every layer has the window, if the file has one."""
+    return ["sliding_window" in keys] * layers
 
 
 def _upper_layers_slide(keys: Keys, layers: int) -> list[bool]:
@@ -51,10 +56,15 @@ class Architecture:
     Attributes:
         family: the runner family.
         model_types: `model_type` in `config.json`, of the text part and of models that contain it.
+        hf_variants: further model types with what differs for them: fields of this row.
         gguf_rope: rope style of its GGUF files; of safetensors it is always "neox".
         gguf_period: in GGUF every n-th layer has no window; None: no layer has one.
         gguf_window: default window of its GGUF files, 0 for none.
         gguf_caps: (attention, logits): default softcaps of its GGUF files, 0 for none.
+        gguf_local_heads: GGUF has keys of their own for the head sizes of sliding layers.
+        shares_kv: the last layers may read keys and values of earlier ones.
+        partial_rope: the part of a head that turns, where `config.json` does not say; None: always all of it.
+        attention_scale: factor of q k^T; None: 1/sqrt(head size), or what the file says.
         hf_sliding: which layers slide according to a `config.json` without `layer_types`.
         local_base: default base of a rope of their own for sliding layers, None if they share the model's.
         hf_base: default of `rope_theta`.
@@ -62,6 +72,13 @@ class Architecture:
         hf_activation_names: what its files call activations differently than others.
         activation: in GGUF, which has no key for it.
         norm_offset: what the norm weights of its safetensors lack.
+        plain_norms: norms that lack nothing.
+        experts: "none", "may", or "must": whether its layers have experts.
+        hf_experts: keys of `config.json` for the experts' count, their number used, and whether their weights are
+            normalized (None: they always are).
+        shared_expert: beside the others there is one that every token goes to.
+        hybrid: most of its layers are recurrent.
+        streams: it has several copies of the residual stream.
         scales_embedding: embeddings are multiplied by sqrt(hidden).
         biases: linear layers that must have a bias; others may.
         wide_scale_layers: layer count of the one model whose attention scale is 1/sqrt(hidden/heads), which GGUF does
@@ -71,10 +88,15 @@ class Architecture:
 
     family: str
     model_types: tuple[str, ...]
+    hf_variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     gguf_rope: str = "neox"
     gguf_period: int | None = None
     gguf_window: int = 0
     gguf_caps: tuple[float, float] = (0.0, 0.0)
+    gguf_local_heads: bool = False
+    shares_kv: bool = False
+    partial_rope: float | None = None
+    attention_scale: float | None = None
     hf_sliding: Sliding = none_slides
     local_base: float | None = None
     hf_base: float = 10_000.0
@@ -82,6 +104,16 @@ class Architecture:
     hf_activation_names: Mapping[str, str] = field(default_factory=dict)
     activation: str = "silu"
     norm_offset: float = 0.0
+    plain_norms: tuple[str, ...] = ()
+    experts: str = "none"
+    hf_experts: tuple[tuple[str, ...], str, str | None] = (
+        ("num_experts", "num_local_experts"),
+        "num_experts_per_tok",
+        None,
+    )
+    shared_expert: bool = False
+    hybrid: bool = False
+    streams: bool = False
     scales_embedding: bool = False
     biases: tuple[str, ...] = ()
     wide_scale_layers: int | None = None
@@ -126,8 +158,51 @@ _GEMMA3_DEFAULTS: dict[str, Any] = {
     "final_logit_softcapping": None,
 }
 
+_GEMMA3N_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262_400,
+    "hidden_size": 2048,
+    "hidden_size_per_layer_input": 256,
+    "intermediate_size": 16_384,
+    "num_hidden_layers": 35,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_kv_shared_layers": 15,
+    "head_dim": 256,
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 512,
+    "final_logit_softcapping": 30.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "altup_num_inputs": 4,
+    "tie_word_embeddings": True,
+}
+_GEMMA4_DEFAULTS: dict[str, Any] = {
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size_per_layer_input": 0,
+    "tie_word_embeddings": True,
+}
+_QWEN35 = Architecture(
+    "qwen35",
+    ("qwen3_5_text", "qwen3_5"),
+    partial_rope=0.25,
+    norm_offset=1.0,
+    plain_norms=("ssm_norm",),
+    hybrid=True,
+    hf_base=10_000_000.0,
+    hf_defaults={"head_dim": 256, "rms_norm_eps": 1e-6},
+)
+_MIXTRAL: dict[str, Any] = {"experts": "must", "hf_base": 1_000_000.0}
+
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture("llama32", ("llama",), gguf_rope="interleaved"),
+    "llama": Architecture(
+        "llama32",
+        ("llama",),
+        hf_variants={"mistral": {"hf_sliding": _all_slide}, "mixtral": {"hf_sliding": _all_slide, **_MIXTRAL}},
+        gguf_rope="interleaved",
+        experts="may",
+    ),
     "qwen2": Architecture(
         "qwen3",
         ("qwen2",),
@@ -141,6 +216,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         hf_sliding=_upper_layers_slide,
         hf_defaults={"use_sliding_window": False, "head_dim": 128},
     ),
+    "qwen3moe": Architecture(
+        "qwen3",
+        ("qwen3_moe",),
+        hf_sliding=_upper_layers_slide,
+        experts="must",
+        hf_experts=(("num_experts", "num_local_experts"), "num_experts_per_tok", "norm_topk_prob"),
+        hf_defaults={"use_sliding_window": False},
+    ),
+    "qwen35": _QWEN35,
+    "qwen35moe": replace(_QWEN35, model_types=("qwen3_5_moe_text", "qwen3_5_moe"), experts="must", shared_expert=True),
     "gemma": Architecture(
         "gemma",
         ("gemma",),
@@ -180,5 +265,52 @@ ARCHITECTURES: dict[str, Architecture] = {
         wide_scale_layers=62,
         hf_defaults=_GEMMA3_DEFAULTS,
     ),
+    "gemma3n": Architecture(
+        "gemma",
+        ("gemma3n_text", "gemma3n"),
+        gguf_period=5,
+        gguf_window=512,
+        gguf_caps=(0.0, 30.0),
+        shares_kv=True,
+        attention_scale=1.0,
+        hf_sliding=_every_nth_is_full(5),
+        local_base=10_000.0,
+        hf_base=1_000_000.0,
+        hf_activation=("hidden_activation",),
+        activation="gelu_tanh",
+        streams=True,
+        scales_embedding=True,
+        hf_defaults=_GEMMA3N_DEFAULTS,
+    ),
+    "gemma4": Architecture(
+        "gemma",
+        ("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified"),
+        gguf_period=6,
+        gguf_caps=(0.0, 30.0),
+        gguf_local_heads=True,
+        shares_kv=True,
+        attention_scale=1.0,
+        hf_sliding=_every_nth_is_full(6),
+        local_base=10_000.0,
+        hf_base=1_000_000.0,
+        hf_activation=("hidden_activation",),
+        activation="gelu_tanh",
+        experts="may",
+        hf_experts=(("num_experts",), "top_k_experts", None),
+        scales_embedding=True,
+        hf_defaults=_GEMMA4_DEFAULTS,
+    ),
 }
-MODEL_TYPES = {name: arch for arch, row in ARCHITECTURES.items() for name in row.model_types}
+
+
+def _model_types() -> dict[str, tuple[str, Architecture]]:
+    """`model_type` of a `config.json` -> the architecture's name and its row, with what differs for that type."""
+    table: dict[str, tuple[str, Architecture]] = {}
+    for arch, row in ARCHITECTURES.items():
+        table |= dict.fromkeys(row.model_types, (arch, row))
+        for name, changes in row.hf_variants.items():
+            table[name] = arch, replace(row, model_types=(name,), **changes)
+    return table
+
+
+MODEL_TYPES = _model_types()

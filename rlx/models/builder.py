@@ -6,17 +6,17 @@ Part of the models stage: family files hand a `Model` to the blocks of `rlx.mode
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx.errors import ArgumentError, UnsupportedModelError, WeightError
+from rlx.errors import ArgumentError, WeightError
 from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.models.config import ModelConfig
+from rlx.models.config import Layer, ModelConfig
 
 FLOATS = (F32, F16, BF16)
 
@@ -50,6 +50,7 @@ class Model:
     Attributes:
         kv_dtype: of the KV caches.
         layer: number of the layer, -1 outside.
+        caches: layer -> its keys and values after the new ones were written, for layers that share them.
     """
 
     graph: Graph
@@ -57,6 +58,12 @@ class Model:
     weights: Weights
     kv_dtype: DType
     layer: int = -1
+    caches: dict[int, tuple[Node, Node]] = field(default_factory=dict)
+
+    @property
+    def here(self) -> Layer:
+        """The sizes and switches of the layer."""
+        return self.config.each[self.layer]
 
     def layers(self) -> Iterator[Model]:
         """The model seen from each of its layers."""
@@ -66,8 +73,13 @@ class Model:
         """Whether the file has this tensor of the layer."""
         return self.weights.has(self._full(name))
 
+    def rows(self, name: str) -> int:
+        """The first dimension of a tensor of the layer, where only the tensor says it; 1 if it is missing."""
+        full = self._full(name)
+        return self.weights.info(full).shape[0] if self.weights.has(full) else 1
+
     def weight(self, name: str, *shape: int) -> Node:
-        """A tensor of the layer as a weight of the graph: a matrix in the file's dtype, a vector in float32.
+        """A tensor of the layer as a weight of the graph: matrices in the file's dtype, a vector in float32.
 
         Raises:
             WeightError: it is missing, or its shape or dtype is not what the configuration says.
@@ -76,21 +88,27 @@ class Model:
         found = self._checked(full, shape)
         return self.graph.weight(full, shape, found.dtype if len(shape) > 1 else F32)
 
+    def numbers(self, name: str, *shape: int) -> Node:
+        """A small float tensor of the layer as a weight in float32, whatever its shape; `WeightError` as `weight`."""
+        full = self._full(name)
+        self._checked(full, shape, floats=True)
+        return self.graph.weight(full, shape, F32)
+
     def values(self, name: str, *shape: int) -> npt.NDArray[np.float32]:
         """The values of a small float tensor of the layer; `WeightError` as `weight`."""
         full = self._full(name)
-        self._checked(full, shape)
+        self._checked(full, shape, floats=True)
         return self.weights.array(full)
 
-    def _checked(self, full: str, shape: tuple[int, ...]) -> Tensor:
+    def _checked(self, full: str, shape: tuple[int, ...], *, floats: bool = False) -> Tensor:
         if not self.weights.has(full):
             raise WeightError(f"the tensor is missing, expected shape {list(shape)}", where=full, hint=_INCOMPLETE)
         found = self.weights.info(full)
         if tuple(found.shape) != shape:
             raise WeightError(f"expected shape {list(shape)}, found {list(found.shape)}", where=full, hint=_MISMATCH)
-        matrix = len(shape) > 1
-        if found.dtype not in FLOATS and not (matrix and found.dtype.is_quantized):
-            expected = "f32, f16, bf16" + " or a block format" * matrix
+        blocks = len(shape) > 1 and not floats
+        if found.dtype not in FLOATS and not (blocks and found.dtype.block > 1):
+            expected = "f32, f16, bf16" + " or a block format" * blocks
             raise WeightError(f"expected {expected}, found {found.dtype}", where=full)
         return found
 
@@ -103,11 +121,8 @@ def start(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Model:
 
     Raises:
         ArgumentError: KV caches cannot have this dtype.
-        UnsupportedModelError: the file fuses tensors that rlx wants apart.
     """
     if kv_dtype not in FLOATS:
         known = ", ".join(d.name for d in FLOATS)
         raise ArgumentError(f"KV caches of {kv_dtype} are not supported", hint=f"Supported are {known}.")
-    if weights.has("blk.0.attn_qkv.weight"):
-        raise UnsupportedModelError("q, k and v in one tensor are not supported", where="blk.0.attn_qkv.weight")
     return Model(Graph(config.arch), config, weights, kv_dtype)

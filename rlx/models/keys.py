@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from rlx.errors import ConfigError, UnsupportedModelError
 
 Range = tuple[float, float]
+T = TypeVar("T")
 
 POSITIVE: Range = (1e-30, 1e30)  # of a float that is divided by
+EPS: Range = (1e-12, 1.0)
+CAP: Range = (0.0, 1e6)
+WIDTH, HEADS = (1, 1 << 24), (1, 1 << 14)
 _ABSENT: Any = object()
 
 
@@ -43,17 +47,33 @@ class Keys:
             raise ConfigError(f"the key '{self.prefix}{key}' is missing, expected {expected}", where=self.where)
         return default
 
-    def integer(self, key: str, allowed: tuple[int, int], default: int | None = None, layers: int | None = None) -> int:
-        """An integer in the inclusive range; with `layers`, also an array of as many equal ones.
-
-        Raises:
-            ConfigError: missing, no integer, or out of range.
-            UnsupportedModelError: an array whose elements differ.
-        """
-        if layers is not None and isinstance(plain(self.get(key, default)), list):
-            return self._same_for_all(key, allowed, layers)
+    def integer(self, key: str, allowed: tuple[int, int], default: int | None = None) -> int:
+        """An integer in the inclusive range; `ConfigError` otherwise."""
         expected = f"an integer from {allowed[0]} to {allowed[1]}"
         return int(self._read(key, default, expected, lambda v: is_integer(v) and allowed[0] <= v <= allowed[1]))
+
+    def integers(self, key: str, allowed: tuple[int, int], layers: int, default: int | None = None) -> tuple[int, ...]:
+        """An integer in the inclusive range for each layer, from an array of them or from one for all; `ConfigError`
+        otherwise.
+        """
+        if not isinstance(plain(self.get(key, default)), list):
+            return (self.integer(key, allowed, default),) * layers
+        found = self.array(key, layers, "one integer a layer")
+        return tuple(Keys({self.prefix + key: each}, self.where, self.prefix).integer(key, allowed) for each in found)
+
+    def same(self, key: str, allowed: tuple[int, int], layers: int, default: int | None = None) -> int:
+        """An integer that all layers have in common; `UnsupportedModelError` for an array whose elements differ."""
+        found = self.integers(key, allowed, layers, default)
+        if any(value != found[0] for value in found):
+            self.unsupported(key, found, "layers of different sizes are not supported for this architecture")
+        return found[0]
+
+    def even(self, key: str, allowed: tuple[int, int], default: int | None = None) -> int:
+        """An even integer in the inclusive range; `ConfigError` otherwise."""
+        found = self.integer(key, allowed, default)
+        if found % 2:
+            self.wrong(key, found, "an even number")
+        return found
 
     def number(self, key: str, allowed: Range, default: float | None = None) -> float:
         """A finite number in the inclusive range, as a float; `ConfigError` otherwise."""
@@ -111,12 +131,14 @@ class Keys:
             self.wrong(key, found, expected)
         return found
 
-    def _same_for_all(self, key: str, allowed: tuple[int, int], layers: int) -> int:
-        """The one value of an array that holds a value a layer."""
-        found = self.array(key, layers, "one integer a layer")
-        if any(value != found[0] for value in found):
-            self.unsupported(key, found, "layers of different sizes are not supported for this architecture")
-        return Keys({self.prefix + key: found[0]}, self.where, self.prefix).integer(key, allowed)
+
+def known(keys: Keys, key: str, names: Mapping[str, T]) -> T:
+    """What the string under `key` stands for; `UnsupportedModelError` with the names that are known."""
+    found = keys.text(key)
+    if found not in names:
+        hint = f"Supported are {', '.join(names)}."
+        raise UnsupportedModelError(f"the architecture '{found}' ({key}) is not supported", where=keys.where, hint=hint)
+    return names[found]
 
 
 def is_integer(value: object) -> bool:

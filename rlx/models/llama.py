@@ -1,14 +1,14 @@
-"""Llama 1 to 3.2 and what was built like it (TinyLlama, SmolLM, Vicuna).
+"""Llama 1 to 3.2 and what was built like it: Mistral, Mixtral, TinyLlama, SmolLM, Vicuna.
 
 A family file: the equations of one decoder, top to bottom. Sources: Llama (arXiv 2302.13971), Llama 3 (arXiv
-2407.21783) for its rope scaling, which lies in the frequencies.
+2407.21783) for its rope scaling, which lies in the frequencies, Mixtral (arXiv 2401.04088) for the experts.
 """
 
 from __future__ import annotations
 
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
-from rlx.models.blocks import attention, embedding, gated_mlp, head, norm, rope_angles
+from rlx.models.blocks import attention, embedding, feed_forward, head, norm, rope_angles
 from rlx.models.builder import Weights, start
 from rlx.models.config import ModelConfig
 
@@ -20,5 +20,5 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
     angles = rope_angles(model)
     for layer in model.layers():
         x = x + attention(layer, norm(layer, x, "attn_norm"), angles)
-        x = x + gated_mlp(layer, norm(layer, x, "ffn_norm"))
+        x = x + feed_forward(layer, norm(layer, x, "ffn_norm"))
     return head(model, x)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import pi
+from math import ceil, floor, log, pi
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,8 @@ from rlx.models.keys import POSITIVE, Keys
 
 DIVISORS = "rope_freqs.weight"
 FACTOR = (1e-6, 1e6)
-_KINDS = {"default": "default", "linear": "linear", "llama3": "llama3"}
+PART = (1e-3, 1.0)
+_KINDS = {kind: kind for kind in ("default", "linear", "llama3", "yarn", "proportional")}
 _LONGROPE = ("rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -40,22 +42,46 @@ class Llama3:
 
 
 @dataclass(frozen=True)
+class Yarn:
+    """YaRN (arXiv 2309.00071): low frequencies are divided by the factor, high ones are kept.
+
+    Attributes:
+        factor: what low frequencies are divided by.
+        fast, slow: rotations within the original context above which a frequency is kept, and below which it is
+            divided in full.
+        context: the original context length.
+        whole: the borders between them are rounded to whole pairs, outwards.
+    """
+
+    factor: float
+    fast: float
+    slow: float
+    context: int
+    whole: bool = True
+
+
+@dataclass(frozen=True)
 class Rope:
     """One rotary embedding.
 
     Attributes:
         base: theta.
-        dims: rotated elements of a head.
+        dims: elements of a head that it spans, paired as the style says.
         factor: linear scaling: every frequency is divided by it.
-        llama3: Llama 3 scaling, or None.
+        llama3, yarn: scaling of that kind, or None.
         divisors: name of the tensor [dims/2] that divides the frequencies one by one, or None.
+        turning: how many of the elements it spans turn, the first pairs; None for all. The others stay as they are.
+        scale: factor of sines and cosines.
     """
 
     base: float
     dims: int
     factor: float = 1.0
     llama3: Llama3 | None = None
+    yarn: Yarn | None = None
     divisors: str | None = None
+    turning: int | None = None
+    scale: float = 1.0
 
 
 def inv_freq(rope: Rope, divisors: npt.NDArray[np.float32] | None = None) -> npt.NDArray[np.float32]:
@@ -72,8 +98,12 @@ def inv_freq(rope: Rope, divisors: npt.NDArray[np.float32] | None = None) -> npt
     inverse = (np.float32(1) / power).astype(np.float64) / rope.factor
     if rope.llama3 is not None:
         inverse = inverse * _llama3(inverse, rope.llama3)
+    if rope.yarn is not None:
+        inverse = inverse * _yarn(rope, rope.yarn)
     if divisors is not None:
         inverse = inverse / divisors
+    if rope.turning is not None:
+        inverse[rope.turning // 2 :] = 0
     return inverse.astype(np.float32)
 
 
@@ -84,72 +114,121 @@ def _llama3(inverse: npt.NDArray[np.float64], scaling: Llama3) -> npt.NDArray[np
     return (1 - keep) / scaling.factor + keep
 
 
+def _yarn(rope: Rope, scaling: Yarn) -> npt.NDArray[np.float64]:
+    """1 for the first, fast pairs, 1/factor for the last, linear between, in numbers of pairs."""
+
+    def pair(rotations: float) -> float:
+        """The pair (a real number) that turns this often within the original context."""
+        return rope.dims * log(scaling.context / (rotations * 2 * pi)) / (2 * log(rope.base))
+
+    low, high = pair(scaling.fast), pair(scaling.slow)
+    if scaling.whole:
+        low, high = floor(low), ceil(high)
+    low, high = max(low, 0), min(high, rope.dims - 1)
+    ramp = np.clip((np.arange(rope.dims // 2) - low) / max(high - low, 0.001), 0, 1)
+    factors: npt.NDArray[np.float64] = ramp / scaling.factor + (1 - ramp)
+    return factors
+
+
+def yarn_scale(factor: float, weight: float = 1.0) -> float:
+    """What YaRN multiplies sines and cosines by: 1 + 0.1 weight ln(factor)."""
+    return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0
+
+
 # -- GGUF -------------------------------------------------------------------------------------------------------------
 
 
-def from_gguf(keys: Keys, dims: int, has_tensor: Callable[[str], bool], local: bool) -> tuple[Rope, Rope | None]:
-    """The rope of a GGUF file and, if `local`, the one of its sliding-window layers, which no scaling applies to.
+def from_gguf(
+    keys: Keys, dims: int, local_dims: int | None, has_tensor: Callable[[str], bool], context: int
+) -> tuple[Rope, Rope | None]:
+    """The rope of a GGUF file and, with `local_dims`, that of its sliding-window layers, which no scaling applies to.
+
+    Args:
+        dims, local_dims: elements of a head that they span.
+        context: the model's context length, which YaRN's own defaults to.
 
     Raises:
-        ConfigError: a key of the wrong type or out of range; with `local`, no base.
-        UnsupportedModelError: a scaling that rlx does not have; without `local`, another base for those layers.
+        ConfigError: a key of the wrong type or out of range; with `local_dims`, no base.
+        UnsupportedModelError: a scaling that rlx does not have; without `local_dims`, another base for those layers.
     """
     for name in _LONGROPE:
         if has_tensor(name):
             raise UnsupportedModelError(f"the tensor {name} asks for longrope scaling", where=keys.where)
-    keys.require("rope.scaling.attn_factor", 1.0, "a factor on rope's sines and cosines is not supported")
     # A family with two ropes has no common base that could stand in for the global one.
-    base = keys.number("rope.freq_base", POSITIVE) if local else keys.number("rope.freq_base", POSITIVE, 10_000.0)
-    if not local:
+    base = keys.number("rope.freq_base", POSITIVE, None if local_dims else 10_000.0)
+    if not local_dims:
         keys.require("rope.freq_base_swa", base, "a rope of its own for some layers is not supported here")
     divisors = DIVISORS if has_tensor(DIVISORS) else None
-    rope = Rope(base, dims, factor=_gguf_factor(keys), divisors=divisors)
-    return rope, Rope(keys.number("rope.freq_base_swa", POSITIVE, 10_000.0), dims) if local else None
+    rope = Rope(base, dims, divisors=divisors, **_gguf_scaling(keys, context))
+    return rope, Rope(keys.number("rope.freq_base_swa", POSITIVE, 10_000.0), local_dims) if local_dims else None
 
 
-def _gguf_factor(keys: Keys) -> float:
-    """Linear scaling factor: the default of the type is linear, of the factor 0, which stands for 1."""
-    kind = keys.choice("rope.scaling.type", {"none": "none", "linear": "linear"}, "linear")
+def _gguf_scaling(keys: Keys, context: int) -> dict[str, Any]:
+    """Fields of `Rope`: the default of the type is linear, of the factor 0, which stands for 1."""
+    kind = keys.choice("rope.scaling.type", {kind: kind for kind in ("none", "linear", "yarn")}, "linear")
     old = keys.number("rope.scale_linear", (0, 1e6), 0.0)
-    factor: float = keys.number("rope.scaling.factor", (0, 1e6), old)
-    return factor if kind == "linear" and factor else 1.0
+    factor = keys.number("rope.scaling.factor", (0, 1e6), old) or 1.0
+    scale = keys.number("rope.scaling.attn_factor", FACTOR, 1.0)
+    if kind != "yarn":
+        return {"factor": factor if kind == "linear" else 1.0, "scale": scale}
+    keys.require("rope.scaling.yarn_ext_factor", 1.0, "mixing in a part of YaRN is not supported")
+    scale *= keys.number("rope.scaling.yarn_attn_factor", FACTOR, 1.0)
+    weight = keys.number("rope.scaling.yarn_log_multiplier", (0, 1e3), 0.0)
+    fast = keys.number("rope.scaling.yarn_beta_fast", POSITIVE, 32.0)
+    slow = keys.number("rope.scaling.yarn_beta_slow", POSITIVE, 1.0)
+    original = keys.integer("rope.scaling.original_context_length", (1, 1 << 31), context)
+    scale *= yarn_scale(factor) / (yarn_scale(factor, weight) if weight else 1.0)
+    return {"yarn": Yarn(factor, fast, slow, original), "scale": scale}
 
 
 # -- config.json ------------------------------------------------------------------------------------------------------
 
 
-def from_hf(keys: Keys, dims: int, base: float, local_base: float | None) -> tuple[Rope, Rope | None]:
+def from_hf(
+    keys: Keys, dims: tuple[int, int], base: float, local_base: float | None, partial: float, context: int
+) -> tuple[Rope, Rope | None]:
     """The rope of a `config.json` and, where there is one, another of its sliding-window layers.
 
     Reads `rope_parameters`, flat or one object an attention type, and the older `rope_theta`, `rope_scaling` and
     `rope_local_base_freq`.
 
     Args:
+        dims: elements of a head of the layers without window, and of those with one.
         base, local_base: the model type's own defaults; no `local_base`: all layers share one rope.
+        partial: the model type's own default of the part of a head that turns.
+        context: the model's context length.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.
         UnsupportedModelError: a rope type that rlx does not have.
     """
     parameters = keys.nested("rope_parameters", optional=True)
+    partial = keys.number("partial_rotary_factor", PART, partial)
     if any(isinstance(value, Mapping) for value in parameters.mapping.values()):
-        rope = _hf_rope(parameters.nested("full_attention"), dims, base)
-        return rope, _hf_rope(parameters.nested("sliding_attention"), dims, local_base or base)
+        rope = _hf_rope(parameters.nested("full_attention"), dims[0], base, partial, context)
+        return rope, _hf_rope(parameters.nested("sliding_attention"), dims[1], local_base or base, 1.0, context)
     scaling = parameters if "rope_parameters" in keys else keys.nested("rope_scaling", optional=True)
-    rope = _hf_rope(scaling, dims, keys.number("rope_theta", POSITIVE, base))
+    rope = _hf_rope(scaling, dims[0], keys.number("rope_theta", POSITIVE, base), partial, context)
     if local_base is None:
         return rope, None
-    return rope, Rope(keys.number("rope_local_base_freq", POSITIVE, local_base), dims)
+    return rope, Rope(keys.number("rope_local_base_freq", POSITIVE, local_base), dims[1])
 
 
-def _hf_rope(keys: Keys, dims: int, base: float) -> Rope:
+def _hf_rope(keys: Keys, dims: int, base: float, partial: float, context: int) -> Rope:
     """One object of rope parameters; `base` where it has no `rope_theta`."""
-    keys.require("partial_rotary_factor", 1.0, "rotating a part of each head is not supported for this architecture")
+    part = keys.number("partial_rotary_factor", PART, partial)
     base = keys.number("rope_theta", POSITIVE, base)
     kind = keys.choice("rope_type" if "rope_type" in keys else "type", _KINDS, "default")
+    turning = int(dims * part)
+    if turning < 2 or turning % 2:
+        keys.wrong("partial_rotary_factor", part, f"an even number of a head's {dims} elements to turn")
+    if kind == "proportional":  # as if all elements turned, but the slow pairs stay
+        return Rope(base, dims, factor=keys.number("factor", FACTOR, 1.0), turning=turning if turning < dims else None)
     if kind == "linear":
-        return Rope(base, dims, factor=keys.number("factor", FACTOR))
-    return Rope(base, dims, llama3=_hf_llama3(keys) if kind == "llama3" else None)
+        return Rope(base, turning, factor=keys.number("factor", FACTOR))
+    if kind == "yarn":
+        return _hf_yarn(keys, base, turning, context)
+    return Rope(base, turning, llama3=_hf_llama3(keys) if kind == "llama3" else None)
 
 
 def _hf_llama3(keys: Keys) -> Llama3:
@@ -158,3 +237,15 @@ def _hf_llama3(keys: Keys) -> Llama3:
         keys.wrong("high_freq_factor", high, f"more than low_freq_factor, which is {low}")
     context = keys.integer("original_max_position_embeddings", (1, 1 << 31))
     return Llama3(keys.number("factor", FACTOR), low, high, context)
+
+
+def _hf_yarn(keys: Keys, base: float, dims: int, context: int) -> Rope:
+    factor = keys.number("factor", FACTOR)
+    original = keys.integer("original_max_position_embeddings", (1, 1 << 31), context)
+    fast, slow = keys.number("beta_fast", POSITIVE, 32.0), keys.number("beta_slow", POSITIVE, 1.0)
+    mscale, all_dims = keys.number("mscale", (0, 1e3), 0.0), keys.number("mscale_all_dim", (0, 1e3), 0.0)
+    scale = yarn_scale(factor)
+    if mscale and all_dims:
+        scale = yarn_scale(factor, mscale) / yarn_scale(factor, all_dims)
+    yarn = Yarn(factor, fast, slow, original, keys.flag("truncate", True))
+    return Rope(base, dims, yarn=yarn, scale=keys.number("attention_factor", FACTOR, scale))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -98,6 +99,20 @@ class Rows(Composed):
         return self.source.files()
 
 
+@dataclass(frozen=True, slots=True)
+class Member(Composed):
+    """One matrix of the stack `source`."""
+
+    source: Composed
+    index: int
+
+    def pieces(self) -> Iterator[Bytes]:
+        yield next(islice(self.source.pieces(), self.index, None))
+
+    def files(self) -> tuple[str, ...]:
+        return self.source.files()
+
+
 def whole(loader: WeightLoader, name: str, rank: int | None) -> Whole:
     """The tensor `name`, with `rank` dimensions where that is given and a matter of dimensions of 1."""
     info = loader.tensors[name]
@@ -121,13 +136,20 @@ def stack(parts: tuple[Composed, ...], where: object) -> Stack:
     return Stack(TensorInfo(name, first.dtype, (len(parts), *first.shape), nbytes), parts)
 
 
-def rows(name: str, source: Composed, start: int, count: int, period: int | None, where: object) -> Rows:
-    """Some rows of `source`: of a vector [R], a matrix [R, k], or every matrix of a stack [E, R, k].
+def rows(name: str, source: Composed, start: int, count: int, period: int | None, where: object) -> Composed:
+    """Some rows of `source`: of a vector [R], a matrix [R, k], or every matrix of a stack [E, R, k]; or one matrix of a
+    stack, if that is what the rows are and the period is all its rows, E * R.
 
     Raises:
         WeightError: the rows do not divide into periods, or a period does not hold the range.
     """
     info = source.info
+    if (
+        len(info.shape) == 3
+        and period == info.shape[0] * info.shape[1]
+        and (start % count, count) == (0, info.shape[1])
+    ):
+        return Member(replace(info, shape=info.shape[1:], nbytes=info.nbytes // info.shape[0]), source, start // count)
     axis = len(info.shape) - 2 if len(info.shape) > 1 else 0
     if len(info.shape) not in (1, 2, 3) or (len(info.shape) == 1 and info.dtype.is_quantized):
         what = f"{name} cannot be rows of {info.name!r}: {info.dtype}{list(info.shape)} has none"

@@ -63,7 +63,7 @@ class ModelWeights:
             name: a canonical name that the file has not; saying the same twice is no mistake.
             source: the canonical name of a vector [R] (its numbers are the rows), a matrix [R, k] or a stack
                 [E, R, k], whose every matrix is cut in the same way.
-            period: R where it is None.
+            period: R where it is None; E * R for one matrix of a stack.
 
         Raises:
             WeightError: there is no such source, its rows do not divide, or `name` is another tensor already.

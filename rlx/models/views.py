@@ -1,0 +1,81 @@
+"""Tensors that a file keeps together and the builders want apart: which rows of which tensor each of them is.
+
+Part of the models stage, between the configuration and the builders; `rlx.weights` cuts the rows out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from rlx.models.config import DeltaNet, Layer, ModelConfig
+
+HasTensor = Callable[[str], bool]
+
+
+class View(NamedTuple):
+    """Rows [start, start + rows) of every `period` rows of the tensor `source` are a tensor called `name`.
+
+    Names are canonical. Every matrix of a stack is cut in the same way; a period of all rows of the stack means one of
+    its matrices.
+    """
+
+    name: str
+    source: str
+    start: int
+    rows: int
+    period: int
+
+
+def views(config: ModelConfig, has_tensor: HasTensor) -> Iterator[View]:
+    """The views that the builder of this model needs.
+
+    Args:
+        has_tensor: whether the file has a tensor of this canonical name.
+    """
+    for name in ("altup_proj", "altup_unembd_proj"):
+        if config.streams > 1 and has_tensor(f"{name}.weight"):
+            width, parts = config.hidden, config.streams - 1
+            yield from (
+                View(f"{name}.{i}.weight", f"{name}.weight", i * width, width, parts * width) for i in range(parts)
+            )
+    for i, layer in enumerate(config.each):
+        for view in _of_layer(config, layer):
+            source = f"blk.{i}.{view.source}"
+            if has_tensor(source):
+                yield view._replace(name=f"blk.{i}.{view.name}", source=source)
+
+
+def _of_layer(config: ModelConfig, layer: Layer) -> Iterator[View]:
+    """What a layer's tensors, where the file has them, are cut into; names without the layer."""
+    if layer.recurrent:
+        assert config.delta is not None
+        yield from _recurrent(config.delta)
+    else:
+        yield from _attention(config, layer)
+    if config.experts is not None:
+        halves = config.experts.ffn
+        yield from _parts("ffn_gate_up_exps.weight", {"ffn_gate_exps.weight": halves, "ffn_up_exps.weight": halves})
+
+
+def _attention(config: ModelConfig, layer: Layer) -> Iterator[View]:
+    q, kv = config.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+    for end in ("weight", "bias"):
+        yield from _parts(f"attn_qkv.{end}", {f"attn_q.{end}": q, f"attn_k.{end}": kv, f"attn_v.{end}": kv})
+        if config.delta is not None:  # head by head first the query, then its gate
+            yield View(f"attn_query.{end}", f"attn_q.{end}", 0, layer.head_dim, 2 * layer.head_dim)
+            yield View(f"attn_query_gate.{end}", f"attn_q.{end}", layer.head_dim, layer.head_dim, 2 * layer.head_dim)
+
+
+def _recurrent(net: DeltaNet) -> Iterator[View]:
+    sizes = {"q": net.keys, "k": net.keys, "v": net.values}
+    yield from _parts("attn_qkv.weight", {f"ssm_{part}.weight": size for part, size in sizes.items()})
+    yield from _parts("ssm_conv1d.weight", {f"ssm_conv_{part}.weight": size for part, size in sizes.items()})
+
+
+def _parts(source: str, sizes: dict[str, int]) -> Iterator[View]:
+    """One part after the other."""
+    at, period = 0, sum(sizes.values())
+    for name, size in sizes.items():
+        yield View(name, source, at, size, period)
+        at += size
