@@ -1,7 +1,8 @@
 """Weights: model files mapped, checked and named. Between the file and the packers; imports only `ir` and `errors`.
 
 `mapped.py` holds the bytes, `gguf.py` and `safetensors.py` read the formats, `checks.py` bounds the hyper-parameters,
-`loader.py` opens a path, `names.py` gives every tensor its canonical name, `model.py` puts the two together.
+`loader.py` opens a path, `names.py` gives every tensor its canonical name, `composed.py` and `fp8.py` make one tensor
+of several, `model.py` puts it all together.
 """
 
 from rlx.weights.loader import TensorInfo, WeightLoader, open_weights, resolve_model_path

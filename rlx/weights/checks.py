@@ -25,9 +25,22 @@ RANGES = {
     "attention.head_count_kv": (0, 1 << 14),
     "attention.key_length": (1, 1 << 14),
     "attention.value_length": (1, 1 << 14),
+    "attention.key_length_swa": (1, 1 << 14),
+    "attention.value_length_swa": (1, 1 << 14),
+    "attention.shared_kv_layers": (0, 1024),
     "rope.dimension_count": (2, 1 << 14),
+    "rope.dimension_count_swa": (2, 1 << 14),
+    "embedding_length_per_layer_input": (0, 1 << 20),
+    "nextn_predict_layers": (0, 1024),
     "expert_count": (0, 1024),
     "expert_used_count": (0, 1024),
+    "expert_feed_forward_length": (0, 1 << 24),
+    "expert_shared_feed_forward_length": (0, 1 << 24),
+    "ssm.conv_kernel": (1, 256),
+    "ssm.inner_size": (1, 1 << 24),
+    "ssm.state_size": (1, 1 << 16),
+    "ssm.time_step_rank": (1, 1 << 16),
+    "ssm.group_count": (1, 1 << 16),
 }
 
 
@@ -53,6 +66,7 @@ def check_hyperparameters(metadata: Metadata, tensors: Mapping[str, TensorInfo],
         _check_range(f"{arch}.{key}", values, RANGES[key], where)
     _check_heads(arch, found, where)
     _check_rope(arch, found, where)
+    _check_experts(arch, found, where)
     _check_vocab(arch, found, metadata, tensors, where)
 
 
@@ -80,9 +94,17 @@ def _check_heads(arch: str, found: dict[str, list[int]], where: str) -> None:
 
 
 def _check_rope(arch: str, found: dict[str, list[int]], where: str) -> None:
-    for value in found.get("rope.dimension_count", []):
-        if value % 2:
-            raise ConfigError(f"{arch}.rope.dimension_count is {value}, expected an even number", where=where)
+    for key in ("rope.dimension_count", "rope.dimension_count_swa"):
+        for value in found.get(key, []):
+            if value % 2:
+                raise ConfigError(f"{arch}.{key} is {value}, expected an even number", where=where)
+
+
+def _check_experts(arch: str, found: dict[str, list[int]], where: str) -> None:
+    count = max(found.get("expert_count") or [0])
+    for used in found.get("expert_used_count", []):
+        if used > count:
+            raise ConfigError(f"{arch}.expert_used_count is {used}, more than expert_count {count}", where=where)
 
 
 def _check_vocab(

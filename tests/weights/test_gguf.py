@@ -569,6 +569,10 @@ def llama(*, tokens: int = 0, rows: int = 0, **values: int) -> bytes:
         (llama(embedding_length=1 << 31), "embedding_length is 2147483648"),
         (llama(attention__head_count=6, attention__head_count_kv=4), "head_count 6 is no multiple of head_count_kv 4"),
         (llama(rope__dimension_count=63), "rope.dimension_count is 63, expected an even number"),
+        (llama(rope__dimension_count_swa=9), "rope.dimension_count_swa is 9, expected an even number"),
+        (llama(expert_count=4, expert_used_count=5), "expert_used_count is 5, more than expert_count 4"),
+        (llama(expert_count=1 << 20), "expert_count is 1048576, expected 0 to 1024"),
+        (llama(ssm__inner_size=0), "ssm.inner_size is 0, expected 1 to"),
         (llama(vocab_size=9, tokens=8), "the vocabulary differ: llama.vocab_size 9, the token list 8"),
         (llama(tokens=8, rows=9), "the token list 8, token_embd.weight 9"),
         (
@@ -594,7 +598,16 @@ def test_absurd_hyperparameters_are_named(raw: bytes, message: str) -> None:
 
 def test_sensible_hyperparameters_pass() -> None:
     header = read_everything(
-        llama(block_count=2, attention__head_count=8, attention__head_count_kv=2, vocab_size=8, tokens=8, rows=8)
+        llama(
+            block_count=2,
+            attention__head_count=8,
+            attention__head_count_kv=2,
+            vocab_size=8,
+            tokens=8,
+            rows=8,
+            expert_count=4,
+            expert_used_count=4,
+        )
     )
     assert header.tensors["token_embd.weight"].shape == (8, 8)
     keys = [
