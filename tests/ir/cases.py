@@ -29,11 +29,20 @@ PAIR, NORM = G.input("pair", [SEQ, 2, 16]), G.weight("norm", [16])
 CACHES = {t.name: G.state(f"cache {t.name}", [2, CTX, 16], t) for t in (F32, F16, BF16)}
 IDS = G.input("ids", [SEQ], I32)
 W, U, B, C, R = (G.weight(n, s) for n, s in [("w", [8, 64]), ("u", [8, 64]), ("b", [8]), ("c", [8]), ("r", [SEQ, 8])])
+COLUMN, HEAD_COLUMN, CHOICE = (
+    G.input("column", [SEQ, 1]),
+    G.input("column 3", [SEQ, 4, 1]),
+    G.input("choice", [SEQ, 2], I32),
+)
+BLOCKS, EXPERTS = G.input("blocks", [SEQ, 2, 64]), [G.weight(f"experts {i}", [48, 5, 64], Q8_0) for i in range(2)]
+KEY_HEADS, DECAY, BETA = [G.input(n, [SEQ, 2, 8]) for n in "qk"], G.input("decay", [SEQ, 4]), G.input("beta", [SEQ, 4])
+DELTA = (G.state("delta", [4, 8, 16]), *KEY_HEADS, HEADS, DECAY, BETA)
 EXPRESSIONS = [
     0,
     ("neg", 0),
     ("add", ("scale", ("silu", 0), 0.3), ("mul", 1, 2)),
     ("softcap", ("sub", 0, ("const", 2.0)), 3.0),
+    ("clamp_min", ("add", ("relu", 1), ("mul", 3, ("softplus", 0))), 0.25),
 ]
 
 
@@ -47,12 +56,14 @@ def linears() -> list[Any]:
     return cases
 
 
+BINARY_OPERANDS = ((X, Y), (X, ROW), (X, ONE), (HEADS, NORM), (X, COLUMN), (HEADS, HEAD_COLUMN))
 CASES = [
     *(case(op, X) for op in meaning.UNARY),
-    *(case(op, x, y) for op in meaning.BINARY for x, y in ((X, Y), (X, ROW), (X, ONE), (HEADS, NORM))),
-    *(case("elementwise", X, Y, ROW, expr=e) for e in EXPRESSIONS),
+    *(case(op, x, y) for op in meaning.BINARY for x, y in BINARY_OPERANDS),
+    *(case("elementwise", X, Y, ROW, COLUMN, expr=e) for e in EXPRESSIONS),
     case("scale", X, by=-0.75),
     case("softcap", X, cap=0.7),
+    *(case("clamp_min", X, low=low) for low in (0.0, -0.3)),
     case("embedding", G.weight("table", [48, 64], Q8_0), IDS, scale=1.0),
     case("embedding", G.weight("table", [48, 64], Q8_0), IDS, scale=8.0),
     *linears(),
@@ -61,24 +72,48 @@ CASES = [
     case("rms_norm", HEADS, NORM, eps=1e-5),
     case("rms_norm", X, ROW, eps=1e-6, out="q8a"),
     case("quantize", X),
+    case("quantize", BLOCKS),
+    case("rms_norm", BLOCKS, ROW, eps=1e-6, out="q8a"),
     case("rope_angles", IDS, G.weight("inv_freq", [8]), scale=1.0),
     case("rope_angles", IDS, G.weight("inv_freq", [8]), scale=1.3),
     *(case("rope", HEADS, a, style=s) for a in (ANGLES, WHOLE) for s in ("neox", "interleaved")),
     *(case("rope", HEADS, NORM, ANGLES, style=s, norm_eps=1e-6) for s in ("neox", "interleaved")),
     *(case("kv_write", cache, PAIR, dtype=name) for name, cache in CACHES.items()),
     case("kv_write", CACHES["f32"], PAIR, at=2 * PAST_SEQ + 7),
+    *(case("kv_write", CACHES["f16"], PAIR, at=at, dtype="f16", wrap=True) for at in (3, 13, 2 * PAST_SEQ + 26, 32)),
     case("rope_kv_write", CACHES["f16"], PAIR, ANGLES, style="neox", dtype="f16"),
+    case("rope_kv_write", CACHES["f32"], PAIR, ANGLES, style="neox", at=15, wrap=True),
     case("rope_kv_write", CACHES["bf16"], PAIR, NORM, WHOLE, style="interleaved", norm_eps=1e-6, dtype="bf16"),
     case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=0.25),
     case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=0.25, window=1),
     case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=0.25, window=2, softcap=1.5),
     case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=-1.0, softcap=2.0, length=SEQ),
     case("attention", PAIR, CACHES["f32"], CACHES["f16"], scale=0.3, length=CTX),
+    *(case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=0.3, window=w, length=CTX + 5) for w in (1, 4, 14)),
     case("softmax", X),
     case("softmax", HEADS),
     case("argmax", X),
     case("top_k", X, k=1),
     case("top_k", X, k=64),
+    *(case("expert_linear", x, CHOICE, EXPERTS[0]) for x in (X, BLOCKS)),
+    *(case("expert_linear", X, CHOICE, *EXPERTS, gated=g) for g in ("silu", "gelu_tanh", "gelu_erf")),
+    case("expert_linear", BLOCKS, CHOICE, *EXPERTS, gated="silu"),
+    *(
+        case("causal_conv", G.state(f"{n} rows", [n, 8]), ANGLES, G.weight(f"{n + 1} taps", [8, n + 1]))
+        for n in (1, 3, 5)
+    ),
+    *(case("gated_delta", *DELTA, scale=0.25, heads=heads) for heads in ("tiled", "grouped")),
+    case("mix", HEADS, G.input("square", [SEQ, 4, 4])),
+    case("mix", PAIR, G.input("wide", [SEQ, 5, 2])),
+    case("take", X, CHOICE),
+    case("take", ROW, CHOICE),
+    *(case(op, x) for op in ("reduce_mean", "reduce_sum") for x in (X, HEADS)),
+    case("slice", X, start=5, stop=64),
+    case("slice", HEADS, start=1, stop=3),
+    case("slice", HEADS, axis=2, start=0, stop=1),
+    case("concat", X, COLUMN, Y),
+    case("concat", HEADS, PAIR, HEADS),
+    case("concat", HEADS, HEAD_COLUMN, axis=2),
     case("last_row", HEADS),
     case("reshape", X, shape=(SEQ, 4, 16)),
     case("pack", G.weight("matrix", [48, 32], Q4_0), layout="r16k4"),
@@ -88,10 +123,15 @@ CASES = [
 def arrays(node: Node, seed: int = 0) -> dict[str, Array]:
     rng = np.random.default_rng(seed)
     shapes = {i: [value(d, ENV) for d in i.shape] for i in node.inputs}
-    return {
-        i.name: rng.integers(0, 48, s) if i.dtype is I32 else rng.standard_normal(s) for i, s in shapes.items()
-    }  # fmt: skip
+    found = {i.name: rng.integers(0, 48, s) if i.dtype is I32 else rng.standard_normal(s) for i, s in shapes.items()}
+    return {n: np.abs(a) for n, a in found.items()} if node.op == "sqrt" else found
 
 
 def run(node: Node, feeds: dict[str, Array], dtype: Any = np.float64) -> Array:
     return interp.run(Graph(outputs={"y": node}), feeds, ENV, dtype=dtype)[0]["y"]
+
+
+def new_state(node: Node, feeds: dict[str, Array], dtype: Any = np.float64) -> Array:
+    """What an op leaves in the state that is its first operand."""
+    (state,) = interp.run(Graph(outputs={"y": node}), feeds, ENV, dtype=dtype)[1].values()
+    return state

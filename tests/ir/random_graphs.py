@@ -33,6 +33,7 @@ class Builder:
     draw: Draw
     graph: Graph
     pool: list[Node] = field(default_factory=list)
+    serves: dict[Node, str] = field(default_factory=dict)  # a cache's state -> keys or values: no state is both
 
     def leaf(self, kind: str, shape: Shape, dtype: DType = F32) -> Node:
         prefix = self.draw(st.sampled_from(["x", "with space", "ü", "\n", '"', "\\"]))
@@ -71,10 +72,17 @@ class Builder:
     def state(self) -> Node:
         return self.leaf("state", (KV_HEADS, CTX, HEAD_DIM), self.draw(st.sampled_from([F32, F16, BF16])))
 
-    def cache(self) -> Node:
-        """A cache that was written, or one that nothing writes."""
+    def cache(self, role: str) -> Node:
+        """A cache of keys or of values: one that was written, or one that nothing writes."""
         written = [n for n in self.pool if n.op in ("kv_write", "rope_kv_write")]
-        return self.draw(st.sampled_from(written)) if written and self.draw(st.booleans()) else self.state()
+        fitting = [n for n in written if self.serves.get(n.inputs[0], role) == role]
+        found = self.draw(st.sampled_from(fitting)) if fitting and self.draw(st.booleans()) else self.state()
+        self.serves[found if found.op == "state" else found.inputs[0]] = role
+        return found
+
+    def choice(self, count: int) -> Node:
+        """[SEQ, count] indices."""
+        return self.value((SEQ, count), I32)
 
     def angles(self) -> Node:
         return self.value((SEQ, self.draw(st.sampled_from([8, HEAD_DIM]))))
@@ -122,8 +130,8 @@ POSITIONS = st.sampled_from([PAST_SEQ, 0, 2 * PAST_SEQ + 1])
 def _attention(b: Builder) -> Node:
     return ops.attention(
         b.heads(),
-        b.cache(),
-        b.cache(),
+        b.cache("keys"),
+        b.cache("values"),
         scale=b.draw(FACTORS),
         window=b.draw(st.sampled_from([None, 1, 3])),
         softcap=b.draw(st.sampled_from([None, 5.0])),
@@ -139,13 +147,14 @@ def _reshape(b: Builder) -> Node:
 def _expr(b: Builder, count: int, depth: int) -> object:
     if depth == 0:
         return b.draw(st.integers(0, count - 1))
-    kind = b.draw(st.sampled_from(["operand", "add", "mul", "sub", "tanh", "silu", "neg", "scale", "softcap"]))
+    numbered = ("scale", "softcap", "clamp_min")
+    kind = b.draw(st.sampled_from(["operand", "add", "mul", "sub", "tanh", "silu", "neg", "relu", *numbered]))
     if kind == "operand":
         return _expr(b, count, 0)
     if kind in ("add", "mul", "sub"):
         other = ("const", b.draw(FACTORS)) if b.draw(st.booleans()) else _expr(b, count, depth - 1)
         return (kind, _expr(b, count, depth - 1), other)
-    return (kind, _expr(b, count, depth - 1), *([2.5] if kind in ("scale", "softcap") else []))
+    return (kind, _expr(b, count, depth - 1), *([2.5] if kind in numbered else []))
 
 
 def _elementwise(b: Builder) -> Node:
@@ -155,8 +164,10 @@ def _elementwise(b: Builder) -> Node:
 
 
 def _second(b: Builder, x: Node) -> Node:
-    shape = b.draw(st.sampled_from(["same", "row", "scalar"]))
-    return b.value(x.shape) if shape == "same" else b.leaf("weight", x.shape[-1:] if shape == "row" else (1,))
+    shape = b.draw(st.sampled_from(["same", "row", "column", "scalar"]))
+    if shape in ("same", "column"):
+        return b.value(x.shape if shape == "same" else (*x.shape[:-1], 1))
+    return b.leaf("weight", x.shape[-1:] if shape == "row" else (1,))
 
 
 def _binary(op: str) -> Callable[[Builder], Node]:
@@ -176,6 +187,59 @@ def _exp(b: Builder) -> Node:
     return ops.exp(ops.tanh(b.some()))  # bounded, so that no graph overflows
 
 
+def _quantize(b: Builder) -> Node:
+    return ops.quantize(b.rows() if b.draw(st.booleans()) else b.value((SEQ, 2, 32)))
+
+
+def _expert_linear(b: Builder) -> Node:
+    gated = b.draw(st.sampled_from([None, "silu", "gelu_tanh", "gelu_erf"]))
+    shape = (SEQ, 32) if b.draw(st.booleans()) else (SEQ, 2, 32)
+    x, dtype = b.value(shape, b.draw(st.sampled_from([F32, F32, Q8A]))), b.draw(st.sampled_from(WEIGHT_DTYPES))
+    weights = [b.leaf("weight", (4, 32, 32), dtype) for _ in range(2 if gated else 1)]
+    return ops.expert_linear(x, b.choice(2), *weights, gated=gated)
+
+
+def _kv_write(b: Builder) -> Node:
+    return ops.kv_write(b.state(), b.heads(KV_HEADS), at=b.draw(POSITIONS), wrap=b.draw(st.booleans()))
+
+
+def _causal_conv(b: Builder) -> Node:
+    x, taps = b.rows(), b.draw(st.sampled_from([2, 4]))
+    state = b.leaf("state", (taps - 1, x.shape[1]))
+    return ops.causal_conv(state, x, b.leaf("weight", (x.shape[1], taps)))
+
+
+def _gated_delta(b: Builder) -> Node:
+    """With short keys, decay and beta in 0..1, as models have them, so that no state grows."""
+    q, k = (ops.softmax(b.heads(KV_HEADS)) for _ in range(2))
+    g, beta = ops.neg(ops.softplus(b.value((SEQ, HEADS)))), ops.sigmoid(b.value((SEQ, HEADS)))
+    state = b.leaf("state", (HEADS, HEAD_DIM, HEAD_DIM))
+    style = b.draw(st.sampled_from(["tiled", "grouped"]))
+    return ops.gated_delta(state, q, k, b.heads(), g, beta, scale=b.draw(FACTORS), heads=style)
+
+
+def _take(b: Builder) -> Node:
+    x = b.rows() if b.draw(st.booleans()) else b.leaf("weight", (32,))
+    return ops.take(x, b.choice(b.draw(st.sampled_from([1, 2]))))
+
+
+def _mix(b: Builder) -> Node:
+    return ops.mix(b.heads(), b.value((SEQ, b.draw(st.sampled_from([1, KV_HEADS, HEADS])), HEADS)))
+
+
+def _slice(b: Builder) -> Node:
+    x = b.some()
+    axis = b.draw(st.integers(1, len(x.shape) - 1))
+    start, stop = b.draw(st.sampled_from([(0, 1), (1, 3), (x.shape[axis] // 2, x.shape[axis])]))
+    return ops.slice(x, start, stop, axis=axis)
+
+
+def _concat(b: Builder) -> Node:
+    x = b.some()
+    axis = b.draw(st.integers(1, len(x.shape) - 1))
+    return ops.concat(x, *(b.value(x.shape) for _ in range(b.draw(st.integers(1, 2)))), axis=axis)
+
+
 STEPS: dict[str, Callable[[Builder], Node]] = {
     "input": lambda b: b.leaf("input", (SEQ, 32)),
     "weight": lambda b: b.matrix(32, 32),
@@ -183,27 +247,38 @@ STEPS: dict[str, Callable[[Builder], Node]] = {
     "embedding": lambda b: ops.embedding(b.matrix(48, 32), b.value((SEQ,), I32), scale=b.draw(FACTORS)),
     "linear": _linear,
     "rms_norm": _rms_norm,
-    "quantize": lambda b: ops.quantize(b.rows()),
+    "expert_linear": _expert_linear,
+    "quantize": _quantize,
     "rope_angles": lambda b: ops.rope_angles(b.value((SEQ,), I32), b.leaf("weight", (8,)), scale=b.draw(FACTORS)),
     "rope": _rope,
-    "kv_write": lambda b: ops.kv_write(b.state(), b.heads(KV_HEADS), at=b.draw(POSITIONS)),
+    "kv_write": _kv_write,
     "rope_kv_write": _rope_kv_write,
     "attention": _attention,
+    "causal_conv": _causal_conv,
+    "gated_delta": _gated_delta,
     "softmax": lambda b: ops.softmax(b.some()),
     "argmax": lambda b: ops.argmax(b.rows()),
     "top_k": lambda b: ops.top_k(b.rows(), b.draw(st.integers(1, 4))),
+    "take": _take,
+    "mix": _mix,
+    "reduce_mean": lambda b: ops.reduce_mean(b.some()),
+    "reduce_sum": lambda b: ops.reduce_sum(b.some()),
+    "slice": _slice,
+    "concat": _concat,
     "last_row": lambda b: ops.last_row(b.some()),
     "reshape": _reshape,
-    "pack": lambda b: ops.make("pack", b.matrix(32, 64), layout="r16k4"),
+    "pack": lambda b: ops.make("pack", b.matrix(32, 64), layout=b.draw(st.sampled_from(["r16k4", "file"]))),
     "elementwise": _elementwise,
     "div": _div,
     "exp": _exp,
     "scale": lambda b: ops.scale(b.some(), b.draw(FACTORS)),
     "softcap": lambda b: ops.softcap(b.some(), b.draw(st.sampled_from([0.5, 30.0]))),
+    "clamp_min": lambda b: ops.clamp_min(b.some(), b.draw(st.sampled_from([0.0, -0.5]))),
+    "sqrt": lambda b: ops.sqrt(ops.clamp_min(b.some(), 0.1)),  # not where it is steep
     **{op: _binary(op) for op in ("add", "sub", "mul")},
     **{
         op: (lambda b, op=op: ops.make(op, b.some()))
-        for op in ("silu", "gelu_tanh", "gelu_erf", "sigmoid", "tanh", "neg")
+        for op in ("silu", "gelu_tanh", "gelu_erf", "sigmoid", "tanh", "neg", "softplus", "relu")
     },
 }
 INDICES = ("argmax", "top_k")  # near ties they jump, so they are no outputs where values are compared
@@ -223,14 +298,29 @@ def graphs(draw: Draw, *, max_steps: int = 12, skip: tuple[str, ...] = ()) -> Gr
 
 
 def feeds(graph: Graph, env: dict[str, int] = ENV, seed: int = 0) -> dict[str, np.ndarray]:
-    """Values for every leaf: weights in [0.5, 1.5] (so that nothing divides by zero), the rest standard normal."""
+    """Values for every leaf: weights in [0.5, 1.5] (so that nothing divides by zero), indices that are in range for
+    every reader, the rest standard normal.
+    """
     rng = np.random.default_rng(seed)
     arrays = {}
+    users = graph.users()
     for node in graph.nodes():
         if node.op in LEAVES:
             shape = [value(d, env) for d in node.shape]
             if node.dtype is I32:
-                arrays[node.name] = rng.integers(0, 48, shape)
+                arrays[node.name] = rng.integers(0, min(map(_choices, users[node]), default=48), shape)
             else:
                 arrays[node.name] = rng.uniform(0.5, 1.5, shape) if node.op == "weight" else rng.standard_normal(shape)
     return arrays
+
+
+def _choices(reader: Node) -> int:
+    """How many things an index of this reader chooses from."""
+    match reader.op:
+        case "embedding":
+            return int(str(reader.inputs[0].shape[0]))
+        case "take":
+            return int(str(reader.inputs[0].shape[-1]))
+        case "expert_linear":
+            return int(str(reader.inputs[2].shape[0]))
+    return 48

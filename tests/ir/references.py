@@ -1,6 +1,7 @@
 """Every op once more, as scalar loops over Python floats, `math` and `cmath`: no code shared with the meanings.
 
-A reference takes the operands (float64 arrays) and the attributes; symbols have the values of `ENV`.
+A reference takes the operands (float64 arrays) and the attributes; symbols have the values of `ENV`. Of an op that
+updates a state it gives the result and the new state.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from rlx.ir.dims import value
 
 Array = np.ndarray
-Reference = Callable[[list[Array], dict[str, Any]], Array]
+Reference = Callable[[list[Array], dict[str, Any]], Array | tuple[Array, Array]]
 ENV = {"SEQ": 3, "PAST_SEQ": 2, "CTX": 16}
 
 
@@ -51,6 +52,9 @@ SCALAR: dict[str, Callable[..., float]] = {
     "tanh": lambda x: 2 * logistic(2 * x) - 1,
     "exp": math.exp,
     "neg": lambda x: 0 - x,
+    "softplus": lambda x: math.log1p(math.exp(x)) if x < 0 else x + math.log1p(math.exp(-x)),
+    "relu": lambda x: x if x > 0 else 0.0,
+    "sqrt": lambda x: x**0.5,
     "add": lambda x, y: x + y,
     "sub": lambda x, y: x - y,
     "mul": lambda x, y: x * y,
@@ -141,24 +145,87 @@ def nearest(x: float, dtype: str) -> float:
 def kv_write(x: list[Array], a: dict[str, Any]) -> Array:
     cache, rows = x[0].copy(), x[1]
     for t, h, d in np.ndindex(*rows.shape):
-        cache[h, value(a["at"], ENV) + t, d] = nearest(float(rows[t, h, d]), a["dtype"])
+        at = value(a["at"], ENV) + t
+        while a["wrap"] and at >= cache.shape[1]:
+            at -= cache.shape[1]
+        cache[h, at, d] = nearest(float(rows[t, h, d]), a["dtype"])
     return cache
 
 
 def attention(x: list[Array], a: dict[str, Any]) -> Array:
+    """Of keys at the same place of a cache that wraps only the newest is visible."""
     (q, k, v), length = x, value(a["length"], ENV)
+    place = [t % k.shape[1] for t in range(length)]
     rows, heads, width = q.shape
     out = np.zeros((rows, heads, width))
     for r, h in np.ndindex(rows, heads):
         at, g = length - rows + r, h * k.shape[0] // heads
         visible = [t for t in range(length) if t <= at and (a["window"] is None or t > at - a["window"])]
-        scores = [a["scale"] * math.fsum(float(q[r, h, d]) * float(k[g, t, d]) for d in range(width)) for t in visible]
+        scores = [a["scale"] * math.fsum(float(q[r, h, d] * k[g, place[t], d]) for d in range(width)) for t in visible]
         if a["softcap"]:
             scores = [a["softcap"] * math.tanh(s / a["softcap"]) for s in scores]
         shares = [math.exp(s) / math.fsum(map(math.exp, scores)) for s in scores]
         for d in range(width):
-            out[r, h, d] = math.fsum(p * v[g, t, d] for p, t in zip(shares, visible, strict=True))
+            out[r, h, d] = math.fsum(p * v[g, place[t], d] for p, t in zip(shares, visible, strict=True))
     return out.reshape(rows, -1)
+
+
+def expert_linear(x: list[Array], a: dict[str, Any]) -> Array:
+    rows, ids, *weights = x
+    out = np.zeros((*ids.shape, weights[0].shape[1]))
+    for r, s in np.ndindex(*ids.shape):
+        one = rows[r : r + 1] if rows.ndim == 2 else rows[r, s : s + 1]
+        first, *second = (product(one, w[int(ids[r, s])]) for w in weights)
+        out[r, s] = pointwise(SCALAR[a["gated"]])([first], {}) * second[0] if a["gated"] else first
+    return out
+
+
+def mix(x: list[Array], a: dict[str, Any]) -> Array:
+    values, coefficients = x
+    out = np.zeros((*coefficients.shape[:2], values.shape[2]))
+    for r, m, c in np.ndindex(*out.shape):
+        out[r, m, c] = math.fsum(float(p) * float(q) for p, q in zip(coefficients[r, m], values[r, :, c], strict=True))
+    return out
+
+
+def cut(x: list[Array], a: dict[str, Any]) -> Array:
+    """The places of an axis one by one."""
+    return np.stack([x[0].take(i, a["axis"]) for i in range(a["start"], a["stop"])], a["axis"])
+
+
+def joined(x: list[Array], a: dict[str, Any]) -> Array:
+    return np.stack([part.take(i, a["axis"]) for part in x for i in range(part.shape[a["axis"]])], a["axis"])
+
+
+def causal_conv(x: list[Array], a: dict[str, Any]) -> tuple[Array, Array]:
+    """The tap i from the end looks i rows back, at first into the state."""
+    state, rows, weight = x
+    before, out, after = len(state), np.zeros_like(rows), np.zeros_like(state)
+
+    def row(r: int, c: int) -> float:
+        return float(rows[r, c] if r >= 0 else state[before + r, c])
+
+    for r, c in np.ndindex(*rows.shape):
+        out[r, c] = math.fsum(float(weight[c, before - back]) * row(r - back, c) for back in range(before + 1))
+    for i, c in np.ndindex(*state.shape):
+        after[i, c] = row(len(rows) - before + i, c)
+    return out, after
+
+
+def gated_delta(x: list[Array], a: dict[str, Any]) -> tuple[Array, Array]:
+    """As one matrix a token: S becomes exp(g) (1 - beta k k^T) S + beta k v^T, and the result is scale S^T q."""
+    state, q, k, v, g, beta = x
+    out, after = np.zeros_like(v), np.zeros_like(state)
+    for h in range(v.shape[1]):
+        key_head = h % q.shape[1] if a["heads"] == "tiled" else h * q.shape[1] // v.shape[1]
+        s = state[h]
+        for t in range(len(v)):
+            key, b = k[t, key_head], float(beta[t, h])
+            change = math.exp(g[t, h]) * (np.eye(len(key)) - b * np.outer(key, key))
+            s = product(change, s.T) + b * np.outer(key, v[t, h])
+            out[t, h] = a["scale"] * product(q[t, key_head][None], s.T)[0]
+        after[h] = s
+    return out, after
 
 
 def elementwise(x: list[Array], a: dict[str, Any]) -> Array:
@@ -172,6 +239,8 @@ def elementwise(x: list[Array], a: dict[str, Any]) -> Array:
                 return scalar(inner, values) * by
             case ("softcap", inner, cap):
                 return cap * math.tanh(scalar(inner, values) / cap)
+            case ("clamp_min", inner, low):
+                return max(scalar(inner, values), low)
             case (name, *inner):
                 return SCALAR[name](*(scalar(i, values) for i in inner))
         raise AssertionError(expr)
@@ -187,6 +256,7 @@ REFERENCES: dict[str, Reference] = {
     **{name: pointwise(f) for name, f in SCALAR.items()},
     "scale": lambda x, a: pointwise(lambda v: v * a["by"])(x, a),
     "softcap": lambda x, a: pointwise(lambda v: a["cap"] * math.tanh(v / a["cap"]))(x, a),
+    "clamp_min": lambda x, a: pointwise(lambda v: v if v > a["low"] else a["low"])(x, a),
     "embedding": lambda x, a: np.stack([x[0][int(i)] * a["scale"] for i in x[1]]),
     "linear": linear,
     "rms_norm": rms_norm,
@@ -199,6 +269,17 @@ REFERENCES: dict[str, Reference] = {
     "softmax": lambda x, a: softmax_rows(x[0]),
     "argmax": lambda x, a: np.array([largest(list(row), 1)[0] for row in x[0]]),
     "top_k": lambda x, a: np.array([largest(list(row), a["k"]) for row in x[0]]),
+    "expert_linear": expert_linear,
+    "causal_conv": causal_conv,
+    "gated_delta": gated_delta,
+    "mix": mix,
+    "take": lambda x, a: np.array(
+        [[(x[0] if x[0].ndim == 1 else x[0][r])[i] for i in some] for r, some in enumerate(x[1])]
+    ),
+    "reduce_mean": lambda x, a: each_row(lambda row: [math.fsum(v / len(row) for v in row)])(x[0]),
+    "reduce_sum": lambda x, a: each_row(lambda row: [math.fsum(row)])(x[0]),
+    "slice": cut,
+    "concat": joined,
     "last_row": lambda x, a: x[0][len(x[0]) - 1 :],
     "reshape": lambda x, a: np.array(list(x[0].flat)).reshape([value(d, ENV) for d in a["shape"]]),
     "pack": lambda x, a: x[0],

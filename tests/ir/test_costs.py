@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ir.cases import ANGLES, CACHES, CASES, HEADS, IDS, PAIR, G, U, W, X, Y
+from ir.cases import ANGLES, BLOCKS, CACHES, CASES, CHOICE, DELTA, EXPERTS, HEADS, IDS, PAIR, G, U, W, X, Y
 from ir.references import ENV
 from rlx.errors import GraphError
 from rlx.ir import ops
@@ -47,6 +47,31 @@ def test_the_cost_of_what_touches_a_part() -> None:
     rotated = ops.make("rope_kv_write", CACHES["f16"], PAIR, ANGLES, style="neox", dtype="f16")
     assert cost(rotated) == (6 * 3 * 32, 3 * 32 * 4 + 3 * 8 * 4 + 3 * 32 * 2)
     assert cost(ops.last_row(X)) == (0, 2 * 64 * 4)
+
+
+def test_the_cost_of_experts_is_that_of_the_chosen() -> None:
+    chosen = 3 * 2  # of 48, were they all different
+    flops, moved = cost(ops.expert_linear(X, CHOICE, EXPERTS[0]))
+    assert flops == 2 * chosen * 5 * 64
+    assert moved == 3 * 64 * 4 + chosen * 4 + chosen * 5 * 68 + chosen * 5 * 4
+    gated = cost(ops.expert_linear(BLOCKS, CHOICE, *EXPERTS, gated="silu"))
+    assert gated == (2 * flops, moved + chosen * 64 * 4 - 3 * 64 * 4 + chosen * 5 * 68)
+    few = G.weight("few", [4, 5, 64], Q8_0)
+    assert cost(ops.expert_linear(X, CHOICE, few))[1] == 3 * 64 * 4 + chosen * 4 + 4 * 5 * 68 + chosen * 5 * 4
+
+
+def test_the_cost_of_an_effect_counts_the_state_twice() -> None:
+    conv = ops.causal_conv(G.state("3 rows", [3, 8]), ANGLES, G.weight("4 taps", [8, 4]))
+    assert cost(conv) == (2 * 3 * 8 * 4, 4 * (2 * 3 * 8 + 3 * 8 + 8 * 4 + 3 * 8))
+    state = 4 * 8 * 16
+    flops, moved = cost(ops.gated_delta(*DELTA, scale=1.0))
+    assert flops == 3 * (1 + 2 + 2 + 2) * state
+    assert moved == 4 * (2 * state + 2 * 3 * 2 * 8 + 2 * 3 * 4 * 16 + 2 * 3 * 4)
+
+
+def test_the_cost_of_a_mix_and_of_a_reduction() -> None:
+    assert cost(ops.mix(HEADS, G.input("square", [SEQ, 4, 4])))[0] == 2 * 3 * 4 * 4 * 16
+    assert cost(ops.reduce_mean(X)) == (3 * 64, 3 * 64 * 4 + 3 * 4)
 
 
 def test_leaves_and_views_cost_nothing() -> None:

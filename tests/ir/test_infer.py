@@ -6,7 +6,27 @@ from collections.abc import Callable
 
 import pytest
 
-from ir.cases import ANGLES, CACHES, HEADS, IDS, NORM, PAIR, ROW, WHOLE, B, G, W, X
+from ir.cases import (
+    ANGLES,
+    BETA,
+    BLOCKS,
+    CACHES,
+    CHOICE,
+    COLUMN,
+    DELTA,
+    EXPERTS,
+    HEAD_COLUMN,
+    HEADS,
+    IDS,
+    NORM,
+    PAIR,
+    ROW,
+    WHOLE,
+    B,
+    G,
+    W,
+    X,
+)
 from rlx.errors import ShapeError
 from rlx.ir import ops
 from rlx.ir.dims import CTX, SEQ
@@ -14,6 +34,8 @@ from rlx.ir.dtypes import I32, Q4_K
 from rlx.ir.node import LEAVES, Node
 
 THREE = [G.state("three", [3, CTX, 16])] * 2
+TAPS = G.weight("taps", [8, 4])
+ROWS_BEFORE = G.state("rows before", [3, 8])
 MISFITS = [
     (lambda: ops.silu(IDS), "silu: found operands i32[SEQ]. Expected one f32 operand"),
     (lambda: ops.add(X, W), "add: found operands f32[SEQ, 64], f32[8, 64]. Expected two f32 operands of one shape, or"),
@@ -31,7 +53,7 @@ MISFITS = [
     (lambda: ops.rms_norm(G.input("v", [SEQ]), eps=1e-6), "rms_norm: found operands f32[SEQ]"),
     (lambda: ops.make("rms_norm", X, eps=1e-6, out="i8"), "rms_norm: out must be f32 or q8a, found 'i8'"),
     (lambda: ops.make("rms_norm", HEADS, eps=1e-6, out="q8a"), "quantize: found operands f32[SEQ, 4, 16]"),
-    (lambda: ops.quantize(WHOLE), "quantize: found operands f32[SEQ, 16]. Expected f32 x [rows, k] with k a multiple"),
+    (lambda: ops.quantize(WHOLE), "quantize: found operands f32[SEQ, 16]. Expected f32 x [rows, ..., k] with k a"),
     (lambda: ops.rope_angles(X, ROW), "rope_angles: found operands f32[SEQ, 64], f32[64]. Expected positions i32["),
     (lambda: ops.rope(HEADS, X, style="neox"), "rope: found operands f32[SEQ, 4, 16], f32[SEQ, 64]. Expected f32 x ["),
     (lambda: ops.rope(HEADS, ANGLES, style="gptj"), "rope: style must be interleaved or neox, found 'gptj'"),
@@ -53,6 +75,45 @@ MISFITS = [
     (lambda: ops.reshape(X, [SEQ, 65]), "reshape: found operands f32[SEQ, 64]. Expected the [SEQ, 65] asked for"),
     (lambda: ops.reshape(X, [CTX, 64]), "reshape: found operands f32[SEQ, 64]. Expected the [CTX, 64]"),
     (lambda: ops.make("pack", X, layout="r16k4"), "pack: found operands f32[SEQ, 64]. Expected a weight [n, k]"),
+    (lambda: ops.add(X, HEAD_COLUMN), "the second a row [width], a column [..., 1] or a scalar [1]"),
+    (lambda: ops.add(COLUMN, X), "add: found operands f32[SEQ, 1], f32[SEQ, 64]"),
+    (lambda: ops.sub(HEADS, COLUMN), "sub: found operands f32[SEQ, 4, 16], f32[SEQ, 1]"),
+    (lambda: ops.sqrt(IDS), "sqrt: found operands i32[SEQ]"),
+    (lambda: ops.make("clamp_min", X), "clamp_min: attribute low is missing"),
+    (lambda: ops.quantize(HEADS), "quantize: found operands f32[SEQ, 4, 16]"),
+    (lambda: ops.expert_linear(X, IDS, EXPERTS[0]), "Expected x [rows, k] or [rows, slots, k], ids i32[rows, slots], "),
+    (lambda: ops.expert_linear(X, X, EXPERTS[0]), "expert_linear: found operands f32[SEQ, 64], f32[SEQ, 64]"),
+    (lambda: ops.expert_linear(X, CHOICE, W), "expert_linear: found operands f32[SEQ, 64], i32[SEQ, 2], f32[8, 64]"),
+    (lambda: ops.expert_linear(WHOLE, CHOICE, EXPERTS[0]), "expert_linear: found operands f32[SEQ, 16]"),
+    (lambda: ops.expert_linear(HEADS, CHOICE, EXPERTS[0]), "expert_linear: found operands f32[SEQ, 4, 16]"),
+    (lambda: ops.expert_linear(X, CHOICE, *EXPERTS), "expert_linear: found operands"),
+    (lambda: ops.expert_linear(BLOCKS, CHOICE, EXPERTS[0], gated="silu"), "weight [experts, n, k], up [experts, n, k]"),
+    (lambda: ops.causal_conv(ANGLES, ANGLES, TAPS), "causal_conv: found operands f32[SEQ, 8], f32[SEQ, 8], f32[8, 4]"),
+    (lambda: ops.causal_conv(ROWS_BEFORE, WHOLE, TAPS), "Expected a state f32[taps - 1, channels], f32 x"),
+    (lambda: ops.causal_conv(ROWS_BEFORE, ANGLES, G.weight("t", [8, 3])), "causal_conv: found operands f32[3, 8]"),
+    (lambda: ops.gated_delta(*DELTA[:5], BETA, scale=1, heads="alternating"), "heads must be tiled or grouped, found"),
+    (lambda: ops.gated_delta(HEADS, *DELTA[1:], scale=1), "gated_delta: found operands f32[SEQ, 4, 16]"),
+    (lambda: ops.gated_delta(*DELTA[:3], PAIR, *DELTA[4:], scale=1), "heads a multiple of key_heads"),
+    (lambda: ops.gated_delta(*DELTA[:5], X, scale=1), "v [rows, heads, value_dim], g and beta [rows, heads], heads a"),
+    (lambda: ops.gated_delta(*DELTA[:2], HEADS, *DELTA[3:], scale=1), "gated_delta: found operands f32[4, 8, 16]"),
+    (lambda: ops.mix(HEADS, PAIR), "mix: found operands f32[SEQ, 4, 16], f32[SEQ, 2, 16]. Expected f32 values"),
+    (lambda: ops.mix(X, X), "mix: found operands f32[SEQ, 64], f32[SEQ, 64]"),
+    (lambda: ops.take(X, IDS), "take: found operands f32[SEQ, 64], i32[SEQ]. Expected f32 x [rows, n] or [n], and ids"),
+    (lambda: ops.take(HEADS, CHOICE), "take: found operands f32[SEQ, 4, 16], i32[SEQ, 2]"),
+    (lambda: ops.take(W, CHOICE), "take: found operands f32[8, 64], i32[SEQ, 2]"),
+    (lambda: ops.take(X, X), "take: found operands f32[SEQ, 64], f32[SEQ, 64]"),
+    (lambda: ops.reduce_mean(ROW), "reduce_mean: found operands f32[64]. Expected f32 x [rows, ..., width]"),
+    (lambda: ops.reduce_sum(IDS), "reduce_sum: found operands i32[SEQ]"),
+    (lambda: ops.slice(X, 3, 65), "slice: found operands f32[SEQ, 64]. Expected 3:65 within 64"),
+    (lambda: ops.slice(X, 3, 3), "slice: found operands f32[SEQ, 64]. Expected 3:3 within 64"),
+    (lambda: ops.slice(X, -1, 3), "Expected -1:3 within 64"),
+    (lambda: ops.slice(X, 0, 1, axis=0), "slice: found operands f32[SEQ, 64]. Expected f32 x with an axis 0"),
+    (lambda: ops.make("slice", X, axis=2, start=0, stop=1), "Expected f32 x with an axis 2"),
+    (lambda: ops.concat(X, HEADS), "concat: found operands f32[SEQ, 64], f32[SEQ, 4, 16]. Expected f32 operands that"),
+    (lambda: ops.concat(X, IDS), "concat: found operands f32[SEQ, 64], i32[SEQ]"),
+    (lambda: ops.concat(HEADS, PAIR, axis=2), "differ in axis 2 only"),
+    (lambda: ops.concat(X, X, axis=0), "differ in axis 0 only, which is not that of the rows"),
+    (lambda: ops.make("concat"), "concat: found operands none"),
     (lambda: ops.make("elementwise", expr=0), "elementwise: found operands none"),
     (lambda: ops.make("elementwise", X, B, expr=0), "elementwise: found operands f32[SEQ, 64], f32[8]"),
     (lambda: ops.make("elementwise", X, expr=("neg", 1)), "elementwise: 1 is no expression over 1 operands"),
@@ -79,6 +140,7 @@ def test_a_misfit_names_the_op_the_shapes_and_the_way_out(make: Callable[[], Nod
 def test_no_operands_make_an_op_crash(op: str, operands: tuple[Node, ...]) -> None:
     """Any operands: a node or a ShapeError, never anything else."""
     examples = {"eps": 1e-6, "style": "neox", "scale": 1.0, "k": 1, "shape": (SEQ, 64), "layout": "r16k4", "expr": 0}
+    examples |= {"start": 0, "stop": 1}
     required = {name: examples.get(name, 1.0) for name, v in ops.OPS[op].attrs.items() if v is ops.REQUIRED}
     try:
         node = ops.make(op, *operands, **required)

@@ -71,6 +71,61 @@ def test_a_prompt_in_chunks_equals_the_prompt_at_once() -> None:
     np.testing.assert_allclose(np.concatenate(rows), whole["logits"], rtol=1e-9, atol=1e-9)
 
 
+def recurrent() -> Graph:
+    """A convolution over rows and a gated delta rule: ops with an effect."""
+    g = Graph("recurrent")
+    x = g.input("x", [SEQ, 8])
+    mixed = ops.causal_conv(g.state("rows", [3, 8]), x, g.weight("taps", [8, 4]))
+    heads = ops.reshape(mixed, [SEQ, 2, 4])
+    decay, beta = ops.neg(ops.softplus(g.input("decay", [SEQ, 2]))), ops.sigmoid(g.input("beta", [SEQ, 2]))
+    state = g.state("delta", [2, 4, 4])
+    g.output("y", ops.gated_delta(state, heads, ops.softmax(heads), heads, decay, beta, scale=0.5))
+    g.output("mixed", mixed)
+    return g
+
+
+def test_an_effect_gives_a_result_and_a_new_state() -> None:
+    graph, rng = recurrent(), np.random.default_rng(0)
+    feeds = {n: rng.standard_normal([d if isinstance(d, int) else 7 for d in leaf.shape])
+             for kind in ("input", "weight", "state") for n, leaf in graph.leaves(kind).items()}  # fmt: skip
+    before = {n: feeds[n].copy() for n in ("rows", "delta")}
+    whole, states = interp.run(graph, feeds, {"SEQ": 7}, dtype=np.float64)
+    assert states.keys() == before.keys() and all(np.array_equal(feeds[n], a) for n, a in before.items())
+    assert np.array_equal(states["rows"], feeds["x"][4:]) and states["delta"].shape == (2, 4, 4)
+    parts, now = [], {}
+    for start, stop in ((0, 1), (1, 3), (3, 7)):
+        part = {n: feeds[n][start:stop] for n in graph.leaves("input")}
+        outputs, now = interp.run(graph, {**feeds, **now, **part}, {"SEQ": stop - start}, dtype=np.float64)
+        parts.append(outputs)
+    for name, value in whole.items():
+        np.testing.assert_allclose(np.concatenate([p[name] for p in parts]), value, rtol=1e-12)
+    for name, state in states.items():
+        np.testing.assert_allclose(now[name], state, rtol=1e-12)
+
+
+def test_a_cache_that_wraps_keeps_the_newest_positions() -> None:
+    written = Graph(outputs={"y": ops.kv_write(CACHE, HEADS, wrap=True)})
+    cache = np.zeros((1, 4, 4))
+    for past in range(0, 10, 2):
+        rows = np.stack([np.full((1, 4), float(past + i)) for i in range(2)])
+        cache = interp.run(written, {"cache": cache, "heads": rows}, {**ENV, "PAST_SEQ": past})[1]["cache"]
+    assert cache[0, :, 0].tolist() == [8, 9, 6, 7]
+
+
+def test_more_rows_than_a_cache_that_wraps_are_an_error() -> None:
+    feeds = {"cache": np.zeros((1, 1, 4)), "heads": np.ones((2, 1, 4))}
+    with pytest.raises(GraphError, match="2 rows at position 1 do not fit the cache's 1 positions"):
+        run(ops.kv_write(CACHE, HEADS, wrap=True), feeds, {**ENV, "CTX": 1})
+
+
+def test_attention_beyond_a_cache_needs_a_window_with_room() -> None:
+    feeds, env = {"cache": np.ones((1, 4, 4)), "heads": np.ones((2, 1, 4))}, {**ENV, "PAST_SEQ": 9}
+    assert (run(ops.attention(HEADS, CACHE, CACHE, scale=1.0, window=3), feeds, env) == 1).all()
+    for window in (None, 4):
+        with pytest.raises(GraphError, match="11 positions, 2 of them new, do not fit a cache of 4"):
+            run(ops.attention(HEADS, CACHE, CACHE, scale=1.0, window=window), feeds, env)
+
+
 def test_what_lies_beyond_the_length_does_not_matter() -> None:
     graph = toy.build(toy.FAMILIES["llama"])
     feeds, env = toy.feeds(graph, seq=3, past=2)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ir.cases import CASES, B, G, W, X, Y, arrays, run
+from ir.cases import CASES, B, G, W, X, Y, arrays, new_state, run
 from ir.references import ENV, REFERENCES, SCALAR, nearest
 from rlx.errors import ShapeError
 from rlx.ir import meaning, ops
@@ -27,6 +27,9 @@ def test_every_op_has_a_reference_and_a_case() -> None:
 def test_the_meaning_is_that_of_the_reference(node: Node) -> None:
     feeds = arrays(node)
     expected = REFERENCES[node.op]([feeds[i.name] for i in node.inputs], dict(node.attrs))
+    if node.op in ops.EFFECTS:
+        expected, state = expected
+        np.testing.assert_allclose(new_state(node, feeds), state, rtol=1e-12, atol=1e-14)
     found = run(node, feeds)
     assert found.shape == tuple(value(d, ENV) for d in node.shape)
     np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-14)
@@ -48,12 +51,12 @@ def test_the_operands_are_left_as_they_were(node: Node) -> None:
     assert all(np.array_equal(feeds[n], a) for n, a in before.items())
 
 
-@pytest.mark.parametrize("op", ["silu", "gelu_tanh", "gelu_erf", "sigmoid", "tanh"])
+@pytest.mark.parametrize("op", ["silu", "gelu_tanh", "gelu_erf", "sigmoid", "tanh", "softplus"])
 def test_tails_neither_overflow_nor_cancel(op: str) -> None:
     x = np.array([-700.0, -80.0, -30.0, -5.0, -1e-9, 0.0, 1e-9, 5.0, 30.0, 700.0])
     with np.errstate(over="raise", invalid="raise", divide="raise"):
         found = meaning.UNARY[op](x)
-    exact = op in ("silu", "sigmoid")  # relative accuracy where the result is tiny
+    exact = op in ("silu", "sigmoid", "softplus")  # relative accuracy where the result is tiny
     expected = [SCALAR[op](float(v)) for v in x]
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=0 if exact else 1e-15)
 

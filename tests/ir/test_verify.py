@@ -121,6 +121,35 @@ def test_the_old_value_of_a_state_is_not_read_beside_its_write() -> None:
     refused(Graph(outputs={"new": new, "cache": cache()}), "2 readers, 1 of them writes")
 
 
+def steps_with_effect() -> list[Node]:
+    """Nodes that update a state of their own in place."""
+    g = Graph()
+    x = g.input("x", [SEQ, 8])
+    conv = ops.causal_conv(g.state("rows", [3, 8]), x, g.weight("taps", [8, 4]))
+    q, v, gate = g.input("key", [SEQ, 2, 8]), g.input("v", [SEQ, 4, 16]), g.input("gate", [SEQ, 4])
+    return [conv, ops.gated_delta(g.state("delta", [4, 8, 16]), q, q, v, gate, gate, scale=1.0)]
+
+
+@pytest.mark.parametrize("node", steps_with_effect(), ids=lambda node: node.op)
+def test_a_state_that_an_op_updates_has_no_other_reader(node: Node) -> None:
+    state = node.inputs[0]
+    verify(Graph(outputs={"y": node}))
+    verify(Graph(outputs={"y": node, "z": ops.neg(node)}))  # its result has as many as there are
+    refused(Graph(outputs={"y": node, "state": state}), f"{state!r}: 2 readers, 1 of them writes")
+    refused(
+        Graph(outputs={"y": node, "old": ops.neg(state)}), "2 readers, 1 of them writes. A state is updated in place"
+    )
+    inputs = (state, *(Graph().input(f"other {i.name}", i.shape) for i in node.inputs[1:]))
+    refused(Graph(outputs={"y": node, "z": ops.rebuild(node, inputs)}), "2 readers, 2 of them writes")
+
+
+def test_an_effect_needs_a_state() -> None:
+    for node in steps_with_effect():
+        plain = Graph().input("plain", node.inputs[0].shape)
+        forged = intern(node.op, (plain, *node.inputs[1:]), node.attrs, node.shape, node.dtype)
+        refused(Graph(outputs={"y": forged}), f"does not verify: {node.op}: found operands")
+
+
 def test_constants_are_float32_weights_of_their_shape() -> None:
     g = Graph()
     g.output("y", ops.mul(X, g.constant("c", np.ones(64))))
