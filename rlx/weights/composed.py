@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -144,24 +145,28 @@ def rows(name: str, source: Composed, start: int, count: int, period: int | None
         WeightError: the rows do not divide into periods, or a period does not hold the range.
     """
     info = source.info
-    if (
-        len(info.shape) == 3
-        and period == info.shape[0] * info.shape[1]
-        and (start % count, count) == (0, info.shape[1])
-    ):
-        return Member(replace(info, shape=info.shape[1:], nbytes=info.nbytes // info.shape[0]), source, start // count)
+    member = _member(info.shape, start, count, period)
+    if member is not None:
+        return Member(replace(info, shape=info.shape[1:], nbytes=info.nbytes // info.shape[0]), source, member)
     axis = len(info.shape) - 2 if len(info.shape) > 1 else 0
     if len(info.shape) not in (1, 2, 3) or (len(info.shape) == 1 and info.dtype.is_quantized):
         what = f"{name} cannot be rows of {info.name!r}: {info.dtype}{list(info.shape)} has none"
         raise WeightError(what, where=where)
     total = info.shape[axis]
     period = total if period is None else period
-    if period < 1 or total % period or start < 0 or count < 1 or start + count > period:
+    if not total or period < 1 or total % period or start < 0 or count < 1 or start + count > period:
         what = f"{name} cannot be rows {start} to {start + count} of every {period} of {info.name!r}, which has {total}"
         raise WeightError(what, where=where)
     shape = (*info.shape[:axis], total // period * count, *info.shape[axis + 1 :])
-    nbytes = info.nbytes // total * (total // period * count)
+    nbytes = info.nbytes // total * shape[axis]
     return Rows(TensorInfo(info.name, info.dtype, shape, nbytes), source, start, count, period)
+
+
+def _member(shape: tuple[int, ...], start: int, count: int, period: int | None) -> int | None:
+    """Which matrix of a stack these rows are, if they are one."""
+    if len(shape) != 3 or not count or (count, period) != (shape[1], prod(shape[:2])) or start % count:
+        return None
+    return start // count if 0 <= start < prod(shape[:2]) else None
 
 
 def to_float32(raw: Bytes, dtype: DType) -> npt.NDArray[np.float32]:

@@ -191,9 +191,24 @@ def test_a_view_of_experts_that_lie_apart(tmp_path: Path) -> None:
         np.testing.assert_array_equal(weights.array("blk.2.part.weight"), expected)
 
 
+def test_one_matrix_of_a_stack(tmp_path: Path) -> None:
+    """The period is all rows of the stack: its matrices lie one after the other."""
+    with fused(tmp_path) as weights:
+        expected, rows = numbers(2, EXPERTS, 2 * FFN, WIDTH), 2 * FFN
+        for expert in range(EXPERTS):
+            name = f"blk.0.expert.{expert}.weight"
+            weights.define(name, EXPS, expert * rows, rows, EXPERTS * rows)
+            assert weights.info(name).shape == (rows, WIDTH) and weights.info(name).nbytes == rows * WIDTH * 4
+            np.testing.assert_array_equal(weights.array(name), expected[expert])
+            assert len(list(weights.pieces(name))) == 1 and not weights.raw(name).flags.writeable
+        assert weights.unused == []
+
+
 @pytest.mark.parametrize(
     ("cut", "message"),
     [
+        ((EXPS, 24, 8, 24), r"rows 24 to 32 of every 24"),
+        ((EXPS, -8, 8, 24), r"rows -8 to 0 of every 24"),
         ((QKV, 0, 2, 5), r"rows 0 to 2 of every 5 of 'blk\.0\.attn_qkv\.weight', which has 12"),
         ((QKV, 8, 5), r"rows 8 to 13 of every 12"),
         ((QKV, -1, 2), r"rows -1 to 1 of every 12"),
