@@ -21,6 +21,7 @@ _COMMANDS = {
     "compile": "rlx.cli.compile:compile_",
     "inspect": "rlx.cli.inspect:inspect",
     "bench": "rlx.cli.bench:bench",
+    "convert": "rlx.cli.convert:convert",
     "quantize": "rlx.cli.quantize:quantize",
     "cache": "rlx.cli.cache:cache",
 }

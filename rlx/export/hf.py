@@ -15,8 +15,7 @@ from rlx.export.hf_required import check_tensors
 from rlx.export.hf_tensors import changes, export_tensor, in_layer, rope_tensor
 from rlx.export.hf_tokenizer import tokenizer_metadata
 from rlx.export.model import ExportModel, ExportTensor
-from rlx.weights import WeightLoader
-from rlx.weights.names import canonical_names, unused_names
+from rlx.weights import ModelWeights, WeightLoader
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _EXPERTS = "_exps.weight"
@@ -31,27 +30,28 @@ def model_from_hf(source: WeightLoader) -> ExportModel:
     folder = source.path if source.path.is_dir() else source.path.parent
     config = TextConfig(source.metadata, folder / "config.json")
     of_arch = metadata_from_config(config)
-    tensors = _tensors(config, source)
-    check_tensors(config, [tensor.name for tensor in tensors], source)
+    weights = ModelWeights(source, config.arch)
+    tensors = _tensors(config, weights)
+    check_tensors(config, [tensor.name for tensor in tensors], weights)
     rows = next(tensor.shape[0] for tensor in tensors if tensor.name == "token_embd.weight")
     return ExportModel(
         path=source.path,
         arch=config.arch,
         metadata=_general(config.arch, folder, tensors) | of_arch | tokenizer_metadata(folder, config, rows),
         tensors=tuple(tensors),
-        left_out=tuple(unused_names(source, config.arch)),
+        left_out=tuple(weights.unused),
         close=source.close,
     )
 
 
-def _tensors(config: TextConfig, source: WeightLoader) -> list[ExportTensor]:
+def _tensors(config: TextConfig, weights: ModelWeights) -> list[ExportTensor]:
     """All tensors, those of the whole decoder first, then layer by layer in the checkpoint's order."""
     rope = rope_tensor(config)
     found = [] if rope is None else [rope]
-    for canonical, names in canonical_names(source, config.arch).items():
+    for canonical in weights.names:
         if canonical == "output.weight" and config.tied:
             continue  # the embedding table again
-        found += [export_tensor(name, source, names, change) for name, change in changes(config, canonical)]
+        found += [export_tensor(name, weights, canonical, change) for name, change in changes(config, canonical)]
     return sorted(found, key=lambda tensor: _layer(tensor.name))
 
 

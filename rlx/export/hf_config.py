@@ -12,29 +12,20 @@ from typing import Any
 
 from rlx.errors import UnsupportedModelError
 from rlx.export.hf_rope import RopeConfig, rope_config, write_rope
-from rlx.models.architectures import ARCHITECTURES, by_period
+from rlx.models.architectures import MODEL_TYPES, Architecture, by_period
 from rlx.models.keys import Keys, is_integer, plain
 
 Metadata = dict[str, tuple[Any, Any]]
 
-# `model_type` of the text part, or of a model that contains it -> architecture.
-MODEL_TYPES = {
-    "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
-    "qwen3_moe": "qwen3moe", "qwen3_5": "qwen35", "qwen3_5_text": "qwen35", "qwen3_5_moe": "qwen35moe",
-    "qwen3_5_moe_text": "qwen35moe", "gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3", "gemma3_text": "gemma3",
-    "gemma3n": "gemma3n", "gemma3n_text": "gemma3n", "gemma4": "gemma4", "gemma4_text": "gemma4",
-    "gemma4_unified": "gemma4", "gemma4_unified_text": "gemma4",
+# What published files leave out, beyond what the table of architectures says.
+_QWEN35_DEFAULTS = {
+    "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
 }  # fmt: skip
-
-# What published files leave out, where the table of architectures does not say it.
-_QWEN35_DEFAULTS = {"head_dim": 256, "full_attention_interval": 4, "partial_rotary_factor": 0.25,
-    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128}  # fmt: skip
-_GEMMA_DEFAULTS = {"tie_word_embeddings": True, "head_dim": 256, "rms_norm_eps": 1e-6, "num_kv_shared_layers": 0}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen35": _QWEN35_DEFAULTS,
     "qwen35moe": _QWEN35_DEFAULTS,
-    "gemma3n": {**_GEMMA_DEFAULTS, "rope_theta": 1e6, "altup_num_inputs": 4, "altup_active_idx": 0},
-    "gemma4": {**_GEMMA_DEFAULTS, "hidden_size_per_layer_input": 0},
+    "gemma3n": {"altup_active_idx": 0},
+    "gemma4": {"head_dim": 256},
 }
 
 _SIZE, _LAYERS = (1, 1 << 31), (1, 1024)
@@ -52,15 +43,14 @@ class TextConfig(Keys):
 
     Attributes:
         arch: `general.architecture`.
+        row: how the architecture differs from others.
     """
 
     def __init__(self, config: Mapping[str, Any], where: object) -> None:
-        self.arch = _architecture(config, where)
+        self.arch, self.row = _architecture(config, where)
         nested = config.get("text_config") or {}
-        row = ARCHITECTURES.get(self.arch)
-        defaults = {**_DEFAULTS.get(self.arch, {}), **(row.hf_defaults if row else {})}
-        super().__init__({**defaults, **config, **nested}, where)
-        self.rope: RopeConfig = rope_config(self, row.hf_base if row else 10_000.0, row.local_base if row else None)
+        super().__init__({**_DEFAULTS.get(self.arch, {}), **self.row.hf_defaults, **config, **nested}, where)
+        self.rope: RopeConfig = rope_config(self, self.row)
 
     @property
     def layers(self) -> int:
@@ -143,15 +133,12 @@ class TextConfig(Keys):
         return self.integer("num_kv_shared_layers", (0, self.layers), 0)
 
 
-def _architecture(config: Mapping[str, Any], where: object) -> str:
+def _architecture(config: Mapping[str, Any], where: object) -> tuple[str, Architecture]:
     keys = Keys(config, where)
-    text = keys.nested("text_config", optional=True)
-    for each in (text, keys):
-        if "model_type" in each:
-            found = each.text("model_type")
-            if found in MODEL_TYPES:
-                return MODEL_TYPES[found]
-    hint = f"Supported are {', '.join(sorted(set(MODEL_TYPES)))}."
+    for each in (keys.nested("text_config", optional=True), keys):
+        if (found := each.get("model_type", None)) in MODEL_TYPES:
+            return MODEL_TYPES[found]
+    hint = f"Supported are {', '.join(MODEL_TYPES)}."
     raise UnsupportedModelError(f"the model type {keys.text('model_type')!r} is unknown", where=where, hint=hint)
 
 
@@ -272,8 +259,7 @@ def _check_scale(config: TextConfig) -> None:
     """GGUF does not store the scale of Gemma's scores: readers derive it from the sizes."""
     if "query_pre_attn_scalar" not in config or config.arch not in ("gemma2", "gemma3"):
         return
-    row = ARCHITECTURES[config.arch]
-    wide = config.layers == row.wide_scale_layers
+    wide = config.layers == config.row.wide_scale_layers
     expected = config.integer("hidden_size", _SIZE) / config.heads if wide else config.head_dim
     if config.number("query_pre_attn_scalar", (1e-6, 1e9)) != expected:
         found = config.get("query_pre_attn_scalar")

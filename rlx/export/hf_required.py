@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator
 from rlx.errors import UnsupportedModelError, WeightError
 from rlx.export.hf_config import TextConfig
 from rlx.export.hf_tensors import in_layer
-from rlx.weights import WeightLoader
-from rlx.weights.names import DECODER_PREFIXES, file_names, unused_names
+from rlx.weights import ModelWeights
+from rlx.weights.names import DECODER_PREFIXES, file_names
 
 _OF_A_LAYER = re.compile(f"(?:{'|'.join(map(re.escape, DECODER_PREFIXES))})layers\\.[0-9]+\\.")
 _BUFFERS = (".rotary_emb.inv_freq",)  # computed, not learned
@@ -32,7 +32,7 @@ _GEMMA4_EXPERTS = ("ffn_gate_inp", "ffn_gate_up_exps", "ffn_down_exps", "pre_ffw
     "post_ffw_norm_2")  # fmt: skip
 
 
-def check_tensors(config: TextConfig, found: Collection[str], loader: WeightLoader) -> None:
+def check_tensors(config: TextConfig, found: Collection[str], weights: ModelWeights) -> None:
     """Compares GGUF names with what the configuration promises.
 
     Raises:
@@ -42,23 +42,25 @@ def check_tensors(config: TextConfig, found: Collection[str], loader: WeightLoad
     there = set(found)
     for name in required(config):
         if name not in there:
-            _fail_missing(name, config, loader)
-    for name in unused_names(loader, config.arch):
+            _fail_missing(name, config, weights)
+    for name in weights.unused:
         if _OF_A_LAYER.match(name) and not name.endswith(_BUFFERS):
             hint = "Leaving it out would change the model."
-            raise UnsupportedModelError(f"{name!r} is no tensor of a {config.arch} layer", where=loader.path, hint=hint)
+            raise UnsupportedModelError(
+                f"{name!r} is no tensor of a {config.arch} layer", where=weights.loader.path, hint=hint
+            )
     for name in found:
         prefix, _ = in_layer(name)
         if prefix and int(prefix.split(".")[1]) >= config.layers:
             what = f"{name} belongs to a layer beyond the {config.layers} of 'num_hidden_layers'"
-            raise UnsupportedModelError(what, where=loader.path)
+            raise UnsupportedModelError(what, where=weights.loader.path)
 
 
-def _fail_missing(name: str, config: TextConfig, loader: WeightLoader) -> None:
-    names = [each for each in file_names(name, config.arch)[1:] if each.startswith("model.layers") or "." in each]
+def _fail_missing(name: str, config: TextConfig, weights: ModelWeights) -> None:
+    names = file_names(name, config.arch)[1:]
     tried = f"; names tried: {', '.join(names)}" if names else ""
     hint = "the checkpoint is not complete: get it again"
-    raise WeightError(f"there is no tensor for {name}{tried}", where=loader.path, hint=hint)
+    raise WeightError(f"there is no tensor for {name}{tried}", where=weights.loader.path, hint=hint)
 
 
 def required(config: TextConfig) -> Iterator[str]:

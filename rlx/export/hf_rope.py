@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from rlx.models.architectures import Architecture
 from rlx.models.keys import POSITIVE, Keys
 
 if TYPE_CHECKING:
@@ -50,18 +51,19 @@ class RopeConfig:
 _KINDS = {kind: kind for kind in ("default", "linear", "llama3", "yarn", "proportional")}
 
 
-def rope_config(config: Keys, base: float, local_base: float | None) -> RopeConfig:
+def rope_config(config: Keys, row: Architecture) -> RopeConfig:
     """Reads the ropes.
 
     Args:
-        base, local_base: the architecture's own defaults; no `local_base`: all layers share one rope.
+        row: the architecture, which knows the bases that a file may leave out.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.
         UnsupportedModelError: a rope type that GGUF or its readers do not have.
     """
+    local_base, whole = row.local_base, 1.0 if row.partial_rope is None else row.partial_rope
     parameters = config.nested("rope_parameters", optional=True)
-    base = config.number("rope_theta", POSITIVE, base)
+    base = config.number("rope_theta", POSITIVE, row.hf_base)
     if any(isinstance(value, Mapping) for value in parameters.mapping.values()):
         full, local = parameters.nested("full_attention"), parameters.nested("sliding_attention", optional=True)
         local_base = local.number("rope_theta", POSITIVE, local_base or base)
@@ -69,7 +71,7 @@ def rope_config(config: Keys, base: float, local_base: float | None) -> RopeConf
         full = parameters if "rope_parameters" in config else config.nested("rope_scaling", optional=True)
         if local_base is not None or "rope_local_base_freq" in config:
             local_base = config.number("rope_local_base_freq", POSITIVE, local_base)
-    share = config.number("partial_rotary_factor", (0.0, 1.0), 1.0)
+    share = config.number("partial_rotary_factor", (0.0, 1.0), whole)
     return RopeConfig(
         full=full,
         base=full.number("rope_theta", POSITIVE, base),

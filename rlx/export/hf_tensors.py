@@ -13,19 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.errors import UnsupportedModelError, WeightError
+from rlx.errors import WeightError
 from rlx.export.hf_config import TextConfig
 from rlx.export.hf_rope import divisors
 from rlx.export.model import Bytes, ExportTensor, Floats, to_float32
 from rlx.ir.dtypes import BF16, F16, F32, DType
-from rlx.weights import WeightLoader
-from rlx.weights.names import FileNames, stack_name
+from rlx.weights import ModelWeights
 
 Array = npt.NDArray[Any]
 Move = Callable[[Array], Array]
 
-_STORED: dict[DType, str] = {F32: "<f4", F16: "<f2", BF16: "<u2"}
-_PLUS_ONE = ("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe")  # their GGUF norms multiply by the weight as it stands
+_STORED: dict[DType, str] = {F32: "<f4", F16: "<f2", BF16: "<u2"}  # the types whose elements can be moved
 
 
 @dataclass(frozen=True)
@@ -43,67 +41,30 @@ class Change:
     compute: Callable[[Floats], Floats] | None = None
 
 
-@dataclass(frozen=True)
-class _Source:
-    """One or more tensors of the file that become one."""
+def export_tensor(name: str, weights: ModelWeights, canonical: str, change: Change) -> ExportTensor:
+    """The tensor `name` of the GGUF file, made of `canonical` of the checkpoint; nothing is read yet."""
+    info = weights.info(canonical)
+    shape = change.shape(info.shape)
 
-    loader: WeightLoader
-    file: FileNames
+    def moved(array: Array) -> Array:
+        found = np.ascontiguousarray(array if change.move is None else change.move(array))
+        if found.shape != shape:
+            what = f"{name} would get the shape {list(found.shape)}, expected {list(shape)}"
+            raise WeightError(what, where=weights.place(canonical))
+        return found
 
-    @property
-    def name(self) -> str:
-        return stack_name(self.file.names) if self.file.stacked else self.file.names[0]
-
-    @property
-    def dtype(self) -> DType:
-        """The type they are stored in; a stack of several types counts as float32."""
-        found = {self.loader.tensors[name].dtype for name in self.file.names}
-        for dtype in found:
-            if dtype not in _STORED:
-                hint = "use a checkpoint in BF16, F16 or F32"
-                raise UnsupportedModelError(f"{self.name} has type {dtype}", where=self.loader.path, hint=hint)
-        return found.pop() if len(found) == 1 else F32
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        shapes = {self.loader.tensors[name].shape for name in self.file.names}
-        if len(shapes) > 1:
-            raise WeightError(f"the tensors {self.name} have several shapes: {sorted(shapes)}", where=self.loader.path)
-        shape = shapes.pop()
-        return (len(self.file.names), *shape) if self.file.stacked else shape
-
-    def stored(self) -> Array:
-        """As stored: float32, float16, or bf16 as uint16; a view of the file unless it is a stack."""
-        dtype = self.dtype
-        parts = [self._part(name, dtype) for name in self.file.names]
-        return np.stack(parts) if self.file.stacked else parts[0]
-
-    def _part(self, name: str, dtype: DType) -> Array:
-        info = self.loader.tensors[name]
-        raw = np.ascontiguousarray(self.loader.raw(name))
-        if info.dtype is not dtype:
-            return to_float32(raw, info.dtype, info.shape)
-        return raw.view(_STORED[dtype]).reshape(info.shape)
-
-
-def export_tensor(name: str, loader: WeightLoader, file: FileNames, change: Change) -> ExportTensor:
-    """The tensor `name` of the GGUF file; nothing is read yet."""
-    source = _Source(loader, file)
-    dtype = source.dtype
-    shape = change.shape(source.shape)
-
-    def stored() -> Array:
-        array = source.stored()
-        moved = np.ascontiguousarray(array if change.move is None else change.move(array))
-        if moved.shape != shape:
-            raise WeightError(f"{name} would get the shape {moved.shape}, expected {shape}", where=loader.path)
-        return moved
+    def stored() -> Bytes:
+        return _bytes(moved(weights.raw(canonical).view(_STORED[info.dtype]).reshape(info.shape)))
 
     def values() -> Floats:
-        found = to_float32(_bytes(stored()), dtype, shape)
+        if info.dtype in _STORED:
+            found = to_float32(stored(), info.dtype, shape)
+        else:  # in blocks, which do not move one by one
+            found = moved(to_float32(weights.raw(canonical), info.dtype, info.shape))
         return found if change.compute is None else change.compute(found)
 
-    return ExportTensor(name, shape, dtype, values, None if change.compute else lambda: _bytes(stored()))
+    copied = change.compute is None and info.dtype in _STORED
+    return ExportTensor(name, shape, info.dtype, values, stored if copied else None)
 
 
 def rope_tensor(config: TextConfig) -> ExportTensor | None:
@@ -139,8 +100,9 @@ def in_layer(canonical: str) -> tuple[str, str]:
 
 def _change(config: TextConfig, name: str) -> Change:
     """The change of a tensor, by its name in the layer (or in the decoder)."""
-    if config.arch in _PLUS_ONE and name.endswith("norm.weight") and name != "ssm_norm.weight":
-        return Change(compute=lambda values: values + np.float32(1))
+    offset = np.float32(config.row.norm_offset)  # GGUF readers multiply by the weight as it stands
+    if offset and name.endswith("norm.weight") and name.removesuffix(".weight") not in config.row.plain_norms:
+        return Change(compute=lambda values: values + offset)
     if config.arch == "llama" and name.split(".")[0] in ("attn_q", "attn_k"):
         heads = config.heads if name.startswith("attn_q") else config.kv_heads
         return Change(move=lambda array: interleaved(array, heads))
@@ -198,12 +160,7 @@ def _delta_rule(config: TextConfig, name: str) -> Change:
         "ssm_beta.weight": Change(move=tiled),
         "ssm_dt.bias": Change(move=tiled),
         "ssm_a": Change(move=tiled, compute=lambda values: -np.exp(values, dtype=np.float64).astype(np.float32)),
-        "ssm_conv1d.weight": Change(_squeezed, lambda array: after_keys(array.reshape(_squeezed(array.shape)))),
+        "ssm_conv1d.weight": Change(move=after_keys),
         "ssm_out.weight": Change(move=lambda array: tiled(array.T).T),
     }
     return table.get(name, Change())
-
-
-def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A convolution over channels one by one, [C, 1, width], as [C, width]."""
-    return shape[0], shape[-1]

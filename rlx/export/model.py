@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,18 +18,23 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from rlx.codegen import layouts
 from rlx.errors import ConfigError, UnsupportedModelError
-from rlx.ir.dtypes import BF16, F16, F32, F64, DType
+from rlx.ir.dtypes import F8_E4M3, DType
 from rlx.weights import TensorInfo, open_weights
+from rlx.weights.composed import FLOATS
+from rlx.weights.composed import to_float32 as floats
 from rlx.weights.gguf import GgufFile
 from rlx.weights.safetensors import SafetensorsFile
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-# Said anew by whoever writes the file: how it is quantized and laid out.
-WRITERS_KEYS = frozenset({"general.file_type", "general.quantization_version", "general.alignment"})
-_FLOATS = (F32, F16, BF16, F64)
+# Said anew by whoever writes the file: how it is quantized, laid out and divided.
+WRITERS_KEYS = frozenset({
+    "general.file_type", "general.quantization_version", "general.alignment",
+    "split.no", "split.count", "split.tensors.count",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -109,10 +115,11 @@ def to_float32(raw: Bytes, dtype: DType, shape: tuple[int, ...]) -> Floats:
     Raises:
         UnsupportedModelError: a type that holds no weights, or that the `gguf` package cannot dequantize.
     """
-    if dtype is BF16:  # the upper half of a float32
-        return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
-    if dtype in _FLOATS:
-        return raw.view(np.dtype(dtype.numpy).newbyteorder("<")).astype(np.float32).reshape(shape)
+    if dtype in FLOATS:
+        return floats(raw, dtype).reshape(shape)
+    if dtype is F8_E4M3:  # of checkpoints: GGUF has no such type
+        n, k = prod(shape[:-1]), shape[-1]
+        return layouts.unpack(dtype, layouts.pack(dtype, raw, n, k), n, k).reshape(shape)
     return _dequantize(raw, dtype, shape)
 
 
