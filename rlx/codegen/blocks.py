@@ -1,56 +1,40 @@
-"""The quantized types: how a GGUF file stores their blocks, and which packed form (see layouts.py) each one takes.
+"""The quantized types: how a file stores their blocks, and which packed form (see layouts.py) each one takes.
 
 A type is a row of `BLOCKS`. In the packed form every type is cut into sub-blocks of 32 k and its values are
 
     scale * (code - zero) - low
 
-with one scale (and, where there are any, one low) for 32 k or for each 16 k. How scale and low are made of a
-superblock's f16 numbers (d, dmin) and a sub-block's fields has a name, `Blocks.scales`:
+with one scale (and, where there are any, one low) for 32 k or for each 16 k. Where a type has levels, a code is looked
+up first: a table of at most 16 numbers, `zero` above what they stand for, so that they are unsigned. How scale and low
+are made of a superblock's f16 numbers (d, dmin), both times the type's unit, and a sub-block's fields has a name,
+`Blocks.scales`:
 
 | name | numbers of a superblock | fields of a sub-block | scale | low |
 |---|---|---|---|---|
 | `d` | | f16 d | d | |
 | `d_m` | | f16 d, f16 m | d | -m |
+| `one` | d | | d | |
 | `d_s` | d | i8 s, or two: one a 16 k | d * s | |
 | `d_s_m` | d, dmin | u8 s, u8 m | d * s | dmin * m |
 | `d_sm` | d, dmin | two u8, one a 16 k: s low, m high nibble | d * s | dmin * m |
+| `f32` | | f32 d | d | |
+| `e8m0` | | u8 e | 2^(e - 128) | |
+| `e4m3` | | two u8, one a 16 k: e4m3 numbers | half of the number, 0 for 0x7f | |
+
+The codes of F8_E4M3 are numbers themselves, in the OCP's 8-bit form e4m3fn: a sign, four bits of exponent (bias 7),
+three of mantissa, subnormals, no infinity, all ones is NaN. A value is such a number, as f32, times its scale.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rlx.ir.dtypes import IQ4_NL, IQ4_XS, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, DType
-
-Bytes = NDArray[np.uint8]
-_u8 = np.uint8
-
-#: What the 16 codes of IQ4_NL and IQ4_XS stand for (source: ggml's table), plus 128: unsigned, as dot products take it.
-LEVELS: tuple[int, ...] = tuple(
-    128 + level for level in (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-)
-_CRUMBS = np.array([[0], [2], [4], [6]], np.uint8)
-_BITS = np.arange(8, dtype=np.uint8)[:, None]
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A weight's blocks taken apart; the axes before those named are [blocks of 16 rows, 16, superblocks].
-
-    Attributes:
-        head: bits of the f16 numbers of a superblock, `uint16[]` each.
-        fields: those of each sub-block, `uint16[subs]` or `uint8[subs]`, or `uint8[subs, 2]` for two fields.
-        codes: `uint8[superblock k]`.
-    """
-
-    head: list[NDArray[np.uint16]]
-    fields: list[NDArray[Any]]
-    codes: Bytes
+from rlx.codegen import blocks_grids as grids
+from rlx.codegen import blocks_read as read
+from rlx.codegen.blocks_read import Bytes, Parts
+from rlx.ir import dtypes
+from rlx.ir.dtypes import DType
 
 
 @dataclass(frozen=True)
@@ -66,7 +50,9 @@ class Blocks:
         scales: how scales and lows are made: see the table above.
         read: file blocks `uint8[blocks of 16 rows, 16, superblocks, bytes]` -> their parts.
         halves: whether each 16 k have a scale of their own.
-        levels: what a code stands for, itself unsigned; None for itself.
+        levels: what a code stands for, `zero` added; None for itself.
+        unit: what the numbers of a superblock count, a power of two.
+        floats: whether codes are numbers of the form e4m3fn.
     """
 
     superblock: int
@@ -78,16 +64,18 @@ class Blocks:
     read: Callable[[Bytes], Parts]
     halves: bool = False
     levels: tuple[int, ...] | None = None
+    unit: float = 1.0
+    floats: bool = False
 
     @property
     def bits(self) -> int:
         """Width of a code, looked up where there are levels."""
-        return 8 if self.levels else sum(self.planes)
+        return max(self.levels).bit_length() if self.levels else sum(self.planes)
 
     @property
     def lows(self) -> bool:
         """Whether values have a low."""
-        return "m" in self.scales
+        return self.scales in ("d_m", "d_s_m", "d_sm")
 
     @property
     def parts(self) -> int:
@@ -120,117 +108,47 @@ class Blocks:
         return self.head_bytes + self.subs * self.stride
 
 
-def _halves(raw: Bytes, *at: int) -> list[NDArray[np.uint16]]:
-    """The f16 bits at some bytes of a block."""
-    return [np.ascontiguousarray(raw[..., i : i + 2]).view(np.uint16)[..., 0] for i in at]
+def _coded(zero: int, *levels: int) -> tuple[int, ...]:
+    return tuple(zero + level for level in levels)
 
 
-# --- blocks of 32: f16 numbers, perhaps a word of fifth bits, 16 bytes of nibbles -------------------------------------
+def _signed(zero: int, *sizes: int) -> tuple[int, ...]:
+    """Levels of codes whose top bit is a sign."""
+    return _coded(zero, *sizes, *(-size for size in sizes))
 
 
-def _read_q8_0(raw: Bytes) -> Parts:
-    return Parts([], _fields_32(raw, 0), raw[..., 2:] ^ _u8(128))
-
-
-def _reader_32(*numbers: int, fifth: bool = False) -> Callable[[Bytes], Parts]:
-    """Reads f16 `numbers`, then one bit of each element if `fifth`, then nibbles: byte i is elements i and i + 16."""
-
-    def read(raw: Bytes) -> Parts:
-        at = 2 * len(numbers)
-        codes = _pairs(raw[..., -16:], 16)
-        if fifth:
-            codes = codes | (np.unpackbits(raw[..., at : at + 4], axis=-1, bitorder="little") << _u8(4))
-        return Parts([], _fields_32(raw, *numbers), codes)
-
-    return read
-
-
-def _fields_32(raw: Bytes, *at: int) -> list[NDArray[Any]]:
-    return [number[..., None] for number in _halves(raw, *at)]
-
-
-def _pairs(q: Bytes, run: int) -> Bytes:
-    """Runs of `run` bytes hold as many elements in their low and the next ones in their high nibbles."""
-    pairs = q.reshape(*q.shape[:-1], -1, 1, run)
-    codes = np.concatenate([pairs & _u8(15), pairs >> _u8(4)], axis=-2)
-    return codes.reshape(*q.shape[:-1], 2 * q.shape[-1])
-
-
-# --- blocks of 256 ----------------------------------------------------------------------------------------------------
-
-
-def _read_q4_k(raw: Bytes) -> Parts:
-    return Parts(_halves(raw, 0, 2), _scales_and_mins(raw[..., 4:16]), _pairs(raw[..., 16:], 32))
-
-
-def _read_q5_k(raw: Bytes) -> Parts:
-    codes = _pairs(raw[..., 48:], 32) | (_planes_of_bits(raw[..., 16:48]) << _u8(4))
-    return Parts(_halves(raw, 0, 2), _scales_and_mins(raw[..., 4:16]), codes)
-
-
-def _planes_of_bits(high: Bytes) -> Bytes:
-    """Bit s of byte l is that of element 32 s + l."""
-    return ((high[..., None, :] >> _BITS) & _u8(1)).reshape(*high.shape[:-1], 256)
-
-
-def _crumbs(q: Bytes) -> Bytes:
-    """Each 32 bytes hold two bits of elements l, l + 32, l + 64, l + 96 of 128."""
-    return ((q.reshape(*q.shape[:-1], 2, 1, 32) >> _CRUMBS) & _u8(3)).reshape(*q.shape[:-1], 256)
-
-
-def _scales_and_mins(scales: Bytes) -> list[NDArray[Any]]:
-    """The eight 6-bit scales s and mins m of Q4_K and Q5_K in twelve bytes.
-
-    Bytes 0-3 are s0..s3 and bytes 4-7 m0..m3 (low six bits) with the two high bits of s4..s7 and m4..m7 above them,
-    bytes 8-11 the low nibbles of s4..s7 and, above, of m4..m7.
-    """
-    a, b, c = scales[..., 0:4], scales[..., 4:8], scales[..., 8:12]
-    scale = np.concatenate([a & _u8(63), (c & _u8(15)) | ((a >> _u8(2)) & _u8(48))], axis=-1)
-    low = np.concatenate([b & _u8(63), (c >> _u8(4)) | ((b >> _u8(2)) & _u8(48))], axis=-1)
-    return [scale, low]
-
-
-def _by_halves(scales: Bytes) -> list[NDArray[Any]]:
-    """Sixteen bytes, one a 16 k."""
-    return [scales.reshape(*scales.shape[:-1], 8, 2)]
-
-
-def _read_q6_k(raw: Bytes) -> Parts:
-    codes = _pairs(raw[..., :128], 64) | (_crumbs(raw[..., 128:192]) << _u8(4))
-    return Parts(_halves(raw, 208), _by_halves(raw[..., 192:208]), codes)
-
-
-def _read_q2_k(raw: Bytes) -> Parts:
-    return Parts(_halves(raw, 80, 82), _by_halves(raw[..., :16]), _crumbs(raw[..., 16:80]))
-
-
-def _read_q3_k(raw: Bytes) -> Parts:
-    """Sixteen 6-bit scales, 32 too large: low nibbles in 8 bytes (the first 8, then above the rest), crumbs in 4."""
-    low, high = _pairs(raw[..., 96:104], 8), raw[..., 104:108]
-    top = ((high[..., None, :] >> _CRUMBS) & _u8(3)).reshape(low.shape)
-    codes = _crumbs(raw[..., 32:96]) | (_planes_of_bits(raw[..., :32]) << _u8(2))
-    return Parts(_halves(raw, 108), _by_halves((low | (top << _u8(4))) - _u8(32)), codes)
-
-
-def _read_iq4_xs(raw: Bytes) -> Parts:
-    """Eight 6-bit scales, 32 too large: high crumbs in a word, low nibbles in 4 bytes."""
-    high = (_halves(raw, 2)[0][..., None] >> np.arange(0, 16, 2, dtype=np.uint16)) & np.uint16(3)
-    scale = (_pairs(raw[..., 4:8], 1) | (high.astype(np.uint8) << _u8(4))) - _u8(32)
-    return Parts(_halves(raw, 0), [scale], _pairs(raw[..., 8:], 16))
-
+# Levels, all of them numbers of the formats (source: the `gguf` package's reference dequantization, ggml's tables).
+_IQ4 = _coded(128, -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_IQ3_S = _signed(15, 1, 3, 5, 7, 9, 11, 13, 15)
+_IQ3_XXS = _signed(62, 4, 12, 20, 28, 36, 44, 52, 62)
+_IQ2 = _signed(43, 8, 25, 43, 0)  # the codebooks have three sizes: the fourth is never met
+_IQ1 = _coded(9, -7, 1, 9, 0, -9, -1, 7, 0)  # eighths of -1, 0, 1 plus or minus an eighth
+_E2M1 = _signed(12, 0, 1, 2, 3, 4, 6, 8, 12)  # twice the numbers of four bits
 
 #: Every quantized type that is packed.
 BLOCKS: dict[DType, Blocks] = {
-    Q8_0: Blocks(32, 0, 2, (8,), 128, "d", _read_q8_0),
-    Q4_0: Blocks(32, 0, 2, (4,), 8, "d", _reader_32(0)),
-    Q4_1: Blocks(32, 0, 4, (4,), 0, "d_m", _reader_32(0, 2)),
-    Q5_0: Blocks(32, 0, 2, (4, 1), 16, "d", _reader_32(0, fifth=True)),
-    Q5_1: Blocks(32, 0, 4, (4, 1), 0, "d_m", _reader_32(0, 2, fifth=True)),
-    IQ4_NL: Blocks(32, 0, 2, (4,), 128, "d", _reader_32(0), levels=LEVELS),
-    IQ4_XS: Blocks(256, 1, 1, (4,), 128, "d_s", _read_iq4_xs, levels=LEVELS),
-    Q2_K: Blocks(256, 2, 2, (2,), 0, "d_sm", _read_q2_k, halves=True),
-    Q3_K: Blocks(256, 1, 2, (2, 1), 4, "d_s", _read_q3_k, halves=True),
-    Q4_K: Blocks(256, 2, 2, (4,), 0, "d_s_m", _read_q4_k),
-    Q5_K: Blocks(256, 2, 2, (4, 1), 0, "d_s_m", _read_q5_k),
-    Q6_K: Blocks(256, 1, 2, (4, 2), 32, "d_s", _read_q6_k, halves=True),
+    dtypes.Q8_0: Blocks(32, 0, 2, (8,), 128, "d", read.read_q8_0),
+    dtypes.Q4_0: Blocks(32, 0, 2, (4,), 8, "d", read.reader_32(0)),
+    dtypes.Q4_1: Blocks(32, 0, 4, (4,), 0, "d_m", read.reader_32(0, 2)),
+    dtypes.Q5_0: Blocks(32, 0, 2, (4, 1), 16, "d", read.reader_32(0, fifth=True)),
+    dtypes.Q5_1: Blocks(32, 0, 4, (4, 1), 0, "d_m", read.reader_32(0, 2, fifth=True)),
+    dtypes.IQ4_NL: Blocks(32, 0, 2, (4,), 128, "d", read.reader_32(0), levels=_IQ4),
+    dtypes.IQ4_XS: Blocks(256, 1, 1, (4,), 128, "d_s", read.read_iq4_xs, levels=_IQ4),
+    dtypes.Q2_K: Blocks(256, 2, 2, (2,), 0, "d_sm", read.read_q2_k, halves=True),
+    dtypes.Q3_K: Blocks(256, 1, 2, (2, 1), 4, "d_s", read.read_q3_k, halves=True),
+    dtypes.Q4_K: Blocks(256, 2, 2, (4,), 0, "d_s_m", read.read_q4_k),
+    dtypes.Q5_K: Blocks(256, 2, 2, (4, 1), 0, "d_s_m", read.read_q5_k),
+    dtypes.Q6_K: Blocks(256, 1, 2, (4, 2), 32, "d_s", read.read_q6_k, halves=True),
+    dtypes.TQ1_0: Blocks(256, 1, 0, (2,), 1, "one", read.read_tq1_0),
+    dtypes.TQ2_0: Blocks(256, 1, 0, (2,), 1, "one", read.read_tq2_0),
+    dtypes.IQ1_S: Blocks(256, 1, 1, (2, 1), 9, "d_s", grids.read_iq1_s, levels=_IQ1, unit=1 / 8),
+    dtypes.IQ1_M: Blocks(256, 1, 2, (2, 1), 9, "d_s", grids.read_iq1_m, levels=_IQ1, unit=1 / 8, halves=True),
+    dtypes.IQ2_XXS: Blocks(256, 1, 1, (2, 1), 43, "d_s", grids.read_iq2_xxs, levels=_IQ2, unit=1 / 8),
+    dtypes.IQ2_XS: Blocks(256, 1, 2, (2, 1), 43, "d_s", grids.read_iq2_xs, levels=_IQ2, unit=1 / 8, halves=True),
+    dtypes.IQ2_S: Blocks(256, 1, 2, (2, 1), 43, "d_s", grids.read_iq2_s, levels=_IQ2, unit=1 / 8, halves=True),
+    dtypes.IQ3_XXS: Blocks(256, 1, 1, (4,), 62, "d_s", grids.read_iq3_xxs, levels=_IQ3_XXS, unit=1 / 4),
+    dtypes.IQ3_S: Blocks(256, 1, 1, (4,), 15, "d_s", grids.read_iq3_s, levels=_IQ3_S),
+    dtypes.MXFP4: Blocks(32, 0, 1, (4,), 12, "e8m0", read.read_mxfp4, levels=_E2M1),
+    dtypes.NVFP4: Blocks(64, 0, 2, (4,), 12, "e4m3", read.read_nvfp4, levels=_E2M1, halves=True),
+    dtypes.F8_E4M3: Blocks(32, 0, 4, (8,), 0, "f32", read.read_f8_e4m3, floats=True),
 }

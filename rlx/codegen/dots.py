@@ -3,7 +3,8 @@
 One step multiplies 64 codes of weights (16 rows x 4 k, unsigned, `bits` wide) with 64 signed bytes and adds each four
 neighbours to an i32 lane. VNNI is that instruction. Machines without it have it in two, u8 x s8 -> pairs in i16 ->
 i32, where the i16 must not saturate: that holds for codes of up to 7 bits. Codes of 8 bits are made signed and their
-sign is moved to the other operand: |q| <= 128 and |a| <= 127 give at most 32512 a pair.
+sign is moved to the other operand: |q| <= 128 and |a| <= 127 give at most 32512 a pair. `bits` of a type whose codes
+are looked up are those of its levels, at which every code arrives here.
 """
 
 from __future__ import annotations

@@ -26,8 +26,16 @@ and group j + 4 in its high nibbles.
 | q4_k | 256 k | d, dmin | u8 scale, u8 min | 4 | 2368 |
 | q5_k | 256 k | d, dmin | u8 scale, u8 min | 4, 1 | 2880 |
 | q6_k | 256 k | d | 2 x i8 scale, one a 16 k | 4, 2 | 3360 |
+| tq1_0, tq2_0 | 256 k | d | | 2 | 1056 |
+| iq1_s, iq2_xxs | 256 k | d | i8 scale | 2, 1 | 1696 |
+| iq1_m, iq2_xs, iq2_s | 256 k | d | 2 x i8 scale, one a 16 k | 2, 1 | 1824 |
+| iq3_xxs, iq3_s | 256 k | d | i8 scale | 4 | 2208 |
+| mxfp4 | 32 k | | u8 scale, e8m0 | 4 | 272 |
+| nvfp4 | 64 k | | 2 x u8 scale, e4m3, one a 16 k | 4 | 576 |
+| f8_e4m3 | 32 k | | f32 scale | 8 | 576 |
 
-Scales keep the file's own precision (f16, 4-, 6- and 8-bit integers), so packing rounds nothing.
+Scales keep the file's own precision (f32, f16, 4-, 6- and 8-bit integers or floats), so packing rounds nothing.
+Codebooks are gone: their entries and signs have become a small code per element (see `blocks.py`).
 """
 
 from __future__ import annotations
@@ -220,17 +228,36 @@ def _unpack_blocks(row: Blocks, packed: Bytes) -> Floats:
     fields, *planes = _split(
         rest.reshape(*rest.shape[:-1], row.subs, row.stride), row.codes_at, *[64 * width for width in row.planes]
     )
-    scales = _SCALES[row.scales]([_f16(number)[..., None, :] for number in head], fields)
+    scales = _SCALES[row.scales]([_f16(number)[..., None, :] * np.float32(row.unit) for number in head], fields)
     codes, first = np.zeros((*fields.shape[:-1], 8, 64), np.uint8), 0
     for plane, width in zip(planes, row.planes, strict=True):
         codes |= _from_plane(plane.reshape(*plane.shape[:-1], width, 64), first, width)
         first += width
-    looked_up = codes if row.levels is None else np.array(row.levels, np.uint8)[codes]
-    numbers = _codes(looked_up).astype(np.float32) - np.float32(row.zero)
+    numbers = _meaning(row)[_codes(codes)]
     values = _a_part(scales[: row.parts]) * numbers.reshape(*fields.shape[:-1], row.parts, 32 // row.parts, BLOCK_ROWS)
     if row.lows:
         values -= _a_part(scales[row.parts :])
     return values.reshape(*packed.shape[:-1], row.superblock, BLOCK_ROWS)
+
+
+def _meaning(row: Blocks) -> Floats:
+    """What each code stands for before it is scaled: `float32[number of codes]`."""
+    if row.floats:
+        return _e4m3(np.arange(256, dtype=np.uint8))
+    numbers = np.arange(2 ** sum(row.planes)) if row.levels is None else np.array(row.levels)
+    return (numbers - row.zero).astype(np.float32)
+
+
+def _e4m3(bits: Bytes) -> Floats:
+    """Numbers of the form e4m3fn: see `blocks.py`."""
+    size = np.where(bits & _u8(127) == 127, np.float32(np.nan), _e4m3_size(bits))
+    return np.where(bits & _u8(128), -size, size)
+
+
+def _e4m3_size(bits: Bytes) -> Floats:
+    """Without sign and NaN."""
+    exponent, mantissa = ((bits >> _u8(3)) & _u8(15)).astype(np.int32), (bits & _u8(7)).astype(np.float32)
+    return np.where(exponent > 0, np.ldexp(mantissa + 8, exponent - 10), np.ldexp(mantissa, -9))
 
 
 def _a_part(scales: list[Floats]) -> Floats:
@@ -238,7 +265,7 @@ def _a_part(scales: list[Floats]) -> Floats:
     return np.stack(scales, axis=-2)[..., None, :]
 
 
-def _bytes(fields: Bytes) -> list[Bytes]:
+def _bytes(fields: NDArray[Any]) -> list[NDArray[Any]]:
     """Fields of one byte each."""
     return np.split(fields, fields.shape[-1] // BLOCK_ROWS, axis=-1)
 
@@ -261,6 +288,15 @@ def _scales_d_sm(head: list[Floats], fields: Bytes) -> list[Floats]:
     return scales + [head[1] * (s >> _u8(4)).astype(np.float32) for s in _bytes(fields)]
 
 
+def _scales_e8m0(head: list[Floats], fields: Bytes) -> list[Floats]:
+    return [np.ldexp(np.float32(1), fields.astype(np.int32) - 128)]
+
+
+def _scales_e4m3(head: list[Floats], fields: Bytes) -> list[Floats]:
+    """As the reference reads a scale of NVFP4: the sign does not count, and 0x7f is 0."""
+    return _bytes(np.where(fields == 0x7F, np.float32(0), _e4m3_size(fields) * np.float32(0.5)))
+
+
 #: (numbers of a superblock [..., 1, 16], fields [..., subs, bytes]) -> scales, then lows, [..., subs, 16] each.
 _SCALES: dict[str, Callable[[list[Floats], Bytes], list[Floats]]] = {
     "d": lambda head, fields: [_f16(fields)],
@@ -268,6 +304,10 @@ _SCALES: dict[str, Callable[[list[Floats], Bytes], list[Floats]]] = {
     "d_s": _scales_d_s,
     "d_s_m": _scales_d_s_m,
     "d_sm": _scales_d_sm,
+    "one": lambda head, fields: [np.broadcast_to(head[0], (*fields.shape[:-1], BLOCK_ROWS))],
+    "f32": lambda head, fields: [np.ascontiguousarray(fields).view(np.float32)],
+    "e8m0": _scales_e8m0,
+    "e4m3": _scales_e4m3,
 }
 
 

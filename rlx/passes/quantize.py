@@ -16,13 +16,13 @@ _WEIGHT = {"linear": 1, "expert_linear": 2}  # number of the weight among an op'
 
 
 def quantize(graph: Graph, options: Options) -> Graph:
-    """With precision "auto", linears over block-quantized weights take int8 activation rows."""
+    """With precision "auto", linears over weights of integer codes take int8 activation rows."""
     if options.precision == "exact":
         return graph
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         weight = _WEIGHT.get(old.op)
-        if weight and inputs[weight].dtype.is_quantized and inputs[0].dtype is F32:
+        if weight and inputs[weight].dtype.has_integer_codes and inputs[0].dtype is F32:
             inputs = (ops.quantize(inputs[0]), *inputs[1:])
         return ops.rebuild(old, inputs)
 

@@ -5,59 +5,21 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from weight_formats import PACKED_BITS, assert_same_bits, random_file_bytes, reference, set_halves
 
-from rlx.codegen import layouts
+from rlx.codegen import grids, layouts
+from rlx.codegen.blocks import BLOCKS
 from rlx.codegen.layouts import BLOCK_ROWS, PACKED_DTYPES, PACKINGS, pack, packed_bytes, unpack
 from rlx.errors import ShapeError
-from rlx.ir.dtypes import (
-    BF16,
-    F16,
-    F32,
-    IQ4_NL,
-    IQ4_XS,
-    MXFP4,
-    Q2_K,
-    Q3_K,
-    Q4_0,
-    Q4_1,
-    Q4_K,
-    Q5_0,
-    Q5_1,
-    Q5_K,
-    Q6_K,
-    Q8_0,
-    DType,
-)
+from rlx.ir import dtypes
+from rlx.ir.dtypes import BF16, F8_E4M3, F16, F32, MXFP4, NVFP4, Q4_K, Q8_0, Q8_1, DType
 
 SHAPES = [(1, 256), (2, 512), (15, 256), (16, 1024), (17, 768), (33, 256)]
+QUANTIZED = [t for t in PACKED_DTYPES if t.is_quantized]
 
-
-#: Where the f16 numbers of a file's block are.
-HALVES_AT: dict[DType, list[int]] = {
-    **{t: [0] for t in (Q8_0, Q4_0, Q5_0, IQ4_NL, IQ4_XS)},
-    **{t: [0, 2] for t in (Q4_1, Q5_1, Q4_K, Q5_K)},
-    Q2_K: [80, 82],
-    Q3_K: [108],
-    Q6_K: [208],
-}
-
-
-def random_file_bytes(dtype: DType, n: int, k: int, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Random bytes are a legal weight and exercise every code and scale bit; only the f16 scales are kept finite."""
-    raw = rng.integers(0, 256, dtype.size((n, k)), dtype=np.uint8)
-    if dtype.is_quantized:
-        blocks = raw.reshape(-1, dtype.nbytes)
-        for at in HALVES_AT[dtype]:
-            blocks[:, at + 1] &= 0xBF  # clears the exponent's top bit
-    return raw
-
-
-def reference(dtype: DType, raw: NDArray[np.uint8], n: int, k: int) -> NDArray[np.float32]:
-    assert dtype.ggml is not None
-    return gguf.quants.dequantize(raw.reshape(n, -1), gguf.GGMLQuantizationType(dtype.ggml)).reshape(n, k)
+quantized = pytest.mark.parametrize("dtype", QUANTIZED, ids=str)
 
 
 @pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
@@ -68,20 +30,81 @@ def test_unpack_of_pack_is_the_reference_bit_for_bit(dtype: DType, n: int, k: in
     assert packed.nbytes == packed_bytes(dtype, n, k)
     got = unpack(dtype, packed, n, k)
     assert got.dtype == np.float32
-    np.testing.assert_array_equal(got.view(np.uint32), reference(dtype, raw, n, k).view(np.uint32))
+    assert_same_bits(got, reference(dtype, raw, n, k))
 
 
-@pytest.mark.parametrize("dtype", [t for t in PACKED_DTYPES if t.is_quantized], ids=str)
-@pytest.mark.parametrize("scale", [0x0000, 0x0001, 0x03FF, 0x7BFF, 0xFBFF, 0x8001, 0x7C00])
+@quantized
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_any_bytes_are_read_as_the_reference_reads_them(dtype: DType, data: st.DataObject) -> None:
+    k = 256
+    raw = np.frombuffer(data.draw(st.binary(min_size=dtype.row_bytes(k), max_size=dtype.row_bytes(k))), np.uint8)
+    with np.errstate(all="ignore"):
+        assert_same_bits(unpack(dtype, pack(dtype, raw, 1, k), 1, k), reference(dtype, raw, 1, k))
+
+
+@quantized
+@pytest.mark.parametrize("scale", [0x0000, 0x0001, 0x03FF, 0x7BFF, 0xFBFF, 0x8001, 0x7C00, 0xFC00, 0x7E00])
 def test_extreme_scales_keep_their_bits(dtype: DType, scale: int) -> None:
-    """Zero, the smallest and largest subnormal, the largest normals of both signs, infinity."""
+    """Zero, the smallest and largest subnormal, the largest normals of both signs, infinities, NaN."""
     raw = random_file_bytes(dtype, 17, 256, np.random.default_rng(scale))
-    blocks = raw.reshape(-1, dtype.nbytes)
-    for at in HALVES_AT[dtype]:
-        blocks[:, at : at + 2] = np.array([scale], np.uint16).view(np.uint8)
-    with np.errstate(invalid="ignore"):
-        got, want = unpack(dtype, pack(dtype, raw, 17, 256), 17, 256), reference(dtype, raw, 17, 256)
-    np.testing.assert_array_equal(got, want)
+    set_halves(dtype, raw.reshape(-1, dtype.nbytes), np.uint16(scale))
+    with np.errstate(invalid="ignore", over="ignore"):
+        assert_same_bits(unpack(dtype, pack(dtype, raw, 17, 256), 17, 256), reference(dtype, raw, 17, 256))
+
+
+def every_scale(dtype: DType) -> tuple[np.ndarray, int, int]:
+    """All 256 scales of a type with one-byte scales, a block of them with all codes; (raw, n, k)."""
+    blocks = np.random.default_rng(1).integers(0, 256, (256, dtype.nbytes), dtype=np.uint8)
+    scales = dtype.nbytes - dtype.block // 2
+    blocks[:, :scales] = np.arange(256)[:, None] + np.arange(scales)
+    blocks[:, scales : scales + 8] = np.arange(0, 16, 2) * 16 + np.arange(1, 16, 2)
+    return blocks.reshape(-1), 256, dtype.block
+
+
+@pytest.mark.parametrize("dtype", [MXFP4, NVFP4], ids=str)
+def test_every_scale_of_one_byte(dtype: DType) -> None:
+    raw, n, k = every_scale(dtype)
+    with np.errstate(over="ignore"):
+        assert_same_bits(unpack(dtype, pack(dtype, raw, n, k), n, k), reference(dtype, raw, n, k))
+
+
+def every_e4m3() -> tuple[np.ndarray, int, int]:
+    """All numbers of eight bits under scales from the ends of f32's range; (raw, n, k)."""
+    scales = np.array([1, -1, 0, 0.1, 1e-45, -1e-38, 7.5e35, 3.4e38, np.inf, -np.inf, np.nan], np.float32)
+    blocks = np.zeros((len(scales), 8, 36), np.uint8)
+    blocks[..., :4] = scales.view(np.uint8).reshape(-1, 1, 4)
+    blocks[..., 4:] = np.arange(256).reshape(8, 32)
+    return blocks.reshape(-1), len(scales), 256
+
+
+def test_every_number_of_eight_bits() -> None:
+    raw, n, k = every_e4m3()
+    want = reference(F8_E4M3, raw, n, k)
+    assert (want[0, 0x7E], want[0, 0x01]) == (448, 2.0**-9)  # the largest and the smallest number, by the specification
+    assert np.isnan(want[0, [0x7F, 0xFF]]).all()
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert_same_bits(unpack(F8_E4M3, pack(F8_E4M3, raw, n, k), n, k), want)
+
+
+@pytest.mark.parametrize("name", ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
+def test_levels_are_those_of_the_codebooks(name: str) -> None:
+    """A code without its top bit stands for the codebook's number (for IQ1, for that and an eighth)."""
+    kind = getattr(gguf.quants, name)
+    row = BLOCKS[dtypes.DTYPES[name.lower()]]
+    assert row.levels is not None
+    levels = np.array(row.levels) - row.zero
+    half = len(levels) // 2
+    numbers = levels[: len(kind.grid_map)]
+    if name.startswith("IQ1"):
+        np.testing.assert_array_equal(numbers / 8, np.array(kind.grid_map) + kind.delta)
+        np.testing.assert_array_equal(levels[half : half + 3] / 8, np.array(kind.grid_map) - kind.delta)
+    else:
+        np.testing.assert_array_equal(numbers, kind.grid_map)
+        np.testing.assert_array_equal(levels[half:], -levels[:half])
+    if name != "IQ1_M":
+        kind.init_grid()
+        np.testing.assert_array_equal(np.array(kind.grid_map)[grids.codes(name.lower())], kind.grid[0, 0])
 
 
 @pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
@@ -108,18 +131,16 @@ def test_q8_0_bytes_are_where_the_layout_says() -> None:
 
 
 def test_packed_sizes() -> None:
-    assert [PACKINGS[t].nbytes for t in (Q8_0, Q4_0, Q4_K, Q5_K, Q6_K)] == [544, 288, 2368, 2880, 3360]
-    assert [PACKINGS[t].nbytes for t in (Q4_1, Q5_0, Q5_1, IQ4_NL)] == [320, 352, 384, 288]
-    assert [PACKINGS[t].nbytes for t in (IQ4_XS, Q2_K, Q3_K)] == [2208, 1344, 1824]
-    for dtype, packing in PACKINGS.items():
-        assert 1 <= packing.nbytes / (BLOCK_ROWS * dtype.row_bytes(packing.superblock)) < 1.04
+    assert [PACKINGS[t].nbytes for t in (Q8_0, Q4_K, MXFP4, NVFP4, F8_E4M3)] == [544, 2368, 272, 576, 576]
+    found = {t: PACKINGS[t].nbytes * 8 / (BLOCK_ROWS * PACKINGS[t].superblock) for t in QUANTIZED}
+    assert found == PACKED_BITS
     assert [packed_bytes(t, 17, 3) for t in (F32, F16, BF16)] == [2 * 3 * 64, 2 * 3 * 32, 2 * 3 * 32]
     assert packed_bytes(Q4_K, 33, 512) == 3 * 2 * 2368
 
 
 def test_errors_name_the_mistake() -> None:
-    with pytest.raises(ShapeError, match="mxfp4 has no packed layout"):
-        packed_bytes(MXFP4, 16, 32)
+    with pytest.raises(ShapeError, match="q8_1 has no packed layout"):
+        packed_bytes(Q8_1, 16, 32)
     with pytest.raises(ShapeError, match="k = 128"):
         packed_bytes(Q4_K, 16, 128)
     with pytest.raises(ShapeError, match="expected 34 bytes"):

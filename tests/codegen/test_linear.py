@@ -12,13 +12,32 @@ import pytest
 from levels import DOT_TARGETS, LEVELS, name
 from native import aligned, run
 from numpy.typing import NDArray
-from test_layouts import HALVES_AT
+from test_layouts import every_e4m3, every_scale
+from weight_formats import reference, tame_file_bytes
 
-from rlx.codegen import layouts
+from rlx.codegen import grids, layouts
+from rlx.codegen.blocks import BLOCKS
 from rlx.codegen.kernels.linear import linear, units
 from rlx.codegen.target import Target
 from rlx.errors import CompileError, ShapeError
-from rlx.ir.dtypes import BF16, F16, F32, IQ4_XS, MXFP4, Q2_K, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, DType
+from rlx.ir.dtypes import (
+    BF16,
+    F8_E4M3,
+    F16,
+    F32,
+    IQ2_S,
+    IQ3_XXS,
+    MXFP4,
+    NVFP4,
+    Q2_K,
+    Q4_K,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    Q8_1,
+    DType,
+)
 
 Array = NDArray[Any]
 
@@ -29,7 +48,7 @@ Q8A_ERROR = 2e-7
 F32_ERROR = 4e-7
 
 ROWS = (1, 2, 3, 5, 8, 17, 33, 49)
-QUANTIZED = [t for t in layouts.PACKED_DTYPES if t.is_quantized]
+INTEGER = [t for t in layouts.PACKED_DTYPES if t.has_integer_codes]
 
 
 @cache
@@ -37,10 +56,7 @@ def weights(dtype: DType, n: int, k: int, seed: int = 0) -> tuple[Array, Array]:
     """(packed bytes, values in float64): random codes, scales of both signs around 0.01."""
     rng = np.random.default_rng([seed, n, k])
     if dtype.is_quantized:
-        raw = rng.integers(0, 256, dtype.size((n, k)), dtype=np.uint8)
-        blocks = raw.reshape(-1, dtype.nbytes)
-        for at in HALVES_AT[dtype]:
-            blocks[:, at : at + 2] = (rng.standard_normal((len(blocks), 1)) * 0.01).astype(np.float16).view(np.uint8)
+        raw = tame_file_bytes(dtype, n, k, rng)
     else:
         values = rng.standard_normal((n, k)).astype(np.float32)
         raw = {
@@ -80,15 +96,25 @@ def check(dtype: DType, n: int, k: int, act: str, target: Target, rows_list: tup
 
 def sizes(dtype: DType, turn: int) -> tuple[int, int]:
     """n and k, odd and small ones in turn."""
-    ks = {1: [33, 64, 7, 300], 32: [32, 96, 320, 64], 256: [256, 512]}[layouts.PACKINGS[dtype].superblock]
+    ks = {1: [33, 64, 7, 300], 32: [32, 96, 320, 64], 64: [64, 320, 192], 256: [256, 512]}[
+        layouts.PACKINGS[dtype].superblock
+    ]
     return [17, 33, 40][turn % 3], ks[turn % len(ks)]
 
 
-@pytest.mark.parametrize("target", DOT_TARGETS, ids=name)
-@pytest.mark.parametrize("dtype", QUANTIZED, ids=str)
+@pytest.mark.parametrize("target", LEVELS, ids=name)
+@pytest.mark.parametrize("dtype", INTEGER, ids=str)
 def test_int8_activations(dtype: DType, target: Target) -> None:
-    turn = DOT_TARGETS.index(target) + QUANTIZED.index(dtype)
+    turn = LEVELS.index(target) + INTEGER.index(dtype)
     check(dtype, *sizes(dtype, turn), "q8a", target)
+
+
+@pytest.mark.parametrize("target", [t for t in DOT_TARGETS if t not in LEVELS], ids=name)
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
+def test_int8_activations_without_the_dot_instruction(bits: int, target: Target) -> None:
+    """Which steps may share a widening depends on the width of codes: a type of each."""
+    dtype = next(t for t in reversed(INTEGER) if BLOCKS[t].bits == bits)
+    check(dtype, *sizes(dtype, bits), "q8a", target)
 
 
 @pytest.mark.parametrize("target", LEVELS, ids=name)
@@ -121,6 +147,56 @@ def test_largest_codes_meet_largest_activations(target: Target) -> None:
     np.testing.assert_array_equal(out, [want, -want])
 
 
+@pytest.mark.parametrize("target", DOT_TARGETS, ids=name)
+@pytest.mark.parametrize("dtype", [IQ3_XXS, MXFP4], ids=str)
+def test_largest_levels_meet_largest_activations(dtype: DType, target: Target) -> None:
+    """All weights at either end of the levels that are widest for their number of bits."""
+    n, k = 16, 256
+    raw = np.zeros((n, dtype.row_bytes(k)), np.uint8)
+    if dtype is MXFP4:
+        blocks = raw.reshape(-1, dtype.nbytes)
+        blocks[:, 0], blocks[: len(blocks) // 2, 1:], blocks[len(blocks) // 2 :, 1:] = 128, 0x77, 0xFF
+    else:
+        raw[:, :2] = np.array([4.0], np.float16).view(np.uint8)
+        raw[:, 2:66] = largest_entry()
+        raw[8:, 66:] = 0xFF
+        raw[8:, 69::4] = 0x0F
+    packed = layouts.pack(dtype, raw.reshape(-1), n, k)
+    w = layouts.unpack(dtype, packed, n, k).astype(np.float64)
+    x = np.ones((2, k), np.float32)
+    x[1] = -1
+    rows = aligned(layouts.q8a_quantize(x * 127))
+    out = np.empty((2, n), np.float32)
+    run(linear(dtype, n, k, "q8a", target), target, rows, aligned(packed), out, end=1, rows=2, n=n)
+    want = w.sum(axis=1) * 127
+    assert np.abs(w).mean() >= 12  # the test has what it speaks of
+    np.testing.assert_array_equal(out, [want, -want])
+
+
+def largest_entry() -> int:
+    """Number of the codebook's entry with the greatest sum."""
+    return int(grids.codes("iq3_xxs").sum(axis=1).argmax())
+
+
+@pytest.mark.parametrize("target", LEVELS, ids=name)
+@pytest.mark.parametrize("dtype", [MXFP4, NVFP4, F8_E4M3], ids=str)
+def test_float_scales_and_numbers_at_the_ends_of_their_range(dtype: DType, target: Target) -> None:
+    """One element at a time reaches the result: each is the reference's product, rounded once."""
+    raw, n, k = every_e4m3() if dtype is F8_E4M3 else every_scale(dtype)
+    n = min(n, 9) if dtype is F8_E4M3 else n
+    raw = raw[: dtype.size((n, k))]
+    with np.errstate(over="ignore", invalid="ignore"):
+        packed = aligned(layouts.pack(dtype, raw, n, k))
+        values = reference(dtype, raw, n, k)
+    kernel, bad = linear(dtype, n, k, "f32", target, single=True), ~np.isfinite(values).all(axis=1)
+    for column in range(0, k, 5):
+        x, out = np.zeros((1, k), np.float32), np.empty((1, n), np.float32)
+        x[0, column] = 0.5
+        run(kernel, target, aligned(x), packed, out, end=units(n), n=n)
+        np.testing.assert_array_equal(out[0][~bad], values[~bad, column] * np.float32(0.5))
+        assert not np.isfinite(out[0][bad]).any()  # 0 times infinity or NaN is NaN: nothing is hidden
+
+
 def gelu_tanh(x: Array) -> Array:
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
@@ -134,7 +210,7 @@ GATES: dict[str, Any] = {
 
 @pytest.mark.parametrize("target", LEVELS, ids=name)
 @pytest.mark.parametrize(
-    ("dtype", "act"), [(t, "q8a") for t in (Q4_K, Q8_0, Q2_K, Q5_1, IQ4_XS)] + [(BF16, "f32")], ids=str
+    ("dtype", "act"), [(t, "q8a") for t in (Q4_K, Q8_0, Q2_K, Q5_1, IQ2_S)] + [(BF16, "f32")], ids=str
 )
 def test_gates(dtype: DType, act: str, target: Target) -> None:
     n, k = 33, 256
@@ -242,8 +318,10 @@ def test_names_and_outline() -> None:
 
 def test_mistakes_are_refused() -> None:
     target = LEVELS[0]
-    with pytest.raises(CompileError, match="no linear kernel reads mxfp4"):
-        linear(MXFP4, 16, 32, "f32", target)
+    with pytest.raises(CompileError, match="no linear kernel reads q8_1"):
+        linear(Q8_1, 16, 32, "f32", target)
+    with pytest.raises(CompileError, match="f8_e4m3 weights with q8a"):
+        linear(F8_E4M3, 16, 32, "q8a", target)
     with pytest.raises(CompileError, match="f16 weights with q8a"):
         linear(F16, 16, 32, "q8a", target)
     with pytest.raises(CompileError, match="unknown gate 'relu'"):

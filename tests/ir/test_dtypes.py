@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rlx.errors import ShapeError
-from rlx.ir.dtypes import BY_GGML, DTYPES, F16, F32, Q4_K, Q8_0, Q8A, DType
+from rlx.ir.dtypes import BY_GGML, DTYPES, F8_E4M3, F16, F32, Q4_K, Q8_0, Q8A, DType
 
 # Types of a `gguf` package newer than this table are its business of another day.
 FILE_TYPES = {t.name.lower(): t for t in gguf.GGMLQuantizationType if t.value <= max(BY_GGML)}
@@ -23,7 +23,7 @@ def test_each_gguf_type_has_its_row(name: str) -> None:
 
 def test_no_row_claims_an_id_that_gguf_lacks() -> None:
     assert BY_GGML.keys() == {t.value for t in FILE_TYPES.values()}
-    assert [t.name for t in DTYPES.values() if t.ggml is None] == ["u8", "q8a"]
+    assert [t.name for t in DTYPES.values() if t.ggml is None] == ["u8", "f8_e4m3", "q8a"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values())
@@ -34,6 +34,7 @@ def test_rows_are_consistent(dtype: DType) -> None:
     assert dtype.row_bytes(3 * dtype.block) == 3 * dtype.nbytes
     assert dtype.size((2, 5, dtype.block)) == 10 * dtype.nbytes
     assert not (dtype.is_quantized and dtype.is_float)
+    assert dtype.has_integer_codes == (dtype.is_quantized and dtype is not F8_E4M3)
 
 
 def test_sizes_by_hand() -> None:

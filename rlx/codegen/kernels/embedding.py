@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlx.codegen.blocks import BLOCKS, LEVELS, Blocks
+from rlx.codegen.blocks import BLOCKS, Blocks
 from rlx.codegen.kernel import Kernel
 from rlx.codegen.layouts import PACKINGS
 from rlx.codegen.loops import HOLE, Helper, Ptr, Scalar, loop_kernel
-from rlx.codegen.scalars import bf16_to_f32, f16_to_f32, f32, i32, i64, load_f32, load_u16, u32, u64
+from rlx.codegen.scalars import as_f32, bf16_to_f32, f16_to_f32, f32, i32, i64, load_f32, load_u16, u32, u64
 from rlx.errors import CompileError, ShapeError
 from rlx.ir.dtypes import BF16, F16, F32, I32, U8, DType
 
@@ -37,12 +37,14 @@ ZERO: int = HOLE
 FIRST_BITS: int = HOLE
 SECOND_BITS: int = HOLE
 #: `FACTOR(table, at, start, lane, part)` and `LOW` of the same make a scale and a low of the superblock at `at` and the
-#: sub-block at `start`; `CODE(table, start, group, byte)` reads a code, `LEVEL(code)` is what it stands for.
+#: sub-block at `start`; `CODE(table, start, group, byte)` reads a code, `NUMBER(code)` is what it stands for, an f32.
 FACTOR: Helper = HOLE
 LOW: Helper = HOLE
 CODE: Helper = HOLE
-LEVEL: Helper = HOLE
-#: Bytes of `LEVELS`, as two words.
+NUMBER: Helper = HOLE
+#: What the numbers of a superblock count, where scales are such a number times a byte.
+UNIT: float = HOLE
+#: The type's levels, as two words of bytes.
 FIRST_LEVELS: int = HOLE
 LAST_LEVELS: int = HOLE
 
@@ -74,12 +76,15 @@ def _block_holes(row: Blocks) -> dict[str, Any]:
     factor, low = _SCALES[row.scales]
     holes = {"VALUES": block_values, "FACTOR": factor, "LOW": low, "PARTS": row.parts, "ZERO": row.zero}
     holes |= {"HEAD_BYTES": row.head_bytes, "SUBS": row.subs, "SUB_BYTES": row.stride, "CODES_AT": row.codes_at}
-    holes |= {"FIRST_BITS": row.planes[0], "CODE": one_plane, "LEVEL": itself}
+    holes |= {"FIRST_BITS": row.planes[0], "CODE": one_plane, "NUMBER": e4m3 if row.floats else integer}
+    holes |= {"UNIT": row.unit} if row.scales == "d_s" else {}
     if len(row.planes) > 1:
         holes |= {"SECOND_BITS": row.planes[1], "CODE": two_planes}
     if row.levels:
-        words = (int.from_bytes(bytes(LEVELS[i : i + 8]), "little") for i in (0, 8))
-        holes |= {"LEVEL": level, **dict(zip(("FIRST_LEVELS", "LAST_LEVELS"), words, strict=True))}
+        words = (int.from_bytes(bytes(row.levels[i : i + 8]), "little") for i in (0, 8))
+        holes |= {"NUMBER": level, **dict(zip(("FIRST_LEVELS", "LAST_LEVELS"), words, strict=True))}
+    if row.floats:
+        del holes["ZERO"]
     return holes
 
 
@@ -124,8 +129,8 @@ def block_values(table: Ptr, at: int, lane: int, out: Ptr, to: int) -> None:
             for g in range(8 // PARTS):
                 group = part * (8 // PARTS) + g
                 for j in range(4):
-                    q = i32(LEVEL(CODE(table, start + CODES_AT, group, lane * 4 + j))) - i32(ZERO)
-                    out[to + sub * 32 + group * 4 + j] = (factor * f32(q) - low) * f32(SCALE)
+                    number = NUMBER(CODE(table, start + CODES_AT, group, lane * 4 + j))
+                    out[to + sub * 32 + group * 4 + j] = (factor * number - low) * f32(SCALE)
 
 
 # --- scales and lows --------------------------------------------------------------------------------------------------
@@ -144,7 +149,7 @@ def nothing(table: Ptr, at: int, start: int, lane: int, part: int) -> Scalar:
 
 
 def signed_byte(table: Ptr, at: int, start: int, lane: int, part: int) -> Scalar:
-    return half_at(table, at, lane) * f32(signed(table[start + part * 16 + lane]))
+    return half_at(table, at, lane) * f32(UNIT) * f32(signed(table[start + part * 16 + lane]))
 
 
 def first_byte(table: Ptr, at: int, start: int, lane: int, part: int) -> Scalar:
@@ -163,6 +168,27 @@ def high_nibble(table: Ptr, at: int, start: int, lane: int, part: int) -> Scalar
     return half_at(table, at + 32, lane) * f32(u32(table[start + part * 16 + lane]) >> u32(4))
 
 
+def one_number(table: Ptr, at: int, start: int, lane: int, part: int) -> Scalar:
+    return half_at(table, at, lane)
+
+
+def own_f32(table: Ptr, at: int, start: int, lane: int, part: int) -> Scalar:
+    return load_f32(table, start + lane * 4)
+
+
+def power(table: Ptr, at: int, start: int, lane: int, part: int) -> Scalar:
+    """2^(x - 128): an exponent of f32, but for the two subnormals."""
+    x = u32(table[start + lane])
+    subnormal = u32(1 << 21) if x == u32(0) else u32(1 << 22)
+    return as_f32(subnormal if x < u32(2) else u32(u32(x - u32(1)) << u32(23)))
+
+
+def half_e4m3(table: Ptr, at: int, start: int, lane: int, part: int) -> Scalar:
+    """The sign does not count, and 0x7f is 0."""
+    x = u32(table[start + part * 16 + lane])
+    return f32(0.0) if x == u32(127) else e4m3_size(x) * f32(0.5)
+
+
 #: Scale and low of each way to make them: see `blocks.py`.
 _SCALES: dict[str, tuple[Helper, Helper]] = {
     "d": (own, nothing),
@@ -170,6 +196,10 @@ _SCALES: dict[str, tuple[Helper, Helper]] = {
     "d_s": (signed_byte, nothing),
     "d_s_m": (first_byte, second_byte),
     "d_sm": (low_nibble, high_nibble),
+    "one": (one_number, nothing),
+    "f32": (own_f32, nothing),
+    "e8m0": (power, nothing),
+    "e4m3": (half_e4m3, nothing),
 }
 
 
@@ -191,14 +221,26 @@ def two_planes(table: Ptr, at: int, group: int, byte: int) -> Scalar:
     return low | (piece(table, at + 64 * FIRST_BITS, group, byte, SECOND_BITS) << u32(FIRST_BITS))
 
 
-def itself(code: Scalar) -> Scalar:
-    return code
+def integer(code: Scalar) -> Scalar:
+    return f32(i32(code) - i32(ZERO))
 
 
 def level(code: Scalar) -> Scalar:
-    """The byte of `LEVELS` at `code`."""
+    """What the type's levels say of a code."""
     word = u64(FIRST_LEVELS) if code < u32(8) else u64(LAST_LEVELS)
-    return u32(word >> u64((code & u32(7)) * u32(8))) & u32(255)
+    return integer(u32(word >> u64((code & u32(7)) * u32(8))) & u32(255))
+
+
+def e4m3(code: Scalar) -> Scalar:
+    """The value of an e4m3fn number: see `blocks.py`."""
+    sign = f32(-1.0) if code > u32(127) else f32(1.0)
+    is_nan = (code & u32(127)) == u32(127)
+    return as_f32(u32(0x7FC00000)) if is_nan else e4m3_size(code) * sign
+
+
+def e4m3_size(code: Scalar) -> Scalar:
+    """The same without sign and NaN: exponent and mantissa in the places of an f16, whose exponent is 8 larger."""
+    return f16_to_f32(u32(code & u32(127)) << u32(7)) * f32(256.0)
 
 
 _VALUES: dict[DType, Helper] = {F32: f32_values, F16: f16_values, BF16: bf16_values}

@@ -1,35 +1,21 @@
-"""Packing a weight's file bytes into the kernels' layout "r16k4" (see layouts.py), four codes at a time.
+"""Packing a weight's file bytes into the kernels' layout "r16k4" (see layouts.py), superblock by superblock.
 
-Four consecutive codes of a row are one 32-bit word in the file and one in the packed vector, so a superblock is moved
-word by word and bit fields are split and joined in all four bytes at once. Rows beyond the last one are read as zeros.
+What a superblock of a type takes is in `moves.py` and `moves_grids.py`. Rows beyond the last one are read as zeros.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from rlx.codegen import grids
 from rlx.codegen.kernel import Kernel
+from rlx.codegen.kernels import moves, moves_grids
 from rlx.codegen.layouts import PACKINGS
-from rlx.codegen.loops import HOLE, Helper, Ptr, Scalar, loop_kernel
-from rlx.codegen.scalars import load_u16, load_u32, store_u16, store_u32, u8, u16, u32
+from rlx.codegen.loops import HOLE, Helper, Ptr, loop_kernel
+from rlx.codegen.scalars import u32
 from rlx.errors import CompileError
-from rlx.ir.dtypes import (
-    BF16,
-    F16,
-    F32,
-    IQ4_NL,
-    IQ4_XS,
-    Q2_K,
-    Q3_K,
-    Q4_0,
-    Q4_1,
-    Q4_K,
-    Q5_0,
-    Q5_1,
-    Q5_K,
-    Q6_K,
-    Q8_0,
-    U8,
-    DType,
-)
+from rlx.ir import dtypes
+from rlx.ir.dtypes import U8, DType
 
 #: Holes: elements of a superblock, its bytes in one row of the file and packed (16 rows).
 SUPERBLOCK: int = HOLE
@@ -52,7 +38,8 @@ def pack(dtype: DType) -> Kernel:
     packing = PACKINGS[dtype]
     holes = {"SUPERBLOCK": packing.superblock, "PACKED_BYTES": packing.nbytes}
     holes |= {"FILE_BYTES": dtype.row_bytes(packing.superblock)}
-    return loop_kernel(_pack, {**holes, "MOVE": _MOVE[dtype]}, [("raw", U8), ("out", U8)], ("n", "k"))
+    kernel = loop_kernel(_pack, {**holes, "MOVE": _MOVE[dtype]}, [("raw", U8), ("out", U8)], ("n", "k"))
+    return replace(kernel, llvm=grids.define(kernel.llvm))
 
 
 def _pack(raw: Ptr, out: Ptr, n: int, k: int, begin: int, end: int) -> None:
@@ -67,204 +54,32 @@ def _pack(raw: Ptr, out: Ptr, n: int, k: int, begin: int, end: int) -> None:
                 MOVE(raw, (source * count + s) * FILE_BYTES, out, to, row, keep)
 
 
-def word(raw: Ptr, at: int, keep: Scalar) -> Scalar:
-    """Four bytes of the file, or zeros."""
-    return u32(load_u32(raw, at) & keep)
-
-
-def move_half(raw: Ptr, at: int, out: Ptr, to: int, keep: Scalar) -> None:
-    store_u16(out, to, u16(load_u16(raw, at) & keep))
-
-
-def spread(codes: Scalar, out: Ptr, to: int, step: int) -> None:
-    """The four bytes of a word to places `step` bytes apart."""
-    for j in range(4):
-        out[to + j * step] = u8(codes >> u32(8 * j))
-
-
-def join_nibbles(low: Scalar, high: Scalar) -> Scalar:
-    return u32((low & u32(0x0F0F0F0F)) | ((high & u32(0x0F0F0F0F)) << u32(4)))
-
-
-def move_f32(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    store_u32(out, to + row * 4, word(raw, at, keep))
-
-
-def move_f16(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    move_half(raw, at, out, to + row * 2, keep)
-
-
-def move_q8_0(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    move_half(raw, at, out, to + row * 2, keep)
-    for g in range(8):
-        store_u32(out, to + 32 + g * 64 + row * 4, u32(word(raw, at + 2 + g * 4, keep) ^ u32(0x80808080)))
-
-
-def move_nibbles(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    """32 elements in 16 bytes: the file's byte i already holds elements i and i + 16."""
-    for j in range(4):
-        store_u32(out, to + j * 64 + row * 4, word(raw, at + j * 4, keep))
-
-
-def move_fifth_bits(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    """Bit i of a word, that of element i = 4 g + j, to bit g of byte j."""
-    bits = word(raw, at, keep)
-    plane = u32(0)
-    for g in range(8):
-        four = (bits >> u32(4 * g)) & u32(15)
-        # Copies at distances of 7 put bit j at bit 8 j.
-        plane = u32(plane | (((four * u32(0x00204081)) & u32(0x01010101)) << u32(g)))
-    store_u32(out, to + row * 4, plane)
-
-
-def move_q4_0(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    move_half(raw, at, out, to + row * 2, keep)
-    move_nibbles(raw, at + 2, out, to + 32, row, keep)
-
-
-def move_q4_1(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    move_half(raw, at, out, to + row * 2, keep)
-    move_half(raw, at + 2, out, to + 32 + row * 2, keep)
-    move_nibbles(raw, at + 4, out, to + 64, row, keep)
-
-
-def move_q5_0(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    move_half(raw, at, out, to + row * 2, keep)
-    move_nibbles(raw, at + 6, out, to + 32, row, keep)
-    move_fifth_bits(raw, at + 2, out, to + 288, row, keep)
-
-
-def move_q5_1(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    move_half(raw, at, out, to + row * 2, keep)
-    move_half(raw, at + 2, out, to + 32 + row * 2, keep)
-    move_nibbles(raw, at + 8, out, to + 64, row, keep)
-    move_fifth_bits(raw, at + 4, out, to + 320, row, keep)
-
-
-def move_iq4_xs(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    move_half(raw, at, out, to + row * 2, keep)
-    high = u32(load_u16(raw, at + 2) & keep)
-    low = word(raw, at + 4, keep)
-    for sub in range(8):
-        first = to + 32 + sub * 272
-        scale = ((low >> u32(4 * sub)) & u32(15)) | (((high >> u32(2 * sub)) & u32(3)) << u32(4))
-        out[first + row] = u8(scale - u32(32))
-        move_nibbles(raw, at + 8 + sub * 16, out, first + 16, row, keep)
-
-
-def move_k_head(raw: Ptr, at: int, out: Ptr, to: int, row: int, step: int, keep: Scalar) -> None:
-    """d, dmin and the eight 6-bit scales and mins of Q4_K and Q5_K, whose sub-blocks lie `step` bytes apart."""
-    move_half(raw, at, out, to + row * 2, keep)
-    move_half(raw, at + 2, out, to + 32 + row * 2, keep)
-    a = word(raw, at + 4, keep)
-    b = word(raw, at + 8, keep)
-    c = word(raw, at + 12, keep)
-    first = to + 64 + row
-    spread(u32(a & u32(0x3F3F3F3F)), out, first, step)
-    spread(u32(b & u32(0x3F3F3F3F)), out, first + 16, step)
-    top_a = (a >> u32(2)) & u32(0x30303030)
-    top_b = (b >> u32(2)) & u32(0x30303030)
-    spread(u32((c & u32(0x0F0F0F0F)) | top_a), out, first + 4 * step, step)
-    spread(u32(((c >> u32(4)) & u32(0x0F0F0F0F)) | top_b), out, first + 4 * step + 16, step)
-
-
-def move_k_nibbles(raw: Ptr, at: int, out: Ptr, to: int, row: int, step: int, keep: Scalar) -> None:
-    """The low four bits of Q4_K and Q5_K: 32 bytes hold a sub-block in low nibbles and the next one in high ones."""
-    for pair in range(4):
-        for j in range(4):
-            a = word(raw, at + pair * 32 + j * 4, keep)
-            b = word(raw, at + pair * 32 + 16 + j * 4, keep)
-            first = to + 96 + pair * 2 * step + j * 64 + row * 4
-            store_u32(out, first, join_nibbles(a, b))
-            store_u32(out, first + step, join_nibbles(u32(a >> u32(4)), u32(b >> u32(4))))
-
-
-def move_q4_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    move_k_head(raw, at, out, to, row, 288, keep)
-    move_k_nibbles(raw, at + 16, out, to, row, 288, keep)
-
-
-def move_crumbs(raw: Ptr, at: int, out: Ptr, to: int, row: int, sub: int, keep: Scalar) -> None:
-    """Two bits each of a sub-block's elements: 32 bytes hold those of four sub-blocks, the next 32 of the others."""
-    for j in range(2):
-        bits = u32(0)
-        for i in range(4):
-            crumbs = word(raw, at + (sub >> 2) * 32 + (j + i * 2) * 4, keep) >> u32((sub & 3) * 2)
-            bits = u32(bits | ((crumbs & u32(0x03030303)) << u32(2 * i)))
-        store_u32(out, to + j * 64 + row * 4, bits)
-
-
-def move_bits(raw: Ptr, at: int, out: Ptr, to: int, row: int, sub: int, keep: Scalar) -> None:
-    """One bit each of a sub-block's elements: bit s of 32 bytes is that of sub-block s."""
-    bits = u32(0)
-    for g in range(8):
-        bits = u32(bits | (((word(raw, at + g * 4, keep) >> u32(sub)) & u32(0x01010101)) << u32(g)))
-    store_u32(out, to + row * 4, bits)
-
-
-def move_q5_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    move_k_head(raw, at, out, to, row, 352, keep)
-    move_k_nibbles(raw, at + 48, out, to, row, 352, keep)
-    for sub in range(8):
-        move_bits(raw, at + 16, out, to + 64 + sub * 352 + 288, row, sub, keep)
-
-
-def move_q2_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    move_half(raw, at + 80, out, to + row * 2, keep)
-    move_half(raw, at + 82, out, to + 32 + row * 2, keep)
-    for sub in range(8):
-        first = to + 64 + sub * 160
-        out[first + row] = u8(raw[at + sub * 2] & keep)
-        out[first + 16 + row] = u8(raw[at + sub * 2 + 1] & keep)
-        move_crumbs(raw, at + 16, out, first + 32, row, sub, keep)
-
-
-def move_q3_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    move_half(raw, at + 108, out, to + row * 2, keep)
-    high = word(raw, at + 104, keep)
-    for sub in range(8):
-        first = to + 32 + sub * 224
-        for half in range(2):
-            # Scale i: a low nibble in byte i % 8, the high crumb in byte i % 4 of a word.
-            i = sub * 2 + half
-            low = u32(raw[at + 96 + (i & 7)] & keep) >> u32((i >> 3) * 4)
-            top = (high >> u32((i & 3) * 8 + (i >> 2) * 2)) & u32(3)
-            out[first + half * 16 + row] = u8(((low & u32(15)) | (top << u32(4))) - u32(32))
-        move_crumbs(raw, at + 32, out, first + 32, row, sub, keep)
-        move_bits(raw, at, out, first + 160, row, sub, keep)
-
-
-def move_q6_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    move_half(raw, at + 208, out, to + row * 2, keep)
-    for sub in range(8):
-        half = sub >> 2
-        quarter = sub & 3  # of a half's 128 elements
-        first = to + 32 + sub * 416
-        out[first + row] = u8(raw[at + 192 + sub * 2] & keep)
-        out[first + 16 + row] = u8(raw[at + 193 + sub * 2] & keep)
-        low = at + half * 64 + (quarter & 1) * 32
-        shift = u32((quarter >> 1) * 4)
-        for j in range(4):
-            a = word(raw, low + j * 4, keep) >> shift
-            b = word(raw, low + 16 + j * 4, keep) >> shift
-            store_u32(out, first + 32 + j * 64 + row * 4, join_nibbles(u32(a), u32(b)))
-        move_crumbs(raw, at + 128, out, first + 288, row, sub, keep)
-
-
 _MOVE: dict[DType, Helper] = {
-    F32: move_f32,
-    F16: move_f16,
-    BF16: move_f16,
-    Q8_0: move_q8_0,
-    Q4_0: move_q4_0,
-    Q4_1: move_q4_1,
-    Q5_0: move_q5_0,
-    Q5_1: move_q5_1,
-    IQ4_NL: move_q4_0,
-    IQ4_XS: move_iq4_xs,
-    Q2_K: move_q2_k,
-    Q3_K: move_q3_k,
-    Q4_K: move_q4_k,
-    Q5_K: move_q5_k,
-    Q6_K: move_q6_k,
+    dtypes.F32: moves.move_f32,
+    dtypes.F16: moves.move_f16,
+    dtypes.BF16: moves.move_f16,
+    dtypes.Q8_0: moves.move_q8_0,
+    dtypes.Q4_0: moves.move_q4_0,
+    dtypes.Q4_1: moves.move_q4_1,
+    dtypes.Q5_0: moves.move_q5_0,
+    dtypes.Q5_1: moves.move_q5_1,
+    dtypes.IQ4_NL: moves.move_q4_0,
+    dtypes.IQ4_XS: moves.move_iq4_xs,
+    dtypes.Q2_K: moves.move_q2_k,
+    dtypes.Q3_K: moves.move_q3_k,
+    dtypes.Q4_K: moves.move_q4_k,
+    dtypes.Q5_K: moves.move_q5_k,
+    dtypes.Q6_K: moves.move_q6_k,
+    dtypes.TQ1_0: moves.move_tq1_0,
+    dtypes.TQ2_0: moves.move_tq2_0,
+    dtypes.MXFP4: moves.move_mxfp4,
+    dtypes.NVFP4: moves.move_nvfp4,
+    dtypes.F8_E4M3: moves.move_f8_e4m3,
+    dtypes.IQ1_S: moves_grids.move_iq1_s,
+    dtypes.IQ1_M: moves_grids.move_iq1_m,
+    dtypes.IQ2_XXS: moves_grids.move_iq2_xxs,
+    dtypes.IQ2_XS: moves_grids.move_iq2_xs,
+    dtypes.IQ2_S: moves_grids.move_iq2_s,
+    dtypes.IQ3_XXS: moves_grids.move_iq3_xxs,
+    dtypes.IQ3_S: moves_grids.move_iq3_s,
 }

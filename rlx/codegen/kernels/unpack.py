@@ -4,6 +4,8 @@ A quantized type is read in sub-blocks of 32 k: eight vectors of 64 unsigned cod
 and vectors of 16 scales, for all 32 k or for each 16 ("halves"). A weight is then
 
     scale * (code - zero)    or, for types with minima,    scale * code - low
+
+The codes of F8_E4M3 are no integers: `weights_f32` reads them, int8 dots cannot.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from llvmlite import ir
 from rlx.codegen.blocks import BLOCKS, Blocks
 from rlx.codegen.layouts import PACKINGS
 from rlx.codegen.tiles import F32X16, I8, I8X64, I32X16, Emitter, vector
-from rlx.ir.dtypes import F16, DType
+from rlx.ir.dtypes import F16, F32, DType
 
 #: k of a chunk: the codes of a chunk are summed in registers, chunks are summed in f32.
 CHUNK = 256
@@ -41,7 +43,8 @@ class Format:
 
     def chunk(self, e: Emitter, chunk: ir.Value) -> list[ir.Value]:
         """The numbers of a superblock, loaded once a chunk."""
-        return [e.load_as_f32(F16, e.at(chunk, 32 * i)) for i in range(self.row.head)]
+        numbers = [e.load_as_f32(F16, e.at(chunk, 32 * i)) for i in range(self.row.head)]
+        return numbers if self.row.unit == 1 else [e.b.fmul(n, e.f32(self.row.unit)) for n in numbers]
 
     def scales(self, e: Emitter, header: list[ir.Value], sub: ir.Value) -> list[ir.Value]:
         """(numbers from `chunk`, sub-block) -> the scale vectors, f32."""
@@ -72,9 +75,14 @@ def sub_block(e: Emitter, format_: Format, chunk: ir.Value, s: ir.Value) -> ir.V
 def weights_f32(e: Emitter, format_: Format, codes: list[ir.Value], scales: list[ir.Value]) -> list[ir.Value]:
     """The 32 weight vectors of a sub-block in f32, exactly as dequantization defines them.
 
-    scale * code has at most 24 bits, so it is exact, and the multiply-add rounds once, as the reference does.
+    scale * code has at most 24 bits, so it is exact, and the multiply-add rounds once, as the reference does. Levels
+    are made signed first: scales of MXFP4 reach 2^127, so that scale * zero would overflow where the value does not.
     """
     row = format_.row
+    if row.floats or row.levels:
+        number = _e4m3 if row.floats else _signed_byte
+        words = [e.b.bitcast(code if row.floats else _without_zero(e, row, code), I32X16) for code in codes]
+        return [e.b.fmul(number(e, words[k // 4], k % 4), scales[k * row.parts // SUB]) for k in range(SUB)]
     if row.lows:
         offsets = [e.b.fneg(low) for low in scales[row.parts :]]
     else:
@@ -86,6 +94,33 @@ def weights_f32(e: Emitter, format_: Format, codes: list[ir.Value], scales: list
         code = e.b.and_(e.b.lshr(word, e.i32(8 * (k % 4))), e.i32(255))
         weights.append(e.fma(e.to_f32(code), scales[part], offsets[part]))
     return weights
+
+
+def _without_zero(e: Emitter, row: Blocks, codes: ir.Value) -> ir.Value:
+    return e.b.sub(codes, ir.Constant(I8X64, [row.zero - 256 * (row.zero > 127)] * 64))
+
+
+def _signed_byte(e: Emitter, word: ir.Value, byte: int) -> ir.Value:
+    """An i8 of each word, as f32."""
+    return e.to_f32(e.b.ashr(_move(e, word, 24 - 8 * byte), e.i32(24)))
+
+
+def _e4m3(e: Emitter, word: ir.Value, byte: int) -> ir.Value:
+    """An e4m3fn number of each word, as f32, without depending on how f32 subnormals are treated."""
+    sign = e.b.and_(_move(e, word, 24 - 8 * byte), e.i32(-0x80000000))
+    size = e.b.and_(_move(e, word, 20 - 8 * byte), e.i32(0x07F00000))
+    is_nan = e.b.icmp_unsigned("==", size, e.i32(0x07F00000))
+    bits = e.b.select(is_nan, e.i32(0x7FC00000), _e4m3_size(e, size))
+    return e.b.bitcast(e.b.or_(bits, sign), F32X16)
+
+
+def _e4m3_size(e: Emitter, size: ir.Value) -> ir.Value:
+    """Exponent and mantissa at bits 20 to 26 -> the bits of that f32, NaN left aside."""
+    normal = e.b.bitcast(e.b.add(size, e.i32((127 - 7) << 23)), F32X16)
+    # Without exponent, m * 2^-9 reads as 2^-7 * (1 + m / 8): twice that is 2^-6 too large.
+    small = e.fma(normal, e.f32(2.0), e.f32(-(2.0**-6)))
+    value = e.b.select(e.b.icmp_unsigned("<", size, e.i32(1 << 23)), small, normal)
+    return e.b.bitcast(value, I32X16)
 
 
 # --- scales: (header's values, sub-block, parts) -> scales, then lows -----------------------------------------------
@@ -115,6 +150,32 @@ def _scales_d_sm(e: Emitter, header: list[ir.Value], sub: ir.Value, parts: int) 
     return [e.b.fmul(e.b.sitofp(b, F32X16), d) for d, own in zip(header, both, strict=True) for b in own]
 
 
+def _scales_one(e: Emitter, header: list[ir.Value], sub: ir.Value, parts: int) -> list[ir.Value]:
+    return header
+
+
+def _scales_f32(e: Emitter, header: list[ir.Value], sub: ir.Value, parts: int) -> list[ir.Value]:
+    return [e.load_as_f32(F32, sub)]
+
+
+def _scales_e8m0(e: Emitter, header: list[ir.Value], sub: ir.Value, parts: int) -> list[ir.Value]:
+    """2^(x - 128): an exponent of f32, but for the two subnormals."""
+    (x,) = _unsigned(e, sub, 1)
+    subnormal = e.b.select(e.b.icmp_unsigned("==", x, e.i32(0)), e.i32(1 << 21), e.i32(1 << 22))
+    normal = e.b.shl(e.b.sub(x, e.i32(1)), e.i32(23))
+    return [e.b.bitcast(e.b.select(e.b.icmp_unsigned("<", x, e.i32(2)), subnormal, normal), F32X16)]
+
+
+def _scales_e4m3(e: Emitter, header: list[ir.Value], sub: ir.Value, parts: int) -> list[ir.Value]:
+    """Half of an e4m3 number without its sign; 0x7f is 0."""
+    scales = []
+    for x in _unsigned(e, sub, parts):
+        size = e.b.and_(x, e.i32(0x7F))
+        number = e.b.bitcast(_e4m3_size(e, e.b.shl(size, e.i32(20))), F32X16)
+        scales.append(e.b.select(e.b.icmp_unsigned("==", x, e.i32(0x7F)), e.f32(0.0), e.b.fmul(number, e.f32(0.5))))
+    return scales
+
+
 def _unsigned(e: Emitter, sub: ir.Value, count: int) -> list[ir.Value]:
     return [e.b.zext(e.load(vector(I8), e.at(sub, 16 * i)), I32X16) for i in range(count)]
 
@@ -125,6 +186,10 @@ _SCALES: dict[str, Callable[[Emitter, list[ir.Value], ir.Value, int], list[ir.Va
     "d_s": _scales_d_s,
     "d_s_m": _scales_d_s_m,
     "d_sm": _scales_d_sm,
+    "one": _scales_one,
+    "f32": _scales_f32,
+    "e8m0": _scales_e8m0,
+    "e4m3": _scales_e4m3,
 }
 
 
@@ -152,13 +217,13 @@ def _move(e: Emitter, word: ir.Value, left: int) -> ir.Value:
 
 
 def _look_up(e: Emitter, codes: ir.Value, levels: Sequence[int]) -> ir.Value:
-    """Codes of 4 bits -> the levels they stand for: a byte shuffle of each 16 bytes where the target has it."""
+    """Codes of up to 4 bits -> the levels they stand for: a byte shuffle of each 16 bytes where the target has it."""
     if e.target.level == "generic":
         return _select(e, codes, levels)
     wide = e.target.level == "avx512"
     name = "llvm.x86.avx512.pshuf.b.512" if wide else "llvm.x86.avx2.pshuf.b"
     pieces = e.pieces(codes, 64 if wide else 32)
-    table = ir.Constant(pieces[0].type, list(levels) * (pieces[0].type.count // 16))
+    table = ir.Constant(pieces[0].type, list(levels) * (pieces[0].type.count // len(levels)))
     done = [e.call(name, piece.type, [table, piece]) for piece in pieces]
     return done[0] if wide else e.concat(*done)
 
@@ -166,7 +231,7 @@ def _look_up(e: Emitter, codes: ir.Value, levels: Sequence[int]) -> ir.Value:
 def _select(e: Emitter, codes: ir.Value, levels: Sequence[int]) -> ir.Value:
     """The same by choosing between neighbours, bit by bit of the code."""
     values = [ir.Constant(I8X64, [level] * 64) for level in levels]
-    for bit in (1, 2, 4, 8):
+    for bit in [1 << i for i in range(len(levels).bit_length() - 1)]:
         is_set = e.b.icmp_unsigned("!=", e.b.and_(codes, ir.Constant(I8X64, [bit] * 64)), ir.Constant(I8X64, None))
         pairs = zip(values[::2], values[1::2], strict=True)
         values = [e.b.select(is_set, odd, even) for even, odd in pairs]
