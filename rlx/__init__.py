@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from rlx.ir.dims import CTX, PAST_SEQ, SEQ
     from rlx.ir.graph import Graph
     from rlx.profile import CompileProfile
-    from rlx.runners import GemmaRunner, Llama32Runner, LmRunner, Qwen3Runner, SampleOpts, auto_runner
+    from rlx.runners import GemmaRunner, Llama32Runner, LmRunner, Qwen3Runner, Qwen35Runner, SampleOpts, auto_runner
     from rlx.runtime.cache import CompileCache
     from rlx.runtime.executable import Executable, compile
     from rlx.text import StreamDetokenizer, Tokenizer, load_tokenizer
@@ -64,6 +64,7 @@ _HOME = {
     "Llama32Runner": "rlx.runners",
     "LmRunner": "rlx.runners",
     "Qwen3Runner": "rlx.runners",
+    "Qwen35Runner": "rlx.runners",
     "SampleOpts": "rlx.runners",
     "auto_runner": "rlx.runners",
     "CompileCache": "rlx.runtime.cache",

@@ -22,7 +22,18 @@ from rlx.models.gguf_config import from_gguf
 from rlx.models.hf_config import from_hf
 from rlx.models.views import View, views
 
-__all__ = ["FAMILIES", "SUPPORTED", "ModelConfig", "View", "Weights", "build", "config_from", "views"]
+__all__ = [
+    "FAMILIES",
+    "SUPPORTED",
+    "ModelConfig",
+    "View",
+    "Weights",
+    "build",
+    "config_from",
+    "from_gguf",
+    "from_hf",
+    "views",
+]
 
 Build = Callable[[ModelConfig, Weights, DType], Graph]
 

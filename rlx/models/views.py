@@ -65,6 +65,7 @@ def _attention(config: ModelConfig, layer: Layer) -> Iterator[View]:
         if config.delta is not None:  # head by head first the query, then its gate
             yield View(f"attn_query.{end}", f"attn_q.{end}", 0, layer.head_dim, 2 * layer.head_dim)
             yield View(f"attn_query_gate.{end}", f"attn_q.{end}", layer.head_dim, layer.head_dim, 2 * layer.head_dim)
+            yield from (View(f"{name}.scale", "attn_q.scale", 0, 1, 1) for name in ("attn_query", "attn_query_gate"))
 
 
 def _recurrent(net: DeltaNet) -> Iterator[View]:
@@ -74,8 +75,13 @@ def _recurrent(net: DeltaNet) -> Iterator[View]:
 
 
 def _parts(source: str, sizes: dict[str, int]) -> Iterator[View]:
-    """One part after the other."""
+    """One part after the other; the scale of the whole is that of each."""
     at, period = 0, sum(sizes.values())
     for name, size in sizes.items():
         yield View(name, source, at, size, period)
+        yield View(_scale(name), _scale(source), 0, 1, 1)
         at += size
+
+
+def _scale(name: str) -> str:
+    return f"{name.rpartition('.')[0]}.scale"

@@ -7,7 +7,7 @@ this package loads neither the compiler nor the engine.
 
 from rlx.runners.auto import auto_runner
 from rlx.runners.base import LmRunner
-from rlx.runners.families import GemmaRunner, Llama32Runner, Qwen3Runner
+from rlx.runners.families import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner
 from rlx.runners.generator import CachedRunner
 from rlx.runners.sampling import SampleOpts, Sampler
 
@@ -17,6 +17,7 @@ __all__ = [
     "Llama32Runner",
     "LmRunner",
     "Qwen3Runner",
+    "Qwen35Runner",
     "SampleOpts",
     "Sampler",
     "auto_runner",

@@ -42,23 +42,17 @@ class Sniffed:
 
 # Architectures that exist and that this version lacks: GGUF names and `model_type`s -> what they need. An error that
 # says "not yet" is of more use than one that says "what is this".
-_QWEN35 = "Qwen 3.5 needs gated delta-net layers"
 _MOE = "it is a mixture of experts"
 _VISION = "it takes images"
 _OTHER = "its layers differ from those of the families that are there"
 KNOWN_UNIMPLEMENTED: dict[str, str] = {
-    **dict.fromkeys(("qwen35", "qwen36", "qwen3_5", "qwen3_5_text", "qwen3_6", "qwen3_5_mtp"), _QWEN35),
-    **dict.fromkeys(("qwen35moe", "qwen36moe", "qwen3_5_moe", "qwen3_5_moe_text"), f"{_QWEN35}, and {_MOE}"),
-    **dict.fromkeys(("qwen3next", "qwen3_next"), f"{_QWEN35}, and {_MOE}"),
-    **dict.fromkeys(("gemma3n", "gemma3n_text"), "Gemma 3n needs per-layer embeddings and AltUp"),
-    **dict.fromkeys(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"), "Gemma 4 is not there yet"),
-    "gemma4moe": f"Gemma 4 is not there yet, and {_MOE}",
-    **dict.fromkeys(("qwen2moe", "qwen2_moe", "qwen3moe", "qwen3_moe", "mixtral", "gpt-oss", "gpt_oss"), _MOE),
+    **dict.fromkeys(("qwen3next", "qwen3_next"), "its projections are laid out differently than those of Qwen 3.5"),
+    **dict.fromkeys(("qwen2moe", "qwen2_moe", "gpt-oss", "gpt_oss"), _MOE),
     **dict.fromkeys(("glm4moe", "glm4_moe", "glm5", "granitemoe", "granitemoehybrid", "lfm2moe", "lfm2_moe"), _MOE),
     **dict.fromkeys(("phimoe", "minimax", "minimax-m2", "minimax_m2", "deepseek2", "deepseek_v2"), _MOE),
     **dict.fromkeys(("deepseek_v3", "deepseek_v4", "kimi", "kimi_k2", "llama4"), _MOE),
     **dict.fromkeys(("qwen2vl", "qwen2_vl", "qwen2_5_vl", "qwen3vl", "qwen3_vl", "qwen3vlmoe", "mllama"), _VISION),
-    **dict.fromkeys(("mistral", "mistral3", "mistral4", "ministral3", "phi2", "phi3", "phi", "phi4"), _OTHER),
+    **dict.fromkeys(("mistral3", "mistral4", "ministral3", "phi2", "phi3", "phi", "phi4"), _OTHER),
     **dict.fromkeys(("granite", "exaone", "olmo", "olmo2", "nemotron", "nemotron_h", "glm4", "chatglm"), _OTHER),
     **dict.fromkeys(("cohere", "cohere2", "command-r", "lfm2", "hunyuan-dense", "llada", "smollm3", "bonsai"), _OTHER),
     "omnicoder": _OTHER,
@@ -72,10 +66,11 @@ def sniff(loader: WeightLoader) -> Sniffed:
     if not isinstance(found, str) or not found:
         hint = "the file is no language model, or its metadata was cut off: get it again"
         raise ConfigError(f"'{key}' is {found!r}, expected the name of an architecture", where=loader.path, hint=hint)
-    arch = found if loader.format == "gguf" else MODEL_TYPES.get(found)
-    if arch in FAMILIES:
-        return Sniffed(key, found, arch)
-    return Sniffed(key, found, None, KNOWN_UNIMPLEMENTED.get(found.lower()))
+    if loader.format == "gguf":
+        arch = found if found in FAMILIES else None
+    else:
+        arch = MODEL_TYPES[found][0] if found in MODEL_TYPES else None
+    return Sniffed(key, found, arch, None if arch else KNOWN_UNIMPLEMENTED.get(found.lower()))
 
 
 def runner_class(loader: WeightLoader) -> type[FamilyRunner]:

@@ -39,25 +39,31 @@ class FamilyRunner(CachedRunner):
 
 
 class Llama32Runner(FamilyRunner):
-    """Llama 3 and models of the same architecture."""
+    """Llama 3 and models of the same architecture, Mistral and Mixtral among them."""
 
     FAMILY = "llama32"
 
 
 class Qwen3Runner(FamilyRunner):
-    """Qwen 2, 2.5 and 3, dense."""
+    """Qwen 2, 2.5 and 3, and Qwen 3 with experts."""
 
     FAMILY = "qwen3"
 
 
+class Qwen35Runner(FamilyRunner):
+    """Qwen 3.5, dense and with experts."""
+
+    FAMILY = "qwen35"
+
+
 class GemmaRunner(FamilyRunner):
-    """Gemma 1 and 2, and the text part of Gemma 3."""
+    """Gemma 1 to 4: text, and the text part of models that take images."""
 
     FAMILY = "gemma"
 
 
 RUNNERS: dict[str, type[FamilyRunner]] = {
-    runner.FAMILY: runner for runner in (Llama32Runner, Qwen3Runner, GemmaRunner) if runner.FAMILY
+    runner.FAMILY: runner for runner in (Llama32Runner, Qwen3Runner, Qwen35Runner, GemmaRunner) if runner.FAMILY
 }
 
 
