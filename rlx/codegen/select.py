@@ -104,6 +104,18 @@ def _linear(n: Node, target: Target) -> Call:
     return _call(n, kernel, Units(width(n), BLOCK_ROWS), *([] if single else [rows(n)]), width(n))
 
 
+def _expert_linear(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels.experts import expert_linear, units
+
+    x, ids, w = n.inputs[:3]
+    act = "q8a" if x.dtype is Q8A else "f32"
+    slots, single = static(ids, 1), ids.shape[0] == 1
+    options = {"slots": slots, "x_slots": len(x.shape) == 3, "gated": n["gated"], "single": single}
+    kernel = expert_linear(w.dtype, width(n), width(w), act, target, **options)
+    count = units(width(n), slots if single else static(w, 0))
+    return _call(n, kernel, Units(count), *([] if single else [ids.shape[0]]))
+
+
 def _rms_norm(n: Node, target: Target) -> Call:
     from rlx.codegen.kernels.norm import rms_norm
 
@@ -248,6 +260,7 @@ def _last_row(n: Node, target: Target) -> Call:
 KERNELS: dict[str, Callable[[Node, Target], Call]] = {
     "embedding": _embedding,
     "linear": _linear,
+    "expert_linear": _expert_linear,
     "rms_norm": _rms_norm,
     "quantize": _quantize,
     "rope_angles": _rope_angles,
