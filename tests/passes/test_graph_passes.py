@@ -8,7 +8,22 @@ import toy
 from rlx.errors import GraphError
 from rlx.ir import ops
 from rlx.ir.dims import CTX, PAST_SEQ, SEQ, Dim
-from rlx.ir.dtypes import F16, F32, I32, Q4_0, Q4_K, Q6_K, Q8_0, Q8A, DType
+from rlx.ir.dtypes import (
+    F8_E4M3,
+    F16,
+    F32,
+    I32,
+    IQ1_S,
+    MXFP4,
+    NVFP4,
+    Q4_0,
+    Q4_K,
+    Q6_K,
+    Q8_0,
+    Q8A,
+    TQ2_0,
+    DType,
+)
 from rlx.ir.graph import Graph
 from rlx.ir.node import LEAVES, Node
 from rlx.ir.verify import verify
@@ -88,7 +103,7 @@ def test_bounds_are_those_of_the_symbols_in_use() -> None:
 # --- quantize ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [Q8_0, Q4_0, Q4_K, Q6_K])
+@pytest.mark.parametrize("dtype", [Q8_0, Q4_0, Q4_K, Q6_K, IQ1_S, TQ2_0, MXFP4, NVFP4])
 def test_linears_over_quantized_weights_take_int8_rows(dtype: DType) -> None:
     x = G.input("wide", [SEQ, 256])
     w = G.weight("w", [8, 256], dtype)
@@ -98,7 +113,7 @@ def test_linears_over_quantized_weights_take_int8_rows(dtype: DType) -> None:
     assert exact.outputs["y"] is ops.linear(x, w)
 
 
-@pytest.mark.parametrize("dtype", [F32, F16])
+@pytest.mark.parametrize("dtype", [F32, F16, F8_E4M3])
 def test_float_weights_take_float_rows(dtype: DType) -> None:
     graph = Graph(outputs={"y": ops.linear(X, G.weight("w", [8, 64], dtype))})
     assert quantize(graph, Options()) == graph
