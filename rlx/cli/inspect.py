@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _KV_DTYPES = ("f16", "f32")  # the default of precision "auto" and of "exact"
 _LONG = 60  # characters of a value on the page
-_TOKENS = 1024  # the memory estimate is for so many
+_TOKENS = 4096  # a session for the estimate of memory; no more than the context
 
 
 @click.command()
@@ -102,12 +102,11 @@ def _runnable(loader: WeightLoader) -> dict[str, Any]:
     from rlx import models
     from rlx.ir.dtypes import DTYPES
     from rlx.runners.auto import runner_class
-    from rlx.weights import ModelWeights
+    from rlx.runners.opened import open_model
 
     try:
         runner = runner_class(loader)
-        config = models.config_from(loader.format, loader.metadata, loader.tensors.__contains__, where=loader.path)
-        weights = ModelWeights(loader, config.arch)
+        config, weights = open_model(loader)
         graphs = {name: models.build(config, weights, DTYPES[name], place=weights.place) for name in _KV_DTYPES}
         memory = _memory(graphs, config)
     except RlxError as error:
@@ -116,33 +115,58 @@ def _runnable(loader: WeightLoader) -> dict[str, Any]:
 
 
 def _sizes(config: ModelConfig) -> dict[str, Any]:
-    names = ("arch", "family", "layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab_size", "context")
+    names = ("arch", "family", "layers", "hidden", "heads", "vocab_size", "context")
+    each = {name: sorted({getattr(layer, name) for layer in config.each}) for name in ("ffn", "kv_heads", "head_dim")}
     windows = sorted({window for window in config.windows if window is not None})
-    sliding = sum(window is not None for window in config.windows)
-    return {**{name: getattr(config, name) for name in names}, "windows": windows, "sliding_layers": sliding}
+    counts = {
+        "sliding_layers": sum(window is not None for window in config.windows),
+        "recurrent_layers": sum(layer.recurrent for layer in config.each),
+        "sharing_layers": sum(layer.source != i for i, layer in enumerate(config.each)),
+    }
+    experts = {} if config.experts is None else {"experts": config.experts.count, "experts_used": config.experts.used}
+    sizes = {name: getattr(config, name) for name in names}
+    sizes |= {name: values[0] if len(values) == 1 else values for name, values in each.items()}
+    return {**sizes, "windows": windows, **counts, **experts}
 
 
 def _memory(graphs: Mapping[str, Graph], config: ModelConfig) -> dict[str, Any]:
-    """Bytes of the packed weights, and of the KV cache a token; `UnsupportedModelError` for a type without kernels."""
+    """Bytes of the packed weights, of the caches and recurrent states of a session of the default length, and what a
+    token adds to them beyond it; `UnsupportedModelError` for a type without kernels.
+    """
+    from rlx.profile import CompileProfile
+    from rlx.runtime.kv import state_bytes
+
+    tokens, rows = min(config.context, _TOKENS), CompileProfile().buckets[-1]
+    states = {name: state_bytes(graph, tokens, rows) for name, graph in graphs.items()}
+    far, farther = (1 << 20, 1 << 21)  # beyond what windows keep
+    grown = {n: state_bytes(g, farther, rows) - state_bytes(g, far, rows) for n, g in graphs.items()}
+    return {
+        "weights": _weight_bytes(next(iter(graphs.values()))),
+        "tokens": tokens,
+        "states": states,
+        "states_per_token": {name: size // (farther - far) for name, size in grown.items()},
+    }
+
+
+def _weight_bytes(graph: Graph) -> int:
+    """What weights take in memory; a table that is only looked up stays in the file and takes nothing."""
     from rlx.codegen.layouts import packed_bytes
+    from rlx.passes.layout import MATRIX_LAYOUT, layout
+    from rlx.passes.options import Options
 
+    nodes = layout(graph, Options()).nodes()
+    packs = {node.inputs[0]: node["layout"] for node in nodes if node.op == "pack"}
     total = 0
-    for name, node in next(iter(graphs.values())).leaves("weight").items():
-        shape = [int(str(dim)) for dim in node.shape]
+    for node in (node for node in nodes if node.op == "weight"):
+        *stack, n, k = (1, 1, *(int(str(dim)) for dim in node.shape))
         try:
-            total += packed_bytes(node.dtype, *shape) if len(shape) == 2 else node.dtype.size(shape)
+            if node not in packs:
+                total += node.dtype.size([*stack, n, k])
+            elif packs[node] == MATRIX_LAYOUT:
+                total += prod(stack) * packed_bytes(node.dtype, n, k)
         except ShapeError as error:
-            raise UnsupportedModelError(f"no kernel reads it: {error}", where=name) from error
-    tokens = min(config.context, 4096)
-    cache = {name: _state_bytes(graph, _TOKENS) // _TOKENS for name, graph in graphs.items()}
-    return {"weights": total, "kv_per_token": cache, "default_tokens": tokens, "kv_default": cache["f16"] * tokens}
-
-
-def _state_bytes(graph: Graph, tokens: int) -> int:
-    from rlx.ir import dims
-
-    states = graph.leaves("state").values()
-    return sum(node.dtype.size([dims.value(dim, {"CTX": tokens}) for dim in node.shape]) for node in states)
+            raise UnsupportedModelError(f"no kernel reads it: {error}", where=node.name) from error
+    return total
 
 
 # ---------------------------------------------------------------------------------------------------- the page
@@ -166,11 +190,12 @@ def show(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _memory_rows(memory: Mapping[str, Any]) -> list[Sequence[str]]:
+    tokens = memory["tokens"]
     rows = [("weights, packed", size(memory["weights"]))]
-    for dtype, nbytes in memory["kv_per_token"].items():
-        rows.append((f"KV cache for {_TOKENS} tokens, {dtype}", size(nbytes * _TOKENS)))
-    total = memory["weights"] + memory["kv_default"]
-    rows.append((f"together, {memory['default_tokens']} tokens in f16", size(total)))
+    for dtype, nbytes in memory["states"].items():
+        more = size(memory["states_per_token"][dtype])
+        rows.append((f"caches for {tokens} tokens, {dtype}", f"{size(nbytes)}, {more} a token beyond"))
+    rows.append((f"together, {tokens} tokens in f16", size(memory["weights"] + memory["states"]["f16"])))
     return [*rows]
 
 
