@@ -1,7 +1,8 @@
-"""The engine under every runner: a model's programs, weights and caches, and one verb, `forward`.
+"""The engine under every runner: a model's programs, weights and session, and one verb, `forward`.
 
-It knows nothing of sampling or text. A call appends token ids to the KV cache and returns logits; the ids run through
-the smallest program whose bucket holds them, and longer ones in chunks of the largest.
+It knows nothing of sampling or text. A call appends token ids to the session and returns logits; the ids run through
+the smallest program whose bucket holds them, and longer ones in chunks of the largest. How the session's caches and
+recurrent states go back to an earlier length is in `rlx.runtime.session`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes.options import Options
 from rlx.profile import CompileProfile
+from rlx.runners.identity import identity
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import CompiledProgram, Compiler
 from rlx.runtime.kv import States, kv_dtype
@@ -33,6 +35,7 @@ from rlx.runtime.limits import context_length, worker_count
 from rlx.runtime.machine import arithmetic_peak, read_bandwidth
 from rlx.runtime.native import NativeProgram
 from rlx.runtime.profiling import OpTime, op_times, step_bytes
+from rlx.runtime.session import Session, Snapshot
 from rlx.runtime.tensors import Progress, Tensors
 from rlx.runtime.threads import WorkerPool
 from rlx.weights import ModelWeights, WeightLoader, open_weights
@@ -65,12 +68,12 @@ class Engine:
         setup: Setup,
         progress: Progress | None = None,
     ) -> None:
-        self.config, self.graph, self.max_seq, self.past = config, graph, setup.max_seq, 0
+        self.config, self.graph, self.max_seq = config, graph, setup.max_seq
         self._weights, self._setup, self._progress, self._loaded = weights, setup, progress, False
         self._compiler = Compiler(Target.host(setup.profile.level), setup.cache)
         self._pool = WorkerPool(setup.threads, self._compiler.runtime())
         self._tensors = Tensors(self._compiler, self._pool)
-        self._states = States(graph, setup.max_seq)
+        self._session = self._new_session()
         self._programs: dict[tuple[tuple[int, int], bool], NativeProgram] = {}
 
     @classmethod
@@ -120,6 +123,8 @@ class Engine:
         has_tensor = loader.tensors.__contains__
         config = models.config_from(loader.format, loader.metadata, has_tensor, where=loader.path)
         weights = ModelWeights(loader, config.arch)
+        for view in models.views(config, weights.has):
+            weights.define(*view)
         setup = Setup.of(config, *choices)
         graph = models.build(config, weights, setup.kv_type, place=weights.place)
         _check_types(graph, weights)
@@ -137,8 +142,20 @@ class Engine:
 
     # -- running --------------------------------------------------------------------------------------------------
 
+    @property
+    def past(self) -> int:
+        """How many tokens the session holds."""
+        return len(self._session.ids)
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens of the session; a copy."""
+        return self._session.ids.tolist()
+
     def forward(self, ids: Sequence[int], all_rows: bool = False) -> np.ndarray:
-        """Appends ids to the cache.
+        """Appends ids to the session.
+
+        An error or an interrupt on the way leaves a session that holds the ids of the chunks that were done.
 
         Returns:
             float32 [vocab], the logits after the last id, or with `all_rows` [len(ids), vocab].
@@ -147,7 +164,10 @@ class Engine:
             PromptError: no ids, or more than the cache has room for.
         """
         self._prepare(ids)
+        self._catch_up()
         rows = [self._step(chunk, all_rows) for chunk in self._chunks(ids, all_rows)]
+        if len(ids) > 1:
+            self._session.mark()
         return np.concatenate(rows) if all_rows else rows[-1][0]
 
     def _prepare(self, ids: Sequence[int]) -> None:
@@ -173,46 +193,102 @@ class Engine:
         return next(b for b in self._setup.profile.ranges if b[0] <= rows <= b[1])
 
     def _step(self, ids: Sequence[int], all_rows: bool) -> np.ndarray:
-        rows = len(ids)
+        rows, past = len(ids), self._session.done
         program = self._program(self._bucket(rows), all_rows and rows > 1)
         program.inputs["tokens"][:rows] = ids
-        program.inputs["positions"][:rows] = range(self.past, self.past + rows)
-        env = {"SEQ": rows, "PAST_SEQ": self.past, "CTX": self._states.ctx}
+        program.inputs["positions"][:rows] = range(past, past + rows)
+        env = {"SEQ": rows, "PAST_SEQ": past, **self._states.extents}
+        self._session.begin(rows)
         program.run(**env)
-        self.past += rows
+        self._session.end(ids)
         return program.output("logits", **env).copy()
 
+    def _catch_up(self) -> None:
+        """Computes again what the states lack of the session's ids after going back."""
+        session = self._session
+        session.settle()
+        if session.done < len(session.ids):
+            for chunk in self._chunks(session.ids[session.done :], False):
+                self._step(chunk, False)
+            session.mark()
+
+    # -- the session ----------------------------------------------------------------------------------------------
+
     def trim(self, length: int) -> None:
-        """Forgets everything after position `length`."""
+        """Forgets everything after position `length`; exact to rounding for every kind of state.
+
+        Full caches forget for free, and so do windowed ones for as many tokens as they have room for beyond the window.
+        Otherwise, and whenever there are recurrent states, this copies a checkpoint back: the newest at or before
+        `length` of those at the ends of the last calls with several ids. The ids between the two, or all where there is
+        no such checkpoint, are computed again by the next `forward`.
+
+        Raises:
+            ArgumentError: the session holds fewer tokens, or `length` is negative.
+        """
         if not 0 <= length <= self.past:
             raise ArgumentError(f"cannot trim to {length}: the cache holds {self.past} tokens")
-        self.past = length
+        self._session.rewind(length)
 
     def reset(self) -> None:
         """Forgets everything."""
-        self.past = 0
+        self._session.rewind(0)
+
+    def snapshot(self) -> Snapshot:
+        """A copy of the session: its ids, the used part of every cache, and the recurrent states."""
+        self._load()
+        self._catch_up()
+        return self._session.snapshot(self._identity)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Replaces the session by a copied one, also of another engine over the same model.
+
+        The context may have another length; the cache types must be the same.
+
+        Raises:
+            ArgumentError: the snapshot is of another model or other state formats; the session stays.
+            PromptError: it holds more tokens than the context.
+        """
+        if snapshot.position > self.max_seq:
+            what = f"a snapshot of {snapshot.position} tokens does not fit the context of {self.max_seq}"
+            raise PromptError(what, hint="Open the model with a larger max_seq.")
+        self._session.check(snapshot)
+        if snapshot.model != self._identity:
+            what = f"the snapshot is of another model ({snapshot.model[:12]}, this is {self._identity[:12]})"
+            raise ArgumentError(what, where=self._weights.loader.path, hint="Open the file that it was taken from.")
+        self._session.restore(snapshot)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Engine]:
-        """A session of its own: inside, the cache is empty; afterwards it is what it was before."""
+        """A session of its own: inside, it is empty; afterwards it is what it was before."""
         if self.past == 0:
             try:
                 yield self
             finally:
-                self.past = 0
+                self.reset()
             return
-        kept, past = self._states, self.past
-        self._swap(States(self.graph, self.max_seq), 0)
+        kept = self._session
+        self._swap(self._new_session())
         try:
             yield self
         finally:
             self._states.close()
-            self._swap(kept, past)
+            self._swap(kept)
 
-    def _swap(self, states: States, past: int) -> None:
-        self._states, self.past = states, past
+    def _swap(self, session: Session) -> None:
+        self._session = session
         for program in self._programs.values():
-            program.bind(states.addresses)
+            program.bind(session.states.addresses)
+
+    def _new_session(self) -> Session:
+        return Session(States(self.graph, self.max_seq, self._setup.profile.buckets[-1]))
+
+    @property
+    def _states(self) -> States:
+        return self._session.states
+
+    @cached_property
+    def _identity(self) -> str:
+        return identity(self.graph, self._weights.loader)
 
     # -- programs -------------------------------------------------------------------------------------------------
 
@@ -261,6 +337,9 @@ class Engine:
 
     def profile_step(self, ids: Sequence[int] = (1,), repeat: int = 5) -> list[OpTime]:
         """Runs the ids several times and says where the time of the median step went, longest first."""
+        self._load()
+        self._catch_up()
+        self._session.mark()  # to go back here at the cost of a copy
         bucket = self._bucket(len(ids))
         env, program = {"SEQ": len(ids), "PAST_SEQ": self.past}, self._program(bucket, False)
         graph, steps = self._final_graph(bucket), []
@@ -343,7 +422,7 @@ class Setup:
 
 
 def _matrices(graph: Graph) -> list[Node]:
-    return [n for n in graph.leaves("weight").values() if len(n.shape) == 2]
+    return [n for n in graph.leaves("weight").values() if len(n.shape) > 1]
 
 
 def _check_types(graph: Graph, weights: ModelWeights) -> None:
@@ -357,11 +436,11 @@ def _check_types(graph: Graph, weights: ModelWeights) -> None:
 
 
 class _Source:
-    """A model file as `rlx.runtime.tensors.Source`: norm weights get the offset that this file leaves out."""
+    """A model file as `rlx.runtime.tensors.Source`: of small tensors what the graph computes with."""
 
     def __init__(self, weights: ModelWeights, config: models.ModelConfig) -> None:
-        self.raw, self.release = weights.raw, weights.release
+        self.raw, self.pieces, self.release = weights.raw, weights.pieces, weights.release
         self._weights, self._config = weights, config
 
     def array(self, name: str) -> np.ndarray:
-        return self._weights.array(name) + np.float32(self._config.offset(name))
+        return self._config.value(name, self._weights.array(name))

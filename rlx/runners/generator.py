@@ -42,8 +42,10 @@ class TokenEngine(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
 
+    @property
+    def past(self) -> int: ...
+
     max_seq: int
-    past: int
 
     def forward(self, ids: Sequence[int], all_rows: bool = False) -> Logits:
         """Appends `ids` to the cache; float32[vocab] after the last, or float32[len(ids), vocab], the caller's own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,17 @@ from rlx.runtime.limits import whole, worker_count
 from rlx.runtime.tensors import Tensors
 from rlx.runtime.threads import WorkerPool
 
+_DEFAULTED = frozenset(("SEQ", "PAST_SEQ", "CTX", "WINDOW_CTX"))
 DEFAULT_SEQ, DEFAULT_CTX = (1, 512), 1024
+
+
+@dataclass(frozen=True)
+class _Room:
+    """What the states have room for, see `States`."""
+
+    rows: int
+    ctx: int
+    window_ctx: int | None
 
 
 class Executable:
@@ -46,7 +57,7 @@ class Executable:
         constants: Mapping[str, np.ndarray],
         *,
         threads: int,
-        ctx: int,
+        room: _Room,
     ) -> None:
         self._compiled, self._target = compiled, compiler.target
         self._closed = False
@@ -54,7 +65,7 @@ class Executable:
         self._tensors = Tensors(compiler, self._pool)
         self._program = compiled.instance(self._pool)
         self.graph: Graph = text.loads(compiled.final)
-        self._states = States(self.graph, ctx)
+        self._states = States(self.graph, room.ctx, room.rows, room.window_ctx)
         rows = compiled.manifest["inputs"]
         self._input_shapes = {name: tuple(map(dims.parse_dim, row["shape"])) for name, row in rows.items()}
         self._rooms, self._ids = guards.rooms(self.graph), guards.row_numbers(self.graph)
@@ -128,10 +139,11 @@ class Executable:
     ) -> tuple[dict[str, int], dict[str, np.ndarray]]:
         """Values of the symbols, from the inputs' shapes and what the caller gave; and the inputs, which fit them."""
         bounds = self._compiled.manifest["bounds"]
-        env = {"CTX": self._states.ctx} | {s: whole(s, value, *bounds[s]) for s, value in given.items()}
-        if env["CTX"] != self._states.ctx:
-            hint = 'It is fixed when compiling: bind={"CTX": ...}.'
-            raise ArgumentError(f"CTX is {env['CTX']}, the caches have room for {self._states.ctx}", hint=hint)
+        env = self._states.extents | {s: whole(s, value, *bounds[s]) for s, value in given.items()}
+        for symbol, size in self._states.extents.items():
+            if env[symbol] != size:
+                hint = f'It is fixed when compiling: bind={{"{symbol}": ...}}.'
+                raise ArgumentError(f"{symbol} is {env[symbol]}, the caches have room for {size}", hint=hint)
         rows = self._compiled.manifest["inputs"]
         for name, row in rows.items():
             for dim, size in zip(row["shape"], inputs[name].shape, strict=False):
@@ -152,6 +164,11 @@ class Executable:
     def _check_open(self) -> None:
         if self._closed:
             raise BusyError("the executable was closed", where=f"program {self._program.name}")
+
+    def reset(self) -> None:
+        """Recurrent states are zeros again. Caches need no reset: a call reads positions below its own only."""
+        self._check_open()
+        self._states.zero()
 
     # -- what was made --------------------------------------------------------------------------------------------
 
@@ -225,7 +242,8 @@ def compile(
 
     Args:
         bind: values of symbols (an int, or a (lowest, highest) range), and of weights (see `Executable.bind`). `SEQ`
-            defaults to (1, 512), `CTX`, the capacity of caches, to 1024.
+            defaults to (1, 512), `CTX`, the capacity of caches, to 1024, `WINDOW_CTX`, that of caches that wrap, to
+            what their windows need.
         precision: "exact" (the default) or "auto", see `rlx.passes.options.Options`.
         profile: a `CompileProfile`, a table or a file: precision, fusions, target level and threads, where the
             arguments do not say; its buckets and cache type are for runners.
@@ -246,6 +264,7 @@ def compile(
     chosen = CompileProfile.load(profile)
     bounds, weights = _split(graph, bind or {})
     ctx = bounds.pop("CTX", (DEFAULT_CTX, DEFAULT_CTX))[1]
+    window_ctx = bounds.pop("WINDOW_CTX", (None, None))[1]
     options = Options(
         precision=precision or chosen.precision or "exact",
         seq=bounds.pop("SEQ", DEFAULT_SEQ),
@@ -256,18 +275,19 @@ def compile(
     compiler = Compiler(target if isinstance(target, Target) else Target.host(target or chosen.level), cache)
     compiled = compiler.program(graph, options, dump=Path(dump_ir) if dump_ir else None)
     workers = worker_count(threads, chosen.threads)
-    executable = Executable(compiled, compiler, graph.constants, threads=workers, ctx=ctx)
+    room = _Room(options.seq[1], ctx, window_ctx)
+    executable = Executable(compiled, compiler, graph.constants, threads=workers, room=room)
     return executable.bind(**{name: value for name, value in weights.items() if name in compiled.manifest["weights"]})
 
 
 def _split(graph: Graph, given: Mapping[str, Any]) -> tuple[dict[str, tuple[int, int]], dict[str, Any]]:
     """What `bind` says of symbols, as ranges, and of weights."""
-    known = {*graph.symbols, "SEQ", "PAST_SEQ", "CTX"}
+    known = {*graph.symbols, *_DEFAULTED}
     weights = {name: value for name, value in given.items() if name not in known}
     for name in weights.keys() - graph.leaves("weight").keys():
         has = ", ".join([*sorted(graph.symbols), *graph.leaves("weight")])
         raise ArgumentError(f"the graph has no symbol and no weight {name!r}", where="bind", hint=f"It has: {has}.")
-    for name in set(graph.symbols) - given.keys() - {"SEQ", "PAST_SEQ", "CTX"}:
+    for name in set(graph.symbols) - given.keys() - _DEFAULTED:
         hint = f'Give its lowest and highest value: bind={{"{name}": (1, 64)}}.'
         raise ArgumentError(f"the symbol {name} has no range", where=f"graph {graph.name!r}", hint=hint)
     return {name: _range(name, value) for name, value in given.items() if name in known}, weights
@@ -275,5 +295,5 @@ def _split(graph: Graph, given: Mapping[str, Any]) -> tuple[dict[str, tuple[int,
 
 def _range(name: str, value: Any) -> tuple[int, int]:
     low, high = value if isinstance(value, tuple | list) and len(value) == 2 else (value, value)
-    least = 1 if name in ("SEQ", "CTX") else 0
+    least = 1 if name in ("SEQ", "CTX", "WINDOW_CTX") else 0
     return whole(name, low, least, MAX_PAST), whole(name, high, least, MAX_PAST)

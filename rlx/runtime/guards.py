@@ -18,25 +18,34 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.verify import WRITES
 from rlx.passes.program import root
+from rlx.runtime.kv import RING
 
 
 @dataclass(frozen=True)
 class Room:
-    """A cache of `capacity` positions is used up to `end`, by `rows` rows that begin at `end - rows`."""
+    """A cache of `capacity` positions is used up to `end`, by `rows` rows that begin at `end - rows`.
+
+    Attributes:
+        kept: how many positions the use needs at once, besides the rows, where positions may wrap; else None.
+    """
 
     state: str
     end: DimLike
     rows: DimLike
     capacity: DimLike
+    kept: int | None = None
 
     def check(self, env: Mapping[str, int]) -> None:
         """`ArgumentError` if the positions do not lie inside the cache."""
         end, rows, capacity = (dims.value(dim, env) for dim in (self.end, self.rows, self.capacity))
-        if not 0 <= end - rows <= end <= capacity:
+        wraps = self.kept is not None and rows + self.kept <= capacity and capacity % RING == 0
+        if not 0 <= end - rows <= end or (end > capacity and not wraps):
+            needs = "" if self.kept is None else f", of which {rows + self.kept} are needed at once"
+            symbol = "CTX" if self.kept is None else "WINDOW_CTX"
             raise ArgumentError(
-                f"positions {end - rows} to {end - 1} do not fit a cache of {capacity}",
+                f"positions {end - rows} to {end - 1}{needs} do not fit a cache of {capacity}",
                 where=f"state {self.state!r}",
-                hint='Compile with a larger capacity, bind={"CTX": ...}, or pass a smaller PAST_SEQ.',
+                hint=f'Compile with a larger capacity, bind={{"{symbol}": ...}}, or pass a smaller PAST_SEQ.',
             )
 
 
@@ -63,10 +72,12 @@ def rooms(graph: Graph) -> list[Room]:
 def _rooms(node: Node) -> Iterator[Room]:
     if node.op in WRITES:
         cache, x = node.inputs[:2]
-        yield Room(root(cache).name, node["at"] + x.shape[0], x.shape[0], cache.shape[1])
+        kept = 0 if node["wrap"] else None
+        yield Room(root(cache).name, node["at"] + x.shape[0], x.shape[0], cache.shape[1], kept)
     if node.op == "attention":
+        kept = node["window"] - 1 if node["window"] is not None else None
         for cache in node.inputs[1:3]:
-            yield Room(root(cache).name, node["length"], node.inputs[0].shape[0], cache.shape[1])
+            yield Room(root(cache).name, node["length"], node.inputs[0].shape[0], cache.shape[1], kept)
 
 
 def row_numbers(graph: Graph) -> list[Ids]:

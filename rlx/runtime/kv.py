@@ -1,20 +1,31 @@
-"""States between steps: KV caches, updated in place.
+"""Memory of the states between steps: caches of keys and values, and recurrent states. All are updated in place.
 
-A cache has room for `ctx` positions, a multiple of 16. Its memory is anonymous, so positions that were never written
-cost no memory. Forgetting is free: attention reads positions below the current length only.
+There are three kinds (docs/caches.md). A full cache has room for `ctx` positions. A ring, a cache whose writes wrap,
+keeps the newest positions only, as many as the sliding windows over it need. A recurrent state is one value for all
+positions so far. Memory is anonymous: positions that were never written cost none, and everything starts as zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from rlx.errors import ArgumentError, GraphError
 from rlx.ir import dims
 from rlx.ir.dtypes import DTYPES, DType
 from rlx.ir.graph import Graph
+from rlx.ir.ops import EFFECTS
+from rlx.ir.verify import WRITES
+from rlx.passes.program import root
 from rlx.runtime.memory import AlignedBuffer
 
-TILE = 16
+Array = np.ndarray[Any, Any]
+
+TILE = 16  # positions of a tile of keys
+RING = 64  # the capacity of a ring is a multiple: attention reads positions in aligned groups of so many
 KV_DTYPES = ("f32", "f16", "bf16")
 
 
@@ -26,27 +37,90 @@ def kv_dtype(name: str | None, precision: str) -> DType:
     return DTYPES[chosen]
 
 
+def capacities(graph: Graph, ctx: int, rows: int) -> dict[str, int]:
+    """The symbols of cache sizes, for sessions of `ctx` positions in calls of at most `rows`.
+
+    CTX is `ctx` rounded up to whole tiles. WINDOW_CTX is window + rows - 1, rounded up to a multiple of 64: what the
+    first row of a call sees, and the call's rows. `window` is the largest over such caches. It is never above `ctx`,
+    rounded up in the same way, and just that where attention without a window reads such a cache.
+    """
+    full, window = _round_up(ctx, RING), largest_window(graph)
+    return {
+        "CTX": _round_up(ctx, TILE),
+        "WINDOW_CTX": min(full, _round_up(window + rows - 1, RING)) if window else full,
+    }
+
+
+def largest_window(graph: Graph) -> int | None:
+    """The largest sliding window over rings; None if there is no ring, or one is read without a window."""
+    rings = {root(n) for n in graph.nodes() if n.op in WRITES and n["wrap"]}
+    windows = [n["window"] for n in graph.nodes() if n.op == "attention" and root(n.inputs[1]) in rings]
+    return max(windows) if windows and None not in windows else None
+
+
+def state_bytes(graph: Graph, ctx: int, rows: int) -> int:
+    """What `States(graph, ctx, rows)` takes when every position is used."""
+    sizes = capacities(graph, ctx, rows)
+    return sum(n.dtype.size([dims.value(d, sizes) for d in n.shape]) for n in graph.leaves("state").values())
+
+
+def _round_up(x: int, to: int) -> int:
+    return -(-x // to) * to
+
+
+@dataclass(frozen=True)
+class State:
+    """One state.
+
+    Attributes:
+        kind: "full", "ring", "recurrent", or "fixed" if nothing updates it.
+        shape: of a cache [heads, capacity, head_dim].
+        tiled: a cache of keys: [heads, capacity / 16, head_dim, 16] in memory.
+    """
+
+    name: str
+    kind: str
+    dtype: DType
+    shape: tuple[int, ...]
+    tiled: bool
+
+    @property
+    def format(self) -> str:
+        """Kind, type and shape without the capacity: what a copy must agree in."""
+        shape = self.shape if self.kind in ("recurrent", "fixed") else (self.shape[0], self.shape[2])
+        return f"{self.kind} {self.dtype.name} {list(shape)}"
+
+
 class States:
     """Memory for every state of a graph.
 
     Args:
         graph: a graph before or after specialization.
         ctx: positions the caches have room for; rounded up to a multiple of 16.
+        rows: the most that a call brings.
+        window_ctx: capacity of rings instead of `capacities`'; rounded up to a multiple of 64.
+
+    Attributes:
+        extents: values of CTX and WINDOW_CTX, which programs take at run time.
+        window: the largest sliding window over rings, None without.
 
     Raises:
-        GraphError: a key cache of fixed size has no whole tiles.
+        GraphError: a key cache of fixed size has no whole tiles, or a ring no whole groups of 64.
     """
 
-    def __init__(self, graph: Graph, ctx: int) -> None:
-        self.ctx = -(-ctx // TILE) * TILE
-        for name, node in graph.leaves("state").items():
-            if node["layout"] == "tiles" and dims.value(node.shape[1], {"CTX": self.ctx}) % TILE:
-                hint = f"Keys lie in tiles of {TILE} positions: take a multiple of it, or CTX."
-                raise GraphError(f"the cache has {node.shape[1]} positions", where=f"state {name!r}", hint=hint)
-        self._buffers = {
-            name: AlignedBuffer(node.dtype.size([dims.value(d, {"CTX": self.ctx}) for d in node.shape]))
-            for name, node in graph.leaves("state").items()
-        }
+    def __init__(self, graph: Graph, ctx: int, rows: int, window_ctx: int | None = None) -> None:
+        self.extents = capacities(graph, ctx, rows)
+        if window_ctx is not None:
+            self.extents["WINDOW_CTX"] = _round_up(window_ctx, RING)
+        self.window = largest_window(graph)
+        self.table = {state.name: state for state in _states(graph, self.extents)}
+        for state in self.table.values():
+            _check_capacity(state)
+        self._buffers = {name: AlignedBuffer(s.dtype.size(s.shape)) for name, s in self.table.items()}
+
+    @property
+    def ctx(self) -> int:
+        return self.extents["CTX"]
 
     @property
     def addresses(self) -> Mapping[str, int]:
@@ -57,6 +131,109 @@ class States:
         """Bytes when every position is used."""
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
+    def names(self, kind: str) -> list[str]:
+        """The states of a kind."""
+        return [name for name, state in self.table.items() if state.kind == kind]
+
+    @property
+    def ring_capacity(self) -> int | None:
+        """Positions that every ring has room for, None without rings."""
+        return min((self.table[name].shape[1] for name in self.names("ring")), default=None)
+
+    def zero(self) -> None:
+        """Recurrent states as they were at the start. Caches need none of it: what was forgotten is not read."""
+        for name in self.names("recurrent"):
+            self._whole(name)[...] = 0
+
+    def copy(self, name: str) -> Array:
+        """A read-only copy of a whole state, in its shape; bf16 as uint16."""
+        return _frozen(self._whole(name).copy())
+
+    def put(self, name: str, value: Array) -> None:
+        """The inverse of `copy`."""
+        self._whole(name)[...] = value
+
+    def copy_positions(self, name: str, start: int, stop: int) -> Array:
+        """A read-only copy of positions [start, stop) of a cache: [heads, stop - start, head_dim]; bf16 as uint16."""
+        state = self.table[name]
+        out = np.empty((state.shape[0], stop - start, state.shape[2]), state.dtype.numpy)
+        for at, begin, end in _pieces(start, stop, state.shape[1]):
+            out[:, at : at + end - begin] = self._rows(name, begin, end)
+        return _frozen(out)
+
+    def put_positions(self, name: str, start: int, values: Array) -> None:
+        """The inverse of `copy_positions`: values [heads, n, head_dim] become positions start .. start + n."""
+        for at, begin, end in _pieces(start, start + values.shape[1], self.table[name].shape[1]):
+            self._put_rows(name, begin, values[:, at : at + end - begin])
+
+    def _whole(self, name: str) -> Array:
+        state = self.table[name]
+        return self._buffers[name].view(state.dtype.numpy or "uint8", state.shape)
+
+    def _tiles(self, name: str, begin: int, end: int) -> tuple[Array, slice]:
+        """The tiles [heads, tiles, head_dim, 16] that hold places begin .. end, and which of their places those are."""
+        heads, capacity, head_dim = self.table[name].shape
+        whole = self._whole(name).reshape(heads, capacity // TILE, head_dim, TILE)
+        first = begin // TILE
+        return whole[:, first : -(-end // TILE)], slice(begin - first * TILE, end - first * TILE)
+
+    def _rows(self, name: str, begin: int, end: int) -> Array:
+        """Places begin .. end of a cache: [heads, places, head_dim]."""
+        if not self.table[name].tiled:
+            return self._whole(name)[:, begin:end]
+        tiles, inside = self._tiles(name, begin, end)
+        return _untiled(tiles)[:, inside]
+
+    def _put_rows(self, name: str, begin: int, values: Array) -> None:
+        end = begin + values.shape[1]
+        if not self.table[name].tiled:
+            self._whole(name)[:, begin:end] = values
+            return
+        tiles, inside = self._tiles(name, begin, end)
+        rows = _untiled(tiles).copy()  # the other places of the first and the last tile stay
+        rows[:, inside] = values
+        tiles[...] = rows.reshape(tiles.shape[0], -1, TILE, tiles.shape[2]).swapaxes(2, 3)
+
     def close(self) -> None:
         for buffer in self._buffers.values():
             buffer.close()
+
+
+def _frozen(array: Array) -> Array:
+    array.flags.writeable = False
+    return array
+
+
+def _untiled(tiles: Array) -> Array:
+    heads, _, head_dim, _ = tiles.shape
+    return tiles.swapaxes(2, 3).reshape(heads, -1, head_dim)
+
+
+def _pieces(start: int, stop: int, capacity: int) -> Iterator[tuple[int, int, int]]:
+    """Where positions start .. stop lie: (position less start, first place, place behind the last) of each run."""
+    at = start
+    while at < stop:
+        place = at % capacity
+        count = min(stop - at, capacity - place)
+        yield at - start, place, place + count
+        at += count
+
+
+def _states(graph: Graph, sizes: Mapping[str, int]) -> Iterator[State]:
+    kinds = {root(n): "ring" if n["wrap"] else "full" for n in graph.nodes() if n.op in WRITES}
+    kinds |= {n.inputs[0]: "recurrent" for n in graph.nodes() if n.op in EFFECTS}
+    keys = {root(n.inputs[1]) for n in graph.nodes() if n.op == "attention"}
+    for name, node in graph.leaves("state").items():
+        shape = tuple(dims.value(d, sizes) for d in node.shape)
+        # Before the layout pass nothing says tiles yet: it tiles what attention reads as keys.
+        yield State(name, kinds.get(node, "fixed"), node.dtype, shape, node["layout"] == "tiles" or node in keys)
+
+
+def _check_capacity(state: State) -> None:
+    where = f"state {state.name!r}"
+    if state.tiled and state.shape[1] % TILE:
+        hint = f"Keys lie in tiles of {TILE} positions: take a multiple of it, or CTX."
+        raise GraphError(f"the cache has {state.shape[1]} positions", where=where, hint=hint)
+    if state.kind == "ring" and state.shape[1] % RING:
+        hint = f"Rings are read in groups of {RING} positions: take a multiple of it, or WINDOW_CTX."
+        raise GraphError(f"the ring has {state.shape[1]} positions", where=where, hint=hint)

@@ -12,6 +12,8 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.runtime.native import NativeProgram
 
+_READERS = ("linear", "expert_linear", "attention", "embedding", *ops.EFFECTS)
+
 
 @dataclass
 class OpTime:
@@ -40,7 +42,8 @@ def op_times(program: NativeProgram, graph: Graph, env: Mapping[str, int], secon
     marks = program.times[0].astype(np.float64)
     scale = seconds / max(1.0, marks[-1] - marks[0])
     nodes, totals = graph.nodes(), dict[str, OpTime]()
-    sizes = dict(env) | {"CTX": env.get("PAST_SEQ", 0) + env.get("SEQ", 1)}
+    length = env.get("PAST_SEQ", 0) + env.get("SEQ", 1)
+    sizes = dict(env) | {"CTX": length, "WINDOW_CTX": length}
     for i, region in enumerate(program.manifest["regions"]):
         work = [nodes[number] for number, _ in region]
         total = totals.setdefault(label := " ".join(sorted({_label(n) for n in work})), OpTime(label))
@@ -60,7 +63,7 @@ def _label(node: Node) -> str:
 
 
 def step_bytes(graph: Graph, env: Mapping[str, int]) -> int:
-    """Bytes of weights and caches that one step must read: each weight once, the cache up to the current length."""
+    """Bytes of weights and states that one step must read: each weight once, caches as far as they are seen."""
     length = env.get("PAST_SEQ", 0) + env.get("SEQ", 1)
-    sizes = dict(env) | {"CTX": length}
-    return sum(ops.cost(n, sizes)[1] for n in graph.nodes() if n.op in ("linear", "attention", "embedding"))
+    sizes = dict(env) | {"CTX": length, "WINDOW_CTX": length}
+    return sum(ops.cost(n, sizes)[1] for n in graph.nodes() if n.op in _READERS)

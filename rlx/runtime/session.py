@@ -1,0 +1,227 @@
+"""A session: the token ids so far, and the states that stand for them.
+
+Runtime, between a model's engine and the memory of `rlx.runtime.kv`. It answers how states go back: full caches by
+forgetting, since positions behind the session are not read; rings as long as what is needed has not been overwritten;
+recurrent states never, so they return to a checkpoint and the ids behind it are computed again.
+
+A step is `begin`, the program, `end`. Until `end` the ids do not count; if it never comes, because of an interrupt, the
+next `settle` brings the states back to the ids that do. So ids and states cannot disagree.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import ArgumentError
+from rlx.runtime.kv import States
+
+Array = np.ndarray[Any, Any]
+Arrays = Mapping[str, Array]
+
+CHECKPOINTS = 4  # places a session can go back to at once, the newest ones
+CHECKPOINT_BYTES = 512 << 20  # of all of them; the oldest go first, and one that is larger is not kept
+_EVERYTHING = 1 << 62  # a position behind all others
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A session at rest, immutable: restored, it goes on as the original would have.
+
+    Attributes:
+        ids: the tokens so far.
+        arrays: by state: of a full cache its positions [heads, len(ids), head_dim]; of a ring the newest that it held,
+            [heads, at most its capacity, head_dim]; of a recurrent state all of it. bf16 as uint16; read-only.
+        formats: by state: kind, type and shape, which must be those of the session it is restored into.
+        model: what tells one model from another.
+    """
+
+    ids: tuple[int, ...]
+    arrays: Arrays
+    formats: Mapping[str, str]
+    model: str
+
+    @property
+    def position(self) -> int:
+        """Where the next token goes."""
+        return len(self.ids)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays and of the ids, at four each."""
+        return sum(a.nbytes for a in self.arrays.values()) + 4 * len(self.ids)
+
+
+@dataclass
+class _Checkpoint:
+    """A length that the session can go back to. A copy is made when a step would destroy what it needs, not before."""
+
+    length: int
+    recurrent: Arrays | None = None
+    rings: Arrays | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for arrays in (self.recurrent, self.rings) for a in (arrays or {}).values())
+
+
+class Session:
+    """The ids of a session and the states behind them, which belong to it from the start: they are zeros.
+
+    Attributes:
+        ids: the tokens so far; `array("i")`, four bytes each.
+        done: how many of them the states contain. Fewer than `ids` after going back: the rest must be computed again.
+    """
+
+    def __init__(self, states: States) -> None:
+        self.states, self.ids, self.done = states, array("i"), 0
+        self._floor = 0  # rings hold the positions from here on
+        self._torn = False  # recurrent states may be those of any length
+        self._checkpoints: list[_Checkpoint] = []
+        self._recurrent, self._rings = states.names("recurrent"), states.names("ring")
+        self._room = states.ring_capacity or _EVERYTHING
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def begin(self, rows: int) -> None:
+        """To be called before a program writes `rows` positions behind `done`."""
+        lost = max(self._floor, self.done + rows - self._room)
+        if self._checkpoints:
+            self._save(lost)
+        self._floor, self._torn = lost, True
+
+    def end(self, ids: Sequence[int]) -> None:
+        """The program has run on `ids`."""
+        self.ids[self.done : self.done + len(ids)] = array("i", ids)
+        self.done += len(ids)
+        self._torn = False
+
+    def settle(self) -> None:
+        """Puts the states in order after a step that did not reach its end."""
+        if self._torn:
+            self.rewind(len(self.ids))
+
+    def mark(self) -> None:
+        """Makes `done` a length to go back to; free until states are overwritten that it needs."""
+        there = self._checkpoints[-1].length if self._checkpoints else 0
+        if self.done > there and (self._recurrent or self._rings):
+            self._checkpoints = [*self._checkpoints, _Checkpoint(self.done)][-CHECKPOINTS:]
+
+    def _save(self, lost: int) -> None:
+        """Copies what checkpoints need and the next step destroys; `lost`: positions below leave the rings."""
+        copied = False
+        for checkpoint in self._checkpoints:
+            if checkpoint.recurrent is None:
+                checkpoint.recurrent = {name: self.states.copy(name) for name in self._recurrent}
+                copied = True
+            first = self._oldest(checkpoint.length)
+            if checkpoint.rings is None and first < lost:
+                copy, length = self.states.copy_positions, checkpoint.length
+                checkpoint.rings = {name: copy(name, first, length) for name in self._rings}
+                copied = True
+        while copied and sum(c.nbytes for c in self._checkpoints) > CHECKPOINT_BYTES:
+            del self._checkpoints[0]
+
+    def _oldest(self, length: int) -> int:
+        """The first position that a row at `length` sees in rings."""
+        window = self.states.window
+        return max(0, length - window + 1) if window else 0
+
+    # -- going back -----------------------------------------------------------------------------------------------
+
+    def rewind(self, length: int) -> None:
+        """Forgets the ids behind the first `length`; what the states then lack of the rest is left to be done again.
+
+        Free where the states allow it, else a copy from the newest checkpoint that is not behind `length`. Without one
+        everything must be done again.
+        """
+        del self.ids[length:]
+        self._checkpoints = [c for c in self._checkpoints if c.length <= length]
+        at = min(self.done, length)
+        if self._can_stand_at(at):
+            self.done, self._torn = at, False
+        else:
+            self._return_to(self._checkpoints[-1] if self._checkpoints else _Checkpoint(0))
+
+    def _can_stand_at(self, length: int) -> bool:
+        """Whether the states can go on from there as they are."""
+        if self._recurrent and (self._torn or length != self.done):
+            return False
+        return not self._rings or self._oldest(length) >= self._floor
+
+    def _return_to(self, checkpoint: _Checkpoint) -> None:
+        self._torn = True  # an interrupt in between must not leave a mixture that seems whole
+        if checkpoint.length == 0:
+            self.states.zero()
+            self._floor = 0
+        for name, value in (checkpoint.recurrent or {}).items():
+            self.states.put(name, value)
+        if checkpoint.rings is not None:
+            self._floor, first = _EVERYTHING, self._oldest(checkpoint.length)
+            for name, value in checkpoint.rings.items():
+                self.states.put_positions(name, first, value)
+            self._floor = first
+        self.done, self._torn = checkpoint.length, False
+
+    # -- snapshots ------------------------------------------------------------------------------------------------
+
+    def snapshot(self, model: str) -> Snapshot:
+        """A copy of the session, whose ids must all be done."""
+        copy, length = self.states.copy_positions, self.done
+        arrays = {name: copy(name, 0, length) for name in self.states.names("full")}
+        arrays |= {name: copy(name, self._floor, length) for name in self._rings}
+        arrays |= {name: self.states.copy(name) for name in self._recurrent}
+        return Snapshot(tuple(self.ids), arrays, self._formats(), model)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Becomes the session that was copied, which `check` must have passed; an interrupt leaves an empty one."""
+        self._checkpoints, self._torn, self._floor = [], True, _EVERYTHING
+        del self.ids[:]
+        length, floor = snapshot.position, 0
+        for name in self.states.names("full"):
+            self.states.put_positions(name, 0, snapshot.arrays[name])
+        for name in self._rings:
+            newest = snapshot.arrays[name][:, -self._room :]
+            floor = max(floor, length - newest.shape[1])
+            self.states.put_positions(name, length - newest.shape[1], newest)
+        for name in self._recurrent:
+            self.states.put(name, snapshot.arrays[name])
+        self.ids.extend(snapshot.ids)
+        self.done, self._floor, self._torn = length, floor, False
+        self._checkpoints = [_Checkpoint(length, {name: snapshot.arrays[name] for name in self._recurrent})]
+
+    def check(self, snapshot: Snapshot) -> None:
+        """Whether a snapshot can be restored.
+
+        Raises:
+            ArgumentError: the states have other formats, or the arrays are not what the formats say.
+        """
+        own = self._formats()
+        for name in sorted(own.keys() | snapshot.formats.keys()):
+            found, expected = snapshot.formats.get(name, "nothing"), own.get(name, "nothing")
+            if found != expected:
+                hint = "Open the model with the cache type of the snapshot (kv_dtype)."
+                what = f"the snapshot has {found}, the session {expected}"
+                raise ArgumentError(what, where=f"state {name!r}", hint=hint)
+            self._check_array(name, snapshot.arrays.get(name), snapshot.position)
+
+    def _check_array(self, name: str, value: Array | None, length: int) -> None:
+        state = self.states.table[name]
+        shape = list(state.shape)
+        if state.kind == "full":
+            shape[1] = length
+        if state.kind == "ring":
+            held = value.shape[1] if value is not None and value.ndim == 3 else 0
+            shape[1] = min(max(held, length - self._oldest(length)), length)
+        fits = value is not None and list(value.shape) == shape and value.dtype == state.dtype.numpy
+        if state.kind != "fixed" and not fits:
+            found = f"{value.dtype}{list(value.shape)}" if value is not None else "nothing"
+            what = f"the snapshot's array is {found}, expected {state.dtype.numpy}{shape}"
+            raise ArgumentError(what, where=f"state {name!r}", hint="The snapshot is damaged: take it anew.")
+
+    def _formats(self) -> dict[str, str]:
+        return {name: state.format for name, state in self.states.table.items()}
