@@ -29,7 +29,7 @@ from rlx.codegen import dots, vmath
 from rlx.codegen.kernel import Kernel
 from rlx.codegen.kernels import unpack
 from rlx.codegen.kernels.multiply import Multiplier, Rows, Shape, Sub, Sums
-from rlx.codegen.kernels.unpack import CHUNK, FORMATS, GROUPS, SUB
+from rlx.codegen.kernels.unpack import CHUNK, GROUPS, SUB
 from rlx.codegen.layouts import BLOCK_ROWS, PACKINGS
 from rlx.codegen.target import Target
 from rlx.codegen.tiles import F32X16, I8X64, Emitter
@@ -70,7 +70,7 @@ def linear(
 
     Args:
         dtype: a type of `layouts.PACKED_DTYPES`.
-        act: `q8a` (integer dot products, quantized weights only) or `f32` (exact weights).
+        act: `q8a` (integer dot products, weights of integer codes only) or `f32` (exact weights).
         gated: None, `silu`, `gelu_tanh` or `gelu_erf`.
         single: there is one row, as in decode: only the streaming half of the kernel is made.
 
@@ -369,7 +369,7 @@ def check(dtype: DType, k: int, act: str, gated: str | None) -> None:
     """Raises what `linear` raises."""
     if dtype not in PACKINGS:
         raise CompileError(f"no linear kernel reads {dtype} weights", hint=f"It reads {', '.join(map(str, PACKINGS))}.")
-    if act not in ("q8a", "f32") or (act == "q8a" and dtype not in FORMATS):
+    if act not in ("q8a", "f32") or (act == "q8a" and not dtype.has_integer_codes):
         raise CompileError(f"no linear kernel multiplies {dtype} weights with {act} activations")
     if gated not in (None, *GATES):
         raise CompileError(f"unknown gate {gated!r}", hint=f"Gates: {', '.join(GATES)}.")
