@@ -67,9 +67,14 @@ def embedding(dtype: DType, width: int, scale: float = 1.0) -> Kernel:
     count = width // packing.superblock
     holes: dict[str, Any] = {"WIDTH": width, "SUPERBLOCKS": count, "SUPERBLOCK": packing.superblock}
     holes |= {"SUPERBLOCK_BYTES": packing.nbytes, "BLOCK_BYTES": count * packing.nbytes}
-    holes |= _block_holes(BLOCKS[dtype]) if dtype in BLOCKS else {"VALUES": _VALUES[dtype]}
+    holes |= value_holes(dtype)
     params = [("table", U8), ("ids", I32), ("out", F32)]
     return loop_kernel(_embedding, {**holes, "SCALE": float(scale)}, params)
+
+
+def value_holes(dtype: DType) -> dict[str, Any]:
+    """`VALUES` of a type and the holes that it reads, all but `SCALE`."""
+    return _block_holes(BLOCKS[dtype]) if dtype in BLOCKS else {"VALUES": _VALUES[dtype]}
 
 
 def _block_holes(row: Blocks) -> dict[str, Any]:

@@ -33,12 +33,12 @@ def pack(dtype: DType) -> Kernel:
     Raises:
         CompileError: the type has no packed layout.
     """
-    if dtype not in _MOVE:
-        raise CompileError(f"no kernel packs {dtype}", hint=f"Packed types: {', '.join(map(str, _MOVE))}")
+    if dtype not in MOVES:
+        raise CompileError(f"no kernel packs {dtype}", hint=f"Packed types: {', '.join(map(str, MOVES))}")
     packing = PACKINGS[dtype]
     holes = {"SUPERBLOCK": packing.superblock, "PACKED_BYTES": packing.nbytes}
     holes |= {"FILE_BYTES": dtype.row_bytes(packing.superblock)}
-    kernel = loop_kernel(_pack, {**holes, "MOVE": _MOVE[dtype]}, [("raw", U8), ("out", U8)], ("n", "k"))
+    kernel = loop_kernel(_pack, {**holes, "MOVE": MOVES[dtype]}, [("raw", U8), ("out", U8)], ("n", "k"))
     return replace(kernel, llvm=grids.define(kernel.llvm))
 
 
@@ -54,7 +54,8 @@ def _pack(raw: Ptr, out: Ptr, n: int, k: int, begin: int, end: int) -> None:
                 MOVE(raw, (source * count + s) * FILE_BYTES, out, to, row, keep)
 
 
-_MOVE: dict[DType, Helper] = {
+#: What is `MOVE` for each type that can be packed.
+MOVES: dict[DType, Helper] = {
     dtypes.F32: moves.move_f32,
     dtypes.F16: moves.move_f16,
     dtypes.BF16: moves.move_f16,
