@@ -117,9 +117,11 @@ def is_kept(tensor: Tensor) -> bool:
 
 
 def kept_type(tensor: Tensor) -> DType:
-    """The type of a tensor that is kept: its own, but float32 instead of halves where readers expect that."""
-    if tensor.dtype in (F16, BF16, F64) and (len(tensor.shape) < 2 or _SMALL.search(tensor.name)):
-        return F32
+    """The type of a tensor that is kept: its own where GGUF has it, but float32 instead of halves for small ones."""
+    converted = tensor.dtype.ggml is None  # FP8 of a checkpoint
+    if tensor.dtype in (F16, BF16, F64) or converted:
+        small = len(tensor.shape) < 2 or _SMALL.search(tensor.name) is not None
+        return F32 if small else BF16 if converted else tensor.dtype
     return tensor.dtype
 
 

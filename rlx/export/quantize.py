@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from rlx.errors import ArgumentError
@@ -94,12 +95,13 @@ def quantize(
             plan = [_planned(t, dtype, quantizer) for t, dtype in zip(model.tensors, types, strict=True)]
             nbytes = write_gguf(path, model, plan, chosen.ggml, progress)
     tensors = tuple((t.name, t.dtype, dtype) for t, dtype in zip(model.tensors, types, strict=True))
-    return Quantized(path, chosen, nbytes, tensors, model.left_out, sum(_numbers(t) for t in model.tensors))
+    return Quantized(path, chosen, nbytes, tensors, model.left_out, sum(prod(t.shape) for t in model.tensors))
 
 
 def _check_source(model: ExportModel, types: Iterable[DType]) -> None:
     for tensor, dtype in zip(model.tensors, types, strict=True):
-        if tensor.dtype.is_quantized and tensor.dtype is not dtype:
+        in_gguf = tensor.dtype.ggml is not None  # FP8 checkpoints are how some models are published
+        if tensor.dtype.is_quantized and in_gguf and tensor.dtype is not dtype:
             what = f"{tensor.name} is {tensor.dtype} already and would become {dtype}: the errors of both would add up"
             hint = "Take the F16 or BF16 file of the model, or --requantize (requantize=True) if there is none."
             raise ArgumentError(what, where=model.path, hint=hint)
@@ -115,10 +117,3 @@ def _planned(tensor: ExportTensor, dtype: DType, quantizer: Quantizer) -> Planne
 def _slices(raw: Callable[[], Bytes]) -> Iterator[Bytes]:
     data = raw()
     yield from (data[start : start + COPY] for start in range(0, data.size, COPY))
-
-
-def _numbers(tensor: ExportTensor) -> int:
-    count = 1
-    for n in tensor.shape:
-        count *= n
-    return count

@@ -58,7 +58,7 @@ class Encoder:
 #: error: `docs/quantize.md` has the figures.
 ENCODERS: dict[DType, Encoder] = {
     F16: Encoder(1024, _HALF, "encode_halves", {"CONVERT": "f32_to_f16"}),
-    BF16: Encoder(1024, 3.38e38, "encode_halves", {"CONVERT": "f32_to_bf16"}),
+    BF16: Encoder(1024, float.fromhex("0x1.FEp127"), "encode_halves", {"CONVERT": "f32_to_bf16"}),
     Q8_0: Encoder(32, 127 * _HALF, "encode_q8_0", {}),
     Q4_0: Encoder(32, 8 * _HALF, "encode_q4_0", {"BYTES": 18, "ZERO": 8}),
     Q5_0: Encoder(32, 16 * _HALF, "encode_q5_0", {"BYTES": 22, "ZERO": 16}),

@@ -1,0 +1,160 @@
+"""Compare `rlx quantize` with llama.cpp's quantizer on a model file: types, errors, logits, speed.
+
+Needs `pip install llama-cpp-python gguf` in the Python that runs it; `rlx` is run as a command and may live elsewhere.
+The model is a GGUF file in F32, F16 or BF16 (`make_model.py` writes one with a real model's shapes). For each type
+
+- both tools write a file, with as many threads, and the best of a few runs counts;
+- every tensor's type must be the same in both files, and its error against the original at most 1.05 times the peer's;
+- both files are run by llama.cpp on a few tokens; their logits are compared with those of the original.
+
+The exit status is 1 if a type or an error is not as it should be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFReader, LlamaFileType, ReaderTensor
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+TYPES = {
+    "F16": LlamaFileType.MOSTLY_F16,
+    "BF16": LlamaFileType.MOSTLY_BF16,
+    "Q8_0": LlamaFileType.MOSTLY_Q8_0,
+    "Q6_K": LlamaFileType.MOSTLY_Q6_K,
+    "Q5_K_M": LlamaFileType.MOSTLY_Q5_K_M,
+    "Q4_K_M": LlamaFileType.MOSTLY_Q4_K_M,
+    "Q4_0": LlamaFileType.MOSTLY_Q4_0,
+}
+ROWS = 4096  # rows of a tensor whose values are held at a time
+ALLOWED = 1.05
+Floats = NDArray[np.float32]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="a GGUF file in F32, F16 or BF16")
+    parser.add_argument("--types", default=",".join(TYPES), help="which, with commas between")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--runs", type=int, default=2, help="of each tool; the fastest counts")
+    parser.add_argument("--tokens", type=int, default=48, help="for the logits; 0 leaves them out")
+    parser.add_argument("--table", action="store_true", help="also print the peer's type of every tensor")
+    parser.add_argument("--rlx", default=shutil.which("rlx") or "rlx", help="the command")
+    options = parser.parse_args()
+    original = logits(options.model, options.tokens) if options.tokens else None
+    print(f"{'type':8}{'tensors':>8}{'types':>7}{'error: worst':>14}{'mean':>8}{'rlx':>10}{'llama.cpp':>11}  logits")
+    with tempfile.TemporaryDirectory() as folder:
+        wrong = [name for name in options.types.split(",") if not compare(name, options, original, Path(folder))]
+    return 1 if wrong else 0
+
+
+def compare(name: str, options: argparse.Namespace, original: Floats | None, folder: Path) -> bool:
+    """One row of the table; whether types and errors are as they should be."""
+    ours, theirs = folder / f"rlx-{name}.gguf", folder / f"peer-{name}.gguf"
+    rlx = [options.rlx, "quantize", str(options.model), str(ours), name, "--force", "--threads", str(options.threads)]
+    our_time = fastest(options.runs, lambda: subprocess.run(rlx, check=True, capture_output=True))
+    their_time = fastest(options.runs, lambda: peer_quantize(options.model, theirs, TYPES[name], options.threads))
+    source, a, b = (tensors(path) for path in (options.model, ours, theirs))
+    other = [key for key in b if a[key].tensor_type != b[key].tensor_type]
+    ratios = [ratio(source[key], a[key], b[key]) for key in b if b[key].tensor_type != source[key].tensor_type]
+    worst, mean = max(ratios, default=1.0), float(np.mean(ratios or [1.0]))
+    speeds = [f"{options.model.stat().st_size / seconds / 1e6:.0f} MB/s" for seconds in (our_time, their_time)]
+    line = f"{name:8}{len(b):8}{'OTHER' if other else 'equal':>7}{worst:14.3f}{mean:8.3f}"
+    print(f"{line}{speeds[0]:>10}{speeds[1]:>11}", said(original, ours, theirs, options.tokens), flush=True)
+    for key in other:
+        print(f"  {key}: {a[key].tensor_type.name}, llama.cpp has {b[key].tensor_type.name}")
+    if options.table:
+        print("\n".join(f"  {key} {tensor.tensor_type.name}" for key, tensor in b.items()))
+    ours.unlink(), theirs.unlink()
+    return not other and worst <= ALLOWED
+
+
+def fastest(runs: int, run: Callable[[], object]) -> float:
+    seconds = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def peer_quantize(source: Path, out: Path, file_type: LlamaFileType, threads: int) -> None:
+    """In a process of its own: the library writes a line a tensor."""
+    code = (
+        "import sys, llama_cpp as l\n"
+        "p = l.llama_model_quantize_default_params(); p.ftype = int(sys.argv[3]); p.nthread = int(sys.argv[4])\n"
+        "import ctypes; sys.exit(l.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), ctypes.byref(p)))"
+    )
+    arguments = [str(source), str(out), str(int(file_type)), str(threads)]
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
+
+
+def tensors(path: Path) -> dict[str, ReaderTensor]:
+    return {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+
+
+def values(tensor: ReaderTensor) -> Iterator[Floats]:
+    """A tensor's rows as float32, some at a time."""
+    data = tensor.data.reshape(-1, tensor.data.shape[-1])
+    for start in range(0, len(data), ROWS):
+        yield dequantize(data[start : start + ROWS], GGMLQuantizationType(tensor.tensor_type))
+
+
+def squares(original: ReaderTensor, tensor: ReaderTensor) -> float:
+    pairs = zip(values(original), values(tensor), strict=True)
+    return sum(float(np.square((x - y).astype(np.float64)).sum()) for x, y in pairs)
+
+
+def ratio(original: ReaderTensor, ours: ReaderTensor, theirs: ReaderTensor) -> float:
+    """Our root of the mean squared error over theirs."""
+    a, b = squares(original, ours), squares(original, theirs)
+    return float(np.sqrt(a / b)) if b else (1.0 if not a else float("inf"))
+
+
+def said(original: Floats | None, ours: Path, theirs: Path, tokens: int) -> str:
+    """How far the logits are from the original's, and how often the likeliest token is another."""
+    if original is None:
+        return ""
+    return ", ".join(
+        f"{who}: {distance(original, logits(path, tokens))}" for who, path in (("rlx", ours), ("peer", theirs))
+    )
+
+
+def distance(original: Floats, found: Floats) -> str:
+    error = np.sqrt(np.mean((original - found) ** 2, dtype=np.float64)) / original.std()
+    p, q = log_softmax(original), log_softmax(found)
+    divergence = np.mean(np.sum(np.exp(p) * (p - q), axis=-1))
+    same = np.mean(original.argmax(-1) == found.argmax(-1))
+    return f"error {error:.4f} KL {divergence:.2e} same top {same:.2f}"
+
+
+def log_softmax(x: Floats) -> NDArray[np.float64]:
+    wide = x.astype(np.float64) - x.max(-1, keepdims=True)
+    return wide - np.log(np.exp(wide).sum(-1, keepdims=True))
+
+
+def logits(path: Path, tokens: int) -> Floats:
+    """llama.cpp's logits after each of some tokens of the vocabulary, drawn with a fixed seed."""
+    from llama_cpp import Llama
+
+    llama: Any = Llama(str(path), n_ctx=max(64, tokens), logits_all=True, verbose=False, n_gpu_layers=0)
+    ids = np.random.default_rng(0).integers(0, llama.n_vocab(), tokens).tolist()
+    llama.eval(ids)
+    found = np.array(llama.scores[:tokens], np.float32)
+    llama.close()
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
