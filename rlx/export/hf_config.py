@@ -309,9 +309,12 @@ def _qwen35moe(config: TextConfig, out: Writer) -> None:
 
 
 def _softcaps(config: TextConfig, out: Writer) -> None:
-    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+    """Caps on scores and logits. Where there is none but readers assume one, GGUF cannot say so."""
+    for key, assumed in zip(("attn_logit_softcapping", "final_logit_softcapping"), config.row.gguf_caps, strict=True):
         if cap := config.number(key, (0.0, 1e6), 0.0):
             out.f32(key, cap)
+        elif assumed:
+            config.unsupported(key, config.get(key, None), f"readers of GGUF files compute with {assumed:g}")
 
 
 def _gemma2(config: TextConfig, out: Writer) -> None:

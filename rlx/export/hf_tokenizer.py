@@ -207,9 +207,6 @@ def _from_merges(files: _Files, config: TextConfig, size: int) -> Tokens:
     scores = [_score(text, kind, ranks) for text, kind in zip(texts, kinds, strict=True)]
     tokens = Tokens("llama", "default", texts, kinds, scores)
     _add(tokens, files, size)
-    unknown = files.model.get("unk_token")
-    if config.arch == "llama" and unknown in texts:
-        tokens.kinds[texts.index(unknown)] = TokenType.UNKNOWN
     tokens.space_prefix = _space_prefix(files, config, _prepends(files.fast))
     return tokens
 
