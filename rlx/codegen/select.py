@@ -89,8 +89,13 @@ def _call(
 
 def _embedding(n: Node, target: Target) -> Call:
     from rlx.codegen.kernels.embedding import embedding
+    from rlx.codegen.kernels.lookup import lookup, pieces
 
-    return _call(n, embedding(n.inputs[0].dtype, width(n), n["scale"]), Units(rows(n)))
+    table = n.inputs[0]
+    if table.op == "pack" and table["layout"] == "file":
+        kernel = lookup(table.dtype, width(n), n["scale"])
+        return _call(n, kernel, Units(rows(n), times=pieces(table.dtype, width(n))))
+    return _call(n, embedding(table.dtype, width(n), n["scale"]), Units(rows(n)))
 
 
 def _linear(n: Node, target: Target) -> Call:
