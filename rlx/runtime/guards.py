@@ -40,13 +40,13 @@ class Room:
         end, rows, capacity = (dims.value(dim, env) for dim in (self.end, self.rows, self.capacity))
         wraps = self.kept is not None and rows + self.kept <= capacity and capacity % RING == 0
         if not 0 <= end - rows <= end or (end > capacity and not wraps):
-            needs = "" if self.kept is None else f", of which {rows + self.kept} are needed at once"
-            symbol = "CTX" if self.kept is None else "WINDOW_CTX"
-            raise ArgumentError(
-                f"positions {end - rows} to {end - 1}{needs} do not fit a cache of {capacity}",
-                where=f"state {self.state!r}",
-                hint=f'Compile with a larger capacity, bind={{"{symbol}": ...}}, or pass a smaller PAST_SEQ.',
-            )
+            what = f"positions {end - rows} to {end - 1} do not fit a cache of {capacity}"
+            symbol, less = "CTX", "a smaller PAST_SEQ"
+            if self.kept is not None:
+                what += f", which wraps if it is a multiple of {RING} and has room for {rows + self.kept}"
+                symbol, less = "WINDOW_CTX", "fewer rows"
+            hint = f'Compile with a larger capacity, bind={{"{symbol}": ...}}, or pass {less}.'
+            raise ArgumentError(what, where=f"state {self.state!r}", hint=hint)
 
 
 @dataclass(frozen=True)
