@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import golden_folder
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -19,14 +20,18 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Point the compile cache at a fresh folder: shared by the workers of a run, never the user's own."""
+    """Point the compile cache at a fresh folder: shared by the workers of a run, never the user's own. Another one is
+    for the unpacked checkpoints.
+    """
     if not hasattr(config, "workerinput"):  # the controller; xdist's workers inherit its environment
         os.environ["RLX_CACHE_DIR"] = tempfile.mkdtemp(prefix="rlx-tests-")
+        os.environ[golden_folder.ENV] = tempfile.mkdtemp(prefix="rlx-goldens-")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ["RLX_CACHE_DIR"], ignore_errors=True)
+        shutil.rmtree(os.environ[golden_folder.ENV], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +43,7 @@ def data() -> Path:
 @pytest.fixture(scope="session")
 def goldens() -> Path:
     """Tiny checkpoints with expected logits, one folder a family (see tests/data/README.md)."""
-    return DATA / "goldens"
+    return golden_folder.goldens()
 
 
 @pytest.fixture(scope="session")

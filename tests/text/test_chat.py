@@ -8,13 +8,13 @@ from typing import Any
 
 import make_renders as made
 import pytest
+from golden_folder import goldens
 
 from rlx.errors import ChatTemplateError
 from rlx.text import ChatTemplate, Tokenizer, chat_ids, load_tokenizer, template_of
 
 HERE = Path(__file__).parent
 RENDERS: dict[str, dict[str, str | None]] = json.loads((HERE / "renders.json").read_text(encoding="utf-8"))["renders"]
-GOLDENS = HERE.parent / "data" / "goldens"
 CASES = [(name, case) for name, cases in RENDERS.items() for case in cases]
 USER = [{"role": "user", "content": "Hi"}]
 
@@ -37,7 +37,7 @@ def test_renders_equal_those_of_transformers(name: str, case: str) -> None:
 
 
 def both(family: str) -> tuple[Tokenizer, Tokenizer]:
-    folder = GOLDENS / family
+    folder = goldens() / family
     return load_tokenizer(folder / "model-f16.gguf"), load_tokenizer(folder / "hf")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+from golden_folder import goldens
 from hypothesis import example, given
 from hypothesis import strategies as st
 from vocabularies import byte_level, sentencepiece, texts, write_gguf
@@ -25,7 +26,7 @@ VECTORS = DATA / "vocabs" / "ggml-vocab-llama-spm.gguf"
 @cache
 def trio(family: str) -> tuple[Tokenizer, Tokenizer, tokenizers.Tokenizer]:
     """A family's tokenizer from its GGUF file, from its folder, and as the package reads it."""
-    folder = DATA / "goldens" / family
+    folder = goldens() / family
     gguf = next(iter(sorted(folder.glob("model-*.gguf"))))
     library = tokenizers.Tokenizer.from_file(str(folder / "hf" / "tokenizer.json"))
     return load_tokenizer(gguf), load_tokenizer(folder / "hf"), library
@@ -178,7 +179,7 @@ def test_threads_do_not_disturb_each_other(family: str) -> None:
 
 
 def test_load_tokenizer_takes_a_file_a_folder_and_a_json(tmp_path: Path) -> None:
-    folder = DATA / "goldens" / "qwen2" / "hf"
+    folder = goldens() / "qwen2" / "hf"
     assert load_tokenizer(str(folder)).eog_ids == load_tokenizer(folder / "tokenizer.json").eog_ids
     for name, metadata in (("bpe", byte_level(("Hello",))), ("spm", sentencepiece())):
         path = write_gguf(tmp_path / f"{name}.gguf", metadata)
