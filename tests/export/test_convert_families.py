@@ -426,7 +426,8 @@ def test_gemma4_with_experts_and_values_that_are_keys(sentencepiece: Make) -> No
         at, to = f"model.layers.{layer}.", f"blk.{layer}."
         checkpoint.mlp(f"{at}mlp.", 48)
         for name, hf, shape in (
-            ("ffn_gate_inp.weight", "router.proj.weight", (3, HIDDEN)), ("ffn_gate_inp.scale", "router.scale", (HIDDEN,)),
+            ("ffn_gate_inp.weight", "router.proj.weight", (3, HIDDEN)),
+            ("ffn_gate_inp.scale", "router.scale", (HIDDEN,)),
             ("ffn_down_exps.scale", "router.per_expert_scale", (3,)),
             ("ffn_gate_up_exps.weight", "experts.gate_up_proj", (3, 32, HIDDEN)),
             ("ffn_down_exps.weight", "experts.down_proj", (3, HIDDEN, 16)),
