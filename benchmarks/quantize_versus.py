@@ -76,7 +76,8 @@ def compare(name: str, options: argparse.Namespace, original: Floats | None, fol
         print(f"  {key}: {a[key].tensor_type.name}, llama.cpp has {b[key].tensor_type.name}")
     if options.table:
         print("\n".join(f"  {key} {tensor.tensor_type.name}" for key, tensor in b.items()))
-    ours.unlink(), theirs.unlink()
+    ours.unlink()
+    theirs.unlink()
     return not other and worst <= ALLOWED
 
 
@@ -141,7 +142,8 @@ def distance(original: Floats, found: Floats) -> str:
 
 def log_softmax(x: Floats) -> NDArray[np.float64]:
     wide = x.astype(np.float64) - x.max(-1, keepdims=True)
-    return wide - np.log(np.exp(wide).sum(-1, keepdims=True))
+    logs: NDArray[np.float64] = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
+    return logs
 
 
 def logits(path: Path, tokens: int) -> Floats:

@@ -84,9 +84,9 @@ def test_float_types_take_rows_of_any_length(quantizer: Quantizer, dtype: DType,
 def test_halves_round_to_even(quantizer: Quantizer) -> None:
     """Every half float, and what lies next to halfway between two of them."""
     halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
-    middle = (halves[:-1] + halves[1:]) / 2
+    middle = (halves[:-1] + halves[1:]) * np.float32(0.5)
     near = [halves, middle, np.nextafter(middle, np.float32(0)), np.nextafter(middle, np.float32(np.inf))]
-    positive = np.concatenate(near)
+    positive: Floats = np.concatenate(near, dtype=np.float32)
     x = np.concatenate([positive, -positive])
     np.testing.assert_array_equal(quantizer.encode(x, F16).view(np.uint16), x.astype(np.float16).view(np.uint16))
 
