@@ -114,10 +114,10 @@ def _expert_linear(n: Node, target: Target) -> Call:
 
     x, ids, w = n.inputs[:3]
     act = "q8a" if x.dtype is Q8A else "f32"
-    slots, single = static(ids, 1), ids.shape[0] == 1
-    options = {"slots": slots, "x_slots": len(x.shape) == 3, "gated": n["gated"], "single": single}
-    kernel = expert_linear(w.dtype, width(n), width(w), act, target, **options)
-    count = units(width(n), slots if single else static(w, 0))
+    experts, slots, single = static(w, 0), static(ids, 1), ids.shape[0] == 1
+    options = {"x_slots": len(x.shape) == 3, "gated": n["gated"], "single": single}
+    kernel = expert_linear(w.dtype, width(n), width(w), act, target, experts=experts, slots=slots, **options)
+    count = units(width(n), experts=experts, slots=slots, single=single)
     return _call(n, kernel, Units(count), *([] if single else [ids.shape[0]]))
 
 
@@ -262,6 +262,25 @@ def _last_row(n: Node, target: Target) -> Call:
     return _call(n, last_row(prod(d for d in x.shape[1:] if isinstance(d, int))), Units(1), x.shape[0])
 
 
+def _causal_conv(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels import conv
+
+    kernel = conv.causal_conv(width(n), width(n.inputs[2]), target)
+    return _call(n, kernel, Units(width(n), conv.CHANNELS), rows(n))
+
+
+def _gated_delta(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels import delta
+
+    state, keys = n.inputs[:2]
+    heads, key_dim, value_dim = (static(state, axis) for axis in range(3))
+    fixed = 1 if n.shape[0] == 1 else None
+    shape = (heads, static(keys, 1), key_dim, value_dim)
+    kernel = delta.gated_delta(*shape, target, scale=n["scale"], order=n["heads"], rows_static=fixed)
+    count = delta.units(heads, key_dim, value_dim, rows_static=fixed)
+    return _call(n, kernel, Units(count), *([] if fixed else [n.shape[0]]))
+
+
 KERNELS: dict[str, Callable[[Node, Target], Call]] = {
     "embedding": _embedding,
     "linear": _linear,
@@ -284,6 +303,8 @@ KERNELS: dict[str, Callable[[Node, Target], Call]] = {
     "mix": _mix,
     "slice": _slice,
     "concat": _concat,
+    "causal_conv": _causal_conv,
+    "gated_delta": _gated_delta,
 }
 
 

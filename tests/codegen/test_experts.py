@@ -71,7 +71,7 @@ def check(
         x, x_values = inputs(act, (rows, slots, k) if x_slots else (rows, k))
         ids = chosen(rows, slots)
         operands = [x, aligned(ids), *matrices]
-        options: dict[str, Any] = {"slots": slots, "x_slots": x_slots, "gated": gated}
+        options: dict[str, Any] = {"experts": EXPERTS, "slots": slots, "x_slots": x_slots, "gated": gated}
         out = call(expert_linear(dtype, n, k, act, target, **options), target, operands, (rows, slots, n))
         want = meaning.expert_linear([x_values, ids, *values], {"gated": gated}, {})
         sums = [meaning.expert_linear([abs(x_values), ids, abs(v)], {"gated": None}, {}) for v in values]
@@ -88,9 +88,9 @@ def call(
     rows, slots, n = shape
     out = np.full((rows + 1, slots, n), 7, np.float32)
     if kernel.extents:
-        run(kernel, target, *operands, out, end=units(n, experts), rows=rows)
+        run(kernel, target, *operands, out, end=units(n, experts=experts, slots=slots), rows=rows)
     else:
-        run(kernel, target, *operands, out, end=units(n, slots))
+        run(kernel, target, *operands, out, end=units(n, experts=experts, slots=slots, single=True))
     assert (out[rows] == 7).all(), f"wrote past {rows} rows"
     return out[:rows]
 
@@ -142,7 +142,7 @@ def test_bits_are_those_of_a_linear_of_the_expert(dtype: DType, act: str, gated:
     rows = len(ids) // slots
     x, _ = inputs(act, (len(ids), k))
     x = x.reshape(len(ids), -1)
-    kernel = expert_linear(dtype, n, k, act, target, slots=slots, x_slots=True, gated=gated)
+    kernel = expert_linear(dtype, n, k, act, target, experts=len(counts), slots=slots, x_slots=True, gated=gated)
     out = call(kernel, target, [x, aligned(ids), *matrices], (rows, slots, n), len(counts)).reshape(-1, n)
     alone = linear.linear(dtype, n, k, act, target, gated=gated)
     for expert, count in enumerate(counts):
@@ -155,15 +155,18 @@ def test_bits_are_those_of_a_linear_of_the_expert(dtype: DType, act: str, gated:
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize(("dtype", "act", "gated"), BITS, ids=str)
 def test_bits_do_not_depend_on_the_split(dtype: DType, act: str, gated: str | None, rows: int) -> None:
-    n, k, slots, target = 7 * 16 - 3, 256, 3, LEVELS[-1]
+    """Ranges that begin and end anywhere: an expert has 35 units in three stretches of 12, one of them without work."""
+    n, k, slots, target = 35 * 16 - 3, 256, 3, LEVELS[-1]
+    sizes: dict[str, Any] = {"experts": EXPERTS, "slots": slots}
     matrices = [stacked(dtype, n, k, seed)[0] for seed in ([0, 100] if gated else [0])]
     x, _ = inputs(act, (rows, k))
     operands = [x, aligned(chosen(rows, slots)), *matrices]
-    kernel = expert_linear(dtype, n, k, act, target, slots=slots, gated=gated, single=rows == 1)
+    kernel = expert_linear(dtype, n, k, act, target, **sizes, gated=gated, single=rows == 1)
     whole = call(kernel, target, operands, (rows, slots, n))
-    end, extents = units(n, slots if rows == 1 else EXPERTS), {} if rows == 1 else {"rows": rows}
+    assert (units(n, **sizes), units(n, **sizes, single=True)) == (36 * EXPERTS, 35 * slots)
+    end, extents = units(n, **sizes, single=rows == 1), {} if rows == 1 else {"rows": rows}
     split = np.zeros_like(whole)
-    borders = [0, 1, 4, 4, 6, 8, 13, 14, 15, end - 1, end]  # an expert and a slot have seven units
+    borders = [0, 1, 4, 4, 11, 12, 14, 24, 26, 63, end - 1, end]
     for first, last in reversed(list(pairwise(borders))):
         run(kernel, target, *operands, split, begin=first, end=last, **extents)
     np.testing.assert_array_equal(split, whole)
@@ -177,7 +180,7 @@ def test_a_number_that_is_not_finite_is_not_hidden() -> None:
         x[4, 40] = bad
         with np.errstate(invalid="ignore"):
             rows = aligned(layouts.q8a_quantize(x) if act == "q8a" else x)
-        kernel = expert_linear(Q8_0, n, k, act, target, slots=slots)
+        kernel = expert_linear(Q8_0, n, k, act, target, experts=EXPERTS, slots=slots)
         out = call(kernel, target, [rows, aligned(chosen(9, slots)), packed], (9, slots, n))
         assert not np.isfinite(out[4]).any()
         assert np.isfinite(np.delete(out, 4, axis=0)).all()
@@ -185,29 +188,36 @@ def test_a_number_that_is_not_finite_is_not_hidden() -> None:
 
 def test_very_wide_layers_keep_a_small_stack() -> None:
     for k in (1024, 16384):
-        text = expert_linear(Q6_K, 16, k, "q8a", LEVELS[-1], slots=2).llvm
+        text = expert_linear(Q6_K, 16, k, "q8a", LEVELS[-1], experts=3, slots=2).llvm
         assert 0 < sum(map(int, re.findall(r"alloca \[(\d+) x i8\]", text))) < 1 << 19
 
 
 def test_names_and_outline() -> None:
-    kernel = expert_linear(Q4_K, 33, 256, "q8a", LEVELS[-1], slots=2, gated="silu")
-    assert kernel == expert_linear(Q4_K, 33, 256, "q8a", LEVELS[-1], slots=2, gated="silu")
+    kernel = expert_linear(Q4_K, 33, 256, "q8a", LEVELS[-1], experts=3, slots=2, gated="silu")
+    assert kernel == expert_linear(Q4_K, 33, 256, "q8a", LEVELS[-1], experts=3, slots=2, gated="silu")
     assert kernel.symbol.startswith("experts_q4_k_q8a_")
     assert kernel.buffers == ("x", "ids", "w", "w_up", "out")
     assert kernel.extents == ("rows",)
     assert "out[row, slot, i] = silu(dot(x[row], w[e, i])) * dot(x[row], w_up[e, i])" in kernel.source
-    alone = expert_linear(F16, 33, 7, "f32", LEVELS[-1], slots=2, x_slots=True, single=True)
+    assert "e = divmod(stretch, 3)" in kernel.source
+    alone = expert_linear(F16, 33, 7, "f32", LEVELS[-1], experts=3, slots=2, x_slots=True, single=True)
     assert alone.extents == ()
     assert "slot, block = divmod(unit, 3)" in alone.source
     assert "out[row, slot, i] = dot(x[row, slot], w[e, i])" in alone.source
-    assert (units(16, 4), units(17, 4)) == (4, 8)
+
+
+@pytest.mark.parametrize("blocks", [1, 15, 16, 17, 44, 48, 88, 896])
+def test_stretches_waste_few_units(blocks: int) -> None:
+    count = units(16 * blocks, experts=1, slots=1)
+    assert blocks <= count <= blocks * 17 / 16
+    assert count % -(-blocks // 16) == 0
 
 
 def test_mistakes_are_refused() -> None:
     target = LEVELS[0]
     with pytest.raises(CompileError, match="f16 weights with q8a"):
-        expert_linear(F16, 16, 32, "q8a", target, slots=1)
+        expert_linear(F16, 16, 32, "q8a", target, experts=2, slots=1)
     with pytest.raises(CompileError, match="unknown gate 'relu'"):
-        expert_linear(F16, 16, 32, "f32", target, slots=1, gated="relu")
+        expert_linear(F16, 16, 32, "f32", target, experts=2, slots=1, gated="relu")
     with pytest.raises(ShapeError, match="k = 48"):
-        expert_linear(Q8_0, 16, 48, "f32", target, slots=1)
+        expert_linear(Q8_0, 16, 48, "f32", target, experts=2, slots=1)

@@ -5,10 +5,12 @@ With one row, as in decode, a unit is 16 results of one slot: only the weights o
     for slot that has units in begin .. end:
         the row times those blocks of its expert, W streamed, as a linear with one row does it
 
-With more, a unit is 16 results of one expert, whatever rows chose it:
+With more, a unit is 16 results of one expert, whatever rows chose it. About 16 units of one expert make a stretch, and
+a stretch of each expert comes before the next of any: experts differ in rows, and so every range of units has some of
+many experts.
 
-    for expert that has units in begin .. end:
-        for macro tile of 48 of the pairs (row, slot) that chose it, found by a scan of the ids:
+    for stretch that has units in begin .. end:
+        for macro tile of 48 of the pairs (row, slot) that chose the expert, found by a scan of the ids:
             those rows times the blocks, as a linear does it: W unpacked once for all of them
 
 A pair has the number row * slots + slot, in ids and in the result. All arithmetic is that of `linear.py`, so the bits
@@ -16,6 +18,9 @@ are those of a linear of the expert alone, whatever rows share a tile.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from llvmlite import ir
 
@@ -27,10 +32,20 @@ from rlx.codegen.target import Target
 from rlx.codegen.tiles import I1, I16, I32, I64, LANES, POINTER, Emitter
 from rlx.ir.dtypes import DType
 
+_STRETCH = 16  # units of a stretch at most: enough that finding an expert's rows is little beside their work
 
-def units(n: int, experts: int) -> int:
-    """Work units with `n` results a row and slot. `experts`: with one row the slots, else all experts."""
-    return linear.units(n) * experts
+
+def units(n: int, *, experts: int, slots: int, single: bool = False) -> int:
+    """Work units of `expert_linear` with the same options."""
+    if single:
+        return slots * linear.units(n)
+    return experts * _stretch(n) * -(-linear.units(n) // _stretch(n))
+
+
+def _stretch(n: int) -> int:
+    """Units of a stretch: stretches are equal, but the last one of an expert may have units without work."""
+    blocks = linear.units(n)
+    return -(-blocks // -(-blocks // _STRETCH))
 
 
 def expert_linear(
@@ -40,6 +55,7 @@ def expert_linear(
     act: str,
     target: Target,
     *,
+    experts: int,
     slots: int,
     x_slots: bool = False,
     gated: str | None = None,
@@ -49,8 +65,7 @@ def expert_linear(
 
     Buffers: `x` (q8a or f32 rows, [rows, k], or [rows, slots, k] with `x_slots`), `ids` i32[rows, slots], `w` (experts
     packed [n, k] each, one after the other), `w_up` where gated, `out` f32[rows, slots, n], which overlaps nothing.
-    The ids are not checked: the caller vouches for them. Extents: `rows` unless `single`. Units: `units(n, slots)` if
-    `single`, else `units(n, experts)`.
+    The ids are not checked: the caller vouches for them. Extents: `rows` unless `single`. Units: `units`.
 
     Args:
         dtype, act, gated: as for `linear.linear`.
@@ -64,8 +79,12 @@ def expert_linear(
     shape = Shape(dtype, k, act, False, False, gated, ragged=n % BLOCK_ROWS > 0, single=single)
     e = Emitter(target, ["x", "ids", *shape.weights, "out"], [] if single else ["rows"])
     e.args["n"] = e.i64(n)
-    _Experts(e, shape, n, slots, 1 if x_slots else slots).write()
-    return e.finish(f"experts_{dtype}_{act}", _outline(shape, n, slots, x_slots))
+    writer = _Experts(e, shape, n, slots, 1 if x_slots else slots)
+    if single:
+        writer.write_slots()
+    else:
+        writer.write_experts(experts, _stretch(n))
+    return e.finish(f"experts_{dtype}_{act}", _outline(shape, n, experts, slots, x_slots))
 
 
 class _Experts(linear.LinearWriter):
@@ -78,19 +97,27 @@ class _Experts(linear.LinearWriter):
         self.pairs, self.places = e.stack(listed), e.stack(listed)  # of each row: its number, where x is
         self.first_block = e.i64(0)  # of the expert at hand
 
-    def write(self) -> None:
-        """Cuts the units where the next slot or expert begins."""
+    def write_slots(self) -> None:
+        """The only row: a slot's units stream past it."""
+        with self._cut(self.blocks) as (slot, first, last):
+            self._one_pair(slot, first, last)
+
+    def write_experts(self, experts: int, stretch: int) -> None:
+        """Any number of rows, stretch by stretch."""
         e = self.e
+        with self._cut(stretch) as (number, first, last):
+            start = e.b.mul(e.b.udiv(number, e.i64(experts)), e.i64(stretch))
+            last = e.smin(e.b.add(start, last), self.blocks)
+            self._one_expert(e.b.urem(number, e.i64(experts)), e.b.add(start, first), last)
+
+    @contextmanager
+    def _cut(self, length: int) -> Iterator[tuple[ir.Value, ir.Value, ir.Value]]:
+        """The units [begin, end) cut at multiples of `length`: (number of the piece, its first and last unit there)."""
+        e, size = self.e, self.e.i64(length)
         begin, end = e.args["begin"], e.args["end"]
-        after = e.b.udiv(e.b.add(end, e.i64(self.blocks - 1)), e.i64(self.blocks))
-        with e.loop(e.b.udiv(begin, e.i64(self.blocks)), after) as part:
-            start = e.b.mul(part.i, e.i64(self.blocks))
-            first = e.b.sub(e.smax(begin, start), start)
-            last = e.smin(e.b.sub(end, start), self.blocks)
-            if self.shape.single:
-                self._one_pair(part.i, first, last)
-            else:
-                self._one_expert(part.i, first, last)
+        with e.loop(e.b.udiv(begin, size), e.b.udiv(e.b.add(end, e.i64(length - 1)), size)) as piece:
+            start = e.b.mul(piece.i, size)
+            yield piece.i, e.b.sub(e.smax(begin, start), start), e.smin(e.b.sub(end, start), length)
 
     def _one_pair(self, pair: ir.Value, first: ir.Value, last: ir.Value) -> None:
         e, zero = self.e, self.e.i64(0)
@@ -173,16 +200,20 @@ class _Experts(linear.LinearWriter):
         return super()._block(name, self.e.b.add(self.first_block, unit))
 
 
-def _outline(shape: Shape, n: int, slots: int, x_slots: bool) -> str:
+def _outline(shape: Shape, n: int, experts: int, slots: int, x_slots: bool) -> str:
     """What a person reads instead of the vector code."""
     x = "x[row, slot]" if x_slots else "x[row]"
     product = f"dot({x}, w[e, i])"
     if shape.gated:
         product = f"{shape.gated}({product}) * dot({x}, w_up[e, i])"
-    blocks = linear.units(n)
-    loop = f"e, block = divmod(unit, {blocks})\n    for row, slot in the pairs with ids[row, slot] == e:\n"
-    if shape.single:
-        loop = f"slot, block = divmod(unit, {blocks})\n    for row, e in [(0, ids[0, slot])]:\n"
+    loop = f"slot, block = divmod(unit, {linear.units(n)})\n    for row, e in [(0, ids[0, slot])]:\n"
+    if not shape.single:
+        loop = (
+            f"stretch, rest = divmod(unit, {_stretch(n)})\n"
+            f"    group, e = divmod(stretch, {experts})\n"
+            f"    block = group * {_stretch(n)} + rest\n"
+            "    for row, slot in the pairs with ids[row, slot] == e:\n"
+        )
     return (
         f"# x {shape.act}[rows, {f'{slots}, ' * x_slots}{shape.k}], ids [rows, {slots}], "
         f"w {shape.dtype} packed [experts, {n}, {shape.k}]\n"
