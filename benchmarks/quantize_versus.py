@@ -5,7 +5,7 @@ The model is a GGUF file in F32, F16 or BF16 (`make_model.py` writes one with a 
 
 - both tools write a file, with as many threads, and the best of a few runs counts;
 - every tensor's type must be the same in both files, and its error against the original at most 1.05 times the peer's;
-- both files are run by llama.cpp on a few tokens; their logits are compared with those of the original.
+- both files are run by llama.cpp on text that the original writes; their logits are compared with the original's.
 
 The exit status is 1 if a type or an error is not as it should be.
 """
@@ -52,7 +52,8 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="also print the peer's type of every tensor")
     parser.add_argument("--rlx", default=shutil.which("rlx") or "rlx", help="the command")
     options = parser.parse_args()
-    original = logits(options.model, options.tokens) if options.tokens else None
+    options.ids = written(options.model, options.tokens) if options.tokens else []
+    original = logits(options.model, options.ids) if options.tokens else None
     print(f"{'type':8}{'tensors':>8}{'types':>7}{'error: worst':>14}{'mean':>8}{'rlx':>10}{'llama.cpp':>11}  logits")
     with tempfile.TemporaryDirectory() as folder:
         wrong = [name for name in options.types.split(",") if not compare(name, options, original, Path(folder))]
@@ -71,7 +72,7 @@ def compare(name: str, options: argparse.Namespace, original: Floats | None, fol
     worst, mean = max(ratios, default=1.0), float(np.mean(ratios or [1.0]))
     speeds = [f"{options.model.stat().st_size / seconds / 1e6:.0f} MB/s" for seconds in (our_time, their_time)]
     line = f"{name:8}{len(b):8}{'OTHER' if other else 'equal':>7}{worst:14.3f}{mean:8.3f}"
-    print(f"{line}{speeds[0]:>10}{speeds[1]:>11}", said(original, ours, theirs, options.tokens), flush=True)
+    print(f"{line}{speeds[0]:>10}{speeds[1]:>11}", said(original, ours, theirs, options.ids), flush=True)
     for key in other:
         print(f"  {key}: {a[key].tensor_type.name}, llama.cpp has {b[key].tensor_type.name}")
     if options.table:
@@ -123,12 +124,12 @@ def ratio(original: ReaderTensor, ours: ReaderTensor, theirs: ReaderTensor) -> f
     return float(np.sqrt(a / b)) if b else (1.0 if not a else float("inf"))
 
 
-def said(original: Floats | None, ours: Path, theirs: Path, tokens: int) -> str:
+def said(original: Floats | None, ours: Path, theirs: Path, ids: list[int]) -> str:
     """How far the logits are from the original's, and how often the likeliest token is another."""
     if original is None:
         return ""
     return ", ".join(
-        f"{who}: {distance(original, logits(path, tokens))}" for who, path in (("rlx", ours), ("peer", theirs))
+        f"{who}: {distance(original, logits(path, ids))}" for who, path in (("rlx", ours), ("peer", theirs))
     )
 
 
@@ -146,14 +147,30 @@ def log_softmax(x: Floats) -> NDArray[np.float64]:
     return logs
 
 
-def logits(path: Path, tokens: int) -> Floats:
-    """llama.cpp's logits after each of some tokens of the vocabulary, drawn with a fixed seed."""
+def opened(path: Path, tokens: int) -> Any:
     from llama_cpp import Llama
 
-    llama: Any = Llama(str(path), n_ctx=max(64, tokens), logits_all=True, verbose=False, n_gpu_layers=0)
-    ids = np.random.default_rng(0).integers(0, llama.n_vocab(), tokens).tolist()
+    return Llama(str(path), n_ctx=max(64, tokens), logits_all=True, verbose=False, n_gpu_layers=0)
+
+
+def written(path: Path, tokens: int) -> list[int]:
+    """Tokens that the model itself writes, drawn with a fixed seed: what it is at home in, if it is trained."""
+    llama, rng = opened(path, tokens), np.random.default_rng(0)
+    bos = int(llama.token_bos())
+    ids = [bos if bos >= 0 else 0]
+    while len(ids) < tokens:
+        llama.eval(ids[-1:])
+        p = np.exp(log_softmax(np.array(llama.scores[len(ids) - 1], np.float32)))
+        ids.append(int(rng.choice(p.size, p=p / p.sum())))
+    llama.close()
+    return ids
+
+
+def logits(path: Path, ids: list[int]) -> Floats:
+    """llama.cpp's logits after each token."""
+    llama = opened(path, len(ids))
     llama.eval(ids)
-    found = np.array(llama.scores[:tokens], np.float32)
+    found = np.array(llama.scores[: len(ids)], np.float32)
     llama.close()
     return found
 
