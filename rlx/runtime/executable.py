@@ -95,8 +95,12 @@ class Executable:
         shape, dtype = tuple(map(int, row["shape"])), DTYPES[row["dtype"]]
         if row["layout"] == "rows":
             self._tensors.add_array(name, arrays.numbers(f"weight {name!r}", value, shape, np.float32))
+            return
+        raw = arrays.storage(f"weight {name!r}", value, shape, dtype)
+        if row["layout"] == "file":
+            self._tensors.add_table(name, raw.copy())  # the caller's array may change
         else:
-            self._tensors.add_matrix(name, arrays.storage(f"weight {name!r}", value, shape, dtype), dtype, *shape)
+            self._tensors.add_matrix(name, raw, dtype, *shape)
 
     def __call__(self, **values: Any) -> dict[str, np.ndarray]:
         """Runs one step.

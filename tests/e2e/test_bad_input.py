@@ -113,11 +113,10 @@ def with_shape(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callabl
     return edit
 
 
-def quantized(name: str, kind: gguf.GGMLQuantizationType) -> Callable[[broken.Tensors], None]:
-    def edit(tensors: broken.Tensors) -> None:
-        tensors[name] = gguf.quants.quantize(tensors[name][0].astype(np.float32), kind), kind
-
-    return edit
+def of_activations(tensors: broken.Tensors) -> None:
+    """Q8_1, a type that no file has for weights: blocks of 32 elements in 40 bytes."""
+    rows, k = tensors[Q][0].shape
+    tensors[Q] = np.zeros((rows, k // 32 * 40), np.uint8), gguf.GGMLQuantizationType.Q8_1
 
 
 def poisoned(tensors: broken.Tensors) -> None:
@@ -191,9 +190,9 @@ FILES: dict[str, tuple[Make, type[RlxError], list[str]]] = {
         ["the architecture 'nonsense' (general.architecture) is unknown", "Supported: llama, qwen2, qwen3"],
     ),
     "architecture to come": (
-        lambda m, p: broken.rewrite(m, p, keys={"general.architecture": "mixtral"}),
+        lambda m, p: broken.rewrite(m, p, keys={"general.architecture": "qwen2moe"}),
         UnsupportedModelError,
-        ["'mixtral' (general.architecture) is known but not there yet: it is a mixture of experts", "Supported: "],
+        ["'qwen2moe' (general.architecture) is known but not there yet: it is a mixture of experts", "Supported: "],
     ),
     "unknown tensor type": (
         lambda m, p: broken.with_tensor_type(m, p, Q, 99),
@@ -201,9 +200,9 @@ FILES: dict[str, tuple[Make, type[RlxError], list[str]]] = {
         [f"byte 12467: tensor '{Q}' has the type id 99, which rlx does not know", "Q4_K_M or Q8_0"],
     ),
     "tensor type without kernels": (
-        lambda m, p: broken.rewrite(m, p, change=quantized(Q, gguf.GGMLQuantizationType.MXFP4)),
+        lambda m, p: broken.rewrite(m, p, change=of_activations),
         UnsupportedModelError,
-        [f"tensor '{Q}' has type mxfp4, which no kernel reads yet", "Use a file in F32, F16"],
+        [f"tensor '{Q}' has type q8_1, which no kernel reads yet", "Use a file in F32, F16"],
     ),
     "tensor of integers": (
         lambda m, p: broken.with_tensor_type(m, p, Q, 24),

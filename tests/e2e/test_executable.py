@@ -291,7 +291,7 @@ COMPILES: dict[str, tuple[Callable[[], rlx.Graph], dict[str, Any], type[RlxError
     "threads": (projection, {"threads": 0}, ArgumentError, "threads is 0, expected a whole number from 1 to 1024"),
     "profile": (projection, {"profile": {"fuse": {}}}, ProfileError, "unknown key 'fuse'. Did you mean 'fusion'?"),
     "cache": (projection, {"cache": "on"}, ArgumentError, "cache is 'on', expected a CompileCache"),
-    "dtype": (lambda: unpackable(dtypes.MXFP4), {}, CompileError, "no linear kernel reads mxfp4 weights. It reads"),
+    "dtype": (lambda: unpackable(dtypes.Q8_K), {}, CompileError, "no linear kernel reads q8_k weights. It reads"),
     "argmax": (lambda: argmax_of(20), {}, CompileError, "row numbers of a table of 16 come from argmax"),
 }  # fmt: skip
 
