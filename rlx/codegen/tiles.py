@@ -336,6 +336,17 @@ class Emitter:
         order = ir.Constant(vector(I32, 2 * low.type.count), list(range(2 * low.type.count)))
         return self.b.shuffle_vector(low, high, order)
 
+    def transpose(self, rows: Sequence[ir.Value]) -> list[ir.Value]:
+        """16 vectors of 16 lanes -> those whose vector i holds lane i of each."""
+        order = ir.Constant(I32X16, [i // 2 + LANES * (i % 2) for i in range(LANES)])
+        upper = ir.Constant(I32X16, [i // 2 + LANES * (i % 2) + LANES // 2 for i in range(LANES)])
+        done = list(rows)
+        # Each round moves the top bit of the row's number to the bottom of the lane's, and the lane's top to the row's.
+        for _ in range(4):
+            pairs = zip(done[: LANES // 2], done[LANES // 2 :], strict=True)
+            done = [self.b.shuffle_vector(low, high, o) for low, high in pairs for o in (order, upper)]
+        return done
+
 
 def _as_written(text: str, loops: Sequence[ir.MDValue]) -> str:
     """The module, its loops marked to stay as they are: unrolling is done by hand, and LLVM would take long over it.

@@ -1,0 +1,108 @@
+"""The gated delta rule token by token: what decoding runs, and what the chunked form is measured against.
+
+A token goes twice over a panel of the state, which lies in the first cache:
+
+    delta = beta (v - exp(g) S^T k)
+    S = exp(g) S + k delta^T; out = scale S^T q         # in one pass
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from rlx.codegen import vmath
+from rlx.codegen.kernels.delta_shape import Place, Rows, Shape, copy_rows, locate
+from rlx.codegen.tiles import F32X16, Emitter, Index
+
+_AHEAD = 48  # rows of the state asked for before they are needed, where they come from memory
+_CHAINS = 8  # independent sums that hide the latency of a multiply-add
+
+
+def panel_vectors(level: str, single: bool) -> int:
+    """Vectors of a panel: for one token what makes long reads, else what leaves registers for several rows of sums."""
+    return 4 if single else {"avx512": 4, "avx2": 2, "generic": 1}[level]
+
+
+class Serial:
+    """A kernel of the token-serial form while it is written; `single` where there is one token, known now."""
+
+    def __init__(self, e: Emitter, shape: Shape, single: bool) -> None:
+        self.e, self.shape, self.single = e, shape, single
+        wide = {"avx512": 1, "avx2": 2, "generic": 4}[e.target.level]  # registers of a vector
+        self.together = max(1, _CHAINS // (shape.vectors * wide))  # rows of the state at once
+        self.packed = None if single else e.stack(shape.key_dim * shape.panel)
+
+    def write(self) -> None:
+        e, shape = self.e, self.shape
+        with e.loop(e.args["begin"], e.args["end"]) as unit:
+            strip = locate(e, shape, unit.i)
+            with e.loop(0, 4 * shape.strip, shape.panel) as column:
+                self._panel(strip.shifted(e, column.i))
+
+    def _panel(self, at: Place) -> None:
+        e, shape = self.e, self.shape
+        there = (at.state, shape.state_row)
+        if self.packed is None:
+            self._token(at, 0, there)
+            return
+        here = (self.packed, shape.panel)
+        copy_rows(e, shape.key_dim, shape.vectors, there, here)
+        with e.loop(0, e.args["rows"]) as row:
+            self._token(at, row.i, here)
+        copy_rows(e, shape.key_dim, shape.vectors, here, there)
+
+    def _token(self, at: Place, row: Index, state: Rows) -> None:
+        """One token over one panel of the state."""
+        e, shape = self.e, self.shape
+        decay = vmath.exp(e, e.splat_f32(e.at(at.g, (row, shape.gate_row))))
+        beta = e.splat_f32(e.at(at.beta, (row, shape.gate_row)))
+        q, k = (e.at(base, (row, shape.key_row)) for base in (at.q, at.k))
+        v, out = (e.at(base, (row, shape.value_row)) for base in (at.v, at.out))
+        kept, delta = e.b.fneg(decay), []
+        for i, mixed in enumerate(self._mixed(k, state)):
+            delta.append(e.b.fmul(beta, e.fma(kept, mixed, e.load(F32X16, e.at(v, 64 * i)))))
+        for i, total in enumerate(self._update(q, k, state, decay, delta)):
+            e.store(e.b.fmul(total, e.f32(shape.scale)), e.at(out, 64 * i))
+
+    def _mixed(self, k: ir.Value, state: Rows) -> list[ir.Value]:
+        """S^T k, a vector of columns each."""
+        e, vectors = self.e, self.shape.vectors
+        with e.loop(0, self.shape.key_dim, self.together, self._zeros()) as d:
+            sums = []
+            for u in range(self.together):
+                factor = e.splat_f32(e.at(k, (d.i, 4), 4 * u))
+                line = e.at(state[0], (d.i, state[1]), u * state[1])
+                if self.single:  # rows far apart: what a machine fetches ahead by itself comes too late
+                    e.prefetch(e.at(line, _AHEAD * state[1]), self.shape.panel)
+                for v in range(vectors):
+                    sums.append(e.fma(factor, e.load(F32X16, e.at(line, 64 * v)), d.values[u * vectors + v]))
+            d.values = sums
+        return self._totals(d.results)
+
+    def _update(self, q: ir.Value, k: ir.Value, state: Rows, decay: ir.Value, delta: list[ir.Value]) -> list[ir.Value]:
+        """S = decay S + k delta^T in place -> the new S^T q."""
+        e, vectors = self.e, self.shape.vectors
+        with e.loop(0, self.shape.key_dim, self.together, self._zeros()) as d:
+            sums = []
+            for u in range(self.together):
+                key, query = (e.splat_f32(e.at(base, (d.i, 4), 4 * u)) for base in (k, q))
+                line = e.at(state[0], (d.i, state[1]), u * state[1])
+                for v in range(vectors):
+                    place = e.at(line, 64 * v)
+                    new = e.fma(key, delta[v], e.b.fmul(decay, e.load(F32X16, place)))
+                    e.store(new, place)
+                    sums.append(e.fma(query, new, d.values[u * vectors + v]))
+            d.values = sums
+        return self._totals(d.results)
+
+    def _zeros(self) -> list[ir.Value]:
+        return [self.e.f32(0.0)] * (self.together * self.shape.vectors)
+
+    def _totals(self, sums: list[ir.Value]) -> list[ir.Value]:
+        """The sums of the rows done together, added up."""
+        vectors = self.shape.vectors
+        totals = sums[:vectors]
+        for u in range(1, self.together):
+            more = sums[u * vectors :][:vectors]
+            totals = [self.e.b.fadd(a, b) for a, b in zip(totals, more, strict=True)]
+        return totals
