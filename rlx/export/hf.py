@@ -6,11 +6,13 @@ Export stage, called by `model.open_model`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 
 from rlx.export.hf_config import Metadata, TextConfig, metadata_from_config
+from rlx.export.hf_prediction import JOINING, WithPrediction, predicting_blocks
 from rlx.export.hf_required import check_tensors
 from rlx.export.hf_tensors import changes, export_tensor, in_layer, rope_tensor
 from rlx.export.hf_tokenizer import tokenizer_metadata
@@ -29,8 +31,9 @@ def model_from_hf(source: WeightLoader) -> ExportModel:
     """
     folder = source.path if source.path.is_dir() else source.path.parent
     config = TextConfig(source.metadata, folder / "config.json")
+    config.predicting = predicting_blocks(source, config.arch)
     of_arch = metadata_from_config(config)
-    weights = ModelWeights(source, config.arch)
+    weights = ModelWeights(WithPrediction(source, config.layers) if config.predicting else source, config.arch)
     tensors = _tensors(config, weights)
     check_tensors(config, [tensor.name for tensor in tensors], weights)
     rows = next(tensor.shape[0] for tensor in tensors if tensor.name == "token_embd.weight")
@@ -39,7 +42,7 @@ def model_from_hf(source: WeightLoader) -> ExportModel:
         arch=config.arch,
         metadata=_general(config.arch, folder, tensors) | of_arch | tokenizer_metadata(folder, config, rows),
         tensors=tuple(tensors),
-        left_out=tuple(weights.unused),
+        left_out=tuple(name for name in weights.unused if not (config.predicting and name in JOINING)),
         close=source.close,
     )
 
@@ -51,8 +54,19 @@ def _tensors(config: TextConfig, weights: ModelWeights) -> list[ExportTensor]:
     for canonical in weights.names:
         if canonical == "output.weight" and config.tied:
             continue  # the embedding table again
-        found += [export_tensor(name, weights, canonical, change) for name, change in changes(config, canonical)]
+        info, raw = weights.info(canonical), partial(weights.raw, canonical)
+        for name, change in changes(config, canonical):
+            found.append(export_tensor(name, info, raw, change, where=weights.place(canonical)))
+    found += _joining(config, weights.loader)
     return sorted(found, key=lambda tensor: _layer(tensor.name))
+
+
+def _joining(config: TextConfig, loader: WeightLoader) -> Iterator[ExportTensor]:
+    """What a block that predicts has beside a layer."""
+    for old, new in JOINING.items() if config.predicting else ():
+        for name, change in changes(config, f"blk.{config.layers}.{new}"):
+            where = f"{loader.path}, {old}"
+            yield export_tensor(name, loader.tensors[old], partial(loader.raw, old), change, where=where)
 
 
 def _layer(name: str) -> int:

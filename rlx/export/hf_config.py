@@ -44,7 +44,10 @@ class TextConfig(Keys):
     Attributes:
         arch: `general.architecture`.
         row: how the architecture differs from others.
+        predicting: blocks behind the layers that predict further tokens.
     """
+
+    predicting = 0
 
     def __init__(self, config: Mapping[str, Any], where: object) -> None:
         self.arch, self.row = _architecture(config, where)
@@ -205,7 +208,9 @@ def metadata_from_config(config: TextConfig) -> Metadata:
 
 
 def _common(config: TextConfig, out: Writer) -> None:
-    out.u32("block_count", config.layers)
+    out.u32("block_count", config.layers + config.predicting)
+    if config.predicting:
+        out.u32("nextn_predict_layers", config.predicting)
     out.u32("context_length", config.integer("max_position_embeddings", _SIZE))
     out.u32("embedding_length", config.integer("hidden_size", _SIZE))
     _feed_forward(config, out)
@@ -297,7 +302,7 @@ def _qwen35(config: TextConfig, out: Writer) -> None:
     out.u32("ssm.group_count", config.integer("linear_num_key_heads", _SIZE))
     out.u32("ssm.time_step_rank", value_heads)
     out.u32("ssm.inner_size", value * value_heads)
-    out.flags("attention.recurrent_layers", config.recurrent)
+    out.flags("attention.recurrent_layers", [*config.recurrent, *[False] * config.predicting])
     out.u32("full_attention_interval", config.integer("full_attention_interval", _LAYERS))
     out.u32("rope.dimension_count", int(config.head_dim * config.rope.partial))
 

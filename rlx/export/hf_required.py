@@ -51,7 +51,7 @@ def check_tensors(config: TextConfig, found: Collection[str], weights: ModelWeig
             )
     for name in found:
         prefix, _ = in_layer(name)
-        if prefix and int(prefix.split(".")[1]) >= config.layers:
+        if prefix and int(prefix.split(".")[1]) >= config.layers + config.predicting:
             what = f"{name} belongs to a layer beyond the {config.layers} of 'num_hidden_layers'"
             raise UnsupportedModelError(what, where=weights.loader.path)
 
@@ -70,7 +70,7 @@ def required(config: TextConfig) -> Iterator[str]:
     if not config.tied:
         yield "output.weight"
     yield from _of_decoder(config)
-    for layer in range(config.layers):
+    for layer in range(config.layers + config.predicting):
         for name in _of_layer(config, layer):
             yield f"blk.{layer}.{name}"
 
@@ -90,7 +90,7 @@ def _of_layer(config: TextConfig, layer: int) -> Iterator[str]:
     yield from (f"{name}.weight" for name in _matrices_and_norms(config, layer))
     if config.arch == "qwen2":
         yield from ("attn_q.bias", "attn_k.bias", "attn_v.bias")
-    if config.recurrent[layer]:
+    if _is_recurrent(config, layer):
         yield from ("ssm_a", "ssm_dt.bias")
     if config.arch == "gemma4":
         yield "layer_output_scale.weight"
@@ -100,7 +100,7 @@ def _of_layer(config: TextConfig, layer: int) -> Iterator[str]:
 
 def _matrices_and_norms(config: TextConfig, layer: int) -> Iterator[str]:
     arch = config.arch
-    yield from _DELTA if config.recurrent[layer] else _attention(config, layer)
+    yield from _DELTA if _is_recurrent(config, layer) else _attention(config, layer)
     yield from _norms(arch)
     if arch == "gemma4":
         yield from (*_MLP, *(_GEMMA4_EXPERTS if config.experts else ()))
@@ -114,6 +114,10 @@ def _matrices_and_norms(config: TextConfig, layer: int) -> Iterator[str]:
         yield from _ALTUP
 
 
+def _is_recurrent(config: TextConfig, layer: int) -> bool:
+    return layer < config.layers and config.recurrent[layer]
+
+
 def _norms(arch: str) -> tuple[str, ...]:
     if arch in ("gemma2", "gemma3", "gemma3n", "gemma4"):
         return _SANDWICH
@@ -123,7 +127,9 @@ def _norms(arch: str) -> tuple[str, ...]:
 def _attention(config: TextConfig, layer: int) -> Iterator[str]:
     normed = config.arch in ("qwen3", "qwen3moe", "qwen35", "qwen35moe", "gemma3", "gemma3n", "gemma4")
     names = [*_ATTENTION, *(_HEAD_NORMS if normed else ())]
-    if layer >= config.layers - config.shared_kv_layers:  # reads the keys and values of an earlier layer
+    if (
+        config.layers - config.shared_kv_layers <= layer < config.layers
+    ):  # reads the keys and values of an earlier layer
         names = [name for name in names if name not in ("attn_k", "attn_v", "attn_k_norm")]
     if config.arch == "gemma4" and not config.sliding[layer] and config.flag("attention_k_eq_v", False):
         names = [name for name in names if name != "attn_v"]

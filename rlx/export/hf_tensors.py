@@ -18,7 +18,7 @@ from rlx.export.hf_config import TextConfig
 from rlx.export.hf_rope import divisors
 from rlx.export.model import Bytes, ExportTensor, Floats, to_float32
 from rlx.ir.dtypes import BF16, F16, F32, DType
-from rlx.weights import ModelWeights
+from rlx.weights import TensorInfo
 
 Array = npt.NDArray[Any]
 Move = Callable[[Array], Array]
@@ -41,26 +41,32 @@ class Change:
     compute: Callable[[Floats], Floats] | None = None
 
 
-def export_tensor(name: str, weights: ModelWeights, canonical: str, change: Change) -> ExportTensor:
-    """The tensor `name` of the GGUF file, made of `canonical` of the checkpoint; nothing is read yet."""
-    info = weights.info(canonical)
+def export_tensor(
+    name: str, info: TensorInfo, raw: Callable[[], Bytes], change: Change, *, where: object
+) -> ExportTensor:
+    """The tensor `name` of the GGUF file; nothing is read yet.
+
+    Args:
+        info: type and shape of the source.
+        raw: reads its bytes, 1-D uint8.
+        where: the file and the tensor's name there, for messages.
+    """
     shape = change.shape(info.shape)
 
     def moved(array: Array) -> Array:
         found = np.ascontiguousarray(array if change.move is None else change.move(array))
         if found.shape != shape:
-            what = f"{name} would get the shape {list(found.shape)}, expected {list(shape)}"
-            raise WeightError(what, where=weights.place(canonical))
+            raise WeightError(f"{name} would get the shape {list(found.shape)}, expected {list(shape)}", where=where)
         return found
 
     def stored() -> Bytes:
-        return _bytes(moved(weights.raw(canonical).view(_STORED[info.dtype]).reshape(info.shape)))
+        return _bytes(moved(raw().view(_STORED[info.dtype]).reshape(info.shape)))
 
     def values() -> Floats:
         if info.dtype in _STORED:
             found = to_float32(stored(), info.dtype, shape)
         else:  # in blocks, which do not move one by one
-            found = moved(to_float32(weights.raw(canonical), info.dtype, info.shape))
+            found = moved(to_float32(raw(), info.dtype, info.shape))
         return found if change.compute is None else change.compute(found)
 
     copied = change.compute is None and info.dtype in _STORED

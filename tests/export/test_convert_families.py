@@ -326,6 +326,51 @@ def test_qwen35_with_experts(qwen35_tokenizer: Make, fused: bool) -> None:
         assert keys["expert_shared_feed_forward_length"] == 24
 
 
+def with_prediction(make: Make) -> tuple[Checkpoint, dict[str, Array]]:
+    """A block that predicts a further token behind the two layers."""
+    checkpoint, _ = qwen35(make, {"model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1})
+    for layer in range(LAYERS):
+        checkpoint.mlp(f"model.layers.{layer}.mlp.", 48)
+    expected = {"blk.2.nextn.eh_proj.weight": checkpoint.draw("mtp.fc.weight", HIDDEN, 2 * HIDDEN)}
+    checkpoint.attention("mtp.layers.0.self_attn.", 16, 1, True, per_query=2)
+    checkpoint.mlp("mtp.layers.0.mlp.", 48)
+    for new, old in (
+        ("nextn.enorm", "pre_fc_norm_embedding"), ("nextn.hnorm", "pre_fc_norm_hidden"),
+        ("nextn.shared_head_norm", "norm"), ("attn_norm", "layers.0.input_layernorm"),
+        ("post_attention_norm", "layers.0.post_attention_layernorm"),
+    ):  # fmt: skip
+        expected[f"blk.2.{new}.weight"] = checkpoint.draw(f"mtp.{old}.weight", HIDDEN) + np.float32(1)
+    for new, old in (("attn_q", "self_attn.q_proj"), ("ffn_down", "mlp.down_proj")):
+        expected[f"blk.2.{new}.weight"] = checkpoint.tensors[f"mtp.layers.0.{old}.weight"]
+    return checkpoint, expected
+
+
+def test_a_block_that_predicts_comes_behind_the_layers(qwen35_tokenizer: Make) -> None:
+    checkpoint, expected = with_prediction(qwen35_tokenizer)
+    with checkpoint.open() as model:
+        assert_same(values(model), expected)
+        keys = numbers(model)
+        assert (keys["block_count"], keys["nextn_predict_layers"]) == (3, 1)
+        assert keys["attention.recurrent_layers"] == [True, False, False]
+
+
+def test_a_block_that_predicts_is_whole_or_an_error(qwen35_tokenizer: Make) -> None:
+    checkpoint, _ = with_prediction(qwen35_tokenizer)
+    del checkpoint.tensors["mtp.layers.0.self_attn.k_proj.weight"]
+    with pytest.raises(WeightError, match=r"blk\.2\.attn_k\.weight"):
+        checkpoint.open()
+
+
+def test_several_blocks_that_predict_are_left_out_and_said(qwen35_tokenizer: Make) -> None:
+    checkpoint, _ = with_prediction(qwen35_tokenizer)
+    for name in [name for name in checkpoint.tensors if name.startswith("mtp.layers.0.")]:
+        checkpoint.tensors[name.replace("layers.0", "layers.1")] = checkpoint.tensors[name]
+    with checkpoint.open() as model:
+        keys = numbers(model)
+        assert (keys["block_count"], "nextn_predict_layers" in keys) == (2, False)
+        assert sorted(model.left_out) == sorted(name for name in checkpoint.tensors if name.startswith("mtp."))
+
+
 # -- Gemma 3n and 4 ---------------------------------------------------------------------------------------------------
 
 SANDWICH = (

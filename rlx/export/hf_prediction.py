@@ -1,0 +1,83 @@
+"""Qwen 3.5's block that predicts a further token, under the names of a layer behind the last.
+
+Export stage, between the open checkpoint and `hf_tensors.py`. Checkpoints keep the block apart, as `mtp.*`: a layer
+with full attention, and what joins its two inputs. GGUF counts it among the blocks (`nextn_predict_layers` says how
+many are such) and readers that do not use it pass it over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rlx.weights import TensorInfo, WeightLoader
+from rlx.weights.mapped import Bytes
+
+_LAYER = re.compile(r"mtp\.layers\.([0-9]+)\.(.+)")
+# What joins the embedding of the last token with the state of the one before, and the norm before the head.
+JOINING = {
+    "mtp.fc.weight": "nextn.eh_proj.weight",
+    "mtp.pre_fc_norm_embedding.weight": "nextn.enorm.weight",
+    "mtp.pre_fc_norm_hidden.weight": "nextn.hnorm.weight",
+    "mtp.norm.weight": "nextn.shared_head_norm.weight",
+}
+
+
+def predicting_blocks(loader: WeightLoader, arch: str) -> int:
+    """1 if the checkpoint has such a block, else 0; of several, which no reader of GGUF uses, none counts."""
+    if not arch.startswith("qwen35"):
+        return 0
+    found = {layer[1] for name in loader.tensors if (layer := _LAYER.fullmatch(name))}
+    return 1 if found == {"0"} and JOINING.keys() <= loader.tensors.keys() else 0
+
+
+class WithPrediction:
+    """A `WeightLoader` whose block that predicts is one more layer of the decoder.
+
+    Args:
+        loader: the checkpoint; closed with this object.
+        layers: layers before it.
+    """
+
+    def __init__(self, loader: WeightLoader, layers: int) -> None:
+        self.loader = loader
+        self._names = {_decoder_name(name, layers): name for name in loader.tensors}
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: replace(loader.tensors[old], name=name) for name, old in self._names.items()
+        }
+
+    @property
+    def path(self) -> Path:
+        return self.loader.path
+
+    @property
+    def format(self) -> str:
+        return self.loader.format
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.loader.metadata
+
+    def raw(self, name: str) -> Bytes:
+        return self.loader.raw(self._names.get(name, name))
+
+    def release(self, name: str) -> None:
+        self.loader.release(self._names.get(name, name))
+
+    def close(self) -> None:
+        self.loader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _decoder_name(name: str, layers: int) -> str:
+    layer = _LAYER.fullmatch(name)
+    return f"model.layers.{layers + int(layer[1])}.{layer[2]}" if layer else name
