@@ -1,0 +1,425 @@
+"""Sessions of models with every kind of state: whatever was trimmed, restored, interrupted or done beside, the next
+logits are those of one pass over the session's ids, in float64 and through caches that hold everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import hybrid
+import numpy as np
+import pytest
+
+from rlx.errors import ArgumentError, PromptError
+from rlx.ir.graph import Graph
+from rlx.runtime import session as session_module
+from rlx.runtime.kv import States
+from rlx.runtime.session import CHECKPOINTS, Session, Snapshot
+
+Array = np.ndarray[Any, Any]
+
+CEILING = 2e-5  # of the largest logit: float32 through four layers
+RNG = np.random.default_rng(0)
+IDS = RNG.integers(0, hybrid.VOCAB, 400).tolist()
+GRAPHS = {
+    "full": hybrid.graph(("full", "full")),
+    "ring": hybrid.graph(("ring", "full")),
+    "recurrent": hybrid.graph(("conv", "delta")),
+    "all": hybrid.graph(),
+}
+
+
+@pytest.fixture(params=GRAPHS)
+def engine(request: pytest.FixtureRequest) -> Iterator[hybrid.InterpretedEngine]:
+    made = hybrid.InterpretedEngine(GRAPHS[request.param])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def mixed() -> Iterator[hybrid.InterpretedEngine]:
+    made = hybrid.InterpretedEngine(GRAPHS["all"])
+    yield made
+    made.close()
+
+
+def agrees(graph: Graph, ids: Sequence[int], found: Array) -> bool:
+    """Whether these are the logits after the last of the ids, or after the last ones."""
+    rows = np.atleast_2d(found)
+    want = hybrid.reference(graph, ids)[-len(rows) :]
+    return bool(np.abs(rows - want).max() <= CEILING * np.abs(want).max())
+
+
+def goes_on(engine: hybrid.InterpretedEngine, count: int = 3) -> bool:
+    """Whether the session is what its ids say: some more of them give the right logits."""
+    found = engine.forward(IDS[300 : 300 + count], all_rows=True)
+    return agrees(engine.graph, engine.ids, found)
+
+
+def test_the_reference_depends_on_every_id() -> None:
+    """Else agreeing with it would say little: changing any id changes the logits far more than the ceiling."""
+    for name in ("recurrent", "all"):
+        want = hybrid.reference(GRAPHS[name], IDS[:60])[-1]
+        for at in (0, 20, 59):
+            other = [*IDS[:at], (IDS[at] + 1) % hybrid.VOCAB, *IDS[at + 1 : 60]]
+            assert np.abs(hybrid.reference(GRAPHS[name], other)[-1] - want).max() > 20 * CEILING * np.abs(want).max()
+
+
+# ---------------------------------------------------------------------------------------------------- forward
+
+
+@pytest.mark.parametrize("split", [[150], [1] * 130, [16, 7, 1, 1, 40, 3, 33, 1, 1, 20]], ids=["one", "decode", "odd"])
+def test_chunks(engine: hybrid.InterpretedEngine, split: list[int]) -> None:
+    rows, at = [], 0
+    for count in split:
+        rows.append(engine.forward(IDS[at : at + count], all_rows=True))
+        at += count
+    assert agrees(engine.graph, IDS[:at], np.concatenate(rows))
+    assert (engine.past, engine.ids) == (at, IDS[:at])
+
+
+def test_a_reset_forgets_everything(engine: hybrid.InterpretedEngine) -> None:
+    first = engine.forward(IDS[:100])
+    engine.reset()
+    assert (engine.past, engine.ids) == (0, [])
+    assert agrees(engine.graph, IDS[:100], first)
+    assert np.array_equal(engine.forward(IDS[:100]), first), "the same bits"
+
+
+# ---------------------------------------------------------------------------------------------------- trim
+
+
+@pytest.mark.parametrize("length", [0, 1, 30, 59, 60, 61, 85, 95, 101, 150])
+def test_trim(engine: hybrid.InterpretedEngine, length: int) -> None:
+    """After a prompt of 60, 25 single tokens, another turn of 16, and 49 single tokens."""
+    engine.forward(IDS[:60])
+    for token in IDS[60:85]:
+        engine.forward([token])
+    engine.forward(IDS[85:101])
+    for token in IDS[101:150]:
+        engine.forward([token])
+    engine.trim(length)
+    assert engine.ids == IDS[:length]
+    assert goes_on(engine)
+    engine.trim(max(0, length - 1))
+    assert goes_on(engine, 1)
+
+
+def test_what_a_trim_costs(engine: hybrid.InterpretedEngine) -> None:
+    """Nothing for full caches; for the others nothing at the end of a prompt, and at most the way from there."""
+    free = "full" in str(engine.graph) or not engine._session._recurrent
+    engine.forward(IDS[:60])
+    for token in IDS[60:90]:
+        engine.forward([token])
+    before = engine.rows
+    engine.trim(60)
+    engine.forward([1])
+    assert engine.rows == before + 1, "the end of the prompt is a checkpoint"
+    engine.trim(61)
+    engine.forward(IDS[:9])
+    assert engine.rows == before + 10, "nothing was cut"
+    for token in IDS[:100]:
+        engine.forward([token])
+    before = engine.rows
+    engine.trim(75)
+    engine.forward([1])
+    replayed = engine.rows - before - 1
+    kinds = {state.kind for state in engine._states.table.values()}
+    assert replayed == (0 if kinds == {"full"} else 5)
+    assert free or replayed
+    assert agrees(engine.graph, [*engine.ids, 2], engine.forward([2]))
+
+
+def test_trims_one_by_one_do_not_replay_more_and_more(mixed: hybrid.InterpretedEngine) -> None:
+    mixed.forward(IDS[:30])
+    for token in IDS[30:60]:
+        mixed.forward([token])
+    for _ in range(10):
+        before = mixed.rows
+        mixed.trim(mixed.past - 1)
+        mixed.forward([5])
+        assert goes_on(mixed, 1)
+        mixed.trim(mixed.past - 1)
+    assert mixed.rows - before <= 4
+
+
+def test_models_of_full_caches_pay_nothing() -> None:
+    engine = hybrid.InterpretedEngine(GRAPHS["full"])
+    engine.forward(IDS[:50])
+    engine.forward(IDS[:50])
+    engine.trim(10)
+    assert engine._session._checkpoints == []
+    assert engine._session.done == 10
+    engine.close()
+
+
+def test_checkpoints_are_few_and_bounded(mixed: hybrid.InterpretedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for at in range(0, 80, 10):
+        mixed.forward(IDS[at : at + 10])
+    kept = mixed._session._checkpoints
+    assert [c.length for c in kept] == [50, 60, 70, 80]
+    assert len(kept) == CHECKPOINTS
+    assert kept[-1].nbytes == 0, "nothing is copied before it would be lost"
+    mixed.forward([1])
+    one = kept[-1].nbytes
+    assert one == sum(mixed._states.copy(name).nbytes for name in mixed._session._recurrent)
+    assert kept[-1].rings is None
+    for token in IDS[:60]:
+        mixed.forward([token])
+    row = 2 * hybrid.HEADS * hybrid.SIZE * 4
+    assert kept[-1].nbytes == one + (hybrid.WINDOW - 1) * row, "the window as it was at 80"
+    monkeypatch.setattr(session_module, "CHECKPOINT_BYTES", 2 * kept[-1].nbytes)
+    mixed.forward(IDS[:2])
+    mixed.forward([1])
+    assert sum(c.nbytes for c in mixed._session._checkpoints) <= 2 * kept[-1].nbytes
+    monkeypatch.setattr(session_module, "CHECKPOINT_BYTES", one - 1)
+    mixed.forward(IDS[:2])
+    mixed.forward([1])
+    assert mixed._session._checkpoints == []
+    before = mixed.rows
+    mixed.trim(100)
+    assert goes_on(mixed)
+    assert mixed.rows == before + 103, "everything anew, since nothing was kept"
+
+
+# ---------------------------------------------------------------------------------------------------- snapshots
+
+
+@pytest.mark.parametrize("length", [0, 5, 16, 64, 65, 130])
+def test_a_snapshot_goes_on_as_the_session_would_have(engine: hybrid.InterpretedEngine, length: int) -> None:
+    if length:
+        engine.forward(IDS[:length])
+    snapshot = engine.snapshot()
+    assert (snapshot.position, list(snapshot.ids)) == (length, IDS[:length])
+    follow = engine.forward(IDS[200:210])
+    engine.restore(snapshot)
+    assert engine.ids == IDS[:length]
+    assert np.array_equal(engine.forward(IDS[200:210]), follow), "the same bits"
+    other = hybrid.InterpretedEngine(engine.graph, max_seq=150, buckets=(1, 64))  # with larger rings
+    other.forward(IDS[250:290])
+    other.restore(snapshot)
+    assert agrees(engine.graph, [*IDS[:length], *IDS[200:210]], other.forward(IDS[200:210]))
+    engine.restore(other.snapshot())
+    assert goes_on(engine)
+    other.close()
+
+
+@pytest.mark.parametrize("length", [0, 30, 66, 90, 129])
+def test_trimming_what_was_restored(engine: hybrid.InterpretedEngine, length: int) -> None:
+    engine.forward(IDS[:130])
+    snapshot = engine.snapshot()
+    engine.reset()
+    engine.restore(snapshot)
+    engine.trim(length)
+    assert goes_on(engine)
+
+
+def test_a_snapshot_is_immutable_and_says_its_size(mixed: hybrid.InterpretedEngine) -> None:
+    mixed.forward(IDS[:100])
+    snapshot = mixed.snapshot()
+    kept = {name: array.copy() for name, array in snapshot.arrays.items()}
+    mixed.forward(IDS[:90])
+    mixed.restore(snapshot)
+    mixed.forward(IDS[:90])
+    mixed.trim(100)
+    assert all(np.array_equal(array, kept[name]) for name, array in snapshot.arrays.items())
+    with pytest.raises(ValueError, match="read-only"):
+        snapshot.arrays["k.0"][0] = 0
+    row = hybrid.HEADS * hybrid.SIZE * 4
+    recurrent = (hybrid.TAPS - 1) * hybrid.WIDTH * 4 + hybrid.HEADS * hybrid.SIZE**2 * 4
+    assert snapshot.arrays["k.0"].shape == (hybrid.HEADS, 100, hybrid.SIZE)
+    assert snapshot.nbytes == 2 * row * (100 + 64) + recurrent + 4 * 100
+
+
+def test_a_pending_replay_is_done_before_a_snapshot(mixed: hybrid.InterpretedEngine) -> None:
+    mixed.forward(IDS[:40])
+    mixed.forward(IDS[40:41])
+    mixed.forward(IDS[41:42])
+    mixed.trim(41)
+    snapshot = mixed.snapshot()
+    mixed.reset()
+    mixed.restore(snapshot)
+    assert mixed.ids == IDS[:41]
+    assert goes_on(mixed)
+
+
+def test_a_snapshot_of_something_else_is_refused(mixed: hybrid.InterpretedEngine) -> None:
+    mixed.forward(IDS[:30])
+    good = mixed.snapshot()
+
+    def refused(snapshot: Snapshot, match: str, kind: type[Exception] = ArgumentError) -> None:
+        with pytest.raises(kind, match=match):
+            mixed.restore(snapshot)
+        assert mixed.ids == IDS[:30]
+
+    mixed.identity = "another model"
+    refused(good, "the snapshot is of another model .a model, this is another mode.")
+    mixed.identity = "a model"
+    other = hybrid.InterpretedEngine(GRAPHS["ring"])
+    refused(other.snapshot(), "state 'conv.2': the snapshot has nothing, the session recurrent f32")
+    other.close()
+    formats = {**good.formats, "k.1": "ring f16 [2, 8]"}
+    refused(Snapshot(good.ids, good.arrays, formats, good.model), r"'k.1': the snapshot has ring f16 \[2, 8\]")
+    for name, array in (("k.0", good.arrays["k.0"][:, :29]), ("k.1", good.arrays["k.1"][:, :18]), ("conv.2", None)):
+        arrays = {n: a for n, a in {**good.arrays, name: array}.items() if a is not None}
+        refused(Snapshot(good.ids, arrays, good.formats, good.model), f"'{name}': the snapshot's array is .* expected")
+    small = hybrid.InterpretedEngine(GRAPHS["all"], max_seq=20)
+    with pytest.raises(PromptError, match="30 tokens does not fit the context of 20"):
+        small.restore(good)
+    small.close()
+    assert goes_on(mixed)
+
+
+# ---------------------------------------------------------------------------------------------------- scratch
+
+
+@pytest.mark.parametrize("past", [0, 70])
+def test_scratch(engine: hybrid.InterpretedEngine, past: int) -> None:
+    if past:
+        engine.forward(IDS[:past])
+    with engine.scratch():
+        assert (engine.past, engine.ids) == (0, [])
+        assert agrees(engine.graph, IDS[100:190], engine.forward(IDS[100:190]))
+        engine.trim(7)
+    assert engine.ids == IDS[:past]
+    assert goes_on(engine)
+
+
+# ---------------------------------------------------------------------------------------------------- interrupts
+
+
+class Stop(KeyboardInterrupt):
+    """The user's Ctrl-C."""
+
+
+def stop_at(call: int) -> Any:
+    """A function that stops at one of its calls."""
+    left = iter(range(call, -1, -1))
+
+    def stop(*_: Any) -> None:
+        if next(left, -1) == 0:
+            raise Stop
+
+    return stop
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", [0, 2])
+def test_an_interrupted_step_does_not_count(engine: hybrid.InterpretedEngine, when: str, step: int) -> None:
+    """Whole chunks before it do."""
+    engine.forward(IDS[:50])
+    engine.forward(IDS[50:51])
+    setattr(engine, when, stop_at(step))
+    with pytest.raises(Stop):
+        engine.forward(IDS[51:120])
+    assert engine.ids == IDS[: 51 + 16 * step]
+    setattr(engine, when, lambda: None)
+    assert goes_on(engine)
+    assert engine.past == 54 + 16 * step
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupted_replay_loses_nothing(engine: hybrid.InterpretedEngine, when: str) -> None:
+    engine.forward(IDS[:20])
+    for token in IDS[20:110]:
+        engine.forward([token])
+    for _ in range(2):
+        engine.trim(70)
+        setattr(engine, when, stop_at(1))
+        with pytest.raises(Stop):
+            engine.forward([3])
+            engine.forward([4])
+        setattr(engine, when, lambda: None)
+        assert engine.ids[:70] == IDS[:70]
+    engine.trim(70)
+    assert goes_on(engine)
+
+
+@pytest.mark.parametrize("method", ["copy", "put", "copy_positions", "put_positions", "zero"])
+@pytest.mark.parametrize("call", [0, 1])
+def test_an_interrupt_while_states_are_copied(
+    mixed: hybrid.InterpretedEngine, monkeypatch: pytest.MonkeyPatch, method: str, call: int
+) -> None:
+    """While a checkpoint is made, or put back: the session is what it was before that verb, or after."""
+    mixed.forward(IDS[:60])
+    done, stop = getattr(States, method), stop_at(call)
+
+    def hooked(self: Any, *args: Any) -> Any:
+        stop()
+        return done(self, *args)
+
+    monkeypatch.setattr(States, method, hooked)
+    interrupted = 0
+    verbs = [(mixed.forward, [token]) for token in IDS[60:130]] + [
+        (mixed.trim, 65),
+        (mixed.forward, [1]),
+        (mixed.trim, 3),
+    ]
+    for verb, argument in verbs:
+        try:
+            verb(argument)
+        except Stop:
+            interrupted += 1
+    assert interrupted == (0 if (method, call) == ("zero", 1) else 1)
+    assert len(mixed.ids) == 3
+    assert goes_on(mixed)
+
+
+def test_an_interrupt_between_the_program_and_the_ids(
+    engine: hybrid.InterpretedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.forward(IDS[:50])
+    end = Session.end
+    monkeypatch.setattr(Session, "end", stop_at(1))
+    with pytest.raises(Stop):
+        for token in IDS[50:60]:
+            engine.forward([token])
+            end(engine._session, [token])
+    monkeypatch.setattr(Session, "end", end)
+    assert engine.ids == IDS[:51]
+    assert goes_on(engine)
+
+
+# ---------------------------------------------------------------------------------------------------- all together
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("name", ["ring", "all"])
+def test_any_order_of_everything(name: str, seed: int) -> None:
+    rng = np.random.default_rng([seed, len(name)])
+    engine = hybrid.InterpretedEngine(GRAPHS[name], max_seq=260)
+    ids: list[int] = []
+    kept = [engine.snapshot()]
+    for _ in range(40):
+        verb = rng.choice(["decode", "prompt", "trim", "far", "snapshot", "restore", "scratch", "stop"])
+        new = rng.integers(0, hybrid.VOCAB, 1 if verb == "decode" else int(rng.integers(1, 50))).tolist()
+        new = new[: 260 - len(ids)]
+        if verb == "decode":
+            for token in new * 7 if len(ids) + 7 < 260 else []:
+                engine.forward([token])
+                ids.append(token)
+        elif verb in ("prompt", "stop") and new:
+            engine.after = stop_at(1) if verb == "stop" else lambda: None
+            try:
+                engine.forward(new)
+                ids += new
+            except Stop:
+                ids += new[: engine.past - len(ids)]
+            engine.after = lambda: None
+        elif verb in ("trim", "far"):
+            del ids[max(0, len(ids) - int(rng.integers(0, 8 if verb == "trim" else 120))) :]
+            engine.trim(len(ids))
+        elif verb == "snapshot":
+            kept.append(engine.snapshot())
+        elif verb == "restore":
+            chosen = kept[int(rng.integers(len(kept)))]
+            engine.restore(chosen)
+            ids = list(chosen.ids)
+        elif verb == "scratch" and new:
+            with engine.scratch():
+                engine.forward(new)
+        assert engine.ids == ids
+    engine.trim(min(len(ids), 250))
+    assert goes_on(engine)
+    engine.close()
