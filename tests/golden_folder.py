@@ -1,4 +1,4 @@
-"""The golden checkpoints (tests/data/README.md) as files that can be mapped: in the repository, models are compressed."""
+"""The golden checkpoints (tests/data/README.md) as files that can be mapped; in the repository they are compressed."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rlx.errors import WeightError
 from rlx.ir.dtypes import F32
-from rlx.models import ModelConfig, build
+from rlx.models import build, from_gguf
 from rlx.models.rope import Llama3, Rope, inv_freq
 
 
@@ -54,7 +54,7 @@ def test_llama3(context: int) -> None:
 def test_divisors_of_a_gguf_file_are_llama3_scaling(goldens: Path) -> None:
     """llama.cpp's converter wrote the tensor from the same configuration that the safetensors carry."""
     metadata, tensors = read_gguf(goldens / "llama" / "model-f16.gguf")
-    rope = ModelConfig.from_gguf(metadata, tensors.has).rope
+    rope = from_gguf(metadata, tensors.has).rope
     assert rope.divisors == "rope_freqs.weight"
     scaled = inv_freq(Rope(500_000.0, 32, llama3=Llama3(32.0, 1.0, 4.0, 64)))
     np.testing.assert_allclose(inv_freq(rope, tensors.array("rope_freqs.weight")), scaled, rtol=1e-6)
@@ -62,7 +62,7 @@ def test_divisors_of_a_gguf_file_are_llama3_scaling(goldens: Path) -> None:
 
 def test_divisors_of_the_wrong_size_are_refused(goldens: Path) -> None:
     metadata, tensors = read_gguf(goldens / "llama" / "model-f16.gguf")
-    config = ModelConfig.from_gguf(metadata, tensors.has)
+    config = from_gguf(metadata, tensors.has)
     wrong = Tensors(tensors | {"rope_freqs.weight": Tensor(F32, np.ones(8, np.float32))})
     with pytest.raises(WeightError, match=r"rope_freqs.weight: expected shape \[16\], found \[8\]"):
         build(config, wrong, F32)
