@@ -4,103 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
+from compiled import EXACT_CEILING, INT8_CEILING, check, levels, quantized, weight_cases
 
-from rlx.codegen.layouts import PACKED_DTYPES
 from rlx.codegen.select import KERNELS
-from rlx.codegen.target import LEVELS, Target
-from rlx.errors import ProfileError, TargetError
+from rlx.errors import ProfileError
 from rlx.ir import interp, meaning, ops
 from rlx.ir.dims import CTX, SEQ
-from rlx.ir.dtypes import DTYPES, F32, I32, DType
+from rlx.ir.dtypes import DTYPES, I32, DType
 from rlx.ir.graph import Graph
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.executable import compile
-
-# Largest error against float64, as a share of the largest magnitude of the result.
-EXACT_CEILING = 2e-6
-# The same for linears over int8 activations: both sides round the activations to the same grid.
-INT8_CEILING = 4e-6
-# Types that are tested on every level; the others, which share their kernels' parts, on one each.
-WEIGHT_DTYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k")
-
-
-def levels() -> list[str]:
-    found = []
-    for level in LEVELS:
-        try:
-            Target.host(level)
-            found.append(level)
-        except TargetError:
-            continue
-    return found
-
-
-def weight_cases() -> list[tuple[str, str]]:
-    """(level, type) pairs."""
-    found = levels()
-    others = [t.name for t in PACKED_DTYPES if t.name not in WEIGHT_DTYPES]
-    in_turn = [(found[i % len(found)], dtype) for i, dtype in enumerate(others)]
-    return [(level, dtype) for level in found for dtype in WEIGHT_DTYPES] + in_turn
 
 
 @pytest.fixture(scope="module")
 def cache() -> CompileCache:
     return CompileCache(capacity=512, policy="off")
-
-
-def quantized(rng: np.random.Generator, shape: tuple[int, int], dtype: DType) -> tuple[np.ndarray, np.ndarray]:
-    """-> (what a file holds, the float64 values it stands for), by the gguf package."""
-    values = rng.standard_normal(shape).astype(np.float32) * 0.5
-    if dtype is F32:
-        return values, values.astype(np.float64)
-    kind = gguf.GGMLQuantizationType[dtype.name.upper()]
-    try:
-        raw = gguf.quants.quantize(values, kind)
-    except NotImplementedError:
-        raw = random_blocks(rng, shape, dtype)
-    return raw.view(np.uint8), gguf.quants.dequantize(raw, kind).astype(np.float64).reshape(shape)
-
-
-def random_blocks(rng: np.random.Generator, shape: tuple[int, int], dtype: DType) -> np.ndarray:
-    """Valid blocks with small finite scales."""
-    raw = rng.integers(0, 256, (shape[0], dtype.row_bytes(shape[1])), np.uint8)
-    blocks = raw.reshape(-1, dtype.nbytes)
-    half = rng.uniform(0.001, 0.02, (len(blocks), 2)).astype(np.float16).view(np.uint8)
-    at = {"q2_k": 80, "q3_k": 108, "q6_k": 208}.get(dtype.name, 0)
-    width = 4 if dtype.name in ("q2_k", "q4_k", "q5_k") else 2
-    blocks[:, at : at + width] = half[:, :width]
-    return raw
-
-
-def check(
-    graph: Graph,
-    arrays: dict[str, np.ndarray],
-    level: str,
-    cache: CompileCache,
-    *,
-    exact: dict[str, np.ndarray] | None = None,
-    ceiling: float = EXACT_CEILING,
-    states: dict[str, np.ndarray] | None = None,
-    precision: str = "exact",
-    env: dict[str, int] | None = None,
-    **bind: Any,
-) -> None:
-    """Runs the compiled graph and the interpreter and compares every output."""
-    bind.setdefault("SEQ", (1, 40))
-    with compile(graph, bind, precision=precision, target=level, threads=2, cache=cache) as exe:
-        got = exe(**arrays, **(env or {}))
-        feeds = {**arrays, **(exact or {}), **(states or {})}
-        sizes = {"SEQ": len(next(iter(arrays.values()))), "PAST_SEQ": 0, "CTX": 1024, **(env or {})}
-        if precision == "auto":  # the lowered graph says which activations are rounded
-            want, _ = interp.run(exe.graph, feeds, sizes, dtype=np.float64)
-        else:
-            want, _ = interp.run(graph, feeds, sizes, dtype=np.float64)
-    for name, value in want.items():
-        assert got[name].shape == value.shape
-        assert np.abs(got[name] - value).max() <= ceiling * np.abs(value).max() + 1e-30, name
 
 
 @pytest.mark.parametrize(("level", "dtype"), weight_cases())
@@ -113,8 +33,10 @@ def test_linear_and_embedding(level: str, dtype: str, precision: str, cache: Com
     graph = Graph("linear")
     ids = graph.input("ids", [SEQ], I32)
     x = ops.embedding(graph.weight("table", (33, k), kind), ids, scale=1.5)
-    graph.output("x", x)
-    graph.output("y", ops.linear(x, graph.weight("w", (50, k), kind)))
+    w = graph.weight("w", (50, k), kind)
+    graph.output("x", x)  # of a table that lies as in the file
+    graph.output("y", ops.linear(x, w))
+    graph.output("tied", ops.embedding(w, ids))  # of a packed one
     for rows in (1, 5, 17):
         arrays = {"ids": rng.integers(0, 33, rows).astype(np.int32)}
         check(graph, arrays, level, cache, exact={"w": values, "table": entries}, precision=precision,
@@ -145,17 +67,21 @@ def test_gated_bias_and_residual(level: str, act: str, cache: CompileCache) -> N
 def unary_graph(op: str) -> Graph:
     graph = Graph(op)
     x = graph.input("x", [SEQ, 37])
-    extra = {"scale": {"by": 0.37}, "softcap": {"cap": 3.0}, "rms_norm": {"eps": 1e-5}}.get(op, {})
-    graph.output("y", ops.make(op, x, **extra))
+    extra = {"scale": {"by": 0.37}, "softcap": {"cap": 3.0}, "rms_norm": {"eps": 1e-5}, "clamp_min": {"low": -0.5}}
+    graph.output("y", ops.make(op, x, **extra.get(op, {})))
     return graph
 
 
+ROWWISE = ("softmax", "rms_norm", "argmax", "last_row", "reduce_mean", "reduce_sum")
+
+
 @pytest.mark.parametrize("level", levels())
-@pytest.mark.parametrize("op", [*meaning.UNARY, "scale", "softcap", "softmax", "rms_norm", "argmax", "last_row"])
+@pytest.mark.parametrize("op", [*meaning.UNARY, *meaning.WITH_NUMBER, *ROWWISE])
 def test_rowwise(op: str, level: str, cache: CompileCache) -> None:
     rng = np.random.default_rng(3)
     for rows in (1, 3, 16):
-        arrays = {"x": (rng.standard_normal((rows, 37)) * 3).astype(np.float32)}
+        x = (rng.standard_normal((rows, 37)) * 3).astype(np.float32)
+        arrays = {"x": np.abs(x) if op in ("sqrt", "reduce_mean", "reduce_sum") else x}
         check(unary_graph(op), arrays, level, cache, ceiling=4e-6)
 
 
@@ -165,11 +91,31 @@ def test_binary(op: str, level: str, cache: CompileCache) -> None:
     rng = np.random.default_rng(4)
     graph = Graph(op)
     x, y = graph.input("x", [SEQ, 19]), graph.input("y", [SEQ, 19])
+    heads, column = graph.input("heads", [SEQ, 3, 5]), graph.input("column", [SEQ, 1])
     graph.output("full", ops.make(op, x, y))
     graph.output("row", ops.make(op, x, graph.weight("row", (19,))))
-    row = rng.uniform(0.5, 2, 19).astype(np.float32)
-    arrays = {n: rng.uniform(0.5, 2, (5, 19)).astype(np.float32) for n in "xy"}
-    check(graph, arrays, level, cache, exact={"row": row}, row=row)
+    graph.output("scalar", ops.make(op, x, graph.weight("scalar", (1,))))
+    graph.output("column", ops.make(op, x, column))
+    graph.output("columns", ops.make(op, column, column))
+    graph.output("heads", ops.make(op, heads, graph.input("head", [SEQ, 3, 1])))
+    weights = {n: rng.uniform(0.5, 2, size).astype(np.float32) for n, size in (("row", 19), ("scalar", 1))}
+    sizes = {"x": (19,), "y": (19,), "column": (1,), "heads": (3, 5), "head": (3, 1)}
+    for rows in (1, 5):
+        arrays = {n: rng.uniform(0.5, 2, (rows, *size)).astype(np.float32) for n, size in sizes.items()}
+        check(graph, arrays, level, cache, exact=weights, **weights)
+
+
+@pytest.mark.parametrize("level", levels())
+def test_columns_join_a_region(level: str, cache: CompileCache) -> None:
+    """A norm written out, and a gate a row: reductions, columns, and elementwise ops in one region."""
+    graph = Graph("columns")
+    x = graph.input("x", [SEQ, 70])
+    size = ops.sqrt(ops.clamp_min(ops.reduce_mean(ops.mul(x, x)), 1e-3))
+    gate = ops.softplus(ops.reduce_sum(x))
+    graph.output("y", ops.relu(ops.sub(ops.mul(ops.div(x, size), gate), ops.reduce_mean(x))))
+    rng = np.random.default_rng(14)
+    for rows in (1, 4, 33):
+        check(graph, {"x": rng.standard_normal((rows, 70)).astype(np.float32)}, level, cache)
 
 
 def test_top_k_is_sorted_and_stable(cache: CompileCache) -> None:
@@ -178,6 +124,46 @@ def test_top_k_is_sorted_and_stable(cache: CompileCache) -> None:
     x = np.random.default_rng(5).integers(0, 9, (7, 40)).astype(np.float32)
     with compile(graph, cache=cache) as exe:
         assert (exe(x=x)["y"] == np.argsort(-x, -1, kind="stable")[:, :5]).all()
+
+
+@pytest.mark.parametrize("level", levels())
+def test_rows_are_cut_joined_and_mixed(level: str, cache: CompileCache) -> None:
+    graph = Graph("parts")
+    x, streams = graph.input("x", [SEQ, 75]), graph.input("streams", [SEQ, 4, 70])
+    graph.output("slice", ops.slice(x, 3, 40))
+    graph.output("stream", ops.slice(streams, 1, 3))
+    graph.output("end", ops.slice(streams, 69, 70, axis=2))
+    graph.output("concat", ops.concat(x, ops.reduce_sum(x), x))
+    graph.output("streams", ops.concat(streams, ops.scale(streams, 2.0), ops.slice(streams, 0, 1)))
+    graph.output("wide", ops.concat(streams, ops.slice(streams, 5, 22, axis=2), axis=2))
+    graph.output("mix", ops.mix(streams, graph.input("square", [SEQ, 4, 4])))
+    graph.output("one", ops.mix(streams, graph.input("flat", [SEQ, 1, 4])))
+    graph.output("norm", ops.rms_norm(streams, graph.weight("norm", (70,)), eps=1e-6))
+    graph.output("mean", ops.reduce_mean(streams))
+    rng = np.random.default_rng(12)
+    norm = rng.uniform(0.5, 1.5, 70).astype(np.float32)
+    sizes = {"x": (75,), "streams": (4, 70), "square": (4, 4), "flat": (1, 4)}
+    for rows in (1, 3, 17):
+        arrays = {n: rng.standard_normal((rows, *size)).astype(np.float32) for n, size in sizes.items()}
+        check(graph, arrays, level, cache, exact={"norm": norm}, norm=norm)
+
+
+@pytest.mark.parametrize("level", levels())
+def test_a_router(level: str, cache: CompileCache) -> None:
+    """Softmax, the largest few with a bias, their shares: what chooses experts."""
+    graph = Graph("router")
+    x = graph.input("x", [SEQ, 60])
+    shares = ops.softmax(x)
+    ids = ops.top_k(ops.add(shares, graph.weight("bias", (60,))), 4)
+    chosen = ops.take(shares, ids)
+    graph.output("ids", ids)
+    graph.output("weights", ops.div(chosen, ops.reduce_sum(chosen)))
+    graph.output("scales", ops.take(graph.weight("scales", (60,)), ids))
+    rng = np.random.default_rng(13)
+    weights = {n: (rng.uniform(0, 0.05, 60)).astype(np.float32) for n in ("bias", "scales")}
+    for rows in (1, 2, 40):
+        x_rows = (rng.standard_normal((rows, 60)) * 2).astype(np.float32)
+        check(graph, {"x": x_rows}, level, cache, exact=weights, **weights)
 
 
 def attention_graph(style: str, dtype: DType, normed: bool, **options: Any) -> Graph:
@@ -198,8 +184,9 @@ def attention_graph(style: str, dtype: DType, normed: bool, **options: Any) -> G
 
 
 @pytest.mark.parametrize("level", levels())
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize("style", ["neox", "interleaved"])
+@pytest.mark.parametrize(
+    ("dtype", "style"), [("f32", "neox"), ("f32", "interleaved"), ("f16", "neox"), ("bf16", "interleaved")]
+)
 @pytest.mark.parametrize("options", [{}, {"window": 5}, {"softcap": 2.0}], ids=["plain", "window", "softcap"])
 def test_attention_over_chunks(
     level: str, dtype: str, style: str, options: dict[str, Any], cache: CompileCache
@@ -230,9 +217,10 @@ def test_attention_over_chunks(
 
 
 def test_every_kernel_is_reached_by_these_tests() -> None:
-    """A new row in the kernel table needs a case here."""
+    """A new row in the kernel table needs a case here or in test_compiled_layers.py."""
     covered = {"linear", "embedding", "rms_norm", "quantize", "rope", "rope_kv_write", "kv_write", "rope_angles"}
-    covered |= {"attention", "elementwise", "softmax", "argmax", "top_k", "last_row"}
+    covered |= {"attention", "elementwise", "softmax", "argmax", "top_k", "last_row", "reduce_mean", "reduce_sum"}
+    covered |= {"take", "mix", "slice", "concat", "expert_linear", "causal_conv", "gated_delta"}
     assert covered == set(KERNELS)
 
 

@@ -1,0 +1,87 @@
+"""Compiles a graph and runs it next to the interpreter: what the tests of compiled ops share."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import gguf
+import numpy as np
+from codegen.weight_formats import reference, tame_file_bytes
+
+from rlx.codegen.layouts import PACKED_DTYPES
+from rlx.codegen.target import LEVELS, Target
+from rlx.errors import TargetError
+from rlx.ir import interp
+from rlx.ir.dtypes import F32, DType
+from rlx.ir.graph import Graph
+from rlx.runtime.cache import CompileCache
+from rlx.runtime.executable import compile
+
+# Largest error against float64, as a share of the largest magnitude of the result.
+EXACT_CEILING = 2e-6
+# The same for linears over int8 activations: both sides round the activations to the same grid.
+INT8_CEILING = 4e-6
+# Types that are tested on every level; the others, whose kernels have tests of their own, on one each.
+WEIGHT_DTYPES = ("f32", "q8_0", "q4_k")
+
+
+def levels() -> list[str]:
+    found = []
+    for level in LEVELS:
+        try:
+            Target.host(level)
+            found.append(level)
+        except TargetError:
+            continue
+    return found
+
+
+def weight_cases() -> list[tuple[str, str]]:
+    """(level, type) pairs."""
+    found = levels()
+    others = [t.name for t in PACKED_DTYPES if t.name not in WEIGHT_DTYPES]
+    in_turn = [(found[i % len(found)], dtype) for i, dtype in enumerate(others)]
+    return [(level, dtype) for level in found for dtype in WEIGHT_DTYPES] + in_turn
+
+
+def quantized(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> tuple[np.ndarray, np.ndarray]:
+    """-> (what a file holds, the float64 values it stands for by an independent reader)."""
+    if dtype is F32:
+        values = rng.standard_normal(shape).astype(np.float32) * 0.5
+        return values, values.astype(np.float64)
+    n, k = prod(shape[:-1]), shape[-1]
+    if dtype.is_quantized:
+        raw = tame_file_bytes(dtype, n, k, rng)
+    else:
+        kind = gguf.GGMLQuantizationType[dtype.name.upper()]
+        raw = gguf.quants.quantize(rng.standard_normal((n, k)).astype(np.float32) * 0.5, kind).view(np.uint8)
+    return raw, reference(dtype, raw, n, k).astype(np.float64).reshape(shape)
+
+
+def check(
+    graph: Graph,
+    arrays: dict[str, np.ndarray],
+    level: str,
+    cache: CompileCache,
+    *,
+    exact: dict[str, np.ndarray] | None = None,
+    ceiling: float = EXACT_CEILING,
+    states: dict[str, np.ndarray] | None = None,
+    precision: str = "exact",
+    env: dict[str, int] | None = None,
+    **bind: Any,
+) -> None:
+    """Runs the compiled graph and the interpreter and compares every output."""
+    bind.setdefault("SEQ", (1, 40))
+    with compile(graph, bind, precision=precision, target=level, threads=2, cache=cache) as exe:
+        got = exe(**arrays, **(env or {}))
+        feeds = {**arrays, **(exact or {}), **(states or {})}
+        sizes = {"SEQ": len(next(iter(arrays.values()))), "PAST_SEQ": 0, "CTX": 1024, **(env or {})}
+        if precision == "auto":  # the lowered graph says which activations are rounded
+            want, _ = interp.run(exe.graph, feeds, sizes, dtype=np.float64)
+        else:
+            want, _ = interp.run(graph, feeds, sizes, dtype=np.float64)
+    for name, value in want.items():
+        assert got[name].shape == value.shape
+        assert np.abs(got[name] - value).max() <= ceiling * np.abs(value).max() + 1e-30, name
