@@ -23,6 +23,7 @@ from rlx.weights import ModelWeights, open_weights
 
 FAMILIES = ("gemma", "gemma2", "gemma3", "llama", "qwen2", "qwen3")
 MAX_SEQ, TOLERANCE = 96, 1e-5
+SIZES = {"CTX": MAX_SEQ, "WINDOW_CTX": MAX_SEQ}
 
 
 class InterpretedEngine:
@@ -36,17 +37,17 @@ class InterpretedEngine:
             self._graph = models.build(self.config, weights, F32)
             constants = self._graph.constants
             names = [name for name in self._graph.leaves("weight") if name not in constants]
-            self._weights = {name: weights.array(name) + np.float32(self.config.offset(name)) for name in names}
+            self._weights = {name: self.config.value(name, weights.array(name)) for name in names}
         self.tokenizer, self.max_seq = load_tokenizer(path), MAX_SEQ
         self._start()
 
     def _start(self) -> None:
         states = self._graph.leaves("state").items()
-        self._states = {n: np.zeros([dims.value(d, {"CTX": MAX_SEQ}) for d in s.shape], np.float32) for n, s in states}
+        self._states = {n: np.zeros([dims.value(d, SIZES) for d in s.shape], np.float32) for n, s in states}
         self.past = 0
 
     def forward(self, ids: Sequence[int], all_rows: bool = False) -> np.ndarray[Any, Any]:
-        env = {"SEQ": len(ids), "PAST_SEQ": self.past, "CTX": MAX_SEQ}
+        env = {"SEQ": len(ids), "PAST_SEQ": self.past, **SIZES}
         positions = np.arange(self.past, self.past + len(ids), dtype=np.int32)
         feeds = {**self._weights, **self._states, "tokens": np.array(ids, np.int32), "positions": positions}
         outputs, self._states = interp.run(self._graph, feeds, env)
