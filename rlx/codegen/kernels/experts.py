@@ -146,8 +146,7 @@ class _Experts(linear.LinearWriter):
         """How many pairs chose an expert."""
         e = self.e
         with e.loop(0, self._all_pairs(), LANES, [e.i64(0)]) as z:
-            found = e.call("llvm.ctpop.i16", I16, [self._hits(expert, z.i)])
-            z.values = [e.b.add(z.values[0], e.b.zext(found, I64))]
+            z.values = [e.b.add(z.values[0], self._how_many(self._hits(expert, z.i)))]
         return z.results[0]
 
     def _list(self, expert: ir.Value, first: ir.Value) -> None:
@@ -155,15 +154,16 @@ class _Experts(linear.LinearWriter):
         e = self.e
         with e.loop(0, self._all_pairs(), LANES, [e.b.neg(first)]) as z:
             hits = self._hits(expert, z.i)
-            lanes = e.b.select(e.b.icmp_unsigned("==", hits, ir.Constant(I16, 0)), e.i64(0), e.i64(LANES))
-            with e.loop(0, lanes, 1, z.values) as lane:
-                at, hit = lane.values[0], e.b.lshr(hits, e.b.trunc(lane.i, I16))
-                hit = e.b.and_(e.b.zext(hit, I64), e.i64(1))
-                listed = e.b.icmp_unsigned("<", at, e.i64(self.macro_rows))
-                with e.when(e.b.and_(listed, e.b.trunc(hit, I1))):
-                    e.store(e.b.add(z.i, lane.i), e.at(self.pairs, (at, 8)), 8)
-                lane.values = [e.b.add(at, hit)]
-            z.values = lane.results
+            with e.loop(0, self._how_many(hits), 1, [hits, *z.values]) as hit:
+                bits, at = hit.values
+                lane = e.call("llvm.cttz.i16", I16, [bits, ir.Constant(I1, 1)])
+                with e.when(e.b.icmp_unsigned("<", at, e.i64(self.macro_rows))):
+                    e.store(e.b.add(z.i, e.b.zext(lane, I64)), e.at(self.pairs, (at, 8)), 8)
+                hit.values = [e.b.and_(bits, e.b.sub(bits, ir.Constant(I16, 1))), e.b.add(at, e.i64(1))]
+            z.values = hit.results[1:]
+
+    def _how_many(self, hits: ir.Value) -> ir.Value:
+        return self.e.b.zext(self.e.call("llvm.ctpop.i16", I16, [hits]), I64)
 
     def _all_pairs(self) -> ir.Value:
         return self.e.b.mul(self.e.args["rows"], self.e.i64(self.slots))
