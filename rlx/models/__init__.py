@@ -20,7 +20,7 @@ from rlx.models.builder import Weights
 from rlx.models.config import ModelConfig
 from rlx.models.gguf_config import from_gguf
 from rlx.models.hf_config import from_hf
-from rlx.models.views import View, views
+from rlx.models.views import View, place_in, views
 
 __all__ = [
     "FAMILIES",
@@ -86,7 +86,8 @@ def build(
     except ModelFileError as error:
         if place is None or error.where is None:
             raise
-        raise type(error)(error.what, where=place(error.where), hint=error.hint) from error
+        name, part = place_in(config, error.where)
+        raise type(error)(error.what, where=f"{place(name)}{part}", hint=error.hint) from error
 
 
 def config_from(

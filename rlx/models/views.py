@@ -11,6 +11,7 @@ from typing import NamedTuple
 from rlx.models.config import DeltaNet, Layer, ModelConfig
 
 HasTensor = Callable[[str], bool]
+_ALONE = ("attn_q", "attn_k", "attn_v", "ffn_gate_exps", "ffn_up_exps")  # parts that files also have on their own
 
 
 class View(NamedTuple):
@@ -44,6 +45,16 @@ def views(config: ModelConfig, has_tensor: HasTensor) -> Iterator[View]:
             source = f"blk.{i}.{view.source}"
             if has_tensor(source):
                 yield view._replace(name=f"blk.{i}.{view.name}", source=source)
+
+
+def place_in(config: ModelConfig, name: str) -> tuple[str, str]:
+    """The tensor that files have in the place of `name`, and what to add to it in an error: for parts that no file has
+    on their own.
+    """
+    whole = next((view.source for view in views(config, lambda _: True) if view.name == name), name)
+    if whole == name or name.split(".")[-2] in _ALONE:
+        return name, ""
+    return whole, f", of which {name} is a part"
 
 
 def _of_layer(config: ModelConfig, layer: Layer) -> Iterator[View]:

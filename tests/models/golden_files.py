@@ -17,7 +17,7 @@ from rlx.ir import interp
 from rlx.ir.dims import value
 from rlx.ir.dtypes import BF16, BY_GGML, F32, DType
 from rlx.ir.graph import Graph
-from rlx.models import ModelConfig, build, config_from, from_gguf, from_hf, views
+from rlx.models import ModelConfig, Weights, build, config_from, from_gguf, from_hf, views
 from rlx.weights import ModelWeights, WeightLoader, open_weights
 
 FILES = {  # folder -> its models
@@ -141,8 +141,10 @@ def logits_of(path: Path, tokens: np.ndarray) -> np.ndarray:
     """The logits [len(tokens), vocab] of a model whose files rlx reads from end to end."""
     with open_weights(path) as loader:
         config = configured(loader)
-    tensors = by_the_weights_stage(path, config)
-    return Session(build(config, tensors, F32), config, tensors).feed(tokens)
+        weights = ModelWeights(loader, config.arch)
+        for view in views(config, weights.has):
+            weights.define(*view)
+        return Session(build(config, weights, F32, place=weights.place), config, weights).feed(tokens)
 
 
 Edited = dict[str, np.ndarray]
@@ -218,7 +220,7 @@ def apart(metadata: dict[str, Any], tensors: Tensors) -> Tensors:
 class Session:
     """A graph in the interpreter, float64, with its KV caches: what a runner does, in ten lines."""
 
-    def __init__(self, graph: Graph, config: ModelConfig, tensors: Tensors) -> None:
+    def __init__(self, graph: Graph, config: ModelConfig, tensors: Weights) -> None:
         self.graph, self.past = graph, 0
         names = graph.leaves("weight").keys() - graph.constants.keys()
         self.weights = {n: config.value(n, tensors.array(n)) for n in names}

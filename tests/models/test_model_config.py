@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rlx.errors import ArgumentError, ConfigError, UnsupportedModelError
-from rlx.models import FAMILIES, SUPPORTED, ModelConfig, config_from
+from rlx.models import FAMILIES, SUPPORTED, ModelConfig, config_from, from_gguf, from_hf
 from rlx.models.architectures import ARCHITECTURES
 from rlx.models.rope import Llama3, Rope
 
@@ -93,11 +93,11 @@ GEMMA_GGUF = {**GEMMA_3_27B_GGUF, "gemma3.block_count": 7, "tokenizer.ggml.token
 
 def gguf(base: Mapping[str, Any], tensors: tuple[str, ...] = (), **changes: Any) -> ModelConfig:
     """Reads `base` with changes; `__` in a name stands for a dot, a name without prefix belongs to the architecture."""
-    return ModelConfig.from_gguf(changed(base, changes, f"{base['general.architecture']}."), tensors.__contains__)
+    return from_gguf(changed(base, changes, f"{base['general.architecture']}."), tensors.__contains__)
 
 
 def hf(base: Mapping[str, Any], **changes: Any) -> ModelConfig:
-    return ModelConfig.from_hf(changed(base, changes, ""))
+    return from_hf(changed(base, changes, ""))
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -215,9 +215,9 @@ def test_gemma_3_27b_scales_attention_by_its_own_rule_in_both_formats() -> None:
 def test_text_config_may_nest_and_shares_the_outer_tie() -> None:
     inner = json.loads((GOLDENS / "gemma3" / "hf" / "config.json").read_text())
     nested = {"model_type": "gemma3", "text_config": inner, "vision_config": {}}
-    assert ModelConfig.from_hf(nested) == ModelConfig.from_hf(inner)
+    assert from_hf(nested) == from_hf(inner)
     del inner["tie_word_embeddings"]
-    assert not ModelConfig.from_hf({**nested, "tie_word_embeddings": False}).tied
+    assert not from_hf({**nested, "tie_word_embeddings": False}).tied
 
 
 def test_qwen_windows_of_the_upper_layers() -> None:
@@ -284,7 +284,7 @@ def test_vocabulary_is_counted_without_being_decoded() -> None:
             return super().__getitem__(key)
 
     values = Metadata(changed(LLAMA_GGUF, {"vocab_size": REMOVED, "tokenizer.ggml.tokens": None}, "llama."))
-    assert ModelConfig.from_gguf(values, lambda _: False).vocab_size == 12
+    assert from_gguf(values, lambda _: False).vocab_size == 12
 
 
 def test_norm_offset_is_for_norms_only() -> None:
