@@ -359,7 +359,8 @@ def _gemma4(config: TextConfig, out: Writer) -> None:
         out.u32(f"attention.{name}", config.full_head_dim)
         out.u32(f"attention.{name}_swa", config.head_dim)
     if config.experts:
-        out.u32("expert_feed_forward_length", config.integer("moe_intermediate_size", _SIZE))
+        key = "expert_intermediate_size" if "expert_intermediate_size" in config else "moe_intermediate_size"
+        out.u32("expert_feed_forward_length", config.integer(key, _SIZE))
     if config.flag("use_double_wide_mlp", False):  # the layers that share a KV cache are twice as wide
         width, own = config.integer("intermediate_size", _SIZE), config.layers - config.shared_kv_layers
         out.integers("feed_forward_length", [width * (1 + (i >= own)) for i in range(config.layers)])

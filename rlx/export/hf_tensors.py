@@ -54,7 +54,11 @@ def export_tensor(
     shape = change.shape(info.shape)
 
     def moved(array: Array) -> Array:
-        found = np.ascontiguousarray(array if change.move is None else change.move(array))
+        try:
+            found = np.ascontiguousarray(array if change.move is None else change.move(array))
+        except ValueError as error:
+            what = f"the shape {list(array.shape)} does not fit the numbers and sizes of heads in the configuration"
+            raise WeightError(what, where=where) from error
         if found.shape != shape:
             raise WeightError(f"{name} would get the shape {list(found.shape)}, expected {list(shape)}", where=where)
         return found

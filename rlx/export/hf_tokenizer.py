@@ -65,9 +65,12 @@ def tokenizer_metadata(folder: Path, config: TextConfig, size: int) -> Metadata:
     """
     if "vocab_size" in config and (said := config.integer("vocab_size", (1, 1 << 31))) != size:
         raise ConfigError(f"'vocab_size' is {said}, the embedding table has {size} rows", where=config.where)
-    files = _Files(folder)
-    tokens = _tokens(files, config, size)
-    found = _entries(tokens) | _special_entries(folder, tokens)
+    try:
+        tokens = _tokens(_Files(folder), config, size)
+        special = _special_vocabulary(folder, tokens)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:  # JSON of another form
+        raise TokenizerError(f"the tokenizer's files are not what they should be ({error!r})", where=folder) from error
+    found = _entries(tokens) | _special_entries(special, tokens, folder)
     if config.arch == "gemma" and "<end_of_turn>" in tokens.texts:  # the one family whose files do not name it
         found |= _token_id("eot", tokens.texts.index("<end_of_turn>"))
     return found
@@ -88,14 +91,9 @@ class _Files:
         return found if isinstance(found, dict) else {}
 
     def added(self) -> dict[int, Mapping[str, Any]]:
-        """Tokens added to the vocabulary, by id: what tokenizer_config.json says, else tokenizer.json."""
-        listed = self.config.get("added_tokens_decoder")
-        try:
-            if isinstance(listed, dict) and listed:
-                return {int(token): entry for token, entry in listed.items()}
-            return {int(entry["id"]): entry for entry in self.fast.get("added_tokens") or []}
-        except (KeyError, TypeError, ValueError) as error:
-            raise TokenizerError(f"the added tokens are no list of tokens ({error!r})", where=self.folder) from error
+        """Tokens added to the vocabulary, by id; of two files that list them tokenizer_config.json counts."""
+        listed = {int(entry["id"]): entry for entry in self.fast.get("added_tokens") or []}
+        return listed | {int(i): entry for i, entry in (self.config.get("added_tokens_decoder") or {}).items()}
 
     def vocabulary(self, size: int) -> dict[int, str]:
         """Id -> text of tokenizer.json, added tokens included."""
@@ -299,32 +297,28 @@ def _entries(tokens: Tokens) -> Metadata:
     return found
 
 
-def _special_entries(folder: Path, tokens: Tokens) -> Metadata:
+def _special_entries(special: SpecialVocab, tokens: Tokens, folder: Path) -> Metadata:
     """Merges, special ids, what is added to a text, and chat templates."""
     from gguf import GGUFValueType, GGUFWriter
 
+    if tokens.merges and not special.merges:
+        raise TokenizerError("there are no merges", where=folder / "tokenizer.json")
     keys = GGUFWriter(None, "none")
-    _special_vocabulary(folder, tokens).add_to_gguf(keys, quiet=True)
-    found = {
+    special.add_to_gguf(keys, quiet=True)
+    return {
         key: (each.value, (each.type, each.sub_type or GGUFValueType.get_type(each.value[0])))
         if each.type == GGUFValueType.ARRAY
         else (each.value, each.type)
         for key, each in keys.kv_data[0].items()
         if key != "general.architecture"
     }
-    if tokens.merges and "tokenizer.ggml.merges" not in found:
-        raise TokenizerError("there are no merges", where=folder / "tokenizer.json")
-    return found
 
 
 def _special_vocabulary(folder: Path, tokens: Tokens) -> SpecialVocab:
     from gguf import SpecialVocab
 
-    try:
-        with _quiet():
-            return SpecialVocab(folder, load_merges=tokens.merges, n_vocab=len(tokens.texts))
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:  # it trusts its files
-        raise TokenizerError(f"the tokenizer's files contradict each other ({error!r})", where=folder) from error
+    with _quiet():
+        return SpecialVocab(folder, load_merges=tokens.merges, n_vocab=len(tokens.texts))
 
 
 @contextmanager

@@ -132,7 +132,10 @@ def experts(checkpoint: Checkpoint, at: str, names: tuple[str, str, str]) -> tup
 
 
 def test_mixtral(bpe: Make) -> None:
-    config = {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2, "tie_word_embeddings": False}
+    config = {
+        "model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2, "tie_word_embeddings": False,
+        "intermediate_size": 16,
+    }  # fmt: skip
     checkpoint = bpe(config)
     checkpoint.base(("input_layernorm", "post_attention_layernorm"), head_norms=False)
     head = checkpoint.draw("lm_head.weight", VOCAB, HIDDEN)
@@ -572,6 +575,17 @@ def test_a_tensor_of_a_layer_that_nobody_knows_is_refused(bpe: Make) -> None:
     checkpoint.draw("model.layers.0.self_attn.sinks", 4)
     with pytest.raises(UnsupportedModelError, match=r"self_attn\.sinks"):
         checkpoint.open()
+
+
+def test_heads_that_do_not_fit_are_named(bpe: Make) -> None:
+    checkpoint = bpe({"model_type": "llama", "num_attention_heads": 3})
+    checkpoint.base(QWEN_NORMS, head_norms=False)
+    for layer in range(LAYERS):
+        checkpoint.mlp(f"model.layers.{layer}.mlp.", 48)
+    with checkpoint.open() as model:
+        query = next(tensor for tensor in model.tensors if tensor.name == "blk.1.attn_q.weight")
+        with pytest.raises(WeightError, match=r"model\.layers\.1\.self_attn\.q_proj\.weight: .*\[32, 32\].*heads"):
+            query.values()
 
 
 def test_a_layer_beyond_the_last_is_refused(bpe: Make) -> None:

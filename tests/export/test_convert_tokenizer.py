@@ -160,6 +160,9 @@ def test_names_of_pre_tokenizers(
         (lambda c: c["model"].update(type="WordPiece"), "WordPiece"),
         (lambda c: c["model"].update(merges=[]), "no merges"),
         (lambda c: c["added_tokens"].append({"id": 600, "content": "<far>"}), "601 tokens"),
+        (lambda c: c["added_tokens"].append({"content": "<nowhere>"}), "files are not what they should be"),
+        (lambda c: c["model"].update(merges=[["a", "b"], 3]), "files are not what they should be"),
+        (lambda c: c["model"].update(vocab={"a": "b"}), "files are not what they should be"),
     ],
 )
 def test_what_gguf_has_no_form_for_is_refused(
