@@ -81,6 +81,8 @@ def convert(
         TokenizerError: no tokenizer, or one that GGUF has no form for.
     """
     wanted, path = _target(target), Path(out)
+    if path.suffix.lower() == ".safetensors":  # by force it would replace what is read
+        raise ArgumentError("the result is a GGUF file", where=path, hint="Give it a name that ends in .gguf.")
     check_output(path, Path(source), force=force)
     with open_checkpoint(source) as model:
         types = [file_dtype(tensor, wanted) for tensor in model.tensors]

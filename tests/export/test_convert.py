@@ -176,6 +176,13 @@ def test_a_file_that_exists_is_replaced_only_by_force(checkpoint: Path, tmp_path
     assert out.read_bytes()[:4] == b"GGUF"
 
 
+def test_the_checkpoint_is_not_replaced(checkpoint: Path) -> None:
+    before = (checkpoint / "model.safetensors").read_bytes()
+    with pytest.raises(ArgumentError, match=r"\.gguf"):
+        convert(checkpoint, checkpoint / "model.safetensors", force=True)
+    assert (checkpoint / "model.safetensors").read_bytes() == before
+
+
 def test_what_cannot_be_converted(checkpoint: Path, goldens: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     with pytest.raises(ModelFileError, match=r"GGUF file already.*rlx quantize"):
