@@ -11,15 +11,11 @@ from levels import LEVELS, name
 from native import aligned, run
 from numpy.typing import NDArray
 
-import rlx
-from rlx import SEQ, Graph, ops
 from rlx.codegen.kernel import Kernel
 from rlx.codegen.kernels.delta import CHUNK, gated_delta, strip, units
 from rlx.codegen.target import Target
 from rlx.codegen.tiles import F32X16, LANES, Emitter
 from rlx.errors import CompileError
-from rlx.ir import interp
-from rlx.runtime.cache import CompileCache
 
 Array = NDArray[Any]
 targets = pytest.mark.parametrize("target", LEVELS, ids=name)
@@ -140,6 +136,17 @@ def test_texts_in_several_calls(target: Target, calls: list[int]) -> None:
 
 
 @targets
+@pytest.mark.parametrize("chunk", [32, 64])
+def test_longer_chunks(target: Target, chunk: int) -> None:
+    case = Case(3 * chunk + 17, (2, 2, 32, 32))
+    kernel = gated_delta(*case.shape, target, scale=SCALE, chunk=chunk)
+    state, out = aligned(case.state), np.zeros_like(case.rows[2])
+    run(kernel, target, state, *map(aligned, case.rows), out, end=2, rows=len(out))
+    for found, want in zip((out, state), recurrence(case.state, *case.rows, "tiled"), strict=True):
+        assert np.abs(found - want).max() <= DELTA_ERROR * np.abs(want).max()
+
+
+@targets
 @forms
 def test_extreme_gates(target: Target, serial: bool) -> None:
     """Decays of a whole text that are equal: none, such that the sums of g cancel, and beyond the smallest number."""
@@ -239,33 +246,7 @@ def test_mistakes_are_refused() -> None:
         gated_delta(5, 2, 32, 32, LEVELS[0], scale=1.0)
     with pytest.raises(CompileError, match="state of 32 by 20"):
         gated_delta(4, 2, 32, 20, LEVELS[0], scale=1.0)
+    with pytest.raises(CompileError, match="chunks of 24 tokens"):
+        gated_delta(4, 2, 32, 32, LEVELS[0], scale=1.0, chunk=24)
     with pytest.raises(CompileError, match="order 'other'"):
         gated_delta(4, 2, 32, 32, LEVELS[0], scale=1.0, order="other")
-
-
-def test_compiled_with_the_filter_before_it() -> None:
-    """Both ops from their rows in the table of kernels: a prefill and a decode that goes on from its states."""
-    heads, key_heads, dim, rows = 4, 2, 32, 24
-    key, width = key_heads * dim, (2 * key_heads + heads) * dim
-    graph = Graph("hybrid")
-    x = graph.input("x", [SEQ, width])
-    g, beta = (graph.input(n, [SEQ, heads]) for n in ("g", "beta"))
-    mixed = ops.causal_conv(graph.state("window", [3, width]), x, graph.weight("w", [width, 4]))
-    cuts = [(0, key, key_heads), (key, 2 * key, key_heads), (2 * key, width, heads)]
-    parts = [ops.reshape(ops.slice(mixed, a, b), [SEQ, count, dim]) for a, b, count in cuts]
-    state = graph.state("memory", [heads, dim, dim])
-    graph.output("y", ops.gated_delta(state, *parts, g, beta, scale=SCALE, heads="grouped"))
-    rng = np.random.default_rng(5)
-    weight = rng.standard_normal((width, 4)).astype(np.float32) * 0.05
-    arrays = {
-        "x": rng.standard_normal((rows, width)),
-        "g": -rng.random((rows, heads)),
-        "beta": rng.random((rows, heads)),
-    }
-    arrays = {n: a.astype(np.float32) for n, a in arrays.items()}
-    zeros = {"window": np.zeros((3, width)), "memory": np.zeros((heads, dim, dim))}
-    want, _ = interp.run(graph, {**arrays, "w": weight, **zeros}, {"SEQ": rows}, dtype=np.float64)
-    with rlx.compile(graph, {"w": weight}, threads=2, cache=CompileCache(policy="off")) as exe:
-        calls = [slice(0, 20), *(slice(i, i + 1) for i in range(20, rows))]
-        got = [exe(**{n: a[call] for n, a in arrays.items()})["y"].copy() for call in calls]
-    assert np.abs(np.concatenate(got) - want["y"]).max() <= DELTA_ERROR * np.abs(want["y"]).max()

@@ -47,6 +47,7 @@ def gated_delta(
     order: str = "tiled",
     rows_static: int | None = None,
     serial: bool = False,
+    chunk: int = CHUNK,
 ) -> Kernel:
     """A kernel for the gated delta rule over the rows of a call.
 
@@ -59,6 +60,7 @@ def gated_delta(
         order: "tiled", head h uses key head h % key_heads, or "grouped", h // (heads / key_heads).
         rows_static: `rows`, where it is known.
         serial: token by token where the default would be in chunks.
+        chunk: tokens of a chunk, a multiple of 16.
 
     Raises:
         CompileError: a shape that no code is written for.
@@ -68,6 +70,8 @@ def gated_delta(
     if key_dim < 1 or value_dim < 1 or key_dim % LANES or value_dim % LANES:
         hint = f"Both are multiples of {LANES}."
         raise CompileError(f"a state of {key_dim} by {value_dim}", where="gated_delta", hint=hint)
+    if chunk < 1 or chunk % LANES:
+        raise CompileError(f"chunks of {chunk} tokens", where="gated_delta", hint=f"Take a multiple of {LANES}.")
     if order not in ("tiled", "grouped"):
         raise CompileError(f"heads in order {order!r}", where="gated_delta", hint="Orders are tiled and grouped.")
     single = rows_static == 1
@@ -81,14 +85,14 @@ def gated_delta(
     if serial:
         delta_serial.Serial(e, shape, single).write()
     else:
-        delta_chunk.Chunked(e, shape, CHUNK).write()
-    return e.finish("gated_delta", _outline(shape, serial))
+        delta_chunk.Chunked(e, shape, chunk).write()
+    return e.finish("gated_delta", _outline(shape, None if serial else chunk))
 
 
-def _outline(shape: Shape, serial: bool) -> str:
-    """What a person reads instead of the vector code."""
+def _outline(shape: Shape, chunk: int | None) -> str:
+    """What a person reads instead of the vector code; `chunk` is None for token by token."""
     key_head = f"h % {shape.key_heads}" if shape.order == "tiled" else f"h // {shape.heads // shape.key_heads}"
-    how = "token by token" if serial else f"in chunks of {CHUNK} tokens"
+    how = f"in chunks of {chunk} tokens" if chunk else "token by token"
     return (
         f"# {shape.heads} heads of {shape.key_dim} by {shape.value_dim} on {shape.key_heads} key heads, {how}\n"
         f"for unit in range(begin, end):  # {shape.strip} columns of head h\n"

@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""The gated delta rule: the chunked form against the token-serial one, and how fast decoding reads its states.
+
+    python benchmarks/delta_rule.py [--rows 512] [--chunk 16] [--seconds 4] [--target avx2]
+
+Both forms run in turns, and the fastest run of each counts, since other programs only ever slow one down. Operations
+are those of the recurrence, 6 an element of the state and token (decays aside), whatever a form really does, so that
+GFLOP/s compare; "its arithmetic alone" is what a form really does, at the machine's measured peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from rlx.codegen.kernel import Kernel
+from rlx.codegen.kernels import delta
+from rlx.codegen.llvm import compile_module
+from rlx.codegen.ranges import range_step
+from rlx.codegen.target import Target, cpu_count
+from rlx.codegen.tiles import LANES
+from rlx.runtime.compile import Compiler
+from rlx.runtime.machine import arithmetic_peak
+from rlx.runtime.memory import AlignedBuffer
+from rlx.runtime.native import NativeCode
+from rlx.runtime.threads import WorkerPool
+
+DIM = 128
+SHAPES = ((16, 16), (32, 16))  # (value heads, key heads); the first is Qwen3.5-0.8B's
+STATE_BYTES = 256 << 20  # of the states that decoding goes through: more than a cache holds
+
+
+@dataclass(frozen=True)
+class Form:
+    """A compiled kernel and its number of units; `steps` is the multiply-adds, or multiplications, which take as long,
+    that it does for an element of the state and a token.
+    """
+
+    code: NativeCode
+    units: int
+    steps: float
+
+    def run(self, pool: WorkerPool, addresses: list[int], extents: list[int]) -> float:
+        """Seconds of one call by all workers of the pool."""
+        (step,) = self.code.addresses.values()
+        context = np.array([*addresses, *extents, self.units, max(1, self.units // 32), 0], np.int64)
+        start = time.perf_counter()
+        pool.share(step, context.ctypes.data)
+        return time.perf_counter() - start
+
+
+def load(kernel: Kernel, target: Target) -> NativeCode:
+    name, step = range_step(kernel)
+    return NativeCode(compile_module([kernel.llvm, step], target)[0], [name])
+
+
+def chunked(target: Target, heads: int, key_heads: int, chunk: int) -> Form:
+    kernel = delta.gated_delta(heads, key_heads, DIM, DIM, target, scale=DIM**-0.5, chunk=chunk)
+    # Three products with the state; keys and queries with keys, half of a square in whole vectors; deltas, two triangles.
+    steps = 3 + (chunk + LANES) / DIM + chunk / DIM
+    return Form(load(kernel, target), delta.units(heads, DIM, DIM), steps)
+
+
+def serial(target: Target, heads: int, key_heads: int, *, single: bool = False) -> Form:
+    fixed = 1 if single else None
+    kernel = delta.gated_delta(heads, key_heads, DIM, DIM, target, scale=DIM**-0.5, rows_static=fixed, serial=True)
+    steps = 4  # decay, S^T k, S + k d^T, S^T q
+    return Form(load(kernel, target), delta.units(heads, DIM, DIM, rows_static=fixed, serial=True), steps)
+
+
+def rows(heads: int, key_heads: int, count: int) -> list[np.ndarray]:
+    """q, k, v, g, beta and room for the result."""
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((2, count, key_heads, DIM))
+    q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+    v, g = rng.standard_normal((count, heads, DIM)), -np.exp(rng.normal(-3, 1, (count, heads)))
+    arrays = [q, k, v, g, rng.random((count, heads)), np.zeros_like(v)]
+    return [place(a) for a in arrays]
+
+
+def place(array: np.ndarray) -> np.ndarray:
+    """A copy in f32 at the start of a page."""
+    copy: np.ndarray = AlignedBuffer(4 * array.size, huge=True).view(np.float32, array.shape)
+    copy[...] = array
+    return copy
+
+
+def fastest(calls: dict[str, Callable[[], float]], seconds: float) -> dict[str, float]:
+    """The shortest time of each call, run in turns."""
+    best, end = dict.fromkeys(calls, float("inf")), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for name, call in calls.items():
+            best[name] = min(best[name], call())
+    return best
+
+
+def prefill(
+    target: Target, pools: list[WorkerPool], peaks: list[float], shape: tuple[int, int], args: argparse.Namespace
+) -> None:
+    (heads, key_heads), count = shape, args.rows
+    forms = {"serial": serial(target, *shape), "chunked": chunked(target, *shape, args.chunk)}
+    start = np.random.default_rng(1).standard_normal((heads, DIM, DIM))
+    arrays = [place(start), *rows(*shape, count)]
+    addresses = [a.ctypes.data for a in arrays]
+    work = count * heads * DIM * DIM / 1e9
+    print(f"{heads} heads on {key_heads} key heads, {DIM} by {DIM}, {count} rows")
+    for pool, peak in zip(pools, peaks, strict=True):
+        best = fastest({n: partial(f.run, pool, addresses, [count]) for n, f in forms.items()}, args.seconds)
+        for name, took in best.items():
+            bound, rate = 2 * work * forms[name].steps / peak, 6 * work / took
+            print(
+                f"  {pool.n:2} workers  {name:8} {took * 1e3:7.2f} ms, its arithmetic alone {bound * 1e3:.2f} ms;"
+                f"  {rate:.0f} GFLOP/s, peak {peak:.0f}"
+            )
+        print(f"  {pool.n:2} workers  ratio    {best['serial'] / best['chunked']:7.2f}")
+    found = []
+    for one in forms.values():
+        arrays[0][...] = start
+        one.run(pools[0], addresses, [count])
+        found.append(arrays[-1].astype(np.float64))
+    difference = np.abs(found[0] - found[1]).max() / np.abs(found[0]).max()
+    print(f"              largest difference {difference:.1e} of the largest result")
+
+
+def decode(target: Target, pools: list[WorkerPool], shape: tuple[int, int], seconds: float) -> None:
+    """One token of as many layers as states fit `STATE_BYTES`, as one call: layers stand side by side like heads."""
+    layers = STATE_BYTES // (4 * shape[0] * DIM * DIM)
+    heads, key_heads = (layers * count for count in shape)
+    single = serial(target, heads, key_heads, single=True)
+    arrays = [place(np.zeros((heads, DIM, DIM))), *rows(heads, key_heads, 1)]
+    addresses = [a.ctypes.data for a in arrays]
+    for pool in pools:
+        took = fastest({"decode": partial(single.run, pool, addresses, [])}, seconds)["decode"]
+        rate = arrays[0].nbytes / took / 1e9
+        each = took / layers * 1e6
+        print(f"  {pool.n:2} workers  decode   {each:7.1f} us a layer, {rate:.1f} GB/s of state, both read and written")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=512)
+    parser.add_argument("--chunk", type=int, default=delta.CHUNK, help="tokens of a chunk, a multiple of 16")
+    parser.add_argument("--seconds", type=float, default=4, help="of each comparison")
+    parser.add_argument("--target", help="generic, avx2 or avx512; the machine's best by default")
+    args = parser.parse_args()
+    target = Target.host(args.target)
+    compiler = Compiler(target)
+    library = compiler.runtime()
+    pools = [WorkerPool(n, library) for n in sorted({1, cpu_count()})]
+    peaks = [arithmetic_peak("f32", compiler, pool, 0.5) for pool in pools]
+    print(f"{target.level}, chunks of {args.chunk} tokens")
+    for shape in SHAPES:
+        prefill(target, pools, peaks, shape, args)
+        decode(target, pools, shape, args.seconds)
+
+
+if __name__ == "__main__":
+    main()
