@@ -27,8 +27,19 @@ def data(*shape: int) -> Array:
 
 
 @targets
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (4, 4), (1, 4), (5, 3), (16, 16), (3, 7)])
-@pytest.mark.parametrize("width", [1, 16, 37, CHUNK + 5, 3 * CHUNK])
+@pytest.mark.parametrize(
+    ("m", "n", "width"),
+    [
+        (1, 1, 37),
+        (4, 4, 1),
+        (4, 4, CHUNK + 5),
+        (4, 4, 3 * CHUNK),
+        (1, 4, 16),
+        (5, 3, CHUNK + 16),
+        (16, 16, 21),
+        (3, 7, 40),
+    ],
+)
 def test_mix(target: Target, m: int, n: int, width: int) -> None:
     values, coefficients = data(3, n, width), data(3, m, n)
     out = np.full((4, m, width), 7, np.float32)

@@ -37,12 +37,12 @@ def levels() -> list[str]:
     return found
 
 
-def weight_cases() -> list[tuple[str, str]]:
-    """(level, type) pairs."""
-    found = levels()
+def weight_cases() -> list[tuple[str, str, str]]:
+    """(level, type, precision): the common types in every way, each other one on one level and in one precision."""
+    found, precisions = levels(), ("exact", "auto")
     others = [t.name for t in PACKED_DTYPES if t.name not in WEIGHT_DTYPES]
-    in_turn = [(found[i % len(found)], dtype) for i, dtype in enumerate(others)]
-    return [(level, dtype) for level in found for dtype in WEIGHT_DTYPES] + in_turn
+    in_turn = [(found[i % len(found)], t, precisions[i % 2]) for i, t in enumerate(others)]
+    return [(level, t, p) for level in found for t in WEIGHT_DTYPES for p in precisions] + in_turn
 
 
 def quantized(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> tuple[np.ndarray, np.ndarray]:

@@ -23,8 +23,7 @@ def cache() -> CompileCache:
     return CompileCache(capacity=512, policy="off")
 
 
-@pytest.mark.parametrize(("level", "dtype"), weight_cases())
-@pytest.mark.parametrize("precision", ["exact", "auto"])
+@pytest.mark.parametrize(("level", "dtype", "precision"), weight_cases())
 def test_linear_and_embedding(level: str, dtype: str, precision: str, cache: CompileCache) -> None:
     rng = np.random.default_rng(1)
     k, kind = 256, DTYPES[dtype]
