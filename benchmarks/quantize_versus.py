@@ -3,7 +3,7 @@
 Needs `pip install llama-cpp-python gguf` in the Python that runs it; `rlx` is run as a command and may live elsewhere.
 The model is a GGUF file in F32, F16 or BF16 (`make_model.py` writes one with a real model's shapes). For each type
 
-- both tools write a file, with as many threads, and the best of a few runs counts;
+- both tools write a file; their speed is in MB of the model a CPU second, start-up included, best of a few runs;
 - every tensor's type must be the same in both files, and its error against the original at most 1.05 times the peer's;
 - both files are run by llama.cpp on text that the original writes; their logits are compared with the original's.
 
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -83,12 +83,18 @@ def compare(name: str, options: argparse.Namespace, original: Floats | None, fol
 
 
 def fastest(runs: int, run: Callable[[], object]) -> float:
+    """CPU seconds of the child process that `run` starts, which other work on the machine disturbs little."""
     seconds = []
     for _ in range(runs):
-        start = time.perf_counter()
+        start = children_seconds()
         run()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(children_seconds() - start)
     return min(seconds)
+
+
+def children_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def peer_quantize(source: Path, out: Path, file_type: LlamaFileType, threads: int) -> None:

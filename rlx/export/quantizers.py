@@ -54,8 +54,7 @@ class Encoder:
     search: tuple[int, float, float] | None = None
 
 
-#: Every type that can be made. The search of a K type stops where more of it gains less than a thousandth of the
-#: error: `docs/quantize.md` has the figures.
+#: Every type that can be made. Of a K type's search, twice as much would lower the error by a few thousandths of it.
 ENCODERS: dict[DType, Encoder] = {
     F16: Encoder(1024, _HALF, "encode_halves", {"CONVERT": "f32_to_f16"}),
     BF16: Encoder(1024, float.fromhex("0x1.FEp127"), "encode_halves", {"CONVERT": "f32_to_bf16"}),

@@ -7,6 +7,7 @@ tensor are asked for when its turn comes and forgotten when they are written.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from rlx.export.model import ExportModel
 
 Bytes = npt.NDArray[np.uint8]
+_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 Progress = Callable[[str, int, int], None]  # (what, done, total), in bytes of the file
 
 QUANTIZATION_VERSION = 2
@@ -63,11 +65,11 @@ def check_output(out: Path, source: Path, *, force: bool) -> None:
     """Whether the file may be written, before any work is done.
 
     Raises:
-        ArgumentError: it is the source or stands in it under the same name, it exists and `force` is not set, it is no
-            regular file, or its folder does not exist.
+        ArgumentError: it is a file of the source, it exists and `force` is not set, it is no regular file, or its
+            folder does not exist.
     """
-    if out.exists() and source.exists() and out.samefile(source):
-        raise ArgumentError("this is the file that is read", where=out, hint="Give another name for the result.")
+    if _is_read(out, source):
+        raise ArgumentError("this is a file that is read", where=out, hint="Give another name for the result.")
     if out.is_dir():
         raise ArgumentError("this is a folder, expected a name for a file", where=out)
     if out.exists() and not out.is_file():
@@ -76,6 +78,18 @@ def check_output(out: Path, source: Path, *, force: bool) -> None:
         raise ArgumentError("the file exists", where=out, hint="Give another name, or --force (force=True).")
     if not out.parent.is_dir():
         raise ArgumentError("there is no such folder", where=out.parent, hint="Make it first.")
+
+
+def _is_read(out: Path, source: Path) -> bool:
+    """Whether `out` is one of the files that the source consists of."""
+    if not out.exists() or not source.exists():
+        return False
+    folder = source if source.is_dir() else source.parent
+    if out.samefile(source) or not out.parent.samefile(folder):
+        return out.samefile(source)
+    if _PART.search(source.name):  # one of several files
+        return _PART.sub("", out.name) == _PART.sub("", source.name)
+    return source.suffix != ".gguf" and out.suffix in (".json", ".safetensors", ".model")
 
 
 def write_gguf(

@@ -214,8 +214,32 @@ def test_the_source_is_never_overwritten(goldens: Path, tmp_path: Path) -> None:
     shutil.copy(goldens / "qwen2" / "model-f16.gguf", source)
     (tmp_path / "link.gguf").symlink_to(source)
     for out in (source, tmp_path / "link.gguf", tmp_path / "." / "m.gguf"):
-        with pytest.raises(ArgumentError, match="this is the file that is read"):
+        with pytest.raises(ArgumentError, match="this is a file that is read"):
             quantize(source, out, "Q8_0", force=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "out", "read"),
+    [
+        ("m-00001-of-00003.gguf", "m-00002-of-00003.gguf", True),
+        ("m-00001-of-00003.gguf", "n-00002-of-00003.gguf", False),
+        ("m-00001-of-00003.gguf", "m.gguf", False),
+        (".", "model.safetensors", True),
+        (".", "config.json", True),
+        (".", "m.gguf", False),
+        ("model.safetensors", "config.json", True),
+        ("m.gguf", "config.json", False),
+    ],
+)
+def test_no_part_of_the_source_is_overwritten(tmp_path: Path, source: str, out: str, read: bool) -> None:
+    for name in (source, out):
+        if name != ".":
+            (tmp_path / name).touch()
+    if read:
+        with pytest.raises(ArgumentError, match="this is a file that is read"):
+            check_output(tmp_path / out, tmp_path / source, force=True)
+    else:
+        check_output(tmp_path / out, tmp_path / source, force=True)
 
 
 def test_an_existing_file_needs_force(goldens: Path, tmp_path: Path) -> None:
