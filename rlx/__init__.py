@@ -114,6 +114,7 @@ __all__ = [
     "NumericalError",
     "ProfileError",
     "PromptError",
+    "Qwen35Runner",
     "Qwen3Runner",
     "RlxError",
     "SafetensorsError",

@@ -118,6 +118,7 @@ class ModelConfig:
         delta: of the recurrent layers, or None.
         per_layer: width of the embeddings that each layer has of its own, 0 for none.
         streams: copies of the residual stream.
+        kv_dtype: type of the KV caches where nothing else is asked for and precision is "auto".
     """
 
     arch: str
@@ -144,6 +145,7 @@ class ModelConfig:
     delta: DeltaNet | None = None
     per_layer: int = 0
     streams: int = 1
+    kv_dtype: str = "f16"
 
     @property
     def layers(self) -> int:

@@ -28,6 +28,7 @@ from rlx.ir.node import Node
 from rlx.passes.options import Options
 from rlx.profile import CompileProfile
 from rlx.runners.identity import identity
+from rlx.runners.opened import open_model
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import CompiledProgram, Compiler
 from rlx.runtime.kv import States, kv_dtype
@@ -120,11 +121,7 @@ class Engine:
 
     @classmethod
     def _of(cls, loader: WeightLoader, choices: tuple[Any, ...], progress: Progress | None) -> Engine:
-        has_tensor = loader.tensors.__contains__
-        config = models.config_from(loader.format, loader.metadata, has_tensor, where=loader.path)
-        weights = ModelWeights(loader, config.arch)
-        for view in models.views(config, weights.has):
-            weights.define(*view)
+        config, weights = open_model(loader)
         setup = Setup.of(config, *choices)
         graph = models.build(config, weights, setup.kv_type, place=weights.place)
         _check_types(graph, weights)
@@ -417,7 +414,7 @@ class Setup:
         mode = precision or chosen.precision or "auto"
         workers = worker_count(threads, chosen.threads)
         room = min(config.context, DEFAULT_CONTEXT) if max_seq is None else context_length("max_seq", max_seq)
-        kv_type = kv_dtype(kv or chosen.kv_dtype, mode)
+        kv_type = kv_dtype(kv or chosen.kv_dtype, mode, config.kv_dtype)
         return Setup(chosen, mode, kv_type, workers, room, cache, Path(dump_ir) if dump_ir else None)
 
 

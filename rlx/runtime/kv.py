@@ -29,9 +29,9 @@ RING = 64  # the capacity of a ring is a multiple: attention reads positions in 
 KV_DTYPES = ("f32", "f16", "bf16")
 
 
-def kv_dtype(name: str | None, precision: str) -> DType:
-    """The cache's type: f32 in exact precision, else f16 by default (docs/caches.md states the error of each)."""
-    chosen = name or ("f32" if precision == "exact" else "f16")
+def kv_dtype(name: str | None, precision: str, default: str = "f16") -> DType:
+    """The cache's type: by default f32 in exact precision, else `default` (docs/caches.md states the error of each)."""
+    chosen = name or ("f32" if precision == "exact" else default)
     if chosen not in KV_DTYPES:
         raise ArgumentError(f"KV cache type {chosen!r} is unknown", hint=f"Choose one of {', '.join(KV_DTYPES)}.")
     return DTYPES[chosen]
