@@ -12,9 +12,10 @@ from gguf.quants import quantize as reference
 from numpy.typing import NDArray
 
 from rlx.codegen.loops import python_form
+from rlx.codegen.target import Target
 from rlx.errors import ArgumentError, WeightError
 from rlx.export import quantizers
-from rlx.export.quantizers import ENCODERS, Quantizer, kernel
+from rlx.export.quantizers import ENCODERS, EncoderCompiler, Quantizer, kernel
 from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, DType
 
 Floats = NDArray[np.float32]
@@ -285,6 +286,19 @@ def test_rows_that_no_blocks_fit_are_refused(quantizer: Quantizer, dtype: DType,
 def test_types_without_an_encoder_are_refused(quantizer: Quantizer) -> None:
     with pytest.raises(ArgumentError, match=r"no encoder makes q4_1\. There are f32, f16"):
         quantizer.encode(np.zeros((1, 32), np.float32), Q4_1)
+
+
+@pytest.mark.parametrize("dtype", [Q4_0, Q8_0, Q4_K, Q6_K])
+def test_code_for_other_machines_does_the_same(dtype: DType) -> None:
+    """The baseline has neither fused multiplication nor rounding instructions."""
+    x = samples()["laplace"][:16]
+    with Quantizer(1) as here, Quantizer(1) as other:
+        other.compiler = EncoderCompiler(Target.host("generic"), other.compiler.cache)
+        a, b = here.encode(x, dtype), other.encode(x, dtype)
+    if dtype in SIMPLE:
+        np.testing.assert_array_equal(a, b)
+    errors = [rms(x - decoded(raw, dtype, x.shape)) for raw in (a, b)]
+    assert errors[0] == pytest.approx(errors[1], rel=1e-3)
 
 
 def test_a_second_quantizer_finds_the_encoders_in_the_cache() -> None:
