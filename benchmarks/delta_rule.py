@@ -61,7 +61,7 @@ def load(kernel: Kernel, target: Target) -> NativeCode:
 
 def chunked(target: Target, heads: int, key_heads: int, chunk: int) -> Form:
     kernel = delta.gated_delta(heads, key_heads, DIM, DIM, target, scale=DIM**-0.5, chunk=chunk)
-    # Three products with the state; keys and queries with keys, half of a square in whole vectors; deltas, two triangles.
+    # Three products with the state; keys and queries with keys, half squares in whole vectors; deltas, two triangles.
     steps = 3 + (chunk + LANES) / DIM + chunk / DIM
     return Form(load(kernel, target), delta.units(heads, DIM, DIM), steps)
 

@@ -120,10 +120,13 @@ class Emitter:
         slot.align, slot.type = 64, POINTER  # llvmlite still types it as a pointer to the array
         return slot
 
-    def prefetch(self, pointer: ir.Value, nbytes: int) -> None:
-        """Asks for the lines of the next `nbytes` bytes, to be read once."""
+    def prefetch(self, pointer: ir.Value, nbytes: int, level: int = 1) -> None:
+        """Asks for the lines of the next `nbytes` bytes, to be read, into the cache of a level and those further out.
+
+        Level 1 is for what is needed at once; more than a few lines would drive out what is there.
+        """
         for line in range(0, nbytes, 64):
-            hints = [ir.Constant(I32, hint) for hint in (0, 3, 1)]  # read, keep in all levels, data
+            hints = [ir.Constant(I32, hint) for hint in (0, 4 - level, 1)]  # read, how near, data
             self.call("llvm.prefetch", ir.VoidType(), [self.at(pointer, line), *hints])
 
     def splat(self, scalar: ir.Value) -> ir.Value:

@@ -57,10 +57,8 @@ class Chunked:
         self.line = 4 * chunk  # bytes of a row of a matrix of tokens by tokens
         self.blocks = chunk // LANES
         dim = shape.key_dim
-        self.keys = e.stack(4 * chunk * dim)
-        # Keys and queries with tokens as lanes, [block][element][16 tokens]: what products of tokens want, and where
-        # the numbers of a tile, read one by one, share a line.
-        self.lanes, self.queries = e.stack(4 * chunk * dim), e.stack(4 * chunk * dim)
+        # Tokens are lanes, [block][element][16 tokens]: what their products want, and so a tile's numbers share a line.
+        self.keys, self.queries = e.stack(4 * chunk * dim), e.stack(4 * chunk * dim)
         self.decays, self.mixing, self.reading = (e.stack(self.line * chunk) for _ in range(3))  # decay(t, i), A, P
         self.gates, self.betas, self.passed = (e.stack(self.line) for _ in range(3))  # exp(g), beta, decay(t)
         self.deltas = e.stack(chunk * shape.panel)
@@ -114,7 +112,7 @@ class Chunked:
     # --- once a chunk -------------------------------------------------------------------------------------------------
 
     def _gather(self, at: Place, count: ir.Value) -> None:
-        """Copies the chunk's keys and queries side by side, and the keys with tokens as lanes."""
+        """Copies the chunk's keys and queries, with tokens as lanes."""
         e, shape, size = self.e, self.shape, 4 * self.shape.key_dim
         last = e.b.sub(count, e.i64(1))
         for block in range(self.blocks):
@@ -122,10 +120,8 @@ class Chunked:
             with e.loop(0, size, 64) as column:
                 keys = [e.load(F32X16, e.at(at.k, row, column.i)) for row in rows]
                 queries = [e.load(F32X16, e.at(at.q, row, column.i)) for row in rows]
-                for i in range(LANES):
-                    e.store(keys[i], e.at(self.keys, column.i, (LANES * block + i) * size))
-                for rows, target in ((keys, self.lanes), (queries, self.queries)):
-                    for i, lanes in enumerate(e.transpose(rows)):
+                for tokens, target in ((keys, self.keys), (queries, self.queries)):
+                    for i, lanes in enumerate(e.transpose(tokens)):
                         e.store(lanes, e.at(target, (column.i, LANES), block * LANES * size + 64 * i))
 
     def _gate(self, at: Place, count: ir.Value) -> None:
@@ -163,8 +159,8 @@ class Chunked:
     def _relate(self, first: ir.Value, block: int) -> None:
         """The rows of A and P of a tile of tokens, in the columns of a block."""
         e = self.e
-        lanes = e.at(self.lanes, 64 * block * self.shape.key_dim)
-        keys, queries = (self._tokens(base, first) for base in (self.lanes, self.queries))
+        lanes = e.at(self.keys, 64 * block * self.shape.key_dim)
+        keys, queries = (self._tokens(base, first) for base in (self.keys, self.queries))
         sums = [e.f32(0.0)] * (2 * self.tile)
         products = self._multiply([keys, queries], lanes, 64, 1, 0, self.shape.key_dim, sums)
         for r in range(self.tile):
@@ -183,11 +179,11 @@ class Chunked:
     def _solve(self, at: Place, state: ir.Value, first: ir.Value, count: ir.Value) -> None:
         """The deltas of a tile of tokens."""
         e, shape, vectors = self.e, self.shape, self.shape.vectors
-        sums = self._times_state(self.lanes, state, first)
+        sums = self._times_state(self.keys, state, first)
         for r in range(self.tile):
             token = e.b.add(first, e.i64(r))
             row = e.smin(token, e.b.sub(count, e.i64(1)))
-            e.prefetch(e.at(at.v, (e.b.add(token, e.i64(self.chunk)), shape.value_row)), shape.panel)
+            e.prefetch(e.at(at.v, (e.b.add(token, e.i64(self.chunk)), shape.value_row)), shape.panel, level=2)
             beta, passed = (e.splat_f32(e.at(base, (token, 4))) for base in (self.betas, self.passed))
             for v in range(vectors):
                 value = e.load(F32X16, e.at(at.v, (row, shape.value_row), 64 * v))
@@ -232,9 +228,12 @@ class Chunked:
         with e.loop(0, shape.key_dim, self.tile) as d:
             tile = e.at(state, (d.i, shape.panel))
             old = [e.load(F32X16, e.at(tile, 64 * i)) for i in range(self.tile * vectors)]
-            keys = _Matrix(e.at(self.keys, (d.i, 4)), 4, 4 * shape.key_dim)
-            start = [e.b.fmul(value, kept) for value in old]
-            self._store_tile(self._multiply([keys], self.deltas, shape.panel, vectors, 0, count, start), tile)
+            sums = [e.b.fmul(value, kept) for value in old]
+            for block in range(self.blocks):
+                first, until = LANES * block, e.smin(LANES * (block + 1), count)
+                keys = _Matrix(e.at(self.keys, (d.i, 64), 64 * shape.key_dim * block - 4 * first), 64, 4)
+                sums = self._multiply([keys], self.deltas, shape.panel, vectors, first, until, sums)
+            self._store_tile(sums, tile)
 
     def _fetch(self, at: Place, panel: ir.Value) -> None:
         """Asks for a panel's share of the keys, queries and gates of the next chunk: they lie in many places."""
@@ -242,9 +241,9 @@ class Chunked:
         share = 64 * -(-shape.key_dim // (LANES * shape.panels))
         with e.loop(self.chunk, 2 * self.chunk) as t:
             for base in (at.k, at.q):
-                e.prefetch(e.at(base, (t.i, shape.key_row), (panel, share)), share)
+                e.prefetch(e.at(base, (t.i, shape.key_row), (panel, share)), share, level=2)
             for base in (at.g, at.beta):
-                e.prefetch(e.at(base, (t.i, shape.gate_row)), 4)
+                e.prefetch(e.at(base, (t.i, shape.gate_row)), 4, level=2)
 
     def _times_state(self, tokens: ir.Value, state: ir.Value, first: ir.Value) -> list[ir.Value]:
         """Keys or queries of a tile of tokens times a panel of the state."""
@@ -253,7 +252,7 @@ class Chunked:
         return self._multiply([self._tokens(tokens, first)], state, shape.panel, shape.vectors, 0, shape.key_dim, zeros)
 
     def _tokens(self, lanes: ir.Value, first: ir.Value) -> _Matrix:
-        """A tile of tokens of keys or queries that have tokens as lanes."""
+        """A tile of tokens of keys or queries."""
         e = self.e
         block, lane = e.b.ashr(first, e.i64(4)), e.b.and_(first, e.i64(LANES - 1))
         return _Matrix(e.at(lanes, (block, 64 * self.shape.key_dim), (lane, 4)), 4, 64)

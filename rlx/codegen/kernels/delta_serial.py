@@ -15,6 +15,7 @@ from rlx.codegen.kernels.delta_shape import Place, Rows, Shape, copy_rows, locat
 from rlx.codegen.tiles import F32X16, Emitter, Index
 
 _AHEAD = 48  # rows of the state asked for before they are needed, where they come from memory
+_TOKENS_AHEAD = 8  # the same for tokens of a text
 _CHAINS = 8  # independent sums that hide the latency of a multiply-add
 
 
@@ -48,8 +49,16 @@ class Serial:
         here = (self.packed, shape.panel)
         copy_rows(e, shape.key_dim, shape.vectors, there, here)
         with e.loop(0, e.args["rows"]) as row:
+            self._fetch(at, e.b.add(row.i, e.i64(_TOKENS_AHEAD)))
             self._token(at, row.i, here)
         copy_rows(e, shape.key_dim, shape.vectors, here, there)
+
+    def _fetch(self, at: Place, row: ir.Value) -> None:
+        """Asks for what a later token needs: rows are far apart."""
+        e, shape = self.e, self.shape
+        for base in (at.q, at.k):
+            e.prefetch(e.at(base, (row, shape.key_row)), 4 * shape.key_dim, level=2)
+        e.prefetch(e.at(at.v, (row, shape.value_row)), shape.panel, level=2)
 
     def _token(self, at: Place, row: Index, state: Rows) -> None:
         """One token over one panel of the state."""
