@@ -1,219 +1,61 @@
-"""Configurations: published files by what their model cards say, and every way in which a file can be wrong."""
+"""Variants of configurations, and every way in which a file can be wrong."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from configs import (
+    GEMMA_2_27B,
+    GEMMA_2_27B_GGUF,
+    GEMMA_3_27B_TEXT,
+    GEMMA_3N_E2B,
+    GEMMA_4_26B_A4B,
+    GEMMA_4_E2B,
+    GEMMA_4_GGUF,
+    GEMMA_GGUF,
+    LLAMA_32_1B,
+    LLAMA_GGUF,
+    MIXTRAL_8X7B,
+    QWEN_3_06B,
+    QWEN_3_30B_A3B,
+    QWEN_25_05B,
+    QWEN_35_08B,
+    QWEN_35_GGUF,
+    REMOVED,
+    changed,
+    gguf,
+    hf,
+)
+from golden_folder import PACKED
 
 from rlx.errors import ArgumentError, ConfigError, UnsupportedModelError
-from rlx.models import FAMILIES, SUPPORTED, ModelConfig, config_from, from_gguf, from_hf
+from rlx.models import FAMILIES, SUPPORTED, config_from, from_gguf, from_hf
 from rlx.models.architectures import ARCHITECTURES
-from rlx.models.rope import Llama3, Rope
-
-GOLDENS = Path(__file__).parent.parent / "data" / "goldens"
-REMOVED = object()
-
-# What the published files of these models say (keys that the reader does not use left out).
-LLAMA_32_1B: dict[str, Any] = {
-    "model_type": "llama", "attention_bias": False, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048,
-    "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": False, "num_attention_heads": 32,
-    "num_hidden_layers": 16, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
-    "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
-                     "original_max_position_embeddings": 8192, "rope_type": "llama3"},
-    "tie_word_embeddings": True, "vocab_size": 128256,
-}  # fmt: skip
-QWEN_25_05B: dict[str, Any] = {
-    "model_type": "qwen2", "hidden_act": "silu", "hidden_size": 896, "intermediate_size": 4864,
-    "max_position_embeddings": 32768, "max_window_layers": 24, "num_attention_heads": 14, "num_hidden_layers": 24,
-    "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768,
-    "tie_word_embeddings": True, "use_sliding_window": False, "vocab_size": 151936,
-}  # fmt: skip
-QWEN_3_06B: dict[str, Any] = {
-    "model_type": "qwen3", "attention_bias": False, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
-    "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28, "num_attention_heads": 16,
-    "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": None,
-    "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True, "use_sliding_window": False,
-    "vocab_size": 151936,
-}  # fmt: skip
-GEMMA_1_2B: dict[str, Any] = {
-    "model_type": "gemma", "attention_bias": False, "head_dim": 256, "hidden_act": "gelu", "hidden_activation": None,
-    "hidden_size": 2048, "intermediate_size": 16384, "max_position_embeddings": 8192, "num_attention_heads": 8,
-    "num_hidden_layers": 18, "num_key_value_heads": 1, "rms_norm_eps": 1e-06, "rope_scaling": None,
-    "rope_theta": 10000.0, "vocab_size": 256000,
-}  # fmt: skip
-GEMMA_2_27B: dict[str, Any] = {
-    "model_type": "gemma2", "attention_bias": False, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
-    "head_dim": 128, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 4608,
-    "intermediate_size": 36864, "max_position_embeddings": 8192, "num_attention_heads": 32, "num_hidden_layers": 46,
-    "num_key_value_heads": 16, "query_pre_attn_scalar": 144, "rms_norm_eps": 1e-06, "rope_theta": 10000.0,
-    "sliding_window": 4096, "sliding_window_size": 4096, "vocab_size": 256000,
-}  # fmt: skip
-GEMMA_3_4B: dict[str, Any] = {
-    "model_type": "gemma3", "image_token_index": 262144,
-    "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
-                    "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-                    "sliding_window": 1024},
-    "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27},
-}  # fmt: skip
-GEMMA_3_27B_TEXT: dict[str, Any] = {
-    "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504, "model_type": "gemma3_text",
-    "num_attention_heads": 32, "num_hidden_layers": 62, "num_key_value_heads": 16, "query_pre_attn_scalar": 168,
-    "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
-}  # fmt: skip
-# The keys of a GGUF file of Gemma 3 27B.
-GEMMA_3_27B_GGUF: dict[str, Any] = {
-    "general.architecture": "gemma3", "gemma3.context_length": 131072, "gemma3.embedding_length": 5376,
-    "gemma3.block_count": 62, "gemma3.feed_forward_length": 21504, "gemma3.attention.head_count": 32,
-    "gemma3.attention.head_count_kv": 16, "gemma3.attention.key_length": 128, "gemma3.attention.value_length": 128,
-    "gemma3.attention.layer_norm_rms_epsilon": 1e-6, "gemma3.attention.sliding_window": 1024,
-    "gemma3.rope.freq_base": 1e6, "gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0,
-    "tokenizer.ggml.tokens": ["a"] * 262144,
-}  # fmt: skip
-# The keys of an early GGUF file of Gemma 2 27B, which has neither caps nor a window.
-GEMMA_2_27B_GGUF: dict[str, Any] = {
-    "general.architecture": "gemma2", "gemma2.context_length": 8192, "gemma2.embedding_length": 4608,
-    "gemma2.block_count": 46, "gemma2.feed_forward_length": 36864, "gemma2.attention.head_count": 32,
-    "gemma2.attention.head_count_kv": 16, "gemma2.attention.key_length": 128, "gemma2.attention.value_length": 128,
-    "gemma2.attention.layer_norm_rms_epsilon": 1e-6, "tokenizer.ggml.tokens": ["a"] * 256000,
-}  # fmt: skip
-LLAMA_GGUF: dict[str, Any] = {
-    "general.architecture": "llama", "llama.context_length": 4096, "llama.embedding_length": 64,
-    "llama.block_count": 3, "llama.feed_forward_length": 128, "llama.attention.head_count": 4,
-    "llama.attention.head_count_kv": 2, "llama.attention.layer_norm_rms_epsilon": 1e-5,
-    "llama.rope.dimension_count": 16, "llama.vocab_size": 100,
-}  # fmt: skip
-GEMMA_GGUF = {**GEMMA_3_27B_GGUF, "gemma3.block_count": 7, "tokenizer.ggml.tokens": ["a"] * 10}
-
-
-def gguf(base: Mapping[str, Any], tensors: tuple[str, ...] = (), **changes: Any) -> ModelConfig:
-    """Reads `base` with changes; `__` in a name stands for a dot, a name without prefix belongs to the architecture."""
-    return from_gguf(changed(base, changes, f"{base['general.architecture']}."), tensors.__contains__)
-
-
-def hf(base: Mapping[str, Any], **changes: Any) -> ModelConfig:
-    return from_hf(changed(base, changes, ""))
-
-
-def changed(base: Mapping[str, Any], changes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    names = {name: name.replace("__", ".") for name in changes}
-    full = {name: n if n.startswith(("general.", "tokenizer.")) else prefix + n for name, n in names.items()}
-    merged = {**base, **{full[name]: value for name, value in changes.items()}}
-    return {k: v for k, v in merged.items() if v is not REMOVED}
+from rlx.models.config import Experts, Layer
+from rlx.models.rope import Rope, Yarn
 
 
 def test_tables_agree() -> None:
     assert set(FAMILIES) == set(ARCHITECTURES)
-    assert {row.runner for row in FAMILIES.values()} == {"llama32", "qwen3", "gemma"}
-    assert SUPPORTED["gguf"] == ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3")
-    assert SUPPORTED["safetensors"] == ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "gemma3")
-
-
-# -- published models -------------------------------------------------------------------------------------------------
-
-
-def test_llama_32_1b() -> None:
-    c = hf(LLAMA_32_1B)
-    assert (c.arch, c.family, c.vocab_size, c.hidden, c.layers, c.ffn) == ("llama", "llama32", 128256, 2048, 16, 8192)
-    assert (c.heads, c.kv_heads, c.head_dim, c.context, c.eps, c.tied) == (32, 8, 64, 131072, 1e-5, True)
-    assert c.rope == Rope(500000.0, 64, llama3=Llama3(32.0, 1.0, 4.0, 8192)) and c.local_rope is None
-    assert c.windows == (None,) * 16 and c.attention_scale == 0.125
-    assert (c.activation, c.embedding_scale, c.norm_offset, c.biases) == ("silu", 1.0, 0.0, ())
-
-
-def test_qwen_25_05b() -> None:
-    c = hf(QWEN_25_05B)
-    assert (c.arch, c.family, c.heads, c.kv_heads, c.head_dim) == ("qwen2", "qwen3", 14, 2, 64)
-    assert c.windows == (None,) * 24 and c.rope == Rope(1e6, 64) and c.biases == ("attn_q", "attn_k", "attn_v")
-
-
-def test_qwen_3_06b() -> None:
-    c = hf(QWEN_3_06B)
-    assert (c.arch, c.family, c.hidden, c.heads, c.head_dim, c.biases) == ("qwen3", "qwen3", 1024, 16, 128, ())
-    assert c.rope == Rope(1e6, 128) and c.attention_scale == pytest.approx(128**-0.5)
-    assert hf(QWEN_3_06B, head_dim=REMOVED).head_dim == 128
-
-
-def test_gemma_1_2b_means_the_approximation_when_it_says_gelu() -> None:
-    c = hf(GEMMA_1_2B)
-    assert (c.arch, c.family, c.vocab_size, c.hidden, c.layers, c.ffn) == ("gemma", "gemma", 256000, 2048, 18, 16384)
-    assert (c.heads, c.kv_heads, c.head_dim, c.context, c.eps, c.tied) == (8, 1, 256, 8192, 1e-6, True)
-    assert c.rope == Rope(1e4, 256) and c.local_rope is None and c.windows == (None,) * 18
-    assert (c.activation, c.norm_offset, c.attention_scale) == ("gelu_tanh", 1.0, 0.0625)
-    assert c.embedding_scale == pytest.approx(2048**0.5)
-    assert c.attention_softcap is None is c.logit_softcap
-    assert hf(GEMMA_1_2B, hidden_act=REMOVED).activation == "gelu_tanh"
-    assert hf(GEMMA_1_2B, hidden_act="gelu_pytorch_tanh").activation == "gelu_tanh"
-    assert hf(GEMMA_1_2B, hidden_activation="silu").activation == "silu"
-    for changes in ({"hidden_act": "relu"}, {"hidden_activation": "relu"}):
-        with pytest.raises(UnsupportedModelError, match=r"is 'relu': supported are"):
-            hf(GEMMA_1_2B, **changes)
-    with pytest.raises(UnsupportedModelError, match=r"'hidden_activation' is 'gelu'"):
-        hf(GEMMA_2_27B, hidden_activation="gelu")
-
-
-def test_gemma_1_7b_is_what_a_config_without_sizes_means() -> None:
-    c = hf({"model_type": "gemma"})
-    assert (c.hidden, c.layers, c.heads, c.kv_heads, c.ffn, c.tied) == (3072, 28, 16, 16, 24576, True)
-
-
-def test_gemma_2_27b_in_both_formats() -> None:
-    from_hf, from_gguf = hf(GEMMA_2_27B), gguf(GEMMA_2_27B_GGUF)
-    assert from_hf.attention_scale == pytest.approx(144**-0.5) == from_gguf.attention_scale
-    assert (from_hf.arch, from_hf.family, from_hf.attention_softcap, from_hf.logit_softcap) == (
-        "gemma2", "gemma", 50.0, 30.0,
-    )  # fmt: skip
-    assert from_hf.windows == (4096, None) * 23 and from_hf.local_rope is None
-    same = set(vars(from_hf)) - {"attention_scale", "norm_offset"}
-    assert {k: vars(from_gguf)[k] for k in same} == {k: vars(from_hf)[k] for k in same}
-    assert gguf(GEMMA_2_27B_GGUF, block_count=42).attention_scale == pytest.approx(128**-0.5)
-
-
-def test_gemma_2_2b_is_what_a_config_without_sizes_means() -> None:
-    c = hf({"model_type": "gemma2"})
-    assert (c.hidden, c.layers, c.heads, c.kv_heads, c.ffn, c.context) == (2304, 26, 8, 4, 9216, 8192)
-    assert (c.windows, c.attention_softcap, c.logit_softcap) == ((4096, None) * 13, 50.0, 30.0)
-
-
-def test_softcaps_of_gemma_2_can_be_switched_off() -> None:
-    """A null in `config.json` is no default but none, as is a zero in GGUF."""
-    off = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
-    assert (hf(GEMMA_2_27B, **off).attention_softcap, hf(GEMMA_2_27B, **off).logit_softcap) == (None, None)
-    zero = gguf(GEMMA_2_27B_GGUF, attn_logit_softcapping=0.0, final_logit_softcapping=0.0)
-    assert (zero.attention_softcap, zero.logit_softcap) == (None, None)
-    capped = gguf(GEMMA_2_27B_GGUF, attn_logit_softcapping=6.0, final_logit_softcapping=8.0)
-    assert (capped.attention_softcap, capped.logit_softcap) == (6.0, 8.0)
-
-
-def test_gemma_3_4b_leaves_most_keys_to_defaults() -> None:
-    c = hf(GEMMA_3_4B)
-    assert (c.arch, c.family, c.vocab_size, c.hidden, c.layers, c.ffn) == ("gemma3", "gemma", 262208, 2560, 34, 10240)
-    assert (c.heads, c.kv_heads, c.head_dim, c.context, c.eps, c.tied) == (8, 4, 256, 131072, 1e-6, True)
-    assert c.rope == Rope(1e6, 256, factor=8.0) and c.local_rope == Rope(1e4, 256)
-    assert [i for i, w in enumerate(c.windows) if w is None] == [5, 11, 17, 23, 29] and c.windows[0] == 1024
-    assert (c.activation, c.norm_offset, c.attention_scale) == ("gelu_tanh", 1.0, 0.0625)
-    assert c.embedding_scale == pytest.approx(2560**0.5)
-    assert c.rope_of(5) == c.rope and c.rope_of(6) == c.local_rope
-
-
-def test_gemma_3_27b_scales_attention_by_its_own_rule_in_both_formats() -> None:
-    from_gguf, from_hf = gguf(GEMMA_3_27B_GGUF), hf(GEMMA_3_27B_TEXT)
-    assert from_gguf.attention_scale == pytest.approx(168**-0.5) == from_hf.attention_scale
-    same = set(vars(from_hf)) - {"attention_scale", "norm_offset", "vocab_size"}
-    assert {k: vars(from_gguf)[k] for k in same} == {k: vars(from_hf)[k] for k in same}
-    assert gguf(GEMMA_GGUF).attention_scale == pytest.approx(128**-0.5)
+    assert {row.runner for row in FAMILIES.values()} == {"llama32", "qwen3", "qwen35", "gemma"}
+    qwens, gemmas = ("qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe"), ("gemma", "gemma2", "gemma3")
+    assert SUPPORTED["gguf"] == ("llama", *qwens, *gemmas, "gemma3n", "gemma4")
+    assert set(SUPPORTED["safetensors"]) == {
+        "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_text", "qwen3_5_moe",
+        "qwen3_5_moe_text", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4",
+        "gemma4_text", "gemma4_unified", "gemma4_unified_text",
+    }  # fmt: skip
 
 
 # -- variants ---------------------------------------------------------------------------------------------------------
 
 
 def test_text_config_may_nest_and_shares_the_outer_tie() -> None:
-    inner = json.loads((GOLDENS / "gemma3" / "hf" / "config.json").read_text())
+    inner = json.loads((PACKED / "gemma3" / "hf" / "config.json").read_text())
     nested = {"model_type": "gemma3", "text_config": inner, "vision_config": {}}
     assert from_hf(nested) == from_hf(inner)
     del inner["tie_word_embeddings"]
@@ -263,10 +105,12 @@ def test_hf_rope_spellings() -> None:
 
 
 def test_gguf_sizes() -> None:
-    assert gguf(LLAMA_GGUF).head_dim == 16 and gguf(LLAMA_GGUF).tied
+    assert gguf(LLAMA_GGUF).each == tuple(Layer(2, 16, 128, source=i) for i in range(3)) and gguf(LLAMA_GGUF).tied
     assert not gguf(LLAMA_GGUF, ("output.weight",)).tied
-    assert gguf(LLAMA_GGUF, attention__head_count_kv=REMOVED).kv_heads == 4
-    assert gguf(LLAMA_GGUF, attention__head_count_kv=np.array([2, 2, 2])).kv_heads == 2
+    assert {x.kv_heads for x in gguf(LLAMA_GGUF, attention__head_count_kv=REMOVED).each} == {4}
+    each = {"attention__head_count_kv": np.array([2, 4, 1]), "feed_forward_length": np.array([128, 64, 32])}
+    assert [(x.kv_heads, x.ffn) for x in gguf(LLAMA_GGUF, **each).each] == [(2, 128), (4, 64), (1, 32)]
+    assert gguf(LLAMA_GGUF, attention__head_count=[4, 4, 4]) == gguf(LLAMA_GGUF)
     assert gguf(LLAMA_GGUF, vocab_size=REMOVED, tokenizer__ggml__tokens=["a"] * 9).vocab_size == 9
     assert gguf(LLAMA_GGUF, attention__scale=0.5).attention_scale == 0.5
     assert gguf(LLAMA_GGUF, attention__scale=0.0).attention_scale == 0.25
@@ -287,12 +131,52 @@ def test_vocabulary_is_counted_without_being_decoded() -> None:
     assert from_gguf(values, lambda _: False).vocab_size == 12
 
 
-def test_norm_offset_is_for_norms_only() -> None:
-    c = hf(GEMMA_3_27B_TEXT)
+def test_experts_of_gguf_files() -> None:
+    given: dict[str, Any] = {"expert_count": 8, "expert_used_count": 2}
+    assert gguf(LLAMA_GGUF, **given).experts == Experts(8, 2, 128)
+    assert all(layer.sparse for layer in gguf(LLAMA_GGUF, **given).each)
+    own = gguf(LLAMA_GGUF, **given, expert_feed_forward_length=[48] * 3, expert_weights_scale=2.5)
+    assert own.experts == Experts(8, 2, 48, scale=2.5)
+    assert gguf(LLAMA_GGUF, **given, expert_weights_scale=0.0).experts == Experts(8, 2, 128)
+    assert gguf(LLAMA_GGUF, expert_count=0, expert_used_count=0) == gguf(LLAMA_GGUF)
+    qwen = {k.replace("llama", "qwen3moe"): v for k, v in LLAMA_GGUF.items()} | {"general.architecture": "qwen3moe"}
+    assert gguf(qwen, **given).experts == Experts(8, 2, 64)  # a width for all that are used together
+    assert gguf(qwen, **given, expert_feed_forward_length=24, feed_forward_length=REMOVED).experts == Experts(8, 2, 24)
+
+
+def test_yarn_in_both_formats() -> None:
+    yarn = gguf(LLAMA_GGUF, rope__scaling__type="yarn", rope__scaling__factor=4.0).rope
+    assert yarn == Rope(1e4, 16, yarn=Yarn(4.0, 32.0, 1.0, 4096), scale=yarn.scale)
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert hf(QWEN_3_06B, rope_scaling=scaling).rope.yarn == Yarn(4.0, 32.0, 1.0, 32768)
+
+
+def test_values_that_files_store_otherwise() -> None:
+    """Of safetensors, the Gemmas up to 3 lack one in norms, Qwen 3.5 in all norms but that of the delta rule, whose
+    decay it stores as a logarithm.
+    """
+    x = np.array([-1.0, 0.0, 2.0], np.float32)
     norms = ("output_norm", "blk.0.attn_norm", "blk.3.attn_q_norm", "blk.3.post_ffw_norm", "blk.3.ffn_norm")
-    assert [c.offset(f"{n}.weight") for n in norms] == [1.0] * 5
-    assert [c.offset(n) for n in ("token_embd.weight", "blk.0.attn_q.weight", "blk.0.attn_q.bias")] == [0.0] * 3
-    assert gguf(GEMMA_GGUF).offset("output_norm.weight") == 0.0 == hf(QWEN_3_06B).offset("output_norm.weight")
+    others = ("token_embd.weight", "blk.0.attn_q.weight", "blk.0.attn_q.bias", "blk.0.ssm_dt.bias")
+    gemma, qwen = hf(GEMMA_3_27B_TEXT), hf(QWEN_35_08B)
+    for config in (gemma, qwen):
+        for name in norms:
+            assert (config.value(f"{name}.weight", x) == x + 1).all()
+        assert all(config.value(name, x) is x for name in others)
+    assert qwen.value("blk.0.ssm_norm.weight", x) is x
+    np.testing.assert_allclose(qwen.value("blk.0.ssm_a", x), -np.exp(x), rtol=1e-7)
+    for config in (gguf(GEMMA_GGUF), gguf(QWEN_35_GGUF), hf(QWEN_3_06B), hf(GEMMA_3N_E2B), hf(GEMMA_4_E2B)):
+        assert (config.value("output_norm.weight", x) == x).all() and config.value("blk.0.ssm_a", x) is x
+
+
+def test_only_streams_want_full_precision_of_caches() -> None:
+    assert {arch for arch, row in ARCHITECTURES.items() if row.kv_dtype != "f16"} == {"gemma3n"}
+    assert (hf(GEMMA_3N_E2B).kv_dtype, hf(GEMMA_4_E2B).kv_dtype) == ("f32", "f16")
+
+
+def test_unknown_keys_are_ignored() -> None:
+    assert hf(GEMMA_4_E2B, sparkle=[1, {"a": None}]) == hf(GEMMA_4_E2B)
+    assert gguf(QWEN_35_GGUF, sparkle=3, ssm__sparkle="x", general__sparkle=[1]) == gguf(QWEN_35_GGUF)
 
 
 def test_biases_that_a_config_promises() -> None:
@@ -328,7 +212,7 @@ GGUF_WRONG = [
     ("feed_forward_length", ["a"] * 3, "'llama.feed_forward_length' is 'a', expected an integer"),
     ("block_count", [3], "'llama.block_count' is [3], expected an integer"),
     ("attention__head_count", REMOVED, "'llama.attention.head_count' is missing"),
-    ("attention__head_count_kv", 3, "is 4, expected a multiple of attention.head_count_kv, which is 3"),
+    ("attention__head_count_kv", 3, "head_count_kv' is 3, expected a divisor of head_count, which is 4, for layer 0"),
     ("attention__key_length", 15, "'llama.attention.key_length' is 15, expected an even number"),
     ("context_length", 0, "'llama.context_length' is 0"),
     ("vocab_size", 0, "'llama.vocab_size' is 0, expected an integer from 1"),
@@ -339,20 +223,25 @@ GGUF_WRONG = [
     ("rope__freq_base", float("inf"), "'llama.rope.freq_base' is inf"),
     ("rope__freq_base", 0.0, "'llama.rope.freq_base' is 0.0"),
     ("rope__scaling__type", 1, "'llama.rope.scaling.type' is 1, expected a string"),
+    ("rope__scaling__attn_factor", 0.0, "'llama.rope.scaling.attn_factor' is 0.0"),
+    ("feed_forward_length", [128, 128], "'llama.feed_forward_length' is [128, 128], expected 3 elements, one integer"),
+    ("feed_forward_length", [128, 0, 128], "'llama.feed_forward_length' is 0, expected an integer from 1"),
+    ("attention__head_count_kv", [2] * 4, "'llama.attention.head_count_kv' is [2, 2, 2, 2], expected 3 elements"),
+    ("attention__head_count_kv", [2, 3, 2], "is 3, expected a divisor of head_count, which is 4, for layer 1"),
+    ("expert_count", 8, "'llama.expert_used_count' is missing, expected an integer from 1 to 8"),
+    ("expert_count", 4096, "'llama.expert_count' is 4096, expected an integer from 0 to 1024"),
     ("rope__scaling__factor", -1.0, "'llama.rope.scaling.factor' is -1.0"),
 ]
 GGUF_UNSUPPORTED = [
     ("general__architecture", "mamba", "'mamba' (general.architecture) is not supported. Supported are llama, qwen2,"),
-    ("expert_count", 8, "'llama.expert_count' is 8: mixtures of experts"),
     ("pooling_type", 3, "'llama.pooling_type' is 3: this is an embedding"),
     ("nextn_predict_layers", 1, "'llama.nextn_predict_layers' is 1"),
     ("attention__causal", False, "'llama.attention.causal' is False"),
     ("attention__value_length", 8, "'llama.attention.value_length' is 8: only the size of a head, 16"),
     ("rope__dimension_count", 8, "'llama.rope.dimension_count' is 8"),
-    ("rope__scaling__type", "yarn", "'llama.rope.scaling.type' is 'yarn': supported are none, linear"),
-    ("rope__scaling__attn_factor", 1.2, "'llama.rope.scaling.attn_factor' is 1.2"),
-    ("attention__head_count_kv", [2, 4, 2], "'llama.attention.head_count_kv' is [2, 4, 2]: layers of different sizes"),
-    ("feed_forward_length", np.array([1, 2, 3]), "'llama.feed_forward_length' is [1, 2, 3]"),
+    ("rope__scaling__type", "longrope", "'llama.rope.scaling.type' is 'longrope': supported are none, linear, yarn"),
+    ("attention__head_count", [2, 4, 2], "'llama.attention.head_count' is [2, 4, 2]: layers of different sizes"),
+    ("attention__shared_kv_layers", 1, "'llama.attention.shared_kv_layers' is 1: sharing keys and values between"),
 ]
 HF_WRONG = [
     ("model_type", REMOVED, "'model_type' is missing"),
@@ -363,7 +252,7 @@ HF_WRONG = [
     ("rope_theta", 10**400, "'rope_theta' is 1000"),
     ("rope_theta", True, "'rope_theta' is True, expected a number"),
     ("num_hidden_layers", 5000, "'num_hidden_layers' is 5000, expected an integer from 1 to 1024"),
-    ("num_key_value_heads", 5, "'num_attention_heads' is 16, expected a multiple of num_key_value_heads, which is 5"),
+    ("num_key_value_heads", 5, "'num_key_value_heads' is 5, expected a divisor of num_attention_heads, which is 16"),
     ("head_dim", 127, "'head_dim' is 127, expected an even number"),
     ("rms_norm_eps", "1e-6", "'rms_norm_eps' is '1e-6'"),
     ("tie_word_embeddings", 1, "'tie_word_embeddings' is 1, expected true or false"),
@@ -379,13 +268,16 @@ HF_WRONG = [
     ("use_sliding_window", "yes", "'use_sliding_window' is 'yes', expected true or false"),
 ]
 HF_UNSUPPORTED = [
-    ("model_type", "gpt2", "'gpt2' (model_type) is not supported. Supported are llama, qwen2, qwen3, gemma, gemma2,"),
+    ("model_type", "gpt2", "'gpt2' (model_type) is not supported. Supported are llama, mistral, mixtral, qwen2,"),
     ("num_experts", 64, "'num_experts' is 64: mixtures of experts"),
     ("num_local_experts", 8, "'num_local_experts' is 8"),
     ("hidden_act", "relu", "'hidden_act' is 'relu': supported are silu"),
-    ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}, "'rope_scaling.rope_type' is 'yarn': supported are default"),
+    (
+        "rope_scaling",
+        {"rope_type": "longrope"},
+        "'rope_scaling.rope_type' is 'longrope': supported are default, linear",
+    ),
     ("rope_scaling", {"type": "dynamic", "factor": 4.0}, "'rope_scaling.type' is 'dynamic'"),
-    ("rope_parameters", {"partial_rotary_factor": 0.5}, "'rope_parameters.partial_rotary_factor' is 0.5"),
     ("partial_rotary_factor", 0.25, "'partial_rotary_factor' is 0.25"),
     ("use_bidirectional_attention", True, "'use_bidirectional_attention' is True"),
     ("layer_types", ["linear_attention"] * 28, "'layer_types' is 'linear_attention': supported are full_attention"),
@@ -433,3 +325,114 @@ def test_other_mistakes() -> None:
         hf(QWEN_3_06B, use_sliding_window=True, max_window_layers=0)
     with pytest.raises(ConfigError, match=r"rope_scaling.high_freq_factor' is 1.0, expected more than"):
         hf(LLAMA_32_1B, rope_scaling={**LLAMA_32_1B["rope_scaling"], "high_freq_factor": 1.0})
+
+
+# -- mistakes of experts, hybrids, shared keys and values -------------------------------------------------------------
+
+STATE_KEYS = ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")
+LINEAR_KEYS = ("conv_kernel_dim", "key_head_dim", "num_key_heads", "num_value_heads", "value_head_dim")
+FULL, SLIDING = "full_attention", "sliding_attention"
+NEW_WRONG = [  # what reads it, what it reads, changes, the error
+    (gguf, LLAMA_GGUF, {"expert_count": 4, "expert_used_count": 5},
+     "expert_used_count' is 5, expected an integer from 1"),
+    (gguf, LLAMA_GGUF, {"expert_count": 4, "expert_used_count": 0}, "'llama.expert_used_count' is 0"),
+    (gguf, LLAMA_GGUF, {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": [9]},
+     "'llama.expert_feed_forward_length' is [9], expected 3 elements"),
+    (hf, MIXTRAL_8X7B, {"num_experts_per_tok": 9}, "'num_experts_per_tok' is 9, expected an integer from 1 to 8"),
+    (hf, MIXTRAL_8X7B, {"num_experts_per_tok": REMOVED}, "'num_experts_per_tok' is missing"),
+    (hf, MIXTRAL_8X7B, {"num_local_experts": REMOVED}, "'num_experts' is missing"),
+    (hf, QWEN_3_30B_A3B, {"norm_topk_prob": 1}, "'norm_topk_prob' is 1, expected true or false"),
+    (hf, QWEN_3_30B_A3B, {"num_experts": 0}, "'num_experts' is 0"),
+    (hf, GEMMA_4_26B_A4B, {"top_k_experts": None}, "'top_k_experts' is missing"),
+    (hf, GEMMA_4_26B_A4B, {"enable_moe_block": "yes"}, "'enable_moe_block' is 'yes', expected true or false"),
+    (gguf, QWEN_35_GGUF, {"ssm__inner_size": 2047}, "'qwen35.ssm.inner_size' is 2047, expected ssm.state_size x"),
+    (gguf, QWEN_35_GGUF, {"ssm__group_count": 3},
+     "'qwen35.ssm.time_step_rank' is 16, expected a multiple of ssm.group"),
+    (gguf, QWEN_35_GGUF, {"attention__recurrent_layers": [True] * 23}, "recurrent_layers' is [True, True"),
+    (gguf, QWEN_35_GGUF, {"attention__head_count_kv": [0] * 24},
+     "head_count_kv' is 0, expected a divisor of head_count"),
+    (gguf, QWEN_35_GGUF, {"rope__dimension_count": 63}, "'qwen35.rope.dimension_count' is 63, expected an even number"),
+    (gguf, QWEN_35_GGUF, {"rope__dimension_count": 258},
+     "'qwen35.rope.dimension_count' is 258, expected an integer from"),
+    (hf, GEMMA_4_E2B, {"num_kv_shared_layers": 35}, "'num_kv_shared_layers' is 35, expected an integer from 0 to 34"),
+    (hf, GEMMA_4_E2B, {"num_kv_shared_layers": 31},
+     "layer 4 shares the keys and values of an earlier layer of its kind"),
+    (gguf, GEMMA_4_GGUF, {"attention__shared_kv_layers": 31}, "layer 4 shares the keys and values of an earlier layer"),
+    (hf, GEMMA_4_E2B, {"layer_types": [FULL] * 16 + [SLIDING] * 19},
+     "layer 16 shares the keys and values of an earlier"),
+    (hf, GEMMA_4_E2B, {"per_layer_config": [1]}, "'per_layer_config' is [1], expected an object"),
+    (hf, GEMMA_4_E2B, {"per_layer_config": {"0": {"head_dim": 255}}}, "'head_dim' is 255, expected an even number"),
+    (hf, GEMMA_4_E2B, {"intermediate_size": [6144] * 34}, "'intermediate_size' is [6144, 6144"),
+    (gguf, GEMMA_4_GGUF, {"feed_forward_length": [6144] * 34}, "feed_forward_length' is [6144"),
+    (gguf, GEMMA_4_GGUF, {"attention__key_length_swa": REMOVED}, "'gemma4.attention.key_length_swa' is missing"),
+    (gguf, GEMMA_4_GGUF, {"attention__sliding_window_pattern": [True] * 34}, "pattern' is [True, True"),
+    (hf, GEMMA_3N_E2B["text_config"], {"altup_num_inputs": 1}, "'altup_num_inputs' is 1, expected an integer from 2"),
+    (hf, GEMMA_3N_E2B["text_config"], {"activation_sparsity_pattern": [0.95] * 29},
+     "activation_sparsity_pattern' is [0"),
+    (hf, GEMMA_3N_E2B["text_config"], {"activation_sparsity_pattern": [1.0] * 30}, "expected numbers from 0 to 1"),
+]  # fmt: skip
+NEW_UNSUPPORTED = [
+    (hf, GEMMA_3N_E2B["text_config"], {"altup_active_idx": 1}, "'altup_active_idx' is 1: another active stream"),
+    (hf, GEMMA_4_E2B, {"per_layer_config": {"3": {"sliding_window": 9}}},
+     "'per_layer_config.3.sliding_window' is 9: supp"),
+    (hf, GEMMA_4_E2B, {"layer_types": ["chunked_attention"] * 35}, "'layer_types' is 'chunked_attention'"),
+    (hf, GEMMA_4_E2B, {"use_bidirectional_attention": "all"}, "'use_bidirectional_attention' is 'all'"),
+    (hf, QWEN_35_08B["text_config"], {"layer_types": [SLIDING] * 24},
+     "'layer_types' is 'sliding_attention': supported"),
+    (hf, QWEN_35_08B["text_config"], {"attn_output_gate": False},
+     "'attn_output_gate' is False: attention without a gate"),
+    (hf, QWEN_35_08B["text_config"], {"num_experts": 4}, "'num_experts' is 4: mixtures of experts"),
+    (gguf, QWEN_35_GGUF, {"expert_count": 4}, "'qwen35.expert_count' is 4: mixtures of experts"),
+    (gguf, QWEN_35_GGUF, {"attention__value_length": 128}, "'qwen35.attention.value_length' is 128"),
+    (gguf, GEMMA_4_GGUF, {"rope__dimension_count_swa": 128}, "'gemma4.rope.dimension_count_swa' is 128"),
+    (gguf, GEMMA_4_GGUF, {"attention__value_length_swa": 128}, "'gemma4.attention.value_length_swa' is 128"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("read", "base", "changes", "message"), NEW_WRONG)
+def test_wrong_keys_of_newer_families(read: Any, base: Any, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read(base, **changes)
+
+
+@pytest.mark.parametrize(("read", "base", "changes", "message"), NEW_UNSUPPORTED)
+def test_unsupported_keys_of_newer_families(read: Any, base: Any, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=re.escape(message)):
+        read(base, **changes)
+
+
+@pytest.mark.parametrize("key", STATE_KEYS)
+def test_hybrid_gguf_files_need_every_size_of_their_state(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'qwen35\.ssm\.{key}' is missing"):
+        gguf(QWEN_35_GGUF, **{f"ssm__{key}": REMOVED})
+
+
+@pytest.mark.parametrize("key", LINEAR_KEYS)
+def test_hybrid_configs_need_every_size_of_their_state(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'linear_{key}' is missing"):
+        hf(QWEN_35_08B["text_config"], **{f"linear_{key}": REMOVED})
+
+
+def test_gguf_files_of_gemma_3n() -> None:
+    """Written by the reference converter: sparsity as deviations, minus infinity for none."""
+    base = {k.replace("gemma4.", "gemma3n."): v for k, v in GEMMA_4_GGUF.items()} | {"general.architecture": "gemma3n"}
+    base |= {"gemma3n.block_count": 5, "gemma3n.feed_forward_length": [64] * 5, "gemma3n.attention.key_length": 256}
+    base |= {"gemma3n.attention.value_length": 256, "gemma3n.attention.sliding_window_pattern": [True] * 4 + [False]}
+    base |= {"gemma3n.attention.shared_kv_layers": 0, "gemma3n.rope.dimension_count": 256}
+    sparsity = np.array([1.5, 1.5, *[-np.inf] * 3], np.float32)
+    base |= {
+        "gemma3n.altup.num_inputs": 4,
+        "gemma3n.altup.active_idx": 0,
+        "gemma3n.activation_sparsity_scale": sparsity,
+    }
+    c = gguf(base)
+    assert [x.sparsity for x in c.each] == [1.5, 1.5, None, None, None]
+    assert (c.streams, c.attention_scale, c.logit_softcap, c.per_layer) == (4, 1.0, 30.0, 256)
+    with pytest.raises(UnsupportedModelError, match=r"'gemma3n\.altup\.active_idx' is 2: another active stream"):
+        gguf(base, altup__active_idx=2)
+    with pytest.raises(
+        ConfigError, match=r"'gemma3n\.activation_sparsity_scale' is \[.*nan.*expected numbers, or minus"
+    ):
+        gguf(base, activation_sparsity_scale=[float("nan")] * 5)
+    with pytest.raises(ConfigError, match=r"'gemma3n\.activation_sparsity_scale' is .*, expected 5 elements"):
+        gguf(base, activation_sparsity_scale=[1.0] * 4)
