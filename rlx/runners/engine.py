@@ -26,13 +26,13 @@ from rlx.ir import text as ir_text
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes.options import Options
-from rlx.profile import CompileProfile
 from rlx.runners.identity import identity
 from rlx.runners.opened import open_model
+from rlx.runners.setup import Setup
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import CompiledProgram, Compiler
-from rlx.runtime.kv import States, kv_dtype
-from rlx.runtime.limits import context_length, worker_count
+from rlx.runtime.guards import row_numbers
+from rlx.runtime.kv import States
 from rlx.runtime.machine import arithmetic_peak, read_bandwidth
 from rlx.runtime.native import NativeProgram
 from rlx.runtime.profiling import OpTime, op_times, step_bytes
@@ -41,7 +41,6 @@ from rlx.runtime.tensors import Progress, Tensors
 from rlx.runtime.threads import WorkerPool
 from rlx.weights import ModelWeights, WeightLoader, open_weights
 
-DEFAULT_CONTEXT = 4096  # positions, where the model allows more and the user asked for nothing
 ALL_ROWS_VALUES = 1 << 24  # most logits that one call keeps when every position is wanted
 
 
@@ -171,6 +170,9 @@ class Engine:
         """The weights are there, and the cache has room for the ids."""
         if not len(ids):
             raise PromptError("no token ids were given", hint="Give at least one.")
+        if max(ids) >= self._rows:
+            what = f"token {max(ids)} has no row in a table of {self._rows} that every token is looked up in"
+            raise PromptError(what, hint="Such tokens stand for parts of pictures or sound: leave them out.")
         if self.past + len(ids) > self.max_seq:
             raise PromptError(
                 f"{len(ids)} tokens after {self.past} do not fit the context of {self.max_seq}",
@@ -284,6 +286,11 @@ class Engine:
         return self._session.states
 
     @cached_property
+    def _rows(self) -> int:
+        """Rows of the smallest table of embeddings: a layer's own may have fewer than the vocabulary."""
+        return min(ids.rows for ids in row_numbers(self.graph))
+
+    @cached_property
     def _identity(self) -> str:
         return identity(self.graph, self._weights.loader)
 
@@ -385,37 +392,6 @@ class Engine:
         self._tensors.close()
         self._states.close()
         self._weights.close()
-
-
-@dataclass(frozen=True)
-class Setup:
-    """The choices of one engine, arguments and profile merged."""
-
-    profile: CompileProfile
-    precision: str
-    kv_type: Any
-    threads: int
-    max_seq: int
-    cache: CompileCache | None
-    dump_ir: Path | None
-
-    @staticmethod
-    def of(
-        config: models.ModelConfig,
-        threads: int | None,
-        max_seq: int | None,
-        kv: str | None,
-        precision: str | None,
-        profile: Any,
-        cache: CompileCache | None,
-        dump_ir: str | Path | None,
-    ) -> Setup:
-        chosen = CompileProfile.load(profile)
-        mode = precision or chosen.precision or "auto"
-        workers = worker_count(threads, chosen.threads)
-        room = min(config.context, DEFAULT_CONTEXT) if max_seq is None else context_length("max_seq", max_seq)
-        kv_type = kv_dtype(kv or chosen.kv_dtype, mode, config.kv_dtype)
-        return Setup(chosen, mode, kv_type, workers, room, cache, Path(dump_ir) if dump_ir else None)
 
 
 def _matrices(graph: Graph) -> list[Node]:

@@ -1,7 +1,7 @@
 """What must hold before a graph's native code runs, because the code itself checks nothing.
 
-Runtime: read off a compiled graph once, looked at by `rlx.runtime.executable` before every call. A model's engine needs
-none of this: its graph is known, and the runner checks ids and lengths.
+Runtime: read off a compiled graph once, looked at by `rlx.runtime.executable` before every call. Of a model's graph,
+which is known, the engine asks only how many tokens its tables have rows for.
 """
 
 from __future__ import annotations
@@ -64,6 +64,10 @@ class Ids:
             raise ArgumentError(f"{outside.flat[0]} is no row of a table of {self.rows}", where=f"input {self.name!r}")
 
 
+# Ops whose second operand holds numbers -> (operand, axis) that says how many they choose from.
+_CHOICES = {"embedding": (0, 0), "expert_linear": (2, 0), "take": (0, -1)}
+
+
 def rooms(graph: Graph) -> list[Room]:
     """One for every use of a cache, equal ones once."""
     return list(dict.fromkeys(room for node in graph.nodes() for room in _rooms(node)))
@@ -81,19 +85,20 @@ def _rooms(node: Node) -> Iterator[Room]:
 
 
 def row_numbers(graph: Graph) -> list[Ids]:
-    """One for every input that chooses rows of a table.
+    """One for every input that chooses rows of a table, experts, or elements of a row.
 
     Raises:
-        CompileError: row numbers are computed by an op that may give any number.
+        CompileError: the numbers are computed by an op that may give any number.
     """
-    tables = [(node.inputs[1], int(str(node.inputs[0].shape[0]))) for node in graph.nodes() if node.op == "embedding"]
-    return [ids for source, rows in tables if (ids := _ids(source, rows))]
+    chosen = [(node, *_CHOICES[node.op]) for node in graph.nodes() if node.op in _CHOICES]
+    tables = [(node.inputs[1], int(str(node.inputs[of].shape[axis]))) for node, of, axis in chosen]
+    return list(dict.fromkeys(ids for source, rows in tables if (ids := _ids(source, rows))))
 
 
 def _ids(source: Node, rows: int) -> Ids | None:
     if source.op == "input":
         return Ids(source.name, rows)
-    if source.op == "argmax" and source.inputs[0].shape[-1] == rows:
+    if source.op in ("argmax", "top_k") and source.inputs[0].shape[-1] == rows:
         return None
-    hint = f"Give them as an input, or as argmax over {rows} values."
+    hint = f"Give them as an input, or as argmax or top_k over {rows} values."
     raise CompileError(f"row numbers of a table of {rows} come from {source.op}", where=repr(source), hint=hint)
