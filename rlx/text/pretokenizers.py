@@ -62,7 +62,7 @@ _FAMILIES: tuple[tuple[PreTokenizer, str], ...] = (
     (PreTokenizer((_modern(r"\p{N}{1,3}"),)), "dbrx smaug-bpe"),
     (PreTokenizer((_modern(r"\p{N}"),), nfc=True), "qwen2"),
     (PreTokenizer((_modern(r"\p{N}"),)), "deepseek-r1-qwen kormo f2llmv2 megrez stablelm2"),
-    (PreTokenizer((_modern(r"\p{N}", r"[\p{L}\p{M}]", r"\p{M}"),), nfc=True), "qwen35"),
+    (PreTokenizer((_modern(r"\p{N}", r"[\p{L}\p{M}]", r"\p{M}"),)), "qwen35"),  # marks stay apart, unlike in qwen2
     (
         PreTokenizer((_GPT2,)),
         "gpt-2 phi-2 jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum modern-bert mpt olmo jais "
