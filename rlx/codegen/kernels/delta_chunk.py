@@ -27,12 +27,12 @@ from rlx.codegen.tiles import F32X16, FLOAT, I32, I32X16, LANES, Emitter, Index
 
 def panel_vectors(level: str) -> int:
     """Vectors of a panel: with `tile_rows`, what the registers hold as sums."""
-    return {"avx512": 2, "avx2": 1, "generic": 1}[level]
+    return {"avx512": 2, "avx2": 2, "generic": 1}[level]
 
 
 def tile_rows(level: str) -> int:
     """Tokens (or rows of a state) of a tile."""
-    return {"avx512": 8, "avx2": 4, "generic": 2}[level]
+    return {"avx512": 8, "avx2": 2, "generic": 2}[level]
 
 
 @dataclass(frozen=True)
