@@ -40,15 +40,15 @@ def kv_dtype(name: str | None, precision: str, default: str = "f16") -> DType:
 def capacities(graph: Graph, ctx: int, rows: int) -> dict[str, int]:
     """The symbols of cache sizes, for sessions of `ctx` positions in calls of at most `rows`.
 
-    CTX is `ctx` rounded up to whole tiles. WINDOW_CTX is window + rows - 1, rounded up to a multiple of 64: what the
-    first row of a call sees, and the call's rows. `window` is the largest over such caches. It is never above `ctx`,
-    rounded up in the same way, and just that where attention without a window reads such a cache.
+    CTX is `ctx` rounded up to whole tiles. WINDOW_CTX is window + rows - 1, what the first row of a call sees and the
+    call's rows, plus 63, since the first group of 64 that is read may begin before the window, rounded up to a multiple
+    of 64. `window` is the largest over such caches. It is never above `ctx`, rounded up in the same way, and just that
+    where attention without a window reads such a cache.
     """
-    full, window = _round_up(ctx, RING), largest_window(graph)
-    return {
-        "CTX": _round_up(ctx, TILE),
-        "WINDOW_CTX": min(full, _round_up(window + rows - 1, RING)) if window else full,
-    }
+    needed, window = _round_up(ctx, RING), largest_window(graph)
+    if window is not None:
+        needed = min(needed, _round_up(window + rows - 1 + RING - 1, RING))
+    return {"CTX": _round_up(ctx, TILE), "WINDOW_CTX": needed}
 
 
 def largest_window(graph: Graph) -> int | None:
@@ -139,6 +139,11 @@ class States:
     def ring_capacity(self) -> int | None:
         """Positions that every ring has room for, None without rings."""
         return min((self.table[name].shape[1] for name in self.names("ring")), default=None)
+
+    def first_read(self, length: int) -> int:
+        """The first position in rings that a step at `length` reads, masked or not: the group of 64 begins there."""
+        oldest = max(0, length - self.window + 1) if self.window else 0
+        return oldest // RING * RING
 
     def zero(self) -> None:
         """Recurrent states as they were at the start. Caches need none of it: what was forgotten is not read."""

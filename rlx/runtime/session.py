@@ -118,18 +118,13 @@ class Session:
             if checkpoint.recurrent is None:
                 checkpoint.recurrent = {name: self.states.copy(name) for name in self._recurrent}
                 copied = True
-            first = self._oldest(checkpoint.length)
+            first = self.states.first_read(checkpoint.length)
             if checkpoint.rings is None and first < lost:
                 copy, length = self.states.copy_positions, checkpoint.length
                 checkpoint.rings = {name: copy(name, first, length) for name in self._rings}
                 copied = True
         while copied and sum(c.nbytes for c in self._checkpoints) > CHECKPOINT_BYTES:
             del self._checkpoints[0]
-
-    def _oldest(self, length: int) -> int:
-        """The first position that a row at `length` sees in rings."""
-        window = self.states.window
-        return max(0, length - window + 1) if window else 0
 
     # -- going back -----------------------------------------------------------------------------------------------
 
@@ -151,7 +146,7 @@ class Session:
         """Whether the states can go on from there as they are."""
         if self._recurrent and (self._torn or length != self.done):
             return False
-        return not self._rings or self._oldest(length) >= self._floor
+        return not self._rings or self.states.first_read(length) >= self._floor
 
     def _return_to(self, checkpoint: _Checkpoint) -> None:
         self._torn = True  # an interrupt in between must not leave a mixture that seems whole
@@ -161,7 +156,7 @@ class Session:
         for name, value in (checkpoint.recurrent or {}).items():
             self.states.put(name, value)
         if checkpoint.rings is not None:
-            self._floor, first = _EVERYTHING, self._oldest(checkpoint.length)
+            self._floor, first = _EVERYTHING, self.states.first_read(checkpoint.length)
             for name, value in checkpoint.rings.items():
                 self.states.put_positions(name, first, value)
             self._floor = first
@@ -216,7 +211,7 @@ class Session:
             shape[1] = length
         if state.kind == "ring":
             held = value.shape[1] if value is not None and value.ndim == 3 else 0
-            shape[1] = min(max(held, length - self._oldest(length)), length)
+            shape[1] = min(max(held, length - self.states.first_read(length)), length)
         fits = value is not None and list(value.shape) == shape and value.dtype == state.dtype.numpy
         if state.kind != "fixed" and not fits:
             found = f"{value.dtype}{list(value.shape)}" if value is not None else "nothing"

@@ -91,7 +91,7 @@ SPLITS = {
 def test_long_runs_through_a_small_ring(level: str, window: int, dtype: DType, ctx: int, cache: CompileCache) -> None:
     graph, arrays = ring_graph(window, dtype), feeds()
     want = expected(graph, arrays)
-    with compile(graph, {"SEQ": (1, 45)}, target=level, threads=2, cache=cache) as exe:
+    with compile(graph, {"SEQ": (1, 45), "WINDOW_CTX": ctx}, target=level, threads=2, cache=cache) as exe:
         assert exe._states.extents["WINDOW_CTX"] == ctx
         for split in SPLITS.values():
             error = np.abs(through(exe, arrays, split) - want).max()
@@ -102,7 +102,10 @@ def test_long_runs_through_a_small_ring(level: str, window: int, dtype: DType, c
 def test_a_ring_gives_the_bits_of_a_whole_cache(fusions: tuple[str, ...], cache: CompileCache) -> None:
     arrays, found = feeds(), []
     profile = {"fusion": {"rope": bool(fusions)}}
-    for graph, bind in ((ring_graph(20), {}), (ring_graph(20, capacity=CTX, wrap=False), {"CTX": LENGTH})):
+    for graph, bind in (
+        (ring_graph(20), {"WINDOW_CTX": 64}),
+        (ring_graph(20, capacity=CTX, wrap=False), {"CTX": LENGTH}),
+    ):
         with compile(graph, {"SEQ": (1, 45), **bind}, profile=profile, threads=2, cache=cache) as exe:
             found.append(through(exe, arrays, SPLITS["odd chunks"]))
     assert np.array_equal(*found)
@@ -131,25 +134,31 @@ def test_capacities() -> None:
     assert RING == CHUNK, "a group of positions that attention reads at once must be in one piece"
     graph = ring_graph(512)
     assert largest_window(graph) == 512
-    assert capacities(graph, 32768, 512) == {"CTX": 32768, "WINDOW_CTX": 1024}
+    assert capacities(graph, 32768, 512) == {"CTX": 32768, "WINDOW_CTX": 1088}, "512 + 511 + 63, rounded up"
     assert capacities(graph, 32768, 514) == {"CTX": 32768, "WINDOW_CTX": 1088}
+    assert capacities(graph, 32768, 515) == {"CTX": 32768, "WINDOW_CTX": 1152}
     assert capacities(graph, 700, 512) == {"CTX": 704, "WINDOW_CTX": 704}
     assert capacities(graph, 17, 512) == {"CTX": 32, "WINDOW_CTX": 64}
     assert largest_window(ring_graph(512, capacity=CTX, wrap=False)) is None
     whole = ring_graph(None)
     assert largest_window(whole) is None
     assert capacities(whole, 700, 1)["WINDOW_CTX"] == 704, "attention without a window needs every position"
-    assert state_bytes(graph, 32768, 512) == 2 * 4 * KV_HEADS * WIDTH * 1024
-    with_states = States(graph, 300, 8)
+    assert state_bytes(graph, 32768, 512) == 2 * 4 * KV_HEADS * WIDTH * 1088
+    with_states = States(graph, 300, 8)  # a window of 512: rings never wrap
     assert (with_states.nbytes, with_states.names("ring")) == (2 * 4 * KV_HEADS * WIDTH * 320, ["keys", "values"])
+    assert [with_states.first_read(length) for length in (0, 511, 574, 575, 638, 639)] == [0, 0, 0, 64, 64, 128]
     with_states.close()
+    for rows in (1, 64, 200):  # whatever a step of so many rows reads is there when all of them are written
+        states = States(graph, 1 << 20, rows)
+        assert all(states.first_read(n) >= n + rows - (states.ring_capacity or 0) for n in range(2000))
+        states.close()
 
 
 def test_positions_are_copied_through_tiles_and_wraps() -> None:
     """What is put at positions comes back from them, and every other place keeps what it held."""
     rng = np.random.default_rng(1)
     for dtype in (F32, F16, BF16):
-        states = States(ring_graph(20, dtype), 512, 16)
+        states = States(ring_graph(20, dtype), 512, 16, 64)
         assert states.ring_capacity == 64
         before = rng.integers(0, 1000, (KV_HEADS, 64, WIDTH)).astype(dtype.numpy)
         after = rng.integers(0, 1000, (KV_HEADS, 37, WIDTH)).astype(dtype.numpy)
@@ -198,3 +207,21 @@ def test_a_window_over_a_cache_of_odd_size_does_not_wrap(cache: CompileCache) ->
             ArgumentError, match="positions 77 to 80 do not fit a cache of 80, which wraps if it is a mult"
         ):
             exe(q=feeds(4)["q"], PAST_SEQ=77)
+
+
+# ---------------------------------------------------------------------------------------------------- recurrent states
+
+
+def test_recurrent_states_start_as_zeros_and_return_to_them(cache: CompileCache) -> None:
+    graph = Graph("conv")
+    x = graph.input("x", [SEQ, 8])
+    graph.output("y", ops.causal_conv(graph.state("rows", (3, 8)), x, graph.weight("taps", [8, 4])))
+    rng = np.random.default_rng(2)
+    taps, rows = rng.standard_normal((8, 4)), rng.standard_normal((9, 8)).astype(np.float32)
+    padded = np.concatenate([np.zeros((3, 8)), rows])
+    want = np.stack([(padded[r : r + 4] * taps.T).sum(0) for r in range(9)])
+    with compile(graph, {"taps": taps}, cache=cache) as exe:
+        for _ in range(2):
+            found = [exe(x=rows[:5])["y"], exe(x=rows[5:6])["y"], exe(x=rows[6:])["y"]]
+            np.testing.assert_allclose(np.concatenate(found), want, rtol=1e-5, atol=1e-5)
+            exe.reset()
