@@ -38,6 +38,13 @@ Index: TypeAlias = ir.Value | int
 _LANE_ZERO = ir.Constant(I32X16, [0] * LANES)  # a shuffle that repeats the first lane
 _PLACEHOLDER = "__KERNEL__"
 
+# Rounds of a transpose: of vectors whose numbers differ in a bit, the lanes of the pair that make the first, and how many
+# lanes on those of the second lie. Fours of lanes are interleaved as the instructions of every level do it.
+_UNPACK = [first + lane for first in (0, 4, 8, 12) for lane in (0, 16, 1, 17)]
+_FOURS = [first + lane for first in (0, 16, 8, 24) for lane in range(4)]
+_EIGHTS = [first + lane for first in (0, 16) for lane in range(8)]
+_ROUNDS = ((2, _UNPACK, 2), (1, _UNPACK, 2), (4, _FOURS, 4), (8, _EIGHTS, 8))
+
 
 @dataclass
 class Loop:
@@ -341,13 +348,12 @@ class Emitter:
 
     def transpose(self, rows: Sequence[ir.Value]) -> list[ir.Value]:
         """16 vectors of 16 lanes -> those whose vector i holds lane i of each."""
-        order = ir.Constant(I32X16, [i // 2 + LANES * (i % 2) for i in range(LANES)])
-        upper = ir.Constant(I32X16, [i // 2 + LANES * (i % 2) + LANES // 2 for i in range(LANES)])
         done = list(rows)
-        # Each round moves the top bit of the row's number to the bottom of the lane's, and the lane's top to the row's.
-        for _ in range(4):
-            pairs = zip(done[: LANES // 2], done[LANES // 2 :], strict=True)
-            done = [self.b.shuffle_vector(low, high, o) for low, high in pairs for o in (order, upper)]
+        for bit, lanes, shift in _ROUNDS:
+            orders = [ir.Constant(I32X16, [lane + more for lane in lanes]) for more in (0, shift)]
+            for i in (i for i in range(LANES) if not i & bit):
+                pair = done[i], done[i | bit]
+                done[i], done[i | bit] = (self.b.shuffle_vector(*pair, order) for order in orders)
         return done
 
 
