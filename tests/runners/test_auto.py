@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine, Opened, install
 from gguf import GGUFWriter
+from golden_folder import PACKED
 from safetensors.numpy import save_file
 
 from rlx import models
@@ -20,6 +21,7 @@ from rlx.runners import (
     Llama32Runner,
     LmRunner,
     Qwen3Runner,
+    Qwen35Runner,
     SampleOpts,
     auto_runner,
 )
@@ -28,12 +30,12 @@ from rlx.runners.families import RUNNERS
 
 FAMILIES = {
     "llama": Llama32Runner,
-    "qwen2": Qwen3Runner,
-    "qwen3": Qwen3Runner,
-    "gemma": GemmaRunner,
-    "gemma2": GemmaRunner,
-    "gemma3": GemmaRunner,
+    **dict.fromkeys(("qwen2", "qwen3", "qwen3moe"), Qwen3Runner),
+    **dict.fromkeys(("qwen35", "qwen35moe", "qwen35-k256"), Qwen35Runner),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3n", "gemma4-e2b", "gemma4-moe"), GemmaRunner),
 }
+FILES = sorted(path.relative_to(PACKED) for path in PACKED.glob("*/model-*.gguf.xz"))
+FILES += sorted(path.parent.relative_to(PACKED) for path in PACKED.glob("*/hf/model.safetensors.xz"))
 
 
 def gguf(folder: Path, arch: str | None) -> Path:
@@ -66,13 +68,18 @@ def golden_name(path: Path) -> str:
     return next(name for name in path.parts[::-1] if name in FAMILIES)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("file", ["model-f16.gguf", "hf"])
-def test_the_architecture_decides(opened: Opened, goldens: Path, name: str, file: str) -> None:
-    runner = auto_runner(str(goldens / name / file))
-    assert type(runner) is FAMILIES[name]
+@pytest.mark.parametrize("file", [file for file in FILES if file.parts[0] in FAMILIES], ids=str)
+def test_the_architecture_decides(opened: Opened, goldens: Path, file: Path) -> None:
+    path = goldens / str(file).removesuffix(".xz")
+    runner = auto_runner(str(path))
+    assert type(runner) is FAMILIES[file.parts[0]]
     assert isinstance(runner, CachedRunner) and isinstance(runner, LmRunner)
-    assert opened.calls[0][0] == goldens / name / file
+    assert opened.calls[0][0] == path
+
+
+def test_every_family_has_a_file() -> None:
+    assert {file.parts[0] for file in FILES} >= set(FAMILIES)
+    assert set(FAMILIES.values()) == set(RUNNERS.values())
 
 
 def test_options_reach_the_engine(opened: Opened, goldens: Path) -> None:
@@ -96,7 +103,7 @@ def test_the_wrong_family_s_runner_gives_its_engine_back(opened: Opened, goldens
     assert opened.engines[0].closed
 
 
-@pytest.mark.parametrize("arch", ["qwen35moe", "gemma3n", "gpt-oss", "phi3"])
+@pytest.mark.parametrize("arch", ["qwen3next", "llama4", "gpt-oss", "phi3"])
 def test_a_known_architecture_that_is_not_there_yet(tmp_path: Path, opened: Opened, arch: str) -> None:
     said = rf"model\.gguf: the architecture '{arch}' \(general\.architecture\) is known but not there yet: .*"
     with pytest.raises(UnsupportedModelError, match=said + "Supported: .*llama.*qwen3"):
@@ -111,10 +118,10 @@ def test_an_unknown_architecture_names_those_there_are(tmp_path: Path) -> None:
 
 
 def test_a_config_json_says_its_model_type(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"'qwen3_moe' \(model_type\) is known but not there yet"):
-        auto_runner(hf(tmp_path, {"model_type": "qwen3_moe"}))
-    with pytest.raises(UnsupportedModelError, match=r"'gemma3n' .*Supported: .*gemma3_text"):
-        auto_runner(hf(tmp_path, {"model_type": "gemma3n"}))
+    with pytest.raises(UnsupportedModelError, match=r"'qwen2_moe' \(model_type\) is known but not there yet"):
+        auto_runner(hf(tmp_path, {"model_type": "qwen2_moe"}))
+    with pytest.raises(UnsupportedModelError, match=r"'mistral3' .*Supported: .*mistral.*gemma3_text"):
+        auto_runner(hf(tmp_path, {"model_type": "mistral3"}))
 
 
 @pytest.mark.parametrize("value", [None, "", 7])

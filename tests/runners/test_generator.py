@@ -12,7 +12,7 @@ from fake_engine import FakeEngine
 
 from rlx.errors import BusyError, NumericalError, PromptError, TokenizerError, UnsupportedModelError
 from rlx.runners.base import LmRunner
-from rlx.runners.families import GemmaRunner, Llama32Runner, Qwen3Runner
+from rlx.runners.families import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner
 from rlx.runners.generator import CachedRunner
 from rlx.runners.sampling import SampleOpts
 
@@ -268,7 +268,8 @@ def test_a_closed_runner_refuses_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("runner", "family"), [(Qwen3Runner, "qwen3"), (Llama32Runner, "llama32"), (GemmaRunner, "gemma")]
+    ("runner", "family"),
+    [(Qwen3Runner, "qwen3"), (Qwen35Runner, "qwen35"), (Llama32Runner, "llama32"), (GemmaRunner, "gemma")],
 )
 def test_a_family_s_runner_takes_its_own_family_only(runner: type[CachedRunner], family: str) -> None:
     assert runner(FakeEngine(family=family)).family == family
