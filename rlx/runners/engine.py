@@ -371,10 +371,11 @@ class Engine:
         return ir_text.loads(self._compile(bucket, False).final)
 
     def stats(self) -> dict[str, Any]:
-        """What the engine holds: bytes of weights, caches and arenas, threads, counters of the compile cache."""
+        """What the engine holds: bytes of weights, states, checkpoints and arenas, threads, counters of the compile cache."""
         return {
             "weights_bytes": self._tensors.nbytes,
             "kv_bytes": self._states.nbytes,
+            "checkpoint_bytes": self._session.checkpoint_bytes,
             "arena_bytes": sum(p.arena_bytes for p in self._programs.values()),
             "threads": self._pool.n,
             "target": self._compiler.target.level,

@@ -111,6 +111,11 @@ class Session:
         if self.done > there and (self._recurrent or self._rings):
             self._checkpoints = [*self._checkpoints, _Checkpoint(self.done)][-CHECKPOINTS:]
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of the copies that checkpoints hold."""
+        return sum(c.nbytes for c in self._checkpoints)
+
     def _save(self, lost: int) -> None:
         """Copies what checkpoints need and the next step destroys; `lost`: positions below leave the rings."""
         copied = False
@@ -123,7 +128,7 @@ class Session:
                 copy, length = self.states.copy_positions, checkpoint.length
                 checkpoint.rings = {name: copy(name, first, length) for name in self._rings}
                 copied = True
-        while copied and sum(c.nbytes for c in self._checkpoints) > CHECKPOINT_BYTES:
+        while copied and self.checkpoint_bytes > CHECKPOINT_BYTES:
             del self._checkpoints[0]
 
     # -- going back -----------------------------------------------------------------------------------------------

@@ -107,6 +107,32 @@ def test_trim(family: Family, length: int) -> None:
     assert goes_on(family, family.engine, 1)
 
 
+def poison(engine: Engine, kind: str, start: int, stop: int) -> None:
+    """Puts NaN in the places of positions, as a broken step would."""
+    states = engine._states
+    for name in states.names(kind):
+        heads, _, head_dim = states.table[name].shape
+        states.put_positions(name, start, np.full((heads, stop - start, head_dim), np.nan, np.float32))
+
+
+def test_what_was_cut_is_not_read(family: Family) -> None:
+    """NaN times a weight of 0 would be NaN."""
+    talk(family.engine, 110, 150)
+    for kind in FAMILIES[family.name] - {"recurrent"}:
+        poison(family.engine, kind, 110, 150)
+    family.engine.trim(110)
+    assert goes_on(family, family.engine)
+
+
+def test_what_was_there_before_a_reset_is_not_read(family: Family) -> None:
+    talk(family.engine, 110, 112)
+    for buffer in family.engine._states._buffers.values():
+        buffer.view(np.uint8, buffer.nbytes).fill(0xFF)
+    family.engine.reset()
+    assert error(family.engine.forward(IDS[:150]), family.expected[149]) <= SAME
+    assert goes_on(family, family.engine, 1)
+
+
 @pytest.mark.parametrize("length", [7, 150])
 def test_snapshots_go_to_other_engines(family: Family, length: int) -> None:
     talk(family.engine, 5, length)
