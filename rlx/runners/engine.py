@@ -371,7 +371,7 @@ class Engine:
         return ir_text.loads(self._compile(bucket, False).final)
 
     def stats(self) -> dict[str, Any]:
-        """What the engine holds: bytes of weights, states, checkpoints and arenas, threads, counters of the compile cache."""
+        """What the engine holds: bytes of weights, states, checkpoints and arenas, threads, counters of the cache."""
         return {
             "weights_bytes": self._tensors.nbytes,
             "kv_bytes": self._states.nbytes,
