@@ -38,8 +38,8 @@ Index: TypeAlias = ir.Value | int
 _LANE_ZERO = ir.Constant(I32X16, [0] * LANES)  # a shuffle that repeats the first lane
 _PLACEHOLDER = "__KERNEL__"
 
-# Rounds of a transpose: of vectors whose numbers differ in a bit, the lanes of the pair that make the first, and how many
-# lanes on those of the second lie. Fours of lanes are interleaved as the instructions of every level do it.
+# Rounds of a transpose: of vectors whose numbers differ in a bit, the lanes of the pair that make the first, and how
+# far behind them those of the second lie. Fours of lanes are interleaved as the instructions of every level do it.
 _UNPACK = [first + lane for first in (0, 4, 8, 12) for lane in (0, 16, 1, 17)]
 _FOURS = [first + lane for first in (0, 16, 8, 24) for lane in range(4)]
 _EIGHTS = [first + lane for first in (0, 16) for lane in range(8)]
