@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""The gated delta rule: the chunked form against the token-serial one, and how fast decoding reads its states.
+"""The gated delta rule: the chunked form against two token-serial ones, and how fast decoding reads its states.
 
     python benchmarks/delta_rule.py [--rows 512] [--chunk 16] [--seconds 4] [--target avx2]
 
-Token by token an element of the state costs 4 instructions of arithmetic, in chunks of 16 it costs 3.4, and both forms
-keep the state in the caches: the ratio cannot be far above 4 / 3.4 = 1.2. Both forms run in turns, and the fastest run
-of each counts, since other programs only ever slow one down. Operations are those of the recurrence, 6 an element of
-the state and token (decays aside), whatever a form really does, so that GFLOP/s compare; "its arithmetic alone" is what
-a form really does, at the machine's measured peak.
+"stepwise" is prefill as decoding would do it: one token through all layers, then the next, so that every token reads
+and writes every layer's state in memory. "serial" does the tokens of a layer one after the other with the state in the
+caches, "chunked" does them in matrix form. Token by token an element of the state costs 4 instructions of arithmetic,
+in chunks of 16 it costs 3.4: chunked cannot be far above 4 / 3.4 = 1.2 times serial, whatever it is to stepwise.
+
+All forms run in turns, and the fastest run of each counts, since other programs only ever slow one down. Operations are
+those of the recurrence, 6 an element of the state and token (decays aside), whatever a form really does, so that
+GFLOP/s compare; "its arithmetic alone" is what a form really does, at the machine's measured peak.
 """
 
 from __future__ import annotations
@@ -119,7 +122,10 @@ def prefill(
                 f"  {pool.n:2} workers  {name:8} {took * 1e3:7.2f} ms, its arithmetic alone {bound * 1e3:.2f} ms;"
                 f"  {rate:.0f} GFLOP/s, peak {peak:.0f}"
             )
-        print(f"  {pool.n:2} workers  ratio    {best['serial'] / best['chunked']:7.2f}")
+        step = stepwise(target, pool, shape, args.seconds / 2) * count
+        print(f"  {pool.n:2} workers  stepwise {step * 1e3:7.2f} ms, with the states in memory")
+        ratios = step / best["chunked"], best["serial"] / best["chunked"]
+        print(f"  {pool.n:2} workers  chunked is {ratios[0]:.2f} times as fast as stepwise, {ratios[1]:.2f} as serial")
     found = []
     for one in forms.values():
         arrays[0][...] = start
@@ -129,18 +135,25 @@ def prefill(
     print(f"              largest difference {difference:.1e} of the largest result")
 
 
-def decode(target: Target, pools: list[WorkerPool], shape: tuple[int, int], seconds: float) -> None:
-    """One token of as many layers as states fit `STATE_BYTES`, as one call: layers stand side by side like heads."""
+def stepwise(target: Target, pool: WorkerPool, shape: tuple[int, int], seconds: float) -> float:
+    """Seconds of one token and layer, where a token goes through as many layers as states fit `STATE_BYTES`; they stand
+    side by side like heads.
+    """
     layers = STATE_BYTES // (4 * shape[0] * DIM * DIM)
     heads, key_heads = (layers * count for count in shape)
     single = serial(target, heads, key_heads, single=True)
     arrays = [place(np.zeros((heads, DIM, DIM))), *rows(heads, key_heads, 1)]
     addresses = [a.ctypes.data for a in arrays]
+    return fastest({"decode": partial(single.run, pool, addresses, [])}, seconds)["decode"] / layers
+
+
+def decode(target: Target, pools: list[WorkerPool], shape: tuple[int, int], seconds: float) -> None:
     for pool in pools:
-        took = fastest({"decode": partial(single.run, pool, addresses, [])}, seconds)["decode"]
-        rate = arrays[0].nbytes / took / 1e9
-        each = took / layers * 1e6
-        print(f"  {pool.n:2} workers  decode   {each:7.1f} us a layer, {rate:.1f} GB/s of state, both read and written")
+        took = stepwise(target, pool, shape, seconds)
+        rate = 4 * shape[0] * DIM * DIM / took / 1e9
+        print(
+            f"  {pool.n:2} workers  decode   {took * 1e6:7.1f} us a layer, {rate:.1f} GB/s of state, read and written"
+        )
 
 
 def main() -> None:
