@@ -79,7 +79,6 @@ def test_every_row_at_once(goldens: Path, family: str, file: str) -> None:
     with opened(goldens / family / file) as runner:
         found = runner.predict_logits(tokens, all_positions=True)[at]
         assert TOLERANCE < error(found, expected["logits"]) < 5e-3
-        assert runner.generate(tokens, 8, stop_at_eog=False) == expected["greedy"][:8].tolist()
 
 
 @pytest.mark.parametrize(("family", "quant", "kind"), QUANTIZED)
