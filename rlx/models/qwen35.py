@@ -16,6 +16,8 @@ from rlx.models.blocks import attention, embedding, feed_forward, gated_mlp, hea
 from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
 
+_UNIT_EPS = 1e-6  # not the eps of the norms
+
 
 def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
     """The graph of a Qwen 3.5 model; see `rlx.models.build`."""
@@ -64,7 +66,7 @@ def _convolved(layer: Model, x: Node, part: str, heads: int, size: int) -> Node:
 def _unit(layer: Model, x: Node) -> Node:
     """x / sqrt(sum(x^2) + eps) over the last axis: an RMS norm but for the number of elements."""
     size = layer.config.delta.key_dim if layer.config.delta else 1
-    return ops.scale(ops.rms_norm(x, eps=layer.config.eps / size), size**-0.5)
+    return ops.scale(ops.rms_norm(x, eps=_UNIT_EPS / size), size**-0.5)
 
 
 def shared_expert(layer: Model, x: Node) -> Node:
