@@ -195,7 +195,8 @@ class Engine:
         rows, past = len(ids), self._session.done
         program = self._program(self._bucket(rows), all_rows and rows > 1)
         program.inputs["tokens"][:rows] = ids
-        program.inputs["positions"][:rows] = range(past, past + rows)
+        if "positions" in program.inputs:  # not if every layer is recurrent
+            program.inputs["positions"][:rows] = range(past, past + rows)
         env = {"SEQ": rows, "PAST_SEQ": past, **self._states.extents}
         self._session.begin(rows)
         program.run(**env)
