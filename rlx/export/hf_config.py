@@ -25,7 +25,6 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen35": _QWEN35_DEFAULTS,
     "qwen35moe": _QWEN35_DEFAULTS,
     "gemma3n": {"altup_active_idx": 0},
-    "gemma4": {"head_dim": 256},
 }
 
 _SIZE, _LAYERS = (1, 1 << 31), (1, 1024)
@@ -89,7 +88,7 @@ class TextConfig(Keys):
             for kind in found:
                 if kind not in (_SLIDING, _FULL, _LINEAR):
                     self.unsupported("layer_types", kind, f"known are {_SLIDING}, {_FULL} and {_LINEAR}")
-            return found
+            return [*found[:-1], _FULL] if self.row.hf_ends_full else found
         return self._ruled_types()
 
     def _ruled_types(self) -> list[str]:
@@ -114,7 +113,7 @@ class TextConfig(Keys):
 
     def of_full_layers(self, published: str, key: str) -> int | None:
         """A size of Gemma 4's full-attention layers: under a key of its own, or as exceptions of single layers."""
-        if published in self:
+        if published in self and "per_layer_config" not in self:
             return self.integer(published, _SIZE)
         exceptions = self.nested("per_layer_config", optional=True).mapping
         found = {
@@ -365,7 +364,7 @@ def _gemma4(config: TextConfig, out: Writer) -> None:
         width, own = config.integer("intermediate_size", _SIZE), config.layers - config.shared_kv_layers
         out.integers("feed_forward_length", [width * (1 + (i >= own)) for i in range(config.layers)])
     full = config.of_full_layers("num_global_key_value_heads", "num_key_value_heads")
-    if full is not None:
+    if full is not None and config.flag("attention_k_eq_v", False):
         heads = [config.kv_heads if slides else full for slides in config.sliding]
         out.integers("attention.head_count_kv", heads)
     out.u32("rope.dimension_count", config.full_head_dim)  # the part that does not turn is in rope_freqs.weight

@@ -28,10 +28,15 @@ def _all_slide(keys: Keys, layers: int) -> list[bool]:
     return ["sliding_window" in keys] * layers
 
 
+def _all_slide_if_asked(keys: Keys, layers: int) -> list[bool]:
+    """Qwen 3 MoE: every layer has the window, with `use_sliding_window`."""
+    return [keys.flag("use_sliding_window", False) and "sliding_window" in keys] * layers
+
+
 def _upper_layers_slide(keys: Keys, layers: int) -> list[bool]:
     """Qwen: with `use_sliding_window`, the layers from `max_window_layers` on."""
     first = keys.integer("max_window_layers", (0, 1 << 31), layers)
-    return [keys.flag("use_sliding_window", False) and layer >= first for layer in range(layers)]
+    return [slides and layer >= first for layer, slides in enumerate(_all_slide_if_asked(keys, layers))]
 
 
 def _every_nth_is_full(n: int) -> Sliding:
@@ -66,6 +71,7 @@ class Architecture:
         partial_rope: the part of a head that turns, where `config.json` does not say; None: always all of it.
         attention_scale: factor of q k^T; None: 1/sqrt(head size), or what the file says.
         hf_sliding: which layers slide according to a `config.json` without `layer_types`.
+        hf_ends_full: its last layer never slides, whatever `config.json` says.
         local_base: default base of a rope of their own for sliding layers, None if they share the model's.
         hf_base: default of `rope_theta`.
         hf_activation: keys of the activation in `config.json`; the first that is there counts.
@@ -99,6 +105,7 @@ class Architecture:
     partial_rope: float | None = None
     attention_scale: float | None = None
     hf_sliding: Sliding = none_slides
+    hf_ends_full: bool = False
     local_base: float | None = None
     hf_base: float = 10_000.0
     hf_activation: tuple[str, ...] = ("hidden_act",)
@@ -179,12 +186,19 @@ _GEMMA3N_DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 _GEMMA4_DEFAULTS: dict[str, Any] = {
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default"},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+    },
     "max_position_embeddings": 131_072,
     "rms_norm_eps": 1e-6,
     "hidden_activation": "gelu_pytorch_tanh",
     "hidden_size_per_layer_input": 0,
     "tie_word_embeddings": True,
 }
+_QWEN_DEFAULTS: dict[str, Any] = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _QWEN35 = Architecture(
     "qwen35",
     ("qwen3_5_text", "qwen3_5"),
@@ -195,13 +209,14 @@ _QWEN35 = Architecture(
     hf_base=10_000_000.0,
     hf_defaults={"head_dim": 256, "rms_norm_eps": 1e-6},
 )
+_MISTRAL: dict[str, Any] = {"hf_sliding": _all_slide, "hf_defaults": {"sliding_window": 4096}}
 _MIXTRAL: dict[str, Any] = {"experts": "must", "hf_base": 1_000_000.0}
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
         "llama32",
         ("llama",),
-        hf_variants={"mistral": {"hf_sliding": _all_slide}, "mixtral": {"hf_sliding": _all_slide, **_MIXTRAL}},
+        hf_variants={"mistral": _MISTRAL, "mixtral": {"hf_sliding": _all_slide, **_MIXTRAL}},
         gguf_rope="interleaved",
         experts="may",
     ),
@@ -210,21 +225,21 @@ ARCHITECTURES: dict[str, Architecture] = {
         ("qwen2",),
         hf_sliding=_upper_layers_slide,
         biases=("attn_q", "attn_k", "attn_v"),
-        hf_defaults={"use_sliding_window": False},
+        hf_defaults=_QWEN_DEFAULTS,
     ),
     "qwen3": Architecture(
         "qwen3",
         ("qwen3",),
         hf_sliding=_upper_layers_slide,
-        hf_defaults={"use_sliding_window": False, "head_dim": 128},
+        hf_defaults={**_QWEN_DEFAULTS, "head_dim": 128},
     ),
     "qwen3moe": Architecture(
         "qwen3",
         ("qwen3_moe",),
-        hf_sliding=_upper_layers_slide,
+        hf_sliding=_all_slide_if_asked,
         experts="must",
         hf_experts=(("num_experts", "num_local_experts"), "num_experts_per_tok", "norm_topk_prob"),
-        hf_defaults={"use_sliding_window": False},
+        hf_defaults=_QWEN_DEFAULTS,
     ),
     "qwen35": _QWEN35,
     "qwen35moe": replace(_QWEN35, model_types=("qwen3_5_moe_text", "qwen3_5_moe"), experts="must", shared_expert=True),
@@ -292,6 +307,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         gguf_caps=(0.0, 30.0),
         gguf_local_heads=True,
         shares_kv=True,
+        hf_ends_full=True,
         attention_scale=1.0,
         hf_sliding=_every_nth_is_full(6),
         local_base=10_000.0,

@@ -118,6 +118,7 @@ class ModelConfig:
         delta: of the recurrent layers, or None.
         per_layer: width of the embeddings that each layer has of its own, 0 for none.
         streams: copies of the residual stream.
+        stream_scale: what the others learn from the first is scaled element by element.
         kv_dtype: type of the KV caches where nothing else is asked for and precision is "auto".
     """
 
@@ -145,6 +146,7 @@ class ModelConfig:
     delta: DeltaNet | None = None
     per_layer: int = 0
     streams: int = 1
+    stream_scale: bool = True
     kv_dtype: str = "f16"
 
     @property

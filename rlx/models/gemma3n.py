@@ -35,9 +35,11 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
     for layer in model.layers():
         predicted = predict(layer, streams)
         streams = correct(layer, predicted, compute(layer, predicted[0], angles))
-        scaled = streams[0] * layer.weight("altup_correct_scale.weight", config.hidden)
         if inputs is not None:
-            extra = blocks.per_layer_input(layer, scaled, inputs)
+            first = streams[0]
+            if config.stream_scale:
+                first = first * layer.weight("altup_correct_scale.weight", config.hidden)
+            extra = blocks.per_layer_input(layer, first, inputs)
             streams = [streams[0], *(stream + extra for stream in streams[1:])]
     x, *rest = streams
     rest = [_like(linear(model, y, f"altup_unembd_proj.{i}", config.hidden), x) for i, y in enumerate(rest)]

@@ -19,6 +19,7 @@ from rlx.models.keys import CAP, EPS, HEADS, WIDTH, Keys, known
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
 _OVERRIDES = {"head_dim", "num_key_value_heads", "intermediate_size"}  # what `per_layer_config` may change
+_SPARSE_LAYERS = 10  # of Gemma 3n, by default
 _VISION_ONLY = (None, False, "vision")  # attention in both directions between tokens of a picture is no matter of text
 
 
@@ -66,6 +67,7 @@ def from_hf(config: Mapping[str, Any], *, where: object = "config.json") -> Mode
         delta=_delta(keys) if row.hybrid else None,
         per_layer=keys.integer("hidden_size_per_layer_input", (0, 1 << 20), 0) if row.shares_kv else 0,
         streams=keys.integer("altup_num_inputs", (2, 64)) if row.streams else 1,
+        stream_scale=keys.flag("altup_correct_scale", True),
         kv_dtype=row.kv_dtype,
     )
 
@@ -141,6 +143,7 @@ def _windows(keys: Keys, row: Architecture, kinds: list[str] | None, layers: int
     if row.hf_sliding is none_slides:
         return [None] * layers
     slides = [kind == _SLIDING for kind in kinds] if kinds else row.hf_sliding(keys, layers)
+    slides[-1] &= not row.hf_ends_full
     if not any(slides):
         return [None] * layers
     if keys.flag("use_sliding_window", True) is False:
@@ -178,7 +181,7 @@ def _layers(keys: Keys, row: Architecture, layers: int, heads: int, head_dim: in
     windows, recurrent = _windows(keys, row, kinds, layers), _recurrent(keys, row, kinds, layers)
     shared = keys.integer("num_kv_shared_layers", (0, layers - 1), 0) if row.shares_kv else 0
     source = sources(windows, shared, keys.where)
-    sparse, sparsity = _sparse(keys, row, layers), _sparsity(keys, layers)
+    sparse, sparsity = _sparse(keys, row, layers), _sparsity(keys, row, layers)
     default = 0 if row.experts == "must" else None
     ffn = keys.integers("intermediate_size", (0 if row.experts == "must" else 1, WIDTH[1]), layers, default)
     double = keys.flag("use_double_wide_mlp", False)
@@ -209,6 +212,7 @@ def _layers(keys: Keys, row: Architecture, layers: int, heads: int, head_dim: in
 def _own(keys: Keys, layer: int, full: bool, same_kv: bool) -> Keys:
     """Heads of one layer: the file's, those for layers without window, those for this layer alone."""
     found = {key: keys.get(key) for key in ("head_dim", "num_key_value_heads") if key in keys}
+    full = full and "per_layer_config" not in keys
     if full and "global_head_dim" in keys:
         found["head_dim"] = keys.get("global_head_dim")
     if full and same_kv and "num_global_key_value_heads" in keys:
@@ -232,15 +236,14 @@ def _sparse(keys: Keys, row: Architecture, layers: int) -> list[bool]:
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(layers)]
 
 
-def _sparsity(keys: Keys, layers: int) -> list[float | None]:
-    """The file says which part of a normal distribution is cut off."""
+def _sparsity(keys: Keys, row: Architecture, layers: int) -> list[float | None]:
+    """The file says which part of a normal distribution is cut off; Gemma 3n has a default."""
     key = "activation_sparsity_pattern"
-    if key not in keys:
-        return [None] * layers
-    found = keys.get(key)
-    parts = keys.array(key, layers, "one number a layer") if isinstance(found, list) else [found] * layers
-    if not all(isinstance(part, int | float) and 0 <= part < 1 for part in parts):
-        keys.wrong(key, found, "numbers from 0 to 1")
+    first = _SPARSE_LAYERS if row.streams and layers > _SPARSE_LAYERS else 0
+    found = keys.get(key, [0.95] * first + [0.0] * (layers - first))
+    parts = found if isinstance(found, list) else [found] * layers
+    if len(parts) != layers or not all(isinstance(part, int | float) and 0 <= part < 1 for part in parts):
+        keys.wrong(key, found, f"{layers} numbers from 0 to 1")
     return [NormalDist().inv_cdf(part) if part else None for part in parts]
 
 
