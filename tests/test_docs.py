@@ -1,19 +1,67 @@
-"""The examples in the documentation run."""
+"""What the documentation says is so: examples run, quotes and tables are those of the code, commands exist."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+import click
+import pytest
+
+from rlx.cli.main import cli
+from rlx.codegen.layouts import BLOCK_ROWS, PACKINGS
+from rlx.ir import ops
+from rlx.ir.dtypes import DTYPES, Q8A, DType
+from rlx.models import SUPPORTED
+from rlx.models.architectures import ARCHITECTURES, Architecture
+from rlx.models.config import Layer
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md"), ROOT / "tests" / "data" / "README.md"])
+PLACES = ("rlx/", "tests/", "docs/", "benchmarks/", "examples/", "tools/")  # of paths in running text
+
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+
+
+@cache
+def text(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def python(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text(page), re.DOTALL)
+
+
+def prose(page: Path) -> str:
+    """The page without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", text(page), flags=re.DOTALL | re.MULTILINE)
+
+
+def spans(page: Path) -> list[str]:
+    """What stands between backticks."""
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(page))]
+
+
+def rows(page: Path) -> Iterator[list[str]]:
+    """The cells of every row of every table."""
+    for line in text(page).splitlines():
+        if line.startswith("| "):
+            yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+# -- examples ---------------------------------------------------------------------------------------------------------
 
 
 def test_examples_of_the_compiler_page() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "compiler.md").read_text(), re.DOTALL)
-    assert len(blocks) >= 2
+    blocks = python(DOCS / "compiler.md")
+    assert len(blocks) >= 3
     names: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, "docs/compiler.md", "exec"), names)
@@ -24,20 +72,172 @@ def test_examples_of_the_compiler_page() -> None:
     assert "ret" in names["mlp"].asm()
 
 
-def test_links_between_pages_and_code_exist() -> None:
-    for page in [*DOCS.glob("*.md"), *DOCS.parent.glob("*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"
+def test_the_comparison_on_the_page_about_models(goldens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = (block for block in python(DOCS / "add-a-model.md") if "import" in block)
+    names: dict[str, Any] = {}
+    monkeypatch.chdir(goldens)
+    exec(compile(code, "docs/add-a-model.md", "exec"), names)
+    assert set(names["outputs"]) == {"logits", "x.1", "x.2"}
+
+
+def test_quotes_on_the_page_about_models_are_in_the_tree() -> None:
+    quotes = [block for block in python(DOCS / "add-a-model.md") if "import" not in block]
+    tree = [
+        path.read_text(encoding="utf-8")
+        for folder in ("models", "weights")
+        for path in (ROOT / "rlx" / folder).glob("*.py")
+    ]
+    assert len(quotes) >= 7
+    for quote in quotes:
+        assert any(quote in source for source in tree), quote
 
 
 def test_examples_run() -> None:
-    root = DOCS.parent
     told = subprocess.run(
-        [sys.executable, root / "examples" / "chat.py"],
+        [sys.executable, ROOT / "examples" / "chat.py"],
         input="What is 27 + 45?\nAnd what is 5 more than that?\n", capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert "27 + 45 = 72" in told.stdout and "77" in told.stdout
     lines = subprocess.run(
-        [sys.executable, root / "examples" / "logits.py"], capture_output=True, text=True, check=True
+        [sys.executable, ROOT / "examples" / "logits.py"], capture_output=True, text=True, check=True
     )
     assert len(lines.stdout.splitlines()) == 12
+
+
+# -- links and names --------------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@by_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", prose(page)):
+        found = page.parent / target if target else page
+        assert found.exists(), target
+        assert not anchor or anchor in anchors(found), f"{target}#{anchor}"
+
+
+@by_page
+def test_paths_in_the_text_exist(page: Path) -> None:
+    for span in spans(page):
+        if span.startswith(PLACES) and " " not in span:
+            assert list(ROOT.glob(span.rstrip("/"))), span
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    for page in DOCS.glob("*.md"):
+        assert f"](docs/{page.name})" in text(ROOT / "README.md"), page.name
+
+
+def test_fields_that_the_page_about_models_names_are_there() -> None:
+    named = re.findall(r"Layer\.(\w+)", text(DOCS / "add-a-model.md"))
+    assert named and set(named) <= {field.name for field in fields(Layer)}
+    row = {"gguf_local_heads", "shares_kv", "hf_variants", "hf_defaults", "biases", "experts", "kv_dtype"}
+    assert row <= {field.name for field in fields(Architecture)}
+    assert row <= set(re.findall(r"\w+", text(DOCS / "add-a-model.md")))
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def commands(page: Path) -> list[str]:
+    """Lines of indented code, and what stands between backticks, without comments."""
+    indented = re.findall(r"^    (\S.*)$", prose(page), re.MULTILINE)
+    return [line.split("  #")[0].strip() for line in (*indented, *spans(page))]
+
+
+def check_rlx(line: str) -> None:
+    """The subcommand is there and has every option that the line shows."""
+    command: click.Command = cli
+    words = line.split()[1:]
+    context = click.Context(cli)
+    while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z]+", words[0]):
+        found = command.get_command(context, words.pop(0))
+        assert found is not None, line
+        command = found
+    options = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+    assert set(re.findall(r"(?<!\S)\[?(--[a-z-]+)", " ".join(words))) <= options, line
+
+
+def check_script(line: str) -> None:
+    """The script is there and knows every option that the line shows."""
+    script = ROOT / line.split()[1]
+    assert script.is_file(), line
+    assert all(f'"{option}"' in script.read_text() for option in re.findall(r" (--[a-z-]+)", line)), line
+
+
+@by_page
+def test_commands_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for line in commands(page):
+        if line.startswith("rlx "):
+            check_rlx(line)
+        elif re.match(r"python (benchmarks|tools|examples)/", line):
+            check_script(line)
+        elif line.startswith("python -c "):
+            exec(line.removeprefix("python -c ").strip('"'), {"print": str})
+        elif line.startswith("make "):
+            assert line.split()[1] in targets, line
+        elif line.startswith("pytest "):
+            assert all((ROOT / path).exists() for path in line.split()[1:]), line
+
+
+def test_commands_are_found_and_wrong_ones_too() -> None:
+    assert "rlx compile MODEL --dump-ir DIR" in commands(DOCS / "add-a-model.md")
+    for wrong in ("rlx walk MODEL", "rlx run MODEL --dump DIR", "rlx cache forget"):
+        with pytest.raises(AssertionError):
+            check_rlx(wrong)
+    with pytest.raises(AssertionError):
+        check_script("python benchmarks/make_model.py --no-such-option")
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_families_of_the_readme_are_those_of_the_code() -> None:
+    """And the model types in a row are those of its architectures."""
+    table = [row for row in rows(ROOT / "README.md") if len(row) == 3 and names(row[1])][1:]
+    shown = {
+        "gguf": [n for row in table for n in names(row[1])],
+        "safetensors": [n for row in table for n in names(row[2])],
+    }
+    assert {kind: sorted(each) for kind, each in shown.items()} == {k: sorted(each) for k, each in SUPPORTED.items()}
+    for _, archs, types in table:
+        found = [ARCHITECTURES[arch] for arch in names(archs)]
+        assert set(names(types)) == {name for row in found for name in (*row.model_types, *row.hf_variants)}
+
+
+def format_row(dtype: DType) -> list[str]:
+    """What the table of formats must say of a type but for where it comes from."""
+    packing = PACKINGS[dtype]
+    file, memory = 8 * dtype.nbytes / dtype.block, 8 * packing.nbytes / BLOCK_ROWS / packing.superblock
+    in_file = "8 and the scales" if dtype.ggml is None else f"{file:.6g}"
+    number = "none" if dtype.ggml is None else str(dtype.ggml)
+    return [dtype.name.upper(), number, in_file, f"{memory:.6g}", "int8" if dtype.has_integer_codes else "float32"]
+
+
+def test_the_table_of_formats_is_that_of_the_code() -> None:
+    table = [row for row in rows(DOCS / "formats.md") if len(row) == 6][1:]
+    assert sorted(row[:4] + row[5:] for row in table) == sorted(map(format_row, PACKINGS))
+    for row in table:
+        assert ("safetensors" in row[4]) == (row[0] in ("F32", "F16", "BF16", "F8_E4M3"))
+    assert f"- {len(PACKINGS)} weight formats" in text(ROOT / "README.md")
+
+
+def test_formats_without_kernels_are_named() -> None:
+    blocks = {t.name.upper() for t in DTYPES.values() if t.is_quantized and t not in PACKINGS and t is not Q8A}
+    (named,) = re.findall(r"without kernels: (.*?) and the integers", text(DOCS / "formats.md"))
+    assert set(named.split(", ")) == blocks | {"F64"}
+
+
+def test_ops_with_effects_are_named() -> None:
+    for page in (DOCS / "architecture.md", DOCS / "add-a-model.md"):
+        assert all(f"`{op}`" in text(page) for op in ops.EFFECTS), page.name
