@@ -163,3 +163,13 @@ def test_gemma_2_caps_scores_and_logits_and_has_one_rope() -> None:
 @pytest.mark.parametrize(("family", "norms"), [("gemma", 2 * 4 + 1), ("gemma2", 4 * 4 + 1), ("gemma3", 6 * 7 + 1)])
 def test_the_norms_of_the_gemmas(family: str, norms: int) -> None:
     assert sum(n.op == "rms_norm" for n in build(*load(family), F32).nodes()) == norms
+
+
+def test_streams_may_learn_from_the_first_as_it_is() -> None:
+    """Without the scale of the file, as with one of ones."""
+    config, tensors = load("gemma3n", "hf")
+    ones = {n: Tensor(t.dtype, np.ones_like(t.values)) for n, t in tensors.items() if "altup_correct_scale" in n}
+    assert len(ones) == config.layers
+    found = logits(replace(config, stream_scale=False), without(tensors, *ones))
+    np.testing.assert_allclose(found, logits(config, Tensors(tensors | ones)), atol=1e-9)
+    assert np.abs(found - logits(config, tensors)).max() > 1e-3

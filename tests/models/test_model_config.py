@@ -322,7 +322,8 @@ def test_other_mistakes() -> None:
     with pytest.raises(ConfigError, match=r"tokens' is empty"):
         gguf(LLAMA_GGUF, vocab_size=REMOVED, tokenizer__ggml__tokens=[])
     with pytest.raises(ConfigError, match=r"'sliding_window' is missing"):
-        hf(QWEN_3_06B, use_sliding_window=True, max_window_layers=0)
+        slides = {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 28}
+        hf(QWEN_3_06B, sliding_window=None, **slides)
     with pytest.raises(ConfigError, match=r"rope_scaling.high_freq_factor' is 1.0, expected more than"):
         hf(LLAMA_32_1B, rope_scaling={**LLAMA_32_1B["rope_scaling"], "high_freq_factor": 1.0})
 
@@ -369,7 +370,7 @@ NEW_WRONG = [  # what reads it, what it reads, changes, the error
     (hf, GEMMA_3N_E2B["text_config"], {"altup_num_inputs": 1}, "'altup_num_inputs' is 1, expected an integer from 2"),
     (hf, GEMMA_3N_E2B["text_config"], {"activation_sparsity_pattern": [0.95] * 29},
      "activation_sparsity_pattern' is [0"),
-    (hf, GEMMA_3N_E2B["text_config"], {"activation_sparsity_pattern": [1.0] * 30}, "expected numbers from 0 to 1"),
+    (hf, GEMMA_3N_E2B["text_config"], {"activation_sparsity_pattern": [1.0] * 30}, "expected 30 numbers from 0"),
 ]  # fmt: skip
 NEW_UNSUPPORTED = [
     (hf, GEMMA_3N_E2B["text_config"], {"altup_active_idx": 1}, "'altup_active_idx' is 1: another active stream"),

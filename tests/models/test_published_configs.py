@@ -252,3 +252,35 @@ def test_gemma_4_e2b_in_both_formats() -> None:
     assert {k: v for k, v in vars(other).items() if k != "rope"} == {k: v for k, v in vars(c).items() if k != "rope"}
     without = gguf(GEMMA_4_GGUF, values[:14])
     assert [i for i, x in enumerate(without.each) if x.keys_as_values] == [14]
+
+
+# -- what files leave out ---------------------------------------------------------------------------------------------
+
+
+def test_defaults_of_windows() -> None:
+    """Those of the configuration classes; a null is not left out."""
+    asked = {"use_sliding_window": True, "max_window_layers": REMOVED, "sliding_window": REMOVED}
+    assert hf(QWEN_3_06B, **{**asked, "num_hidden_layers": 30}).windows == (None,) * 28 + (4096,) * 2
+    assert hf(QWEN_3_06B, **{**asked, "max_window_layers": 0, "sliding_window": None}).windows == (None,) * 28
+    assert hf(QWEN_3_30B_A3B, use_sliding_window=True, sliding_window=99, max_window_layers=9).windows == (99,) * 48
+    assert hf(MISTRAL_7B, sliding_window=REMOVED).windows == (4096,) * 32
+    assert hf(MIXTRAL_8X7B, sliding_window=REMOVED).windows == (None,) * 32
+
+
+def test_defaults_of_gemma_4() -> None:
+    short = {k: v for k, v in GEMMA_4_26B_A4B.items() if k not in ("head_dim", "global_head_dim", "rope_parameters")}
+    assert hf(short) == hf(GEMMA_4_26B_A4B) == hf(GEMMA_4_26B_A4B, layer_types=REMOVED)
+    sliding = ["sliding_attention"] * 30  # but the last one never does
+    assert hf(GEMMA_4_26B_A4B, layer_types=sliding).windows == (1024,) * 29 + (None,)
+    own = {str(i): {"head_dim": 512, "num_key_value_heads": 4} for i in range(5, 30, 6)}
+    each = hf(GEMMA_4_26B_A4B, per_layer_config=own).each
+    assert [(x.kv_heads, x.head_dim) for x in each[4:6]] == [(8, 256), (4, 512)]
+
+
+def test_defaults_of_gemma_3n() -> None:
+    text = GEMMA_3N_E2B["text_config"]
+    assert hf(text, activation_sparsity_pattern=REMOVED) == hf(text) == hf(text, final_logit_softcapping=REMOVED)
+    few = {"num_hidden_layers": 10, "layer_types": REMOVED, "intermediate_size": 64, "num_kv_shared_layers": 0}
+    assert {x.sparsity for x in hf(text, **few, activation_sparsity_pattern=None).each} == {None}
+    assert hf(text, **few, activation_sparsity_pattern=0.5).each[9].sparsity == 0.0
+    assert hf(text).stream_scale and not hf(text, altup_correct_scale=False).stream_scale

@@ -115,7 +115,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **_GEMMA, "model_type": "gemma3n_text", "altup_num_inputs": 3, "final_logit_softcapping": 20.0,
         "activation_sparsity_pattern": [0.9, 0.0, 0.5, 0.0],
     },
-    "heads of two sizes": {**_GEMMA, "model_type": "gemma4_text", "global_head_dim": 36, "use_double_wide_mlp": True},
+    "heads of two sizes": {**_GEMMA, "model_type": "gemma4_text", "global_head_dim": 40, "use_double_wide_mlp": True},
     "keys as values": {
         **_GEMMA, "model_type": "gemma4_text", "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0,
         "attention_k_eq_v": True, "global_head_dim": 24, "num_global_key_value_heads": 1, "enable_moe_block": True,
