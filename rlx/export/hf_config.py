@@ -330,6 +330,7 @@ def _gemma2(config: TextConfig, out: Writer) -> None:
 
 
 def _gemma3n(config: TextConfig, out: Writer) -> None:
+    config.require("altup_correct_scale", True, "readers of GGUF files of this architecture scale")
     _softcaps(config, out)
     out.u32("attention.sliding_window", config.integer("sliding_window", _SIZE))
     out.u32("altup.active_idx", config.integer("altup_active_idx", (0, 64)))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from rlx.models.architectures import Architecture
 from rlx.models.keys import POSITIVE, Keys
+from rlx.models.rope import hf_yarn_scale, yarn_scale
 
 if TYPE_CHECKING:
     from rlx.export.hf_config import Writer
@@ -122,13 +123,15 @@ def _check(rope: RopeConfig, arch: str) -> None:
 def _write_yarn(rope: RopeConfig, out: Writer) -> None:
     context = rope.full.integer("original_max_position_embeddings", _CONTEXT, rope.context)
     out.u32("rope.scaling.original_context_length", context)
-    attention = "attention_factor" if "attention_factor" in rope.full else "attn_factor"
+    rope.full.require("truncate", True, "readers of GGUF files round the borders between fast and slow pairs")
     for key, name in (
-        ("extrapolation_factor", "yarn_ext_factor"), (attention, "yarn_attn_factor"),
-        ("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow"),
+        ("extrapolation_factor", "yarn_ext_factor"), ("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow"),
     ):  # fmt: skip
         if key in rope.full:
             out.f32(f"rope.scaling.{name}", rope.full.number(key, (0.0, 1e6)))
+    own = hf_yarn_scale(rope.full) / yarn_scale(rope.full.number("factor", _FACTOR))
+    if own != 1:  # readers multiply YaRN's default by it; of `yarn_attn_factor` they make nothing
+        out.f32("rope.scaling.attn_factor", own)
 
 
 def divisors(rope: RopeConfig, head_dim: int) -> npt.NDArray[np.float32] | None:
@@ -140,8 +143,8 @@ def divisors(rope: RopeConfig, head_dim: int) -> npt.NDArray[np.float32] | None:
     if rope.kind == "llama3":
         return _llama3(rope, head_dim)
     if rope.kind == "proportional":  # the first pairs turn, the others never
-        turning = int(head_dim * rope.partial / 2)
-        return np.array([1.0] * turning + [_NEVER] * (head_dim // 2 - turning), np.float32)
+        turning, factor = int(head_dim * rope.partial / 2), rope.full.number("factor", _FACTOR, 1.0)
+        return np.array([factor] * turning + [_NEVER] * (head_dim // 2 - turning), np.float32)
     return None
 
 

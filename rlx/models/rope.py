@@ -243,9 +243,15 @@ def _hf_yarn(keys: Keys, base: float, dims: int, context: int) -> Rope:
     factor = keys.number("factor", FACTOR)
     original = keys.integer("original_max_position_embeddings", (1, 1 << 31), context)
     fast, slow = keys.number("beta_fast", POSITIVE, 32.0), keys.number("beta_slow", POSITIVE, 1.0)
+    yarn = Yarn(factor, fast, slow, original, keys.flag("truncate", True))
+    return Rope(base, dims, yarn=yarn, scale=hf_yarn_scale(keys))
+
+
+def hf_yarn_scale(keys: Keys) -> float:
+    """What an object of YaRN's parameters says that sines and cosines are multiplied by."""
+    factor = keys.number("factor", FACTOR)
     mscale, all_dims = keys.number("mscale", (0, 1e3), 0.0), keys.number("mscale_all_dim", (0, 1e3), 0.0)
     scale = yarn_scale(factor)
     if mscale and all_dims:
         scale = yarn_scale(factor, mscale) / yarn_scale(factor, all_dims)
-    yarn = Yarn(factor, fast, slow, original, keys.flag("truncate", True))
-    return Rope(base, dims, yarn=yarn, scale=keys.number("attention_factor", FACTOR, scale))
+    return keys.number("attention_factor", FACTOR, scale)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -545,6 +546,30 @@ def test_yarn(bpe: Make) -> None:
         keys = numbers(model)
     assert (keys["rope.scaling.type"], keys["rope.scaling.factor"]) == ("yarn", 4.0)
     assert (keys["rope.scaling.original_context_length"], keys["rope.scaling.yarn_beta_fast"]) == (64, 24.0)
+    assert "rope.scaling.attn_factor" not in keys
+
+
+@pytest.mark.parametrize(
+    ("own", "scale"),
+    [({"attention_factor": 1.3}, 1.3), ({"mscale": 1.0, "mscale_all_dim": 0.5}, (log(4) + 10) / (log(4) / 2 + 10))],
+)
+def test_readers_compute_the_scale_of_yarn(bpe: Make, own: dict[str, float], scale: float) -> None:
+    """It is 1 + 0.1 ln(factor) for them, times what the file says."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, **own}
+    with qwen3(bpe, {"rope_scaling": scaling}).open() as model:
+        found = numbers(model)["rope.scaling.attn_factor"]
+    assert found * (1 + 0.1 * log(4)) == pytest.approx(scale)
+
+
+def test_linear_scaling_of_the_pairs_that_turn(sentencepiece: Make) -> None:
+    ropes: dict[str, Any] = GEMMA4["rope_parameters"]
+    full = {**ropes["full_attention"], "factor": 8.0}
+    checkpoint, expected = gemma4(sentencepiece, {"rope_parameters": {**ropes, "full_attention": full}}, 2)
+    expected["rope_freqs.weight"] = np.array([8, 8, *[1e30] * 6], np.float32)
+    for layer in range(LAYERS):
+        checkpoint.mlp(f"model.layers.{layer}.mlp.", 48)
+    with checkpoint.open() as model:
+        assert_same(values(model), expected)
 
 
 @pytest.mark.parametrize(
@@ -553,6 +578,7 @@ def test_yarn(bpe: Make) -> None:
         ({"model_type": "mamba"}, "mamba"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "llama3"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "truncate"),
         ({"hidden_act": "relu"}, "hidden_act"),
         ({"use_sliding_window": True, "sliding_window": 64}, "sliding_window"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
@@ -567,6 +593,12 @@ def test_what_gguf_cannot_say_is_refused(bpe: Make, config: dict[str, Any], name
 def test_a_scale_that_readers_would_not_compute_is_refused(sentencepiece: Make) -> None:
     config = {"model_type": "gemma3_text", "query_pre_attn_scalar": 100, "sliding_window": 16}
     with pytest.raises(UnsupportedModelError, match="query_pre_attn_scalar"):
+        sentencepiece(config).open()
+
+
+def test_streams_that_readers_would_scale_are_refused(sentencepiece: Make) -> None:
+    config = {"model_type": "gemma3n_text", "layer_types": ["full_attention"] * LAYERS, "altup_correct_scale": False}
+    with pytest.raises(UnsupportedModelError, match="altup_correct_scale"):
         sentencepiece(config).open()
 
 
