@@ -78,6 +78,7 @@ def test_the_comparison_on_the_page_about_models(goldens: Path, monkeypatch: pyt
     monkeypatch.chdir(goldens)
     exec(compile(code, "docs/add-a-model.md", "exec"), names)
     assert set(names["outputs"]) == {"logits", "x.1", "x.2"}
+    assert names["golden"]["positions"].tolist() == [*range(5), *range(15, 19), 31, 32, 47], "as the page lists them"
 
 
 def test_quotes_on_the_page_about_models_are_in_the_tree() -> None:
@@ -136,7 +137,18 @@ def test_every_page_is_linked_from_the_readme() -> None:
 def test_fields_that_the_page_about_models_names_are_there() -> None:
     named = re.findall(r"Layer\.(\w+)", text(DOCS / "add-a-model.md"))
     assert named and set(named) <= {field.name for field in fields(Layer)}
-    row = {"gguf_local_heads", "shares_kv", "hf_variants", "hf_defaults", "biases", "experts", "kv_dtype"}
+    row = {
+        "gguf_local_heads",
+        "shares_kv",
+        "hf_variants",
+        "hf_defaults",
+        "gguf_rope",
+        "gguf_period",
+        "norm_offset",
+        "biases",
+        "experts",
+        "kv_dtype",
+    }
     assert row <= {field.name for field in fields(Architecture)}
     assert row <= set(re.findall(r"\w+", text(DOCS / "add-a-model.md")))
 
