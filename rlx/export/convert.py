@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -16,9 +16,9 @@ from pathlib import Path
 from rlx.errors import ArgumentError, ModelFileError
 from rlx.export.hf import model_from_hf
 from rlx.export.mix import FILE_TYPES, kept_type
-from rlx.export.model import Bytes, ExportModel, ExportTensor
+from rlx.export.model import ExportModel, ExportTensor
 from rlx.export.quantizers import Quantizer
-from rlx.export.writer import Planned, Progress, check_output, write_gguf
+from rlx.export.writer import Progress, check_output, write_gguf
 from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.runtime.cache import CompileCache
 from rlx.weights import WeightLoader, open_weights
@@ -26,7 +26,6 @@ from rlx.weights.safetensors import INDEX_NAME, SINGLE_NAME
 
 AUTO = "auto"
 TYPES: dict[str, DType] = {"F32": F32, "F16": F16, "BF16": BF16}
-COPY = 16 << 20  # bytes copied at a time
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def convert(
         types = [file_dtype(tensor, wanted) for tensor in model.tensors]
         name = _most(model.tensors, types) if wanted is None else wanted.name.upper()
         with Quantizer(cache=cache) as encoder:
-            plan = [_planned(t, dtype, encoder) for t, dtype in zip(model.tensors, types, strict=True)]
+            plan = [encoder.planned(t, dtype) for t, dtype in zip(model.tensors, types, strict=True)]
             nbytes = write_gguf(path, model, plan, FILE_TYPES[name].ggml, progress)
     tensors = tuple((t.name, t.dtype, dtype) for t, dtype in zip(model.tensors, types, strict=True))
     return Converted(path, model.arch, name, nbytes, tensors, model.left_out)
@@ -142,14 +141,3 @@ def _most(tensors: Iterable[ExportTensor], types: Iterable[DType]) -> str:
     for tensor, dtype in zip(tensors, types, strict=True):
         counts[dtype.name.upper()] += prod(tensor.shape)
     return counts.most_common(1)[0][0]
-
-
-def _planned(tensor: ExportTensor, dtype: DType, encoder: Quantizer) -> Planned:
-    def pieces() -> Iterator[Bytes]:
-        if tensor.raw is not None and dtype is tensor.dtype:
-            data = tensor.raw()
-            yield from (data[start : start + COPY] for start in range(0, data.size, COPY))
-        else:
-            yield from encoder.pieces(tensor.values(), dtype, tensor.name)
-
-    return Planned(tensor.name, tensor.shape, dtype, pieces)

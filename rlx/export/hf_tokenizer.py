@@ -7,7 +7,6 @@ follow the reference converter; special ids, switches and chat templates come fr
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from rlx.errors import ConfigError, TokenizerError
 from rlx.export.hf_config import Metadata, TextConfig
 from rlx.export.hf_pretokenizer import pre_tokenizer_name
 from rlx.export.hf_sentencepiece import is_sentencepiece, read_sentencepiece
+from rlx.text.from_hf import read_object
 from rlx.text.vocabulary import SPACE, TokenType, is_byte_token
 
 if TYPE_CHECKING:
@@ -105,19 +105,6 @@ class _Files:
         found |= {int(entry["id"]): entry["content"] for entry in self.fast.get("added_tokens") or []}
         _check_size(max(found, default=-1) + 1, size, self.folder)
         return found
-
-
-def read_object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file, empty if there is no such file; `TokenizerError` if it holds anything else."""
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"the file is no JSON ({error})", where=file) from error
-    if not isinstance(value, dict):
-        raise TokenizerError("the file holds no JSON object", where=file)
-    return value
 
 
 def _tokens(files: _Files, config: TextConfig, size: int) -> Tokens:

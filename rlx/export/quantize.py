@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 from rlx.errors import ArgumentError
 from rlx.export.mix import FileType, file_type, tensor_types
-from rlx.export.model import Bytes, ExportModel, ExportTensor, open_model
+from rlx.export.model import ExportModel, open_model
 from rlx.export.quantizers import Quantizer
-from rlx.export.writer import Planned, Progress, check_output, write_gguf
+from rlx.export.writer import Progress, check_output, write_gguf
 from rlx.ir.dtypes import DType
 from rlx.runtime.cache import CompileCache
-
-COPY = 16 << 20  # bytes copied at a time
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ def quantize(
         if not requantize:
             _check_source(model, types)
         with Quantizer(threads, cache) as quantizer:
-            plan = [_planned(t, dtype, quantizer) for t, dtype in zip(model.tensors, types, strict=True)]
+            plan = [quantizer.planned(t, dtype) for t, dtype in zip(model.tensors, types, strict=True)]
             nbytes = write_gguf(path, model, plan, chosen.ggml, progress)
     tensors = tuple((t.name, t.dtype, dtype) for t, dtype in zip(model.tensors, types, strict=True))
     return Quantized(path, chosen, nbytes, tensors, model.left_out, sum(prod(t.shape) for t in model.tensors))
@@ -105,15 +103,3 @@ def _check_source(model: ExportModel, types: Iterable[DType]) -> None:
             what = f"{tensor.name} is {tensor.dtype} already and would become {dtype}: the errors of both would add up"
             hint = "Take the F16 or BF16 file of the model, or --requantize (requantize=True) if there is none."
             raise ArgumentError(what, where=model.path, hint=hint)
-
-
-def _planned(tensor: ExportTensor, dtype: DType, quantizer: Quantizer) -> Planned:
-    raw = tensor.raw
-    if dtype is tensor.dtype and raw is not None:
-        return Planned(tensor.name, tensor.shape, dtype, lambda: _slices(raw))
-    return Planned(tensor.name, tensor.shape, dtype, lambda: quantizer.pieces(tensor.values(), dtype, tensor.name))
-
-
-def _slices(raw: Callable[[], Bytes]) -> Iterator[Bytes]:
-    data = raw()
-    yield from (data[start : start + COPY] for start in range(0, data.size, COPY))

@@ -19,6 +19,8 @@ import numpy.typing as npt
 
 from rlx.codegen.kernel import Kernel
 from rlx.errors import ArgumentError, WeightError
+from rlx.export.model import ExportTensor
+from rlx.export.writer import Planned
 from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, U8, DType
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
@@ -31,6 +33,7 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 SLICE = 4 << 20  # numbers encoded at a time: an interrupt waits for one slice, and a slice is all the memory used
+COPY = 16 << 20  # bytes copied at a time
 _GRAINS = 64  # ranges that a slice's blocks are cut into for the workers
 _HALF = 65504.0  # the greatest half-precision number
 
@@ -148,6 +151,18 @@ class Quantizer:
             part = flat[start : start + SLICE]
             _check(part, limit, dtype, name)
             yield part.view(np.uint8) if dtype is F32 else self._encode(part, dtype)
+
+    def planned(self, tensor: ExportTensor, dtype: DType) -> Planned:
+        """What to write for a tensor: its bytes as they are where it has the type already, else encoded ones."""
+
+        def pieces() -> Iterator[Bytes]:
+            if tensor.raw is not None and dtype is tensor.dtype:
+                data = tensor.raw()
+                yield from (data[start : start + COPY] for start in range(0, data.size, COPY))
+            else:
+                yield from self.pieces(tensor.values(), dtype, tensor.name)
+
+        return Planned(tensor.name, tensor.shape, dtype, pieces)
 
     def encode(self, values: Floats, dtype: DType, name: str = "tensor") -> Bytes:
         """The bytes of a tensor, 1-D uint8: `pieces` in one array."""

@@ -26,7 +26,7 @@ def tokenizer_from_hf(path: Path) -> Tokenizer:
             "the folder holds no tokenizer.json", where=path,
             hint="save the tokenizer in the fast format, or convert the model to GGUF",
         )  # fmt: skip
-    config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+    config = read_object(folder / "special_tokens_map.json") | read_object(folder / "tokenizer_config.json")
     return _assemble(_Backend(file), config, folder)
 
 
@@ -132,8 +132,8 @@ def _flatten(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield decoder
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file."""
+def read_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty if there is no such file; `TokenizerError` if it holds anything else."""
     if not file.is_file():
         return {}
     try:
@@ -168,7 +168,7 @@ def _chosen(wanted: object, token: int | None, framing: tuple[int, ...]) -> tupl
 def _declared_ends(folder: Path, size: int) -> list[int]:
     """`eos_token_id` of `generation_config.json`, or of `config.json` where that says nothing."""
     for name in ("generation_config.json", "config.json"):
-        value = _read_json(folder / name).get("eos_token_id")
+        value = read_object(folder / name).get("eos_token_id")
         if value is not None:
             ids = value if isinstance(value, list) else [value]
             if not all(isinstance(token, int) and 0 <= token < size for token in ids):
@@ -180,7 +180,7 @@ def _declared_ends(folder: Path, size: int) -> list[int]:
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name: files of their own win over `tokenizer_config.json`."""
     found = _named_templates(config.get("chat_template"), folder / "tokenizer_config.json")
-    found |= _named_templates(_read_json(folder / "chat_template.json").get("chat_template"), folder)
+    found |= _named_templates(read_object(folder / "chat_template.json").get("chat_template"), folder)
     if (file := folder / "chat_template.jinja").is_file():
         found["default"] = file.read_text(encoding="utf-8")
     for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
