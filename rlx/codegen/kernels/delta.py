@@ -3,13 +3,14 @@
     S = exp(g) S;  d = beta (v - S^T k);  S = S + k d^T;  out = scale S^T q         (arXiv 2412.06464)
 
 Two forms: token by token (`delta_serial.py`), which decoding runs, and in chunks of tokens (`delta_chunk.py`), which
-prefill runs. Here is the choice between them, and of the strips of columns that units are.
+prefill runs; and a plain one for odd shapes (`delta_plain.py`). Here is the choice between them, and of the strips of
+columns that units are.
 """
 
 from __future__ import annotations
 
 from rlx.codegen.kernel import Kernel
-from rlx.codegen.kernels import delta_chunk, delta_serial
+from rlx.codegen.kernels import delta_chunk, delta_plain, delta_serial
 from rlx.codegen.kernels.delta_shape import Shape, divisor
 from rlx.codegen.target import Target
 from rlx.codegen.tiles import LANES, Emitter
@@ -33,6 +34,8 @@ def strip(key_dim: int, value_dim: int, *, rows_static: int | None = None, seria
 
 def units(heads: int, key_dim: int, value_dim: int, *, rows_static: int | None = None, serial: bool = False) -> int:
     """Work units of a call."""
+    if _is_odd(key_dim, value_dim):
+        return heads
     return heads * (value_dim // strip(key_dim, value_dim, rows_static=rows_static, serial=serial))
 
 
@@ -53,8 +56,9 @@ def gated_delta(
 
     Buffers: `state` f32[heads, key_dim, value_dim], updated in place; `q`, `k` f32[rows, key_heads, key_dim]; `v`
     f32[rows, heads, value_dim]; `g` (at most 0), `beta` f32[rows, heads]; `out` f32[rows, heads, value_dim], which must
-    not overlap the others. Extents: `rows`, none where `rows_static` is 1. Units: see `units`. A number that is not
-    finite reaches the later rows of its head, and in the chunked form possibly earlier ones of its chunk.
+    not overlap the others. Extents: `rows`; none where `rows_static` is 1, but for sides that are no multiples of 16.
+    Units: see `units`. A number that is not finite reaches the later rows of its head, and in the chunked form possibly
+    earlier ones of its chunk.
 
     Args:
         order: "tiled", head h uses key head h % key_heads, or "grouped", h // (heads / key_heads).
@@ -67,13 +71,14 @@ def gated_delta(
     """
     if key_heads < 1 or heads < 1 or heads % key_heads:
         raise CompileError(f"{heads} heads are no multiple of {key_heads} key heads", where="gated_delta")
-    if key_dim < 1 or value_dim < 1 or key_dim % LANES or value_dim % LANES:
-        hint = f"Both are multiples of {LANES}."
-        raise CompileError(f"a state of {key_dim} by {value_dim}", where="gated_delta", hint=hint)
+    if key_dim < 1 or value_dim < 1:
+        raise CompileError(f"a state of {key_dim} by {value_dim}", where="gated_delta")
     if chunk < 1 or chunk % LANES:
         raise CompileError(f"chunks of {chunk} tokens", where="gated_delta", hint=f"Take a multiple of {LANES}.")
     if order not in ("tiled", "grouped"):
         raise CompileError(f"heads in order {order!r}", where="gated_delta", hint="Orders are tiled and grouped.")
+    if _is_odd(key_dim, value_dim):
+        return delta_plain.plain(heads, key_heads, key_dim, value_dim, scale=scale, order=order)
     single = rows_static == 1
     columns = strip(key_dim, value_dim, rows_static=rows_static, serial=serial)
     serial = serial or single
@@ -87,6 +92,10 @@ def gated_delta(
     else:
         delta_chunk.Chunked(e, shape, chunk).write()
     return e.finish("gated_delta", _outline(shape, None if serial else chunk))
+
+
+def _is_odd(key_dim: int, value_dim: int) -> bool:
+    return key_dim % LANES > 0 or value_dim % LANES > 0
 
 
 def _outline(shape: Shape, chunk: int | None) -> str:
