@@ -86,7 +86,7 @@ class Case:
             y = np.full((count + 1, heads, value_dim), 7, np.float32)
             total = units(heads, key_dim, value_dim, rows_static=fixed, serial=serial)
             for begin, end in ranges or [(0, total)]:
-                extents = {} if fixed else {"rows": count}
+                extents = {"rows": count} if kernel.extents else {}
                 run(kernel, target, state, *rows, y, begin=begin, end=end, **extents)
             assert (y[count] == 7).all(), "wrote past its rows"
             out.append(y[:count])
@@ -112,6 +112,16 @@ def test_lengths(target: Target, serial: bool, rows: int) -> None:
 @pytest.mark.parametrize("order", ["tiled", "grouped"])
 def test_key_heads(target: Target, serial: bool, order: str) -> None:
     Case(20, (6, 2, 16, 48)).check(target, serial=serial, order=order)
+
+
+@targets
+@pytest.mark.parametrize("shape", [(4, 2, 24, 40), (3, 1, 16, 20), (2, 2, 7, 16)], ids=str)
+@pytest.mark.parametrize("order", ["tiled", "grouped"])
+def test_odd_sides(target: Target, shape: tuple[int, int, int, int], order: str) -> None:
+    Case(33, shape).check(target, order=order)
+    Case(12, shape).check(target, order=order, calls=[1, 4, 1, 6], decode=True)
+    total = units(shape[0], *shape[2:])
+    Case(5, shape).check(target, order=order, ranges=[(0, 1), (1, total)])
 
 
 @targets
@@ -244,8 +254,8 @@ def test_units_and_outline() -> None:
 def test_mistakes_are_refused() -> None:
     with pytest.raises(CompileError, match="5 heads are no multiple of 2 key heads"):
         gated_delta(5, 2, 32, 32, LEVELS[0], scale=1.0)
-    with pytest.raises(CompileError, match="state of 32 by 20"):
-        gated_delta(4, 2, 32, 20, LEVELS[0], scale=1.0)
+    with pytest.raises(CompileError, match="state of 32 by 0"):
+        gated_delta(4, 2, 32, 0, LEVELS[0], scale=1.0)
     with pytest.raises(CompileError, match="chunks of 24 tokens"):
         gated_delta(4, 2, 32, 32, LEVELS[0], scale=1.0, chunk=24)
     with pytest.raises(CompileError, match="order 'other'"):
