@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
+import re
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
-from gguf import GGUFReader, dequantize
+from gguf import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES, GGUFReader, dequantize
 
 from rlx.ir.dtypes import BY_GGML
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "make_model.py"
+FOLDER = Path(__file__).parent.parent / "benchmarks"
 
 
 @pytest.fixture(scope="module")
-def maker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_model", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def maker() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(FOLDER))  # as for a script that lies there
+    yield importlib.import_module("make_model")
+    sys.path.remove(str(FOLDER))
 
 
 def write(maker: ModuleType, out: Path, shape: str, kind: str, seed: int = 0) -> Path:
@@ -33,13 +33,14 @@ def write(maker: ModuleType, out: Path, shape: str, kind: str, seed: int = 0) ->
     return out
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "qwen35", "gemma3"])
 def test_same_tensors_and_keys_as_a_converted_checkpoint(
     maker: ModuleType, goldens: Path, tmp_path: Path, family: str
 ) -> None:
     ours = GGUFReader(write(maker, tmp_path / "m.gguf", f"tiny-{family}", "F16"))
     theirs = GGUFReader(goldens / family / "model-f16.gguf")
-    assert {t.name for t in ours.tensors} == {t.name for t in theirs.tensors}
+    dims = {t.name: (len(t.shape), t.tensor_type) for t in theirs.tensors}
+    assert {t.name: (len(t.shape), t.tensor_type) for t in ours.tensors} == dims
     needed = {k: f.types for k, f in theirs.fields.items() if k.startswith(f"{family}.")}
     assert {k: ours.fields[k].types for k in needed if k in ours.fields} == needed
     tokenizer = {"model", "pre", "tokens", "token_type", "merges", "scores", "add_bos_token", "add_space_prefix"}
@@ -49,22 +50,80 @@ def test_same_tensors_and_keys_as_a_converted_checkpoint(
         assert ours.fields[f"tokenizer.ggml.{name}"].contents() == theirs.fields[f"tokenizer.ggml.{name}"].contents()
 
 
+def test_gemma4_has_the_tensors_of_a_converted_checkpoint_in_both_kinds_of_layers(
+    maker: ModuleType, goldens: Path, tmp_path: Path
+) -> None:
+    ours = GGUFReader(write(maker, tmp_path / "m.gguf", "tiny-gemma4", "F16"))
+    theirs = GGUFReader(goldens / "gemma4-e2b" / "model-f16.gguf")
+
+    def layer(reader: GGUFReader, number: int) -> set[str]:
+        return {t.name.split(".", 2)[2] for t in reader.tensors if t.name.startswith(f"blk.{number}.")}
+
+    keys = {"attn_k.weight", "attn_v.weight", "attn_k_norm.weight"}
+    assert layer(ours, 0) == layer(theirs, 0) and layer(ours, 2) == layer(theirs, 2)
+    # The checkpoint keeps keys and values of layers that share others', which nobody reads.
+    assert layer(ours, 8) == layer(theirs, 7) - keys
+    assert {t.name for t in ours.tensors if "blk" not in t.name} == {
+        t.name for t in theirs.tensors if "blk" not in t.name
+    }
+    needed = {k: f.types for k, f in theirs.fields.items() if k.startswith("gemma4.")}
+    assert {k: ours.fields[k].types for k in needed if k in ours.fields} == needed
+    assert ours.fields["gemma4.feed_forward_length"].contents() == [256] * 6 + [512] * 3
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"])
 def test_the_mix_of_types_is_that_of_a_quantized_file(maker: ModuleType, goldens: Path, kind: str) -> None:
-    shape = replace(maker.SHAPES["tiny-llama"], layers=2)
     table = json.loads((goldens / "llama-k256" / "types.json").read_text())
-    found = {n: maker.tensor_type(n, tuple(t["shape"]), kind, shape).name for n, t in table["tensors"].items()}
+    shape = replace(maker.SHAPES["tiny-llama"], layers=2)
+    found = {t.name: t.type.name for t in maker.plan(shape, kind)}
     assert found == {name: tensor[kind] for name, tensor in table["tensors"].items()}
-    assert maker.KINDS[kind][1] == table["file_types"][kind]
+    assert maker.FILE_TYPES[kind].ggml == table["file_types"][kind]
 
 
 def test_six_bits_go_to_the_outer_and_every_third_layer(maker: ModuleType) -> None:
-    chosen = [i for i in range(28) if maker.more_bits(f"blk.{i}.ffn_down.weight", 28)]
+    planned = maker.plan(maker.SHAPES["qwen3-0.6b"], "Q4_K_M")
+    chosen = [int(t.name.split(".")[1]) for t in planned if "ffn_down" in t.name and t.type.name == "Q6_K"]
     assert chosen == [0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 24, 25, 26, 27]
-    assert not maker.more_bits("blk.0.ffn_up.weight", 28)
+    assert all(t.type.name == "Q4_K" for t in planned if "ffn_up" in t.name)
 
 
-@pytest.mark.parametrize("shape", ["tiny-qwen3", "tiny-gemma3"])  # rows of 256 and of 288, which K-quants cannot hold
+# Parameters that the published checkpoints count; llama's GGUF files have 32 divisors of frequencies besides.
+@pytest.mark.parametrize(
+    "shape, count", [("qwen3-0.6b", 596_049_920), ("llama-3.2-1b", 1_235_814_400 + 32), ("gemma-3-1b", 999_885_952)]
+)
+def test_as_many_parameters_as_the_published_model(maker: ModuleType, shape: str, count: int) -> None:
+    assert sum(prod(t.shape) for t in maker.plan(maker.SHAPES[shape], "Q8_0")) == count
+
+
+@pytest.mark.parametrize("shape", ["qwen3-30b-a3b-cut", "qwen3.5-0.8b", "gemma-4-e2b", "llama-3.2-1b"])
+def test_every_name_is_one_of_the_registry(maker: ModuleType, shape: str) -> None:
+    s = maker.SHAPES[shape]
+    arch = next(number for number, name in MODEL_ARCH_NAMES.items() if name == s.arch)
+    known = {TENSOR_NAMES[kind] for kind in MODEL_TENSORS[arch]}
+    for tensor in maker.plan(s, "Q4_K_M"):
+        stem = tensor.name.removesuffix(".weight").removesuffix(".bias")
+        assert re.sub(r"^blk\.\d+\.", "blk.{bid}.", stem) in known, tensor.name
+
+
+def test_experts_are_one_tensor_a_layer(maker: ModuleType) -> None:
+    shapes = {t.name: t.shape for t in maker.plan(maker.SHAPES["qwen3-30b-a3b"], "Q4_K_M")}
+    assert shapes["blk.47.ffn_gate_inp.weight"] == (128, 2048)
+    assert shapes["blk.47.ffn_up_exps.weight"] == (128, 768, 2048)
+    assert shapes["blk.47.ffn_down_exps.weight"] == (128, 2048, 768)
+    assert 30.5e9 < sum(map(prod, shapes.values())) < 30.6e9
+
+
+def test_delta_rule_tensors_have_values_that_a_model_has(maker: ModuleType, tmp_path: Path) -> None:
+    values = {t.name: t.data for t in GGUFReader(write(maker, tmp_path / "m.gguf", "tiny-qwen35", "Q8_0")).tensors}
+    assert values["blk.0.ssm_conv1d.weight"].shape == (2 * 2 * 64 + 4 * 64, 4)
+    assert ((values["blk.0.ssm_a"] >= -16) & (values["blk.0.ssm_a"] <= -1)).all()  # a state decays
+    step = np.log1p(np.exp(values["blk.0.ssm_dt.bias"].astype(np.float64)))
+    assert ((step > 0.0009) & (step < 0.11)).all()
+    assert "blk.3.attn_q.weight" in values and "blk.4.ssm_a" in values
+
+
+# rows of 256, of 288, which K-quants cannot hold, and tensors of three dimensions
+@pytest.mark.parametrize("shape", ["tiny-qwen3", "tiny-gemma3", "tiny-qwen3moe"])
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K_M", "Q5_K_M", "Q6_K"])
 def test_weights_are_finite_and_of_the_stated_deviation(
     maker: ModuleType, tmp_path: Path, shape: str, kind: str
@@ -78,7 +137,7 @@ def test_weights_are_finite_and_of_the_stated_deviation(
         assert np.isfinite(values).all(), t.name
         if t.name.endswith("norm.weight"):
             assert 0.7 < values.min() <= values.max() < 1.3, t.name
-        elif t.name.endswith(".weight") and len(t.shape) == 2:
+        elif t.name.endswith(".weight") and len(t.shape) >= 2:
             assert values.std() == pytest.approx(0.02, rel=0.05), (t.name, t.tensor_type)
             assert abs(values.mean()) < 2e-3, (t.name, t.tensor_type)
     last = max(reader.tensors, key=lambda t: t.data_offset)

@@ -1,0 +1,264 @@
+"""The sizes of real models, and the tensors and metadata that a GGUF file of them has; `make_model.py` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gguf import GGUFWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts: how many, how many a token goes to, and the width of one."""
+
+    count: int
+    used: int
+    ffn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Layers with a gated delta rule: heads of keys and of values, their size, and the taps of the convolution."""
+
+    key_heads: int
+    value_heads: int
+    dim: int
+    taps: int = 4
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.dim
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What gemma4 adds: layers that share keys and values and are twice as wide, windowed heads of another size,
+    embeddings of each layer's own, a cap on the logits.
+    """
+
+    layers: int
+    local_head_dim: int
+    per_layer: int
+    cap: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The numbers of one model.
+
+    `rope_factor` is llama's frequency divisor or gemma3's linear position scale; of every `period` layers the last is
+    a full one, where the others have a window (gemma4) or a delta rule (qwen35).
+    """
+
+    arch: str
+    hidden: int
+    ffn: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    context: int
+    rope_base: float = 1e6
+    eps: float = 1e-6
+    tied: bool = True
+    window: int = 0
+    rope_factor: float = 0.0
+    period: int = 0
+    experts: Experts | None = None
+    delta: Delta | None = None
+    shared: Shared | None = None
+
+    def full(self, layer: int) -> bool:
+        """Whether a layer of a model that mixes two kinds is the kind that sees everything."""
+        return not self.period or (layer + 1) % self.period == 0
+
+    def shares(self, layer: int) -> bool:
+        """Whether a layer reads the keys and values of an earlier one."""
+        return self.shared is not None and layer >= self.layers - self.shared.layers
+
+
+SHAPES = {
+    "qwen3-0.6b": Shape("qwen3", 1024, 3072, 28, 16, 8, 128, 151936, 40960),
+    "qwen3-1.7b": Shape("qwen3", 2048, 6144, 28, 16, 8, 128, 151936, 40960),
+    "qwen3-4b": Shape("qwen3", 2560, 9728, 36, 32, 8, 128, 151936, 40960),
+    "qwen3-8b": Shape("qwen3", 4096, 12288, 36, 32, 8, 128, 151936, 40960, tied=False),
+    "qwen3-30b-a3b": Shape(
+        "qwen3moe", 2048, 6144, 48, 32, 4, 128, 151936, 40960, tied=False, experts=Experts(128, 8, 768)
+    ),
+    # The same with fewer layers and experts: what a token reads of a layer is what it reads of the whole model's.
+    "qwen3-30b-a3b-cut": Shape(
+        "qwen3moe", 2048, 6144, 8, 32, 4, 128, 151936, 40960, tied=False, experts=Experts(32, 8, 768)
+    ),
+    "qwen3.5-0.8b": Shape("qwen35", 1024, 3584, 24, 8, 2, 256, 248320, 262144, 1e7, period=4, delta=Delta(16, 16, 128)),
+    "qwen3.5-2b": Shape("qwen35", 2048, 6144, 24, 8, 2, 256, 248320, 262144, 1e7, period=4, delta=Delta(16, 16, 128)),
+    "qwen2.5-0.5b": Shape("qwen2", 896, 4864, 24, 14, 2, 64, 151936, 32768),
+    "qwen2.5-1.5b": Shape("qwen2", 1536, 8960, 28, 12, 2, 128, 151936, 32768),
+    "llama-3.2-1b": Shape("llama", 2048, 8192, 16, 32, 8, 64, 128256, 131072, 5e5, 1e-5, rope_factor=32.0),
+    "llama-3.2-3b": Shape("llama", 3072, 8192, 28, 24, 8, 128, 128256, 131072, 5e5, 1e-5, rope_factor=32.0),
+    "llama-3.1-8b": Shape("llama", 4096, 14336, 32, 32, 8, 128, 128256, 131072, 5e5, 1e-5, False, rope_factor=8.0),
+    "gemma-3-270m": Shape("gemma3", 640, 2048, 18, 4, 1, 256, 262144, 32768, window=512),
+    "gemma-3-1b": Shape("gemma3", 1152, 6912, 26, 4, 1, 256, 262144, 32768, window=512),
+    "gemma-3-4b": Shape("gemma3", 2560, 10240, 34, 8, 4, 256, 262208, 131072, window=1024, rope_factor=8.0),
+    "gemma-4-e2b": Shape(
+        "gemma4", 1536, 6144, 35, 8, 1, 512, 262144, 131072, window=512, period=5, shared=Shared(20, 256, 256)
+    ),
+    "tiny-qwen3": Shape("qwen3", 256, 512, 4, 4, 2, 64, 512, 1024),
+    "tiny-qwen2": Shape("qwen2", 256, 512, 4, 4, 2, 64, 512, 1024, tied=False),
+    "tiny-qwen3moe": Shape("qwen3moe", 256, 512, 4, 4, 2, 64, 512, 1024, tied=False, experts=Experts(8, 2, 256)),
+    "tiny-qwen35": Shape("qwen35", 256, 512, 5, 4, 2, 64, 512, 1024, 1e7, period=4, delta=Delta(2, 4, 64)),
+    "tiny-llama": Shape("llama", 256, 512, 4, 4, 2, 64, 512, 1024, 5e5, 1e-5, rope_factor=8.0),
+    "tiny-gemma3": Shape("gemma3", 288, 512, 7, 4, 1, 64, 512, 1024, window=32, rope_factor=8.0),
+    "tiny-gemma4": Shape(
+        "gemma4", 256, 256, 9, 4, 1, 128, 512, 1024, window=32, period=3, shared=Shared(3, 64, 256, 8.0)
+    ),
+}
+
+# ---------------------------------------------------------------------------------------------------- tensors
+
+Tensors = Iterator[tuple[str, tuple[int, ...]]]
+
+
+def tensors(s: Shape) -> Tensors:
+    """Names and row-major shapes of all tensors, in file order."""
+    if not s.tied:
+        yield "output.weight", (s.vocab, s.hidden)
+    yield "token_embd.weight", (s.vocab, s.hidden)
+    if (s.rope_factor and s.arch == "llama") or s.shared:
+        yield "rope_freqs.weight", (s.head_dim // 2,)
+    if s.shared:
+        yield "per_layer_token_embd.weight", (s.vocab, s.shared.per_layer * s.layers)
+        yield "per_layer_model_proj.weight", (s.shared.per_layer * s.layers, s.hidden)
+        yield "per_layer_proj_norm.weight", (s.shared.per_layer,)
+    for layer in range(s.layers):
+        for name, shape in layer_tensors(s, layer):
+            yield f"blk.{layer}.{name}", shape
+    yield "output_norm.weight", (s.hidden,)
+
+
+def layer_tensors(s: Shape, layer: int) -> Tensors:
+    """Those of one layer, without its prefix."""
+    yield "attn_norm.weight", (s.hidden,)
+    yield from delta_rule(s, s.delta) if s.delta and not s.full(layer) else attention(s, layer)
+    if s.arch in ("gemma3", "gemma4"):
+        yield "post_attention_norm.weight", (s.hidden,)
+        yield "post_ffw_norm.weight", (s.hidden,)
+    yield "post_attention_norm.weight" if s.delta else "ffn_norm.weight", (s.hidden,)
+    yield from experts(s, s.experts) if s.experts else feed_forward(s, layer)
+    if s.shared:
+        yield "inp_gate.weight", (s.shared.per_layer, s.hidden)
+        yield "proj.weight", (s.hidden, s.shared.per_layer)
+        yield "post_norm.weight", (s.hidden,)
+        yield "layer_output_scale.weight", (1,)
+
+
+def attention(s: Shape, layer: int) -> Tensors:
+    size = s.shared.local_head_dim if s.shared and not s.full(layer) else s.head_dim
+    q, kv = s.heads * size, s.kv_heads * size
+    rows = {"attn_q": 2 * q if s.delta else q}  # qwen35: with the gate of the output
+    if not s.shares(layer):
+        rows |= {"attn_k": kv, "attn_v": kv}
+    for name, count in rows.items():
+        yield f"{name}.weight", (count, s.hidden)
+        if s.arch == "qwen2":
+            yield f"{name}.bias", (count,)
+    if s.arch not in ("llama", "qwen2"):
+        for name in ("attn_q", "attn_k")[: len(rows)]:
+            yield f"{name}_norm.weight", (size,)
+    yield "attn_output.weight", (s.hidden, q)
+
+
+def delta_rule(s: Shape, d: Delta) -> Tensors:
+    yield "attn_qkv.weight", (2 * d.keys + d.values, s.hidden)
+    yield "attn_gate.weight", (d.values, s.hidden)
+    yield "ssm_conv1d.weight", (2 * d.keys + d.values, d.taps)
+    yield "ssm_dt.bias", (d.value_heads,)
+    yield "ssm_a", (d.value_heads,)
+    yield "ssm_beta.weight", (d.value_heads, s.hidden)
+    yield "ssm_alpha.weight", (d.value_heads, s.hidden)
+    yield "ssm_norm.weight", (d.dim,)
+    yield "ssm_out.weight", (s.hidden, d.values)
+
+
+def feed_forward(s: Shape, layer: int) -> Tensors:
+    width = feed_forward_width(s, layer)
+    yield "ffn_gate.weight", (width, s.hidden)
+    yield "ffn_up.weight", (width, s.hidden)
+    yield "ffn_down.weight", (s.hidden, width)
+
+
+def feed_forward_width(s: Shape, layer: int) -> int:
+    return 2 * s.ffn if s.shares(layer) else s.ffn
+
+
+def experts(s: Shape, e: Experts) -> Tensors:
+    yield "ffn_gate_inp.weight", (e.count, s.hidden)
+    yield "ffn_gate_exps.weight", (e.count, e.ffn, s.hidden)
+    yield "ffn_up_exps.weight", (e.count, e.ffn, s.hidden)
+    yield "ffn_down_exps.weight", (e.count, s.hidden, e.ffn)
+
+
+# ---------------------------------------------------------------------------------------------------- metadata
+
+
+def add_metadata(writer: GGUFWriter, s: Shape) -> None:
+    """The sizes, under the names of the architecture."""
+    widths = [feed_forward_width(s, layer) for layer in range(s.layers)]
+    writer.add_block_count(s.layers)
+    writer.add_context_length(s.context)
+    writer.add_embedding_length(s.hidden)
+    writer.add_feed_forward_length(widths if s.shared else s.ffn)
+    writer.add_head_count(s.heads)
+    writer.add_head_count_kv(s.kv_heads)
+    writer.add_key_length(s.head_dim)
+    writer.add_value_length(s.head_dim)
+    writer.add_layer_norm_rms_eps(s.eps)
+    writer.add_rope_freq_base(s.rope_base)
+    writer.add_vocab_size(s.vocab)
+    if s.arch == "llama":
+        writer.add_rope_dimension_count(s.head_dim)
+    if s.window:
+        writer.add_sliding_window(s.window)
+        writer.add_rope_freq_base_swa(10000.0)
+    if s.arch == "gemma3" and s.rope_factor:
+        writer.add_string("gemma3.rope.scaling.type", "linear")
+        writer.add_rope_scaling_factor(s.rope_factor)
+    if s.experts:
+        writer.add_expert_count(s.experts.count)
+        writer.add_expert_used_count(s.experts.used)
+        writer.add_expert_feed_forward_length(s.experts.ffn)
+    if s.delta:
+        add_delta(writer, s, s.delta)
+    if s.shared:
+        add_shared(writer, s, s.shared)
+
+
+def add_delta(writer: GGUFWriter, s: Shape, d: Delta) -> None:
+    rotated = s.head_dim // 4
+    third = -(-rotated // 6)  # of the rotated pairs, for time, height and width of a picture: 11, 11, 10 of 32
+    writer.add_rope_dimension_count(rotated)
+    writer.add_rope_dimension_sections([third, third, rotated // 2 - 2 * third, 0])
+    writer.add_ssm_conv_kernel(d.taps)
+    writer.add_ssm_state_size(d.dim)
+    writer.add_ssm_group_count(d.key_heads)
+    writer.add_ssm_time_step_rank(d.value_heads)
+    writer.add_ssm_inner_size(d.values)
+    writer.add_array(f"{s.arch}.attention.recurrent_layers", [not s.full(layer) for layer in range(s.layers)])
+    writer.add_uint32(f"{s.arch}.full_attention_interval", s.period)
+
+
+def add_shared(writer: GGUFWriter, s: Shape, shared: Shared) -> None:
+    key = f"{s.arch}.attention"
+    writer.add_float32(f"{s.arch}.final_logit_softcapping", shared.cap)
+    writer.add_uint32(f"{s.arch}.embedding_length_per_layer_input", shared.per_layer)
+    writer.add_uint32(f"{key}.shared_kv_layers", shared.layers)
+    writer.add_array(f"{key}.sliding_window_pattern", [not s.full(layer) for layer in range(s.layers)])
+    writer.add_uint32(f"{key}.key_length_swa", shared.local_head_dim)
+    writer.add_uint32(f"{key}.value_length_swa", shared.local_head_dim)
+    writer.add_rope_dimension_count(s.head_dim)
+    writer.add_uint32(f"{s.arch}.rope.dimension_count_swa", shared.local_head_dim)

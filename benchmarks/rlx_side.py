@@ -1,0 +1,74 @@
+"""rlx as one side of `versus.py`: the engine's `forward`, no sampling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sides import Ids, main
+
+from rlx import __version__
+from rlx.runners.engine import Engine
+
+
+class RlxSide:
+    """See `sides.Side`."""
+
+    engine: Engine
+
+    def open(self, model: str, threads: int, context: int) -> dict[str, Any]:
+        self.engine = Engine.open(model, threads=threads, max_seq=context)
+        stats, config = self.engine.stats(), self.engine.config
+        facts = {key: stats[key] for key in ("kv_bytes", "weights_bytes", "target", "precision", "kv_dtype")}
+        return {"version": __version__, "vocab": config.vocab_size, "context": config.context, **facts}
+
+    def clear(self) -> None:
+        self.engine.reset()
+
+    def feed(self, ids: Ids) -> None:
+        self._logits = self.engine.forward(ids)
+
+    def keep(self) -> None:
+        self._length = self.engine.past
+
+    def back(self) -> None:
+        self.engine.trim(self._length)
+
+    def logits(self) -> np.ndarray:
+        return self._logits
+
+    # -- what only rlx is asked ---------------------------------------------------------------------------------------
+
+    def work(self, prompts: list[int], depths: list[int], step: int) -> dict[str, Any]:
+        """Operations of each prompt, run in chunks of at most `step`, and bytes of weights and cache that decoding a
+        token at each depth reads: by these numbers all sides are measured.
+        """
+        flops = {str(p): self._flops(p, step) for p in prompts}
+        moved = {str(d): self.engine.step_bytes(d) for d in depths}
+        return {"flops": flops, "bytes": moved}
+
+    def encode(self, text: str) -> dict[str, Any]:
+        """The ids of a text, by the model's own tokenizer."""
+        return {"ids": self.engine.tokenizer.encode(text)}
+
+    def _flops(self, prompt: int, step: int) -> int:
+        self.engine.reset()
+        total = 0
+        for at in range(0, prompt, step):
+            chunk = [1] * min(step, prompt - at)
+            total += sum(t.flops for t in self.engine.profile_step(chunk, repeat=1))
+            self.engine.forward(chunk)
+        self.engine.reset()
+        return total
+
+    def profile(self, tokens: int) -> dict[str, Any]:
+        """Where a step of so many tokens spends its time, as `rlx bench` has it: [label, ms, GB/s, GFLOP/s] a row."""
+        self.engine.reset()
+        found = self.engine.profile_step([1] * tokens)
+        self.engine.reset()
+        rows = [(t.label, t.seconds * 1e3, t.bytes / t.seconds / 1e9, t.flops / t.seconds / 1e9) for t in found]
+        return {"rows": rows}
+
+
+if __name__ == "__main__":
+    main(RlxSide)

@@ -1,0 +1,249 @@
+"""The benchmark scripts: arguments, statistics, tables, the page they write, the line protocol between processes."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+
+
+def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    found = __import__(name)
+    assert isinstance(found, ModuleType)
+    return found
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return module("report", monkeypatch)
+
+
+@pytest.fixture
+def versus(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return module("versus", monkeypatch)
+
+
+@pytest.fixture
+def side() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, str(FOLDER / "rlx_side.py")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        yield child
+
+
+# -- statistics -----------------------------------------------------------------------------------------------------
+
+
+def test_ratios_of_medians_and_of_pairs_are_different_things(report: ModuleType) -> None:
+    ours, theirs = report.Series(512, [1.0, 2.0, 4.0]), report.Series(512, [3.0, 4.0, 4.0])
+    assert ours.rate == 256 and ours.spread == (128, 512)
+    assert report.ratio(ours, theirs) == 2.0
+    assert report.paired_ratio(ours, theirs) == 2.0
+    slow_machine = report.Series(512, [3.0, 2.0, 8.0])  # of the pairs 1/1, 1/2 and 2/1
+    assert report.ratio(slow_machine, theirs) == 4 / 3
+    assert report.paired_ratio(slow_machine, theirs) == 1.0
+
+
+def test_pairs_must_be_pairs(report: ModuleType) -> None:
+    with pytest.raises(ValueError):
+        report.paired_ratio(report.Series(1, [1.0]), report.Series(1, [1.0, 2.0]))
+
+
+def test_shares_of_the_limit(report: ModuleType) -> None:
+    sides = {"rlx": report.Series(1, [0.02]), "llama.cpp": report.Series(1, [0.04])}
+    row = report.Measurement("decode at 0", sides, work=4e8, limit=(25.0, "GB/s"))
+    assert row.achieved("rlx") == pytest.approx(20.0) and row.share("rlx") == pytest.approx(0.8)
+    written = json.loads(json.dumps(row.as_json()))
+    assert written["sides"]["llama.cpp"]["ratio"] == pytest.approx(2.0)
+    assert "ratio" not in written["sides"]["rlx"]
+
+
+# -- tables ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_speeds(report: ModuleType) -> None:
+    sides = {"rlx": report.Series(512, [1.0, 1.0, 1.6]), "llama.cpp": report.Series(512, [2.0, 2.0, 2.0])}
+    row = report.Measurement("prefill 512", sides, work=1e11, limit=(400.0, "GFLOP/s"))
+    head, rule, line = report.speed_table([row]).splitlines()
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    expected = ["prefill 512", "512 (320-512)", "256 (256-256)", "**2.00**", "2.00", "400 GFLOP/s", "100 (25%)"]
+    assert cells == [*expected, "50.0 (12%)"]
+    assert head.count("|") == rule.count("|") == line.count("|")
+
+
+def test_the_table_of_starts_has_a_dash_where_there_is_none(report: ModuleType) -> None:
+    table = report.start_table({"rlx": {"cold": [2.0], "warm": [0.3, 0.2, 0.4]}, "llama.cpp": {"warm": [0.5]}})
+    assert "| cold | 2.00 (2.00-2.00) | - |" in table
+    assert "| warm | 0.30 (0.20-0.40) | 0.50 (0.50-0.50) |" in table
+
+
+def test_memory_beyond_file_and_cache(report: ModuleType) -> None:
+    table = report.memory_table({"rlx": 700_000_000}, file_bytes=500_000_000, kv_bytes=100_000_000)
+    assert "| rlx | 700 | 100 |" in table
+
+
+def test_a_section_of_the_page_is_replaced_and_the_others_stay(report: ModuleType, tmp_path: Path) -> None:
+    page = tmp_path / "performance.md"
+    report.write(page, "a", "first")
+    report.write(page, "b", "second")
+    report.write(page, "a", "third")
+    text = page.read_text()
+    assert text.startswith("# Performance") and "first" not in text
+    assert 0 < text.index("third") < text.index("second")
+    assert text.count("<!-- begin a -->") == text.count("<!-- end a -->") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["performance.md"]
+
+
+def test_a_page_that_was_cut_is_refused(report: ModuleType) -> None:
+    with pytest.raises(ValueError, match="without its end"):
+        report.put("<!-- begin a -->\nhalf", "a", "new")
+    with pytest.raises(ValueError, match="cannot name"):
+        report.put("", "a -->", "new")
+
+
+# -- versus.py ------------------------------------------------------------------------------------------------------
+
+
+def test_arguments(versus: ModuleType, demo_model: Path) -> None:
+    usual = versus.arguments([str(demo_model)])
+    assert usual.prefill == [32, 128, 512, 2048] and usual.decode == [0, 512, 4096] and usual.repeat == 5
+    quick = versus.arguments([str(demo_model), "--quick", "--decode", "7", "--repeat", "9"])
+    assert (quick.prefill, quick.decode, quick.repeat) == ([32, 128], [7], 9)
+    assert versus.arguments([str(demo_model), "--prefill", ""]).prefill == []
+
+
+@pytest.mark.parametrize("wrong", [["--repeat", "0"], ["--prefill", "0,32"], ["--decode", "-1"], ["--tokens", "x"]])
+def test_wrong_arguments(
+    versus: ModuleType, demo_model: Path, wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        versus.arguments([str(demo_model), *wrong])
+    assert wrong[0] in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there(versus: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        versus.arguments(["missing.gguf"])
+    assert "make_model.py" in capsys.readouterr().err
+
+
+def test_tasks_beyond_the_context_are_left_out(
+    versus: ModuleType, demo_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = versus.arguments([str(demo_model), "--prefill", "32,2048", "--decode", "0,1000", "--tokens", "32"])
+    assert [t.name for t in versus.tasks(args, 1024)] == ["prefill 32", "decode at 0"]
+    assert "prefill 2048: left out" in capsys.readouterr().out
+
+
+def test_long_prompts_are_tried_in_one_piece_too(versus: ModuleType) -> None:
+    assert [v["ubatch"] for v in versus.Task("prefill", 2048).variants()] == [512, 2048, 512, 2048]
+    assert {v["ubatch"] for v in versus.Task("decode", 32, 4096).variants()} == {512}
+    assert {v["flash"] for v in versus.Task("prefill", 32).variants()} == {True, False}
+
+
+def test_answers_of_a_side(versus: ModuleType) -> None:
+    assert versus.checked("x", "prefill", '{"seconds": 1.5}', io.BytesIO()) == {"seconds": 1.5}
+    with pytest.raises(versus.MissingSide, match="no llama"):
+        versus.checked("x", "open", '{"error": "no llama", "missing": true}', io.BytesIO())
+    with pytest.raises(versus.SideError, match="killed by"):
+        versus.checked("x", "prefill", "", io.BytesIO(b"killed by the system"))
+    with pytest.raises(versus.MissingSide, match="numpy"):
+        versus.checked("x", "open", "", io.BytesIO(b"Traceback\nModuleNotFoundError: No module named 'numpy'\n"))
+
+
+# -- the sides ------------------------------------------------------------------------------------------------------
+
+
+def ask(side: subprocess.Popen[str], do: str, **arguments: object) -> dict[str, object]:
+    assert side.stdin is not None and side.stdout is not None
+    side.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+    side.stdin.flush()
+    found: dict[str, object] = json.loads(side.stdout.readline())
+    return found
+
+
+def test_a_side_answers_line_by_line(side: subprocess.Popen[str], demo_model: Path) -> None:
+    from rlx.runners.engine import Engine
+
+    engine = Engine.open(demo_model, threads=1, max_seq=128)
+    ids, expected = engine.tokenizer.encode("The fox"), []
+    logits = engine.forward(ids)
+    for _ in range(6):
+        expected.append(int(logits.argmax()))
+        logits = engine.forward(expected[-1:])
+    moved = engine.step_bytes(20)
+    vocab = engine.config.vocab_size
+    engine.close()
+    opened = ask(side, "open", model=str(demo_model), threads=1, context=128)
+    assert opened["vocab"] == vocab
+    assert ask(side, "encode", text="The fox") == {"ids": ids}
+    assert ask(side, "greedy", ids=ids, tokens=6) == {"tokens": expected, "finite": True}
+    prefill = ask(side, "prefill", tokens=40)["seconds"]
+    assert isinstance(prefill, float) and prefill > 0
+    ask(side, "fill", depth=100)
+    for _ in range(4):  # 4 x 20 tokens would not fit if the cache were not brought back
+        decode = ask(side, "decode", tokens=20)["seconds"]
+        assert isinstance(decode, float) and decode > 0
+    work = ask(side, "work", prompts=[8, 16], depths=[20], step=8)
+    assert work["bytes"] == {"20": moved}
+    flops = work["flops"]
+    assert isinstance(flops, dict) and 1.9 < flops["16"] / flops["8"] < 2.2  # attention makes it a little more
+    unknown = ask(side, "nothing")
+    assert "AttributeError" in str(unknown["error"]) and unknown["missing"] is False
+    memory = ask(side, "memory")["peak_bytes"]
+    assert isinstance(memory, int) and memory > demo_model.stat().st_size
+
+
+def test_a_side_without_its_package_says_so(demo_model: Path) -> None:
+    blocked = "import sys; sys.modules['llama_cpp'] = None; sys.argv = ['x']; import runpy; "
+    run = f"sys.path.insert(0, {str(FOLDER)!r}); runpy.run_path({str(FOLDER / 'llama_side.py')!r}, run_name='__main__')"
+    request = json.dumps({"do": "open", "model": str(demo_model), "threads": 1, "context": 64})
+    done = subprocess.run(
+        [sys.executable, "-c", blocked + run], input=request + "\n", capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout)
+    assert found["missing"] is True and "llama_cpp" in found["error"]
+
+
+# -- machine.py -----------------------------------------------------------------------------------------------------
+
+
+def test_the_machine_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = module("machine", monkeypatch)
+    rows = [{"threads": 1, "read_gb_per_s": 12.5, "peaks": {"int8": 1000.0, "f32": 200.0}, "region_us": 0.25}]
+    about = machine.facts()
+    text = machine.show(about, rows)
+    assert about["cpu"] in text and about["cpus"] >= 1
+    assert text.splitlines()[-1].split() == ["1", "12.5", "1000", "200", "0.25", "us"]
+
+
+def test_the_bf16_kernel_computes_what_it_is_measured_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    import numpy as np
+
+    from rlx.codegen.llvm import compile_module
+    from rlx.codegen.target import Target
+    from rlx.runtime.memory import AlignedBuffer
+    from rlx.runtime.native import NativeCode
+    from rlx.runtime.threads import WorkerPool
+
+    machine = module("machine", monkeypatch)
+    target = Target.host()
+    if not target.has("avx512bf16"):
+        pytest.skip("this CPU has no dots of bf16")
+    code = NativeCode(compile_module([machine.bf16_llvm(target)], target)[0], ["bf16_peak"])
+    with machine.Machine(1) as found, AlignedBuffer(64) as data:
+        assert isinstance(found.pool, WorkerPool)
+        data.view(np.uint16, 32)[:] = 0x3F80  # 1.0
+        context = np.array([data.address, 1, 0], np.int64)
+        found.pool.share(code.addresses["bf16_peak"], context.ctypes.data)
+        sums = data.view(np.float32, 16)
+        chains = machine.BF16_CHAINS
+        assert (sums == chains * machine.BF16_STEPS * 2 + sum(range(chains))).all()
