@@ -24,21 +24,37 @@ class TorchSide:
         except ImportError as error:
             raise Missing(f"torch and transformers cannot be imported: {error}") from error
         self.torch, self.transformers = torch, transformers
+        self.other = {torch.float32, torch.float16}
 
     def open(self, model: str, threads: int, context: int) -> dict[str, Any]:
         self.torch.set_num_threads(threads)
         path = Path(model)
         try:
-            self.model = self.transformers.AutoModelForCausalLM.from_pretrained(
-                str(path.parent), gguf_file=path.name, dtype=self.torch.bfloat16
-            )
+            self.model = self._load(path)
         except (ValueError, ImportError, KeyError, RuntimeError, NotImplementedError, AttributeError) as error:
             raise Missing(f"transformers does not load {path.name}: {error}") from error
+        types = {p.dtype for p in self.model.parameters()} | {type(m).__name__ for m in self.model.modules()}
+        odd = {str(t) for t in types if str(t).lower().startswith("gguf")} | {str(t) for t in types & self.other}
+        if odd:
+            raise Missing(f"transformers does not compute {path.name} in bfloat16 only, but with {', '.join(odd)}")
         self.model.eval()
         self.clear()
         config = self.model.config
         versions = f"transformers {self.transformers.__version__}, torch {self.torch.__version__}"
         return {"version": versions, "vocab": config.vocab_size, "context": config.max_position_embeddings}
+
+    def _load(self, path: Path) -> Any:
+        """The model in bfloat16. Some versions leave the size of heads in the file unread and take their default."""
+        from gguf import GGUFReader
+
+        found = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+        config = self.transformers.AutoConfig.from_pretrained(**found)
+        fields = GGUFReader(path).fields
+        size = fields.get(f"{fields['general.architecture'].contents()}.attention.key_length")
+        if size is not None and hasattr(config, "head_dim"):
+            config.head_dim = size.contents()
+        kind = self.transformers.AutoModelForCausalLM
+        return kind.from_pretrained(**found, config=config, dtype=self.torch.bfloat16)
 
     def clear(self) -> None:
         self.cache = self.kept = None
