@@ -113,6 +113,13 @@ def with_shape(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callabl
     return edit
 
 
+def quantized(name: str, kind: gguf.GGMLQuantizationType) -> Callable[[broken.Tensors], None]:
+    def edit(tensors: broken.Tensors) -> None:
+        tensors[name] = gguf.quants.quantize(tensors[name][0].astype(np.float32), kind), kind
+
+    return edit
+
+
 def of_activations(tensors: broken.Tensors) -> None:
     """Q8_1, a type that no file has for weights: blocks of 32 elements in 40 bytes."""
     rows, k = tensors[Q][0].shape
