@@ -2,7 +2,7 @@
 
     [precision]
     mode = "auto"            # or "exact"
-    kv_dtype = "f16"         # f32, f16, bf16
+    kv_dtype = "f16"         # f32, f16, bf16, q8_0, q4_0
     [fusion]
     gated = true             # one switch a group of `rlx.passes.options.FUSIONS`
     [buckets]
@@ -35,7 +35,7 @@ KEYS: dict[str, dict[str, type]] = {
 }
 CHOICES = {
     "mode": ("auto", "exact"),
-    "kv_dtype": ("f32", "f16", "bf16"),
+    "kv_dtype": ("f32", "f16", "bf16", "q8_0", "q4_0"),
     "level": ("native", "generic", "avx2", "avx512"),
 }
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlx.models import ModelConfig
     from rlx.weights import WeightLoader
 
-_KV_DTYPES = ("f16", "f32")  # the default of precision "auto" and of "exact"
+_KV_DTYPES = ("f16", "f32", "q8_0", "q4_0")  # the default of precision "auto", that of "exact", and the small ones
 _LONG = 60  # characters of a value on the page
 _TOKENS = 4096  # a session for the estimate of memory; no more than the context
 
@@ -107,7 +107,9 @@ def _runnable(loader: WeightLoader) -> dict[str, Any]:
     try:
         runner = runner_class(loader)
         config, weights = open_model(loader)
-        graphs = {name: models.build(config, weights, DTYPES[name], place=weights.place) for name in _KV_DTYPES}
+        sizes = [layer.head_dim for layer in config.each if not layer.recurrent]
+        types = [name for name in _KV_DTYPES if not any(size % DTYPES[name].block for size in sizes)]
+        graphs = {name: models.build(config, weights, DTYPES[name], place=weights.place) for name in types}
         memory = _memory(graphs, config)
     except RlxError as error:
         return {"runnable": False, "reason": str(error)}

@@ -24,7 +24,9 @@ _ENGINE: dict[str, Decorator] = {
     "max_seq": click.option(
         "--max-seq", type=click.IntRange(1), metavar="N", help="Tokens the context holds, prompt and answer together."
     ),
-    "kv_dtype": click.option("--kv-dtype", type=click.Choice(["f32", "f16", "bf16"]), help="Type of the KV cache."),
+    "kv_dtype": click.option(
+        "--kv-dtype", type=click.Choice(["f32", "f16", "bf16", "q8_0", "q4_0"]), help="Type of the KV cache."
+    ),
     "precision": click.option(
         "--precision",
         type=click.Choice(["auto", "exact"]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from rlx.codegen.kernel import Kernel
 from rlx.codegen.layouts import BLOCK_ROWS
@@ -22,14 +23,21 @@ from rlx.passes.program import root
 
 @dataclass(frozen=True)
 class Units:
-    """ceil(dim / per) * times work units."""
+    """ceil(dim / per) * times work units.
+
+    Attributes:
+        busy: how many of them have something to do, if that is less: the first ones.
+    """
 
     dim: DimLike
     per: int = 1
+    busy: int | None = None
     times: int = 1
 
     def most(self, limits: dims.Bounds) -> int:
-        return -(-dims.bounds(self.dim, limits)[1] // self.per) * self.times
+        """Units that have something to do, at most."""
+        count = -(-dims.bounds(self.dim, limits)[1] // self.per) * self.times
+        return count if self.busy is None else min(count, self.busy)
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class Call:
         args: what is passed for each of `kernel.buffers`: the number of an operand, the number of operands for the
             result, or `SCRATCH`. Numbers, not nodes, so that the call serves the same node of another layer.
         extents: one dim for each of `kernel.extents`.
-        scratch: bytes of the private buffer a work unit needs.
+        scratch: bytes of the private buffer a work unit needs. It holds zeros at first, then what the last step left.
     """
 
     node: Node
@@ -175,12 +183,29 @@ def _attention(n: Node, target: Target) -> Call:
     q, k, _ = n.inputs
     shape = (static(q, 1), static(k, 0), width(q))
     options = {"kv_dtype": k.dtype, "scale": n["scale"], "window": n["window"], "softcap": n["softcap"]}
-    fixed = 1 if q.shape[0] == 1 else None  # decode needs no tiles of query rows
-    kernel = tiles.attention(*shape, target, rows_static=fixed, **options)
-    past = n["length"] - q.shape[0]
-    return _call(
-        n, kernel, Units(q.shape[0], tiles.row_tile(*shape, fixed), static(k, 0)), q.shape[0], past, k.shape[1]
-    )
+    extents = (q.shape[0], n["length"] - q.shape[0], k.shape[1])
+    if q.shape[0] == 1:  # decode needs no tiles of query rows
+        return _attention_of_a_row(n, shape, target, extents, options)
+    units = Units(q.shape[0], tiles.row_tile(*shape), static(k, 0))
+    return _call(n, tiles.attention(*shape, target, **options), units, *extents)
+
+
+def _attention_of_a_row(
+    n: Node, shape: tuple[int, int, int], target: Target, extents: Sequence[DimLike], options: dict[str, Any]
+) -> Call:
+    """Over ranges of positions, where there are too few KV heads for all workers."""
+    from rlx.codegen.kernels import attention as tiles
+    from rlx.codegen.kernels import attention_split as ranges
+
+    heads, kv_heads, head_dim = shape
+    split = ranges.split(kv_heads, n["window"])
+    kernel = tiles.attention(*shape, target, rows_static=1, split=split, **options)
+    if split is None:
+        return _call(n, kernel, Units(kv_heads), *extents)
+    busy = kv_heads * split.parts
+    units = Units(busy) if ranges.few(kv_heads, split) else Units(n["length"], split.least, kv_heads, busy)
+    scratch = ranges.scratch_bytes(kv_heads, heads // kv_heads, head_dim, split)
+    return _call(n, kernel, units, *extents, args=(0, 1, 2, SCRATCH, 3), scratch=-(-scratch // busy))
 
 
 def _elementwise(n: Node, target: Target) -> Call:

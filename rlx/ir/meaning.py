@@ -18,6 +18,7 @@ import numpy as np
 
 from rlx.errors import GraphError
 from rlx.ir import dims
+from rlx.ir.rounding import BLOCKS, round_blocks
 
 Array = np.ndarray[Any, Any]
 Attrs = Mapping[str, Any]
@@ -285,7 +286,8 @@ def kv_write(x: list[Array], a: Attrs, env: Env) -> Array:
     if len(rows) > capacity or (not a["wrap"] and at + len(rows) > capacity):
         raise GraphError(f"{len(rows)} rows at position {at} do not fit the cache's {capacity} positions")
     places = (at + np.arange(len(rows))) % capacity
-    out[:, places] = round_to(rows, a["dtype"]).swapaxes(0, 1)
+    rounded = round_blocks(rows, a["dtype"]) if a["dtype"] in BLOCKS else round_to(rows, a["dtype"])
+    out[:, places] = rounded.swapaxes(0, 1)
     return out
 
 

@@ -74,7 +74,7 @@ def build(
     values the loader passes through `config.value(name, stored)`; all have their canonical names, or those of `views`.
 
     Args:
-        kv_dtype: f32, f16 or bf16.
+        kv_dtype: f32, f16, bf16, q8_0 or q4_0.
         place: canonical name -> what errors show instead: the file, and the tensor's name there.
 
     Raises:

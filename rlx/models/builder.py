@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import ArgumentError, WeightError
-from rlx.ir.dtypes import BF16, F16, F32, DType
+from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q8_0, DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.models.config import Layer, ModelConfig
 
 FLOATS = (F32, F16, BF16)
+KV_DTYPES = (*FLOATS, Q8_0, Q4_0)
 
 _INCOMPLETE = "the file is incomplete, or its metadata is of another model: get it again or convert it anew"
 _MISMATCH = "the tensors and the metadata are not of one model: get the file again or convert it anew"
@@ -122,7 +123,11 @@ def start(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Model:
     Raises:
         ArgumentError: KV caches cannot have this dtype.
     """
-    if kv_dtype not in FLOATS:
-        known = ", ".join(d.name for d in FLOATS)
+    if kv_dtype not in KV_DTYPES:
+        known = ", ".join(d.name for d in KV_DTYPES)
         raise ArgumentError(f"KV caches of {kv_dtype} are not supported", hint=f"Supported are {known}.")
+    for size in {layer.head_dim for layer in config.each if not layer.recurrent}:
+        if size % kv_dtype.block:
+            what = f"KV caches of {kv_dtype} need heads of whole blocks of {kv_dtype.block}, not of {size}"
+            raise ArgumentError(what, where="kv_dtype", hint='Choose "f16".')
     return Model(Graph(config.arch), config, weights, kv_dtype)

@@ -107,7 +107,7 @@ def auto_runner(
         path: a GGUF file, a safetensors file or index, or a directory that holds one.
         threads: native workers; the physical cores that this process may use by default.
         max_seq: how many tokens the context holds; the model's own length, at most 4096, by default.
-        kv_dtype: type of the KV cache: "f32", "f16" or "bf16".
+        kv_dtype: type of the KV cache: "f32", "f16", "bf16", "q8_0" or "q4_0".
         precision: "exact" (weights dequantized exactly, float32 arithmetic) or "auto" (what the profile says; without
             one, int8 activations where they are close enough).
         profile: a compile profile: a file, a table, or a `CompileProfile`; the arguments here win over it.

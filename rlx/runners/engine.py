@@ -97,7 +97,7 @@ class Engine:
             path: a file or directory, or an open `WeightLoader`, which the engine then owns.
             threads: workers; the physical cores this process may use by default.
             max_seq: positions the KV cache has room for; the model's context, at most 4096, by default.
-            kv_dtype: "f32", "f16" or "bf16".
+            kv_dtype: "f32", "f16", "bf16", "q8_0" or "q4_0".
             precision: "auto" or "exact".
             profile: a path, table or `CompileProfile`; the arguments above win over it.
             dump_ir: a folder for the text after every pass, one sub-folder a program.

@@ -20,13 +20,13 @@ from rlx.ir.graph import Graph
 from rlx.ir.ops import EFFECTS
 from rlx.ir.verify import WRITES
 from rlx.passes.program import root
+from rlx.runtime.kv_tiles import TILE, row_width, rows_of, tiles_of
 from rlx.runtime.memory import AlignedBuffer
 
 Array = np.ndarray[Any, Any]
 
-TILE = 16  # positions of a tile of keys
 RING = 64  # the capacity of a ring is a multiple: attention reads positions in aligned groups of so many
-KV_DTYPES = ("f32", "f16", "bf16")
+KV_DTYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 
 
 def kv_dtype(name: str | None, precision: str, default: str = "f16") -> DType:
@@ -75,7 +75,7 @@ class State:
     Attributes:
         kind: "full", "ring", "recurrent", or "fixed" if nothing updates it.
         shape: of a cache [heads, capacity, head_dim].
-        tiled: a cache of keys: [heads, capacity / 16, head_dim, 16] in memory.
+        tiled: a cache of keys, whose positions lie 16 together in memory (see `kv_tiles.py`).
     """
 
     name: str
@@ -83,6 +83,16 @@ class State:
     dtype: DType
     shape: tuple[int, ...]
     tiled: bool
+
+    @property
+    def element(self) -> str:
+        """The NumPy type of copies: bf16 as uint16, blocks as uint8."""
+        return self.dtype.numpy or "uint8"
+
+    @property
+    def width(self) -> int:
+        """Elements of a copy's rows: numbers, or the bytes of blocks."""
+        return row_width(self.dtype, self.shape[-1])
 
     @property
     def format(self) -> str:
@@ -151,7 +161,7 @@ class States:
             self._whole(name)[...] = 0
 
     def copy(self, name: str) -> Array:
-        """A read-only copy of a whole state, in its shape; bf16 as uint16."""
+        """A read-only copy of a whole state: `State.element` [..., `State.width`]."""
         return _frozen(self._whole(name).copy())
 
     def put(self, name: str, value: Array) -> None:
@@ -159,35 +169,35 @@ class States:
         self._whole(name)[...] = value
 
     def copy_positions(self, name: str, start: int, stop: int) -> Array:
-        """A read-only copy of positions [start, stop) of a cache: [heads, stop - start, head_dim]; bf16 as uint16."""
+        """A read-only copy of positions [start, stop) of a cache: `State.element` [heads, stop - start, width]."""
         state = self.table[name]
-        out = np.empty((state.shape[0], stop - start, state.shape[2]), state.dtype.numpy)
+        out = np.empty((state.shape[0], stop - start, state.width), state.element)
         for at, begin, end in _pieces(start, stop, state.shape[1]):
             out[:, at : at + end - begin] = self._rows(name, begin, end)
         return _frozen(out)
 
     def put_positions(self, name: str, start: int, values: Array) -> None:
-        """The inverse of `copy_positions`: values [heads, n, head_dim] become positions start .. start + n."""
+        """The inverse of `copy_positions`: values [heads, n, width] become positions start .. start + n."""
         for at, begin, end in _pieces(start, start + values.shape[1], self.table[name].shape[1]):
             self._put_rows(name, begin, values[:, at : at + end - begin])
 
     def _whole(self, name: str) -> Array:
         state = self.table[name]
-        return self._buffers[name].view(state.dtype.numpy or "uint8", state.shape)
+        return self._buffers[name].view(state.element, (*state.shape[:-1], state.width))
 
     def _tiles(self, name: str, begin: int, end: int) -> tuple[Array, slice]:
-        """The tiles [heads, tiles, head_dim, 16] that hold places begin .. end, and which of their places those are."""
-        heads, capacity, head_dim = self.table[name].shape
-        whole = self._whole(name).reshape(heads, capacity // TILE, head_dim, TILE)
+        """The tiles [heads, tiles, 16 * width] that hold places begin .. end, and which of their places those are."""
+        heads, capacity, _ = self.table[name].shape
+        whole = self._whole(name).reshape(heads, capacity // TILE, -1)
         first = begin // TILE
         return whole[:, first : -(-end // TILE)], slice(begin - first * TILE, end - first * TILE)
 
     def _rows(self, name: str, begin: int, end: int) -> Array:
-        """Places begin .. end of a cache: [heads, places, head_dim]."""
+        """Places begin .. end of a cache: [heads, places, width]."""
         if not self.table[name].tiled:
             return self._whole(name)[:, begin:end]
         tiles, inside = self._tiles(name, begin, end)
-        return _untiled(tiles)[:, inside]
+        return rows_of(tiles, self.table[name].dtype)[:, inside]
 
     def _put_rows(self, name: str, begin: int, values: Array) -> None:
         end = begin + values.shape[1]
@@ -195,9 +205,10 @@ class States:
             self._whole(name)[:, begin:end] = values
             return
         tiles, inside = self._tiles(name, begin, end)
-        rows = _untiled(tiles).copy()  # the other places of the first and the last tile stay
+        dtype = self.table[name].dtype
+        rows = rows_of(tiles, dtype).copy()  # the other places of the first and the last tile stay
         rows[:, inside] = values
-        tiles[...] = rows.reshape(tiles.shape[0], -1, TILE, tiles.shape[2]).swapaxes(2, 3)
+        tiles[...] = tiles_of(rows, dtype)
 
     def close(self) -> None:
         for buffer in self._buffers.values():
@@ -207,11 +218,6 @@ class States:
 def _frozen(array: Array) -> Array:
     array.flags.writeable = False
     return array
-
-
-def _untiled(tiles: Array) -> Array:
-    heads, _, head_dim, _ = tiles.shape
-    return tiles.swapaxes(2, 3).reshape(heads, -1, head_dim)
 
 
 def _pieces(start: int, stop: int, capacity: int) -> Iterator[tuple[int, int, int]]:

@@ -35,7 +35,8 @@ class Snapshot:
     Attributes:
         ids: the tokens so far.
         arrays: by state: of a full cache its positions [heads, len(ids), head_dim]; of a ring the newest that it held,
-            [heads, at most its capacity, head_dim]; of a recurrent state all of it. bf16 as uint16; read-only.
+            [heads, at most its capacity, head_dim]; of a recurrent state all of it. bf16 as uint16, heads of q8_0 and
+            q4_0 as their blocks' bytes; read-only.
         formats: by state: kind, type and shape, which must be those of the session it is restored into.
         model: what tells one model from another.
     """
@@ -211,16 +212,16 @@ class Session:
 
     def _check_array(self, name: str, value: Array | None, length: int) -> None:
         state = self.states.table[name]
-        shape = list(state.shape)
+        shape = [*state.shape[:-1], state.width]
         if state.kind == "full":
             shape[1] = length
         if state.kind == "ring":
             held = value.shape[1] if value is not None and value.ndim == 3 else 0
             shape[1] = min(max(held, length - self.states.first_read(length)), length)
-        fits = value is not None and list(value.shape) == shape and value.dtype == state.dtype.numpy
+        fits = value is not None and list(value.shape) == shape and value.dtype == state.element
         if state.kind != "fixed" and not fits:
             found = f"{value.dtype}{list(value.shape)}" if value is not None else "nothing"
-            what = f"the snapshot's array is {found}, expected {state.dtype.numpy}{shape}"
+            what = f"the snapshot's array is {found}, expected {state.element}{shape}"
             raise ArgumentError(what, where=f"state {name!r}", hint="The snapshot is damaged: take it anew.")
 
     def _formats(self) -> dict[str, str]:

@@ -100,9 +100,10 @@ def test_memory_is_what_the_kernels_will_hold(tmp_path: Path) -> None:
     floats = 5 * 256 * 256 + 2 * 128 * 256 + 3 * 256
     ropes = found["memory"]["weights"] - q8_0 - 4 * floats
     assert 0 <= ropes <= 4 * 64, "beside the file's tensors at most the rope's frequencies"
-    assert found["memory"]["states_per_token"] == {"f16": 2 * 2 * 64 * 2, "f32": 2 * 2 * 64 * 4}
+    token = {"f16": 2 * 2 * 64 * 2, "f32": 2 * 2 * 64 * 4, "q8_0": 2 * 2 * 2 * 34, "q4_0": 2 * 2 * 2 * 18}
+    assert found["memory"]["states_per_token"] == token
     assert found["memory"]["tokens"] == 128
-    assert found["memory"]["states"] == {"f16": 128 * 512, "f32": 128 * 1024}
+    assert found["memory"]["states"] == {name: 128 * size for name, size in token.items()}
     assert (found["runner"], found["config"]["heads"], found["config"]["vocab_size"]) == ("Llama32Runner", 4, 32)
 
 

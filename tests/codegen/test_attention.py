@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rlx.codegen.kernels.attention import attention, row_tile, units
 from rlx.codegen.target import Target
 from rlx.errors import CompileError
-from rlx.ir.dtypes import BF16, F16, F32, Q8_0, DType
+from rlx.ir.dtypes import BF16, F16, F32, Q5_0, DType
 
 Array = NDArray[Any]
 targets = pytest.mark.parametrize("target", LEVELS, ids=name)
@@ -206,7 +206,7 @@ def test_units_and_outline() -> None:
 def test_mistakes_are_refused() -> None:
     with pytest.raises(CompileError, match="5 query heads are no multiple of 2"):
         attention(5, 2, 64, LEVELS[0], kv_dtype=F16, scale=1.0)
-    with pytest.raises(CompileError, match="q8_0 caches"):
-        attention(4, 2, 64, LEVELS[0], kv_dtype=Q8_0, scale=1.0)
+    with pytest.raises(CompileError, match="q5_0 caches"):
+        attention(4, 2, 64, LEVELS[0], kv_dtype=Q5_0, scale=1.0)
     with pytest.raises(CompileError, match="window of 0"):
         attention(4, 2, 64, LEVELS[0], kv_dtype=F16, scale=1.0, window=0)

@@ -13,7 +13,7 @@ from native import Array
 from rlx.codegen.kernels.kv import kv_write
 from rlx.codegen.kernels.rope import rope, rope_angles
 from rlx.errors import ArgumentError, ShapeError
-from rlx.ir.dtypes import Q8_0
+from rlx.ir.dtypes import Q5_0
 
 #: Error of a cosine or sine: one unit in the last place of numbers below 1.
 ANGLE_ABS = 2.0**-23
@@ -210,7 +210,7 @@ def test_wrong_arguments() -> None:
     for n_rot in (15, 18, -2):
         with pytest.raises(ShapeError, match="n_rot"):
             rope(2, 16, n_rot, "neox")
-    with pytest.raises(ArgumentError, match="q8_0"):
-        kv_write(2, 16, Q8_0)
+    with pytest.raises(ArgumentError, match="q5_0"):
+        kv_write(2, 16, Q5_0)
     with pytest.raises(ArgumentError, match="columns"):
         kv_write(2, 16, "f16", "columns")

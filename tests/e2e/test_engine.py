@@ -272,7 +272,7 @@ def test_threads_give_the_same_bits(goldens: Path, demo_model: Path, tokens: lis
 
 
 # Largest error against an f32 cache, as a share of the largest logit; docs/caches.md has the measured ones.
-KV_CEILINGS = {"f32": 0.0, "f16": 1e-3, "bf16": 8e-3}
+KV_CEILINGS = {"f32": 0.0, "f16": 1e-3, "bf16": 8e-3, "q8_0": 2e-2, "q4_0": 0.5}
 
 
 def test_kv_types_stay_within_their_errors(goldens: Path) -> None:
@@ -289,8 +289,11 @@ def test_kv_types_stay_within_their_errors(goldens: Path) -> None:
     assert error(found["f32"], expected["logits"][39:]) <= GOLDEN
     for dtype, ceiling in KV_CEILINGS.items():
         assert error(found[dtype], found["f32"]) <= ceiling
-    assert error(found["bf16"], found["f32"]) > error(found["f16"], found["f32"]) > 0, "they are no f32 in disguise"
+    errors = [error(found[dtype], found["f32"]) for dtype in ("q4_0", "q8_0", "f16", "f32")]
+    assert errors == sorted(set(errors), reverse=True), "they are no f32 in disguise"
+    assert error(found["bf16"], found["f32"]) > error(found["f16"], found["f32"])
     assert sizes["f16"] == sizes["bf16"] == sizes["f32"] // 2
+    assert [sizes["f32"] * bits // 32 for bits in (8.5, 4.5)] == [sizes["q8_0"], sizes["q4_0"]]
 
 
 # Largest error of `auto` against the dequantized weights in float32: the price of int8 activations.

@@ -12,7 +12,7 @@ from golden_files import CASES, Session, Tensor, Tensors, read
 from golden_folder import goldens
 
 from rlx.errors import ArgumentError, WeightError
-from rlx.ir.dtypes import F16, F32, F64, I32, Q8_0, DType
+from rlx.ir.dtypes import F16, F32, F64, I32, Q4_0, Q5_0, Q8_0, DType
 from rlx.models import ModelConfig, build
 
 TOKENS = np.array([5, 300, 7, 11], np.int32)
@@ -86,8 +86,11 @@ def test_wrong_dtypes(name: str, dtype: DType, expected: str) -> None:
 
 def test_other_refusals() -> None:
     config, tensors = load("qwen3")
-    with pytest.raises(ArgumentError, match=r"KV caches of q8_0 are not supported\. Supported are f32, f16, bf16"):
-        build(config, tensors, Q8_0)
+    with pytest.raises(ArgumentError, match=r"KV caches of q5_0 are not supported\. Supported are f32.*q8_0, q4_0"):
+        build(config, tensors, Q5_0)
+    odd = replace(config, each=tuple(replace(layer, head_dim=48) for layer in config.each))
+    with pytest.raises(ArgumentError, match=r"q4_0 need heads of whole blocks of 32, not of 48. Choose \"f16\""):
+        build(odd, tensors, Q4_0)
 
 
 # -- what is optional -------------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ Chunks lie at multiples of 64 whatever the tile, so a row's bits depend neither 
 
 With a window the caches may be rings, where position t lies at t modulo ctx, a multiple of 64: a chunk is then in one
 piece. Its positions before the window may have been overwritten; they are masked like those of any chunk.
+
+What a cache's type changes is in `attention_cache.py`; a single row may be cut into ranges, see `attention_split.py`.
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ from llvmlite import ir
 
 from rlx.codegen import vmath
 from rlx.codegen.kernel import Kernel
+from rlx.codegen.kernels.attention_cache import cache_reader
+from rlx.codegen.kernels.attention_split import Range, Slots, Split, range_of
 from rlx.codegen.target import Target
 from rlx.codegen.tiles import F32X16, I32, I32X16, LANES, Emitter, Index
 from rlx.errors import CompileError
-from rlx.ir.dtypes import BF16, F16, F32, DType
+from rlx.ir.dtypes import F32, DType
 
 CHUNK = 64  # positions whose scores are held at once
 _KEY_TILES = CHUNK // LANES
@@ -61,34 +65,38 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     rows_static: int | None = None,
+    split: Split | None = None,
 ) -> Kernel:
     """A kernel for attention of `seq` rows at positions past .. past + seq, whose keys and values are in the cache.
 
     Row r sees positions t <= past + r and, with a window, past + r - t < window.
 
     Buffers: `q` f32[seq, heads, head_dim]; `k` in key tiles [kv_heads, ctx / 16, head_dim, 16]; `v` in rows [kv_heads,
-    ctx, head_dim]; `out` f32[seq, heads, head_dim], which must not overlap the others. Keys past the last position may
-    hold anything; values past it are not read. A NaN among the values reaches every row of the units that read it.
-    Extents: `seq`, `past`, `ctx` (a multiple of 16). Units: see `units`. With a window `past + seq` may exceed ctx, if
-    ctx is a multiple of 64 and at least seq + window - 1: position t is then read at t modulo ctx.
+    ctx, head_dim] (for blocks see `attention_cache.py`); with `split` `scratch`, of `scratch_bytes`; `out` f32[seq,
+    heads, head_dim], which must not overlap the others. Keys past the last position may hold anything; values past it
+    are not read. A NaN among the values reaches every row of the units that read it. Extents: `seq`, `past`, `ctx` (a
+    multiple of 16). Units: see `units`; with `split`, kv_heads times its parts, of which those past the row's ranges do
+    nothing. With a window `past + seq` may exceed ctx, if ctx is a multiple of 64 and at least seq + window - 1:
+    position t is then read at t modulo ctx.
 
     Args:
-        kv_dtype: type of both caches: f32, f16 or bf16.
+        kv_dtype: type of both caches: f32, f16, bf16, q8_0 or q4_0.
         scale: factor of the scores, before the cap.
         softcap: c for c * tanh(score / c), None for none.
         rows_static: `seq`, where it is known: the code then holds no more than that takes.
+        split: how a single row is cut into ranges; needs `rows_static` of 1.
 
     Raises:
         CompileError: an option out of its range.
     """
     if heads % kv_heads or heads <= 0:
         raise CompileError(f"{heads} query heads are no multiple of {kv_heads} KV heads", where="attention")
-    if kv_dtype not in (F32, F16, BF16):
-        raise CompileError(f"no attention kernel reads {kv_dtype} caches", hint="Caches are f32, f16 or bf16.")
     if window is not None and window < 1:
         raise CompileError(f"a window of {window} positions", where="attention")
-    shape = _Shape(heads, kv_heads, head_dim, kv_dtype, scale, window, softcap, rows_static)
-    e = Emitter(target, ["q", "k", "v", "out"], ["seq", "past", "ctx"])
+    if split is not None and rows_static != 1:
+        raise CompileError("ranges of positions are for single rows", where="attention", hint="Give rows_static=1.")
+    shape = _Shape(heads, kv_heads, head_dim, kv_dtype, scale, window, softcap, rows_static, split)
+    e = Emitter(target, ["q", "k", "v", *["scratch"] * (split is not None), "out"], ["seq", "past", "ctx"])
     _Attention(e, shape).write()
     return e.finish(f"attention_{kv_dtype}", _outline(shape))
 
@@ -103,6 +111,7 @@ class _Shape:
     window: int | None
     softcap: float | None
     rows_static: int | None
+    split: Split | None
 
     @property
     def group(self) -> int:
@@ -158,7 +167,7 @@ class _Attention:
 
     def __init__(self, e: Emitter, shape: _Shape) -> None:
         self.e, self.shape = e, shape
-        self.size = 4 if shape.dtype is F32 else 2  # bytes of a cached number
+        self.cache = cache_reader(e, shape.dtype, shape.head_dim)
         queries = shape.row_tile * shape.group
         # For each query: a copy of it, the scores of a chunk, the mix of values; and as vectors of 16 equal lanes, but
         # for the total, the largest score, the factor that shrinks what came before, the total of the weights.
@@ -170,13 +179,56 @@ class _Attention:
         self.tail_mask = e.tail_mask(e.i64(self.tail)) if self.tail else None
 
     def write(self) -> None:
+        if self.shape.split is not None:
+            self._write_ranges(self.shape.split)
+        else:
+            self._write_tiles()
+
+    def _write_tiles(self) -> None:
         e = self.e
         tiles = e.b.sdiv(e.b.add(e.args["seq"], e.i64(self.shape.row_tile - 1)), e.i64(self.shape.row_tile))
         with e.loop(e.args["begin"], e.args["end"]) as u:
             unit = self._unit(u.i, tiles)
-            self._start(unit)
-            with e.loop(unit.first, unit.last, CHUNK) as c:
-                self._add(unit, _Chunk(c.i, self._place(c.i), self._place(e.b.add(c.i, e.i64(CHUNK)))))
+            self._run(unit)
+            self._finish(unit)
+
+    def _run(self, unit: _Unit) -> None:
+        """The sums over a unit's positions."""
+        e = self.e
+        self._start(unit)
+        with e.loop(unit.first, unit.last, CHUNK) as c:
+            self._add(unit, _Chunk(c.i, self._place(c.i), self._place(e.b.add(c.i, e.i64(CHUNK)))))
+
+    def _write_ranges(self, how: Split) -> None:
+        """One row; a unit is a range of the positions of a KV head, the first ranges of all heads first."""
+        e, kv_heads = self.e, self.e.i64(self.shape.kv_heads)
+        slots = Slots(e, self.shape.kv_heads, self.shape.group, self.shape.vectors, how)
+        one, last = e.i64(1), e.b.add(e.args["past"], e.i64(1))
+        with e.loop(e.args["begin"], e.args["end"]) as u:
+            part, head = e.b.udiv(u.i, kv_heads), e.b.urem(u.i, kv_heads)
+            own = range_of(e, how, part, self._first_seen(e.args["past"]), last, CHUNK)
+            unit = _Unit(head, e.i64(0), one, e.i64(self.shape.group), own.first, own.last)
+            with e.when(e.b.icmp_signed("<", own.first, own.last)):
+                self._run(unit)
+                with e.b.if_else(e.b.icmp_signed("==", own.active, one)) as (alone, shared):
+                    with alone:
+                        self._finish(unit)
+                    with shared:
+                        self._hand_in(unit, own, slots)
+
+    def _hand_in(self, unit: _Unit, own: Range, slots: Slots) -> None:
+        """The range's sums to where the others find them; the last range adds up."""
+        e, vectors = self.e, range(self.shape.vectors)
+        with e.loop(0, unit.queries) as query:
+            places = [e.at(base, (query.i, 64)) for base in (self.largest, self.total)]
+            places += [self._vector(self.mix, query.i, v) for v in vectors]
+            slots.put(unit.head, own.part, query.i, [e.load(F32X16, place, 64) for place in places])
+        with e.when(slots.is_last(unit.head, own.active)):
+            with e.loop(0, unit.queries) as query:
+                total, *mixes = slots.added(unit.head, own.active, query.i, _NO_SCORE)
+                e.store(total, e.at(self.total, (query.i, 64)), 64)
+                for v, mix in zip(vectors, mixes, strict=True):
+                    e.store(mix, self._vector(self.mix, query.i, v), 64)
             self._finish(unit)
 
     def _add(self, unit: _Unit, chunk: _Chunk) -> None:
@@ -198,11 +250,16 @@ class _Attention:
         row = e.b.mul(tile, e.i64(shape.row_tile))
         rows = e.smin(shape.row_tile, e.b.sub(e.args["seq"], row))
         position = e.b.add(e.args["past"], row)
-        first = e.i64(0)
-        if shape.window is not None:
-            first = e.b.and_(e.smax(e.b.sub(position, e.i64(shape.window - 1)), 0), e.i64(-CHUNK))
         queries = e.b.mul(rows, e.i64(shape.group))
+        first = self._first_seen(position)
         return _Unit(e.b.sdiv(unit, tiles), row, rows, queries, first, e.b.add(position, rows))
+
+    def _first_seen(self, position: ir.Value) -> ir.Value:
+        """The first position that a query sees, rounded down to a chunk."""
+        e, window = self.e, self.shape.window
+        if window is None:
+            return e.i64(0)
+        return e.b.and_(e.smax(e.b.sub(position, e.i64(window - 1)), 0), e.i64(-CHUNK))
 
     def _sizes(self) -> tuple[int, ...]:
         """Queries of a tile: what the registers hold, and what is left over."""
@@ -265,27 +322,20 @@ class _Attention:
             self._score_tiles(unit, chunk, query, count, range(first, first + together))
 
     def _score_tiles(self, unit: _Unit, chunk: _Chunk, query: ir.Value, count: int, tiles: range) -> None:
-        e, shape = self.e, self.shape
-        size = LANES * self.size  # bytes of one element of 16 keys
+        e, row_bytes = self.e, self.cache.row_bytes
         first = e.b.ashr(chunk.place, e.i64(4))
         last = e.b.ashr(e.b.sub(e.b.sub(unit.last, e.i64(1)), chunk.start), e.i64(4))
         # The cache ends somewhere behind the last position: tiles past it are read as the last one, and masked.
         chosen = [e.b.add(first, e.smin(tile, last)) for tile in tiles]
-        keys = [e.at(self._keys(unit), (tile, shape.head_dim * size)) for tile in chosen]
+        keys = [e.at(self._keys(unit), (tile, LANES * row_bytes)) for tile in chosen]
+        queries = [e.at(self._vector(self.query, query, 0), 64 * self.shape.vectors * i) for i in range(count)]
         # What comes next is fetched meanwhile: values here, the next chunk's keys while values are mixed.
-        values = e.at(self._values(unit, chunk.place), tiles.start * shape.head_dim * size)
-        with e.loop(0, shape.head_dim, 1, [e.f32(0.0)] * (count * len(tiles))) as d:
-            e.prefetch(e.at(values, (d.i, len(tiles) * size)), len(tiles) * size)
-            vectors = [e.load_as_f32(shape.dtype, e.at(key, (d.i, size))) for key in keys]
-            sums = []
-            for i in range(count):
-                x = e.splat_f32(e.at(self._vector(self.query, query, 0), 64 * shape.vectors * i, (d.i, 4)))
-                sums += [e.fma(x, v, s) for v, s in zip(vectors, d.values[i * len(tiles) :][: len(tiles)], strict=True)]
-            d.values = sums
+        values = e.at(self._values(unit, chunk.place), tiles.start * LANES * row_bytes)
+        results = self.cache.dots(keys, queries, values)
         for i in range(count):
             for j, tile in enumerate(tiles):
                 place = e.at(self.scores, (query, 4 * CHUNK), 4 * CHUNK * i + 64 * tile)
-                e.store(d.results[i * len(tiles) + j], place, 64)
+                e.store(results[i * len(tiles) + j], place, 64)
 
     def _keys(self, unit: _Unit) -> ir.Value:
         """Address of a head's keys."""
@@ -293,11 +343,11 @@ class _Attention:
 
     def _values(self, unit: _Unit, place: ir.Value) -> ir.Value:
         """Address of a head's values from a place on."""
-        return self.e.at(self._cache("v", unit), (place, self.shape.head_dim * self.size))
+        return self.e.at(self._cache("v", unit), (place, self.cache.row_bytes))
 
     def _cache(self, name: str, unit: _Unit) -> ir.Value:
         rows = self.e.b.mul(unit.head, self.e.args["ctx"])
-        return self.e.at(self.e.args[name], (rows, self.shape.head_dim * self.size))
+        return self.e.at(self.e.args[name], (rows, self.cache.row_bytes))
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
@@ -339,7 +389,7 @@ class _Attention:
     def _mix(self, unit: _Unit, chunk: _Chunk, query: ir.Value, count: int) -> None:
         """Adds the chunk's values, weighted, to the mixes of `count` queries."""
         e, vectors = self.e, self.shape.vectors
-        most = {"avx512": 4, "avx2": 2 if count > 1 else 4, "generic": 1}[e.target.level]
+        most = {"avx512": 4, "avx2": 2 if count > 1 else 4, "generic": self.cache.widest}[e.target.level]
         full = (vectors - 1 if self.tail else vectors) // most * most
         with e.loop(0, full, most) as v:
             self._mix_vectors(unit, chunk, query, count, v.i, most, None)
@@ -359,9 +409,9 @@ class _Attention:
         vectors: int,
         mask: ir.Value | None,
     ) -> None:
-        e, shape, size = self.e, self.shape, self.size
-        start = e.at(self._values(unit, chunk.place), (first, LANES * size))
-        following = e.at(self._keys(unit), (chunk.following, shape.head_dim * size), (first, CHUNK * LANES * size))
+        e, shape, cache = self.e, self.shape, self.cache
+        start, ahead = self._values(unit, chunk.place), vectors * cache.vector_bytes
+        following = e.at(self._keys(unit), (chunk.following, cache.row_bytes), (first, CHUNK * cache.vector_bytes))
         places = [
             e.at(self._vector(self.mix, query, first), 64 * (shape.vectors * i + v))
             for i in range(count)
@@ -370,9 +420,8 @@ class _Attention:
         shrink = [e.load(F32X16, e.at(self.shrink, (query, 64), 64 * i), 64) for i in range(count)]
         mixes = [e.b.fmul(e.load(F32X16, p, 64), shrink[i // vectors]) for i, p in enumerate(places)]
         with e.loop(0, e.smin(CHUNK, e.b.sub(unit.last, chunk.start)), 1, mixes) as t:
-            row = e.at(start, (t.i, shape.head_dim * size))
-            e.prefetch(e.at(following, (t.i, vectors * LANES * size)), vectors * LANES * size)
-            values = [e.load_as_f32(shape.dtype, e.at(row, LANES * size * v), mask) for v in range(vectors)]
+            e.prefetch(e.at(following, (t.i, ahead)), ahead)
+            values = cache.values(e.at(start, (t.i, cache.row_bytes)), first, vectors, mask)
             mixes = []
             for i in range(count):
                 weight = e.splat_f32(e.at(self.scores, (query, 4 * CHUNK), 4 * CHUNK * i, (t.i, 4)))

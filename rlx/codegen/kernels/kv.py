@@ -3,8 +3,8 @@
     "rows":    [heads][ctx][head_dim]
     "k_tiles": [heads][ctx / 16][head_dim][16], position t of a head at (t // 16, d, t % 16)
 
-f16 and bf16 are rounded to nearest even. A cache that wraps keeps the newest positions only: position p lies at p
-modulo ctx.
+f16 and bf16 are rounded to nearest even; q8_0 and q4_0 are quantized in blocks, see `kv_blocks.py`. A cache that wraps
+keeps the newest positions only: position p lies at p modulo ctx.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlx.codegen.kernel import Kernel
+from rlx.codegen.kernels.kv_blocks import QUANTIZED, block_holes, put_head
 from rlx.codegen.loops import HOLE, Helper, Ptr, loop_kernel
 from rlx.codegen.scalars import f32_to_bf16, f32_to_f16, keep_f32
 from rlx.errors import ArgumentError
@@ -44,33 +45,38 @@ def kv_write(
     """x f32[seq, heads, head_dim] -> cache, at position past + row. A unit is row * heads + head; extents past, ctx.
 
     Args:
-        kv_dtype: type of the cache: f32, f16 or bf16.
+        kv_dtype: type of the cache: f32, f16, bf16, q8_0 or q4_0.
         layout: `rows` or `k_tiles`.
         wrap: positions are taken modulo ctx; a call brings at most ctx rows.
         x_stride: elements from one row of x to the next, if x is a slice of wider rows.
 
     Raises:
         ArgumentError: another type or layout.
+        ShapeError: the blocks of the type do not divide the head.
     """
-    holes = {"HEADS": heads, "HEAD_DIM": head_dim, "X_STRIDE": x_stride or heads * head_dim}
-    params = [("x", F32), ("cache", cache_dtype(kv_dtype))]
-    return loop_kernel(_kv_write, holes | cache_holes(kv_dtype, layout, wrap), params, EXTENTS)
+    dtype = cache_dtype(kv_dtype)
+    holes: dict[str, Any] = {"HEADS": heads, "X_STRIDE": x_stride or heads * head_dim, "HEAD_DIM": head_dim}
+    template = _kv_write_blocks if dtype in QUANTIZED else _kv_write
+    holes |= cache_holes(dtype, head_dim, layout, wrap)
+    return loop_kernel(template, holes, [("x", F32), ("cache", dtype)], EXTENTS)
 
 
 def cache_dtype(kv_dtype: str | DType) -> DType:
     """The type of a cache by itself or its name."""
     dtype = DTYPES.get(str(kv_dtype))
-    if dtype not in _STORE:
-        raise ArgumentError(f"a KV cache holds f32, f16 or bf16, not {kv_dtype}")
+    if dtype not in (*_STORE, *QUANTIZED):
+        raise ArgumentError(f"a KV cache holds {', '.join(map(str, (*_STORE, *QUANTIZED)))}, not {kv_dtype}")
     return dtype
 
 
-def cache_holes(kv_dtype: str | DType, layout: str, wrap: bool = False) -> dict[str, Any]:
-    """The holes `SPREAD`, `STORE` and `PLACE` of kernels that write a cache."""
+def cache_holes(dtype: DType, head_dim: int, layout: str, wrap: bool = False) -> dict[str, Any]:
+    """The holes of kernels that write a cache: `SPREAD`, `STORE` and `PLACE`, or of block types those of `put_head`."""
     if layout not in _SPREAD:
         raise ArgumentError(f"the layout of a cache is rows or k_tiles, not {layout!r}")
-    place = place_in_ring if wrap else place_in_row
-    return {"SPREAD": _SPREAD[layout], "STORE": _STORE[cache_dtype(kv_dtype)], "PLACE": place}
+    place = {"PLACE": place_in_ring if wrap else place_in_row}
+    if dtype in QUANTIZED:
+        return place | block_holes(dtype, head_dim, _SPREAD[layout])
+    return place | {"SPREAD": _SPREAD[layout], "STORE": _STORE[dtype]}
 
 
 def place_in_row(position: int, ctx: int) -> int:
@@ -98,3 +104,10 @@ def _kv_write(x: Ptr, cache: Ptr, past: int, ctx: int, begin: int, end: int) -> 
         dst = cache_offset(head, past + row, ctx)
         for i in range(HEAD_DIM):
             cache[dst + i * SPREAD] = STORE(x[src + i])
+
+
+def _kv_write_blocks(x: Ptr, cache: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
+    for unit in range(begin, end):
+        row = unit // HEADS
+        head = unit - row * HEADS
+        put_head(x, row * X_STRIDE + head * HEAD_DIM, cache, head, past + row, ctx)

@@ -11,6 +11,7 @@ from typing import Any
 
 from rlx.codegen.kernel import Kernel
 from rlx.codegen.kernels.kv import EXTENTS, cache_dtype, cache_holes, cache_offset
+from rlx.codegen.kernels.kv_blocks import QUANTIZED, head_memory, put_head
 from rlx.codegen.kernels.norm import rms_factor, weighted_value
 from rlx.codegen.kernels.quantize import plain
 from rlx.codegen.loops import HOLE, Helper, Ptr, Scalar, loop_kernel
@@ -34,6 +35,8 @@ GAP: int = HOLE
 SPREAD: int = HOLE
 STORE: Helper = HOLE
 VALUE: Helper = HOLE
+#: Memory for a turned head that goes into blocks.
+HEAD: Helper = HOLE
 
 
 def rope_angles(half: int, *, scale: float = 1.0) -> Kernel:
@@ -71,7 +74,7 @@ def rope(
 
     Raises:
         ArgumentError: an unknown style or store, or a `kv_dtype` that does not belong to it.
-        ShapeError: `n_rot` is odd or larger than a head.
+        ShapeError: `n_rot` is odd or larger than a head, or the blocks of `kv_dtype` do not divide the head.
     """
     if style not in ("interleaved", "neox"):
         raise ArgumentError(f"style must be interleaved or neox, found {style!r}", where="rope")
@@ -81,11 +84,14 @@ def rope(
     holes: dict[str, Any] = {"HEADS": heads, "HEAD_DIM": head_dim, "X_STRIDE": x_stride or heads * head_dim}
     holes |= {"STEP": 2, "GAP": 1} if style == "interleaved" else {"STEP": 1, "GAP": n_rot // 2}
     holes |= {"N_ROT": n_rot, "HALF": n_rot // 2, "VALUE": weighted_value if normed else plain}
-    holes |= cache_holes(kv_dtype or F32, "k_tiles", wrap) if tiles else {"SPREAD": 1, "STORE": keep_f32}
     holes |= {"EPS": float(norm_eps)} if norm_eps is not None else {}
     out = cache_dtype(kv_dtype or F32)
+    into = "blocks" if out in QUANTIZED else store
+    holes |= {} if into == "k_tiles" else {"SPREAD": 1, "STORE": keep_f32}
+    holes |= cache_holes(out, head_dim, store, wrap) if tiles else {}
+    holes |= {"HEAD": head_memory(head_dim)} if into == "blocks" else {}
     params = [("x", F32), *([("w", F32)] if normed else []), ("angles", F32), ("out", out)]
-    return loop_kernel(_TEMPLATES[tiles, normed], holes, params, EXTENTS if tiles else ())
+    return loop_kernel(_TEMPLATES[into, normed], holes, params, EXTENTS if tiles else ())
 
 
 def _is_tiles(store: str, kv_dtype: str | DType | None) -> bool:
@@ -149,9 +155,30 @@ def _rope_norm_tiles(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, past: int, ctx: int,
         turn_head(x, w, angles, out, src, row * N_ROT, dst, rms_factor(x, src, HEAD_DIM, EPS))
 
 
-_TEMPLATES: dict[tuple[bool, bool], Helper] = {
-    (False, False): _rope,
-    (False, True): _rope_norm,
-    (True, False): _rope_tiles,
-    (True, True): _rope_norm_tiles,
+def _rope_blocks(x: Ptr, angles: Ptr, out: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
+    turned = HEAD()
+    for unit in range(begin, end):
+        row = unit // HEADS
+        head = unit - row * HEADS
+        turn_head(x, x, angles, turned, row * X_STRIDE + head * HEAD_DIM, row * N_ROT, 0, f32(1.0))
+        put_head(turned, 0, out, head, past + row, ctx)
+
+
+def _rope_norm_blocks(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
+    turned = HEAD()
+    for unit in range(begin, end):
+        row = unit // HEADS
+        head = unit - row * HEADS
+        src = row * X_STRIDE + head * HEAD_DIM
+        turn_head(x, w, angles, turned, src, row * N_ROT, 0, rms_factor(x, src, HEAD_DIM, EPS))
+        put_head(turned, 0, out, head, past + row, ctx)
+
+
+_TEMPLATES: dict[tuple[str, bool], Helper] = {
+    ("rows", False): _rope,
+    ("rows", True): _rope_norm,
+    ("k_tiles", False): _rope_tiles,
+    ("k_tiles", True): _rope_norm_tiles,
+    ("blocks", False): _rope_blocks,
+    ("blocks", True): _rope_norm_blocks,
 }

@@ -1,0 +1,50 @@
+"""Tiles of keys and rows: how the positions of a key cache, which lie 16 together, become rows and tiles again.
+
+Runtime, under `kv.py`. Of f32, f16 and bf16 a tile is [head_dim][16 positions]. Of block types it is, block after block
+of 32 elements, 16 scales of two bytes and then the codes as pieces [n][16 positions]; see
+`rlx.codegen.kernels.attention_cache`. A row has the blocks of one position: bytes, which are only ever moved.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlx.ir.dtypes import Q4_0, Q8_0, DType
+
+Array = np.ndarray[Any, Any]
+
+TILE = 16  # positions of a tile of keys
+_SCALE = 2  # bytes
+_PIECE = {Q8_0: 1, Q4_0: 4}  # bytes of a position's codes that lie together
+
+
+def row_width(dtype: DType, head_dim: int) -> int:
+    """Array elements of a head's position: numbers, or the bytes of its blocks."""
+    return dtype.row_bytes(head_dim) if dtype.is_quantized else head_dim
+
+
+def rows_of(tiles: Array, dtype: DType) -> Array:
+    """Tiles [heads, tiles, 16 * width] as rows [heads, tiles * 16, width]."""
+    heads, count, size = tiles.shape
+    if not dtype.is_quantized:
+        return tiles.reshape(heads, count, -1, TILE).swapaxes(2, 3).reshape(heads, count * TILE, size // TILE)
+    blocks = tiles.reshape(heads, count, -1, TILE * dtype.nbytes)
+    scales = blocks[..., : TILE * _SCALE].reshape(*blocks.shape[:3], TILE, _SCALE)
+    pieces = blocks[..., TILE * _SCALE :].reshape(*blocks.shape[:3], -1, TILE, _PIECE[dtype])
+    codes = pieces.swapaxes(3, 4).reshape(*blocks.shape[:3], TILE, -1)
+    together = np.concatenate([scales, codes], axis=-1)
+    return together.swapaxes(2, 3).reshape(heads, count * TILE, size // TILE)
+
+
+def tiles_of(rows: Array, dtype: DType) -> Array:
+    """The inverse of `rows_of`."""
+    heads, count, width = rows.shape[0], rows.shape[1] // TILE, rows.shape[2]
+    if not dtype.is_quantized:
+        return rows.reshape(heads, count, TILE, width).swapaxes(2, 3).reshape(heads, count, TILE * width)
+    blocks = rows.reshape(heads, count, TILE, -1, dtype.nbytes).swapaxes(2, 3)
+    scales = blocks[..., :_SCALE].reshape(*blocks.shape[:3], -1)
+    pieces = blocks[..., _SCALE:].reshape(*blocks.shape[:4], -1, _PIECE[dtype])
+    codes = pieces.swapaxes(3, 4).reshape(*blocks.shape[:3], -1)
+    return np.concatenate([scales, codes], axis=-1).reshape(heads, count, TILE * width)

@@ -1,0 +1,57 @@
+"""What caches of block types hold, against the `gguf` package's encoders and decoders, bit for bit."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+
+from rlx.errors import ShapeError
+from rlx.ir import interp, ops
+from rlx.ir.dims import CTX, SEQ
+from rlx.ir.dtypes import DTYPES
+from rlx.ir.graph import Graph
+from rlx.ir.rounding import BLOCKS, round_blocks
+
+types = pytest.mark.parametrize("dtype", BLOCKS)
+
+
+def reference(x: np.ndarray, dtype: str) -> np.ndarray:
+    kind = gguf.GGMLQuantizationType[dtype.upper()]
+    with np.errstate(all="ignore"):
+        return gguf.quants.dequantize(gguf.quants.quantize(x, kind), kind)
+
+
+@types
+def test_values_are_those_of_gguf(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    far = rng.standard_normal((2, 500, 64)) * np.exp(rng.uniform(-30, 9, (2, 500, 1)))
+    ties = rng.integers(-16, 17, (2, 500, 64)) / 2
+    even = (np.arange(64) - 31.5)[None, None].repeat(2, 0)
+    steps = (np.arange(64) % 32 - 16)[None, None].repeat(2, 0) * np.array([127 / 16, -8 / 16])[:, None, None]
+    x = np.concatenate([far, ties, even, -even, steps, steps + 0.5, np.zeros((2, 1, 64))], axis=1).astype(np.float32)
+    np.testing.assert_array_equal(round_blocks(x, dtype), reference(x, dtype))
+    np.testing.assert_array_equal(round_blocks(-x, dtype), reference(-x, dtype))
+    wide = round_blocks(x.astype(np.float64), dtype)
+    assert wide.dtype == np.float64
+    np.testing.assert_array_equal(wide, reference(x, dtype))
+
+
+@types
+def test_what_is_not_finite_takes_its_block_with_it(dtype: str) -> None:
+    x = np.ones((3, 64), np.float32)
+    x[0, 3], x[1, 40] = np.nan, -np.inf
+    blocks = round_blocks(x, dtype).reshape(3, 2, 32)
+    assert np.isnan(blocks[0, 0]).all() and np.isnan(blocks[1, 1]).all()
+    assert np.isfinite(blocks[[0, 1, 2, 2], [1, 0, 0, 1]]).all()
+
+
+@types
+def test_the_interpreter_s_caches_hold_them(dtype: str) -> None:
+    graph = Graph("cache")
+    graph.output("y", ops.kv_write(graph.state("s", [2, CTX, 32], DTYPES[dtype]), graph.input("x", [SEQ, 2, 32])))
+    x = np.random.default_rng(1).standard_normal((3, 2, 32)).astype(np.float32)
+    _, states = interp.run(graph, {"x": x, "s": np.zeros((2, 16, 32))}, {"SEQ": 3, "PAST_SEQ": 4, "CTX": 16})
+    np.testing.assert_array_equal(states["s"][:, 4:7], reference(x, dtype).swapaxes(0, 1))
+    with pytest.raises(ShapeError, match=f"a row of 80 elements is no multiple of the 32-element blocks of {dtype}"):
+        graph.state("odd", [2, CTX, 80], DTYPES[dtype])
