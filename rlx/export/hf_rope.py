@@ -67,6 +67,7 @@ def rope_config(config: Keys, row: Architecture) -> RopeConfig:
     base = config.number("rope_theta", POSITIVE, row.hf_base)
     if any(isinstance(value, Mapping) for value in parameters.mapping.values()):
         full, local = parameters.nested("full_attention"), parameters.nested("sliding_attention", optional=True)
+        local.require("rope_type", "default", "GGUF scales the rope of layers without window only")
         local_base = local.number("rope_theta", POSITIVE, local_base or base)
     else:
         full = parameters if "rope_parameters" in config else config.nested("rope_scaling", optional=True)

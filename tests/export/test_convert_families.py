@@ -596,6 +596,13 @@ def test_a_scale_that_readers_would_not_compute_is_refused(sentencepiece: Make) 
         sentencepiece(config).open()
 
 
+def test_scaling_of_the_rope_of_windows_is_refused(sentencepiece: Make) -> None:
+    scaled = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    ropes = {"full_attention": {"rope_type": "default"}, "sliding_attention": scaled}
+    with pytest.raises(UnsupportedModelError, match=r"sliding_attention\.rope_type' is 'linear'"):
+        sentencepiece({"model_type": "gemma3_text", "rope_parameters": ropes}).open()
+
+
 def test_streams_that_readers_would_scale_are_refused(sentencepiece: Make) -> None:
     config = {"model_type": "gemma3n_text", "layer_types": ["full_attention"] * LAYERS, "altup_correct_scale": False}
     with pytest.raises(UnsupportedModelError, match="altup_correct_scale"):
