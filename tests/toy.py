@@ -77,7 +77,7 @@ def build(toy: Toy, name: str = "toy") -> Graph:
         x = _attend(g, toy, i, x, angles)
         x = _feed_forward(g, toy, i, x)
     head = table if toy.tied else g.weight("head", [toy.vocab, toy.width], toy.dtype)
-    logits = ops.linear(_norm(g, "norm", x), head)
+    logits = ops.linear(_norm(g, "norm", x), head, bf16=True)
     g.output("logits", logits if toy.final_softcap is None else ops.softcap(logits, toy.final_softcap))
     return g
 
@@ -92,15 +92,15 @@ def _attend(g: Graph, toy: Toy, i: int, x: Node, angles: Node) -> Node:
     values = ops.kv_write(g.state(f"{i}.values", cache, toy.cache), v)
     window = toy.windows[i % len(toy.windows)]
     o = ops.attention(q, keys, values, scale=toy.head_dim**-0.5, window=window, softcap=toy.softcap)
-    o = ops.linear(o, g.weight(f"{i}.o", [toy.width, toy.heads * toy.head_dim], toy.dtype))
+    o = ops.linear(o, g.weight(f"{i}.o", [toy.width, toy.heads * toy.head_dim], toy.dtype), bf16=True)
     return x + (_norm(g, f"{i}.attention_post_norm", o) if toy.post_norms else o)
 
 
 def _feed_forward(g: Graph, toy: Toy, i: int, x: Node) -> Node:
     h = _norm(g, f"{i}.ffn_norm", x)
-    gate = ops.linear(h, g.weight(f"{i}.gate", [toy.hidden, toy.width], toy.dtype))
-    up = ops.linear(h, g.weight(f"{i}.up", [toy.hidden, toy.width], toy.dtype))
-    y = ops.linear(toy.activation(gate) * up, g.weight(f"{i}.down", [toy.width, toy.hidden], toy.dtype))
+    gate = ops.linear(h, g.weight(f"{i}.gate", [toy.hidden, toy.width], toy.dtype), bf16=True)
+    up = ops.linear(h, g.weight(f"{i}.up", [toy.hidden, toy.width], toy.dtype), bf16=True)
+    y = ops.linear(toy.activation(gate) * up, g.weight(f"{i}.down", [toy.width, toy.hidden], toy.dtype), bf16=True)
     return x + (_norm(g, f"{i}.ffn_post_norm", y) if toy.post_norms else y)
 
 
@@ -111,7 +111,7 @@ def _norm(g: Graph, name: str, x: Node) -> Node:
 def _heads(g: Graph, toy: Toy, name: str, h: Node, heads: int, *, normed: bool) -> Node:
     width = heads * toy.head_dim
     bias = g.weight(f"{name}_bias", [width], F32) if toy.biases else None
-    y = ops.linear(h, g.weight(name, [width, toy.width], toy.dtype), bias)
+    y = ops.linear(h, g.weight(name, [width, toy.width], toy.dtype), bias, bf16=True)
     y = ops.reshape(y, [SEQ, heads, toy.head_dim])
     return _norm(g, f"{name}_norm", y) if normed else y
 

@@ -1,10 +1,14 @@
-"""int8 dot products on every target: the step that quantized linears are made of, next to `tiles.py`.
+"""Dot products on every target, next to `tiles.py`: int8, the step of quantized linears, and pairs of bf16.
 
 One step multiplies 64 codes of weights (16 rows x 4 k, unsigned, `bits` wide) with 64 signed bytes and adds each four
 neighbours to an i32 lane. VNNI is that instruction. Machines without it have it in two, u8 x s8 -> pairs in i16 ->
 i32, where the i16 must not saturate: that holds for codes of up to 7 bits. Codes of 8 bits are made signed and their
 sign is moved to the other operand: |q| <= 128 and |a| <= 127 give at most 32512 a pair. `bits` of a type whose codes
 are looked up are those of its levels, at which every code arrives here.
+
+A step on bf16 multiplies 32 numbers of weights (16 rows x 2 k) with as many of activations and adds each two neighbours
+to an f32 lane, rounding to nearest even after each; subnormals count as zero. Only machines with the instruction have
+it: elsewhere bf16 weights become f32.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from rlx.codegen.target import Target
-from rlx.codegen.tiles import I1, I8X64, I16, I32, LANES, Emitter, mangle, vector
+from rlx.codegen.tiles import BF16X32, F32X16, I1, I8X64, I16, I32, LANES, Emitter, mangle, vector
 
 Vectors = Sequence[ir.Value]
 
@@ -59,6 +63,17 @@ def dot_u8s8(e: Emitter, acc: ir.Value, codes: Vectors, activations: Vectors, bi
     parts = zip(*(e.pieces(v, bytes_) for v in (*codes, *activations)), strict=True)
     done = [step(e, a, v[: len(codes)], v[len(codes) :], bits) for a, v in zip(accs, parts, strict=True)]
     return done[0] if len(done) == 1 else e.concat(*done)
+
+
+def bf16_pairs(e: Emitter, pointer: ir.Value) -> ir.Value:
+    """16 bf16 of one k, then 16 of the next, as packed weights lie -> each row's two side by side."""
+    both = e.load(vector(I16, 2 * LANES), pointer)
+    return e.b.bitcast(e.pick(both, [lane + LANES * j for lane in range(LANES) for j in (0, 1)]), BF16X32)
+
+
+def dot_bf16(e: Emitter, acc: ir.Value, weights: ir.Value, activations: ir.Value) -> ir.Value:
+    """acc f32x16 + the sums of two neighbouring products of bf16, the odd one first."""
+    return e.call("llvm.x86.avx512bf16.dpbf16ps.512", F32X16, [acc, weights, activations])
 
 
 def _is_signed(target: Target, bits: int) -> bool:

@@ -16,7 +16,6 @@ from rlx.codegen.target import Target
 from rlx.errors import CompileError
 from rlx.ir import dims
 from rlx.ir.dims import DimLike
-from rlx.ir.dtypes import Q8A
 from rlx.ir.node import Node
 from rlx.passes.program import root
 
@@ -31,8 +30,8 @@ class Units:
 
     dim: DimLike
     per: int = 1
-    busy: int | None = None
     times: int = 1
+    busy: int | None = None
 
     def most(self, limits: dims.Bounds) -> int:
         """Units that have something to do, at most."""
@@ -110,10 +109,9 @@ def _linear(n: Node, target: Target) -> Call:
     from rlx.codegen.kernels.linear import linear
 
     x, w = n.inputs[:2]
-    act = "q8a" if x.dtype is Q8A else "f32"
     flags = {"residual": n["residual"], "bias": n["bias"], "gated": n["gated"]}
     single = rows(n) == 1
-    kernel = linear(w.dtype, width(n), width(w), act, target, single=single, **flags)
+    kernel = linear(w.dtype, width(n), width(w), x.dtype.name, target, single=single, **flags)
     return _call(n, kernel, Units(width(n), BLOCK_ROWS), *([] if single else [rows(n)]), width(n))
 
 
@@ -121,10 +119,9 @@ def _expert_linear(n: Node, target: Target) -> Call:
     from rlx.codegen.kernels.experts import expert_linear, units
 
     x, ids, w = n.inputs[:3]
-    act = "q8a" if x.dtype is Q8A else "f32"
     experts, slots, single = static(w, 0), static(ids, 1), ids.shape[0] == 1
     options = {"x_slots": len(x.shape) == 3, "gated": n["gated"], "single": single}
-    kernel = expert_linear(w.dtype, width(n), width(w), act, target, experts=experts, slots=slots, **options)
+    kernel = expert_linear(w.dtype, width(n), width(w), x.dtype.name, target, experts=experts, slots=slots, **options)
     count = units(width(n), experts=experts, slots=slots, single=single)
     return _call(n, kernel, Units(count), *([] if single else [ids.shape[0]]))
 
@@ -136,9 +133,9 @@ def _rms_norm(n: Node, target: Target) -> Call:
 
 
 def _quantize(n: Node, target: Target) -> Call:
-    from rlx.codegen.kernels.quantize import quantize_q8a
+    from rlx.codegen.kernels.quantize import quantize
 
-    return _call(n, quantize_q8a(width(n)), Units(rows(n)))
+    return _call(n, quantize(width(n), n["out"]), Units(rows(n)))
 
 
 def _rope_angles(n: Node, target: Target) -> Call:
@@ -303,7 +300,7 @@ def _gated_delta(n: Node, target: Target) -> Call:
     shape = (heads, static(keys, 1), key_dim, value_dim)
     kernel = delta.gated_delta(*shape, target, scale=n["scale"], order=n["heads"], rows_static=fixed)
     count = delta.units(heads, key_dim, value_dim, rows_static=fixed)
-    return _call(n, kernel, Units(count), *([] if fixed else [n.shape[0]]))
+    return _call(n, kernel, Units(count), *([n.shape[0]] if kernel.extents else []))
 
 
 KERNELS: dict[str, Callable[[Node, Target], Call]] = {

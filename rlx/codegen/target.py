@@ -85,6 +85,11 @@ class Target:
         return self.has("avxvnni") or self.has("avx512vnni")
 
     @property
+    def has_bf16_dots(self) -> bool:
+        """Whether `vdpbf16ps` on 512-bit registers may be used."""
+        return self.has("avx512bf16")
+
+    @property
     def vector_bits(self) -> int:
         """Width of the vector registers."""
         return {"generic": 128, "avx2": 256, "avx512": 512}[self.level]

@@ -30,7 +30,20 @@ def vector(element: ir.Type, lanes: int = LANES) -> ir.VectorType:
     return ir.VectorType(element, lanes)
 
 
-F32X16, I32X16, I8X64 = vector(FLOAT), vector(I32), vector(I8, 64)
+class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
+    """LLVM's bfloat, which llvmlite has no type for: operands of dot products, never constants."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+F32X16, I32X16, I8X64, BF16X32 = vector(FLOAT), vector(I32), vector(I8, 64), vector(_BFloat(), 32)
 
 #: A run-time value, or a number known now.
 Index: TypeAlias = ir.Value | int

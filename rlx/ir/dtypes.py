@@ -103,5 +103,8 @@ F8_E4M3 = DType("f8_e4m3", 32, 36)
 # An int8 activation row: see rlx/codegen/layouts.py for its bytes. Never found in a file.
 Q8A = DType("q8a", 32, 44)
 
+#: What a linear takes as activations: f32, or what `quantize` prepares from it.
+ACTIVATIONS: dict[str, DType] = {t.name: t for t in (F32, Q8A, BF16)}
+
 DTYPES: dict[str, DType] = {t.name: t for t in list(globals().values()) if isinstance(t, DType)}
 BY_GGML: dict[int, DType] = {t.ggml: t for t in DTYPES.values() if t.ggml is not None}

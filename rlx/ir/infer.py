@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NoReturn
 
 from rlx.errors import ShapeError
 from rlx.ir.dims import Dim, DimLike, Shape
-from rlx.ir.dtypes import F32, I32, Q8A, DType
+from rlx.ir.dtypes import ACTIVATIONS, F32, I32, Q8A, DType
 from rlx.ir.meaning import BINARY, UNARY, WITH_NUMBER
 from rlx.ir.node import Node
 
@@ -99,7 +99,7 @@ def linear(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     rows, k = inputs[0].shape
     n = inputs[1].shape[0] if inputs[1].shape else 0
     weights, rest = inputs[1 : 1 + parts], inputs[1 + parts :]
-    fits = all(w.shape == (n, k) for w in weights) and inputs[0].dtype in (F32, Q8A)
+    fits = all(w.shape == (n, k) for w in weights) and inputs[0].dtype in ACTIVATIONS.values()
     fits = fits and all(r.dtype is F32 for r in rest)
     if attrs["residual"]:
         rest, fits = rest[:-1], fits and rest[-1].shape == (rows, n)
@@ -115,16 +115,23 @@ def rms_norm(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
         and (len(inputs) == 1 or (inputs[1].shape == inputs[0].shape[-1:] and inputs[1].dtype is F32))
     )
     _check(ok, "rms_norm", inputs, "f32 x [rows, ..., width] and optionally f32 weight [width]")
-    if attrs["out"] not in ("f32", "q8a"):
-        raise ShapeError(f"out must be f32 or q8a, found {attrs['out']!r}", where="rms_norm")
-    return (quantize(inputs[:1], {})) if attrs["out"] == "q8a" else (inputs[0].shape, F32)
+    _activations("rms_norm", attrs["out"], ACTIVATIONS)
+    return (inputs[0].shape, F32) if attrs["out"] == "f32" else quantize(inputs[:1], {"out": attrs["out"]})
 
 
 def quantize(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    _activations("quantize", attrs["out"], [name for name in ACTIVATIONS if name != "f32"])
+    dtype = ACTIVATIONS[attrs["out"]]
+    part = 32 if dtype is Q8A else 2
     ok = len(inputs) == 1 and inputs[0].dtype is F32 and len(inputs[0].shape) >= 2
-    _check(ok and (not isinstance(inputs[0].shape[-1], int) or inputs[0].shape[-1] % 32 == 0), "quantize", inputs,
-           "f32 x [rows, ..., k] with k a multiple of 32")  # fmt: skip
-    return inputs[0].shape, Q8A
+    ok = ok and (not isinstance(inputs[0].shape[-1], int) or inputs[0].shape[-1] % part == 0)
+    _check(ok, "quantize", inputs, f"f32 x [rows, ..., k] with k a multiple of {part}")
+    return inputs[0].shape, dtype
+
+
+def _activations(op: str, out: Any, known: Collection[str]) -> None:
+    if out not in known:
+        raise ShapeError(f"out must be one of {', '.join(known)}, found {out!r}", where=op)
 
 
 def rope_angles(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
@@ -187,7 +194,7 @@ def expert_linear(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     _check(len(inputs) == (4 if attrs["gated"] else 3), "expert_linear", inputs, expected)
     x, ids, *weights = inputs
     ok = ids.dtype is I32 and len(ids.shape) == 2 and all(len(w.shape) == 3 for w in weights)
-    _check(ok and x.dtype in (F32, Q8A) and len(x.shape) in (2, 3), "expert_linear", inputs, expected)
+    _check(ok and x.dtype in ACTIVATIONS.values() and len(x.shape) in (2, 3), "expert_linear", inputs, expected)
     k = x.shape[-1]
     fits = x.shape[:-1] in (ids.shape[:1], ids.shape) and all(w.shape == weights[0].shape for w in weights)
     _check(fits and weights[0].shape[2] == k, "expert_linear", inputs, expected)

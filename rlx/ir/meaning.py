@@ -221,14 +221,18 @@ def gated_delta(x: list[Array], a: Attrs, env: Env) -> tuple[Array, Array]:
 
 
 def rms_norm(x: list[Array], a: Attrs, env: Env) -> Array:
-    """x / sqrt(mean(x^2) + eps) [* w] over the last axis (arXiv 1910.07467); out="q8a" rounds as `quantize` does."""
+    """x / sqrt(mean(x^2) + eps) [* w] over the last axis (arXiv 1910.07467); an `out` but f32 rounds as `quantize`."""
     y = x[0] / np.sqrt((x[0] ** 2).mean(-1, keepdims=True) + a["eps"])
     y = y * x[1] if len(x) > 1 else y
-    return quantize([y], {}, env) if a.get("out") == "q8a" else y
+    return y if a.get("out", "f32") == "f32" else quantize([y], a, env)
 
 
 def quantize(x: list[Array], a: Attrs, env: Env) -> Array:
-    """Rounds each 32 elements to 127 steps of their largest magnitude: the value an int8 activation row stands for."""
+    """The values that prepared activations stand for: bf16 to nearest even; q8a rounds each 32 elements to 127 steps
+    of their largest magnitude.
+    """
+    if a["out"] == "bf16":
+        return round_to(x[0], "bf16")
     blocks = x[0].astype(np.float32).reshape(*x[0].shape[:-1], -1, 32)
     step = np.abs(blocks).max(-1, keepdims=True) / np.float32(127)
     codes = np.rint(np.divide(blocks, step, out=np.zeros_like(blocks), where=step > 0))
@@ -266,7 +270,7 @@ def rope(x: list[Array], a: Attrs, env: Env) -> Array:
 
 
 def round_to(x: Array, dtype: str) -> Array:
-    """The values as a cache of this dtype holds them."""
+    """The values as f16 or bf16 hold them, to nearest even."""
     if dtype == "f16":
         return x.astype(np.float16).astype(x.dtype)
     if dtype == "bf16":

@@ -45,6 +45,7 @@ class Op:
 REQUIRED = object()
 
 
+_LINEAR = {"gated": None, "bias": False, "residual": False, "bf16": False}
 _ROPE = {"style": REQUIRED, "norm_eps": None}
 _WRITE = {"at": PAST_SEQ, "dtype": "f32", "wrap": False}
 _LEAF = {"name": REQUIRED}
@@ -56,10 +57,16 @@ OPS: dict[str, Op] = {
         Op("weight", _LEAF, infer.leaf, meaning.identity, flops.each(0), rowwise=False),
         Op("state", {**_LEAF, "layout": "rows"}, infer.leaf, meaning.identity, flops.each(0), rowwise=False),
         Op("embedding", {"scale": 1.0}, infer.embedding, meaning.embedding, flops.each(1)),
-        Op("linear", {"gated": None, "bias": False, "residual": False}, infer.linear, meaning.linear, flops.linear),
-        Op("expert_linear", {"gated": None}, infer.expert_linear, meaning.expert_linear, flops.expert_linear),
+        Op("linear", _LINEAR, infer.linear, meaning.linear, flops.linear),
+        Op(
+            "expert_linear",
+            {"gated": None, "bf16": False},
+            infer.expert_linear,
+            meaning.expert_linear,
+            flops.expert_linear,
+        ),
         Op("rms_norm", {"eps": REQUIRED, "out": "f32"}, infer.rms_norm, meaning.rms_norm, flops.each(4)),
-        Op("quantize", {}, infer.quantize, meaning.quantize, flops.each(3)),
+        Op("quantize", {"out": "q8a"}, infer.quantize, meaning.quantize, flops.each(3)),
         Op("rope_angles", {"scale": 1.0}, infer.rope_angles, meaning.rope_angles, flops.each(40)),
         Op("rope", _ROPE, infer.rope, meaning.rope, flops.each(6)),
         Op("kv_write", _WRITE, infer.kv_write, meaning.kv_write, flops.each(0), rowwise=False),
@@ -205,19 +212,26 @@ def embedding(table: Node, ids: Node, *, scale: float = 1.0) -> Node:
     return make("embedding", table, ids, scale=float(scale))
 
 
-def linear(x: Node, weight: Node, bias: Node | None = None) -> Node:
-    """x [rows, k] times the transpose of weight [n, k] (any dtype), plus bias [n] -> f32 [rows, n]."""
-    y = make("linear", x, weight)
+def linear(x: Node, weight: Node, bias: Node | None = None, *, bf16: bool = False) -> Node:
+    """x [rows, k] times the transpose of weight [n, k] (any dtype), plus bias [n] -> f32 [rows, n].
+
+    Args:
+        bf16: whether precision "auto" may round x to bf16 where the weight is bf16 (see `rlx.passes.quantize`). Not
+            for results whose order decides, as a router's.
+    """
+    y = make("linear", x, weight, bf16=bf16)
     return y if bias is None else add(y, bias)
 
 
-def expert_linear(x: Node, ids: Node, weight: Node, up: Node | None = None, *, gated: str | None = None) -> Node:
+def expert_linear(
+    x: Node, ids: Node, weight: Node, up: Node | None = None, *, gated: str | None = None, bf16: bool = False
+) -> Node:
     """For every row and slot the linear layer of one expert, ids i32[rows, slots] -> f32 [rows, slots, n].
 
     x [rows, k], the same for every slot, or [rows, slots, k]; weight [experts, n, k] (any dtype). With `gated`, an
-    activation, the result is gated(x weight^T) * (x up^T).
+    activation, the result is gated(x weight^T) * (x up^T). `bf16` is that of `linear`.
     """
-    return make("expert_linear", *filter(None, (x, ids, weight, up)), gated=gated)
+    return make("expert_linear", *filter(None, (x, ids, weight, up)), gated=gated, bf16=bf16)
 
 
 def causal_conv(state: Node, x: Node, weight: Node) -> Node:
@@ -244,9 +258,9 @@ def rms_norm(x: Node, weight: Node | None = None, *, eps: float) -> Node:
     return make("rms_norm", *filter(None, (x, weight)), eps=float(eps))
 
 
-def quantize(x: Node) -> Node:
-    """x [rows, k] as int8 activation rows (dtype q8a): 32-element blocks, each with its own scale."""
-    return make("quantize", x)
+def quantize(x: Node, out: str = "q8a") -> Node:
+    """x [rows, k] as prepared activation rows: "q8a", int8 with a scale for each 32 elements, or "bf16"."""
+    return make("quantize", x, out=out)
 
 
 def rope_angles(positions: Node, inv_freq: Node, *, scale: float = 1.0) -> Node:

@@ -50,10 +50,10 @@ def _residual(bias: bool) -> Rule:
     return Rule(f"residual{'-bias' * bias}", before, _linear(_x, _w, *b, r, bias=bias, residual=True), _free)
 
 
-def _norm_quantize(weighted: bool) -> Rule:
+def _norm_quantize(out: str, weighted: bool) -> Rule:
     x = [var("x", ["R", "K"])] + ([var("w", ["K"])] if weighted else [])
-    before = ops.quantize(ops.make("rms_norm", *x, eps=_eps))
-    return Rule(f"norm-quantize{'' if weighted else '-plain'}", before, ops.make("rms_norm", *x, eps=_eps, out="q8a"))
+    before = ops.quantize(ops.make("rms_norm", *x, eps=_eps), out)
+    return Rule(f"norm-{out}{'' if weighted else '-plain'}", before, ops.make("rms_norm", *x, eps=_eps, out=out))
 
 
 def _norm_rope() -> Rule:
@@ -75,7 +75,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "gated": tuple(rule(act) for act in ("silu", "gelu_tanh", "gelu_erf") for rule in (_gated, _gated_experts)),
     "bias": (_bias(),),
     "residual": (_residual(False), _residual(True)),
-    "norm": (_norm_quantize(True), _norm_quantize(False)),
+    "norm": tuple(_norm_quantize(out, weighted) for out in ("q8a", "bf16") for weighted in (True, False)),
     "rope": (_norm_rope(), _rope_write(False), _rope_write(True)),
 }
 

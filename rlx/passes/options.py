@@ -16,11 +16,13 @@ class Options:
     """Choices of one program.
 
     Attributes:
-        precision: "exact" computes with float32 activations, "auto" may prepare int8 activations for quantized weights.
+        precision: "exact" computes with float32 activations, "auto" may prepare int8 activations for quantized weights
+            and, with `bf16_dots`, bf16 activations for bf16 weights.
         seq: (smallest, largest) number of rows a call brings; equal ends make SEQ a constant.
         all_rows: True keeps the logits of every row, False those of the last one only.
         fusions: which groups of fusion rules run, of `FUSIONS`.
         symbols: bounds of further symbols, name -> (lowest, highest).
+        bf16_dots: whether the target has dot products of bf16. The compiler sets it: it is the target's to say.
     """
 
     precision: str = "auto"
@@ -28,6 +30,7 @@ class Options:
     all_rows: bool = False
     fusions: tuple[str, ...] = FUSIONS
     symbols: tuple[tuple[str, tuple[int, int]], ...] = field(default=())
+    bf16_dots: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in ("exact", "auto"):

@@ -1,13 +1,23 @@
-"""Quantize: chooses, per linear, between float32 and int8 activations, and makes the preparation a node of its own.
+"""Quantize: chooses, per linear, what its activations are, and makes their preparation a node of its own.
 
 Linears over the same input then share one preparation (equal nodes are one node), which fusion can merge with the norm
 that feeds it.
+
+| weights | activations with precision "auto" |
+|---|---|
+| integer codes | int8 rows (q8a) |
+| bf16, where the graph allows it, the target has dots of bf16 and there may be more than one row | bf16 |
+| any other | f32 |
+
+Whether rounding to bf16 does harm depends on the model, so a linear says that it may (its attribute `bf16`, which ends
+here: from now on the operand's dtype says it). One row, as in decode, waits for its weights: bf16 activations are no
+faster there, so it keeps f32. f16 weights have three bits more than bf16 and always take f32.
 """
 
 from __future__ import annotations
 
 from rlx.ir import ops
-from rlx.ir.dtypes import F32
+from rlx.ir.dtypes import BF16, F32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes.options import Options
@@ -16,14 +26,26 @@ _WEIGHT = {"linear": 1, "expert_linear": 2}  # number of the weight among an op'
 
 
 def quantize(graph: Graph, options: Options) -> Graph:
-    """With precision "auto", linears over weights of integer codes take int8 activation rows."""
-    if options.precision == "exact":
-        return graph
+    """With precision "auto", linears take the activations of the table above."""
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
-        weight = _WEIGHT.get(old.op)
-        if weight and inputs[weight].dtype.has_integer_codes and inputs[0].dtype is F32:
-            inputs = (ops.quantize(inputs[0]), *inputs[1:])
-        return ops.rebuild(old, inputs)
+        if old.op not in _WEIGHT:
+            return ops.rebuild(old, inputs)
+        out = activations(old, options)
+        if out != "f32" and inputs[0].dtype is F32:
+            inputs = (ops.quantize(inputs[0], out), *inputs[1:])
+        return ops.make(old.op, *inputs, **{**dict(old.attrs), "bf16": False})
 
     return graph.map(visit)
+
+
+def activations(node: Node, options: Options) -> str:
+    """What a linear's first operand should be: `f32`, `q8a` or `bf16`."""
+    weight, (rows, *_, k) = node.inputs[_WEIGHT[node.op]], node.inputs[0].shape
+    if options.precision == "exact":
+        return "f32"
+    if weight.dtype.has_integer_codes:
+        return "q8a"
+    in_pairs = isinstance(k, int) and k % 2 == 0
+    allowed = node["bf16"] and options.bf16_dots and in_pairs and rows != 1
+    return "bf16" if allowed and weight.dtype is BF16 else "f32"

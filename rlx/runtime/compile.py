@@ -86,6 +86,7 @@ class Compiler:
 
     def program(self, graph: Graph, options: Options, *, dump: Path | None = None) -> CompiledProgram:
         """The program of a graph for one bucket; `dump` is a folder for the text after every pass."""
+        options = options.with_(bf16_dots=self.target.has_bf16_dots)
         key = self._key(
             kind="program",
             graph=digest_text(str(graph)),
@@ -94,7 +95,11 @@ class Compiler:
             bucket=list(options.seq),
             states={n.name: n.dtype.name for n in graph.leaves("state").values()},
             profile={"precision": options.precision, "fusions": list(options.fusions)},
-            options={"all_rows": options.all_rows, "symbols": [[s, list(b)] for s, b in options.symbols]},
+            options={
+                "all_rows": options.all_rows,
+                "symbols": [[s, list(b)] for s, b in options.symbols],
+                "bf16_dots": options.bf16_dots,
+            },
         )
         start, built = time.perf_counter(), False
 

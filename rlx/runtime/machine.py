@@ -61,9 +61,12 @@ def arithmetic_peak(kind: str, compiler: Compiler, pool: WorkerPool, seconds: fl
     """Multiplications and additions a second, in 10^9, of all workers together, with every operand in a register.
 
     Args:
-        kind: "int8", dots of bytes summed in i32, or "f32", fused multiply-adds.
+        kind: "int8", dots of bytes summed in i32, "bf16", dots of pairs summed in f32, or "f32", fused multiply-adds.
+
+    Raises:
+        CompileError: the compiler's target has no such arithmetic (see `rlx.codegen.kernels.peak.kinds`).
     """
-    from rlx.codegen.kernels.peak import OPERATIONS
+    from rlx.codegen.kernels.peak import operations
 
     (step,) = compiler.peak(kind).addresses.values()
     units, best, end = 64 * pool.n, 0.0, time.perf_counter() + seconds
@@ -72,5 +75,5 @@ def arithmetic_peak(kind: str, compiler: Compiler, pool: WorkerPool, seconds: fl
             context = np.array([data.address, units, 1, 0], np.int64)
             start = time.perf_counter()
             pool.share(step, context.ctypes.data)
-            best = max(best, units * OPERATIONS[kind] / (time.perf_counter() - start) / 1e9)
+            best = max(best, units * operations(kind, compiler.target) / (time.perf_counter() - start) / 1e9)
     return best

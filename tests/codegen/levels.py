@@ -18,5 +18,8 @@ def _without_vnni(target: Target) -> Target:
     return target.without("avxvnni", "avx512vnni")
 
 
+#: The levels of this machine that have dot products of bf16: none or one.
+BF16_TARGETS = [t for t in LEVELS if t.has_bf16_dots]
+
 #: Every way this machine can compute an int8 dot product.
 DOT_TARGETS = list({name(t): t for level in LEVELS for t in (level, _without_vnni(level))}.values())

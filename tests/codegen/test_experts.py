@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from levels import DOT_TARGETS, LEVELS, name
+from levels import BF16_TARGETS, DOT_TARGETS, LEVELS, name
 from native import aligned, run
 from numpy.typing import NDArray
-from test_linear import F32_ERROR, GATES, Q8A_ERROR, sizes, weights
+from test_linear import ERROR, GATES, prepared, sizes, weights
 
 from rlx.codegen import layouts
 from rlx.codegen.kernel import Kernel
@@ -20,7 +20,7 @@ from rlx.codegen.kernels.experts import expert_linear, units
 from rlx.codegen.target import Target
 from rlx.errors import CompileError, ShapeError
 from rlx.ir import meaning
-from rlx.ir.dtypes import F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, DType
+from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, DType
 
 Array = NDArray[Any]
 
@@ -47,10 +47,8 @@ def chosen(rows: int, slots: int, seed: int = 0) -> Array:
 def inputs(act: str, shape: tuple[int, ...]) -> tuple[Array, Array]:
     """(what the kernel reads, the same in float64); gates bend around zero, so they are of size 1."""
     x = np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
-    if act == "f32":
-        return aligned(x), x.astype(np.float64)
-    packed = layouts.q8a_quantize(x.reshape(-1, shape[-1]))
-    return aligned(packed), layouts.q8a_dequantize(packed, shape[-1]).astype(np.float64).reshape(shape)
+    rows, values = prepared(act, x.reshape(-1, shape[-1]))
+    return rows, values.reshape(shape)
 
 
 def check(
@@ -75,7 +73,7 @@ def check(
         out = call(expert_linear(dtype, n, k, act, target, **options), target, operands, (rows, slots, n))
         want = meaning.expert_linear([x_values, ids, *values], {"gated": gated}, {})
         sums = [meaning.expert_linear([abs(x_values), ids, abs(v)], {"gated": None}, {}) for v in values]
-        ceiling = 1e-6 * sums[0] * sums[1] + 1e-30 if gated else (Q8A_ERROR if act == "q8a" else F32_ERROR) * sums[0]
+        ceiling = 1e-6 * sums[0] * sums[1] + 1e-30 if gated else ERROR[act] * sums[0]
         assert (np.abs(out - want) <= ceiling).all(), (rows, (np.abs(out - want) / ceiling).max())
         if rows == 1:
             kernel = expert_linear(dtype, n, k, act, target, single=True, **options)
@@ -123,19 +121,31 @@ def test_gates(dtype: DType, act: str, gate: str) -> None:
     check(dtype, act, LEVELS[-1], (33, 96), rows_list=(1, 30), gated=gate, x_slots=gate == "silu")
 
 
+@pytest.mark.parametrize("target", BF16_TARGETS, ids=name)
+@pytest.mark.parametrize("gated", [None, "silu"])
+def test_bf16_activations(gated: str | None, target: Target) -> None:
+    check(BF16, "bf16", target, (33, 70), rows_list=(1, 20, 150), gated=gated, x_slots=gated is None)
+
+
 @pytest.mark.parametrize("slots", [1, 4])
 @pytest.mark.parametrize("act", ["q8a", "f32"])
 def test_an_expert_of_more_rows_than_a_macro_tile(act: str, slots: int) -> None:
-    check(Q8_0, act, LEVELS[-1], (20, 64), rows_list=(150,), slots=slots)
+    check(Q8_0, act, LEVELS[-1], (20, 64), rows_list=(350,), slots=slots)
 
 
-BITS = [(Q6_K, "q8a", None), (Q4_K, "q8a", "silu"), (Q4_0, "f32", None), (F32, "f32", "silu")]
+def needs(act: str, target: Target) -> None:
+    if act == "bf16" and not target.has_bf16_dots:
+        pytest.skip("this target has no dot products of bf16")
+
+
+BITS = [(Q6_K, "q8a", None), (Q4_K, "q8a", "silu"), (Q4_0, "f32", None), (F32, "f32", "silu"), (BF16, "bf16", None)]
 
 
 @pytest.mark.parametrize("target", LEVELS, ids=name)
 @pytest.mark.parametrize(("dtype", "act", "gated"), BITS, ids=str)
 def test_bits_are_those_of_a_linear_of_the_expert(dtype: DType, act: str, gated: str | None, target: Target) -> None:
     """Whatever rows share a tile: experts of no row, of a few, of more than a macro tile."""
+    needs(act, target)
     n, k, slots, counts = 40, 512, 2, (0, 1, 2, 3, 4, 5, 6, 7, 8, 13, 51)
     matrices = [stacked(dtype, n, k, seed, len(counts))[0] for seed in ([0, 100] if gated else [0])]
     ids = np.random.default_rng(3).permutation(np.repeat(np.arange(len(counts)), counts)).astype(np.int32)
@@ -157,6 +167,7 @@ def test_bits_are_those_of_a_linear_of_the_expert(dtype: DType, act: str, gated:
 def test_bits_do_not_depend_on_the_split(dtype: DType, act: str, gated: str | None, rows: int) -> None:
     """Ranges that begin and end anywhere: an expert has 35 units in three stretches of 12, one of them without work."""
     n, k, slots, target = 35 * 16 - 3, 256, 3, LEVELS[-1]
+    needs(act, target)
     sizes: dict[str, Any] = {"experts": EXPERTS, "slots": slots}
     matrices = [stacked(dtype, n, k, seed)[0] for seed in ([0, 100] if gated else [0])]
     x, _ = inputs(act, (rows, k))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
-from levels import DOT_TARGETS, LEVELS, name
+from levels import BF16_TARGETS, DOT_TARGETS, LEVELS, name
 from native import aligned, run
 from numpy.typing import NDArray
 from test_layouts import every_e4m3, every_scale
@@ -44,8 +46,11 @@ Array = NDArray[Any]
 # Ceilings of |out - float64| relative to the sum of |x| |w|: what rounding may cost, in units of about 6e-8.
 #: Integer dots are exact; scaling and adding up sub-blocks of 32 is not.
 Q8A_ERROR = 2e-7
+#: The rows are bf16 numbers: what is left are the f32 sums, of at most 64 pairs in one chain, rounded twice a pair.
+BF16_ERROR = 4e-7
 #: Every product is rounded; at most 128 of them are in one chain.
 F32_ERROR = 4e-7
+ERROR = {"q8a": Q8A_ERROR, "bf16": BF16_ERROR, "f32": F32_ERROR}
 
 ROWS = (1, 2, 3, 5, 8, 17, 33, 49)
 INTEGER = [t for t in layouts.PACKED_DTYPES if t.has_integer_codes]
@@ -74,10 +79,23 @@ def activations(act: str, rows: int, k: int) -> tuple[Array, Array]:
     rng = np.random.default_rng([rows, k])
     x = (rng.standard_normal((rows, k)) * 10.0 ** rng.integers(-2, 3, (rows, 1))).astype(np.float32)
     x[rows // 2] *= rows == 1
+    return prepared(act, x)
+
+
+def prepared(act: str, x: Array) -> tuple[Array, Array]:
+    """f32 [rows, k] -> (what the kernel reads, the same in float64)."""
     if act == "f32":
         return aligned(x), x.astype(np.float64)
+    if act == "bf16":
+        return bf16(x)
     packed = layouts.q8a_quantize(x)
-    return aligned(packed), layouts.q8a_dequantize(packed, k).astype(np.float64)
+    return aligned(packed), layouts.q8a_dequantize(packed, x.shape[1]).astype(np.float64)
+
+
+def bf16(x: Array) -> tuple[Array, Array]:
+    """(bf16 numbers, the same in float64)."""
+    bits = gguf.quants.quantize(x, gguf.GGMLQuantizationType.BF16).view(np.uint16)
+    return aligned(bits), (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 def check(dtype: DType, n: int, k: int, act: str, target: Target, rows_list: tuple[int, ...] = ROWS) -> None:
@@ -89,7 +107,7 @@ def check(dtype: DType, n: int, k: int, act: str, target: Target, rows_list: tup
         run(kernel, target, x, packed, out, end=units(n), rows=rows, n=n)
         size = np.abs(values) @ np.abs(w).T
         error = np.abs(out[:rows] - values @ w.T) / np.where(size > 0, size, 1)
-        assert error.max() < (Q8A_ERROR if act == "q8a" else F32_ERROR), (rows, error.max())
+        assert error.max() < ERROR[act], (rows, error.max())
         assert (out[:rows][size == 0] == 0).all()
         assert (out[rows] == 7).all(), f"wrote past {rows} rows"
 
@@ -122,6 +140,17 @@ def test_int8_activations_without_the_dot_instruction(bits: int, target: Target)
 def test_f32_activations(dtype: DType, target: Target) -> None:
     turn = LEVELS.index(target) + layouts.PACKED_DTYPES.index(dtype)
     check(dtype, *sizes(dtype, turn), "f32", target)
+
+
+@pytest.mark.parametrize("target", BF16_TARGETS, ids=name)
+@pytest.mark.parametrize(("n", "k"), [(33, 2), (17, 6), (40, 300), (16, 512), (31, 1120)])
+def test_bf16_activations(n: int, k: int, target: Target) -> None:
+    check(BF16, n, k, "bf16", target, (*ROWS, 31, 32, 150))
+
+
+@pytest.mark.parametrize("target", LEVELS, ids=name)
+def test_more_rows_than_a_macro_tile_of_floats(target: Target) -> None:
+    check(F16, 33, 66, "f32", target, (143, 145, 300))
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 32), (16, 64), (31, 256), (17, 1120)])
@@ -210,23 +239,22 @@ GATES: dict[str, Any] = {
 
 @pytest.mark.parametrize("target", LEVELS, ids=name)
 @pytest.mark.parametrize(
-    ("dtype", "act"), [(t, "q8a") for t in (Q4_K, Q8_0, Q2_K, Q5_1, IQ2_S)] + [(BF16, "f32")], ids=str
+    ("dtype", "act"),
+    [(t, "q8a") for t in (Q4_K, Q8_0, Q2_K, Q5_1, IQ2_S)] + [(BF16, "f32"), (BF16, "bf16")],
+    ids=str,
 )
 def test_gates(dtype: DType, act: str, target: Target) -> None:
+    if act == "bf16" and not target.has_bf16_dots:
+        pytest.skip("this target has no dot products of bf16")
     n, k = 33, 256
     gate = list(GATES)[LEVELS.index(target)]
     (packed, w), (packed_up, up) = weights(dtype, n, k), weights(dtype, n, k, 1)
     kernel = linear(dtype, n, k, act, target, gated=gate)
     assert kernel.buffers == ("x", "w", "w_up", "out")
     for rows in (1, 2, 7, 50):
-        x, values = activations(act, rows, k)
-        values = values / np.abs(values).max()  # the kernel sees the same: gates bend around zero
-        scaled = (
-            aligned((x / np.abs(x).max()).astype(np.float32))
-            if act == "f32"
-            else aligned(layouts.q8a_quantize(values.astype(np.float32)))
-        )
-        values = scaled.astype(np.float64) if act == "f32" else layouts.q8a_dequantize(scaled, k).astype(np.float64)
+        _, values = activations(act, rows, k)
+        small = (values / np.abs(values).max()).astype(np.float32)  # gates bend around zero
+        scaled, values = prepared(act, small)
         out = np.full((rows + 1, n), 7, np.float32)
         run(kernel, target, scaled, packed, packed_up, out, end=units(n), rows=rows, n=n)
         want = GATES[gate](values @ w.T) * (values @ up.T)
@@ -257,11 +285,13 @@ def test_bias_and_residual_which_may_be_the_result_itself(gated: str | None, tar
 
 @pytest.mark.parametrize(
     ("dtype", "act", "gated", "target"),
-    [(Q6_K, "q8a", None, LEVELS[-1]), (Q5_K, "q8a", "silu", LEVELS[-1])] + [(F16, "f32", None, t) for t in LEVELS],
+    [(Q6_K, "q8a", None, LEVELS[-1]), (Q5_K, "q8a", "silu", LEVELS[-1])]
+    + [(F16, "f32", gate, t) for t in LEVELS for gate in (None, "silu")]
+    + [(BF16, "bf16", gate, t) for t in BF16_TARGETS for gate in (None, "silu")],
     ids=lambda v: name(v) if isinstance(v, Target) else str(v),
 )
 def test_bits_depend_on_neither_split_nor_row_count(dtype: DType, act: str, gated: str | None, target: Target) -> None:
-    n, k, rows = 7 * 16 - 3, 512, 15
+    n, k, rows = 7 * 16 - 3, 512, 52
     matrices = [weights(dtype, n, k, seed)[0] for seed in range(2 if gated else 1)]
     x, _ = activations(act, rows, k)
     kernel = linear(dtype, n, k, act, target, gated=gated)
@@ -272,7 +302,7 @@ def test_bits_depend_on_neither_split_nor_row_count(dtype: DType, act: str, gate
         run(kernel, target, x, *matrices, split, begin=begin, end=end, rows=rows, n=n)
     np.testing.assert_array_equal(split, whole)
     first = 0
-    for count in (1, 2, 3, 8, 1):
+    for count in (1, 2, 3, 8, 33, 5):
         part, some = aligned(x[first : first + count]), np.empty((count, n), np.float32)
         run(kernel, target, part, *matrices, some, end=units(n), rows=count, n=n)
         np.testing.assert_array_equal(some, whole[first : first + count])
@@ -287,7 +317,7 @@ def test_bits_depend_on_neither_split_nor_row_count(dtype: DType, act: str, gate
 def test_a_number_that_is_not_finite_is_not_hidden() -> None:
     target, n, k = LEVELS[-1], 16, 64
     packed, _ = weights(Q8_0, n, k)
-    for act, bad in (("f32", np.nan), ("f32", np.inf), ("q8a", np.nan), ("q8a", np.inf)):
+    for act, bad in [(act, bad) for act in ("f32", "q8a") for bad in (np.nan, np.inf)]:
         x = np.ones((9, k), np.float32)
         x[4, 40] = bad
         with np.errstate(invalid="ignore"):
@@ -296,6 +326,20 @@ def test_a_number_that_is_not_finite_is_not_hidden() -> None:
         run(linear(Q8_0, n, k, act, target), target, rows, packed, out, end=1, rows=9, n=n)
         assert not np.isfinite(out[4]).any()
         assert np.isfinite(np.delete(out, 4, axis=0)).all()
+
+
+@pytest.mark.parametrize("target", BF16_TARGETS, ids=name)
+def test_a_bf16_number_that_is_not_finite_is_not_hidden(target: Target) -> None:
+    n, k = 16, 64
+    packed, _ = weights(BF16, n, k)
+    for rows in (1, 9, 40):
+        for bad in (np.nan, np.inf, -np.inf):
+            x = np.ones((rows, k), np.float32)
+            x[rows // 2, 41] = bad
+            out = np.empty((rows, n), np.float32)
+            run(linear(BF16, n, k, "bf16", target), target, bf16(x)[0], packed, out, end=1, rows=rows, n=n)
+            assert not np.isfinite(out[rows // 2]).any()
+            assert np.isfinite(np.delete(out, rows // 2, axis=0)).all()
 
 
 def test_very_wide_layers_keep_a_small_stack() -> None:
@@ -324,6 +368,14 @@ def test_mistakes_are_refused() -> None:
         linear(F8_E4M3, 16, 32, "q8a", target)
     with pytest.raises(CompileError, match="f16 weights with q8a"):
         linear(F16, 16, 32, "q8a", target)
+    for few in [t for t in LEVELS if not t.has_bf16_dots] + [t.without("avx512bf16") for t in LEVELS]:
+        with pytest.raises(CompileError, match="no dot products of bf16"):
+            linear(BF16, 16, 32, "bf16", few)
+    some = replace(target, features="+avx512bf16")
+    with pytest.raises(CompileError, match="f16 weights with bf16"):
+        linear(F16, 16, 32, "bf16", some)
+    with pytest.raises(ShapeError, match="k = 7 is odd"):
+        linear(BF16, 16, 7, "bf16", some)
     with pytest.raises(CompileError, match="unknown gate 'relu'"):
         linear(F16, 16, 32, "f32", target, gated="relu")
     with pytest.raises(ShapeError, match="k = 48"):

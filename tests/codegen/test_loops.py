@@ -71,7 +71,8 @@ ALL: dict[str, Kernel] = {
     "rms_norm": norm.rms_norm(96, 1e-6),
     "rms_norm_plain": norm.rms_norm(96, 1e-6, weighted=False),
     "rms_norm_q8a": norm.rms_norm(96, 1e-6, out="q8a"),
-    "quantize": quantize.quantize_q8a(96),
+    "quantize": quantize.quantize(96),
+    "round": quantize.quantize(96, "bf16"),
     "rope_angles": rope.rope_angles(8),
     "rope": rope.rope(2, 96, 64, "neox"),
     "rope_tiles": rope.rope(2, 32, 32, "interleaved", norm_eps=1e-6, store="k_tiles", kv_dtype="bf16"),
@@ -169,7 +170,7 @@ def test_threads_get_the_same_kernel() -> None:
 
 def test_source_is_what_a_person_reads() -> None:
     source = norm.rms_norm(96, 1e-6, out="q8a").source
-    assert source.startswith("# rms_norm_q8a(x: f32, w: f32, out: q8a)\n")
+    assert source.startswith("# rms_norm_quantize(x: f32, w: f32, out: q8a)\n")
     for text in (
         "#   WIDTH = 96\n",
         "#   EPS = 1e-06\n",
@@ -325,7 +326,7 @@ def test_flags_stay_where_they_were_asked_for() -> None:
     assert flags_of(kernel) == {"", "contract ", "nsz reassoc "}
 
 
-VECTORIZED = ["rms_norm", "rms_norm_q8a", "quantize", "rope", "softmax", "argmax", "sum", "kv_write"]
+VECTORIZED = ["rms_norm", "rms_norm_q8a", "quantize", "round", "rope", "softmax", "argmax", "sum", "kv_write"]
 
 
 @pytest.mark.parametrize("target", [t for t in LEVELS if t.level != "generic"], ids=name)

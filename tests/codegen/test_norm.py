@@ -1,14 +1,15 @@
-"""RMS norm and int8 activation rows, as Python and as machine code, against float64 and the layout's own quantizer."""
+"""RMS norm and prepared activation rows, as Python and as machine code, against float64 and independent rounding."""
 
 from __future__ import annotations
 
+import gguf
 import numpy as np
 import pytest
 from forms import Form, assert_any_split, call, compiled, forms
 from native import Array
 
 from rlx.codegen.kernels.norm import rms_norm
-from rlx.codegen.kernels.quantize import quantize_q8a
+from rlx.codegen.kernels.quantize import quantize
 from rlx.codegen.layouts import q8a_bytes, q8a_dequantize, q8a_quantize
 from rlx.errors import ArgumentError, ShapeError
 
@@ -99,13 +100,54 @@ def sums_of(rows: Array, width: int) -> Array:
     return np.ascontiguousarray(rows[:, width + width // 8 :]).view(np.int32)
 
 
+@forms
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("width", [2, 34, 96])
+def test_norm_into_bf16_is_the_rounded_norm(form: Form, width: int, weighted: bool) -> None:
+    x, w = data(3, width)
+    plain, out = np.zeros_like(x), np.full((3, width), 0xA5A5, np.uint16)
+    inputs = [x, w] if weighted else [x]
+    call(form, rms_norm(width, 1e-6, weighted=weighted), *inputs, plain, end=3)
+    call(form, rms_norm(width, 1e-6, out="bf16", weighted=weighted), *inputs, out, end=3)
+    np.testing.assert_array_equal(out, to_bf16(plain))
+
+
+# ---------------------------------------------------------------------------------------------------- bf16 rows
+
+
+def to_bf16(x: Array) -> Array:
+    """The GGUF reference's rounding, but for NaN, which stays one."""
+    bits: Array = gguf.quants.quantize(x, gguf.GGMLQuantizationType.BF16).view(np.uint16)
+    return bits
+
+
+@forms
+@pytest.mark.parametrize("width", [2, 160])
+def test_bf16_rows_are_rounded_to_nearest_even(form: Form, width: int) -> None:
+    x, _ = data(4, width)
+    x[0, 0], x[1, 1] = 1 + 2**-8, 1 + 3 * 2**-8  # ties
+    x[2, 0], x[3, 0], x[3, 1] = np.finfo(np.float32).max, -np.inf, 1e-40
+    out = np.full((4, width), 0xA5A5, np.uint16)
+    call(form, quantize(width, "bf16"), x, out, end=4)
+    np.testing.assert_array_equal(out, to_bf16(x))
+    assert (out[0, 0], out[1, 1], out[2, 0]) == (0x3F80, 0x3F82, 0x7F80)
+
+
+@forms
+def test_bf16_rows_keep_nan(form: Form) -> None:
+    x = np.array([[0x7F800001, 0x7FFFFFFF], [0xFF800001, 0x3F800000]], np.uint32).view(np.float32)
+    out = np.zeros((2, 2), np.uint16)
+    call(form, quantize(2, "bf16"), x, out, end=2)
+    np.testing.assert_array_equal(np.isnan((out.astype(np.uint32) << 16).view(np.float32)), np.isnan(x))
+
+
 # ---------------------------------------------------------------------------------------------------- q8a rows
 
 
 def check_quantize(form: Form, x: Array) -> None:
     rows, width = x.shape
     out = np.full((rows, q8a_bytes(width)), 0xA5, np.uint8)
-    call(form, quantize_q8a(width), x, out, end=rows)
+    call(form, quantize(width), x, out, end=rows)
     with np.errstate(all="ignore"):
         wanted = q8a_quantize(x)
     np.testing.assert_array_equal(out[:, :width], wanted[:, :width])
@@ -149,12 +191,20 @@ def test_units_are_independent(form: Form) -> None:
     f32, q8a = np.zeros_like(x), np.zeros((4, q8a_bytes(64)), np.uint8)
     assert_any_split(form, rms_norm(64, 1e-6), [x, w], f32, end=4)
     assert_any_split(form, rms_norm(64, 1e-6, out="q8a"), [x, w], q8a, end=4)
-    assert_any_split(form, quantize_q8a(64), [x], q8a, end=4)
+    assert_any_split(form, quantize(64), [x], q8a, end=4)
+    bf16 = np.zeros((4, 64), np.uint16)
+    assert_any_split(form, rms_norm(64, 1e-6, out="bf16"), [x, w], bf16, end=4)
+    assert_any_split(form, quantize(64, "bf16"), [x], bf16, end=4)
 
 
 def test_wrong_arguments() -> None:
     with pytest.raises(ArgumentError, match="f16"):
         rms_norm(64, 1e-6, out="f16")
-    for build in (quantize_q8a, lambda width: rms_norm(width, 1e-6, out="q8a")):
+    for build in (quantize, lambda width: rms_norm(width, 1e-6, out="q8a")):
         with pytest.raises(ShapeError, match="multiple of 32"):
             build(48)
+    for out in ("f16", "f32"):
+        with pytest.raises(ArgumentError, match=f"no activation row is made of '{out}'"):
+            quantize(64, out)
+    with pytest.raises(ShapeError, match="multiple of 2 elements"):
+        quantize(47, "bf16")

@@ -91,17 +91,18 @@ class Builder:
 def _linear(b: Builder) -> Node:
     gated = b.draw(st.sampled_from([None, "silu", "gelu_tanh", "gelu_erf"]))
     bias, residual = b.draw(st.booleans()), b.draw(st.booleans())
-    x, n = b.rows(b.draw(st.sampled_from([F32, F32, Q8A]))), b.draw(st.sampled_from(WIDTHS))
+    x, n = b.rows(b.draw(st.sampled_from([F32, F32, Q8A, BF16]))), b.draw(st.sampled_from(WIDTHS))
     parts = 2 if gated else 1
     operands = [x, *(b.matrix(n, x.shape[1]) for _ in range(parts))]
     operands += [b.leaf("weight", (n,)) for _ in range(parts * bias)] + [b.value((SEQ, n)) for _ in range(residual)]
-    return ops.make("linear", *operands, gated=gated, bias=bias, residual=residual)
+    bf16 = b.draw(st.booleans())
+    return ops.make("linear", *operands, gated=gated, bias=bias, residual=residual, bf16=bf16)
 
 
 def _rms_norm(b: Builder) -> Node:
     x = b.some()
     weight = [b.row(x)] if b.draw(st.booleans()) else []
-    out = "q8a" if len(x.shape) == 2 and b.draw(st.booleans()) else "f32"
+    out = b.draw(st.sampled_from(["f32", "q8a", "bf16"])) if len(x.shape) == 2 else "f32"
     return ops.make("rms_norm", x, *weight, eps=b.draw(st.sampled_from([1e-6, 1e-5])), out=out)
 
 
@@ -188,15 +189,16 @@ def _exp(b: Builder) -> Node:
 
 
 def _quantize(b: Builder) -> Node:
-    return ops.quantize(b.rows() if b.draw(st.booleans()) else b.value((SEQ, 2, 32)))
+    x = b.rows() if b.draw(st.booleans()) else b.value((SEQ, 2, 32))
+    return ops.quantize(x, b.draw(st.sampled_from(["q8a", "bf16"])))
 
 
 def _expert_linear(b: Builder) -> Node:
     gated = b.draw(st.sampled_from([None, "silu", "gelu_tanh", "gelu_erf"]))
     shape = (SEQ, 32) if b.draw(st.booleans()) else (SEQ, 2, 32)
-    x, dtype = b.value(shape, b.draw(st.sampled_from([F32, F32, Q8A]))), b.draw(st.sampled_from(WEIGHT_DTYPES))
+    x, dtype = b.value(shape, b.draw(st.sampled_from([F32, F32, Q8A, BF16]))), b.draw(st.sampled_from(WEIGHT_DTYPES))
     weights = [b.leaf("weight", (4, 32, 32), dtype) for _ in range(2 if gated else 1)]
-    return ops.expert_linear(x, b.choice(2), *weights, gated=gated)
+    return ops.expert_linear(x, b.choice(2), *weights, gated=gated, bf16=b.draw(st.booleans()))
 
 
 def _kv_write(b: Builder) -> Node:

@@ -93,9 +93,19 @@ def quantize_rows(row: list[float]) -> list[float]:
     return out
 
 
+@each_row
+def bf16_rows(row: list[float]) -> list[float]:
+    """Eight bits of mantissa, halves to even."""
+    parts = (math.frexp(float(np.float32(v))) for v in row)
+    return [math.ldexp(round(mantissa * 256), exponent - 8) for mantissa, exponent in parts]
+
+
+PREPARE = {"f32": lambda y: y, "q8a": quantize_rows, "bf16": bf16_rows}
+
+
 def rms_norm(x: list[Array], a: dict[str, Any]) -> Array:
     y = norm_rows(x[0], a["eps"], x[1] if len(x) > 1 else None)
-    return quantize_rows(y) if a["out"] == "q8a" else y
+    return PREPARE[a["out"]](y)
 
 
 def product(x: Array, w: Array) -> Array:
@@ -260,7 +270,7 @@ REFERENCES: dict[str, Reference] = {
     "embedding": lambda x, a: np.stack([x[0][int(i)] * a["scale"] for i in x[1]]),
     "linear": linear,
     "rms_norm": rms_norm,
-    "quantize": lambda x, a: quantize_rows(x[0]),
+    "quantize": lambda x, a: PREPARE[a["out"]](x[0]),
     "rope_angles": rope_angles,
     "rope": rope,
     "kv_write": kv_write,

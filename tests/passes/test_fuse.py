@@ -12,6 +12,7 @@ from ir.random_graphs import ENV, INDICES, feeds, graphs
 
 from rlx.ir import interp, ops
 from rlx.ir.dims import SEQ
+from rlx.ir.dtypes import BF16
 from rlx.ir.graph import Graph
 from rlx.ir.node import LEAVES, Node
 from rlx.passes import pipeline
@@ -49,7 +50,7 @@ LLAMA = {
     "rope_kv_write": 1,
     "kv_write": 1,
     "attention": 1,
-    "quantize": 2,
+    "quantize q8a": 2,
     "linear residual": 2,
     "linear silu": 1,
 }
@@ -60,7 +61,7 @@ def test_a_llama_layer() -> None:
 
 
 def test_a_llama_layer_in_exact_precision() -> None:
-    exact = {k: v for k, v in LLAMA.items() if k not in ("rms_norm q8a", "quantize")}
+    exact = {k: v for k, v in LLAMA.items() if k not in ("rms_norm q8a", "quantize q8a")}
     assert a_layer("llama", Options(precision="exact")) == {**exact, "rms_norm": 2}
 
 
@@ -82,7 +83,7 @@ def test_a_gemma_layer_has_norms_between_linear_and_residual() -> None:
         "rope_kv_write normed": 1,
         "kv_write": 1,
         "attention": 1,
-        "quantize": 2,
+        "quantize q8a": 2,
         "linear gelu_tanh": 1,
         "rms_norm": 2,
         "elementwise": 2,
@@ -92,7 +93,7 @@ def test_a_gemma_layer_has_norms_between_linear_and_residual() -> None:
 def test_without_fusions_a_layer_is_what_the_model_wrote() -> None:
     assert a_layer("llama", Options(fusions=())) == {
         "rms_norm": 2,
-        "quantize": 4,
+        "quantize q8a": 4,
         "linear": 7,
         "rope": 2,
         "kv_write": 2,
@@ -111,6 +112,19 @@ def test_a_bias_and_a_residual_join_one_linear() -> None:
     graph = Graph(outputs={"y": ops.add(Y, ops.linear(X, w, b))})
     assert fuse(graph, Options()).outputs["y"] is ops.make("linear", X, w, b, Y, bias=True, residual=True)
     assert fuse(graph, ONLY["bias"]).outputs["y"].inputs[1] is ops.make("linear", X, w, b, bias=True)
+
+
+@pytest.mark.parametrize("out", ["q8a", "bf16"])
+def test_a_norm_prepares_its_only_consumers_activations(out: str) -> None:
+    w = G.weight("w", [8, 64], BF16)
+    for norm in (ops.rms_norm(X, eps=1e-6), ops.rms_norm(X, ROW, eps=1e-6)):
+        prepared = ops.quantize(norm, out)
+        both = {"y": ops.linear(prepared, w), "z": ops.linear(prepared, G.weight("u", [8, 64], BF16))}
+        fused = fuse(Graph(outputs=both), Options())
+        want = ops.make("rms_norm", *norm.inputs, eps=1e-6, out=out)
+        assert {n.inputs[0] for n in fused.outputs.values()} == {want}
+        read_twice = Graph(outputs={**both, "norm": norm})
+        assert fuse(read_twice, Options()).outputs["y"].inputs[0] is prepared
 
 
 # --- elementwise regions ----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from rlx.errors import GraphError
 from rlx.ir import ops
 from rlx.ir.dims import CTX, PAST_SEQ, SEQ, Dim
 from rlx.ir.dtypes import (
+    BF16,
     F8_E4M3,
     F16,
     F32,
@@ -117,6 +118,38 @@ def test_linears_over_quantized_weights_take_int8_rows(dtype: DType) -> None:
 def test_float_weights_take_float_rows(dtype: DType) -> None:
     graph = Graph(outputs={"y": ops.linear(X, G.weight("w", [8, 64], dtype))})
     assert quantize(graph, Options()) == graph
+
+
+WITH_DOTS = Options(seq=(2, 16), bf16_dots=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bf16", "k", "options", "found"),
+    [
+        (BF16, True, 64, WITH_DOTS, "bf16"),
+        (BF16, True, 64, Options(seq=(1, 16), bf16_dots=True), "bf16"),
+        (BF16, True, 64, Options(seq=(2, 16)), "f32"),  # the target has no dots of bf16
+        (BF16, True, 64, Options(bf16_dots=True), "f32"),  # one row
+        (BF16, True, 64, WITH_DOTS.with_(precision="exact"), "f32"),
+        (BF16, False, 64, WITH_DOTS, "f32"),  # the graph does not allow it
+        (BF16, True, 63, WITH_DOTS, "f32"),
+        (F16, True, 64, WITH_DOTS, "f32"),
+        (F32, True, 64, WITH_DOTS, "f32"),
+        (F8_E4M3, True, 64, WITH_DOTS, "f32"),
+        (Q8_0, True, 64, WITH_DOTS, "q8a"),
+        (Q8_0, True, 64, WITH_DOTS.with_(precision="exact"), "f32"),
+    ],
+)
+def test_which_linears_take_bf16_rows(dtype: DType, bf16: bool, k: int, options: Options, found: str) -> None:
+    """With experts alike; what is found is the dtype of the operand, the attribute is gone."""
+    x, ids = G.input("some", [SEQ, k]), G.input("ids", [SEQ, 2], I32)
+    one, many = G.weight("one", [8, k], dtype), G.weight("many", [4, 8, k], dtype)
+    graph = Graph(outputs={"y": ops.linear(x, one, bf16=bf16), "z": ops.expert_linear(x, ids, many, bf16=bf16)})
+    after = quantize(specialize(graph, options), options)
+    for node in after.outputs.values():
+        assert node.inputs[0].dtype.name == found
+        assert not node["bf16"]
+    assert count(after, "quantize") == (found != "f32")
 
 
 def test_linears_of_one_input_share_its_preparation() -> None:

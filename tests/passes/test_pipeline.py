@@ -15,7 +15,7 @@ from ir.random_graphs import ENV, INDICES, feeds, graphs
 from rlx.errors import ArgumentError, GraphError
 from rlx.ir import interp, ops, text
 from rlx.ir.dims import SEQ, symbol
-from rlx.ir.dtypes import BF16, F16, F32, Q4_K
+from rlx.ir.dtypes import BF16, F16, F32, Q4_K, Q8_0
 from rlx.ir.graph import Graph
 from rlx.passes import pipeline
 from rlx.passes.memory import check_memory
@@ -33,10 +33,12 @@ CALLS = {  # name -> (rows, rows already there, options)
     "prefill of a fixed size": (5, 3, Options(seq=(5, 5))),
     "all rows": (5, 3, Options(seq=(2, 16), all_rows=True)),
     "all rows of a fixed size": (5, 3, Options(seq=(5, 5), all_rows=True)),
+    "prefill with dots of bf16": (5, 3, Options(seq=(2, 16), bf16_dots=True)),
 }
 VARIANTS = {
     **toy.FAMILIES,
     "float16 weights": toy.Toy(dtype=F16, cache=BF16),
+    "bfloat16 weights": toy.Toy(dtype=BF16),
     "float32 everywhere": toy.Toy(dtype=F32, cache=F32),
     "one kv head, gated gelu": toy.Toy(kv_heads=1, activation=ops.gelu_erf, windows=(2,)),
     "wide blocks": toy.Toy(layers=1, width=256, hidden=256, heads=8, dtype=Q4_K),
@@ -72,12 +74,13 @@ def test_auto_programs_come_close(variant: str, call: str) -> None:
     graph = toy.build(VARIANTS[variant])
     seq, past, options = CALLS[call]
     program = pipeline.lower(graph, options)
-    quantized = VARIANTS[variant].dtype.is_quantized
+    dtype = VARIANTS[variant].dtype
+    rounded = dtype.is_quantized or (dtype is BF16 and options.bf16_dots)
     for want, have in results(graph, program.graph, seq, past):
         want, have = want.reshape(len(want), -1), have.reshape(len(have), -1)
         cosine = (want * have).sum(-1) / np.linalg.norm(want, axis=-1) / np.linalg.norm(have, axis=-1)
         assert cosine.min() > 0.999
-        assert quantized or np.abs(want - have).max() < 1e-12 * np.abs(want).max()
+        assert rounded or np.abs(want - have).max() < 1e-12 * np.abs(want).max()
 
 
 @pytest.mark.parametrize("fusion", [(), *((f,) for f in FUSIONS), *(tuple(set(FUSIONS) - {f}) for f in FUSIONS)])
@@ -193,12 +196,19 @@ def test_describe_prints_the_pipeline() -> None:
 # --- golden text ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("phase", ["decode", "prefill"])
-def test_the_text_of_a_program(phase: str) -> None:
+PROGRAMS = {
+    "decode": (Q8_0, Options()),
+    "prefill": (Q8_0, Options(seq=(2, 16))),
+    "prefill-bf16": (BF16, Options(seq=(2, 16), bf16_dots=True)),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_text_of_a_program(program: str) -> None:
     """Run with RLX_UPDATE_GOLDEN=1 after a change that is meant to change programs, and read the diff."""
-    options = Options() if phase == "decode" else Options(seq=(2, 16))
-    found = str(pipeline.lower(toy.build(toy.FAMILIES["qwen3"].but(layers=1)), options))
-    path = GOLDEN / f"qwen3-{phase}.txt"
+    dtype, options = PROGRAMS[program]
+    found = str(pipeline.lower(toy.build(toy.FAMILIES["qwen3"].but(layers=1, dtype=dtype)), options))
+    path = GOLDEN / f"qwen3-{program}.txt"
     if os.environ.get("RLX_UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(found, encoding="utf-8")

@@ -10,7 +10,7 @@ a stretch of each expert comes before the next of any: experts differ in rows, a
 many experts.
 
     for stretch that has units in begin .. end:
-        for macro tile of 48 of the pairs (row, slot) that chose the expert, found by a scan of the ids:
+        for macro tile of 48 or 144 of the pairs (row, slot) that chose the expert, found by a scan of the ids:
             those rows times the blocks, as a linear does it: W unpacked once for all of them
 
 A pair has the number row * slots + slot, in ids and in the result. All arithmetic is that of `linear.py`, so the bits
@@ -63,9 +63,9 @@ def expert_linear(
 ) -> Kernel:
     """A kernel for out = x We^T, or gate(x We^T) * (x Ue^T) where gated, e the expert of each row and slot.
 
-    Buffers: `x` (q8a or f32 rows, [rows, k], or [rows, slots, k] with `x_slots`), `ids` i32[rows, slots], `w` (experts
-    packed [n, k] each, one after the other), `w_up` where gated, `out` f32[rows, slots, n], which overlaps nothing.
-    The ids are not checked: the caller vouches for them. Extents: `rows` unless `single`. Units: `units`.
+    Buffers: `x` (q8a, f32 or bf16 rows, [rows, k], or [rows, slots, k] with `x_slots`), `ids` i32[rows, slots], `w`
+    (experts packed [n, k] each, one after the other), `w_up` where gated, `out` f32[rows, slots, n], which overlaps
+    nothing. The ids are not checked: the caller vouches for them. Extents: `rows` unless `single`. Units: `units`.
 
     Args:
         dtype, act, gated: as for `linear.linear`.
@@ -75,7 +75,7 @@ def expert_linear(
         CompileError: an option out of its range.
         ShapeError: k does not fit the type's blocks.
     """
-    linear.check(dtype, k, act, gated)
+    linear.check(dtype, k, act, gated, target)
     shape = Shape(dtype, k, act, False, False, gated, ragged=n % BLOCK_ROWS > 0, single=single)
     e = Emitter(target, ["x", "ids", *shape.weights, "out"], [] if single else ["rows"])
     e.args["n"] = e.i64(n)

@@ -1,6 +1,6 @@
 """Linear layers: out[rows, n] = x[rows, k] times packed W[n, k] transposed, with what follows it in the same pass.
 
-    for macro tile of 48 rows:
+    for macro tile of 48 or 144 rows:
         for group of units in begin .. end:             # a unit: 16 rows of W, the 16 lanes of a result vector
             if there are enough rows to share it:
                 for chunk of 256 k:
@@ -12,6 +12,7 @@
 
     part, int8 activations:    for sub-block of 32 k: part += int8 dots * weight scale * activation scale
     part, f32 activations:     for k: part += dequantized weight * activation
+    part, bf16 activations:    for pair of k: part += bf16 dots of weights as they are
 
 Every result is summed in the same order whatever the number of rows, the tile it falls in and the split of the units,
 so its bits never depend on them. With f32 activations the weights are dequantized exactly.
@@ -32,15 +33,15 @@ from rlx.codegen.kernels.multiply import Multiplier, Rows, Shape, Sub, Sums
 from rlx.codegen.kernels.unpack import CHUNK, GROUPS, SUB
 from rlx.codegen.layouts import BLOCK_ROWS, PACKINGS
 from rlx.codegen.target import Target
-from rlx.codegen.tiles import F32X16, I8X64, Emitter
+from rlx.codegen.tiles import BF16X32, F32X16, I8X64, Emitter
 from rlx.errors import CompileError, ShapeError
-from rlx.ir.dtypes import F32, DType
+from rlx.ir.dtypes import BF16, F32, DType
 
 #: What a gated linear may apply to its gate.
 GATES = ("silu", "gelu_tanh", "gelu_erf")
 
 _PREFETCH = 4096  # bytes ahead of the reader: about latency times bandwidth of a core
-_MACRO_ROWS = 48  # rows that share one unpacking of a chunk
+_MACRO_ROWS, _MACRO_ROWS_FLOAT = 48, 144  # rows that share one unpacking of a chunk: int8 ones, others
 _TERMS = 1 << 18  # bytes of stack for the rows' terms at most: very wide layers take fewer rows at a time
 
 
@@ -63,14 +64,15 @@ def linear(
 ) -> Kernel:
     """A kernel for out = x W^T, or gate(x Wg^T) * (x Wu^T) where gated; then plus residual. Bias goes to each product.
 
-    Buffers: `x` (q8a rows or f32[rows, k]), `w` (packed [n, k]), `w_up` where gated, `bias` f32[n] and `bias_up` where
-    gated, `residual` f32[rows, n], `out` f32[rows, n]. `residual` may be `out` itself; nothing else may overlap `out`.
-    Extents: `rows` unless `single`, and `n`: linears of one k that differ in n share their code, like Q, K, V and the
-    head. Units: `units(n)`; ranges of an even number of units suit it best.
+    Buffers: `x` (q8a rows, or f32 or bf16 [rows, k]), `w` (packed [n, k]), `w_up` where gated, `bias` f32[n] and
+    `bias_up` where gated, `residual` f32[rows, n], `out` f32[rows, n]. `residual` may be `out` itself; nothing else may
+    overlap `out`. Extents: `rows` unless `single`, and `n`: linears of one k that differ in n share their code, like Q,
+    K, V and the head. Units: `units(n)`; ranges of an even number of units suit it best.
 
     Args:
         dtype: a type of `layouts.PACKED_DTYPES`.
-        act: `q8a` (integer dot products, weights of integer codes only) or `f32` (exact weights).
+        act: `f32` (exact weights), `q8a` (integer dot products, weights of integer codes only) or `bf16` (dot products
+            of pairs, bf16 weights and an even k only, and only where the target has them).
         gated: None, `silu`, `gelu_tanh` or `gelu_erf`.
         single: there is one row, as in decode: only the streaming half of the kernel is made.
 
@@ -78,7 +80,7 @@ def linear(
         CompileError: an option out of its range.
         ShapeError: k does not fit the type's blocks.
     """
-    check(dtype, k, act, gated)
+    check(dtype, k, act, gated, target)
     shape = Shape(dtype, k, act, residual, bias, gated, ragged=n % BLOCK_ROWS > 0, single=single)
     e = Emitter(target, shape.buffers, shape.extents)
     LinearWriter(e, shape).write()
@@ -94,11 +96,13 @@ class _Tiles:
             the rows by the smallest is streamed.
         streamed: rows of a tile over streamed weights, the largest first.
         blocks: row blocks of a tile over unpacked weights.
+        least: fewer rows are all streamed: unpacking plain numbers costs more than reading them again from the cache.
     """
 
     shared: tuple[int, ...]
     streamed: tuple[int, ...]
     blocks: int
+    least: int = 0
 
 
 def _tiles(target: Target, shape: Shape) -> _Tiles:
@@ -106,6 +110,8 @@ def _tiles(target: Target, shape: Shape) -> _Tiles:
     blocks = 2 if wide or shape.gated else 1
     if shape.integer:
         return _Tiles((6,) if wide else (4,), (2, 1), blocks)
+    if wide and shape.format is None:
+        return _Tiles((6, 2), (6, 4, 2, 1), blocks, least=32)
     return _Tiles((6, 2) if wide else (6 // blocks,), (1,), blocks)
 
 
@@ -128,11 +134,13 @@ class LinearWriter:
         self.e, self.shape = e, shape
         self.multiply = multiply = Multiplier(e, e.target, shape)
         self.tiles = tiles = _tiles(e.target, shape)
-        fitting = min(_MACRO_ROWS, _TERMS // max(1, multiply.term_bytes))
+        most = _MACRO_ROWS if shape.integer else _MACRO_ROWS_FLOAT
+        fitting = min(most, _TERMS // max(1, multiply.term_bytes))
         self.macro_rows = max(1, fitting // tiles.shared[0]) * tiles.shared[0]
         scales = shape.format.vectors if shape.format else 0
-        self.sub_bytes = 64 * (GROUPS + scales if shape.integer else SUB)  # of unpacked weights
+        self.sub_bytes = 64 * (GROUPS + scales if shape.integer else SUB // shape.pair)  # of unpacked weights
         self.chunk_bytes = self.sub_bytes * CHUNK // SUB
+        self.step_bytes = shape.pair * PACKINGS[shape.dtype].nbytes  # of plain weights as they are packed
         terms = e.stack(self.macro_rows * multiply.term_bytes) if multiply.terms_a_sub else None
         totals = e.stack(64 * self.macro_rows * tiles.blocks)
         self.scratch = _Scratch(e.stack(tiles.blocks * self.chunk_bytes), totals, terms)
@@ -194,6 +202,8 @@ class LinearWriter:
         e, tiles = self.e, self.tiles
         smallest = tiles.shared[-1]
         done = e.b.sub(count, e.b.urem(count, e.i64(smallest)))
+        if tiles.least:
+            done = e.b.select(e.b.icmp_signed("<", count, e.i64(tiles.least)), e.i64(0), done)
         second = e.b.sub(last, e.i64(1))  # where there is no second unit, the first is computed twice
         group = [unit, second][: tiles.blocks // len(self.shape.weights)]
         blocks = [self._block(name, u) for u in group for name in self.shape.weights]
@@ -209,14 +219,15 @@ class LinearWriter:
         return self.e.at(block, (chunk, unpack.chunk_bytes(self.shape.dtype)))
 
     def _unpack(self, starts: Sequence[ir.Value], chunk: ir.Value) -> None:
-        """A chunk of each block into scratch memory: ready codes and scales, or f32 weights [256, 16]."""
+        """A chunk of each block into scratch memory: ready codes and scales, f32 weights [256, 16], or bf16 pairs."""
         e, format_ = self.e, self.shape.format
         for i, start in enumerate(starts):
             target = e.at(self.scratch.chunk, i * self.chunk_bytes)
             if format_ is None:
-                with e.loop(0, self.multiply.steps(chunk, 1)) as s:
-                    place = e.at(start, (s.i, PACKINGS[self.shape.dtype].nbytes))
-                    e.store(e.load_as_f32(self.shape.dtype, place), e.at(target, (s.i, 64)), 64)
+                with e.loop(0, self.multiply.steps(chunk, self.shape.pair)) as s:
+                    place = e.at(start, (s.i, self.step_bytes))
+                    e.prefetch(e.at(place, _PREFETCH), self.step_bytes)
+                    e.store(self._load_step(place), e.at(target, (s.i, 64)), 64)
                 continue
             header = format_.chunk(e, start)
             with e.loop(0, self.multiply.steps(chunk, SUB)) as s:
@@ -251,18 +262,20 @@ class LinearWriter:
         return s.results
 
     def _shared_floats(self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value) -> Sums:
-        """Even and odd k at once where the registers hold both their sums, else one after the other."""
-        e, step = self.e, gcd(self.shape.k, 4)
+        """Even and odd steps at once where the registers hold both their sums, else one after the other."""
+        e, pair = self.e, self.shape.pair
+        step = gcd(self.shape.k // pair, 4)
         zeros = self.multiply.zeros(rows, len(places))
         parts = []
         for parities in [(0, 1)] if self.e.target.level == "avx512" else [(0,), (1,)]:
-            with e.loop(0, self.multiply.steps(chunk, step), 1, zeros * len(parities)) as s:
+            with e.loop(0, self.multiply.steps(chunk, step * pair), 1, zeros * len(parities)) as s:
                 sums = _halves(s.values) if len(parities) == 2 else [s.values]
-                first = e.mul_add(e.mul_add(chunk, CHUNK // step, s.i), step)
-                for k in [k for k in range(step) if k % 2 in parities]:
-                    weights = [e.load(F32X16, e.at(p, 64 * k, (s.i, 64 * step)), 64) for p in places]
-                    at = parities.index(k % 2)
-                    sums[at] = self.multiply.float_step(k, weights, rows, first, sums[at])
+                first = e.mul_add(e.mul_add(chunk, CHUNK // (step * pair), s.i), step)
+                for i in [i for i in range(step) if i % 2 in parities]:
+                    type_ = F32X16 if pair == 1 else BF16X32
+                    weights = [e.load(type_, e.at(p, 64 * i, (s.i, 64 * step)), 64) for p in places]
+                    at = parities.index(i % 2)
+                    sums[at] = self.multiply.float_step(i, weights, rows, first, sums[at])
                 s.values = [value for part in sums for value in part]
             parts += _halves(s.results) if len(parities) == 2 else [s.results]
         return self.multiply.add(*parts)
@@ -314,13 +327,14 @@ class LinearWriter:
         return s.results
 
     def _stream_floats(self, streams: Sequence[_Stream], rows: Rows, chunk: ir.Value, zeros: Sums) -> Sums:
-        e, step = self.e, SUB if self.shape.format else gcd(self.shape.k, 8)
-        with e.loop(0, self.multiply.steps(chunk, step), 1, zeros) as s:
+        e, pair = self.e, self.shape.pair
+        step = SUB if self.shape.format else gcd(self.shape.k // pair, 8)
+        with e.loop(0, self.multiply.steps(chunk, step * pair), 1, zeros) as s:
             weights = [self._packed_floats(start, header, s.i, step) for start, header in streams]
-            first = e.mul_add(e.mul_add(chunk, CHUNK // step, s.i), step)
+            first = e.mul_add(e.mul_add(chunk, CHUNK // (step * pair), s.i), step)
             sums = _halves(s.values)
-            for k, blocks in enumerate(zip(*weights, strict=True)):
-                sums[k % 2] = self.multiply.float_step(k, blocks, rows, first, sums[k % 2])
+            for i, blocks in enumerate(zip(*weights, strict=True)):
+                sums[i % 2] = self.multiply.float_step(i, blocks, rows, first, sums[i % 2])
             s.values = sums[0] + sums[1]
         return s.results
 
@@ -335,13 +349,18 @@ class LinearWriter:
     def _packed_floats(self, start: ir.Value, header: list[ir.Value], s: ir.Value, step: int) -> list[ir.Value]:
         e, format_ = self.e, self.shape.format
         if format_ is None:
-            size = PACKINGS[self.shape.dtype].nbytes
-            place = e.at(start, (s, step * size))
-            e.prefetch(e.at(place, 2 * _PREFETCH), step * size)
-            return [e.load_as_f32(self.shape.dtype, e.at(place, k * size)) for k in range(step)]
+            place = e.at(start, (s, step * self.step_bytes))
+            e.prefetch(e.at(place, 2 * _PREFETCH), step * self.step_bytes)
+            return [self._load_step(e.at(place, i * self.step_bytes)) for i in range(step)]
         place = unpack.sub_block(e, format_, start, s)
         e.prefetch(e.at(place, _PREFETCH), format_.row.stride)
         return unpack.weights_f32(e, format_, format_.codes(e, place), format_.scales(e, header, place))
+
+    def _load_step(self, place: ir.Value) -> ir.Value:
+        """Plain weights of one step: 16 rows in f32, or 16 pairs of bf16."""
+        if self.shape.pair == 1:
+            return self.e.load_as_f32(self.shape.dtype, place)
+        return dots.bf16_pairs(self.e, place)
 
     # --- after the sum ------------------------------------------------------------------------------------------------
 
@@ -365,16 +384,22 @@ def _halves(values: Sums) -> list[Sums]:
     return [values[: len(values) // 2], values[len(values) // 2 :]]
 
 
-def check(dtype: DType, k: int, act: str, gated: str | None) -> None:
+def check(dtype: DType, k: int, act: str, gated: str | None, target: Target) -> None:
     """Raises what `linear` raises."""
     if dtype not in PACKINGS:
         raise CompileError(f"no linear kernel reads {dtype} weights", hint=f"It reads {', '.join(map(str, PACKINGS))}.")
-    if act not in ("q8a", "f32") or (act == "q8a" and not dtype.has_integer_codes):
+    fits = {"f32": True, "q8a": dtype.has_integer_codes, "bf16": dtype is BF16}
+    if not fits.get(act):
         raise CompileError(f"no linear kernel multiplies {dtype} weights with {act} activations")
+    if act == "bf16" and not target.has_bf16_dots:
+        hint = "Leave the activations in f32."
+        raise CompileError("the target has no dot products of bf16", where=f"target {target.level}", hint=hint)
     if gated not in (None, *GATES):
         raise CompileError(f"unknown gate {gated!r}", hint=f"Gates: {', '.join(GATES)}.")
     if k <= 0 or k % PACKINGS[dtype].superblock:
         raise ShapeError(f"k = {k} is no multiple of the {PACKINGS[dtype].superblock} elements a superblock of {dtype}")
+    if act == "bf16" and k % 2:
+        raise ShapeError(f"k = {k} is odd: bf16 activations are taken in pairs")
 
 
 def _outline(shape: Shape) -> str:
@@ -382,7 +407,9 @@ def _outline(shape: Shape) -> str:
     product = "dot(x[row], w[i])" + " + bias[i]" * shape.bias
     if shape.gated:
         product = f"{shape.gated}({product}) * (dot(x[row], w_up[i])" + " + bias_up[i]" * shape.bias + ")"
-    inner = "int8 dots a 32 k, scaled in f32" if shape.integer else "f32, weights dequantized exactly"
+    inner = {"q8a": "int8 dots a 32 k, scaled in f32", "bf16": "dots of 2 k, summed in f32"}.get(
+        shape.act, "f32, weights dequantized exactly"
+    )
     return (
         f"# x {shape.act}[rows, {shape.k}], w {shape.dtype} packed [n, {shape.k}]\n"
         f"# {inner}; summed in chunks of {CHUNK} k\n"

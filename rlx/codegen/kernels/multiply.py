@@ -14,10 +14,10 @@ from llvmlite import ir
 
 from rlx.codegen import dots
 from rlx.codegen.kernels.unpack import CHUNK, FORMATS, GROUPS, SUB, Format
-from rlx.codegen.layouts import PACKINGS, q8a_bytes
+from rlx.codegen.layouts import PACKINGS
 from rlx.codegen.target import Target
-from rlx.codegen.tiles import FLOAT, I8X64, I32, Emitter, Index, vector
-from rlx.ir.dtypes import DType
+from rlx.codegen.tiles import BF16X32, FLOAT, I8X64, I32, Emitter, Index, vector
+from rlx.ir.dtypes import ACTIVATIONS, DType
 
 Sums = list[ir.Value]
 
@@ -62,6 +62,11 @@ class Shape:
         return self.act == "q8a"
 
     @property
+    def pair(self) -> int:
+        """k of one step on float activations: one f32, or two bf16."""
+        return 2 if self.act == "bf16" else 1
+
+    @property
     def format(self) -> Format | None:
         """How codes are read; None for weights that are plain numbers."""
         return FORMATS.get(self.dtype)
@@ -69,7 +74,7 @@ class Shape:
     @property
     def row_bytes(self) -> int:
         """Bytes of a row of activations."""
-        return q8a_bytes(self.k) if self.integer else 4 * self.k
+        return ACTIVATIONS[self.act].row_bytes(self.k)
 
     @property
     def block_bytes(self) -> int:
@@ -235,16 +240,26 @@ class Multiplier:
                 done[i] = dots.dot_u8s8(e, done[i], code, activations, format_.row.bits)
         return done
 
-    # --- f32 activations ----------------------------------------------------------------------------------------------
+    # --- float activations --------------------------------------------------------------------------------------------
     #
-    # Even and odd k are summed apart: two chains of additions hide more of their latency than one.
+    # A step is one k of f32 or two of bf16: four bytes of a row either way. Even and odd steps are summed apart: two
+    # chains of additions hide more of their latency than one.
 
-    def float_step(self, k: int, blocks: Sequence[ir.Value], rows: Rows, first: Index, sums: Sums) -> Sums:
-        """Adds the k at `first + k` to the sums of its parity. `blocks` are its weights, a vector a block."""
+    def float_step(self, i: int, blocks: Sequence[ir.Value], rows: Rows, first: Index, sums: Sums) -> Sums:
+        """Adds the step `first + i` to the sums of its parity. `blocks` are its weights, a vector a block."""
         e = self.e
-        places = [e.at(x, 4 * k, (first, 4)) for x in rows.x]
-        activations = [e.splat_f32(p) for p in places for _ in blocks]
-        return [e.fma(w, x, s) for w, x, s in zip(list(blocks) * rows.count, activations, sums, strict=True)]
+        places = [e.at(x, 4 * i, (first, 4)) for x in rows.x]
+        activations = [self._float(p) for p in places for _ in blocks]
+        return [self._add_step(w, x, s) for w, x, s in zip(list(blocks) * rows.count, activations, sums, strict=True)]
+
+    def _float(self, place: ir.Value) -> ir.Value:
+        """One row's part of a step, for all lanes."""
+        return self.e.splat_f32(place) if self.shape.pair == 1 else self.e.b.bitcast(self.e.splat_i32(place), BF16X32)
+
+    def _add_step(self, weights: ir.Value, activations: ir.Value, sums: ir.Value) -> ir.Value:
+        if self.shape.pair == 1:
+            return self.e.fma(weights, activations, sums)
+        return dots.dot_bf16(self.e, sums, weights, activations)
 
     def zeros(self, rows: Rows, blocks: int) -> Sums:
         """Sums to start from."""

@@ -1,4 +1,4 @@
-"""Root-mean-square norm (arXiv 1910.07467) over rows, as f32 or straight into int8 activation rows.
+"""Root-mean-square norm (arXiv 1910.07467) over rows, as f32 or straight into prepared activation rows.
 
     y = x / sqrt(mean(x^2) + eps) [* w]
 
@@ -10,36 +10,38 @@ from __future__ import annotations
 from typing import Any
 
 from rlx.codegen.kernel import Kernel
-from rlx.codegen.kernels.quantize import quantize_row, row_holes
+from rlx.codegen.kernels.quantize import row_holes
 from rlx.codegen.loops import HOLE, SUM_FLAGS, Helper, Ptr, Scalar, fastmath, loop_kernel
 from rlx.codegen.scalars import f32, sqrt
-from rlx.errors import ArgumentError
-from rlx.ir.dtypes import F32, Q8A
+from rlx.ir.dtypes import ACTIVATIONS, F32
 
-#: Holes: elements of a row, the epsilon, bytes of a q8a row, `VALUE(x, w, src, i, factor)`.
+#: Holes: elements of a row, the epsilon; `VALUE`, `ROW_SIZE` and `PREPARE` are those of `quantize.py`.
 WIDTH: int = HOLE
 EPS: float = HOLE
-ROW_BYTES: int = HOLE
 VALUE: Helper = HOLE
+ROW_SIZE: int = HOLE
+PREPARE: Helper = HOLE
 
 
 def rms_norm(width: int, eps: float, *, out: str = "f32", weighted: bool = True) -> Kernel:
-    """f32[rows, width] -> f32[rows, width], or q8a rows. Buffers x, [w f32[width],] out; a unit is a row.
+    """f32[rows, width] -> f32[rows, width], or prepared rows. Buffers x, [w f32[width],] out; a unit is a row.
 
     Args:
-        width: elements of a row; for q8a a multiple of 32 (else `ShapeError`).
+        width: elements of a row.
         eps: added to the mean of the squares.
-        out: `f32` or `q8a`.
+        out: `f32`, `q8a` or `bf16`.
         weighted: whether there is a weight.
+
+    Raises:
+        ArgumentError: `out` is something else.
+        ShapeError: the width does not fit `out` (see `quantize`).
     """
-    if out not in ("f32", "q8a"):
-        raise ArgumentError(f"out must be f32 or q8a, found {out!r}", where="rms_norm")
     holes: dict[str, Any] = {"WIDTH": width, "EPS": float(eps), "VALUE": weighted_value if weighted else scaled_value}
-    if out == "q8a":
-        holes |= row_holes(width)
+    if out != "f32":
+        holes |= row_holes(width, out)
     weight = [("w", F32)] if weighted else []
-    params = [("x", F32), *weight, ("out", Q8A if out == "q8a" else F32)]
-    return loop_kernel(_TEMPLATES[out, weighted], holes, params)
+    params = [("x", F32), *weight, ("out", ACTIVATIONS[out])]
+    return loop_kernel(_TEMPLATES[out != "f32", weighted], holes, params)
 
 
 def scaled_value(x: Ptr, w: Ptr, src: int, i: int, factor: Scalar) -> Scalar:
@@ -80,21 +82,22 @@ def _rms_norm_plain(x: Ptr, out: Ptr, begin: int, end: int) -> None:
         norm_row(x, x, out, src, rms_factor(x, src, WIDTH, EPS))
 
 
-def _rms_norm_q8a(x: Ptr, w: Ptr, out: Ptr, begin: int, end: int) -> None:
+def _rms_norm_quantize(x: Ptr, w: Ptr, out: Ptr, begin: int, end: int) -> None:
     for row in range(begin, end):
         src = row * WIDTH
-        quantize_row(x, w, out, src, row * ROW_BYTES, WIDTH, rms_factor(x, src, WIDTH, EPS))
+        PREPARE(x, w, out, src, row * ROW_SIZE, WIDTH, rms_factor(x, src, WIDTH, EPS))
 
 
-def _rms_norm_plain_q8a(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+def _rms_norm_plain_quantize(x: Ptr, out: Ptr, begin: int, end: int) -> None:
     for row in range(begin, end):
         src = row * WIDTH
-        quantize_row(x, x, out, src, row * ROW_BYTES, WIDTH, rms_factor(x, src, WIDTH, EPS))
+        PREPARE(x, x, out, src, row * ROW_SIZE, WIDTH, rms_factor(x, src, WIDTH, EPS))
 
 
-_TEMPLATES: dict[tuple[str, bool], Helper] = {
-    ("f32", True): _rms_norm,
-    ("f32", False): _rms_norm_plain,
-    ("q8a", True): _rms_norm_q8a,
-    ("q8a", False): _rms_norm_plain_q8a,
+#: By whether rows are prepared, and whether there is a weight.
+_TEMPLATES: dict[tuple[bool, bool], Helper] = {
+    (False, True): _rms_norm,
+    (False, False): _rms_norm_plain,
+    (True, True): _rms_norm_quantize,
+    (True, False): _rms_norm_plain_quantize,
 }

@@ -1,40 +1,49 @@
-"""Int8 activation rows "q8a" (see layouts.py): quantizing f32 rows, and the row helper that fused norms share.
+"""Prepared activation rows: int8 "q8a" (see layouts.py) or bf16 from f32, and the row helpers that fused norms share.
 
     scale = max|x| / 127 over 32 elements        code = x / scale, rounded half to even, within +-127
 
 A block of zeros gets scale 0 and codes 0. A block with NaN or infinity gets codes 0 and that value as its scale, so
-that every product with it comes out NaN.
+that every product with it comes out NaN. bf16 is rounded to nearest even, NaN stays NaN.
 """
 
 from __future__ import annotations
 
 from rlx.codegen.kernel import Kernel
 from rlx.codegen.loops import HOLE, Helper, Ptr, Scalar, loop_kernel
-from rlx.codegen.scalars import as_bits, as_f32, f32, i32, round_even, store_f32, store_i32, u8, u32
-from rlx.errors import ShapeError
-from rlx.ir.dtypes import F32, Q8A
+from rlx.codegen.scalars import as_bits, as_f32, f32, f32_to_bf16, i32, round_even, store_f32, store_i32, u8, u32
+from rlx.errors import ArgumentError, ShapeError
+from rlx.ir.dtypes import ACTIVATIONS, F32, Q8A
 
-#: Holes: elements and bytes of a row; `VALUE(x, w, src, i, factor)` gives element i of the row.
+#: Holes: elements and size of a row; `VALUE(x, w, src, i, factor)` gives element i of the row.
 WIDTH: int = HOLE
-ROW_BYTES: int = HOLE
+ROW_SIZE: int = HOLE
 VALUE: Helper = HOLE
+#: `PREPARE(x, w, out, src, dst, width, factor)` makes a row: see `quantize_row`.
+PREPARE: Helper = HOLE
 
 
-def quantize_q8a(width: int) -> Kernel:
-    """f32[rows, width] -> q8a rows. Buffers x, out; no extents; a unit is a row.
+def quantize(width: int, out: str = "q8a") -> Kernel:
+    """f32[rows, width] -> prepared rows. Buffers x, out; no extents; a unit is a row.
 
     Raises:
-        ShapeError: the width is no multiple of 32.
+        ArgumentError: `out` is neither q8a nor bf16.
+        ShapeError: the width is no multiple of 32 (of 2 for bf16).
     """
-    holes = {**row_holes(width), "VALUE": plain}
-    return loop_kernel(_quantize_q8a, holes, [("x", F32), ("out", Q8A)])
+    holes = {**row_holes(width, out), "VALUE": plain}
+    return loop_kernel(_quantize, holes, [("x", F32), ("out", ACTIVATIONS[out])])
 
 
-def row_holes(width: int) -> dict[str, int]:
-    """The size of a q8a row: `WIDTH` and `ROW_BYTES`."""
-    if width % 32 or width <= 0:
-        raise ShapeError(f"a q8a row needs a multiple of 32 elements, found {width}")
-    return {"WIDTH": width, "ROW_BYTES": Q8A.row_bytes(width)}
+def row_holes(width: int, out: str) -> dict[str, object]:
+    """The size of a prepared row, `WIDTH` and `ROW_SIZE` (bytes of q8a, elements of bf16), and `PREPARE`, which makes
+    it: arguments as for `quantize_row`.
+    """
+    if out not in _PREPARE:
+        raise ArgumentError(f"no activation row is made of {out!r}", hint=f"Rows: {', '.join(_PREPARE)}.")
+    part = 32 if out == "q8a" else 2
+    if width % part or width <= 0:
+        raise ShapeError(f"a {out} row needs a multiple of {part} elements, found {width}")
+    size = Q8A.row_bytes(width) if out == "q8a" else width
+    return {"WIDTH": width, "ROW_SIZE": size, "PREPARE": _PREPARE[out]}
 
 
 def plain(x: Ptr, w: Ptr, src: int, i: int, factor: Scalar) -> Scalar:
@@ -72,6 +81,15 @@ def quantize_row(x: Ptr, w: Ptr, out: Ptr, src: int, dst: int, width: int, facto
         store_f32(out, scales + block * 4, scale)
 
 
-def _quantize_q8a(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+def round_row(x: Ptr, w: Ptr, out: Ptr, src: int, dst: int, width: int, factor: Scalar) -> None:
+    """The same as bf16, at element `dst` of out."""
+    for i in range(width):
+        out[dst + i] = f32_to_bf16(VALUE(x, w, src, i, factor))
+
+
+def _quantize(x: Ptr, out: Ptr, begin: int, end: int) -> None:
     for row in range(begin, end):
-        quantize_row(x, x, out, row * WIDTH, row * ROW_BYTES, WIDTH, f32(1.0))
+        PREPARE(x, x, out, row * WIDTH, row * ROW_SIZE, WIDTH, f32(1.0))
+
+
+_PREPARE: dict[str, Helper] = {"q8a": quantize_row, "bf16": round_row}
