@@ -436,13 +436,14 @@ class _Attention:
 
 def _outline(shape: _Shape) -> str:
     """What a person reads instead of the vector code."""
+    unit = f"{shape.row_tile} rows" if shape.split is None else "a range of positions; the last of a head adds up"
     seen = "t <= past + row" + (f" and past + row - t < {shape.window}" if shape.window is not None else "")
     score = f"dot(q[row, head], k[head // {shape.group}, t]) * {shape.scale!r}"
     if shape.softcap is not None:
         score = f"{shape.softcap!r} * tanh({score} / {shape.softcap!r})"
     return (
         f"# {shape.heads} heads of {shape.head_dim} on {shape.kv_heads} KV heads, {shape.dtype} cache\n"
-        f"for unit in range(begin, end):  # {shape.row_tile} rows of one KV head\n"
+        f"for unit in range(begin, end):  # {unit} of one KV head\n"
         f"    for row, head in unit:\n"
         f"        weight = softmax([{score} for t if {seen}])  # online, chunks of {CHUNK} positions\n"
         f"        out[row, head] = sum(weight[t] * v[head // {shape.group}, t])\n"
