@@ -147,7 +147,6 @@ def test_fields_that_the_page_about_models_names_are_there() -> None:
         "norm_offset",
         "biases",
         "experts",
-        "kv_dtype",
     }
     assert row <= {field.name for field in fields(Architecture)}
     assert row <= set(re.findall(r"\w+", text(DOCS / "add-a-model.md")))

@@ -16,7 +16,7 @@ from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.models import gemma, gemma3n, gemma4, llama, qwen3, qwen35
 from rlx.models.architectures import ARCHITECTURES, MODEL_TYPES
-from rlx.models.builder import Weights
+from rlx.models.builder import Weights, cache_dtype
 from rlx.models.config import ModelConfig
 from rlx.models.gguf_config import from_gguf
 from rlx.models.hf_config import from_hf
@@ -29,6 +29,7 @@ __all__ = [
     "View",
     "Weights",
     "build",
+    "cache_dtype",
     "config_from",
     "from_gguf",
     "from_hf",

@@ -85,7 +85,6 @@ class Architecture:
         shared_expert: beside the others there is one that every token goes to.
         hybrid: most of its layers are recurrent.
         streams: it has several copies of the residual stream.
-        kv_dtype: of the KV caches by default. What predicts one stream from another magnifies the rounding of f16.
         scales_embedding: embeddings are multiplied by sqrt(hidden).
         biases: linear layers that must have a bias; others may.
         wide_scale_layers: layer count of the one model whose attention scale is 1/sqrt(hidden/heads), which GGUF does
@@ -122,7 +121,6 @@ class Architecture:
     shared_expert: bool = False
     hybrid: bool = False
     streams: bool = False
-    kv_dtype: str = "f16"
     scales_embedding: bool = False
     biases: tuple[str, ...] = ()
     wide_scale_layers: int | None = None
@@ -296,7 +294,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         hf_activation=("hidden_activation",),
         activation="gelu_tanh",
         streams=True,
-        kv_dtype="f32",
         scales_embedding=True,
         hf_defaults=_GEMMA3N_DEFAULTS,
     ),

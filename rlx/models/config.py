@@ -119,7 +119,6 @@ class ModelConfig:
         per_layer: width of the embeddings that each layer has of its own, 0 for none.
         streams: copies of the residual stream.
         stream_scale: what the others learn from the first is scaled element by element.
-        kv_dtype: type of the KV caches where nothing else is asked for and precision is "auto".
     """
 
     arch: str
@@ -147,7 +146,6 @@ class ModelConfig:
     per_layer: int = 0
     streams: int = 1
     stream_scale: bool = True
-    kv_dtype: str = "f16"
 
     @property
     def layers(self) -> int:

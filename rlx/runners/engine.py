@@ -121,7 +121,7 @@ class Engine:
     @classmethod
     def _of(cls, loader: WeightLoader, choices: tuple[Any, ...], progress: Progress | None) -> Engine:
         config, weights = open_model(loader)
-        setup = Setup.of(config, *choices)
+        setup = Setup.of(config, models.cache_dtype(config, weights), *choices)
         graph = models.build(config, weights, setup.kv_type, place=weights.place)
         _check_types(graph, weights)
         return cls(weights, config, graph, setup, progress)

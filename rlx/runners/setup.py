@@ -20,7 +20,7 @@ DEFAULT_CONTEXT = 4096  # positions, where the model allows more and the user as
 
 @dataclass(frozen=True)
 class Setup:
-    """The choices of one engine, arguments and profile merged."""
+    """The choices of one engine, arguments and profile merged; `caches` is the KV type that the model would choose."""
 
     profile: CompileProfile
     precision: str
@@ -33,6 +33,7 @@ class Setup:
     @staticmethod
     def of(
         config: models.ModelConfig,
+        caches: str,
         threads: int | None,
         max_seq: int | None,
         kv: str | None,
@@ -45,5 +46,5 @@ class Setup:
         mode = precision or chosen.precision or "auto"
         workers = worker_count(threads, chosen.threads)
         room = min(config.context, DEFAULT_CONTEXT) if max_seq is None else context_length("max_seq", max_seq)
-        kv_type = kv_dtype(kv or chosen.kv_dtype, mode, config.kv_dtype)
+        kv_type = kv_dtype(kv or chosen.kv_dtype, mode, caches)
         return Setup(chosen, mode, kv_type, workers, room, cache, Path(dump_ir) if dump_ir else None)

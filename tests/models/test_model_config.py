@@ -30,10 +30,12 @@ from configs import (
     gguf,
     hf,
 )
+from golden_files import Tensor, Tensors
 from golden_folder import PACKED
 
 from rlx.errors import ArgumentError, ConfigError, UnsupportedModelError
-from rlx.models import FAMILIES, SUPPORTED, config_from, from_gguf, from_hf
+from rlx.ir.dtypes import BF16, Q4_K, DType
+from rlx.models import FAMILIES, SUPPORTED, ModelConfig, cache_dtype, config_from, from_gguf, from_hf
 from rlx.models.architectures import ARCHITECTURES
 from rlx.models.config import Experts, Layer
 from rlx.models.rope import Rope, Yarn
@@ -169,9 +171,21 @@ def test_values_that_files_store_otherwise() -> None:
         assert (config.value("output_norm.weight", x) == x).all() and config.value("blk.0.ssm_a", x) is x
 
 
-def test_only_streams_want_full_precision_of_caches() -> None:
-    assert {arch for arch, row in ARCHITECTURES.items() if row.kv_dtype != "f16"} == {"gemma3n"}
-    assert (hf(GEMMA_3N_E2B).kv_dtype, hf(GEMMA_4_E2B).kv_dtype) == ("f32", "f16")
+@pytest.mark.parametrize(
+    ("config", "dtype", "wanted"),
+    [
+        (hf(GEMMA_3N_E2B), BF16, "f32"),
+        (hf(GEMMA_4_E2B), BF16, "f16"),
+        (hf(QWEN_3_30B_A3B), BF16, "f32"),
+        (hf(QWEN_3_30B_A3B), Q4_K, "f16"),
+        (hf(QWEN_3_06B), BF16, "f16"),
+    ],
+)
+def test_streams_and_routers_over_unrounded_weights_want_f32_caches(
+    config: ModelConfig, dtype: DType, wanted: str
+) -> None:
+    experts = Tensors({"blk.0.ffn_down_exps.weight": Tensor(dtype, np.zeros((1, 1, 1), np.float32))})
+    assert cache_dtype(config, experts) == wanted
 
 
 def test_unknown_keys_are_ignored() -> None:
