@@ -325,7 +325,7 @@ OPTIONS: list[tuple[dict[str, Any], type[RlxError], str, list[str]]] = [
     ({"max_seq": 0}, ArgumentError, f"max_seq is 0, {WHOLE} 1048576", ["--max-seq", "0"]),
     ({"max_seq": 2**40}, ArgumentError, f"max_seq is {2**40}, {WHOLE} 1048576", []),
     ({"max_seq": 10.0}, ArgumentError, f"max_seq is 10.0, {WHOLE} 1048576", ["--max-seq", "ten"]),
-    ({"kv_dtype": "f8"}, ArgumentError, "type 'f8' is unknown. Choose one of f32, f16, bf16, q8_0, q4_0.", ["--kv-dtype", "f8"]),
+    ({"kv_dtype": "f8"}, ArgumentError, "type 'f8' is unknown. Choose one of f32, f16, bf16,", ["--kv-dtype", "f8"]),
     ({"kv_dtype": 16}, ArgumentError, "KV cache type 16 is unknown", []),
     ({"precision": "fast"}, ArgumentError, "precision 'fast' is unknown", ["--precision", "fast"]),
     ({"cache": "off"}, ArgumentError, "cache is 'off', expected a CompileCache", ["--cache", "no"]),
