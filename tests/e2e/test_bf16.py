@@ -1,0 +1,67 @@
+"""Dot products of bf16 in a compiled graph: where they are used, what they compute, and that the key knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import rlx
+from rlx import SEQ, dtypes, ops
+from rlx.codegen import target as targets
+from rlx.codegen.target import Target, supported_levels
+from rlx.ir.meaning import round_to
+from rlx.passes.options import Options
+from rlx.runtime.compile import Compiler
+
+Array = NDArray[Any]
+
+N, K = 40, 96
+RNG = np.random.default_rng(0)
+W = round_to(RNG.standard_normal((N, K)), "bf16").astype(np.float32)
+NORM = RNG.standard_normal(K).astype(np.float32)
+LEVELS = supported_levels(targets._host()[1])
+
+
+def compiled(level: str, precision: str, bf16: bool = True) -> rlx.Executable:
+    graph = rlx.Graph("halves")
+    x = ops.rms_norm(graph.input("x", [SEQ, K]), graph.weight("norm", [K]), eps=1e-6)
+    graph.output("y", ops.linear(x, graph.weight("w", [N, K], dtypes.BF16), bf16=bf16))
+    return rlx.compile(graph, bind={"SEQ": (2, 64), "w": W, "norm": NORM}, target=level, precision=precision)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_rows_are_rounded_where_the_machine_gains_from_it(level: str) -> None:
+    x = RNG.standard_normal((50, K)).astype(np.float32)
+    normed = x / np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True) + 1e-6) * NORM
+    for precision, bf16 in (("auto", True), ("auto", False), ("exact", True)):
+        exe = compiled(level, precision, bf16)
+        rounds = precision == "auto" and bf16 and Target.host(level).has_bf16_dots
+        assert ('out="bf16"' in exe.ir("fuse")) == rounds
+        assert ("vdpbf16ps" in exe.asm()) == rounds
+        seen = round_to(normed, "bf16") if rounds else normed
+        size = np.abs(normed) @ np.abs(W).T
+        # A norm that is off by a step of f32 may be rounded to the other neighbour.
+        assert (np.abs(exe(x=x)["y"] - seen @ W.T) / size).max() < (2e-4 if rounds else 1e-6)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_key_says_whether_rows_may_be_rounded(level: str) -> None:
+    """The target decides, whatever the caller's options say."""
+    graph = rlx.Graph("halves")
+    graph.output("y", ops.linear(graph.input("x", [SEQ, 8]), graph.weight("w", [4, 8], dtypes.BF16), bf16=True))
+    keys = set()
+    for target in both(level):
+        for asked in (False, True):
+            program = Compiler(target).program(graph, Options(seq=(2, 4), all_rows=True, bf16_dots=asked))
+            keys.add(program.key)
+            assert program.key.options["bf16_dots"] == target.has_bf16_dots
+            assert ('quantize(%0) {out="bf16"}' in program.final) == target.has_bf16_dots
+    assert len(keys) == len(both(level))
+
+
+def both(level: str) -> set[Target]:
+    """The level with dot products of bf16, where this machine has them, and without."""
+    return {Target.host(level), Target.host(level).without("avx512bf16")}
