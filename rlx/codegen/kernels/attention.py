@@ -264,14 +264,11 @@ class _Attention:
     def _sizes(self) -> tuple[int, ...]:
         """Queries of a tile: what the registers hold, and what is left over."""
         sizes = {"avx512": (6, 2, 1), "avx2": (3, 1), "generic": (2, 1)}[self.e.target.level]
-        if self.shape.rows_static is None:
+        if self.shape.rows_static != self.shape.row_tile:
             return sizes
-        left, used = self.shape.row_tile * self.shape.group, []
-        for size in sizes:
-            if left >= size:
-                used.append(size)
-                left %= size
-        return tuple(used) if self.shape.rows_static == self.shape.row_tile else sizes
+        queries = self.shape.row_tile * self.shape.group  # of every unit: equal tiles, since each loads all keys
+        size = -(-queries // -(-queries // sizes[0]))
+        return (size, queries % size) if queries % size else (size,)
 
     # --- before and after ---------------------------------------------------------------------------------------------
 
@@ -389,7 +386,7 @@ class _Attention:
     def _mix(self, unit: _Unit, chunk: _Chunk, query: ir.Value, count: int) -> None:
         """Adds the chunk's values, weighted, to the mixes of `count` queries."""
         e, vectors = self.e, self.shape.vectors
-        most = {"avx512": 4, "avx2": 2 if count > 1 else 4, "generic": self.cache.widest}[e.target.level]
+        most = {"avx512": 8 if count <= 2 else 4, "avx2": 2 if count > 1 else 4, "generic": self.cache.widest}[e.target.level]
         full = (vectors - 1 if self.tail else vectors) // most * most
         with e.loop(0, full, most) as v:
             self._mix_vectors(unit, chunk, query, count, v.i, most, None)
@@ -436,14 +433,14 @@ class _Attention:
 
 def _outline(shape: _Shape) -> str:
     """What a person reads instead of the vector code."""
-    unit = f"{shape.row_tile} rows" if shape.split is None else "a range of positions; the last of a head adds up"
+    unit = f"{shape.row_tile} rows of one KV head" if shape.split is None else "positions of one KV head, then added up"
     seen = "t <= past + row" + (f" and past + row - t < {shape.window}" if shape.window is not None else "")
     score = f"dot(q[row, head], k[head // {shape.group}, t]) * {shape.scale!r}"
     if shape.softcap is not None:
         score = f"{shape.softcap!r} * tanh({score} / {shape.softcap!r})"
     return (
         f"# {shape.heads} heads of {shape.head_dim} on {shape.kv_heads} KV heads, {shape.dtype} cache\n"
-        f"for unit in range(begin, end):  # {unit} of one KV head\n"
+        f"for unit in range(begin, end):  # {unit}\n"
         f"    for row, head in unit:\n"
         f"        weight = softmax([{score} for t if {seen}])  # online, chunks of {CHUNK} positions\n"
         f"        out[row, head] = sum(weight[t] * v[head // {shape.group}, t])\n"

@@ -139,15 +139,17 @@ class _Blocks:
             start = e.at(tile, (step, _STEP * LANES))
             return [e.to_f32(e.load(vector(I8), e.at(start, LANES * j))) for j in range(_STEP)]
         words = e.load(I32X16, e.at(tile, (step, 4 * LANES)))
-        return [self._nibble(words, 4 * j) for j in range(_STEP)]
+        return self._nibbles(words, range(0, 4 * _STEP, 4))
 
-    def _nibble(self, words: ir.Value, bit: int) -> ir.Value:
-        """The codes of q4_0 that begin at a bit of each word, as f32."""
+    def _nibbles(self, words: ir.Value, bits: Sequence[int], scale: ir.Value | None = None) -> list[ir.Value]:
+        """The codes of q4_0 that begin at some bits of each word, as f32; times a scale, equal in all lanes."""
         e = self.e
-        shifted = e.b.lshr(words, e.i32(bit)) if bit else words
-        if e.target.level == "avx512":  # a table of 16, which looks at four bits
-            return e.call("llvm.x86.avx512.permvar.sf.512", F32X16, [_NIBBLES, shifted])
-        return e.b.fsub(e.to_f32(e.b.and_(shifted, e.i32(15))), e.f32(8.0))
+        shifted = [e.b.lshr(words, e.i32(bit)) if bit else words for bit in bits]
+        if e.target.level == "avx512":  # a table of what the codes stand for; the instruction looks at four bits
+            table = _NIBBLES if scale is None else e.b.fmul(_NIBBLES, scale)
+            return [e.call("llvm.x86.avx512.permvar.sf.512", F32X16, [table, word]) for word in shifted]
+        codes = [e.b.fsub(e.to_f32(e.b.and_(word, e.i32(15))), e.f32(8.0)) for word in shifted]
+        return codes if scale is None else [e.b.fmul(code, scale) for code in codes]
 
     def values(self, row: ir.Value, first: Index, count: int, mask: ir.Value | None) -> list[ir.Value]:
         start = self.e.at(row, (first, self.vector_bytes))
@@ -159,5 +161,4 @@ class _Blocks:
         halves = [e.load(vector(I8), e.at(block, 2 + at)) for at in range(0, self.dtype.nbytes - 2, LANES)]
         if self.dtype is Q8_0:
             return [e.b.fmul(e.to_f32(half), scale) for half in halves]
-        words = e.b.zext(halves[0], I32X16)
-        return [e.b.fmul(self._nibble(words, bit), scale) for bit in (0, 4)]
+        return self._nibbles(e.b.zext(halves[0], I32X16), (0, 4), scale)
