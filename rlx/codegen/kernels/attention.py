@@ -386,7 +386,8 @@ class _Attention:
     def _mix(self, unit: _Unit, chunk: _Chunk, query: ir.Value, count: int) -> None:
         """Adds the chunk's values, weighted, to the mixes of `count` queries."""
         e, vectors = self.e, self.shape.vectors
-        most = {"avx512": 8 if count <= 2 else 4, "avx2": 2 if count > 1 else 4, "generic": self.cache.widest}[e.target.level]
+        wide = {"avx512": 8 if count <= 2 else 4, "avx2": 2 if count > 1 else 4}
+        most = wide.get(e.target.level, self.cache.widest)
         full = (vectors - 1 if self.tail else vectors) // most * most
         with e.loop(0, full, most) as v:
             self._mix_vectors(unit, chunk, query, count, v.i, most, None)
