@@ -1,6 +1,6 @@
 """A safetensors checkpoint as an `ExportModel`: configuration, tensors and tokenizer in GGUF's terms.
 
-Export stage, called by `model.open_model`.
+Export stage, called by `opened.open_model`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from functools import partial
 from math import prod
 from pathlib import Path
 
-from rlx.export.hf_config import Metadata, TextConfig, metadata_from_config
+from rlx.export.hf_config import TextConfig, metadata_from_config
+from rlx.export.hf_keys import Metadata
 from rlx.export.hf_prediction import JOINING, WithPrediction, predicting_blocks
 from rlx.export.hf_required import check_tensors
 from rlx.export.hf_tensors import changes, export_tensor, in_layer, rope_tensor

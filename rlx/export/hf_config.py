@@ -6,16 +6,15 @@ reference converter of the format; every value is checked, because what GGUF can
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from statistics import NormalDist
 from typing import Any
 
 from rlx.errors import UnsupportedModelError
+from rlx.export.hf_keys import Metadata, Writer
 from rlx.export.hf_rope import RopeConfig, rope_config, write_rope
 from rlx.models.architectures import MODEL_TYPES, Architecture, by_period
 from rlx.models.keys import Keys, is_integer, plain
-
-Metadata = dict[str, tuple[Any, Any]]
 
 # What published files leave out, beyond what the table of architectures says.
 _QWEN35_DEFAULTS = {
@@ -142,43 +141,6 @@ def _architecture(config: Mapping[str, Any], where: object) -> tuple[str, Archit
             return MODEL_TYPES[found]
     hint = f"Supported are {', '.join(MODEL_TYPES)}."
     raise UnsupportedModelError(f"the model type {keys.text('model_type')!r} is unknown", where=where, hint=hint)
-
-
-class Writer:
-    """Collects keys under the architecture's prefix with their GGUF types."""
-
-    def __init__(self, arch: str) -> None:
-        self.arch, self.found = arch, Metadata()
-
-    def u32(self, key: str, value: int) -> None:
-        from gguf import GGUFValueType
-
-        self.found[f"{self.arch}.{key}"] = value, GGUFValueType.UINT32
-
-    def f32(self, key: str, value: float) -> None:
-        from gguf import GGUFValueType
-
-        self.found[f"{self.arch}.{key}"] = value, GGUFValueType.FLOAT32
-
-    def text(self, key: str, value: str) -> None:
-        from gguf import GGUFValueType
-
-        self.found[f"{self.arch}.{key}"] = value, GGUFValueType.STRING
-
-    def integers(self, key: str, values: Sequence[int]) -> None:
-        from gguf import GGUFValueType
-
-        self.found[f"{self.arch}.{key}"] = list(values), (GGUFValueType.ARRAY, GGUFValueType.INT32)
-
-    def floats(self, key: str, values: Sequence[float]) -> None:
-        from gguf import GGUFValueType
-
-        self.found[f"{self.arch}.{key}"] = list(values), (GGUFValueType.ARRAY, GGUFValueType.FLOAT32)
-
-    def flags(self, key: str, values: Sequence[bool]) -> None:
-        from gguf import GGUFValueType
-
-        self.found[f"{self.arch}.{key}"] = list(values), (GGUFValueType.ARRAY, GGUFValueType.BOOL)
 
 
 def metadata_from_config(config: TextConfig) -> Metadata:

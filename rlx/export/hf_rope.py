@@ -19,7 +19,7 @@ from rlx.models.keys import POSITIVE, Keys
 from rlx.models.rope import hf_yarn_scale, yarn_scale
 
 if TYPE_CHECKING:
-    from rlx.export.hf_config import Writer
+    from rlx.export.hf_keys import Writer
 
 # Two architectures whose files leave the base out, because their readers know it: the default of the format.
 _IMPLIED = {"gemma": 10_000.0, "gemma2": 10_000.0}

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import ConfigError, TokenizerError
-from rlx.export.hf_config import Metadata, TextConfig
+from rlx.export.hf_config import TextConfig
+from rlx.export.hf_keys import Metadata
 from rlx.export.hf_pretokenizer import pre_tokenizer_name
 from rlx.export.hf_sentencepiece import is_sentencepiece, read_sentencepiece
 from rlx.text.from_hf import read_object

@@ -1,13 +1,12 @@
 """A model ready to be written as GGUF, whatever it was read from.
 
-First step of the export stage: `open_model` maps a GGUF file or a safetensors directory and presents both in GGUF's
-terms: its keys, its tensor names, its row order. What follows (`convert`, `quantize`) only chooses types and writes.
-Nothing is read before it is asked for; a tensor costs memory while its values are in use.
+First step of the export stage: a GGUF file (here) or a safetensors directory (`hf.py`) in GGUF's terms: its keys, its
+tensor names, its row order. What follows (`convert`, `quantize`) only chooses types and writes. Nothing is read before
+it is asked for; a tensor costs memory while its values are in use.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -21,11 +20,10 @@ import numpy.typing as npt
 from rlx.codegen import layouts
 from rlx.errors import ConfigError, UnsupportedModelError
 from rlx.ir.dtypes import F8_E4M3, DType
-from rlx.weights import TensorInfo, open_weights
+from rlx.weights import TensorInfo
 from rlx.weights.composed import FLOATS
 from rlx.weights.composed import to_float32 as floats
 from rlx.weights.gguf import GgufFile
-from rlx.weights.safetensors import SafetensorsFile
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -85,27 +83,6 @@ class ExportModel:
         self.close()
 
 
-def open_model(path: str | os.PathLike[str]) -> ExportModel:
-    """Open a GGUF file or a safetensors checkpoint with its configuration and tokenizer.
-
-    Raises:
-        ModelFileError: nothing there that can be read; its subclasses say which file breaks which rule, which key or
-            tensor is missing, and what is not supported.
-        TokenizerError: a checkpoint's tokenizer is missing or cannot be written as GGUF.
-    """
-    source = open_weights(path)
-    try:
-        if isinstance(source, GgufFile):
-            return _from_gguf(source)
-        assert isinstance(source, SafetensorsFile)
-        from rlx.export.hf import model_from_hf
-
-        return model_from_hf(source)
-    except BaseException:
-        source.close()
-        raise
-
-
 def to_float32(raw: Bytes, dtype: DType, shape: tuple[int, ...]) -> Floats:
     """The values of stored bytes, as an own float32 array of `shape`.
 
@@ -137,7 +114,8 @@ def _dequantize(raw: Bytes, dtype: DType, shape: tuple[int, ...]) -> Floats:
 # -- GGUF -------------------------------------------------------------------------------------------------------------
 
 
-def _from_gguf(file: GgufFile) -> ExportModel:
+def model_from_gguf(file: GgufFile) -> ExportModel:
+    """The model of an open file, which then belongs to it; `ConfigError` if the file does not say its architecture."""
     if "general.architecture" not in file.metadata:
         raise ConfigError("the key 'general.architecture' is missing", where=file.path)
     return ExportModel(
