@@ -73,7 +73,7 @@ def measure(engine: Engine, prompt: int, generate: int, repeat: int) -> dict[str
         "threads": engine.stats()["threads"],
         "target": engine.stats()["target"],
         "read_gb_per_s": read,
-        "peak_gop_per_s": {kind: engine.arithmetic_peak(kind) for kind in ("int8", "f32")},
+        "peak_gop_per_s": engine.arithmetic_peaks(),
         "prefill": {"tokens": prompt, "tokens_per_s": prompt / many, "gflop_per_s": flops / many / 1e9},
         "decode": {"tokens": generate, "tokens_per_s": 1 / step, "gb_per_s": moved / step / 1e9},
         "decode_share_of_bandwidth": moved / step / 1e9 / read,

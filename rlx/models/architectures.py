@@ -85,6 +85,8 @@ class Architecture:
         shared_expert: beside the others there is one that every token goes to.
         hybrid: most of its layers are recurrent.
         streams: it has several copies of the residual stream.
+        bf16: its linears bear activations that are rounded to bf16, as measured: cosines of 0.9998 and more with the
+            exact logits of its golden checkpoints. The others fall to 0.985 to 0.999.
         scales_embedding: embeddings are multiplied by sqrt(hidden).
         biases: linear layers that must have a bias; others may.
         wide_scale_layers: layer count of the one model whose attention scale is 1/sqrt(hidden/heads), which GGUF does
@@ -121,6 +123,7 @@ class Architecture:
     shared_expert: bool = False
     hybrid: bool = False
     streams: bool = False
+    bf16: bool = False
     scales_embedding: bool = False
     biases: tuple[str, ...] = ()
     wide_scale_layers: int | None = None
@@ -214,6 +217,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
         "llama32",
         ("llama",),
+        bf16=True,
         hf_variants={"mistral": _MISTRAL, "mixtral": {"hf_sliding": _all_slide, **_MIXTRAL}},
         gguf_rope="interleaved",
         experts="may",
@@ -221,6 +225,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2": Architecture(
         "qwen3",
         ("qwen2",),
+        bf16=True,
         hf_sliding=_upper_layers_slide,
         biases=("attn_q", "attn_k", "attn_v"),
         hf_defaults=_QWEN_DEFAULTS,
@@ -228,12 +233,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3": Architecture(
         "qwen3",
         ("qwen3",),
+        bf16=True,
         hf_sliding=_upper_layers_slide,
         hf_defaults={**_QWEN_DEFAULTS, "head_dim": 128},
     ),
     "qwen3moe": Architecture(
         "qwen3",
         ("qwen3_moe",),
+        bf16=True,
         hf_sliding=_all_slide_if_asked,
         experts="must",
         hf_experts=(("num_experts", "num_local_experts"), "num_experts_per_tok", "norm_topk_prob"),
@@ -255,6 +262,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma2": Architecture(
         "gemma",
         ("gemma2",),
+        bf16=True,
         gguf_period=2,
         gguf_window=4096,
         gguf_caps=(50.0, 30.0),
@@ -269,6 +277,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3": Architecture(
         "gemma",
         ("gemma3_text", "gemma3"),
+        bf16=True,
         gguf_period=6,
         hf_sliding=_every_nth_is_full(6),
         local_base=10_000.0,

@@ -69,7 +69,7 @@ def linear(model: Model, x: Node, name: str, size: int) -> Node:
     """x [SEQ, k] -> [SEQ, size] by the weight `name` [size, k], times its scale [1] where it has one, plus its bias
     where it has one or must.
     """
-    y = ops.linear(x, model.weight(f"{name}.weight", size, width(x)))
+    y = ops.linear(x, model.weight(f"{name}.weight", size, width(x)), bf16=model.config.bf16)
     if model.has(f"{name}.scale"):
         y = y * model.weight(f"{name}.scale", 1)
     if name in model.config.biases or model.has(f"{name}.bias"):
@@ -195,7 +195,8 @@ def _expert_linear(model: Model, x: Node, name: str, ids: Node, size: int) -> No
     """x [SEQ, k] or [SEQ, used, k] -> [SEQ, used, size] by the experts `ids`, times their scales if there are any."""
     experts = model.config.experts
     assert experts is not None
-    y = ops.expert_linear(x, ids, model.weight(f"{name}.weight", experts.count, size, width(x)))
+    weight = model.weight(f"{name}.weight", experts.count, size, width(x))
+    y = ops.expert_linear(x, ids, weight, bf16=model.config.bf16)
     if model.has(f"{name}.scale"):
         scales = ops.take(model.weight(f"{name}.scale", experts.count), ids)
         y = y * ops.reshape(scales, [SEQ, experts.used, 1])

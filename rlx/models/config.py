@@ -118,6 +118,7 @@ class ModelConfig:
         delta: of the recurrent layers, or None.
         per_layer: width of the embeddings that each layer has of its own, 0 for none.
         streams: copies of the residual stream.
+        bf16: linears may take activations rounded to bf16 where precision is "auto".
         stream_scale: what the others learn from the first is scaled element by element.
     """
 
@@ -145,6 +146,7 @@ class ModelConfig:
     delta: DeltaNet | None = None
     per_layer: int = 0
     streams: int = 1
+    bf16: bool = False
     stream_scale: bool = True
 
     @property

@@ -73,6 +73,7 @@ def from_gguf(metadata: Mapping[str, Any], has_tensor: HasTensor, *, where: obje
         delta=_delta(keys) if row.hybrid else None,
         per_layer=keys.integer("embedding_length_per_layer_input", (0, 1 << 20), 0) if row.shares_kv else 0,
         streams=keys.integer("altup.num_inputs", (2, 64)) if row.streams else 1,
+        bf16=row.bf16,
     )
 
 

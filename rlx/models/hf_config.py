@@ -67,6 +67,7 @@ def from_hf(config: Mapping[str, Any], *, where: object = "config.json") -> Mode
         delta=_delta(keys) if row.hybrid else None,
         per_layer=keys.integer("hidden_size_per_layer_input", (0, 1 << 20), 0) if row.shares_kv else 0,
         streams=keys.integer("altup_num_inputs", (2, 64)) if row.streams else 1,
+        bf16=row.bf16,
         stream_scale=keys.flag("altup_correct_scale", True),
     )
 

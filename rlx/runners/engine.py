@@ -33,7 +33,7 @@ from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import CompiledProgram, Compiler
 from rlx.runtime.guards import row_numbers
 from rlx.runtime.kv import States
-from rlx.runtime.machine import arithmetic_peak, read_bandwidth
+from rlx.runtime.machine import arithmetic_peaks, read_bandwidth
 from rlx.runtime.native import NativeProgram
 from rlx.runtime.profiling import OpTime, op_times, step_bytes
 from rlx.runtime.session import Session, Snapshot
@@ -364,9 +364,9 @@ class Engine:
         """Bytes a second, in GB/s, that the engine's workers can read from memory."""
         return read_bandwidth(self._pool)
 
-    def arithmetic_peak(self, kind: str) -> float:
-        """Operations a second, in 10^9, that the workers reach in registers: "int8" or "f32"."""
-        return arithmetic_peak(kind, self._compiler, self._pool)
+    def arithmetic_peaks(self) -> dict[str, float]:
+        """Operations a second, in 10^9, that the workers reach in registers, for every kind that the target has."""
+        return arithmetic_peaks(self._compiler, self._pool)
 
     def _final_graph(self, bucket: tuple[int, int]) -> Graph:
         return ir_text.loads(self._compile(bucket, False).final)

@@ -57,6 +57,13 @@ def _check_sums(sums: AlignedBuffer, n: int, lines: int) -> None:
         raise RlxError(f"the read kernel summed {found.tolist()}, expected {expected}", where="read_bandwidth")
 
 
+def arithmetic_peaks(compiler: Compiler, pool: WorkerPool) -> dict[str, float]:
+    """`arithmetic_peak` of every kind that the compiler's target has instructions for."""
+    from rlx.codegen.kernels.peak import kinds
+
+    return {kind: arithmetic_peak(kind, compiler, pool) for kind in kinds(compiler.target)}
+
+
 def arithmetic_peak(kind: str, compiler: Compiler, pool: WorkerPool, seconds: float = 0.1) -> float:
     """Multiplications and additions a second, in 10^9, of all workers together, with every operand in a register.
 
