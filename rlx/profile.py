@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import ProfileError
+from rlx.ir.dtypes import KV_DTYPES
 from rlx.passes.options import FUSIONS
 
 KEYS: dict[str, dict[str, type]] = {
@@ -35,7 +36,7 @@ KEYS: dict[str, dict[str, type]] = {
 }
 CHOICES = {
     "mode": ("auto", "exact"),
-    "kv_dtype": ("f32", "f16", "bf16", "q8_0", "q4_0"),
+    "kv_dtype": tuple(dtype.name for dtype in KV_DTYPES),
     "level": ("native", "generic", "avx2", "avx512"),
 }
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.ir.dtypes import KV_DTYPES
+
 if TYPE_CHECKING:
     from rlx.runners import CachedRunner, SampleOpts
     from rlx.runners.auto import Progress
@@ -25,7 +27,7 @@ _ENGINE: dict[str, Decorator] = {
         "--max-seq", type=click.IntRange(1), metavar="N", help="Tokens the context holds, prompt and answer together."
     ),
     "kv_dtype": click.option(
-        "--kv-dtype", type=click.Choice(["f32", "f16", "bf16", "q8_0", "q4_0"]), help="Type of the KV cache."
+        "--kv-dtype", type=click.Choice([dtype.name for dtype in KV_DTYPES]), help="Type of the KV cache."
     ),
     "precision": click.option(
         "--precision",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ __all__ = [
     "round_even",
     "sin",
     "sqrt",
+    "stack_memory",
     "store_f32",
     "store_i32",
     "store_u16",
@@ -130,6 +132,24 @@ def _store(name: str, dtype: str, scalar: Any) -> Primitive:
         builder.store(value, _address(builder, base, offset, dtype), align=1)
 
     return Primitive(name, ("*u8", "i64", dtype), "none", python, llvm)
+
+
+@cache
+def stack_memory(dtype: str, count: int) -> Primitive:
+    """`memory()`: a pointer to `count` numbers of the call, on a 64-byte line. One object a size: kernels are equal if
+    theirs is.
+    """
+
+    def llvm(builder: Any, operands: Any) -> Any:
+        import llvmlite.ir as ir
+
+        with builder.goto_entry_block():
+            memory = builder.alloca(ir.ArrayType(_llvm_type(dtype), count))
+        memory.align = 64
+        return builder.bitcast(memory, _llvm_type(dtype).as_pointer())
+
+    scalar = {"f32": f32, "u8": u8}[dtype]
+    return Primitive(f"memory_{dtype}_{count}", (), f"*{dtype}", lambda: np.zeros(count, scalar), llvm)
 
 
 as_bits = Primitive("as_bits", ("f32",), "u32", lambda x: f32(x).view(u32), _bitcast("u32"))

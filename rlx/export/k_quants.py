@@ -93,8 +93,10 @@ def half(value: Scalar) -> Scalar:
 
 
 @fastmath(*SUM_FLAGS)
-def line_gain(x: Ptr, at: int, low: Scalar, inv: Scalar, mean: Scalar) -> Scalar:
-    """How much of the squares around the mean the fitted line explains, which is at most 0 at code 0."""
+def fitted_line(x: Ptr, at: int, low: Scalar, inv: Scalar, mean: Scalar, gain: bool) -> Scalar:
+    """The step of the line fitted to 32 elements; or, for `gain`, how much of the squares around the mean the line
+    explains, which is at most 0 at code 0.
+    """
     s_q, s_qq, s_qx = f32(0.0), f32(0.0), f32(0.0)
     for i in range(at, at + 32):
         q = code((x[i] - low) * inv, 0, TOP)
@@ -104,24 +106,10 @@ def line_gain(x: Ptr, at: int, low: Scalar, inv: Scalar, mean: Scalar) -> Scalar
     spread = s_qq - s_q * s_q * f32(1.0 / 32.0)
     common = s_qx - s_q * mean
     free = spread > f32(0.0) and spread * mean <= common * s_q * f32(1.0 / 32.0)
-    through_0 = s_qx * s_qx / s_qq - f32(32.0) * mean * mean if s_qq > f32(0.0) else f32(_NEVER)
-    return common * common / spread if free else through_0
-
-
-@fastmath(*SUM_FLAGS)
-def line_step(x: Ptr, at: int, low: Scalar, inv: Scalar, mean: Scalar) -> Scalar:
-    """The step of the line that `line_gain` is about."""
-    s_q, s_qq, s_qx = f32(0.0), f32(0.0), f32(0.0)
-    for i in range(at, at + 32):
-        q = code((x[i] - low) * inv, 0, TOP)
-        s_q += q
-        s_qq += q * q
-        s_qx += q * x[i]
-    spread = s_qq - s_q * s_q * f32(1.0 / 32.0)
-    common = s_qx - s_q * mean
-    free = spread > f32(0.0) and spread * mean <= common * s_q * f32(1.0 / 32.0)
-    through_0 = s_qx / s_qq if s_qq > f32(0.0) else f32(0.0)
-    return common / spread if free else through_0
+    if gain:
+        through_0 = s_qx * s_qx / s_qq - f32(32.0) * mean * mean if s_qq > f32(0.0) else f32(_NEVER)
+        return common * common / spread if free else through_0
+    return common / spread if free else (s_qx / s_qq if s_qq > f32(0.0) else f32(0.0))
 
 
 @fastmath(*SUM_FLAGS)
@@ -140,11 +128,11 @@ def fit_line(x: Ptr, at: int, out: Ptr, to: int) -> None:
     best, inv = f32(_NEVER), f32(0.0)
     for t in range(TRIES):
         trial = (f32(TOP) + f32(FIRST) + f32(GAP) * f32(t)) * unit
-        gain = line_gain(x, at, low, trial, mean)
+        gain = fitted_line(x, at, low, trial, mean, True)
         better = gain > best
         best = gain if better else best
         inv = trial if better else inv
-    step = line_step(x, at, low, inv, mean)
+    step = fitted_line(x, at, low, inv, mean, False)
     minus = step * mean_code(x, at, low, inv) - mean
     store_f32(out, to, step if step > f32(0.0) else f32(0.0))
     store_f32(out, to + 4, minus if minus > f32(0.0) else f32(0.0))
@@ -315,24 +303,15 @@ def write_q5_k(x: Ptr, at: int, out: Ptr, to: int) -> None:
 
 
 @fastmath(*SUM_FLAGS)
-def scale_gain(x: Ptr, at: int, inv: Scalar) -> Scalar:
-    """How much of the squares of 16 elements the fitted scale explains."""
+def fitted_scale(x: Ptr, at: int, inv: Scalar, gain: bool) -> Scalar:
+    """The scale fitted to 16 elements; or, for `gain`, how much of their squares it explains."""
     s_qq, s_qx = f32(0.0), f32(0.0)
     for i in range(at, at + 16):
         q = code(x[i] * inv, -32, 31)
         s_qq += q * q
         s_qx += q * x[i]
-    return s_qx * s_qx / s_qq if s_qq > f32(0.0) else f32(_NEVER)
-
-
-@fastmath(*SUM_FLAGS)
-def scale_fit(x: Ptr, at: int, inv: Scalar) -> Scalar:
-    """The scale that `scale_gain` is about."""
-    s_qq, s_qx = f32(0.0), f32(0.0)
-    for i in range(at, at + 16):
-        q = code(x[i] * inv, -32, 31)
-        s_qq += q * q
-        s_qx += q * x[i]
+    if gain:
+        return s_qx * s_qx / s_qq if s_qq > f32(0.0) else f32(_NEVER)
     return s_qx / s_qq if s_qq > f32(0.0) else f32(0.0)
 
 
@@ -343,11 +322,11 @@ def best_scale(x: Ptr, at: int) -> Scalar:
     best, inv = f32(_NEVER), f32(0.0)
     for t in range(TRIES):
         trial = (f32(32.0) + f32(FIRST) + f32(GAP) * f32(t)) * unit
-        gain = scale_gain(x, at, trial)
+        gain = fitted_scale(x, at, trial, True)
         better = gain > best
         best = gain if better else best
         inv = trial if better else inv
-    return scale_fit(x, at, inv)
+    return fitted_scale(x, at, inv, False)
 
 
 @fastmath(*SUM_FLAGS)

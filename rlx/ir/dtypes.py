@@ -106,5 +106,8 @@ Q8A = DType("q8a", 32, 44)
 #: What a linear takes as activations: f32, or what `quantize` prepares from it.
 ACTIVATIONS: dict[str, DType] = {t.name: t for t in (F32, Q8A, BF16)}
 
+#: What caches of keys and values may hold.
+KV_DTYPES = (F32, F16, BF16, Q8_0, Q4_0)
+
 DTYPES: dict[str, DType] = {t.name: t for t in list(globals().values()) if isinstance(t, DType)}
 BY_GGML: dict[int, DType] = {t.ggml: t for t in DTYPES.values() if t.ggml is not None}

@@ -50,7 +50,7 @@ def _every_nth_is_full(n: int) -> Sliding:
 
 
 def by_period(period: int, layers: int) -> list[bool]:
-    """True for the layers with a window, where every `period`-th has none."""
+    """False for every `period`-th layer, which attends to everything, and True for the others."""
     return [(layer + 1) % period != 0 for layer in range(layers)]
 
 

@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import ArgumentError, WeightError
-from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q8_0, DType
+from rlx.ir.dtypes import BF16, F16, F32, KV_DTYPES, DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.models.config import Layer, ModelConfig
 
 FLOATS = (F32, F16, BF16)
-KV_DTYPES = (*FLOATS, Q8_0, Q4_0)
 
 _INCOMPLETE = "the file is incomplete, or its metadata is of another model: get it again or convert it anew"
 _MISMATCH = "the tensors and the metadata are not of one model: get the file again or convert it anew"

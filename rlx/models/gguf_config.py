@@ -49,13 +49,14 @@ def from_gguf(metadata: Mapping[str, Any], has_tensor: HasTensor, *, where: obje
     context = keys.integer("context_length", (1, 1 << 31))
     dims = _head_dims(keys, row, hidden, heads)
     ropes = _ropes(keys, row, dims, has_tensor, context)
+    experts = _experts(keys, row, layers)
     return ModelConfig(
         arch=arch,
         family=row.family,
         vocab_size=_vocab_size(keys, metadata),
         hidden=hidden,
         heads=heads,
-        each=_layers(keys, row, layers, heads, dims, has_tensor),
+        each=_layers(keys, row, layers, heads, dims, experts is not None, has_tensor),
         context=context,
         eps=keys.number("attention.layer_norm_rms_epsilon", EPS),
         activation=row.activation,
@@ -69,7 +70,7 @@ def from_gguf(metadata: Mapping[str, Any], has_tensor: HasTensor, *, where: obje
         embedding_scale=sqrt(hidden) if row.scales_embedding else 1.0,
         norm_offset=0.0,
         biases=row.biases,
-        experts=_experts(keys, row, layers),
+        experts=experts,
         delta=_delta(keys) if row.hybrid else None,
         per_layer=keys.integer("embedding_length_per_layer_input", (0, 1 << 20), 0) if row.shares_kv else 0,
         streams=keys.integer("altup.num_inputs", (2, 64)) if row.streams else 1,
@@ -146,7 +147,7 @@ def _windows(keys: Keys, row: Architecture, layers: int) -> list[int | None]:
 
 
 def _layers(
-    keys: Keys, row: Architecture, layers: int, heads: int, dims: tuple[int, int], has_tensor: HasTensor
+    keys: Keys, row: Architecture, layers: int, heads: int, dims: tuple[int, int], sparse: bool, has_tensor: HasTensor
 ) -> tuple[Layer, ...]:
     windows, recurrent = _windows(keys, row, layers), _recurrent(keys, row, layers)
     kv_heads = keys.integers("attention.head_count_kv", (0, HEADS[1]), layers, heads)
@@ -154,7 +155,6 @@ def _layers(
     ffn = keys.integers("feed_forward_length", (0 if must else 1, WIDTH[1]), layers, 0 if must else None)
     shared = keys.integer("attention.shared_kv_layers", (0, layers - 1), 0) if row.shares_kv else 0
     source = sources(windows, shared, keys.where)
-    sparse = keys.integer("expert_count", (0, 1024), 0) > 0
     sparsity = _sparsity(keys, layers) if row.streams else [None] * layers
     for layer in range(layers):
         if not recurrent[layer] and (not kv_heads[layer] or heads % kv_heads[layer]):

@@ -12,7 +12,7 @@ from statistics import NormalDist
 from typing import Any
 
 from rlx.models import rope
-from rlx.models.architectures import MODEL_TYPES, Architecture, none_slides
+from rlx.models.architectures import MODEL_TYPES, Architecture, by_period, none_slides
 from rlx.models.config import DeltaNet, Experts, Layer, ModelConfig, sources
 from rlx.models.keys import CAP, EPS, HEADS, WIDTH, Keys, known
 
@@ -172,8 +172,7 @@ def _recurrent(keys: Keys, row: Architecture, kinds: list[str] | None, layers: i
         return [False] * layers
     if kinds is not None:
         return [kind == _LINEAR for kind in kinds]
-    interval = keys.integer("full_attention_interval", (1, 1024), 4)
-    return [(layer + 1) % interval != 0 for layer in range(layers)]
+    return by_period(keys.integer("full_attention_interval", (1, 1024), 4), layers)
 
 
 def _layers(keys: Keys, row: Architecture, layers: int, heads: int, head_dim: int) -> tuple[Layer, ...]:

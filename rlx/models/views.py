@@ -76,7 +76,8 @@ def _attention(config: ModelConfig, layer: Layer) -> Iterator[View]:
         if config.delta is not None:  # head by head first the query, then its gate
             yield View(f"attn_query.{end}", f"attn_q.{end}", 0, layer.head_dim, 2 * layer.head_dim)
             yield View(f"attn_query_gate.{end}", f"attn_q.{end}", layer.head_dim, layer.head_dim, 2 * layer.head_dim)
-            yield from (View(f"{name}.scale", "attn_q.scale", 0, 1, 1) for name in ("attn_query", "attn_query_gate"))
+    if config.delta is not None:
+        yield from (View(f"{name}.scale", "attn_q.scale", 0, 1, 1) for name in ("attn_query", "attn_query_gate"))
 
 
 def _recurrent(net: DeltaNet) -> Iterator[View]:

@@ -23,8 +23,10 @@ from rlx.codegen.layouts import PACKED_DTYPES
 from rlx.codegen.target import Target
 from rlx.errors import ArgumentError, PromptError, UnsupportedModelError
 from rlx.ir import text as ir_text
+from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+from rlx.passes.layout import MATRIX_LAYOUT
 from rlx.passes.options import Options
 from rlx.runners.identity import identity
 from rlx.runners.opened import open_model
@@ -299,13 +301,13 @@ class Engine:
 
     def compile(self, on_program: Callable[[ProgramRecord], None] | None = None) -> list[ProgramRecord]:
         """Compiles (or finds in the cache) the program of every bucket, and what packs the weights."""
-        for dtype in {n.dtype for n in _matrices(self.graph)}:
-            self._compiler.packer(dtype)
-        records = []
+        records, packed = [], set[str]()
         for bucket in self._setup.profile.ranges:
             start = time.perf_counter()
             compiles = self._compiler.cache.stats.compiles
             compiled = self._compile(bucket, False)
+            weights = compiled.manifest["weights"].values()
+            packed |= {row["dtype"] for row in weights if row["layout"] == MATRIX_LAYOUT}
             cached = self._compiler.cache.stats.compiles == compiles
             size = compiled.object_bytes
             seconds = time.perf_counter() - start
@@ -313,6 +315,8 @@ class Engine:
             records.append(ProgramRecord(phase, bucket, len(compiled.kernels), size, seconds, cached, digest))
             if on_program:
                 on_program(records[-1])
+        for dtype in packed:
+            self._compiler.packer(DTYPES[dtype])
         return records
 
     def _compile(self, bucket: tuple[int, int], all_rows: bool) -> CompiledProgram:

@@ -15,7 +15,7 @@ import numpy as np
 
 from rlx.errors import ArgumentError, GraphError
 from rlx.ir import dims
-from rlx.ir.dtypes import DTYPES, DType
+from rlx.ir.dtypes import KV_DTYPES, DType
 from rlx.ir.graph import Graph
 from rlx.ir.ops import EFFECTS
 from rlx.ir.verify import WRITES
@@ -26,15 +26,15 @@ from rlx.runtime.memory import AlignedBuffer
 Array = np.ndarray[Any, Any]
 
 RING = 64  # the capacity of a ring is a multiple: attention reads positions in aligned groups of so many
-KV_DTYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 
 
 def kv_dtype(name: str | None, precision: str, default: str = "f16") -> DType:
     """The cache's type: by default f32 in exact precision, else `default` (docs/caches.md states the error of each)."""
     chosen = name or ("f32" if precision == "exact" else default)
-    if chosen not in KV_DTYPES:
-        raise ArgumentError(f"KV cache type {chosen!r} is unknown", hint=f"Choose one of {', '.join(KV_DTYPES)}.")
-    return DTYPES[chosen]
+    known = {dtype.name: dtype for dtype in KV_DTYPES}
+    if chosen not in known:
+        raise ArgumentError(f"KV cache type {chosen!r} is unknown", hint=f"Choose one of {', '.join(known)}.")
+    return known[chosen]
 
 
 def capacities(graph: Graph, ctx: int, rows: int) -> dict[str, int]:

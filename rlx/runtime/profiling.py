@@ -42,8 +42,7 @@ def op_times(program: NativeProgram, graph: Graph, env: Mapping[str, int], secon
     marks = program.times[0].astype(np.float64)
     scale = seconds / max(1.0, marks[-1] - marks[0])
     nodes, totals = graph.nodes(), dict[str, OpTime]()
-    length = env.get("PAST_SEQ", 0) + env.get("SEQ", 1)
-    sizes = dict(env) | {"CTX": length, "WINDOW_CTX": length}
+    sizes = _filled(env)
     for i, region in enumerate(program.manifest["regions"]):
         work = [nodes[number] for number, _ in region]
         total = totals.setdefault(label := " ".join(sorted({_label(n) for n in work})), OpTime(label))
@@ -55,6 +54,12 @@ def op_times(program: NativeProgram, graph: Graph, env: Mapping[str, int], secon
     return sorted(totals.values(), key=lambda t: -t.seconds)
 
 
+def _filled(env: Mapping[str, int]) -> dict[str, int]:
+    """The extents of a step, and caches that are full of what it sees."""
+    length = env.get("PAST_SEQ", 0) + env.get("SEQ", 1)
+    return dict(env) | {"CTX": length, "WINDOW_CTX": length}
+
+
 def _label(node: Node) -> str:
     if node.op != "linear":
         return node.op
@@ -64,6 +69,5 @@ def _label(node: Node) -> str:
 
 def step_bytes(graph: Graph, env: Mapping[str, int]) -> int:
     """Bytes of weights and states that one step must read: each weight once, caches as far as they are seen."""
-    length = env.get("PAST_SEQ", 0) + env.get("SEQ", 1)
-    sizes = dict(env) | {"CTX": length, "WINDOW_CTX": length}
+    sizes = _filled(env)
     return sum(ops.cost(n, sizes)[1] for n in graph.nodes() if n.op in _READERS)

@@ -12,7 +12,7 @@ from codegen.weight_formats import reference, tame_file_bytes
 from rlx.codegen.layouts import PACKED_DTYPES
 from rlx.codegen.target import LEVELS, Target
 from rlx.errors import TargetError
-from rlx.ir import interp
+from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32, DType
 from rlx.ir.graph import Graph
 from rlx.runtime.cache import CompileCache
@@ -85,3 +85,22 @@ def check(
     for name, value in want.items():
         assert got[name].shape == value.shape
         assert np.abs(got[name] - value).max() <= ceiling * np.abs(value).max() + 1e-30, name
+
+
+def at_once(graph: Graph, arrays: dict[str, Any]) -> Any:
+    """Output "y" in float64 of all rows in one call, through caches that hold them all."""
+    length = len(arrays["q"])
+    env = {"SEQ": length, "PAST_SEQ": 0, "CTX": length, "WINDOW_CTX": length}
+    states = graph.leaves("state").items()
+    empty = {name: np.zeros([dims.value(dim, env) for dim in node.shape]) for name, node in states}
+    return interp.run(graph, {**arrays, **empty}, env, dtype=np.float64)[0]["y"]
+
+
+def through(exe: Any, arrays: dict[str, Any], split: list[int]) -> Any:
+    """Output "y" of as many calls as `split` says, each with some of the rows, up to the last."""
+    rows, at = [], 0
+    for count in split:
+        rows.append(exe(**{n: a[at : at + count] for n, a in arrays.items()}, PAST_SEQ=at)["y"])
+        at += count
+    assert at == len(arrays["q"])
+    return np.concatenate(rows)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compiled import at_once, levels, through
 
 from rlx.codegen.kernels.attention import CHUNK
-from rlx.codegen.target import LEVELS, Target
-from rlx.errors import ArgumentError, GraphError, TargetError
+from rlx.errors import ArgumentError, GraphError
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ, WINDOW_CTX, DimLike
 from rlx.ir.dtypes import BF16, F16, F32, I32, DType
@@ -23,17 +23,6 @@ Array = np.ndarray[Any, Any]
 LENGTH, HEADS, KV_HEADS, WIDTH = 250, 4, 2, 24
 # Largest error as a share of the largest value; a key rounded to 16 bits may fall to the other side of a boundary.
 CEILINGS = {F32: 4e-6, F16: 1e-3, BF16: 8e-3}
-
-
-def present() -> list[str]:
-    found = []
-    for level in LEVELS:
-        try:
-            Target.host(level)
-            found.append(level)
-        except TargetError:
-            continue
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -62,23 +51,6 @@ def feeds(length: int = LENGTH) -> dict[str, Array]:
     return arrays | {"positions": np.arange(length, dtype=np.int32)}
 
 
-def expected(graph: Graph, arrays: dict[str, Array]) -> Array:
-    """All rows at once through a cache that holds them all."""
-    length = len(arrays["q"])
-    empty = {n: np.zeros((KV_HEADS, length, WIDTH)) for n in ("keys", "values")}
-    env = {"SEQ": length, "PAST_SEQ": 0, "CTX": length, "WINDOW_CTX": length}
-    return interp.run(graph, {**arrays, **empty}, env, dtype=np.float64)[0]["y"]
-
-
-def through(exe: Any, arrays: dict[str, Array], split: list[int]) -> Array:
-    rows, at = [], 0
-    for count in split:
-        rows.append(exe(**{n: a[at : at + count] for n, a in arrays.items()}, PAST_SEQ=at)["y"])
-        at += count
-    assert at == len(arrays["q"])
-    return np.concatenate(rows)
-
-
 SPLITS = {
     "decode": [1] * LENGTH,
     "odd chunks": [7, 45, 45, 1, 3, 44, 45, 45, 15],
@@ -86,11 +58,11 @@ SPLITS = {
 }
 
 
-@pytest.mark.parametrize("level", present())
+@pytest.mark.parametrize("level", levels())
 @pytest.mark.parametrize(("window", "dtype", "ctx"), [(20, F32, 64), (20, F16, 64), (84, BF16, 128), (1, F16, 64)])
 def test_long_runs_through_a_small_ring(level: str, window: int, dtype: DType, ctx: int, cache: CompileCache) -> None:
     graph, arrays = ring_graph(window, dtype), feeds()
-    want = expected(graph, arrays)
+    want = at_once(graph, arrays)
     with compile(graph, {"SEQ": (1, 45), "WINDOW_CTX": ctx}, target=level, threads=2, cache=cache) as exe:
         assert exe._states.extents["WINDOW_CTX"] == ctx
         for split in SPLITS.values():
@@ -114,7 +86,7 @@ def test_a_ring_gives_the_bits_of_a_whole_cache(fusions: tuple[str, ...], cache:
 def test_the_interpreter_wraps_alike() -> None:
     """The meaning through a ring of 64 is the meaning through a whole cache."""
     graph, arrays = ring_graph(20), feeds(150)
-    want = expected(graph, arrays)
+    want = at_once(graph, arrays)
     states = {n: np.full((KV_HEADS, 64, WIDTH), np.nan) for n in ("keys", "values")}
     states = {n: np.nan_to_num(s) for n, s in states.items()}
     rows, at = [], 0

@@ -61,15 +61,20 @@ def embedding(dtype: DType, width: int, scale: float = 1.0) -> Kernel:
     if dtype not in PACKINGS:
         known = ", ".join(map(str, PACKINGS))
         raise CompileError(f"no embedding kernel reads {dtype}", hint=f"Packed types: {known}")
-    packing = PACKINGS[dtype]
-    if width % packing.superblock or width <= 0:
-        raise ShapeError(f"rows of {width} do not hold whole superblocks of {dtype}, {packing.superblock} elements")
-    count = width // packing.superblock
+    packing, count = PACKINGS[dtype], superblocks(dtype, width)
     holes: dict[str, Any] = {"WIDTH": width, "SUPERBLOCKS": count, "SUPERBLOCK": packing.superblock}
     holes |= {"SUPERBLOCK_BYTES": packing.nbytes, "BLOCK_BYTES": count * packing.nbytes}
     holes |= value_holes(dtype)
     params = [("table", U8), ("ids", I32), ("out", F32)]
     return loop_kernel(_embedding, {**holes, "SCALE": float(scale)}, params)
+
+
+def superblocks(dtype: DType, width: int) -> int:
+    """Superblocks of a row; `ShapeError` if they do not divide it."""
+    size = PACKINGS[dtype].superblock
+    if width % size or width <= 0:
+        raise ShapeError(f"rows of {width} do not hold whole superblocks of {dtype}, {size} elements")
+    return width // size
 
 
 def value_holes(dtype: DType) -> dict[str, Any]:

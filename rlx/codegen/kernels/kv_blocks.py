@@ -9,13 +9,10 @@ where x / scale is a product with the f32 inverse, and scales are stored as f16.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
-import numpy as np
-
 from rlx.codegen.loops import HOLE, Helper, Ptr, Scalar
-from rlx.codegen.scalars import Primitive, as_bits, as_f32, f32, f32_to_f16, i32, store_u16, u8, u32
+from rlx.codegen.scalars import as_bits, as_f32, f32, f32_to_f16, i32, store_u16, u8, u32
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import Q4_0, Q8_0, DType
 
@@ -117,18 +114,3 @@ def put_q4_0(x: Ptr, src: int, cache: Ptr, scale: int, codes: int, inside: int) 
         low = nibble(x[src + i * LOW_STEP], inv)
         high = nibble(x[src + i * LOW_STEP + HIGH], inv)
         cache[codes + (i >> 2) * (4 * TOGETHER) + inside * 4 + (i & 3)] = u8(low | (high << i32(4)))
-
-
-@cache
-def head_memory(head_dim: int) -> Primitive:
-    """f32[head_dim] of the call, on a 64-byte line. One object a size: kernels are equal if theirs is."""
-
-    def llvm(builder: Any, operands: Any) -> Any:
-        import llvmlite.ir as ir
-
-        with builder.goto_entry_block():
-            memory = builder.alloca(ir.ArrayType(ir.FloatType(), head_dim))
-        memory.align = 64
-        return builder.bitcast(memory, ir.FloatType().as_pointer())
-
-    return Primitive(f"head_{head_dim}", (), "*f32", lambda: np.zeros(head_dim, np.float32), llvm)

@@ -11,19 +11,16 @@ Wide rows are cut into pieces, so that workers share a single row.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from typing import Any
-
-import numpy as np
 
 from rlx.codegen import grids
 from rlx.codegen.kernel import Kernel
-from rlx.codegen.kernels.embedding import value_holes
+from rlx.codegen.kernels.embedding import superblocks, value_holes
 from rlx.codegen.kernels.pack import MOVES
 from rlx.codegen.layouts import PACKINGS
 from rlx.codegen.loops import HOLE, Helper, Ptr, loop_kernel
-from rlx.codegen.scalars import Primitive, i64, u32
-from rlx.errors import CompileError, ShapeError
+from rlx.codegen.scalars import i64, stack_memory, u32
+from rlx.errors import CompileError
 from rlx.ir.dtypes import F32, I32, U8, DType
 
 #: Holes: elements of a row, its bytes in the file; superblocks of a row, their elements and bytes in the file.
@@ -69,15 +66,12 @@ def lookup(dtype: DType, width: int, scale: float = 1.0) -> Kernel:
     if dtype not in PACKINGS:
         known = ", ".join(map(str, PACKINGS))
         raise CompileError(f"no kernel looks up rows of {dtype}", hint=f"Types that can be looked up: {known}")
-    packing = PACKINGS[dtype]
-    if width % packing.superblock or width <= 0:
-        raise ShapeError(f"rows of {width} do not hold whole superblocks of {dtype}, {packing.superblock} elements")
-    count = width // packing.superblock
+    packing, count = PACKINGS[dtype], superblocks(dtype, width)
     holes: dict[str, Any] = {"WIDTH": width, "SUPERBLOCKS": count, "FILE_BYTES": dtype.row_bytes(packing.superblock)}
     holes |= {"ROW_BYTES": dtype.row_bytes(width), "PIECES": pieces(dtype, width), "PIECE": _piece(dtype, count)}
     holes |= {**value_holes(dtype), "SCALE": float(scale)}
     if dtype.is_quantized:
-        holes |= {"SUPERBLOCK": packing.superblock, "MOVE": MOVES[dtype], "SCRATCH": _scratch(packing.nbytes)}
+        holes |= {"SUPERBLOCK": packing.superblock, "MOVE": MOVES[dtype], "SCRATCH": stack_memory("u8", packing.nbytes)}
     params = [("table", U8), ("ids", I32), ("out", F32)]
     kernel = loop_kernel(_lookup if dtype.is_quantized else _lookup_numbers, holes, params)
     return replace(kernel, llvm=grids.define(kernel.llvm))
@@ -103,18 +97,3 @@ def _lookup_numbers(table: Ptr, ids: Ptr, out: Ptr, begin: int, end: int) -> Non
         stop = first + PIECE if first + PIECE < SUPERBLOCKS else SUPERBLOCKS
         for i in range(first, stop):
             VALUES(table, at + i * FILE_BYTES, 0, out, row * WIDTH + i)
-
-
-@cache
-def _scratch(nbytes: int) -> Primitive:
-    """Memory of the call, on a 64-byte line. One object a size: kernels are equal if theirs is."""
-
-    def llvm(builder: Any, operands: Any) -> Any:
-        import llvmlite.ir as ir
-
-        with builder.goto_entry_block():
-            memory = builder.alloca(ir.ArrayType(ir.IntType(8), nbytes))
-        memory.align = 64
-        return builder.bitcast(memory, ir.IntType(8).as_pointer())
-
-    return Primitive(f"scratch_{nbytes}", (), "*u8", lambda: np.zeros(nbytes, np.uint8), llvm)

@@ -11,11 +11,11 @@ from typing import Any
 
 from rlx.codegen.kernel import Kernel
 from rlx.codegen.kernels.kv import EXTENTS, cache_dtype, cache_holes, cache_offset
-from rlx.codegen.kernels.kv_blocks import QUANTIZED, head_memory, put_head
+from rlx.codegen.kernels.kv_blocks import QUANTIZED, put_head
 from rlx.codegen.kernels.norm import rms_factor, weighted_value
 from rlx.codegen.kernels.quantize import plain
 from rlx.codegen.loops import HOLE, Helper, Ptr, Scalar, loop_kernel
-from rlx.codegen.scalars import cos, f32, keep_f32, sin
+from rlx.codegen.scalars import cos, f32, keep_f32, sin, stack_memory
 from rlx.errors import ArgumentError, ShapeError
 from rlx.ir.dtypes import F32, I32, DType
 
@@ -89,7 +89,7 @@ def rope(
     into = "blocks" if out in QUANTIZED else store
     holes |= {} if into == "k_tiles" else {"SPREAD": 1, "STORE": keep_f32}
     holes |= cache_holes(out, head_dim, store, wrap) if tiles else {}
-    holes |= {"HEAD": head_memory(head_dim)} if into == "blocks" else {}
+    holes |= {"HEAD": stack_memory("f32", head_dim)} if into == "blocks" else {}
     params = [("x", F32), *([("w", F32)] if normed else []), ("angles", F32), ("out", out)]
     return loop_kernel(_TEMPLATES[into, normed], holes, params, EXTENTS if tiles else ())
 
