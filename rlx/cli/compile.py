@@ -14,7 +14,7 @@ from rlx.cli.options import engine_options, open_runner
 from rlx.cli.output import Bars, size
 
 if TYPE_CHECKING:
-    from rlx.runners.engine import ProgramRecord
+    from rlx.runners.programs import ProgramRecord
 
 
 @click.command(name="compile")

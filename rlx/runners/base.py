@@ -1,7 +1,7 @@
 """What every language model runner offers, and the reference way to generate.
 
 Runners stage. `LmRunner.generate` here computes the whole context anew for every token: slow, without state, and the
-measure for the cached decode in `generator.py`.
+measure for the cached decode in `cached.py`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -22,41 +21,25 @@ from rlx import models, text
 from rlx.codegen.layouts import PACKED_DTYPES
 from rlx.codegen.target import Target
 from rlx.errors import ArgumentError, PromptError, UnsupportedModelError
-from rlx.ir import text as ir_text
-from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.passes.layout import MATRIX_LAYOUT
-from rlx.passes.options import Options
 from rlx.runners.identity import identity
 from rlx.runners.opened import open_model
+from rlx.runners.programs import ProgramRecord, Programs, Wanted
 from rlx.runners.setup import Setup
 from rlx.runtime.cache import CompileCache
-from rlx.runtime.compile import CompiledProgram, Compiler
+from rlx.runtime.compile import Compiler
 from rlx.runtime.guards import row_numbers
 from rlx.runtime.kv import States
 from rlx.runtime.machine import arithmetic_peaks, read_bandwidth
-from rlx.runtime.native import NativeProgram
 from rlx.runtime.profiling import OpTime, op_times, step_bytes
 from rlx.runtime.session import Session, Snapshot
 from rlx.runtime.tensors import Progress, Tensors
 from rlx.runtime.threads import WorkerPool
 from rlx.weights import ModelWeights, WeightLoader, open_weights
 
+DECODE = Wanted((1, 1))
 ALL_ROWS_VALUES = 1 << 24  # most logits that one call keeps when every position is wanted
-
-
-@dataclass(frozen=True)
-class ProgramRecord:
-    """One line about a program that is ready to run."""
-
-    phase: str
-    bucket: tuple[int, int]
-    kernels: int
-    object_bytes: int
-    seconds: float
-    cached: bool
-    digest: str
 
 
 class Engine:
@@ -75,8 +58,9 @@ class Engine:
         self._compiler = Compiler(Target.host(setup.profile.level), setup.cache)
         self._pool = WorkerPool(setup.threads, self._compiler.runtime())
         self._tensors = Tensors(self._compiler, self._pool)
+        self._programs = Programs(graph, setup, self._compiler, self._pool, lambda: self._tensors.addresses)
         self._session = self._new_session()
-        self._programs: dict[tuple[tuple[int, int], bool], NativeProgram] = {}
+        self._programs.bind(self._states.addresses)
 
     @classmethod
     def open(
@@ -134,7 +118,7 @@ class Engine:
             return
         for name, value in self.graph.constants.items():
             self._tensors.add_array(name, value)
-        first = self._compile(self._setup.profile.ranges[0], False)
+        first = self._programs.compile(DECODE)
         self._tensors.load(first.manifest["weights"], _Source(self._weights, self.config), self._progress)
         self._loaded = True
 
@@ -195,7 +179,7 @@ class Engine:
 
     def _step(self, ids: Sequence[int], all_rows: bool) -> np.ndarray:
         rows, past = len(ids), self._session.done
-        program = self._program(self._bucket(rows), all_rows and rows > 1)
+        program = self._programs[Wanted(self._bucket(rows), all_rows and rows > 1)]
         program.inputs["tokens"][:rows] = ids
         if "positions" in program.inputs:  # not if every layer is recurrent
             program.inputs["positions"][:rows] = range(past, past + rows)
@@ -278,8 +262,7 @@ class Engine:
 
     def _swap(self, session: Session) -> None:
         self._session = session
-        for program in self._programs.values():
-            program.bind(session.states.addresses)
+        self._programs.bind(session.states.addresses)
 
     def _new_session(self) -> Session:
         return Session(States(self.graph, self.max_seq, self._setup.profile.buckets[-1]))
@@ -301,38 +284,7 @@ class Engine:
 
     def compile(self, on_program: Callable[[ProgramRecord], None] | None = None) -> list[ProgramRecord]:
         """Compiles (or finds in the cache) the program of every bucket, and what packs the weights."""
-        records, packed = [], set[str]()
-        for bucket in self._setup.profile.ranges:
-            start = time.perf_counter()
-            compiles = self._compiler.cache.stats.compiles
-            compiled = self._compile(bucket, False)
-            weights = compiled.manifest["weights"].values()
-            packed |= {row["dtype"] for row in weights if row["layout"] == MATRIX_LAYOUT}
-            cached = self._compiler.cache.stats.compiles == compiles
-            size = compiled.object_bytes
-            seconds = time.perf_counter() - start
-            phase, digest = compiled.manifest["phase"], compiled.key.digest
-            records.append(ProgramRecord(phase, bucket, len(compiled.kernels), size, seconds, cached, digest))
-            if on_program:
-                on_program(records[-1])
-        for dtype in packed:
-            self._compiler.packer(DTYPES[dtype])
-        return records
-
-    def _compile(self, bucket: tuple[int, int], all_rows: bool) -> CompiledProgram:
-        setup = self._setup
-        options = Options(setup.precision, bucket, all_rows, setup.profile.fusions)
-        name = f"{options.phase}-{bucket[0]}-{bucket[1]}" + "-all" * all_rows
-        return self._compiler.program(self.graph, options, dump=setup.dump_ir / name if setup.dump_ir else None)
-
-    def _program(self, bucket: tuple[int, int], all_rows: bool) -> NativeProgram:
-        key = (bucket, all_rows)
-        if key not in self._programs:
-            program = self._compile(bucket, all_rows).instance(self._pool)
-            program.bind(self._tensors.addresses)
-            program.bind(self._states.addresses)
-            self._programs[key] = program
-        return self._programs[key]
+        return self._programs.prepare(map(Wanted, self._setup.profile.ranges), on_program)
 
     @cached_property
     def tokenizer(self) -> text.Tokenizer:
@@ -349,9 +301,8 @@ class Engine:
         self._load()
         self._catch_up()
         self._session.mark()  # to go back here at the cost of a copy
-        bucket = self._bucket(len(ids))
-        env, program = {"SEQ": len(ids), "PAST_SEQ": self.past}, self._program(bucket, False)
-        graph, steps = self._final_graph(bucket), []
+        wanted, env = Wanted(self._bucket(len(ids))), {"SEQ": len(ids), "PAST_SEQ": self.past}
+        program, graph, steps = self._programs[wanted], self._programs.final_graph(wanted), []
         for _ in range(repeat):
             start = time.perf_counter()
             self.forward(ids)
@@ -362,7 +313,7 @@ class Engine:
 
     def step_bytes(self, past: int) -> int:
         """Bytes of weights and cache that decoding one token after `past` others reads."""
-        return step_bytes(self._final_graph((1, 1)), {"SEQ": 1, "PAST_SEQ": past})
+        return step_bytes(self._programs.final_graph(DECODE), {"SEQ": 1, "PAST_SEQ": past})
 
     def read_bandwidth(self) -> float:
         """Bytes a second, in GB/s, that the engine's workers can read from memory."""
@@ -372,16 +323,13 @@ class Engine:
         """Operations a second, in 10^9, that the workers reach in registers, for every kind that the target has."""
         return arithmetic_peaks(self._compiler, self._pool)
 
-    def _final_graph(self, bucket: tuple[int, int]) -> Graph:
-        return ir_text.loads(self._compile(bucket, False).final)
-
     def stats(self) -> dict[str, Any]:
         """What the engine holds: bytes of weights, states, checkpoints and arenas, threads, counters of the cache."""
         return {
             "weights_bytes": self._tensors.nbytes,
             "kv_bytes": self._states.nbytes,
             "checkpoint_bytes": self._session.checkpoint_bytes,
-            "arena_bytes": sum(p.arena_bytes for p in self._programs.values()),
+            "arena_bytes": self._programs.arena_bytes,
             "threads": self._pool.n,
             "target": self._compiler.target.level,
             "precision": self._setup.precision,
@@ -392,9 +340,7 @@ class Engine:
     def close(self) -> None:
         """Stops the workers and gives the memory back."""
         self._pool.close()
-        for program in self._programs.values():
-            program.close()
-        self._programs.clear()
+        self._programs.close()
         self._tensors.close()
         self._states.close()
         self._weights.close()

@@ -9,10 +9,10 @@ from __future__ import annotations
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
-from rlx.runners.generator import CachedRunner
+from rlx.runners.cached import CachedRunner
 
 if TYPE_CHECKING:
-    from rlx.runners.generator import TokenEngine
+    from rlx.runners.cached import TokenEngine
     from rlx.weights.loader import WeightLoader
 
 

@@ -17,8 +17,8 @@ from rlx import models
 from rlx.errors import ArgumentError
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32
-from rlx.runners.engine import Engine
-from rlx.runners.generator import CachedRunner
+from rlx.runners.cached import CachedRunner
+from rlx.runners.engine import DECODE, Engine
 from rlx.weights import ModelWeights, open_weights
 
 Array = np.ndarray[Any, Any]
@@ -183,7 +183,7 @@ def test_runners_keep_their_session(family: Family, monkeypatch: pytest.MonkeyPa
             assert error(runner.predict_logits(IDS[:20]), family.expected[19]) <= SAME
             assert error(runner.decode_logits(IDS[at]), family.expected[at]) <= SAME
         engine: Any = runner._engine
-        program = engine._program((1, 1), False)
+        program = engine._programs[DECODE]
         run = program.run
 
         def interrupted(**env: int) -> None:

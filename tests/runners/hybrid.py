@@ -15,6 +15,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.profile import CompileProfile
 from rlx.runners.engine import Engine
+from rlx.runners.programs import Wanted
 from rlx.runtime.kv import States
 from rlx.runtime.session import Session
 
@@ -125,6 +126,20 @@ def _write(states: States, name: str, new: Array) -> None:
         _PUT(states, name, new)
 
 
+class InterpretedPrograms:
+    """One program for everything that is wanted."""
+
+    def __init__(self, program: Any) -> None:
+        self._program = program
+
+    def __getitem__(self, wanted: Wanted) -> Any:
+        self._program.all_rows = wanted.all_rows
+        return self._program
+
+    def bind(self, states: Any) -> None:
+        self._program.bind(states)
+
+
 class InterpretedEngine(Engine):
     """The engine with its own programs; `before` and `after` are called around the work of a step.
 
@@ -141,14 +156,8 @@ class InterpretedEngine(Engine):
         self.values = {n: w.astype(np.float32) for n, w in weights(g).items()}
         self.before: Callable[[], None] = lambda: None
         self.after: Callable[[], None] = lambda: None
-        program: Any = Interpreted(self)
-        self._programs = {((1, 1), False): program}
+        self._programs: Any = InterpretedPrograms(Interpreted(self))
         self._session: Session = self._new_session()
-
-    def _program(self, bucket: tuple[int, int], all_rows: bool) -> Any:
-        program: Any = self._programs[(1, 1), False]
-        program.all_rows = all_rows
-        return program
 
     @property
     def _identity(self) -> str:

@@ -12,8 +12,8 @@ from fake_engine import FakeEngine
 
 from rlx.errors import BusyError, NumericalError, PromptError, TokenizerError, UnsupportedModelError
 from rlx.runners.base import LmRunner
+from rlx.runners.cached import CachedRunner
 from rlx.runners.families import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner
-from rlx.runners.generator import CachedRunner
 from rlx.runners.sampling import SampleOpts
 
 PROMPT = [3, 1, 4, 1, 5]
