@@ -218,32 +218,8 @@ def test_a_side_without_its_package_says_so(demo_model: Path) -> None:
 
 def test_the_machine_table(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = module("machine", monkeypatch)
-    rows = [{"threads": 1, "read_gb_per_s": 12.5, "peaks": {"int8": 1000.0, "f32": 200.0}, "region_us": 0.25}]
+    rows = [{"threads": 1, "read_gb_per_s": 12.5, "peaks": {"int8": 1000.0, "f32": 200.0}, "barrier_us": 0.25}]
     about = machine.facts()
     text = machine.show(about, rows)
     assert about["cpu"] in text and about["cpus"] >= 1
     assert text.splitlines()[-1].split() == ["1", "12.5", "1000", "200", "0.25", "us"]
-
-
-def test_the_bf16_kernel_computes_what_it_is_measured_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    import numpy as np
-
-    from rlx.codegen.llvm import compile_module
-    from rlx.codegen.target import Target
-    from rlx.runtime.memory import AlignedBuffer
-    from rlx.runtime.native import NativeCode
-    from rlx.runtime.threads import WorkerPool
-
-    machine = module("machine", monkeypatch)
-    target = Target.host()
-    if not target.has("avx512bf16"):
-        pytest.skip("this CPU has no dots of bf16")
-    code = NativeCode(compile_module([machine.bf16_llvm(target)], target)[0], ["bf16_peak"])
-    with machine.Machine(1) as found, AlignedBuffer(64) as data:
-        assert isinstance(found.pool, WorkerPool)
-        data.view(np.uint16, 32)[:] = 0x3F80  # 1.0
-        context = np.array([data.address, 1, 0], np.int64)
-        found.pool.share(code.addresses["bf16_peak"], context.ctypes.data)
-        sums = data.view(np.float32, 16)
-        chains = machine.BF16_CHAINS
-        assert (sums == chains * machine.BF16_STEPS * 2 + sum(range(chains))).all()

@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.main import debug_option
+from rlx.ir.dtypes import KV_DTYPES
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from rlx.runners.engine import Engine
+    from rlx.runtime.profiling import OpTime
 
 _COUNT = click.IntRange(1)
 
@@ -24,7 +28,7 @@ _COUNT = click.IntRange(1)
 @click.option("--repeat", type=_COUNT, default=3, show_default=True, metavar="N", help="Runs; the median counts.")
 @click.option("--threads", type=_COUNT, metavar="N", help="Workers; the physical cores by default.")
 @click.option("--precision", type=click.Choice(["auto", "exact"]), help="Arithmetic of the linears.")
-@click.option("--kv-dtype", type=click.Choice(["f32", "f16", "bf16"]), help="Type of the KV cache.")
+@click.option("--kv-dtype", type=click.Choice([dtype.name for dtype in KV_DTYPES]), help="Type of the KV cache.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @debug_option
 def bench(model: str | None, prompt: int, generate: int, repeat: int, as_json: bool, **options: Any) -> None:
@@ -67,30 +71,32 @@ def measure(engine: Engine, prompt: int, generate: int, repeat: int) -> dict[str
     engine.reset()
     report_prefill = engine.profile_step(ids)
     step, many, read = statistics.median(decode), statistics.median(prefill), statistics.median(bandwidth)
+    peaks = engine.arithmetic_peaks()
     flops = sum(t.flops for t in report_prefill)
     moved = engine.step_bytes(prompt + generate // 2)
     return {
         "threads": engine.stats()["threads"],
         "target": engine.stats()["target"],
         "read_gb_per_s": read,
-        "peak_gop_per_s": engine.arithmetic_peaks(),
+        "peak_gop_per_s": peaks,
         "prefill": {"tokens": prompt, "tokens_per_s": prompt / many, "gflop_per_s": flops / many / 1e9},
         "decode": {"tokens": generate, "tokens_per_s": 1 / step, "gb_per_s": moved / step / 1e9},
         "decode_share_of_bandwidth": moved / step / 1e9 / read,
-        "decode_kernels": [_row(t) for t in report],
-        "prefill_kernels": [_row(t) for t in report_prefill],
+        "decode_kernels": [_row(t, read, peaks) for t in report],
+        "prefill_kernels": [_row(t, read, peaks) for t in report_prefill],
     }
 
 
-def _row(t: Any) -> dict[str, Any]:
-    seconds = max(t.seconds, 1e-12)
+def _row(t: OpTime, bandwidth: float, peaks: dict[str, float]) -> dict[str, Any]:
+    """A line of the table; `limit` is what the kernel is near, `share_of_limit` how near."""
+    seconds, limit = max(t.seconds, 1e-12), t.limit(bandwidth, peaks)
     rates = {"gb_per_s": t.bytes / seconds / 1e9, "gflop_per_s": t.flops / seconds / 1e9}
-    return {"kernel": t.label, "regions": t.regions, "ms": t.seconds * 1e3, **rates}
+    near = {"limit": limit.name, "share_of_limit": limit.share}
+    return {"kernel": t.label, "regions": t.regions, "ms": t.seconds * 1e3, **rates, **near}
 
 
 def _show(result: dict[str, Any]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
     prefill, decode = result["prefill"], result["decode"]
@@ -102,12 +108,18 @@ def _show(result: dict[str, Any]) -> None:
     for phase, limit in limits.items():
         console.print(f"{phase:8}{result[phase]['tokens']:5d}  {result[phase]['tokens_per_s']:9.1f} tokens/s  {limit}")
     for phase in ("decode", "prefill"):
-        rows = result[f"{phase}_kernels"]
-        total = sum(r["ms"] for r in rows)
-        table = Table(
-            "kernel", "regions", "ms", "share", "GB/s", "GFLOP/s", title=f"one {phase} step", title_justify="left"
-        )
-        for r in rows:
-            figures = f"{r['ms']:.3f}", f"{r['ms'] / total:.0%}", f"{r['gb_per_s']:.1f}", f"{r['gflop_per_s']:.1f}"
-            table.add_row(r["kernel"], str(r["regions"]), *figures)
-        console.print(table)
+        console.print(_table(phase, result[f"{phase}_kernels"]))
+
+
+def _table(phase: str, rows: list[dict[str, Any]]) -> Table:
+    """Where one step's time goes, and which of the machine's limits each kernel is near."""
+    from rich.table import Table
+
+    total = sum(r["ms"] for r in rows)
+    heads = "kernel", "regions", "ms", "share", "GB/s", "GFLOP/s", "near"
+    table = Table(*heads, title=f"one {phase} step", title_justify="left")
+    for r in rows:
+        figures = f"{r['ms']:.3f}", f"{r['ms'] / total:.0%}", f"{r['gb_per_s']:.1f}", f"{r['gflop_per_s']:.1f}"
+        near = r["limit"] if r["limit"] == "barrier" else f"{r['limit']} {r['share_of_limit']:.0%}"
+        table.add_row(r["kernel"], str(r["regions"]), *figures, near)
+    return table

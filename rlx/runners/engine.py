@@ -32,7 +32,7 @@ from rlx.runtime.compile import Compiler
 from rlx.runtime.guards import row_numbers
 from rlx.runtime.kv import States
 from rlx.runtime.machine import arithmetic_peaks, read_bandwidth
-from rlx.runtime.profiling import OpTime, op_times, step_bytes
+from rlx.runtime.profiling import OpTime, op_times, region_seconds, step_bytes
 from rlx.runtime.session import Session, Snapshot
 from rlx.runtime.tensors import Progress, Tensors
 from rlx.runtime.threads import WorkerPool
@@ -297,7 +297,7 @@ class Engine:
     # -- measuring ------------------------------------------------------------------------------------------------
 
     def profile_step(self, ids: Sequence[int] = (1,), repeat: int = 5) -> list[OpTime]:
-        """Runs the ids several times and says where the time of the median step went, longest first."""
+        """Runs the ids several times and says where the time went, longest first: of every region the median."""
         self._load()
         self._catch_up()
         self._session.mark()  # to go back here at the cost of a copy
@@ -308,8 +308,8 @@ class Engine:
             self.forward(ids)
             seconds = time.perf_counter() - start
             self.trim(env["PAST_SEQ"])
-            steps.append((seconds, op_times(program, graph, env, seconds)))
-        return sorted(steps, key=lambda step: step[0])[repeat // 2][1]
+            steps.append(region_seconds(program, seconds))
+        return op_times(program, graph, env, np.median(steps, axis=0))
 
     def step_bytes(self, past: int) -> int:
         """Bytes of weights and cache that decoding one token after `past` others reads."""

@@ -1,17 +1,23 @@
-"""Where a step's time goes: cycle counts that every step records, beside each op's arithmetic and traffic."""
+"""Where a step's time goes: cycle counts that every step records, beside each op's arithmetic and traffic; and which of
+the machine's limits that is near.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from rlx.ir import ops
+from rlx.ir.dtypes import BF16, Q8A
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.runtime.native import NativeProgram
 
+BARRIER_SECONDS = 4e-6  # a region that takes less mostly waits: for the hand-out of work, its workers, its first loads
+BARRIER_SHARE = 0.05  # so does one that the machine's other limits would let take less than this of its time
 _READERS = ("linear", "expert_linear", "attention", "embedding", *ops.EFFECTS)
 
 
@@ -22,35 +28,80 @@ class OpTime:
     Attributes:
         label: the ops of the region; for linears with the weights' types.
         seconds: wall time of its regions, barrier included, as worker 0 saw them.
-        flops, bytes: floating-point operations; bytes of operands read and results written.
+        bytes: of operands read and results written.
+        operations: multiplications, additions and the like, by the arithmetic that does them: "int8", "bf16" or "f32".
     """
 
     label: str
     seconds: float = 0.0
-    flops: int = 0
     bytes: int = 0
     regions: int = 0
+    operations: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def flops(self) -> int:
+        """Operations of every kind."""
+        return self.operations.total()
+
+    def limit(self, bandwidth: float, peaks: Mapping[str, float]) -> Limit:
+        """The limit that this work is nearest to, as in a roofline plot.
+
+        Args:
+            bandwidth: bytes that all workers read a second, in 10^9.
+            peaks: operations that they do a second, in 10^9; of kinds of one arithmetic ("int8", "amx-int8") the
+                fastest counts.
+        """
+        arithmetic = sum(n / _peak(kind, peaks) for kind, n in self.operations.items())
+        least, name = max((self.bytes / bandwidth, "memory"), (arithmetic, "arithmetic"))
+        share = least / 1e9 / max(self.seconds, 1e-12)
+        waits = self.seconds < self.regions * BARRIER_SECONDS or share < BARRIER_SHARE
+        return Limit("barrier" if waits else name, share)
 
 
-def op_times(program: NativeProgram, graph: Graph, env: Mapping[str, int], seconds: float) -> list[OpTime]:
-    """Splits the last step's `seconds` over its regions, by kind, longest first.
+@dataclass(frozen=True)
+class Limit:
+    """What bounds a kind of work.
+
+    Attributes:
+        name: "memory", "arithmetic", or "barrier" where the work itself is too little to bound anything.
+        share: of the time, what memory or arithmetic alone would take; above 1 where data come from a cache instead.
+    """
+
+    name: str
+    share: float
+
+
+def _peak(kind: str, peaks: Mapping[str, float]) -> float:
+    """The fastest that is measured of an arithmetic; f32 where the machine has no instructions of its own for it."""
+    return max((rate for name, rate in peaks.items() if kind in name), default=peaks["f32"])
+
+
+def region_seconds(program: NativeProgram, seconds: float) -> np.ndarray:
+    """Splits the last step's `seconds` over its regions, float64 [regions]."""
+    marks = program.times[0].astype(np.float64)
+    spent: np.ndarray = np.diff(marks) * (seconds / max(1.0, marks[-1] - marks[0]))
+    return spent
+
+
+def op_times(program: NativeProgram, graph: Graph, env: Mapping[str, int], seconds: np.ndarray) -> list[OpTime]:
+    """The time of each kind of work, longest first.
 
     Args:
         graph: the program's final graph, whose node numbers the manifest uses.
         env: the step's extents; attention's cost is that of PAST_SEQ + SEQ positions.
+        seconds: of each region.
     """
-    marks = program.times[0].astype(np.float64)
-    scale = seconds / max(1.0, marks[-1] - marks[0])
     nodes, totals = graph.nodes(), dict[str, OpTime]()
     sizes = _filled(env)
-    for i, region in enumerate(program.manifest["regions"]):
+    for region, spent in zip(program.manifest["regions"], seconds.tolist(), strict=True):
         work = [nodes[number] for number, _ in region]
         total = totals.setdefault(label := " ".join(sorted({_label(n) for n in work})), OpTime(label))
-        total.seconds += (marks[i + 1] - marks[i]) * scale
+        total.seconds += spent
         total.regions += 1
         for node in work:
             flops, moved = ops.cost(node, sizes)
-            total.flops, total.bytes = total.flops + flops, total.bytes + moved
+            total.operations[_arithmetic(node)] += flops
+            total.bytes += moved
     return sorted(totals.values(), key=lambda t: -t.seconds)
 
 
@@ -65,6 +116,13 @@ def _label(node: Node) -> str:
         return node.op
     extras = [name for name in ("gated", "bias", "residual") if node[name]]
     return "-".join(["linear", node.inputs[1].dtype.name, *extras])
+
+
+def _arithmetic(node: Node) -> str:
+    """What multiplies in it: the type of a linear's activations decides, everything else computes in f32."""
+    if node.op in ("linear", "expert_linear"):
+        return {Q8A: "int8", BF16: "bf16"}.get(node.inputs[0].dtype, "f32")
+    return "f32"
 
 
 def step_bytes(graph: Graph, env: Mapping[str, int]) -> int:

@@ -1,0 +1,69 @@
+"""Which of the machine's limits a kind of work is near, and that `rlx bench` says so of every kernel."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rlx.cli.main import cli
+from rlx.runners.engine import Engine
+from rlx.runtime.profiling import BARRIER_SECONDS, Limit, OpTime
+
+PEAKS = {"int8": 800.0, "amx-int8": 2000.0, "bf16": 400.0, "f32": 200.0}
+
+
+def work(seconds: float, nbytes: int = 0, regions: int = 1, **operations: int) -> OpTime:
+    return OpTime("work", seconds, nbytes, regions, Counter(operations))
+
+
+def near(found: Limit, name: str, share: float) -> bool:
+    return found.name == name and found.share == pytest.approx(share)
+
+
+def test_what_moves_much_is_near_memory() -> None:
+    assert near(work(1e-3, nbytes=20_000_000, f32=10**6).limit(25.0, PEAKS), "memory", 0.8)
+    assert near(work(1e-3, nbytes=50_000_000).limit(25.0, PEAKS), "memory", 2.0)  # from a cache
+
+
+def test_what_computes_much_is_near_the_peak_of_its_arithmetic() -> None:
+    for kind, peak in (("int8", 2000), ("bf16", 400), ("f32", 200)):
+        busy = work(1e-3, nbytes=1000, **{kind: peak * 10**6 // 2})
+        assert near(busy.limit(25.0, PEAKS), "arithmetic", 0.5)
+    both = work(1e-3, int8=10**9, f32=5 * 10**7)
+    assert near(both.limit(25.0, PEAKS), "arithmetic", 0.75) and both.flops == 105 * 10**7
+
+
+def test_where_bf16_has_no_instructions_f32_is_its_limit() -> None:
+    assert near(work(1e-3, bf16=10**8).limit(25.0, {"int8": 800.0, "f32": 200.0}), "arithmetic", 0.5)
+
+
+def test_what_does_little_waits() -> None:
+    assert work(10 * BARRIER_SECONDS * 0.9, nbytes=10**6, regions=10).limit(25.0, PEAKS).name == "barrier"
+    assert work(1e-3, nbytes=1000).limit(25.0, PEAKS).name == "barrier"
+    assert work(0.0).limit(25.0, PEAKS).name == "barrier"
+
+
+def test_operations_are_those_of_the_activations_type(demo_model: Path) -> None:
+    """The demo's linears are Q8_0 with 8-bit activations; attention and norms compute in f32."""
+    engine = Engine.open(demo_model, threads=1, max_seq=32)
+    found = {row.label: row for row in engine.profile_step([1], repeat=1)}
+    engine.close()
+    linears = sum((row.operations for label, row in found.items() if label.startswith("linear-q8_0")), Counter())
+    assert linears["int8"] > 1_000_000 and linears["bf16"] == 0
+    assert found["attention"].operations.keys() == {"f32"}
+
+
+def test_bench_names_the_limit_of_every_kernel(demo_model: Path) -> None:
+    command = ["bench", str(demo_model), "--prompt", "8", "--generate", "2", "--repeat", "1"]
+    result = CliRunner().invoke(cli, [*command, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert {"int8", "f32"} <= found["peak_gop_per_s"].keys() and found["read_gb_per_s"] > 0
+    for row in found["decode_kernels"] + found["prefill_kernels"]:
+        assert row["limit"] in ("memory", "arithmetic", "barrier") and row["share_of_limit"] >= 0
+    shown = CliRunner().invoke(cli, command)
+    assert shown.exit_code == 0 and "near" in shown.output and "one decode step" in shown.output
