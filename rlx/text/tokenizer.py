@@ -74,6 +74,10 @@ class Tokenizer:
     def _pieces(self) -> list[bytes | None]:
         return [None] * self.vocab_size
 
+    @cached_property
+    def _containing(self) -> dict[str, frozenset[int]]:
+        return {}
+
     def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
         """The ids of `text`.
 
@@ -119,6 +123,15 @@ class Tokenizer:
         if not 0 <= token < self.vocab_size:
             raise TokenizerError(f"id {token} is outside the vocabulary of {self.vocab_size}")
         return self.vocabulary.tokens[token]
+
+    def tokens_with(self, text: str) -> frozenset[int]:
+        """The ids whose bytes contain those of `text`."""
+        found = self._containing.get(text)
+        if found is None:
+            wanted = text.encode()
+            found = frozenset(token for token in range(self.vocab_size) if wanted in self.token_bytes(token))
+            self._containing[text] = found
+        return found
 
     def token_to_id(self, text: str) -> int | None:
         """The id of a piece as the vocabulary spells it, or None."""

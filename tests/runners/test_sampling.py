@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from itertools import pairwise
-from math import inf, nan
+from math import inf, log2, nan
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,31 @@ def reference(logits: np.ndarray[Any, Any], opts: SampleOpts, history: list[int]
         ({"seed": 2**64}, "seed is 18446744073709551616"),
         ({"seed": 1.5}, r"seed is 1\.5, expected a whole number or None"),
         ({"repetition_window": -1}, "repetition_window is -1"),
+        ({"typical_p": 1.5}, r"typical_p is 1\.5, expected 0 to 1"),
+        ({"top_n_sigma": -1}, "top_n_sigma is -1, expected a finite number of at least 0"),
+        ({"frequency_penalty": inf}, "frequency_penalty is inf, expected a finite number"),
+        ({"presence_penalty": nan}, "presence_penalty is nan, expected a finite number"),
+        ({"xtc_probability": 2}, "xtc_probability is 2, expected 0 to 1"),
+        ({"xtc_threshold": -1}, "xtc_threshold is -1, expected 0 to 1"),
+        ({"dry_multiplier": -1}, "dry_multiplier is -1, expected a finite number of at least 0"),
+        ({"dry_base": 0.5}, r"dry_base is 0\.5, expected a finite number of at least 1"),
+        ({"dry_allowed_length": 0}, "dry_allowed_length is 0, expected 1 to"),
+        ({"dry_penalty_last_n": -1}, "dry_penalty_last_n is -1, expected 0 to"),
+        ({"dry_sequence_breakers": "\n"}, r"dry_sequence_breakers is '\\n', expected a sequence of texts"),
+        ({"dry_sequence_breakers": [""]}, "dry_sequence_breakers holds '', expected a text or a sequence of ids"),
+        ({"dry_sequence_breakers": [()]}, r"dry_sequence_breakers holds \(\)"),
+        ({"dry_sequence_breakers": [[1, -2]]}, r"dry_sequence_breakers holds \[1, -2\]"),
+        ({"mirostat": 1}, "mirostat is 1, expected 0 or 2"),
+        ({"mirostat": 3}, "mirostat is 3, expected 0 to 2"),
+        ({"mirostat_tau": -1}, "mirostat_tau is -1, expected a finite number of at least 0"),
+        ({"mirostat_eta": None}, "mirostat_eta is None, expected a number"),
+        ({"logit_bias": 3}, "logit_bias is 3, expected ids and numbers"),
+        ({"logit_bias": [3]}, "logit_bias is .*, expected ids and numbers"),
+        ({"logit_bias": {-1: 0}}, "logit_bias names the token -1, expected an id"),
+        ({"logit_bias": {"a": 0}}, "logit_bias names the token 'a', expected an id"),
+        ({"logit_bias": {2: inf}}, "logit_bias of token 2 is inf, expected a finite number or -inf"),
+        ({"logit_bias": {2: nan}}, "logit_bias of token 2 is nan"),
+        ({"logit_bias": {2: "x"}}, "logit_bias of token 2 is 'x'"),
     ],
 )
 def test_an_option_out_of_range_is_named(options: dict[str, Any], said: str) -> None:
@@ -85,6 +111,36 @@ def test_the_order_of_the_arguments_is_public() -> None:
     assert SampleOpts(0.7, 40, 0.9, 0.05, 1.1, 3) == SampleOpts(
         temperature=0.7, top_k=40, top_p=0.9, min_p=0.05, repetition_penalty=1.1, seed=3
     )
+
+
+def test_later_options_are_given_by_name() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        SampleOpts(0.7, 40, 0.9, 0.05, 1.1, 3, 64, 0.9)  # type: ignore[misc]
+
+
+def test_options_are_values() -> None:
+    """Equal and hashable whatever the containers that they were given in."""
+    one = SampleOpts(logit_bias={7: -inf, 3: 1}, dry_sequence_breakers=["a", [1, 2]])  # type: ignore[arg-type]
+    two = SampleOpts(logit_bias=[(3, 1.0), (np.int64(7), -inf)], dry_sequence_breakers=("a", (1, 2)))
+    assert one == two and hash(one) == hash(two)
+    assert one.logit_bias == ((3, 1.0), (7, -inf))
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [
+        ({}, False),
+        ({"temperature": 0}, True),
+        ({"temperature": 0, "top_k": 3, "mirostat": 2, "xtc_probability": 1}, True),
+        ({"temperature": 0, "repetition_penalty": 1.1}, False),
+        ({"temperature": 0, "frequency_penalty": 0.1}, False),
+        ({"temperature": 0, "presence_penalty": -0.1}, False),
+        ({"temperature": 0, "dry_multiplier": 0.8}, False),
+        ({"temperature": 0, "logit_bias": {1: 1}}, False),
+    ],
+)
+def test_plain_greedy_is_the_argmax_of_the_model(options: dict[str, Any], plain: bool) -> None:
+    assert SampleOpts(**options).is_plain_greedy is plain
 
 
 # ---------------------------------------------------------------------------------------------------- filters
@@ -155,6 +211,57 @@ def test_the_penalty_looks_back_a_window(window: int | None, first: int) -> None
     assert Sampler(opts, history=[0, 2]).sample(np.array([5, 4, 0], np.float32)) == first
 
 
+def test_frequency_and_presence_count_the_window() -> None:
+    opts = SampleOpts(frequency_penalty=0.5, presence_penalty=0.25, repetition_window=4)
+    _, got = Sampler(opts, history=[3, 0, 1, 0, 0]).distribution(np.array([3, 2, 1, 0], np.float32))
+    expected = np.exp([3 - 3 * 0.5 - 0.25, 2 - 0.5 - 0.25, 1, 0])
+    np.testing.assert_allclose(got, expected / expected.sum(), rtol=1e-12)
+
+
+def test_the_repetition_penalty_comes_before_the_others() -> None:
+    opts = SampleOpts(repetition_penalty=2, presence_penalty=1)
+    _, got = Sampler(opts, history=[0]).distribution(np.array([3.0, 1.0]))
+    expected = np.exp([3 / 2 - 1, 1])
+    np.testing.assert_allclose(got, expected / expected.sum(), rtol=1e-12)
+
+
+def test_bias_is_added_before_the_penalties_and_the_filters() -> None:
+    opts = SampleOpts(repetition_penalty=2, logit_bias={0: 5.0, 2: -inf}, top_k=2)
+    ids, got = Sampler(opts, history=[0]).distribution(np.array([-1.0, 1.0, 9.0, 0.0]))
+    expected = np.exp([(-1 + 5) / 2, 1])
+    assert ids.tolist() == [0, 1]
+    np.testing.assert_allclose(got, expected / expected.sum(), rtol=1e-12)
+
+
+def test_a_bias_steers_greedy_choices() -> None:
+    logits = np.array([1, 5, 2], np.float32)
+    assert Sampler(SampleOpts(0, logit_bias={1: -inf})).sample(logits) == 2
+    assert Sampler(SampleOpts(0, logit_bias={0: 4.5})).sample(logits) == 0
+    assert Sampler(SampleOpts.greedy()).sample(logits, banned={1, 99}) == 2
+
+
+def test_a_bias_outside_the_vocabulary_is_named() -> None:
+    sampler = Sampler(SampleOpts(logit_bias={3: 1.0}))
+    with pytest.raises(SamplingError, match=r"logit_bias names token 3, and the vocabulary holds 3.*0 to 2"):
+        sampler.sample(np.zeros(3))
+
+
+@pytest.mark.parametrize("opts", [SampleOpts(0, logit_bias={0: -inf}), SampleOpts(1, logit_bias={0: -inf})])
+def test_banning_everything_is_the_users_mistake(opts: SampleOpts) -> None:
+    with pytest.raises(SamplingError, match=r"no token is left to choose"):
+        Sampler(opts).sample(np.zeros(2), banned=[1])
+
+
+def test_filters_see_what_those_before_them_left() -> None:
+    """Top-n-sigma, top-k, typical, top-p, min-p: each pair in an order in which the other one gives something else."""
+    logits = np.log([0.3, 0.25, 0.25, 0.2])
+    assert kept(logits, top_k=2, min_p=0.9) == [0]
+    peaked = logits_of(0.3, *[0.01] * 70)
+    assert 0 not in kept(peaked, typical_p=0.5)
+    assert kept(peaked, typical_p=0.5, top_k=2) == [0]  # of two tokens, 0.3 and 0.01, the likely one is the typical
+    assert 0 not in kept(peaked, typical_p=0.5, min_p=0.5)  # min-p looks at the likeliest of what is left
+
+
 @given(
     arrays(np.float32, st.integers(1, 40), elements=st.floats(-20, 20, width=32).map(lambda v: round(v * 4) / 4)),
     st.builds(
@@ -223,6 +330,147 @@ def test_excluded_tokens_are_never_drawn() -> None:
     sampler = Sampler(SampleOpts(seed=0))
     logits = np.array([-inf, 0, -inf, 0, -inf], np.float32)
     assert {sampler.sample(logits) for _ in range(200)} == {1, 3}
+
+
+# ---------------------------------------------------------------------------------------------------- XTC
+
+
+def test_xtc_is_the_mixture_of_both_cases() -> None:
+    logits, opts = logits_of(0.4, 0.3, 0.2, 0.1), SampleOpts(xtc_probability=0.25, xtc_threshold=0.15)
+    ids, got = Sampler(opts).distribution(logits)
+    plain, without = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0, 0, 0.2, 0.1]) / 0.3
+    assert ids.tolist() == [0, 1, 2, 3]
+    np.testing.assert_allclose(got, 0.75 * plain + 0.25 * without, rtol=1e-6)
+
+
+def test_xtc_looks_before_the_temperature_and_draws_after_it() -> None:
+    logits, opts = np.log([0.6, 0.3, 0.1]), SampleOpts(0.5, xtc_probability=1, xtc_threshold=0.2)
+    _, got = Sampler(opts).distribution(logits)
+    np.testing.assert_allclose(got, np.array([0, 0.09, 0.01]) / 0.1, rtol=1e-9)
+    assert {Sampler(SampleOpts(1e-300, xtc_probability=1, seed=i)).sample(logits) for i in range(20)} == {2}
+
+
+def test_xtc_draws_follow_the_procedure() -> None:
+    """Against the definition with its coin: with the probability the top choices are left out, then a draw."""
+    shares, opts = np.array([0.4, 0.3, 0.2, 0.1]), SampleOpts(xtc_probability=0.5, xtc_threshold=0.15, seed=2)
+    random, logits = np.random.default_rng(9), np.log(shares)
+    heads = int((random.random(20_000) < 0.5).sum())
+    expected = random.multinomial(heads, shares * [0, 0, 1, 1] / 0.3) + random.multinomial(20_000 - heads, shares)
+    sampler = Sampler(opts)
+    counts = np.bincount([sampler.sample(logits) for _ in range(20_000)], minlength=4)
+    # two samples of equal size: chi-square with three degrees of freedom, whose 99.9th percentile is below that of four
+    assert float(((counts - expected) ** 2 / (counts + expected)).sum()) < CHI_SQUARE_999[4]
+
+
+# ---------------------------------------------------------------------------------------------------- Mirostat
+
+
+def mirostat_reference(logits: np.ndarray[Any, Any], tokens: list[int], tau: float, eta: float) -> list[list[int]]:
+    """Basu et al. 2021, algorithm 2: what may be drawn before each of `tokens`."""
+    shares = np.exp(logits) / np.exp(logits).sum()
+    bound, found = 2 * tau, []
+    for token in tokens:
+        left = [i for i, p in enumerate(shares) if -log2(p) <= bound] or [int(shares.argmax())]
+        found.append(left)
+        assert token in left
+        bound -= eta * (-log2(shares[token]) - tau)
+    return found
+
+
+@pytest.mark.parametrize(("tau", "eta"), [(1.0, 0.5), (3.0, 0.1), (2.0, 1.0)])
+def test_mirostat_follows_its_algorithm(tau: float, eta: float) -> None:
+    logits = np.random.default_rng(4).normal(size=50) * 5
+    sampler = Sampler(SampleOpts(mirostat=2, mirostat_tau=tau, mirostat_eta=eta, seed=1))
+    sets, tokens = [], []
+    for _ in range(40):
+        ids, probabilities = sampler.distribution(logits)
+        assert probabilities.sum() == pytest.approx(1)
+        sets.append(ids.tolist())
+        tokens.append(sampler.sample(logits))
+    assert sets == mirostat_reference(logits, tokens, tau, eta)
+    assert len({len(each) for each in sets}) > 1, "the bound moves"
+
+
+def test_mirostat_reaches_the_surprise_it_aims_at() -> None:
+    logits = np.random.default_rng(4).normal(size=2000) * 3
+    surprises = -np.log2(np.exp(logits) / np.exp(logits).sum())
+    for tau in (3.0, 5.0):
+        sampler = Sampler(SampleOpts(mirostat=2, mirostat_tau=tau, seed=3))
+        drawn = [sampler.sample(logits) for _ in range(1500)]
+        assert np.mean(surprises[drawn[300:]]) == pytest.approx(tau, rel=0.05)
+
+
+def test_mirostat_sees_the_temperature_and_takes_the_place_of_the_filters() -> None:
+    logits = np.log([0.5, 0.25, 0.25])
+    opts = SampleOpts(0.5, top_k=1, xtc_probability=1, mirostat=2, mirostat_tau=1.3)
+    ids, got = Sampler(opts).distribution(logits)
+    np.testing.assert_allclose(got, np.array([4, 1, 1]) / 6, rtol=1e-9)
+    assert Sampler(SampleOpts(0.5, mirostat=2, mirostat_tau=0.5)).distribution(logits)[0].tolist() == [0]  # 0.585 bits
+    assert ids.tolist() == [0, 1, 2]  # 2.585 bits, below the bound of 2.6
+
+
+# ---------------------------------------------------------------------------------------------------- state
+
+
+EVERYTHING = SampleOpts(
+    0.9, 40, 0.98, 0.001, 1.1, 7, None, typical_p=0.99, top_n_sigma=4, frequency_penalty=0.1, presence_penalty=0.1,
+    xtc_probability=0.3, xtc_threshold=0.05, dry_multiplier=0.8, dry_sequence_breakers=((3,), (4, 5)),
+    logit_bias={2: -inf, 9: 0.5},
+)  # fmt: skip
+STATEFUL = [
+    EVERYTHING,
+    SampleOpts(seed=1, mirostat=2, mirostat_tau=2.0),
+    SampleOpts(seed=3),
+    SampleOpts(0, 0, 1, 0, 1.3),
+]
+
+
+def rows(count: int, size: int = 60) -> np.ndarray[Any, Any]:
+    return (3 * np.random.default_rng(8).normal(size=(count, size))).astype(np.float32)
+
+
+@pytest.mark.parametrize("opts", STATEFUL)
+def test_a_copy_goes_on_alike_and_leaves_the_original_alone(opts: SampleOpts) -> None:
+    one, two = Sampler(opts, [1, 2, 3]), Sampler(opts, [1, 2, 3])
+    table = rows(30)
+    for row in table[:10]:
+        assert one.sample(row) == two.sample(row)
+    draft = one.copy()
+    drafted = [draft.sample(row) for row in table[10:20]]
+    assert drafted == [two.sample(row) for row in table[10:20]]
+    assert drafted == [one.sample(row) for row in table[10:20]], "the copy took nothing from the original"
+
+
+@pytest.mark.parametrize("opts", STATEFUL)
+def test_accepting_is_drawing_without_the_draw(opts: SampleOpts) -> None:
+    one, two = Sampler(opts, [1, 2, 3]), Sampler(opts, [1, 2, 3])
+    for row in rows(20):
+        token = one.sample(row)
+        two.distribution(row)
+        two.accept(token)
+    row = rows(21)[20]
+    for a, b in zip(one.distribution(row), two.distribution(row), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@given(st.integers(0, 2**32), st.lists(st.integers(0, 59), max_size=12))
+def test_everything_at_once(seed: int, history: list[int]) -> None:
+    logits = 3 * np.random.default_rng(seed).normal(size=60)
+    sampler = Sampler(EVERYTHING, history)
+    ids, probabilities = sampler.distribution(logits)
+    assert len(ids) and (np.diff(ids) > 0).all() and 2 not in ids
+    assert probabilities.sum() == pytest.approx(1, abs=1e-12) and (probabilities >= 0).all()
+    assert sampler.sample(logits) in ids[probabilities > 0]
+
+
+def test_a_seed_means_the_same_tokens_everywhere() -> None:
+    """PCG64 and the chain are fixed: a change of either changes what users have noted down."""
+    sampler = Sampler(SampleOpts(0.8, 20, 0.95, seed=42))
+    drawn = [sampler.sample(row) for row in np.tile(np.linspace(-4, 4, 64, dtype=np.float32), (16, 1))]
+    assert hashlib.sha256(bytes(drawn)).hexdigest()[:8] == "8f045468", drawn
+
+
+# ---------------------------------------------------------------------------------------------------- draws, the ends
 
 
 class Uniform:

@@ -1,0 +1,133 @@
+"""What changes logits because of what was said: bias, penalties for repeated tokens, DRY for repeated sequences.
+
+Runners stage, under `sampling.py`. Everything here works in place on a float64 copy of the logits.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import ceil, log
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.errors import SamplingError
+from rlx.runners.sample_opts import SampleOpts
+
+if TYPE_CHECKING:
+    from rlx.text.tokenizer import Tokenizer
+
+Floats = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.intp]
+
+_BEYOND_ALL = 1e30  # a penalty so large that a longer repetition need not be measured
+
+
+def add_bias(logits: Floats, bias: Sequence[tuple[int, float]]) -> None:
+    """Adds to the logits of single ids; `SamplingError` for an id outside the vocabulary."""
+    for token, value in bias:
+        if token >= len(logits):
+            what = f"logit_bias names token {token}, and the vocabulary holds {len(logits)}"
+            raise SamplingError(what, where="sampling", hint=f"ids run from 0 to {len(logits) - 1}")
+        logits[token] += value
+
+
+def penalize(logits: Floats, recent: Ids, opts: SampleOpts) -> None:
+    """Repetition penalty, then the frequency and presence penalties, for the tokens in `recent`."""
+    tokens, counts = np.unique(recent, return_counts=True)
+    found, factor = logits[tokens], opts.repetition_penalty
+    scaled = np.where(found > 0, found / factor, found * factor)
+    logits[tokens] = scaled - counts * opts.frequency_penalty - opts.presence_penalty
+
+
+class Dry:
+    """DRY: penalizes tokens that would make a repetition longer than is allowed.
+
+    If the last n tokens occurred before, the token that followed them there is penalized, by n, and of several such
+    places the longest counts. No repetition reaches across a sequence breaker, and a breaker is never penalized itself.
+    Definition: the pull request of its author, oobabooga/text-generation-webui 5677.
+
+    Args:
+        opts: its `dry_*` options.
+        tokenizer: asked for one if there are breakers given as text.
+
+    Raises:
+        SamplingError: there are, and there is no tokenizer.
+    """
+
+    def __init__(self, opts: SampleOpts, tokenizer: Callable[[], Tokenizer] | None = None) -> None:
+        self._multiplier, self._base, self._allowed = opts.dry_multiplier, opts.dry_base, opts.dry_allowed_length
+        # Beyond this length the penalty no longer grows, or is larger than any logit.
+        steps = ceil(log(_BEYOND_ALL) / log(self._base)) if self._base > 1 else 0
+        self._longest = self._allowed + min(steps, 2**16)
+        self._breakers = _Breakers(opts, tokenizer)
+
+    def penalize(self, logits: Floats, recent: Ids) -> None:
+        """Takes the penalties off `logits`; `recent` are the tokens that count, the last one last."""
+        for token, length in self.repetitions(recent).items():
+            if length >= self._allowed:
+                logits[token] -= self._multiplier * self._base ** (length - self._allowed)
+
+    def repetitions(self, recent: Ids) -> dict[int, int]:
+        """Tokens that followed an earlier occurrence of the last ones, and how many of these were repeated there."""
+        longest: dict[int, int] = {}
+        limit = self._breakers.unbroken(recent, self._longest)
+        if limit < self._allowed:
+            return longest
+        alive = np.flatnonzero(recent[:-1] == recent[-1])  # ends of what is repeated
+        for length in range(1, limit + 1):
+            for token in np.unique(recent[alive + 1]).tolist():
+                if token not in self._breakers.tokens:
+                    longest[token] = length
+            alive = alive[alive >= length]
+            if length == limit or not len(alive):
+                break
+            alive = alive[recent[alive - length] == recent[-1 - length]]
+        return longest
+
+
+class _Breakers:
+    """Where a repetition ends: tokens, sequences of tokens, and texts that may begin and end inside a token.
+
+    Attributes:
+        tokens: those that break by themselves.
+    """
+
+    def __init__(self, opts: SampleOpts, tokenizer: Callable[[], Tokenizer] | None) -> None:
+        texts = [each for each in opts.dry_sequence_breakers if isinstance(each, str)]
+        given = [each for each in opts.dry_sequence_breakers if not isinstance(each, str)]
+        if texts and tokenizer is None:
+            raise SamplingError(
+                f"{texts[0]!r} is a text, and there is no tokenizer", where="dry_sequence_breakers",
+                hint="give sequences of token ids, or an empty tuple for none",
+            )  # fmt: skip
+        self.tokens = {each[0] for each in given if len(each) == 1}
+        self._bytes_of: Callable[[int], bytes] | None = None
+        if texts and tokenizer:
+            known = tokenizer()
+            self.tokens.update(*map(known.tokens_with, texts))
+            self._bytes_of = known.token_bytes
+        self._texts = [text.encode() for text in texts]
+        self._sequences = [list(each) for each in given if len(each) > 1]
+        self._reach = max(map(len, [*self._texts, *self._sequences]), default=0)
+
+    def unbroken(self, recent: Ids, most: int) -> int:
+        """How many tokens there are behind the last breaker in `recent`, or `most` if there are more."""
+        tail = recent[max(len(recent) - most - self._reach, 0) :].tolist()
+        behind = [at for at, token in enumerate(tail, 1) if token in self.tokens]
+        behind += [
+            at for seq in self._sequences for at in range(len(seq), len(tail) + 1) if tail[at - len(seq) : at] == seq
+        ]
+        return min(len(tail) - max([*behind, *self._behind_texts(tail)], default=0), most)
+
+    def _behind_texts(self, tail: list[int]) -> list[int]:
+        """The places behind the tokens in which a text breaker ends, the last one of each."""
+        if self._bytes_of is None:
+            return []
+        pieces = [self._bytes_of(token) for token in tail]
+        written, ends = b"".join(pieces), list(accumulate(map(len, pieces)))
+        found = [(written.rfind(text), len(text)) for text in self._texts]
+        return [bisect_left(ends, at + size) + 1 for at, size in found if at >= 0]
