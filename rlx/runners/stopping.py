@@ -1,0 +1,218 @@
+"""What ends a generation: an end token, a stop string, the callback, the number of tokens, the context.
+
+Runners stage, beside `sampling.py`, under the loop that generates. A `Stopping` is fed token by token and says when it
+is over; `AnswerText` is the text that belongs to the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from enum import StrEnum
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from rlx.text.tokenizer import Tokenizer
+
+OnToken = Callable[[int], bool | None]
+"""Called with every new token; False ends the generation, anything else goes on."""
+
+NOTHING: frozenset[int] = frozenset()
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    """The model said that it ends: one of the stop ids."""
+    STOP_STRING = "stop_string"
+    """The text contains one of the stop strings."""
+    CALLBACK = "callback"
+    """`on_token` returned False."""
+    LENGTH = "length"
+    """As many tokens as were asked for."""
+    CONTEXT = "context"
+    """No room in the context."""
+
+
+class Stopping:
+    """Ends one generation. The token that ends it is part of the result.
+
+        while stopping.reason is None:
+            token = sampler.sample(logits, stopping.banned)
+            stopping.push(token)
+
+    Of several reasons the first of `FinishReason` is given.
+
+    Args:
+        max_tokens: how many tokens at most; None for any number.
+        room: how many tokens the context has room for; None if nothing bounds it.
+        stop_ids: tokens that end the generation.
+        stop: texts that end it, wherever they begin and end within tokens; one text or several.
+        tokenizer: called for the tokenizer if there are stop strings.
+        min_tokens: before as many tokens neither `stop_ids` nor `stop` end it, and `banned` keeps `stop_ids` out.
+        on_token: called once with every token, before anything is decided.
+
+    Attributes:
+        reason: why it is over; None if it goes on.
+        count: how many tokens there are.
+
+    Raises:
+        ArgumentError: a number that is none or negative, more `min_tokens` than `max_tokens`, an empty stop string, or
+            stop strings without a tokenizer.
+    """
+
+    def __init__(
+        self,
+        max_tokens: int | None = None,
+        *,
+        room: int | None = None,
+        stop_ids: Set[int] = NOTHING,
+        stop: str | Sequence[str] = (),
+        tokenizer: Callable[[], Tokenizer] | None = None,
+        min_tokens: int = 0,
+        on_token: OnToken | None = None,
+    ) -> None:
+        self._max, self._min = checked_count("max_tokens", max_tokens), checked_count("min_tokens", min_tokens) or 0
+        if self._max is not None and self._min > self._max:
+            raise ArgumentError(f"min_tokens is {self._min}, more than the {self._max} of max_tokens", where="generate")
+        texts = stop_strings(stop)
+        if texts and tokenizer is None:
+            what = f"the stop string {texts[0]!r} needs a tokenizer, and there is none"
+            raise ArgumentError(what, where="stop", hint="stop at token ids instead, or in on_token")
+        self._answer = AnswerText(tokenizer(), texts) if texts and tokenizer else None
+        self._room, self._stop_ids, self._on_token = room, stop_ids, on_token
+        self.count = 0
+        self.reason = self._full()
+
+    @property
+    def banned(self) -> Set[int]:
+        """Ids that the next token must not be: the stop ids, as long as there are fewer than `min_tokens`."""
+        return self._stop_ids if self.count < self._min else NOTHING
+
+    @property
+    def text(self) -> str | None:
+        """The text of the answer without the stop string, as far as it is certain; None if there are no stop strings.
+
+        What is held back, because a stop string may begin there, is part of it once the generation is over.
+        """
+        return self._answer.text if self._answer else None
+
+    def push(self, token: int) -> FinishReason | None:
+        """Counts one more token; the reason if it was the last one."""
+        self.count += 1
+        halted = says_stop(self._on_token, token)
+        self.reason = self._said(token) or (FinishReason.CALLBACK if halted else self._full())
+        if self._answer and self.reason is not None:
+            self._answer.finish()
+        return self.reason
+
+    def _said(self, token: int) -> FinishReason | None:
+        """Whether the model came to an end with `token`."""
+        if token in self._stop_ids and self.count > self._min:
+            return FinishReason.STOP
+        if self._answer:
+            self._answer.push(token, may_stop=self.count >= self._min)
+            if self._answer.stopped_at is not None:
+                return FinishReason.STOP_STRING
+        return None
+
+    def _full(self) -> FinishReason | None:
+        if self._max is not None and self.count >= self._max:
+            return FinishReason.LENGTH
+        return FinishReason.CONTEXT if self._room is not None and self.count >= self._room else None
+
+
+class AnswerText:
+    """Token ids to the text of an answer, which ends before the first stop string.
+
+    Of several stop strings the one that is complete first counts, so that it does not matter how the text was cut into
+    tokens; of those complete at one character, the longest. Control tokens have no text.
+
+    Attributes:
+        text: what belongs to the answer for certain: a beginning of a stop string is held back.
+        stopped_at: the stop string that was found.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        from rlx.text.detokenize import StreamDetokenizer
+
+        self._detokenizer = StreamDetokenizer(tokenizer, skip_special_tokens=True, continues=True)
+        self._stop, self._held, self._pieces = tuple(stop), "", list[str]()
+        self.stopped_at: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    def push(self, token: int, may_stop: bool = True) -> str:
+        """One more token: the text that is now certain, perhaps none.
+
+        Args:
+            may_stop: False takes a stop string that `token` completes for text like any other.
+        """
+        return self._release(self._detokenizer.push(token), may_stop)
+
+    def finish(self) -> str:
+        """No more tokens: the rest of the text."""
+        rest = self._release(self._detokenizer.finish(), True)
+        held, self._held = self._held, ""
+        self._pieces.append(held)
+        return rest + held
+
+    def _release(self, more: str, may_stop: bool) -> str:
+        if self.stopped_at is not None:
+            return ""
+        text, searched = self._held + more, 0
+        while found := self._first_stop(text, searched):
+            end, begin, stop = found
+            if may_stop:
+                self.stopped_at, self._held = stop, ""
+                self._pieces.append(text[:begin])
+                return text[:begin]
+            searched = end
+        certain = len(text) - self._beginning(text[searched:])
+        self._held = text[certain:]
+        self._pieces.append(text[:certain])
+        return text[:certain]
+
+    def _first_stop(self, text: str, start: int) -> tuple[int, int, str] | None:
+        """End and begin of the stop string in `text` that is complete first, and the string."""
+        begins = ((text.find(stop, start), stop) for stop in self._stop)
+        return min(((begin + len(stop), begin, stop) for begin, stop in begins if begin >= 0), default=None)
+
+    def _beginning(self, text: str) -> int:
+        """How many of the last characters may be the beginning of a stop string."""
+        longest = max(map(len, self._stop), default=1) - 1
+        sizes = range(min(longest, len(text)), 0, -1)
+        return next((size for size in sizes if any(stop.startswith(text[-size:]) for stop in self._stop)), 0)
+
+
+def says_stop(on_token: OnToken | None, token: int) -> bool:
+    """Only a False stops, NumPy's included: a callback that returns None or a number of characters goes on."""
+    answer = on_token(token) if on_token else None
+    return isinstance(answer, bool | np.bool_) and not answer
+
+
+def stop_strings(stop: Any) -> tuple[str, ...]:
+    """One text or several as a tuple; `ArgumentError` for anything else, and for an empty one."""
+    texts = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise ArgumentError(f"stop is {stop!r}, expected a text or several", where="generate")
+    if "" in texts:
+        raise ArgumentError("a stop string is empty", where="generate", hint="it would end every answer at once")
+    return tuple(texts)
+
+
+def checked_count(name: str, value: Any) -> int | None:
+    """A whole number of at least 0, or None; `ArgumentError` for anything else."""
+    if value is None:
+        return None
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or value < 0:
+        raise ArgumentError(f"{name} is {value!r}, expected a whole number of at least 0", where="generate")
+    return int(value)

@@ -1,0 +1,244 @@
+"""What ends a generation, and how much of the text belongs to the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlx import demo
+from rlx.errors import ArgumentError
+from rlx.runners.sampling import SampleOpts, Sampler
+from rlx.runners.stopping import AnswerText, FinishReason, Stopping, says_stop
+from rlx.text import Tokenizer, load_tokenizer
+
+END = frozenset({9})
+
+
+class Bytes:
+    """A tokenizer whose ids are bytes, and 256 is a control token."""
+
+    special_ids, drop_space = frozenset({256}), False
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token])
+
+
+class Pieces(Bytes):
+    """A tokenizer whose ids are the places of a list."""
+
+    special_ids: frozenset[int] = frozenset()
+
+    def __init__(self, pieces: Sequence[str]) -> None:
+        self._pieces = pieces
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._pieces[token].encode()
+
+
+def text_of(pieces: Sequence[str], stop: Sequence[str]) -> tuple[str, str | None, list[str]]:
+    """The answer, the stop string, and what was certain after each piece."""
+    answer = AnswerText(Pieces(pieces), stop)  # type: ignore[arg-type]
+    shown = [answer.push(token) for token in range(len(pieces))]
+    shown.append(answer.finish())
+    assert "".join(shown) == answer.text
+    return answer.text, answer.stopped_at, shown
+
+
+# ---------------------------------------------------------------------------------------------------- reasons
+
+
+def fed(stopping: Stopping, tokens: Sequence[int]) -> list[FinishReason | None]:
+    return [stopping.push(token) for token in tokens]
+
+
+def test_a_stop_id_ends_it() -> None:
+    stopping = Stopping(5, stop_ids=END)
+    assert fed(stopping, [1, 2, 9]) == [None, None, "stop"]
+    assert (stopping.reason, stopping.count, stopping.text) == (FinishReason.STOP, 3, None)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "room", "expected"),
+    [(2, None, "length"), (2, 9, "length"), (2, 2, "length"), (9, 2, "context"), (None, 2, "context")],
+)
+def test_the_number_of_tokens_and_the_context_end_it(max_tokens: int | None, room: int | None, expected: str) -> None:
+    assert fed(Stopping(max_tokens, room=room), [1, 2]) == [None, expected]
+
+
+def test_nothing_ends_what_has_no_end() -> None:
+    assert set(fed(Stopping(), range(50))) == {None}
+
+
+def test_no_tokens_are_over_before_they_begin() -> None:
+    assert Stopping(0).reason == "length"
+    assert Stopping(3, room=0).reason == "context"
+    assert Stopping(1).reason is None
+
+
+def test_the_callback_sees_every_token_and_may_end_it() -> None:
+    seen: list[int] = []
+    stopping = Stopping(5, stop_ids=END, on_token=lambda token: seen.append(token) or token != 7)
+    assert fed(stopping, [1, 7]) == [None, "callback"]
+    assert seen == [1, 7]
+
+
+@pytest.mark.parametrize(
+    ("answer", "stops"), [(False, True), (np.False_, True), (None, False), (0, False), (True, False)]
+)
+def test_only_a_false_stops(answer: Any, stops: bool) -> None:
+    assert says_stop(lambda token: answer, 1) is stops
+    assert says_stop(None, 1) is False
+
+
+def test_of_several_reasons_the_first_is_given() -> None:
+    def no(token: int) -> bool:
+        return False
+
+    assert Stopping(1, room=1, stop_ids=END, on_token=no).push(9) == "stop"
+    assert Stopping(1, room=1, stop_ids=END, on_token=no).push(8) == "callback"
+    everything = Stopping(1, room=1, stop="a", tokenizer=Bytes, on_token=no)  # type: ignore[arg-type]
+    assert everything.push(ord("a")) == "stop_string"
+
+
+def test_a_callback_that_raises_has_seen_its_token() -> None:
+    def fail(token: int) -> None:
+        raise ZeroDivisionError
+
+    stopping = Stopping(3, on_token=fail)
+    with pytest.raises(ZeroDivisionError):
+        stopping.push(1)
+    assert (stopping.count, stopping.reason) == (1, None)
+
+
+# ---------------------------------------------------------------------------------------------------- min_tokens
+
+
+def test_min_tokens_keeps_the_end_out_of_the_first_tokens() -> None:
+    stopping, sampler = Stopping(9, stop_ids=END, min_tokens=3), Sampler(SampleOpts.greedy())
+    logits = np.arange(10, dtype=np.float32)  # the end is the likeliest
+    tokens = []
+    while stopping.reason is None:
+        tokens.append(sampler.sample(logits, stopping.banned))
+        stopping.push(tokens[-1])
+    assert (tokens, stopping.reason) == ([8, 8, 8, 9], "stop")
+
+
+def test_a_stop_id_within_min_tokens_does_not_count() -> None:
+    assert fed(Stopping(9, stop_ids=END, min_tokens=2), [9, 9, 9]) == [None, None, "stop"]
+
+
+def test_a_stop_string_within_min_tokens_is_text() -> None:
+    stopping = Stopping(20, stop=["ab"], tokenizer=Bytes, min_tokens=3)  # type: ignore[arg-type]
+    assert fed(stopping, b"abxab") == [None, None, None, None, "stop_string"]
+    assert stopping.text == "abx"
+    stopping = Stopping(20, stop=["ab"], tokenizer=Bytes, min_tokens=3)  # type: ignore[arg-type]
+    assert fed(stopping, b"xab") == [None, None, "stop_string"], "what the third of three tokens completes"
+
+
+# ---------------------------------------------------------------------------------------------------- stop strings
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "answer", "found"),
+    [
+        (["Hello", " wor", "ld"], [], "Hello world", None),
+        (["Hello", " wor", "ld"], ["world"], "Hello ", "world"),
+        (["Hello world, and more"], ["world"], "Hello ", "world"),
+        (["one\n", "\n", "two"], ["\n\n"], "one", "\n\n"),
+        (["a", "b", "a", "b", "c"], ["abc"], "ab", "abc"),
+        (["aab"], ["ab"], "a", "ab"),
+        (["Use", "r: hi"], ["User:", "Us er"], "", "User:"),
+        (["no st", "op", "p"], ["stopped"], "no stopp", None),
+        (["xabcd"], ["abcd", "bc"], "xa", "bc"),
+        (["xa", "bcd"], ["abcd", "bc"], "xa", "bc"),
+        (["xabc"], ["c", "abc"], "x", "abc"),
+        (["caf", "\u00e9 \u2603", "!"], ["\u2603!"], "caf\u00e9 ", "\u2603!"),
+    ],
+)
+def test_the_answer_ends_before_the_stop_string(
+    pieces: list[str], stop: list[str], answer: str, found: str | None
+) -> None:
+    assert text_of(pieces, stop)[:2] == (answer, found)
+
+
+def test_what_may_be_a_stop_string_is_held_back() -> None:
+    _, _, shown = text_of(["Hi U", "s", "e", "rs. U", "ser", ":"], ["User:"])
+    assert shown == ["Hi ", "", "", "Users. ", "", "", ""]
+
+
+def test_a_stop_string_may_end_within_a_character_of_tokens() -> None:
+    stopping = Stopping(20, stop="\u2603", tokenizer=Bytes, stop_ids={256})  # type: ignore[arg-type]
+    assert fed(stopping, [*b"a\xe2\x98", 0x83]) == [None, None, None, "stop_string"]
+    assert stopping.text == "a"
+
+
+def test_the_end_of_the_turn_is_no_text_and_frees_what_was_held() -> None:
+    stopping = Stopping(20, stop="User:", tokenizer=Bytes, stop_ids={256})  # type: ignore[arg-type]
+    assert fed(stopping, [*b"Us", 256])[-1] == "stop"
+    assert stopping.text == "Us"
+
+
+def test_half_a_character_at_the_end_is_shown_as_such() -> None:
+    stopping = Stopping(2, stop="x", tokenizer=Bytes)  # type: ignore[arg-type]
+    assert fed(stopping, [0x61, 0xE2])[-1] == "length"
+    assert stopping.text == "a\ufffd"
+
+
+@given(st.text("ab\u00e9", max_size=30), st.lists(st.text("ab\u00e9", min_size=1, max_size=4), max_size=3), st.data())
+def test_it_does_not_matter_how_the_text_is_cut(text: str, stop: list[str], data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    answer, found, _ = text_of(pieces, stop)
+    places = [(text.find(each) + len(each), text.find(each), each) for each in stop if each in text]
+    assert (answer, found) == ((text[: min(places)[1]], min(places)[2]) if places else (text, None))
+
+
+def test_with_a_real_tokenizer() -> None:
+    tokenizer = load_tokenizer(demo.path())
+    ids = tokenizer.encode("Once upon a time,\nthere was a fox. The end", add_special_tokens=False)
+    for stop, text in (
+        ("a fox", "Once upon a time,\nthere was "),
+        (",\nthe", "Once upon a time"),
+        ("ime", "Once upon a t"),
+    ):
+        stopping = Stopping(99, stop=stop, tokenizer=lambda: tokenizer)
+        for token in ids:
+            if stopping.push(token):
+                break
+        assert (stopping.reason, stopping.text) == ("stop_string", text)
+        assert tokenizer.decode(ids[: stopping.count]).startswith(text + stop)
+
+
+# ---------------------------------------------------------------------------------------------------- mistakes
+
+
+def never() -> Tokenizer:
+    raise AssertionError("nobody needs it")
+
+
+def test_the_tokenizer_is_asked_for_only_if_there_are_stop_strings() -> None:
+    assert Stopping(3, tokenizer=never).text is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_tokens": -1}, "max_tokens is -1, expected a whole number of at least 0"),
+        ({"max_tokens": 1.5}, r"max_tokens is 1\.5"),
+        ({"max_tokens": True}, "max_tokens is True"),
+        ({"min_tokens": -1}, "min_tokens is -1"),
+        ({"max_tokens": 2, "min_tokens": 3}, "min_tokens is 3, more than the 2 of max_tokens"),
+        ({"stop": "x"}, "the stop string 'x' needs a tokenizer, and there is none"),
+        ({"stop": ["a", ""], "tokenizer": never}, "a stop string is empty"),
+        ({"stop": [3], "tokenizer": never}, r"stop is \[3\], expected a text or several"),
+        ({"stop": None, "tokenizer": never}, "stop is None"),
+    ],
+)
+def test_mistakes_are_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        Stopping(**options)
