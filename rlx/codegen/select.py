@@ -175,34 +175,38 @@ def _cache_layout(cache: Node) -> str:
 
 
 def _attention(n: Node, target: Target) -> Call:
-    from rlx.codegen.kernels import attention as tiles
+    from rlx.codegen.kernels.attention import attention
+    from rlx.codegen.kernels.attention_shape import row_tile
 
-    q, k, _ = n.inputs
+    q, k = n.inputs[:2]
     shape = (static(q, 1), static(k, 0), width(q))
     options = {"kv_dtype": k.dtype, "scale": n["scale"], "window": n["window"], "softcap": n["softcap"]}
+    options["bias"] = static(n.inputs[3], 1) if len(n.inputs) > 3 else None
     extents = (q.shape[0], n["length"] - q.shape[0], k.shape[1])
     if q.shape[0] == 1:  # decode needs no tiles of query rows
         return _attention_of_a_row(n, shape, target, extents, options)
-    units = Units(q.shape[0], tiles.row_tile(*shape), static(k, 0))
-    return _call(n, tiles.attention(*shape, target, **options), units, *extents)
+    units = Units(q.shape[0], row_tile(*shape), static(k, 0))
+    return _call(n, attention(*shape, target, **options), units, *extents)
 
 
 def _attention_of_a_row(
     n: Node, shape: tuple[int, int, int], target: Target, extents: Sequence[DimLike], options: dict[str, Any]
 ) -> Call:
     """Over ranges of positions, where there are too few KV heads for all workers."""
-    from rlx.codegen.kernels import attention as tiles
     from rlx.codegen.kernels import attention_split as ranges
+    from rlx.codegen.kernels.attention import attention
 
     heads, kv_heads, head_dim = shape
     split = ranges.split(kv_heads, n["window"])
-    kernel = tiles.attention(*shape, target, rows_static=1, split=split, **options)
+    kernel = attention(*shape, target, rows_static=1, split=split, **options)
     if split is None:
         return _call(n, kernel, Units(kv_heads), *extents)
     busy = kv_heads * split.parts
     units = Units(busy) if ranges.few(kv_heads, split) else Units(n["length"], split.least, kv_heads, busy)
     scratch = ranges.scratch_bytes(kv_heads, heads // kv_heads, head_dim, split)
-    return _call(n, kernel, units, *extents, args=(0, 1, 2, SCRATCH, 3), scratch=-(-scratch // busy))
+    return _call(
+        n, kernel, units, *extents, args=(*range(len(n.inputs)), SCRATCH, len(n.inputs)), scratch=-(-scratch // busy)
+    )
 
 
 def _elementwise(n: Node, target: Target) -> Call:

@@ -176,8 +176,8 @@ def rope_kv_write(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
 
 def attention(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     expected = "q [rows, heads, head_dim] and caches k, v [kv_heads, CTX, head_dim], heads a multiple of kv_heads"
-    _check(len(inputs) == 3 and all(len(n.shape) == 3 for n in inputs), "attention", inputs, expected)
-    q, k, v = inputs
+    _check(len(inputs) in (3, 4) and all(len(n.shape) == 3 for n in inputs), "attention", inputs, expected)
+    q, k, v = inputs[:3]
     heads, kv_heads = q.shape[1], k.shape[0]
     if not (isinstance(heads, int) and isinstance(kv_heads, int)):  # only in the patterns of rules
         return (q.shape[0], v.shape[2] * heads if isinstance(heads, int) else q.shape[2]), F32
@@ -185,7 +185,15 @@ def attention(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     _check(ok and q.dtype is F32, "attention", inputs, expected)
     if isinstance(attrs["window"], int) and attrs["window"] < 1:
         raise ShapeError(f"window must be at least 1, found {attrs['window']}", where="attention")
+    if len(inputs) == 4:
+        _check_bias(inputs, heads, attrs["length"])
     return (q.shape[0], heads * q.shape[2]), F32
+
+
+def _check_bias(inputs: Inputs, heads: int, length: DimLike) -> None:
+    rows, bias = inputs[0].shape[0], inputs[3]
+    ok = bias.dtype is F32 and bias.shape in ((rows, 1, length), (rows, heads, length))
+    _check(ok, "attention", inputs, f"a bias f32 [{rows}, 1 or {heads}, {length}]")
 
 
 def expert_linear(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:

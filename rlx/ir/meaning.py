@@ -300,13 +300,13 @@ def rope_kv_write(x: list[Array], a: Attrs, env: Env) -> Array:
 
 
 def attention(x: list[Array], a: Attrs, env: Env) -> Array:
-    """softmax(scale q k^T, causal) v with grouped heads; the queries are the last rows of `length` positions.
+    """softmax(scale q k^T, masked) v with grouped heads; the queries are the last rows of `length` positions.
 
     q [rows, heads, head_dim], k and v [kv_heads, capacity, head_dim]. A key at t serves the query at p iff t <= p and,
     with a window w, p - t < w. `softcap` bounds the scores before the mask. With a window, position t lies at t modulo
-    the capacity.
+    the capacity. A bias [rows, 1 or heads, length] is added to the scores in place of the rule t <= p.
     """
-    q, k, v = x
+    q, k, v, *bias = x
     rows, heads, _ = q.shape
     length = dims.value(a["length"], env)
     group, capacity = heads // k.shape[0], k.shape[1]
@@ -318,7 +318,8 @@ def attention(x: list[Array], a: Attrs, env: Env) -> Array:
     if a["softcap"] is not None:
         scores = softcap([scores], {"cap": a["softcap"]}, env)
     ages = (length - rows + np.arange(rows))[:, None] - np.arange(length)[None, :]
-    hidden = (ages < 0) | (ages >= a["window"] if a["window"] is not None else False)
+    scores = scores + bias[0].swapaxes(0, 1) if bias else np.where(ages < 0, -np.inf, scores)
+    hidden = ages >= a["window"] if a["window"] is not None else False
     weights = softmax([np.where(hidden, -np.inf, scores)], {}, env)
     return np.einsum("hrt,htd->rhd", weights, v).reshape(rows, -1)
 

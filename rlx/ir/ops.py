@@ -199,8 +199,8 @@ def _touched(
         return sizes, (prod(result) + prod(sizes[0]),)
     if node.op == "attention":
         oldest = (attrs["window"] or attrs["length"]) + result[0] - 1
-        caches = [(s[0], min(attrs["length"], oldest), s[2]) for s in sizes[1:]]
-        return [sizes[0], *caches], result
+        caches = [(s[0], min(attrs["length"], oldest), s[2]) for s in sizes[1:3]]
+        return [sizes[0], *caches, *sizes[3:]], result
     return sizes, result
 
 
@@ -285,6 +285,7 @@ def attention(
     q: Node,
     k: Node,
     v: Node,
+    bias: Node | None = None,
     *,
     scale: float,
     window: int | None = None,
@@ -295,8 +296,13 @@ def attention(
 
     The queries are the last rows of `length` positions; a window w admits keys with query - key < w. With a window the
     caches may wrap (see `kv_write`): they need room for rows + w - 1 positions.
+
+    Args:
+        bias: f32 [rows, 1 or heads, length], added to the scores, scaled and capped, in place of the causal mask: 0
+            opens a key and -inf closes it, later ones than the query included. The window still holds.
     """
-    return make("attention", q, k, v, scale=float(scale), window=window, softcap=softcap, length=length)
+    operands = filter(None, (q, k, v, bias))
+    return make("attention", *operands, scale=float(scale), window=window, softcap=softcap, length=length)
 
 
 def last_row(x: Node) -> Node:

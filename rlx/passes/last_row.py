@@ -53,7 +53,8 @@ def _has_rows(node: Node) -> bool:
 
 
 def _moves(node: Node) -> bool:
-    """True if the last row of the result can be computed from the last rows of the operands."""
+    """True if the last row of the result can be computed from the last rows of the operands, all of a known size."""
     if node.op == "reshape":
         return _has_rows(node.inputs[0])
-    return node.op not in LEAVES and ops.OPS[node.op].rowwise
+    known = all(isinstance(d, int) for i in node.inputs if _has_rows(i) for d in i.shape[1:])
+    return node.op not in LEAVES and ops.OPS[node.op].rowwise and known

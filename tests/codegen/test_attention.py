@@ -11,7 +11,8 @@ from levels import LEVELS, name
 from native import aligned, run
 from numpy.typing import NDArray
 
-from rlx.codegen.kernels.attention import attention, row_tile, units
+from rlx.codegen.kernels.attention import attention
+from rlx.codegen.kernels.attention_shape import row_tile, units
 from rlx.codegen.target import Target
 from rlx.errors import CompileError
 from rlx.ir.dtypes import BF16, F16, F32, Q5_0, DType
@@ -210,3 +211,73 @@ def test_mistakes_are_refused() -> None:
         attention(4, 2, 64, LEVELS[0], kv_dtype=Q5_0, scale=1.0)
     with pytest.raises(CompileError, match="window of 0"):
         attention(4, 2, 64, LEVELS[0], kv_dtype=F16, scale=1.0, window=0)
+
+
+def biased(case: Case, past: int, seq: int, heads: int, future: bool) -> Array:
+    """A bias [seq, heads, past + seq] that closes about a third of the keys, later ones too unless `future`."""
+    rng = np.random.default_rng([7, past, seq, heads])
+    bias = (rng.standard_normal((seq, heads, past + seq)) * 2).astype(np.float32)
+    bias[rng.random(bias.shape) < 0.3] = -np.inf
+    own = past + np.arange(seq)
+    if not future:
+        bias = np.where(np.arange(past + seq) > own[:, None, None], np.float32(-np.inf), bias)
+    bias[np.arange(seq), :, own] = 0.5  # something is open
+    return np.ascontiguousarray(bias, np.float32)
+
+
+def check_bias(
+    case: Case, target: Target, past: int, seq: int, bias: Array, window: int | None = None, cap: float | None = None,
+    ring: Case | None = None, **options: Any,
+) -> None:  # fmt: skip
+    """The kernel with a bias against softmax in float64, with NaN behind the bias."""
+    held, scale = ring or case, case.shape[2] ** -0.5
+    kernel = attention(
+        *case.shape, target, kv_dtype=case.dtype, scale=scale, window=window, softcap=cap, bias=bias.shape[1], **options
+    )
+    out, count = np.zeros((seq, *case.q.shape[1:]), np.float32), units(seq, *case.shape, options.get("rows_static"))
+    arrays = [aligned(case.q[past : past + seq]), held.keys, held.values, bias, out]
+    run(kernel, target, *arrays, end=count, seq=seq, past=past, ctx=held.ctx)
+    group = case.shape[0] // case.shape[1]
+    k, v = (np.repeat(c[:, : past + seq], group, axis=0) for c in (case.k, case.v))
+    scores = np.einsum("rhd,htd->hrt", case.q[past : past + seq].astype(np.float64), k) * scale
+    scores = cap * np.tanh(scores / cap) if cap else scores
+    scores = scores + bias.swapaxes(0, 1)
+    back = past + np.arange(seq)[:, None] - np.arange(past + seq)
+    scores = np.where(back < (window or past + seq), scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    want = np.einsum("hrt,htd->rhd", weights / weights.sum(axis=-1, keepdims=True), v)
+    ceiling = ATTENTION_ERROR * np.abs(v).max() * (1 + np.abs(scores[np.isfinite(scores)]).max())
+    assert np.abs(out - want).max() < ceiling, (past, seq, np.abs(out - want).max(), ceiling)
+
+
+@targets
+@pytest.mark.parametrize("heads", [1, 6])
+def test_a_bias_takes_the_place_of_the_causal_mask(target: Target, heads: int) -> None:
+    case = Case(6, 2, 40, F16, ctx=224, filled=211)
+    for past, seq in [(0, 1), (0, 70), (63, 2), (130, 17), (0, 211)]:
+        for future in (False, True):
+            check_bias(case, target, past, seq, biased(case, past, seq, heads, future))
+
+
+@targets
+def test_a_bias_with_cap_window_and_ring(target: Target) -> None:
+    case = Case(4, 2, 32, F32, ctx=720, filled=711)
+    for past, seq in [(0, 40), (333, 50)]:
+        bias = biased(case, past, seq, 4, future=True)
+        check_bias(case, target, past, seq, bias, cap=3.0)
+        check_bias(case, target, past, seq, bias, window=70, cap=3.0)
+        check_bias(case, target, past, seq, bias, window=70, ring=case.ring(past + seq, 128))
+
+
+def test_a_bias_that_is_the_causal_mask_changes_no_bit() -> None:
+    case, target = Case(4, 2, 64, BF16, ctx=208, filled=201), LEVELS[-1]
+    for past, seq in [(0, 201), (150, 30)]:
+        later = np.arange(past + seq) > past + np.arange(seq)[:, None]
+        bias = np.where(later, np.float32(-np.inf), np.float32(0))[:, None]
+        kernel = attention(*case.shape, target, kv_dtype=BF16, scale=0.125, bias=1)
+        out, count = np.zeros((seq, *case.q.shape[1:]), np.float32), units(seq, *case.shape)
+        arrays = [aligned(case.q[past : past + seq]), case.keys, case.values, np.ascontiguousarray(bias), out]
+        run(kernel, target, *arrays, end=count, seq=seq, past=past, ctx=case.ctx)
+        np.testing.assert_array_equal(out, case.native(target, past, seq, 0.125))
+    with pytest.raises(CompileError, match="a bias of 3 heads for 4"):
+        attention(*case.shape, target, kv_dtype=BF16, scale=0.125, bias=3)

@@ -28,6 +28,7 @@ HEADS, ANGLES, WHOLE = G.input("heads", [SEQ, 4, 16]), G.input("angles", [SEQ, 8
 PAIR, NORM = G.input("pair", [SEQ, 2, 16]), G.weight("norm", [16])
 CACHES = {t.name: G.state(f"cache {t.name}", [2, CTX, 16], t) for t in (F32, F16, BF16)}
 IDS = G.input("ids", [SEQ], I32)
+BIAS, BIASES = (G.input(f"bias {heads}", [SEQ, heads, PAST_SEQ + SEQ]) for heads in (1, 4))
 W, U, B, C, R = (G.weight(n, s) for n, s in [("w", [8, 64]), ("u", [8, 64]), ("b", [8]), ("c", [8]), ("r", [SEQ, 8])])
 COLUMN, HEAD_COLUMN, CHOICE = (
     G.input("column", [SEQ, 1]),
@@ -93,6 +94,8 @@ CASES = [
     case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=-1.0, softcap=2.0, length=SEQ),
     case("attention", PAIR, CACHES["f32"], CACHES["f16"], scale=0.3, length=CTX),
     *(case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=0.3, window=w, length=CTX + 5) for w in (1, 4, 14)),
+    case("attention", HEADS, CACHES["f32"], CACHES["f16"], BIAS, scale=0.25),
+    case("attention", HEADS, CACHES["f32"], CACHES["f16"], BIASES, scale=0.25, window=2, softcap=1.5),
     case("softmax", X),
     case("softmax", HEADS),
     case("argmax", X),

@@ -163,17 +163,19 @@ def kv_write(x: list[Array], a: dict[str, Any]) -> Array:
 
 
 def attention(x: list[Array], a: dict[str, Any]) -> Array:
-    """Of keys at the same place of a cache that wraps only the newest is visible."""
-    (q, k, v), length = x, value(a["length"], ENV)
+    """Of keys at the same place of a cache that wraps only the newest is visible; with a bias later keys are, too."""
+    (q, k, v), bias, length = x[:3], x[3:], value(a["length"], ENV)
     place = [t % k.shape[1] for t in range(length)]
     rows, heads, width = q.shape
     out = np.zeros((rows, heads, width))
     for r, h in np.ndindex(rows, heads):
         at, g = length - rows + r, h * k.shape[0] // heads
-        visible = [t for t in range(length) if t <= at and (a["window"] is None or t > at - a["window"])]
+        visible = [t for t in range(length) if (bias or t <= at) and (a["window"] is None or t > at - a["window"])]
         scores = [a["scale"] * math.fsum(float(q[r, h, d] * k[g, place[t], d]) for d in range(width)) for t in visible]
         if a["softcap"]:
             scores = [a["softcap"] * math.tanh(s / a["softcap"]) for s in scores]
+        for extra in bias:
+            scores = [s + float(extra[r, h % extra.shape[1], t]) for s, t in zip(scores, visible, strict=True)]
         shares = [math.exp(s) / math.fsum(map(math.exp, scores)) for s in scores]
         for d in range(width):
             out[r, h, d] = math.fsum(p * v[g, place[t], d] for p, t in zip(shares, visible, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ir.cases import ANGLES, BLOCKS, CACHES, CASES, CHOICE, DELTA, EXPERTS, HEADS, IDS, PAIR, G, U, W, X, Y
+from ir.cases import ANGLES, BIASES, BLOCKS, CACHES, CASES, CHOICE, DELTA, EXPERTS, HEADS, IDS, PAIR, G, U, W, X, Y
 from ir.references import ENV
 from rlx.errors import GraphError
 from rlx.ir import ops
@@ -38,6 +38,11 @@ def test_the_cost_of_attention_counts_what_is_visible(window: int | None, past: 
     flops, moved = cost(node, PAST_SEQ=past)
     assert flops == len(pairs) * 4 * 16 * 4
     assert moved == 2 * 3 * 64 * 4 + 2 * keys * 16 * (4 + 2)
+
+
+def test_the_cost_of_attention_with_a_bias_counts_every_key() -> None:
+    node = ops.attention(HEADS, CACHES["f32"], CACHES["f16"], BIASES, scale=1)
+    assert cost(node, PAST_SEQ=7) == (3 * 10 * 4 * 16 * 4, 2 * 3 * 64 * 4 + 2 * 10 * 16 * (4 + 2) + 3 * 4 * 10 * 4)
 
 
 def test_the_cost_of_what_touches_a_part() -> None:

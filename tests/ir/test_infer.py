@@ -9,6 +9,7 @@ import pytest
 from ir.cases import (
     ANGLES,
     BETA,
+    BIAS,
     BLOCKS,
     CACHES,
     CHOICE,
@@ -67,6 +68,10 @@ MISFITS = [
     (lambda: ops.attention(HEADS, CACHES["f32"], G.state("d", [2, CTX, 8]), scale=1), "heads a multiple of kv_heads"),
     (lambda: ops.attention(X, CACHES["f32"], CACHES["f32"], scale=1), "attention: found operands f32[SEQ, 64]"),
     (lambda: ops.attention(HEADS, *[CACHES["f32"]] * 2, scale=1, window=0), "window must be at least 1, found 0"),
+    (
+        lambda: ops.attention(HEADS, *[CACHES["f32"]] * 2, BIAS, scale=1, length=CTX),
+        "f32[SEQ, 1, PAST_SEQ+SEQ]. Expected a bias f32 [SEQ, 1 or 4, CTX]",
+    ),
     (lambda: ops.softmax(ROW), "softmax: found operands f32[64]. Expected f32 x [rows, ..., width]"),
     (lambda: ops.argmax(HEADS), "argmax: found operands f32[SEQ, 4, 16]. Expected f32 x [rows, width]"),
     (lambda: ops.argmax(ops.quantize(X)), "argmax: found operands q8a[SEQ, 64]"),

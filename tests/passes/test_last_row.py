@@ -7,7 +7,7 @@ import pytest
 import toy
 
 from rlx.ir import interp, ops
-from rlx.ir.dims import CTX, SEQ
+from rlx.ir.dims import CTX, PAST_SEQ, SEQ
 from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
@@ -41,6 +41,17 @@ def test_the_last_layer_computes_one_row_of_what_the_cache_does_not_need(family:
     assert rows(after, "attention") == [SEQ] * last + [1]
     assert rows(after, "kv_write") == [model.kv_heads] * 2 * model.layers
     assert after.outputs["logits"].shape == (1, model.vocab)
+
+
+def test_a_bias_of_unknown_width_keeps_its_rows() -> None:
+    graph = Graph()
+    q, k = graph.input("q", [SEQ, 2, 8]), graph.input("k", [SEQ, 1, 8])
+    keys, values = (ops.kv_write(graph.state(name, [1, CTX, 8]), k) for name in ("keys", "values"))
+    bias = graph.input("bias", [SEQ, 1, PAST_SEQ + SEQ])
+    graph.output("y", ops.silu(ops.attention(q, keys, values, bias, scale=1.0)))
+    after = last_row(graph, PREFILL)
+    verify(after)
+    assert (rows(after, "attention"), rows(after, "silu")) == ([SEQ], [1])
 
 
 def test_few_selections_are_made() -> None:

@@ -11,7 +11,7 @@ from compiled import EXACT_CEILING, INT8_CEILING, check, levels, quantized, weig
 from rlx.codegen.select import KERNELS
 from rlx.errors import ProfileError
 from rlx.ir import interp, meaning, ops
-from rlx.ir.dims import CTX, SEQ
+from rlx.ir.dims import CTX, PAST_SEQ, SEQ
 from rlx.ir.dtypes import DTYPES, I32, DType
 from rlx.ir.graph import Graph
 from rlx.runtime.cache import CompileCache
@@ -213,6 +213,40 @@ def test_attention_over_chunks(
             got.append(exe(**part, PAST_SEQ=at)["y"])
             at += count
     assert np.abs(np.concatenate(got) - want["y"]).max() <= ceiling * np.abs(want["y"]).max()
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("heads", [1, 4])
+def test_attention_with_a_bias(level: str, heads: int, cache: CompileCache) -> None:
+    """It opens later keys and closes earlier ones; in the program of one row, too, over enough keys for ranges."""
+    graph = Graph("biased")
+    q = graph.input("q", [SEQ, 4, 32])
+    rows = {name: graph.input(name, [SEQ, 2, 32]) for name in "kv"}
+    keys, values = (ops.kv_write(graph.state(f"{name} cache", (2, CTX, 32)), x) for name, x in rows.items())
+    bias = graph.input("bias", [SEQ, heads, PAST_SEQ + SEQ])
+    graph.output("y", ops.attention(q, keys, values, bias, scale=0.2, softcap=5.0))
+    rng, length = np.random.default_rng(8), 301
+    arrays = {n: rng.standard_normal((length, k, 32)).astype(np.float32) for n, k in (("q", 4), ("k", 2), ("v", 2))}
+    biases = rng.standard_normal((length, heads, length)).astype(np.float32) * 2
+    biases[rng.random(biases.shape) < 0.3] = -np.inf
+    biases[:, :, 0] = 0.5  # open to all
+
+    def part(at: int, count: int) -> dict[str, np.ndarray]:
+        inputs = {n: a[at : at + count] for n, a in arrays.items()}
+        return inputs | {"bias": np.ascontiguousarray(biases[at : at + count, :, : at + count])}
+
+    def check(found: np.ndarray) -> None:
+        assert np.abs(found - want["y"]).max() <= EXACT_CEILING * np.abs(want["y"]).max()
+
+    caches = {f"{n} cache": np.zeros((2, 304, 32)) for n in "kv"}
+    sizes = {"CTX": 304, "PAST_SEQ": (0, 1 << 10)}
+    with compile(graph, sizes, target=level, threads=2, cache=cache) as exe:
+        for at, count in ((0, 40), (40, 260), (300, 1)):
+            env = {"SEQ": count, "PAST_SEQ": at, "CTX": 304}
+            want, caches = interp.run(graph, {**part(at, count), **caches}, env, dtype=np.float64)
+            check(exe(**part(at, count), PAST_SEQ=at)["y"])
+    with compile(graph, {"SEQ": 1, **sizes}, target=level, threads=2, cache=cache) as exe:
+        check([exe(**part(at, 1), PAST_SEQ=at)["y"] for at in range(length)][-1])
 
 
 def test_every_kernel_is_reached_by_these_tests() -> None:

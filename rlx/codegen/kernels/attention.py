@@ -1,4 +1,4 @@
-"""Attention over a KV cache: causal, with grouped query heads, optional sliding window and score softcap.
+"""Attention over a KV cache: causal or with a bias, grouped query heads, optional sliding window and score softcap.
 
 A unit is a tile of rows of one KV head; the query heads of its group are further rows of the same tile, so keys and
 values are read once for all of them. Softmax runs online over chunks of 64 positions, so scratch memory is the same
@@ -8,7 +8,7 @@ for any context:
     for chunk of 64 positions that some row sees:
         scores = queries . keys                         # lanes are positions: keys lie in tiles of 16
         for query:
-            score = softcap(score * scale), -inf where masked
+            score = softcap(score * scale) + bias, -inf where masked
             new = max(largest, scores); shrink = exp(largest - new); largest = new
             weights = exp(scores - new); total = total * shrink + sum(weights)
         mix = mix * shrink + weights . values           # lanes are elements of the head
@@ -31,27 +31,15 @@ from llvmlite import ir
 from rlx.codegen import vmath
 from rlx.codegen.kernel import Kernel
 from rlx.codegen.kernels.attention_cache import cache_reader
+from rlx.codegen.kernels.attention_shape import CHUNK, Shape
 from rlx.codegen.kernels.attention_split import Range, Slots, Split, range_of
 from rlx.codegen.target import Target
 from rlx.codegen.tiles import F32X16, I32, I32X16, LANES, Emitter, Index
 from rlx.errors import CompileError
 from rlx.ir.dtypes import F32, DType
 
-CHUNK = 64  # positions whose scores are held at once
 _KEY_TILES = CHUNK // LANES
-_QUERIES = 32  # queries (rows times heads of a group) of a unit, about
 _NO_SCORE = -1e30  # below any score, and finite: the difference of two of them is 0
-
-
-def row_tile(heads: int, kv_heads: int, head_dim: int, rows_static: int | None = None) -> int:
-    """Rows of a unit: there are ceil(seq / row_tile) * kv_heads units."""
-    most = max(1, _QUERIES // (heads // kv_heads))
-    return most if rows_static is None else min(most, rows_static)
-
-
-def units(seq: int, heads: int, kv_heads: int, head_dim: int, rows_static: int | None = None) -> int:
-    """Work units for `seq` rows."""
-    return -(-seq // row_tile(heads, kv_heads, head_dim, rows_static)) * kv_heads
 
 
 def attention(
@@ -66,18 +54,21 @@ def attention(
     softcap: float | None = None,
     rows_static: int | None = None,
     split: Split | None = None,
+    bias: int | None = None,
 ) -> Kernel:
     """A kernel for attention of `seq` rows at positions past .. past + seq, whose keys and values are in the cache.
 
-    Row r sees positions t <= past + r and, with a window, past + r - t < window.
+    Row r sees positions t <= past + r and, with a window, past + r - t < window. With a bias it sees t < past + seq,
+    and the window holds for those before it.
 
     Buffers: `q` f32[seq, heads, head_dim]; `k` in key tiles [kv_heads, ctx / 16, head_dim, 16]; `v` in rows [kv_heads,
-    ctx, head_dim] (for blocks see `attention_cache.py`); with `split` `scratch`, of `scratch_bytes`; `out` f32[seq,
-    heads, head_dim], which must not overlap the others. Keys past the last position may hold anything; values past it
-    are not read. A NaN among the values reaches every row of the units that read it. Extents: `seq`, `past`, `ctx` (a
-    multiple of 16). Units: see `units`; with `split`, kv_heads times its parts, of which those past the row's ranges do
-    nothing. With a window `past + seq` may exceed ctx, if ctx is a multiple of 64 and at least seq + window - 1:
-    position t is then read at t modulo ctx.
+    ctx, head_dim] (for blocks see `attention_cache.py`); with `bias` `bias` f32[seq, bias, past + seq]; with `split`
+    `scratch`, of `scratch_bytes`; `out` f32[seq, heads, head_dim], which must not overlap the others. Keys past the
+    last position may hold anything; values past it are not read. A NaN among the values reaches every row of the units
+    that read it, and a row whose bias closes everything is NaN. Extents: `seq`, `past`, `ctx` (a multiple of 16).
+    Units: see `units`; with `split`, kv_heads times its parts, of which those past the row's ranges do nothing. With a
+    window `past + seq` may exceed ctx, if ctx is a multiple of 64 and at least seq + window - 1: position t is then
+    read at t modulo ctx.
 
     Args:
         kv_dtype: type of both caches: f32, f16, bf16, q8_0 or q4_0.
@@ -85,6 +76,7 @@ def attention(
         softcap: c for c * tanh(score / c), None for none.
         rows_static: `seq`, where it is known: the code then holds no more than that takes.
         split: how a single row is cut into ranges; needs `rows_static` of 1.
+        bias: heads of what is added to the scores after the cap: 1, for all, or `heads`; None for causal attention.
 
     Raises:
         CompileError: an option out of its range.
@@ -95,37 +87,13 @@ def attention(
         raise CompileError(f"a window of {window} positions", where="attention")
     if split is not None and rows_static != 1:
         raise CompileError("ranges of positions are for single rows", where="attention", hint="Give rows_static=1.")
-    shape = _Shape(heads, kv_heads, head_dim, kv_dtype, scale, window, softcap, rows_static, split)
-    e = Emitter(target, ["q", "k", "v", *["scratch"] * (split is not None), "out"], ["seq", "past", "ctx"])
+    if bias not in (None, 1, heads):
+        raise CompileError(f"a bias of {bias} heads for {heads} query heads", where="attention")
+    shape = Shape(heads, kv_heads, head_dim, kv_dtype, scale, window, softcap, rows_static, split, bias)
+    optional = [*["bias"] * (bias is not None), *["scratch"] * (split is not None)]
+    e = Emitter(target, ["q", "k", "v", *optional, "out"], ["seq", "past", "ctx"])
     _Attention(e, shape).write()
-    return e.finish(f"attention_{kv_dtype}", _outline(shape))
-
-
-@dataclass(frozen=True)
-class _Shape:
-    heads: int
-    kv_heads: int
-    head_dim: int
-    dtype: DType
-    scale: float
-    window: int | None
-    softcap: float | None
-    rows_static: int | None
-    split: Split | None
-
-    @property
-    def group(self) -> int:
-        """Query heads of a KV head."""
-        return self.heads // self.kv_heads
-
-    @property
-    def row_tile(self) -> int:
-        return row_tile(self.heads, self.kv_heads, self.head_dim, self.rows_static)
-
-    @property
-    def vectors(self) -> int:
-        """Vectors of a head, the last one possibly partial."""
-        return -(-self.head_dim // LANES)
+    return e.finish(f"attention_{kv_dtype}", shape.outline())
 
 
 @dataclass(frozen=True)
@@ -165,7 +133,7 @@ class _Chunk:
 class _Attention:
     """An attention kernel while it is written."""
 
-    def __init__(self, e: Emitter, shape: _Shape) -> None:
+    def __init__(self, e: Emitter, shape: Shape) -> None:
         self.e, self.shape = e, shape
         self.cache = cache_reader(e, shape.dtype, shape.head_dim)
         queries = shape.row_tile * shape.group
@@ -252,7 +220,8 @@ class _Attention:
         position = e.b.add(e.args["past"], row)
         queries = e.b.mul(rows, e.i64(shape.group))
         first = self._first_seen(position)
-        return _Unit(e.b.sdiv(unit, tiles), row, rows, queries, first, e.b.add(position, rows))
+        last = e.b.add(position, rows) if shape.bias is None else e.b.add(e.args["past"], e.args["seq"])
+        return _Unit(e.b.sdiv(unit, tiles), row, rows, queries, first, last)
 
     def _first_seen(self, position: ir.Value) -> ir.Value:
         """The first position that a query sees, rounded down to a chunk."""
@@ -354,7 +323,11 @@ class _Attention:
         row = e.b.add(unit.row, e.b.sdiv(query, e.i64(self.shape.group)))
         position = e.b.sub(e.b.add(e.args["past"], row), chunk.start)  # relative to the chunk
         places = [e.at(self.scores, (query, 4 * CHUNK), 64 * tile) for tile in range(_KEY_TILES)]
-        scores = [self._visible(e.load(F32X16, p, 64), position, tile) for tile, p in enumerate(places)]
+        scores = [self._capped(e.load(F32X16, p, 64)) for p in places]
+        if self.shape.bias is not None:
+            scores = self._biased(unit, chunk, query, scores)
+        end = position if self.shape.bias is None else e.b.sub(e.b.sub(unit.last, e.i64(1)), chunk.start)
+        scores = [self._visible(score, position, end, tile) for tile, score in enumerate(scores)]
         before = e.load(F32X16, e.at(self.largest, (query, 64)), 64)
         pairs = [e.max(scores[i], scores[i + 1]) for i in range(0, _KEY_TILES, 2)]
         largest = e.max(e.reduce_max(e.max(*pairs)), before)
@@ -367,17 +340,33 @@ class _Attention:
         for base, value in ((self.largest, largest), (self.shrink, shrink), (self.total, total)):
             e.store(value, e.at(base, (query, 64)), 64)
 
-    def _visible(self, score: ir.Value, position: ir.Value, tile: int) -> ir.Value:
-        """Scale, cap and mask of the scores of 16 positions; `position` is the query's, seen from the chunk's start."""
-        e, shape = self.e, self.shape
-        score = e.b.fmul(score, e.f32(shape.scale))
-        if shape.softcap is not None:
-            score = vmath.softcap(e, score, shape.softcap)
+    def _capped(self, score: ir.Value) -> ir.Value:
+        """Scale and cap."""
+        score = self.e.b.fmul(score, self.e.f32(self.shape.scale))
+        return score if self.shape.softcap is None else vmath.softcap(self.e, score, self.shape.softcap)
+
+    def _biased(self, unit: _Unit, chunk: _Chunk, query: ir.Value, scores: list[ir.Value]) -> list[ir.Value]:
+        """A query's scores of a chunk plus its bias, of which the positions behind the last are not touched."""
+        e, heads, group = self.e, self.shape.bias, self.e.i64(self.shape.group)
+        row, member = e.b.add(unit.row, e.b.sdiv(query, group)), e.b.srem(query, group)
+        line = row if heads == 1 else e.mul_add(row, self.shape.heads, e.mul_add(unit.head, group, member))
+        length = e.b.add(e.args["past"], e.args["seq"])
+        place = e.at(e.args["bias"], (line, e.b.mul(length, e.i64(4))), (chunk.start, 4))
+        left = e.b.sub(unit.last, chunk.start)
+        masks = [e.tail_mask(e.b.sub(left, e.i64(LANES * tile))) for tile in range(_KEY_TILES)]
+        added = [e.load_as_f32(F32, e.at(place, 64 * tile), mask) for tile, mask in enumerate(masks)]
+        return [e.b.fadd(score, bias) for score, bias in zip(scores, added, strict=True)]
+
+    def _visible(self, score: ir.Value, position: ir.Value, end: ir.Value, tile: int) -> ir.Value:
+        """The scores of 16 positions, -inf for those that the query does not see. `position` is the query's, `end` the
+        last one that it may see, both counted from the chunk's start.
+        """
+        e, window = self.e, self.shape.window
         lanes = ir.Constant(I32X16, list(range(LANES * tile, LANES * (tile + 1))))
-        here = e.splat(e.b.trunc(e.clamp(position, -1, 2 * CHUNK), I32))
+        here = e.splat(e.b.trunc(e.clamp(end, -1, 2 * CHUNK), I32))
         seen = e.b.icmp_signed("<=", lanes, here)
-        if shape.window is not None:
-            oldest = e.splat(e.b.trunc(e.clamp(e.b.sub(position, e.i64(shape.window)), -1, 2 * CHUNK), I32))
+        if window is not None:
+            oldest = e.splat(e.b.trunc(e.clamp(e.b.sub(position, e.i64(window)), -1, 2 * CHUNK), I32))
             seen = e.b.and_(seen, e.b.icmp_signed(">", lanes, oldest))
         return e.b.select(seen, score, e.f32(float("-inf")))
 
@@ -430,19 +419,3 @@ class _Attention:
             t.values = mixes
         for mix, place in zip(t.results, places, strict=True):
             e.store(mix, place, 64)
-
-
-def _outline(shape: _Shape) -> str:
-    """What a person reads instead of the vector code."""
-    unit = f"{shape.row_tile} rows of one KV head" if shape.split is None else "positions of one KV head, then added up"
-    seen = "t <= past + row" + (f" and past + row - t < {shape.window}" if shape.window is not None else "")
-    score = f"dot(q[row, head], k[head // {shape.group}, t]) * {shape.scale!r}"
-    if shape.softcap is not None:
-        score = f"{shape.softcap!r} * tanh({score} / {shape.softcap!r})"
-    return (
-        f"# {shape.heads} heads of {shape.head_dim} on {shape.kv_heads} KV heads, {shape.dtype} cache\n"
-        f"for unit in range(begin, end):  # {unit}\n"
-        f"    for row, head in unit:\n"
-        f"        weight = softmax([{score} for t if {seen}])  # online, chunks of {CHUNK} positions\n"
-        f"        out[row, head] = sum(weight[t] * v[head // {shape.group}, t])\n"
-    )

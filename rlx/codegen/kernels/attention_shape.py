@@ -1,0 +1,73 @@
+"""What an attention kernel is made for: the numbers that are literals in its code, and how its work is cut up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlx.codegen.kernels.attention_split import Split
+from rlx.codegen.tiles import LANES
+from rlx.ir.dtypes import DType
+
+CHUNK = 64  # positions whose scores are held at once
+_QUERIES = 32  # queries (rows times heads of a group) of a unit, about
+
+
+def row_tile(heads: int, kv_heads: int, head_dim: int, rows_static: int | None = None) -> int:
+    """Rows of a unit: there are ceil(seq / row_tile) * kv_heads units."""
+    most = max(1, _QUERIES // (heads // kv_heads))
+    return most if rows_static is None else min(most, rows_static)
+
+
+def units(seq: int, heads: int, kv_heads: int, head_dim: int, rows_static: int | None = None) -> int:
+    """Work units for `seq` rows."""
+    return -(-seq // row_tile(heads, kv_heads, head_dim, rows_static)) * kv_heads
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The literals of one attention kernel, see `rlx.codegen.kernels.attention`."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: DType
+    scale: float
+    window: int | None
+    softcap: float | None
+    rows_static: int | None
+    split: Split | None
+    bias: int | None
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def row_tile(self) -> int:
+        return row_tile(self.heads, self.kv_heads, self.head_dim, self.rows_static)
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of a head, the last one possibly partial."""
+        return -(-self.head_dim // LANES)
+
+    def outline(self) -> str:
+        """What a person reads instead of the vector code."""
+        unit = (
+            f"{self.row_tile} rows of one KV head" if self.split is None else "positions of one KV head, then added up"
+        )
+        seen = "t < past + seq" if self.bias else "t <= past + row"
+        seen += f" and past + row - t < {self.window}" if self.window is not None else ""
+        score = f"dot(q[row, head], k[head // {self.group}, t]) * {self.scale!r}"
+        if self.softcap is not None:
+            score = f"{self.softcap!r} * tanh({score} / {self.softcap!r})"
+        if self.bias:
+            score += f" + bias[row, {'0' if self.bias == 1 else 'head'}, t]"
+        return (
+            f"# {self.heads} heads of {self.head_dim} on {self.kv_heads} KV heads, {self.dtype} cache\n"
+            f"for unit in range(begin, end):  # {unit}\n"
+            f"    for row, head in unit:\n"
+            f"        weight = softmax([{score} for t if {seen}])  # online, chunks of {CHUNK} positions\n"
+            f"        out[row, head] = sum(weight[t] * v[head // {self.group}, t])\n"
+        )
