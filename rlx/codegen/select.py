@@ -203,10 +203,8 @@ def _attention_of_a_row(
         return _call(n, kernel, Units(kv_heads), *extents)
     busy = kv_heads * split.parts
     units = Units(busy) if ranges.few(kv_heads, split) else Units(n["length"], split.least, kv_heads, busy)
-    scratch = ranges.scratch_bytes(kv_heads, heads // kv_heads, head_dim, split)
-    return _call(
-        n, kernel, units, *extents, args=(*range(len(n.inputs)), SCRATCH, len(n.inputs)), scratch=-(-scratch // busy)
-    )
+    scratch = ranges.scratch_bytes(heads // kv_heads, head_dim)
+    return _call(n, kernel, units, *extents, args=(*range(len(n.inputs)), SCRATCH, len(n.inputs)), scratch=scratch)
 
 
 def _elementwise(n: Node, target: Target) -> Call:

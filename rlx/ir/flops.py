@@ -46,7 +46,7 @@ def attention(ins: Sizes, out: tuple[int, ...], attrs: Mapping[str, Any]) -> int
     """Two products of head_dim for each query head and visible key; a bias makes later keys visible, too."""
     rows, heads, head_dim = ins[0]
     if len(ins) > 3:
-        return 4 * heads * head_dim * rows * attrs["length"]
+        return 4 * heads * head_dim * rows * int(attrs["length"])
     ends = range(attrs["length"] - rows + 1, attrs["length"] + 1)
     visible = sum(min(end, attrs["window"] or end) for end in ends)
     return 4 * heads * head_dim * visible

@@ -31,9 +31,9 @@ class Ranges:
         self.kernel = attention(
             *case.shape, target, kv_dtype=case.dtype, scale=scale, rows_static=1, split=how, **options
         )
-        self.scratch = aligned(np.zeros(scratch_bytes(kv_heads, heads // kv_heads, head_dim, how), np.uint8))
+        self.units, self.unit_bytes = kv_heads * how.parts, scratch_bytes(heads // kv_heads, head_dim)
+        self.scratch = aligned(np.zeros(self.units * self.unit_bytes, np.uint8))
         self.scratch[64 * kv_heads :] = 0xFF  # only the counts need zeros
-        self.units = kv_heads * how.parts
 
     def __call__(self, past: int, order: list[tuple[int, int]] | None = None, workers: int = 1) -> Array:
         case = self.case
@@ -117,6 +117,17 @@ def test_a_number_that_is_not_finite_is_not_hidden() -> None:
         case = Case(2, 1, 16, F32, ctx=400, filled=400)
         {"q": case.q[399, 1], "keys": case.keys[0, 10, 3], "values": case.values[0, 300]}[where][7] = np.nan
         assert np.isnan(Ranges(case, LEVELS[-1], Split(4, 64))(399)[0, 1, 7])
+
+
+@pytest.mark.parametrize("window", [None, 150])
+def test_a_length_needs_the_memory_of_its_own_units(window: int | None) -> None:
+    """A program for short lengths has no memory for the others."""
+    case, how = Case(4, 2, 32, F32, ctx=400, filled=400), Split(6, 64)
+    for past in (0, 63, 64, 127, 200, 383):
+        ranges = Ranges(case, LEVELS[-1], how, window=window)
+        ranges(past)
+        units = -(-(past + 1) // how.least) * 2
+        assert (ranges.scratch[units * ranges.unit_bytes :] == 0xFF).all(), past
 
 
 def test_how_heads_are_cut() -> None:

@@ -63,7 +63,7 @@ def attention(
 
     Buffers: `q` f32[seq, heads, head_dim]; `k` in key tiles [kv_heads, ctx / 16, head_dim, 16]; `v` in rows [kv_heads,
     ctx, head_dim] (for blocks see `attention_cache.py`); with `bias` `bias` f32[seq, bias, past + seq]; with `split`
-    `scratch`, of `scratch_bytes`; `out` f32[seq, heads, head_dim], which must not overlap the others. Keys past the
+    `scratch`, `scratch_bytes` a unit; `out` f32[seq, heads, head_dim], which must not overlap the others. Keys past the
     last position may hold anything; values past it are not read. A NaN among the values reaches every row of the units
     that read it, and a row whose bias closes everything is NaN. Extents: `seq`, `past`, `ctx` (a multiple of 16).
     Units: see `units`; with `split`, kv_heads times its parts, of which those past the row's ranges do nothing. With a
@@ -170,7 +170,7 @@ class _Attention:
     def _write_ranges(self, how: Split) -> None:
         """One row; a unit is a range of the positions of a KV head, the first ranges of all heads first."""
         e, kv_heads = self.e, self.e.i64(self.shape.kv_heads)
-        slots = Slots(e, self.shape.kv_heads, self.shape.group, self.shape.vectors, how)
+        slots = Slots(e, self.shape.kv_heads, self.shape.group, self.shape.vectors)
         one, last = e.i64(1), e.b.add(e.args["past"], e.i64(1))
         with e.loop(e.args["begin"], e.args["end"]) as u:
             part, head = e.b.udiv(u.i, kv_heads), e.b.urem(u.i, kv_heads)

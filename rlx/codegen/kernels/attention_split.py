@@ -54,9 +54,11 @@ def few(kv_heads: int, how: Split) -> bool:
     return kv_heads * how.parts <= _FEW
 
 
-def scratch_bytes(kv_heads: int, group: int, head_dim: int, how: Split) -> int:
-    """Scratch memory of a call: a line for the count of each head, then the ranges. Zeros before the first call."""
-    return kv_heads * (64 + how.parts * _slot_bytes(group, -(-head_dim // LANES)))
+def scratch_bytes(group: int, head_dim: int) -> int:
+    """Scratch memory of a unit. In a call's, a line for the count of each head comes first, zero before the first call,
+    then the ranges in the order of the units: those that a length does not have need no memory.
+    """
+    return 64 + _slot_bytes(group, -(-head_dim // LANES))
 
 
 def _slot_bytes(group: int, vectors: int) -> int:
@@ -98,13 +100,13 @@ class Slots:
         group, vectors: query heads of a KV head, vectors of a head.
     """
 
-    def __init__(self, e: Emitter, kv_heads: int, group: int, vectors: int, how: Split) -> None:
-        self.e, self.kv_heads, self.how = e, kv_heads, how
+    def __init__(self, e: Emitter, kv_heads: int, group: int, vectors: int) -> None:
+        self.e, self.kv_heads = e, kv_heads
         self.vectors, self.slot = vectors, _slot_bytes(group, vectors)
 
     def _at(self, head: ir.Value, part: Index, query: ir.Value) -> ir.Value:
-        first = self.e.at(self.e.args["scratch"], 64 * self.kv_heads, (head, self.how.parts * self.slot))
-        return self.e.at(first, (part, self.slot), (query, 64 * (2 + self.vectors)))
+        first = self.e.at(self.e.args["scratch"], 64 * self.kv_heads, (part, self.kv_heads * self.slot))
+        return self.e.at(first, (head, self.slot), (query, 64 * (2 + self.vectors)))
 
     def put(self, head: ir.Value, part: Index, query: ir.Value, sums: list[ir.Value]) -> None:
         """Stores the sums of a query: largest score, weights, mixes."""
