@@ -3,11 +3,14 @@
     S = exp(g) S;  d = beta (v - S^T k);  S = S + k d^T;  out = scale S^T q         (arXiv 2412.06464)
 
 Two forms: token by token (`delta_serial.py`), which decoding runs, and in chunks of tokens (`delta_chunk.py`), which
-prefill runs; and a plain one for odd shapes (`delta_plain.py`). Here is the choice between them, and of the strips of
-columns that units are.
+prefill runs where the tokens fill a chunk; and a plain one for odd shapes (`delta_plain.py`). Here is the choice
+between them, and of the strips of columns that units are. A kernel for several rows holds both forms, so a few tokens
+that are verified together cost what they would one by one, and give the same bits where panels are equally wide.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from rlx.codegen.kernel import Kernel
 from rlx.codegen.kernels import delta_chunk, delta_plain, delta_serial
@@ -81,17 +84,20 @@ def gated_delta(
         return delta_plain.plain(heads, key_heads, key_dim, value_dim, scale=scale, order=order)
     single = rows_static == 1
     columns = strip(key_dim, value_dim, rows_static=rows_static, serial=serial)
-    serial = serial or single
-    most = delta_serial.panel_vectors(target.level, single) if serial else delta_chunk.panel_vectors(target.level)
-    vectors = divisor(columns // LANES, most)
+    vectors = divisor(columns // LANES, delta_serial.panel_vectors(target.level, single))
     shape = Shape(heads, key_heads, key_dim, value_dim, scale, order, columns, vectors)
     names = ["state", "q", "k", "v", "g", "beta", "out"]
     e = Emitter(target, names, [] if single else ["rows"])
-    if serial:
+    if serial or single:
         delta_serial.Serial(e, shape, single).write()
-    else:
-        delta_chunk.Chunked(e, shape, chunk).write()
-    return e.finish("gated_delta", _outline(shape, None if serial else chunk))
+        return e.finish("gated_delta", _outline(shape, None))
+    panels = replace(shape, vectors=divisor(columns // LANES, delta_chunk.panel_vectors(target.level)))
+    few = e.b.icmp_signed("<", e.args["rows"], e.i64(chunk))
+    with e.when(few):
+        delta_serial.Serial(e, shape, single).write()
+    with e.when(e.b.not_(few)):
+        delta_chunk.Chunked(e, panels, chunk).write()
+    return e.finish("gated_delta", _outline(shape, chunk))
 
 
 def _is_odd(key_dim: int, value_dim: int) -> bool:
@@ -101,7 +107,7 @@ def _is_odd(key_dim: int, value_dim: int) -> bool:
 def _outline(shape: Shape, chunk: int | None) -> str:
     """What a person reads instead of the vector code; `chunk` is None for token by token."""
     key_head = f"h % {shape.key_heads}" if shape.order == "tiled" else f"h // {shape.heads // shape.key_heads}"
-    how = f"in chunks of {chunk} tokens" if chunk else "token by token"
+    how = f"in chunks of {chunk} tokens, fewer token by token" if chunk else "token by token"
     return (
         f"# {shape.heads} heads of {shape.key_dim} by {shape.value_dim} on {shape.key_heads} key heads, {how}\n"
         f"for unit in range(begin, end):  # {shape.strip} columns of head h\n"

@@ -96,7 +96,7 @@ class _Tiles:
             the rows by the smallest is streamed.
         streamed: rows of a tile over streamed weights, the largest first.
         blocks: row blocks of a tile over unpacked weights.
-        least: fewer rows are all streamed: unpacking plain numbers costs more than reading them again from the cache.
+        least: fewer rows are all streamed: unpacking to memory costs more than reading the weights again from the cache.
     """
 
     shared: tuple[int, ...]
@@ -109,7 +109,7 @@ def _tiles(target: Target, shape: Shape) -> _Tiles:
     wide = target.level == "avx512"
     blocks = 2 if wide or shape.gated else 1
     if shape.integer:
-        return _Tiles((6,) if wide else (4,), (2, 1), blocks)
+        return _Tiles((6,), (4, 3, 2, 1), blocks, least=24) if wide else _Tiles((4,), (2, 1), blocks)
     if wide and shape.format is None:
         return _Tiles((6, 2), (6, 4, 2, 1), blocks, least=32)
     return _Tiles((6, 2) if wide else (6 // blocks,), (1,), blocks)
