@@ -1,4 +1,5 @@
-"""llama.cpp as one side of `versus.py`, at its best: the library's own functions, no Python wrapper, no sampling.
+"""llama.cpp as one side of `versus.py`, at its best: the library's own functions, no Python wrapper, no sampling; and
+for the Python API its class `Llama`.
 
 Runs in any environment that has `llama_cpp`; rlx need not be there.
 """
@@ -114,6 +115,15 @@ class LlamaSide:
 
     def logits(self) -> np.ndarray:
         return np.ctypeslib.as_array(self.lib.llama_get_logits_ith(self.context, -1), (self.vocab,)).copy()
+
+    def open_api(self, model: str, threads: int, context: int) -> None:
+        both = {"n_threads": threads, "n_threads_batch": threads}
+        self.api = self.lib.Llama(model_path=model, n_ctx=context, n_gpu_layers=0, verbose=False, **both)
+
+    def generate(self, ids: Ids, tokens: int) -> list[int]:
+        self.api.reset()
+        more = self.api.generate(list(ids), temp=0.0)
+        return [int(next(more)) for _ in range(tokens)]
 
 
 if __name__ == "__main__":

@@ -106,22 +106,34 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def speed_table(measurements: Sequence[Measurement]) -> str:
-    """Tokens a second, ratios, and how near each side is to the machine's limit."""
-    peers = [name for name in measurements[0].sides if name != "rlx"]
+    """Tokens a second, ratios, and how near each side is to the machine's limit where there is one; a dash where a side
+    took no part.
+    """
+    peers = list(dict.fromkeys(name for m in measurements for name in m.sides if name != "rlx"))
+    limited = any(m.limit[0] for m in measurements)
     head = ["tokens/s", "rlx"]
     for peer in peers:
         head += [peer, "ratio", "of pairs"]
-    return markdown([*head, "limit", *(f"{side} of it" for side in ("rlx", *peers))], map(_speed_row, measurements))
+    if limited:
+        head += ["limit", *(f"{side} of it" for side in ("rlx", *peers))]
+    return markdown(head, (_speed_row(m, peers, limited) for m in measurements))
 
 
-def _speed_row(m: Measurement) -> list[str]:
+def _speed_row(m: Measurement, peers: Sequence[str], limited: bool) -> list[str]:
     ours, row = m.sides["rlx"], [m.name, _rate(m.sides["rlx"])]
-    peers = [name for name in m.sides if name != "rlx"]
     for peer in peers:
-        series = m.sides[peer]
-        row += [_rate(series), f"**{ratio(ours, series):.2f}**", f"{paired_ratio(ours, series):.2f}"]
-    shares = [f"{number(m.achieved(side))} ({m.share(side):.0%})" for side in ("rlx", *peers)]
+        series = m.sides.get(peer)
+        row += _beside(ours, series) if series else ["-"] * 3
+    if not limited:
+        return row
+    shares = [
+        f"{number(m.achieved(side))} ({m.share(side):.0%})" if side in m.sides else "-" for side in ("rlx", *peers)
+    ]
     return [*row, f"{number(m.limit[0])} {m.limit[1]}", *shares]
+
+
+def _beside(ours: Series, theirs: Series) -> list[str]:
+    return [_rate(theirs), f"**{ratio(ours, theirs):.2f}**", f"{paired_ratio(ours, theirs):.2f}"]
 
 
 def _rate(series: Series) -> str:
@@ -145,6 +157,15 @@ def memory_table(peaks: Mapping[str, int], file_bytes: int, kv_bytes: int) -> st
     rows = [[side, *(f"{n / 1e6:,.0f}" for n in (peak, peak - file_bytes - kv_bytes))] for side, peak in peaks.items()]
     table = markdown(["MB", "peak resident", "beyond file and cache"], rows)
     return f"{table}\nFile {file_bytes / 1e6:,.0f} MB, cache {kv_bytes / 1e6:,.0f} MB.\n"
+
+
+def busy_table(quiet: Mapping[str, Series], busy: Mapping[str, Series]) -> str:
+    """Decoding alone and beside another program that computes without pause, and the share of its own speed that each
+    side keeps.
+    """
+    kept = [f"**{busy[name].rate / quiet[name].rate:.0%}**" for name in quiet]
+    rows = [["alone", *map(_rate, quiet.values())], ["beside one busy process", *map(_rate, busy.values())]]
+    return markdown(["decoding, tokens/s", *quiet], [*rows, ["kept", *kept]])
 
 
 # -- the page -----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""rlx as one side of `versus.py`: the engine's `forward`, no sampling."""
+"""rlx as one side of `versus.py`: the engine's `forward`, no sampling; and for the Python API a runner."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sides import Ids, main
 
-from rlx import __version__
+from rlx import __version__, auto_runner
 from rlx.runners.engine import Engine
 
 
@@ -37,29 +37,27 @@ class RlxSide:
     def logits(self) -> np.ndarray:
         return self._logits
 
+    def open_api(self, model: str, threads: int, context: int) -> None:
+        self.runner = auto_runner(model, threads=threads, max_seq=context)
+
+    def generate(self, ids: Ids, tokens: int) -> list[int]:
+        return self.runner.generate(ids, tokens, stop_at_eog=False)
+
     # -- what only rlx is asked ---------------------------------------------------------------------------------------
 
     def work(self, prompts: list[int], depths: list[int], step: int) -> dict[str, Any]:
         """Operations of each prompt, run in chunks of at most `step`, and bytes of weights and cache that decoding a
         token at each depth reads: by these numbers all sides are measured.
         """
-        flops = {str(p): self._flops(p, step) for p in prompts}
+        flops = {
+            str(p): sum(self.engine.step_flops(min(step, p - at), at) for at in range(0, p, step)) for p in prompts
+        }
         moved = {str(d): self.engine.step_bytes(d) for d in depths}
         return {"flops": flops, "bytes": moved}
 
     def encode(self, text: str) -> dict[str, Any]:
         """The ids of a text, by the model's own tokenizer."""
         return {"ids": self.engine.tokenizer.encode(text)}
-
-    def _flops(self, prompt: int, step: int) -> int:
-        self.engine.reset()
-        total = 0
-        for at in range(0, prompt, step):
-            chunk = [1] * min(step, prompt - at)
-            total += sum(t.flops for t in self.engine.profile_step(chunk, repeat=1))
-            self.engine.forward(chunk)
-        self.engine.reset()
-        return total
 
     def profile(self, tokens: int) -> dict[str, Any]:
         """Where a step of so many tokens spends its time, as `rlx bench` has it: [label, ms, GB/s, GFLOP/s] a row."""

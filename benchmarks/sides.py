@@ -45,6 +45,12 @@ class Side(Protocol):
     def logits(self) -> np.ndarray:
         """Those of the last id that was fed."""
 
+    def open_api(self, model: str, threads: int, context: int) -> None:
+        """Loads the model as users of the Python API do."""
+
+    def generate(self, ids: Ids, tokens: int) -> list[int]:
+        """So many likeliest tokens after `ids`, through that API."""
+
 
 def token_ids(count: int, vocab: int, start: int = 0) -> list[int]:
     """Ids that are spread over the vocabulary."""
@@ -112,6 +118,18 @@ class Commands:
             found.append(int(logits.argmax()))
             self.side.feed(found[-1:])
         return {"tokens": found, "finite": finite}
+
+    def open_api(self, model: str, threads: int, context: int) -> dict[str, Any]:
+        """Opens the model once more, for `api`; a side needs no `open` before."""
+        self.side = self.make()
+        self.side.open_api(model, threads, context)
+        return {}
+
+    def api(self, ids: list[int], tokens: int) -> dict[str, Any]:
+        """Seconds a token for so many through the side's Python API, sampling and all; and the tokens."""
+        start = time.perf_counter()
+        found = self.side.generate(ids, tokens)
+        return {"seconds": (time.perf_counter() - start) / tokens, "tokens": found}
 
     def memory(self) -> dict[str, Any]:
         return {"peak_bytes": peak_bytes()}

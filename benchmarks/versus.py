@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """rlx beside llama.cpp and beside transformers: same file, same threads, in turns.
 
-    python benchmarks/versus.py MODEL.gguf [MODEL.gguf ...] [--peer-python PATH] [--torch-python PATH] [--quick]
+    python benchmarks/versus.py MODEL.gguf [MODEL.gguf ...] [--quick] [--only prefill,decode] [--peer-python PATH]
 
 Each side runs in a process of its own and sleeps while another is timed. A repetition runs every side once and then
 measures the machine's read bandwidth, so that what changes on the machine meanwhile happens to all; the table has
 medians, and the median of the ratios within repetitions. Only computing tokens is timed, no sampling.
 
-The peer is `llama_cpp` in this environment, or in that of --peer-python; transformers is measured with --torch-python,
-which may be this environment's Python. For each task llama.cpp runs with flash attention and without, and long prompts
-also in one piece instead of pieces of 512; its best counts.
+The peer is `llama_cpp` in this environment, or in that of --peer-python; transformers is measured where this
+environment or that of --torch-python has it. Threads are those that this process may use (`taskset` counts), for all
+sides. For each task llama.cpp runs with flash attention and without, and long prompts also in one piece instead of
+pieces of 512; its best counts.
 """
 
 from __future__ import annotations
@@ -17,27 +18,28 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
+from drive import MissingSide, Process, SideError, busy_process, fresh
 from machine import Machine, facts
-from report import Measurement, Series, memory_table, number, speed_table, start_table, write
+from report import Measurement, Series, busy_table, memory_table, number, speed_table, start_table, write
+from tasks import PIECE, Patience, Task, compare
 
-HERE = Path(__file__).resolve().parent
-SETTLE = 0.05  # seconds between turns, in which the threads of the side before go to sleep
+from rlx import demo
+
 FIRST_PROMPT, FIRST_CONTEXT = 32, 512
 MEMORY_PROMPT, MEMORY_TOKENS, MEMORY_CONTEXT = 512, 16, 1024
-PIECE = 512  # tokens that rlx computes at a time at most, and llama.cpp unless told otherwise
+DEMO_TOKENS, DEMO_CONTEXT = 256, 512
+BUSY_TOKENS = 8  # a turn; few, because a side may come to a near stop
 TEXT = "Once upon a time there was a fox who"
 GREEDY = 16
+PARTS = ("prefill", "decode", "busy", "start", "memory", "demo")
 
 INSTALL = {
     "llama.cpp": "CC=clang CXX=clang++ CMAKE_ARGS=-DGGML_NATIVE=ON pip install llama-cpp-python   (clang: what GCC 12 "
@@ -45,166 +47,47 @@ INSTALL = {
     "transformers": "pip install torch transformers accelerate gguf, or name an environment that has them with "
     "--torch-python PATH",
 }
+SCRIPTS = {"rlx": "rlx_side.py", "llama.cpp": "llama_side.py", "transformers": "torch_side.py"}
 
 
-class SideError(Exception):
-    """A side answered with an error, or ended."""
-
-
-class MissingSide(SideError):
-    """A side's package is not installed, or it cannot use the file."""
-
-
-class Process:
-    """A side in a process of its own (`sides.py`); it blocks on its stdin between commands."""
-
-    def __init__(self, name: str, python: str, script: str) -> None:
-        self.name = name
-        self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 closed in __exit__
-        pipe, command = subprocess.PIPE, [python, str(HERE / script)]
-        try:
-            self.child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self.errors, text=True)
-        except OSError as error:
-            raise MissingSide(f"{name}: {python} cannot be run: {error}") from error
-
-    def __call__(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """One command and its answer."""
-        assert self.child.stdin is not None and self.child.stdout is not None
-        try:
-            self.child.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
-            self.child.stdin.flush()
-            line = self.child.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        return checked(self.name, do, line, self.errors)
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self.child.communicate()
-        self.errors.close()
-
-
-def checked(name: str, do: str, line: str, errors: IO[bytes]) -> dict[str, Any]:
-    """An answer as a table.
-
-    Raises:
-        MissingSide: the side says that it cannot do this here.
-        SideError: any other error, or no answer; with the end of what the process said.
-    """
-    if not line:
-        errors.seek(0)
-        said = errors.read().decode(errors="replace")[-2000:]
-        if "ModuleNotFoundError" in said:
-            raise MissingSide(f"{name}: {said.strip().splitlines()[-1]}")
-        raise SideError(f"{name} ended at {do!r}:\n{said}")
-    found: dict[str, Any] = json.loads(line)
-    if "error" in found:
-        raise (MissingSide if found["missing"] else SideError)(f"{name}, {do}: {found['error']}")
+def pythons(args: argparse.Namespace) -> dict[str, str]:
+    """The Python of each side that was asked for."""
+    found = {"rlx": sys.executable, "llama.cpp": args.peer_python}
+    if args.torch_python:
+        found["transformers"] = args.torch_python
     return found
-
-
-# -- tasks ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Task:
-    """A prompt of `tokens` from an empty cache ("prefill"), or `tokens` one by one after `depth` others ("decode")."""
-
-    kind: str
-    tokens: int
-    depth: int = 0
-
-    @property
-    def name(self) -> str:
-        return f"prefill {self.tokens}" if self.kind == "prefill" else f"decode at {self.depth}"
-
-    @property
-    def middle(self) -> int:
-        """The length of the cache half way through decoding."""
-        return self.depth + self.tokens // 2
-
-    def prepare(self, side: Process) -> None:
-        """Fills the cache."""
-        if self.kind == "decode":
-            side("fill", depth=self.depth)
-
-    def run(self, side: Process) -> float:
-        """Seconds: of the whole prompt, or of one token."""
-        time.sleep(SETTLE)
-        return float(side(self.kind, tokens=self.tokens)["seconds"])
-
-    def variants(self) -> list[dict[str, Any]]:
-        """llama.cpp's settings that may be best for it."""
-        pieces = (PIECE, 2048) if self.kind == "prefill" and self.tokens > PIECE else (PIECE,)
-        return [{"flash": flash, "ubatch": piece} for flash in (True, False) for piece in pieces]
 
 
 def tasks(args: argparse.Namespace, context: int) -> Iterator[Task]:
     """What was asked for and fits the model's context."""
-    wanted = [Task("prefill", n) for n in args.prefill] + [Task("decode", args.tokens, d) for d in args.decode]
-    for task in wanted:
+    prompts = [Task("prefill", n) for n in args.prefill] if "prefill" in args.only else []
+    depths = [Task("decode", args.tokens, d) for d in args.decode] if "decode" in args.only else []
+    for task in prompts + depths:
         if task.depth + task.tokens <= context:
             yield task
         else:
             print(f"{task.name}: left out, the model's context is {context}")
 
 
-def tune(peer: Process, task: Task, repeat: int) -> str:
-    """Leaves llama.cpp with the settings that are fastest on the task; what they are."""
-    best: tuple[float, dict[str, Any]] | None = None
-    for variant in task.variants():
-        peer("use", **variant)
-        task.prepare(peer)
-        task.run(peer)
-        seconds = min(task.run(peer) for _ in range(repeat))
-        best = min(best or (seconds, variant), (seconds, variant), key=lambda pair: pair[0])
-    assert best is not None
-    peer("use", **best[1])
-    return f"flash attention {'on' if best[1]['flash'] else 'off'}, pieces of {best[1]['ubatch']}"
-
-
-def compare(task: Task, sides: dict[str, Process], machine: Machine, repeat: int) -> tuple[Measurement, float]:
-    """All sides in turns; and the median read bandwidth meanwhile."""
-    series = {name: Series(task.tokens if task.kind == "prefill" else 1) for name in sides}
-    if "llama.cpp" in sides:
-        series["llama.cpp"].settings = tune(sides["llama.cpp"], task, min(3, repeat))
-    for side in sides.values():
-        task.prepare(side)
-        task.run(side)  # compiles, and touches every page
-    bandwidths = []
-    for _ in range(repeat):
-        for name, side in sides.items():
-            series[name].seconds.append(task.run(side))
-        bandwidths.append(machine.read_bandwidth(0.2))
-    return Measurement(task.name, series), sorted(bandwidths)[len(bandwidths) // 2]
-
-
-def limit(task: Task, bandwidth: float, peaks: dict[str, float]) -> tuple[float, str]:
+def limit(task: Task, bandwidths: Sequence[float], peaks: dict[str, float]) -> tuple[float, str]:
     """What bounds the task: reading the weights, or arithmetic, by the fastest kind in floating point."""
     if task.kind == "decode":
-        return bandwidth, "GB/s"
-    kind = "bf16" if "bf16" in peaks else "f32"
-    return peaks[kind], f"GFLOP/s ({kind})"
+        return sorted(bandwidths)[len(bandwidths) // 2], "GB/s"
+    rate, kind = max((rate, kind) for kind, rate in peaks.items() if "int8" not in kind)
+    return rate, f"GFLOP/s ({kind})"
 
 
-# -- one model -----------------------------------------------------------------------------------------------------
+# -- one model, loaded -----------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def opened(args: argparse.Namespace, model: Path, context: int) -> Iterator[tuple[dict[str, Process], dict[str, Any]]]:
     """The sides that are there, with the model loaded, and what each said of it."""
-    wanted = [("rlx", sys.executable, "rlx_side.py"), ("llama.cpp", args.peer_python, "llama_side.py")]
-    wanted += [("transformers", args.torch_python, "torch_side.py")] if args.torch_python else []
     with contextlib.ExitStack() as stack:
         sides, about = {}, {}
-        for name, python, script in wanted:
+        for name, python in pythons(args).items():
             try:
-                side = stack.enter_context(Process(name, python, script))
+                side = stack.enter_context(Process(name, python, SCRIPTS[name]))
                 about[name] = side("open", model=str(model), threads=args.threads, context=context)
                 sides[name] = side
             except MissingSide as error:
@@ -221,36 +104,64 @@ def agree(sides: dict[str, Process]) -> str:
     odd = [name for name, said in found.items() if not said["finite"]]
     if odd:
         raise SideError(f"logits that are not finite: {', '.join(odd)}")
-    ours, notes = found["rlx"]["tokens"], []
-    for name, said in found.items():
-        same = next((i for i, (a, b) in enumerate(zip(ours, said["tokens"], strict=True)) if a != b), GREEDY)
-        if name != "rlx":
-            notes.append(f"{name}: the same" if same == GREEDY else f"{name}: the same for {same}, then another")
-    return f"{GREEDY} greedy tokens after {TEXT!r}: " + ("; ".join(notes) or "rlx alone")
+    told = same_tokens({name: said["tokens"] for name, said in found.items()})
+    return f"{GREEDY} greedy tokens after {TEXT!r}: {told}"
 
 
-def speeds(args: argparse.Namespace, model: Path, machine: Machine, result: dict[str, Any]) -> list[Measurement]:
-    """All tasks on one model."""
+def same_tokens(found: dict[str, list[int]]) -> str:
+    """How long each side says what rlx says."""
+    notes = []
+    for name in (name for name in found if name != "rlx"):
+        pairs = zip(found["rlx"], found[name], strict=True)
+        first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+        notes.append(f"{name}: the same" + ("" if first is None else f" for {first}, then another"))
+    return "; ".join(notes) or "rlx alone"
+
+
+def loaded(args: argparse.Namespace, model: Path, machine: Machine, result: dict[str, Any]) -> list[str]:
+    """What is measured with all sides in memory: the speed of every task, and beside a busy process."""
     room = max([*args.prefill, *(d + args.tokens for d in args.decode), 128]) + 64
-    with opened(args, model, room) as (sides, about):
-        result["sides"] = about
+    text = []
+    with opened(args, model, room) as (sides, result["sides"]):
         result["greedy"] = agree(sides)
         print(result["greedy"], flush=True)
-        chosen = list(tasks(args, about["rlx"]["context"]))
-        prompts = [t.tokens for t in chosen if t.kind == "prefill"]
-        work = sides["rlx"]("work", prompts=prompts, depths=[t.middle for t in chosen], step=PIECE)
-        rows, bandwidths, peaks = [], [], result["peaks"]
-        for task in chosen:
-            row, bandwidth = compare(task, sides, machine, args.repeat)
-            row.work = work["flops"][str(task.tokens)] if task.kind == "prefill" else work["bytes"][str(task.middle)]
-            for kind, rate in machine.peaks().items():  # again: what else runs may have cost it some
-                peaks[kind] = max(rate, peaks[kind])
-            row.limit = limit(task, bandwidth, peaks)
-            print("  " + said(row), flush=True)
-            rows.append(row)
-            bandwidths.append(bandwidth)
-    for task, row, bandwidth in zip(chosen, rows, bandwidths, strict=True):
-        row.limit = limit(task, bandwidth, peaks)
+        rows = speeds(args, sides, machine, result)
+        result["measurements"] = [row.as_json() for row in rows]
+        text.append(heading(args, model, result, rows))
+        if rows:
+            text.append(speed_table(rows))
+        if "busy" in args.only and not args.patience.over:
+            quiet, busy = beside_busy(args.patience, sides)
+            result["busy"] = {"alone": {n: s.seconds for n, s in quiet.items()}}
+            result["busy"]["beside"] = {n: s.seconds for n, s in busy.items()}
+            text.append(busy_table(quiet, busy))
+    return text
+
+
+def speeds(
+    args: argparse.Namespace, sides: dict[str, Process], machine: Machine, result: dict[str, Any]
+) -> list[Measurement]:
+    """All tasks on one model, until the time is over."""
+    chosen = list(tasks(args, result["sides"]["rlx"]["context"]))
+    prompts = [t.tokens for t in chosen if t.kind == "prefill"]
+    work = sides["rlx"]("work", prompts=prompts, depths=[t.middle for t in chosen], step=PIECE)
+    rows, peaks = [], result["peaks"]
+    result["read_gb_per_s"] = []
+    for task in chosen:
+        if args.patience.over:
+            print(f"{task.name}: left out, the time is over")
+            continue
+        row, bandwidths = compare(task, sides, machine, args.patience)
+        row.work = work["flops"][str(task.tokens)] if task.kind == "prefill" else work["bytes"][str(task.middle)]
+        for kind, rate in machine.peaks().items():  # again: what else runs may have cost it some
+            peaks[kind] = max(rate, peaks[kind])
+        row.limit = limit(task, bandwidths, peaks)
+        print("  " + said(row), flush=True)
+        rows.append(row)
+        result["read_gb_per_s"] += bandwidths
+    for row in rows:  # by the best peaks of all
+        if row.limit[1] != "GB/s":
+            row.limit = limit(Task("prefill", 1), [], peaks)
     return rows
 
 
@@ -260,49 +171,91 @@ def said(row: Measurement) -> str:
     return f"{row.name}: {', '.join(parts)}"
 
 
+def beside_busy(patience: Patience, sides: dict[str, Process]) -> tuple[dict[str, Series], dict[str, Series]]:
+    """Decoding from an empty cache alone, and then with another process that wants a CPU of ours for itself."""
+    task = Task("decode", BUSY_TOKENS)
+    sides = {name: side for name, side in sides.items() if name != "transformers"}
+    quiet, busy = ({name: Series(1) for name in sides} for _ in range(2))
+    started = time.monotonic()
+    for side in sides.values():
+        task.warm(side)
+    for _ in range(patience.repeat):
+        for name, side in sides.items():
+            quiet[name].seconds.append(task.run(side))
+            with busy_process():
+                busy[name].seconds.append(task.run(side))
+        if patience.enough(started):
+            break
+    return quiet, busy
+
+
 # -- fresh processes -----------------------------------------------------------------------------------------------
 
 
-def fresh(python: str, script: str, model: Path, numbers: Sequence[int], cache: str) -> dict[str, Any]:
-    """A process that opens the model, decodes and ends; `seconds` from its start to its first token."""
-    command = [python, str(HERE / script), "once", str(model), *map(str, numbers)]
-    with tempfile.TemporaryFile() as errors:
-        start = time.time()
-        done = subprocess.run(
-            command, env={**os.environ, "RLX_CACHE_DIR": cache}, stdout=subprocess.PIPE, stderr=errors, text=True
-        )
-        found = checked(script.removesuffix("_side.py"), "once", done.stdout, errors)
-    return {"seconds": found["end"] - start, **found}
+def processes(args: argparse.Namespace, model: Path, names: Sequence[str], result: dict[str, Any]) -> list[str]:
+    """What is measured in processes that start for it."""
+    text = []
+    wanted = {name: python for name, python in pythons(args).items() if name in names and name != "transformers"}
+    with tempfile.TemporaryDirectory() as cache:
+        if "start" in args.only and not args.patience.over:
+            result["starts"] = starts(args, model, wanted, cache)
+            text.append(start_table(result["starts"]))
+        if "memory" in args.only and not args.patience.over:
+            result["memory"] = memory(args, model, wanted, cache)
+            text.append(memory_table(**result["memory"]))
+    return text
 
 
-def starts(args: argparse.Namespace, model: Path, names: Sequence[str]) -> dict[str, dict[str, list[float]]]:
+def starts(
+    args: argparse.Namespace, model: Path, wanted: dict[str, str], cache: str
+) -> dict[str, dict[str, list[float]]]:
     """Seconds to the first token of a short prompt: rlx with an empty compile cache and with a filled one, in turns
     with the others, which compile nothing.
     """
     numbers = (args.threads, FIRST_CONTEXT, FIRST_PROMPT, 1)
-    pythons = {"rlx": sys.executable, "llama.cpp": args.peer_python}
-    found: dict[str, dict[str, list[float]]] = {name: {} for name in pythons if name in names}
-    with tempfile.TemporaryDirectory() as cache:
-        found["rlx"]["cold"] = [fresh(sys.executable, "rlx_side.py", model, numbers, cache)["seconds"]]
-        for _ in range(args.repeat):
-            for name in found:
-                script = f"{name.removesuffix('.cpp')}_side.py"
-                run = fresh(pythons[name], script, model, numbers, cache)
-                found[name].setdefault("warm", []).append(run["seconds"])
+    cold = fresh("rlx", wanted["rlx"], SCRIPTS["rlx"], model, numbers, cache)["seconds"]
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in wanted}
+    found["rlx"]["cold"] = [cold]
+    for _ in range(args.patience.repeat):
+        for name, python in wanted.items():
+            run = fresh(name, python, SCRIPTS[name], model, numbers, cache)
+            found[name].setdefault("warm", []).append(run["seconds"])
     return found
 
 
-def memory(args: argparse.Namespace, model: Path, names: Sequence[str]) -> dict[str, Any]:
+def memory(args: argparse.Namespace, model: Path, wanted: dict[str, str], cache: str) -> dict[str, Any]:
     """Peak resident memory of fresh processes, compile cache filled."""
     numbers = (args.threads, MEMORY_CONTEXT, MEMORY_PROMPT, MEMORY_TOKENS)
-    peaks = {}
-    with tempfile.TemporaryDirectory() as cache:
-        fresh(sys.executable, "rlx_side.py", model, numbers, cache)  # compiling takes memory of its own
-        ours = fresh(sys.executable, "rlx_side.py", model, numbers, cache)
-        peaks["rlx"] = ours["peak_bytes"]
-        if "llama.cpp" in names:
-            peaks["llama.cpp"] = fresh(args.peer_python, "llama_side.py", model, numbers, cache)["peak_bytes"]
-    return {"peaks": peaks, "file_bytes": model.stat().st_size, "kv_bytes": ours["kv_bytes"]}
+    fresh("rlx", wanted["rlx"], SCRIPTS["rlx"], model, numbers, cache)  # compiling takes memory of its own
+    found = {name: fresh(name, python, SCRIPTS[name], model, numbers, cache) for name, python in wanted.items()}
+    peaks = {name: run["peak_bytes"] for name, run in found.items()}
+    return {"peaks": peaks, "file_bytes": model.stat().st_size, "kv_bytes": found["rlx"]["kv_bytes"]}
+
+
+def small_model(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """The embedded demo model through each side's Python API, where every step's overhead shows."""
+    series: dict[str, Series] = {}
+    tokens: dict[str, list[int]] = {}
+    ids = list(range(1, 9))
+    with contextlib.ExitStack() as stack:
+        sides = {}
+        for name, python in pythons(args).items():
+            side = stack.enter_context(Process(name, python, SCRIPTS[name]))
+            try:
+                side("open_api", model=str(demo.path()), threads=args.threads, context=DEMO_CONTEXT)
+            except MissingSide:
+                continue
+            sides[name], series[name] = side, Series(1)
+            side("api", ids=ids, tokens=DEMO_TOKENS)
+        for _ in range(args.patience.repeat):
+            for name, side in sides.items():
+                run = side("api", ids=ids, tokens=DEMO_TOKENS)
+                series[name].seconds.append(run["seconds"])
+                tokens[name] = run["tokens"]
+    row = Measurement(f"{DEMO_TOKENS} greedy tokens", series)
+    head = f"## The demo model through the Python API, {args.threads} threads\n"
+    note = f"Greedy tokens: {same_tokens(tokens)}.\n"
+    return {"measurement": row.as_json(), "greedy": same_tokens(tokens)}, "\n".join([head, note, speed_table([row])])
 
 
 # -- all -----------------------------------------------------------------------------------------------------------
@@ -313,16 +266,8 @@ def measure(args: argparse.Namespace, model: Path, machine: Machine) -> tuple[di
     print(f"{model.name}: {model.stat().st_size / 1e6:,.0f} MB", flush=True)
     result: dict[str, Any] = {"model": model.name, "machine": facts(), "threads": args.threads}
     result["peaks"] = machine.peaks()
-    rows = speeds(args, model, machine, result)
-    result["measurements"] = [row.as_json() for row in rows]
-    text = [heading(args, model, result, rows), speed_table(rows)] if rows else [heading(args, model, result, rows)]
-    names = list(result["sides"])
-    if not args.no_start:
-        result["starts"] = starts(args, model, names)
-        text.append(start_table(result["starts"]))
-    if not args.no_memory:
-        result["memory"] = memory(args, model, names)
-        text.append(memory_table(**result["memory"]))
+    text = loaded(args, model, machine, result)
+    text += processes(args, model, list(result["sides"]), result)
     return result, "\n".join(text)
 
 
@@ -330,18 +275,20 @@ def heading(args: argparse.Namespace, model: Path, result: dict[str, Any], rows:
     """Where, when and how it was measured."""
     m, sides = result["machine"], result["sides"]
     peaks = ", ".join(f"{kind} {number(rate)}" for kind, rate in result["peaks"].items())
+    reads = sorted(result["read_gb_per_s"])
     settings = {row.name: s.settings for row in rows for s in row.sides.values() if s.settings}
     lines = [
-        f"## {model.name}, {args.threads} threads\n",
+        f"## {model.name}, {args.threads} threads, {sides['rlx']['target']}\n",
         f"{m['cpu']}, {m['cpus']} CPUs ({', '.join(m['features'])}), {m['memory_gb']} GB, {m['system']}; {m['date']}, "
-        f"load at the start {m['load']}. Peaks in 10^9 operations a second: {peaks}.",
+        f"load at the start {m['load']}. Peaks in 10^9 operations a second: {peaks}."
+        + (f" Reads {number(reads[len(reads) // 2])} GB/s." if reads else ""),
         f"rlx {sides['rlx']['version']} ({sides['rlx']['target']}, {sides['rlx']['precision']}, "
         f"{sides['rlx']['kv_dtype']} cache).",
     ]
     lines += [f"{name} {about['version']}." for name, about in sides.items() if name != "rlx"]
     if settings:
         lines.append("llama.cpp's best: " + "; ".join(f"{name} {text}" for name, text in settings.items()) + ".")
-    return "\n".join([*lines, f"Medians of {args.repeat} (slowest-fastest). {result['greedy']}.", ""])
+    return "\n".join([*lines, f"Medians of {args.repeat} at most (slowest-fastest). {result['greedy']}.", ""])
 
 
 def sizes(text: str) -> list[int]:
@@ -352,53 +299,79 @@ def sizes(text: str) -> list[int]:
     return found
 
 
+def parts(text: str) -> list[str]:
+    """Names of `PARTS` with commas between."""
+    found = [part.strip() for part in text.split(",")]
+    if not set(found) <= set(PARTS):
+        raise ValueError(text)
+    return found
+
+
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", type=Path, metavar="MODEL", help="GGUF files")
-    parser.add_argument("--peer-python", default=sys.executable, metavar="PATH", help="Python that has llama_cpp")
-    parser.add_argument("--torch-python", metavar="PATH", help="also transformers, with this Python")
-    parser.add_argument("--threads", type=int, help="of each side; the physical cores by default")
-    parser.add_argument("--repeat", type=int, help="turns (default 5, with --quick 3)")
-    parser.add_argument("--prefill", type=sizes, metavar="N,N", help="prompts (default 32,128,512,2048)")
-    parser.add_argument("--decode", type=sizes, metavar="N,N", help="tokens before (default 0,512,4096)")
-    parser.add_argument("--tokens", type=int, help="decoded a turn (default 32, with --quick 8)")
-    parser.add_argument("--quick", action="store_true", help="prompts of 32 and 128, decoding at 0 and 128, 3 turns")
-    parser.add_argument("--no-start", action="store_true", help="leave out the time to the first token")
-    parser.add_argument("--no-memory", action="store_true", help="leave out peak memory")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page: docs/performance.md")
+    add = parser.add_argument
+    add("models", nargs="*", type=Path, metavar="MODEL", help="GGUF files; without one only the demo is measured")
+    add("--only", type=parts, default=list(PARTS), metavar="PART,PART", help=f"of {', '.join(PARTS)}; all by default")
+    add("--quick", action="store_true", help="3 turns of 16 tokens, 12 s a row, settings of llama.cpp by short trials")
+    add("--minutes", type=float, default=float("inf"), metavar="M", help="nothing more begins after so many")
+    add("--peer-python", default=sys.executable, metavar="PATH", help="Python that has llama_cpp")
+    add("--torch-python", metavar="PATH", help="Python that has transformers; this one if it does")
+    add("--threads", type=int, help="of each side; the physical cores that this process may use by default")
+    add("--repeat", type=int, help="turns (default 5)")
+    add("--row-seconds", type=float, metavar="S", help="no further turn of a row begins after so many")
+    add("--prefill", type=sizes, default=[32, 128, 512, 2048], metavar="N,N", help="prompts (default 32,128,512,2048)")
+    add("--decode", type=sizes, default=[0, 512, 4096], metavar="N,N", help="tokens before (default 0,512,4096)")
+    add("--tokens", type=int, help="decoded a turn (default 32)")
+    add("--json", type=Path, metavar="FILE", help="write everything that was measured, every single run")
+    add("--write", type=Path, metavar="PAGE", help="put the tables into this page: docs/performance.md")
     args = parser.parse_args(argv)
-    usual = ([32, 128], [0, 128], 3, 8) if args.quick else ([32, 128, 512, 2048], [0, 512, 4096], 5, 32)
-    for name, value in zip(("prefill", "decode", "repeat", "tokens"), usual, strict=True):
+    check(parser, args)
+    usual = {"repeat": 3, "tokens": 16, "row_seconds": 12.0} if args.quick else {"repeat": 5, "tokens": 32}
+    for name, value in {"row_seconds": float("inf"), **usual}.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
+    if args.torch_python is None and find_spec("torch") and find_spec("transformers"):
+        args.torch_python = sys.executable
+    args.patience = Patience(args.repeat, args.row_seconds, time.monotonic() + args.minutes * 60, args.quick)
+    return args
+
+
+def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Leaves with a message if a number makes no sense or a file is not there."""
     for name, value in (("repeat", args.repeat), ("tokens", args.tokens), ("prefill", min(args.prefill, default=1))):
-        if value < 1:
+        if value is not None and value < 1:
             parser.error(f"--{name} {value}: expected 1 or more")
     for model in args.models:
         if not model.is_file():
             parser.error(f"{model}: no such file; benchmarks/make_model.py writes one")
-    return args
 
 
 def main() -> int:
     args = arguments()
-    results = []
+    results: dict[str, Any] = {"machine": facts(), "models": []}
     with Machine(args.threads) as machine:
         args.threads = machine.threads
-        for model in args.models:
-            try:
+        try:
+            if "demo" in args.only:
+                results["demo"], text = small_model(args)
+                publish(args, "demo model", results, text)
+            for model in args.models:
                 result, text = measure(args, model, machine)
-            except SideError as error:
-                print(error, file=sys.stderr)
-                return 1
-            results.append(result)
-            print(f"\n{text}", flush=True)
-            if args.write:
-                write(args.write, f"{model.name}, {args.threads} threads, {result['machine']['cpu']}", text)
+                results["models"].append(result)
+                publish(args, f"{model.name}, {result['sides']['rlx']['target']}", results, text)
+        except SideError as error:
+            print(error, file=sys.stderr)
+            return 1
+    return 0
+
+
+def publish(args: argparse.Namespace, name: str, results: dict[str, Any], text: str) -> None:
+    """Prints a section, and puts it and all that is known so far where they were asked for."""
+    print(f"\n{text}", flush=True)
+    if args.write:
+        write(args.write, f"{name}, {args.threads} threads, {results['machine']['cpu']}", text)
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n")
-    return 0
 
 
 if __name__ == "__main__":

@@ -4,15 +4,61 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+import rlx
+
 FOLDER = Path(__file__).parent.parent / "benchmarks"
+
+PEER = """
+import ctypes, time
+from types import SimpleNamespace
+__version__ = "0"
+llama_token, vocab, counted = ctypes.c_int32, {vocab}, [0]
+def say(text):
+    with open({log!r}, "a") as file:
+        file.write(text + "\\n")
+def nothing(*_):
+    return 0
+llama_log_set = llama_backend_init = llama_synchronize = llama_memory_clear = llama_free = nothing
+llama_model_is_hybrid = llama_model_is_recurrent = llama_get_memory = llama_model_get_vocab = nothing
+llama_log_callback = lambda function: function
+llama_model_default_params = llama_context_default_params = SimpleNamespace
+llama_model_load_from_file = lambda path, params: 1
+llama_vocab_n_tokens = lambda v: vocab
+llama_model_n_ctx_train = lambda model: 1024
+llama_print_system_info = lambda: b"x"
+llama_memory_seq_rm = lambda *_: True
+def llama_init_from_model(model, params):
+    say(f"context threads {{params.n_threads}} flash {{params.flash_attn_type}}")
+    return 1
+def llama_batch_get_one(tokens, n):
+    return n
+def llama_decode(context, n):
+    time.sleep(1e-4)
+    counted[0] += n
+    return 0
+def llama_get_logits_ith(context, at):
+    logits = (ctypes.c_float * vocab)()
+    logits[counted[0] % vocab] = 1.0
+    return ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))
+class Llama:
+    def __init__(self, n_threads, n_threads_batch, **_):
+        say(f"Llama threads {{n_threads}}")
+    def reset(self):
+        pass
+    def generate(self, ids, temp):
+        while True:
+            yield 7
+"""
 
 
 def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -114,13 +160,18 @@ def test_a_page_that_was_cut_is_refused(report: ModuleType) -> None:
 
 def test_arguments(versus: ModuleType, demo_model: Path) -> None:
     usual = versus.arguments([str(demo_model)])
-    assert usual.prefill == [32, 128, 512, 2048] and usual.decode == [0, 512, 4096] and usual.repeat == 5
-    quick = versus.arguments([str(demo_model), "--quick", "--decode", "7", "--repeat", "9"])
-    assert (quick.prefill, quick.decode, quick.repeat) == ([32, 128], [7], 9)
+    assert usual.prefill == [32, 128, 512, 2048] and usual.decode == [0, 512, 4096] and usual.only == list(versus.PARTS)
+    assert (usual.patience.repeat, usual.tokens, usual.patience.row_seconds) == (5, 32, float("inf"))
+    quick = versus.arguments([str(demo_model), "--quick", "--decode", "7", "--repeat", "9", "--only", "decode,busy"])
+    assert (quick.decode, quick.tokens, quick.only) == ([7], 16, ["decode", "busy"])
+    assert (quick.patience.repeat, quick.patience.row_seconds, quick.patience.quick) == (9, 12.0, True)
     assert versus.arguments([str(demo_model), "--prefill", ""]).prefill == []
 
 
-@pytest.mark.parametrize("wrong", [["--repeat", "0"], ["--prefill", "0,32"], ["--decode", "-1"], ["--tokens", "x"]])
+@pytest.mark.parametrize(
+    "wrong",
+    [["--repeat", "0"], ["--prefill", "0,32"], ["--decode", "-1"], ["--tokens", "x"], ["--only", "decoding"]],
+)
 def test_wrong_arguments(
     versus: ModuleType, demo_model: Path, wrong: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,14 +200,48 @@ def test_long_prompts_are_tried_in_one_piece_too(versus: ModuleType) -> None:
     assert {v["flash"] for v in versus.Task("prefill", 32).variants()} == {True, False}
 
 
-def test_answers_of_a_side(versus: ModuleType) -> None:
-    assert versus.checked("x", "prefill", '{"seconds": 1.5}', io.BytesIO()) == {"seconds": 1.5}
-    with pytest.raises(versus.MissingSide, match="no llama"):
-        versus.checked("x", "open", '{"error": "no llama", "missing": true}', io.BytesIO())
-    with pytest.raises(versus.SideError, match="killed by"):
-        versus.checked("x", "prefill", "", io.BytesIO(b"killed by the system"))
-    with pytest.raises(versus.MissingSide, match="numpy"):
-        versus.checked("x", "open", "", io.BytesIO(b"Traceback\nModuleNotFoundError: No module named 'numpy'\n"))
+def test_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience = module("tasks", monkeypatch).Patience
+    now = time.monotonic()
+    assert not patience(3).enough(now - 1e6) and not patience(3).over
+    assert patience(3, row_seconds=5).enough(now - 6) and not patience(3, row_seconds=5).enough(now - 4)
+    assert patience(3, end=now - 1).over and patience(3, end=now - 1).enough(now)
+
+
+def test_answers_of_a_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    drive = module("drive", monkeypatch)
+    assert drive.checked("x", "prefill", '{"seconds": 1.5}', io.BytesIO()) == {"seconds": 1.5}
+    with pytest.raises(drive.MissingSide, match="no llama"):
+        drive.checked("x", "open", '{"error": "no llama", "missing": true}', io.BytesIO())
+    with pytest.raises(drive.SideError, match="killed by"):
+        drive.checked("x", "prefill", "", io.BytesIO(b"killed by the system"))
+    with pytest.raises(drive.MissingSide, match="numpy"):
+        drive.checked("x", "open", "", io.BytesIO(b"Traceback\nModuleNotFoundError: No module named 'numpy'\n"))
+
+
+def test_a_whole_run_beside_a_peer(
+    versus: ModuleType, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for llama_cpp that has its functions, counts instead of computing, and says how it was used."""
+    (tmp_path / "llama_cpp.py").write_text(PEER.format(vocab=2048, log=str(tmp_path / "log")))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(rlx.__file__).parent.parent)]))
+    told, page = tmp_path / "all.json", tmp_path / "page.md"
+    flags = ["--only", "prefill,decode,busy,demo", "--quick", "--repeat", "1", "--prefill", "4", "--decode", "0,16"]
+    more = ["--tokens", "2", "--threads", "1", "--json", str(told), "--write", str(page)]
+    monkeypatch.setattr(sys, "argv", ["versus.py", str(demo_model), *flags, *more])
+    monkeypatch.setattr(versus, "DEMO_TOKENS", 4)
+    assert versus.main() == 0
+    (found,) = json.loads(told.read_text())["models"]
+    assert [row["name"] for row in found["measurements"]] == ["prefill 4", "decode at 0", "decode at 16"]
+    for row in found["measurements"]:
+        assert row["sides"].keys() == {"rlx", "llama.cpp"} and row["limit"]["rate"] > 0
+        assert all(len(side["seconds"]) == 1 and side["giga_per_s"] > 0 for side in row["sides"].values())
+    assert found["busy"]["beside"].keys() == {"rlx", "llama.cpp"} and "starts" not in found
+    assert "llama.cpp: the same for 0, then another" in found["greedy"]
+    used = set((tmp_path / "log").read_text().splitlines())
+    assert used == {"context threads 1 flash 1", "context threads 1 flash 0", "Llama threads 1"}
+    text = page.read_text()
+    assert "| decode at 16 |" in text and "| kept | **" in text and "| 4 greedy tokens |" in text
 
 
 # -- the sides ------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from rlx.runtime.compile import Compiler
 from rlx.runtime.guards import row_numbers
 from rlx.runtime.kv import States
 from rlx.runtime.machine import arithmetic_peaks, read_bandwidth
-from rlx.runtime.profiling import OpTime, op_times, region_seconds, step_bytes
+from rlx.runtime.profiling import OpTime, op_times, region_seconds, step_bytes, step_flops
 from rlx.runtime.session import Session, Snapshot
 from rlx.runtime.tensors import Progress, Tensors
 from rlx.runtime.threads import WorkerPool
@@ -314,6 +314,11 @@ class Engine:
     def step_bytes(self, past: int) -> int:
         """Bytes of weights and cache that decoding one token after `past` others reads."""
         return step_bytes(self._programs.final_graph(DECODE), {"SEQ": 1, "PAST_SEQ": past})
+
+    def step_flops(self, rows: int, past: int = 0) -> int:
+        """Operations of a call with `rows` ids, at most those of the largest bucket, after `past` others."""
+        wanted = Wanted(self._bucket(rows))
+        return step_flops(self._programs.final_graph(wanted), {"SEQ": rows, "PAST_SEQ": past})
 
     def read_bandwidth(self) -> float:
         """Bytes a second, in GB/s, that the engine's workers can read from memory."""

@@ -129,3 +129,9 @@ def step_bytes(graph: Graph, env: Mapping[str, int]) -> int:
     """Bytes of weights and states that one step must read: each weight once, caches as far as they are seen."""
     sizes = _filled(env)
     return sum(ops.cost(n, sizes)[1] for n in graph.nodes() if n.op in _READERS)
+
+
+def step_flops(graph: Graph, env: Mapping[str, int]) -> int:
+    """Operations of one step."""
+    sizes = _filled(env)
+    return sum(ops.cost(n, sizes)[0] for n in graph.nodes())
