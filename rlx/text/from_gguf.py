@@ -184,7 +184,7 @@ def _assemble(
         eos_id=eos,
         prefix=_framing(bos, add_bos, "bos"),
         suffix=_framing(eos, keys.flag("add_eos_token", False), "eos"),
-        eog_ids=ends,
+        declared_ends=ends,
         drop_space=space_prefix,
         chat_templates=keys.templates(),
     )

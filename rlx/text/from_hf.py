@@ -41,7 +41,7 @@ def _assemble(backend: _Backend, config: Mapping[str, Any], folder: Path) -> Tok
         eos_id=eos,
         prefix=_chosen(config.get("add_bos_token"), bos, prefix),
         suffix=_chosen(config.get("add_eos_token"), eos, suffix),
-        eog_ids=end_ids(vocabulary, [eos, *_declared_ends(folder, len(vocabulary))]),
+        declared_ends=end_ids(vocabulary, [eos, *_declared_ends(folder, len(vocabulary))]),
         drop_space=backend.drops_space(),
         chat_templates=_templates(folder, config),
     )
@@ -168,13 +168,20 @@ def _chosen(wanted: object, token: int | None, framing: tuple[int, ...]) -> tupl
 def _declared_ends(folder: Path, size: int) -> list[int]:
     """`eos_token_id` of `generation_config.json`, or of `config.json` where that says nothing."""
     for name in ("generation_config.json", "config.json"):
-        value = read_object(folder / name).get("eos_token_id")
+        value = _eos_of(read_object(folder / name))
         if value is not None:
             ids = value if isinstance(value, list) else [value]
             if not all(isinstance(token, int) and 0 <= token < size for token in ids):
                 raise TokenizerError(f"eos_token_id {value} is no id of a vocabulary of {size}", where=folder / name)
             return ids
     return []
+
+
+def _eos_of(config: Mapping[str, Any]) -> Any:
+    """`eos_token_id`, or that of the text model where a model has several parts."""
+    part = config.get("text_config")
+    own = config.get("eos_token_id")
+    return own if own is not None or not isinstance(part, dict) else part.get("eos_token_id")
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from rlx.errors import TokenizerError
 from rlx.text.special import SpecialSplitter
+from rlx.text.turns import turn_ends
 from rlx.text.vocabulary import TokenType, Vocabulary
 
 
@@ -25,7 +26,7 @@ class Tokenizer:
         encode_parts: `(text, parse_special) -> ids` without BOS and EOS.
         bos_id, eos_id: the ids that begin and end a text, if the model has them.
         prefix, suffix: what `encode` puts around a text, usually BOS and nothing.
-        eog_ids: ids that end a generation (end of text, of turn, of message).
+        declared_ends: ids that end a generation by what the files say and by their names.
         drop_space: SentencePiece put a space before the text, so `decode` takes one off its start.
         chat_templates: Jinja templates by name.
     """
@@ -36,7 +37,7 @@ class Tokenizer:
     eos_id: int | None
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
-    eog_ids: frozenset[int] = frozenset()
+    declared_ends: frozenset[int] = frozenset()
     drop_space: bool = False
     chat_templates: Mapping[str, str] = field(default_factory=dict)
 
@@ -61,9 +62,14 @@ class Tokenizer:
         return self.chat_templates.get("default")
 
     @cached_property
+    def eog_ids(self) -> frozenset[int]:
+        """Ids that end a generation (end of text, of turn, of message): `declared_ends` and what the template shows."""
+        return self.declared_ends | turn_ends(self)
+
+    @cached_property
     def special_ids(self) -> frozenset[int]:
         """Control and unknown tokens and the ends of a generation: what `skip_special_tokens` leaves out."""
-        return frozenset(self.vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)) | self.eog_ids
+        return frozenset(self.vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)) | self.declared_ends
 
     @cached_property
     def control_splitter(self) -> SpecialSplitter:
