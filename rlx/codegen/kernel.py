@@ -20,6 +20,7 @@ class Kernel:
         extents: the names of the i64 run-time extents, in order (`seq`, `past`, `ctx`, `rows`, `n`, `k`).
         llvm: LLVM assembly of a module that defines `symbol`.
         source: the text a person reads: specialized Python, or the outline of a tile kernel.
+        calls: kernels that this one calls, whose modules must be linked, too.
     """
 
     symbol: str
@@ -27,6 +28,7 @@ class Kernel:
     extents: tuple[str, ...]
     llvm: str
     source: str
+    calls: tuple[Kernel, ...] = ()
 
 
 def symbol(template: str, text: str) -> str:

@@ -75,7 +75,7 @@ def _region(linker: _Linker, nodes: tuple[Node, ...]) -> _Bound:
         calls = tuple(replace(c, node=n) for c, n in zip(known[1], nodes, strict=True))
         return _Bound(known[0], calls)
     calls = tuple(select(n, linker.target) for n in nodes)
-    linker.kernels.update({c.kernel.symbol: c.kernel for c in calls})
+    linker.kernels.update({k.symbol: k for c in calls for k in (c.kernel, *c.kernel.calls)})
     body = "\n".join(_emit_region(linker, calls))
     name = f"region_{hashlib.sha256(body.encode()).hexdigest()[:10]}"
     linker.functions[name] = body

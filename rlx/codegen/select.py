@@ -17,6 +17,8 @@ from rlx.errors import CompileError
 from rlx.ir import dims
 from rlx.ir.dims import DimLike
 from rlx.ir.node import Node
+from rlx.ir.ops import one_row
+from rlx.ir.sequences import is_by_sequence
 from rlx.passes.program import root
 
 
@@ -337,4 +339,8 @@ def select(node: Node, target: Target) -> Call:
     build = KERNELS.get(node.op)
     if build is None:
         raise CompileError(f"no kernel serves {node!r}", hint=f"Ops with kernels: {', '.join(KERNELS)}.")
-    return build(node, target)
+    if not is_by_sequence(node):
+        return build(node, target)
+    from rlx.codegen.sequences import by_sequence
+
+    return by_sequence(node, build(one_row(node), target), target)

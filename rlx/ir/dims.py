@@ -1,8 +1,8 @@
 """Symbolic dimensions: integers and affine forms over named symbols.
 
 `SEQ` is the number of new tokens in a call, `PAST_SEQ` the number of tokens already in the KV cache, `CTX` the cache's
-capacity and `WINDOW_CTX` that of a cache that keeps a sliding window only. A dim without symbols is a plain `int`, so
-static shapes stay ordinary tuples.
+capacity, `WINDOW_CTX` that of a cache that keeps a sliding window only, and `SLOTS` the number of sequences that states
+have room for in a batch. A dim without symbols is a plain `int`, so static shapes stay ordinary tuples.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def symbol(name: str) -> Dim:
 
 
 SEQ, PAST_SEQ, CTX = symbol("SEQ"), symbol("PAST_SEQ"), symbol("CTX")
-WINDOW_CTX = symbol("WINDOW_CTX")
+WINDOW_CTX, SLOTS = symbol("WINDOW_CTX"), symbol("SLOTS")
 
 
 def symbols(dim: DimLike) -> frozenset[str]:

@@ -26,7 +26,7 @@ class Graph:
         name: shown in dumps and cache listings.
         outputs: name -> node; more can be added with `output`.
         constants: values of the weights that the graph itself supplies (rope frequencies and the like).
-        phase: "graph" as built; the pipeline sets "prefill" or "decode".
+        phase: "graph" as built; the pipeline sets "prefill", "decode" or "batch".
         bounds: symbol -> (lowest, highest) value, set by the specialize pass.
     """
 

@@ -7,13 +7,13 @@ any dtype of the table in `rlx.ir.dtypes`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from rlx.errors import ShapeError
-from rlx.ir import flops, infer, meaning
-from rlx.ir.dims import PAST_SEQ, SEQ, Dim, DimLike, Shape, value
+from rlx.ir import flops, infer, meaning, sequences
+from rlx.ir.dims import PAST_SEQ, SEQ, DimLike, Shape
 from rlx.ir.dtypes import DType
 from rlx.ir.node import LEAVES, OPERATORS, Node, intern
 
@@ -50,8 +50,15 @@ _ROPE = {"style": REQUIRED, "norm_eps": None}
 _WRITE = {"at": PAST_SEQ, "dtype": "f32", "wrap": False}
 _LEAF = {"name": REQUIRED}
 
+
+def _by_sequence(row: Op) -> Op:
+    """The row of an op over a state, whose rows may be sequences of their own: see `rlx.ir.sequences`."""
+    rule, meant = sequences.rule(row.name, row.infer), sequences.meaning(row.name, row.meaning)
+    return replace(row, attrs={**row.attrs, "sequences": False}, infer=rule, meaning=meant)
+
+
 OPS: dict[str, Op] = {
-    row.name: row
+    row.name: _by_sequence(row) if row.name in sequences.OPS else row
     for row in (
         Op("input", _LEAF, infer.leaf, meaning.identity, flops.each(0), rowwise=False),
         Op("weight", _LEAF, infer.leaf, meaning.identity, flops.each(0), rowwise=False),
@@ -166,42 +173,10 @@ def derive(node: Node) -> Node:
     return make(node.op, *node.inputs, **attrs)
 
 
-def cost(node: Node, env: Mapping[str, int]) -> tuple[int, int]:
-    """(floating-point operations, bytes read and written) of one node when the symbols have these values."""
-    if node.op in LEAVES or node.op in ("reshape", "pack"):
-        return 0, 0
-    attrs = {k: value(v, env) if isinstance(v, Dim) else v for k, v in node.attrs}
-    sizes, result = [_size(i, env) for i in node.inputs], _size(node, env)
-    read, written = _touched(node, sizes, result, attrs)
-    moved = sum(i.dtype.size(s) for i, s in zip(node.inputs, read, strict=True)) + node.dtype.size(written)
-    return OPS[node.op].flops(sizes, result, attrs), moved
-
-
-def _size(node: Node, env: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(value(d, env) for d in node.shape)
-
-
-def _touched(
-    node: Node, sizes: list[tuple[int, ...]], result: tuple[int, ...], attrs: Mapping[str, Any]
-) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
-    """The part of each operand that is read, and of the result that is written."""
-    if node.op == "embedding":
-        return [result, sizes[1]], result
-    if node.op == "expert_linear":
-        experts = min(prod(sizes[1]), sizes[2][0])  # the chosen ones, were they all different
-        return [*sizes[:2], *((experts, *s[1:]) for s in sizes[2:])], result
-    if node.op == "last_row":
-        return [result], result
-    if node.op in ("kv_write", "rope_kv_write"):
-        rows, heads, head_dim = sizes[1]
-        return [(0, 0), *sizes[1:]], (heads, rows, head_dim)
-    if node.op in EFFECTS:
-        return sizes, (prod(result) + prod(sizes[0]),)
-    if node.op == "attention":
-        oldest = (attrs["window"] or attrs["length"]) + result[0] - 1
-        caches = [(s[0], min(attrs["length"], oldest), s[2]) for s in sizes[1:3]]
-        return [sizes[0], *caches, *sizes[3:]], result
-    return sizes, result
+def one_row(node: Node) -> Node:
+    """What a node whose rows are sequences of their own does with one of them, over leaves of that size."""
+    operands = sequences.one_row(node.inputs, dict(node.attrs), node.op)
+    return make(node.op, *operands, **{**dict(node.attrs), "sequences": False})
 
 
 # -- builders: the vocabulary in which models and rules are written ---------------------------------------------------

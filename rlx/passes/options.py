@@ -7,6 +7,7 @@ from typing import Any
 
 from rlx.errors import ArgumentError
 
+MAX_SLOTS = 1 << 20  # upper bound of SLOTS
 MAX_PAST = 1 << 20  # upper bound of PAST_SEQ and CTX: a run-time scalar, so a generous bound costs nothing
 FUSIONS = ("gated", "bias", "residual", "norm", "rope", "elementwise")
 
@@ -22,6 +23,7 @@ class Options:
         all_rows: True keeps the logits of every row, False those of the last one only.
         fusions: which groups of fusion rules run, of `FUSIONS`.
         symbols: bounds of further symbols, name -> (lowest, highest).
+        sequences: True makes every row the one new token of a sequence of its own, see `rlx.ir.sequences`.
         bf16_dots: whether the target has dot products of bf16. The compiler sets it: it is the target's to say.
     """
 
@@ -30,6 +32,7 @@ class Options:
     all_rows: bool = False
     fusions: tuple[str, ...] = FUSIONS
     symbols: tuple[tuple[str, tuple[int, int]], ...] = field(default=())
+    sequences: bool = False
     bf16_dots: bool = False
 
     def __post_init__(self) -> None:
@@ -38,6 +41,8 @@ class Options:
         if not 1 <= self.seq[0] <= self.seq[1]:
             hint = "Give (smallest, largest), both at least 1."
             raise ArgumentError(f"a bucket {self.seq} is no range of row counts", hint=hint)
+        if self.sequences and self.seq[0] == self.seq[1]:
+            raise ArgumentError(f"a batch of {self.seq[0]} rows and no other", hint="Give a range of row counts.")
         for name, (low, high) in self.symbols:
             if low > high:
                 raise ArgumentError(f"the bounds {low}..{high} are no range", where=f"symbol {name}")
@@ -47,13 +52,16 @@ class Options:
 
     @property
     def phase(self) -> str:
+        if self.sequences:
+            return "batch"
         return "decode" if self.seq == (1, 1) else "prefill"
 
     @property
     def bounds(self) -> dict[str, tuple[int, int]]:
         """Bounds of every symbol."""
         room = (16, MAX_PAST)
-        return {"SEQ": self.seq, "PAST_SEQ": (0, MAX_PAST), "CTX": room, "WINDOW_CTX": room, **dict(self.symbols)}
+        usual = {"SEQ": self.seq, "PAST_SEQ": (0, MAX_PAST), "CTX": room, "WINDOW_CTX": room, "SLOTS": (1, MAX_SLOTS)}
+        return {**usual, **dict(self.symbols)}
 
     def with_(self, **changes: Any) -> Options:
         return replace(self, **changes)

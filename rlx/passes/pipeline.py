@@ -18,6 +18,7 @@ from rlx.passes.options import Options
 from rlx.passes.program import Program
 from rlx.passes.quantize import quantize
 from rlx.passes.schedule import schedule, verify_schedule
+from rlx.passes.sequences import sequences
 from rlx.passes.simplify import simplify
 from rlx.passes.specialize import specialize
 
@@ -31,8 +32,9 @@ PREFILL: tuple[tuple[str, tuple[Pass, ...]], ...] = (
     ("fusion", (fuse,)),
     ("memory layout", (layout,)),
 )
-# A decode step has one row: there is no last one to select.
+# A decode step has one row, a batch one of each sequence: there is no last one to select.
 DECODE = tuple((phase, tuple(p for p in passes if p is not last_row)) for phase, passes in PREFILL)
+BATCH = (*DECODE, ("sequences", (sequences,)))
 BACKEND = ("schedule", "memory")
 
 
@@ -41,7 +43,8 @@ def lower(graph: Graph, options: Options, hook: Hook | None = None) -> Program:
     hook = hook or (lambda stage, result: None)
     verify(graph)
     hook("00-graph", graph)
-    passes = [p for _, group in (DECODE if options.phase == "decode" else PREFILL) for p in group]
+    phases = {"prefill": PREFILL, "decode": DECODE, "batch": BATCH}[options.phase]
+    passes = [p for _, group in phases for p in group]
     for i, run in enumerate(passes, 1):
         graph = run(graph, options)
         verify(graph)
@@ -61,7 +64,8 @@ def _backend(graph: Graph, at: int, hook: Hook) -> Program:
 
 def describe() -> str:
     """The pipeline as text, a line a phase."""
-    lines = [f"{name:14} {' -> '.join(p.__name__ for p in passes)}" for name, passes in PREFILL]
+    groups = (*PREFILL, ("of a batch", (sequences,)))
+    lines = [f"{name:14} {' -> '.join(p.__name__ for p in passes)}" for name, passes in groups]
     return "\n".join([*lines, f"{'program':14} {' -> '.join(BACKEND)}"])
 
 

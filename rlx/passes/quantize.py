@@ -6,12 +6,13 @@ that feeds it.
 | weights | activations with precision "auto" |
 |---|---|
 | integer codes | int8 rows (q8a) |
-| bf16, where the graph allows it, the target has dots of bf16 and there may be more than one row | bf16 |
+| bf16, where the graph allows it, the target has dots of bf16 and rows are those of a prompt | bf16 |
 | any other | f32 |
 
 Whether rounding to bf16 does harm depends on the model, so a linear says that it may (its attribute `bf16`, which ends
 here: from now on the operand's dtype says it). One row, as in decode, waits for its weights: bf16 activations are no
-faster there, so it keeps f32. f16 weights have three bits more than bf16 and always take f32.
+faster there, so it keeps f32. So do the rows of a batch, which get the bits that each would get alone. f16 weights have
+three bits more than bf16 and always take f32.
 """
 
 from __future__ import annotations
@@ -47,5 +48,5 @@ def activations(node: Node, options: Options) -> str:
     if weight.dtype.has_integer_codes:
         return "q8a"
     in_pairs = isinstance(k, int) and k % 2 == 0
-    allowed = node["bf16"] and options.bf16_dots and in_pairs and rows != 1
+    allowed = node["bf16"] and options.bf16_dots and in_pairs and rows != 1 and not options.sequences
     return "bf16" if allowed and weight.dtype is BF16 else "f32"

@@ -98,6 +98,7 @@ class Compiler:
             options={
                 "all_rows": options.all_rows,
                 "symbols": [[s, list(b)] for s, b in options.symbols],
+                "sequences": options.sequences,
                 "bf16_dots": options.bf16_dots,
             },
         )
@@ -110,7 +111,7 @@ class Compiler:
 
         def load(files: Files) -> CompiledProgram:
             native = files.read("program.o")
-            (final,) = (name for name in files.names if name.endswith("-layout.txt"))
+            final = [name for name in files.names if name.startswith("ir/")][-1 - len(pipeline.BACKEND)]
             manifest, stats = (json.loads(files.read(name)) for name in ("manifest.json", "stats.json"))
             code, text = NativeCode(native, ["step"]), files.read(final).decode()
             seconds = time.perf_counter() - start

@@ -15,7 +15,8 @@ from rlx.ir import dims, text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.ir.verify import verify
-from rlx.passes.options import MAX_PAST, Options
+from rlx.passes.options import MAX_PAST, MAX_SLOTS, Options
+from rlx.passes.sequences import PAST_INPUT, SLOT_INPUT
 from rlx.profile import CompileProfile
 from rlx.runtime import arrays, guards
 from rlx.runtime.cache import CompileCache
@@ -31,11 +32,12 @@ DEFAULT_SEQ, DEFAULT_CTX = (1, 512), 1024
 
 @dataclass(frozen=True)
 class _Room:
-    """What the states have room for, see `States`."""
+    """What the states have room for, see `States`; `slots` is None where the rows are those of one sequence."""
 
     rows: int
     ctx: int
     window_ctx: int | None
+    slots: int | None = None
 
 
 class Executable:
@@ -54,7 +56,7 @@ class Executable:
         self,
         compiled: CompiledProgram,
         compiler: Compiler,
-        constants: Mapping[str, np.ndarray],
+        source: Graph,
         *,
         threads: int,
         room: _Room,
@@ -65,12 +67,15 @@ class Executable:
         self._tensors = Tensors(compiler, self._pool)
         self._program = compiled.instance(self._pool)
         self.graph: Graph = text.loads(compiled.final)
-        self._states = States(self.graph, room.ctx, room.rows, room.window_ctx)
+        form = self.graph if room.slots is None else source  # states as one sequence has them
+        self._states = States(form, room.ctx, room.rows, room.window_ctx, room.slots or 1)
+        self._slots = room.slots
         rows = compiled.manifest["inputs"]
         self._input_shapes = {name: tuple(map(dims.parse_dim, row["shape"])) for name, row in rows.items()}
-        self._rooms, self._ids = guards.rooms(self.graph), guards.row_numbers(self.graph)
+        self._rooms, self._ids = guards.rooms(form), guards.row_numbers(self.graph)
         self._program.bind(self._states.addresses)
-        self.bind(**{name: value for name, value in constants.items() if name in compiled.manifest["weights"]})
+        weights = compiled.manifest["weights"]
+        self.bind(**{name: value for name, value in source.constants.items() if name in weights})
 
     def bind(self, **weights: Any) -> Executable:
         """Sets weights by name.
@@ -159,8 +164,13 @@ class Executable:
             if inputs[name].shape != want:
                 found = f"expected shape {list(want)}, found {list(inputs[name].shape)}"
                 raise ArgumentError(found, where=f"input {name!r}", hint=f"Its shape is [{', '.join(row['shape'])}].")
+        places = [env]
+        if self._slots is not None:
+            guards.check_slots(inputs[SLOT_INPUT], self._slots)
+            places = [{**env, "SEQ": 1, "PAST_SEQ": past} for past in inputs[PAST_INPUT].tolist()]
         for room in self._rooms:
-            room.check(env)
+            for place in places:
+                room.check(place)
         for ids in self._ids:
             ids.check(inputs)
         return {s: env[s] for s in self._compiled.manifest["symbols"]}, inputs
@@ -172,7 +182,8 @@ class Executable:
     def reset(self) -> None:
         """Recurrent states are zeros again. Caches need no reset: a call reads positions below its own only."""
         self._check_open()
-        self._states.zero()
+        for slot in range(self._slots or 1):
+            self._states.zero(slot)
 
     # -- what was made --------------------------------------------------------------------------------------------
 
@@ -241,6 +252,7 @@ def compile(
     threads: int | None = None,
     cache: CompileCache | None = None,
     dump_ir: Path | str | None = None,
+    sequences: int | None = None,
 ) -> Executable:
     """Compiles a graph to native code.
 
@@ -255,6 +267,9 @@ def compile(
         threads: workers; the physical cores by default.
         cache: the compile cache; the default one on disk otherwise.
         dump_ir: a folder for the text after every pass.
+        sequences: a number, at least 2, makes every row of a call the one new token of a sequence of its own, and gives
+            the states as many slots. The program then has two inputs more: `slots` i32[SEQ], the slot of each row's
+            sequence, and `past` i32[SEQ], how many tokens that holds; `SEQ` runs from 1 to `sequences`.
 
     Raises:
         GraphError, ShapeError: the graph does not verify.
@@ -269,18 +284,20 @@ def compile(
     bounds, weights = _split(graph, bind or {})
     ctx = bounds.pop("CTX", (DEFAULT_CTX, DEFAULT_CTX))[1]
     window_ctx = bounds.pop("WINDOW_CTX", (None, None))[1]
+    slots = None if sequences is None else whole("sequences", sequences, 2, MAX_SLOTS)
     options = Options(
         precision=precision or chosen.precision or "exact",
-        seq=bounds.pop("SEQ", DEFAULT_SEQ),
+        seq=bounds.pop("SEQ", DEFAULT_SEQ if slots is None else (1, slots)),
         all_rows=True,
+        sequences=slots is not None,
         fusions=chosen.fusions,
         symbols=tuple(sorted(bounds.items())),
     )
     compiler = Compiler(target if isinstance(target, Target) else Target.host(target or chosen.level), cache)
     compiled = compiler.program(graph, options, dump=Path(dump_ir) if dump_ir else None)
     workers = worker_count(threads, chosen.threads)
-    room = _Room(options.seq[1], ctx, window_ctx)
-    executable = Executable(compiled, compiler, graph.constants, threads=workers, room=room)
+    room = _Room(options.seq[1] if slots is None else 1, ctx, window_ctx, slots)
+    executable = Executable(compiled, compiler, graph, threads=workers, room=room)
     return executable.bind(**{name: value for name, value in weights.items() if name in compiled.manifest["weights"]})
 
 

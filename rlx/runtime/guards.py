@@ -64,6 +64,14 @@ class Ids:
             raise ArgumentError(f"{outside.flat[0]} is no row of a table of {self.rows}", where=f"input {self.name!r}")
 
 
+def check_slots(slots: np.ndarray, count: int) -> None:
+    """`ArgumentError` if these are not different numbers of slots below `count`."""
+    found = slots.tolist()
+    if len(set(found)) < len(found) or not 0 <= min(found, default=0) <= max(found, default=0) < count:
+        hint = "Every row needs a slot of its own."
+        raise ArgumentError(f"slots {found} are not different numbers from 0 to {count - 1}", hint=hint)
+
+
 # Ops whose second operand holds numbers -> (operand, axis) that says how many they choose from.
 _CHOICES = {"embedding": (0, 0), "expert_linear": (2, 0), "take": (0, -1)}
 

@@ -59,7 +59,7 @@ class CompileKey:
         kind: what the code is: "program", "pack", "runtime".
         name: what people call it; tells small programs without a graph apart.
         graph: digest of the symbolic graph's text.
-        phase: "prefill" or "decode".
+        phase: "prefill", "decode" or "batch".
         bucket: lowest and highest SEQ.
         states: storage format of each cache and recurrent state.
         target: level, triple, processor model and features.

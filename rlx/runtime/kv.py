@@ -95,6 +95,11 @@ class State:
         return row_width(self.dtype, self.shape[-1])
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of one slot."""
+        return self.dtype.size(self.shape)
+
+    @property
     def format(self) -> str:
         """Kind, type and shape without the capacity: what a copy must agree in."""
         shape = self.shape if self.kind in ("recurrent", "fixed") else (self.shape[0], self.shape[2])
@@ -109,24 +114,25 @@ class States:
         ctx: positions the caches have room for; rounded up to a multiple of 16.
         rows: the most that a call brings.
         window_ctx: capacity of rings instead of `capacities`'; rounded up to a multiple of 64.
+        slots: sequences there is memory for: every state as often, one behind the other.
 
     Attributes:
-        extents: values of CTX and WINDOW_CTX, which programs take at run time.
+        extents: values of CTX, WINDOW_CTX and SLOTS, which programs take at run time.
         window: the largest sliding window over rings, None without.
 
     Raises:
         GraphError: a key cache of fixed size has no whole tiles, or a ring no whole groups of 64.
     """
 
-    def __init__(self, graph: Graph, ctx: int, rows: int, window_ctx: int | None = None) -> None:
-        self.extents = capacities(graph, ctx, rows)
+    def __init__(self, graph: Graph, ctx: int, rows: int, window_ctx: int | None = None, slots: int = 1) -> None:
+        self.extents = {**capacities(graph, ctx, rows), "SLOTS": slots}
         if window_ctx is not None:
             self.extents["WINDOW_CTX"] = _round_up(window_ctx, RING)
         self.window = largest_window(graph)
         self.table = {state.name: state for state in _states(graph, self.extents)}
         for state in self.table.values():
             _check_capacity(state)
-        self._buffers = {name: AlignedBuffer(s.dtype.size(s.shape)) for name, s in self.table.items()}
+        self._buffers = {name: AlignedBuffer(slots * s.nbytes) for name, s in self.table.items()}
 
     @property
     def ctx(self) -> int:
@@ -134,7 +140,12 @@ class States:
 
     @property
     def addresses(self) -> Mapping[str, int]:
-        return {name: buffer.address for name, buffer in self._buffers.items()}
+        """Where the states lie: all slots, from the first on."""
+        return self.addresses_of(0)
+
+    def addresses_of(self, slot: int) -> Mapping[str, int]:
+        """Where the states of one slot lie."""
+        return {name: buffer.address + slot * self.table[name].nbytes for name, buffer in self._buffers.items()}
 
     @property
     def nbytes(self) -> int:
@@ -155,10 +166,10 @@ class States:
         oldest = max(0, length - self.window + 1) if self.window else 0
         return oldest // RING * RING
 
-    def zero(self) -> None:
+    def zero(self, slot: int = 0) -> None:
         """Recurrent states as they were at the start. Caches need none of it: what was forgotten is not read."""
         for name in self.names("recurrent"):
-            self._whole(name)[...] = 0
+            self._whole(name, slot)[...] = 0
 
     def copy(self, name: str) -> Array:
         """A read-only copy of a whole state: `State.element` [..., `State.width`]."""
@@ -181,9 +192,9 @@ class States:
         for at, begin, end in _pieces(start, start + values.shape[1], self.table[name].shape[1]):
             self._put_rows(name, begin, values[:, at : at + end - begin])
 
-    def _whole(self, name: str) -> Array:
+    def _whole(self, name: str, slot: int = 0) -> Array:
         state = self.table[name]
-        return self._buffers[name].view(state.element, (*state.shape[:-1], state.width))
+        return self._buffers[name].view(state.element, (*state.shape[:-1], state.width), slot * state.nbytes)
 
     def _tiles(self, name: str, begin: int, end: int) -> tuple[Array, slice]:
         """The tiles [heads, tiles, 16 * width] that hold places begin .. end, and which of their places those are."""

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rlx.ir import ops
+from rlx.ir.costs import cost
 from rlx.ir.dtypes import BF16, Q8A
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+from rlx.ir.ops import EFFECTS
 from rlx.runtime.native import NativeProgram
 
 BARRIER_SECONDS = 4e-6  # a region that takes less mostly waits: for the hand-out of work, its workers, its first loads
 BARRIER_SHARE = 0.05  # so does one that the machine's other limits would let take less than this of its time
-_READERS = ("linear", "expert_linear", "attention", "embedding", *ops.EFFECTS)
+_READERS = ("linear", "expert_linear", "attention", "embedding", *EFFECTS)
 
 
 @dataclass
@@ -99,7 +100,7 @@ def op_times(program: NativeProgram, graph: Graph, env: Mapping[str, int], secon
         total.seconds += spent
         total.regions += 1
         for node in work:
-            flops, moved = ops.cost(node, sizes)
+            flops, moved = cost(node, sizes)
             total.operations[_arithmetic(node)] += flops
             total.bytes += moved
     return sorted(totals.values(), key=lambda t: -t.seconds)
@@ -128,10 +129,10 @@ def _arithmetic(node: Node) -> str:
 def step_bytes(graph: Graph, env: Mapping[str, int]) -> int:
     """Bytes of weights and states that one step must read: each weight once, caches as far as they are seen."""
     sizes = _filled(env)
-    return sum(ops.cost(n, sizes)[1] for n in graph.nodes() if n.op in _READERS)
+    return sum(cost(n, sizes)[1] for n in graph.nodes() if n.op in _READERS)
 
 
 def step_flops(graph: Graph, env: Mapping[str, int]) -> int:
     """Operations of one step."""
     sizes = _filled(env)
-    return sum(ops.cost(n, sizes)[0] for n in graph.nodes())
+    return sum(cost(n, sizes)[0] for n in graph.nodes())

@@ -7,14 +7,14 @@ import pytest
 from ir.cases import ANGLES, BIASES, BLOCKS, CACHES, CASES, CHOICE, DELTA, EXPERTS, HEADS, IDS, PAIR, G, U, W, X, Y
 from ir.references import ENV
 from rlx.errors import GraphError
-from rlx.ir import ops
+from rlx.ir import costs, ops
 from rlx.ir.dims import SEQ
 from rlx.ir.dtypes import Q8_0
 from rlx.ir.node import Node
 
 
 def cost(node: Node, **env: int) -> tuple[int, int]:
-    return ops.cost(node, {**ENV, **env})
+    return costs.cost(node, {**ENV, **env})
 
 
 def test_the_cost_of_a_linear() -> None:
@@ -92,4 +92,4 @@ def test_every_op_has_a_cost(node: Node) -> None:
 
 def test_an_unbound_symbol_has_no_cost() -> None:
     with pytest.raises(GraphError, match="SEQ needs a value"):
-        ops.cost(ops.silu(X), {})
+        costs.cost(ops.silu(X), {})

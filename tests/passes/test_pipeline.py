@@ -189,6 +189,7 @@ def test_describe_prints_the_pipeline() -> None:
         "arithmetic     quantize",
         "fusion         fuse",
         "memory layout  layout",
+        "of a batch     sequences",
         "program        schedule -> memory",
     ]
 

@@ -96,7 +96,7 @@ class _Tiles:
             the rows by the smallest is streamed.
         streamed: rows of a tile over streamed weights, the largest first.
         blocks: row blocks of a tile over unpacked weights.
-        least: fewer rows are all streamed: unpacking to memory costs more than reading the weights again from the cache.
+        least: fewer rows are all streamed: unpacking to memory costs more than reading weights again from the cache.
     """
 
     shared: tuple[int, ...]

@@ -1,0 +1,54 @@
+"""What a node costs: floating-point operations by the op table, and the bytes that it must touch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from rlx.ir.dims import Dim, value
+from rlx.ir.node import LEAVES, Node
+from rlx.ir.ops import EFFECTS, OPS, one_row
+from rlx.ir.sequences import is_by_sequence
+
+
+def cost(node: Node, env: Mapping[str, int]) -> tuple[int, int]:
+    """(floating-point operations, bytes read and written) of one node when the symbols have these values."""
+    if node.op in LEAVES or node.op in ("reshape", "pack"):
+        return 0, 0
+    if is_by_sequence(node):
+        rows = value(node.inputs[-1].shape[0], env)
+        arithmetic, moved = cost(one_row(node), env)
+        return rows * arithmetic, rows * moved
+    attrs = {k: value(v, env) if isinstance(v, Dim) else v for k, v in node.attrs}
+    sizes, result = [_size(i, env) for i in node.inputs], _size(node, env)
+    read, written = _touched(node, sizes, result, attrs)
+    moved = sum(i.dtype.size(s) for i, s in zip(node.inputs, read, strict=True)) + node.dtype.size(written)
+    return OPS[node.op].flops(sizes, result, attrs), moved
+
+
+def _size(node: Node, env: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(value(d, env) for d in node.shape)
+
+
+def _touched(
+    node: Node, sizes: list[tuple[int, ...]], result: tuple[int, ...], attrs: Mapping[str, Any]
+) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
+    """The part of each operand that is read, and of the result that is written."""
+    if node.op == "embedding":
+        return [result, sizes[1]], result
+    if node.op == "expert_linear":
+        experts = min(prod(sizes[1]), sizes[2][0])  # the chosen ones, were they all different
+        return [*sizes[:2], *((experts, *s[1:]) for s in sizes[2:])], result
+    if node.op == "last_row":
+        return [result], result
+    if node.op in ("kv_write", "rope_kv_write"):
+        rows, heads, head_dim = sizes[1]
+        return [(0, 0), *sizes[1:]], (heads, rows, head_dim)
+    if node.op in EFFECTS:
+        return sizes, (prod(result) + prod(sizes[0]),)
+    if node.op == "attention":
+        oldest = (attrs["window"] or attrs["length"]) + result[0] - 1
+        caches = [(s[0], min(attrs["length"], oldest), s[2]) for s in sizes[1:3]]
+        return [sizes[0], *caches, *sizes[3:]], result
+    return sizes, result

@@ -1,0 +1,54 @@
+"""Sequences: every row of a batch is the one new token of a sequence of its own.
+
+States get an axis of slots in front, and what touches them the attribute `sequences`: row r works on slot `slots[r]`,
+behind `past[r]` tokens, which are inputs of the program from now on. Everything else is done row by row anyway. The
+pass is the last one over the graph, so that no rule needs to know of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx.errors import GraphError
+from rlx.ir import dims, ops
+from rlx.ir.dims import SEQ, SLOTS
+from rlx.ir.dtypes import I32
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node
+from rlx.ir.sequences import OPS
+from rlx.passes.options import Options
+
+SLOT_INPUT, PAST_INPUT = "slots", "past"
+
+
+def sequences(graph: Graph, options: Options) -> Graph:
+    """The batched form of a graph whose rows are the symbol SEQ.
+
+    Raises:
+        GraphError: a node needs to know where its row stands in a sequence, and is none of the ops that can.
+    """
+    where = [ops.leaf("input", name, (SEQ,), I32) for name in (SLOT_INPUT, PAST_INPUT)]
+
+    def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
+        if old.op == "state":
+            return ops.rebuild(old, (), shape=(SLOTS, *old.shape))
+        if old.op in OPS:
+            own = {name: _of_one(value) for name, value in old.attrs}
+            return ops.make(old.op, *inputs, *where, **{**own, "sequences": True})
+        _check(old)
+        return ops.rebuild(old, inputs)
+
+    bounds = {**graph.bounds, "SLOTS": options.bounds["SLOTS"]}
+    return graph.map(visit, bounds=bounds)
+
+
+def _of_one(value: Any) -> Any:
+    """An attribute as a call of one row has it."""
+    return dims.bind(value, {"SEQ": 1}) if isinstance(value, dims.Dim) else value
+
+
+def _check(node: Node) -> None:
+    depends = any("PAST_SEQ" in dims.symbols(value) for _, value in node.attrs if isinstance(value, dims.Dim))
+    if depends or node.op == "last_row" or any(i.op == "state" for i in node.inputs):
+        hint = f"Rows of a batch are sequences of their own for {', '.join(OPS)} only."
+        raise GraphError("mixes the rows of a sequence", where=repr(node), hint=hint)
