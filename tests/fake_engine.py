@@ -67,6 +67,9 @@ class FakeEngine:
         rows = np.stack([self._append(i) for i in ids]).astype(np.float32)
         return rows if all_rows else rows[-1]
 
+    def verify(self, ids: Sequence[int]) -> np.ndarray[Any, Any]:
+        return self.forward(ids, all_rows=True)
+
     def _append(self, token: int) -> np.ndarray[Any, Any]:
         self._ids.append(token)
         self._states.append(np.tanh(self._mix @ self._states[-1] + self._embed[token]))

@@ -152,6 +152,27 @@ class Engine:
             self._session.mark()
         return np.concatenate(rows) if all_rows else rows[-1][0]
 
+    def verify(self, ids: Sequence[int]) -> np.ndarray:
+        """As `forward` with `all_rows`, for ids of which all but the first may turn out wrong.
+
+        Going back behind one of them with `trim` costs a copy of the recurrent states at most. What such states then
+        lack is computed again in the next call here, beside its own rows.
+
+        Raises:
+            PromptError: as `forward`.
+        """
+        self._prepare(ids)
+        session = self._session
+        session.settle()
+        lacking = session.ids[session.done :]
+        if len(lacking) + len(ids) > self._setup.profile.buckets[-1]:
+            self._catch_up()
+            lacking = session.ids[:0]
+        rows = [*lacking, *ids]
+        if len(rows) > 1:
+            session.hold()
+        return self._step(rows, True)[len(lacking) :]
+
     def _prepare(self, ids: Sequence[int]) -> None:
         """The weights are there, and the cache has room for the ids."""
         if not len(ids):

@@ -7,6 +7,7 @@ positions so far. Memory is anonymous: positions that were never written cost no
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from rlx.runtime.memory import AlignedBuffer
 
 Array = np.ndarray[Any, Any]
 
+_LINE = 64  # bytes: where a recurrent state may start
 RING = 64  # the capacity of a ring is a multiple: attention reads positions in aligned groups of so many
 
 
@@ -132,7 +134,12 @@ class States:
         self.table = {state.name: state for state in _states(graph, self.extents)}
         for state in self.table.values():
             _check_capacity(state)
-        self._buffers = {name: AlignedBuffer(slots * s.nbytes) for name, s in self.table.items()}
+        caches = {name: s for name, s in self.table.items() if s.kind != "recurrent"}
+        self._buffers = {name: AlignedBuffer(slots * s.nbytes) for name, s in caches.items()}
+        # Recurrent states lie side by side, so that all of them are one copy.
+        sizes = {name: _round_up(slots * self.table[name].nbytes, _LINE) for name in self.names("recurrent")}
+        ends = list(itertools.accumulate(sizes.values(), initial=0))
+        self._recurrent, self._starts = AlignedBuffer(ends[-1]), dict(zip(sizes, ends, strict=False))
 
     @property
     def ctx(self) -> int:
@@ -145,12 +152,14 @@ class States:
 
     def addresses_of(self, slot: int) -> Mapping[str, int]:
         """Where the states of one slot lie."""
-        return {name: buffer.address + slot * self.table[name].nbytes for name, buffer in self._buffers.items()}
+        first = {name: buffer.address for name, buffer in self._buffers.items()}
+        first |= {name: self._recurrent.address + start for name, start in self._starts.items()}
+        return {name: address + slot * self.table[name].nbytes for name, address in first.items()}
 
     @property
     def nbytes(self) -> int:
         """Bytes when every position is used."""
-        return sum(buffer.nbytes for buffer in self._buffers.values())
+        return sum(buffer.nbytes for buffer in (*self._buffers.values(), self._recurrent))
 
     def names(self, kind: str) -> list[str]:
         """The states of a kind."""
@@ -170,6 +179,23 @@ class States:
         """Recurrent states as they were at the start. Caches need none of it: what was forgotten is not read."""
         for name in self.names("recurrent"):
             self._whole(name, slot)[...] = 0
+
+    def copy_recurrent(self, out: Array | None = None) -> Array:
+        """A copy of all recurrent states of all slots, uint8 [bytes]; in the place of an earlier copy where one is
+        given: memory that is touched for the first time costs more than the copying.
+        """
+        if out is None:
+            return self._all_recurrent.copy()
+        out[...] = self._all_recurrent
+        return out
+
+    def put_recurrent(self, value: Array) -> None:
+        """The inverse of `copy_recurrent`."""
+        self._all_recurrent[...] = value
+
+    @property
+    def _all_recurrent(self) -> Array:
+        return self._recurrent.view("uint8", self._recurrent.nbytes)
 
     def copy(self, name: str) -> Array:
         """A read-only copy of a whole state: `State.element` [..., `State.width`]."""
@@ -194,7 +220,9 @@ class States:
 
     def _whole(self, name: str, slot: int = 0) -> Array:
         state = self.table[name]
-        return self._buffers[name].view(state.element, (*state.shape[:-1], state.width), slot * state.nbytes)
+        buffer, start = (self._recurrent, self._starts[name]) if name in self._starts else (self._buffers[name], 0)
+        shape = (*state.shape[:-1], state.width)
+        return buffer.view(state.element, shape, start + slot * state.nbytes)
 
     def _tiles(self, name: str, begin: int, end: int) -> tuple[Array, slice]:
         """The tiles [heads, tiles, 16 * width] that hold places begin .. end, and which of their places those are."""
@@ -222,7 +250,7 @@ class States:
         tiles[...] = tiles_of(rows, dtype)
 
     def close(self) -> None:
-        for buffer in self._buffers.values():
+        for buffer in (*self._buffers.values(), self._recurrent):
             buffer.close()
 
 

@@ -62,12 +62,13 @@ class _Checkpoint:
     """A length that the session can go back to. A copy is made when a step would destroy what it needs, not before."""
 
     length: int
-    recurrent: Arrays | None = None
+    recurrent: Array | None = None
     rings: Arrays | None = None
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for arrays in (self.recurrent, self.rings) for a in (arrays or {}).values())
+        recurrent = 0 if self.recurrent is None else self.recurrent.nbytes
+        return recurrent + sum(a.nbytes for a in (self.rings or {}).values())
 
 
 class Session:
@@ -83,6 +84,7 @@ class Session:
         self._floor = 0  # rings hold the positions from here on
         self._torn = False  # recurrent states may be those of any length
         self._checkpoints: list[_Checkpoint] = []
+        self._held = _Checkpoint(_EVERYTHING)  # beside them, for ids that may turn out wrong
         self._recurrent, self._rings = states.names("recurrent"), states.names("ring")
         self._room = states.ring_capacity or _EVERYTHING
 
@@ -112,24 +114,34 @@ class Session:
         if self.done > there and (self._recurrent or self._rings):
             self._checkpoints = [*self._checkpoints, _Checkpoint(self.done)][-CHECKPOINTS:]
 
+    def hold(self) -> None:
+        """Makes `done` a length to go back to until the next `hold`: recurrent states are copied now.
+
+        Rings need no copy: they have room for as many positions behind the window as a call may bring.
+        """
+        if self._recurrent and self._held.length != self.done:
+            self._held.length = _EVERYTHING  # an interrupt must not leave half a copy
+            self._held.recurrent = self.states.copy_recurrent(self._held.recurrent)
+            self._held.length = self.done
+
     @property
     def checkpoint_bytes(self) -> int:
         """Bytes of the copies that checkpoints hold."""
-        return sum(c.nbytes for c in self._checkpoints)
+        return sum(c.nbytes for c in (*self._checkpoints, self._held))
 
     def _save(self, lost: int) -> None:
         """Copies what checkpoints need and the next step destroys; `lost`: positions below leave the rings."""
         copied = False
         for checkpoint in self._checkpoints:
             if checkpoint.recurrent is None:
-                checkpoint.recurrent = {name: self.states.copy(name) for name in self._recurrent}
+                checkpoint.recurrent = self.states.copy_recurrent()
                 copied = True
             first = self.states.first_read(checkpoint.length)
             if checkpoint.rings is None and first < lost:
                 copy, length = self.states.copy_positions, checkpoint.length
                 checkpoint.rings = {name: copy(name, first, length) for name in self._rings}
                 copied = True
-        while copied and self.checkpoint_bytes > CHECKPOINT_BYTES:
+        while copied and sum(c.nbytes for c in self._checkpoints) > CHECKPOINT_BYTES:
             del self._checkpoints[0]
 
     # -- going back -----------------------------------------------------------------------------------------------
@@ -142,11 +154,19 @@ class Session:
         """
         del self.ids[length:]
         self._checkpoints = [c for c in self._checkpoints if c.length <= length]
+        if self._held.length > length:
+            self._held.length = _EVERYTHING
         at = min(self.done, length)
         if self._can_stand_at(at):
             self.done, self._torn = at, False
         else:
-            self._return_to(self._checkpoints[-1] if self._checkpoints else _Checkpoint(0))
+            there = [c for c in (*self._checkpoints, self._held) if c.length <= length and self._reaches(c)]
+            self._return_to(max(there, key=lambda c: c.length, default=_Checkpoint(0)))
+
+    def _reaches(self, checkpoint: _Checkpoint) -> bool:
+        """Whether rings can go back there: with what the checkpoint has of them, or as they are."""
+        whole = checkpoint.rings is not None or not self._rings
+        return whole or self.states.first_read(checkpoint.length) >= self._floor
 
     def _can_stand_at(self, length: int) -> bool:
         """Whether the states can go on from there as they are."""
@@ -159,8 +179,8 @@ class Session:
         if checkpoint.length == 0:
             self.states.zero()
             self._floor = 0
-        for name, value in (checkpoint.recurrent or {}).items():
-            self.states.put(name, value)
+        if checkpoint.recurrent is not None:
+            self.states.put_recurrent(checkpoint.recurrent)
         if checkpoint.rings is not None:
             self._floor, first = _EVERYTHING, self.states.first_read(checkpoint.length)
             for name, value in checkpoint.rings.items():
@@ -181,6 +201,7 @@ class Session:
     def restore(self, snapshot: Snapshot) -> None:
         """Becomes the session that was copied, which `check` must have passed; an interrupt leaves an empty one."""
         self._checkpoints, self._torn, self._floor = [], True, _EVERYTHING
+        self._held.length = _EVERYTHING
         del self.ids[:]
         length, floor = snapshot.position, 0
         for name in self.states.names("full"):
@@ -193,7 +214,7 @@ class Session:
             self.states.put(name, snapshot.arrays[name])
         self.ids.extend(snapshot.ids)
         self.done, self._floor, self._torn = length, floor, False
-        self._checkpoints = [_Checkpoint(length, {name: snapshot.arrays[name] for name in self._recurrent})]
+        self._checkpoints = [_Checkpoint(length)]
 
     def check(self, snapshot: Snapshot) -> None:
         """Whether a snapshot can be restored.

@@ -1,0 +1,267 @@
+"""Speculative decoding gives the logits of steps of one token, whatever is guessed and wherever it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import hybrid
+import numpy as np
+import pytest
+from fake_engine import FakeEngine
+
+from rlx.errors import NumericalError
+from rlx.runners.base import check_finite, generate_tokens
+from rlx.runners.sampling import SampleOpts, Sampler
+from rlx.runners.speculative import MOST, Counters, Hits, PromptLookup, Speculation
+from rlx.runtime import kv
+
+Array = np.ndarray[Any, Any]
+
+PROMPT = [3, 1, 4, 1, 5]
+CEILING = 2e-5  # of the largest logit: float32 through four layers
+SURE = 37.7  # chi-square of 15 degrees of freedom exceeds it once in a thousand
+
+
+class Guesses:
+    """A drafter that is told what to say: tokens that come, and after some of them one that does not.
+
+    Args:
+        right: the tokens to come, the first of them the one after the first step.
+        runs: how many of each proposal are right; then a wrong one follows.
+    """
+
+    def __init__(self, right: Sequence[int], runs: Sequence[int], wrong: int = 0) -> None:
+        self.right, self.runs, self.wrong, self.seen, self.asked = list(right), list(runs), wrong, 0, 0
+
+    def observe(self, token: int) -> None:
+        self.seen += 1
+
+    def propose(self, limit: int) -> list[int]:
+        count = self.runs[self.asked % len(self.runs)]
+        self.asked += 1
+        good = self.right[self.seen : self.seen + count]
+        after = self.right[self.seen + count : self.seen + count + 1]
+        return [*good, self.wrong if after != [self.wrong] else self.wrong + 1][:limit]
+
+
+class Same:
+    """A drafter that always says the same tokens."""
+
+    def __init__(self, *tokens: int) -> None:
+        self.tokens = list(tokens)
+
+    def observe(self, token: int) -> None: ...
+
+    def propose(self, limit: int) -> list[int]:
+        return self.tokens[:limit]
+
+
+def tokens(engine: Any, count: int, opts: SampleOpts, drafter: Any = None, stop: int | None = None) -> list[int]:
+    """A generation after PROMPT, with a drafter or token by token."""
+    engine.reset()
+    first, sampler = engine.forward(PROMPT), Sampler(opts, PROMPT)
+    on_token = None if stop is None else (lambda token: next(left))
+    left = iter([*[True] * ((stop or 1) - 1), False])
+    if drafter is None:
+        return generate_tokens(first, lambda t: engine.forward([t]), sampler, count, on_token, set())
+    speculation = Speculation(engine, drafter, count - 1, check_finite)
+    try:
+        return generate_tokens(first, speculation.step, sampler, count, on_token, set())
+    finally:
+        speculation.finish()
+
+
+@pytest.mark.parametrize("opts", [SampleOpts.greedy(), SampleOpts(seed=5), SampleOpts(seed=5, repetition_penalty=1.4)])
+@pytest.mark.parametrize("runs", [[0], [1, 3], [5, 0, 2]])
+def test_the_tokens_are_those_of_single_steps(opts: SampleOpts, runs: list[int]) -> None:
+    """Sampled ones too: a seed gives the same tokens with and without drafts."""
+    engine = FakeEngine(max_seq=60)
+    want = tokens(engine, 40, opts)
+    engine.calls.clear()
+    assert tokens(engine, 40, opts, Guesses(want, runs)) == want
+    assert engine._ids == [*PROMPT, *want[:-1]]
+    assert (len(engine.calls) < 40) == any(runs)
+    assert tokens(engine, 40, opts, Same(7, 7, 7)) == want
+
+
+def test_a_generation_ends_with_the_context() -> None:
+    engine = FakeEngine(max_seq=12)
+    want = tokens(engine, 8, SampleOpts.greedy())
+    assert tokens(engine, 8, SampleOpts.greedy(), Guesses(want, [9])) == want
+    assert engine.past == 12
+
+
+@pytest.mark.parametrize("stop", [1, 2, 5, 9])
+def test_whoever_stops_finds_the_session_at_its_last_token_but_one(stop: int) -> None:
+    engine = FakeEngine(max_seq=60)
+    want = tokens(engine, 20, SampleOpts.greedy())
+    assert tokens(engine, 20, SampleOpts.greedy(), Guesses(want, [4]), stop) == want[:stop]
+    assert engine._ids == [*PROMPT, *want[: stop - 1]]
+
+
+def test_no_draft_is_computed_that_nobody_can_want() -> None:
+    engine = FakeEngine(max_seq=60)
+    want = tokens(engine, 9, SampleOpts.greedy())
+    counters = Counters()
+    engine.reset()
+    first = engine.forward(PROMPT)
+    engine.calls.clear()
+    speculation = Speculation(engine, Guesses(want, [50]), 8, check_finite, counters)
+    assert generate_tokens(first, speculation.step, Sampler(SampleOpts.greedy()), 9, None, set()) == want
+    assert engine.calls == [8], "one step for the eight rows"
+    assert (counters.steps, counters.drafted, counters.accepted) == (1, 7, 7)
+    assert max(len(Same(*range(40)).propose(n)) for n in (3, MOST)) == MOST
+
+
+def test_broken_logits_behind_a_wrong_draft_do_no_harm() -> None:
+    """The row of a draft that was not chosen is nobody's business; a row that is asked for is checked."""
+
+    def rule(ids: list[int], logits: Array) -> Array:
+        return np.full_like(logits, np.nan) if ids[-1] == 39 else logits
+
+    engine = FakeEngine(max_seq=60, rule=rule)
+    want = tokens(engine, 10, SampleOpts.greedy())
+    assert 39 not in want
+    assert tokens(engine, 10, SampleOpts.greedy(), Same(39)) == want
+    engine.reset()
+    engine.forward(PROMPT)
+    speculation = Speculation(engine, Same(2), 5, check_finite)
+    with pytest.raises(NumericalError, match="position 5"):
+        speculation.step(39)
+    speculation.finish()
+    assert engine.past == len(PROMPT), "the token does not count"
+
+
+def test_sampled_tokens_follow_the_distribution_of_the_model() -> None:
+    """Pearson's chi-square of pairs of tokens against the product of their probabilities, with drafts that the model
+    takes now and then.
+    """
+    opts = SampleOpts(temperature=1.5, seed=11)
+    engine = FakeEngine(vocab_size=4, seed=2)
+    sampler, counters, runs = Sampler(opts), Counters(), 3000
+    engine.forward([1, 2])
+    first = engine.forward([0])
+
+    def after(token: int) -> Array:
+        row = engine.forward([token])
+        engine.trim(3)
+        return sampler.distribution(row)[1]
+
+    start = sampler.distribution(first)[1]
+    second = np.stack([after(t) for t in range(4)])
+    follow = {t: np.stack([_after_two(engine, sampler, t, u) for u in range(4)]) for t in range(4)}
+    want = {(t, u, v): second[t][u] * follow[t][u][v] for t, u, v in product(range(4), repeat=3)}
+    found = dict.fromkeys(want, 0)
+    chosen = np.random.default_rng(3).choice(4, runs, p=start)
+    for t in chosen.tolist():
+        speculation = Speculation(engine, Same(2, 1), 2, check_finite, counters)
+        u = sampler.sample(speculation.step(t))
+        found[t, u, sampler.sample(speculation.step(u))] += 1
+        speculation.finish()
+        engine.trim(3)
+    assert 0.05 < counters.accepted / counters.drafted < 0.95, "some are taken, some are not"
+    for t in range(4):
+        total = int((chosen == t).sum())
+        expected = {pair: total * p for pair, p in want.items() if pair[0] == t}
+        assert min(expected.values()) > 0
+        assert sum((found[pair] - n) ** 2 / n for pair, n in expected.items()) < SURE
+
+
+def _after_two(engine: FakeEngine, sampler: Sampler, *pair: int) -> Array:
+    row = engine.forward(list(pair))
+    engine.trim(3)
+    return sampler.distribution(row)[1]
+
+
+# ---------------------------------------------------------------------------------------------------- prompt lookup
+
+
+def test_the_text_goes_on_as_it_did_before() -> None:
+    drafter = PromptLookup([9, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6])
+    assert drafter.propose(6)[:2] == [7, 8]
+    drafter.observe(0)
+    assert drafter.propose(6) == []
+
+
+def test_the_longest_match_counts() -> None:
+    assert PromptLookup([1, 2, 3, 7, 2, 3, 8, 1, 2, 3]).propose(1) == [7]
+    assert PromptLookup([1, 2, 3, 7, 1, 2, 3, 8, 4, 1, 2, 3]).propose(1) == [8], "of equal ones the newest"
+
+
+def test_a_loop_goes_on_beyond_the_end_of_the_text() -> None:
+    drafter = PromptLookup([1, 2, 3] * 30)
+    assert drafter.propose(7) == [1, 2, 3, 1, 2, 3, 1]
+    assert len(drafter.propose(MOST)) >= 7
+
+
+def test_guesses_that_fail_are_not_made_any_more() -> None:
+    """Text in which every pair comes again, but never with what followed it."""
+    rng = np.random.default_rng(0)
+    drafter, proposed = PromptLookup([]), 0
+    for token in rng.integers(0, 12, 3000).tolist():
+        drafter.observe(token)
+        proposed += len(drafter.propose(MOST))
+    assert proposed < 60
+
+
+def test_a_text_that_begins_to_repeat_itself_is_noticed() -> None:
+    rng = np.random.default_rng(0)
+    drafter = PromptLookup(rng.integers(0, 12, 500).tolist())
+    for token in [1, 2, 3, 4, 5, 6, 7, 8] * 8:
+        drafter.observe(token)
+    assert len(drafter.propose(MOST)) == MOST
+
+
+@pytest.mark.parametrize(("rate", "drafts"), [(0.0, 0), (0.49, 0), (0.5, 1), (0.75, 2), (0.9, 6), (1.0, 15)])
+def test_how_many_drafts_pay(rate: float, drafts: int) -> None:
+    """The last one is right, with all before it, at least every other time."""
+    assert Hits(rate).worth(MOST) == drafts
+    assert rate**drafts >= 0.5
+
+
+# ---------------------------------------------------------------------------------------------------- sessions
+
+GRAPHS = {
+    "full": hybrid.graph(("full", "full")),
+    "ring": hybrid.graph(("ring", "full")),
+    "recurrent": hybrid.graph(("conv", "delta")),
+    "all": hybrid.graph(),
+}
+
+
+@pytest.fixture(params=GRAPHS)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[hybrid.InterpretedEngine]:
+    monkeypatch.setattr(kv, "RING", 16)
+    made = hybrid.InterpretedEngine(GRAPHS[request.param])
+    yield made
+    made.close()
+
+
+def test_every_kind_of_state_goes_back_behind_a_wrong_draft(engine: hybrid.InterpretedEngine) -> None:
+    """The rows are those of one pass over the ids in float64, and no step is spent on going back."""
+    rng = np.random.default_rng(1)
+    ids = rng.integers(0, hybrid.VOCAB, 120).tolist()
+    engine.forward(ids[:30])
+    want = hybrid.reference(engine.graph, ids)
+    speculation = Speculation(engine, Guesses(ids[31:], [0, 3, 1, 7, 2, 2]), 80, check_finite)
+    for at in range(30, 100):
+        assert np.abs(speculation.step(ids[at]) - want[at]).max() <= CEILING * np.abs(want).max()
+    speculation.finish()
+    assert engine.ids == ids[:100]
+    assert np.abs(engine.forward(ids[100:103]) - want[102]).max() <= CEILING * np.abs(want).max()
+
+
+def test_what_was_wrong_is_made_good_beside_the_next_rows(engine: hybrid.InterpretedEngine) -> None:
+    steps = []
+    engine.before = lambda: steps.append(engine.rows)
+    engine.forward(list(range(20)))
+    engine.verify([1, 2, 3])
+    engine.trim(21)
+    engine.verify([4, 5])
+    engine.trim(21)
+    engine.verify([6])
+    recurrent = bool(engine._session._recurrent)
+    assert np.diff([0, *steps]).tolist() == [16, 4, 3, 2 + recurrent, 1 + recurrent]
+    assert engine._session.checkpoint_bytes == (2 * engine._states.copy_recurrent().nbytes if recurrent else 0)
