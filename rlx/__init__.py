@@ -34,6 +34,7 @@ from rlx.errors import (
     SafetensorsError,
     SamplingError,
     ShapeError,
+    SnapshotError,
     TargetError,
     TokenizerError,
     UnsupportedModelError,
@@ -48,12 +49,17 @@ if TYPE_CHECKING:
     from rlx.profile import CompileProfile
     from rlx.runners import GemmaRunner, Llama32Runner, LmRunner, Qwen3Runner, Qwen35Runner, SampleOpts, auto_runner
     from rlx.runtime.cache import CompileCache
+    from rlx.runtime.devices import Device, devices
     from rlx.runtime.executable import Executable, compile
+    from rlx.runtime.snapshot import Snapshot
     from rlx.text import StreamDetokenizer, Tokenizer, load_tokenizer
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "Snapshot": "rlx.runtime.snapshot",
+    "devices": "rlx.runtime.devices",
+    "Device": "rlx.runtime.devices",
     "Target": "rlx.codegen.target",
     "CTX": "rlx.ir.dims",
     "PAST_SEQ": "rlx.ir.dims",
@@ -101,6 +107,7 @@ __all__ = [
     "CompileError",
     "CompileProfile",
     "ConfigError",
+    "Device",
     "Executable",
     "GemmaRunner",
     "GgufError",
@@ -121,6 +128,8 @@ __all__ = [
     "SampleOpts",
     "SamplingError",
     "ShapeError",
+    "Snapshot",
+    "SnapshotError",
     "StreamDetokenizer",
     "Target",
     "TargetError",
@@ -131,6 +140,7 @@ __all__ = [
     "__version__",
     "auto_runner",
     "compile",
+    "devices",
     "dtypes",
     "load_tokenizer",
     "ops",

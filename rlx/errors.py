@@ -106,6 +106,10 @@ class NumericalError(RlxError):
     """Logits are NaN or infinite."""
 
 
+class SnapshotError(ArgumentError):
+    """A snapshot is of another model or another type of cache, or its file cannot be used."""
+
+
 class BusyError(RlxError):
     """A runner is in use by another thread, or was closed."""
 

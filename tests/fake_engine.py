@@ -58,6 +58,20 @@ class FakeEngine:
     def past(self) -> int:
         return len(self._ids)
 
+    @property
+    def ids(self) -> list[int]:
+        return list(self._ids)
+
+    def forward_rows(self, ids: Sequence[int]) -> Iterator[np.ndarray[Any, Any]]:
+        for at in range(0, len(ids), 3):
+            yield self.forward(ids[at : at + 3], True)
+
+    def snapshot(self) -> Any:
+        return list(self._ids), list(self._states)
+
+    def restore(self, snapshot: Any) -> None:
+        self._ids, self._states = map(list, snapshot)
+
     def forward(self, ids: Sequence[int], all_rows: bool = False) -> np.ndarray[Any, Any]:
         assert not self.closed
         assert all(type(i) is int for i in ids)

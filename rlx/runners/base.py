@@ -7,23 +7,27 @@ measure for the cached decode in `cached.py`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from numbers import Integral
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import ArgumentError, MultimodalError, NumericalError, PromptError
+from rlx.runners.generation import Generation, Logits, Request, Source, Step, log_probs, steps, stepwise, tokens
 from rlx.runners.sampling import SampleOpts, Sampler
+from rlx.runners.stopping import OnToken, Stopping, checked_count
+from rlx.runtime.devices import Device
 
-Logits = npt.NDArray[np.float32]
+if TYPE_CHECKING:
+    from rlx.text.tokenizer import Tokenizer
+
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
-OnToken = Callable[[int], bool | None]
-"""Called with every new token; False ends the generation, anything else goes on."""
 
 GREEDY = SampleOpts.greedy()
+SPECULATIONS = ("prompt-lookup", "mtp")
 
 
 class LmRunner(ABC):
@@ -31,6 +35,9 @@ class LmRunner(ABC):
 
     A subclass gives `family`, `vocab_size` and `predict_logits`; the rest works on top of them.
     """
+
+    _on_token: OnToken | None = None
+    """The callback of calls that give none."""
 
     @property
     @abstractmethod
@@ -51,6 +58,11 @@ class LmRunner(ABC):
     def stop_ids(self) -> Set[int]:
         """Tokens that end a generation: the end of a text or of a turn."""
         return frozenset()
+
+    @property
+    def device(self) -> Device:
+        """What the model runs on."""
+        return Device.CPU
 
     @abstractmethod
     def predict_logits(self, ids: TokenIds, all_positions: bool = False) -> Logits:
@@ -73,38 +85,142 @@ class LmRunner(ABC):
         ids: TokenIds,
         n_new: int,
         on_token: OnToken | None = None,
-        sample: SampleOpts = GREEDY,
+        sample: SampleOpts | None = None,
         stop_at_eog: bool = True,
-    ) -> list[int]:
+        *,
+        stop: str | Sequence[str] = (),
+        min_tokens: int = 0,
+        speculative: str | None = None,
+    ) -> Generation:
         """Up to `n_new` tokens that continue `ids`.
 
-        It ends with the first of: `n_new` tokens; a token for which `on_token` returns False; one of `stop_ids`; a full
-        context. The token that ends it is in the result. The last token needs no room in the context, so a prompt of
-        `max_seq` tokens still gets one.
+        It ends with the first of: one of `stop_ids`; a stop string; a token for which `on_token` returns False; `n_new`
+        tokens; a full context. The token that ends it is in the result. The last token needs no room in the context, so
+        a prompt of `max_seq` tokens still gets one.
 
         Args:
             ids: the prompt, at least one token.
             n_new: how many tokens at most.
             on_token: called once for every token of the result, in order. What it raises ends the generation and comes
                 through; the runner stays usable.
-            sample: how to choose tokens; greedy by default.
+            sample: how to choose tokens; `default_sample` if None.
             stop_at_eog: False goes on behind `stop_ids`.
+            stop: texts that end it; `Generation.text` is what came before them.
+            min_tokens: before as many, no token is one of `stop_ids` and no stop string counts.
+            speculative: `prompt-lookup` or `mtp` checks several guessed tokens at once; the result is the same.
+
+        Returns:
+            A list of ids that also knows its `finish_reason`.
 
         Raises:
             PromptError: the prompt is empty, does not fit into the context, or holds something that is no id.
-            ArgumentError: `n_new` is no whole number, or negative.
+            ArgumentError: a count is no whole number, or negative; a stop string is empty; no such speculation.
             NumericalError: a logit is NaN or infinite.
         """
+        on_token = on_token or self._on_token
         context = self.checked_ids(ids)
-        count = self.room_for(len(context), n_new)
-        sampler = Sampler(sample, context)
+        stopping = self._stopping(len(context), n_new, stop_at_eog, stop, min_tokens, on_token)
+        request = self._request(context, sample, stopping, speculative, on_token is not None or bool(stop))
+        return Generation((token for token, _ in tokens(self._source(request), stopping)), stopping)
 
-        def step(token: int) -> Logits:
+    def stream(
+        self,
+        ids: TokenIds,
+        n_new: int,
+        sample: SampleOpts | None = None,
+        stop_at_eog: bool = True,
+        *,
+        stop: str | Sequence[str] = (),
+        min_tokens: int = 0,
+        speculative: str | None = None,
+    ) -> Iterator[Step]:
+        """The tokens of `generate` one at a time, each computed when it is asked for.
+
+        The arguments are checked at once. Whoever stops asking early closes the iterator, or drops it: until then the
+        runner is in use.
+
+        Returns:
+            Steps with `token`, `logprob` (of the model's own distribution) and, in the last one, `finish_reason`.
+
+        Raises:
+            What `generate` does.
+        """
+        context = self.checked_ids(ids)
+        stopping = self._stopping(len(context), n_new, stop_at_eog, stop, min_tokens, None)
+        request = self._request(context, sample, stopping, speculative, True)
+        return steps(self._source(request), stopping)
+
+    @property
+    def default_sample(self) -> SampleOpts:
+        """How tokens are chosen where a call says nothing else."""
+        return GREEDY
+
+    def _stopping(
+        self,
+        prompt: int,
+        n_new: int,
+        stop_at_eog: bool,
+        stop: str | Sequence[str],
+        min_tokens: int,
+        on_token: OnToken | None,
+    ) -> Stopping:
+        """What ends a generation behind `prompt` tokens."""
+        return Stopping(
+            _count(n_new),
+            room=None if self.max_seq is None else self.max_seq - prompt + 1,
+            stop_ids=self.stop_ids if stop_at_eog else frozenset(),
+            stop=stop,
+            tokenizer=self._tokenizer,
+            min_tokens=min_tokens,
+            on_token=on_token,
+        )
+
+    def _request(
+        self, context: list[int], sample: SampleOpts | None, stopping: Stopping, speculative: str | None, watched: bool
+    ) -> Request:
+        if speculative not in (None, *SPECULATIONS):
+            hint = f"there is {', '.join(map(repr, SPECULATIONS))}, and None"
+            raise ArgumentError(f"speculative is {speculative!r}", where="generate", hint=hint)
+        sampler = Sampler(self.default_sample if sample is None else sample, context, self._tokenizer)
+        return Request(context, sampler, stopping, speculative, watched)
+
+    def _source(self, request: Request) -> Source:
+        """The tokens of a generation; here each computes the whole context anew."""
+        if request.speculative:
+            hint = "leave `speculative` out"
+            raise ArgumentError("nothing is speculated without a cache", where="generate", hint=hint)
+        context = list(request.context)
+
+        def after(token: int) -> Logits:
             context.append(token)
             return self.predict_logits(context)
 
-        first = self.predict_logits(context) if count else None
-        return generate_tokens(first, step, sampler, count, on_token, self.stop_ids if stop_at_eog else frozenset())
+        return stepwise(lambda: self.predict_logits(context), after, request)
+
+    @property
+    def _tokenizer(self) -> Callable[[], Tokenizer] | None:
+        """What makes the tokenizer, for stop strings; None if there is none."""
+        return None
+
+    def score(self, ids: TokenIds) -> Logits:
+        """Log-probabilities of a text's tokens, each given what precedes it; leaves no state behind.
+
+        Returns:
+            float32[len(ids) - 1]: natural logarithms, of `ids[i + 1]` after `ids[: i + 1]` at i.
+
+        Raises:
+            PromptError: there are fewer than two ids, more than the context holds, or something that is no id.
+            NumericalError: a logit is NaN or infinite.
+        """
+        context = self.checked_ids(ids)
+        if len(context) < 2:
+            raise PromptError("one token has nothing before it", where="score", hint="give at least two tokens")
+        pieces = _with_next(self._all_logits(context), context)
+        return np.concatenate([log_probs(rows, tokens) for rows, tokens in pieces])
+
+    def _all_logits(self, context: list[int]) -> Iterator[Logits]:
+        """The logits after every token but the last, float32[some rows, vocab] at a time."""
+        yield self.predict_logits(context[:-1], all_positions=True)
 
     @property
     def supports_multimodal(self) -> bool:
@@ -117,8 +233,8 @@ class LmRunner(ABC):
         images: Sequence[npt.NDArray[np.uint8]],
         n_new: int,
         on_token: OnToken | None = None,
-        sample: SampleOpts = GREEDY,
-    ) -> list[int]:
+        sample: SampleOpts | None = None,
+    ) -> Generation:
         """As `generate`, for a text with images, uint8[height, width, 3] each; `MultimodalError` if there is no way."""
         raise MultimodalError(
             f"the {self.family} runner takes text only", where="generate_multimodal",
@@ -141,41 +257,20 @@ class LmRunner(ABC):
         """`ids` as a new list that fits into the context; `PromptError` says what is wrong with it."""
         return fit_context(check_ids(ids, self.vocab_size, what), self.max_seq, what)
 
-    def room_for(self, prompt: int, n_new: int) -> int:
-        """`n_new`, or less where the context ends; `ArgumentError` if it is no count."""
-        if not _is_whole(n_new) or n_new < 0:
-            raise ArgumentError(f"n_new is {n_new!r}, expected a whole number of at least 0", where="generate")
-        return int(n_new) if self.max_seq is None else min(int(n_new), self.max_seq - prompt + 1)
+
+def _count(n_new: Any) -> int:
+    count = checked_count("n_new", n_new)
+    if count is None:
+        raise ArgumentError("n_new is None, expected a whole number of at least 0", where="generate")
+    return count
 
 
-def generate_tokens(
-    logits: Logits | None,
-    step: Callable[[int], Logits],
-    sampler: Sampler,
-    count: int,
-    on_token: OnToken | None,
-    stop_ids: Set[int],
-) -> list[int]:
-    """The loop of every generation: choose, report, stop or compute the next logits.
-
-    Args:
-        logits: after the prompt; None if `count` is 0.
-        step: the logits after one more token.
-    """
-    tokens: list[int] = []
-    while len(tokens) < count:
-        logits = step(tokens[-1]) if tokens else logits
-        assert logits is not None
-        tokens.append(sampler.sample(logits))
-        if _says_stop(on_token, tokens[-1]) or tokens[-1] in stop_ids:
-            break
-    return tokens
-
-
-def _says_stop(on_token: OnToken | None, token: int) -> bool:
-    """Only a False stops, NumPy's included: a callback that returns None or a number of characters goes on."""
-    answer = on_token(token) if on_token else None
-    return isinstance(answer, bool | np.bool_) and not answer
+def _with_next(pieces: Iterable[Logits], ids: list[int]) -> Iterator[tuple[Logits, list[int]]]:
+    """Pieces of logits with the tokens that come after each of their rows."""
+    at = 1
+    for rows in pieces:
+        yield rows, ids[at : at + len(rows)]
+        at += len(rows)
 
 
 def _is_whole(value: Any) -> bool:

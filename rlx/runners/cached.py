@@ -12,20 +12,15 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from rlx.errors import BusyError, PromptError, TokenizerError, UnsupportedModelError
-from rlx.runners.base import (
-    GREEDY,
-    LmRunner,
-    Logits,
-    OnToken,
-    TokenIds,
-    check_finite,
-    check_ids,
-    generate_tokens,
-)
-from rlx.runners.sampling import SampleOpts, Sampler
+from rlx.runners.base import GREEDY, LmRunner, TokenIds, check_finite, check_ids
+from rlx.runners.generation import Generation, Logits, Request, Source, stepwise
+from rlx.runners.sampling import SampleOpts
+from rlx.runners.stopping import OnToken
+from rlx.runtime.devices import Device
 
 if TYPE_CHECKING:
     from rlx.models.config import ModelConfig
+    from rlx.runtime.snapshot import Snapshot
     from rlx.text.tokenizer import Tokenizer
 
 
@@ -35,6 +30,7 @@ class TokenEngine(Protocol):
     Attributes:
         max_seq: how many tokens the cache has room for.
         past: how many it holds.
+        ids: those tokens.
     """
 
     @property
@@ -44,11 +40,17 @@ class TokenEngine(Protocol):
 
     @property
     def past(self) -> int: ...
+    @property
+    def ids(self) -> Sequence[int]: ...
 
     max_seq: int
 
     def forward(self, ids: Sequence[int], all_rows: bool = False) -> Logits:
         """Appends `ids` to the cache; float32[vocab] after the last, or float32[len(ids), vocab], the caller's own."""
+        ...
+
+    def forward_rows(self, ids: Sequence[int]) -> Iterator[Logits]:
+        """As `forward` with `all_rows`, some rows at a time."""
         ...
 
     def trim(self, length: int) -> None:
@@ -58,6 +60,9 @@ class TokenEngine(Protocol):
     def reset(self) -> None:
         """Forgets everything."""
         ...
+
+    def snapshot(self) -> Snapshot: ...
+    def restore(self, snapshot: Snapshot) -> None: ...
 
     def scratch(self) -> AbstractContextManager[object]:
         """Inside, the cache is empty; afterwards it is what it was before."""
@@ -76,6 +81,9 @@ class CachedRunner(LmRunner):
 
     Args:
         engine: a loaded model; closed with the runner.
+        device: what it runs on.
+        sample: how `generate` chooses tokens where a call says nothing else; greedy by default.
+        on_token: the callback of calls that give none of their own.
 
     Raises:
         UnsupportedModelError: the engine holds a model of another family.
@@ -84,17 +92,25 @@ class CachedRunner(LmRunner):
     FAMILY: ClassVar[str | None] = None
     """The one family a subclass is for; None takes any."""
 
-    def __init__(self, engine: TokenEngine) -> None:
+    def __init__(
+        self,
+        engine: TokenEngine,
+        *,
+        device: Device = Device.CPU,
+        sample: SampleOpts | None = None,
+        on_token: OnToken | None = None,
+    ) -> None:
         found = engine.config.family
         if self.FAMILY not in (None, found):
             raise UnsupportedModelError(
                 f"{type(self).__name__} runs the family '{self.FAMILY}', this model is of '{found}'",
                 hint="rlx.auto_runner picks the runner that fits",
             )
-        self._engine = engine
+        self._engine, self._device, self._sample, self._on_token = engine, device, sample, on_token
         self._lock = threading.Lock()
         self._user: tuple[str, str] | None = None
         self._closed = False
+        self._reused, self._cached = 0, True
 
     # ---------------------------------------------------------------------------------------------- the model
 
@@ -116,8 +132,19 @@ class CachedRunner(LmRunner):
         return self._engine.config
 
     @property
+    def device(self) -> Device:
+        return self._device
+
+    @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, built at first use; `TokenizerError` if the file has none that can be built."""
+        """The model's tokenizer, built at first use.
+
+        Raises:
+            TokenizerError: the file has none that can be built.
+            BusyError: the runner was closed before anyone asked.
+        """
+        if self._closed and "tokenizer" not in vars(self._engine):
+            raise BusyError("the runner was closed", where="tokenizer", hint="open the model again")
         return self._engine.tokenizer
 
     @property
@@ -153,8 +180,13 @@ class CachedRunner(LmRunner):
             with engine.scratch():
                 return check_finite(engine.forward(context, all_positions), "predict_logits")
 
+    def _all_logits(self, context: list[int]) -> Iterator[Logits]:
+        with self._use("score") as engine, engine.scratch():
+            for rows in engine.forward_rows(context[:-1]):
+                yield check_finite(rows, "score")
+
     def prefill_logits(self, ids: TokenIds) -> Logits:
-        """Starts a session with `ids`.
+        """Starts a session with `ids`. What they share with the session before is not computed again.
 
         Returns:
             float32[vocab_size], the logits after the last of `ids`.
@@ -192,37 +224,67 @@ class CachedRunner(LmRunner):
         with self._use("reset") as engine:
             engine.reset()
 
+    def snapshot(self) -> Snapshot:
+        """A copy of the session: its ids, the used part of every cache, and the recurrent states.
+
+        It is immutable, and `Snapshot.save` writes it to a file.
+        """
+        with self._use("snapshot") as engine:
+            return engine.snapshot()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Goes on from a snapshot, in place of the session; the context may have another length than it had there.
+
+        Raises:
+            SnapshotError: it is of another model, or of another type of cache; the session stays.
+            PromptError: it holds more tokens than the context.
+        """
+        with self._use("restore") as engine:
+            engine.restore(snapshot)
+
     # ---------------------------------------------------------------------------------------------- text
 
-    def generate(
-        self,
-        ids: TokenIds,
-        n_new: int,
-        on_token: OnToken | None = None,
-        sample: SampleOpts = GREEDY,
-        stop_at_eog: bool = True,
-    ) -> list[int]:
-        """As `LmRunner.generate`: the prompt is computed once, then a step a token.
+    def disable_decode_compile_cache(self) -> None:
+        """From now on `generate` computes the whole context anew for every token: slow, and the measure of the rest."""
+        self._cached = False
+
+    def generate_packed(self, ids: TokenIds, n_new: int, on_token: OnToken | None = None, **options: Any) -> Generation:
+        """`generate`, under the name that the original has for it with packed weights: they are always packed here."""
+        return self.generate(ids, n_new, on_token, **options)
+
+    def generate_stoppable(self, ids: TokenIds, n_new: int, on_token: OnToken, **options: Any) -> Generation:
+        """`generate`, under the name of the original where the callback may stop it; here it always may."""
+        return self.generate(ids, n_new, on_token, **options)
+
+    @property
+    def default_sample(self) -> SampleOpts:
+        return self._sample or GREEDY
+
+    def _source(self, request: Request) -> Source:
+        """The tokens of a generation: the prompt is computed once, then a step a token.
 
         It starts a session of its own, which afterwards holds the prompt and all tokens of the result but the last.
         """
+        return self._session_source(request) if self._cached else super()._source(request)
+
+    def _session_source(self, request: Request) -> Source:
         with self._use("generate") as engine:
-            context = self.checked_ids(ids)
-            count = self.room_for(len(context), n_new)
-            stop_ids = self.stop_ids if stop_at_eog else frozenset()
-            return generate_tokens(
-                self._prefill(engine, context) if count else None,
-                lambda token: self._decode(engine, token),
-                Sampler(sample, context),
-                count,
-                on_token,
-                stop_ids,
-            )
+
+            def first() -> Logits:
+                return self._prefill(engine, request.context)
+
+            yield from stepwise(first, lambda token: self._decode(engine, token), request)
+
+    @property
+    def _tokenizer(self) -> Callable[[], Tokenizer]:
+        return lambda: self.tokenizer
 
     def _prefill(self, engine: TokenEngine, ids: list[int]) -> Logits:
-        engine.reset()
+        """The logits after `ids`, which become the session; what the session has of them already is kept."""
         try:
-            return check_finite(engine.forward(ids), "prefill")
+            engine.trim(shared := min(shared_prefix(engine.ids, ids), len(ids) - 1))
+            self._reused += shared
+            return check_finite(engine.forward(ids[shared:]), "prefill")
         except BaseException:  # an interrupt too: half a prompt is no session
             engine.reset()
             raise
@@ -257,9 +319,11 @@ class CachedRunner(LmRunner):
             return engine.compile(on_program)
 
     def stats(self) -> Mapping[str, Any]:
-        """What the engine holds: bytes, threads, counters of the compile cache."""
+        """What the engine holds: bytes, threads, counters of the compile cache; and `reused_tokens`, how many tokens of
+        prompts did not have to be computed because the session held them already.
+        """
         with self._use("stats") as engine:
-            return engine.stats()
+            return {**engine.stats(), "reused_tokens": self._reused}
 
     def close(self) -> None:
         """Gives back the memory and the threads; once is enough, more does no harm."""
@@ -289,3 +353,8 @@ class CachedRunner(LmRunner):
     def __enter__(self) -> Self:
         with self._use("with"):
             return self
+
+
+def shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences have in common at their start."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -20,7 +20,7 @@ import numpy as np
 from rlx import models, text
 from rlx.codegen.layouts import PACKED_DTYPES
 from rlx.codegen.target import Target
-from rlx.errors import ArgumentError, PromptError, UnsupportedModelError
+from rlx.errors import ArgumentError, PromptError, SnapshotError, UnsupportedModelError
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.runners.identity import identity
@@ -33,7 +33,8 @@ from rlx.runtime.guards import row_numbers
 from rlx.runtime.kv import States
 from rlx.runtime.machine import arithmetic_peaks, read_bandwidth
 from rlx.runtime.profiling import OpTime, op_times, region_seconds, step_bytes, step_flops
-from rlx.runtime.session import Session, Snapshot
+from rlx.runtime.session import Session
+from rlx.runtime.snapshot import Snapshot
 from rlx.runtime.tensors import Progress, Tensors
 from rlx.runtime.threads import WorkerPool
 from rlx.weights import ModelWeights, WeightLoader, open_weights
@@ -145,12 +146,20 @@ class Engine:
         Raises:
             PromptError: no ids, or more than the cache has room for.
         """
+        rows = list(self._steps(ids, all_rows))
+        return np.concatenate(rows) if all_rows else rows[-1][0]
+
+    def forward_rows(self, ids: Sequence[int]) -> Iterator[np.ndarray]:
+        """As `forward` with `all_rows`, in pieces, float32 [some rows, vocab], each computed when it is asked for."""
+        return self._steps(ids, True)
+
+    def _steps(self, ids: Sequence[int], all_rows: bool) -> Iterator[np.ndarray]:
         self._prepare(ids)
         self._catch_up()
-        rows = [self._step(chunk, all_rows) for chunk in self._chunks(ids, all_rows)]
+        for chunk in self._chunks(ids, all_rows):
+            yield self._step(chunk, all_rows)
         if len(ids) > 1:
             self._session.mark()
-        return np.concatenate(rows) if all_rows else rows[-1][0]
 
     def verify(self, ids: Sequence[int]) -> np.ndarray:
         """As `forward` with `all_rows`, for ids of which all but the first may turn out wrong.
@@ -252,7 +261,7 @@ class Engine:
         The context may have another length; the cache types must be the same.
 
         Raises:
-            ArgumentError: the snapshot is of another model or other state formats; the session stays.
+            SnapshotError: it is of another model or other state formats; the session stays.
             PromptError: it holds more tokens than the context.
         """
         if snapshot.position > self.max_seq:
@@ -261,7 +270,7 @@ class Engine:
         self._session.check(snapshot)
         if snapshot.model != self._identity:
             what = f"the snapshot is of another model ({snapshot.model[:12]}, this is {self._identity[:12]})"
-            raise ArgumentError(what, where=self._weights.loader.path, hint="Open the file that it was taken from.")
+            raise SnapshotError(what, where=self._weights.loader.path, hint="Open the file that it was taken from.")
         self._session.restore(snapshot)
 
     @contextlib.contextmanager

@@ -6,10 +6,16 @@ the engine builds the graph from the model's own configuration.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
+from rlx.runners.builder import RunnerBuilder
 from rlx.runners.cached import CachedRunner
+from rlx.runners.sampling import SampleOpts
+from rlx.runners.stopping import OnToken
+from rlx.runtime.devices import Device
+from rlx.runtime.devices import device as find_device
 
 if TYPE_CHECKING:
     from rlx.runners.cached import TokenEngine
@@ -20,19 +26,42 @@ class FamilyRunner(CachedRunner):
     """A `CachedRunner` that opens its own engine."""
 
     @classmethod
-    def from_path(cls, path: str | PathLike[str] | WeightLoader, **options: Any) -> Self:
+    def builder(cls) -> RunnerBuilder[Self]:
+        """Choices one at a time: `builder().weights(path).max_seq(8192).build()`."""
+        return RunnerBuilder(cls)
+
+    @classmethod
+    def from_path(
+        cls,
+        path: str | PathLike[str] | WeightLoader,
+        *,
+        config: str | PathLike[str] | Mapping[str, Any] | None = None,
+        device: str | Device | None = None,
+        sample: SampleOpts | None = None,
+        on_token: OnToken | None = None,
+        **options: Any,
+    ) -> Self:
         """Opens a GGUF file, a safetensors file or a model directory; an open `WeightLoader` is taken over.
 
         Args:
+            config: a `config.json`, or what stands in one, for safetensors weights that lie without theirs.
+            device: what to run on; see `rlx.devices()`.
+            sample, on_token: what `generate` takes where a call gives nothing else.
             options: those of `auto_runner`.
 
         Raises:
             UnsupportedModelError: the model is of another family, or rlx has no such architecture.
             ModelFileError: the file cannot be used, and why.
+            TargetError: there is no such device.
         """
+        place = find_device(device)
+        if config is not None and isinstance(path, str | PathLike):
+            from rlx.weights.loader import open_weights
+
+            path = open_weights(path, config=config)
         engine = open_engine(path, options)
         try:
-            return cls(engine)
+            return cls(engine, device=place, sample=sample, on_token=on_token)
         except BaseException:
             engine.close()
             raise

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import ArgumentError
+from rlx.errors import SnapshotError
 from rlx.runtime.kv import States
+from rlx.runtime.snapshot import Snapshot
 
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
@@ -26,35 +27,6 @@ Arrays = Mapping[str, Array]
 CHECKPOINTS = 4  # places a session can go back to at once, the newest ones
 CHECKPOINT_BYTES = 512 << 20  # of all of them; the oldest go first, and one that is larger is not kept
 _EVERYTHING = 1 << 62  # a position behind all others
-
-
-@dataclass(frozen=True, eq=False)
-class Snapshot:
-    """A session at rest, immutable: restored, it goes on as the original would have.
-
-    Attributes:
-        ids: the tokens so far.
-        arrays: by state: of a full cache its positions [heads, len(ids), head_dim]; of a ring the newest that it held,
-            [heads, at most its capacity, head_dim]; of a recurrent state all of it. bf16 as uint16, heads of q8_0 and
-            q4_0 as their blocks' bytes; read-only.
-        formats: by state: kind, type and shape, which must be those of the session it is restored into.
-        model: what tells one model from another.
-    """
-
-    ids: tuple[int, ...]
-    arrays: Arrays
-    formats: Mapping[str, str]
-    model: str
-
-    @property
-    def position(self) -> int:
-        """Where the next token goes."""
-        return len(self.ids)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays and of the ids, at four each."""
-        return sum(a.nbytes for a in self.arrays.values()) + 4 * len(self.ids)
 
 
 @dataclass
@@ -220,7 +192,7 @@ class Session:
         """Whether a snapshot can be restored.
 
         Raises:
-            ArgumentError: the states have other formats, or the arrays are not what the formats say.
+            SnapshotError: the states have other formats, or the arrays are not what the formats say.
         """
         own = self._formats()
         for name in sorted(own.keys() | snapshot.formats.keys()):
@@ -228,7 +200,7 @@ class Session:
             if found != expected:
                 hint = "Open the model with the cache type of the snapshot (kv_dtype)."
                 what = f"the snapshot has {found}, the session {expected}"
-                raise ArgumentError(what, where=f"state {name!r}", hint=hint)
+                raise SnapshotError(what, where=f"state {name!r}", hint=hint)
             self._check_array(name, snapshot.arrays.get(name), snapshot.position)
 
     def _check_array(self, name: str, value: Array | None, length: int) -> None:
@@ -243,7 +215,7 @@ class Session:
         if state.kind != "fixed" and not fits:
             found = f"{value.dtype}{list(value.shape)}" if value is not None else "nothing"
             what = f"the snapshot's array is {found}, expected {state.element}{shape}"
-            raise ArgumentError(what, where=f"state {name!r}", hint="The snapshot is damaged: take it anew.")
+            raise SnapshotError(what, where=f"state {name!r}", hint="The snapshot is damaged: take it anew.")
 
     def _formats(self) -> dict[str, str]:
         return {name: state.format for name, state in self.states.table.items()}

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
-from rlx.errors import ModelFileError
+from rlx.errors import ConfigError, ModelFileError
 from rlx.weights.gguf import MAGIC, GgufFile
 from rlx.weights.gguf_split import part_number
 from rlx.weights.mapped import Bytes, TensorInfo
-from rlx.weights.safetensors import INDEX_NAME, SINGLE_NAME, SafetensorsFile
+from rlx.weights.safetensors import INDEX_NAME, SINGLE_NAME, Config, SafetensorsFile
 
 __all__ = ["TensorInfo", "WeightLoader", "open_weights", "resolve_model_path"]
 
@@ -63,33 +63,42 @@ class WeightLoader(Protocol):
     ) -> None: ...
 
 
-def open_weights(path: str | os.PathLike[str], *, mmap: bool = True) -> WeightLoader:
+def open_weights(path: str | os.PathLike[str], *, mmap: bool = True, config: Config | None = None) -> WeightLoader:
     """Open the model at `path`: a GGUF file, a safetensors file or index, or a directory that holds one.
 
     Args:
         path: see `resolve_model_path`.
         mmap: map the files (fast, shared between processes); False reads them into memory, for file systems where
             another process may cut a file short.
+        config: a `config.json`, or what stands in one, for safetensors weights that lie without theirs.
 
     Raises:
+        ConfigError: `config` was given for a GGUF file, which holds its own.
         ModelFileError: nothing there, or nothing that can be read; its subclasses say which rule a file breaks.
     """
     found = resolve_model_path(path)
     if found.name.endswith(".safetensors.index.json"):
-        return SafetensorsFile(found, mmap=mmap)
+        return SafetensorsFile(found, mmap=mmap, config=config)
     head, suffix = _head(found), found.suffix.lower()
     if head.startswith(MAGIC):
+        _refuse_config(found, config)
         return GgufFile(found, mmap=mmap)
     if _is_safetensors(head):
-        return SafetensorsFile(found, mmap=mmap)
+        return SafetensorsFile(found, mmap=mmap, config=config)
     _refuse_lookalikes(found, head, suffix)
     if suffix == ".gguf":
         return GgufFile(found, mmap=mmap)  # says which rule is broken
     if suffix == ".safetensors":
-        return SafetensorsFile(found, mmap=mmap)
+        return SafetensorsFile(found, mmap=mmap, config=config)
     raise ModelFileError(
         f"this is neither a GGUF nor a safetensors file; it begins with {head!r}", where=found, hint=_GIVE
     )
+
+
+def _refuse_config(path: Path, config: Config | None) -> None:
+    if config is not None:
+        what = "a config was given, and a GGUF file holds its own"
+        raise ConfigError(what, where=path, hint="leave the config out; it is for safetensors weights")
 
 
 def resolve_model_path(path: str | os.PathLike[str]) -> Path:

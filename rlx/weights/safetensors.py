@@ -9,6 +9,7 @@ names). The library itself is not used: its NumPy front end has no bf16.
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 from collections.abc import Mapping
@@ -34,6 +35,9 @@ _SIZE = re.compile(r"[0-9]{1,20}")
 
 JsonObject = dict[str, Any]
 
+Config = str | os.PathLike[str] | Mapping[str, Any]
+"""A `config.json`, or what stands in one."""
+
 
 class SafetensorsFile(MappedTensors):
     """A safetensors checkpoint as a `WeightLoader`.
@@ -42,6 +46,7 @@ class SafetensorsFile(MappedTensors):
         path: a `.safetensors` file, an index (`*.safetensors.index.json`), or a directory that holds either under its
             usual name.
         mmap: map the files; False reads them into memory.
+        config: a `config.json` elsewhere, or what stands in one; by default the one beside the weights.
 
     Attributes:
         metadata: `config.json` as it stands, nested `text_config` included.
@@ -59,10 +64,10 @@ class SafetensorsFile(MappedTensors):
 
     format: ClassVar[str] = "safetensors"
 
-    def __init__(self, path: str | Path, *, mmap: bool = True) -> None:
+    def __init__(self, path: str | Path, *, mmap: bool = True, config: Config | None = None) -> None:
         super().__init__(Path(path))
         main = _main_file(self.path)
-        self.metadata: Mapping[str, Any] = _read_config(main.parent / "config.json")
+        self.metadata: Mapping[str, Any] = _read_config(main.parent / "config.json" if config is None else config)
         generation = main.parent / "generation_config.json"
         self.generation_config: Mapping[str, Any] = _read_json(generation, ConfigError) if generation.exists() else {}
         self.tensors: dict[str, TensorInfo] = {}
@@ -217,10 +222,15 @@ def _flat(pairs: JsonObject) -> list[Any]:
     return [*pairs.keys(), *pairs.values()]
 
 
-def _read_config(path: Path) -> JsonObject:
-    if not path.exists():
-        raise ConfigError("the file is missing", where=path, hint="put the checkpoint's config.json beside its weights")
-    config = _read_json(path, ConfigError)
+def _read_config(source: Config) -> JsonObject:
+    if isinstance(source, Mapping):
+        path, config = Path("config"), dict(source)
+    else:
+        path = Path(source)
+        if not path.exists():
+            hint = "put the checkpoint's config.json beside its weights"
+            raise ConfigError("the file is missing", where=path, hint=hint)
+        config = _read_json(path, ConfigError)
     for key in ("quantization_config", "quantization"):
         scheme = config.get(key)
         if isinstance(scheme, dict) and scheme and (method := fp8_config.refusal(scheme)):

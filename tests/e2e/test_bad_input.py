@@ -492,7 +492,7 @@ def test_sessions_and_counts(runner: Any) -> None:
     for count in (-1, 1.5, None, "3", True):
         with raising(ArgumentError, f"n_new is {count!r}, expected a whole number"):
             runner.generate([1], count)
-    for sample in (None, 0.7, {"temperature": 1}):
+    for sample in (0.7, {"temperature": 1}):
         with raising(SamplingError, "expected a SampleOpts"):
             runner.generate([1], 2, sample=sample)
     assert len(runner.generate([1] * 64, 5, stop_at_eog=False)) == 1, "a full context still has a next token"

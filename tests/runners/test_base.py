@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from rlx.errors import ArgumentError, MultimodalError, NumericalError, PromptError
-from rlx.runners.base import LmRunner, Logits, TokenIds, check_finite
+from rlx.runners.base import LmRunner, TokenIds, check_finite
+from rlx.runners.generation import Logits
 from rlx.runners.sampling import SampleOpts
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine
 
-from rlx.errors import BusyError, NumericalError, PromptError, TokenizerError, UnsupportedModelError
+from rlx.errors import ArgumentError, BusyError, NumericalError, PromptError, TokenizerError, UnsupportedModelError
 from rlx.runners.base import LmRunner
 from rlx.runners.cached import CachedRunner
 from rlx.runners.families import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner
@@ -275,3 +275,131 @@ def test_a_family_s_runner_takes_its_own_family_only(runner: type[CachedRunner],
     assert runner(FakeEngine(family=family)).family == family
     with pytest.raises(UnsupportedModelError, match=f"{runner.__name__} runs the family '{family}', .* of 'other'"):
         runner(FakeEngine(family="other"))
+
+
+# ---------------------------------------------------------------------------------------------------- prefixes
+
+
+def test_what_a_prompt_shares_with_the_session_is_not_computed_again() -> None:
+    engine = FakeEngine()
+    runner = CachedRunner(engine)
+    expected = [naive(FakeEngine(), prompt, 3) for prompt in (PROMPT, [*PROMPT, 9, 2], [3, 1, 7], [8, 8])]
+    assert runner.generate(PROMPT, 3) == expected[0]
+    engine.calls.clear()
+    assert runner.generate([*PROMPT, 9, 2], 3) == expected[1]
+    assert engine.calls[0] == 2, "the session held the first five"
+    engine.calls.clear()
+    assert runner.generate([3, 1, 7], 3) == expected[2]
+    assert engine.calls[0] == 1
+    assert runner.generate([8, 8], 3) == expected[3]
+    assert runner.stats()["reused_tokens"] == 5 + 2
+
+
+def test_the_same_prompt_again_computes_its_last_token() -> None:
+    engine = FakeEngine()
+    runner = CachedRunner(engine)
+    first = runner.prefill_logits(PROMPT)
+    np.testing.assert_array_equal(runner.prefill_logits(PROMPT), first)
+    assert engine.calls == [5, 1]
+
+
+def test_a_snapshot_is_a_prefix_too() -> None:
+    engine = FakeEngine()
+    runner = CachedRunner(engine)
+    runner.prefill_logits(PROMPT)
+    saved = runner.snapshot()
+    runner.prefill_logits([8, 8, 8])
+    runner.restore(saved)
+    assert runner.past_seq == 5
+    engine.calls.clear()
+    assert runner.generate([*PROMPT, 9], 3) == naive(FakeEngine(), [*PROMPT, 9], 3)
+    assert engine.calls[0] == 1
+
+
+# ---------------------------------------------------------------------------------------------------- streams
+
+
+def test_a_stream_gives_what_generate_gives() -> None:
+    runner = CachedRunner(FakeEngine())
+    steps = list(runner.stream(PROMPT, 6))
+    assert [step.token for step in steps] == naive(FakeEngine(), PROMPT, 6)
+    assert [step.finish_reason for step in steps] == [None] * 5 + ["length"]
+    context = list(PROMPT)
+    for step in steps:
+        logits = FakeEngine().forward(context).astype(np.float64)
+        expected = logits[step.token] - np.log(np.exp(logits).sum())
+        assert step.logprob == pytest.approx(expected, abs=1e-5)
+        context.append(step.token)
+
+
+def test_a_stream_is_lazy_and_holds_the_runner() -> None:
+    engine = FakeEngine()
+    runner = CachedRunner(engine)
+    stream = runner.stream(PROMPT, 6)
+    assert engine.calls == []
+    next(stream)
+    assert engine.calls == [5], "the next token is not computed before anyone asks"
+    with pytest.raises(BusyError, match="in use"):
+        runner.generate(PROMPT, 1)
+    stream.close()  # type: ignore[attr-defined]
+    assert runner.past_seq == 5
+    assert runner.generate(PROMPT, 1)
+
+
+def test_a_stream_checks_its_arguments_at_once() -> None:
+    runner = CachedRunner(FakeEngine())
+    with pytest.raises(PromptError, match="empty"):
+        runner.stream([], 3)
+    with pytest.raises(ArgumentError, match="n_new is -1"):
+        runner.stream(PROMPT, -1)
+    with pytest.raises(ArgumentError, match=r"speculative is 'guess'.*'prompt-lookup', 'mtp'"):
+        runner.stream(PROMPT, 1, speculative="guess")
+
+
+@pytest.mark.parametrize(
+    ("options", "count", "reason"),
+    [({}, 6, "length"), ({"on_token": lambda token: False}, 1, "callback"), ({"min_tokens": 2}, 3, "stop")],
+)
+def test_a_generation_knows_why_it_ended(options: Any, count: int, reason: str) -> None:
+    ends = naive(FakeEngine(), PROMPT, 3)[-1:] if reason == "stop" else []
+    runner = CachedRunner(FakeEngine(tokenizer=SimpleNamespace(eog_ids=frozenset(ends))))
+    generation = runner.generate(PROMPT, 6, **options)
+    assert (len(generation), generation.finish_reason) == (count, reason)
+
+
+def test_the_context_s_end_is_a_reason() -> None:
+    assert CachedRunner(FakeEngine(max_seq=6)).generate(PROMPT, 9).finish_reason == "context"
+
+
+# ---------------------------------------------------------------------------------------------------- scores
+
+
+def test_scores_are_log_probabilities_of_the_next_tokens() -> None:
+    runner = CachedRunner(FakeEngine())
+    runner.prefill_logits([7])
+    rows = FakeEngine().forward(PROMPT, True).astype(np.float64)
+    expected = rows - np.log(np.exp(rows).sum(1, keepdims=True))
+    np.testing.assert_allclose(runner.score(PROMPT), expected[np.arange(4), PROMPT[1:]], atol=1e-5)
+    np.testing.assert_allclose(LmRunner.score(runner, PROMPT), runner.score(PROMPT), atol=1e-6)
+    assert runner.past_seq == 1, "the session stays"
+    with pytest.raises(PromptError, match="nothing before it"):
+        runner.score([3])
+
+
+# ---------------------------------------------------------------------------------------------------- without a cache
+
+
+def test_without_the_cache_every_token_is_a_prefill() -> None:
+    engine = FakeEngine()
+    runner = CachedRunner(engine)
+    runner.disable_decode_compile_cache()
+    assert runner.generate(PROMPT, 3) == naive(FakeEngine(), PROMPT, 3)
+    assert engine.calls == [5, 6, 7]
+    with pytest.raises(ArgumentError, match="without a cache"):
+        runner.generate(PROMPT, 3, speculative="prompt-lookup")
+
+
+def test_the_original_s_names() -> None:
+    runner = CachedRunner(FakeEngine())
+    assert runner.generate_packed(PROMPT, 4) == runner.generate(PROMPT, 4)
+    assert len(runner.generate_stoppable(PROMPT, 4, lambda token: False)) == 1

@@ -50,31 +50,39 @@ class InterpretedEngine:
     def _start(self) -> None:
         states = self._graph.leaves("state").items()
         self._states = {n: np.zeros([dims.value(d, SIZES) for d in s.shape], np.float32) for n, s in states}
-        self.past = 0
+        self.ids: list[int] = []
+
+    @property
+    def past(self) -> int:
+        return len(self.ids)
 
     def forward(self, ids: Sequence[int], all_rows: bool = False) -> np.ndarray[Any, Any]:
         env = {"SEQ": len(ids), "PAST_SEQ": self.past, **SIZES}
         positions = np.arange(self.past, self.past + len(ids), dtype=np.int32)
         feeds = {**self._weights, **self._states, "tokens": np.array(ids, np.int32), "positions": positions}
         outputs, self._states = interp.run(self._graph, feeds, env)
-        self.past += len(ids)
+        self.ids += ids
         return outputs["logits"] if all_rows else outputs["logits"][-1]
 
     def trim(self, length: int) -> None:
-        assert not any(layer.recurrent for layer in self.config.each), "these states cannot go back"
-        self.past = length
+        kept = self.ids[:length]
+        if length < self.past and any(layer.recurrent for layer in self.config.each):  # these states cannot go back
+            self._start()
+            if kept:
+                self.forward(kept)
+        self.ids = kept
 
     def reset(self) -> None:
         self._start()
 
     @contextmanager
     def scratch(self) -> Iterator[None]:
-        kept = self._states, self.past
+        kept = self._states, self.ids
         self._start()
         try:
             yield
         finally:
-            self._states, self.past = kept
+            self._states, self.ids = kept
 
     def compile(self, on_program: Any = None) -> list[Any]:
         return []

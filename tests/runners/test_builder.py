@@ -1,0 +1,81 @@
+"""Builders and devices: every choice reaches the engine or the runner, and a wrong one is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine, Opened, install
+
+import rlx
+from rlx.errors import ArgumentError, ConfigError, MultimodalError, TargetError
+from rlx.runners.families import RUNNERS
+from rlx.runners.sampling import SampleOpts
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    return install(monkeypatch, lambda path: FakeEngine(family="qwen3"))
+
+
+def test_every_family_has_one() -> None:
+    for runner in RUNNERS.values():
+        assert repr(runner.builder().max_seq(7)) == f"{runner.__name__}.builder().max_seq(7)"
+
+
+def test_choices_reach_the_engine(opened: Opened) -> None:
+    cache = rlx.CompileCache()
+    builder = rlx.Qwen3Runner.builder().weights("m.gguf").max_seq(64).threads(1).kv_dtype("q8_0").cache(cache)
+    builder.profile({"buckets": {"seq": [1, 8]}}).packed(False).device("cpu").build()
+    profile = {"buckets": {"seq": [1, 8]}}
+    expected = {"max_seq": 64, "threads": 1, "kv_dtype": "q8_0", "cache": cache, "profile": profile}
+    assert opened.calls == [(Path("m.gguf"), {**expected, "precision": "exact"})]
+
+
+def test_choices_that_are_the_runner_s(opened: Opened) -> None:
+    seen: list[int] = []
+    runner = rlx.Qwen3Runner.builder().weights("m.gguf").stream(seen.append).sample(SampleOpts(seed=3)).build()
+    assert runner.device is rlx.Device.CPU
+    tokens = runner.generate([1, 2], 5)
+    assert seen == tokens
+    assert runner.generate([1, 2], 5) == tokens, "the seed"
+    assert runner.generate([1, 2], 5, sample=SampleOpts.greedy()) != tokens
+
+
+def test_without_weights() -> None:
+    with pytest.raises(ArgumentError, match=r"Qwen35Runner.builder\(\).weights\(path\) first"):
+        rlx.Qwen35Runner.builder().max_seq(8).build()
+
+
+def test_images_are_refused_when_they_are_asked_for() -> None:
+    with pytest.raises(MultimodalError, match="takes text only"):
+        rlx.GemmaRunner.builder().mmproj("mmproj.gguf")
+
+
+def test_devices() -> None:
+    assert rlx.devices() == [rlx.Device.CPU] == ["cpu"]
+
+
+@pytest.mark.parametrize(("name", "hint"), [("cuda", "There is cpu"), ("cpus", "Did you mean 'cpu'")])
+def test_a_device_that_is_not_there(name: str, hint: str, opened: Opened) -> None:
+    with pytest.raises(TargetError, match=hint):
+        rlx.Qwen3Runner.from_path("m.gguf", device=name)
+    assert not opened.calls
+
+
+def test_weights_without_their_config(goldens: Path, tmp_path: Path) -> None:
+    folder = goldens / "qwen3" / "hf"
+    (weights,) = folder.glob("*.safetensors")
+    (tmp_path / weights.name).write_bytes(weights.read_bytes())
+    with pytest.raises(ConfigError, match="missing"):
+        rlx.Qwen3Runner.from_path(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    for given in (folder / "config.json", config):
+        with rlx.Qwen3Runner.builder().weights(tmp_path).config(given).packed(False).build() as runner:
+            assert runner.vocab_size == config["vocab_size"]
+
+
+def test_a_gguf_file_has_its_config(goldens: Path) -> None:
+    with pytest.raises(ConfigError, match="holds its own"):
+        rlx.Qwen3Runner.from_path(goldens / "qwen3" / "model-f16.gguf", config={})
