@@ -93,6 +93,25 @@ def test_quotes_on_the_page_about_models_are_in_the_tree() -> None:
         assert any(quote in source for source in tree), quote
 
 
+def test_the_page_about_sampling() -> None:
+    """Its example runs; its table has every option with its default; its reasons are those of the code."""
+    from rlx.runners import FinishReason, SampleOpts
+
+    page = DOCS / "sampling.md"
+    (block,) = python(page)
+    found: dict[str, Any] = {}
+    exec(compile(block, "docs/sampling.md", "exec"), found)
+    assert found["token"] in found["ids"] and abs(found["probabilities"].sum() - 1) < 1e-12
+    every = {field.name: field.default for field in fields(SampleOpts)}
+    shown = dict(re.findall(r"`(\w+)` \(([-\d.]+)\)", text(page)))
+    assert {name: float(value) for name, value in shown.items()} == {
+        name: float(every[name]) for name in shown if isinstance(every[name], int | float)
+    }
+    assert set(every) <= set(re.findall(r"`(\w+)(?:=2)?`", text(page)))
+    reasons = [names(row[0])[0] for row in rows(page) if len(row) == 2 and names(row[0])]
+    assert reasons == ["FinishReason", *FinishReason]
+
+
 def test_examples_run() -> None:
     told = subprocess.run(
         [sys.executable, ROOT / "examples" / "chat.py"],

@@ -1,4 +1,4 @@
-"""Options that several subcommands share: how to open a model, and how to choose tokens."""
+"""Options that several subcommands share: how to open a model. `sampling.py` has those about the answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from rlx.ir.dtypes import KV_DTYPES
 
 if TYPE_CHECKING:
-    from rlx.runners import CachedRunner, SampleOpts
+    from rlx.runners import CachedRunner
     from rlx.runners.auto import Progress
     from rlx.runtime.cache import CompileCache, Policy
 
@@ -41,32 +41,14 @@ _ENGINE: dict[str, Decorator] = {
     ),
     "dump_ir": click.option("--dump-ir", metavar="DIR", help="Write every program after every pass to DIR, as text."),
 }
-_SAMPLING: dict[str, Decorator] = {
-    "temperature": click.option(
-        "--temperature", type=float, default=0.0, metavar="T", help="0, the default, takes the likeliest token."
-    ),
-    "top_k": click.option("--top-k", type=int, metavar="K", help="Choose among the K likeliest tokens."),
-    "top_p": click.option("--top-p", type=float, metavar="P", help="Choose among the likeliest that together reach P."),
-    "min_p": click.option("--min-p", type=float, metavar="P", help="Leave out what is below P times the likeliest."),
-    "repetition_penalty": click.option(
-        "--repetition-penalty", type=float, metavar="R", help="Above 1: avoid tokens of the last 64."
-    ),
-    "seed": click.option("--seed", type=int, metavar="N", help="Of the random numbers; another each time by default."),
-}
-_NEEDS_TEMPERATURE = ("top_k", "top_p", "min_p")
 
 
 def engine_options(command: Command) -> Command:
     """Adds the options of `auto_runner`; the command gets them as the dict `engine`."""
-    return _collected(command, "engine", _ENGINE, dict)
+    return collected(command, "engine", _ENGINE, dict)
 
 
-def sampling_options(command: Command) -> Command:
-    """Adds the options of `SampleOpts`; the command gets one as `sample`."""
-    return _collected(command, "sample", _SAMPLING, sample_opts)
-
-
-def _collected(command: Command, name: str, options: dict[str, Decorator], make: Callable[..., Any]) -> Command:
+def collected(command: Command, name: str, options: dict[str, Decorator], make: Callable[..., Any]) -> Command:
     """`command` with more options, whose values become one argument."""
 
     @wraps(command)
@@ -78,17 +60,6 @@ def _collected(command: Command, name: str, options: dict[str, Decorator], make:
     for option in reversed(options.values()):
         wrapped = option(wrapped)
     return wrapped
-
-
-def sample_opts(temperature: float, **given: Any) -> SampleOpts:
-    """The options as `SampleOpts`; a filter without a temperature is a mistake, because it would do nothing."""
-    from rlx.runners import SampleOpts
-
-    given = {key: value for key, value in given.items() if value is not None}
-    idle = [f"--{key.replace('_', '-')}" for key in _NEEDS_TEMPERATURE if key in given]
-    if idle and temperature == 0:
-        raise click.UsageError(f"{idle[0]} does nothing at temperature 0: add --temperature, such as --temperature 0.7")
-    return SampleOpts(temperature, **given)
 
 
 def compile_cache(policy: Policy | None) -> CompileCache | None:

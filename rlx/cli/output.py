@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Set
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.progress import Progress
 
@@ -51,18 +51,26 @@ class Answer:
         tokenizer: turns them into text, control tokens left out.
         out: where the text goes as it comes; None keeps it.
         before: called before any text is shown.
+        stop: the text ends before the first of these.
+        min_tokens: but not before there are as many tokens.
 
     Attributes:
         ids: the tokens so far.
     """
 
-    def __init__(self, tokenizer: Tokenizer, out: TextIO | None, before: Callable[[], object]) -> None:
-        from rlx.text import StreamDetokenizer
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        out: TextIO | None,
+        before: Callable[[], object],
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+    ) -> None:
+        from rlx.runners.stopping import AnswerText
 
         self.ids: list[int] = []
-        self._detokenizer = StreamDetokenizer(tokenizer, skip_special_tokens=True, continues=True)
+        self._answer, self._min_tokens = AnswerText(tokenizer, stop), min_tokens
         self._out, self._before = out, before
-        self._pieces: list[str] = []
         self._start = self._first = self._last = time.perf_counter()
 
     def push(self, token: int) -> None:
@@ -72,25 +80,24 @@ class Answer:
             self._first = self._last
             self._before()
         self.ids.append(token)
-        self._show(self._detokenizer.push(token))
+        self._show(self._answer.push(token, may_stop=len(self.ids) >= self._min_tokens))
 
     def finish(self) -> None:
         """No more tokens: shows what was held back, and ends the line if there is one."""
         self._before()
-        self._show(self._detokenizer.finish())
+        self._show(self._answer.finish())
         if self._out is not None and self.ids:
             self._out.write("\n")
             self._out.flush()
 
     def _show(self, text: str) -> None:
-        self._pieces.append(text)
         if self._out is not None and text:
             self._out.write(printable(text) if self._out.isatty() else text)
             self._out.flush()
 
     @property
     def text(self) -> str:
-        return "".join(self._pieces)
+        return self._answer.text
 
     @property
     def first_seconds(self) -> float | None:
@@ -107,17 +114,10 @@ class Answer:
         """Tokens of the prompt a second, up to the first token of the answer."""
         return tokens / self.first_seconds if self.first_seconds else None
 
-    def end(self, max_tokens: int, stop_ids: Set[int], interrupted: bool) -> str:
-        """Why the answer ended: interrupted, stop, length or context."""
-        if interrupted:
-            return "interrupted"
-        if self.ids and self.ids[-1] in stop_ids:
-            return "stop"
-        return "length" if len(self.ids) >= max_tokens else "context"
-
 
 ENDS = {
     "stop": "end of the answer",
+    "stop_string": "stopped by --stop",
     "length": "stopped by --max-tokens",
     "context": "stopped by the end of the context",
     "interrupted": "interrupted",

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.main import INTERRUPTED, debug_option
-from rlx.cli.options import engine_options, open_runner, sampling_options
+from rlx.cli.options import engine_options, open_runner
 from rlx.cli.output import Answer, Bars, speeds, stdout
+from rlx.cli.sampling import ending_options, sample_opts, sampling_options
 from rlx.errors import ChatTemplateError, PromptError
 
 if TYPE_CHECKING:
     from rlx.runners import CachedRunner, SampleOpts
 
+_INTERRUPTED = "interrupted"
 _MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
 
 
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="[MODEL] PROMPT")
-@click.option(
-    "--max-tokens", type=click.IntRange(1), default=256, show_default=True, metavar="N", help="Tokens of the answer."
-)
+@ending_options
 @sampling_options
 @click.option("--system", metavar="TEXT", help="A system message before the prompt.")
 @click.option("--raw", is_flag=True, help="No chat template; control tokens written in the prompt count as such.")
@@ -37,8 +37,8 @@ _MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
 def run(
     ctx: click.Context,
     words: tuple[str, ...],
-    max_tokens: int,
-    sample: SampleOpts,
+    ending: dict[str, Any],
+    sample: dict[str, Any],
     system: str | None,
     raw: bool,
     engine: dict[str, Any],
@@ -61,13 +61,13 @@ def run(
     with Bars() as bars:
         bars.waiting("opening the model")
         with open_runner(model, engine, bars) as runner:
+            opts = sample_opts(runner.default_sample, sample)
             ids = prompt_ids(runner, prompt, system, raw)
             loaded = time.perf_counter() - start
             bars.waiting("reading the prompt")
             out = None if as_json or no_stream else stdout()
-            answer = Answer(runner.tokenizer, out, bars.close)
-            interrupted = _generate(runner, ids, max_tokens, sample, answer)
-            end = answer.end(max_tokens, runner.stop_ids, interrupted)
+            answer = Answer(runner.tokenizer, out, bars.close, ending["stop"], ending["min_tokens"])
+            end = _generate(runner, ids, ending, opts, answer)
             report = {"model": model, "family": runner.family, **_report(answer, len(ids), end), **_counters(runner)}
     report["load_seconds"] = loaded
     if as_json:
@@ -76,7 +76,7 @@ def run(
         if no_stream:
             stdout().write(answer.text + "\n")
         click.echo(speeds(report), err=True)
-    if interrupted:
+    if end == _INTERRUPTED:
         ctx.exit(INTERRUPTED)
 
 
@@ -115,15 +115,16 @@ def prompt_ids(runner: CachedRunner, prompt: str, system: str | None, raw: bool)
     return runner.chat_ids([*messages, {"role": "user", "content": prompt}])
 
 
-def _generate(runner: CachedRunner, ids: list[int], max_tokens: int, sample: SampleOpts, answer: Answer) -> bool:
-    """Fills the answer; True if the user interrupted it. What is there by then stays."""
+def _generate(runner: CachedRunner, ids: list[int], ending: dict[str, Any], sample: SampleOpts, answer: Answer) -> str:
+    """Fills the answer, and says why it ended. What is there when the user interrupts it stays."""
+    limits = {"stop": ending["stop"], "min_tokens": ending["min_tokens"]}
     try:
-        runner.generate(ids, max_tokens, answer.push, sample)
+        done = runner.generate(ids, ending["max_tokens"], answer.push, sample, **limits)
     except KeyboardInterrupt:
-        return True
+        return _INTERRUPTED
     finally:
         answer.finish()
-    return False
+    return str(done.finish_reason)
 
 
 def _counters(runner: CachedRunner) -> dict[str, Any]:

@@ -1,0 +1,139 @@
+"""Options about the choice of tokens and the end of an answer, for the subcommands that generate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlx.cli.options import Command, Decorator, collected
+
+if TYPE_CHECKING:
+    from rlx.runners import SampleOpts
+
+
+class _Window(click.ParamType):  # type: ignore[type-arg]
+    """A number of tokens, or the word for all of them."""
+
+    name = "window"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == _ALL else click.INT.convert(value, param, ctx)
+
+
+class _Bias(click.ParamType):  # type: ignore[type-arg]
+    """`ID=BIAS`."""
+
+    name = "bias"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        token, _, bias = value.partition("=")
+        try:
+            return int(token), float(bias)
+        except ValueError:
+            self.fail(f"{value!r} is no ID=BIAS, such as 42=-1.5 or 42=-inf", param, ctx)
+
+
+_ALL = "all"
+# Parameter name -> type, metavar and help; the defaults are the model's own.
+_VALUES: dict[str, tuple[Any, str, str]] = {
+    "temperature": (float, "T", "Divides the logits; 0 takes the likeliest token."),
+    "top_k": (int, "K", "Choose among the K likeliest tokens."),
+    "top_p": (float, "P", "Choose among the likeliest that together reach P."),
+    "min_p": (float, "P", "Leave out what is below P times the likeliest."),
+    "typical_p": (float, "P", "Choose among the most typical that together reach P."),
+    "top_n_sigma": (float, "N", "Leave out logits N standard deviations below the largest."),
+    "xtc_probability": (float, "P", "How often XTC leaves out the top choices."),
+    "xtc_threshold": (float, "P", "What XTC counts as a top choice; 0.1 by default."),
+    "repetition_penalty": (float, "R", "Above 1: avoid tokens of the window."),
+    "frequency_penalty": (float, "F", "Taken off for each time that a token is in the window."),
+    "presence_penalty": (float, "F", "Taken off once for a token in the window."),
+    "repetition_window": (_Window(), "N", "Tokens that the penalties look back, or 'all'; 64 by default."),
+    "dry_multiplier": (float, "M", "Strength of DRY, against repeated sequences; 0 is off."),
+    "dry_base": (float, "B", "How DRY grows with the length; 1.75 by default."),
+    "dry_allowed_length": (int, "N", "Repeated sequences shorter than N tokens are free; 2 by default."),
+    "dry_penalty_last_n": (_Window(), "N", "Tokens that DRY looks back, or 'all', the default."),
+    "mirostat": (int, "2", "2: Mirostat 2 in the place of the filters."),
+    "mirostat_tau": (float, "T", "The surprise that Mirostat aims at, in bits; 5 by default."),
+    "mirostat_eta": (float, "E", "How fast Mirostat follows; 0.1 by default."),
+    "seed": (int, "N", "Of the random numbers; another each time by default."),
+}
+_SAMPLING: dict[str, Decorator] = {
+    **{
+        name: click.option(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=text)
+        for name, (kind, metavar, text) in _VALUES.items()
+    },
+    "dry_sequence_breakers": click.option(
+        "--dry-sequence-breaker", "dry_sequence_breakers", multiple=True, metavar="TEXT",
+        help="DRY does not look across TEXT; may be repeated. A line break, : \" and * by default.",
+    ),
+    "logit_bias": click.option(
+        "--logit-bias", type=_Bias(), multiple=True, metavar="ID=BIAS",
+        help="Added to the logit of a token, -inf bans it; may be repeated.",
+    ),
+}  # fmt: skip
+_ENDING: dict[str, Decorator] = {
+    "max_tokens": click.option(
+        "--max-tokens", type=click.IntRange(1), default=256, show_default=True, metavar="N",
+        help="Tokens of the answer.",
+    ),
+    "min_tokens": click.option(
+        "--min-tokens", type=click.IntRange(0), default=0, metavar="N",
+        help="The answer does not end before it has N tokens.",
+    ),
+    "stop": click.option(
+        "--stop", multiple=True, metavar="TEXT", help="End the answer before TEXT; may be repeated."
+    ),
+}  # fmt: skip
+# What changes the draw, and so does nothing where nothing is drawn; what Mirostat takes the place of.
+_FILTERS = ("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold")
+_OF_DRAWS = (*_FILTERS, "mirostat", "mirostat_tau", "mirostat_eta")
+
+
+def sampling_options(command: Command) -> Command:
+    """Adds the options of `SampleOpts`; the command gets those that were given as the dict `sample`."""
+    return collected(command, "sample", _SAMPLING, _given)
+
+
+def ending_options(command: Command) -> Command:
+    """Adds `--max-tokens`, `--min-tokens` and `--stop`; the command gets them as the dict `ending`."""
+    return collected(command, "ending", _ENDING, _ending)
+
+
+def sample_opts(default: SampleOpts, given: dict[str, Any]) -> SampleOpts:
+    """The model's own options with those that were given in their places.
+
+    An option that would do nothing is a mistake: a filter without a temperature, or beside Mirostat.
+    """
+    opts = replace(default, **given)
+    idle = [_option(name) for name in _OF_DRAWS if name in given]
+    if opts.is_greedy and idle:
+        raise click.UsageError(f"{idle[0]} does nothing at temperature 0: add --temperature, such as --temperature 0.7")
+    replaced = [_option(name) for name in _FILTERS if name in given]
+    if opts.mirostat and replaced:
+        raise click.UsageError(f"{replaced[0]} does nothing beside Mirostat, which takes the place of the filters")
+    return opts
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """The values that were given; they are checked at once, before a model is opened."""
+    from rlx.runners import SampleOpts
+
+    given = {name: value for name, value in values.items() if value not in (None, ())}
+    given |= {name: None for name in ("repetition_window", "dry_penalty_last_n") if given.get(name) == _ALL}
+    SampleOpts(**given)
+    return given
+
+
+def _ending(**values: Any) -> dict[str, Any]:
+    """The values, checked before a model is opened."""
+    from rlx.runners.stopping import stop_strings
+
+    if values["min_tokens"] > values["max_tokens"]:
+        raise click.UsageError(f"--min-tokens {values['min_tokens']} is more than --max-tokens {values['max_tokens']}")
+    return {**values, "stop": stop_strings(values["stop"])}
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
