@@ -1,17 +1,19 @@
-"""Memory: lifetimes become offsets in one arena.
+"""Memory: lifetimes become offsets in one arena, and prologues get memory of each worker's own.
 
 Values are placed in the order in which they are made, each at the lowest offset where nothing that lives at the same
-time lies (first fit). Inputs and outputs live for the whole step; weights and states are bound from outside.
+time lies (first fit). Inputs and outputs live for the whole step; weights and states are bound from outside. What a
+worker computes for itself lives for one region, so the values of a prologue lie one after the other.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rlx.errors import GraphError
 from rlx.ir.node import Node
-from rlx.passes.program import Buffer, Program, nbytes, root
+from rlx.passes.program import Buffer, Program, Region, nbytes, root
 from rlx.passes.schedule import last_use
 
 ALIGN = 64
@@ -37,8 +39,20 @@ def memory(program: Program) -> Program:
         offset = _first_fit(taken, size)
         taken.append(_Span(offset, offset + size, last[node]))
         buffers[node] = Buffer("arena", offset=offset, nbytes=size)
-    arena = max((b.offset + b.nbytes for b in buffers.values() if b.kind == "arena"), default=0)
-    return replace(program, buffers=buffers, arena=_align(arena))
+    own = {n: b for prologue in program.prologues for n, b in _own(prologue, program)}
+    arena, private = (
+        max((b.offset + b.nbytes for b in some.values() if b.kind == kind), default=0)
+        for some, kind in ((buffers, "arena"), (own, "private"))
+    )
+    return replace(program, buffers=buffers, arena=_align(arena), own=own, private=_align(private))
+
+
+def _own(prologue: Region, program: Program) -> Iterator[tuple[Node, Buffer]]:
+    end = 0
+    for node in prologue:
+        buffer = Buffer("private", offset=_align(end), nbytes=nbytes(node, program.graph))
+        end = buffer.offset + buffer.nbytes
+        yield node, buffer
 
 
 def _bound(node: Node, program: Program) -> Buffer:
@@ -68,11 +82,18 @@ def _align(n: int) -> int:
 
 
 def check_memory(program: Program) -> None:
-    """No two values that live at the same time overlap: in each region, the live spans by offset do not touch."""
+    """No two values that live at the same time overlap: in each region, and in each prologue."""
     last = last_use(program)
     values = [(program.buffer(n), made, last[n], n) for n, made in _order(program)]
     for region in range(-1, len(program.regions)):
         live = sorted(((b, n) for b, made, until, n in values if made <= region <= until), key=lambda v: v[0].offset)
-        for (a, first), (b, second) in itertools.pairwise(live):
-            if a.offset + a.nbytes > b.offset:
-                raise GraphError(f"overlaps {second!r} in the arena of region {region}", where=repr(first))
+        _check_apart(live, f"in the arena of region {region}")
+    for region, prologue in enumerate(program.prologues):
+        _check_apart([((program.own or {})[n], n) for n in prologue], f"before the units of region {region}")
+
+
+def _check_apart(live: Sequence[tuple[Buffer, Node]], where: str) -> None:
+    """Buffers by offset do not overlap."""
+    for (a, first), (b, second) in itertools.pairwise(live):
+        if a.offset + a.nbytes > b.offset:
+            raise GraphError(f"overlaps {second!r} {where}", where=repr(first))

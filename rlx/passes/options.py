@@ -9,7 +9,7 @@ from rlx.errors import ArgumentError
 
 MAX_SLOTS = 1 << 20  # upper bound of SLOTS
 MAX_PAST = 1 << 20  # upper bound of PAST_SEQ and CTX: a run-time scalar, so a generous bound costs nothing
-FUSIONS = ("gated", "bias", "residual", "norm", "rope", "elementwise")
+FUSIONS = ("gated", "bias", "residual", "norm", "rope", "elementwise", "prologue")
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Options:
             and, with `bf16_dots`, bf16 activations for bf16 weights.
         seq: (smallest, largest) number of rows a call brings; equal ends make SEQ a constant.
         all_rows: True keeps the logits of every row, False those of the last one only.
-        fusions: which groups of fusion rules run, of `FUSIONS`.
+        fusions: which groups of fusion rules run, of `FUSIONS`; "prologue" is the schedule's, see there.
         symbols: bounds of further symbols, name -> (lowest, highest).
         sequences: True makes every row the one new token of a sequence of its own, see `rlx.ir.sequences`.
         bf16_dots: whether the target has dot products of bf16. The compiler sets it: it is the target's to say.

@@ -49,12 +49,12 @@ def lower(graph: Graph, options: Options, hook: Hook | None = None) -> Program:
         graph = run(graph, options)
         verify(graph)
         hook(f"{i:02}-{run.__name__}", graph)
-    return _backend(graph, len(passes) + 1, hook)
+    return _backend(graph, options, len(passes) + 1, hook)
 
 
-def _backend(graph: Graph, at: int, hook: Hook) -> Program:
-    program = schedule(graph)
-    verify_schedule(program.regions)
+def _backend(graph: Graph, options: Options, at: int, hook: Hook) -> Program:
+    program = schedule(graph, options)
+    verify_schedule(program)
     hook(f"{at:02}-schedule", program)
     program = memory(program)
     check_memory(program)

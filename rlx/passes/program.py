@@ -18,8 +18,9 @@ class Buffer:
     """Where a value lives.
 
     Attributes:
-        kind: "arena" (offset into the program's arena), or "weight" and "state" (bound by name).
-        name: the weight's or state's name; empty in the arena.
+        kind: "arena" (offset into the program's arena), "private" (offset into each worker's own memory), or "weight"
+            and "state" (bound by name).
+        name: the weight's or state's name; empty in the arena and in private memory.
         offset, nbytes: bytes, at the upper bounds of the symbols; offsets are multiples of 64.
     """
 
@@ -29,7 +30,7 @@ class Buffer:
     nbytes: int = 0
 
     def __str__(self) -> str:
-        return f"arena+{self.offset}" if self.kind == "arena" else f"{self.kind} {self.name!r}"
+        return f"{self.kind} {self.name!r}" if self.name else f"{self.kind}+{self.offset}"
 
 
 @dataclass(frozen=True)
@@ -38,27 +39,41 @@ class Program:
 
     Attributes:
         regions: parallel regions in order; the nodes of one region do not depend on each other, a barrier follows each.
+        prologues: for each region, what a worker computes for itself, in order, before its first units of the region.
         load: pack nodes, run once when weights are bound.
         buffers: a place for every node that holds a value of its own; views resolve through `root`.
         arena: bytes of the arena.
+        own: the places of prologues' nodes in the memory of a worker. In their region they are read there.
+        private: bytes of that memory.
     """
 
     graph: Graph
     regions: tuple[Region, ...]
+    prologues: tuple[Region, ...]
     load: tuple[Node, ...] = ()
     buffers: dict[Node, Buffer] | None = None
     arena: int = 0
+    own: dict[Node, Buffer] | None = None
+    private: int = 0
 
     def buffer(self, node: Node) -> Buffer:
+        """Where all workers find a value."""
         assert self.buffers is not None
         return self.buffers[root(node)]
 
+    def operand(self, node: Node, region: int) -> Buffer:
+        """Where the nodes of a region and of its prologue read a value."""
+        assert self.own is not None
+        return self.own[root(node)] if root(node) in self.prologues[region] else self.buffer(node)
+
     def __str__(self) -> str:
         number = {n: i for i, n in enumerate(self.graph.nodes())}
-        lines = [f'program "{self.graph.name}" {self.graph.phase} arena={self.arena} {{']
+        sizes = f"arena={self.arena} private={self.private}"
+        lines = [f'program "{self.graph.name}" {self.graph.phase} {sizes} {{']
         lines += [f"  load {printer.line(n, number)}" for n in self.load]
-        for i, region in enumerate(self.regions):
+        for i, (prologue, region) in enumerate(zip(self.prologues, self.regions, strict=True)):
             lines.append(f"  region {i} {{")
+            lines += [f"    each {printer.line(n, number)}{self._own_place(n)}" for n in prologue]
             lines += [f"    {printer.line(n, number)}{self._place(n)}" for n in region]
             lines.append("  }")
         lines += [f"  output {name!r} %{number[n]}{self._place(n)}" for name, n in self.graph.outputs.items()]
@@ -66,6 +81,9 @@ class Program:
 
     def _place(self, node: Node) -> str:
         return f"  @ {self.buffer(node)}" if self.buffers else ""
+
+    def _own_place(self, node: Node) -> str:
+        return f"  @ {self.own[node]}" if self.own else ""
 
 
 def root(node: Node) -> Node:

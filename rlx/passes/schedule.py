@@ -3,6 +3,11 @@
 A node goes into the first region after everything it reads (and, for a state, after everything that wrote it), so
 independent nodes such as Q, K and V share one region and its hand-out of work. Regions that do the same work on other
 buffers - those of equal layers - have equal signatures, and codegen makes one function for all of them.
+
+In decode the little that lies between two linears, such as norms and prepared activations, has no region of its own. It
+would keep one worker busy and all others waiting. Instead it is the prologue of the region that reads it: every worker
+computes it for itself before its first units there. What later regions read too is also one of that region's units of
+work.
 """
 
 from __future__ import annotations
@@ -11,23 +16,64 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlx.errors import GraphError
+from rlx.ir.costs import cost
+from rlx.ir.dims import symbols
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+from rlx.passes.options import Options
 from rlx.passes.program import Program, Region, is_work, root
 
+#: Ops that may be in a prologue: free of effects, and of one row a single unit of work or a few small ones.
+OWN = frozenset(
+    "embedding rms_norm quantize rope elementwise softmax top_k take mix reduce_mean reduce_sum slice concat".split()
+)
+#: Floating-point operations and bytes moved, added up, of a node that every worker may compute for itself. A core does
+#: so much in a few microseconds, and what it reads stays in its own cache.
+OWN_COST = 1 << 18
 
-def schedule(graph: Graph) -> Program:
+
+def schedule(graph: Graph, options: Options | None = None) -> Program:
     """Levels of the data-flow graph, in order."""
     nodes = graph.nodes()
+    prologues = graph.phase == "decode" and "prologue" in (options or Options()).fusions
+    own = {n for n in nodes if prologues and is_own(n)}
+    level = _levels(nodes, own)
+    shared, private = _places(graph, level, own)
+    depth = max((level[n] for n in shared), default=-1) + 1
+    regions, before = ([[n for n in some if level[n] == i] for i in range(depth)] for some in (shared, private))
+    load = tuple(n for n in nodes if n.op == "pack")
+    return Program(graph, tuple(map(tuple, regions)), tuple(map(tuple, before)), load)
+
+
+def is_own(node: Node) -> bool:
+    """Whether every worker may compute the node for itself."""
+    if node.op not in OWN or any(symbols(d) for n in (node, *node.inputs) for d in n.shape):
+        return False
+    return sum(cost(node, {})) <= OWN_COST
+
+
+def _levels(nodes: Sequence[Node], own: set[Node]) -> dict[Node, int]:
+    """Region of each node that is work: prologues do not push their readers into the next one."""
+    ready: dict[Node, int] = {}  # the first region that can read a value
     level: dict[Node, int] = {}
     for node in nodes:
-        after = [level[i] for i in node.inputs]
-        level[node] = max(after, default=-1) + is_work(node) if after else -1
-    depth = max((level[n] for n in nodes), default=-1) + 1
-    regions: list[list[Node]] = [[] for _ in range(depth)]
-    for node in filter(is_work, nodes):
-        regions[level[node]].append(node)
-    return Program(graph, tuple(map(tuple, regions)), tuple(n for n in nodes if n.op == "pack"))
+        at = max((ready[i] for i in node.inputs), default=0)
+        if is_work(node):
+            level[node] = at
+        ready[node] = at + (is_work(node) and node not in own)
+    return level
+
+
+def _places(graph: Graph, level: dict[Node, int], own: set[Node]) -> tuple[list[Node], list[Node]]:
+    """The nodes that are units of work, and those of prologues; a node that regions read now and later is both."""
+    shared = {_maker(n) for n in graph.outputs.values()} | (level.keys() - own)
+    private: set[Node] = set()
+    for node in reversed(level):  # readers before what they read
+        if node in shared or node in private:
+            for operand in map(_maker, node.inputs):
+                if operand in own:
+                    (private if level[operand] == level[node] else shared).add(operand)
+    return [n for n in level if n in shared], [n for n in level if n in private]
 
 
 def signature(region: Region) -> tuple[Any, ...]:
@@ -43,24 +89,37 @@ def _operand(node: Node) -> tuple[Any, ...]:
 def last_use(program: Program) -> dict[Node, int]:
     """Buffer root -> index of the last region that touches it; inputs and outputs are held to the end."""
     last: dict[Node, int] = {}
-    for i, region in enumerate(program.regions):
+    for i, (prologue, region) in enumerate(zip(program.prologues, program.regions, strict=True)):
+        for node in (*prologue, *region):
+            for operand in node.inputs:
+                if root(operand) not in prologue:
+                    last[root(operand)] = i
         for node in region:
-            for operand in (node, *node.inputs):
-                last[root(operand)] = i
+            last[root(node)] = i
     for node in (*program.graph.leaves("input").values(), *program.graph.outputs.values()):
         last[root(node)] = len(program.regions)
     return last
 
 
-def verify_schedule(regions: Sequence[Region]) -> None:
-    """Every operand is made in an earlier region, so the nodes of one are independent. Raises `GraphError`."""
+def verify_schedule(program: Program) -> None:
+    """Every operand is made in an earlier region or before the units of this one, so the nodes of a region are
+    independent. Raises `GraphError`.
+    """
     done: set[Node] = set()
-    for region in regions:
+    for prologue, region in zip(program.prologues, program.regions, strict=True):
+        here = set(done)
+        for node in prologue:
+            _check_operands(node, here)
+            here.add(node)
         for node in region:
-            waiting = [i for i in node.inputs if is_work(_maker(i)) and _maker(i) not in done]
-            if waiting:
-                raise GraphError(f"runs before its operand {waiting[0]!r}", where=repr(node))
+            _check_operands(node, here)
         done.update(region)
+
+
+def _check_operands(node: Node, done: set[Node]) -> None:
+    waiting = [i for i in node.inputs if is_work(_maker(i)) and _maker(i) not in done]
+    if waiting:
+        raise GraphError(f"runs before its operand {waiting[0]!r}", where=repr(node))
 
 
 def _maker(node: Node) -> Node:

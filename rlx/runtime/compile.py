@@ -63,7 +63,8 @@ class CompiledProgram:
     @property
     def kernels(self) -> list[str]:
         """Symbols of the kernels, each once."""
-        return sorted({symbol for region in self.manifest["regions"] for _, symbol in region})
+        calls = itertools.chain(*self.manifest["prologues"], *self.manifest["regions"])
+        return sorted({symbol for _, symbol in calls})
 
 
 class Compiler:

@@ -53,8 +53,8 @@ class NativeProgram:
     def __init__(self, code: NativeCode, manifest: Mapping[str, Any], pool: WorkerPool) -> None:
         self.manifest, self.pool = manifest, pool
         self._code = code
-        self.arena = AlignedBuffer(manifest["arena"], huge=True)
-        self.arena_bytes: int = manifest["arena"]
+        self.arena_bytes: int = manifest["arena"] + pool.n * manifest["private"]
+        self.arena = AlignedBuffer(self.arena_bytes, huge=True)  # then the workers' own memory, one after the other
         regions = manifest["regions"]
         self._args = np.zeros(max(1, len(manifest["args"])), np.uint64)
         self._extents = np.zeros(max(1, len(manifest["symbols"])), np.int64)
@@ -75,15 +75,16 @@ class NativeProgram:
 
     def _place_arena(self) -> set[str]:
         """Fills in the addresses inside the arena; returns the names that must still be bound."""
+        bases = {"arena": self.arena.address, "private": self.arena.address + self.manifest["arena"]}
         for i, (kind, where) in enumerate(self.manifest["args"]):
-            if kind == "arena":
-                self._args[i] = self.arena.address + where
-        return {str(where) for kind, where in self.manifest["args"] if kind != "arena"}
+            if kind in bases:
+                self._args[i] = bases[kind] + where
+        return {str(where) for kind, where in self.manifest["args"] if kind not in bases}
 
     def _by_name(self) -> dict[str, list[int]]:
         table: dict[str, list[int]] = {}
         for i, (kind, where) in enumerate(self.manifest["args"]):
-            if kind != "arena":
+            if kind in ("weight", "state"):
                 table.setdefault(where, []).append(i)
         return table
 

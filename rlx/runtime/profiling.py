@@ -27,7 +27,8 @@ class OpTime:
     """Totals of one kind of work over a step.
 
     Attributes:
-        label: the ops of the region; for linears with the weights' types.
+        label: the ops of the region's units; for linears with the weights' types. What goes before them counts with
+            them, as done once.
         seconds: wall time of its regions, barrier included, as worker 0 saw them.
         bytes: of operands read and results written.
         operations: multiplications, additions and the like, by the arithmetic that does them: "int8", "bf16" or "f32".
@@ -94,12 +95,13 @@ def op_times(program: NativeProgram, graph: Graph, env: Mapping[str, int], secon
     """
     nodes, totals = graph.nodes(), dict[str, OpTime]()
     sizes = _filled(env)
-    for region, spent in zip(program.manifest["regions"], seconds.tolist(), strict=True):
-        work = [nodes[number] for number, _ in region]
-        total = totals.setdefault(label := " ".join(sorted({_label(n) for n in work})), OpTime(label))
+    regions, prologues = ([[nodes[i] for i, _ in row] for row in program.manifest[k]] for k in ("regions", "prologues"))
+    for work, own, spent in zip(regions, prologues, seconds.tolist(), strict=True):
+        label = " ".join(sorted({_label(n) for n in work if n not in own}))
+        total = totals.setdefault(label, OpTime(label))
         total.seconds += spent
         total.regions += 1
-        for node in work:
+        for node in {*work, *own}:
             flops, moved = cost(node, sizes)
             total.operations[_arithmetic(node)] += flops
             total.bytes += moved

@@ -348,7 +348,10 @@ def test_each_fusion_switch_changes_the_program(switch: str) -> None:
     graph.output("more", rlx.ops.softcap(rlx.ops.scale(graph.outputs["logits"], 2.0), 5.0))  # two elementwise ops
     everything = pipeline.lower(graph, Options("auto"))
     without = pipeline.lower(graph, Options("auto", fusions=tuple(name for name in FUSIONS if name != switch)))
-    assert len(without.graph.nodes()) > len(everything.graph.nodes())
+    if switch == "prologue":
+        assert len(without.regions) > len(everything.regions) and not any(without.prologues)
+    else:
+        assert len(without.graph.nodes()) > len(everything.graph.nodes())
 
 
 def test_fusions_change_kernels_and_not_the_result(goldens: Path) -> None:
@@ -364,6 +367,20 @@ def test_fusions_change_kernels_and_not_the_result(goldens: Path) -> None:
             assert alone.kernels != fused[bucket].kernels
         rows = [runner.prefill_logits(tokens[:40]), *map(runner.decode_logits, tokens[40:])]
     assert error(np.stack(rows), expected["logits"][39:]) <= GOLDEN
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma4-e2b", "qwen35moe"])
+def test_who_computes_what_changes_no_bit(goldens: Path, family: str) -> None:
+    """Small work in regions of its own, and as a prologue that each of several workers computes for itself."""
+    found = []
+    for fusion, threads in ((False, 1), (True, 1), (True, 3)):
+        profile = {**PAIR, "fusion": {"prologue": fusion}}
+        path = goldens / family / "model-f16.gguf"
+        with rlx.auto_runner(path, max_seq=96, profile=profile, threads=threads) as runner:
+            tokens = range(3, 19)
+            found.append([runner.prefill_logits(tokens), *map(runner.decode_logits, tokens)])
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
 
 
 # ---------------------------------------------------------------------------------------------------- cache

@@ -21,6 +21,7 @@ from rlx.passes.options import Options
 from rlx.passes.program import Buffer, Program, is_work
 from rlx.passes.schedule import schedule
 
+ONE_ROW = Options(fusions=())
 VIEWS = ("reshape", "kv_write", "rope_kv_write")
 X = Graph().input("x", [SEQ, 64])
 
@@ -35,16 +36,18 @@ def lifetimes(program: Program) -> dict[Node, set[int]]:
     end = len(program.regions)
     made = {n: i for i, region in enumerate(program.regions) for n in region}
     read: dict[Node, list[int]] = {}
-    for node, at in made.items():
-        for operand in node.inputs:
-            read.setdefault(home(operand), []).append(at)
+    for at, (prologue, region) in enumerate(zip(program.prologues, program.regions, strict=True)):
+        for node in (*prologue, *region):
+            for operand in map(home, node.inputs):
+                if operand not in prologue:
+                    read.setdefault(operand, []).append(at)
     for node in program.graph.outputs.values():
         read.setdefault(home(node), []).append(end)
     alive = {}
     for node in map(home, program.graph.nodes()):
         if node.op == "input":
             alive[node] = set(range(-1, end + 1))
-        elif is_work(node):
+        elif is_work(node) and node in made:  # what only workers themselves have has no place in the arena
             alive[node] = set(range(made[node], max(read[node]) + 1))
     return alive
 
@@ -61,6 +64,19 @@ def check_apart(program: Program) -> None:
             second = program.buffer(b)
             apart = first.offset + first.nbytes <= second.offset or second.offset + second.nbytes <= first.offset
             assert apart or not when & others, (a, b)
+    for prologue in program.prologues:
+        check_own_apart(program, prologue)
+
+
+def check_own_apart(program: Program, prologue: tuple[Node, ...]) -> None:
+    """The values of a prologue lie one after the other in a worker's memory."""
+    end = 0
+    for node in prologue:
+        own = (program.own or {})[node]
+        assert own.kind == "private" and own.offset % 64 == 0 and own.offset >= end
+        assert own.nbytes == node.dtype.size([int(str(d)) for d in node.shape])
+        end = own.offset + own.nbytes
+    assert end <= program.private
 
 
 OPTIONS = {
@@ -123,7 +139,7 @@ def test_a_place_is_used_again_when_its_value_is_dead() -> None:
     y = X
     for _ in range(20):
         y = ops.softmax(y)
-    program = pipeline.lower(Graph(outputs={"y": y}), Options())
+    program = pipeline.lower(Graph(outputs={"y": y}), ONE_ROW)
     assert program.arena == 3 * 256  # the input, which stays, and two places in turn
 
 
@@ -132,7 +148,7 @@ def test_an_output_is_not_overwritten_in_its_step() -> None:
     y = first
     for _ in range(5):
         y = ops.softmax(y)
-    program = pipeline.lower(Graph(outputs={"first": first, "y": y}), Options())
+    program = pipeline.lower(Graph(outputs={"first": first, "y": y}), ONE_ROW)
     kept = program.graph.outputs["first"]
     at = program.buffer(kept).offset
     assert [n for n in program.graph.nodes() if program.buffer(n).offset == at] == [kept]
@@ -154,10 +170,18 @@ def test_the_check_finds_an_overlap() -> None:
         check_memory(replace(program, buffers=moved))
 
 
+def test_the_check_finds_an_overlap_in_a_workers_memory() -> None:
+    program = pipeline.lower(toy.build(toy.FAMILIES["gemma"]), Options())
+    own = {n: replace(b, offset=0) for n, b in (program.own or {}).items()}
+    with pytest.raises(GraphError, match=r"overlaps .* before the units of region 0"):
+        check_memory(replace(program, own=own))
+
+
 def test_a_program_prints_its_places() -> None:
     program = pipeline.lower(toy.build(toy.FAMILIES["llama"]), Options())
     printed = str(program)
-    assert printed.startswith(f'program "toy" decode arena={program.arena} {{\n')
+    assert printed.startswith(f'program "toy" decode arena={program.arena} private={program.private} {{\n')
+    assert printed.count("    each %") == sum(map(len, program.prologues))
     assert printed.count("  region ") == len(program.regions) and printed.endswith("}\n")
     assert "  @ state '0.keys'" in printed and "  load %" in printed
     assert "@" not in str(schedule(program.graph))

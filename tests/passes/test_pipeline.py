@@ -126,7 +126,7 @@ def test_random_graphs_keep_their_meaning(graph: Graph, choice: tuple[Options, d
 @given(graphs())
 def test_random_graphs_lower_in_auto_mode(graph: Graph) -> None:
     program = lowered(graph, Options(seq=(2, 8)))
-    verify_schedule(program.regions)
+    verify_schedule(program)
     check_memory(program)
 
 

@@ -14,16 +14,17 @@ from rlx.ir import ops
 from rlx.ir.dims import CTX, SEQ
 from rlx.ir.dtypes import F16, F32
 from rlx.ir.graph import Graph
-from rlx.ir.node import Node, topological
+from rlx.ir.node import Node
 from rlx.passes import pipeline
 from rlx.passes.layout import layout
-from rlx.passes.options import Options
+from rlx.passes.options import FUSIONS, Options
 from rlx.passes.program import Program, is_work, root
-from rlx.passes.schedule import schedule, signature, verify_schedule
+from rlx.passes.schedule import OWN_COST, is_own, schedule, signature, verify_schedule
 
 DECODE, PREFILL, EXACT = Options(), Options(seq=(2, 16)), Options(precision="exact")
 G = Graph()
-X = G.input("x", [SEQ, 64])
+X, ROW = G.input("x", [SEQ, 64]), G.input("row", [1, 64])
+ALONE = tuple(f for f in FUSIONS if f != "prologue")  # everything has a region of its own
 
 
 def lower(family: str, options: Options, **changes: object) -> Program:
@@ -31,20 +32,22 @@ def lower(family: str, options: Options, **changes: object) -> Program:
 
 
 def check_independent(program: Program) -> None:
-    """No node of a region is reached from another one of it, and all work is there once."""
-    for region in program.regions:
-        for node in region:
-            below = set(topological(node.inputs))
-            assert not below & set(region)
+    """What a node reads was made in an earlier region, or by the worker itself in its prologue; no work is missing."""
+    made: set[Node] = set()
+    for prologue, region in zip(program.prologues, program.regions, strict=True):
+        assert region
+        own: set[Node] = set()
+        for node in (*prologue, *region):
+            assert {maker(i) for i in node.inputs if is_work(maker(i))} <= made | own
+            own |= {node} & set(prologue)
+        made |= set(region)
     work = [n for region in program.regions for n in region]
     assert len(work) == len(set(work))
-    assert set(work) == {n for n in program.graph.nodes() if is_work(n)}
-    made: set[Node] = set()
-    for region in program.regions:
-        assert region
-        for node in region:
-            assert {n for n in topological(node.inputs) if is_work(n)} <= made
-        made |= set(region)
+    assert set(work).union(*program.prologues) == {n for n in program.graph.nodes() if is_work(n)}
+
+
+def maker(node: Node) -> Node:
+    return maker(node.inputs[0]) if node.op == "reshape" else node
 
 
 @pytest.mark.parametrize("family", toy.FAMILIES)
@@ -62,15 +65,20 @@ def test_the_nodes_of_a_region_are_independent_in_random_graphs(graph: Graph) ->
     ("family", "options", "a_layer"),
     [
         # norm, qkv, rope and writes, attention, prepare, o, norm, gate and up, prepare, down
-        ("llama", DECODE, 10),
-        ("qwen2", DECODE, 10),
-        ("qwen3", DECODE, 10),
+        ("llama", PREFILL, 10),
         ("qwen3", PREFILL, 10),
-        ("qwen3", EXACT, 8),
+        ("qwen3", EXACT.with_(fusions=ALONE), 8),
         # two post norms and two residual additions more
-        ("gemma", DECODE, 14),
-        ("gemma", EXACT, 12),
-        ("llama", Options(fusions=()), 17),
+        ("gemma", DECODE.with_(fusions=ALONE), 14),
+        ("gemma", EXACT.with_(fusions=ALONE), 12),
+        ("llama", Options(seq=(2, 16), fusions=()), 17),
+        # qkv, rope and writes, attention, o, gate and up, down: in decode the rest goes before them
+        ("llama", DECODE, 6),
+        ("qwen2", DECODE, 6),
+        ("qwen3", DECODE, 6),
+        ("qwen3", EXACT, 6),
+        ("gemma", DECODE, 6),
+        ("gemma", EXACT, 6),
     ],
 )
 def test_regions_of_a_layer(family: str, options: Options, a_layer: int) -> None:
@@ -80,24 +88,65 @@ def test_regions_of_a_layer(family: str, options: Options, a_layer: int) -> None
 
 def test_what_lies_around_the_layers() -> None:
     """Embedding and angles before, norm and head after; a prefill copies last rows in two regions."""
-    assert len(lower("llama", DECODE, layers=2).regions) == 1 + 2 * 10 + 2
+    assert len(lower("llama", DECODE, layers=2).regions) == 2 * 6 + 1
     assert len(lower("llama", PREFILL, layers=2).regions) == 1 + 2 * 10 + 2 + 2
 
 
 def test_queries_keys_and_values_share_regions() -> None:
-    program = lower("qwen3", DECODE)
+    program = lower("qwen3", PREFILL)
     assert [n.op for n in program.regions[2]] == ["linear", "linear", "linear"]
     assert len({n.inputs[0] for n in program.regions[2]}) == 1
     assert sorted(n.op for n in program.regions[3]) == ["kv_write", "rope", "rope_kv_write"]
 
 
+def test_what_a_region_reads_is_its_prologue() -> None:
+    """What later regions read too, here the residual, is one of its units as well."""
+    program = lower("gemma", DECODE)
+    assert [n.op for n in program.prologues[0]] == ["embedding", "rms_norm"]
+    assert [n.op for n in program.regions[0]] == ["embedding", "linear", "rope_angles", "linear", "linear"]
+    # after the first layer's attention: the norm behind o, the residual, the norm before gate and up
+    assert [n.op for n in program.prologues[4]] == ["rms_norm", "elementwise", "rms_norm"]
+    assert [n.op for n in program.regions[4]] == ["elementwise", "linear"]
+    assert program.regions[4][0] is program.prologues[4][1]
+
+
+def test_a_prologue_reads_what_is_its_own() -> None:
+    program = lower("gemma", DECODE)
+    first, total, second = program.prologues[4]
+    gated = program.regions[4][1]
+    assert program.own is not None and program.operand(first, 4) == program.own[first]
+    assert program.operand(total, 4) != program.operand(total, 5) == program.buffer(total)
+    assert program.operand(gated.inputs[0], 4) == program.own[second]
+    assert str(program.own[second]).startswith("private+")
+    with pytest.raises(KeyError):
+        program.buffer(second)
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        (ops.softmax(ROW), True),
+        (ops.quantize(ROW), True),
+        (ops.softmax(X), False),  # of many rows
+        (ops.softmax(G.input("long", [1, OWN_COST])), False),
+        (ops.linear(ROW, G.weight("w", [8, 64])), False),
+    ],
+)
+def test_a_worker_computes_for_itself_what_is_small(node: Node, expected: bool) -> None:
+    assert is_own(node) == expected
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_equal_layers_have_equal_signatures(family: str) -> None:
-    signatures = [signature(r) for r in lower(family, DECODE, layers=6).regions]
+    alone = lower(family, DECODE.with_(fusions=ALONE), layers=6)
+    signatures = [signature(r) for r in alone.regions]
     layers = [tuple(signatures[1 + 10 * i : 11 + 10 * i]) for i in range(6)]
     assert len(set(layers)) == 1
     # A layer's ten regions are nine functions: both norms are one. The head's norm is that one too.
     assert len(set(signatures)) == 1 + 9 + 1
+    program = lower(family, DECODE, layers=6)
+    pairs = [(signature(a), signature(b)) for a, b in zip(program.prologues, program.regions, strict=True)]
+    assert len({tuple(pairs[6 * i : 6 * i + 6]) for i in range(1, 6)}) == 1
 
 
 def test_in_a_prefill_all_layers_but_the_last_are_equal() -> None:
@@ -157,10 +206,20 @@ def test_a_graph_without_work_has_no_regions() -> None:
 
 def test_a_wrong_order_is_refused() -> None:
     first, second = ops.softmax(X), ops.softmax(ops.softmax(X))
-    verify_schedule([(first,), (second,)])
+    graph = Graph(outputs={"y": second})
+
+    def check(*regions: tuple[Node, ...], before: tuple[Node, ...] = ()) -> None:
+        verify_schedule(Program(graph, regions, (before, *[()] * (len(regions) - 1))))
+
+    check((first,), (second,))
+    check((second,), before=(first,))
     for regions in ([(second,), (first,)], [(first, second)], [(second,)]):
         with pytest.raises(GraphError, match=r"<softmax f32\[SEQ, 64\]>: runs before its operand <softmax"):
-            verify_schedule(regions)
+            check(*regions)
+    with pytest.raises(GraphError, match="runs before its operand"):
+        check((first,), before=(second, first))
+    with pytest.raises(GraphError, match="runs before its operand"):
+        check((first,), (second,), (ops.softmax(second),), (ops.softmax(first),), before=(second,))
     view = ops.softmax(ops.reshape(first, [SEQ, 4, 16]))
     with pytest.raises(GraphError, match="runs before its operand <reshape"):
-        verify_schedule([(first, view)])
+        check((first, view))
