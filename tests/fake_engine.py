@@ -47,6 +47,7 @@ class FakeEngine:
         random = np.random.default_rng(seed)
         self.config: Any = SimpleNamespace(vocab_size=vocab_size, context=64, family=family, arch=family, layers=2)
         self.tokenizer = tokenizer or SimpleNamespace(eog_ids=frozenset())
+        self.recommended: Any = None
         self.max_seq, self.closed, self.compiles, self.calls = max_seq, False, 0, list[int]()
         self._script, self._rule, self._prompt = list(script), rule, 0
         self._embed = random.normal(size=(vocab_size, 8))

@@ -6,7 +6,7 @@ by name before anything is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,9 @@ from rlx.errors import ConfigError, UnsupportedModelError
 from rlx.models import FAMILIES, SUPPORTED
 from rlx.models.architectures import MODEL_TYPES
 from rlx.runners.families import RUNNERS, FamilyRunner
+from rlx.runners.sample_opts import SampleOpts
+from rlx.runtime.devices import Device
+from rlx.runtime.devices import device as find_device
 
 if TYPE_CHECKING:
     from rlx.weights.loader import WeightLoader
@@ -100,6 +103,9 @@ def auto_runner(
     progress: Progress | None = None,
     dump_ir: str | PathLike[str] | None = None,
     load: bool = True,
+    device: str | Device | None = None,
+    config: str | PathLike[str] | Mapping[str, Any] | None = None,
+    sample: SampleOpts | None = None,
 ) -> FamilyRunner:
     """Opens a model and returns the runner for its family.
 
@@ -115,14 +121,19 @@ def auto_runner(
         progress: told how far loading is.
         dump_ir: a folder for the text of every program after every pass.
         load: False leaves the weights in the file until they are first needed.
+        device: what to run on; see `rlx.devices()`.
+        config: a `config.json`, or what stands in one, for safetensors weights that lie without theirs.
+        sample: how `generate` chooses tokens where a call says nothing else; by default what the model's files
+            recommend, else greedily.
 
     Raises:
         ModelFileError: the file cannot be used, and why; `UnsupportedModelError` names the architectures there are.
-        ArgumentError, ProfileError: an option is out of its range.
+        ArgumentError, ProfileError, TargetError: an option is out of its range.
     """
     from rlx.weights.loader import open_weights
 
-    loader = open_weights(path)
+    find_device(device)
+    loader = open_weights(path, config=config)
     try:
         runner = runner_class(loader)
     except BaseException:
@@ -139,4 +150,6 @@ def auto_runner(
         progress=progress,
         dump_ir=dump_ir,
         load=load,
+        device=device,
+        sample=sample,
     )

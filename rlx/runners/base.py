@@ -152,7 +152,7 @@ class LmRunner(ABC):
 
     @property
     def default_sample(self) -> SampleOpts:
-        """How tokens are chosen where a call says nothing else."""
+        """How tokens are chosen where a call says nothing else: greedily, unless the model recommends otherwise."""
         return GREEDY
 
     def _stopping(

@@ -39,6 +39,9 @@ class TokenEngine(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     @property
+    def recommended(self) -> SampleOpts | None: ...
+
+    @property
     def past(self) -> int: ...
     @property
     def ids(self) -> Sequence[int]: ...
@@ -258,7 +261,7 @@ class CachedRunner(LmRunner):
 
     @property
     def default_sample(self) -> SampleOpts:
-        return self._sample or GREEDY
+        return self._sample or self._engine.recommended or GREEDY
 
     def _source(self, request: Request) -> Source:
         """The tokens of a generation: the prompt is computed once, then a step a token.

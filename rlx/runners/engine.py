@@ -26,11 +26,14 @@ from rlx.ir.node import Node
 from rlx.runners.identity import identity
 from rlx.runners.opened import open_model
 from rlx.runners.programs import ProgramRecord, Programs, Wanted
+from rlx.runners.recommended import recommended
+from rlx.runners.sample_opts import SampleOpts
 from rlx.runners.setup import Setup
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
 from rlx.runtime.guards import row_numbers
 from rlx.runtime.kv import States
+from rlx.runtime.limits import warn_beyond
 from rlx.runtime.machine import arithmetic_peaks, read_bandwidth
 from rlx.runtime.profiling import OpTime, op_times, region_seconds, step_bytes, step_flops
 from rlx.runtime.session import Session
@@ -109,6 +112,7 @@ class Engine:
     def _of(cls, loader: WeightLoader, choices: tuple[Any, ...], progress: Progress | None) -> Engine:
         config, weights = open_model(loader)
         setup = Setup.of(config, models.cache_dtype(config, weights), *choices)
+        warn_beyond(config.context, setup.max_seq)
         graph = models.build(config, weights, setup.kv_type, place=weights.place)
         _check_types(graph, weights)
         return cls(weights, config, graph, setup, progress)
@@ -323,6 +327,11 @@ class Engine:
         if loader.format == "gguf":
             return text.tokenizer_from_gguf(loader.metadata)
         return text.load_tokenizer(loader.path.parent)
+
+    @cached_property
+    def recommended(self) -> SampleOpts | None:
+        """How the model's files want tokens to be chosen; None if they do not say."""
+        return recommended(self._weights.loader)
 
     # -- measuring ------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -42,3 +43,14 @@ def context_length(name: str, value: Any) -> int:
         ArgumentError: it is no whole number from 1 to 2^20, the most that programs are compiled for.
     """
     return whole(name, value, 1, MAX_PAST)
+
+
+class ContextWarning(UserWarning):
+    """A context is longer than what the model was trained for."""
+
+
+def warn_beyond(trained: int, max_seq: int) -> None:
+    """Warns of a context of `max_seq` tokens for a model that knows `trained` of them, rope scaling included."""
+    if max_seq > trained:
+        what = f"a context of {max_seq} tokens is longer than the {trained} of the model: behind them answers get worse"
+        warnings.warn(what, ContextWarning, stacklevel=6)

@@ -12,6 +12,7 @@ import rlx
 from rlx.errors import ArgumentError, ConfigError, MultimodalError, TargetError
 from rlx.runners.families import RUNNERS
 from rlx.runners.sampling import SampleOpts
+from rlx.runtime.limits import ContextWarning
 
 
 @pytest.fixture
@@ -74,6 +75,20 @@ def test_weights_without_their_config(goldens: Path, tmp_path: Path) -> None:
     for given in (folder / "config.json", config):
         with rlx.Qwen3Runner.builder().weights(tmp_path).config(given).packed(False).build() as runner:
             assert runner.vocab_size == config["vocab_size"]
+
+
+def test_a_model_s_own_recommendation_is_the_default(opened: Opened) -> None:
+    runner = rlx.Qwen3Runner.from_path("m.gguf")
+    greedy = runner.generate([1, 2], 5)
+    opened.engines[0].recommended = SampleOpts(seed=3)
+    assert runner.default_sample.seed == 3
+    assert runner.generate([1, 2], 5) != greedy
+    assert runner.generate([1, 2], 5, sample=SampleOpts.greedy()) == greedy
+
+
+def test_a_context_longer_than_the_model_s_is_warned_of(goldens: Path) -> None:
+    with pytest.warns(ContextWarning, match=r"a context of 100000 tokens is longer than the \d+ of the model"):
+        rlx.auto_runner(goldens / "qwen3" / "model-f16.gguf", max_seq=100_000, load=False).close()
 
 
 def test_a_gguf_file_has_its_config(goldens: Path) -> None:

@@ -44,7 +44,7 @@ class InterpretedEngine:
             constants = self._graph.constants
             names = [name for name in self._graph.leaves("weight") if name not in constants]
             self._weights = {name: self.config.value(name, weights.array(name)) for name in names}
-        self.tokenizer, self.max_seq = load_tokenizer(path), MAX_SEQ
+        self.tokenizer, self.max_seq, self.recommended = load_tokenizer(path), MAX_SEQ, None
         self._start()
 
     def _start(self) -> None:
