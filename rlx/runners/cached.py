@@ -85,7 +85,8 @@ class CachedRunner(LmRunner):
     Args:
         engine: a loaded model; closed with the runner.
         device: what it runs on.
-        sample: how `generate` chooses tokens where a call says nothing else; greedy by default.
+        sample: how `generate` chooses tokens where a call says nothing else; by default what the model's files
+            recommend, and greedy if they recommend nothing.
         on_token: the callback of calls that give none of their own.
 
     Raises:

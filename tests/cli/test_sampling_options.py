@@ -85,6 +85,20 @@ def test_each_option_takes_the_place_of_one_value() -> None:
     assert sample_opts(default, parsed("--repetition-window", "9")).repetition_window == 9
 
 
+def test_what_the_model_recommends_is_the_default(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> None:
+    def make(path: Any) -> FakeEngine:
+        engine = FakeEngine(tokenizer.vocab_size, tokenizer=tokenizer, max_seq=128)
+        engine.recommended = SampleOpts(4.0, seed=1)
+        return engine
+
+    def ids(*args: str) -> list[int]:
+        return list(json.loads(rlx("Hi", "--json", "--max-tokens", "8", *args).stdout)["ids"])
+
+    install(monkeypatch, make)
+    assert ids() == ids() == ids("--temperature", "4") != ids("--seed", "2")
+    assert ids("--top-k", "1") == ids("--temperature", "0") != ids()
+
+
 @pytest.mark.parametrize("option", ["--typical-p", "--top-n-sigma", "--xtc-probability", "--mirostat-tau"])
 def test_what_would_do_nothing_is_refused(option: str) -> None:
     result = rlx("Hi", option, "0.5")

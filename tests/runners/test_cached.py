@@ -105,6 +105,18 @@ def test_cached_generation_equals_the_naive_one(sample: SampleOpts, n_new: int) 
     assert engine.calls == [5] * (n_new > 0) + [1] * (len(got) - 1)
 
 
+def test_what_the_model_recommends_holds_where_nobody_says_otherwise() -> None:
+    hot, warm = SampleOpts(5.0, seed=1), SampleOpts(3.0, seed=2)
+    engine = FakeEngine()
+    assert CachedRunner(engine).default_sample.is_plain_greedy
+    engine.recommended = hot
+    asked = [CachedRunner(engine).generate(PROMPT, 9), CachedRunner(engine, sample=warm).generate(PROMPT, 9)]
+    said = [CachedRunner(FakeEngine()).generate(PROMPT, 9, sample=sample) for sample in (hot, warm)]
+    assert asked == said and said[0] != said[1]
+    greedy = CachedRunner(engine).generate(PROMPT, 9, sample=SampleOpts.greedy())
+    assert greedy == CachedRunner(FakeEngine()).generate(PROMPT, 9) != said[0]
+
+
 def test_the_session_of_a_generation_can_be_continued() -> None:
     runner = CachedRunner(FakeEngine())
     ids = runner.generate(PROMPT, 4)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx import demo
+from rlx import auto_runner, demo
 from rlx.runners.recommended import recommended
 from rlx.runners.sampling import SampleOpts
 from rlx.weights import open_weights
@@ -72,6 +72,8 @@ def test_the_file_beside_a_checkpoint_is_read(goldens: Path, tmp_path: Path) -> 
     (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.6, "top_k": 20}))
     with open_weights(tmp_path) as loader:
         assert recommended(loader) == SampleOpts(0.6, 20, repetition_window=None)
+    with auto_runner(tmp_path, threads=1, load=False) as runner:
+        assert runner.default_sample == SampleOpts(0.6, 20, repetition_window=None)
 
 
 # ---------------------------------------------------------------------------------------------------- GGUF
