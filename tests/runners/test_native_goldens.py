@@ -59,7 +59,7 @@ def test_float_files_compute_what_transformers_does(goldens: Path, family: str, 
     tokens, at = expected["tokens"].tolist(), expected["positions"].tolist()
     with opened(goldens / family / file, precision="exact") as runner:
         assert type(runner) is kind
-        chunks = np.stack([runner.prefill_logits(tokens[: i + 1]) for i in at])
+        chunks = np.stack([runner.predict_logits(tokens[: i + 1]) for i in at])
         assert error(chunks, expected["logits"]) <= TOLERANCE
         rows = [runner.prefill_logits(tokens[:1]), *map(runner.decode_logits, tokens[1:])]
         assert error(np.stack(rows)[at], expected["logits"]) <= TOLERANCE

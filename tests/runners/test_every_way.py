@@ -1,0 +1,110 @@
+"""Every way to generate gives the tokens of the plain one, greedily, on every family: those of the golden file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.runners import CachedRunner, auto_runner
+from rlx.runtime.snapshot import Snapshot
+
+FAMILIES = (
+    "llama", "qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe", "gemma", "gemma2", "gemma3", "gemma3n",
+    "gemma4-e2b", "gemma4-moe",
+)  # fmt: skip
+CLOSE = 4e-3  # of the largest logit: a margin between the best two that rounding may turn over
+PAIR = {"buckets": {"seq": [1, 32]}}
+SMALL = {"buckets": {"seq": [1, 4]}}  # a prompt of twelve chunks
+
+Way = Callable[[Path, list[int], int, Path], list[int]]
+
+
+def plain(model: Path, ids: list[int], n: int, tmp: Path) -> list[int]:
+    with opened(model) as runner:
+        return runner.generate(ids, n, stop_at_eog=False)
+
+
+def uncached(model: Path, ids: list[int], n: int, tmp: Path) -> list[int]:
+    with opened(model) as runner:
+        runner.disable_decode_compile_cache()
+        return runner.generate(ids, min(n, 5), stop_at_eog=False)
+
+
+def chunked(model: Path, ids: list[int], n: int, tmp: Path) -> list[int]:
+    with opened(model, SMALL) as runner:
+        return runner.generate(ids, n, stop_at_eog=False)
+
+
+def streamed(model: Path, ids: list[int], n: int, tmp: Path) -> list[int]:
+    with opened(model) as runner:
+        return [step.token for step in runner.stream(ids, n, stop_at_eog=False)]
+
+
+def watched(model: Path, ids: list[int], n: int, tmp: Path) -> list[int]:
+    seen: list[int] = []
+    with opened(model) as runner:
+        runner.generate(ids, n, seen.append, stop_at_eog=False)
+    return seen
+
+
+def by_hand(model: Path, ids: list[int], n: int, tmp: Path) -> list[int]:
+    with opened(model) as runner:
+        tokens = [int(runner.prefill_logits(ids).argmax())]
+        while len(tokens) < n:
+            tokens.append(int(runner.decode_logits(tokens[-1]).argmax()))
+    return tokens
+
+
+def restored(model: Path, ids: list[int], n: int, tmp: Path) -> list[int]:
+    """From a file, in another runner with another context, after half the prompt."""
+    with opened(model) as first:
+        first.prefill_logits(ids[: len(ids) // 2])
+        first.snapshot().save(tmp / "snapshot")
+    with auto_runner(model, precision="exact", max_seq=128, profile=PAIR) as runner:
+        runner.restore(Snapshot.load(tmp / "snapshot"))
+        found = runner.generate(ids, n, stop_at_eog=False)
+        assert runner.stats()["reused_tokens"] == len(ids) // 2
+    return found
+
+
+def continued(model: Path, ids: list[int], n: int, tmp: Path) -> list[int]:
+    """A prompt that shares a part with a longer session, which went another way behind it."""
+    with opened(model) as runner:
+        half = ids[: len(ids) // 2]
+        runner.generate(half, 6, stop_at_eog=False)
+        return runner.generate(ids, n, stop_at_eog=False)
+
+
+def looked_up(model: Path, ids: list[int], n: int, tmp: Path) -> list[int]:
+    with opened(model) as runner:
+        return runner.generate(ids, n, stop_at_eog=False, speculative="prompt-lookup")
+
+
+WAYS: tuple[Way, ...] = (plain, uncached, chunked, streamed, watched, by_hand, restored, continued, looked_up)
+
+
+def opened(model: Path, profile: rlx.CompileProfile | dict[str, object] = PAIR) -> CachedRunner:
+    return auto_runner(model, precision="exact", max_seq=96, profile=profile)
+
+
+def sure(golden: Path) -> tuple[list[int], list[int]]:
+    """The golden prompt, and the tokens that come after it up to the first near tie."""
+    with np.load(golden) as file:
+        ids, greedy, margins = file["tokens"].tolist(), file["greedy"].tolist(), file["greedy_margin"]
+        ties = np.flatnonzero(margins < CLOSE * np.abs(file["logits"]).max())
+    return ids, greedy[: ties[0]] if len(ties) else greedy
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_way_gives_the_same_tokens(goldens: Path, tmp_path: Path, family: str, way: Way) -> None:
+    ids, expected = sure(goldens / family / "golden.npz")
+    folder = goldens / family
+    model = next(path for path in (folder / "model-f16.gguf", folder / "hf") if path.exists())
+    found = way(model, ids, len(expected), tmp_path)
+    assert len(found) in (len(expected), 5)
+    assert found == expected[: len(found)]
