@@ -39,17 +39,27 @@ def filters_of(opts: SampleOpts) -> tuple[Filter, ...]:
     return tuple(keep for keep, is_on in filters if is_on)
 
 
+def tempered(logits: Logits, temperature: float = 1.0) -> Floats:
+    """How far each is from the largest, over the temperature: a new array, which its user may work on in place."""
+    below: Floats = np.subtract(logits, logits.max(), dtype=np.float64)
+    if temperature != 1:
+        with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf
+            below /= temperature
+    return below
+
+
 def weights(logits: Logits, temperature: float = 1.0) -> Floats:
     """Shares up to a factor, float64: softmax(logits / temperature) in which the likeliest is 1."""
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to exp(-inf) = 0
-        shifted = np.subtract(logits, logits.max(), dtype=np.float64)
-        return np.asarray(np.exp(shifted / temperature if temperature != 1 else shifted))
+    found = tempered(logits, temperature)
+    np.exp(found, out=found)  # in place: the pages of another array would cost more than the exponentials
+    return found
 
 
 def log_shares(logits: Logits) -> Floats:
     """The logarithm of the softmax, float64; -inf where the share is 0."""
-    shifted = np.subtract(logits, logits.max(), dtype=np.float64)
-    return np.asarray(shifted - log(np.exp(shifted).sum()))
+    found = tempered(logits)
+    found -= log(np.exp(found).sum())
+    return found
 
 
 def largest(logits: Logits, count: int) -> Places:
@@ -81,12 +91,11 @@ def top_p(logits: Logits, share: float) -> Places:
     while True:
         places = largest(logits, count)
         found = logits[places]
-        descending = np.sort(found)[::-1]
-        shares = np.exp(np.subtract(descending, descending[0], dtype=np.float64)).cumsum()
+        shares = weights(np.sort(found)[::-1]).cumsum()
         if shares[-1] >= wanted or count >= len(logits):
             size = int(shares.searchsorted(wanted)) + 1
             return places[largest(found, size)]
-        count *= 8
+        count *= 32
 
 
 def min_p(logits: Logits, share: float) -> Places:

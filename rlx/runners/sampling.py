@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import NumericalError, SamplingError
-from rlx.runners.filters import Floats, Logits, filters_of, weights, xtc_excluded
+from rlx.runners.filters import Floats, Logits, filters_of, tempered, weights, xtc_excluded
 from rlx.runners.mirostat import Mirostat
 from rlx.runners.penalties import Dry, add_bias, penalize
 from rlx.runners.sample_opts import SampleOpts
@@ -89,7 +89,7 @@ class Sampler:
         if self.opts.is_greedy:
             return np.array([self._likeliest(logits, banned)]), np.ones(1)
         ids, shares = self._shares(logits, banned)
-        return ids, shares / shares.sum()
+        return np.arange(len(shares)) if ids is None else ids, shares / shares.sum()
 
     def copy(self) -> Sampler:
         """Another sampler that goes on from the same state, random numbers included; for drafts that may be dropped."""
@@ -107,37 +107,40 @@ class Sampler:
 
     def _draw(self, logits: Logits, banned: Collection[int]) -> int:
         ids, shares = self._shares(logits, banned)
-        rising = shares.cumsum()
+        rising = shares.cumsum(out=shares)
         at = rising.searchsorted(self._random.random() * rising[-1], side="right")
         last = rising.searchsorted(rising[-1])  # where rounding must not go beyond: the last token that has a share
-        return int(ids[min(at, last)])
+        place = int(min(at, last))
+        return place if ids is None else int(ids[place])
 
-    def _shares(self, logits: Logits, banned: Collection[int]) -> tuple[Ids, Floats]:
-        """Ids that may be drawn, ascending, and their probabilities up to a factor."""
-        opts, values = self.opts, self._changed(logits, banned)
+    def _shares(self, logits: Logits, banned: Collection[int]) -> tuple[Ids | None, Floats]:
+        """Ids that may be drawn, ascending, or None for all, and their probabilities up to a factor."""
+        values, temperature = self._changed(logits, banned), self.opts.temperature
         _check_top(values.max(), logits)
         if self._mirostat:
-            with np.errstate(over="ignore"):
-                tempered = np.subtract(values, values.max(), dtype=np.float64) / opts.temperature
-            ids = self._mirostat.keep(tempered)
-            return ids, weights(tempered[ids])
+            values = tempered(values, temperature)
+            kept = self._mirostat.keep(values)
+            return kept, weights(values[kept])
         ids, values = self._filtered(values)
-        shares = weights(values, opts.temperature)
-        if not opts.xtc_probability or len(gone := xtc_excluded(values, opts.xtc_threshold)) == 0:
-            return ids, shares
-        left = np.delete(np.arange(len(ids)), gone)
-        shares *= (1 - opts.xtc_probability) / shares.sum()
-        without = weights(values[left], opts.temperature)
-        shares[left] += without * (opts.xtc_probability / without.sum())
-        return ids, shares
+        shares = weights(values, temperature)
+        return ids, self._mixed(values, shares) if self.opts.xtc_probability else shares
 
-    def _filtered(self, values: Logits) -> tuple[Ids, Logits]:
-        """What the filters leave: ascending ids and their logits."""
+    def _mixed(self, values: Logits, shares: Floats) -> Floats:
+        """Over the draws in which XTC leaves out the top choices, and those in which it does not."""
+        gone, probability = xtc_excluded(values, self.opts.xtc_threshold), self.opts.xtc_probability
+        left = np.delete(np.arange(len(values)), gone)
+        without = weights(values[left], self.opts.temperature)
+        shares *= (1 - probability) / shares.sum()
+        shares[left] += without * (probability / without.sum())
+        return shares
+
+    def _filtered(self, values: Logits) -> tuple[Ids | None, Logits]:
+        """What the filters leave: ascending ids, or None for all, and their logits."""
         ids: Ids | None = None
         for keep in self._filters:
             places = keep(values)
             ids, values = (places if ids is None else ids[places]), values[places]
-        return (np.arange(len(values)) if ids is None else ids), values
+        return ids, values
 
     def _changed(self, logits: Logits, banned: Collection[int]) -> Logits:
         """The logits after bias, penalties and DRY; the same array where none of them has anything to do."""
