@@ -53,4 +53,4 @@ def warn_beyond(trained: int, max_seq: int) -> None:
     """Warns of a context of `max_seq` tokens for a model that knows `trained` of them, rope scaling included."""
     if max_seq > trained:
         what = f"a context of {max_seq} tokens is longer than the {trained} of the model: behind them answers get worse"
-        warnings.warn(what, ContextWarning, stacklevel=6)
+        warnings.warn(what, ContextWarning, stacklevel=7)
