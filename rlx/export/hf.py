@@ -18,6 +18,7 @@ from rlx.export.hf_required import check_tensors
 from rlx.export.hf_tensors import changes, export_tensor, in_layer, rope_tensor
 from rlx.export.hf_tokenizer import tokenizer_metadata
 from rlx.export.model import ExportModel, ExportTensor
+from rlx.runners.recommended import gguf_keys, recommended
 from rlx.weights import ModelWeights, WeightLoader
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -41,7 +42,10 @@ def model_from_hf(source: WeightLoader) -> ExportModel:
     return ExportModel(
         path=source.path,
         arch=config.arch,
-        metadata=_general(config.arch, folder, tensors) | of_arch | tokenizer_metadata(folder, config, rows),
+        metadata=_general(config.arch, folder, tensors)
+        | _sampling(source)
+        | of_arch
+        | tokenizer_metadata(folder, config, rows),
         tensors=tuple(tensors),
         left_out=tuple(name for name in weights.unused if not (config.predicting and name in JOINING)),
         close=source.close,
@@ -85,6 +89,16 @@ def _general(arch: str, folder: Path, tensors: Sequence[ExportTensor]) -> Metada
         "general.size_label": _size_label(tensors),
     }
     return {key: (value, GGUFValueType.STRING) for key, value in texts.items()}
+
+
+def _sampling(source: WeightLoader) -> Metadata:
+    """What the checkpoint recommends about the choice of tokens."""
+    from gguf import GGUFValueType
+
+    opts = recommended(source)
+    values = {} if opts is None else gguf_keys(opts)
+    kinds = {int: GGUFValueType.INT32, float: GGUFValueType.FLOAT32}
+    return {key: (value, kinds[type(value)]) for key, value in values.items()}
 
 
 def _name(folder: Path) -> str:

@@ -41,7 +41,20 @@ def recommended(loader: WeightLoader) -> SampleOpts | None:
     """
     if loader.format == "gguf":
         return _from_gguf(loader.metadata, str(loader.path))
-    return _from_transformers(getattr(loader, "generation_config", {}), f"{loader.path.parent}/generation_config.json")
+    folder = loader.path if loader.path.is_dir() else loader.path.parent
+    return _from_transformers(getattr(loader, "generation_config", {}), f"{folder}/generation_config.json")
+
+
+def gguf_keys(opts: SampleOpts) -> dict[str, int | float]:
+    """The keys of a GGUF file that recommend `opts`; those that change nothing are left out.
+
+    The format has no key for what is not in `_GGUF_KEYS`, such as `typical_p`.
+    """
+    off = SampleOpts()
+    values = {key: getattr(opts, name) for key, name in _GGUF_KEYS.items()}
+    values["penalty_last_n"] = _WHOLE_CONTEXT if opts.repetition_window is None else opts.repetition_window
+    changed = {key for key, name in _GGUF_KEYS.items() if getattr(opts, name) != getattr(off, name)} | {"temp"}
+    return {_GGUF + key: value for key, value in values.items() if key in changed}
 
 
 def _from_gguf(metadata: Mapping[str, Any], where: str) -> SampleOpts | None:

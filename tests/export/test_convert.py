@@ -20,6 +20,8 @@ from rlx.errors import ArgumentError, ModelFileError, TokenizerError, WeightErro
 from rlx.export.convert import convert
 from rlx.export.opened import open_model
 from rlx.ir.dtypes import F8_E4M3
+from rlx.runners.recommended import recommended
+from rlx.weights import open_weights
 
 
 def field(reader: GGUFReader, key: str) -> Any:
@@ -87,6 +89,21 @@ def test_auto_keeps_the_bits_of_a_bf16_checkpoint(checkpoint: Path, tmp_path: Pa
     assert kinds == {Type.BF16: 29, Type.F32: 17}
     assert {str(dtype): count for dtype, count in done.types.items()} == {"bf16": 29, "f32": 17}
     assert field(written, "general.name") == "Tiny-Qwen"
+
+
+def test_the_recommended_sampling_is_kept(checkpoint: Path, tmp_path: Path) -> None:
+    plain = GGUFReader(convert(checkpoint, tmp_path / "plain.gguf").path)
+    assert not any(key.startswith("general.sampling.") for key in plain.fields)
+    config = {"do_sample": True, "temperature": 0.5, "top_p": 0.75, "repetition_penalty": 1.25}
+    (checkpoint / "generation_config.json").write_text(json.dumps(config))
+    done = convert(checkpoint, tmp_path / "out.gguf")
+    keys = {key: field(GGUFReader(done.path), key) for key in GGUFReader(done.path).fields if ".sampling." in key}
+    assert keys == {
+        "general.sampling.temp": 0.5, "general.sampling.top_k": 50, "general.sampling.top_p": 0.75,
+        "general.sampling.penalty_repeat": 1.25, "general.sampling.penalty_last_n": -1,
+    }  # fmt: skip
+    with open_weights(checkpoint) as source, open_weights(done.path) as copy:
+        assert recommended(copy) == recommended(source) is not None
 
 
 def test_auto_keeps_float32(goldens: Path, tmp_path: Path) -> None:
