@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sides import Ids, main
 
-from rlx import __version__, auto_runner
+from rlx import SampleOpts, __version__, auto_runner
 from rlx.runners.engine import Engine
 
 
@@ -41,7 +41,7 @@ class RlxSide:
         self.runner = auto_runner(model, threads=threads, max_seq=context)
 
     def generate(self, ids: Ids, tokens: int) -> list[int]:
-        return self.runner.generate(ids, tokens, stop_at_eog=False)
+        return self.runner.generate(ids, tokens, sample=SampleOpts.greedy(), stop_at_eog=False)
 
     # -- what only rlx is asked ---------------------------------------------------------------------------------------
 

@@ -39,6 +39,9 @@ _ENGINE: dict[str, Decorator] = {
     "cache": click.option(
         "--cache", type=click.Choice(["on", "off", "redo", "readonly"]), help="How to use the compile cache."
     ),
+    "keep_packed": click.option(
+        "--keep-packed", is_flag=True, help="Keep the packed weights in the cache, for later starts to map."
+    ),
     "dump_ir": click.option("--dump-ir", metavar="DIR", help="Write every program after every pass to DIR, as text."),
 }
 

@@ -68,6 +68,9 @@ class WithPrediction:
     def release(self, name: str) -> None:
         self.loader.release(self._names.get(name, name))
 
+    def stamps(self) -> list[tuple[str, int, int]]:
+        return self.loader.stamps()
+
     def close(self) -> None:
         self.loader.close()
 

@@ -103,6 +103,7 @@ def auto_runner(
     progress: Progress | None = None,
     dump_ir: str | PathLike[str] | None = None,
     load: bool = True,
+    keep_packed: bool = False,
     device: str | Device | None = None,
     config: str | PathLike[str] | Mapping[str, Any] | None = None,
     sample: SampleOpts | None = None,
@@ -121,6 +122,8 @@ def auto_runner(
         progress: told how far loading is.
         dump_ir: a folder for the text of every program after every pass.
         load: False leaves the weights in the file until they are first needed.
+        keep_packed: keep a packed copy of the weights in the compile cache's folder, about as large as the file; later
+            starts map it instead of packing.
         device: what to run on; see `rlx.devices()`.
         config: a `config.json`, or what stands in one, for safetensors weights that lie without theirs.
         sample: how `generate` chooses tokens where a call says nothing else; by default what the model's files
@@ -150,6 +153,7 @@ def auto_runner(
         progress=progress,
         dump_ir=dump_ir,
         load=load,
+        keep_packed=keep_packed,
         device=device,
         sample=sample,
     )

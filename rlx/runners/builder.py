@@ -87,6 +87,10 @@ class RunnerBuilder(Generic[R]):
         """The compile cache; the default one, on disk and shared between runs, otherwise."""
         return self._with("cache", cache)
 
+    def keep_packed(self, kept: bool = True) -> Self:
+        """Whether a packed copy of the weights is kept in the compile cache's folder, which later starts map."""
+        return self._with("keep_packed", kept)
+
     def threads(self, threads: int) -> Self:
         """Native workers."""
         return self._with("threads", threads)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -32,6 +32,7 @@ from rlx.runners.setup import Setup
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
 from rlx.runtime.guards import row_numbers
+from rlx.runtime.kept import KeptWeights, weights_key
 from rlx.runtime.kv import States
 from rlx.runtime.limits import warn_beyond
 from rlx.runtime.machine import arithmetic_peaks, read_bandwidth
@@ -56,9 +57,11 @@ class Engine:
         graph: Graph,
         setup: Setup,
         progress: Progress | None = None,
+        keep_packed: bool = False,
     ) -> None:
         self.config, self.graph, self.max_seq = config, graph, setup.max_seq
         self._weights, self._setup, self._progress, self._loaded = weights, setup, progress, False
+        self._keep_packed = keep_packed
         self._compiler = Compiler(Target.host(setup.profile.level), setup.cache)
         self._pool = WorkerPool(setup.threads, self._compiler.runtime())
         self._tensors = Tensors(self._compiler, self._pool)
@@ -80,6 +83,7 @@ class Engine:
         dump_ir: str | Path | None = None,
         progress: Progress | None = None,
         load: bool = True,
+        keep_packed: bool = False,
     ) -> Engine:
         """Opens a model file or directory, checks it, and loads its weights.
 
@@ -93,14 +97,16 @@ class Engine:
             dump_ir: a folder for the text after every pass, one sub-folder a program.
             progress: called with (what, done, total) while weights are packed.
             load: False leaves the weights in the file until the first `forward`.
+            keep_packed: map the packed weights from a copy in the cache's folder; without one, leave one there.
 
         Raises:
+            ArgumentError: `keep_packed` with a cache that has no folder.
             ModelFileError and its subclasses: the file cannot be used, and why.
         """
         loader = path if isinstance(path, WeightLoader) else open_weights(path)
         choices = (threads, max_seq, kv_dtype, precision, profile, cache, dump_ir)
         try:
-            engine = cls._of(loader, choices, progress)
+            engine = cls._of(loader, choices, progress, keep_packed)
             if load:
                 engine._load()
         except BaseException:
@@ -109,13 +115,15 @@ class Engine:
         return engine
 
     @classmethod
-    def _of(cls, loader: WeightLoader, choices: tuple[Any, ...], progress: Progress | None) -> Engine:
+    def _of(
+        cls, loader: WeightLoader, choices: tuple[Any, ...], progress: Progress | None, keep_packed: bool
+    ) -> Engine:
         config, weights = open_model(loader)
         setup = Setup.of(config, models.cache_dtype(config, weights), *choices)
         warn_beyond(config.context, setup.max_seq)
         graph = models.build(config, weights, setup.kv_type, place=weights.place)
         _check_types(graph, weights)
-        return cls(weights, config, graph, setup, progress)
+        return cls(weights, config, graph, setup, progress, keep_packed)
 
     def _load(self) -> None:
         """Packs every weight, once."""
@@ -123,9 +131,15 @@ class Engine:
             return
         for name, value in self.graph.constants.items():
             self._tensors.add_array(name, value)
-        first = self._programs.compile(DECODE)
-        self._tensors.load(first.manifest["weights"], _Source(self._weights, self.config), self._progress)
+        rows = self._programs.compile(DECODE).manifest["weights"]
+        kept = self._kept(rows) if self._keep_packed else None
+        self._tensors.load(rows, _Source(self._weights, self.config), self._progress, kept)
         self._loaded = True
+
+    def _kept(self, rows: Mapping[str, Any]) -> KeptWeights:
+        """The copy of the packed weights in the cache's folder, there or not."""
+        loader = self._weights.loader
+        return KeptWeights(self._compiler.cache, weights_key(self._compiler, loader.path.name, loader.stamps(), rows))
 
     # -- running --------------------------------------------------------------------------------------------------
 
@@ -368,9 +382,12 @@ class Engine:
         return arithmetic_peaks(self._compiler, self._pool)
 
     def stats(self) -> dict[str, Any]:
-        """What the engine holds: bytes of weights, states, checkpoints and arenas, threads, counters of the cache."""
+        """What the engine holds: bytes of weights, of them in a kept copy, of states, checkpoints and arenas; threads;
+        counters of the cache.
+        """
         return {
             "weights_bytes": self._tensors.nbytes,
+            "kept_bytes": self._tensors.kept_bytes,
             "kv_bytes": self._states.nbytes,
             "checkpoint_bytes": self._session.checkpoint_bytes,
             "arena_bytes": self._programs.arena_bytes,

@@ -88,7 +88,7 @@ class Compiler:
     def program(self, graph: Graph, options: Options, *, dump: Path | None = None) -> CompiledProgram:
         """The program of a graph for one bucket; `dump` is a folder for the text after every pass."""
         options = options.with_(bf16_dots=self.target.has_bf16_dots)
-        key = self._key(
+        key = self.key(
             kind="program",
             graph=digest_text(str(graph)),
             name=graph.name,
@@ -174,11 +174,11 @@ class Compiler:
         def load(files: Files) -> NativeCode:
             return NativeCode(files.read("program.o"), [files.read("symbol.txt").decode()])
 
-        return self.cache.get_or_compile(self._key(**fields), build, load)
+        return self.cache.get_or_compile(self.key(**fields), build, load)
 
     def runtime(self) -> RuntimeLibrary:
         """The native worker loop."""
-        key = self._key(kind="runtime", name="workers")
+        key = self.key(kind="runtime", name="workers")
         build: Build = lambda: self._object([runtime_llvm(self.target.triple)], {})  # noqa: E731
         return self.cache.get_or_compile(key, build, lambda f: RuntimeLibrary(f.read("program.o")))
 
@@ -188,7 +188,8 @@ class Compiler:
         code, text = compile_module(modules, self.target)
         return {"program.o": code, "program.ll": text, **files}
 
-    def _key(self, **fields: Any) -> CompileKey:
+    def key(self, **fields: Any) -> CompileKey:
+        """A key for this target and these versions of everything."""
         return CompileKey(target=self.target.describe(), versions=versions(), **fields)
 
 

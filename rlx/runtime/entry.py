@@ -3,6 +3,9 @@
 Compile cache: `key.json` says what was compiled, `checksums.json` holds the SHA-256 of every other file, the time of
 `last_used` says when. The files between are the caller's: object code, IR after each pass, kernel sources. The store
 (`rlx.runtime.store`) decides where entries lie, which are kept, and what happens to a damaged one.
+
+A large file is one that is mapped and never read as a whole: `large.json` holds its size, which is checked before each
+use, and its SHA-256, which only `problem` checks (`rlx cache verify`).
 """
 
 from __future__ import annotations
@@ -14,14 +17,20 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from rlx.errors import ArgumentError, CacheError
 from rlx.runtime.key import CompileKey
 
-KEY, CHECKSUMS, LAST_USED = "key.json", "checksums.json", "last_used"
+KEY, CHECKSUMS, LAST_USED, LARGE = "key.json", "checksums.json", "last_used", "large.json"
+_OWN = (KEY, CHECKSUMS, LAST_USED, LARGE)
+_PIECE = 1 << 24  # bytes of a large file that are hashed at a time
+
+#: The contents of large files, by name: pieces, one after the other.
+Large = Mapping[str, Sequence[memoryview]]
 
 _FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 
@@ -127,7 +136,24 @@ def _check(folder: Path, key: CompileKey, identity: os.stat_result) -> dict[str,
         raise Damage(f"{CHECKSUMS} was changed")
     if files.pop(KEY, None) != key.to_json().encode():
         raise Damage(f"{KEY} is of another program")
+    for name, row in large_files(files).items():
+        if _file_size(folder / name) != row["nbytes"]:
+            raise Damage(f"{name} is not of {row['nbytes']} bytes")
     return files
+
+
+def large_files(files: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
+    """The large files of an entry by its other files: name -> {"nbytes": ..., "sha256": ...}."""
+    rows: dict[str, dict[str, Any]] = json.loads(files.get(LARGE, b"{}"))
+    return rows
+
+
+def _file_size(path: Path) -> int:
+    """Of a plain file; -1 if it is none."""
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        return found.st_size if stat.S_ISREG(found.st_mode) else -1
+    return -1
 
 
 def _parse_checksums(text: bytes) -> dict[str, str]:
@@ -135,7 +161,7 @@ def _parse_checksums(text: bytes) -> dict[str, str]:
         sums = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Damage(f"{CHECKSUMS} cannot be read") from error
-    if not isinstance(sums, dict) or not all(name == KEY or _is_plain(name) for name in sums):
+    if not isinstance(sums, dict) or not all(name in (KEY, LARGE) or _is_plain(name) for name in sums):
         raise Damage(f"{CHECKSUMS} was changed")
     return sums
 
@@ -157,12 +183,23 @@ def problem(folder: Path) -> str | None:
     """What is wrong with an entry; None if nothing, or if it is gone."""
     try:
         key = CompileKey.from_json(read_file(folder / KEY))
-        load(folder, key)
+        files = load(folder, key)
+        wrong = [name for name, row in large_files(files).items() if _hash_file(folder / name) != row["sha256"]]
+        if wrong:
+            return f"wrong checksum of {', '.join(wrong)}"
         return None if key.digest == folder.name else f"{KEY} is of another program"
     except FileNotFoundError:
         return None
     except (Damage, CacheError) as error:
         return str(error) if os.path.lexists(folder) else None
+
+
+def _hash_file(path: Path) -> str:
+    total = hashlib.sha256()
+    with os.fdopen(os.open(path, os.O_RDONLY | _FLAGS), "rb") as file:
+        while piece := file.read(_PIECE):
+            total.update(piece)
+    return total.hexdigest()
 
 
 def look(folder: Path) -> Listing | None:
@@ -212,7 +249,7 @@ def encode(files: Mapping[str, bytes | str]) -> dict[str, bytes]:
     """
     for name in files:
         if not _is_plain(name):
-            hint = "Use letters, digits, '_', '-', '+', '.' and '/', and none of key.json, checksums.json and last_used"
+            hint = f"Use letters, digits, '_', '-', '+', '.' and '/', and none of {', '.join(_OWN)}"
             raise ArgumentError(f"{name!r} cannot be a file of a cache entry", hint=hint)
     return {name: data.encode() if isinstance(data, str) else bytes(data) for name, data in files.items()}
 
@@ -220,14 +257,17 @@ def encode(files: Mapping[str, bytes | str]) -> dict[str, bytes]:
 def _is_plain(name: str) -> bool:
     parts = name.split("/")
     plain = len(name) <= 200 and all(re.fullmatch(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]*", part) for part in parts)
-    return plain and name not in (KEY, CHECKSUMS, LAST_USED)
+    return plain and name not in _OWN
 
 
-def fill(folder: Path, key: CompileKey, contents: Mapping[str, bytes]) -> None:
+def fill(folder: Path, key: CompileKey, contents: Mapping[str, bytes], large: Large | None = None) -> None:
     """Write a whole entry into an empty folder and wait until it is on the disk."""
     from concurrent.futures import ThreadPoolExecutor
 
+    rows = {name: _write_large(folder / name, pieces) for name, pieces in (large or {}).items()}
     files = {KEY: key.to_json().encode(), **contents}
+    if rows:
+        files[LARGE] = json.dumps(rows, indent=1, sort_keys=True).encode()
     sums = _checksums({name: sha256(data) for name, data in files.items()})
     paths = {folder / name: data for name, data in [*files.items(), (CHECKSUMS, sums), (LAST_USED, b"")]}
     for made in {path.parent for path in paths}:
@@ -240,9 +280,28 @@ def fill(folder: Path, key: CompileKey, contents: Mapping[str, bytes]) -> None:
 
 
 def _write_file(path: Path, data: bytes) -> None:
+    with _new_file(path) as file:
+        file.write(data)
+
+
+def _write_large(path: Path, pieces: Sequence[memoryview]) -> dict[str, Any]:
+    """Writes the pieces one after the other; what `large.json` says of the file."""
+    total, nbytes = hashlib.sha256(), 0
+    with _new_file(path) as file:
+        for piece in pieces:
+            for at in range(0, len(piece), _PIECE):
+                file.write(piece[at : at + _PIECE])
+                total.update(piece[at : at + _PIECE])
+            nbytes += len(piece)
+    return {"nbytes": nbytes, "sha256": total.hexdigest()}
+
+
+@contextlib.contextmanager
+def _new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that is on the disk afterwards."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
+        yield file
         file.flush()
         os.fsync(file.fileno())
 

@@ -56,7 +56,7 @@ class CompileKey:
     """What a program was compiled for. Immutable, hashable, equal by digest.
 
     Attributes:
-        kind: what the code is: "program", "pack", "runtime".
+        kind: what the code is: "program", "pack", "runtime"; or "weights", of packed weights that are kept.
         name: what people call it; tells small programs without a graph apart.
         graph: digest of the symbolic graph's text.
         phase: "prefill", "decode" or "batch".
@@ -227,10 +227,10 @@ def _library_digest(llvmlite: Any) -> str:
 
 
 @cache
-def source_digest(package: Path | None = None) -> str:
-    """SHA-256 over the names and contents of the sources that write code."""
+def source_digest(package: Path | None = None, patterns: tuple[str, ...] = _GENERATORS) -> str:
+    """SHA-256 over the names and contents of sources; those that write code by default."""
     root = package or Path(__file__).parent.parent
     total = hashlib.sha256()
-    for path in sorted(path for pattern in _GENERATORS for path in root.glob(pattern)):
+    for path in sorted(path for pattern in patterns for path in root.glob(pattern)):
         total.update(path.relative_to(root).as_posix().encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return total.hexdigest()

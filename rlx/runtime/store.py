@@ -128,32 +128,48 @@ class Store:
         entry.touch(folder)
         return Entry(key, files, folder)
 
-    def put(self, key: CompileKey, files: Mapping[str, bytes | str], replace: bool = False) -> Entry:
+    def put(
+        self,
+        key: CompileKey,
+        files: Mapping[str, bytes | str],
+        replace: bool = False,
+        large: entry.Large | None = None,
+    ) -> Entry:
         """Store an entry and return it. If the folder cannot be written, warn once and return it unstored.
 
         An entry that is there already stays, unless `replace`: of two writers the second gets what the first stored.
+
+        Args:
+            large: files that are mapped from the entry's folder and never read as a whole; an entry of which they would
+                outgrow the limit alone is not stored.
 
         Raises:
             ArgumentError: a file's name is not a plain relative path, or is one of the store's own.
         """
         contents = entry.encode(files)
-        if self.problem:
+        nbytes = sum(len(piece) for pieces in (large or {}).values() for piece in pieces)
+        if nbytes > self.limit:
+            what = f"{nbytes} bytes are not kept in the compile cache {self.root}, whose limit is {self.limit}"
+            self._warn("limit", f"{what}; RLX_CACHE_LIMIT raises it")
+        if self.problem or nbytes > self.limit:
             return Entry(key, contents, None)
         try:
-            stored = self._write(key, contents, replace)
+            stored = self._write(key, contents, replace, large)
         except (OSError, Damage) as error:
             self._warn("write", f"the compile cache {self.root} cannot be written, running uncached: {error}")
             return Entry(key, contents, None)
         self._evict(keep=self._folder(key))
         return Entry(key, stored, self._folder(key))
 
-    def _write(self, key: CompileKey, contents: dict[str, bytes], replace: bool) -> dict[str, bytes]:
+    def _write(
+        self, key: CompileKey, contents: dict[str, bytes], replace: bool, large: entry.Large | None
+    ) -> dict[str, bytes]:
         """Make the entry's folder and move it into place; returns what is there then."""
         if what := _prepare(self.root):  # it may be gone, or no longer ours alone
             raise OSError(what)
         folder = self._folder(key)
         with _temporary(self.root) as made:
-            entry.fill(made, key, contents)
+            entry.fill(made, key, contents, large)
             folder.parent.mkdir(mode=0o700, exist_ok=True)
             if replace:
                 self._discard(folder)

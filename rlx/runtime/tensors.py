@@ -3,7 +3,8 @@
 Runtime, between an open file and the programs. How a weight lies is its row's "layout" in a program's manifest: "rows"
 is float32 as it is; "r16k4" is packed (`rlx.codegen.layouts`), a stack [E, n, k] matrix after matrix, each with rows of
 its own up to a multiple of 16; "file" is the file's own bytes, which stay where they are: a table of which few rows are
-read needs no memory beside the mapping.
+read needs no memory beside the mapping. Packed matrices may also lie in a copy that an earlier process left in the
+cache's folder (`rlx.runtime.kept`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rlx.errors import ShapeError
 from rlx.ir.dtypes import DTYPES, DType
 from rlx.passes.layout import FILE_LAYOUT
 from rlx.runtime.compile import Compiler
+from rlx.runtime.kept import KeptWeights, MappedWeights, packed_rows
 from rlx.runtime.memory import AlignedBuffer
 from rlx.runtime.threads import WorkerPool
 
@@ -59,11 +61,17 @@ class Tensors:
         self.addresses: dict[str, int] = {}
         self._buffers: dict[str, AlignedBuffer] = {}
         self._tables: dict[str, np.ndarray] = {}  # keeps the mapping alive
+        self._kept: MappedWeights | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory; tables that lie in the mapped file take none."""
+        """Bytes of memory; what lies in a mapped file takes none."""
         return sum(b.nbytes for b in self._buffers.values())
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of packed weights that lie in a copy in the cache's folder."""
+        return self._kept.nbytes if self._kept else 0
 
     def add_array(self, name: str, value: np.ndarray) -> None:
         """A small float32 tensor, as it is."""
@@ -118,8 +126,22 @@ class Tensors:
         context = np.array([raw.ctypes.data, address, n, k, units, max(1, units // CHUNKS), 0], np.int64)
         self.pool.share(step, context.ctypes.data)
 
-    def load(self, weights: Mapping[str, Any], source: Source, progress: Progress | None = None) -> None:
-        """Loads every weight of a manifest's table that is not here yet, reporting bytes done."""
+    def load(
+        self,
+        weights: Mapping[str, Any],
+        source: Source,
+        progress: Progress | None = None,
+        kept: KeptWeights | None = None,
+    ) -> None:
+        """Loads every weight of a manifest's table that is not here yet, reporting bytes done.
+
+        Args:
+            kept: where packed matrices come from if a copy is there, and where one is left if not.
+        """
+        copy = kept.find() if kept else None
+        if copy:
+            self._kept = copy
+            self.addresses |= copy.addresses
         wanted = {name: row for name, row in weights.items() if name not in self.addresses}
         total = sum(_nbytes(row) for row in wanted.values())
         done = 0
@@ -128,6 +150,12 @@ class Tensors:
             done += _nbytes(row)
             if progress:
                 progress("packing weights", done, total)
+        if kept and not copy:
+            kept.keep({name: self._packed(name) for name in packed_rows(weights)})
+
+    def _packed(self, name: str) -> memoryview:
+        buffer = self._buffers[name]
+        return buffer.view(np.uint8, buffer.nbytes).data
 
     def _load_one(self, name: str, row: Mapping[str, Any], source: Source) -> None:
         shape, dtype = tuple(map(int, row["shape"])), DTYPES[row["dtype"]]
@@ -149,6 +177,9 @@ class Tensors:
     def close(self) -> None:
         for buffer in self._buffers.values():
             buffer.close()
+        if self._kept:
+            self._kept.close()
+            self._kept = None
         self._buffers.clear()
         self._tables.clear()
         self.addresses.clear()

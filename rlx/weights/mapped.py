@@ -49,6 +49,7 @@ class MappedFile:
     Attributes:
         buffer: the bytes; slices of it are `bytes`, `struct.unpack_from` reads it in place.
         size: bytes at the time of opening.
+        stamp: size and time of change in nanoseconds, of then.
 
     Raises:
         ModelFileError: missing, unreadable, not a regular file, or empty.
@@ -59,7 +60,7 @@ class MappedFile:
         self.buffer: Buffer
         self.buffer, found = _open(path, mmap)
         self.size = len(self.buffer)
-        self._stamp = _stamp(found)
+        self.stamp = _stamp(found)
         self._bytes: Bytes | None = np.frombuffer(self.buffer, np.uint8)
         self._bytes.flags.writeable = False
 
@@ -82,9 +83,9 @@ class MappedFile:
             now = _stamp(self.path.stat())
         except OSError as error:
             raise ModelFileError(f"the file went away while in use: {error.strerror}", where=self.path) from error
-        if now != self._stamp:
+        if now != self.stamp:
             raise ModelFileError(
-                f"the file changed while in use: {self._stamp[0]} bytes when opened, {now[0]} now",
+                f"the file changed while in use: {self.stamp[0]} bytes when opened, {now[0]} now",
                 where=self.path,
                 hint="load it again, or load without mapping it (mmap=False)",
             )
@@ -121,6 +122,10 @@ class MappedTensors:
         """Give back the memory of the pages wholly inside the tensor; does nothing where the system cannot."""
         file, offset = self._place(name)
         file.release(offset, self.tensors[name].nbytes)
+
+    def stamps(self) -> list[tuple[str, int, int]]:
+        """(path, size, time of change in nanoseconds) of each file when it was opened."""
+        return [(str(file.path.resolve()), *file.stamp) for file in self._files]
 
     def check_unchanged(self) -> None:
         """`ModelFileError` if a file on disk is no longer the one that was opened."""

@@ -198,8 +198,11 @@ def test_the_model_is_the_first_of_two_arguments(opened: Opened, goldens: Path) 
 def test_engine_options_reach_the_engine(opened: Opened) -> None:
     rlx("Hi")
     assert opened.options["progress"] is not None
-    assert {k: v for k, v in opened.options.items() if v is not None and k != "progress"} == {"load": True}
-    given = "--threads 3 --max-seq 99 --kv-dtype bf16 --precision exact --profile p.toml --dump-ir ir"
+    assert {k: v for k, v in opened.options.items() if v is not None and k != "progress"} == {
+        "load": True,
+        "keep_packed": False,
+    }
+    given = "--threads 3 --max-seq 99 --kv-dtype bf16 --precision exact --profile p.toml --dump-ir ir --keep-packed"
     rlx("Hi", *given.split())
     expected = {
         "threads": 3,
@@ -208,6 +211,7 @@ def test_engine_options_reach_the_engine(opened: Opened) -> None:
         "precision": "exact",
         "profile": "p.toml",
         "dump_ir": "ir",
+        "keep_packed": True,
     }
     assert {k: opened.options[k] for k in expected} == expected
 

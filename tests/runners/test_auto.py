@@ -86,10 +86,11 @@ def test_options_reach_the_engine(opened: Opened, goldens: Path) -> None:
     path, progress = goldens / "qwen3" / "hf", [].append
     auto_runner(path)
     given = ("threads", "max_seq", "kv_dtype", "precision", "profile", "cache", "progress", "dump_ir")
-    assert opened.options == {**dict.fromkeys(given), "load": True}
+    assert opened.options == {**dict.fromkeys(given), "load": True, "keep_packed": False}
     options: dict[str, Any] = {
         "threads": 3, "max_seq": 99, "kv_dtype": "bf16", "precision": "exact", "profile": "p.toml", "cache": object(),
         "progress": lambda *args: progress(args), "dump_ir": "ir", "load": False,
+        "keep_packed": True,
     }  # fmt: skip
     auto_runner(path, **options)
     assert opened.options == options

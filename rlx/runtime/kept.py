@@ -1,0 +1,120 @@
+"""A packed copy of a model's weights in the compile cache's folder: a later start maps it instead of packing.
+
+Runtime, beside `rlx.runtime.tensors`. The copy is an entry of the store like compiled programs, so `rlx cache` lists
+and removes it, and the size limit evicts it. The matrices are in one large file, which processes map and share.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import ArgumentError
+from rlx.passes.layout import FILE_LAYOUT
+from rlx.runtime.cache import CompileCache
+from rlx.runtime.compile import Compiler
+from rlx.runtime.key import CompileKey, digest_text, source_digest
+
+DATA, LAYOUT = "weights.bin", "layout.json"
+ALIGNMENT = 4096  # of a matrix in the file: each begins on a page of its own
+
+# What reads and arranges weights before they are packed; the packing itself is among the generators of code.
+_SOURCES = ("models/**/*.py", "weights/**/*.py", "runtime/tensors.py", "runtime/kept.py")
+
+
+class MappedWeights:
+    """The matrices of a copy, mapped.
+
+    Args:
+        path: the file.
+        places: name -> where in the file it begins.
+
+    Attributes:
+        addresses: name -> address of the packed matrix.
+        nbytes: size of the file.
+
+    Raises:
+        OSError: the file cannot be mapped.
+    """
+
+    def __init__(self, path: Path, places: Mapping[str, int]) -> None:
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if hasattr(mmap, "MADV_WILLNEED"):
+            self._map.madvise(mmap.MADV_WILLNEED)
+        base = int(np.frombuffer(self._map, np.uint8).ctypes.data)
+        self.nbytes = len(self._map)
+        self.addresses = {name: base + at for name, at in places.items()}
+
+    def close(self) -> None:
+        """Unmaps the file; the addresses mean nothing any more."""
+        self.addresses = {}
+        self._map.close()
+
+
+class KeptWeights:
+    """The copy of one model's packed weights that a cache has, or shall have.
+
+    Args:
+        cache: the compile cache, which has a store.
+        key: see `weights_key`.
+
+    Raises:
+        ArgumentError: the cache keeps nothing on disk.
+    """
+
+    def __init__(self, cache: CompileCache, key: CompileKey) -> None:
+        if cache.store is None or cache.policy == "off":
+            hint = "Leave keep_packed out, or use a cache with a store (RLX_CACHE=on)."
+            raise ArgumentError("packed weights cannot be kept: the compile cache is off", hint=hint)
+        self._store, self._policy, self._key = cache.store, cache.policy, key
+
+    def find(self) -> MappedWeights | None:
+        """The copy, if there is a whole one. A damaged one is reported, and removed unless the cache is read-only."""
+        if self._policy == "redo":
+            return None
+        entry = self._store.get(self._key, discard=self._policy == "on")
+        if entry is None or entry.folder is None:
+            return None
+        try:
+            return MappedWeights(entry.folder / DATA, json.loads(entry.read(LAYOUT)))
+        except OSError:  # evicted since
+            return None
+
+    def keep(self, packed: Mapping[str, memoryview]) -> None:
+        """Stores a copy for the next start; a read-only cache stays as it is."""
+        if self._policy == "readonly":
+            return
+        places, pieces, end = dict[str, int](), list[memoryview](), 0
+        for name, data in packed.items():
+            places[name] = end
+            padding = -len(data) % ALIGNMENT
+            pieces += [data, memoryview(bytes(padding))]
+            end += len(data) + padding
+        files = {LAYOUT: json.dumps(places, indent=1)}
+        self._store.put(self._key, files, replace=self._policy == "redo", large={DATA: pieces})
+
+
+def packed_rows(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows of a manifest's table of weights that are packed."""
+    return {name: row for name, row in weights.items() if row["layout"] not in ("rows", FILE_LAYOUT)}
+
+
+def weights_key(
+    compiler: Compiler, name: str, stamps: Iterable[tuple[str, int, int]], weights: Mapping[str, Any]
+) -> CompileKey:
+    """What a packed copy depends on: the model's files, how each weight lies, the target, all versions.
+
+    Args:
+        name: of the model, for people.
+        stamps: path, size and time of change of each of the model's files.
+        weights: the manifest's table.
+    """
+    rows = digest_text(json.dumps(packed_rows(weights), sort_keys=True))
+    options = {"files": [list(stamp) for stamp in stamps], "weights": rows, "readers": source_digest(None, _SOURCES)}
+    return compiler.key(kind="weights", name=name, options=options)

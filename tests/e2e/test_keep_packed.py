@@ -1,0 +1,183 @@
+"""keep_packed: the first start leaves a packed copy of the weights, later ones map it; damage, limits and policies."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import rlx
+from rlx import ArgumentError
+from rlx.cli.main import cli
+from rlx.runtime.cache import CompileCache, Policy
+from rlx.runtime.entry import Listing
+from rlx.runtime.kept import ALIGNMENT, DATA, KeptWeights
+from rlx.runtime.key import CompileKey
+from rlx.runtime.store import CacheWarning, Store
+from rlx.weights import open_weights
+from rlx.weights.gguf import GgufFile
+
+IDS = [5, 9, 2, 77, 31]
+
+
+@pytest.fixture
+def model(tmp_path: Path, demo_model: Path) -> Path:
+    return Path(shutil.copy(demo_model, tmp_path / "model.gguf"))
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Path:
+    """A cache folder with the programs that these tests run."""
+    folder = tmp_path_factory.mktemp("filled")
+    for precision in ("auto", "exact"):
+        start(demo_model, Store(folder), keep=False, precision=precision)
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path, filled: Path) -> Store:
+    return Store(shutil.copytree(filled, tmp_path / "cache"))
+
+
+def start(
+    model: Path, store: Store, policy: Policy = "on", keep: bool = True, precision: str = "auto"
+) -> tuple[np.ndarray, int, int]:
+    """Logits, bytes of weights of the process's own, and bytes mapped from a copy."""
+    cache = CompileCache(store=store, policy=policy)
+    with rlx.auto_runner(model, threads=2, max_seq=32, precision=precision, cache=cache, keep_packed=keep) as runner:
+        stats = runner.stats()
+        return runner.predict_logits(IDS), stats["weights_bytes"], stats["kept_bytes"]
+
+
+def copies(store: Store) -> list[Listing]:
+    return [row for row in store.entries() if row.key and row.key.kind == "weights"]
+
+
+def test_a_second_start_maps_what_the_first_packed(model: Path, store: Store) -> None:
+    plain, whole, none = start(model, store, keep=False)
+    assert none == 0 and not copies(store)
+    first, own, mapped = start(model, store)
+    assert (own, mapped) == (whole, 0)
+    (copy,) = copies(store)
+    assert copy.key is not None and copy.key.name == "model.gguf"
+    assert copy.nbytes > 0.9 * whole
+    second, own, mapped = start(model, store)
+    assert mapped == (copy.folder / DATA).stat().st_size and own < 0.1 * whole
+    np.testing.assert_array_equal(first, plain)
+    np.testing.assert_array_equal(second, plain)
+    assert [row.digest for row in copies(store)] == [copy.digest]
+
+
+def test_nothing_writes_into_a_copy(model: Path, store: Store) -> None:
+    start(model, store)
+    (copy,) = copies(store)
+    before = (copy.folder / DATA).read_bytes()
+    start(model, store)
+    assert (copy.folder / DATA).read_bytes() == before and not store.verify()
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "layout"])
+def test_a_damaged_copy_is_made_again(model: Path, store: Store, damage: str) -> None:
+    expected = start(model, store)[0]
+    (copy,) = copies(store)
+    if damage == "cut":
+        os.truncate(copy.folder / DATA, 4096)
+    elif damage == "gone":
+        (copy.folder / DATA).unlink()
+    else:
+        (copy.folder / "layout.json").write_text("{}")
+    with pytest.warns(CacheWarning, match="is damaged and not used"):
+        found, _, mapped = start(model, store)
+    np.testing.assert_array_equal(found, expected)
+    assert mapped == 0 and store.damaged == 1
+    assert start(model, store)[2] > 0
+
+
+def test_a_flipped_bit_is_found_by_verify(model: Path, store: Store) -> None:
+    start(model, store)
+    (copy,) = copies(store)
+    data = bytearray((copy.folder / DATA).read_bytes())
+    data[len(data) // 2] ^= 1
+    (copy.folder / DATA).write_bytes(data)
+    assert store.verify() == [(copy.digest, f"wrong checksum of {DATA}")]
+    assert not copies(store)
+
+
+def test_another_file_of_the_same_name_and_size_gets_a_copy_of_its_own(model: Path, store: Store) -> None:
+    before = start(model, store)[0]
+    with open_weights(model) as loader:
+        assert isinstance(loader, GgufFile)
+        at = loader.offset("blk.0.ffn_down.weight")
+    data = bytearray(model.read_bytes())
+    data[at : at + 2] = np.float16(0.5).tobytes()  # the scale of the first block
+    model.write_bytes(data)
+    assert start(model, store)[2] == 0
+    after, _, mapped = start(model, store)
+    assert mapped > 0 and len(copies(store)) == 2
+    assert not np.array_equal(before, after)
+
+
+def test_precisions_share_what_they_pack_alike(model: Path, store: Store) -> None:
+    """The key holds how weights lie, not what is computed with them."""
+    start(model, store)
+    assert start(model, store, precision="exact")[2] > 0
+    assert len(copies(store)) == 1
+
+
+def test_a_read_only_cache_is_read_and_not_written(model: Path, store: Store) -> None:
+    start(model, store, keep=False)
+    assert start(model, store, "readonly")[2] == 0 and not copies(store)
+    start(model, store)
+    assert start(model, store, "readonly")[2] > 0
+    (copy,) = copies(store)
+    os.truncate(copy.folder / DATA, 4096)
+    with pytest.warns(CacheWarning, match="is damaged"):
+        assert start(model, store, "readonly")[2] == 0
+    assert len(copies(store)) == 1
+
+
+def test_redo_makes_it_again(tmp_path: Path) -> None:
+    store, key = Store(tmp_path), CompileKey("weights", "some model")
+    KeptWeights(CompileCache(store=store), key).keep({"a": memoryview(bytes(64))})
+    redo = KeptWeights(CompileCache(store=store, policy="redo"), key)
+    assert redo.find() is None
+    redo.keep({"a": memoryview(b"x" * 64), "b": memoryview(b"y" * 5000), "c": memoryview(b"z")})
+    found = KeptWeights(CompileCache(store=store), key).find()
+    assert found is not None and found.nbytes == 4 * ALIGNMENT
+    for name, expected in (("a", b"x" * 64), ("b", b"y" * 5000), ("c", b"z")):
+        assert found.addresses[name] % ALIGNMENT == 0
+        assert ctypes.string_at(found.addresses[name], len(expected)) == expected
+    found.close()
+
+
+def test_without_a_folder_it_is_an_error(model: Path) -> None:
+    with pytest.raises(ArgumentError, match="packed weights cannot be kept: the compile cache is off"):
+        rlx.auto_runner(model, cache=CompileCache(policy="off"), keep_packed=True)
+
+
+def test_a_copy_beyond_the_limit_is_not_kept(model: Path, store: Store) -> None:
+    small = Store(store.root, limit=2_000_000)
+    with pytest.warns(CacheWarning, match=r"bytes are not kept.*RLX_CACHE_LIMIT raises it"):
+        start(model, small)
+    assert not copies(small)
+
+
+def test_the_command_line_lists_and_removes_it(model: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLX_CACHE_DIR", str(store.root))
+    run = CliRunner()
+    said = run.invoke(cli, ["run", str(model), "Hi", "--max-tokens", "1", "--keep-packed"])
+    assert said.exit_code == 0, said.output
+    (row,) = [
+        row for row in json.loads(run.invoke(cli, ["cache", "ls", "--json"]).output) if row["key"]["kind"] == "weights"
+    ]
+    assert row["nbytes"] > 4_000_000
+    assert "weights: 1" in run.invoke(cli, ["cache", "stats"]).output
+    assert "model.gguf" in run.invoke(cli, ["cache", "show", row["digest"][:16]]).output
+    assert run.invoke(cli, ["cache", "rm", row["digest"]]).exit_code == 0
+    assert not copies(store)
