@@ -6,20 +6,20 @@ Export stage, called by `opened.open_model`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
 
 from rlx.export.hf_config import TextConfig, metadata_from_config
 from rlx.export.hf_keys import Metadata
-from rlx.export.hf_prediction import JOINING, WithPrediction, predicting_blocks
 from rlx.export.hf_required import check_tensors
 from rlx.export.hf_tensors import changes, export_tensor, in_layer, rope_tensor
 from rlx.export.hf_tokenizer import tokenizer_metadata
 from rlx.export.model import ExportModel, ExportTensor
 from rlx.runners.recommended import gguf_keys, recommended
 from rlx.weights import ModelWeights, WeightLoader
+from rlx.weights.prediction import WithPrediction, predicting_blocks
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _EXPERTS = "_exps.weight"
@@ -47,7 +47,7 @@ def model_from_hf(source: WeightLoader) -> ExportModel:
         | of_arch
         | tokenizer_metadata(folder, config, rows),
         tensors=tuple(tensors),
-        left_out=tuple(name for name in weights.unused if not (config.predicting and name in JOINING)),
+        left_out=tuple(weights.unused),
         close=source.close,
     )
 
@@ -62,16 +62,7 @@ def _tensors(config: TextConfig, weights: ModelWeights) -> list[ExportTensor]:
         info, raw = weights.info(canonical), partial(weights.raw, canonical)
         for name, change in changes(config, canonical):
             found.append(export_tensor(name, info, raw, change, where=weights.place(canonical)))
-    found += _joining(config, weights.loader)
     return sorted(found, key=lambda tensor: _layer(tensor.name))
-
-
-def _joining(config: TextConfig, loader: WeightLoader) -> Iterator[ExportTensor]:
-    """What a block that predicts has beside a layer."""
-    for old, new in JOINING.items() if config.predicting else ():
-        for name, change in changes(config, f"blk.{config.layers}.{new}"):
-            where = f"{loader.path}, {old}"
-            yield export_tensor(name, loader.tensors[old], partial(loader.raw, old), change, where=where)
 
 
 def _layer(name: str) -> int:

@@ -8,10 +8,11 @@ a row in `ARCHITECTURES`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from rlx.errors import ArgumentError, ModelFileError
+from rlx.errors import ArgumentError, ModelFileError, UnsupportedModelError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.models import gemma, gemma3n, gemma4, llama, qwen3, qwen35
@@ -20,19 +21,23 @@ from rlx.models.builder import Weights, cache_dtype
 from rlx.models.config import ModelConfig
 from rlx.models.gguf_config import from_gguf
 from rlx.models.hf_config import from_hf
+from rlx.models.qwen35 import DRAFT_HEAD
 from rlx.models.views import View, place_in, views
 
 __all__ = [
+    "DRAFT_HEAD",
     "FAMILIES",
     "SUPPORTED",
     "ModelConfig",
     "View",
     "Weights",
     "build",
+    "build_predictor",
     "cache_dtype",
     "config_from",
     "from_gguf",
     "from_hf",
+    "predictor_head",
     "views",
 ]
 
@@ -65,7 +70,12 @@ SUPPORTED = {"gguf": tuple(FAMILIES), "safetensors": tuple(MODEL_TYPES)}
 
 
 def build(
-    config: ModelConfig, weights: Weights, kv_dtype: DType, *, place: Callable[[str], str] | None = None
+    config: ModelConfig,
+    weights: Weights,
+    kv_dtype: DType,
+    *,
+    hidden: bool = False,
+    place: Callable[[str], str] | None = None,
 ) -> Graph:
     """The graph of a model: what it computes, with no regard to how.
 
@@ -76,14 +86,55 @@ def build(
 
     Args:
         kv_dtype: f32, f16, bf16, q8_0 or q4_0.
+        hidden: there is one more output, "hidden" f32 [SEQ, hidden]: what the head multiplies.
         place: canonical name -> what errors show instead: the file, and the tensor's name there.
 
     Raises:
         ArgumentError: KV caches cannot have this dtype.
         WeightError: a tensor is missing, or has another shape or dtype than the configuration says.
     """
+    with _placed(config, place):
+        graph = FAMILIES[config.arch].build(config, weights, kv_dtype)
+    return graph if hidden else graph.replace(outputs={"logits": graph.outputs["logits"]})
+
+
+def build_predictor(
+    config: ModelConfig,
+    weights: Weights,
+    kv_dtype: DType,
+    rows: int,
+    *,
+    place: Callable[[str], str] | None = None,
+) -> Graph:
+    """The graph of the head that predicts a further token (multi-token prediction), where a model has one.
+
+    Inputs "tokens" and "positions", i32 [SEQ], and "hidden" f32 [SEQ, hidden]: the output of this name of the row
+    before each token or, for drafts of drafts, this graph's "next_hidden". States "k.{layers}" and "v.{layers}".
+    Outputs "next_hidden" f32 [SEQ, hidden], and "draft" i32 [SEQ], the likeliest of the first `rows` ids to come after
+    each token. The weight `DRAFT_HEAD` [rows, hidden] is to be bound to the first rows of `predictor_head(config)`.
+
+    Raises:
+        UnsupportedModelError: the model has no such head.
+        WeightError: as `build`.
+    """
+    if config.delta is None or not weights.has(f"blk.{config.layers}.nextn.eh_proj.weight"):
+        where = place("output.weight").rpartition(", ")[0] if place else None
+        hint = 'Use speculative="prompt-lookup", which needs none, or a file with the tensors "nextn" ("mtp").'
+        raise UnsupportedModelError("the model has no head that predicts further tokens", where=where, hint=hint)
+    with _placed(config, place):
+        return qwen35.build_predictor(config, weights, kv_dtype, rows)
+
+
+def predictor_head(config: ModelConfig) -> str:
+    """The name of the matrix whose first rows are `DRAFT_HEAD`."""
+    return "token_embd.weight" if config.tied else "output.weight"
+
+
+@contextmanager
+def _placed(config: ModelConfig, place: Callable[[str], str] | None) -> Iterator[None]:
+    """Errors inside name the file, and the tensor as the file does."""
     try:
-        return FAMILIES[config.arch].build(config, weights, kv_dtype)
+        yield
     except ModelFileError as error:
         if place is None or error.where is None:
             raise

@@ -235,9 +235,11 @@ def per_layer_input(model: Model, x: Node, inputs: Node) -> Node:
 
 
 def head(model: Model, x: Node) -> Graph:
-    """The finished graph: the last norm, and the output "logits" f32 [SEQ, vocab_size]."""
+    """The finished graph: the last norm, whose result is the output "hidden" f32 [SEQ, hidden], and the output "logits"
+    f32 [SEQ, vocab_size].
+    """
     config = model.config
-    x = norm(model, x, "output_norm")
+    x = model.graph.output("hidden", norm(model, x, "output_norm"))
     logits = linear(model, x, "token_embd" if config.tied else "output", config.vocab_size)
     if config.logit_softcap is not None:
         logits = ops.softcap(logits, config.logit_softcap)

@@ -7,7 +7,7 @@ Part of the models stage: `gguf_config.py` and `hf_config.py` read it from an op
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -158,6 +158,14 @@ class ModelConfig:
     def windows(self) -> tuple[int | None, ...]:
         """For each layer the positions a query sees, or None for all."""
         return tuple(layer.window for layer in self.each)
+
+    @property
+    def predictor(self) -> ModelConfig:
+        """The model with one more layer: the block of hybrid models that predicts a further token, which is like their
+        layers with attention.
+        """
+        like = next((layer for layer in reversed(self.each) if not layer.recurrent), self.each[-1])
+        return replace(self, each=(*self.each, replace(like, source=self.layers)))
 
     def value(self, name: str, stored: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """What the graph computes with, from what the file stores under the canonical `name`: the same for all but

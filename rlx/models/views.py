@@ -40,7 +40,7 @@ def views(config: ModelConfig, has_tensor: HasTensor) -> Iterator[View]:
             yield from (
                 View(f"{name}.{i}.weight", f"{name}.weight", i * width, width, parts * width) for i in range(parts)
             )
-    for i, layer in enumerate(config.each):
+    for i, layer in enumerate(config.predictor.each if config.delta else config.each):
         for view in _of_layer(config, layer):
             source = f"blk.{i}.{view.source}"
             if has_tensor(source):

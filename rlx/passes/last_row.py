@@ -16,10 +16,11 @@ from rlx.passes.options import Options
 
 
 def last_row(graph: Graph, options: Options) -> Graph:
-    """Reduces every output that has SEQ rows to the last one, unless all rows are wanted."""
+    """Reduces every output that has SEQ rows to the last one, unless all rows are wanted, of this output or of all."""
     if options.all_rows or options.seq[1] == 1:
         return graph
-    narrow = _narrow(graph)
+    whole = graph.outputs.keys() & set(options.whole)
+    narrow = _narrow(graph, {graph.outputs[name] for name in whole})
 
     def row(old: Node, new: Node) -> Node:
         return ops.last_row(new) if _has_rows(old) and old not in narrow else new
@@ -35,13 +36,13 @@ def last_row(graph: Graph, options: Options) -> Graph:
         return ops.rebuild(old, rows, **({"shape": (1, *old.shape[1:])} if old.op == "reshape" else {}))
 
     after = graph.map(visit)
-    return after.replace(outputs={name: row(n, after.outputs[name]) for name, n in graph.outputs.items()})
+    new = after.outputs
+    return after.replace(outputs={k: new[k] if k in whole else row(n, new[k]) for k, n in graph.outputs.items()})
 
 
-def _narrow(graph: Graph) -> set[Node]:
-    """The values with SEQ rows of which nothing reads more than the last row."""
-    nodes = graph.nodes()
-    full: set[Node] = set()
+def _narrow(graph: Graph, whole: set[Node]) -> set[Node]:
+    """The values with SEQ rows of which nothing reads more than the last row; all of `whole` is read."""
+    nodes, full = graph.nodes(), set(whole)
     for node in reversed(nodes):  # users before their operands
         if node.op != "last_row" and not (_has_rows(node) and node not in full and _moves(node)):
             full.update(node.inputs)

@@ -1,8 +1,9 @@
 """Layout: how weights and caches lie in memory. Packing becomes an explicit node, run once at load.
 
 Matrices that are multiplied are packed as blocks of 16 output rows (`r16k4`, see `rlx.codegen.layouts`), those of
-experts one after the other; a table of which only rows are looked up stays in the file as it is (`file`). Key caches
-lie in tiles of 16 positions, so that attention scores need no horizontal sums.
+experts one after the other; a table of which only rows are looked up, in this and any other graph of the model, stays
+in the file as it is (`file`). Key caches lie in tiles of 16 positions, so that attention scores need no horizontal
+sums.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def layout(graph: Graph, options: Options) -> Graph:
         raise GraphError("serves as keys and as values, which lie differently in memory", where=repr(shared), hint=hint)
 
     multiplied = {i for n in graph.nodes() if n.op in _MULTIPLY for i in n.inputs if _is_matrix(i)}
+    multiplied |= {n for n in graph.nodes() if _is_matrix(n) and n.name in options.packed}
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if old.op == "state" and old in keys:

@@ -24,6 +24,8 @@ class Options:
         fusions: which groups of fusion rules run, of `FUSIONS`; "prologue" is the schedule's, see there.
         symbols: bounds of further symbols, name -> (lowest, highest).
         sequences: True makes every row the one new token of a sequence of its own, see `rlx.ir.sequences`.
+        whole: outputs of which every row is kept even where `all_rows` is False.
+        packed: tables that are packed though the graph only looks rows up: another graph of the model multiplies them.
         bf16_dots: whether the target has dot products of bf16. The compiler sets it: it is the target's to say.
     """
 
@@ -33,6 +35,8 @@ class Options:
     fusions: tuple[str, ...] = FUSIONS
     symbols: tuple[tuple[str, tuple[int, int]], ...] = field(default=())
     sequences: bool = False
+    whole: tuple[str, ...] = ()
+    packed: tuple[str, ...] = ()
     bf16_dots: bool = False
 
     def __post_init__(self) -> None:

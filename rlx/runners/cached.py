@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from rlx.errors import BusyError, PromptError, TokenizerError, UnsupportedModelError
 from rlx.runners.base import GREEDY, LmRunner, TokenIds, check_finite, check_ids
 from rlx.runners.generation import Generation, Logits, Request, Source, stepwise
 from rlx.runners.sampling import SampleOpts
+from rlx.runners.speculative import Counters, Drafter, PromptLookup, Speculation
 from rlx.runners.stopping import OnToken
 from rlx.runtime.devices import Device
 
@@ -54,6 +56,18 @@ class TokenEngine(Protocol):
 
     def forward_rows(self, ids: Sequence[int]) -> Iterator[Logits]:
         """As `forward` with `all_rows`, some rows at a time."""
+        ...
+
+    def verify(self, ids: Sequence[int]) -> Logits:
+        """As `forward` with `all_rows`, for ids of which all but the first may turn out wrong and be trimmed."""
+        ...
+
+    def predicting(self) -> AbstractContextManager[Drafter]:
+        """Inside, the model's own head for further tokens follows the session, and drafts.
+
+        Raises:
+            UnsupportedModelError: the model has none.
+        """
         ...
 
     def trim(self, length: int) -> None:
@@ -115,6 +129,7 @@ class CachedRunner(LmRunner):
         self._user: tuple[str, str] | None = None
         self._closed = False
         self._reused, self._cached = 0, True
+        self._speculated = Counters()
 
     # ---------------------------------------------------------------------------------------------- the model
 
@@ -273,11 +288,25 @@ class CachedRunner(LmRunner):
 
     def _session_source(self, request: Request) -> Source:
         with self._use("generate") as engine:
+            if request.speculative:
+                yield from self._speculative_source(engine, request)
+                return
 
             def first() -> Logits:
                 return self._prefill(engine, request.context)
 
             yield from stepwise(first, lambda token: self._decode(engine, token), request)
+
+    def _speculative_source(self, engine: TokenEngine, request: Request) -> Source:
+        """The same tokens, with guessed ones checked several at a time."""
+        with _drafter(engine, request) as drafter:
+            logits = self._prefill(engine, request.context)
+            left = request.stopping.left or engine.max_seq
+            speculation = Speculation(engine, drafter, left - 1, check_finite, self._speculated)
+            try:
+                yield from stepwise(lambda: logits, speculation.step, request)
+            finally:
+                speculation.finish()
 
     @property
     def _tokenizer(self) -> Callable[[], Tokenizer]:
@@ -324,10 +353,11 @@ class CachedRunner(LmRunner):
 
     def stats(self) -> Mapping[str, Any]:
         """What the engine holds: bytes, threads, counters of the compile cache; and `reused_tokens`, how many tokens of
-        prompts did not have to be computed because the session held them already.
+        prompts did not have to be computed because the session held them already; and `speculation`, how many `steps`
+        with guesses there were, and how many tokens were `drafted` and `accepted`.
         """
         with self._use("stats") as engine:
-            return {**engine.stats(), "reused_tokens": self._reused}
+            return {**engine.stats(), "reused_tokens": self._reused, "speculation": asdict(self._speculated)}
 
     def close(self) -> None:
         """Gives back the memory and the threads; once is enough, more does no harm."""
@@ -362,3 +392,8 @@ class CachedRunner(LmRunner):
 def shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two sequences have in common at their start."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _drafter(engine: TokenEngine, request: Request) -> AbstractContextManager[Drafter]:
+    """Who guesses the tokens of a generation, while it lasts."""
+    return engine.predicting() if request.speculative == "mtp" else nullcontext(PromptLookup(request.context))

@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 
 from rlx import models, text
-from rlx.codegen.layouts import PACKED_DTYPES
 from rlx.codegen.target import Target
-from rlx.errors import ArgumentError, PromptError, SnapshotError, UnsupportedModelError
+from rlx.errors import ArgumentError, PromptError, SnapshotError
 from rlx.ir.graph import Graph
-from rlx.ir.node import Node
 from rlx.runners.identity import identity
-from rlx.runners.opened import open_model
-from rlx.runners.programs import ProgramRecord, Programs, Wanted
+from rlx.runners.opened import Source, check_types, open_model
+from rlx.runners.prediction import DRAFTS, HeadDrafter, Predictor, head_rows
+from rlx.runners.programs import HIDDEN, ProgramRecord, Programs, Wanted
 from rlx.runners.recommended import recommended
 from rlx.runners.sample_opts import SampleOpts
 from rlx.runners.setup import Setup
@@ -50,6 +49,9 @@ ALL_ROWS_VALUES = 1 << 24  # most logits that one call keeps when every position
 class Engine:
     """A loaded model. Make one with `Engine.open`."""
 
+    _predictor: Predictor | None = None  # made when it is first wanted
+    _hearing = False  # whether it is told what is computed
+
     def __init__(
         self,
         weights: ModelWeights,
@@ -59,7 +61,8 @@ class Engine:
         progress: Progress | None = None,
         keep_packed: bool = False,
     ) -> None:
-        self.config, self.graph, self.max_seq = config, graph, setup.max_seq
+        self.config, self.max_seq = config, setup.max_seq
+        self.graph = graph.replace(outputs={"logits": graph.outputs["logits"]})
         self._weights, self._setup, self._progress, self._loaded = weights, setup, progress, False
         self._keep_packed = keep_packed
         self._compiler = Compiler(Target.host(setup.profile.level), setup.cache)
@@ -121,8 +124,8 @@ class Engine:
         config, weights = open_model(loader)
         setup = Setup.of(config, models.cache_dtype(config, weights), *choices)
         warn_beyond(config.context, setup.max_seq)
-        graph = models.build(config, weights, setup.kv_type, place=weights.place)
-        _check_types(graph, weights)
+        graph = models.build(config, weights, setup.kv_type, hidden=True, place=weights.place)
+        check_types(graph, weights)
         return cls(weights, config, graph, setup, progress, keep_packed)
 
     def _load(self) -> None:
@@ -133,7 +136,7 @@ class Engine:
             self._tensors.add_array(name, value)
         rows = self._programs.compile(DECODE).manifest["weights"]
         kept = self._kept(rows) if self._keep_packed else None
-        self._tensors.load(rows, _Source(self._weights, self.config), self._progress, kept)
+        self._tensors.load(rows, Source(self._weights, self.config), self._progress, kept)
         self._loaded = True
 
     def _kept(self, rows: Mapping[str, Any]) -> KeptWeights:
@@ -227,7 +230,7 @@ class Engine:
 
     def _step(self, ids: Sequence[int], all_rows: bool) -> np.ndarray:
         rows, past = len(ids), self._session.done
-        program = self._programs[Wanted(self._bucket(rows), all_rows and rows > 1)]
+        program = self._programs[Wanted(self._bucket(rows), all_rows and rows > 1, self._hearing)]
         program.inputs["tokens"][:rows] = ids
         if "positions" in program.inputs:  # not if every layer is recurrent
             program.inputs["positions"][:rows] = range(past, past + rows)
@@ -235,6 +238,8 @@ class Engine:
         self._session.begin(rows)
         program.run(**env)
         self._session.end(ids)
+        if self._predictor and self._hearing:
+            self._predictor.hear(past, ids, program.output(HIDDEN, **env))
         return program.output("logits", **env).copy()
 
     def _catch_up(self) -> None:
@@ -262,10 +267,12 @@ class Engine:
         if not 0 <= length <= self.past:
             raise ArgumentError(f"cannot trim to {length}: the cache holds {self.past} tokens")
         self._session.rewind(length)
+        if self._predictor:
+            self._predictor.forget(length)
 
     def reset(self) -> None:
         """Forgets everything."""
-        self._session.rewind(0)
+        self.trim(0)
 
     def snapshot(self) -> Snapshot:
         """A copy of the session: its ids, the used part of every cache, and the recurrent states."""
@@ -290,6 +297,8 @@ class Engine:
             what = f"the snapshot is of another model ({snapshot.model[:12]}, this is {self._identity[:12]})"
             raise SnapshotError(what, where=self._weights.loader.path, hint="Open the file that it was taken from.")
         self._session.restore(snapshot)
+        if self._predictor:
+            self._predictor.forget(0)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Engine]:
@@ -327,6 +336,42 @@ class Engine:
     @cached_property
     def _identity(self) -> str:
         return identity(self.graph, self._weights.loader)
+
+    # -- the head for further tokens ----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def predicting(self, drafts: int = DRAFTS) -> Iterator[HeadDrafter]:
+        """Inside, the model's own head for further tokens follows the session, and drafts up to `drafts` in a row.
+
+        Its weights are loaded the first time.
+
+        Raises:
+            UnsupportedModelError: the model has none.
+            WeightError: it lacks a tensor, or one has another shape than it should.
+        """
+        self._predictor = self._predictor or self._new_predictor()
+        self._hearing = True
+        try:
+            yield HeadDrafter(self._predictor, lambda: self.past, drafts)
+        finally:
+            self._hearing = False
+
+    def _new_predictor(self) -> Predictor:
+        config, weights, setup, tensors = self.config, self._weights, self._setup, self._tensors
+        rows, head = head_rows(config.vocab_size), models.predictor_head(config)
+        graph = models.build_predictor(config, weights, setup.kv_type, rows, place=weights.place)
+        check_types(graph, weights)
+        self._load()
+
+        def addresses() -> dict[str, int]:
+            return {**tensors.addresses, models.DRAFT_HEAD: tensors.addresses[head]}
+
+        programs = Programs(graph, setup, self._compiler, self._pool, addresses, packed=(head,))
+        wanted = {n: row for n, row in programs.compile(DECODE).manifest["weights"].items() if n != models.DRAFT_HEAD}
+        tensors.load(wanted, Source(weights, config), self._progress)
+        states = States(graph, self.max_seq, setup.profile.buckets[-1])
+        programs.bind(states.addresses)
+        return Predictor(programs, setup.profile.ranges, states)
 
     # -- programs -------------------------------------------------------------------------------------------------
 
@@ -401,32 +446,9 @@ class Engine:
     def close(self) -> None:
         """Stops the workers and gives the memory back."""
         self._pool.close()
+        if self._predictor:
+            self._predictor.close()
         self._programs.close()
         self._tensors.close()
         self._states.close()
         self._weights.close()
-
-
-def _matrices(graph: Graph) -> list[Node]:
-    return [n for n in graph.leaves("weight").values() if len(n.shape) > 1]
-
-
-def _check_types(graph: Graph, weights: ModelWeights) -> None:
-    for node in _matrices(graph):
-        if node.dtype not in PACKED_DTYPES:
-            raise UnsupportedModelError(
-                f"tensor {weights.info(node.name).name!r} has type {node.dtype}, which no kernel reads yet",
-                where=weights.loader.path,
-                hint=f"Use a file in {', '.join(t.name.upper() for t in PACKED_DTYPES)}.",
-            )
-
-
-class _Source:
-    """A model file as `rlx.runtime.tensors.Source`: of small tensors what the graph computes with."""
-
-    def __init__(self, weights: ModelWeights, config: models.ModelConfig) -> None:
-        self.raw, self.pieces, self.release = weights.raw, weights.pieces, weights.release
-        self._weights, self._config = weights, config
-
-    def array(self, name: str) -> np.ndarray:
-        return self._config.value(name, self._weights.array(name))

@@ -19,6 +19,8 @@ from rlx.runtime.compile import CompiledProgram, Compiler
 from rlx.runtime.native import NativeProgram
 from rlx.runtime.threads import WorkerPool
 
+HIDDEN = "hidden"  # the output that the head multiplies
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -27,15 +29,18 @@ class Wanted:
     Attributes:
         seq: (smallest, largest) number of rows.
         all_rows: whether the logits of every row are wanted, not those of the last one only.
+        hidden: whether what the head multiplies is wanted, of every row.
     """
 
     seq: tuple[int, int]
     all_rows: bool = False
+    hidden: bool = False
 
     @property
     def name(self) -> str:
         """For a folder of dumps."""
-        return f"{'decode' if self.seq == (1, 1) else 'prefill'}-{self.seq[0]}-{self.seq[1]}" + "-all" * self.all_rows
+        phase = "decode" if self.seq == (1, 1) else "prefill"
+        return f"{phase}-{self.seq[0]}-{self.seq[1]}" + "-all" * self.all_rows + "-hidden" * self.hidden
 
 
 @dataclass(frozen=True)
@@ -55,9 +60,10 @@ class Programs:
     """A table of native programs.
 
     Args:
-        graph: the model, symbolic.
+        graph: the model, symbolic; its output "hidden" is only there where it is wanted.
         setup: precision, fusions and the folder of dumps.
         addresses: where the weights are, by name; asked for when a program is bound, so they may be loaded late.
+        packed: tables that another graph of the model multiplies.
     """
 
     def __init__(
@@ -67,9 +73,10 @@ class Programs:
         compiler: Compiler,
         pool: WorkerPool,
         addresses: Callable[[], Mapping[str, int]],
+        packed: tuple[str, ...] = (),
     ) -> None:
         self._graph, self._setup, self._compiler, self._pool = graph, setup, compiler, pool
-        self._weights, self._states = addresses, dict[str, int]()
+        self._weights, self._packed, self._states = addresses, packed, dict[str, int]()
         self._programs: dict[Wanted, NativeProgram] = {}
 
     def __getitem__(self, wanted: Wanted) -> NativeProgram:
@@ -90,9 +97,12 @@ class Programs:
     def compile(self, wanted: Wanted) -> CompiledProgram:
         """The program's code, from the cache if it is there."""
         setup = self._setup
-        options = Options(setup.precision, wanted.seq, wanted.all_rows, setup.profile.fusions)
+        options = Options(
+            setup.precision, wanted.seq, wanted.all_rows, setup.profile.fusions, whole=(HIDDEN,), packed=self._packed
+        )
+        outputs = {name: node for name, node in self._graph.outputs.items() if wanted.hidden or name != HIDDEN}
         dump = setup.dump_ir / wanted.name if setup.dump_ir else None
-        return self._compiler.program(self._graph, options, dump=dump)
+        return self._compiler.program(self._graph.replace(outputs=outputs), options, dump=dump)
 
     def prepare(
         self, table: Iterable[Wanted], on_program: Callable[[ProgramRecord], None] | None = None

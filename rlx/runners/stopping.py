@@ -90,6 +90,12 @@ class Stopping:
         self.reason = self._full()
 
     @property
+    def left(self) -> int | None:
+        """How many tokens may come at most; None if nothing bounds them."""
+        bounds = [most - self.count for most in (self._max, self._room) if most is not None]
+        return min(bounds, default=None)
+
+    @property
     def banned(self) -> Set[int]:
         """Ids that the next token must not be: the stop ids, as long as there are fewer than `min_tokens`."""
         return self._stop_ids if self.count < self._min else NOTHING

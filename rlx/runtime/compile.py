@@ -100,6 +100,8 @@ class Compiler:
                 "all_rows": options.all_rows,
                 "symbols": [[s, list(b)] for s, b in options.symbols],
                 "sequences": options.sequences,
+                "whole": list(options.whole),
+                "packed": list(options.packed),
                 "bf16_dots": options.bf16_dots,
             },
         )

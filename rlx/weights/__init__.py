@@ -1,7 +1,8 @@
 """Weights: model files mapped, checked and named. Between the file and the packers; imports only `ir` and `errors`.
 
 `mapped.py` holds the bytes, `gguf.py` and `safetensors.py` read the formats, `checks.py` bounds the hyper-parameters,
-`loader.py` opens a path, `names.py` gives every tensor its canonical name, `composed.py` and `fp8.py` make one tensor
+`loader.py` opens a path, `prediction.py` puts a block that predicts further tokens behind the layers, `names.py` gives
+every tensor its canonical name, `composed.py` and `fp8.py` make one tensor
 of several, `model.py` puts it all together.
 """
 

@@ -155,7 +155,14 @@ _GEMMA4_MOE = (
     Row("post_ffw_norm_2", "post_feedforward_layernorm_2"),
 )
 _GEMMA3 = (*_LAYER, *_HEAD_NORMS, *_SANDWICH_NORMS)
-_QWEN35 = (*_ATTENTION, *_HEAD_NORMS, *_POST_NORM, *_DELTA_RULE)
+# Of the block behind the last layer, which predicts a further token.
+_PREDICTION = (
+    Row("nextn.eh_proj", None, _SCALED),
+    Row("nextn.enorm", None),
+    Row("nextn.hnorm", None),
+    Row("nextn.shared_head_norm", None),
+)
+_QWEN35 = (*_ATTENTION, *_HEAD_NORMS, *_POST_NORM, *_DELTA_RULE, *_PREDICTION)
 
 FAMILIES: dict[str, Table] = {
     "llama": Table(_DECODER, _HEAD, (*_LAYER, *_PRE_NORM, *_MIXTRAL, *_MOE)),

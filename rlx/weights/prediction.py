@@ -1,8 +1,8 @@
 """Qwen 3.5's block that predicts a further token, under the names of a layer behind the last.
 
-Export stage, between the open checkpoint and `hf_tensors.py`. Checkpoints keep the block apart, as `mtp.*`: a layer
-with full attention, and what joins its two inputs. GGUF counts it among the blocks (`nextn_predict_layers` says how
-many are such) and readers that do not use it pass it over.
+Weights stage, between an open checkpoint and the names of its tensors. Checkpoints keep the block apart, as `mtp.*`: a
+layer with full attention, and what joins its two inputs. GGUF counts it among the blocks (`nextn_predict_layers` says
+how many are such) and readers that do not use it pass it over.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rlx.weights import TensorInfo, WeightLoader
+from rlx.weights.loader import TensorInfo, WeightLoader
 from rlx.weights.mapped import Bytes
 
 _LAYER = re.compile(r"mtp\.layers\.([0-9]+)\.(.+)")
 # What joins the embedding of the last token with the state of the one before, and the norm before the head.
-JOINING = {
+_JOINING = {
     "mtp.fc.weight": "nextn.eh_proj.weight",
     "mtp.pre_fc_norm_embedding.weight": "nextn.enorm.weight",
     "mtp.pre_fc_norm_hidden.weight": "nextn.hnorm.weight",
@@ -32,7 +32,7 @@ def predicting_blocks(loader: WeightLoader, arch: str) -> int:
     if not arch.startswith("qwen35"):
         return 0
     found = {layer[1] for name in loader.tensors if (layer := _LAYER.fullmatch(name))}
-    return 1 if found == {"0"} and JOINING.keys() <= loader.tensors.keys() else 0
+    return 1 if found == {"0"} and _JOINING.keys() <= loader.tensors.keys() else 0
 
 
 class WithPrediction:
@@ -71,6 +71,9 @@ class WithPrediction:
     def stamps(self) -> list[tuple[str, int, int]]:
         return self.loader.stamps()
 
+    def stamps(self) -> Sequence[FileStamp]:
+        return self.loader.stamps()
+
     def close(self) -> None:
         self.loader.close()
 
@@ -82,5 +85,7 @@ class WithPrediction:
 
 
 def _decoder_name(name: str, layers: int) -> str:
+    if name in _JOINING:
+        return f"blk.{layers}.{_JOINING[name]}"
     layer = _LAYER.fullmatch(name)
     return f"model.layers.{layers + int(layer[1])}.{layer[2]}" if layer else name
