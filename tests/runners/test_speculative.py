@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from fake_engine import FakeEngine
 
 from rlx.errors import NumericalError
-from rlx.runners.base import check_finite, generate_tokens
+from rlx.runners.base import check_finite
 from rlx.runners.sampling import SampleOpts, Sampler
 from rlx.runners.speculative import MOST, Counters, Hits, PromptLookup, Speculation
 from rlx.runtime import kv
@@ -62,15 +62,20 @@ def tokens(engine: Any, count: int, opts: SampleOpts, drafter: Any = None, stop:
     """A generation after PROMPT, with a drafter or token by token."""
     engine.reset()
     first, sampler = engine.forward(PROMPT), Sampler(opts, PROMPT)
-    on_token = None if stop is None else (lambda token: next(left))
-    left = iter([*[True] * ((stop or 1) - 1), False])
     if drafter is None:
-        return generate_tokens(first, lambda t: engine.forward([t]), sampler, count, on_token, set())
+        return chosen(first, lambda token: engine.forward([token]), sampler, count)
     speculation = Speculation(engine, drafter, count - 1, check_finite)
-    try:
-        return generate_tokens(first, speculation.step, sampler, count, on_token, set())
-    finally:
-        speculation.finish()
+    found = chosen(first, speculation.step, sampler, stop or count)
+    speculation.finish()
+    return found
+
+
+def chosen(logits: Array, step: Callable[[int], Array], sampler: Sampler, count: int) -> list[int]:
+    """Token by token."""
+    found = [sampler.sample(logits)]
+    while len(found) < count:
+        found.append(sampler.sample(step(found[-1])))
+    return found
 
 
 @pytest.mark.parametrize("opts", [SampleOpts.greedy(), SampleOpts(seed=5), SampleOpts(seed=5, repetition_penalty=1.4)])
@@ -109,7 +114,7 @@ def test_no_draft_is_computed_that_nobody_can_want() -> None:
     first = engine.forward(PROMPT)
     engine.calls.clear()
     speculation = Speculation(engine, Guesses(want, [50]), 8, check_finite, counters)
-    assert generate_tokens(first, speculation.step, Sampler(SampleOpts.greedy()), 9, None, set()) == want
+    assert chosen(first, speculation.step, Sampler(SampleOpts.greedy()), 9) == want
     assert engine.calls == [8], "one step for the eight rows"
     assert (counters.steps, counters.drafted, counters.accepted) == (1, 7, 7)
     assert max(len(Same(*range(40)).propose(n)) for n in (3, MOST)) == MOST
@@ -154,8 +159,8 @@ def test_sampled_tokens_follow_the_distribution_of_the_model() -> None:
     follow = {t: np.stack([_after_two(engine, sampler, t, u) for u in range(4)]) for t in range(4)}
     want = {(t, u, v): second[t][u] * follow[t][u][v] for t, u, v in product(range(4), repeat=3)}
     found = dict.fromkeys(want, 0)
-    chosen = np.random.default_rng(3).choice(4, runs, p=start)
-    for t in chosen.tolist():
+    firsts = np.random.default_rng(3).choice(4, runs, p=start)
+    for t in firsts.tolist():
         speculation = Speculation(engine, Same(2, 1), 2, check_finite, counters)
         u = sampler.sample(speculation.step(t))
         found[t, u, sampler.sample(speculation.step(u))] += 1
@@ -163,7 +168,7 @@ def test_sampled_tokens_follow_the_distribution_of_the_model() -> None:
         engine.trim(3)
     assert 0.05 < counters.accepted / counters.drafted < 0.95, "some are taken, some are not"
     for t in range(4):
-        total = int((chosen == t).sum())
+        total = int((firsts == t).sum())
         expected = {pair: total * p for pair, p in want.items() if pair[0] == t}
         assert min(expected.values()) > 0
         assert sum((found[pair] - n) ** 2 / n for pair, n in expected.items()) < SURE
