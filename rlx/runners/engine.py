@@ -23,7 +23,7 @@ from rlx.errors import ArgumentError, PromptError, SnapshotError
 from rlx.ir.graph import Graph
 from rlx.runners.identity import identity
 from rlx.runners.opened import Source, check_types, open_model
-from rlx.runners.prediction import DRAFTS, HeadDrafter, Predictor, head_rows
+from rlx.runners.prediction import DRAFTS, HeadDrafter, Predictor
 from rlx.runners.programs import HIDDEN, ProgramRecord, Programs, Wanted
 from rlx.runners.recommended import recommended
 from rlx.runners.sample_opts import SampleOpts
@@ -357,21 +357,9 @@ class Engine:
             self._hearing = False
 
     def _new_predictor(self) -> Predictor:
-        config, weights, setup, tensors = self.config, self._weights, self._setup, self._tensors
-        rows, head = head_rows(config.vocab_size), models.predictor_head(config)
-        graph = models.build_predictor(config, weights, setup.kv_type, rows, place=weights.place)
-        check_types(graph, weights)
         self._load()
-
-        def addresses() -> dict[str, int]:
-            return {**tensors.addresses, models.DRAFT_HEAD: tensors.addresses[head]}
-
-        programs = Programs(graph, setup, self._compiler, self._pool, addresses, packed=(head,))
-        wanted = {n: row for n, row in programs.compile(DECODE).manifest["weights"].items() if n != models.DRAFT_HEAD}
-        tensors.load(wanted, Source(weights, config), self._progress)
-        states = States(graph, self.max_seq, setup.profile.buckets[-1])
-        programs.bind(states.addresses)
-        return Predictor(programs, setup.profile.ranges, states)
+        where = (self._compiler, self._pool, self._tensors)
+        return Predictor.of(self.config, self._weights, self._setup, *where, self._progress)
 
     # -- programs -------------------------------------------------------------------------------------------------
 

@@ -17,14 +17,23 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from rlx import models
+from rlx.runners.opened import Source, check_types
 from rlx.runners.programs import Programs, Wanted
+from rlx.runners.setup import Setup
 from rlx.runners.speculative import Hits
+from rlx.runtime.compile import Compiler
 from rlx.runtime.kv import States
+from rlx.runtime.tensors import Progress, Tensors
+from rlx.runtime.threads import WorkerPool
+from rlx.weights import ModelWeights
 
 Floats = npt.NDArray[np.float32]
 
 DRAFTS = 3  # in a row at most: each is a step of the layer, and less likely to come than the one before
-HEAD_ROWS = 1 << 15  # ids that are drafted, the first ones: those of tokens that merges made early, the frequent ones
+# Ids that are drafted: the first ones. Merges made them early, so they are the frequent ones, and on a large vocabulary
+# most of a draft's time goes into the head.
+HEAD_ROWS = 1 << 15
 
 
 class Predictor:
@@ -42,6 +51,38 @@ class Predictor:
         self._start = 0  # of the rows that have not
         self._ids: list[int] = []
         self._hidden: Floats | None = None
+
+    @classmethod
+    def of(
+        cls,
+        config: models.ModelConfig,
+        weights: ModelWeights,
+        setup: Setup,
+        compiler: Compiler,
+        pool: WorkerPool,
+        tensors: Tensors,
+        progress: Progress | None,
+    ) -> Predictor:
+        """The layer of an open model, whose other weights are in `tensors` already; its own join them.
+
+        Raises:
+            UnsupportedModelError: the model has none.
+            WeightError: it lacks a tensor, or one has another shape than it should.
+        """
+        rows, head = min(config.vocab_size, HEAD_ROWS), models.predictor_head(config)
+        graph = models.build_predictor(config, weights, setup.kv_type, rows, place=weights.place)
+        check_types(graph, weights)
+
+        def addresses() -> dict[str, int]:
+            return {**tensors.addresses, models.DRAFT_HEAD: tensors.addresses[head]}
+
+        programs = Programs(graph, setup, compiler, pool, addresses, packed=(head,))
+        table = programs.compile(Wanted((1, 1))).manifest["weights"]
+        own = {name: row for name, row in table.items() if name != models.DRAFT_HEAD}
+        tensors.load(own, Source(weights, config), progress)
+        states = States(graph, setup.max_seq, setup.profile.buckets[-1])
+        programs.bind(states.addresses)
+        return cls(programs, setup.profile.ranges, states)
 
     def hear(self, start: int, ids: Sequence[int], hidden: Floats) -> None:
         """The model has computed `ids` at the positions from `start` on; hidden [len(ids), width], copied."""
@@ -129,8 +170,3 @@ class HeadDrafter:
                 drafts.append(found[0])
         self._open = list(drafts)
         return drafts
-
-
-def head_rows(vocab_size: int) -> int:
-    """How many ids are drafted: most of a draft's time goes into the head, and rare tokens are rarely right."""
-    return min(vocab_size, HEAD_ROWS)

@@ -71,9 +71,6 @@ class WithPrediction:
     def stamps(self) -> list[tuple[str, int, int]]:
         return self.loader.stamps()
 
-    def stamps(self) -> Sequence[FileStamp]:
-        return self.loader.stamps()
-
     def close(self) -> None:
         self.loader.close()
 
