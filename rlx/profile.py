@@ -6,9 +6,9 @@
     [fusion]
     gated = true             # one switch a group of `rlx.passes.options.FUSIONS`
     [buckets]
-    seq = [1, 32, 512]       # largest row count of each program; a prompt runs in chunks of the last
+    seq = [1, 16, 512]       # largest row count of each program; a prompt runs in chunks of the last
     [target]
-    level = "native"         # generic, avx2, avx512
+    level = "native"         # generic, avx2, avx512, amx
     threads = 2
 
 A profile is part of the compile key through what it changes: two files that choose the same share their programs.
@@ -37,7 +37,7 @@ KEYS: dict[str, dict[str, type]] = {
 CHOICES = {
     "mode": ("auto", "exact"),
     "kv_dtype": tuple(dtype.name for dtype in KV_DTYPES),
-    "level": ("native", "generic", "avx2", "avx512"),
+    "level": ("native", "generic", "avx2", "avx512", "amx"),
 }
 
 
@@ -64,7 +64,7 @@ class CompileProfile:
     precision: str | None = None
     kv_dtype: str | None = None
     fusions: tuple[str, ...] = FUSIONS
-    buckets: tuple[int, ...] = (1, 32, 512)
+    buckets: tuple[int, ...] = (1, 16, 512)
     level: str | None = None
     threads: int | None = None
 
@@ -152,4 +152,4 @@ def _check_buckets(ends: Sequence[Any], where: str) -> None:
     numbers = all(type(end) is int and 1 <= end <= MAX_ROWS for end in ends)
     if not numbers or len(ends) < 2 or ends[0] != 1 or list(ends) != sorted(set(ends)):
         what = f"{list(ends)} is no ladder of row counts, ascending from 1 to at most {MAX_ROWS}"
-        raise ProfileError(what, where=where, hint="Write, for example, [1, 32, 512].")
+        raise ProfileError(what, where=where, hint="Write, for example, [1, 16, 512].")

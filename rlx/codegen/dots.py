@@ -57,7 +57,7 @@ def dot_u8s8(e: Emitter, acc: ir.Value, codes: Vectors, activations: Vectors, bi
     kind = dot_kind(e.target)
     if kind == "portable":
         return _portable(e, acc, codes, activations)
-    bytes_ = 64 if kind == "vnni512" or (kind == "maddubs" and e.target.level == "avx512") else 32
+    bytes_ = 64 if kind == "vnni512" or (kind == "maddubs" and e.target.vectors == "avx512") else 32
     step = _maddubs if kind == "maddubs" else _vnni
     accs = e.pieces(acc, bytes_ // 4)
     parts = zip(*(e.pieces(v, bytes_) for v in (*codes, *activations)), strict=True)
@@ -67,7 +67,18 @@ def dot_u8s8(e: Emitter, acc: ir.Value, codes: Vectors, activations: Vectors, bi
 
 def bf16_pairs(e: Emitter, pointer: ir.Value) -> ir.Value:
     """16 bf16 of one k, then 16 of the next, as packed weights lie -> each row's two side by side."""
-    both = e.load(vector(I16, 2 * LANES), pointer)
+    return _side_by_side(e, e.load(vector(I16, 2 * LANES), pointer))
+
+
+def bf16_rounded(e: Emitter, even: ir.Value, odd: ir.Value) -> ir.Value:
+    """16 f32 of one k, 16 of the next -> the same in bf16, to nearest even; subnormals may become zero."""
+    if e.target.has_bf16_dots:
+        both = e.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", BF16X32, [odd, even])
+        return _side_by_side(e, e.b.bitcast(both, vector(I16, 2 * LANES)))
+    return _side_by_side(e, e.concat(e.f32_to_bf16(even), e.f32_to_bf16(odd)))
+
+
+def _side_by_side(e: Emitter, both: ir.Value) -> ir.Value:
     return e.b.bitcast(e.pick(both, [lane + LANES * j for lane in range(LANES) for j in (0, 1)]), BF16X32)
 
 

@@ -108,13 +108,15 @@ def _embedding(n: Node, target: Target) -> Call:
 
 
 def _linear(n: Node, target: Target) -> Call:
-    from rlx.codegen.kernels.linear import linear
+    from rlx.codegen.kernels.linear import linear, macro_rows, units
 
     x, w = n.inputs[:2]
     flags = {"residual": n["residual"], "bias": n["bias"], "gated": n["gated"]}
     single = rows(n) == 1
     kernel = linear(w.dtype, width(n), width(w), x.dtype.name, target, single=single, **flags)
-    return _call(n, kernel, Units(width(n), BLOCK_ROWS), *([] if single else [rows(n)]), width(n))
+    again = macro_rows(width(w), x.dtype.name, target)
+    count = Units(width(n), BLOCK_ROWS) if again is None else Units(rows(n), again, units(width(n)))
+    return _call(n, kernel, count, *([] if single else [rows(n)]), width(n))
 
 
 def _expert_linear(n: Node, target: Target) -> Call:

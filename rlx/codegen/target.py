@@ -1,13 +1,19 @@
 """What machine the code is for: instruction set level, features and cores. First stop of code generation.
 
-A level is a promise about instructions. `avx512` means F, BW, VL and DQ; `avx2` means AVX2, FMA and F16C; `generic` is
-the triple's baseline and portable vector IR. Within a level, the dot-product instructions of the machine (VNNI,
-AVX-VNNI) are used when present. Everything that changes code is in `describe()`, which belongs into cache keys.
+A level is a promise about instructions. `amx` means AVX-512 with its dot products and tile registers; `avx512` means F,
+BW, VL and DQ; `avx2` means AVX2, FMA and F16C; `generic` is the triple's baseline and portable vector IR. Within a
+level, the dot-product instructions of the machine (VNNI, AVX-VNNI) are used when present. Everything that changes code
+is in `describe()`, which belongs into cache keys.
+
+Tile registers need the kernel's permission, which this file asks for before it says that the machine has them. It is
+the whole process's, so it counts for threads that run already, and for children after a fork.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,32 +23,41 @@ from rlx import env
 from rlx.errors import TargetError
 
 #: Levels from the plainest to the widest. `native` is the widest one that the machine has.
-LEVELS = ("generic", "avx2", "avx512")
+LEVELS = ("generic", "avx2", "avx512", "amx")
+
+_AVX512 = frozenset({"avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq"})
+_TILES = frozenset({"amx-tile", "amx-int8", "amx-bf16"})
 
 #: Instructions a level stands for: the machine must have all of them.
 REQUIRED: dict[str, frozenset[str]] = {
     "generic": frozenset(),
     "avx2": frozenset({"avx", "avx2", "fma", "f16c"}),
-    "avx512": frozenset({"avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq"}),
+    "avx512": _AVX512,
+    "amx": _AVX512 | _TILES | {"avx512vnni", "avx512bf16"},
 }
 
 _AVX2_EXTRAS = frozenset(
     {"sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "movbe", "bmi", "bmi2", "lzcnt", "cx16", "sahf", "xsave", "avxvnni"}
 )
 
+_AVX512_EXTRAS = frozenset({"avx512cd", "avx512vnni", "avx512bf16", "avx512vbmi", "avx512fp16"})
+
 #: Instructions a level uses when the machine has them, beyond the required ones.
 OPTIONAL: dict[str, frozenset[str]] = {
     "generic": frozenset(),
     "avx2": _AVX2_EXTRAS,
-    "avx512": _AVX2_EXTRAS | {"avx512cd", "avx512vnni", "avx512bf16", "avx512vbmi", "avx512fp16"},
+    "avx512": _AVX2_EXTRAS | _AVX512_EXTRAS,
+    "amx": _AVX2_EXTRAS | _AVX512_EXTRAS,
 }
 
-_CPU = {"generic": "x86-64", "avx2": "x86-64-v3", "avx512": "x86-64-v4"}
+_CPU = {"generic": "x86-64", "avx2": "x86-64-v3", "avx512": "x86-64-v4", "amx": "x86-64-v4"}
 _BASELINE_OF_CPU: dict[str, frozenset[str]] = {
-    "generic": frozenset(),
-    "avx2": REQUIRED["avx2"] | {"bmi", "bmi2", "lzcnt", "movbe", "popcnt", "sse4.2", "ssse3", "sse3", "sse4.1"},
-    "avx512": REQUIRED["avx512"] | {"avx512cd", "bmi", "bmi2", "lzcnt", "movbe", "popcnt"},
+    "x86-64": frozenset(),
+    "x86-64-v3": REQUIRED["avx2"] | {"bmi", "bmi2", "lzcnt", "movbe", "popcnt", "sse4.2", "ssse3", "sse3", "sse4.1"},
+    "x86-64-v4": _AVX512 | {"avx512cd", "bmi", "bmi2", "lzcnt", "movbe", "popcnt"},
 }
+
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # the system call, ARCH_REQ_XCOMP_PERM, the state
 
 
 @dataclass(frozen=True)
@@ -50,7 +65,7 @@ class Target:
     """The machine that code is made for. Immutable and hashable.
 
     Attributes:
-        level: `generic`, `avx2` or `avx512`.
+        level: `generic`, `avx2`, `avx512` or `amx`.
         triple: LLVM target triple.
         cpu: LLVM name of the level's processor model, not of this machine, so equal levels give equal code.
         features: LLVM feature string: what the level may use and this machine has.
@@ -63,7 +78,7 @@ class Target:
 
     @staticmethod
     def host(level: str | None = None) -> Target:
-        """The target of this machine at `level`: `native`, `generic`, `avx2` or `avx512`.
+        """The target of this machine at `level`: `native`, `generic`, `avx2`, `avx512` or `amx`.
 
         None means the environment variable RLX_TARGET, or `native` where that is unset or empty.
 
@@ -90,9 +105,19 @@ class Target:
         return self.has("avx512bf16")
 
     @property
+    def has_bf16_tiles(self) -> bool:
+        """Whether `tdpbf16ps` on tile registers may be used."""
+        return self.has("amx-bf16")
+
+    @property
+    def vectors(self) -> str:
+        """The level of the vector registers, `generic`, `avx2` or `avx512`: what decides how vector code is tiled."""
+        return "avx512" if self.level == "amx" else self.level
+
+    @property
     def vector_bits(self) -> int:
         """Width of the vector registers."""
-        return {"generic": 128, "avx2": 256, "avx512": 512}[self.level]
+        return {"generic": 128, "avx2": 256, "avx512": 512}[self.vectors]
 
     def has(self, feature: str) -> bool:
         """Whether code for this target may use an LLVM feature such as `avxvnni`."""
@@ -163,10 +188,10 @@ def _target(level: str, triple: str, features: frozenset[str]) -> Target:
         return Target(level, triple, _CPU[level] if triple.startswith("x86_64") else "generic", "")
     allowed = REQUIRED[level] | OPTIONAL[level]
     # The level's processor model implies a few features; one that this machine lacks must be taken back by name.
-    missing = _BASELINE_OF_CPU[level] - features
+    missing = _BASELINE_OF_CPU[_CPU[level]] - features
     flags = [f"+{f}" for f in sorted(allowed & features)] + [f"-{f}" for f in sorted(missing)]
     # LLVM splits 512-bit vectors in two on the v4 model unless told otherwise.
-    return Target(level, triple, _CPU[level], ",".join(flags + ["-prefer-256-bit"] * (level == "avx512")))
+    return Target(level, triple, _CPU[level], ",".join(flags + ["-prefer-256-bit"] * (level in ("avx512", "amx"))))
 
 
 @lru_cache(maxsize=1)
@@ -177,7 +202,15 @@ def _host() -> tuple[str, frozenset[str]]:
     triple: str = llvm.get_process_triple()
     if not triple.startswith("x86_64"):
         return triple, frozenset()
-    return triple, frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
+    features = frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
+    return triple, features if features >= _TILES and _tiles_permitted() else features - _TILES
+
+
+def _tiles_permitted() -> bool:
+    """Asks the kernel for the tile registers, for this process and its children; others than Linux are not asked."""
+    if sys.platform != "linux":
+        return False
+    return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
 
 
 @lru_cache(maxsize=1)

@@ -286,6 +286,15 @@ class Emitter:
             start = loop.i
 
     @contextmanager
+    def cut(self, length: Index) -> Iterator[tuple[ir.Value, ir.Value, ir.Value]]:
+        """The units [begin, end) cut at multiples of `length`: (number of the piece, its first and last unit there)."""
+        size, begin, end = self.i64(length), self.args["begin"], self.args["end"]
+        less = self.i64(length - 1) if isinstance(length, int) else self.b.sub(length, self.i64(1))
+        with self.loop(self.b.udiv(begin, size), self.b.udiv(self.b.add(end, less), size)) as piece:
+            start = self.b.mul(piece.i, size)
+            yield piece.i, self.b.sub(self.smax(begin, start), start), self.smin(self.b.sub(end, start), length)
+
+    @contextmanager
     def when(self, condition: ir.Value) -> Iterator[None]:
         """`if condition:`"""
         with self.b.if_then(condition):
@@ -313,7 +322,7 @@ class Emitter:
 
     def scale_by_power(self, x: ir.Value, n: ir.Value) -> ir.Value:
         """x * 2^n for f32 lanes n that are whole numbers within +-252: one rounding, also to infinity or subnormals."""
-        if self.target.level == "avx512":
+        if self.target.vectors == "avx512":
             operands = [x, n, ir.Constant(F32X16, None), ir.Constant(I16, -1), ir.Constant(I32, 4)]
             return self.call("llvm.x86.avx512.mask.scalef.ps.512", F32X16, operands)
         # A bit trick: 1.5 * 2^23 + n holds the integer n in its low bits. Two factors reach beyond one exponent.

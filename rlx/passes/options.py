@@ -18,7 +18,7 @@ class Options:
 
     Attributes:
         precision: "exact" computes with float32 activations, "auto" may prepare int8 activations for quantized weights
-            and, with `bf16_dots`, bf16 activations for bf16 weights.
+            and, with `bf16_dots`, bf16 activations for bf16 weights, with `bf16_tiles` for quantized ones.
         seq: (smallest, largest) number of rows a call brings; equal ends make SEQ a constant.
         all_rows: True keeps the logits of every row, False those of the last one only.
         fusions: which groups of fusion rules run, of `FUSIONS`; "prologue" is the schedule's, see there.
@@ -27,6 +27,7 @@ class Options:
         whole: outputs of which every row is kept even where `all_rows` is False.
         packed: tables that are packed though the graph only looks rows up: another graph of the model multiplies them.
         bf16_dots: whether the target has dot products of bf16. The compiler sets it: it is the target's to say.
+        bf16_tiles: whether the target multiplies tiles of bf16. The compiler sets it.
     """
 
     precision: str = "auto"
@@ -38,6 +39,7 @@ class Options:
     whole: tuple[str, ...] = ()
     packed: tuple[str, ...] = ()
     bf16_dots: bool = False
+    bf16_tiles: bool = False
 
     def __post_init__(self) -> None:
         if self.precision not in ("exact", "auto"):

@@ -5,24 +5,29 @@ that feeds it.
 
 | weights | activations with precision "auto" |
 |---|---|
+| blocks, in a linear, where the target has tiles of bf16 and a prompt has at least 16 rows | bf16 |
 | integer codes | int8 rows (q8a) |
 | bf16, where the graph allows it, the target has dots of bf16 and rows are those of a prompt | bf16 |
 | any other | f32 |
 
-Whether rounding to bf16 does harm depends on the model, so a linear says that it may (its attribute `bf16`, which ends
-here: from now on the operand's dtype says it). One row, as in decode, waits for its weights: bf16 activations are no
-faster there, so it keeps f32. So do the rows of a batch, which get the bits that each would get alone. f16 weights have
-three bits more than bf16 and always take f32.
+Whether rounding to bf16 does harm where weights are as they were trained depends on the model, so a linear says that it
+may (its attribute `bf16`, which ends here: from now on the operand's dtype says it). One row, as in decode, waits for
+its weights: bf16 activations are no faster there, so it keeps f32. So do the rows of a batch, which get the bits that
+each would get alone. f16 weights have three bits more than bf16 and always take f32.
+
+Over blocks bf16 rounds less than the int8 rows that it replaces, so the graph is not asked. Tiles want weights in bf16,
+which takes as long as about 16 rows of int8 products.
 """
 
 from __future__ import annotations
 
-from rlx.ir import ops
+from rlx.ir import dims, ops
 from rlx.ir.dtypes import BF16, F32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes.options import Options
 
+_TILE_ROWS = 16
 _WEIGHT = {"linear": 1, "expert_linear": 2}  # number of the weight among an op's operands
 
 
@@ -45,6 +50,9 @@ def activations(node: Node, options: Options) -> str:
     weight, (rows, *_, k) = node.inputs[_WEIGHT[node.op]], node.inputs[0].shape
     if options.precision == "exact":
         return "f32"
+    fewest = 1 if options.sequences else dims.bounds(rows, options.bounds)[0]
+    if weight.dtype.is_quantized and options.bf16_tiles and node.op == "linear" and fewest >= _TILE_ROWS:
+        return "bf16"
     if weight.dtype.has_integer_codes:
         return "q8a"
     in_pairs = isinstance(k, int) and k % 2 == 0

@@ -87,7 +87,7 @@ class Compiler:
 
     def program(self, graph: Graph, options: Options, *, dump: Path | None = None) -> CompiledProgram:
         """The program of a graph for one bucket; `dump` is a folder for the text after every pass."""
-        options = options.with_(bf16_dots=self.target.has_bf16_dots)
+        options = options.with_(bf16_dots=self.target.has_bf16_dots, bf16_tiles=self.target.has_bf16_tiles)
         key = self.key(
             kind="program",
             graph=digest_text(str(graph)),
@@ -103,6 +103,7 @@ class Compiler:
                 "whole": list(options.whole),
                 "packed": list(options.packed),
                 "bf16_dots": options.bf16_dots,
+                "bf16_tiles": options.bf16_tiles,
             },
         )
         start, built = time.perf_counter(), False

@@ -1,11 +1,19 @@
-"""The targets that kernel tests run on: every level of this machine, with and without its dot-product instructions."""
+"""The targets that kernel tests run on: every level of this machine, with and without its dot-product instructions.
+
+Level `amx` is `avx512` but for the kernels on tiles, whose tests take `TILE_TARGETS`.
+"""
 
 from __future__ import annotations
 
 from rlx.codegen import target as targets
 from rlx.codegen.target import Target, supported_levels
 
-LEVELS = [Target.host(level) for level in supported_levels(targets._host()[1])]
+_HOST = [Target.host(level) for level in supported_levels(targets._host()[1])]
+
+LEVELS = [t for t in _HOST if not t.has_bf16_tiles]
+
+#: The levels of this machine that have tile registers: none or one.
+TILE_TARGETS = [t for t in _HOST if t.has_bf16_tiles]
 
 
 def name(target: Target) -> str:

@@ -73,7 +73,30 @@ def test_dot_product_instructions_are_used_when_present(monkeypatch: pytest.Monk
 
 
 def test_vector_bits() -> None:
-    assert [Target(level, "", "", "").vector_bits for level in LEVELS] == [128, 256, 512]
+    assert [Target(level, "", "", "").vector_bits for level in LEVELS] == [128, 256, 512, 512]
+
+
+def test_tiles_are_a_level_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "_host", lambda: ("x86_64-unknown-linux-gnu", REQUIRED["amx"]))
+    assert Target.host("native").level == "amx" and Target.host("native").has_bf16_tiles
+    plain = Target.host("avx512")
+    assert not plain.has_bf16_tiles and plain.has_bf16_dots and plain.vectors == Target.host("amx").vectors == "avx512"
+
+
+@pytest.mark.parametrize("permitted", [False, True])
+def test_tiles_count_where_the_kernel_permits_them(permitted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    import llvmlite.binding as llvm
+
+    monkeypatch.setattr(llvm, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: dict.fromkeys(REQUIRED["amx"], True))
+    monkeypatch.setattr(targets, "_tiles_permitted", lambda: permitted)
+    levels = supported_levels(targets._host.__wrapped__()[1])
+    assert levels == (LEVELS if permitted else LEVELS[:-1])
+
+
+def test_the_kernel_grants_tiles_exactly_where_the_processor_has_them() -> None:
+    processor = Path("/proc/cpuinfo")
+    assert targets._tiles_permitted() == (processor.exists() and "amx_tile" in processor.read_text())
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

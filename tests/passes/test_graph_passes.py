@@ -121,6 +121,7 @@ def test_float_weights_take_float_rows(dtype: DType) -> None:
 
 
 WITH_DOTS = Options(seq=(2, 16), bf16_dots=True)
+WITH_TILES = Options(seq=(16, 64), bf16_dots=True, bf16_tiles=True)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +151,30 @@ def test_which_linears_take_bf16_rows(dtype: DType, bf16: bool, k: int, options:
         assert node.inputs[0].dtype.name == found
         assert not node["bf16"]
     assert count(after, "quantize") == (found != "f32")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "found"),
+    [
+        (Q8_0, WITH_TILES, "bf16"),
+        (F8_E4M3, WITH_TILES, "bf16"),
+        (BF16, WITH_TILES, "f32"),  # the graph does not allow it
+        (F16, WITH_TILES, "f32"),
+        (Q8_0, WITH_TILES.with_(precision="exact"), "f32"),
+        (Q8_0, WITH_TILES.with_(seq=(15, 64)), "q8a"),  # too few rows to unpack for
+        (Q8_0, WITH_TILES.with_(sequences=True), "q8a"),  # rows of a batch get the bits that each would get alone
+        (F8_E4M3, WITH_TILES.with_(seq=(1, 1)), "f32"),
+    ],
+)
+def test_which_linears_take_bf16_rows_where_there_are_tiles(dtype: DType, options: Options, found: str) -> None:
+    """Over blocks without being allowed it; experts take what they take elsewhere."""
+    x, ids = G.input("x", [SEQ, 64]), G.input("ids", [SEQ, 2], I32)
+    one, many = G.weight("one", [8, 64], dtype), G.weight("many", [4, 8, 64], dtype)
+    graph = specialize(Graph(outputs={"y": ops.linear(x, one), "z": ops.expert_linear(x, ids, many)}), options)
+    after = quantize(graph, options)
+    assert after.outputs["y"].inputs[0].dtype.name == found
+    plain = quantize(graph, options.with_(bf16_dots=False, bf16_tiles=False))
+    assert after.outputs["z"].inputs[0] is plain.outputs["z"].inputs[0]
 
 
 def test_linears_of_one_input_share_its_preparation() -> None:

@@ -34,6 +34,7 @@ CALLS = {  # name -> (rows, rows already there, options)
     "all rows": (5, 3, Options(seq=(2, 16), all_rows=True)),
     "all rows of a fixed size": (5, 3, Options(seq=(5, 5), all_rows=True)),
     "prefill with dots of bf16": (5, 3, Options(seq=(2, 16), bf16_dots=True)),
+    "prefill with tiles of bf16": (16, 0, Options(seq=(16, 64), bf16_dots=True, bf16_tiles=True)),
 }
 VARIANTS = {
     **toy.FAMILIES,

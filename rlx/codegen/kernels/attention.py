@@ -232,7 +232,7 @@ class _Attention:
 
     def _sizes(self) -> tuple[int, ...]:
         """Queries of a tile: what the registers hold, and what is left over."""
-        sizes = {"avx512": (6, 2, 1), "avx2": (3, 1), "generic": (2, 1)}[self.e.target.level]
+        sizes = {"avx512": (6, 2, 1), "avx2": (3, 1), "generic": (2, 1)}[self.e.target.vectors]
         if self.shape.rows_static != self.shape.row_tile:
             return sizes
         queries = self.shape.row_tile * self.shape.group  # of every unit: equal tiles, since each loads all keys
@@ -282,7 +282,7 @@ class _Attention:
 
     def _score(self, unit: _Unit, chunk: _Chunk, query: ir.Value, count: int) -> None:
         """The plain scores of `count` queries with the 64 positions of a chunk."""
-        narrow = {"avx512": _KEY_TILES, "avx2": 2, "generic": 1}[self.e.target.level]
+        narrow = {"avx512": _KEY_TILES, "avx2": 2, "generic": 1}[self.e.target.vectors]
         together = narrow if count > 1 else _KEY_TILES
         for first in range(0, _KEY_TILES, together):
             self._score_tiles(unit, chunk, query, count, range(first, first + together))
@@ -376,7 +376,7 @@ class _Attention:
         """Adds the chunk's values, weighted, to the mixes of `count` queries."""
         e, vectors = self.e, self.shape.vectors
         wide = {"avx512": 8 if count <= 2 else 4, "avx2": 2 if count > 1 else 4}
-        most = wide.get(e.target.level, self.cache.widest)
+        most = wide.get(e.target.vectors, self.cache.widest)
         full = (vectors - 1 if self.tail else vectors) // most * most
         with e.loop(0, full, most) as v:
             self._mix_vectors(unit, chunk, query, count, v.i, most, None)

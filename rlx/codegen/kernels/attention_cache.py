@@ -145,7 +145,7 @@ class _Blocks:
         """The codes of q4_0 that begin at some bits of each word, as f32; times a scale, equal in all lanes."""
         e = self.e
         shifted = [e.b.lshr(words, e.i32(bit)) if bit else words for bit in bits]
-        if e.target.level == "avx512":  # a table of what the codes stand for; the instruction looks at four bits
+        if e.target.vectors == "avx512":  # a table of what the codes stand for; the instruction looks at four bits
             table = _NIBBLES if scale is None else e.b.fmul(_NIBBLES, scale)
             return [e.call("llvm.x86.avx512.permvar.sf.512", F32X16, [table, word]) for word in shifted]
         codes = [e.b.fsub(e.to_f32(e.b.and_(word, e.i32(15))), e.f32(8.0)) for word in shifted]

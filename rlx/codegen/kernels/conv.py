@@ -50,7 +50,7 @@ class _Conv:
     def write(self) -> None:
         e = self.e
         whole = self.channels // LANES
-        sizes = (2, 1) if e.target.level == "avx512" else (1,)  # the window and the weights of two fit 32 registers
+        sizes = (2, 1) if e.target.vectors == "avx512" else (1,)  # the window and the weights of two fit 32 registers
         with e.loop(e.args["begin"], e.args["end"]) as unit:
             first = e.b.mul(unit.i, e.i64(_VECTORS))
             e.tiled(first, e.smin(e.b.add(first, e.i64(_VECTORS)), whole), sizes, self._block)

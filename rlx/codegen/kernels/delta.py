@@ -84,14 +84,14 @@ def gated_delta(
         return delta_plain.plain(heads, key_heads, key_dim, value_dim, scale=scale, order=order)
     single = rows_static == 1
     columns = strip(key_dim, value_dim, rows_static=rows_static, serial=serial)
-    vectors = divisor(columns // LANES, delta_serial.panel_vectors(target.level, single))
+    vectors = divisor(columns // LANES, delta_serial.panel_vectors(target.vectors, single))
     shape = Shape(heads, key_heads, key_dim, value_dim, scale, order, columns, vectors)
     names = ["state", "q", "k", "v", "g", "beta", "out"]
     e = Emitter(target, names, [] if single else ["rows"])
     if serial or single:
         delta_serial.Serial(e, shape, single).write()
         return e.finish("gated_delta", _outline(shape, None))
-    panels = replace(shape, vectors=divisor(columns // LANES, delta_chunk.panel_vectors(target.level)))
+    panels = replace(shape, vectors=divisor(columns // LANES, delta_chunk.panel_vectors(target.vectors)))
     few = e.b.icmp_signed("<", e.args["rows"], e.i64(chunk))
     with e.when(few):
         delta_serial.Serial(e, shape, single).write()

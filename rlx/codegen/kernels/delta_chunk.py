@@ -53,7 +53,7 @@ class Chunked:
 
     def __init__(self, e: Emitter, shape: Shape, chunk: int) -> None:
         self.e, self.shape, self.chunk = e, shape, chunk
-        self.tile = tile_rows(e.target.level)
+        self.tile = tile_rows(e.target.vectors)
         self.line = 4 * chunk  # bytes of a row of a matrix of tokens by tokens
         self.blocks = chunk // LANES
         dim = shape.key_dim

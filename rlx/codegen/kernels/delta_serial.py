@@ -29,7 +29,7 @@ class Serial:
 
     def __init__(self, e: Emitter, shape: Shape, single: bool) -> None:
         self.e, self.shape, self.single = e, shape, single
-        wide = {"avx512": 1, "avx2": 2, "generic": 4}[e.target.level]  # registers of a vector
+        wide = {"avx512": 1, "avx2": 2, "generic": 4}[e.target.vectors]  # registers of a vector
         self.together = max(1, _CHAINS // (shape.vectors * wide))  # rows of the state at once
         self.packed = None if single else e.stack(shape.key_dim * shape.panel)
 

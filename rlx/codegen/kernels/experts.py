@@ -19,9 +19,6 @@ are those of a linear of the expert alone, whatever rows share a tile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from llvmlite import ir
 
 from rlx.codegen.kernel import Kernel
@@ -99,25 +96,16 @@ class _Experts(linear.LinearWriter):
 
     def write_slots(self) -> None:
         """The only row: a slot's units stream past it."""
-        with self._cut(self.blocks) as (slot, first, last):
+        with self.e.cut(self.blocks) as (slot, first, last):
             self._one_pair(slot, first, last)
 
     def write_experts(self, experts: int, stretch: int) -> None:
         """Any number of rows, stretch by stretch."""
         e = self.e
-        with self._cut(stretch) as (number, first, last):
+        with self.e.cut(stretch) as (number, first, last):
             start = e.b.mul(e.b.udiv(number, e.i64(experts)), e.i64(stretch))
             last = e.smin(e.b.add(start, last), self.blocks)
             self._one_expert(e.b.urem(number, e.i64(experts)), e.b.add(start, first), last)
-
-    @contextmanager
-    def _cut(self, length: int) -> Iterator[tuple[ir.Value, ir.Value, ir.Value]]:
-        """The units [begin, end) cut at multiples of `length`: (number of the piece, its first and last unit there)."""
-        e, size = self.e, self.e.i64(length)
-        begin, end = e.args["begin"], e.args["end"]
-        with e.loop(e.b.udiv(begin, size), e.b.udiv(e.b.add(end, e.i64(length - 1)), size)) as piece:
-            start = e.b.mul(piece.i, size)
-            yield piece.i, e.b.sub(e.smax(begin, start), start), e.smin(e.b.sub(end, start), length)
 
     def _one_pair(self, pair: ir.Value, first: ir.Value, last: ir.Value) -> None:
         e, zero = self.e, self.e.i64(0)

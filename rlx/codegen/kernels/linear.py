@@ -15,7 +15,8 @@
     part, bf16 activations:    for pair of k: part += bf16 dots of weights as they are
 
 Every result is summed in the same order whatever the number of rows, the tile it falls in and the split of the units,
-so its bits never depend on them. With f32 activations the weights are dequantized exactly.
+so its bits never depend on them. With f32 activations the weights are dequantized exactly. On targets with tile
+registers `linear_tiles.py` multiplies bf16 activations.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from math import gcd
 
 from llvmlite import ir
 
-from rlx.codegen import dots, vmath
+from rlx.codegen import dots
 from rlx.codegen.kernel import Kernel
-from rlx.codegen.kernels import unpack
+from rlx.codegen.kernels import linear_tiles, unpack
 from rlx.codegen.kernels.multiply import Multiplier, Rows, Shape, Sub, Sums
-from rlx.codegen.kernels.unpack import CHUNK, GROUPS, SUB
+from rlx.codegen.kernels.results import ResultWriter
+from rlx.codegen.kernels.unpack import CHUNK, GROUPS, PREFETCH, SUB
 from rlx.codegen.layouts import BLOCK_ROWS, PACKINGS
 from rlx.codegen.target import Target
 from rlx.codegen.tiles import BF16X32, F32X16, I8X64, Emitter
 from rlx.errors import CompileError, ShapeError
-from rlx.ir.dtypes import BF16, F32, DType
+from rlx.ir.dtypes import BF16, DType
 
 #: What a gated linear may apply to its gate.
 GATES = ("silu", "gelu_tanh", "gelu_erf")
 
-_PREFETCH = 4096  # bytes ahead of the reader: about latency times bandwidth of a core
 _MACRO_ROWS, _MACRO_ROWS_FLOAT = 48, 144  # rows that share one unpacking of a chunk: int8 ones, others
 _TERMS = 1 << 18  # bytes of stack for the rows' terms at most: very wide layers take fewer rows at a time
 
@@ -48,6 +49,11 @@ _TERMS = 1 << 18  # bytes of stack for the rows' terms at most: very wide layers
 def units(n: int) -> int:
     """Work units of a linear with `n` results a row: blocks of 16."""
     return -(-n // BLOCK_ROWS)
+
+
+def macro_rows(k: int, act: str, target: Target) -> int | None:
+    """After how many rows the units begin again, for those that follow; None where each unit has all rows."""
+    return linear_tiles.macro_rows(k) if linear_tiles.fits(act, k, target) else None
 
 
 def linear(
@@ -67,12 +73,14 @@ def linear(
     Buffers: `x` (q8a rows, or f32 or bf16 [rows, k]), `w` (packed [n, k]), `w_up` where gated, `bias` f32[n] and
     `bias_up` where gated, `residual` f32[rows, n], `out` f32[rows, n]. `residual` may be `out` itself; nothing else may
     overlap `out`. Extents: `rows` unless `single`, and `n`: linears of one k that differ in n share their code, like Q,
-    K, V and the head. Units: `units(n)`; ranges of an even number of units suit it best.
+    K, V and the head. Units: `units(n)`, as many times as there are `macro_rows`; ranges of an even number of units
+    suit it best.
 
     Args:
         dtype: a type of `layouts.PACKED_DTYPES`.
-        act: `f32` (exact weights), `q8a` (integer dot products, weights of integer codes only) or `bf16` (dot products
-            of pairs, bf16 weights and an even k only, and only where the target has them).
+        act: `f32` (exact weights), `q8a` (integer dot products, weights of integer codes only) or `bf16` (only where
+            the target multiplies bf16: tiles take bf16 weights and all that come in blocks, which they round to bf16,
+            and k in multiples of 32; dot products of pairs bf16 weights and an even k).
         gated: None, `silu`, `gelu_tanh` or `gelu_erf`.
         single: there is one row, as in decode: only the streaming half of the kernel is made.
 
@@ -83,7 +91,7 @@ def linear(
     check(dtype, k, act, gated, target)
     shape = Shape(dtype, k, act, residual, bias, gated, ragged=n % BLOCK_ROWS > 0, single=single)
     e = Emitter(target, shape.buffers, shape.extents)
-    LinearWriter(e, shape).write()
+    (linear_tiles.TileWriter if linear_tiles.fits(act, k, target) else LinearWriter)(e, shape).write()
     return e.finish(f"linear_{dtype}_{act}", _outline(shape))
 
 
@@ -106,7 +114,7 @@ class _Tiles:
 
 
 def _tiles(target: Target, shape: Shape) -> _Tiles:
-    wide = target.level == "avx512"
+    wide = target.vectors == "avx512"
     blocks = 2 if wide or shape.gated else 1
     if shape.integer:
         return _Tiles((6,), (4, 3, 2, 1), blocks, least=24) if wide else _Tiles((4,), (2, 1), blocks)
@@ -127,11 +135,11 @@ class _Scratch:
 _Stream = tuple[ir.Value, list[ir.Value]]  # a block's chunk and its header's values
 
 
-class LinearWriter:
+class LinearWriter(ResultWriter):
     """A linear kernel while it is written. `experts.py` has one whose rows and blocks lie elsewhere."""
 
     def __init__(self, e: Emitter, shape: Shape) -> None:
-        self.e, self.shape = e, shape
+        super().__init__(e, shape)
         self.multiply = multiply = Multiplier(e, e.target, shape)
         self.tiles = tiles = _tiles(e.target, shape)
         most = _MACRO_ROWS if shape.integer else _MACRO_ROWS_FLOAT
@@ -176,7 +184,8 @@ class LinearWriter:
             last = e.smin(e.b.add(u.i, e.i64(group)), end)
             done = self._shared_rows(macro, count, u.i, last)
             with e.loop(u.i, last) as v:
-                self._finish_rows(macro, done, v.i, e.b.sub(v.i, u.i))
+                place = e.at(self.scratch.totals, (e.b.sub(v.i, u.i), 64 * len(self.shape.weights)))
+                self._finish_rows(place, self.tiles.blocks, done, macro, v.i)
                 self._streamed_rows(macro, done, count, v.i)
 
     def _rows(self, macro: ir.Value, row: ir.Value, count: int) -> Rows:
@@ -187,13 +196,6 @@ class LinearWriter:
 
     def _terms(self, row: ir.Value) -> ir.Value | None:
         return self.scratch.terms and self.e.at(self.scratch.terms, (row, self.multiply.term_bytes))
-
-    def _result_row(self, row: ir.Value) -> ir.Value:
-        """The row of the result that a row of activations makes."""
-        return row
-
-    def _block(self, name: str, unit: ir.Value) -> ir.Value:
-        return self.e.at(self.e.args[name], (unit, self.shape.block_bytes))
 
     # --- weights unpacked once for many rows --------------------------------------------------------------------------
 
@@ -226,13 +228,13 @@ class LinearWriter:
             if format_ is None:
                 with e.loop(0, self.multiply.steps(chunk, self.shape.pair)) as s:
                     place = e.at(start, (s.i, self.step_bytes))
-                    e.prefetch(e.at(place, _PREFETCH), self.step_bytes)
+                    e.prefetch(e.at(place, PREFETCH), self.step_bytes)
                     e.store(self._load_step(place), e.at(target, (s.i, 64)), 64)
                 continue
             header = format_.chunk(e, start)
             with e.loop(0, self.multiply.steps(chunk, SUB)) as s:
                 place = unpack.sub_block(e, format_, start, s.i)
-                e.prefetch(e.at(place, _PREFETCH), format_.row.stride)
+                e.prefetch(e.at(place, PREFETCH), format_.row.stride)
                 codes, scales = format_.codes(e, place), format_.scales(e, header, place)
                 if self.shape.integer:
                     vectors = [dots.ready(e, c, format_.row.bits) for c in codes] + scales
@@ -267,7 +269,7 @@ class LinearWriter:
         step = gcd(self.shape.k // pair, 4)
         zeros = self.multiply.zeros(rows, len(places))
         parts = []
-        for parities in [(0, 1)] if self.e.target.level == "avx512" else [(0,), (1,)]:
+        for parities in [(0, 1)] if self.e.target.vectors == "avx512" else [(0,), (1,)]:
             with e.loop(0, self.multiply.steps(chunk, step * pair), 1, zeros * len(parities)) as s:
                 sums = _halves(s.values) if len(parities) == 2 else [s.values]
                 first = e.mul_add(e.mul_add(chunk, CHUNK // (step * pair), s.i), step)
@@ -284,13 +286,6 @@ class LinearWriter:
         e = self.e
         scales = [e.load(F32X16, e.at(place, 64 * v), 64) for v in range(GROUPS, self.sub_bytes // 64)]
         return Sub(lambda g: e.load(I8X64, e.at(place, (g, 64)), 64), scales, in_memory=True)
-
-    def _finish_rows(self, macro: ir.Value, done: ir.Value, unit: ir.Value, member: ir.Value) -> None:
-        """Writes the rows whose totals are in scratch memory, for one unit of the group."""
-        e, products = self.e, len(self.shape.weights)
-        with e.loop(0, done) as r:
-            place = e.at(self.scratch.totals, (r.i, 64 * self.tiles.blocks), (member, 64 * products))
-            self._finish(e.b.add(macro, r.i), unit, [e.load(F32X16, e.at(place, 64 * j), 64) for j in range(products)])
 
     # --- weights streamed for few rows --------------------------------------------------------------------------------
 
@@ -342,7 +337,7 @@ class LinearWriter:
         e, format_ = self.e, self.shape.format
         assert format_ is not None
         place = unpack.sub_block(e, format_, start, s)
-        e.prefetch(e.at(place, _PREFETCH), format_.row.stride)
+        e.prefetch(e.at(place, PREFETCH), format_.row.stride)
         codes, bits = format_.codes(e, place), format_.row.bits
         return Sub(lambda g: dots.ready(e, codes[g], bits), format_.scales(e, header, place), in_memory=False)
 
@@ -350,10 +345,10 @@ class LinearWriter:
         e, format_ = self.e, self.shape.format
         if format_ is None:
             place = e.at(start, (s, step * self.step_bytes))
-            e.prefetch(e.at(place, 2 * _PREFETCH), step * self.step_bytes)
+            e.prefetch(e.at(place, 2 * PREFETCH), step * self.step_bytes)
             return [self._load_step(e.at(place, i * self.step_bytes)) for i in range(step)]
         place = unpack.sub_block(e, format_, start, s)
-        e.prefetch(e.at(place, _PREFETCH), format_.row.stride)
+        e.prefetch(e.at(place, PREFETCH), format_.row.stride)
         return unpack.weights_f32(e, format_, format_.codes(e, place), format_.scales(e, header, place))
 
     def _load_step(self, place: ir.Value) -> ir.Value:
@@ -361,23 +356,6 @@ class LinearWriter:
         if self.shape.pair == 1:
             return self.e.load_as_f32(self.shape.dtype, place)
         return dots.bf16_pairs(self.e, place)
-
-    # --- after the sum ------------------------------------------------------------------------------------------------
-
-    def _finish(self, row: ir.Value, unit: ir.Value, totals: Sums) -> None:
-        """Bias, gate and residual of 16 results, and their store; the last unit may hold fewer."""
-        e, shape = self.e, self.shape
-        column = e.b.mul(unit, e.i64(BLOCK_ROWS))
-        place = e.b.add(e.b.mul(self._result_row(row), e.args["n"]), column)
-        mask = e.tail_mask(e.b.sub(e.args["n"], column)) if shape.ragged else None
-        biases = [e.load_as_f32(F32, e.at(e.args[name], (column, 4)), mask) for name in shape.biases]
-        totals = [e.b.fadd(t, b) for t, b in zip(totals, biases, strict=True)] if biases else totals
-        value = totals[0]
-        if shape.gated:
-            value = e.b.fmul(vmath.UNARY[shape.gated](e, value), totals[1])
-        if shape.residual:
-            value = e.b.fadd(value, e.load_as_f32(F32, e.at(e.args["residual"], (place, 4)), mask))
-        e.store_from_f32(F32, value, e.at(e.args["out"], (place, 4)), mask)
 
 
 def _halves(values: Sums) -> list[Sums]:
@@ -388,10 +366,11 @@ def check(dtype: DType, k: int, act: str, gated: str | None, target: Target) -> 
     """Raises what `linear` raises."""
     if dtype not in PACKINGS:
         raise CompileError(f"no linear kernel reads {dtype} weights", hint=f"It reads {', '.join(map(str, PACKINGS))}.")
-    fits = {"f32": True, "q8a": dtype.has_integer_codes, "bf16": dtype is BF16}
+    in_tiles = linear_tiles.fits(act, k, target)
+    fits = {"f32": True, "q8a": dtype.has_integer_codes, "bf16": dtype is BF16 or (in_tiles and dtype.is_quantized)}
     if not fits.get(act):
         raise CompileError(f"no linear kernel multiplies {dtype} weights with {act} activations")
-    if act == "bf16" and not target.has_bf16_dots:
+    if act == "bf16" and not (target.has_bf16_dots or in_tiles):
         hint = "Leave the activations in f32."
         raise CompileError("the target has no dot products of bf16", where=f"target {target.level}", hint=hint)
     if gated not in (None, *GATES):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from rlx.codegen import dots
+from rlx.codegen.amx import BYTES, COUNT, ROW_BYTES, ROWS, Tiles
 from rlx.codegen.kernel import Kernel
 from rlx.codegen.target import Target
 from rlx.codegen.tiles import BF16X32, F32X16, I8X64, I32X16, Emitter
@@ -16,27 +17,30 @@ from rlx.errors import CompileError
 
 STEPS = 4096
 #: Products of one step on one sum, by kind.
-PRODUCTS = {"int8": 64, "bf16": 32, "f32": 16}
+PRODUCTS = {"int8": 64, "bf16": 32, "f32": 16, "amx-int8": 16 * 16 * 64, "amx-bf16": 16 * 16 * 32}
+
+_TILE_CHAINS = 4  # the other four tiles hold operands
 
 
-def chains(target: Target) -> int:
-    """Independent sums of 16 lanes: half of the registers of the widest level, most of them elsewhere."""
-    return {"avx512": 16, "avx2": 6}.get(target.level, 3)
+def chains(kind: str, target: Target) -> int:
+    """Independent sums: half of the registers of the widest level, most of them elsewhere."""
+    return _TILE_CHAINS if kind.startswith("amx") else {"avx512": 16, "avx2": 6}.get(target.vectors, 3)
 
 
 def operations(kind: str, target: Target) -> int:
     """Multiplications and additions of one unit."""
-    return STEPS * chains(target) * PRODUCTS[kind] * 2
+    return STEPS * chains(kind, target) * PRODUCTS[kind] * 2
 
 
 def kinds(target: Target) -> tuple[str, ...]:
     """The kinds that a target has instructions for."""
-    return tuple(kind for kind in PRODUCTS if kind != "bf16" or target.has_bf16_dots)
+    needs = {"bf16": "avx512bf16", "amx-int8": "amx-int8", "amx-bf16": "amx-bf16"}
+    return tuple(kind for kind in PRODUCTS if kind not in needs or target.has(needs[kind]))
 
 
 def peak(kind: str, target: Target) -> Kernel:
-    """A kernel of pure arithmetic, "int8" or "bf16" dots or "f32" multiply-adds. Buffer: `data`, 64 bytes, read and
-    written.
+    """A kernel of pure arithmetic, "int8" or "bf16" dots, "f32" multiply-adds, or products of tiles ("amx-int8",
+    "amx-bf16"). Buffer: `data`, 64 bytes, read and written.
 
     Raises:
         CompileError: the target has no such arithmetic.
@@ -44,10 +48,16 @@ def peak(kind: str, target: Target) -> Kernel:
     if kind not in kinds(target):
         raise CompileError(f"no {kind} arithmetic to measure", where=f"target {target.level}")
     e = Emitter(target, ["data"], [])
+    (_tiles if kind.startswith("amx") else _vectors)(e, kind)
+    return e.finish(f"peak_{kind}", f"# {chains(kind, target)} independent {kind} sums, {STEPS} steps a unit\n")
+
+
+def _vectors(e: Emitter, kind: str) -> None:
+    """The sums begin with the data and 0, 1, 2 and so on; their sum is what the data become."""
     wide = I32X16 if kind == "int8" else F32X16
     start = e.load(wide, e.args["data"], 64)
     add = e.b.add if kind == "int8" else e.b.fadd
-    numbers = range(chains(target))
+    numbers = range(chains(kind, e.target))
     different = [add(start, e.i32(i) if kind == "int8" else e.f32(i)) for i in numbers]  # or LLVM keeps only one
     with e.loop(e.args["begin"], e.args["end"], 1, different) as unit:
         with e.loop(0, STEPS, 1, unit.values) as step:
@@ -57,7 +67,24 @@ def peak(kind: str, target: Target) -> Kernel:
     for more in unit.results[1:]:
         total = add(total, more)
     e.store(total, e.args["data"], 64)
-    return e.finish(f"peak_{kind}", f"# {chains(target)} independent {kind} sums, {STEPS} steps a unit\n")
+
+
+def _tiles(e: Emitter, kind: str) -> None:
+    """Operands are tiles whose rows are all the data; those become the first row of the last tile of sums."""
+    tiles = Tiles(e)
+    tiles.configure([e.i64(ROWS)] * COUNT)
+    for tile in range(COUNT):
+        tiles.zero(tile)
+    for tile in range(_TILE_CHAINS, COUNT):
+        tiles.load(tile, e.args["data"], 0)
+    dot = tiles.dot_int8 if kind == "amx-int8" else tiles.dot_bf16
+    with e.loop(e.args["begin"], e.args["end"]), e.loop(0, STEPS):
+        for c in range(_TILE_CHAINS):
+            dot(c, _TILE_CHAINS + c % 2, COUNT - 1 - c // 2)
+    result = e.stack(BYTES)
+    tiles.store(_TILE_CHAINS - 1, result, ROW_BYTES)
+    e.store(e.load(F32X16, result, 64), e.args["data"], 64)
+    tiles.release()
 
 
 def _step(e: Emitter, kind: str, operand: ir.Value, total: ir.Value) -> ir.Value:

@@ -24,6 +24,8 @@ from rlx.ir.dtypes import F16, F32, DType
 CHUNK = 256
 #: k of a sub-block and its groups of 4 k.
 SUB, GROUPS = 32, 8
+#: Bytes ahead of the reader that are asked for: about latency times bandwidth of a core.
+PREFETCH = 4096
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,7 @@ def _look_up(e: Emitter, codes: ir.Value, levels: Sequence[int]) -> ir.Value:
     """Codes of up to 4 bits -> the levels they stand for: a byte shuffle of each 16 bytes where the target has it."""
     if e.target.level == "generic":
         return _select(e, codes, levels)
-    wide = e.target.level == "avx512"
+    wide = e.target.vectors == "avx512"
     name = "llvm.x86.avx512.pshuf.b.512" if wide else "llvm.x86.avx2.pshuf.b"
     pieces = e.pieces(codes, 64 if wide else 32)
     table = ir.Constant(pieces[0].type, list(levels) * (pieces[0].type.count // len(levels)))

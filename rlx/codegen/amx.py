@@ -1,0 +1,73 @@
+"""Tile registers, next to `tiles.py`: eight of 16 rows of 64 bytes, and the product of two of them.
+
+A product adds A [rows, 32] times B to C [rows, 16] in f32. B has a row for two k: 16 columns' pairs of bf16, which is
+how `dots.bf16_pairs` leaves packed weights. Each result is summed in one order whatever the number of rows; rounding is
+to nearest even and subnormals count as zero, as in `dots.dot_bf16`.
+
+How many rows a tile has is its configuration, which lies in memory and is loaded at run time (80 ns). That clears the
+registers of the running thread, and `release` gives them up: a kernel that uses tiles begins and ends so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from rlx.codegen.tiles import I8, I16, Emitter, Index
+
+#: Tile registers, rows of one, bytes of a row, and the k of a product of bf16.
+COUNT, ROWS, ROW_BYTES, DEPTH = 8, 16, 64, 32
+#: Bytes of a full tile.
+BYTES = ROWS * ROW_BYTES
+
+_PALETTE, _WIDTHS_AT, _HEIGHTS_AT, _CONFIG_BYTES = 1, 16, 48, 64
+
+
+class Tiles:
+    """The tile registers of a kernel, by number."""
+
+    def __init__(self, e: Emitter) -> None:
+        self.e = e
+        self._config = e.stack(_CONFIG_BYTES)
+        for at in range(0, _CONFIG_BYTES, 8):
+            e.store(e.i64(0), e.at(self._config, at), 8)
+        e.store(ir.Constant(I8, _PALETTE), self._config)
+        for tile in range(COUNT):
+            e.store(ir.Constant(I16, ROW_BYTES), e.at(self._config, _WIDTHS_AT + 2 * tile))
+
+    def configure(self, rows: Sequence[Index]) -> None:
+        """Gives the tiles 0 and up these numbers of rows, 1 to 16, and clears them."""
+        e = self.e
+        for tile, count in enumerate(rows):
+            e.store(e.b.trunc(e.i64(count), I8), e.at(self._config, _HEIGHTS_AT + tile))
+        self._call("llvm.x86.ldtilecfg", self._config)
+
+    def release(self) -> None:
+        self._call("llvm.x86.tilerelease")
+
+    def zero(self, tile: int) -> None:
+        self._call("llvm.x86.tilezero", _number(tile))
+
+    def load(self, tile: int, pointer: ir.Value, stride: Index) -> None:
+        """Loads the rows, which lie `stride` bytes apart."""
+        self._call("llvm.x86.tileloadd64", _number(tile), pointer, self.e.i64(stride))
+
+    def store(self, tile: int, pointer: ir.Value, stride: Index) -> None:
+        self._call("llvm.x86.tilestored64", _number(tile), pointer, self.e.i64(stride))
+
+    def dot_bf16(self, c: int, a: int, b: int) -> None:
+        """c f32[rows, 16] += a bf16[rows, 32] times b."""
+        self._call("llvm.x86.tdpbf16ps", *map(_number, (c, a, b)))
+
+    def dot_int8(self, c: int, a: int, b: int) -> None:
+        """c i32[rows, 16] += a i8[rows, 64] times b, which has a row for four k."""
+        self._call("llvm.x86.tdpbssd", *map(_number, (c, a, b)))
+
+    def _call(self, name: str, *operands: ir.Value) -> None:
+        self.e.call(name, ir.VoidType(), operands)
+
+
+def _number(tile: int) -> ir.Value:
+    """Which tile: part of the instruction."""
+    return ir.Constant(I8, tile)
