@@ -70,12 +70,17 @@ def bf16_pairs(e: Emitter, pointer: ir.Value) -> ir.Value:
     return _side_by_side(e, e.load(vector(I16, 2 * LANES), pointer))
 
 
+def bf16_row(e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
+    """32 f32 -> the same in bf16, in their order; rounded as by `bf16_rounded`."""
+    if e.target.has_bf16_dots:
+        both = e.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", BF16X32, [high, low])
+        return e.b.bitcast(both, vector(I16, 2 * LANES))
+    return e.concat(e.f32_to_bf16(low), e.f32_to_bf16(high))
+
+
 def bf16_rounded(e: Emitter, even: ir.Value, odd: ir.Value) -> ir.Value:
     """16 f32 of one k, 16 of the next -> the same in bf16, to nearest even; subnormals may become zero."""
-    if e.target.has_bf16_dots:
-        both = e.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", BF16X32, [odd, even])
-        return _side_by_side(e, e.b.bitcast(both, vector(I16, 2 * LANES)))
-    return _side_by_side(e, e.concat(e.f32_to_bf16(even), e.f32_to_bf16(odd)))
+    return _side_by_side(e, bf16_row(e, even, odd))
 
 
 def _side_by_side(e: Emitter, both: ir.Value) -> ir.Value:

@@ -304,9 +304,10 @@ def attention(x: list[Array], a: Attrs, env: Env) -> Array:
 
     q [rows, heads, head_dim], k and v [kv_heads, capacity, head_dim]. A key at t serves the query at p iff t <= p and,
     with a window w, p - t < w. `softcap` bounds the scores before the mask. With a window, position t lies at t modulo
-    the capacity. A bias [rows, 1 or heads, length] is added to the scores in place of the rule t <= p.
+    the capacity. A bias [rows, 1 or heads, length] is added to the scores in place of the rule t <= p. With bf16, q, k
+    and v are rounded first.
     """
-    q, k, v, *bias = x
+    q, k, v, *bias = [*(round_to(y, "bf16") for y in x[:3]), *x[3:]] if a["bf16"] else x
     rows, heads, _ = q.shape
     length = dims.value(a["length"], env)
     group, capacity = heads // k.shape[0], k.shape[1]

@@ -87,7 +87,7 @@ OPS: dict[str, Op] = {
         ),
         Op(
             "attention",
-            {"scale": REQUIRED, "window": None, "softcap": None, "length": PAST_SEQ + SEQ},
+            {"scale": REQUIRED, "window": None, "softcap": None, "length": PAST_SEQ + SEQ, "bf16": False},
             infer.attention,
             meaning.attention,
             flops.attention,
@@ -270,7 +270,8 @@ def attention(
     """Causal attention of q [rows, heads, head_dim] over caches [kv_heads, CTX, head_dim] -> [rows, heads * head_dim].
 
     The queries are the last rows of `length` positions; a window w admits keys with query - key < w. With a window the
-    caches may wrap (see `kv_write`): they need room for rows + w - 1 positions.
+    caches may wrap (see `kv_write`): they need room for rows + w - 1 positions. The attribute `bf16`, which the pass
+    `quantize` sets, rounds q, k and v to bf16 first.
 
     Args:
         bias: f32 [rows, 1 or heads, length], added to the scores, scaled and capped, in place of the causal mask: 0

@@ -15,6 +15,9 @@ may (its attribute `bf16`, which ends here: from now on the operand's dtype says
 its weights: bf16 activations are no faster there, so it keeps f32. So do the rows of a batch, which get the bits that
 each would get alone. f16 weights have three bits more than bf16 and always take f32.
 
+Attention over caches of 16 bits has products of bf16 where tiles serve: keys and values lose at most three bits more.
+Caches of f32 are there because a model magnifies such rounding, and keep f32.
+
 Over blocks bf16 rounds less than the int8 rows that it replaces, so the graph is not asked. Tiles want weights in bf16,
 which takes as long as about 16 rows of int8 products.
 """
@@ -22,19 +25,22 @@ which takes as long as about 16 rows of int8 products.
 from __future__ import annotations
 
 from rlx.ir import dims, ops
-from rlx.ir.dtypes import BF16, F32
+from rlx.ir.dims import DimLike
+from rlx.ir.dtypes import BF16, F16, F32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes.options import Options
 
-_TILE_ROWS = 16
+_TILE_ROWS, _TILE_DEPTH = 16, 32
 _WEIGHT = {"linear": 1, "expert_linear": 2}  # number of the weight among an op's operands
 
 
 def quantize(graph: Graph, options: Options) -> Graph:
-    """With precision "auto", linears take the activations of the table above."""
+    """With precision "auto", linears take the activations of the table above, and attention multiplies bf16."""
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
+        if old.op == "attention":
+            return ops.make(old.op, *inputs, **{**dict(old.attrs), "bf16": in_tiles(old, options)})
         if old.op not in _WEIGHT:
             return ops.rebuild(old, inputs)
         out = activations(old, options)
@@ -45,13 +51,24 @@ def quantize(graph: Graph, options: Options) -> Graph:
     return graph.map(visit)
 
 
+def in_tiles(node: Node, options: Options) -> bool:
+    """Whether the products of an attention are of bf16: where tiles serve, and the cache has no more than 16 bits."""
+    rows, _, width = node.inputs[0].shape
+    fits = isinstance(width, int) and width % _TILE_DEPTH == 0 and node.inputs[1].dtype in (F16, BF16)
+    return options.precision == "auto" and fits and _serves_tiles(rows, options)
+
+
+def _serves_tiles(rows: DimLike, options: Options) -> bool:
+    """Whether the target has tiles of bf16, and there are always enough rows for them."""
+    return options.bf16_tiles and not options.sequences and dims.bounds(rows, options.bounds)[0] >= _TILE_ROWS
+
+
 def activations(node: Node, options: Options) -> str:
     """What a linear's first operand should be: `f32`, `q8a` or `bf16`."""
     weight, (rows, *_, k) = node.inputs[_WEIGHT[node.op]], node.inputs[0].shape
     if options.precision == "exact":
         return "f32"
-    fewest = 1 if options.sequences else dims.bounds(rows, options.bounds)[0]
-    if weight.dtype.is_quantized and options.bf16_tiles and node.op == "linear" and fewest >= _TILE_ROWS:
+    if weight.dtype.is_quantized and node.op == "linear" and _serves_tiles(rows, options):
         return "bf16"
     if weight.dtype.has_integer_codes:
         return "q8a"

@@ -125,7 +125,7 @@ def _arithmetic(node: Node) -> str:
     """What multiplies in it: the type of a linear's activations decides, everything else computes in f32."""
     if node.op in ("linear", "expert_linear"):
         return {Q8A: "int8", BF16: "bf16"}.get(node.inputs[0].dtype, "f32")
-    return "f32"
+    return "bf16" if node.op == "attention" and node["bf16"] else "f32"
 
 
 def step_bytes(graph: Graph, env: Mapping[str, int]) -> int:

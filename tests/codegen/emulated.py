@@ -12,7 +12,7 @@ import pytest
 from levels import LEVELS
 
 from rlx.codegen import amx
-from rlx.codegen.kernels import linear_tiles
+from rlx.codegen.kernels import attention_tiles, linear_tiles
 from rlx.codegen.tiles import F32X16, I16, I32X16, I64, Emitter, vector
 
 #: The levels of this machine, each with emulated tiles.
@@ -20,7 +20,8 @@ TARGETS = [replace(t, features=",".join(filter(None, (t.features, "+amx-bf16")))
 
 
 def use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_tiles, "Tiles", EmulatedTiles)
+    for module in (linear_tiles, attention_tiles):
+        monkeypatch.setattr(module, "Tiles", EmulatedTiles)
 
 
 class EmulatedTiles:

@@ -11,6 +11,7 @@ from levels import LEVELS, name
 from native import aligned, run
 from numpy.typing import NDArray
 
+from rlx.codegen.kernel import Kernel
 from rlx.codegen.kernels.attention import attention
 from rlx.codegen.kernels.attention_shape import row_tile, units
 from rlx.codegen.target import Target
@@ -50,6 +51,12 @@ class Case:
         self.keys, self.values = aligned(tiles), aligned(values)
         self.q = aligned(rng.standard_normal((filled, heads, head_dim)).astype(np.float32))
 
+    def kernel(self, target: Target, **options: Any) -> Kernel:
+        return attention(*self.shape, target, **options)
+
+    def units(self, seq: int, rows_static: int | None = None) -> int:
+        return units(seq, *self.shape, rows_static)
+
     def native(
         self,
         target: Target,
@@ -59,9 +66,9 @@ class Case:
         split: list[tuple[int, int]] | None = None,
         **options: Any,
     ) -> Array:
-        kernel = attention(*self.shape, target, kv_dtype=self.dtype, scale=scale, **options)
+        kernel = self.kernel(target, kv_dtype=self.dtype, scale=scale, **options)
         out = np.full((seq + 1, *self.q.shape[1:]), 7, np.float32)
-        count = units(seq, *self.shape, options.get("rows_static"))
+        count = self.units(seq, options.get("rows_static"))
         q = aligned(self.q[past : past + seq])
         for begin, end in split or [(0, count)]:
             run(kernel, target, q, self.keys, self.values, out, begin=begin, end=end, seq=seq, past=past, ctx=self.ctx)

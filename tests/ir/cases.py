@@ -94,6 +94,7 @@ CASES = [
     case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=-1.0, softcap=2.0, length=SEQ),
     case("attention", PAIR, CACHES["f32"], CACHES["f16"], scale=0.3, length=CTX),
     *(case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=0.3, window=w, length=CTX + 5) for w in (1, 4, 14)),
+    case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=0.25, bf16=True),
     case("attention", HEADS, CACHES["f32"], CACHES["f16"], BIAS, scale=0.25),
     case("attention", HEADS, CACHES["f32"], CACHES["f16"], BIASES, scale=0.25, window=2, softcap=1.5),
     case("softmax", X),

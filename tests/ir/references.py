@@ -165,6 +165,8 @@ def kv_write(x: list[Array], a: dict[str, Any]) -> Array:
 def attention(x: list[Array], a: dict[str, Any]) -> Array:
     """Of keys at the same place of a cache that wraps only the newest is visible; with a bias later keys are, too."""
     (q, k, v), bias, length = x[:3], x[3:], value(a["length"], ENV)
+    if a["bf16"]:
+        q, k, v = (np.array([nearest(float(e), "bf16") for e in y.flat]).reshape(y.shape) for y in (q, k, v))
     place = [t % k.shape[1] for t in range(length)]
     rows, heads, width = q.shape
     out = np.zeros((rows, heads, width))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import toy
 
@@ -247,3 +249,27 @@ def test_a_state_cannot_be_both_keys_and_values() -> None:
     graph.output("y", ops.attention(x, cache, cache, scale=0.25))
     with pytest.raises(GraphError, match="serves as keys and as values"):
         layout(graph, Options())
+
+
+@pytest.mark.parametrize(
+    ("cache", "width", "changes", "expected"),
+    [
+        (F16, 64, {}, True),
+        (BF16, 32, {}, True),
+        (F32, 64, {}, False),
+        (F16, 80, {}, False),
+        (F16, 64, {"seq": (2, 32)}, False),
+        (F16, 64, {"seq": (1, 1)}, False),
+        (F16, 64, {"precision": "exact"}, False),
+        (F16, 64, {"bf16_tiles": False}, False),
+    ],
+)
+def test_attention_over_caches_of_16_bits_takes_tiles_of_bf16(
+    cache: DType, width: int, changes: dict[str, Any], expected: bool
+) -> None:
+    q = G.input("q", [SEQ, 4, width])
+    keys, values = (G.state(name, [2, CTX, width], cache) for name in ("k", "v"))
+    graph = Graph(outputs={"y": ops.attention(q, keys, values, scale=1.0)})
+    options = Options(seq=(33, 512), bf16_tiles=True).with_(**changes)
+    (node,) = (n for n in quantize(graph, options).nodes() if n.op == "attention")
+    assert node["bf16"] is expected

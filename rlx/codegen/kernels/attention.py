@@ -38,7 +38,7 @@ from rlx.codegen.tiles import F32X16, I32, I32X16, LANES, Emitter, Index
 from rlx.errors import CompileError
 from rlx.ir.dtypes import F32, DType
 
-_KEY_TILES = CHUNK // LANES
+KEY_TILES = CHUNK // LANES
 _NO_SCORE = -1e30  # below any score, and finite: the difference of two of them is 0
 
 
@@ -81,23 +81,29 @@ def attention(
     Raises:
         CompileError: an option out of its range.
     """
-    if heads % kv_heads or heads <= 0:
-        raise CompileError(f"{heads} query heads are no multiple of {kv_heads} KV heads", where="attention")
-    if window is not None and window < 1:
-        raise CompileError(f"a window of {window} positions", where="attention")
-    if split is not None and rows_static != 1:
-        raise CompileError("ranges of positions are for single rows", where="attention", hint="Give rows_static=1.")
-    if bias not in (None, 1, heads):
-        raise CompileError(f"a bias of {bias} heads for {heads} query heads", where="attention")
     shape = Shape(heads, kv_heads, head_dim, kv_dtype, scale, window, softcap, rows_static, split, bias)
-    optional = [*["bias"] * (bias is not None), *["scratch"] * (split is not None)]
+    return write_attention(AttentionWriter, shape, target)
+
+
+def write_attention(writer: type[AttentionWriter], shape: Shape, target: Target) -> Kernel:
+    """The kernel of a shape; `CompileError` if it has an option out of its range."""
+    if shape.heads % shape.kv_heads or shape.heads <= 0:
+        what = f"{shape.heads} query heads are no multiple of {shape.kv_heads} KV heads"
+        raise CompileError(what, where="attention")
+    if shape.window is not None and shape.window < 1:
+        raise CompileError(f"a window of {shape.window} positions", where="attention")
+    if shape.split is not None and shape.rows_static != 1:
+        raise CompileError("ranges of positions are for single rows", where="attention", hint="Give rows_static=1.")
+    if shape.bias not in (None, 1, shape.heads):
+        raise CompileError(f"a bias of {shape.bias} heads for {shape.heads} query heads", where="attention")
+    optional = [*["bias"] * (shape.bias is not None), *["scratch"] * (shape.split is not None)]
     e = Emitter(target, ["q", "k", "v", *optional, "out"], ["seq", "past", "ctx"])
-    _Attention(e, shape).write()
-    return e.finish(f"attention_{kv_dtype}", shape.outline())
+    writer(e, shape).write()
+    return e.finish(f"attention_{shape.dtype}", shape.outline())
 
 
 @dataclass(frozen=True)
-class _Unit:
+class Unit:
     """One unit at run time.
 
     Attributes:
@@ -116,7 +122,7 @@ class _Unit:
 
 
 @dataclass(frozen=True)
-class _Chunk:
+class Chunk:
     """64 positions at run time.
 
     Attributes:
@@ -130,13 +136,13 @@ class _Chunk:
     following: ir.Value
 
 
-class _Attention:
+class AttentionWriter:
     """An attention kernel while it is written."""
 
     def __init__(self, e: Emitter, shape: Shape) -> None:
         self.e, self.shape = e, shape
         self.cache = cache_reader(e, shape.dtype, shape.head_dim)
-        queries = shape.row_tile * shape.group
+        queries = self._room()
         # For each query: a copy of it, the scores of a chunk, the mix of values; and as vectors of 16 equal lanes, but
         # for the total, the largest score, the factor that shrinks what came before, the total of the weights.
         self.query = e.stack(64 * queries * shape.vectors)
@@ -145,6 +151,10 @@ class _Attention:
         self.largest, self.shrink, self.total = (e.stack(64 * queries) for _ in range(3))
         self.tail = shape.head_dim % LANES
         self.tail_mask = e.tail_mask(e.i64(self.tail)) if self.tail else None
+
+    def _room(self) -> int:
+        """Queries that scratch memory is for."""
+        return self.shape.row_tile * self.shape.group
 
     def write(self) -> None:
         if self.shape.split is not None:
@@ -160,12 +170,12 @@ class _Attention:
             self._run(unit)
             self._finish(unit)
 
-    def _run(self, unit: _Unit) -> None:
+    def _run(self, unit: Unit) -> None:
         """The sums over a unit's positions."""
         e = self.e
         self._start(unit)
         with e.loop(unit.first, unit.last, CHUNK) as c:
-            self._add(unit, _Chunk(c.i, self._place(c.i), self._place(e.b.add(c.i, e.i64(CHUNK)))))
+            self._add(unit, Chunk(c.i, self._place(c.i), self._place(e.b.add(c.i, e.i64(CHUNK)))))
 
     def _write_ranges(self, how: Split) -> None:
         """One row; a unit is a range of the positions of a KV head, the first ranges of all heads first."""
@@ -175,7 +185,7 @@ class _Attention:
         with e.loop(e.args["begin"], e.args["end"]) as u:
             part, head = e.b.udiv(u.i, kv_heads), e.b.urem(u.i, kv_heads)
             own = range_of(e, how, part, self._first_seen(e.args["past"]), last, CHUNK)
-            unit = _Unit(head, e.i64(0), one, e.i64(self.shape.group), own.first, own.last)
+            unit = Unit(head, e.i64(0), one, e.i64(self.shape.group), own.first, own.last)
             with e.when(e.b.icmp_signed("<", own.first, own.last)):
                 self._run(unit)
                 with e.b.if_else(e.b.icmp_signed("==", own.active, one)) as (alone, shared):
@@ -184,7 +194,7 @@ class _Attention:
                     with shared:
                         self._hand_in(unit, own, slots)
 
-    def _hand_in(self, unit: _Unit, own: Range, slots: Slots) -> None:
+    def _hand_in(self, unit: Unit, own: Range, slots: Slots) -> None:
         """The range's sums to where the others find them; the last range adds up."""
         e, vectors = self.e, range(self.shape.vectors)
         with e.loop(0, unit.queries) as query:
@@ -199,7 +209,7 @@ class _Attention:
                     e.store(mix, self._vector(self.mix, query.i, v), 64)
             self._finish(unit)
 
-    def _add(self, unit: _Unit, chunk: _Chunk) -> None:
+    def _add(self, unit: Unit, chunk: Chunk) -> None:
         """The chunk's share of the sums of all queries."""
         e = self.e
         e.tiled(0, unit.queries, self._sizes(), lambda n, query: self._score(unit, chunk, query, n))
@@ -211,7 +221,7 @@ class _Attention:
         """Where the chunk from a position on lies in the caches."""
         return start if self.shape.window is None else self.e.b.srem(start, self.e.args["ctx"])
 
-    def _unit(self, unit: ir.Value, tiles: ir.Value) -> _Unit:
+    def _unit(self, unit: ir.Value, tiles: ir.Value) -> Unit:
         e, shape = self.e, self.shape
         # The last rows see the most positions: they go first, so that no worker starts on them when others are done.
         tile = e.b.sub(e.b.sub(tiles, e.i64(1)), e.b.srem(unit, tiles))
@@ -221,7 +231,7 @@ class _Attention:
         queries = e.b.mul(rows, e.i64(shape.group))
         first = self._first_seen(position)
         last = e.b.add(position, rows) if shape.bias is None else e.b.add(e.args["past"], e.args["seq"])
-        return _Unit(e.b.sdiv(unit, tiles), row, rows, queries, first, last)
+        return Unit(e.b.sdiv(unit, tiles), row, rows, queries, first, last)
 
     def _first_seen(self, position: ir.Value) -> ir.Value:
         """The first position that a query sees, rounded down to a chunk."""
@@ -241,7 +251,7 @@ class _Attention:
 
     # --- before and after ---------------------------------------------------------------------------------------------
 
-    def _start(self, unit: _Unit) -> None:
+    def _start(self, unit: Unit) -> None:
         """Copies the queries side by side and clears the sums."""
         e = self.e
         with e.loop(0, unit.queries) as query:
@@ -254,7 +264,7 @@ class _Attention:
             e.store(e.f32(_NO_SCORE), e.at(self.largest, (query.i, 64)), 64)
             e.store(e.f32(0.0), e.at(self.total, (query.i, 64)), 64)
 
-    def _finish(self, unit: _Unit) -> None:
+    def _finish(self, unit: Unit) -> None:
         e = self.e
         with e.loop(0, unit.queries) as query:
             total = e.reduce_add(e.load(F32X16, e.at(self.total, (query.i, 64)), 64))
@@ -263,7 +273,7 @@ class _Attention:
                 mixed = e.load(F32X16, self._vector(self.mix, query.i, v), 64)
                 e.store_from_f32(F32, e.b.fdiv(mixed, total), e.at(target, 64 * v), self._mask(v))
 
-    def _element(self, base: ir.Value, unit: _Unit, query: ir.Value) -> ir.Value:
+    def _element(self, base: ir.Value, unit: Unit, query: ir.Value) -> ir.Value:
         """Address of a query's head in f32[seq, heads, head_dim]."""
         e, shape = self.e, self.shape
         row = e.b.add(unit.row, e.b.sdiv(query, e.i64(shape.group)))
@@ -280,20 +290,16 @@ class _Attention:
 
     # --- scores -------------------------------------------------------------------------------------------------------
 
-    def _score(self, unit: _Unit, chunk: _Chunk, query: ir.Value, count: int) -> None:
+    def _score(self, unit: Unit, chunk: Chunk, query: ir.Value, count: int) -> None:
         """The plain scores of `count` queries with the 64 positions of a chunk."""
-        narrow = {"avx512": _KEY_TILES, "avx2": 2, "generic": 1}[self.e.target.vectors]
-        together = narrow if count > 1 else _KEY_TILES
-        for first in range(0, _KEY_TILES, together):
+        narrow = {"avx512": KEY_TILES, "avx2": 2, "generic": 1}[self.e.target.vectors]
+        together = narrow if count > 1 else KEY_TILES
+        for first in range(0, KEY_TILES, together):
             self._score_tiles(unit, chunk, query, count, range(first, first + together))
 
-    def _score_tiles(self, unit: _Unit, chunk: _Chunk, query: ir.Value, count: int, tiles: range) -> None:
+    def _score_tiles(self, unit: Unit, chunk: Chunk, query: ir.Value, count: int, tiles: range) -> None:
         e, row_bytes = self.e, self.cache.row_bytes
-        first = e.b.ashr(chunk.place, e.i64(4))
-        last = e.b.ashr(e.b.sub(e.b.sub(unit.last, e.i64(1)), chunk.start), e.i64(4))
-        # The cache ends somewhere behind the last position: tiles past it are read as the last one, and masked.
-        chosen = [e.b.add(first, e.smin(tile, last)) for tile in tiles]
-        keys = [e.at(self._keys(unit), (tile, LANES * row_bytes)) for tile in chosen]
+        keys = self._chosen_keys(unit, chunk, tiles)
         queries = [e.at(self._vector(self.query, query, 0), 64 * self.shape.vectors * i) for i in range(count)]
         # What comes next is fetched meanwhile: values here, the next chunk's keys while values are mixed.
         values = e.at(self._values(unit, chunk.place), tiles.start * LANES * row_bytes)
@@ -303,49 +309,64 @@ class _Attention:
                 place = e.at(self.scores, (query, 4 * CHUNK), 4 * CHUNK * i + 64 * tile)
                 e.store(results[i * len(tiles) + j], place, 64)
 
-    def _keys(self, unit: _Unit) -> ir.Value:
+    def _chosen_keys(self, unit: Unit, chunk: Chunk, tiles: range) -> list[ir.Value]:
+        """Addresses of a chunk's tiles of keys. The cache ends somewhere behind the last position: tiles past it are
+        read as the last one, and masked.
+        """
+        e = self.e
+        first = e.b.ashr(chunk.place, e.i64(4))
+        last = e.b.ashr(e.b.sub(e.b.sub(unit.last, e.i64(1)), chunk.start), e.i64(4))
+        chosen = [e.b.add(first, e.smin(tile, last)) for tile in tiles]
+        return [e.at(self._keys(unit), (tile, LANES * self.cache.row_bytes)) for tile in chosen]
+
+    def _keys(self, unit: Unit) -> ir.Value:
         """Address of a head's keys."""
         return self._cache("k", unit)
 
-    def _values(self, unit: _Unit, place: ir.Value) -> ir.Value:
+    def _values(self, unit: Unit, place: ir.Value) -> ir.Value:
         """Address of a head's values from a place on."""
         return self.e.at(self._cache("v", unit), (place, self.cache.row_bytes))
 
-    def _cache(self, name: str, unit: _Unit) -> ir.Value:
+    def _cache(self, name: str, unit: Unit) -> ir.Value:
         rows = self.e.b.mul(unit.head, self.e.args["ctx"])
         return self.e.at(self.e.args[name], (rows, self.cache.row_bytes))
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
-    def _weigh(self, unit: _Unit, chunk: _Chunk, query: ir.Value) -> None:
+    def _weigh(self, unit: Unit, chunk: Chunk, query: ir.Value) -> None:
         """A query's scores of a chunk -> weights relative to the largest score so far."""
         e = self.e
         row = e.b.add(unit.row, e.b.sdiv(query, e.i64(self.shape.group)))
         position = e.b.sub(e.b.add(e.args["past"], row), chunk.start)  # relative to the chunk
-        places = [e.at(self.scores, (query, 4 * CHUNK), 64 * tile) for tile in range(_KEY_TILES)]
+        places = [e.at(self.scores, (query, 4 * CHUNK), 64 * tile) for tile in range(KEY_TILES)]
         scores = [self._capped(e.load(F32X16, p, 64)) for p in places]
         if self.shape.bias is not None:
             scores = self._biased(unit, chunk, query, scores)
         end = position if self.shape.bias is None else e.b.sub(e.b.sub(unit.last, e.i64(1)), chunk.start)
         scores = [self._visible(score, position, end, tile) for tile, score in enumerate(scores)]
         before = e.load(F32X16, e.at(self.largest, (query, 64)), 64)
-        pairs = [e.max(scores[i], scores[i + 1]) for i in range(0, _KEY_TILES, 2)]
+        pairs = [e.max(scores[i], scores[i + 1]) for i in range(0, KEY_TILES, 2)]
         largest = e.max(e.reduce_max(e.max(*pairs)), before)
         shrink = vmath.exp(e, e.b.fsub(before, largest))
         total = e.b.fmul(e.load(F32X16, e.at(self.total, (query, 64)), 64), shrink)
-        for score, place in zip(scores, places, strict=True):
-            weight = vmath.exp(e, e.b.fsub(score, largest))
+        weights = [vmath.exp(e, e.b.fsub(score, largest)) for score in scores]
+        for weight in weights:
             total = e.b.fadd(total, weight)
-            e.store(weight, place, 64)
+        self._keep(query, weights)
         for base, value in ((self.largest, largest), (self.shrink, shrink), (self.total, total)):
             e.store(value, e.at(base, (query, 64)), 64)
+
+    def _keep(self, query: ir.Value, weights: list[ir.Value]) -> None:
+        """The weights of a query's chunk, in the place of its scores."""
+        for tile, weight in enumerate(weights):
+            self.e.store(weight, self.e.at(self.scores, (query, 4 * CHUNK), 64 * tile), 64)
 
     def _capped(self, score: ir.Value) -> ir.Value:
         """Scale and cap."""
         score = self.e.b.fmul(score, self.e.f32(self.shape.scale))
         return score if self.shape.softcap is None else vmath.softcap(self.e, score, self.shape.softcap)
 
-    def _biased(self, unit: _Unit, chunk: _Chunk, query: ir.Value, scores: list[ir.Value]) -> list[ir.Value]:
+    def _biased(self, unit: Unit, chunk: Chunk, query: ir.Value, scores: list[ir.Value]) -> list[ir.Value]:
         """A query's scores of a chunk plus its bias, of which the positions behind the last are not touched."""
         e, heads, group = self.e, self.shape.bias, self.e.i64(self.shape.group)
         row, member = e.b.add(unit.row, e.b.sdiv(query, group)), e.b.srem(query, group)
@@ -353,7 +374,7 @@ class _Attention:
         length = e.b.add(e.args["past"], e.args["seq"])
         place = e.at(e.args["bias"], (line, e.b.mul(length, e.i64(4))), (chunk.start, 4))
         left = e.b.sub(unit.last, chunk.start)
-        masks = [e.tail_mask(e.b.sub(left, e.i64(LANES * tile))) for tile in range(_KEY_TILES)]
+        masks = [e.tail_mask(e.b.sub(left, e.i64(LANES * tile))) for tile in range(KEY_TILES)]
         added = [e.load_as_f32(F32, e.at(place, 64 * tile), mask) for tile, mask in enumerate(masks)]
         return [e.b.fadd(score, bias) for score, bias in zip(scores, added, strict=True)]
 
@@ -372,7 +393,7 @@ class _Attention:
 
     # --- values -------------------------------------------------------------------------------------------------------
 
-    def _mix(self, unit: _Unit, chunk: _Chunk, query: ir.Value, count: int) -> None:
+    def _mix(self, unit: Unit, chunk: Chunk, query: ir.Value, count: int) -> None:
         """Adds the chunk's values, weighted, to the mixes of `count` queries."""
         e, vectors = self.e, self.shape.vectors
         wide = {"avx512": 8 if count <= 2 else 4, "avx2": 2 if count > 1 else 4}
@@ -388,8 +409,8 @@ class _Attention:
 
     def _mix_vectors(
         self,
-        unit: _Unit,
-        chunk: _Chunk,
+        unit: Unit,
+        chunk: Chunk,
         query: ir.Value,
         count: int,
         first: Index,

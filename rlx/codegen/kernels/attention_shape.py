@@ -10,17 +10,20 @@ from rlx.ir.dtypes import DType
 
 CHUNK = 64  # positions whose scores are held at once
 _QUERIES = 32  # queries (rows times heads of a group) of a unit, about
+_TILED_QUERIES = 64  # on tile registers: they share the conversion of keys and values
 
 
-def row_tile(heads: int, kv_heads: int, head_dim: int, rows_static: int | None = None) -> int:
+def row_tile(heads: int, kv_heads: int, head_dim: int, rows_static: int | None = None, *, tiled: bool = False) -> int:
     """Rows of a unit: there are ceil(seq / row_tile) * kv_heads units."""
-    most = max(1, _QUERIES // (heads // kv_heads))
+    most = max(1, (_TILED_QUERIES if tiled else _QUERIES) // (heads // kv_heads))
     return most if rows_static is None else min(most, rows_static)
 
 
-def units(seq: int, heads: int, kv_heads: int, head_dim: int, rows_static: int | None = None) -> int:
+def units(
+    seq: int, heads: int, kv_heads: int, head_dim: int, rows_static: int | None = None, *, tiled: bool = False
+) -> int:
     """Work units for `seq` rows."""
-    return -(-seq // row_tile(heads, kv_heads, head_dim, rows_static)) * kv_heads
+    return -(-seq // row_tile(heads, kv_heads, head_dim, rows_static, tiled=tiled)) * kv_heads
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Shape:
     rows_static: int | None
     split: Split | None
     bias: int | None
+    tiled: bool = False
 
     @property
     def group(self) -> int:
@@ -45,7 +49,7 @@ class Shape:
 
     @property
     def row_tile(self) -> int:
-        return row_tile(self.heads, self.kv_heads, self.head_dim, self.rows_static)
+        return row_tile(self.heads, self.kv_heads, self.head_dim, self.rows_static, tiled=self.tiled)
 
     @property
     def vectors(self) -> int:
@@ -65,7 +69,8 @@ class Shape:
         if self.bias:
             score += f" + bias[row, {'0' if self.bias == 1 else 'head'}, t]"
         return (
-            f"# {self.heads} heads of {self.head_dim} on {self.kv_heads} KV heads, {self.dtype} cache\n"
+            f"# {self.heads} heads of {self.head_dim} on {self.kv_heads} KV heads, {self.dtype} cache"
+            f"{', products of bf16 on tile registers' if self.tiled else ''}\n"
             f"for unit in range(begin, end):  # {unit}\n"
             f"    for row, head in unit:\n"
             f"        weight = softmax([{score} for t if {seen}])  # online, chunks of {CHUNK} positions\n"
