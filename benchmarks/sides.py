@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -45,6 +45,10 @@ class Side(Protocol):
     def logits(self) -> np.ndarray:
         """Those of the last id that was fed."""
 
+
+class ApiSide(Side, Protocol):
+    """A side whose Python API is measured too."""
+
     def open_api(self, model: str, threads: int, context: int) -> None:
         """Loads the model as users of the Python API do."""
 
@@ -68,6 +72,7 @@ class Commands:
     """A side's commands: `do` names a method, the rest are its arguments."""
 
     side: Side
+    api_side: ApiSide
 
     def __init__(self, make: Callable[[], Side]) -> None:
         self.make, self.vocab, self.depth = make, 0, 0
@@ -121,14 +126,14 @@ class Commands:
 
     def open_api(self, model: str, threads: int, context: int) -> dict[str, Any]:
         """Opens the model once more, for `api`; a side needs no `open` before."""
-        self.side = self.make()
-        self.side.open_api(model, threads, context)
+        self.api_side = cast(ApiSide, self.make())
+        self.api_side.open_api(model, threads, context)
         return {}
 
     def api(self, ids: list[int], tokens: int) -> dict[str, Any]:
         """Seconds a token for so many through the side's Python API, sampling and all; and the tokens."""
         start = time.perf_counter()
-        found = self.side.generate(ids, tokens)
+        found = self.api_side.generate(ids, tokens)
         return {"seconds": (time.perf_counter() - start) / tokens, "tokens": found}
 
     def memory(self) -> dict[str, Any]:

@@ -75,16 +75,6 @@ class TorchSide:
         found: np.ndarray = self._logits[0, -1].float().numpy()
         return found
 
-    def open_api(self, model: str, threads: int, context: int) -> None:
-        self.open(model, threads, context)
-
-    def generate(self, ids: Ids, tokens: int) -> list[int]:
-        with self.torch.inference_mode():
-            given = self.torch.tensor([list(ids)])
-            out = self.model.generate(given, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
-        found: list[int] = out[0, len(ids) :].tolist()
-        return found
-
 
 if __name__ == "__main__":
     main(TorchSide)

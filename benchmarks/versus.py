@@ -58,6 +58,11 @@ def pythons(args: argparse.Namespace) -> dict[str, str]:
     return found
 
 
+def compiled(args: argparse.Namespace) -> dict[str, str]:
+    """The same without transformers, which is there for prompts and decoding only."""
+    return {name: python for name, python in pythons(args).items() if name != "transformers"}
+
+
 def tasks(args: argparse.Namespace, context: int) -> Iterator[Task]:
     """What was asked for and fits the model's context."""
     prompts = [Task("prefill", n) for n in args.prefill] if "prefill" in args.only else []
@@ -131,7 +136,7 @@ def loaded(args: argparse.Namespace, model: Path, machine: Machine, result: dict
         if rows:
             text.append(speed_table(rows))
         if "busy" in args.only and not args.patience.over:
-            quiet, busy = beside_busy(args.patience, sides)
+            quiet, busy = beside_busy(args.patience, {name: sides[name] for name in compiled(args) if name in sides})
             result["busy"] = {"alone": {n: s.seconds for n, s in quiet.items()}}
             result["busy"]["beside"] = {n: s.seconds for n, s in busy.items()}
             text.append(busy_table(quiet, busy))
@@ -174,7 +179,6 @@ def said(row: Measurement) -> str:
 def beside_busy(patience: Patience, sides: dict[str, Process]) -> tuple[dict[str, Series], dict[str, Series]]:
     """Decoding from an empty cache alone, and then with another process that wants a CPU of ours for itself."""
     task = Task("decode", BUSY_TOKENS)
-    sides = {name: side for name, side in sides.items() if name != "transformers"}
     quiet, busy = ({name: Series(1) for name in sides} for _ in range(2))
     started = time.monotonic()
     for side in sides.values():
@@ -195,7 +199,7 @@ def beside_busy(patience: Patience, sides: dict[str, Process]) -> tuple[dict[str
 def processes(args: argparse.Namespace, model: Path, names: Sequence[str], result: dict[str, Any]) -> list[str]:
     """What is measured in processes that start for it."""
     text = []
-    wanted = {name: python for name, python in pythons(args).items() if name in names and name != "transformers"}
+    wanted = {name: python for name, python in compiled(args).items() if name in names}
     with tempfile.TemporaryDirectory() as cache:
         if "start" in args.only and not args.patience.over:
             result["starts"] = starts(args, model, wanted, cache)
@@ -239,7 +243,7 @@ def small_model(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     ids = list(range(1, 9))
     with contextlib.ExitStack() as stack:
         sides = {}
-        for name, python in pythons(args).items():
+        for name, python in compiled(args).items():
             side = stack.enter_context(Process(name, python, SCRIPTS[name]))
             try:
                 side("open_api", model=str(demo.path()), threads=args.threads, context=DEMO_CONTEXT)
@@ -356,6 +360,9 @@ def main() -> int:
                 results["demo"], text = small_model(args)
                 publish(args, "demo model", results, text)
             for model in args.models:
+                if args.patience.over:
+                    print(f"{model.name}: left out, the time is over")
+                    continue
                 result, text = measure(args, model, machine)
                 results["models"].append(result)
                 publish(args, f"{model.name}, {result['sides']['rlx']['target']}", results, text)
