@@ -118,7 +118,7 @@ class FakeEngine:
 
     def stats(self) -> dict[str, Any]:
         cache = SimpleNamespace(compiles=self.compiles, compile_seconds=0.25 * self.compiles)
-        return {"threads": 1, "weights_bytes": 10, "cache": cache}
+        return {"threads": 1, "weights_bytes": 10, "profile": None, "cache": cache}
 
     def close(self) -> None:
         assert not self.closed, "closed twice"

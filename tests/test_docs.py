@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
@@ -21,6 +22,8 @@ from rlx.ir.dtypes import DTYPES, Q8A, DType
 from rlx.models import SUPPORTED
 from rlx.models.architectures import ARCHITECTURES, Architecture
 from rlx.models.config import Layer
+from rlx.profile import CompileProfile
+from rlx.profile.keys import FOREIGN, KEYS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -70,6 +73,25 @@ def test_examples_of_the_compiler_page() -> None:
     assert "silu(dot(" in names["mlp"].source()
     assert "define" in names["mlp"].llvm()
     assert "ret" in names["mlp"].asm()
+
+
+def test_the_page_about_profiles(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its example runs, its file is read, and its table is that of the code."""
+    (code,) = python(DOCS / "profiles.md")
+    exec(compile(code, "docs/profiles.md", "exec"), {})
+    assert 'kv_dtype = "q8_0"' in capsys.readouterr().out
+    (file,) = re.findall(r"```toml\n(.*?)```", text(DOCS / "profiles.md"), re.DOTALL)
+    profile = CompileProfile.load(tomllib.loads(file))
+    assert (profile.family, profile.decode.precision, profile.kv_dtype) == ("gemma", "exact", "q8_0")
+    named = {tuple(row[:2]): row[2:] for row in rows(DOCS / "profiles.md") if row[1] != "key"}
+    for key in KEYS.values():
+        place = f"`[{key.section}]`" if key.section else "top of the file"
+        values, default, by_phase, meaning = named.pop((place, f"`{key.name}`"))
+        assert not key.choices or values == ", ".join(f"`{choice}`" for choice in key.choices)
+        assert (default, by_phase == "yes", meaning) == (key.default, key.by_phase, key.meaning)
+    assert not named
+    for path in FOREIGN:
+        assert f"`{path.rpartition('.')[2]}`" in text(DOCS / "profiles.md") or path.startswith("backend."), path
 
 
 def test_the_comparison_on_the_page_about_models(goldens: Path, monkeypatch: pytest.MonkeyPatch) -> None:

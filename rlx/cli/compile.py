@@ -1,4 +1,4 @@
-"""`rlx compile`: makes a model's programs ahead of its first use."""
+"""`rlx compile`: makes a model's programs ahead of its first use, or checks that a profile fits it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.main import debug_option
-from rlx.cli.options import engine_options, open_runner
+from rlx.cli.options import engine_options, open_plan, open_runner
 from rlx.cli.output import Bars, size
 
 if TYPE_CHECKING:
@@ -20,32 +20,58 @@ if TYPE_CHECKING:
 @click.command(name="compile")
 @click.argument("model")
 @engine_options
+@click.option("--check", is_flag=True, help="Only check that profile and options fit the model; compile nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @debug_option
-def compile_(model: str, engine: dict[str, Any], as_json: bool) -> None:
+def compile_(model: str, engine: dict[str, Any], check: bool, as_json: bool) -> None:
     """Compile the programs of MODEL, so that its first run need not.
 
     Prints a line a program: phase, rows it takes, seconds, kernels, size, whether it was compiled or in the cache, and
     its digest for `rlx cache show`. The options must be those of the later run, because they change the code.
     """
+    (_check if check else _compile)(model, engine, as_json)
+
+
+def _compile(model: str, engine: dict[str, Any], as_json: bool) -> None:
     start = time.perf_counter()
     with Bars() as bars:
         bars.waiting("opening the model")
         with open_runner(model, engine, bars, load=False) as runner:
             bars.close()
             records = list(runner.compile(None if as_json else lambda record: click.echo(_line(record))))
+            source = runner.stats()["profile"]
     seconds = time.perf_counter() - start
     compiled = sum(not record.cached for record in records)
     if as_json:
-        programs = [asdict(record) for record in records]
-        click.echo(json.dumps({"model": model, "seconds": seconds, "compiled": compiled, "programs": programs}))
+        found = {"model": model, "profile": source, "seconds": seconds, "compiled": compiled}
+        click.echo(json.dumps({**found, "programs": [asdict(record) for record in records]}))
     else:
-        click.echo(f"{len(records)} programs, {compiled} compiled, in {seconds:.2f} s", err=True)
+        by = f", by {source}" if source else ""
+        click.echo(f"{len(records)} programs, {compiled} compiled, in {seconds:.2f} s{by}", err=True)
 
 
 def _line(record: ProgramRecord) -> str:
-    first, last = record.bucket
-    rows = str(last) if first == last else f"{first}-{last}"
     origin = "cached" if record.cached else "compiled"
     figures = f"{record.seconds:8.3f} s  {record.kernels:4d} kernels  {size(record.object_bytes):>7}"
-    return f"{record.phase:8}{rows:>10}{figures}  {origin:8}  {record.digest[:12]}"
+    return f"{record.phase:8}{_rows(record.bucket):>10}{figures}  {origin:8}  {record.digest[:12]}"
+
+
+def _rows(bucket: tuple[int, int]) -> str:
+    return str(bucket[1]) if bucket[0] == bucket[1] else f"{bucket[0]}-{bucket[1]}"
+
+
+def _check(model: str, engine: dict[str, Any], as_json: bool) -> None:
+    """Whatever does not fit is an error; otherwise a line a program that a compile would make."""
+    with open_plan(model, engine) as plan:
+        setup = plan.setup
+        options = [setup.profile.options(bucket) for bucket in setup.profile.ranges]
+    programs = [{"phase": o.phase, "bucket": o.seq, "precision": o.precision} for o in options]
+    facts = {"target": setup.target.level, "kv_dtype": setup.kv_type.name, "threads": setup.threads}
+    source = str(setup.source) if setup.source else None
+    if as_json:
+        click.echo(json.dumps({"model": model, "profile": source, **facts, "programs": programs}))
+        return
+    for o in options:
+        click.echo(f"{o.phase:8}{_rows(o.seq):>10}  {o.precision}")
+    said = ", ".join(f"{name} {value}" for name, value in facts.items())
+    click.echo(f"{source or 'no profile; the defaults'}: fits {model}; {said}", err=True)

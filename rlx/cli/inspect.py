@@ -103,6 +103,7 @@ def _runnable(loader: WeightLoader) -> dict[str, Any]:
     from rlx.ir.dtypes import DTYPES
     from rlx.runners.auto import runner_class
     from rlx.runners.opened import open_model
+    from rlx.runners.setup import profile_beside
 
     try:
         runner = runner_class(loader)
@@ -113,7 +114,9 @@ def _runnable(loader: WeightLoader) -> dict[str, Any]:
         memory = _memory(graphs, config)
     except RlxError as error:
         return {"runnable": False, "reason": str(error)}
-    return {"runnable": True, "runner": runner.__name__, "config": _sizes(config), "memory": memory}
+    profile = profile_beside(loader.path, config.family)
+    facts = {"runner": runner.__name__, "profile": str(profile) if profile else None}
+    return {"runnable": True, **facts, "config": _sizes(config), "memory": memory}
 
 
 def _sizes(config: ModelConfig) -> dict[str, Any]:
@@ -186,7 +189,7 @@ def show(facts: Mapping[str, Any]) -> Iterator[str]:
     if facts["runnable"]:
         yield from _page("model", [(key, _short(value)) for key, value in facts["config"].items()])
         yield from _page("memory", _memory_rows(facts["memory"]))
-        yield f"\nrunnable: yes, by {facts['runner']}"
+        yield f"\nrunnable: yes, by {facts['runner']}" + (f", as {facts['profile']} says" if facts["profile"] else "")
     else:
         yield f"\nrunnable: no. {facts['reason']}"
 

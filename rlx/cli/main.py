@@ -19,6 +19,7 @@ from rlx.errors import RlxError
 _COMMANDS = {
     "run": "rlx.cli.run:run",
     "compile": "rlx.cli.compile:compile_",
+    "profile": "rlx.cli.profile:profile",
     "inspect": "rlx.cli.inspect:inspect",
     "bench": "rlx.cli.bench:bench",
     "convert": "rlx.cli.convert:convert",

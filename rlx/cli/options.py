@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from rlx.ir.dtypes import KV_DTYPES
 if TYPE_CHECKING:
     from rlx.runners import CachedRunner
     from rlx.runners.auto import Progress
+    from rlx.runners.setup import Plan
     from rlx.runtime.cache import CompileCache, Policy
 
 Command = Callable[..., Any]
@@ -32,8 +34,7 @@ _ENGINE: dict[str, Decorator] = {
     "precision": click.option(
         "--precision",
         type=click.Choice(["auto", "exact"]),
-        default="auto",
-        help="exact: float32 throughout, slower. auto: what the profile says, else int8 where it is close.",
+        help="exact: float32 throughout, slower. auto: int8 where it is close. The profile's, or auto, by default.",
     ),
     "profile": click.option("--profile", metavar="FILE", help="A compile profile (TOML); options given here win."),
     "cache": click.option(
@@ -66,13 +67,29 @@ def collected(command: Command, name: str, options: dict[str, Decorator], make: 
 
 
 def compile_cache(policy: Policy | None) -> CompileCache | None:
-    """A compile cache of that policy in the usual place; None leaves the policy to the environment."""
+    """A compile cache of that policy in the usual place; None leaves the policy to the profile and the environment."""
     if policy is None:
         return None
     from rlx.runtime.cache import CompileCache
-    from rlx.runtime.store import Store
 
-    return CompileCache(store=None if policy == "off" else Store(), policy=policy)
+    return CompileCache.default(policy)
+
+
+@contextmanager
+def open_plan(model: str, engine: dict[str, Any]) -> Iterator[Plan]:
+    """What would be run for a path, and how: the header is read, nothing is compiled or loaded.
+
+    Raises:
+        ModelFileError, ProfileError, ArgumentError, TargetError: as `auto_runner`.
+    """
+    from rlx.runners.auto import runner_class
+    from rlx.runners.setup import Plan
+    from rlx.weights import open_weights
+
+    with open_weights(model) as loader:
+        runner_class(loader)  # names what an unknown architecture lacks
+        choices = {name: value for name, value in engine.items() if name != "keep_packed"}  # that is about loading
+        yield Plan.of(loader, **{**choices, "cache": compile_cache(engine.get("cache"))})
 
 
 def open_runner(model: str | None, engine: dict[str, Any], progress: Progress, *, load: bool = True) -> CachedRunner:

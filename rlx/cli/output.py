@@ -133,6 +133,7 @@ def speeds(report: Mapping[str, Any]) -> str:
         first is not None and f"first token after {first:.3f} s",
         f"answer: {report['tokens']} tokens{_rate(report['tokens_per_second'])}",
         ENDS[report["end"]],
+        report["profile"] and f"by {report['profile']}",
         compiles and f"{report['compile_seconds']:.2f} s of these times compiled {compiles} pieces of code",
     ]
     return "; ".join(part for part in parts if part)

@@ -128,9 +128,10 @@ def _generate(runner: CachedRunner, ids: list[int], ending: dict[str, Any], samp
 
 
 def _counters(runner: CachedRunner) -> dict[str, Any]:
-    """What the compile cache counted since the start."""
-    cache = runner.stats()["cache"]
-    return {"compiles": cache.compiles, "compile_seconds": cache.compile_seconds}
+    """The compile profile, and what the compile cache counted since the start."""
+    stats = runner.stats()
+    cache = stats["cache"]
+    return {"profile": stats["profile"], "compiles": cache.compiles, "compile_seconds": cache.compile_seconds}
 
 
 def _report(answer: Answer, prompt: int, end: str) -> dict[str, Any]:

@@ -16,11 +16,15 @@ from rlx.passes.options import Options
 
 
 def last_row(graph: Graph, options: Options) -> Graph:
-    """Reduces every output that has SEQ rows to the last one, unless all rows are wanted, of this output or of all."""
+    """Reduces every output that has SEQ rows to the last one, unless all rows are wanted, of this output or of all.
+
+    Without "last_row" among the options' passes that happens at the outputs, and everything before computes all rows.
+    """
     if options.all_rows or options.seq[1] == 1:
         return graph
     whole = graph.outputs.keys() & set(options.whole)
-    narrow = _narrow(graph, {graph.outputs[name] for name in whole})
+    early = "last_row" in options.passes
+    narrow = _narrow(graph, {graph.outputs[name] for name in whole}) if early else set[Node]()
 
     def row(old: Node, new: Node) -> Node:
         return ops.last_row(new) if _has_rows(old) and old not in narrow else new

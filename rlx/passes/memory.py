@@ -28,14 +28,14 @@ class _Span:
     until: int
 
 
-def memory(program: Program) -> Program:
-    """The program with a buffer for every value that has one of its own."""
+def memory(program: Program, *, reuse: bool = True) -> Program:
+    """The program with a buffer for every value that has one of its own; without `reuse` no two values share bytes."""
     last = last_use(program)
     buffers = {n: _bound(n, program) for n in program.graph.nodes() if n.op in ("weight", "state", "pack")}
     taken: list[_Span] = []
     for node, made in _order(program):
         size = nbytes(node, program.graph)
-        taken = [s for s in taken if s.until >= made]
+        taken = [s for s in taken if s.until >= made or not reuse]
         offset = _first_fit(taken, size)
         taken.append(_Span(offset, offset + size, last[node]))
         buffers[node] = Buffer("arena", offset=offset, nbytes=size)

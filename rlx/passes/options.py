@@ -9,7 +9,33 @@ from rlx.errors import ArgumentError
 
 MAX_SLOTS = 1 << 20  # upper bound of SLOTS
 MAX_PAST = 1 << 20  # upper bound of PAST_SEQ and CTX: a run-time scalar, so a generous bound costs nothing
-FUSIONS = ("gated", "bias", "residual", "norm", "rope", "elementwise", "prologue")
+#: Groups of fusion rules, and what each joins.
+FUSION_MEANINGS = {
+    "gated": "gate, activation and up of a feed-forward block become one linear",
+    "bias": "a bias joins its linear",
+    "residual": "a residual add joins its linear",
+    "norm": "a norm joins the preparation of the activations that it feeds",
+    "rope": "rotation takes the head norm before it and the cache write after it",
+    "elementwise": "a chain of elementwise ops becomes one",
+    "prologue": "in decode every worker computes the little between two linears for itself, without a barrier",
+}
+FUSIONS = tuple(FUSION_MEANINGS)
+#: Passes that a program is right without, and what each does.
+PASS_MEANINGS = {
+    "simplify": "algebra: scales are multiplied out, x * sigmoid(x) becomes silu(x)",
+    "last_row": "a prefill computes the head and most of the last layer for the last row only",
+    "reuse_memory": "values share memory when they do not live at the same time",
+}
+PASSES = tuple(PASS_MEANINGS)
+
+
+PRECISIONS = ("auto", "exact")
+
+
+def check_precision(precision: str) -> None:
+    """Raises `ArgumentError` unless it is one of `PRECISIONS`."""
+    if precision not in PRECISIONS:
+        raise ArgumentError(f"precision {precision!r} is unknown", hint='Choose "exact" or "auto".')
 
 
 @dataclass(frozen=True)
@@ -22,28 +48,29 @@ class Options:
         seq: (smallest, largest) number of rows a call brings; equal ends make SEQ a constant.
         all_rows: True keeps the logits of every row, False those of the last one only.
         fusions: which groups of fusion rules run, of `FUSIONS`; "prologue" is the schedule's, see there.
+        passes: which of the passes that may be left out run, of `PASSES`.
         symbols: bounds of further symbols, name -> (lowest, highest).
         sequences: True makes every row the one new token of a sequence of its own, see `rlx.ir.sequences`.
         whole: outputs of which every row is kept even where `all_rows` is False.
         packed: tables that are packed though the graph only looks rows up: another graph of the model multiplies them.
-        bf16_dots: whether the target has dot products of bf16. The compiler sets it: it is the target's to say.
-        bf16_tiles: whether the target multiplies tiles of bf16. The compiler sets it.
+        bf16_dots: whether bf16 activations may be used over bf16 weights, where the target has dots of bf16.
+        bf16_tiles: whether they may be used over quantized weights, where the target multiplies tiles of bf16.
     """
 
     precision: str = "auto"
     seq: tuple[int, int] = (1, 1)
     all_rows: bool = False
     fusions: tuple[str, ...] = FUSIONS
+    passes: tuple[str, ...] = PASSES
     symbols: tuple[tuple[str, tuple[int, int]], ...] = field(default=())
     sequences: bool = False
     whole: tuple[str, ...] = ()
     packed: tuple[str, ...] = ()
-    bf16_dots: bool = False
-    bf16_tiles: bool = False
+    bf16_dots: bool = True
+    bf16_tiles: bool = True
 
     def __post_init__(self) -> None:
-        if self.precision not in ("exact", "auto"):
-            raise ArgumentError(f"precision {self.precision!r} is unknown", hint='Choose "exact" or "auto".')
+        check_precision(self.precision)
         if not 1 <= self.seq[0] <= self.seq[1]:
             hint = "Give (smallest, largest), both at least 1."
             raise ArgumentError(f"a bucket {self.seq} is no range of row counts", hint=hint)
@@ -52,9 +79,9 @@ class Options:
         for name, (low, high) in self.symbols:
             if low > high:
                 raise ArgumentError(f"the bounds {low}..{high} are no range", where=f"symbol {name}")
-        unknown = set(self.fusions) - set(FUSIONS)
-        if unknown:
-            raise ArgumentError(f"unknown fusions {sorted(unknown)}", hint=f"Known: {', '.join(FUSIONS)}.")
+        for what, given, known in (("fusions", self.fusions, FUSIONS), ("passes", self.passes, PASSES)):
+            if unknown := set(given) - set(known):
+                raise ArgumentError(f"unknown {what} {sorted(unknown)}", hint=f"Known: {', '.join(known)}.")
 
     @property
     def phase(self) -> str:
@@ -68,6 +95,27 @@ class Options:
         room = (16, MAX_PAST)
         usual = {"SEQ": self.seq, "PAST_SEQ": (0, MAX_PAST), "CTX": room, "WINDOW_CTX": room, "SLOTS": (1, MAX_SLOTS)}
         return {**usual, **dict(self.symbols)}
+
+    def effective(self, *, bf16_dots: bool, bf16_tiles: bool) -> Options:
+        """The same choices without those that can change nothing, so that equal programs have equal options.
+
+        Activations in bf16 are for prompts, prologues for decode steps.
+
+        Args:
+            bf16_dots: whether the target has dot products of bf16.
+            bf16_tiles: whether it multiplies tiles of bf16.
+        """
+        rounds = self.precision == "auto" and self.phase == "prefill"
+        idle = {"prologue"} if self.phase != "decode" else set()
+        idle |= {"last_row"} if self.all_rows or self.sequences or self.seq[1] == 1 else set()
+        return replace(
+            self,
+            fusions=tuple(name for name in FUSIONS if name in self.fusions and name not in idle),
+            passes=tuple(name for name in PASSES if name in self.passes and name not in idle),
+            symbols=tuple(sorted(self.symbols)),
+            bf16_dots=self.bf16_dots and bf16_dots and rounds,
+            bf16_tiles=self.bf16_tiles and bf16_tiles and rounds,
+        )
 
     def with_(self, **changes: Any) -> Options:
         return replace(self, **changes)

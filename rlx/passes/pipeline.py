@@ -56,7 +56,7 @@ def _backend(graph: Graph, options: Options, at: int, hook: Hook) -> Program:
     program = schedule(graph, options)
     verify_schedule(program)
     hook(f"{at:02}-schedule", program)
-    program = memory(program)
+    program = memory(program, reuse="reuse_memory" in options.passes)
     check_memory(program)
     hook(f"{at + 1:02}-memory", program)
     return program

@@ -52,5 +52,5 @@ RULES = (_scales(), _scale_one(), _neg_neg(), _silu(), _embedding_scale(), _atte
 
 
 def simplify(graph: Graph, options: Options) -> Graph:
-    """Applies the algebraic rules to a fixed point."""
-    return rewrite(graph, RULES)
+    """Applies the algebraic rules to a fixed point, if wanted."""
+    return rewrite(graph, RULES) if "simplify" in options.passes else graph

@@ -97,7 +97,7 @@ def auto_runner(
     threads: int | None = None,
     max_seq: int | None = None,
     kv_dtype: str | None = None,
-    precision: str = "auto",
+    precision: str | None = None,
     profile: Any = None,
     cache: Any = None,
     progress: Progress | None = None,
@@ -115,9 +115,10 @@ def auto_runner(
         threads: native workers; the physical cores that this process may use by default.
         max_seq: how many tokens the context holds; the model's own length, at most 4096, by default.
         kv_dtype: type of the KV cache: "f32", "f16", "bf16", "q8_0" or "q4_0".
-        precision: "exact" (weights dequantized exactly, float32 arithmetic) or "auto" (what the profile says; without
-            one, int8 activations where they are close enough).
-        profile: a compile profile: a file, a table, or a `CompileProfile`; the arguments here win over it.
+        precision: "exact" (weights dequantized exactly, float32 arithmetic) or "auto" (int8 activations where they are
+            close enough); by default what the profile says, or "auto".
+        profile: a compile profile: a file, a table, or a `CompileProfile`; the arguments here win over it. By default
+            `<family>.rlx.toml` beside the weights, if it is there.
         cache: a `CompileCache`; the default one, on disk and shared between runs, by default.
         progress: told how far loading is.
         dump_ir: a folder for the text of every program after every pass.
@@ -147,7 +148,7 @@ def auto_runner(
         threads=threads,
         max_seq=max_seq,
         kv_dtype=kv_dtype,
-        precision=None if precision == "auto" else precision,
+        precision=precision,
         profile=profile,
         cache=cache,
         progress=progress,

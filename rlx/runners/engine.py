@@ -17,30 +17,27 @@ from typing import Any
 
 import numpy as np
 
-from rlx import models, text
-from rlx.codegen.target import Target
+from rlx import text
 from rlx.errors import ArgumentError, PromptError, SnapshotError
-from rlx.ir.graph import Graph
 from rlx.runners.identity import identity
-from rlx.runners.opened import Source, check_types, open_model
+from rlx.runners.opened import Source
 from rlx.runners.prediction import DRAFTS, HeadDrafter, Predictor
 from rlx.runners.programs import HIDDEN, ProgramRecord, Programs, Wanted
 from rlx.runners.recommended import recommended
 from rlx.runners.sample_opts import SampleOpts
-from rlx.runners.setup import Setup
+from rlx.runners.setup import Plan
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
 from rlx.runtime.guards import row_numbers
 from rlx.runtime.kept import KeptWeights, weights_key
 from rlx.runtime.kv import States
-from rlx.runtime.limits import warn_beyond
 from rlx.runtime.machine import arithmetic_peaks, read_bandwidth
 from rlx.runtime.profiling import OpTime, op_times, region_seconds, step_bytes, step_flops
 from rlx.runtime.session import Session
 from rlx.runtime.snapshot import Snapshot
 from rlx.runtime.tensors import Progress, Tensors
 from rlx.runtime.threads import WorkerPool
-from rlx.weights import ModelWeights, WeightLoader, open_weights
+from rlx.weights import WeightLoader, open_weights
 
 DECODE = Wanted((1, 1))
 ALL_ROWS_VALUES = 1 << 24  # most logits that one call keeps when every position is wanted
@@ -52,23 +49,16 @@ class Engine:
     _predictor: Predictor | None = None  # made when it is first wanted
     _hearing = False  # whether it is told what is computed
 
-    def __init__(
-        self,
-        weights: ModelWeights,
-        config: models.ModelConfig,
-        graph: Graph,
-        setup: Setup,
-        progress: Progress | None = None,
-        keep_packed: bool = False,
-    ) -> None:
-        self.config, self.max_seq = config, setup.max_seq
-        self.graph = graph.replace(outputs={"logits": graph.outputs["logits"]})
-        self._weights, self._setup, self._progress, self._loaded = weights, setup, progress, False
+    def __init__(self, plan: Plan, progress: Progress | None = None, keep_packed: bool = False) -> None:
+        setup = plan.setup
+        self.config, self.max_seq = plan.config, setup.max_seq
+        self.graph = plan.graph.replace(outputs={"logits": plan.graph.outputs["logits"]})
+        self._weights, self._setup, self._progress, self._loaded = plan.weights, setup, progress, False
         self._keep_packed = keep_packed
-        self._compiler = Compiler(Target.host(setup.profile.level), setup.cache)
+        self._compiler = Compiler(setup.target, setup.cache)
         self._pool = WorkerPool(setup.threads, self._compiler.runtime())
         self._tensors = Tensors(self._compiler, self._pool)
-        self._programs = Programs(graph, setup, self._compiler, self._pool, lambda: self._tensors.addresses)
+        self._programs = Programs(plan.graph, setup, self._compiler, self._pool, lambda: self._tensors.addresses)
         self._session = self._new_session()
         self._programs.bind(self._states.addresses)
 
@@ -95,8 +85,9 @@ class Engine:
             threads: workers; the physical cores this process may use by default.
             max_seq: positions the KV cache has room for; the model's context, at most 4096, by default.
             kv_dtype: "f32", "f16", "bf16", "q8_0" or "q4_0".
-            precision: "auto" or "exact".
-            profile: a path, table or `CompileProfile`; the arguments above win over it.
+            precision: "auto" or "exact", in both phases; what the profile says by default.
+            profile: a path, table or `CompileProfile`; the arguments above win over it. `<family>.rlx.toml` beside the
+                weights by default, if it is there.
             dump_ir: a folder for the text after every pass, one sub-folder a program.
             progress: called with (what, done, total) while weights are packed.
             load: False leaves the weights in the file until the first `forward`.
@@ -107,26 +98,16 @@ class Engine:
             ModelFileError and its subclasses: the file cannot be used, and why.
         """
         loader = path if isinstance(path, WeightLoader) else open_weights(path)
-        choices = (threads, max_seq, kv_dtype, precision, profile, cache, dump_ir)
+        choices = {"threads": threads, "max_seq": max_seq, "kv_dtype": kv_dtype, "precision": precision}
         try:
-            engine = cls._of(loader, choices, progress, keep_packed)
+            plan = Plan.of(loader, **choices, profile=profile, cache=cache, dump_ir=dump_ir)
+            engine = cls(plan, progress, keep_packed)
             if load:
                 engine._load()
         except BaseException:
             loader.close()
             raise
         return engine
-
-    @classmethod
-    def _of(
-        cls, loader: WeightLoader, choices: tuple[Any, ...], progress: Progress | None, keep_packed: bool
-    ) -> Engine:
-        config, weights = open_model(loader)
-        setup = Setup.of(config, models.cache_dtype(config, weights), *choices)
-        warn_beyond(config.context, setup.max_seq)
-        graph = models.build(config, weights, setup.kv_type, hidden=True, place=weights.place)
-        check_types(graph, weights)
-        return cls(weights, config, graph, setup, progress, keep_packed)
 
     def _load(self) -> None:
         """Packs every weight, once."""
@@ -426,7 +407,8 @@ class Engine:
             "arena_bytes": self._programs.arena_bytes,
             "threads": self._pool.n,
             "target": self._compiler.target.level,
-            "precision": self._setup.precision,
+            "precision": self._setup.profile.precision,
+            "profile": str(self._setup.source) if self._setup.source else None,
             "kv_dtype": self._setup.kv_type.name,
             "cache": self._compiler.cache.stats,
         }

@@ -13,7 +13,6 @@ from rlx.ir import text as ir_text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.passes.layout import MATRIX_LAYOUT
-from rlx.passes.options import Options
 from rlx.runners.setup import Setup
 from rlx.runtime.compile import CompiledProgram, Compiler
 from rlx.runtime.native import NativeProgram
@@ -61,7 +60,7 @@ class Programs:
 
     Args:
         graph: the model, symbolic; its output "hidden" is only there where it is wanted.
-        setup: precision, fusions and the folder of dumps.
+        setup: the compile profile and the folder of dumps.
         addresses: where the weights are, by name; asked for when a program is bound, so they may be loaded late.
         packed: tables that another graph of the model multiplies.
     """
@@ -97,9 +96,7 @@ class Programs:
     def compile(self, wanted: Wanted) -> CompiledProgram:
         """The program's code, from the cache if it is there."""
         setup = self._setup
-        options = Options(
-            setup.precision, wanted.seq, wanted.all_rows, setup.profile.fusions, whole=(HIDDEN,), packed=self._packed
-        )
+        options = setup.profile.options(wanted.seq, all_rows=wanted.all_rows, whole=(HIDDEN,), packed=self._packed)
         outputs = {name: node for name, node in self._graph.outputs.items() if wanted.hidden or name != HIDDEN}
         dump = setup.dump_ir / wanted.name if setup.dump_ir else None
         return self._compiler.program(self._graph.replace(outputs=outputs), options, dump=dump)

@@ -1,4 +1,5 @@
-"""What a user may choose about an engine: arguments and profile merged, every default filled in.
+"""What is decided about an engine before a compiler or a thread is started: arguments and profile merged, defaults
+filled in, the model's graph built and checked.
 
 Runners stage, under the engine.
 """
@@ -10,41 +11,113 @@ from pathlib import Path
 from typing import Any
 
 from rlx import models
+from rlx.codegen.target import Target
+from rlx.errors import ProfileError
+from rlx.ir.dtypes import DType
+from rlx.ir.graph import Graph
 from rlx.profile import CompileProfile
+from rlx.runners.opened import check_types, open_model
 from rlx.runtime.cache import CompileCache
-from rlx.runtime.kv import kv_dtype
-from rlx.runtime.limits import context_length, worker_count
+from rlx.runtime.kv import kv_dtype as cache_type
+from rlx.runtime.limits import context_length, warn_beyond, worker_count
+from rlx.weights import ModelWeights, WeightLoader
 
 DEFAULT_CONTEXT = 4096  # positions, where the model allows more and the user asked for nothing
 
 
+def profile_beside(weights: Path, family: str) -> Path | None:
+    """`<family>.rlx.toml` in the folder of a model file, if it is there."""
+    path = weights.parent / f"{family}.rlx.toml"
+    return path if path.exists() else None
+
+
 @dataclass(frozen=True)
 class Setup:
-    """The choices of one engine, arguments and profile merged; `caches` is the KV type that the model would choose."""
+    """The choices of one engine, complete.
+
+    Attributes:
+        profile: with the arguments merged in: the precision of both phases is set.
+        source: the file that the profile is from; None if it is from none.
+        kv_type: type of the KV cache.
+    """
 
     profile: CompileProfile
-    precision: str
-    kv_type: Any
+    source: Path | None
+    target: Target
+    kv_type: DType
     threads: int
     max_seq: int
-    cache: CompileCache | None
+    cache: CompileCache
     dump_ir: Path | None
 
     @staticmethod
     def of(
         config: models.ModelConfig,
-        caches: str,
-        threads: int | None,
-        max_seq: int | None,
-        kv: str | None,
-        precision: str | None,
-        profile: Any,
-        cache: CompileCache | None,
-        dump_ir: str | Path | None,
+        weights: ModelWeights,
+        *,
+        threads: int | None = None,
+        max_seq: int | None = None,
+        kv_dtype: str | None = None,
+        precision: str | None = None,
+        profile: Any = None,
+        cache: CompileCache | None = None,
+        dump_ir: str | Path | None = None,
     ) -> Setup:
-        chosen = CompileProfile.load(profile)
-        mode = precision or chosen.precision or "auto"
-        workers = worker_count(threads, chosen.threads)
-        room = min(config.context, DEFAULT_CONTEXT) if max_seq is None else context_length("max_seq", max_seq)
-        kv_type = kv_dtype(kv or chosen.kv_dtype, mode, caches)
-        return Setup(chosen, mode, kv_type, workers, room, cache, Path(dump_ir) if dump_ir else None)
+        """Arguments win over the profile, which is looked for beside the weights where none is given.
+
+        Raises:
+            ArgumentError: an argument is out of its range.
+            ProfileError: the profile cannot be read, has an unknown key or value, or is for another family.
+            TargetError: this machine lacks the level.
+        """
+        if profile is None:
+            profile = profile_beside(weights.loader.path, config.family)
+        source = Path(profile) if isinstance(profile, str | Path) else None
+        loaded = CompileProfile.load(profile)
+        _check_family(loaded, config.family, source)
+        chosen = loaded.with_precision(precision, "auto")
+        return Setup(
+            chosen,
+            source,
+            Target.host(chosen.level),
+            cache_type(kv_dtype or chosen.kv_dtype, chosen.is_exact, models.cache_dtype(config, weights)),
+            worker_count(threads, chosen.threads),
+            min(config.context, DEFAULT_CONTEXT) if max_seq is None else context_length("max_seq", max_seq),
+            CompileCache.default(chosen.cache, chosen.capacity) if cache is None else cache,
+            Path(dump_ir) if dump_ir else None,
+        )
+
+
+def _check_family(profile: CompileProfile, family: str, source: Path | None) -> None:
+    if profile.family not in (None, family):
+        what = f"the profile is for the family '{profile.family}', this model is of '{family}'"
+        hint = "`rlx profile init MODEL` writes one for a model."
+        raise ProfileError(what, where=source or "profile", hint=hint)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model that can be run, and how."""
+
+    config: models.ModelConfig
+    weights: ModelWeights
+    graph: Graph
+    setup: Setup
+
+    @staticmethod
+    def of(loader: WeightLoader, **choices: Any) -> Plan:
+        """Reads the file's header and builds the graph; no weight is touched.
+
+        Args:
+            choices: those of `Setup.of`.
+
+        Raises:
+            ConfigError, UnsupportedModelError, WeightError: the file cannot be used, and why.
+            ArgumentError, ProfileError, TargetError: see `Setup.of`.
+        """
+        config, weights = open_model(loader)
+        setup = Setup.of(config, weights, **choices)
+        warn_beyond(config.context, setup.max_seq)
+        graph = models.build(config, weights, setup.kv_type, hidden=True, place=weights.place)
+        check_types(graph, weights)
+        return Plan(config, weights, graph, setup)

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast, get_args
 from rlx import env
 from rlx.errors import ArgumentError, CacheError
 from rlx.runtime.entry import Entry, encode
-from rlx.runtime.key import CompileKey
+from rlx.runtime.key import CompileKey, diff, nearest
 from rlx.runtime.store import Store
 
 T = TypeVar("T")
@@ -26,6 +26,10 @@ T = TypeVar("T")
 #: memory, build, in place of what is stored. "readonly": memory, store; a needed build is an error.
 Policy = Literal["on", "off", "redo", "readonly"]
 
+#: Programs kept in memory where nothing else is asked for.
+CAPACITY = 64
+
+_SHOWN = 4  # fields in which keys differ, in a message
 _MISSING = object()
 
 
@@ -51,6 +55,7 @@ class CacheStats:
         load_seconds: time in reading the store and in `load`.
         bytes_written: size of the files stored.
         evictions: programs dropped from memory.
+        evictions_disk: entries dropped from the store to keep it below its limit.
         damaged: entries that the store found damaged.
     """
 
@@ -62,6 +67,7 @@ class CacheStats:
     load_seconds: float = 0.0
     bytes_written: int = 0
     evictions: int = 0
+    evictions_disk: int = 0
     damaged: int = 0
 
 
@@ -79,7 +85,7 @@ class CompileCache:
         ArgumentError: `capacity` is not above 0, or the policy is unknown.
     """
 
-    def __init__(self, capacity: int = 64, store: Store | None = None, policy: Policy = "on") -> None:
+    def __init__(self, capacity: int = CAPACITY, store: Store | None = None, policy: Policy = "on") -> None:
         if capacity <= 0:
             raise ArgumentError(f"capacity = {capacity}", where="CompileCache", hint="Give a number above 0")
         if policy not in get_args(Policy):
@@ -92,20 +98,26 @@ class CompileCache:
         self._stats = CacheStats()
 
     @staticmethod
-    def default(capacity: int = 64) -> CompileCache:
-        """A cache as the environment says: RLX_CACHE, RLX_CACHE_DIR, RLX_CACHE_LIMIT.
+    def default(policy: str | None = None, capacity: int | None = None) -> CompileCache:
+        """A cache in the usual place: RLX_CACHE_DIR, RLX_CACHE_LIMIT.
+
+        Args:
+            policy: see `Policy`; what RLX_CACHE says by default.
+            capacity: programs kept in memory; 64 by default.
 
         Raises:
-            ArgumentError: one of them does not parse.
+            ArgumentError: an argument is out of its range, or one of the variables does not parse.
         """
-        policy = cast(Policy, env.cache_policy())
-        return CompileCache(capacity, None if policy == "off" else Store(), policy)
+        chosen = cast(Policy, policy or env.cache_policy())
+        store = None if chosen == "off" else Store()
+        return CompileCache(CAPACITY if capacity is None else capacity, store, chosen)
 
     @property
     def stats(self) -> CacheStats:
         """The counters as they are now."""
         with self._lock:
-            return replace(self._stats, damaged=self.store.damaged if self.store else 0)
+            evicted, damaged = (self.store.evicted, self.store.damaged) if self.store else (0, 0)
+            return replace(self._stats, evictions_disk=evicted, damaged=damaged)
 
     def get_or_compile(
         self, key: CompileKey, build: Callable[[], Mapping[str, bytes | str]], load: Callable[[Files], T]
@@ -185,14 +197,25 @@ class CompileCache:
 
     def _build(self, key: CompileKey, build: Callable[[], Mapping[str, bytes | str]]) -> Entry:
         if self.policy == "readonly":
-            place = self.store.root if self.store else "memory"
-            hint = "Compile it where the cache may be written, or use RLX_CACHE=on"
-            raise CacheError(f"the read-only cache has no entry for {key}", where=place, hint=hint)
+            raise self._lacks(key)
         start = time.perf_counter()
         entry = self._keep(key, build())
         with self._lock:
             self._count(compiles=1, compile_seconds=time.perf_counter() - start)
         return entry
+
+    def _lacks(self, key: CompileKey) -> CacheError:
+        """Says what a read-only cache lacks, and in which fields the nearest entry is another."""
+        stored = (row.key for row in self.store.entries() if row.key) if self.store else ()
+        near = nearest(key, stored)
+        paths = [path for path, _, _ in diff(near, key)] if near else []
+        fields = ", ".join([*paths[:_SHOWN], *["..."] * (len(paths) > _SHOWN)])
+        look = f"`rlx cache show {near.digest[:12]}` is the nearest and differs in {fields}. " if near else ""
+        return CacheError(
+            f"the read-only cache has no entry for {key.title}",
+            where=self.store.root if self.store else "memory",
+            hint=f"{look}Compile it where the cache may be written, or use RLX_CACHE=on; `rlx cache diff` compares two",
+        )
 
     def _keep(self, key: CompileKey, files: Mapping[str, bytes | str]) -> Entry:
         if self.store is None or self.policy == "off":

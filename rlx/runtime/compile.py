@@ -87,25 +87,8 @@ class Compiler:
 
     def program(self, graph: Graph, options: Options, *, dump: Path | None = None) -> CompiledProgram:
         """The program of a graph for one bucket; `dump` is a folder for the text after every pass."""
-        options = options.with_(bf16_dots=self.target.has_bf16_dots, bf16_tiles=self.target.has_bf16_tiles)
-        key = self.key(
-            kind="program",
-            graph=digest_text(str(graph)),
-            name=graph.name,
-            phase=options.phase,
-            bucket=list(options.seq),
-            states={n.name: n.dtype.name for n in graph.leaves("state").values()},
-            profile={"precision": options.precision, "fusions": list(options.fusions)},
-            options={
-                "all_rows": options.all_rows,
-                "symbols": [[s, list(b)] for s, b in options.symbols],
-                "sequences": options.sequences,
-                "whole": list(options.whole),
-                "packed": list(options.packed),
-                "bf16_dots": options.bf16_dots,
-                "bf16_tiles": options.bf16_tiles,
-            },
-        )
+        options = self._effective(options)
+        key = self.program_key(graph, options)
         start, built = time.perf_counter(), False
 
         def build() -> Mapping[str, bytes | str]:
@@ -125,6 +108,36 @@ class Compiler:
         if dump:
             write_ir(program.files, dump)
         return program
+
+    def program_key(self, graph: Graph, options: Options) -> CompileKey:
+        """What `program` compiles for: equal exactly where graph, target, versions and the choices that count are."""
+        options = self._effective(options)
+        return self.key(
+            kind="program",
+            graph=digest_text(str(graph)),
+            name=graph.name,
+            phase=options.phase,
+            bucket=list(options.seq),
+            states={n.name: n.dtype.name for n in graph.leaves("state").values()},
+            profile={
+                "precision": options.precision,
+                "bf16_dots": options.bf16_dots,
+                "bf16_tiles": options.bf16_tiles,
+                "fusions": list(options.fusions),
+                "passes": list(options.passes),
+            },
+            options={
+                "all_rows": options.all_rows,
+                "symbols": [[s, list(b)] for s, b in options.symbols],
+                "sequences": options.sequences,
+                "whole": list(options.whole),
+                "packed": list(options.packed),
+            },
+        )
+
+    def _effective(self, options: Options) -> Options:
+        target = self.target
+        return options.effective(bf16_dots=target.has_bf16_dots, bf16_tiles=target.has_bf16_tiles)
 
     def _build_program(self, graph: Graph, options: Options) -> dict[str, bytes | str]:
         from rlx.codegen.llvm import compile_module

@@ -15,7 +15,7 @@ from rlx.ir import dims, text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.ir.verify import verify
-from rlx.passes.options import MAX_PAST, MAX_SLOTS, Options
+from rlx.passes.options import MAX_PAST, MAX_SLOTS
 from rlx.passes.sequences import PAST_INPUT, SLOT_INPUT
 from rlx.profile import CompileProfile
 from rlx.runtime import arrays, guards
@@ -261,8 +261,9 @@ def compile(
             defaults to (1, 512), `CTX`, the capacity of caches, to 1024, `WINDOW_CTX`, that of caches that wrap, to
             what their windows need.
         precision: "exact" (the default) or "auto", see `rlx.passes.options.Options`.
-        profile: a `CompileProfile`, a table or a file: precision, fusions, target level and threads, where the
-            arguments do not say; its buckets and cache type are for runners.
+        profile: a `CompileProfile`, a table or a file: precision, fusions, passes, target level, threads and compile
+            cache, where the arguments do not say. SEQ of 1, and sequences, are decode, else it is prefill. Family,
+            buckets and type of the KV cache are for runners.
         target: "generic", "avx2", "avx512", "native", or a `Target`.
         threads: workers; the physical cores by default.
         cache: the compile cache; the default one on disk otherwise.
@@ -280,19 +281,15 @@ def compile(
     if not isinstance(graph, Graph):
         raise ArgumentError(f"expected a Graph, found {graph!r}")
     verify(graph)
-    chosen = CompileProfile.load(profile)
+    chosen = CompileProfile.load(profile).with_precision(precision, "exact")
     bounds, weights = _split(graph, bind or {})
     ctx = bounds.pop("CTX", (DEFAULT_CTX, DEFAULT_CTX))[1]
     window_ctx = bounds.pop("WINDOW_CTX", (None, None))[1]
     slots = None if sequences is None else whole("sequences", sequences, 2, MAX_SLOTS)
-    options = Options(
-        precision=precision or chosen.precision or "exact",
-        seq=bounds.pop("SEQ", DEFAULT_SEQ if slots is None else (1, slots)),
-        all_rows=True,
-        sequences=slots is not None,
-        fusions=chosen.fusions,
-        symbols=tuple(sorted(bounds.items())),
-    )
+    seq = bounds.pop("SEQ", DEFAULT_SEQ if slots is None else (1, slots))
+    rest = {"all_rows": True, "sequences": slots is not None, "symbols": tuple(bounds.items())}
+    options = chosen.options(seq, **rest)
+    cache = CompileCache.default(chosen.cache, chosen.capacity) if cache is None else cache
     compiler = Compiler(target if isinstance(target, Target) else Target.host(target or chosen.level), cache)
     compiled = compiler.program(graph, options, dump=Path(dump_ir) if dump_ir else None)
     workers = worker_count(threads, chosen.threads)

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cache, cached_property
@@ -111,6 +111,13 @@ class CompileKey:
         except (ValueError, TypeError, RecursionError, ArgumentError) as error:
             raise CacheError(f"not a compile key: {error}", where="key.json") from error
 
+    @property
+    def title(self) -> str:
+        """What it is for on one line, with the digits that `rlx cache` shows."""
+        rows = "-".join(str(row) for row in self.bucket) if isinstance(self.bucket, tuple) else ""
+        words = (self.kind, self.name, self.phase, rows, str(self.target.get("level", "")))
+        return f"{' '.join(filter(None, words))} (key {self.digest[:12]})"
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CompileKey) and self.digest == other.digest
 
@@ -138,6 +145,11 @@ def diff(a: CompileKey, b: CompileKey) -> list[tuple[str, Any, Any]]:
     paths = [*left, *(path for path in right if path not in left)]
     rows = [(path, left.get(path, ABSENT), right.get(path, ABSENT)) for path in paths]
     return [row for row in rows if json.dumps(row[1], default=str) != json.dumps(row[2], default=str)]
+
+
+def nearest(key: CompileKey, others: Iterable[CompileKey]) -> CompileKey | None:
+    """The one of the same kind that differs in the fewest leaves; the first of several, None if there is none."""
+    return min((other for other in others if other.kind == key.kind), key=lambda o: len(diff(o, key)), default=None)
 
 
 def _leaves(prefix: str, value: Any) -> list[tuple[str, Any]]:

@@ -30,9 +30,9 @@ _LINE = 64  # bytes: where a recurrent state may start
 RING = 64  # the capacity of a ring is a multiple: attention reads positions in aligned groups of so many
 
 
-def kv_dtype(name: str | None, precision: str, default: str = "f16") -> DType:
-    """The cache's type: by default f32 in exact precision, else `default` (docs/caches.md states the error of each)."""
-    chosen = name or ("f32" if precision == "exact" else default)
+def kv_dtype(name: str | None, exact: bool, default: str = "f16") -> DType:
+    """The cache's type: by default f32 for exact precision, else `default`; docs/caches.md states the error of each."""
+    chosen = name or ("f32" if exact else default)
     known = {dtype.name: dtype for dtype in KV_DTYPES}
     if chosen not in known:
         raise ArgumentError(f"KV cache type {chosen!r} is unknown", hint=f"Choose one of {', '.join(known)}.")

@@ -83,6 +83,7 @@ class Store:
     Attributes:
         problem: why the folder is not used; None if it is.
         damaged: entries found damaged so far.
+        evicted: entries dropped so far to keep below the limit.
 
     Raises:
         CacheError: `root` is given, and belongs to another user, can be written by others, or is a symbolic link.
@@ -95,7 +96,7 @@ class Store:
             hint = "Give bytes above 0; RLX_CACHE=off stores nothing"
             raise ArgumentError(f"limit = {self.limit}", where="Store", hint=hint)
         self.root = Path(default_root() if root is None else root).absolute()
-        self.damaged = 0
+        self.damaged = self.evicted = 0
         self._warned: set[str] = set()
         self._lock = threading.Lock()
         self.problem = _prepare(self.root)
@@ -318,6 +319,7 @@ class Store:
                 return
             if row.folder != keep and self._discard(row.folder):
                 excess -= row.nbytes
+                self.evicted += 1
 
 
 def _prepare(root: Path) -> str | None:

@@ -325,7 +325,9 @@ def records(path: Path, profile: Any = None, **options: Any) -> dict[tuple[int, 
 def test_profiles_choose_programs(goldens: Path, tmp_path: Path) -> None:
     path = goldens / "qwen3" / "model-f16.gguf"
     file = tmp_path / "qwen3.rlx.toml"
-    file.write_text('[buckets]\nseq = [1, 16]\n[precision]\nmode = "exact"\nkv_dtype = "f32"\n[target]\nthreads = 1\n')
+    file.write_text(
+        '[buckets]\nseq = [1, 16]\n[precision]\nmode = "exact"\nkv_dtype = "f32"\n[backend.cpu]\nthreads = 1\n'
+    )
     base = records(path, PAIR)
     assert list(base) == [(1, 1), (2, 16)]
     assert [record.phase for record in base.values()] == ["decode", "prefill"]

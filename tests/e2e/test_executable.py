@@ -313,7 +313,7 @@ def test_argmax_may_choose_rows() -> None:
 
 def test_profiles_take_effect(tmp_path: Path) -> None:
     file = tmp_path / "p.toml"
-    file.write_text('[precision]\nmode = "auto"\n[target]\nthreads = 1\nlevel = "generic"\n')
+    file.write_text('[precision]\nmode = "auto"\n[backend.cpu]\nthreads = 1\nlevel = "generic"\n')
     graph, bind = projection(dtypes.Q8_0), {"w": BLOCKS}
     values = gguf.quants.dequantize(BLOCKS, gguf.GGMLQuantizationType.Q8_0).astype(np.float64)
     expected = X.astype(np.float64) @ values.T

@@ -122,17 +122,17 @@ def test_float_weights_take_float_rows(dtype: DType) -> None:
     assert quantize(graph, Options()) == graph
 
 
-WITH_DOTS = Options(seq=(2, 16), bf16_dots=True)
-WITH_TILES = Options(seq=(16, 64), bf16_dots=True, bf16_tiles=True)
+WITH_DOTS = Options(seq=(2, 16), bf16_tiles=False)
+WITH_TILES = Options(seq=(16, 64))
 
 
 @pytest.mark.parametrize(
     ("dtype", "bf16", "k", "options", "found"),
     [
         (BF16, True, 64, WITH_DOTS, "bf16"),
-        (BF16, True, 64, Options(seq=(1, 16), bf16_dots=True), "bf16"),
-        (BF16, True, 64, Options(seq=(2, 16)), "f32"),  # the target has no dots of bf16
-        (BF16, True, 64, Options(bf16_dots=True), "f32"),  # one row
+        (BF16, True, 64, Options(seq=(1, 16)), "bf16"),
+        (BF16, True, 64, Options(seq=(2, 16), bf16_dots=False), "f32"),  # the target has no dots of bf16
+        (BF16, True, 64, Options(), "f32"),  # one row
         (BF16, True, 64, WITH_DOTS.with_(precision="exact"), "f32"),
         (BF16, False, 64, WITH_DOTS, "f32"),  # the graph does not allow it
         (BF16, True, 63, WITH_DOTS, "f32"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -92,6 +93,17 @@ OPTIONS = {
 @pytest.mark.parametrize("family", toy.FAMILIES)
 def test_values_that_live_together_lie_apart(family: str, options: Options) -> None:
     check_apart(pipeline.lower(toy.build(toy.FAMILIES[family].but(layers=3)), options))
+
+
+def test_without_reuse_no_two_values_share_bytes() -> None:
+    graph = toy.build(toy.FAMILIES["qwen3"].but(layers=3))
+    program = pipeline.lower(graph, Options(seq=(2, 64), passes=("simplify", "last_row")))
+    check_apart(program)
+    buffers = [program.buffer(n) for n in lifetimes(program)]
+    spans = sorted({(b.offset, b.offset + b.nbytes) for b in buffers})
+    assert len(spans) > 20
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+    assert program.arena > 3 * pipeline.lower(graph, Options(seq=(2, 64))).arena
 
 
 @given(graphs())

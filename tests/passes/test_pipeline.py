@@ -19,7 +19,7 @@ from rlx.ir.dtypes import BF16, F16, F32, Q4_K, Q8_0
 from rlx.ir.graph import Graph
 from rlx.passes import pipeline
 from rlx.passes.memory import check_memory
-from rlx.passes.options import FUSIONS, Options
+from rlx.passes.options import FUSIONS, PASSES, Options
 from rlx.passes.program import Program
 from rlx.passes.schedule import verify_schedule
 
@@ -33,8 +33,8 @@ CALLS = {  # name -> (rows, rows already there, options)
     "prefill of a fixed size": (5, 3, Options(seq=(5, 5))),
     "all rows": (5, 3, Options(seq=(2, 16), all_rows=True)),
     "all rows of a fixed size": (5, 3, Options(seq=(5, 5), all_rows=True)),
-    "prefill with dots of bf16": (5, 3, Options(seq=(2, 16), bf16_dots=True)),
-    "prefill with tiles of bf16": (16, 0, Options(seq=(16, 64), bf16_dots=True, bf16_tiles=True)),
+    "prefill with tiles of bf16": (16, 0, Options(seq=(16, 64))),
+    "prefill without dots of bf16": (5, 3, Options(seq=(2, 16), bf16_dots=False)),
 }
 VARIANTS = {
     **toy.FAMILIES,
@@ -84,6 +84,19 @@ def test_auto_programs_come_close(variant: str, call: str) -> None:
         assert rounded or np.abs(want - have).max() < 1e-12 * np.abs(want).max()
 
 
+@pytest.mark.parametrize("missing", PASSES)
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("family", ["qwen2", "gemma"])
+def test_every_pass_may_be_left_out(family: str, call: str, missing: str) -> None:
+    graph = toy.build(toy.FAMILIES[family])
+    seq, past, options = CALLS[call]
+    program = pipeline.lower(graph, options.with_(precision="exact", passes=tuple({*PASSES} - {missing})))
+    pairs = results(graph, program.graph, seq, past)
+    assert len(pairs[0][1]) == (seq if options.all_rows else 1)
+    for want, have in pairs:
+        np.testing.assert_allclose(have, want, rtol=0, atol=1e-12 * np.abs(want).max())
+
+
 @pytest.mark.parametrize("fusion", [(), *((f,) for f in FUSIONS), *(tuple(set(FUSIONS) - {f}) for f in FUSIONS)])
 @pytest.mark.parametrize("family", ["qwen2", "gemma"])
 def test_every_set_of_fusions_means_the_same(family: str, fusion: tuple[str, ...]) -> None:
@@ -99,7 +112,8 @@ def choices(draw: st.DrawFn) -> tuple[Options, dict[str, int]]:
     seq = draw(st.sampled_from([(1, 1), (3, 3), (2, 8), (1, 64)]))
     env = {**ENV, "SEQ": min(3, seq[1])}
     fusions = tuple(f for f in FUSIONS if draw(st.booleans()))
-    return Options(precision="exact", seq=seq, all_rows=draw(st.booleans()), fusions=fusions), env
+    passes = tuple(p for p in PASSES if draw(st.booleans()))
+    return Options(precision="exact", seq=seq, all_rows=draw(st.booleans()), fusions=fusions, passes=passes), env
 
 
 def lowered(graph: Graph, options: Options) -> Program:
@@ -201,7 +215,7 @@ def test_describe_prints_the_pipeline() -> None:
 PROGRAMS = {
     "decode": (Q8_0, Options()),
     "prefill": (Q8_0, Options(seq=(2, 16))),
-    "prefill-bf16": (BF16, Options(seq=(2, 16), bf16_dots=True)),
+    "prefill-bf16": (BF16, Options(seq=(2, 16))),
 }
 
 

@@ -291,8 +291,10 @@ def test_readonly_names_the_missing_key(store: Store, builder: Builder) -> None:
     assert builder.get(cache).text == "0 built 1"
     with pytest.raises(CacheError) as caught:
         builder.get(cache, 1)
-    for part in (str(store.root), key(1).digest[:12], 'phase: "decode"', "options.number: 1", "RLX_CACHE=on"):
+    near = f"`rlx cache show {key().digest[:12]}` is the nearest and differs in options.number."
+    for part in (str(store.root), f"program tiny decode (key {key(1).digest[:12]})", near, "RLX_CACHE=on"):
         assert part in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
     assert builder.built == [0]
     assert [row.key for row in store.entries()] == [key()]
     assert reached(cache) == {"hits_disk": 1, "misses": 1}

@@ -660,6 +660,7 @@ def test_the_least_recently_used_go(tmp_path: Path, no_sync: None) -> None:
     store = Store(tmp_path / "cache", limit=5 * nbytes + 100)
     generator = random.Random(1)
     order: list[int] = []
+    dropped = 0
     for step in range(80):
         number = generator.randrange(12)
         hit = store.get(key(number)) is not None
@@ -668,11 +669,14 @@ def test_the_least_recently_used_go(tmp_path: Path, no_sync: None) -> None:
             order.remove(number)
         else:
             store.put(key(number), one)
-        order = [*order, number][-5:]
+        order.append(number)
+        dropped += len(order) > 5
+        order = order[-5:]
         folder = store.find(key(number).digest).folder
         os.utime(folder / "last_used", (step, step))  # clocks are coarser than this loop
         assert [row.digest for row in store.entries()] == [key(n).digest for n in reversed(order)]
         assert size(store) == store.stats().nbytes <= store.limit
+    assert store.evicted == dropped > 0
 
 
 def test_an_entry_larger_than_the_limit_is_kept_alone(tmp_path: Path) -> None:

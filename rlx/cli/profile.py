@@ -1,0 +1,75 @@
+"""`rlx profile`: writes a compile profile with this machine's defaults, shows the one that a model is run with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlx.cli.main import debug_option
+from rlx.cli.options import engine_options, open_plan
+from rlx.errors import ProfileError
+
+if TYPE_CHECKING:
+    from rlx.profile import CompileProfile
+    from rlx.runners.setup import Plan
+
+
+@click.group()
+def profile() -> None:
+    """Write and show compile profiles.
+
+    A profile is a TOML file of choices about the compile. One that is called FAMILY.rlx.toml and lies beside the
+    weights is found by itself.
+    """
+
+
+@profile.command()
+@click.argument("model")
+@click.option("-o", "--output", metavar="FILE", help="Where to; - is stdout. FAMILY.rlx.toml beside MODEL by default.")
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@debug_option
+def init(model: str, output: str | None, force: bool) -> None:
+    """Write a profile for MODEL: every key with a comment, and what holds on this machine without it.
+
+    As it is written it changes nothing; change what you want to be different.
+    """
+    with open_plan(model, {"profile": {}}) as plan:
+        text = effective(plan).to_toml(comments=True)
+        beside = plan.weights.loader.path.parent / f"{plan.config.family}.rlx.toml"
+    if output == "-":
+        click.echo(text, nl=False)
+        return
+    path = Path(output) if output else beside
+    if path.exists() and not force:
+        raise ProfileError("the file is there already", where=path, hint="--force writes over it, -o names another")
+    path.write_text(text, encoding="utf-8")
+    click.echo(f"wrote {path}", err=True)
+
+
+@profile.command()
+@click.argument("model")
+@engine_options
+@debug_option
+def show(model: str, engine: dict[str, Any]) -> None:
+    """Show the profile that MODEL is run with: from --profile, beside the weights, or the defaults."""
+    with open_plan(model, engine) as plan:
+        text, source = effective(plan).to_toml(), plan.setup.source
+    click.echo(text, nl=False)
+    click.echo(f"from {source}" if source else "the defaults of this machine", err=True)
+
+
+def effective(plan: Plan) -> CompileProfile:
+    """The profile of a plan with everything filled in that it leaves open."""
+    setup = plan.setup
+    return replace(
+        setup.profile,
+        family=plan.config.family,
+        kv_dtype=setup.kv_type.name,
+        level=setup.target.level,
+        threads=setup.threads,
+        cache=setup.cache.policy,
+        capacity=setup.cache.capacity,
+    )

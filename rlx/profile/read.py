@@ -1,0 +1,97 @@
+"""From a file or a table to checked choices, flat: the path of a key in `KEYS` -> its value."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlx.errors import ProfileError
+from rlx.profile.keys import FOREIGN, KEYS, PHASES, check_names, check_value
+
+Flat = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a profile says.
+
+    Attributes:
+        common: choices of both phases.
+        phases: phase -> what [prefill] and [decode] override.
+    """
+
+    common: Flat
+    phases: dict[str, Flat]
+
+    def of(self, phase: str) -> Flat:
+        """The choices of a phase: its own where it has one."""
+        return {**self.common, **self.phases[phase]}
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The table in a TOML file.
+
+    Raises:
+        ProfileError: the file cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ProfileError(f"the profile cannot be read: {error.strerror}", where=path) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        hint = 'A profile is a TOML file, such as: [precision] on one line, mode = "exact" on the next.'
+        raise ProfileError(f"this is not TOML: {error}", where=path, hint=hint) from error
+
+
+def read_table(table: Mapping[str, Any], where: str) -> Found:
+    """The choices of a table.
+
+    Raises:
+        ProfileError: an unknown key or value, or one that cannot be chosen for a phase alone.
+    """
+    own = {name: value for name, value in table.items() if name not in PHASES}
+    common = dict(_walk(own, "", where, PHASES))
+    phases = {}
+    for phase in PHASES:
+        inner = _section(table.get(phase, {}), phase, where)
+        phases[phase] = dict(_walk(inner, "", where, (), phase))
+    return Found(common, phases)
+
+
+def _walk(
+    table: Mapping[str, Any], section: str, where: str, more: tuple[str, ...] = (), phase: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """(path, value) of every key in a section and the sections inside it."""
+    label = ".".join(filter(None, (phase, section)))
+    here = f"{where} [{label}]" if label else where
+    known = [*_names_in(section, phase), *more]
+    for name, value in table.items():
+        path = f"{section}.{name}" if section else str(name)
+        if path in FOREIGN:
+            raise ProfileError(f"{name!r} has no meaning here: {FOREIGN[path]}", where=here, hint="Take it out.")
+        if name not in known and name in _names_in(section, ""):
+            place = f"it in [{section}]" if section else f"it outside [{phase}]"
+            raise ProfileError(f"{name!r} holds for both phases", where=here, hint=f"Write {place}.")
+        check_names([name], known, here)
+        if path in KEYS:
+            check_value(path, value, here)
+            yield path, value
+        else:
+            yield from _walk(_section(value, path, here), path, where, (), phase)
+
+
+def _names_in(section: str, phase: str) -> list[str]:
+    """The keys and sections that a section may hold; those of a phase that it may override."""
+    prefix = f"{section}." if section else ""
+    paths = [path for path, key in KEYS.items() if key.by_phase or not phase]
+    return list(dict.fromkeys(p.removeprefix(prefix).partition(".")[0] for p in paths if p.startswith(prefix)))
+
+
+def _section(value: Any, name: str, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        hint = f"Write [{name}] on a line of its own, the keys below it."
+        raise ProfileError(f"{name} is {value!r}, expected a section", where=where, hint=hint)
+    return value

@@ -1,0 +1,136 @@
+"""`rlx profile` and `rlx compile --check`: a file that changes nothing until edited, a check that compiles nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import rlx
+from rlx.cli.main import cli
+from rlx.codegen.target import Target
+from rlx.profile.keys import KEYS
+from rlx.runners.setup import Plan
+from rlx.runtime.compile import Compiler
+from rlx.weights import open_weights
+
+
+def run(*args: object) -> Any:
+    return CliRunner().invoke(cli, [*map(str, args)])
+
+
+@pytest.fixture(scope="module")
+def model(goldens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Alone in a folder."""
+    path = tmp_path_factory.mktemp("alone") / "model.gguf"
+    path.write_bytes((goldens / "gemma3" / "model-f16.gguf").read_bytes())
+    return path
+
+
+@pytest.fixture
+def beside(model: Path) -> Iterator[Path]:
+    """Where the model's profile is found."""
+    path = model.parent / "gemma.rlx.toml"
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def digests(model: Path, profile: Any = None) -> list[str]:
+    """Of the programs that would be compiled."""
+    with open_weights(model) as loader:
+        plan = Plan.of(loader, profile=profile)
+    compiler, chosen = Compiler(plan.setup.target, plan.setup.cache), plan.setup.profile
+    return [compiler.program_key(plan.graph, chosen.options(bucket)).digest for bucket in chosen.ranges]
+
+
+def test_init_writes_what_holds_already(model: Path, beside: Path) -> None:
+    before = digests(model)
+    result = run("profile", "init", model)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", f"wrote {beside}\n")
+    assert digests(model) == before == digests(model, beside)
+    written = rlx.CompileProfile.load(beside)
+    assert written.family == "gemma"
+    assert {*written.common(), *written.prefill.flat()} == {*KEYS}, "every key"
+    with open_weights(model) as loader:
+        usual, read = Plan.of(loader, profile={}).setup, Plan.of(loader).setup
+    assert read.source == beside
+    for name in ("kv_type", "target", "threads", "max_seq"):
+        assert getattr(usual, name) == getattr(read, name)
+    assert (usual.cache.policy, usual.cache.capacity) == (read.cache.policy, read.cache.capacity)
+    beside.write_text(beside.read_text().replace('mode = "auto"', 'mode = "exact"'))
+    assert digests(model) != before
+
+
+def test_init_writes_over_nothing(model: Path, beside: Path, tmp_path: Path) -> None:
+    beside.write_text("# mine\n")
+    result = run("profile", "init", model)
+    assert result.exit_code == 2
+    assert f"{beside}: the file is there already. --force writes over it" in result.stderr
+    assert beside.read_text() == "# mine\n"
+    text = run("profile", "init", model, "-o", "-").stdout
+    for args in (("--force",), ("-o", tmp_path / "p.toml")):
+        assert run("profile", "init", model, *args).exit_code == 0
+    assert beside.read_text() == (tmp_path / "p.toml").read_text() == text
+    assert text.startswith("# A compile profile for rlx.")
+
+
+def test_show_prints_the_profile_in_effect(model: Path, beside: Path) -> None:
+    result = run("profile", "show", model)
+    assert result.stderr == "the defaults of this machine\n"
+    assert digests(model, tmp(model, result.stdout)) == digests(model)
+    beside.write_text('[decode.precision]\nmode = "exact"\n')
+    result = run("profile", "show", model, "--threads", "3")
+    assert result.stderr == f"from {beside}\n"
+    assert '[decode.precision]\nmode = "exact"' in result.stdout
+    assert "threads = 3" in result.stdout
+    assert "#" not in result.stdout
+
+
+def tmp(model: Path, text: str) -> Path:
+    path = model.parent / "shown.toml"
+    path.write_text(text)
+    return path
+
+
+def test_check_says_what_would_be_compiled(model: Path, beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise AssertionError("a check compiles nothing")
+
+    monkeypatch.setattr(Compiler, "__init__", refuse)
+    beside.write_text('[buckets]\nseq = [1, 8, 64]\n[prefill.precision]\nmode = "exact"\n[backend.cpu]\nthreads = 1\n')
+    result = run("compile", "--check", model, "--kv-dtype", "f16")
+    assert result.exit_code == 0, result.output
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert rows == [["decode", "1", "auto"], ["prefill", "2-8", "exact"], ["prefill", "9-64", "exact"]]
+    level = Target.host().level
+    assert result.stderr == f"{beside}: fits {model}; target {level}, kv_dtype f16, threads 1\n"
+    found = json.loads(run("compile", "--check", "--json", model, "--precision", "auto").stdout)
+    assert (found["profile"], found["threads"], found["kv_dtype"]) == (str(beside), 1, "f16")
+    assert [row["precision"] for row in found["programs"]] == ["auto"] * 3, "the option wins over the profile"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("family = 'qwen3'", "the profile is for the family 'qwen3', this model is of 'gemma'"),
+        ("[bucket]", "unknown key 'bucket'. Did you mean 'buckets'?"),
+        ("[precision]\nkv_dtype = 'q8_0'", "KV caches of q8_0 need heads of whole blocks of 32, not of"),
+    ],
+)
+def test_check_names_what_does_not_fit(goldens: Path, tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text(text)
+    name = "qwen2" if "q8_0" in text else "gemma3"
+    result = run("compile", "--check", goldens / name / "model-f16.gguf", "--profile", file)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+
+
+def test_inspect_names_the_profile(model: Path, beside: Path) -> None:
+    assert "runnable: yes, by GemmaRunner\n" in run("inspect", model).stdout
+    beside.write_text("")
+    assert f"runnable: yes, by GemmaRunner, as {beside} says\n" in run("inspect", model).stdout

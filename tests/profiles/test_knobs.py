@@ -1,0 +1,331 @@
+"""Every key of a profile does something, and the compile key holds what changes code and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import toy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from profile_strategies import phases
+
+import rlx
+from rlx import CompileProfile
+from rlx.codegen import target as targets
+from rlx.codegen.target import Target, cpu_count, supported_levels
+from rlx.errors import ProfileError
+from rlx.ir import ops
+from rlx.ir.dtypes import BF16, DTYPES, F16, KV_DTYPES, Q8_0
+from rlx.ir.graph import Graph
+from rlx.passes import pipeline
+from rlx.passes.options import PASSES, Options
+from rlx.profile import PhaseProfile
+from rlx.profile.keys import KEYS
+from rlx.runners.setup import Plan
+from rlx.runtime.cache import CompileCache
+from rlx.runtime.compile import Compiler
+from rlx.runtime.key import CompileKey
+from rlx.weights import open_weights
+
+BUCKETS = {"prefill": (16, 64), "decode": (1, 1)}
+LEVELS = [Target.host(level) for level in supported_levels(targets._host()[1])]
+CACHE = CompileCache()  # keys need none, a compiler does
+
+
+@cache
+def models(kv: str = "f16") -> tuple[Graph, ...]:
+    """Something for every rule and pass: quantized and bf16 weights, biases, head norms, scales, chains."""
+    return tuple(
+        model(toy.Toy(1, head_norms=True, biases=True, embedding_scale=8.0, dtype=dtype, cache=DTYPES[kv]))
+        for dtype in (BF16, Q8_0)
+    )
+
+
+def model(sizes: toy.Toy) -> Graph:
+    graph = toy.build(sizes)
+    y = ops.softcap(ops.scale(graph.outputs["logits"], 2.0), 5.0)
+    y = ops.rms_norm(y, graph.weight("last_norm", [128]), eps=1e-6)
+    graph.output("more", ops.linear(y, graph.weight("wide", [32, 128], Q8_0)))
+    return graph
+
+
+def able() -> Target:
+    """A target with dots and tiles of bf16, whether or not this machine has them: nothing is run."""
+    return replace(with_dots(), level="amx", features=f"{with_dots().features},+amx-tile,+amx-bf16")
+
+
+def with_dots() -> Target:
+    host = Target.host("generic")
+    return replace(host, level="avx512", features="+avx512f,+avx512vnni,+avx512bf16")
+
+
+def keys(options: Options, target: Target | None = None, kv: str = "f16") -> list[CompileKey]:
+    compiler = Compiler(target or able(), CACHE)
+    return [compiler.program_key(graph, options) for graph in models(kv)]
+
+
+def effective(options: Options, target: Target) -> Options:
+    return options.effective(bf16_dots=target.has_bf16_dots, bf16_tiles=target.has_bf16_tiles)
+
+
+def code(options: Options, target: Target | None = None, kv: str = "f16") -> list[str]:
+    """What the code depends on, without making it: the programs with their places in memory, and the target."""
+    target = target or able()
+    return [f"{pipeline.lower(graph, effective(options, target))}{target.describe()}" for graph in models(kv)]
+
+
+# ---------------------------------------------------------------------------------------------------- programs
+
+#: Another value than the default, of the keys that change a program. A test for every other one is below.
+CHANGED: dict[str, Any] = {
+    path: path == "fusion.skip" if row.kind is bool else "exact" for path, row in KEYS.items() if row.by_phase
+}
+#: What the other phase has no use for.
+ONLY = {"prefill": ("precision.bf16_dots", "precision.bf16_tiles", "passes.last_row"), "decode": ("fusion.prologue",)}
+
+
+def section(path: str, value: Any) -> dict[str, Any]:
+    names = path.split(".")
+    table: dict[str, Any] = {names[-1]: value}
+    for name in reversed(names[:-1]):
+        table = {name: table}
+    return table
+
+
+@pytest.mark.parametrize("path", CHANGED)
+def test_each_key_of_a_phase_changes_its_program(path: str) -> None:
+    base = CompileProfile.load(None)
+    for phase, other in (("prefill", "decode"), ("decode", "prefill")):
+        profile = CompileProfile.load({phase: section(path, CHANGED[path])})
+        changed = path not in ONLY[other]
+        assert (code(profile.options(BUCKETS[phase])) != code(base.options(BUCKETS[phase]))) == changed
+        assert (keys(profile.options(BUCKETS[phase])) != keys(base.options(BUCKETS[phase]))) == changed
+        assert keys(profile.options(BUCKETS[other])) == keys(base.options(BUCKETS[other])), "the other phase stays"
+        both = CompileProfile.load(section(path, CHANGED[path]))
+        assert keys(both.options(BUCKETS[phase])) == keys(profile.options(BUCKETS[phase])), "one choice, one program"
+
+
+def test_presets_share_the_programs_of_the_defaults() -> None:
+    preset, base = CompileProfile.preset("gemma"), CompileProfile()
+    for bucket in base.ranges:
+        assert keys(preset.options(bucket)) == keys(base.options(bucket))
+
+
+# ---------------------------------------------------------------------------------------------------- the key
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a program is compiled from: everything that may differ between two of one model."""
+
+    phase: PhaseProfile
+    call: tuple[tuple[int, int], str]  # rows, and what is said of them
+    target: Target
+    kv: str
+    versions: str
+
+    @property
+    def options(self) -> Options:
+        seq, kind = self.call
+        return CompileProfile(self.phase, self.phase).options(seq, **({kind: True} if kind else {}))
+
+    @property
+    def keys(self) -> CompileKey:
+        with mock.patch("rlx.runtime.compile.versions", lambda: {"generator": self.versions}):
+            return keys(self.options, self.target, self.kv)
+
+    @property
+    def code(self) -> list[str]:
+        return [*code(self.options, self.target, self.kv), self.versions]
+
+
+ROWS = [(1, 1), (1, 8), (2, 16), (17, 64), (4, 4)]
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "phase": phases(),
+    "call": st.sampled_from([*itertools.product(ROWS, ["", "all_rows"]), ((1, 8), "sequences")]),
+    "target": st.sampled_from(
+        [*LEVELS, able(), with_dots(), with_dots().without("avx512vnni"), with_dots().without("avx512bf16")]
+    ),
+    "kv": st.sampled_from([dtype.name for dtype in KV_DTYPES]),
+    "versions": st.sampled_from(["one", "two"]),
+}
+cases = st.builds(Case, **FIELDS)
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[Case, Case]:
+    """Two that differ in a field or two: far apart ones are told apart by anything."""
+    first = draw(cases)
+    names = draw(st.sets(st.sampled_from([*FIELDS]), max_size=2))
+    second = replace(first, **{name: draw(FIELDS[name]) for name in sorted(names)})
+    if "phase" in names and draw(st.booleans()):  # one choice of a phase
+        name = draw(st.sampled_from([row.name for row in fields(PhaseProfile)]))
+        one = replace(first.phase, **{name: getattr(second.phase, name)})
+        second = replace(second, phase=one)
+    return first, second
+
+
+@settings(max_examples=150)
+@given(pairs())
+def test_programs_that_differ_never_share_a_key(pair: tuple[Case, Case]) -> None:
+    a, b = pair
+    for of_a, of_b, code_a, code_b in zip(a.keys, b.keys, a.code, b.code, strict=False):
+        assert of_a != of_b or (code_a == code_b and a.versions == b.versions)
+
+
+@given(pairs())
+def test_those_that_choose_the_same_share_their_key(pair: tuple[Case, Case]) -> None:
+    a, b = pair
+    chosen = [(effective(c.options, c.target), c.target.describe(), c.kv, c.versions) for c in pair]
+    for of_a, of_b, again in zip(a.keys, b.keys, replace(a).keys, strict=True):
+        assert (of_a == of_b) == (chosen[0] == chosen[1])
+        assert of_a == again == CompileKey.from_json(of_a.to_json())
+    assert len({*a.keys}) == len(a.keys), "two models"
+
+
+def test_the_order_of_names_is_no_choice() -> None:
+    options = CompileProfile().options((2, 16))
+    turned = options.with_(fusions=options.fusions[::-1], passes=options.passes[::-1])
+    assert keys(turned) == keys(options)
+    assert code(turned) == code(options)
+
+
+# ---------------------------------------------------------------------------------------------------- engines
+
+
+def plan(path: Path, profile: Any = None, **arguments: Any) -> Plan:
+    with open_weights(path) as loader:
+        return Plan.of(loader, profile=profile, **arguments)
+
+
+@pytest.fixture(scope="module")
+def path(goldens: Path) -> Path:
+    return goldens / "gemma3" / "model-f16.gguf"
+
+
+def test_keys_of_both_phases_reach_the_engine(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RLX_THREADS", "RLX_TARGET", "RLX_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    table = {
+        "family": "gemma", "precision": {"kv_dtype": "q8_0"}, "buckets": {"seq": [1, 3, 9]},
+        "backend": {"cpu": {"level": "generic", "threads": 3}}, "cache": {"policy": "off", "capacity": 2},
+    }  # fmt: skip
+    read = CompileProfile.load(table)
+    assert {*read.common(), *CHANGED} == {*KEYS}, "a key without a test"
+    setup = plan(path, table).setup
+    assert (setup.kv_type.name, setup.target.level, setup.threads) == ("q8_0", "generic", 3)
+    assert (setup.cache.policy, setup.cache.store, setup.cache.capacity) == ("off", None, 2)
+    assert setup.profile.ranges == ((1, 1), (2, 3), (4, 9))
+    usual = plan(path, {}).setup
+    assert (usual.kv_type.name, usual.target, usual.threads) == ("f16", Target.host(), cpu_count())
+    assert (usual.cache.policy, usual.cache.capacity) == ("on", 64)
+    asked = plan(path, table, kv_dtype="f32", threads=1, cache=CACHE).setup
+    assert (asked.kv_type.name, asked.threads, asked.cache) == ("f32", 1, CACHE)
+
+
+def test_a_profile_wins_over_the_environment(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RLX_THREADS", "7"), ("RLX_TARGET", "avx2"), ("RLX_CACHE", "readonly")):
+        monkeypatch.setenv(name, value)
+    table = {"backend": {"cpu": {"level": "generic", "threads": 3}}, "cache": {"policy": "off"}}
+    setup = plan(path, table).setup
+    assert (setup.threads, setup.target.level, setup.cache.policy) == (3, "generic", "off")
+
+
+def test_an_exact_phase_keeps_the_cache_exact(path: Path) -> None:
+    """It reads what the other one wrote."""
+    for phase in ("prefill", "decode"):
+        assert plan(path, {phase: {"precision": {"mode": "exact"}}}).setup.kv_type.name == "f32"
+    assert plan(path, {"precision": {"mode": "exact"}}, precision="auto").setup.kv_type.name == "f16"
+    assert plan(path, {"precision": {"mode": "exact", "kv_dtype": "f16"}}).setup.kv_type is F16
+
+
+def test_a_profile_of_another_family_is_refused(path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"profile: the profile is for the family 'qwen3', this model is of 'gemma'"):
+        plan(path, CompileProfile.preset("qwen3"))
+
+
+@pytest.fixture(scope="module")
+def copied(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model alone in a folder."""
+    target = tmp_path_factory.mktemp("alone") / "model.gguf"
+    target.write_bytes(path.read_bytes())
+    return target
+
+
+@pytest.fixture
+def beside(copied: Path) -> Iterator[Path]:
+    """Where a profile is found."""
+    file = copied.parent / "gemma.rlx.toml"
+    yield file
+    file.unlink(missing_ok=True)
+
+
+def test_a_profile_beside_the_weights_is_found(copied: Path, beside: Path) -> None:
+    assert plan(copied).setup.source is None
+    beside.write_text("[buckets]\nseq = [1, 5]")
+    (copied.parent / "qwen3.rlx.toml").write_text("[buckets]\nseq = [1, 6]")
+    found = plan(copied).setup
+    assert (found.profile.buckets, found.source) == ((1, 5), beside)
+    given = plan(copied, {"buckets": {"seq": [1, 7]}}).setup
+    assert (given.profile.buckets, given.source) == ((1, 7), None)
+    with rlx.auto_runner(copied, load=False) as runner:
+        assert runner.stats()["profile"] == str(beside)
+
+
+@pytest.mark.parametrize("text", ["[bucket]", "[buckets", "family = 'qwen3'"])
+def test_a_broken_profile_beside_the_weights_is_an_error(copied: Path, beside: Path, text: str) -> None:
+    beside.write_text(text)
+    with pytest.raises(ProfileError, match=r"gemma\.rlx\.toml"):
+        rlx.auto_runner(copied)
+    with rlx.auto_runner(copied, profile={}, load=False) as runner:
+        assert runner.stats()["profile"] is None
+
+
+# ---------------------------------------------------------------------------------------------------- results
+
+GOLDEN = 2e-4  # of the largest logit: what exact precision may differ from transformers
+
+LEFT_OUT = {
+    "no passes, no fusion": {"passes": dict.fromkeys(PASSES, False), "fusion": {"skip": True}},
+    "no passes in prefill, no fusion in decode": {
+        "prefill": {"passes": dict.fromkeys(PASSES, False)}, "decode": {"fusion": {"skip": True}},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_what_is_left_out_changes_no_result(goldens: Path, path: Path, name: str) -> None:
+    """Against transformers, in one chunk and token by token."""
+    expected = dict(np.load(goldens / "gemma3" / "golden.npz"))
+    tokens, logits = expected["tokens"].tolist(), expected["logits"]
+    table = {**LEFT_OUT[name], "buckets": {"seq": [1, 64]}}
+    with rlx.auto_runner(path, max_seq=96, precision="exact", profile=table) as runner:
+        rows = np.stack([runner.prefill_logits(tokens[:1]), *map(runner.decode_logits, tokens[1:])])
+        assert np.abs(rows - logits).max() <= GOLDEN * np.abs(logits).max()
+        for length in (2, 20, len(tokens)):
+            row = runner.prefill_logits(tokens[:length])
+            assert np.abs(row - logits[length - 1]).max() <= GOLDEN * np.abs(logits).max()
+
+
+def test_phases_of_two_precisions(demo_model: Path) -> None:
+    """Each computes as if the whole model did; the cache is f32 in all three."""
+    logits = {}
+    for prefill, decode in (("exact", "exact"), ("auto", "auto"), ("auto", "exact"), ("exact", "auto")):
+        modes = {"prefill": prefill, "decode": decode}
+        table = {"precision": {"kv_dtype": "f32"}, **{p: {"precision": {"mode": mode}} for p, mode in modes.items()}}
+        with rlx.auto_runner(demo_model, profile=table, max_seq=64) as runner:
+            first = runner.prefill_logits([5, 6, 7])
+            logits[prefill, decode] = first, runner.decode_logits(8)
+    for pair, (first, second) in logits.items():
+        assert np.array_equal(first, logits[pair[0], pair[0]][0])
+        assert np.array_equal(second, logits["exact", "exact"][1]) == (pair == ("exact", "exact"))
+    mixed = logits["auto", "exact"][1], logits["exact", "auto"][1], logits["auto", "auto"][1]
+    assert not any(np.array_equal(a, b) for a, b in itertools.combinations(mixed, 2))
