@@ -3,7 +3,7 @@
 A level is a promise about instructions. `amx` means AVX-512 with its dot products and tile registers; `avx512` means F,
 BW, VL and DQ; `avx2` means AVX2, FMA and F16C; `generic` is the triple's baseline and portable vector IR. Within a
 level, the dot-product instructions of the machine (VNNI, AVX-VNNI) are used when present. Everything that changes code
-is in `describe()`, which belongs into cache keys.
+is in `describe()` and `tuning`, which belong into cache keys.
 
 Tile registers need the kernel's permission, which this file asks for before it says that the machine has them. It is
 the whole process's, so it counts for threads that run already, and for children after a fork.
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx import env
+from rlx.codegen.tuning import Tuning
 from rlx.errors import TargetError
 
 #: Levels from the plainest to the widest. `native` is the widest one that the machine has.
@@ -69,12 +70,14 @@ class Target:
         triple: LLVM target triple.
         cpu: LLVM name of the level's processor model, not of this machine, so equal levels give equal code.
         features: LLVM feature string: what the level may use and this machine has.
+        tuned: numbers measured for the machine; None takes the cache folder's, else the level's defaults.
     """
 
     level: str
     triple: str
     cpu: str
     features: str
+    tuned: Tuning | None = None
 
     @staticmethod
     def host(level: str | None = None) -> Target:
@@ -88,6 +91,11 @@ class Target:
         name = level or env.target() or "native"
         triple, features = _host()
         return _target(_resolve(name, features), triple, features)
+
+    @property
+    def tuning(self) -> Tuning:
+        """The numbers that kernels read: those measured, or the level's defaults."""
+        return self.tuned or Tuning.default(self.level)
 
     @property
     def has_vnni512(self) -> bool:
@@ -145,7 +153,7 @@ class Target:
         )
 
     def describe(self) -> dict[str, str]:
-        """Everything about the target that changes code, for cache keys."""
+        """Everything about the target but its tuning that changes code, for cache keys."""
         return {"level": self.level, "triple": self.triple, "cpu": self.cpu, "features": self.features}
 
 

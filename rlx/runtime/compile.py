@@ -132,6 +132,7 @@ class Compiler:
                 "sequences": options.sequences,
                 "whole": list(options.whole),
                 "packed": list(options.packed),
+                "tuning": self.target.tuning.as_dict(),
             },
         )
 

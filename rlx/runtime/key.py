@@ -64,7 +64,7 @@ class CompileKey:
         states: storage format of each cache and recurrent state.
         target: level, triple, processor model and features.
         profile: the compile profile's contents.
-        options: what else was chosen: precision, fusions, ...
+        options: what else was chosen: rows, symbols, the numbers that `rlx tune` measures, ...
         versions: of everything that makes code, see `versions`.
 
     Raises:

@@ -10,7 +10,7 @@ a stretch of each expert comes before the next of any: experts differ in rows, a
 many experts.
 
     for stretch that has units in begin .. end:
-        for macro tile of 48 or 144 of the pairs (row, slot) that chose the expert, found by a scan of the ids:
+        for macro tile of the pairs (row, slot) that chose the expert, found by a scan of the ids:
             those rows times the blocks, as a linear does it: W unpacked once for all of them
 
 A pair has the number row * slots + slot, in ids and in the result. All arithmetic is that of `linear.py`, so the bits

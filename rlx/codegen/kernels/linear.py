@@ -1,6 +1,6 @@
 """Linear layers: out[rows, n] = x[rows, k] times packed W[n, k] transposed, with what follows it in the same pass.
 
-    for macro tile of 48 or 144 rows:
+    for macro tile of rows, 48 or 144 by default:
         for group of units in begin .. end:             # a unit: 16 rows of W, the 16 lanes of a result vector
             if there are enough rows to share it:
                 for chunk of 256 k:
@@ -14,9 +14,9 @@
     part, f32 activations:     for k: part += dequantized weight * activation
     part, bf16 activations:    for pair of k: part += bf16 dots of weights as they are
 
-Every result is summed in the same order whatever the number of rows, the tile it falls in and the split of the units,
-so its bits never depend on them. With f32 activations the weights are dequantized exactly. On targets with tile
-registers `linear_tiles.py` multiplies bf16 activations.
+Every result is summed in the same order whatever the number of rows, the tile it falls in, the split of the units and
+the target's tuning, so its bits never depend on them. With f32 activations the weights are dequantized exactly. On
+targets with tile registers `linear_tiles.py` multiplies bf16 activations.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rlx.codegen.kernel import Kernel
 from rlx.codegen.kernels import linear_tiles, unpack
 from rlx.codegen.kernels.multiply import Multiplier, Rows, Shape, Sub, Sums
 from rlx.codegen.kernels.results import ResultWriter
-from rlx.codegen.kernels.unpack import CHUNK, GROUPS, PREFETCH, SUB
+from rlx.codegen.kernels.unpack import CHUNK, GROUPS, SUB
 from rlx.codegen.layouts import BLOCK_ROWS, PACKINGS
 from rlx.codegen.target import Target
 from rlx.codegen.tiles import BF16X32, F32X16, I8X64, Emitter
@@ -42,7 +42,6 @@ from rlx.ir.dtypes import BF16, DType
 #: What a gated linear may apply to its gate.
 GATES = ("silu", "gelu_tanh", "gelu_erf")
 
-_MACRO_ROWS, _MACRO_ROWS_FLOAT = 48, 144  # rows that share one unpacking of a chunk: int8 ones, others
 _TERMS = 1 << 18  # bytes of stack for the rows' terms at most: very wide layers take fewer rows at a time
 
 
@@ -53,7 +52,7 @@ def units(n: int) -> int:
 
 def macro_rows(k: int, act: str, target: Target) -> int | None:
     """After how many rows the units begin again, for those that follow; None where each unit has all rows."""
-    return linear_tiles.macro_rows(k) if linear_tiles.fits(act, k, target) else None
+    return linear_tiles.macro_rows(k, target) if linear_tiles.fits(act, k, target) else None
 
 
 def linear(
@@ -114,13 +113,18 @@ class _Tiles:
 
 
 def _tiles(target: Target, shape: Shape) -> _Tiles:
-    wide = target.vectors == "avx512"
+    wide, tuning = target.vectors == "avx512", target.tuning
     blocks = 2 if wide or shape.gated else 1
     if shape.integer:
-        return _Tiles((6,), (4, 3, 2, 1), blocks, least=24) if wide else _Tiles((4,), (2, 1), blocks)
-    if wide and shape.format is None:
-        return _Tiles((6, 2), (6, 4, 2, 1), blocks, least=32)
-    return _Tiles((6, 2) if wide else (6 // blocks,), (1,), blocks)
+        streamed = (4, 3, 2, 1) if wide else (2, 1)
+        return _Tiles((tuning.tile_rows_int8,), streamed, blocks, tuning.unpack_from_int8)
+    rows = tuning.tile_rows_float
+    if not wide:
+        return _Tiles((rows // blocks,), (1,), blocks)
+    shared = (rows, 2) if rows > 2 else (2,)
+    if shape.format is None:
+        return _Tiles(shared, (6, 4, 2, 1), blocks, tuning.unpack_from_plain)
+    return _Tiles(shared, (1,), blocks)
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,9 @@ class LinearWriter(ResultWriter):
         super().__init__(e, shape)
         self.multiply = multiply = Multiplier(e, e.target, shape)
         self.tiles = tiles = _tiles(e.target, shape)
-        most = _MACRO_ROWS if shape.integer else _MACRO_ROWS_FLOAT
+        tuning = e.target.tuning
+        most = tuning.macro_rows_int8 if shape.integer else tuning.macro_rows_float
+        self.prefetch = tuning.prefetch
         fitting = min(most, _TERMS // max(1, multiply.term_bytes))
         self.macro_rows = max(1, fitting // tiles.shared[0]) * tiles.shared[0]
         scales = shape.format.vectors if shape.format else 0
@@ -228,13 +234,13 @@ class LinearWriter(ResultWriter):
             if format_ is None:
                 with e.loop(0, self.multiply.steps(chunk, self.shape.pair)) as s:
                     place = e.at(start, (s.i, self.step_bytes))
-                    e.prefetch(e.at(place, PREFETCH), self.step_bytes)
+                    e.prefetch(e.at(place, self.prefetch), self.step_bytes)
                     e.store(self._load_step(place), e.at(target, (s.i, 64)), 64)
                 continue
             header = format_.chunk(e, start)
             with e.loop(0, self.multiply.steps(chunk, SUB)) as s:
                 place = unpack.sub_block(e, format_, start, s.i)
-                e.prefetch(e.at(place, PREFETCH), format_.row.stride)
+                e.prefetch(e.at(place, self.prefetch), format_.row.stride)
                 codes, scales = format_.codes(e, place), format_.scales(e, header, place)
                 if self.shape.integer:
                     vectors = [dots.ready(e, c, format_.row.bits) for c in codes] + scales
@@ -337,7 +343,7 @@ class LinearWriter(ResultWriter):
         e, format_ = self.e, self.shape.format
         assert format_ is not None
         place = unpack.sub_block(e, format_, start, s)
-        e.prefetch(e.at(place, PREFETCH), format_.row.stride)
+        e.prefetch(e.at(place, self.prefetch), format_.row.stride)
         codes, bits = format_.codes(e, place), format_.row.bits
         return Sub(lambda g: dots.ready(e, codes[g], bits), format_.scales(e, header, place), in_memory=False)
 
@@ -345,10 +351,10 @@ class LinearWriter(ResultWriter):
         e, format_ = self.e, self.shape.format
         if format_ is None:
             place = e.at(start, (s, step * self.step_bytes))
-            e.prefetch(e.at(place, 2 * PREFETCH), step * self.step_bytes)
+            e.prefetch(e.at(place, 2 * self.prefetch), step * self.step_bytes)
             return [self._load_step(e.at(place, i * self.step_bytes)) for i in range(step)]
         place = unpack.sub_block(e, format_, start, s)
-        e.prefetch(e.at(place, PREFETCH), format_.row.stride)
+        e.prefetch(e.at(place, self.prefetch), format_.row.stride)
         return unpack.weights_f32(e, format_, format_.codes(e, place), format_.scales(e, header, place))
 
     def _load_step(self, place: ir.Value) -> ir.Value:

@@ -31,7 +31,7 @@ from rlx.codegen.amx import BYTES, COUNT, DEPTH, ROW_BYTES, ROWS, Tiles
 from rlx.codegen.kernels import unpack
 from rlx.codegen.kernels.multiply import Multiplier, Shape
 from rlx.codegen.kernels.results import ResultWriter
-from rlx.codegen.kernels.unpack import CHUNK, PREFETCH, SUB
+from rlx.codegen.kernels.unpack import CHUNK, SUB
 from rlx.codegen.layouts import BLOCK_ROWS
 from rlx.codegen.target import Target
 from rlx.codegen.tiles import Emitter
@@ -41,13 +41,15 @@ _BLOCKS = 2  # row blocks of a panel: of two units, or the two matrices of a gat
 _SUMS, _X, _W = (0, 1, 2, 3), (4, 5), (6, 7)  # tile registers: sums by row and block, activations, weights
 _PAIR = ROWS * len(_X)  # rows of the register tile
 _PANEL = 4096  # k of a panel at most: 256 KiB of the second cache
-_CACHED = 3 << 19  # bytes of activations of a macro tile: they are read again for each pair of blocks
 _FEWEST, _MOST = 4 * _PAIR, 16 * _PAIR  # rows of a macro tile: unpacking is shared by them, their totals are scratch
 
 
-def macro_rows(k: int) -> int:
-    """Rows of a macro tile: there are ceil(rows / macro_rows) * ceil(n / 16) units."""
-    return max(_FEWEST, min(_MOST, _CACHED // BF16.row_bytes(k) // _PAIR * _PAIR))
+def macro_rows(k: int, target: Target) -> int:
+    """Rows of a macro tile, whose activations are read again for each pair of blocks.
+
+    There are ceil(rows / macro_rows) * ceil(n / 16) units.
+    """
+    return max(_FEWEST, min(_MOST, target.tuning.macro_bytes_tiles // BF16.row_bytes(k) // _PAIR * _PAIR))
 
 
 def fits(act: str, k: int, target: Target) -> bool:
@@ -74,7 +76,7 @@ class TileWriter(ResultWriter):
         self.multiply = Multiplier(e, e.target, shape)
         self.panels = -(-shape.k // _PANEL)
         self.panel_chunks = -(-shape.chunks // self.panels)
-        self.macro_rows = macro_rows(shape.k)
+        self.macro_rows = macro_rows(shape.k, e.target)
         self.panel = e.stack(self.panel_chunks * CHUNK // DEPTH * _BLOCKS * BYTES)
         kept = self.macro_rows if self.panels > 1 else _PAIR
         self.totals = e.stack(kept * _BLOCKS * ROW_BYTES)
@@ -121,10 +123,10 @@ class TileWriter(ResultWriter):
         if format_ is None:
             nbytes = unpack.chunk_bytes(self.shape.dtype) * SUB // CHUNK
             place = e.at(chunk, (s, nbytes))
-            e.prefetch(e.at(place, PREFETCH), nbytes)
+            e.prefetch(e.at(place, e.target.tuning.prefetch), nbytes)
             return [dots.bf16_pairs(e, e.at(place, at)) for at in range(0, nbytes, ROW_BYTES)]
         place = unpack.sub_block(e, format_, chunk, s)
-        e.prefetch(e.at(place, PREFETCH), format_.row.stride)
+        e.prefetch(e.at(place, e.target.tuning.prefetch), format_.row.stride)
         weights = unpack.weights_f32(e, format_, format_.codes(e, place), format_.scales(e, header, place))
         return [dots.bf16_rounded(e, *pair) for pair in zip(weights[::2], weights[1::2], strict=True)]
 

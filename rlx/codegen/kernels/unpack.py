@@ -24,8 +24,6 @@ from rlx.ir.dtypes import F16, F32, DType
 CHUNK = 256
 #: k of a sub-block and its groups of 4 k.
 SUB, GROUPS = 32, 8
-#: Bytes ahead of the reader that are asked for: about latency times bandwidth of a core.
-PREFETCH = 4096
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,75 @@
+"""The numbers in linear kernels that are chosen by measurement: how far to prefetch, how many rows go together.
+
+They change speed and never a result: the order of every sum is the same under any tuning. Numbers that sums depend on,
+such as the ranges that attention is cut into, are no part of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+
+from rlx.errors import ArgumentError
+
+# Field -> (least, most, step) of its values.
+_RANGES = {
+    "prefetch": (64, 1 << 16, 64),
+    "macro_rows_int8": (1, 512, 1),
+    "macro_rows_float": (1, 512, 1),
+    "tile_rows_int8": (2, 8, 2),
+    "tile_rows_float": (2, 8, 2),
+    "unpack_from_int8": (0, 512, 1),
+    "unpack_from_plain": (0, 512, 1),
+    "macro_bytes_tiles": (1 << 16, 1 << 26, 1),
+}
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What `rlx tune` chooses. The defaults are those of AVX-512; `default` has those of every level.
+
+    Attributes:
+        prefetch: bytes ahead of the reader: about latency times bandwidth of a core. Plain weights of few rows, which
+            take the least arithmetic, are fetched twice as far ahead.
+        macro_rows_int8: rows of int8 activations that share one unpacking of a chunk of weights.
+        macro_rows_float: the same for f32 and bf16 activations.
+        tile_rows_int8: rows of int8 activations whose sums are in registers at once, over unpacked weights.
+        tile_rows_float: the same for f32 and bf16 activations; half of it for gated linears below AVX-512.
+        unpack_from_int8: with fewer rows of int8 activations, weights are streamed for each tile of rows: unpacking
+            them to memory costs more than reading them again from the cache.
+        unpack_from_plain: the same for weights that are plain numbers; below AVX-512 they are always unpacked.
+        macro_bytes_tiles: bytes of bf16 activations that share one unpacking on tile registers: what stays in the
+            second cache.
+
+    Raises:
+        ArgumentError: a number is out of its range.
+    """
+
+    prefetch: int = 4096
+    macro_rows_int8: int = 48
+    macro_rows_float: int = 144
+    tile_rows_int8: int = 6
+    tile_rows_float: int = 6
+    unpack_from_int8: int = 24
+    unpack_from_plain: int = 32
+    macro_bytes_tiles: int = 3 << 19
+
+    def __post_init__(self) -> None:
+        for name, (least, most, step) in _RANGES.items():
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= most or value % step:
+                steps = f" in steps of {step}" if step > 1 else ""
+                hint = f"Give a number from {least} to {most}{steps}."
+                raise ArgumentError(f"{name} = {value!r}", where="tuning", hint=hint)
+
+    @staticmethod
+    def default(level: str) -> Tuning:
+        """What holds for a target's level as long as nothing was measured."""
+        return Tuning(tile_rows_int8=4, unpack_from_int8=0) if level in ("generic", "avx2") else Tuning()
+
+    def as_dict(self) -> dict[str, int]:
+        """The numbers by name, for keys and files."""
+        return asdict(self)
+
+
+#: The names of the numbers.
+NAMES = tuple(row.name for row in fields(Tuning))

@@ -1,0 +1,103 @@
+"""Tunings: every one gives the bits of the default, and none shares a cache entry with another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from levels import BF16_TARGETS, LEVELS, name
+from native import run
+from test_linear import activations, weights
+
+import rlx
+from rlx.codegen.kernels.linear import linear, units
+from rlx.codegen.target import Target
+from rlx.codegen.tuning import NAMES, Tuning
+from rlx.errors import ArgumentError
+from rlx.ir.dtypes import BF16, Q4_K, Q6_K, Q8_0, DType
+from rlx.passes.options import Options
+from rlx.runtime.cache import CompileCache
+from rlx.runtime.compile import Compiler
+
+#: Far from the defaults on either side, so that the same rows fall into other tiles and other halves of the kernel.
+TUNINGS = (
+    Tuning(64, 7, 10, 2, 2, 0, 0),
+    Tuning(8192, 96, 36, 8, 4, 48, 512),
+)
+ROWS = (1, 7, 24, 35, 49)
+N, K = 33, 512
+
+
+def check(dtype: DType, act: str, target: Target, gated: str | None = None) -> None:
+    packed, _ = weights(dtype, N, K)
+    matrices = [packed] * (2 if gated else 1)
+    kernels = [linear(dtype, N, K, act, target, gated=gated)]
+    kernels += [linear(dtype, N, K, act, replace(target, tuned=t), gated=gated) for t in TUNINGS]
+    assert len({kernel.symbol for kernel in kernels}) == len(kernels), "the tuning changed nothing"
+    for rows in ROWS:
+        x, _ = activations(act, rows, K)
+        results = []
+        for kernel in kernels:
+            out = np.full((rows + 1, N), 7, np.float32)
+            run(kernel, target, x, *matrices, out, end=units(N), rows=rows, n=N)
+            assert (out[rows] == 7).all(), f"wrote past {rows} rows"
+            results.append(out)
+        for out in results[1:]:
+            np.testing.assert_array_equal(out.view(np.uint32), results[0].view(np.uint32))
+
+
+@pytest.mark.parametrize("target", LEVELS, ids=name)
+def test_results_are_the_same_bit_for_bit(target: Target) -> None:
+    turn = LEVELS.index(target)
+    check((Q8_0, Q4_K, Q6_K)[turn % 3], "q8a", target)
+    check(BF16, "f32", target)
+
+
+@pytest.mark.parametrize("target", BF16_TARGETS, ids=name)
+def test_bf16_activations_too(target: Target) -> None:
+    check(BF16, "bf16", target)
+
+
+def test_gated_and_exact_linears_too() -> None:
+    check(Q4_K, "q8a", LEVELS[-1], gated="silu")
+    check(Q8_0, "f32", LEVELS[-1])
+
+
+@pytest.mark.parametrize("target", LEVELS, ids=name)
+def test_the_default_is_the_level_s(target: Target) -> None:
+    assert target.tuning == Tuning.default(target.level)
+    assert replace(target, tuned=TUNINGS[0]).tuning == TUNINGS[0]
+    same = replace(target, tuned=Tuning.default(target.level))
+    assert linear(Q8_0, N, K, "q8a", same).llvm == linear(Q8_0, N, K, "q8a", target).llvm
+
+
+@pytest.mark.parametrize("field", NAMES)
+def test_a_number_out_of_range_is_refused_by_name(field: str) -> None:
+    for value in (-2, 1 << 20, 4.0, True, "6", None):
+        with pytest.raises(ArgumentError, match=rf"tuning: {field} = "):
+            replace(Tuning(), **{field: value})  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="steps of 2"):
+        Tuning(tile_rows_int8=5)
+
+
+def test_two_tunings_never_share_a_program() -> None:
+    graph = rlx.Graph("tuned")
+    x = graph.input("x", [rlx.SEQ, 64])
+    graph.output("y", rlx.ops.silu(x))
+    options = Options(precision="exact", seq=(1, 4), all_rows=True)
+    target = Target.host()
+    targets = [target, *(replace(target, tuned=t) for t in TUNINGS)]
+    targets += [replace(target, tuned=replace(target.tuning, prefetch=target.tuning.prefetch + 64))]
+    keys = [Compiler(t, CompileCache(policy="off")).program(graph, options).key for t in targets]
+    assert len({key.digest for key in keys}) == len(targets)
+    defaults = replace(target, tuned=target.tuning)  # the same code, said aloud
+    assert Compiler(defaults, CompileCache(policy="off")).program(graph, options).key == keys[0]
+    assert keys[1].as_dict()["options"]["tuning"] == TUNINGS[0].as_dict()
+
+
+def test_a_tuning_leaves_packed_weights_alone() -> None:
+    """They take minutes of disk and time, and no packing kernel reads a tuning."""
+    target = Target.host()
+    plain, tuned = (Compiler(t, CompileCache(policy="off")) for t in (target, replace(target, tuned=TUNINGS[0])))
+    assert plain.key(kind="weights") == tuned.key(kind="weights")
