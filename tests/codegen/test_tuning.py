@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import emulated
 import numpy as np
 import pytest
 from levels import BF16_TARGETS, LEVELS, name
@@ -11,7 +12,7 @@ from native import run
 from test_linear import activations, weights
 
 import rlx
-from rlx.codegen.kernels.linear import linear, units
+from rlx.codegen.kernels.linear import linear, macro_rows, units
 from rlx.codegen.target import Target
 from rlx.codegen.tuning import NAMES, Tuning
 from rlx.errors import ArgumentError
@@ -59,6 +60,20 @@ def test_bf16_activations_too(target: Target) -> None:
     check(BF16, "bf16", target)
 
 
+def test_tiles_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulated.use(monkeypatch)
+    target, rows, results = emulated.TARGETS[-1], 150, []
+    (packed, _), (x, _) = weights(Q4_K, N, K), activations("bf16", rows, K)
+    for nbytes in (target.tuning.macro_bytes_tiles, 1 << 16):
+        chosen = replace(target, tuned=replace(target.tuning, macro_bytes_tiles=nbytes))
+        macro, out = macro_rows(K, "bf16", chosen), np.zeros((rows, N), np.float32)
+        assert macro is not None
+        run(linear(Q4_K, N, K, "bf16", chosen), chosen, x, packed, out, end=-(-rows // macro) * 3, rows=rows, n=N)
+        results.append((macro, out))
+    assert results[0][0] > rows > results[1][0]
+    np.testing.assert_array_equal(results[1][1].view(np.uint32), results[0][1].view(np.uint32))
+
+
 def test_gated_and_exact_linears_too() -> None:
     check(Q4_K, "q8a", LEVELS[-1], gated="silu")
     check(Q8_0, "f32", LEVELS[-1])
@@ -74,7 +89,7 @@ def test_the_default_is_the_level_s(target: Target) -> None:
 
 @pytest.mark.parametrize("field", NAMES)
 def test_a_number_out_of_range_is_refused_by_name(field: str) -> None:
-    for value in (-2, 1 << 20, 4.0, True, "6", None):
+    for value in (-2, 1 << 30, 4.0, True, "6", None):
         with pytest.raises(ArgumentError, match=rf"tuning: {field} = "):
             replace(Tuning(), **{field: value})  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="steps of 2"):
