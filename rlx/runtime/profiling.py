@@ -19,6 +19,7 @@ from rlx.runtime.native import NativeProgram
 
 BARRIER_SECONDS = 4e-6  # a region that takes less mostly waits: for the hand-out of work, its workers, its first loads
 BARRIER_SHARE = 0.05  # so does one that the machine's other limits would let take less than this of its time
+_UNITS = {"int8": ("int8", "f32"), "bf16": ("amx-bf16", "bf16", "f32"), "f32": ("f32",)}  # the first that there is
 _READERS = ("linear", "expert_linear", "attention", "embedding", *EFFECTS)
 
 
@@ -50,8 +51,7 @@ class OpTime:
 
         Args:
             bandwidth: bytes that all workers read a second, in 10^9.
-            peaks: operations that they do a second, in 10^9; of kinds of one arithmetic ("int8", "amx-int8") the
-                fastest counts.
+            peaks: operations that they do a second, in 10^9, by kind (`rlx.codegen.kernels.peak.kinds`).
         """
         arithmetic = sum(n / _peak(kind, peaks) for kind, n in self.operations.items())
         least, name = max((self.bytes / bandwidth, "memory"), (arithmetic, "arithmetic"))
@@ -74,8 +74,8 @@ class Limit:
 
 
 def _peak(kind: str, peaks: Mapping[str, float]) -> float:
-    """The fastest that is measured of an arithmetic; f32 where the machine has no instructions of its own for it."""
-    return max((rate for name, rate in peaks.items() if kind in name), default=peaks["f32"])
+    """That of the units which do an arithmetic: AMX tiles multiply bf16 only."""
+    return next(peaks[unit] for unit in _UNITS[kind] if unit in peaks)
 
 
 def region_seconds(program: NativeProgram, seconds: float) -> np.ndarray:
@@ -122,7 +122,7 @@ def _label(node: Node) -> str:
 
 
 def _arithmetic(node: Node) -> str:
-    """What multiplies in it: the type of a linear's activations decides, everything else computes in f32."""
+    """What multiplies in it: the type of a linear's activations decides, attention may take bf16, all else is f32."""
     if node.op in ("linear", "expert_linear"):
         return {Q8A: "int8", BF16: "bf16"}.get(node.inputs[0].dtype, "f32")
     return "bf16" if node.op == "attention" and node["bf16"] else "f32"
