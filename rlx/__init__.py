@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from rlx.ir.graph import Graph
     from rlx.profile import CompileProfile
     from rlx.runners import GemmaRunner, Llama32Runner, LmRunner, Qwen3Runner, Qwen35Runner, SampleOpts, auto_runner
+    from rlx.runners.token_generator import GemmaGenerator, TokenGenerator
     from rlx.runtime.cache import CompileCache
     from rlx.runtime.devices import Device, devices
     from rlx.runtime.executable import Executable, compile
@@ -66,6 +67,7 @@ _HOME = {
     "SEQ": "rlx.ir.dims",
     "Graph": "rlx.ir.graph",
     "CompileProfile": "rlx.profile",
+    "GemmaGenerator": "rlx.runners.token_generator",
     "GemmaRunner": "rlx.runners",
     "Llama32Runner": "rlx.runners",
     "LmRunner": "rlx.runners",
@@ -77,6 +79,7 @@ _HOME = {
     "Executable": "rlx.runtime.executable",
     "compile": "rlx.runtime.executable",
     "StreamDetokenizer": "rlx.text",
+    "TokenGenerator": "rlx.runners.token_generator",
     "Tokenizer": "rlx.text",
     "load_tokenizer": "rlx.text",
 }
@@ -109,6 +112,7 @@ __all__ = [
     "ConfigError",
     "Device",
     "Executable",
+    "GemmaGenerator",
     "GemmaRunner",
     "GgufError",
     "Graph",
@@ -133,6 +137,7 @@ __all__ = [
     "StreamDetokenizer",
     "Target",
     "TargetError",
+    "TokenGenerator",
     "Tokenizer",
     "TokenizerError",
     "UnsupportedModelError",

@@ -256,6 +256,7 @@ def ask(side: subprocess.Popen[str], do: str, **arguments: object) -> dict[str, 
 
 
 def test_a_side_answers_line_by_line(side: subprocess.Popen[str], demo_model: Path) -> None:
+    from rlx.runners.costs import step_bytes
     from rlx.runners.engine import Engine
 
     engine = Engine.open(demo_model, threads=1, max_seq=128)
@@ -264,7 +265,7 @@ def test_a_side_answers_line_by_line(side: subprocess.Popen[str], demo_model: Pa
     for _ in range(6):
         expected.append(int(logits.argmax()))
         logits = engine.forward(expected[-1:])
-    moved = engine.step_bytes(20)
+    moved = step_bytes(engine, 20)
     vocab = engine.config.vocab_size
     engine.close()
     opened = ask(side, "open", model=str(demo_model), threads=1, context=128)

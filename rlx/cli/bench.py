@@ -53,6 +53,8 @@ def bench(model: str | None, prompt: int, generate: int, repeat: int, as_json: b
 
 def measure(engine: Engine, prompt: int, generate: int, repeat: int) -> dict[str, Any]:
     """Medians of several runs, with the machine's read bandwidth measured in between."""
+    from rlx.runners import costs
+
     ids = [(7919 * i) % engine.config.vocab_size for i in range(prompt)]
     engine.forward(ids)  # compiles, and touches every page
     engine.forward(ids[:1])
@@ -66,14 +68,14 @@ def measure(engine: Engine, prompt: int, generate: int, repeat: int) -> dict[str
         for i in range(generate):
             engine.forward(ids[i % prompt : i % prompt + 1])
         decode.append((time.perf_counter() - start) / generate)
-        bandwidth.append(engine.read_bandwidth())
-    report = engine.profile_step()
+        bandwidth.append(costs.read_bandwidth(engine))
+    report = costs.profile_step(engine)
     engine.reset()
-    report_prefill = engine.profile_step(ids)
+    report_prefill = costs.profile_step(engine, ids)
     step, many, read = statistics.median(decode), statistics.median(prefill), statistics.median(bandwidth)
-    peaks = engine.arithmetic_peaks()
+    peaks = costs.arithmetic_peaks(engine)
     flops = sum(t.flops for t in report_prefill)
-    moved = engine.step_bytes(prompt + generate // 2)
+    moved = costs.step_bytes(engine, prompt + generate // 2)
     return {
         "threads": engine.stats()["threads"],
         "target": engine.stats()["target"],

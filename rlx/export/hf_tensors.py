@@ -16,9 +16,10 @@ import numpy.typing as npt
 from rlx.errors import WeightError
 from rlx.export.hf_config import TextConfig
 from rlx.export.hf_rope import divisors
-from rlx.export.model import Bytes, ExportTensor, Floats, to_float32
+from rlx.export.model import Bytes, ExportTensor, Floats
 from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.weights import TensorInfo
+from rlx.weights.values import dequantize
 
 Array = npt.NDArray[Any]
 Move = Callable[[Array], Array]
@@ -68,9 +69,9 @@ def export_tensor(
 
     def values() -> Floats:
         if info.dtype in _STORED:
-            found = to_float32(stored(), info.dtype, shape)
+            found = dequantize(stored(), info.dtype, shape)
         else:  # in blocks, which do not move one by one
-            found = moved(to_float32(raw(), info.dtype, info.shape))
+            found = moved(dequantize(raw(), info.dtype, info.shape))
         return found if change.compute is None else change.compute(found)
 
     copied = change.compute is None and info.dtype in _STORED

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,13 +16,11 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from rlx.codegen import layouts
-from rlx.errors import ConfigError, UnsupportedModelError
-from rlx.ir.dtypes import F8_E4M3, DType
+from rlx.errors import ConfigError
+from rlx.ir.dtypes import DType
 from rlx.weights import TensorInfo
-from rlx.weights.composed import FLOATS
-from rlx.weights.composed import to_float32 as floats
 from rlx.weights.gguf import GgufFile
+from rlx.weights.values import dequantize
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -83,34 +80,6 @@ class ExportModel:
         self.close()
 
 
-def to_float32(raw: Bytes, dtype: DType, shape: tuple[int, ...]) -> Floats:
-    """The values of stored bytes, as an own float32 array of `shape`.
-
-    Args:
-        raw: 1-D uint8, dense and row-major.
-
-    Raises:
-        UnsupportedModelError: a type that holds no weights, or that the `gguf` package cannot dequantize.
-    """
-    if dtype in FLOATS:
-        return floats(raw, dtype).reshape(shape)
-    if dtype is F8_E4M3:  # of checkpoints: GGUF has no such type
-        n, k = prod(shape[:-1]), shape[-1]
-        return layouts.unpack(dtype, layouts.pack(dtype, raw, n, k), n, k).reshape(shape)
-    return _dequantize(raw, dtype, shape)
-
-
-def _dequantize(raw: Bytes, dtype: DType, shape: tuple[int, ...]) -> Floats:
-    from gguf import GGMLQuantizationType, quants
-
-    try:
-        rows = raw.reshape(*shape[:-1], dtype.row_bytes(shape[-1]))
-        kind = GGMLQuantizationType(-1 if dtype.ggml is None else dtype.ggml)  # no type has the number -1
-        return np.asarray(quants.dequantize(rows, kind), np.float32).reshape(shape)
-    except (NotImplementedError, ValueError) as error:
-        raise UnsupportedModelError(f"values of type {dtype} cannot be read as numbers ({error})") from error
-
-
 # -- GGUF -------------------------------------------------------------------------------------------------------------
 
 
@@ -151,6 +120,6 @@ def _gguf_tensor(file: GgufFile, info: TensorInfo) -> ExportTensor:
         name=info.name,
         shape=info.shape,
         dtype=info.dtype,
-        values=lambda: to_float32(file.raw(info.name), info.dtype, info.shape),
+        values=lambda: dequantize(file.raw(info.name), info.dtype, info.shape),
         raw=lambda: file.raw(info.name),
     )

@@ -6,7 +6,6 @@ cache: `prefill_logits` and `generate` start one, `decode_logits` continues it, 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from rlx.runners.generation import Generation, Logits, Request, Source, stepwise
 from rlx.runners.sampling import SampleOpts
 from rlx.runners.speculative import Counters, Drafter, PromptLookup, Speculation
 from rlx.runners.stopping import OnToken
+from rlx.runners.turns import Turns
 from rlx.runtime.devices import Device
 
 if TYPE_CHECKING:
@@ -125,9 +125,7 @@ class CachedRunner(LmRunner):
                 hint="rlx.auto_runner picks the runner that fits",
             )
         self._engine, self._device, self._sample, self._on_token = engine, device, sample, on_token
-        self._lock = threading.Lock()
-        self._user: tuple[str, str] | None = None
-        self._closed = False
+        self._turn = Turns("runner")
         self._reused, self._cached = 0, True
         self._speculated = Counters()
 
@@ -162,7 +160,7 @@ class CachedRunner(LmRunner):
             TokenizerError: the file has none that can be built.
             BusyError: the runner was closed before anyone asked.
         """
-        if self._closed and "tokenizer" not in vars(self._engine):
+        if self._turn.closed and "tokenizer" not in vars(self._engine):
             raise BusyError("the runner was closed", where="tokenizer", hint="open the model again")
         return self._engine.tokenizer
 
@@ -361,28 +359,16 @@ class CachedRunner(LmRunner):
 
     def close(self) -> None:
         """Gives back the memory and the threads; once is enough, more does no harm."""
-        if not self._closed:
+        if not self._turn.closed:
             with self._use("close") as engine:
-                self._closed = True
+                self._turn.closed = True
                 engine.close()
 
     @contextmanager
     def _use(self, what: str) -> Iterator[TokenEngine]:
         """The engine, for one caller at a time."""
-        if not self._lock.acquire(blocking=False):
-            thread, doing = self._user or ("another thread", "something")
-            raise BusyError(
-                f"the runner is in use: {doing} in thread {thread}", where=what,
-                hint="one thread at a time, and not from a callback of its own; open a runner for each thread",
-            )  # fmt: skip
-        try:
-            if self._closed:
-                raise BusyError("the runner was closed", where=what, hint="open the model again")
-            self._user = (threading.current_thread().name, what)
+        with self._turn(what):
             yield self._engine
-        finally:
-            self._user = None
-            self._lock.release()
 
     def __enter__(self) -> Self:
         with self._use("with"):

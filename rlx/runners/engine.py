@@ -8,7 +8,6 @@ recurrent states go back to an earlier length is in `rlx.runtime.session`.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
@@ -20,31 +19,39 @@ import numpy as np
 from rlx import text
 from rlx.errors import ArgumentError, PromptError, SnapshotError
 from rlx.runners.identity import identity
+from rlx.runners.modes import Modes
 from rlx.runners.opened import Source
 from rlx.runners.prediction import DRAFTS, HeadDrafter, Predictor
-from rlx.runners.programs import HIDDEN, ProgramRecord, Programs, Wanted
+from rlx.runners.programs import ProgramRecord, Programs
 from rlx.runners.recommended import recommended
 from rlx.runners.sample_opts import SampleOpts
 from rlx.runners.setup import Plan
+from rlx.runners.wanted import DECODE, HIDDEN, Wanted
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
+from rlx.runtime.given import Given, feed
 from rlx.runtime.guards import row_numbers
 from rlx.runtime.kept import KeptWeights, weights_key
 from rlx.runtime.kv import States
-from rlx.runtime.machine import arithmetic_peaks, read_bandwidth
-from rlx.runtime.profiling import OpTime, op_times, region_seconds, step_bytes, step_flops
+from rlx.runtime.native import NativeProgram
 from rlx.runtime.session import Session
 from rlx.runtime.snapshot import Snapshot
 from rlx.runtime.tensors import Progress, Tensors
 from rlx.runtime.threads import WorkerPool
 from rlx.weights import WeightLoader, open_weights
 
-DECODE = Wanted((1, 1))
 ALL_ROWS_VALUES = 1 << 24  # most logits that one call keeps when every position is wanted
 
 
 class Engine:
-    """A loaded model. Make one with `Engine.open`."""
+    """A loaded model. Make one with `Engine.open`.
+
+    Attributes:
+        modes: which program a call runs in.
+        tables: the programs in memory, "prefill" and "decode".
+        profile: what they are compiled with.
+        weights: the open file.
+    """
 
     _predictor: Predictor | None = None  # made when it is first wanted
     _hearing = False  # whether it is told what is computed
@@ -61,6 +68,8 @@ class Engine:
         self._programs = Programs(plan.graph, setup, self._compiler, self._pool, lambda: self._tensors.addresses)
         self._session = self._new_session()
         self._programs.bind(self._states.addresses)
+        self.modes, self.tables = Modes(setup.profile.ranges), self._programs.tables
+        self.profile, self.weights = setup.profile, plan.weights
 
     @classmethod
     def open(
@@ -184,6 +193,29 @@ class Engine:
             session.hold()
         return self._step(rows, True)[len(lacking) :]
 
+    def give(self, count: int, embeds: Any, bias: Any = None) -> Given:
+        """What `forward_given` takes: embeddings of `count` positions, and perhaps a bias, see `Given.checked`.
+
+        Raises:
+            PromptError: they do not fit, or the bias opens later keys over more positions than a call has rows.
+        """
+        given = Given.checked(embeds, bias, count, self.config.hidden, self.config.heads)
+        given.check_calls(self._setup.profile.buckets[-1])
+        return given
+
+    def forward_given(self, ids: Sequence[int], given: Given) -> np.ndarray:
+        """Starts a session of `ids` that is computed from what is given in place of their embeddings; as `forward`.
+
+        Layers with embeddings of their own look those of `ids` up. An error leaves an empty session.
+        """
+        self.reset()
+        self._session.given = given
+        try:
+            return self.forward(ids)
+        except BaseException:
+            self.reset()
+            raise
+
     def _prepare(self, ids: Sequence[int]) -> None:
         """The weights are there, and the cache has room for the ids."""
         if not len(ids):
@@ -204,17 +236,24 @@ class Engine:
         if all_rows:
             fitting = [b for b in self._setup.profile.buckets if b * self.config.vocab_size <= ALL_ROWS_VALUES]
             largest = max(fitting, default=1)
-        return (ids[at : at + largest] for at in range(0, len(ids), largest))
+        first, at = self._session.done, 0
+        while at < len(ids):
+            end = self._session.call_end(first + at, min(largest, len(ids) - at)) - first
+            yield ids[at:end]
+            at = end
 
-    def _bucket(self, rows: int) -> tuple[int, int]:
-        return next(b for b in self._setup.profile.ranges if b[0] <= rows <= b[1])
+    def program_for(self, rows: int, past: int, all_rows: bool = False) -> NativeProgram:
+        """The program for a call of some rows behind `past` positions, compiled if need be."""
+        return self._programs[self._wanted(rows, past, all_rows)]
+
+    def _wanted(self, rows: int, past: int, all_rows: bool = False) -> Wanted:
+        given = self._session.given_at(past)
+        return self.modes.wanted(rows, past, all_rows, self._hearing, given, self.max_seq)
 
     def _step(self, ids: Sequence[int], all_rows: bool) -> np.ndarray:
         rows, past = len(ids), self._session.done
-        program = self._programs[Wanted(self._bucket(rows), all_rows and rows > 1, self._hearing)]
-        program.inputs["tokens"][:rows] = ids
-        if "positions" in program.inputs:  # not if every layer is recurrent
-            program.inputs["positions"][:rows] = range(past, past + rows)
+        program = self.program_for(rows, past, all_rows)
+        feed(program.inputs, ids, past, self._session.given_at(past))
         env = {"SEQ": rows, "PAST_SEQ": past, **self._states.extents}
         self._session.begin(rows)
         program.run(**env)
@@ -361,40 +400,6 @@ class Engine:
         """How the model's files want tokens to be chosen; None if they do not say."""
         return recommended(self._weights.loader)
 
-    # -- measuring ------------------------------------------------------------------------------------------------
-
-    def profile_step(self, ids: Sequence[int] = (1,), repeat: int = 5) -> list[OpTime]:
-        """Runs the ids several times and says where the time went, longest first: of every region the median."""
-        self._load()
-        self._catch_up()
-        self._session.mark()  # to go back here at the cost of a copy
-        wanted, env = Wanted(self._bucket(len(ids))), {"SEQ": len(ids), "PAST_SEQ": self.past}
-        program, graph, steps = self._programs[wanted], self._programs.final_graph(wanted), []
-        for _ in range(repeat):
-            start = time.perf_counter()
-            self.forward(ids)
-            seconds = time.perf_counter() - start
-            self.trim(env["PAST_SEQ"])
-            steps.append(region_seconds(program, seconds))
-        return op_times(program, graph, env, np.median(steps, axis=0))
-
-    def step_bytes(self, past: int) -> int:
-        """Bytes of weights and cache that decoding one token after `past` others reads."""
-        return step_bytes(self._programs.final_graph(DECODE), {"SEQ": 1, "PAST_SEQ": past})
-
-    def step_flops(self, rows: int, past: int = 0) -> int:
-        """Operations of a call with `rows` ids, at most those of the largest bucket, after `past` others."""
-        wanted = Wanted(self._bucket(rows))
-        return step_flops(self._programs.final_graph(wanted), {"SEQ": rows, "PAST_SEQ": past})
-
-    def read_bandwidth(self) -> float:
-        """Bytes a second, in GB/s, that the engine's workers can read from memory."""
-        return read_bandwidth(self._pool)
-
-    def arithmetic_peaks(self) -> dict[str, float]:
-        """Operations a second, in 10^9, that the workers reach in registers, for every kind that the target has."""
-        return arithmetic_peaks(self._compiler, self._pool)
-
     def stats(self) -> dict[str, Any]:
         """What the engine holds: bytes of weights, of them in a kept copy, of states, checkpoints and arenas; threads;
         counters of the cache.
@@ -411,6 +416,7 @@ class Engine:
             "profile": str(self._setup.source) if self._setup.source else None,
             "kv_dtype": self._setup.kv_type.name,
             "cache": self._compiler.cache.stats,
+            "programs": {phase: table.stats for phase, table in self._programs.tables.items()},
         }
 
     def close(self) -> None:

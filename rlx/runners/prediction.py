@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from rlx import models
 from rlx.runners.opened import Source, check_types
-from rlx.runners.programs import Programs, Wanted
+from rlx.runners.programs import Programs
 from rlx.runners.setup import Setup
 from rlx.runners.speculative import Hits
+from rlx.runners.wanted import Wanted
 from rlx.runtime.compile import Compiler
 from rlx.runtime.kv import States
 from rlx.runtime.tensors import Progress, Tensors

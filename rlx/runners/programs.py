@@ -6,40 +6,20 @@ Runners stage, under the engine.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from rlx.ir import text as ir_text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.passes.layout import MATRIX_LAYOUT
+from rlx.runners.program_table import Made, ProgramTable
 from rlx.runners.setup import Setup
+from rlx.runners.wanted import HIDDEN, Wanted
 from rlx.runtime.compile import CompiledProgram, Compiler
 from rlx.runtime.native import NativeProgram
 from rlx.runtime.threads import WorkerPool
-
-HIDDEN = "hidden"  # the output that the head multiplies
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which of a model's programs a call needs.
-
-    Attributes:
-        seq: (smallest, largest) number of rows.
-        all_rows: whether the logits of every row are wanted, not those of the last one only.
-        hidden: whether what the head multiplies is wanted, of every row.
-    """
-
-    seq: tuple[int, int]
-    all_rows: bool = False
-    hidden: bool = False
-
-    @property
-    def name(self) -> str:
-        """For a folder of dumps."""
-        phase = "decode" if self.seq == (1, 1) else "prefill"
-        return f"{phase}-{self.seq[0]}-{self.seq[1]}" + "-all" * self.all_rows + "-hidden" * self.hidden
 
 
 @dataclass(frozen=True)
@@ -56,13 +36,16 @@ class ProgramRecord:
 
 
 class Programs:
-    """A table of native programs.
+    """The native programs of a model, in a table for each phase.
 
     Args:
         graph: the model, symbolic; its output "hidden" is only there where it is wanted.
         setup: the compile profile and the folder of dumps.
         addresses: where the weights are, by name; asked for when a program is bound, so they may be loaded late.
         packed: tables that another graph of the model multiplies.
+
+    Attributes:
+        tables: "prefill" and "decode"; without a capacity at first.
     """
 
     def __init__(
@@ -76,30 +59,37 @@ class Programs:
     ) -> None:
         self._graph, self._setup, self._compiler, self._pool = graph, setup, compiler, pool
         self._weights, self._packed, self._states = addresses, packed, dict[str, int]()
-        self._programs: dict[Wanted, NativeProgram] = {}
+        self.tables = {"prefill": ProgramTable(), "decode": ProgramTable()}
 
     def __getitem__(self, wanted: Wanted) -> NativeProgram:
         """The program, bound and ready to run."""
-        if wanted not in self._programs:
-            program = self.compile(wanted).instance(self._pool)
-            program.bind(self._weights())
-            program.bind(self._states)
-            self._programs[wanted] = program
-        return self._programs[wanted]
+        return self.tables[wanted.phase].get(wanted, lambda: self._make(wanted))
+
+    def _make(self, wanted: Wanted) -> Made:
+        start, compiles = time.perf_counter(), self._compiler.cache.stats.compiles
+        compiled = self.compile(wanted)
+        program = compiled.instance(self._pool)
+        program.bind(self._weights())
+        program.bind(self._states)
+        fresh = self._compiler.cache.stats.compiles != compiles
+        return Made(program, fresh, time.perf_counter() - start, compiled.object_bytes)
+
+    def _all(self) -> Iterator[NativeProgram]:
+        return chain.from_iterable(self.tables.values())
 
     def bind(self, states: Mapping[str, int]) -> None:
         """From now on every program works on the states at these addresses."""
         self._states = dict(states)
-        for program in self._programs.values():
+        for program in self._all():
             program.bind(self._states)
 
     def compile(self, wanted: Wanted) -> CompiledProgram:
         """The program's code, from the cache if it is there."""
         setup = self._setup
-        options = setup.profile.options(wanted.seq, all_rows=wanted.all_rows, whole=(HIDDEN,), packed=self._packed)
-        outputs = {name: node for name, node in self._graph.outputs.items() if wanted.hidden or name != HIDDEN}
+        more = {"all_rows": wanted.all_rows, "symbols": wanted.symbols, "whole": (HIDDEN,), "packed": self._packed}
+        options = setup.profile.options(wanted.seq, **more)
         dump = setup.dump_ir / wanted.name if setup.dump_ir else None
-        return self._compiler.program(self._graph.replace(outputs=outputs), options, dump=dump)
+        return self._compiler.program(wanted.variant(self._graph), options, dump=dump)
 
     def prepare(
         self, table: Iterable[Wanted], on_program: Callable[[ProgramRecord], None] | None = None
@@ -126,12 +116,11 @@ class Programs:
     @property
     def arena_bytes(self) -> int:
         """Bytes of the programs' own memory."""
-        return sum(p.arena_bytes for p in self._programs.values())
+        return sum(p.arena_bytes for p in self._all())
 
     def close(self) -> None:
-        for program in self._programs.values():
-            program.close()
-        self._programs.clear()
+        for table in self.tables.values():
+            table.clear()
 
 
 def _record(wanted: Wanted, compiled: CompiledProgram, seconds: float, cached: bool) -> ProgramRecord:

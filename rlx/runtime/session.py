@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import SnapshotError
+from rlx.runtime.given import Given
 from rlx.runtime.kv import States
 from rlx.runtime.snapshot import Snapshot
 
@@ -49,10 +50,12 @@ class Session:
     Attributes:
         ids: the tokens so far; `array("i")`, four bytes each.
         done: how many of them the states contain. Fewer than `ids` after going back: the rest must be computed again.
+        given: what the first positions were computed from in place of token embeddings and the causal mask, if so.
     """
 
     def __init__(self, states: States) -> None:
         self.states, self.ids, self.done = states, array("i"), 0
+        self.given: Given | None = None
         self._floor = 0  # rings hold the positions from here on
         self._torn = False  # recurrent states may be those of any length
         self._checkpoints: list[_Checkpoint] = []
@@ -79,6 +82,15 @@ class Session:
         """Puts the states in order after a step that did not reach its end."""
         if self._torn:
             self.rewind(len(self.ids))
+
+    def given_at(self, position: int) -> Given | None:
+        """What the position is computed from, if it is something else than its id."""
+        return self.given if self.given is not None and position < len(self.given) else None
+
+    def call_end(self, start: int, most: int) -> int:
+        """Where a call of at most `most` rows that begins at `start` ends, so that what was given is not mixed."""
+        given = self.given_at(start)
+        return start + most if given is None else given.end(start, most)
 
     def mark(self) -> None:
         """Makes `done` a length to go back to; free until states are overwritten that it needs."""
@@ -125,6 +137,7 @@ class Session:
         everything must be done again.
         """
         del self.ids[length:]
+        self.given = self.given.first(length) if self.given is not None else None
         self._checkpoints = [c for c in self._checkpoints if c.length <= length]
         if self._held.length > length:
             self._held.length = _EVERYTHING
@@ -163,7 +176,14 @@ class Session:
     # -- snapshots ------------------------------------------------------------------------------------------------
 
     def snapshot(self, model: str) -> Snapshot:
-        """A copy of the session, whose ids must all be done."""
+        """A copy of the session, whose ids must all be done.
+
+        Raises:
+            SnapshotError: the session began with embeddings, for which ids do not stand.
+        """
+        if self.given is not None:
+            hint = "Give the embeddings again where it shall go on."
+            raise SnapshotError("a session that began with embeddings has no snapshot", where="snapshot", hint=hint)
         copy, length = self.states.copy_positions, self.done
         arrays = {name: copy(name, 0, length) for name in self.states.names("full")}
         arrays |= {name: copy(name, self._floor, length) for name in self._rings}
@@ -172,7 +192,7 @@ class Session:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Becomes the session that was copied, which `check` must have passed; an interrupt leaves an empty one."""
-        self._checkpoints, self._torn, self._floor = [], True, _EVERYTHING
+        self._checkpoints, self._torn, self._floor, self.given = [], True, _EVERYTHING, None
         self._held.length = _EVERYTHING
         del self.ids[:]
         length, floor = snapshot.position, 0

@@ -17,8 +17,10 @@ from rlx import models
 from rlx.errors import ArgumentError
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32
+from rlx.runners import costs
 from rlx.runners.cached import CachedRunner
-from rlx.runners.engine import DECODE, Engine
+from rlx.runners.engine import Engine
+from rlx.runners.wanted import DECODE
 from rlx.weights import ModelWeights, open_weights
 
 Array = np.ndarray[Any, Any]
@@ -168,9 +170,9 @@ def test_snapshots_of_other_models_and_formats_are_refused(family: Family, golde
 
 def test_measuring_a_step_changes_nothing(family: Family) -> None:
     talk(family.engine, 60, 140)
-    assert family.engine.profile_step([1], repeat=3)
-    assert family.engine.profile_step(IDS[:16], repeat=2)
-    assert family.engine.step_bytes(140) > 0
+    assert costs.profile_step(family.engine, [1], repeat=3)
+    assert costs.profile_step(family.engine, IDS[:16], repeat=2)
+    assert costs.step_bytes(family.engine, 140) > 0
     assert goes_on(family, family.engine)
 
 

@@ -41,8 +41,16 @@ def session(runner: Any) -> Any:
 def addresses(engine: Engine) -> dict[str, Any]:
     """Where everything lies that a step touches, and the objects it goes through."""
     programs = {
-        key: (id(p), p.arena.address, p._args.tobytes(), p._context.tobytes(), id(p.inputs["tokens"]), id(p._code))
-        for key, p in engine._programs.items()
+        (phase, key): (
+            id(p),
+            p.arena.address,
+            p._args.tobytes(),
+            p._context.tobytes(),
+            id(p.inputs["tokens"]),
+            id(p._code),
+        )
+        for phase, table in engine.tables.items()
+        for key, p in zip(table.order, table, strict=True)
     }
     return {"programs": programs, "states": engine._states.addresses, "weights": dict(engine._tensors.addresses)}
 

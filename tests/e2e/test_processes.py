@@ -21,6 +21,7 @@ import pytest
 
 import rlx
 from rlx.errors import CacheError
+from rlx.runners.costs import profile_step, step_bytes
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.store import CacheWarning, Store, default_root
 
@@ -240,8 +241,8 @@ def test_what_is_in_use_needs_no_entry_any_more(folder: Path, model: Path, usual
         assert runner.generate(PROMPT, 8, stop_at_eog=False) == usual
         assert len(store.entries()) == 1
         store.clear()
-        assert runner._engine.profile_step()
-        assert runner._engine.step_bytes(8) > 0
+        assert profile_step(runner._engine)
+        assert step_bytes(runner._engine, 8) > 0
         assert runner.generate(PROMPT, 8, stop_at_eog=False) == usual
     graph = rlx.Graph("tiny")
     graph.output("y", rlx.ops.silu(graph.input("x", [rlx.SEQ, 32])))

@@ -15,7 +15,8 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.profile import CompileProfile
 from rlx.runners.engine import Engine
-from rlx.runners.programs import Wanted
+from rlx.runners.modes import Modes
+from rlx.runners.wanted import Wanted
 from rlx.runtime.kv import States
 from rlx.runtime.session import Session
 
@@ -157,6 +158,7 @@ class InterpretedEngine(Engine):
         self.before: Callable[[], None] = lambda: None
         self.after: Callable[[], None] = lambda: None
         self._programs: Any = InterpretedPrograms(Interpreted(self))
+        self.modes = Modes(self._setup.profile.ranges)
         self._session: Session = self._new_session()
 
     @property

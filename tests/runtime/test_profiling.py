@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlx.cli.main import cli
+from rlx.runners.costs import profile_step
 from rlx.runners.engine import Engine
 from rlx.runtime.profiling import BARRIER_SECONDS, Limit, OpTime
 
@@ -50,7 +51,7 @@ def test_what_does_little_waits() -> None:
 def test_operations_are_those_of_the_activations_type(demo_model: Path) -> None:
     """The demo's linears are Q8_0 with 8-bit activations; attention and norms compute in f32."""
     engine = Engine.open(demo_model, threads=1, max_seq=32)
-    found = {row.label: row for row in engine.profile_step([1], repeat=1)}
+    found = {row.label: row for row in profile_step(engine, [1], repeat=1)}
     engine.close()
     linears = sum((row.operations for label, row in found.items() if label.startswith("linear-q8_0")), Counter())
     assert linears["int8"] > 1_000_000 and linears["bf16"] == 0

@@ -1,0 +1,57 @@
+"""What an engine's programs cost: the time of each region, bytes and operations of a step, and the machine's limits.
+
+Runners stage, beside `engine.py`, for `rlx bench` and the benchmarks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlx.runners.wanted import DECODE
+from rlx.runtime import machine, profiling
+from rlx.runtime.profiling import OpTime, op_times, region_seconds
+
+if TYPE_CHECKING:
+    from rlx.runners.engine import Engine
+
+
+def profile_step(engine: Engine, ids: Sequence[int] = (1,), repeat: int = 5) -> list[OpTime]:
+    """Runs the ids several times and says where the time went, longest first: of every region the median."""
+    engine._load()
+    engine._catch_up()
+    engine._session.mark()  # to go back here at the cost of a copy
+    wanted, env = engine._wanted(len(ids), engine.past), {"SEQ": len(ids), "PAST_SEQ": engine.past}
+    program, graph, steps = engine._programs[wanted], engine._programs.final_graph(wanted), []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        engine.forward(ids)
+        seconds = time.perf_counter() - start
+        engine.trim(env["PAST_SEQ"])
+        steps.append(region_seconds(program, seconds))
+    return op_times(program, graph, env, np.median(steps, axis=0))
+
+
+def step_bytes(engine: Engine, past: int) -> int:
+    """Bytes of weights and cache that decoding one token after `past` others reads."""
+    return profiling.step_bytes(engine._programs.final_graph(DECODE), {"SEQ": 1, "PAST_SEQ": past})
+
+
+def step_flops(engine: Engine, rows: int, past: int = 0) -> int:
+    """Operations of a call with `rows` ids, at most those of the largest bucket, after `past` others."""
+    return profiling.step_flops(
+        engine._programs.final_graph(engine._wanted(rows, past)), {"SEQ": rows, "PAST_SEQ": past}
+    )
+
+
+def read_bandwidth(engine: Engine) -> float:
+    """Bytes a second, in GB/s, that the engine's workers can read from memory."""
+    return machine.read_bandwidth(engine._pool)
+
+
+def arithmetic_peaks(engine: Engine) -> dict[str, float]:
+    """Operations a second, in 10^9, that the workers reach in registers, for every kind that the target has."""
+    return machine.arithmetic_peaks(engine._compiler, engine._pool)

@@ -1,0 +1,103 @@
+"""A table of native programs in memory: the least recently used goes first, and everything is counted.
+
+Runners stage, under `programs.py`, which keeps one a phase.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlx.errors import ArgumentError
+from rlx.runtime.native import NativeProgram
+
+
+@dataclass(frozen=True)
+class TableStats:
+    """What a table has done so far.
+
+    Attributes:
+        hits, misses: requests whose program was there, and was not.
+        compiles: misses that ran the compiler; the others were in the compile cache.
+        evictions: programs dropped for others.
+        seconds: time the misses took.
+        code_bytes: object code of the programs that the misses brought.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    compiles: int = 0
+    evictions: int = 0
+    seconds: float = 0.0
+    code_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Made:
+    """A program that was not in the table, and what it took."""
+
+    program: NativeProgram
+    compiled: bool
+    seconds: float
+    code_bytes: int
+
+
+class ProgramTable:
+    """Programs by key.
+
+    Attributes:
+        capacity: programs kept at most; None for any number.
+        stats: the counters.
+    """
+
+    def __init__(self) -> None:
+        self.capacity: int | None = None
+        self.stats = TableStats()
+        self._programs: OrderedDict[Hashable, NativeProgram] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], Made]) -> NativeProgram:
+        """The program of a key, made if it is not there."""
+        if key in self._programs:
+            self._programs.move_to_end(key)
+            self._count(hits=1)
+            return self._programs[key]
+        made = make()
+        self._programs[key] = made.program
+        self._count(misses=1, compiles=int(made.compiled), seconds=made.seconds, code_bytes=made.code_bytes)
+        self._evict()
+        return made.program
+
+    def limit(self, capacity: int | None) -> None:
+        """Sets the capacity; programs beyond it go at once.
+
+        Raises:
+            ArgumentError: it is not above 0.
+        """
+        if capacity is not None and capacity <= 0:
+            raise ArgumentError(f"the capacity is {capacity}", where="program table", hint="Give a number above 0.")
+        self.capacity = capacity
+        self._evict()
+
+    def _evict(self) -> None:
+        while self.capacity is not None and len(self._programs) > self.capacity:
+            self._programs.popitem(last=False)[1].close()
+            self._count(evictions=1)
+
+    def _count(self, **more: float) -> None:
+        self.stats = replace(self.stats, **{name: getattr(self.stats, name) + n for name, n in more.items()})
+
+    @property
+    def order(self) -> list[Any]:
+        """The keys, the least recently used first."""
+        return list(self._programs)
+
+    def __iter__(self) -> Iterator[NativeProgram]:
+        return iter(list(self._programs.values()))
+
+    def clear(self) -> None:
+        """Closes every program."""
+        for program in self:
+            program.close()
+        self._programs.clear()

@@ -1,0 +1,67 @@
+"""What a call wants of a program: how many rows, behind how many positions, with which inputs and outputs.
+
+Runners stage, under `programs.py`, which has a program for each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlx.ir.graph import Graph
+from rlx.models import variants
+
+Range = tuple[int, int]
+
+HIDDEN = "hidden"  # the output that the head multiplies
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which of a model's programs a call needs.
+
+    Attributes:
+        seq: (smallest, largest) number of rows.
+        all_rows: whether the logits of every row are wanted, not those of the last one only.
+        hidden: whether what the head multiplies is wanted, of every row.
+        past: (smallest, largest) number of positions before them; None for any.
+        embeds: whether the caller gives embeddings in place of tokens.
+        bias: heads of a bias on attention in place of the causal mask, 1 for all; 0 for none.
+    """
+
+    seq: Range
+    all_rows: bool = False
+    hidden: bool = False
+    past: Range | None = None
+    embeds: bool = False
+    bias: int = 0
+
+    @property
+    def phase(self) -> str:
+        return "decode" if self.seq == (1, 1) else "prefill"
+
+    @property
+    def name(self) -> str:
+        """For a folder of dumps."""
+        past = f"-past-{self.past[0]}-{self.past[1]}" if self.past else ""
+        extra = (
+            "-all" * self.all_rows
+            + "-hidden" * self.hidden
+            + "-embeds" * self.embeds
+            + f"-bias-{self.bias}" * bool(self.bias)
+        )
+        return f"{self.phase}-{self.seq[0]}-{self.seq[1]}{past}{extra}"
+
+    @property
+    def symbols(self) -> tuple[tuple[str, Range], ...]:
+        """Bounds of symbols, for the compiler's options."""
+        return (("PAST_SEQ", self.past),) if self.past else ()
+
+    def variant(self, graph: Graph) -> Graph:
+        """The model's graph with the inputs that it takes and the outputs that it has."""
+        outputs = {name: node for name, node in graph.outputs.items() if self.hidden or name != HIDDEN}
+        graph = graph.replace(outputs=outputs)
+        graph = variants.from_embeds(graph) if self.embeds else graph
+        return variants.with_bias(graph, self.bias) if self.bias else graph
+
+
+DECODE = Wanted((1, 1))

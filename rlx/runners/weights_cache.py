@@ -1,0 +1,74 @@
+"""A model's weights as numbers: a mapping that reads a tensor from the file when it is asked for.
+
+Runners stage, for callers that compute with single tensors themselves, such as embeddings that they mix with others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.errors import WeightError
+from rlx.models.config import ModelConfig
+from rlx.weights import ModelWeights
+from rlx.weights.values import dequantize
+
+EMBEDDINGS = "token_embd.weight"
+
+
+class WeightsCache(Mapping[str, npt.NDArray[np.float32]]):
+    """Canonical name (that of GGUF, such as `blk.0.attn_q.weight`) -> values, f32 of the tensor's shape.
+
+    Nothing is kept: every access reads the file and gives an array of its own.
+
+    Args:
+        layers: blocks that are shown; those behind them predict further tokens (MTP).
+    """
+
+    def __init__(self, weights: ModelWeights, config: ModelConfig, *, mtp: bool = False) -> None:
+        self._weights, self._config = weights, config
+        self._names = [name for name in weights.names if mtp or not self._predicts(name)]
+
+    def __getitem__(self, name: str) -> npt.NDArray[np.float32]:
+        """The values as the model computes with them: of some norms the file stores another number.
+
+        Raises:
+            KeyError: there is no such tensor.
+            UnsupportedModelError: it has a type whose values cannot be read as numbers.
+        """
+        if name not in self:
+            raise KeyError(name)
+        info = self._weights.info(name)
+        values = dequantize(self._weights.raw(name), info.dtype, tuple(info.shape))
+        self._weights.release(name)
+        return self._config.value(name, values)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def embed(self, ids: list[int]) -> npt.NDArray[np.float32]:
+        """f32 [len(ids), hidden]: what the first layer sees of tokens. Only their rows are read.
+
+        Raises:
+            WeightError: the file has no table of embeddings.
+        """
+        info = self._weights.info(EMBEDDINGS)
+        rows, width = info.shape
+        if max(ids, default=0) >= rows:
+            raise WeightError(f"token {max(ids)} has no row in a table of {rows}", where=EMBEDDINGS)
+        raw = self._weights.raw(EMBEDDINGS).reshape(rows, -1)[ids]
+        values = dequantize(raw.reshape(-1), info.dtype, (len(ids), width))
+        return values * np.float32(self._config.embedding_scale)
+
+    def _predicts(self, name: str) -> bool:
+        """Whether a tensor belongs to a block behind the layers, or to what joins it to them."""
+        block = name.split(".")[1] if name.startswith("blk.") else ""
+        return ".nextn." in name or (block.isdigit() and int(block) >= self._config.layers)

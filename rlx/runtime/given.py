@@ -1,0 +1,123 @@
+"""What a caller gives in place of token embeddings and of the causal mask, for the first positions of a session.
+
+Runtime, part of a session: positions that must be computed again need it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.errors import PromptError
+
+Floats = npt.NDArray[np.float32]
+
+CLOSED = -1e9  # a bias of so much or less closes a key for certain
+_MASK_HINT = "Give float32 [n, n] or [heads, n, n]: 0 opens a key, -inf closes it."
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """The embeddings of the first positions, and perhaps a bias.
+
+    Attributes:
+        embeds: f32 [n, hidden], what the first layer sees.
+        bias: f32 [n, heads, n], or None for causal attention.
+    """
+
+    embeds: Floats
+    bias: Floats | None = None
+
+    def __len__(self) -> int:
+        return len(self.embeds)
+
+    @staticmethod
+    def checked(embeds: Any, bias: Any, count: int, hidden: int, heads: int) -> Given:
+        """Of what a caller passes, copies for `count` tokens.
+
+        Args:
+            embeds: numbers [count, hidden].
+            bias: None, or numbers [count, count] or [heads, count, count], added to the scaled scores in place of the
+                causal mask: 0 opens a key and -inf closes it, later ones included. Windows still hold.
+
+        Raises:
+            PromptError: another shape, something that is no number, a NaN, or a row whose bias closes every key.
+        """
+        rows = _numbers("embeds", embeds, [(count, hidden)])
+        _refuse("embeds", rows, ~np.isfinite(rows), "is not finite")
+        if bias is None:
+            return Given(rows)
+        table = _numbers("attn_bias", bias, [(count, count), (heads, count, count)], _MASK_HINT)
+        _refuse("attn_bias", table, np.isnan(table) | (table == np.inf), "is neither a number nor -inf")
+        table = table.reshape(-1, count, count)
+        _refuse("attn_bias", table[..., 0], ~(table > CLOSED).any(axis=-1), "closes every key")
+        return Given(rows, np.ascontiguousarray(table.swapaxes(0, 1)))
+
+    def first(self, count: int) -> Given | None:
+        """What is left of it for a session of `count` tokens."""
+        if count >= len(self):
+            return self
+        bias = None if self.bias is None else self.bias[:count, :, :count]
+        return Given(self.embeds[:count], bias) if count else None
+
+    def check_calls(self, most: int) -> None:
+        """Whether calls of at most `most` rows can compute it; `PromptError` as `end`."""
+        end = 0
+        while end < len(self):
+            end = self.end(end, most)
+
+    def end(self, start: int, most: int) -> int:
+        """Where a call of at most `most` rows that begins at `start` ends: no row before it sees a key behind it.
+
+        Raises:
+            PromptError: the bias opens later keys over a longer span than that.
+        """
+        stop = min(start + most, len(self))
+        if self.bias is None or stop == len(self):
+            return stop
+        seen = np.any(self.bias > CLOSED, axis=1)  # [n, n]
+        last = seen.shape[1] - 1 - seen[:, ::-1].argmax(axis=1)
+        reach = np.maximum.accumulate(last)[start:stop]  # the last key that a row of the call up to here sees
+        ends = np.flatnonzero(reach <= np.arange(start, stop))
+        if not len(ends):
+            what = f"the bias opens later keys over more than {most} tokens from position {start} on"
+            raise PromptError(what, where="attn_bias", hint="Raise the largest of [buckets] seq in the profile.")
+        return start + int(ends[-1]) + 1
+
+
+def feed(inputs: Mapping[str, Any], ids: Sequence[int], past: int, given: Given | None) -> None:
+    """Fills in the inputs that a program has, for `ids` behind `past` positions.
+
+    Args:
+        inputs: name -> memory, of the size of the largest call and used from the front.
+        given: what the rows are computed from, if it is something else than `ids`.
+    """
+    rows = len(ids)
+    if "tokens" in inputs:  # not if nothing is looked up
+        inputs["tokens"][:rows] = ids
+    if "positions" in inputs:  # not if every layer is recurrent
+        inputs["positions"][:rows] = range(past, past + rows)
+    if given is not None:
+        inputs["embeds"][:rows] = given.embeds[past : past + rows]
+        if given.bias is not None:
+            bias = given.bias[past : past + rows, :, : past + rows]
+            inputs["bias"].reshape(-1)[: bias.size] = bias.reshape(-1)
+
+
+def _numbers(where: str, value: Any, shapes: list[tuple[int, ...]], hint: str | None = None) -> Floats:
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu" or array.shape not in shapes:
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        raise PromptError(f"expected numbers {wanted}, found {array.dtype} {list(array.shape)}", where=where, hint=hint)
+    return np.array(array, np.float32, order="C")
+
+
+def _refuse(where: str, values: Floats, wrong: Any, what: str) -> None:
+    """`PromptError` for the first value that is `wrong`, a mask of the same shape."""
+    if wrong.any():
+        at = [int(i) for i in np.argwhere(wrong)[0]]
+        raise PromptError(f"{values[tuple(at)]} at {at} {what}", where=where)
