@@ -66,6 +66,7 @@ class NativeProgram:
         self._step, self._context_address = self._code.addresses["step"], self._context.ctypes.data
         shapes = {row: tuple(map(dims.parse_dim, manifest["outputs"][row]["shape"])) for row in manifest["outputs"]}
         self._shapes: dict[str, tuple[dims.DimLike, ...]] = shapes
+        self._views: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
         self.inputs = {name: self._view(row, self._most(row)) for name, row in manifest["inputs"].items()}
 
     def _make_context(self) -> np.ndarray:
@@ -120,7 +121,10 @@ class NativeProgram:
 
     def output(self, name: str, **extents: int) -> np.ndarray:
         """A view of a result in the arena, valid until the next step."""
-        return self._view(self.manifest["outputs"][name], tuple(dims.value(d, extents) for d in self._shapes[name]))
+        shape = tuple(dims.value(d, extents) for d in self._shapes[name])
+        if (name, shape) not in self._views:
+            self._views[name, shape] = self._view(self.manifest["outputs"][name], shape)
+        return self._views[name, shape]
 
     def _most(self, row: Mapping[str, Any]) -> tuple[int, ...]:
         limits = {s: (low, high) for s, (low, high) in self.manifest["bounds"].items()}

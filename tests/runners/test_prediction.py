@@ -1,0 +1,201 @@
+"""The head that predicts further tokens: its drafts are those of its equations in float64, and whatever they are, the
+tokens are those without. The checkpoint is the golden one of Qwen 3.5 with a head of random weights.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlx.errors import UnsupportedModelError
+from rlx.runners import CachedRunner, auto_runner, prediction
+from rlx.runners.engine import Engine
+from rlx.runners.prediction import HeadDrafter, Predictor
+from rlx.runners.sampling import SampleOpts
+
+Array = np.ndarray[Any, Any]
+
+HIDDEN, HEADS, KV_HEADS, SIZE, FFN, TURNED, BASE, EPS = 64, 4, 2, 64, 96, 16, 1e7, 1e-6
+CEILING = 1e-4  # of the largest element: float32 through one layer, of inputs that are bf16
+LAYER = "mtp.layers.0."
+SHAPES = {
+    "mtp.fc.weight": (HIDDEN, 2 * HIDDEN),
+    f"{LAYER}self_attn.q_proj.weight": (2 * HEADS * SIZE, HIDDEN),
+    f"{LAYER}self_attn.k_proj.weight": (KV_HEADS * SIZE, HIDDEN),
+    f"{LAYER}self_attn.v_proj.weight": (KV_HEADS * SIZE, HIDDEN),
+    f"{LAYER}self_attn.o_proj.weight": (HIDDEN, HEADS * SIZE),
+    f"{LAYER}mlp.gate_proj.weight": (FFN, HIDDEN),
+    f"{LAYER}mlp.up_proj.weight": (FFN, HIDDEN),
+    f"{LAYER}mlp.down_proj.weight": (HIDDEN, FFN),
+    **dict.fromkeys((f"{LAYER}self_attn.q_norm.weight", f"{LAYER}self_attn.k_norm.weight"), (SIZE,)),
+    **dict.fromkeys(("mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight"), (HIDDEN,)),
+    **dict.fromkeys(("mtp.pre_fc_norm_hidden.weight", f"{LAYER}input_layernorm.weight"), (HIDDEN,)),
+    f"{LAYER}post_attention_layernorm.weight": (HIDDEN,),
+}
+IDS = np.random.default_rng(5).integers(0, 500, 40).tolist()
+
+
+@pytest.fixture(scope="module")
+def head() -> dict[str, Array]:
+    rng = np.random.default_rng(4)
+    return {name: rng.standard_normal(shape).astype(np.float32) * 0.2 for name, shape in SHAPES.items()}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(goldens: Path, head: dict[str, Array], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("predicting") / "hf"
+    shutil.copytree(goldens / "qwen35" / "hf", folder)
+    file = folder / "model.safetensors"
+    stored = file.read_bytes()
+    size = int.from_bytes(stored[:8], "little")
+    header, data = json.loads(stored[8 : 8 + size]), stored[8 + size :]
+    for name, value in head.items():
+        header[name] = {"dtype": "F32", "shape": value.shape, "data_offsets": [len(data), len(data) + value.nbytes]}
+        data += value.tobytes()
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return folder
+
+
+@pytest.fixture
+def runner(checkpoint: Path) -> Iterator[CachedRunner]:
+    with auto_runner(checkpoint, precision="exact", max_seq=128) as made:
+        yield made
+
+
+# ---------------------------------------------------------------------------------------------------- the equations
+
+
+def normed(x: Array, weight: Array) -> Array:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * (1 + weight)
+
+
+def turned(x: Array) -> Array:
+    """Rotary embedding of the first elements of x [n, heads, size], in halves."""
+    angles = np.arange(len(x))[:, None, None] * BASE ** (-np.arange(0, TURNED, 2) / TURNED)
+    a, b = x[..., : TURNED // 2], x[..., TURNED // 2 : TURNED]
+    cos, sin = np.cos(angles), np.sin(angles)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., TURNED:]], -1)
+
+
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def layer(w: dict[str, Array], embedded: Array, hidden: Array) -> Array:
+    """The whole block over n pairs, from the first on: what its head multiplies, float64 [n, HIDDEN]."""
+    own = {name.removeprefix(LAYER).removesuffix(".weight"): value for name, value in w.items()}
+    pair = normed(embedded, w["mtp.pre_fc_norm_embedding.weight"]), normed(hidden, w["mtp.pre_fc_norm_hidden.weight"])
+    x = np.concatenate(pair, -1) @ w["mtp.fc.weight"].T
+    y, n = normed(x, own["input_layernorm"]), len(x)
+    both = (y @ own["self_attn.q_proj"].T).reshape(n, HEADS, 2, SIZE)
+    q = turned(normed(both[:, :, 0], own["self_attn.q_norm"]))
+    k = turned(normed((y @ own["self_attn.k_proj"].T).reshape(n, KV_HEADS, SIZE), own["self_attn.k_norm"]))
+    v = (y @ own["self_attn.v_proj"].T).reshape(n, KV_HEADS, SIZE)
+    k, v = (np.repeat(part, HEADS // KV_HEADS, axis=1) for part in (k, v))
+    scores = np.einsum("ihd,jhd->hij", q, k) / np.sqrt(SIZE)
+    scores = np.exp(np.where(np.tri(n, dtype=bool), scores, -np.inf))
+    seen = np.einsum("hij,jhd->ihd", scores / scores.sum(-1, keepdims=True), v)
+    x = x + (seen * sigmoid(both[:, :, 1])).reshape(n, -1) @ own["self_attn.o_proj"].T
+    y = normed(x, own["post_attention_layernorm"])
+    gate = y @ own["mlp.gate_proj"].T
+    x = x + (gate * sigmoid(gate) * (y @ own["mlp.up_proj"].T)) @ own["mlp.down_proj"].T
+    return normed(x, w["mtp.norm.weight"])
+
+
+def test_drafts_are_those_of_the_equations(
+    checkpoint: Path, head: dict[str, Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a prompt in several calls, and a draft of a draft; positions are counted from where the layer began."""
+    heard: list[Array] = []
+    hear = Predictor.hear
+
+    def spy(self: Predictor, start: int, ids: Any, hidden: Array) -> None:
+        heard.append(hidden.astype(np.float64))
+        hear(self, start, ids, hidden)
+
+    monkeypatch.setattr(Predictor, "hear", spy)
+    engine = Engine.open(checkpoint, precision="exact", max_seq=128)
+    table = engine._weights.array("token_embd.weight").astype(np.float64)
+    engine.forward(IDS[:4])
+    with engine.predicting(2) as drafter:
+        for part in (IDS[4:20], IDS[20:21], IDS[21:33]):
+            engine.forward(part)
+        drafter.observe(IDS[33])
+        found = drafter.propose(2)
+        hidden = np.concatenate(heard)
+        first = layer(head, table[IDS[5:34]], hidden)
+        assert found[0] == int((table @ first[-1]).argmax())
+        second = layer(head, table[[*IDS[5:34], found[0]]], np.concatenate([hidden, first[-1:]]))
+        assert found[1] == int((table @ second[-1]).argmax())
+        assert engine._predictor is not None
+        _, own = engine._predictor.step(32, [IDS[33]], hidden[-1:].astype(np.float32))
+        assert np.abs(own[0] - first[-1]).max() <= CEILING * np.abs(first).max()
+    engine.close()
+
+
+# ---------------------------------------------------------------------------------------------------- generations
+
+
+def test_the_tokens_are_those_without(runner: CachedRunner) -> None:
+    """Greedy and sampled; over a session that goes on, forgets its end, and was restored without the layer's cache."""
+    for opts in (SampleOpts.greedy(), SampleOpts(seed=3, temperature=0.6, repetition_penalty=1.2)):
+        for prompt in (IDS[:9], IDS[:9], [*IDS[:7], 1, 2], IDS[:30]):
+            plain = runner.generate(prompt, 24, sample=opts, stop_at_eog=False)
+            found = runner.generate(prompt, 24, sample=opts, stop_at_eog=False, speculative="mtp")
+            assert found == plain
+            assert runner.past_seq == len(prompt) + 23
+    counters = runner.stats()["speculation"]
+    assert counters["drafted"] >= 24
+    assert counters["steps"] <= 8 * 23
+    snapshot = runner.snapshot()
+    runner.reset()
+    runner.restore(snapshot)
+    again = runner.generate(IDS[:30], 24, sample=opts, stop_at_eog=False, speculative="mtp")
+    assert again == found
+
+
+def test_a_drafter_that_knows_is_believed(runner: CachedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the right drafts the model takes a few steps only: what is heard, kept and forgotten fits together."""
+    plain = runner.generate(IDS[:9], 25, stop_at_eog=False)
+    propose = HeadDrafter.propose
+
+    def knowing(self: HeadDrafter, limit: int) -> list[int]:
+        propose(self, limit)
+        at = self._past() - 9 + 1
+        self._open = plain[at : at + min(limit, 3)]
+        return list(self._open)
+
+    monkeypatch.setattr(HeadDrafter, "propose", knowing)
+    assert runner.generate(IDS[:9], 25, stop_at_eog=False, speculative="mtp") == plain
+    counters = runner.stats()["speculation"]
+    assert (counters["steps"], counters["accepted"]) == (6, 18)
+
+
+def test_drafts_are_of_the_first_ids_where_the_vocabulary_is_large(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prediction, "HEAD_ROWS", 48)
+    engine = Engine.open(checkpoint, precision="exact", max_seq=128)
+    with engine.predicting() as drafter:
+        before = engine.stats()["weights_bytes"]
+        engine.forward(IDS)
+        for token in IDS:
+            drafter.observe(token)
+            assert max(drafter.propose(3), default=0) < 48
+            engine.verify([token])
+        assert engine.stats()["weights_bytes"] == before, "the head's rows are those of the model's own"
+    engine.close()
+
+
+def test_a_model_without_the_head_says_so(goldens: Path) -> None:
+    with auto_runner(goldens / "qwen35" / "model-f16.gguf", max_seq=32) as runner:
+        with pytest.raises(UnsupportedModelError, match=r"model-f16\.gguf: the model has no head that predicts"):
+            runner.generate([1, 2], 2, speculative="mtp")
+        assert len(runner.generate([1, 2], 2, stop_at_eog=False)) == 2, "and stays usable"
