@@ -216,7 +216,7 @@ class LmRunner(ABC):
         if len(context) < 2:
             raise PromptError("one token has nothing before it", where="score", hint="give at least two tokens")
         pieces = _with_next(self._all_logits(context), context)
-        return np.concatenate([log_probs(rows, tokens) for rows, tokens in pieces])
+        return np.concatenate([log_probs(rows, after) for rows, after in pieces])
 
     def _all_logits(self, context: list[int]) -> Iterator[Logits]:
         """The logits after every token but the last, float32[some rows, vocab] at a time."""

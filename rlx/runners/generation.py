@@ -104,9 +104,10 @@ def tokens(source: Source, stopping: Stopping) -> Source:
 
 def steps(source: Source, stopping: Stopping) -> Iterator[Step]:
     """As `tokens`, with log-probabilities."""
-    for token, logits in tokens(source, stopping):
-        assert logits is not None, "a watched request gets them"
-        yield Step(token, float(log_probs(logits[None], [token])[0]), stopping.reason)
+    with closing(tokens(source, stopping)) as chosen:  # type: ignore[type-var]
+        for token, logits in chosen:
+            assert logits is not None, "a watched request gets them"
+            yield Step(token, float(log_probs(logits[None], [token])[0]), stopping.reason)
 
 
 def log_probs(logits: Logits, ids: Iterable[int]) -> npt.NDArray[np.float32]:
