@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlx.errors import NumericalError
+
 
 @dataclass(frozen=True)
 class Record:
@@ -25,7 +27,26 @@ class Record:
     digest: str = "0" * 64
 
 
-class FakeEngine:
+class Stepwise:
+    """The greedy run of an engine that has nothing but single steps."""
+
+    forward: Callable[..., np.ndarray[Any, Any]]
+    trim: Callable[[int], None]
+    past: Any
+    repeats = True
+
+    def greedy(self, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
+        found: list[int] = []
+        while len(found) < count and not (found and found[-1] in stops):
+            logits = self.forward([found[-1] if found else token])
+            if not np.isfinite(logits).all():
+                self.trim(self.past - 1)
+                raise NumericalError("a logit is NaN or infinite", where=f"position {self.past}")
+            found.append(int(logits.argmax()))
+        return found
+
+
+class FakeEngine(Stepwise):
     """A small recurrent net with weights from a seed: its logits depend on every token before and on their order.
 
     Args:

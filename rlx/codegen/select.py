@@ -278,6 +278,24 @@ def _argmax(n: Node, target: Target) -> Call:
     return _call(n, argmax(width(n.inputs[0])), Units(rows(n.inputs[0])))
 
 
+def _pick(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels.reduce import pick
+
+    return _call(n, pick(width(n.inputs[0])), Units(rows(n.inputs[0])))
+
+
+def _linear_pick(n: Node, target: Target) -> Call:
+    from rlx.codegen.kernels import linear, linear_pick
+
+    x, w = n.inputs
+    count = static(w, 0)
+    inner = linear.linear(w.dtype, count, width(w), x.dtype.name, target, single=True)
+    units = linear.units(count)
+    scratch = -(-linear_pick.SCRATCH_BYTES // units)
+    kernel = linear_pick.linear_pick(inner, n["cap"], target)
+    return _call(n, kernel, Units(count, BLOCK_ROWS), count, args=(0, 1, SCRATCH, 2), scratch=scratch)
+
+
 def _top_k(n: Node, target: Target) -> Call:
     from rlx.codegen.kernels.reduce import top_k
 
@@ -325,6 +343,8 @@ KERNELS: dict[str, Callable[[Node, Target], Call]] = {
     "elementwise": _elementwise,
     "softmax": _softmax,
     "argmax": _argmax,
+    "pick": _pick,
+    "linear_pick": _linear_pick,
     "top_k": _top_k,
     "last_row": _last_row,
     "reduce_mean": _reduce,

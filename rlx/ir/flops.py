@@ -25,6 +25,10 @@ def linear(ins: Sizes, out: tuple[int, ...], attrs: Mapping[str, Any]) -> int:
     return (2 if attrs["gated"] else 1) * 2 * ins[0][0] * prod(ins[1])
 
 
+def linear_pick(ins: Sizes, out: tuple[int, ...], attrs: Mapping[str, Any]) -> int:
+    return 2 * ins[0][0] * prod(ins[1])
+
+
 def expert_linear(ins: Sizes, out: tuple[int, ...], attrs: Mapping[str, Any]) -> int:
     return (2 if attrs["gated"] else 1) * 2 * prod(out) * ins[0][-1]
 

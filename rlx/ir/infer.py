@@ -280,9 +280,22 @@ def gated_delta(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     return v, F32
 
 
-def argmax(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
-    _check(_is_rows(inputs), "argmax", inputs, "f32 x [rows, width]")
-    return inputs[0].shape[:1], I32
+def one_index(op: str) -> Rule:
+    """An index of each row."""
+
+    def rule(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+        _check(_is_rows(inputs), op, inputs, "f32 x [rows, width]")
+        return inputs[0].shape[:1], I32
+
+    return rule
+
+
+def linear_pick(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    """For one row: its kernel keeps one largest value."""
+    fits = len(inputs) == 2 and inputs[0].shape[:1] == (1,) and inputs[0].dtype in ACTIVATIONS.values()
+    fits = fits and len(inputs[1].shape) == 2 and inputs[0].shape[1:] == inputs[1].shape[1:]
+    _check(fits, "linear_pick", inputs, "x [1, k], weight [n, k]")
+    return (1,), I32
 
 
 def _is_rows(inputs: Inputs) -> bool:

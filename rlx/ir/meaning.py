@@ -334,6 +334,17 @@ def argmax(x: list[Array], a: Attrs, env: Env) -> Array:
     return x[0].argmax(-1).astype(np.int32)
 
 
+def pick(x: list[Array], a: Attrs, env: Env) -> Array:
+    """Index of the largest of each row, the first of equals; -1 if the row holds a NaN or an infinity."""
+    return np.where(np.isfinite(x[0]).all(-1), x[0].argmax(-1), -1).astype(np.int32)
+
+
+def linear_pick(x: list[Array], a: Attrs, env: Env) -> Array:
+    """pick(x W^T), or of cap * tanh(x W^T / cap)."""
+    values = x[0] @ x[1].T
+    return pick([values if a["cap"] is None else softcap([values], a, env)], a, env)
+
+
 def top_k(x: list[Array], a: Attrs, env: Env) -> Array:
     """Indices of the k largest, descending; of equals the lower index first."""
     return np.argsort(-x[0], -1, kind="stable")[..., : a["k"]].astype(np.int32)

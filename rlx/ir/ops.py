@@ -103,7 +103,9 @@ OPS: dict[str, Op] = {
             effect=True,
         ),
         Op("softmax", {}, infer.softmax, meaning.softmax, flops.each(8)),
-        Op("argmax", {}, infer.argmax, meaning.argmax, flops.scan),
+        Op("argmax", {}, infer.one_index("argmax"), meaning.argmax, flops.scan),
+        Op("pick", {}, infer.one_index("pick"), meaning.pick, flops.scan),
+        Op("linear_pick", {"cap": None}, infer.linear_pick, meaning.linear_pick, flops.linear_pick),
         Op("top_k", {"k": REQUIRED}, infer.top_k, meaning.top_k, flops.scan),
         Op("take", {}, infer.take, meaning.take, flops.each(0)),
         Op("mix", {}, infer.mix, meaning.mix, flops.mix),
@@ -300,6 +302,11 @@ def softmax(x: Node) -> Node:
 def argmax(x: Node) -> Node:
     """Index of the first largest element of each row -> i32 [rows]."""
     return make("argmax", x)
+
+
+def pick(x: Node) -> Node:
+    """As `argmax`, but -1 for a row that holds a NaN or an infinity: the greedy choice by logits."""
+    return make("pick", x)
 
 
 def top_k(x: Node, k: int) -> Node:

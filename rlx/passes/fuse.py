@@ -2,8 +2,8 @@
 
 Gated feed-forward pairs, biases and residual adds join their linear; a norm joins the preparation of its consumer's
 activations; rope takes the head norm before it and the cache write after it; chains of elementwise ops become one
-region. Linears that share an input (Q, K and V) need no rule: they share one prepared activation, and the schedule
-puts them into one parallel region.
+region; a greedy choice joins the head, whose logits then need no memory. Linears that share an input (Q, K and V) need
+no rule: they share one prepared activation, and the schedule puts them into one parallel region.
 """
 
 from __future__ import annotations
@@ -71,12 +71,20 @@ def _rope_write(normed: bool) -> Rule:
     return Rule(f"rope-kv-write{'-normed' * normed}", before, after, frozenset({"cache"}))
 
 
+def _linear_pick(capped: bool) -> Rule:
+    x, cap = var("x", [1, "K"]), AttrVar("cap", 2.0)
+    before = ops.make("softcap", _linear(x, _w), cap=cap) if capped else _linear(x, _w)
+    after = ops.make("linear_pick", x, _w, cap=cap if capped else None)
+    return Rule(f"linear-pick{'-capped' * capped}", ops.pick(before), after, frozenset({"x", "w"}))
+
+
 RULES: dict[str, tuple[Rule, ...]] = {
     "gated": tuple(rule(act) for act in ("silu", "gelu_tanh", "gelu_erf") for rule in (_gated, _gated_experts)),
     "bias": (_bias(),),
     "residual": (_residual(False), _residual(True)),
     "norm": tuple(_norm_quantize(out, weighted) for out in ("q8a", "bf16") for weighted in (True, False)),
     "rope": (_norm_rope(), _rope_write(False), _rope_write(True)),
+    "pick": (_linear_pick(False), _linear_pick(True)),
 }
 
 

@@ -17,7 +17,7 @@ from rlx.passes.program import root
 
 MATRIX_LAYOUT = "r16k4"
 FILE_LAYOUT = "file"
-_MULTIPLY = ("linear", "expert_linear")
+_MULTIPLY = ("linear", "expert_linear", "linear_pick")
 
 
 def layout(graph: Graph, options: Options) -> Graph:

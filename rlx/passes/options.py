@@ -16,6 +16,7 @@ FUSION_MEANINGS = {
     "residual": "a residual add joins its linear",
     "norm": "a norm joins the preparation of the activations that it feeds",
     "rope": "rotation takes the head norm before it and the cache write after it",
+    "pick": "a greedy choice joins the head, whose logits are then never written",
     "elementwise": "a chain of elementwise ops becomes one",
     "prologue": "in decode every worker computes the little between two linears for itself, without a barrier",
 }

@@ -70,6 +70,20 @@ class TokenEngine(Protocol):
         """
         ...
 
+    @property
+    def repeats(self) -> bool:
+        """Whether `greedy` can run."""
+        ...
+
+    def greedy(self, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
+        """Appends `token`, and the likeliest after it, to one of `stops` at most: 1 to `count` tokens, the last of them
+        not appended.
+
+        Raises:
+            NumericalError: a logit is NaN or infinite; what it followed is not appended.
+        """
+        ...
+
     def trim(self, length: int) -> None:
         """Forgets everything behind the first `length` tokens, of which there are at least as many."""
         ...
@@ -293,7 +307,10 @@ class CachedRunner(LmRunner):
             def first() -> Logits:
                 return self._prefill(engine, request.context)
 
-            yield from stepwise(first, lambda token: self._decode(engine, token), request)
+            if request.is_free and engine.repeats:
+                yield from _in_runs(engine, first, request)
+            else:
+                yield from stepwise(first, lambda token: self._decode(engine, token), request)
 
     def _speculative_source(self, engine: TokenEngine, request: Request) -> Source:
         """The same tokens, with guessed ones checked several at a time."""
@@ -373,6 +390,15 @@ class CachedRunner(LmRunner):
     def __enter__(self) -> Self:
         with self._use("with"):
             return self
+
+
+def _in_runs(engine: TokenEngine, first: Callable[[], Logits], request: Request) -> Source:
+    """The source where nobody needs to see a token before the next one is computed."""
+    stopping, found = request.stopping, [request.sampler.sample(first())]
+    while True:
+        for token in found:
+            yield token, None
+        found = engine.greedy(found[-1], stopping.left or engine.max_seq, [*stopping.stop_ids])
 
 
 def shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 
 from rlx import text
 from rlx.errors import ArgumentError, PromptError, SnapshotError
+from rlx.runners.greedy import greedy_run
 from rlx.runners.identity import identity
 from rlx.runners.modes import Modes
 from rlx.runners.opened import Source
@@ -26,7 +27,7 @@ from rlx.runners.programs import ProgramRecord, Programs
 from rlx.runners.recommended import recommended
 from rlx.runners.sample_opts import SampleOpts
 from rlx.runners.setup import Plan
-from rlx.runners.wanted import DECODE, HIDDEN, Wanted
+from rlx.runners.wanted import DECODE, GREEDY, HIDDEN, Wanted
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
 from rlx.runtime.given import Given, feed
@@ -216,6 +217,18 @@ class Engine:
             self.reset()
             raise
 
+    @property
+    def repeats(self) -> bool:
+        """Whether `greedy` can run: one program serves every past."""
+        return self.modes.decode == "dynamic"
+
+    def greedy(self, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
+        """Appends `token` and what the model finds likeliest after it: `greedy_run`; `PromptError` as `forward`."""
+        self._prepare([token])
+        self._catch_up()
+        room = min(count, self.max_seq - self.past)
+        return greedy_run(self._programs[GREEDY], self._session, token, room, stops, self._rows)
+
     def _prepare(self, ids: Sequence[int]) -> None:
         """The weights are there, and the cache has room for the ids."""
         if not len(ids):
@@ -384,8 +397,8 @@ class Engine:
     # -- programs -------------------------------------------------------------------------------------------------
 
     def compile(self, on_program: Callable[[ProgramRecord], None] | None = None) -> list[ProgramRecord]:
-        """Compiles (or finds in the cache) the program of every bucket, and what packs the weights."""
-        return self._programs.prepare(map(Wanted, self._setup.profile.ranges), on_program)
+        """Compiles (or finds in the cache) the programs of every bucket, and what packs the weights."""
+        return self._programs.prepare([*map(Wanted, self._setup.profile.ranges), GREEDY], on_program)
 
     @cached_property
     def tokenizer(self) -> text.Tokenizer:

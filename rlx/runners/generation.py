@@ -42,6 +42,12 @@ class Request:
     speculative: str | None
     watched: bool
 
+    @property
+    def is_free(self) -> bool:
+        """Whether each token but the last is the likeliest, and nobody looks at it before the next one is computed."""
+        plain = self.sampler.opts.is_plain_greedy and not self.stopping.banned
+        return plain and not self.watched and self.speculative is None
+
 
 class Generation(list[int]):
     """The tokens of a generation: a list, and why it ended.

@@ -24,7 +24,11 @@ from rlx.runtime.threads import WorkerPool
 
 @dataclass(frozen=True)
 class ProgramRecord:
-    """One line about a program that is ready to run."""
+    """One line about a program that is ready to run.
+
+    Attributes:
+        phase: prefill or decode, or greedy: a decode step that gives the likeliest token and no logits.
+    """
 
     phase: str
     bucket: tuple[int, int]
@@ -124,5 +128,5 @@ class Programs:
 
 
 def _record(wanted: Wanted, compiled: CompiledProgram, seconds: float, cached: bool) -> ProgramRecord:
-    phase, digest = compiled.manifest["phase"], compiled.key.digest
+    phase, digest = "greedy" if wanted.greedy else compiled.manifest["phase"], compiled.key.digest
     return ProgramRecord(phase, wanted.seq, len(compiled.kernels), compiled.object_bytes, seconds, cached, digest)

@@ -60,6 +60,7 @@ class Stopping:
     Attributes:
         reason: why it is over; None if it goes on.
         count: how many tokens there are.
+        stop_ids: the tokens that end it.
 
     Raises:
         ArgumentError: a number that is none or negative, more `min_tokens` than `max_tokens`, an empty stop string, or
@@ -85,7 +86,7 @@ class Stopping:
             what = f"the stop string {texts[0]!r} needs a tokenizer, and there is none"
             raise ArgumentError(what, where="stop", hint="stop at token ids instead, or in on_token")
         self._answer = AnswerText(tokenizer(), texts) if texts and tokenizer else None
-        self._room, self._stop_ids, self._on_token = room, stop_ids, on_token
+        self._room, self.stop_ids, self._on_token = room, stop_ids, on_token
         self.count = 0
         self.reason = self._full()
 
@@ -98,7 +99,7 @@ class Stopping:
     @property
     def banned(self) -> Set[int]:
         """Ids that the next token must not be: the stop ids, as long as there are fewer than `min_tokens`."""
-        return self._stop_ids if self.count < self._min else NOTHING
+        return self.stop_ids if self.count < self._min else NOTHING
 
     @property
     def text(self) -> str | None:
@@ -119,7 +120,7 @@ class Stopping:
 
     def _said(self, token: int) -> FinishReason | None:
         """Whether the model came to an end with `token`."""
-        if token in self._stop_ids and self.count > self._min:
+        if token in self.stop_ids and self.count > self._min:
             return FinishReason.STOP
         if self._answer:
             self._answer.push(token, may_stop=self.count >= self._min)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlx.ir import ops
 from rlx.ir.graph import Graph
 from rlx.models import variants
 
@@ -26,6 +27,7 @@ class Wanted:
         past: (smallest, largest) number of positions before them; None for any.
         embeds: whether the caller gives embeddings in place of tokens.
         bias: heads of a bias on attention in place of the causal mask, 1 for all; 0 for none.
+        greedy: whether the likeliest token is wanted, the output "token" i32 [rows], and no logits.
     """
 
     seq: Range
@@ -34,6 +36,7 @@ class Wanted:
     past: Range | None = None
     embeds: bool = False
     bias: int = 0
+    greedy: bool = False
 
     @property
     def phase(self) -> str:
@@ -48,6 +51,7 @@ class Wanted:
             + "-hidden" * self.hidden
             + "-embeds" * self.embeds
             + f"-bias-{self.bias}" * bool(self.bias)
+            + "-greedy" * self.greedy
         )
         return f"{self.phase}-{self.seq[0]}-{self.seq[1]}{past}{extra}"
 
@@ -59,9 +63,10 @@ class Wanted:
     def variant(self, graph: Graph) -> Graph:
         """The model's graph with the inputs that it takes and the outputs that it has."""
         outputs = {name: node for name, node in graph.outputs.items() if self.hidden or name != HIDDEN}
+        outputs = {"token": ops.pick(outputs["logits"])} if self.greedy else outputs
         graph = graph.replace(outputs=outputs)
         graph = variants.from_embeds(graph) if self.embeds else graph
         return variants.with_bias(graph, self.bias) if self.bias else graph
 
 
-DECODE = Wanted((1, 1))
+DECODE, GREEDY = Wanted((1, 1)), Wanted((1, 1), greedy=True)

@@ -12,8 +12,9 @@ its work from counters, `rlx_phase` waits for work, not for workers, and even a 
 from __future__ import annotations
 
 from rlx.errors import TargetError
+from rlx.runtime.loop_jobs import READ, REPEAT
 
-SYMBOLS = ("rlx_barrier", "rlx_phase", "rlx_worker", "rlx_run", "rlx_share", "rlx_read")
+SYMBOLS = ("rlx_barrier", "rlx_phase", "rlx_worker", "rlx_run", "rlx_share", "rlx_read", "rlx_repeat")
 
 # The pool's memory. Words that different threads write lie 128 bytes apart: CPUs prefetch cache lines in pairs.
 # A signal is { i32 value, i32 sleepers }.
@@ -302,68 +303,8 @@ define void @rlx_share(ptr %pool, ptr %job, ptr %context) nounwind {{
   ret void
 }}
 
-{read}"""
-
-# Reads memory as fast as it comes, for `read_bandwidth`; ctx = { base, lines a stream, sums }. Each worker reads four
-# runs of memory side by side with 64-byte loads, prefetching 512 bytes ahead; it stores the sum so that the loads stay.
-_READ = """; The step of the bandwidth measurement.
-define void @rlx_read(ptr %ctx, i64 %worker, i64 %n) nounwind {
-entry:
-  %base = load ptr, ptr %ctx, align 8
-  %lines.at = getelementptr inbounds i8, ptr %ctx, i64 8
-  %lines = load i64, ptr %lines.at, align 8
-  %sums.at = getelementptr inbounds i8, ptr %ctx, i64 16
-  %sums = load ptr, ptr %sums.at, align 8
-  %stream = mul i64 %lines, 64
-  %share = mul i64 %stream, 4
-  %skip = mul i64 %worker, %share
-  %a = getelementptr i8, ptr %base, i64 %skip
-  %b = getelementptr i8, ptr %a, i64 %stream
-  %c = getelementptr i8, ptr %b, i64 %stream
-  %d = getelementptr i8, ptr %c, i64 %stream
-  br label %loop
-loop:
-  %i = phi i64 [ 0, %entry ], [ %i.next, %loop ]
-  %sa = phi <8 x i64> [ zeroinitializer, %entry ], [ %sa.next, %loop ]
-  %sb = phi <8 x i64> [ zeroinitializer, %entry ], [ %sb.next, %loop ]
-  %sc = phi <8 x i64> [ zeroinitializer, %entry ], [ %sc.next, %loop ]
-  %sd = phi <8 x i64> [ zeroinitializer, %entry ], [ %sd.next, %loop ]
-  %off = mul i64 %i, 64
-  %ahead = add i64 %off, 512
-  %pa = getelementptr i8, ptr %a, i64 %ahead
-  %pb = getelementptr i8, ptr %b, i64 %ahead
-  %pc = getelementptr i8, ptr %c, i64 %ahead
-  %pd = getelementptr i8, ptr %d, i64 %ahead
-  call void @llvm.prefetch.p0(ptr %pa, i32 0, i32 3, i32 1)
-  call void @llvm.prefetch.p0(ptr %pb, i32 0, i32 3, i32 1)
-  call void @llvm.prefetch.p0(ptr %pc, i32 0, i32 3, i32 1)
-  call void @llvm.prefetch.p0(ptr %pd, i32 0, i32 3, i32 1)
-  %la = getelementptr i8, ptr %a, i64 %off
-  %lb = getelementptr i8, ptr %b, i64 %off
-  %lc = getelementptr i8, ptr %c, i64 %off
-  %ld = getelementptr i8, ptr %d, i64 %off
-  %va = load <8 x i64>, ptr %la, align 64
-  %vb = load <8 x i64>, ptr %lb, align 64
-  %vc = load <8 x i64>, ptr %lc, align 64
-  %vd = load <8 x i64>, ptr %ld, align 64
-  %sa.next = add <8 x i64> %sa, %va
-  %sb.next = add <8 x i64> %sb, %vb
-  %sc.next = add <8 x i64> %sc, %vc
-  %sd.next = add <8 x i64> %sd, %vd
-  %i.next = add i64 %i, 1
-  %more = icmp ult i64 %i.next, %lines
-  br i1 %more, label %loop, label %end
-end:
-  %ab = add <8 x i64> %sa.next, %sb.next
-  %cd = add <8 x i64> %sc.next, %sd.next
-  %all = add <8 x i64> %ab, %cd
-  %sum = call i64 @llvm.vector.reduce.add.v8i64(<8 x i64> %all)
-  %slot = mul i64 %worker, 128
-  %sum.at = getelementptr inbounds i8, ptr %sums, i64 %slot
-  store i64 %sum, ptr %sum.at, align 8
-  ret void
-}
-"""
+{read}
+{repeat}"""
 
 # sleepers counts those who sleep in the kernel: one that is woken is taken off by who woke him, who then needs no more
 # system calls while the woken waits for a CPU.
@@ -430,7 +371,8 @@ def runtime_llvm(triple: str) -> str:
         pause=f"call void {pause}" if pause else "",
         sleep=_SLEEP_NAPS if futex is None else _SLEEP_FUTEX.format(call=futex),
         wake=_WAKE_NAPS if futex is None else _WAKE_FUTEX.format(call=futex),
-        read=_READ,
+        read=READ,
+        repeat=REPEAT,
         closed=CLOSED,
         closed_one=CLOSED + 1,
         everyone=EVERYONE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from rlx.errors import ArgumentError, CompileError
 from rlx.ir import dims
 from rlx.ir.dtypes import DTYPES
+from rlx.runtime.loop_jobs import PLAN
 from rlx.runtime.memory import AlignedBuffer
 from rlx.runtime.threads import WorkerPool
 
@@ -102,6 +103,54 @@ class NativeProgram:
         Raises:
             ArgumentError: a weight or state is not bound, or an extent is missing or out of bounds.
         """
+        self._set(extents)
+        self._counters.fill(0)
+        self.pool.share(self._step, self._context_address)
+
+    def repeat(self, count: int, rows: int, stops: Sequence[int], seconds: float, **extents: int) -> list[int]:
+        """Steps of one row, each on the token that the one before chose, without Python in between.
+
+        For programs whose output `token` i32[1] names the token, to be the input `tokens`; the first one, and its
+        position if there is an input `positions`, lie in `inputs`. PAST_SEQ and the position grow by one a step.
+
+        Args:
+            count: steps at most.
+            rows: of the table that tokens are looked up in; it ends after a token that has none there.
+            stops: tokens after which it ends.
+            seconds: after so many it returns as soon as the step it is in is over.
+
+        Returns:
+            The tokens found, 1 to `count`.
+
+        Raises:
+            ArgumentError: as `run`.
+        """
+        self._set(extents)
+        found, ends = np.empty(count, np.int32), np.array(stops, np.int32)
+        symbols, chosen = self.manifest["symbols"], self.output("token", **extents)
+        moving = [self._extents[symbols.index("PAST_SEQ") :]] if "PAST_SEQ" in symbols else []
+        plan = {
+            "job": self._step,
+            "context": self._context_address,
+            "counters": self._counters.ctypes.data,
+            "counter_bytes": self._counters.nbytes,
+            "past": moving[0].ctypes.data if moving else 0,
+            "position": self.inputs["positions"].ctypes.data if "positions" in self.inputs else 0,
+            "token": self.inputs["tokens"].ctypes.data,
+            "chosen": chosen.ctypes.data,
+            "rows": rows,
+            "stops": ends.ctypes.data,
+            "stop_count": len(ends),
+            "found": found.ctypes.data,
+            "count": count,
+            "nanoseconds": int(seconds * 1e9),
+        }
+        fields = np.array([plan[name] for name in PLAN], np.uint64)
+        done = self.pool.repeat(fields.ctypes.data)
+        return [int(token) for token in found[:done]]
+
+    def _set(self, extents: Mapping[str, int]) -> None:
+        """Checks that everything is bound, and writes the extents."""
         if self._unbound:
             names = ", ".join(sorted(self._unbound)[:5])
             hint = "Give them when compiling (bind=...), with bind(), or with the call."
@@ -112,8 +161,6 @@ class NativeProgram:
                 found = extents.get(symbol, "nothing")
                 raise ArgumentError(f"{symbol} must lie in {low}..{high}, found {found}", where=f"program {self.name}")
             self._extents[i] = extents[symbol]
-        self._counters.fill(0)
-        self.pool.share(self._step, self._context_address)
 
     @property
     def name(self) -> str:

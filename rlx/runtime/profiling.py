@@ -20,7 +20,7 @@ from rlx.runtime.native import NativeProgram
 BARRIER_SECONDS = 4e-6  # a region that takes less mostly waits: for the hand-out of work, its workers, its first loads
 BARRIER_SHARE = 0.05  # so does one that the machine's other limits would let take less than this of its time
 _UNITS = {"int8": ("int8", "f32"), "bf16": ("amx-bf16", "bf16", "f32"), "f32": ("f32",)}  # the first that there is
-_READERS = ("linear", "expert_linear", "attention", "embedding", *EFFECTS)
+_READERS = ("linear", "expert_linear", "linear_pick", "attention", "embedding", *EFFECTS)
 
 
 @dataclass
@@ -123,7 +123,7 @@ def _label(node: Node) -> str:
 
 def _arithmetic(node: Node) -> str:
     """What multiplies in it: the type of a linear's activations decides, attention may take bf16, all else is f32."""
-    if node.op in ("linear", "expert_linear"):
+    if node.op in ("linear", "expert_linear", "linear_pick"):
         return {Q8A: "int8", BF16: "bf16"}.get(node.inputs[0].dtype, "f32")
     return "bf16" if node.op == "attention" and node["bf16"] else "f32"
 

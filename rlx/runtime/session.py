@@ -56,7 +56,7 @@ class Session:
     def __init__(self, states: States) -> None:
         self.states, self.ids, self.done = states, array("i"), 0
         self.given: Given | None = None
-        self._floor = 0  # rings hold the positions from here on
+        self._floor = self._kept = 0  # rings hold the positions from here on; from where before the step
         self._torn = False  # recurrent states may be those of any length
         self._checkpoints: list[_Checkpoint] = []
         self._held = _Checkpoint(_EVERYTHING)  # beside them, for ids that may turn out wrong
@@ -70,13 +70,13 @@ class Session:
         lost = max(self._floor, self.done + rows - self._room)
         if self._checkpoints:
             self._save(lost)
-        self._floor, self._torn = lost, True
+        self._kept, self._floor, self._torn = self._floor, lost, True
 
     def end(self, ids: Sequence[int]) -> None:
-        """The program has run on `ids`."""
+        """The program has run on `ids`, which may be fewer than were announced."""
         self.ids[self.done : self.done + len(ids)] = array("i", ids)
         self.done += len(ids)
-        self._torn = False
+        self._floor, self._torn = max(self._kept, self.done - self._room), False
 
     def settle(self) -> None:
         """Puts the states in order after a step that did not reach its end."""

@@ -11,7 +11,8 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 import numpy as np
@@ -60,6 +61,7 @@ class RuntimeLibrary:
         self.symbols = {name: int(self._tracker[name]) for name in SYMBOLS}
         pointer, index = ctypes.c_void_p, ctypes.c_int64
         job = ctypes.CFUNCTYPE(None, pointer, pointer, pointer)
+        self.repeat = ctypes.CFUNCTYPE(index, pointer, pointer)(self.symbols["rlx_repeat"])
         self.run, self.share = job(self.symbols["rlx_run"]), job(self.symbols["rlx_share"])
         self.work = ctypes.CFUNCTYPE(None, pointer, index)(self.symbols["rlx_worker"])
 
@@ -183,14 +185,30 @@ class WorkerPool:
         """
         self._start(self.library.share, fn_address, ctx_address)
 
+    def repeat(self, plan_address: int) -> int:
+        """Run a step again and again, as `share` does, each fed the token that the one before chose.
+
+        The plan is a row of 8-byte fields, `rlx.runtime.loop_jobs.PLAN`. Returns the number of steps done.
+
+        Raises:
+            BusyError: the pool is closed.
+        """
+        with self._started() as pool:
+            return int(self.library.repeat(pool, plan_address))
+
     def _start(self, how: Callable[[int, int, int], None], fn_address: int, ctx_address: int) -> None:
         if not fn_address:
             raise ArgumentError("the address of the step is null", where="WorkerPool")
-        crew = self._crew
-        with crew.lock:
-            if not crew.running:
+        with self._started() as pool:
+            how(pool, fn_address, ctx_address)
+
+    @contextmanager
+    def _started(self) -> Iterator[int]:
+        """The pool's address, for one caller at a time; the workers are there."""
+        with self._crew.lock:
+            if not self._crew.running:
                 self._restart()
-            how(crew.memory.address, fn_address, ctx_address)
+            yield self.pool_address
 
     def _restart(self) -> None:
         if self._crew.closed:

@@ -17,6 +17,8 @@ import toy
 import rlx
 from rlx.codegen.target import LEVELS, Target
 from rlx.errors import ArgumentError, BusyError, PromptError, TargetError
+from rlx.ir import ops
+from rlx.ir.dims import SEQ
 from rlx.passes import pipeline
 from rlx.passes.options import FUSIONS, Options
 from rlx.runners import engine as engine_module
@@ -348,6 +350,8 @@ def test_profiles_choose_programs(goldens: Path, tmp_path: Path) -> None:
 def test_each_fusion_switch_changes_the_program(switch: str) -> None:
     graph = toy.build(toy.Toy(layers=1, head_norms=True, biases=True))
     graph.output("more", rlx.ops.softcap(rlx.ops.scale(graph.outputs["logits"], 2.0), 5.0))  # two elementwise ops
+    head = ops.linear(graph.input("row", [SEQ, 64]), graph.weight("row head", [8, 64]))
+    graph.output("token", ops.pick(head))
     everything = pipeline.lower(graph, Options("auto"))
     without = pipeline.lower(graph, Options("auto", fusions=tuple(name for name in FUSIONS if name != switch)))
     if switch == "prologue":
@@ -369,6 +373,33 @@ def test_fusions_change_kernels_and_not_the_result(goldens: Path) -> None:
             assert alone.kernels != fused[bucket].kernels
         rows = [runner.prefill_logits(tokens[:40]), *map(runner.decode_logits, tokens[40:])]
     assert error(np.stack(rows), expected["logits"][39:]) <= GOLDEN
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "qwen35", "gemma4-k256"])
+def test_greedy_tokens_in_native_runs(goldens: Path, family: str) -> None:
+    """As many as the context has room for, through rings that wrap; then to a stop id; and the session goes on."""
+    (path,) = (goldens / family).glob("*.gguf")
+    engine = Engine.open(path, max_seq=80, profile=PAIR, threads=2)
+    prompt = [3, 9, 27, 81, 11]
+    first, want = int(engine.forward(prompt).argmax()), []
+    for _ in range(75):
+        want.append(int(engine.forward([want[-1] if want else first]).argmax()))
+    engine.reset()
+    engine.forward(prompt)
+    found = engine.greedy(first, 1000)
+    assert 1 <= len(found) <= 32
+    while engine.past < 80:
+        found += engine.greedy(found[-1], 1000)
+    assert found == want
+    assert engine.ids == [*prompt, first, *want[:-1]]
+    engine.trim(79)
+    assert engine.forward([want[-2]]).argmax() == want[-1]
+    engine.trim(5)
+    end, found = want.index(want[20]), [first]
+    while len(found) < 75 and found[-1] != want[20]:
+        found += engine.greedy(found[-1], 75, [-1, want[20]])
+    assert found[1:] == want[: end + 1]
+    engine.close()
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gemma4-e2b", "qwen35moe"])

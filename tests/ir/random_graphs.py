@@ -242,6 +242,12 @@ def _concat(b: Builder) -> Node:
     return ops.concat(x, *(b.value(x.shape) for _ in range(b.draw(st.integers(1, 2)))), axis=axis)
 
 
+def _linear_pick(b: Builder) -> Node:
+    x = ops.last_row(b.rows())
+    cap = b.draw(st.sampled_from([None, 2.0]))
+    return ops.make("linear_pick", x, b.matrix(48, x.shape[-1]), cap=cap)
+
+
 STEPS: dict[str, Callable[[Builder], Node]] = {
     "input": lambda b: b.leaf("input", (SEQ, 32)),
     "weight": lambda b: b.matrix(32, 32),
@@ -260,6 +266,8 @@ STEPS: dict[str, Callable[[Builder], Node]] = {
     "gated_delta": _gated_delta,
     "softmax": lambda b: ops.softmax(b.some()),
     "argmax": lambda b: ops.argmax(b.rows()),
+    "pick": lambda b: ops.pick(b.rows()),
+    "linear_pick": _linear_pick,
     "top_k": lambda b: ops.top_k(b.rows(), b.draw(st.integers(1, 4))),
     "take": _take,
     "mix": _mix,
@@ -283,7 +291,12 @@ STEPS: dict[str, Callable[[Builder], Node]] = {
         for op in ("silu", "gelu_tanh", "gelu_erf", "sigmoid", "tanh", "neg", "softplus", "relu")
     },
 }
-INDICES = ("argmax", "top_k")  # near ties they jump, so they are no outputs where values are compared
+INDICES = (
+    "argmax",
+    "pick",
+    "linear_pick",
+    "top_k",
+)  # near ties they jump, so they are no outputs where values are compared
 
 
 @st.composite

@@ -266,6 +266,13 @@ def largest(row: list[float], k: int) -> list[int]:
     return sorted(range(len(row)), key=lambda i: (-row[i], i))[:k]
 
 
+def linear_pick(x: list[Array], a: dict[str, Any]) -> Array:
+    """Without a look at what is not finite, of which there is none."""
+    sums = [math.fsum(p * q for p, q in zip(x[0][0], row, strict=True)) for row in x[1]]
+    capped = [s if a["cap"] is None else a["cap"] * math.tanh(s / a["cap"]) for s in sums]
+    return np.array([largest(capped, 1)[0]])
+
+
 REFERENCES: dict[str, Reference] = {
     **{name: pointwise(f) for name, f in SCALAR.items()},
     "scale": lambda x, a: pointwise(lambda v: v * a["by"])(x, a),
@@ -282,6 +289,8 @@ REFERENCES: dict[str, Reference] = {
     "attention": attention,
     "softmax": lambda x, a: softmax_rows(x[0]),
     "argmax": lambda x, a: np.array([largest(list(row), 1)[0] for row in x[0]]),
+    "pick": lambda x, a: np.array([largest(list(row), 1)[0] for row in x[0]]),
+    "linear_pick": linear_pick,
     "top_k": lambda x, a: np.array([largest(list(row), a["k"]) for row in x[0]]),
     "expert_linear": expert_linear,
     "causal_conv": causal_conv,

@@ -109,6 +109,17 @@ class Interpreted:
         self.logits = outputs["logits"]
         engine.after()
 
+    def repeat(self, count: int, rows: int, stops: Sequence[int], seconds: float, **env: int) -> list[int]:
+        found: list[int] = []
+        for past in range(env["PAST_SEQ"], env["PAST_SEQ"] + count):
+            self.run(**{**env, "PAST_SEQ": past})
+            finite = bool(np.isfinite(self.logits).all())
+            found.append(int(self.logits[-1].argmax()) if finite else -1)
+            if not finite or found[-1] in stops:
+                break
+            self.inputs["tokens"][0], self.inputs["positions"][0] = found[-1], past + 1
+        return found
+
     def output(self, name: str, **env: int) -> Array:
         return self.logits if self.all_rows else self.logits[-1:]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_engine import Opened, install
+from fake_engine import Opened, Stepwise, install
 
 from rlx import models
 from rlx.ir import dims, interp
@@ -30,7 +30,7 @@ MAX_SEQ, TOLERANCE = 96, 3e-5  # of float32 against float32, and scores of Gemma
 SIZES = {"CTX": MAX_SEQ, "WINDOW_CTX": MAX_SEQ}
 
 
-class InterpretedEngine:
+class InterpretedEngine(Stepwise):
     """The model's graph, interpreted in float32; weights from the file through the weights stage."""
 
     def __init__(self, path: Path) -> None:

@@ -11,7 +11,7 @@ import hybrid
 import numpy as np
 import pytest
 
-from rlx.errors import ArgumentError, PromptError
+from rlx.errors import ArgumentError, NumericalError, PromptError
 from rlx.ir.graph import Graph
 from rlx.runtime import kv
 from rlx.runtime import session as session_module
@@ -84,6 +84,57 @@ def test_chunks(engine: hybrid.InterpretedEngine, split: list[int]) -> None:
         at += count
     assert agrees(engine.graph, IDS[:at], np.concatenate(rows))
     assert (engine.past, engine.ids) == (at, IDS[:at])
+
+
+def greedily(engine: hybrid.InterpretedEngine, token: int, count: int, stops: Sequence[int]) -> list[int]:
+    """As many tokens as are wanted, or to a stop."""
+    found: list[int] = []
+    while len(found) < count and not (found and found[-1] in stops):
+        found += engine.greedy(found[-1] if found else token, count - len(found), stops)
+    return found
+
+
+@pytest.mark.parametrize("stop", [False, True], ids=["whole", "stopped"])
+def test_a_greedy_run(engine: hybrid.InterpretedEngine, stop: bool) -> None:
+    """The likeliest tokens one by one, and a session that can go on and back as if each had been a step of its own."""
+    logits = engine.forward(IDS[:40])
+    want, first = [], int(logits.argmax())
+    for _ in range(70):
+        want.append(int(engine.forward([want[-1] if want else first]).argmax()))
+    end = want.index(want[45]) if stop else 69
+    engine.trim(40)
+    assert greedily(engine, first, 70, [want[45]] if stop else ()) == want[: end + 1]
+    assert engine.ids == [*IDS[:40], first, *want[:end]]
+    assert goes_on(engine)
+    engine.trim(engine.past - 5)
+    assert goes_on(engine)
+
+
+def test_a_run_that_stops_early_leaves_a_ring_what_it_had(mixed: hybrid.InterpretedEngine) -> None:
+    """The positions that were announced and never written are not lost."""
+    mixed.forward(IDS[:90])
+    session = mixed._session
+    floor = session._floor
+    session.begin(30)
+    session.end([1])
+    assert session._floor == max(floor, 91 - session._room) < 91 + 29 - session._room
+
+
+def test_a_run_with_a_nan_is_a_named_error(mixed: hybrid.InterpretedEngine) -> None:
+    mixed.forward(IDS[:20])
+    kept = mixed.values
+    mixed.values = {**kept, "head": kept["head"] * np.float32("nan")}
+    with pytest.raises(NumericalError, match="position 20: a logit is NaN or infinite"):
+        mixed.greedy(3, 5)
+    mixed.values = kept
+    assert mixed.ids == IDS[:20] and goes_on(mixed)
+
+
+def test_a_run_ends_with_the_context(mixed: hybrid.InterpretedEngine) -> None:
+    mixed.forward(IDS[: mixed.max_seq - 3])
+    assert len(mixed.greedy(3, 50)) == 3 and mixed.past == mixed.max_seq
+    with pytest.raises(PromptError):
+        mixed.greedy(3, 50)
 
 
 def test_a_reset_forgets_everything(engine: hybrid.InterpretedEngine) -> None:

@@ -12,7 +12,7 @@ from rlx.codegen.select import KERNELS
 from rlx.errors import ProfileError
 from rlx.ir import interp, meaning, ops
 from rlx.ir.dims import CTX, PAST_SEQ, SEQ
-from rlx.ir.dtypes import DTYPES, I32, DType
+from rlx.ir.dtypes import DTYPES, F32, I32, DType
 from rlx.ir.graph import Graph
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.executable import compile
@@ -71,7 +71,7 @@ def unary_graph(op: str) -> Graph:
     return graph
 
 
-ROWWISE = ("softmax", "rms_norm", "argmax", "last_row", "reduce_mean", "reduce_sum")
+ROWWISE = ("softmax", "rms_norm", "argmax", "pick", "last_row", "reduce_mean", "reduce_sum")
 
 
 @pytest.mark.parametrize("level", levels())
@@ -115,6 +115,52 @@ def test_columns_join_a_region(level: str, cache: CompileCache) -> None:
     rng = np.random.default_rng(14)
     for rows in (1, 4, 33):
         check(graph, {"x": rng.standard_normal((rows, 70)).astype(np.float32)}, level, cache)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_pick_sees_what_is_not_finite(bad: float, cache: CompileCache) -> None:
+    graph = Graph("pick")
+    graph.output("y", ops.pick(graph.input("x", [SEQ, 70])))
+    x = np.zeros((3, 70), np.float32)
+    x[1, 64], x[2, 5:7] = bad, 1
+    with compile(graph, cache=cache) as exe:
+        assert exe(x=x)["y"].tolist() == [0, -1, 5]
+
+
+def picking(n: int, dtype: DType, cap: float | None) -> Graph:
+    """The greedy choice of a head of n tokens."""
+    graph = Graph("head")
+    logits = ops.linear(graph.input("x", [SEQ, 64]), graph.weight("w", [n, 64], dtype))
+    graph.output("y", ops.pick(logits if cap is None else ops.softcap(logits, cap)))
+    return graph
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize(("n", "cap"), [(5, None), (77, 30.0), (2600, None)])
+@pytest.mark.parametrize("dtype", [F32, DTYPES["q8_0"]], ids=str)
+def test_the_head_of_a_greedy_step(dtype: DType, n: int, cap: float | None, level: str, cache: CompileCache) -> None:
+    """Of equals the lowest wins, whoever found it; what is not finite is told; nothing is left for the next."""
+    rng = np.random.default_rng(n)
+    raw, values = quantized(rng, (n, 64), dtype)
+    twice = rng.permutation(n)[:4]  # the winner's row in several places
+    with compile(picking(n, dtype, cap), {"SEQ": 1, "w": raw}, target=level, threads=3, cache=cache) as exe:
+        assert [node.op for node in exe.graph.nodes()].count("linear_pick") == 1
+        for trial in range(4):
+            x = rng.standard_normal((1, 64)).astype(np.float32)
+            best = int((values @ x[0]).argmax())
+            changed = raw.copy()
+            rows = changed.reshape(n, -1)
+            rows[twice] = rows[best]
+            token = exe(x=x, w=changed)["y"].tolist()
+            assert token == [min(best, *twice)], trial
+            assert exe(x=x * np.float32("nan"))["y"].tolist() == [-1]
+
+
+def test_logits_that_the_cap_makes_equal(cache: CompileCache) -> None:
+    w = np.zeros((40, 64), np.float32)
+    w[7:, 0] = np.arange(33)
+    with compile(picking(40, F32, 1.0), {"SEQ": 1, "w": w}, cache=cache) as exe:
+        assert exe(x=np.full((1, 64), 20, np.float32))["y"].tolist() == [8]  # tanh(20) is 1 in f32, as of all behind
 
 
 def test_top_k_is_sorted_and_stable(cache: CompileCache) -> None:

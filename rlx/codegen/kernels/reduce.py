@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from rlx.codegen.kernel import Kernel
 from rlx.codegen.loops import HOLE, SUM_FLAGS, Helper, Ptr, Scalar, fastmath, loop_kernel
-from rlx.codegen.scalars import f32, i32, maximum, order_key
+from rlx.codegen.scalars import as_bits, f32, i32, maximum, order_key
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import F32, I32
 
@@ -38,6 +38,12 @@ def argmax(width: int) -> Kernel:
     """
     holes = {"WIDTH": width, "BLOCKS": -(-width // BLOCK)}
     return loop_kernel(_argmax, holes, [("x", F32), ("out", I32)])
+
+
+def pick(width: int) -> Kernel:
+    """As `argmax`, but -1 for a row that holds a NaN or an infinity."""
+    holes = {"WIDTH": width, "BLOCKS": -(-width // BLOCK)}
+    return loop_kernel(_pick, holes, [("x", F32), ("out", I32)])
 
 
 def top_k(width: int, k: int) -> Kernel:
@@ -112,17 +118,38 @@ def first_with_key(x: Ptr, start: int, stop: int, key: Scalar) -> int:
     return stop
 
 
+def first_largest(x: Ptr, src: int) -> int:
+    """Where the first largest of the WIDTH elements from `src` on lies among them."""
+    best = i32(-0x80000000)
+    where = 0
+    for block in range(BLOCKS):
+        start = block * BLOCK
+        stop = start + BLOCK if start + BLOCK < WIDTH else WIDTH
+        top = largest_key(x, src + start, src + stop)
+        where = start if top > best else where
+        best = top if top > best else best
+    return first_with_key(x, src + where, src + WIDTH, best) - src
+
+
+def largest_size(x: Ptr, start: int, stop: int) -> Scalar:
+    """The bits of the largest magnitude: those of infinity, or above them, if there is an infinity or a NaN."""
+    top = i32(0)
+    for i in range(start, stop):
+        size = i32(i32(as_bits(x[i])) & i32(0x7FFFFFFF))
+        top = size if size > top else top
+    return top
+
+
 def _argmax(x: Ptr, out: Ptr, begin: int, end: int) -> None:
     for row in range(begin, end):
-        best = i32(-0x80000000)
-        where = 0
-        for block in range(BLOCKS):
-            start = block * BLOCK
-            stop = start + BLOCK if start + BLOCK < WIDTH else WIDTH
-            top = largest_key(x, row * WIDTH + start, row * WIDTH + stop)
-            where = start if top > best else where
-            best = top if top > best else best
-        out[row] = i32(first_with_key(x, row * WIDTH + where, row * WIDTH + WIDTH, best) - row * WIDTH)
+        out[row] = i32(first_largest(x, row * WIDTH))
+
+
+def _pick(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+    for row in range(begin, end):
+        src = row * WIDTH
+        finite = largest_size(x, src, src + WIDTH) < i32(0x7F800000)
+        out[row] = i32(first_largest(x, src)) if finite else i32(-1)
 
 
 def insert(x: Ptr, values: Ptr, indices: Ptr, src: int, i: int, dst: int, count: int) -> None:

@@ -1,0 +1,145 @@
+"""Two jobs that need no program of their own, as LLVM IR text beside the worker loop (`rlx.runtime.loop`)."""
+
+from __future__ import annotations
+
+# Reads memory as fast as it comes, for `read_bandwidth`; ctx = { base, lines a stream, sums }. Each worker reads four
+# runs of memory side by side with 64-byte loads, prefetching 512 bytes ahead; it stores the sum so that the loads stay.
+READ = """; The step of the bandwidth measurement.
+define void @rlx_read(ptr %ctx, i64 %worker, i64 %n) nounwind {
+entry:
+  %base = load ptr, ptr %ctx, align 8
+  %lines.at = getelementptr inbounds i8, ptr %ctx, i64 8
+  %lines = load i64, ptr %lines.at, align 8
+  %sums.at = getelementptr inbounds i8, ptr %ctx, i64 16
+  %sums = load ptr, ptr %sums.at, align 8
+  %stream = mul i64 %lines, 64
+  %share = mul i64 %stream, 4
+  %skip = mul i64 %worker, %share
+  %a = getelementptr i8, ptr %base, i64 %skip
+  %b = getelementptr i8, ptr %a, i64 %stream
+  %c = getelementptr i8, ptr %b, i64 %stream
+  %d = getelementptr i8, ptr %c, i64 %stream
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %loop ]
+  %sa = phi <8 x i64> [ zeroinitializer, %entry ], [ %sa.next, %loop ]
+  %sb = phi <8 x i64> [ zeroinitializer, %entry ], [ %sb.next, %loop ]
+  %sc = phi <8 x i64> [ zeroinitializer, %entry ], [ %sc.next, %loop ]
+  %sd = phi <8 x i64> [ zeroinitializer, %entry ], [ %sd.next, %loop ]
+  %off = mul i64 %i, 64
+  %ahead = add i64 %off, 512
+  %pa = getelementptr i8, ptr %a, i64 %ahead
+  %pb = getelementptr i8, ptr %b, i64 %ahead
+  %pc = getelementptr i8, ptr %c, i64 %ahead
+  %pd = getelementptr i8, ptr %d, i64 %ahead
+  call void @llvm.prefetch.p0(ptr %pa, i32 0, i32 3, i32 1)
+  call void @llvm.prefetch.p0(ptr %pb, i32 0, i32 3, i32 1)
+  call void @llvm.prefetch.p0(ptr %pc, i32 0, i32 3, i32 1)
+  call void @llvm.prefetch.p0(ptr %pd, i32 0, i32 3, i32 1)
+  %la = getelementptr i8, ptr %a, i64 %off
+  %lb = getelementptr i8, ptr %b, i64 %off
+  %lc = getelementptr i8, ptr %c, i64 %off
+  %ld = getelementptr i8, ptr %d, i64 %off
+  %va = load <8 x i64>, ptr %la, align 64
+  %vb = load <8 x i64>, ptr %lb, align 64
+  %vc = load <8 x i64>, ptr %lc, align 64
+  %vd = load <8 x i64>, ptr %ld, align 64
+  %sa.next = add <8 x i64> %sa, %va
+  %sb.next = add <8 x i64> %sb, %vb
+  %sc.next = add <8 x i64> %sc, %vc
+  %sd.next = add <8 x i64> %sd, %vd
+  %i.next = add i64 %i, 1
+  %more = icmp ult i64 %i.next, %lines
+  br i1 %more, label %loop, label %end
+end:
+  %ab = add <8 x i64> %sa.next, %sb.next
+  %cd = add <8 x i64> %sc.next, %sd.next
+  %all = add <8 x i64> %ab, %cd
+  %sum = call i64 @llvm.vector.reduce.add.v8i64(<8 x i64> %all)
+  %slot = mul i64 %worker, 128
+  %sum.at = getelementptr inbounds i8, ptr %sums, i64 %slot
+  store i64 %sum, ptr %sum.at, align 8
+  ret void
+}
+"""
+
+# The plan of a repeated step, 8 bytes each. Addresses: what `rlx_share` runs; counters that must be zero before a step;
+# what moves from step to step (PAST_SEQ among the extents, and the inputs: the token and its position) and where a step
+# leaves the token it chose; the ids that end the run, and room for the ids found. Those of `past` and `position` may be
+# null. `rows`: ids from there on cannot be looked up.
+PLAN = (
+    "job", "context", "counters", "counter_bytes", "past", "position", "token", "chosen",
+    "rows", "stops", "stop_count", "found", "count", "nanoseconds",
+)  # fmt: skip
+
+
+def _field(name: str, kind: str = "ptr") -> str:
+    return (
+        f"  %{name}.at = getelementptr inbounds i8, ptr %plan, i64 {8 * PLAN.index(name)}\n"
+        f"  %{name} = load {kind}, ptr %{name}.at, align 8\n"
+    )
+
+
+_NUMBERS = ("counter_bytes", "rows", "stop_count", "count", "nanoseconds")
+
+# A step for every token, each fed the one that the step before chose: until there are enough, one is among the stops or
+# cannot be looked up, or the time is up.
+REPEAT = f"""; Repeat a step that chooses a token; returns how many tokens there are.
+declare void @llvm.memset.p0.i64(ptr, i8, i64, i1 immarg)
+
+define i64 @rlx_repeat(ptr %pool, ptr %plan) nounwind {{
+entry:
+{"".join(_field(name, "i64" if name in _NUMBERS else "ptr") for name in PLAN)}
+  %begun = call i64 @now()
+  %no.past = icmp eq ptr %past, null
+  %no.position = icmp eq ptr %position, null
+  br label %step
+step:
+  %i = phi i64 [ 0, %entry ], [ %done, %next ]
+  call void @llvm.memset.p0.i64(ptr %counters, i8 0, i64 %counter_bytes, i1 false)
+  call void @start(ptr %pool, ptr %job, ptr %context, i64 0)
+  %id = load i32, ptr %chosen, align 4
+  %found.at.i = getelementptr inbounds i32, ptr %found, i64 %i
+  store i32 %id, ptr %found.at.i, align 4
+  %done = add i64 %i, 1
+  %id.wide = sext i32 %id to i64
+  %wrong = icmp uge i64 %id.wide, %rows
+  %enough = icmp uge i64 %done, %count
+  %end.early = or i1 %wrong, %enough
+  br i1 %end.early, label %out, label %look
+look:                                             ; is it one that ends the run?
+  %s = phi i64 [ 0, %step ], [ %s.next, %compare ]
+  %seen = icmp uge i64 %s, %stop_count
+  br i1 %seen, label %time, label %compare
+compare:
+  %stop.at = getelementptr inbounds i32, ptr %stops, i64 %s
+  %stop = load i32, ptr %stop.at, align 4
+  %s.next = add i64 %s, 1
+  %same = icmp eq i32 %stop, %id
+  br i1 %same, label %out, label %look
+time:
+  %clock = call i64 @now()
+  %spent = sub i64 %clock, %begun
+  %late = icmp uge i64 %spent, %nanoseconds
+  br i1 %late, label %out, label %feed
+feed:
+  store i32 %id, ptr %token, align 4
+  br i1 %no.past, label %turn, label %grow
+grow:
+  %past.old = load i64, ptr %past, align 8
+  %past.new = add i64 %past.old, 1
+  store i64 %past.new, ptr %past, align 8
+  br label %turn
+turn:
+  br i1 %no.position, label %next, label %move
+move:
+  %position.old = load i32, ptr %position, align 4
+  %position.new = add i32 %position.old, 1
+  store i32 %position.new, ptr %position, align 4
+  br label %next
+next:
+  br label %step
+out:
+  ret i64 %done
+}}
+"""
