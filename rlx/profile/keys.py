@@ -76,7 +76,7 @@ _ROWS = [
     ),
     Key(
         "precision.bf16_tiles", bool, "true",
-        "Whether mode auto may take bf16 activations for quantized weights, where the CPU multiplies tiles (amx).",
+        "Whether mode auto may multiply prompts in bf16 for quantized weights and 16-bit caches, at level amx.",
         by_phase=True,
     ),
     Key(
