@@ -5,6 +5,7 @@ Runners stage, the last layer over `token_history.py`. RLX has it for Gemma; her
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -20,6 +21,7 @@ from rlx.runners.modes import past_buckets
 from rlx.runners.setup import profile_beside
 from rlx.runners.stopping import checked_count
 from rlx.runners.token_history import TokenHistory
+from rlx.runtime.devices import device
 
 if TYPE_CHECKING:
     from rlx.runners.engine import Engine
@@ -49,11 +51,12 @@ class TokenGenerator(TokenHistory):
         """Opens a GGUF file, a safetensors file or a model directory.
 
         Args:
-            options: `threads`, `max_seq`, `kv_dtype`, `precision`, `profile`, `cache`, `progress`, `dump_ir`, those of
-                `auto_runner`. The weights are packed when they are first needed.
+            options: `config`, `device`, `threads`, `max_seq`, `kv_dtype`, `precision`, `profile`, `cache`, `progress`,
+                `dump_ir`, those of `auto_runner`. The weights are packed when they are first needed.
 
         Raises:
             ModelFileError: the file cannot be used, and why.
+            TargetError: there is no such device.
         """
         return cls(path, options)
 
@@ -195,10 +198,16 @@ GemmaGenerator = TokenGenerator
 """The name that it has in RLX. It serves every family alike."""
 
 
-def _open(source: Any, options: dict[str, Any]) -> Engine:
+def _open(source: Any, options: Mapping[str, Any]) -> Engine:
     from rlx.runners.engine import Engine
+    from rlx.weights.loader import open_weights
 
-    return Engine.open(source, **{"load": False, **options})
+    options = {"load": False, **options}
+    device(options.pop("device", None))
+    config = options.pop("config", None)
+    if config is not None and isinstance(source, str | PathLike):
+        source = open_weights(source, config=config)
+    return Engine.open(source, **options)
 
 
 def _count(name: str, value: Any) -> int:

@@ -84,7 +84,25 @@ def looked_up(model: Path, ids: list[int], n: int, tmp: Path) -> list[int]:
         return runner.generate(ids, n, stop_at_eog=False, speculative="prompt-lookup")
 
 
-WAYS: tuple[Way, ...] = (plain, uncached, chunked, streamed, watched, by_hand, restored, continued, looked_up)
+def generated(model: Path, ids: list[int], n: int, tmp: Path) -> list[int]:
+    """By a generator, with one program for all prompts and one for each power of two of the past."""
+    with rlx.TokenGenerator.from_path(model, precision="exact", max_seq=96, profile=PAIR) as generator:
+        generator.with_inference_caches(96).prefill(ids)
+        return generator.generate_cached(n)
+
+
+WAYS: tuple[Way, ...] = (
+    generated,
+    plain,
+    uncached,
+    chunked,
+    streamed,
+    watched,
+    by_hand,
+    restored,
+    continued,
+    looked_up,
+)
 
 
 def opened(model: Path, profile: rlx.CompileProfile | dict[str, object] = PAIR) -> CachedRunner:

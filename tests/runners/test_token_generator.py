@@ -510,10 +510,12 @@ def test_other_ways_to_one(goldens: Path, cache: CompileCache) -> None:
     path = goldens / "qwen35" / FILES["qwen35"]
     with (
         rlx.GemmaGenerator.from_loader(open_weights(path), cache=cache, threads=2) as g,
-        rlx.TokenGenerator.from_path_with_mtp(path, cache=cache, threads=2) as other,
+        rlx.TokenGenerator.from_path_with_mtp(path, device=rlx.Device.CPU, cache=cache, threads=2) as other,
     ):
         assert g.config == other.config
         assert set(g.weights_cache) <= set(other.weights_cache)
         assert "qwen35" in repr(g)
     with pytest.raises(rlx.ModelFileError):
         rlx.GemmaGenerator.from_path(goldens / "nothing.gguf")
+    with pytest.raises(rlx.TargetError, match="'tpu' is not there"):
+        rlx.GemmaGenerator.from_path(path, device="tpu")
