@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.main import debug_option
-from rlx.cli.output import printable, size
+from rlx.cli.output import printable, size, table
 from rlx.errors import CacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from rlx.runtime.entry import Listing
     from rlx.runtime.store import Store
 
 _SHOWN = 12  # digits of a digest that tell entries apart
-_PIPE_WIDTH = 200  # columns of a table that no terminal cuts off
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -43,7 +40,7 @@ def ls(as_json: bool) -> None:
         click.echo(json.dumps([_as_dict(row) for row in rows], indent=1))
         return
     heads = ("digest", "kind", "name", "phase", "SEQ", "target", "size", "used")
-    _table(heads, (_cells(row) for row in rows), right=("size", "used"))
+    table(heads, (_cells(row) for row in rows), right=("size", "used"))
     click.echo(f"{_count(len(rows))}, {size(sum(row.nbytes for row in rows))}")
 
 
@@ -58,7 +55,7 @@ def show(digest: str, name: str | None) -> None:
         _print_file(entry.read(name), name)
         return
     click.echo(printable(f"{entry.key}\n"))
-    _table(("file", "size"), ((name, size(len(entry.read(name)))) for name in entry.names), right=("size",))
+    table(("file", "size"), ((name, size(len(entry.read(name)))) for name in entry.names), right=("size",))
     click.echo(printable(f"in {entry.folder}"))
 
 
@@ -77,7 +74,7 @@ def diff(a: str, b: str) -> None:
         click.echo("the keys are equal")
         return
     heads = ("field", left.key.digest[:_SHOWN], right.key.digest[:_SHOWN])
-    _table(heads, ((path, *_apart(x, y)) for path, x, y in rows))
+    table(heads, ((path, *_apart(x, y)) for path, x, y in rows))
 
 
 @cache.command()
@@ -133,7 +130,7 @@ def verify(ctx: click.Context, keep: bool) -> None:
     if not wrong:
         click.echo(f"{_count(total)}, all as they were written")
         return
-    _table(("digest", "damage"), ((digest[:_SHOWN], what) for digest, what in wrong))
+    table(("digest", "damage"), ((digest[:_SHOWN], what) for digest, what in wrong))
     click.echo(f"{_count(len(wrong))} of {total} damaged" + ("" if keep else " and removed"))
     ctx.exit(1)
 
@@ -203,20 +200,6 @@ def _text(value: Any) -> str:
     from rlx.runtime.key import ABSENT
 
     return str(value) if value is ABSENT else json.dumps(value)
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in heads:
-        table.add_column(head, justify="right" if head in right else "left", overflow="fold", no_wrap=head == "digest")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
 
 
 def _print_file(data: bytes, name: str) -> None:

@@ -22,6 +22,7 @@ _COMMANDS = {
     "profile": "rlx.cli.profile:profile",
     "inspect": "rlx.cli.inspect:inspect",
     "bench": "rlx.cli.bench:bench",
+    "tune": "rlx.cli.tune:tune",
     "convert": "rlx.cli.convert:convert",
     "quantize": "rlx.cli.quantize:quantize",
     "cache": "rlx.cli.cache:cache",

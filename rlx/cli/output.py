@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rich.progress import Progress
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # C0 and C1 control characters but tab and newline: in a terminal they move the cursor, change its title and worse.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+_PIPE_WIDTH = 200  # columns of a table that no terminal cuts off
 
 
 def printable(text: str) -> str:
@@ -42,6 +44,21 @@ def size(nbytes: float) -> str:
             return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.3g} {unit}"
         nbytes /= 1000
     return f"{nbytes:.4g} TB"
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
+    """Prints rows of cells under their heads; the columns named in `right` end on the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in heads:
+        table.add_column(head, justify="right" if head in right else "left", overflow="fold", no_wrap=head == "digest")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
 
 
 class Answer:

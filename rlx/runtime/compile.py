@@ -16,6 +16,7 @@ from typing import Any
 
 from rlx.codegen import link
 from rlx.codegen.kernel import Kernel
+from rlx.codegen.layouts import BLOCK_ROWS
 from rlx.codegen.target import Target
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import DType
@@ -27,6 +28,7 @@ from rlx.runtime.cache import CompileCache, Files
 from rlx.runtime.key import CompileKey, digest_text, versions
 from rlx.runtime.native import NativeCode, NativeProgram
 from rlx.runtime.threads import RuntimeLibrary, WorkerPool, runtime_llvm
+from rlx.runtime.tuned import tuned
 
 Build = Callable[[], Mapping[str, bytes | str]]
 
@@ -71,7 +73,8 @@ class Compiler:
     """Compiles graphs for one target through one cache.
 
     Args:
-        target: what machine to make code for; this one's best level by default.
+        target: what machine to make code for; this one's best level by default. What `rlx tune` left for it in the
+            cache's folder is taken into account, unless the target brings a tuning.
         cache: the compile cache; a new in-memory one over the default store by default.
 
     Raises:
@@ -82,8 +85,8 @@ class Compiler:
         if not isinstance(cache, CompileCache | None):
             hint = "rlx.CompileCache.default() is one."  # type: ignore[unreachable]
             raise ArgumentError(f"cache is {cache!r}, expected a CompileCache", hint=hint)
-        self.target = target or Target.host()
         self.cache = cache if cache is not None else CompileCache.default()
+        self.target = tuned(target or Target.host(), self.cache)
 
     def program(self, graph: Graph, options: Options, *, dump: Path | None = None) -> CompiledProgram:
         """The program of a graph for one bucket; `dump` is a folder for the text after every pass."""
@@ -177,6 +180,17 @@ class Compiler:
             return peak(kind, self.target)
 
         return self._range(kernel, kind="peak", name=kind)
+
+    def linear(self, dtype: DType, k: int, act: str, *, single: bool) -> NativeCode:
+        """The step of a linear of n results, a multiple of 16, that `rlx tune` times, see `rlx.codegen.ranges`."""
+
+        def kernel() -> Kernel:
+            from rlx.codegen.kernels.linear import linear
+
+            return linear(dtype, BLOCK_ROWS, k, act, self.target, single=single)
+
+        options = {"k": k, "act": act, "single": single, "tuning": self.target.tuning.as_dict()}
+        return self._range(kernel, kind="linear", name=dtype.name, options=options)
 
     def _range(self, make: Callable[[], Kernel], **fields: Any) -> NativeCode:
         """A kernel as a step of its own."""

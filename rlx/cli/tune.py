@@ -1,0 +1,154 @@
+"""`rlx tune`: measures the numbers in kernels that are chosen by measurement, for this machine."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from rlx.cli.main import debug_option
+from rlx.cli.output import Bars, printable, table
+from rlx.errors import CacheError
+
+if TYPE_CHECKING:
+    from rlx.codegen.target import Target
+    from rlx.codegen.tuning import Tuning
+    from rlx.runtime.autotune import Outcome, Row
+    from rlx.runtime.store import Store
+
+
+@click.command()
+@click.option("--show", is_flag=True, help="Show the numbers in force and measure nothing.")
+@click.option("--reset", is_flag=True, help="Forget what was measured, for every target.")
+@click.option("--dry-run", is_flag=True, help="Measure and keep nothing.")
+@click.option("--threads", type=click.IntRange(1), metavar="N", help="Workers; the physical cores by default.")
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), default=45.0, show_default=True, help="About how long."
+)
+@debug_option
+def tune(show: bool, reset: bool, dry_run: bool, threads: int | None, seconds: float) -> None:
+    """Measure what suits this machine best, and use it from now on.
+
+    A few numbers in the kernels of linear layers, such as how far ahead memory is asked for, depend on the machine.
+    They are measured for the target (RLX_TARGET) and kept in the cache's folder. They change speed and never a result;
+    what was compiled with other numbers is compiled again. Let nothing else run meanwhile.
+    """
+    if show + reset + dry_run > 1:
+        raise click.UsageError("--show, --reset and --dry-run exclude each other.")
+    if show:
+        _show()
+    elif reset:
+        _reset()
+    else:
+        _tune(threads, seconds, dry_run)
+
+
+def _tune(threads: int | None, seconds: float, dry_run: bool) -> None:
+    from rlx.codegen.target import Target
+    from rlx.runtime.limits import worker_count
+    from rlx.runtime.tuned import Measured, keep
+
+    store = None if dry_run else _writable()
+    target, workers = Target.host(), worker_count(threads)
+    _warn_if_busy()
+    outcome = _measure(target, workers, seconds)
+    heads = "number", "value", "speed", "time", ""
+    table(heads, map(_cells, outcome.rows), right=heads[1:4])
+    if outcome.skipped:
+        click.echo(f"no time was left for {', '.join(outcome.skipped)}, which stay; --seconds gives more", err=True)
+    if store is None:
+        click.echo("nothing is kept (--dry-run)")
+        return
+    date = datetime.date.today().isoformat()
+    path = keep(store, target, Measured(outcome.tuning, date, workers))
+    click.echo(f"{_changes(outcome.tuning, target)}; kept in {printable(str(path))}")
+
+
+def _measure(target: Target, workers: int, seconds: float) -> Outcome:
+    from rlx.codegen.tuning import Tuning
+    from rlx.runtime import autotune
+    from rlx.runtime.compile import Compiler
+    from rlx.runtime.threads import WorkerPool
+
+    nbytes = autotune.weight_bytes()
+    plan = autotune.stages(target, nbytes)
+    with (
+        Bars() as bars,
+        WorkerPool(workers, Compiler(target).runtime()) as pool,
+        autotune.Bench(target, pool, nbytes) as bench,
+    ):
+        return autotune.tune(plan, Tuning.default(target.level), bench, seconds, partial(bars, "measuring"))
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    mark = "chosen" if row.chosen else ""
+    return row.name, str(row.value), f"{row.speed:.1f} {row.unit}", f"{row.ratio - 1:+.1%}", mark
+
+
+def _show() -> None:
+    from rlx.codegen.target import Target
+    from rlx.codegen.tuning import Tuning
+    from rlx.runtime.cache import CompileCache
+    from rlx.runtime.tuned import FILE, find
+
+    target, store = Target.host(), CompileCache.default().store
+    found = find(store, target) if store is not None else None
+    default = Tuning.default(target.level).as_dict()
+    force = found.tuning.as_dict() if found else default
+    heads = "number", "in force", "default"
+    table(heads, [(name, str(force[name]), str(default[name])) for name in default], right=heads[1:])
+    if found and store is not None:
+        path = printable(str(store.root / FILE))
+        click.echo(
+            f"target {target.level}: measured on {printable(found.date)} with {found.threads} threads, in {path}"
+        )
+    elif store is None:
+        click.echo(f"target {target.level}: the defaults, because RLX_CACHE is off")
+    else:
+        click.echo(f"target {target.level}: the defaults; `rlx tune` measures")
+
+
+def _reset() -> None:
+    from rlx.runtime.tuned import remove
+
+    click.echo("removed what was measured" if remove(_writable()) else "nothing was measured")
+
+
+def _writable() -> Store:
+    """The store, if the policy lets one write to it.
+
+    Raises:
+        CacheError: it does not.
+    """
+    from rlx import env
+    from rlx.runtime.store import Store, default_root
+
+    policy = env.cache_policy()
+    if policy in ("off", "readonly"):
+        hint = "--dry-run measures and keeps nothing."
+        raise CacheError(f"the cache's folder may not be written: its policy is {policy}", where="RLX_CACHE", hint=hint)
+    return Store(default_root())
+
+
+def _warn_if_busy() -> None:
+    from rlx.codegen.target import cpu_count
+
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > 0.5 * cpu_count():
+        click.echo(f"Warning: the machine is busy (load {load:.1f}): only large gains can be told from noise", err=True)
+
+
+def _changes(tuning: Tuning, target: Target) -> str:
+    """What differs from the defaults, in a line."""
+    from rlx.codegen.tuning import Tuning
+
+    default = Tuning.default(target.level).as_dict()
+    changed = [f"{name} {value}" for name, value in tuning.as_dict().items() if value != default[name]]
+    return (
+        f"faster than the defaults: {', '.join(changed)}"
+        if changed
+        else "nothing is faster than the defaults by more than the noise"
+    )

@@ -1,0 +1,179 @@
+"""Measured tunings, as `rlx tune` leaves them in the compile cache's folder: one file, one entry a target and machine.
+
+An entry counts for the machine it was measured on and for the sources it was measured with. A file or an entry that
+cannot be used is reported, and the level's defaults hold. Nothing in the file is executed, and every number is checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlx.codegen.target import Target
+from rlx.codegen.tuning import Tuning
+from rlx.errors import ArgumentError, CacheError
+from rlx.runtime.cache import CompileCache
+from rlx.runtime.key import digest_text, versions
+from rlx.runtime.store import CacheWarning, Store
+
+FILE, FORMAT = "tuning.json", 1
+_VERSIONS = ("rlx", "generator", "llvm")  # of what a measurement depends on
+_INFO_BYTES = 4096  # of /proc/cpuinfo, which says everything once a core
+
+
+@dataclass(frozen=True)
+class Measured:
+    """An entry of the file.
+
+    Attributes:
+        tuning: the numbers.
+        date: when they were measured, in ISO 8601.
+        threads: how many workers measured.
+    """
+
+    tuning: Tuning
+    date: str
+    threads: int
+
+
+def tuned(target: Target, cache: CompileCache) -> Target:
+    """The target with what was measured for it, if anything was; one that brings a tuning keeps it."""
+    if target.tuned or cache.store is None or cache.policy == "off":
+        return target
+    found = find(cache.store, target)
+    return replace(target, tuned=found.tuning) if found else target
+
+
+def find(store: Store, target: Target) -> Measured | None:
+    """What was measured for a target on this machine, with these sources. Reports what cannot be used."""
+    path = store.root / FILE
+    if store.problem:
+        return None
+    try:
+        entry = _read(path).get(place(target)) if path.exists() else None
+        return _measured(entry) if entry is not None else None
+    except (OSError, ValueError, RecursionError, ArgumentError) as error:
+        advice = "the default tuning is used; `rlx tune` measures again, `rlx tune --reset` removes the file"
+        warnings.warn(f"{path} is not used: {error}; {advice}", CacheWarning, stacklevel=2)
+        return None
+
+
+def keep(store: Store, target: Target, measured: Measured) -> Path:
+    """Adds an entry, in place of an older one of the same target; returns the file.
+
+    Raises:
+        CacheError: the folder cannot be written.
+    """
+    path = store.root / FILE
+    known: Mapping[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, RecursionError):  # a damaged file is replaced
+        known = _read(path)
+    row = {
+        "target": target.describe(),
+        "machine": machine(),
+        "date": measured.date,
+        "threads": measured.threads,
+        "versions": _versions(),
+        "tuning": measured.tuning.as_dict(),
+    }
+    text = json.dumps({"format": FORMAT, "entries": {**known, place(target): row}}, indent=1, sort_keys=True) + "\n"
+    with _named_errors(path):
+        _replace(path, text)
+    return path
+
+
+def remove(store: Store) -> bool:
+    """Removes the file with the entries of all targets; False if there was none.
+
+    Raises:
+        CacheError: the folder cannot be written.
+    """
+    path = store.root / FILE
+    with _named_errors(path):
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+    return True
+
+
+def place(target: Target) -> str:
+    """An entry's name: the digest of the target and of the machine's name."""
+    return digest_text(json.dumps([target.describe(), machine()], sort_keys=True))[:16]
+
+
+def machine() -> str:
+    """The processor as it calls itself: machines that share a cache folder may differ in caches and memory."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        for line in file.read(_INFO_BYTES).splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """The entries of a file.
+
+    Raises:
+        ValueError: it is no such file.
+        OSError: it cannot be read.
+    """
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or not isinstance(found.get("entries"), dict):
+        raise ValueError("it holds no tunings")
+    if found.get("format") != FORMAT:
+        raise ValueError(f"it has format {found.get('format')!r}, expected {FORMAT}")
+    entries: Mapping[str, Any] = found["entries"]
+    return entries
+
+
+def _measured(entry: Any) -> Measured:
+    """An entry's contents.
+
+    Raises:
+        ValueError, ArgumentError: it is damaged, or from other sources.
+    """
+    if not isinstance(entry, dict) or not isinstance(entry.get("tuning"), dict):
+        raise ValueError("an entry is damaged")
+    if entry.get("versions") != _versions():
+        raise ValueError("it was measured with another version of rlx")
+    if unknown := entry["tuning"].keys() - Tuning().as_dict().keys():
+        raise ValueError(f"it has an unknown key {min(unknown)!r}")
+    if missing := Tuning().as_dict().keys() - entry["tuning"].keys():
+        raise ValueError(f"it has no {min(missing)}")
+    threads = entry.get("threads")
+    return Measured(Tuning(**entry["tuning"]), str(entry.get("date")), threads if type(threads) is int else 0)
+
+
+def _versions() -> dict[str, Any]:
+    found = versions()
+    return {name: found[name] for name in _VERSIONS}
+
+
+@contextlib.contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CacheError(f"it cannot be written: {error.strerror}", where=path) from error
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    handle, name = tempfile.mkstemp(prefix=f"{FILE}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,191 @@
+"""`rlx tune`: what was measured is kept, shown and used, and whatever is wrong with the file, the defaults hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rlx.cli.main import cli
+from rlx.codegen.target import Target
+from rlx.codegen.tuning import NAMES, Tuning
+from rlx.runtime import autotune, tuned
+from rlx.runtime.autotune import Case
+from rlx.runtime.cache import CompileCache
+from rlx.runtime.compile import Compiler
+from rlx.runtime.store import CacheWarning, Store
+
+DEFAULT = Tuning.default(Target.host().level)
+
+
+class FarAhead:
+    """A machine that likes its memory asked for 16 KiB ahead."""
+
+    def __init__(self, target: Target, pool: Any, nbytes: int) -> None:
+        pass
+
+    def prepare(self, tuning: Tuning, case: Case) -> Callable[[], float]:
+        return lambda: 0.5 if tuning.prefetch == 16384 else 1.0
+
+    def __enter__(self) -> FarAhead:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder of its own, and a machine that is quickly measured."""
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("RLX_CACHE", raising=False)
+    monkeypatch.setattr(autotune, "Bench", FarAhead)
+    return tmp_path / "cache"
+
+
+def rlx(*args: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(cli, ["tune", *args])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def in_force() -> Tuning:
+    """What a new compiler generates code with."""
+    return Compiler(cache=CompileCache.default()).target.tuning
+
+
+def test_what_is_measured_is_kept_and_used(folder: Path) -> None:
+    assert in_force() == DEFAULT
+    before = Compiler(cache=CompileCache.default())
+    result = rlx()
+    assert "faster than the defaults: prefetch 16384; kept in" in result.output
+    assert "+0.0%" in result.output
+    assert "-50.0%" in result.output
+    assert "GB/s" in result.output
+    assert in_force() == replace(DEFAULT, prefetch=16384)
+    assert before.target.tuning == DEFAULT, "an open one stays as it is"
+    entry = next(iter(json.loads((folder / tuned.FILE).read_text())["entries"].values()))
+    assert entry["target"] == Target.host().describe()
+    assert (folder / tuned.FILE).stat().st_mode & 0o077 == 0
+    assert [path.name for path in folder.glob("tuning*")] == [tuned.FILE], "a temporary file is left"
+
+
+def test_show_and_reset(folder: Path) -> None:
+    assert "the defaults; `rlx tune` measures" in rlx("--show").output
+    assert "nothing was measured" in rlx("--reset").output
+    rlx("--threads", "1")
+    shown = rlx("--show").output
+    assert all(name in shown for name in NAMES)
+    assert "16384" in shown
+    assert "with 1 threads" in shown
+    assert "removed" in rlx("--reset").output
+    assert not (folder / tuned.FILE).exists()
+    assert in_force() == DEFAULT
+
+
+def test_a_dry_run_keeps_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "nothing is kept" in rlx("--dry-run").output
+    assert not (folder / tuned.FILE).exists()
+    monkeypatch.setenv("RLX_CACHE", "ro")
+    assert "nothing is kept" in rlx("--dry-run").output
+
+
+@pytest.mark.parametrize("policy", ["ro", "off"])
+def test_a_cache_that_may_not_be_written_is_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    rlx()
+    kept = (folder / tuned.FILE).read_bytes()
+    monkeypatch.setenv("RLX_CACHE", policy)
+    for arguments in ((), ("--reset",)):
+        assert "may not be written" in rlx(*arguments, code=2).output
+    assert (folder / tuned.FILE).read_bytes() == kept
+    assert in_force() == (DEFAULT if policy == "off" else replace(DEFAULT, prefetch=16384))
+    assert ("RLX_CACHE is off" in rlx("--show").output) == (policy == "off")
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir(mode=0o700)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tuned.tempfile, "mkstemp", full)
+    assert "cannot be written: No space left on device" in rlx(code=2).output
+
+
+def test_options_that_exclude_each_other(folder: Path) -> None:
+    assert "exclude each other" in rlx("--show", "--reset", code=2).output
+
+
+def entries(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
+    def changed(text: str) -> str:
+        found = json.loads(text)
+        for entry in found["entries"].values():
+            change(entry)
+        return json.dumps(found)
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text[:40], "is not used"),
+        (lambda text: "", "is not used"),
+        (lambda text: "\x00\x80", "is not used"),
+        (lambda text: "[" * 100_000, "is not used"),
+        (lambda text: "[1]", "holds no tunings"),
+        (lambda text: text.replace('"format": 1', '"format": 2'), "format 2"),
+        (entries(lambda e: e["tuning"].update(unrolling=4)), "unknown key 'unrolling'"),
+        (entries(lambda e: e["tuning"].pop("prefetch")), "no prefetch"),
+        (entries(lambda e: e["tuning"].update(prefetch=-64)), "prefetch = -64"),
+        (entries(lambda e: e["tuning"].update(prefetch="64")), "prefetch = '64'"),
+        (entries(lambda e: e.update(tuning=7)), "an entry is damaged"),
+        (entries(lambda e: e["versions"].update(generator="0")), "another version"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_a_warning(folder: Path, damage: Callable[[str], str], message: str) -> None:
+    rlx()
+    path = folder / tuned.FILE
+    path.write_text(damage(path.read_text()), encoding="latin-1")
+    with pytest.warns(CacheWarning, match=message) as warned:
+        assert in_force() == DEFAULT
+    assert "rlx tune --reset" in str(warned[0].message)
+    shown = rlx("--show").output
+    assert message in shown
+    assert "the defaults" in shown
+    rlx()  # measures again, in the place of what was there
+    assert in_force() == replace(DEFAULT, prefetch=16384)
+
+
+def test_an_entry_of_another_machine_or_target_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rlx()
+    target = Target.host("generic")
+    assert tuned.find(Store(folder), target) is None
+    tuned.keep(Store(folder), target, tuned.Measured(Tuning(prefetch=64), "2026-01-01", 1))
+    found = tuned.find(Store(folder), target)
+    assert found is not None
+    assert found.tuning.prefetch == 64
+    assert in_force().prefetch == 16384
+    monkeypatch.setattr(tuned, "machine", lambda: "another CPU")
+    assert in_force() == DEFAULT
+
+
+def test_a_target_that_brings_a_tuning_keeps_it(folder: Path) -> None:
+    rlx()
+    mine = replace(Target.host(), tuned=Tuning(prefetch=128))
+    assert Compiler(mine, CompileCache.default()).target == mine
+
+
+def test_the_cache_commands_leave_the_file_alone(folder: Path) -> None:
+    rlx()
+    for arguments in (["ls"], ["stats"], ["verify"], ["rm", "--all"]):
+        assert CliRunner().invoke(cli, ["cache", *arguments]).exit_code == 0
+    assert in_force().prefetch == 16384

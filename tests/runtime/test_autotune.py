@@ -1,0 +1,143 @@
+"""Autotuning: what is chosen from given times, that candidates are run in turn, and that real kernels are timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlx.codegen.target import Target
+from rlx.codegen.tuning import NAMES, Tuning
+from rlx.errors import RlxError
+from rlx.ir.dtypes import BF16, Q4_K, Q8_0
+from rlx.runtime import autotune
+from rlx.runtime.autotune import Bench, Case, Stage, judge, stages, tune, weight_bytes
+from rlx.runtime.compile import Compiler
+from rlx.runtime.threads import WorkerPool
+
+CASES = (Case(Q8_0, "q8a", 1, 16), Case(Q4_K, "q8a", 1, 16))
+PLAN = (Stage("prefetch", (1024, 4096, 8192), CASES), Stage("macro_rows_int8", (24, 48), CASES[:1]))
+
+
+class Fake:
+    """Times that a function of tuning and case gives, and what was run in which order."""
+
+    def __init__(self, seconds: Callable[[Tuning, Case], float]) -> None:
+        self.seconds, self.log = seconds, list[tuple[Tuning, Case]]()
+
+    def prepare(self, tuning: Tuning, case: Case) -> Callable[[], float]:
+        def run() -> float:
+            self.log.append((tuning, case))
+            return self.seconds(tuning, case)
+
+        return run
+
+
+def noisy(rng: np.random.Generator, ratios: list[float], spread: float, rounds: int = 25) -> np.ndarray:
+    """Seconds of candidates that are `ratios` of the first, whose machine changes pace by a factor of up to 3."""
+    pace = rng.uniform(1, 3, (rounds, 1, 1))
+    return pace * np.array(ratios)[:, None] * np.exp(spread * rng.standard_normal((rounds, len(ratios), 2)))
+
+
+@pytest.mark.parametrize(
+    ("ratios", "spread", "best"),
+    [
+        ([1, 0.9, 0.8, 1], 0.005, 2),
+        ([1, 1.1, 0.98, 1], 0.005, 0),  # faster, but not by 3 percent
+        ([1, 0.9, 1.2, 1], 0.3, 0),  # lost in the noise
+        ([1, 0.9, 1.2, 1.1], 0.005, 0),  # the value in force differs from itself by as much
+        ([1, 1], 0.01, 0),
+    ],
+)
+def test_only_what_is_faster_than_the_noise_is_taken(ratios: list[float], spread: float, best: int) -> None:
+    for seed in range(20):
+        seconds = noisy(np.random.default_rng(seed), ratios, spread)
+        found, chosen = judge(seconds)
+        assert chosen == best
+        assert len(found) == len(ratios) - 1
+        assert found[0] == 1
+
+
+def test_a_candidate_that_is_often_slower_is_not_taken() -> None:
+    seconds = np.ones((20, 3, 1))
+    seconds[:, 1] = 0.8
+    assert judge(seconds)[1] == 1
+    seconds[:4, 1] = 1.2  # the median says 0.8 still
+    assert judge(seconds)[1] == 0
+
+
+def test_each_number_is_measured_with_those_before_it() -> None:
+    def seconds(tuning: Tuning, case: Case) -> float:
+        good_pair = tuning.macro_rows_int8 == 24 and tuning.prefetch == 8192
+        return (0.5 if good_pair else 1.0) * (0.9 if tuning.prefetch == 8192 else 1.0)
+
+    outcome = tune(PLAN, Tuning(), Fake(seconds), 60)
+    assert outcome.tuning == replace(Tuning(), prefetch=8192, macro_rows_int8=24)
+    assert [(r.name, r.value, r.chosen) for r in outcome.rows] == [
+        ("prefetch", 4096, False),
+        ("prefetch", 1024, False),
+        ("prefetch", 8192, True),
+        ("macro_rows_int8", 48, False),
+        ("macro_rows_int8", 24, True),
+    ]
+    assert [round(r.ratio, 3) for r in outcome.rows] == [1, 1, 0.9, 1, 0.5]
+    nbytes = sum(case.nbytes for case in CASES)
+    assert outcome.rows[0].unit == "GB/s"
+    assert outcome.rows[0].speed == pytest.approx(nbytes / 2 / 1e9)
+    assert outcome.rows[2].speed == pytest.approx(nbytes / 2 / 0.9 / 1e9)
+
+
+def test_candidates_take_turns() -> None:
+    fake = Fake(lambda tuning, case: 1.0)
+    assert tune(PLAN[:1], Tuning(), fake, 60).tuning == Tuning()
+    values = [tuning.prefetch for tuning, case in fake.log if case == CASES[0]]
+    rounds = [values[i : i + 4] for i in range(0, len(values), 4)]
+    assert len(rounds) == autotune.ROUNDS[1]
+    assert all(sorted(r) == [1024, 4096, 4096, 8192] for r in rounds)
+    assert len({tuple(r) for r in rounds}) > 1, "every round has the same order"
+
+
+def test_numbers_for_which_no_time_is_left_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(autotune.time, "monotonic", lambda: float(next(clock)))
+    outcome = tune(PLAN, Tuning(), Fake(lambda tuning, case: 1.0), 15)
+    assert outcome.skipped == ("macro_rows_int8",)
+    assert {row.name for row in outcome.rows} == {"prefetch"}
+
+
+@pytest.mark.parametrize("level", ["generic", "avx2", "avx512"])
+def test_every_candidate_is_a_legal_value_of_a_number(level: str) -> None:
+    target = Target(level, "x86_64-unknown-linux-gnu", "x86-64", "+avx512bf16" * (level == "avx512"))
+    tiles = replace(target, features=f"{target.features},+amx-bf16")
+    for which in (target, tiles):
+        plan = stages(which, 64 << 20)
+        assert {stage.name for stage in plan} <= set(NAMES)
+        assert ("macro_bytes_tiles" in {stage.name for stage in plan}) == which.has_bf16_tiles
+        for stage in plan:
+            assert len({replace(Tuning.default(level), **{stage.name: v}) for v in stage.values}) == len(stage.values)
+            assert all(case.nbytes <= 64 << 20 for case in stage.cases)
+            assert all(case.act != "bf16" or which.has_bf16_dots or which.has_bf16_tiles for case in stage.cases)
+
+
+def test_real_kernels_are_timed_and_checked() -> None:
+    target, cases = Target.host(), [Case(Q8_0, "q8a", 1, 64, 256), Case(BF16, "f32", 3, 32, 256)]
+    with WorkerPool(2, Compiler(target).runtime()) as pool, Bench(target, pool, 1 << 16) as bench:
+        for case in cases:
+            for tuning in (target.tuning, replace(target.tuning, prefetch=64, macro_rows_float=2)):
+                assert bench.prepare(tuning, case)() > 0
+        bench._results[cases[0]][0, 5] ^= 1  # a kernel whose results are others is not believed
+        with pytest.raises(RlxError, match="wrong results"):
+            bench.prepare(target.tuning, cases[0])
+
+
+def test_the_weights_are_larger_than_any_cache(tmp_path: Path) -> None:
+    assert weight_bytes(tmp_path / "none") == 64 << 20
+    for index, size in enumerate(("32K", "100M\n", "?")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(size)
+    assert weight_bytes(tmp_path) == 200 << 20
+    (tmp_path / "index1" / "size").write_text("2G")
+    assert weight_bytes(tmp_path) == 512 << 20
