@@ -54,6 +54,7 @@ def model(sizes: toy.Toy) -> Graph:
     y = ops.softcap(ops.scale(graph.outputs["logits"], 2.0), 5.0)
     y = ops.rms_norm(y, graph.weight("last_norm", [128]), eps=1e-6)
     graph.output("more", ops.linear(y, graph.weight("wide", [32, 128], Q8_0)))
+    graph.output("choice", ops.pick(ops.linear(y, graph.weight("head of its own", [64, 128], Q8_0))))
     return graph
 
 
