@@ -132,6 +132,9 @@ class TokenHistory:
         if not self._tokens:
             raise PromptError("there is no history", where="step", hint="call prefill with a prompt first")
         fit_context(self._tokens, engine.max_seq, "history")
+        if past >= len(self._tokens):  # an interrupt came between a step and its token
+            engine.reset()
+            past = 0
         if past == 0 and self._given is not None:
             past = len(self._given)
             logits = engine.forward_given(self._tokens[:past], self._given)

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from rlx.runners.modes import past_bucket, past_buckets
 from rlx.runners.opened import open_model
 from rlx.runners.program_table import Made, ProgramTable
 from rlx.runners.token_generator import GemmaGenerator, TokenGenerator
+from rlx.runners.weights_cache import WeightsCache
 from rlx.runtime.cache import CompileCache
 from rlx.weights import open_weights
 
@@ -135,6 +137,16 @@ def test_callbacks_and_stop_ids_end_a_generation(goldens: Path, opened: Open) ->
     assert g.tokens == prompt + greedy[:7]  # the token was chosen; the generator goes on from it
     assert g.past_seq == len(g.tokens) - 1
     assert g.generate_cached(2) == greedy[7:9]
+
+
+def test_an_interrupt_between_a_step_and_its_token(goldens: Path, opened: Open) -> None:
+    prompt, greedy, _ = golden(goldens, "llama")
+    g = opened("llama")
+    g.prefill(prompt)
+    g.step_cached()
+    g._engine.forward(greedy[:1])
+    assert (g.past_seq, g.step_cached()) == (len(prompt) + 1, greedy[1])
+    assert g.past_seq == len(g.tokens) - 1
 
 
 def test_a_generation_ends_where_the_context_does(goldens: Path, opened: Open) -> None:
@@ -504,6 +516,13 @@ def test_a_profile_beside_the_weights(goldens: Path, tmp_path: Path, cache: Comp
     (tmp_path / "gemma.rlx.toml").write_text("[buckets]\nsec = [1, 7]\n")
     with pytest.raises(ProfileError, match="sec"):
         GemmaGenerator.from_loader_at(open_weights(path), tmp_path, **options)
+
+
+def test_tensors_that_predict_further_tokens_are_shown_on_demand() -> None:
+    names = ["token_embd.weight", "blk.1.attn_q.weight", "blk.2.attn_q.weight", "blk.2.nextn.eh_proj.weight"]
+    weights, config = SimpleNamespace(names=dict.fromkeys(names)), SimpleNamespace(layers=2)
+    assert list(WeightsCache(weights, config)) == names[:2]  # type: ignore[arg-type]
+    assert list(WeightsCache(weights, config, mtp=True)) == names  # type: ignore[arg-type]
 
 
 def test_other_ways_to_one(goldens: Path, cache: CompileCache) -> None:
