@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,6 +71,7 @@ class FakeEngine(Stepwise):
         self.recommended: Any = None
         self.max_seq, self.closed, self.compiles, self.calls = max_seq, False, 0, list[int]()
         self._script, self._rule, self._prompt = list(script), rule, 0
+        self.batches: list[FakeBatch] = []
         self._embed = random.normal(size=(vocab_size, 8))
         self._mix, self._head = random.normal(size=(8, 8)), random.normal(size=(8, vocab_size))
         self._states, self._ids = [np.zeros(8)], list[int]()
@@ -131,6 +132,16 @@ class FakeEngine(Stepwise):
         finally:
             self._states, self._ids, self._prompt = kept
 
+    @contextmanager
+    def batch(self, slots: int, length: int) -> Iterator[FakeBatch]:
+        assert 0 < length <= self.max_seq
+        kept = self._states, self._ids, self._prompt
+        self.batches.append(FakeBatch(self, slots, length))
+        try:
+            yield self.batches[-1]
+        finally:
+            self._states, self._ids, self._prompt = kept
+
     def compile(self, on_program: Callable[[Record], None] | None = None) -> list[Record]:
         for record in self.records:
             if on_program:
@@ -144,6 +155,35 @@ class FakeEngine(Stepwise):
     def close(self) -> None:
         assert not self.closed, "closed twice"
         self.closed = True
+
+
+class FakeBatch:
+    """Sequences of the net side by side.
+
+    Attributes:
+        steps: how many sequences each step had.
+    """
+
+    def __init__(self, engine: FakeEngine, slots: int, length: int) -> None:
+        self.engine, self.slots, self.length, self.steps = engine, slots, length, list[int]()
+        self._sequences: dict[int, tuple[list[Any], list[int], int]] = {}
+
+    def start(self, slot: int, prompt: Sequence[int]) -> np.ndarray[Any, Any]:
+        assert 0 <= slot < self.slots
+        self._sequences[slot] = [np.zeros(8)], [], 0
+        return self._forward(slot, prompt)
+
+    def step(self, tokens: Mapping[int, int]) -> np.ndarray[Any, Any]:
+        self.steps.append(len(tokens))
+        return np.stack([self._forward(slot, [token]) for slot, token in tokens.items()])
+
+    def _forward(self, slot: int, ids: Sequence[int]) -> np.ndarray[Any, Any]:
+        engine = self.engine
+        engine._states, engine._ids, engine._prompt = self._sequences[slot]
+        logits = engine.forward(list(ids))
+        assert engine.past <= self.length
+        self._sequences[slot] = engine._states, engine._ids, engine._prompt
+        return logits
 
 
 class Opened:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import replace
+from functools import partial
 from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
+
+OnBatchToken = Callable[[int, int], bool | None]
+"""Called with a prompt's number and every new token; False ends that generation, anything else goes on."""
 
 GREEDY = SampleOpts.greedy()
 SPECULATIONS = ("prompt-lookup", "mtp")
@@ -150,6 +155,56 @@ class LmRunner(ABC):
         request = self._request(context, sample, stopping, speculative, True)
         return steps(self._source(request), stopping)
 
+    def generate_batch(
+        self,
+        prompts: Sequence[TokenIds],
+        n_new: int,
+        on_token: OnBatchToken | None = None,
+        sample: SampleOpts | None = None,
+        stop_at_eog: bool = True,
+        *,
+        stop: str | Sequence[str] = (),
+        min_tokens: int = 0,
+    ) -> list[Generation]:
+        """`generate` for several prompts, side by side where the runner can: the same tokens, more of them a second.
+
+        Prompts may have any lengths. Each generation ends by itself, and the session, if there is one, stays as it was.
+
+        Args:
+            prompts: at least one, each as for `generate`.
+            n_new: how many tokens at most, of each.
+            on_token: called with the prompt's number and the token; False ends that generation only. Tokens of one
+                generation come in order; of different ones as they are computed.
+            sample: as for `generate`. With a seed, prompt i gets the tokens of `generate` with the seed `seed + i`.
+            stop_at_eog, stop, min_tokens: as for `generate`, for each of them.
+
+        Returns:
+            A generation for each prompt, in their order.
+
+        Raises:
+            PromptError: there are no prompts, or what `generate` says about one of them: `where` has its number.
+            ArgumentError, NumericalError: as `generate`.
+        """
+        opts = self.default_sample if sample is None else sample
+        requests = []
+        for i, context in enumerate(self._contexts(prompts)):
+            own = partial(on_token, i) if on_token else None
+            stopping = self._stopping(len(context), n_new, stop_at_eog, stop, min_tokens, own)
+            requests.append(self._request(context, _with_own_seed(opts, i), stopping, None, True))
+        longest = max(len(request.context) for request in requests) + n_new
+        return self._together(requests, longest if self.max_seq is None else min(longest, self.max_seq))
+
+    def _contexts(self, prompts: Sequence[TokenIds]) -> list[list[int]]:
+        if not isinstance(prompts, Sequence | np.ndarray):
+            raise PromptError(f"expected several prompts, found a {type(prompts).__name__}", where="generate_batch")
+        if not len(prompts):
+            raise PromptError("there are no prompts", where="generate_batch", hint="give at least one")
+        return [self.checked_ids(ids, f"prompt {i}") for i, ids in enumerate(prompts)]
+
+    def _together(self, requests: list[Request], length: int) -> list[Generation]:
+        """Every request's tokens, here one after the other; `length`: of the longest prompt and answer, at most."""
+        return [Generation((token for token, _ in tokens(self._source(r), r.stopping)), r.stopping) for r in requests]
+
     @property
     def default_sample(self) -> SampleOpts:
         """How tokens are chosen where a call says nothing else: greedily, unless the model recommends otherwise."""
@@ -263,6 +318,12 @@ def _count(n_new: Any) -> int:
     if count is None:
         raise ArgumentError("n_new is None, expected a whole number of at least 0", where="generate")
     return count
+
+
+def _with_own_seed(opts: SampleOpts, number: int) -> SampleOpts:
+    """Options for one of several generations, so that they differ and can be had again."""
+    seed = getattr(opts, "seed", None)  # what is no SampleOpts the sampler refuses
+    return opts if seed is None else replace(opts, seed=(seed + number) % 2**64)
 
 
 def _with_next(pieces: Iterable[Logits], ids: list[int]) -> Iterator[tuple[Logits, list[int]]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from rlx.errors import BusyError, PromptError, TokenizerError, UnsupportedModelError
 from rlx.runners.base import GREEDY, LmRunner, TokenIds, check_finite, check_ids
+from rlx.runners.batch import Batch, generate_together
 from rlx.runners.generation import Generation, Logits, Request, Source, stepwise
 from rlx.runners.sampling import SampleOpts
 from rlx.runners.speculative import Counters, Drafter, PromptLookup, Speculation
@@ -97,6 +98,10 @@ class TokenEngine(Protocol):
 
     def scratch(self) -> AbstractContextManager[object]:
         """Inside, the cache is empty; afterwards it is what it was before."""
+        ...
+
+    def batch(self, slots: int, length: int) -> AbstractContextManager[Batch]:
+        """Inside, sequences of at most `length` tokens in so many slots; afterwards the session is what it was."""
         ...
 
     def compile(self, on_program: Callable[[Any], None] | None = None) -> Sequence[Any]: ...
@@ -322,6 +327,12 @@ class CachedRunner(LmRunner):
                 yield from stepwise(lambda: logits, speculation.step, request)
             finally:
                 speculation.finish()
+
+    def _together(self, requests: list[Request], length: int) -> list[Generation]:
+        if not self._cached:
+            return super()._together(requests, length)
+        with self._use("generate_batch") as engine:
+            return generate_together(engine, requests, length)
 
     @property
     def _tokenizer(self) -> Callable[[], Tokenizer]:

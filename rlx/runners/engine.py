@@ -18,6 +18,7 @@ import numpy as np
 
 from rlx import text
 from rlx.errors import ArgumentError, PromptError, SnapshotError
+from rlx.runners.batch import Batch
 from rlx.runners.greedy import greedy_run
 from rlx.runners.identity import identity
 from rlx.runners.modes import Modes
@@ -49,7 +50,7 @@ class Engine:
 
     Attributes:
         modes: which program a call runs in.
-        tables: the programs in memory, "prefill" and "decode".
+        tables: the programs in memory, "prefill", "decode" and "batch".
         profile: what they are compiled with.
         weights: the open file.
     """
@@ -349,6 +350,12 @@ class Engine:
         finally:
             self._states.close()
             self._swap(kept)
+
+    def batch(self, slots: int, length: int) -> Batch:
+        """`slots` sequences of at most `length` tokens side by side; afterwards the session is what it was."""
+        self._load()
+        states = States(self.graph, length, self._setup.profile.buckets[-1], slots=slots)
+        return Batch(states, slots, self._programs, self._session, self._swap, self.forward)
 
     def _swap(self, session: Session) -> None:
         self._session = session

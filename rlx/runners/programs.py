@@ -49,7 +49,7 @@ class Programs:
         packed: tables that another graph of the model multiplies.
 
     Attributes:
-        tables: "prefill" and "decode"; without a capacity at first.
+        tables: "prefill", "decode" and "batch"; without a capacity at first.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Programs:
     ) -> None:
         self._graph, self._setup, self._compiler, self._pool = graph, setup, compiler, pool
         self._weights, self._packed, self._states = addresses, packed, dict[str, int]()
-        self.tables = {"prefill": ProgramTable(), "decode": ProgramTable()}
+        self.tables = {phase: ProgramTable() for phase in ("prefill", "decode", "batch")}
 
     def __getitem__(self, wanted: Wanted) -> NativeProgram:
         """The program, bound and ready to run."""
@@ -91,7 +91,7 @@ class Programs:
         """The program's code, from the cache if it is there."""
         setup = self._setup
         more = {"all_rows": wanted.all_rows, "symbols": wanted.symbols, "whole": (HIDDEN,), "packed": self._packed}
-        options = setup.profile.options(wanted.seq, **more)
+        options = setup.profile.options(wanted.seq, sequences=wanted.sequences, **more)
         dump = setup.dump_ir / wanted.name if setup.dump_ir else None
         return self._compiler.program(wanted.variant(self._graph), options, dump=dump)
 

@@ -28,6 +28,7 @@ class Wanted:
         embeds: whether the caller gives embeddings in place of tokens.
         bias: heads of a bias on attention in place of the causal mask, 1 for all; 0 for none.
         greedy: whether the likeliest token is wanted, the output "token" i32 [rows], and no logits.
+        sequences: whether every row is the one new token of a sequence of its own.
     """
 
     seq: Range
@@ -37,9 +38,12 @@ class Wanted:
     embeds: bool = False
     bias: int = 0
     greedy: bool = False
+    sequences: bool = False
 
     @property
     def phase(self) -> str:
+        if self.sequences:
+            return "batch"
         return "decode" if self.seq == (1, 1) else "prefill"
 
     @property

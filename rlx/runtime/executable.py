@@ -183,7 +183,7 @@ class Executable:
         """Recurrent states are zeros again. Caches need no reset: a call reads positions below its own only."""
         self._check_open()
         for slot in range(self._slots or 1):
-            self._states.zero(slot)
+            self._states.slot(slot).zero()
 
     # -- what was made --------------------------------------------------------------------------------------------
 

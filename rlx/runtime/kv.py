@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +117,8 @@ class States:
         ctx: positions the caches have room for; rounded up to a multiple of 16.
         rows: the most that a call brings.
         window_ctx: capacity of rings instead of `capacities`'; rounded up to a multiple of 64.
-        slots: sequences there is memory for: every state as often, one behind the other.
+        slots: sequences there is memory for: every state as often, one behind the other. These are those of the first
+            slot; `slot` gives the others.
 
     Attributes:
         extents: values of CTX, WINDOW_CTX and SLOTS, which programs take at run time.
@@ -140,25 +142,28 @@ class States:
         sizes = {name: _round_up(slots * self.table[name].nbytes, _LINE) for name in self.names("recurrent")}
         ends = list(itertools.accumulate(sizes.values(), initial=0))
         self._recurrent, self._starts = AlignedBuffer(ends[-1]), dict(zip(sizes, ends, strict=False))
+        self._slot = 0
 
     @property
     def ctx(self) -> int:
         return self.extents["CTX"]
 
+    def slot(self, number: int) -> States:
+        """The states of another slot: a view, which lives as long as this."""
+        view = copy(self)
+        view._slot = number
+        return view
+
     @property
     def addresses(self) -> Mapping[str, int]:
-        """Where the states lie: all slots, from the first on."""
-        return self.addresses_of(0)
-
-    def addresses_of(self, slot: int) -> Mapping[str, int]:
-        """Where the states of one slot lie."""
+        """Where the states of this slot lie; behind each those of the next slots."""
         first = {name: buffer.address for name, buffer in self._buffers.items()}
         first |= {name: self._recurrent.address + start for name, start in self._starts.items()}
-        return {name: address + slot * self.table[name].nbytes for name, address in first.items()}
+        return {name: address + self._slot * self.table[name].nbytes for name, address in first.items()}
 
     @property
     def nbytes(self) -> int:
-        """Bytes when every position is used."""
+        """Bytes of all slots when every position is used."""
         return sum(buffer.nbytes for buffer in (*self._buffers.values(), self._recurrent))
 
     def names(self, kind: str) -> list[str]:
@@ -175,10 +180,10 @@ class States:
         oldest = max(0, length - self.window + 1) if self.window else 0
         return oldest // RING * RING
 
-    def zero(self, slot: int = 0) -> None:
+    def zero(self) -> None:
         """Recurrent states as they were at the start. Caches need none of it: what was forgotten is not read."""
         for name in self.names("recurrent"):
-            self._whole(name, slot)[...] = 0
+            self._whole(name)[...] = 0
 
     def copy_recurrent(self, out: Array | None = None) -> Array:
         """A copy of all recurrent states of all slots, uint8 [bytes]; in the place of an earlier copy where one is
@@ -218,11 +223,11 @@ class States:
         for at, begin, end in _pieces(start, start + values.shape[1], self.table[name].shape[1]):
             self._put_rows(name, begin, values[:, at : at + end - begin])
 
-    def _whole(self, name: str, slot: int = 0) -> Array:
+    def _whole(self, name: str) -> Array:
         state = self.table[name]
         buffer, start = (self._recurrent, self._starts[name]) if name in self._starts else (self._buffers[name], 0)
         shape = (*state.shape[:-1], state.width)
-        return buffer.view(state.element, shape, start + slot * state.nbytes)
+        return buffer.view(state.element, shape, start + self._slot * state.nbytes)
 
     def _tiles(self, name: str, begin: int, end: int) -> tuple[Array, slice]:
         """The tiles [heads, tiles, 16 * width] that hold places begin .. end, and which of their places those are."""

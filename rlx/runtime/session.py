@@ -47,15 +47,19 @@ class _Checkpoint:
 class Session:
     """The ids of a session and the states behind them, which belong to it from the start: they are zeros.
 
+    Args:
+        checkpoints: whether it notes lengths to go back to.
+
     Attributes:
         ids: the tokens so far; `array("i")`, four bytes each.
         done: how many of them the states contain. Fewer than `ids` after going back: the rest must be computed again.
         given: what the first positions were computed from in place of token embeddings and the causal mask, if so.
     """
 
-    def __init__(self, states: States) -> None:
+    def __init__(self, states: States, checkpoints: bool = True) -> None:
         self.states, self.ids, self.done = states, array("i"), 0
         self.given: Given | None = None
+        self._notes = checkpoints
         self._floor = self._kept = 0  # rings hold the positions from here on; from where before the step
         self._torn = False  # recurrent states may be those of any length
         self._checkpoints: list[_Checkpoint] = []
@@ -95,7 +99,7 @@ class Session:
     def mark(self) -> None:
         """Makes `done` a length to go back to; free until states are overwritten that it needs."""
         there = self._checkpoints[-1].length if self._checkpoints else 0
-        if self.done > there and (self._recurrent or self._rings):
+        if self._notes and self.done > there and (self._recurrent or self._rings):
             self._checkpoints = [*self._checkpoints, _Checkpoint(self.done)][-CHECKPOINTS:]
 
     def hold(self) -> None:

@@ -91,6 +91,20 @@ def generated(model: Path, ids: list[int], n: int, tmp: Path) -> list[int]:
         return generator.generate_cached(n)
 
 
+def batched(model: Path, ids: list[int], n: int, tmp: Path) -> list[int]:
+    """Beside prompts of other lengths, one of which ends early."""
+    with opened(model) as runner:
+        prompts = [ids[: len(ids) // 2], ids, ids[3:20], ids[:1]]
+        seen: list[int] = []
+        together = runner.generate_batch(
+            prompts, n, lambda i, token: i != 2 or (seen.append(token), len(seen) < 2)[1], stop_at_eog=False
+        )
+        for prompt, found in zip(prompts, together, strict=True):
+            assert found == runner.generate(prompt, len(found), stop_at_eog=False)
+        assert together[2] == seen
+        return together[1]
+
+
 WAYS: tuple[Way, ...] = (
     generated,
     plain,
@@ -102,6 +116,7 @@ WAYS: tuple[Way, ...] = (
     restored,
     continued,
     looked_up,
+    batched,
 )
 
 

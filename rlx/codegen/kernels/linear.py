@@ -116,7 +116,7 @@ def _tiles(target: Target, shape: Shape) -> _Tiles:
     wide, tuning = target.vectors == "avx512", target.tuning
     blocks = 2 if wide or shape.gated else 1
     if shape.integer:
-        streamed = (4, 3, 2, 1) if wide else (2, 1)
+        streamed = (8, 4, 3, 2, 1) if wide else (2, 1)
         return _Tiles((tuning.tile_rows_int8,), streamed, blocks, tuning.unpack_from_int8)
     rows = tuning.tile_rows_float
     if not wide:

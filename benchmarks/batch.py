@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+"""Tokens a second of several sequences decoded side by side, beside one alone.
+
+    python benchmarks/make_model.py --shape qwen3-0.6b --type Q4_K_M --out qwen3-0.6b-Q4_K_M.gguf
+    python benchmarks/batch.py qwen3-0.6b-Q4_K_M.gguf [--batches 1,2,4,8,16] [--prompt 64] [--tokens 32] [--rounds 5]
+
+Every round decodes the same number of steps with each batch size in turn, so that a busy neighbour troubles all of
+them alike; figures are medians over the steps of all rounds. A step is the native call and the choice of the likeliest
+token of each row. Bytes are those of weights and caches that a step must read, operations those of the op table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+
+from rlx.runners.engine import Engine
+
+
+def main() -> None:
+    args = arguments()
+    engine = Engine.open(args.model, threads=args.threads)
+    stats, most = engine.stats(), max(args.batches)
+    length = args.prompt + args.rounds * len(args.batches) * args.tokens
+    print(f"{args.model}: {stats['target']}, {stats['threads']} threads, {engine.read_bandwidth():.1f} GB/s of memory")
+    seconds: dict[int, list[float]] = {rows: [] for rows in args.batches}
+    with engine.batch(most, length) as batch:
+        rng = np.random.default_rng(0)
+        prompts = rng.integers(0, engine.config.vocab_size, (most, args.prompt)).tolist()
+        latest = {slot: int(batch.start(slot, prompt).argmax()) for slot, prompt in enumerate(prompts)}
+        for _ in range(args.rounds):
+            for rows in args.batches:
+                for _ in range(args.tokens):
+                    start = time.perf_counter()
+                    chosen = batch.step({slot: latest[slot] for slot in range(rows)}).argmax(axis=1).tolist()
+                    seconds[rows].append(time.perf_counter() - start)
+                    latest |= dict(enumerate(chosen))
+        work = {rows: batch.work(rows, args.prompt) for rows in args.batches}
+    single = statistics.median(seconds[min(args.batches)]) / min(args.batches)
+    print(f"{'batch':>5} {'ms/step':>9} {'tokens/s':>9} {'speedup':>8} {'GB/s':>7} {'GFLOP/s':>8}")
+    for rows, found in seconds.items():
+        step = statistics.median(found)
+        moved, flops = work[rows]
+        print(f"{rows:5} {step * 1e3:9.2f} {rows / step:9.1f} {rows * single / step:7.2f}x "
+              f"{moved / step / 1e9:7.1f} {flops / step / 1e9:8.1f}")  # fmt: skip
+    engine.close()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    sizes = [1, 2, 4, 8, 16]
+    parser.add_argument("--batches", type=lambda text: sorted({int(n) for n in text.split(",")}), default=sizes)
+    parser.add_argument("--prompt", type=int, default=64, help="tokens before the first step")
+    parser.add_argument("--tokens", type=int, default=32, help="steps of a batch size a round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

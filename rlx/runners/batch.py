@@ -1,0 +1,141 @@
+"""Several generations in one program: each step computes one token of every sequence that goes on.
+
+Runners stage, over the engine. A step of many rows reads the weights once for all of them, so that tokens a second grow
+with the rows as long as memory is the limit. Every sequence has a slot of its own in the states. Prompts are computed
+one after the other by the programs of a single sequence; when a sequence ends, the next prompt takes its slot.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, Self
+
+from rlx.runners.base import check_finite
+from rlx.runners.generation import Generation, Logits, Request
+from rlx.runners.programs import Programs
+from rlx.runners.wanted import Wanted
+from rlx.runtime.kv import States
+from rlx.runtime.profiling import step_bytes, step_flops
+from rlx.runtime.session import Session
+
+SLOTS = 32  # sequences at once at most: from here on arithmetic is the limit, and more of them bring nothing
+_ROWS = ((1, 1), (2, 8), (9, SLOTS))
+
+
+def batch_program(rows: int) -> Wanted:
+    """The program whose steps have so many rows; a single one needs none of its own."""
+    return Wanted(next(bounds for bounds in _ROWS if rows <= bounds[1]), sequences=rows > 1)
+
+
+class Batch:
+    """Sequences of an engine side by side, each in a slot: a context, inside which the engine serves nobody else.
+
+    Args:
+        states: of all slots; closed afterwards.
+        programs: the engine's.
+        kept: the engine's session, which it has again afterwards.
+        enter: makes a session that of the engine.
+        forward: appends ids to the engine's session; the logits after the last.
+    """
+
+    def __init__(
+        self,
+        states: States,
+        slots: int,
+        programs: Programs,
+        kept: Session,
+        enter: Callable[[Session], None],
+        forward: Callable[[Sequence[int]], Logits],
+    ) -> None:
+        self._states, self._programs, self._kept = states, programs, kept
+        self._enter, self._forward = enter, forward
+        self._sessions = [Session(states.slot(i), checkpoints=False) for i in range(slots)]
+
+    def start(self, slot: int, prompt: Sequence[int]) -> Logits:
+        """A new sequence in a slot, in place of the one before: the logits after its prompt, float32[vocab]."""
+        self._sessions[slot].rewind(0)
+        return self._alone(slot, prompt)
+
+    def step(self, tokens: Mapping[int, int]) -> Logits:
+        """One more token for each of some slots: the logits after it, float32[len(tokens), vocab], in their order."""
+        if len(tokens) == 1:
+            ((slot, token),) = tokens.items()
+            return self._alone(slot, [token])[None]
+        self._enter(self._sessions[0])  # programs of batches count slots from the first one
+        rows = len(tokens)
+        program = self._programs[batch_program(rows)]
+        sessions = [self._sessions[slot] for slot in tokens]
+        past = [session.done for session in sessions]
+        inputs = {"tokens": list(tokens.values()), "positions": past, "past": past, "slots": list(tokens)}
+        for name, view in program.inputs.items():
+            view[:rows] = inputs[name]
+        env = {"SEQ": rows, "PAST_SEQ": max(past), **self._states.extents}
+        for session in sessions:
+            session.begin(1)
+        program.run(**env)
+        for session, token in zip(sessions, tokens.values(), strict=True):
+            session.end([token])
+        return program.output("logits", **env)
+
+    def work(self, rows: int, past: int) -> tuple[int, int]:
+        """(bytes of weights and caches, operations) of a step of so many sequences with `past` tokens each."""
+        graph, env = self._programs.final_graph(batch_program(rows)), {"SEQ": rows, "PAST_SEQ": past}
+        return step_bytes(graph, env), step_flops(graph, env)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._enter(self._kept)
+        self._states.close()
+
+    def _alone(self, slot: int, ids: Sequence[int]) -> Logits:
+        self._enter(self._sessions[slot])
+        return self._forward(ids)
+
+
+class BatchEngine(Protocol):
+    """What generations side by side need of an engine."""
+
+    def batch(self, slots: int, length: int) -> AbstractContextManager[Batch]:
+        """Inside, sequences of at most `length` tokens in so many slots; afterwards the session is what it was."""
+
+
+def generate_together(engine: BatchEngine, requests: Sequence[Request], length: int) -> list[Generation]:
+    """The tokens of every request, computed side by side, in the requests' order.
+
+    Args:
+        length: of the longest prompt with its answer, at most.
+
+    Raises:
+        NumericalError: a logit of one of them is NaN or infinite.
+    """
+    found: list[list[int]] = [[] for _ in requests]
+    waiting = deque(i for i, request in enumerate(requests) if request.stopping.reason is None)
+    free = list(range(min(len(waiting), SLOTS)))
+    live: dict[int, int] = {}  # slot -> request
+
+    def take(slot: int, i: int, logits: Logits) -> None:
+        """The next token of a request; if there is to be another, the request keeps the slot."""
+        request = requests[i]
+        found[i].append(request.sampler.sample(check_finite(logits, f"sequence {i}"), request.stopping.banned))
+        if request.stopping.push(found[i][-1]) is None:
+            live[slot] = i
+        else:
+            live.pop(slot, None)
+            free.append(slot)
+
+    if waiting:
+        with engine.batch(len(free), length) as batch:
+            while waiting or live:
+                while waiting and free:
+                    slot, i = free.pop(), waiting.popleft()
+                    take(slot, i, batch.start(slot, requests[i].context))
+                if live:
+                    rows = list(live.items())
+                    logits = batch.step({slot: found[i][-1] for slot, i in rows})
+                    for (slot, i), row in zip(rows, logits, strict=True):
+                        take(slot, i, row)
+    return [Generation(tokens, request.stopping) for tokens, request in zip(found, requests, strict=True)]
