@@ -111,7 +111,7 @@ def _linear(n: Node, target: Target) -> Call:
     from rlx.codegen.kernels.linear import linear, macro_rows, units
 
     x, w = n.inputs[:2]
-    flags = {"residual": n["residual"], "bias": n["bias"], "gated": n["gated"]}
+    flags = {name: n[name] for name in ("residual", "bias", "gated", "out")}
     single = rows(n) == 1
     kernel = linear(w.dtype, width(n), width(w), x.dtype.name, target, single=single, **flags)
     again = macro_rows(width(w), x.dtype.name, target)
@@ -185,7 +185,7 @@ def _attention(n: Node, target: Target) -> Call:
 
     q, k = n.inputs[:2]
     shape = (static(q, 1), static(k, 0), width(q))
-    options = {"kv_dtype": k.dtype, "scale": n["scale"], "window": n["window"], "softcap": n["softcap"]}
+    options = {"kv_dtype": k.dtype, **{name: n[name] for name in ("scale", "window", "softcap", "out")}}
     options["bias"] = static(n.inputs[3], 1) if len(n.inputs) > 3 else None
     extents = (q.shape[0], n["length"] - q.shape[0], k.shape[1])
     if q.shape[0] == 1:  # decode needs no tiles of query rows

@@ -104,7 +104,7 @@ def linear(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     if attrs["residual"]:
         rest, fits = rest[:-1], fits and rest[-1].shape == (rows, n)
     _check(fits and all(b.shape == (n,) for b in rest), "linear", inputs, expected)
-    return (rows, n), F32
+    return (rows, n), _rounded("linear", attrs)
 
 
 def rms_norm(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
@@ -180,14 +180,20 @@ def attention(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     q, k, v = inputs[:3]
     heads, kv_heads = q.shape[1], k.shape[0]
     if not (isinstance(heads, int) and isinstance(kv_heads, int)):  # only in the patterns of rules
-        return (q.shape[0], v.shape[2] * heads if isinstance(heads, int) else q.shape[2]), F32
+        return (q.shape[0], v.shape[2] * heads if isinstance(heads, int) else q.shape[2]), _rounded("attention", attrs)
     ok = k.shape == v.shape and q.shape[2] == k.shape[2] and heads % kv_heads == 0
     _check(ok and q.dtype is F32, "attention", inputs, expected)
     if isinstance(attrs["window"], int) and attrs["window"] < 1:
         raise ShapeError(f"window must be at least 1, found {attrs['window']}", where="attention")
     if len(inputs) == 4:
         _check_bias(inputs, heads, attrs["length"])
-    return (q.shape[0], heads * q.shape[2]), F32
+    return (q.shape[0], heads * q.shape[2]), _rounded("attention", attrs)
+
+
+def _rounded(op: str, attrs: Attrs) -> DType:
+    """The dtype of results that may be rounded as they are written."""
+    _activations(op, attrs["out"], ("f32", "bf16"))
+    return ACTIVATIONS[attrs["out"]]
 
 
 def _check_bias(inputs: Inputs, heads: int, length: DimLike) -> None:

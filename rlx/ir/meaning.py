@@ -145,7 +145,7 @@ def embedding(x: list[Array], a: Attrs, env: Env) -> Array:
 
 
 def linear(x: list[Array], a: Attrs, env: Env) -> Array:
-    """x W^T [+ b], gated: act(x W^T [+ b]) * (x U^T [+ c]); [+ residual]."""
+    """x W^T [+ b], gated: act(x W^T [+ b]) * (x U^T [+ c]); [+ residual]; `out` bf16 rounds that."""
     operands = iter(x)
     value = next(operands)
     weights = [next(operands) for _ in range(2 if a["gated"] else 1)]
@@ -153,7 +153,8 @@ def linear(x: list[Array], a: Attrs, env: Env) -> Array:
     if a["bias"]:
         parts = [p + next(operands) for p in parts]
     result = UNARY[a["gated"]](parts[0]) * parts[1] if a["gated"] else parts[0]
-    return result + next(operands) if a["residual"] else result
+    result = result + next(operands) if a["residual"] else result
+    return round_to(result, "bf16") if a["out"] == "bf16" else result
 
 
 def expert_linear(x: list[Array], a: Attrs, env: Env) -> Array:
@@ -305,7 +306,7 @@ def attention(x: list[Array], a: Attrs, env: Env) -> Array:
     q [rows, heads, head_dim], k and v [kv_heads, capacity, head_dim]. A key at t serves the query at p iff t <= p and,
     with a window w, p - t < w. `softcap` bounds the scores before the mask. With a window, position t lies at t modulo
     the capacity. A bias [rows, 1 or heads, length] is added to the scores in place of the rule t <= p. With bf16, q, k
-    and v are rounded first.
+    and v are rounded first; `out` bf16 rounds the result.
     """
     q, k, v, *bias = [*(round_to(y, "bf16") for y in x[:3]), *x[3:]] if a["bf16"] else x
     rows, heads, _ = q.shape
@@ -322,7 +323,8 @@ def attention(x: list[Array], a: Attrs, env: Env) -> Array:
     scores = scores + bias[0].swapaxes(0, 1) if bias else np.where(ages < 0, -np.inf, scores)
     hidden = ages >= a["window"] if a["window"] is not None else False
     weights = softmax([np.where(hidden, -np.inf, scores)], {}, env)
-    return np.einsum("hrt,htd->rhd", weights, v).reshape(rows, -1)
+    mixed = np.einsum("hrt,htd->rhd", weights, v).reshape(rows, -1)
+    return round_to(mixed, "bf16") if a["out"] == "bf16" else mixed
 
 
 def softmax(x: list[Array], a: Attrs, env: Env) -> Array:

@@ -45,7 +45,7 @@ class Op:
 REQUIRED = object()
 
 
-_LINEAR = {"gated": None, "bias": False, "residual": False, "bf16": False}
+_LINEAR = {"gated": None, "bias": False, "residual": False, "bf16": False, "out": "f32"}
 _ROPE = {"style": REQUIRED, "norm_eps": None}
 _WRITE = {"at": PAST_SEQ, "dtype": "f32", "wrap": False}
 _LEAF = {"name": REQUIRED}
@@ -87,7 +87,7 @@ OPS: dict[str, Op] = {
         ),
         Op(
             "attention",
-            {"scale": REQUIRED, "window": None, "softcap": None, "length": PAST_SEQ + SEQ, "bf16": False},
+            {"scale": REQUIRED, "window": None, "softcap": None, "length": PAST_SEQ + SEQ, "bf16": False, "out": "f32"},
             infer.attention,
             meaning.attention,
             flops.attention,
@@ -273,7 +273,7 @@ def attention(
 
     The queries are the last rows of `length` positions; a window w admits keys with query - key < w. With a window the
     caches may wrap (see `kv_write`): they need room for rows + w - 1 positions. The attribute `bf16`, which the pass
-    `quantize` sets, rounds q, k and v to bf16 first.
+    `quantize` sets, rounds q, k and v to bf16 first; `out`, which `fuse` sets, the result.
 
     Args:
         bias: f32 [rows, 1 or heads, length], added to the scores, scaled and capped, in place of the causal mask: 0

@@ -1,9 +1,10 @@
 """Fuse: fewer trips through memory and fewer barriers.
 
 Gated feed-forward pairs, biases and residual adds join their linear; a norm joins the preparation of its consumer's
-activations; rope takes the head norm before it and the cache write after it; chains of elementwise ops become one
-region; a greedy choice joins the head, whose logits then need no memory. Linears that share an input (Q, K and V) need
-no rule: they share one prepared activation, and the schedule puts them into one parallel region.
+activations, and where those are bf16 gated linears and attention write them as they are; rope takes the head norm
+before it and the cache write after it; chains of elementwise ops become one region; a greedy choice joins the head,
+whose logits then need no memory. Linears that share an input (Q, K and V) need no rule: they share one prepared
+activation, and the schedule puts them into one parallel region.
 """
 
 from __future__ import annotations
@@ -56,6 +57,21 @@ def _norm_quantize(out: str, weighted: bool) -> Rule:
     return Rule(f"norm-{out}{'' if weighted else '-plain'}", before, ops.make("rms_norm", *x, eps=_eps, out=out))
 
 
+def _gated_rounded() -> Rule:
+    gated = AttrVar("gated", "silu")
+    after = _linear(_x, _w, _u, gated=gated, out="bf16")
+    return Rule("gated-bf16", ops.quantize(_linear(_x, _w, _u, gated=gated), "bf16"), after, _free)
+
+
+def _attention_rounded() -> Rule:
+    operands = var("q", ["R", "H", "D"]), var("k", ["G", "T", "D"]), var("v", ["G", "T", "D"])
+    examples = {"scale": 0.5, "window": None, "softcap": None, "length": 5, "bf16": False}
+    attrs = {name: AttrVar(name, example) for name, example in examples.items()}
+    before = ops.quantize(ops.make("attention", *operands, **attrs), "bf16")
+    after = ops.make("attention", *operands, **attrs, out="bf16")
+    return Rule("attention-bf16", before, after, frozenset({"k", "v"}))
+
+
 def _norm_rope() -> Rule:
     x, w, angles = var("x", ["R", "H", "D"]), var("w", ["D"]), var("angles", ["R", "A"])
     before = ops.make("rope", ops.make("rms_norm", x, w, eps=_eps), angles, style=_style)
@@ -82,7 +98,11 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "gated": tuple(rule(act) for act in ("silu", "gelu_tanh", "gelu_erf") for rule in (_gated, _gated_experts)),
     "bias": (_bias(),),
     "residual": (_residual(False), _residual(True)),
-    "norm": tuple(_norm_quantize(out, weighted) for out in ("q8a", "bf16") for weighted in (True, False)),
+    "norm": (
+        *(_norm_quantize(out, weighted) for out in ("q8a", "bf16") for weighted in (True, False)),
+        _gated_rounded(),
+        _attention_rounded(),
+    ),
     "rope": (_norm_rope(), _rope_write(False), _rope_write(True)),
     "pick": (_linear_pick(False), _linear_pick(True)),
 }

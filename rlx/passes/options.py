@@ -14,7 +14,7 @@ FUSION_MEANINGS = {
     "gated": "gate, activation and up of a feed-forward block become one linear",
     "bias": "a bias joins its linear",
     "residual": "a residual add joins its linear",
-    "norm": "a norm joins the preparation of the activations that it feeds",
+    "norm": "a norm joins the preparation of the activations that it feeds; what writes bf16 ones does so itself",
     "rope": "rotation takes the head norm before it and the cache write after it",
     "pick": "a greedy choice joins the head, whose logits are then never written",
     "elementwise": "a chain of elementwise ops becomes one",

@@ -17,6 +17,7 @@ from rlx.codegen.kernels.attention_shape import row_tile, units
 from rlx.codegen.target import Target
 from rlx.errors import CompileError
 from rlx.ir.dtypes import BF16, F16, F32, Q5_0, DType
+from rlx.ir.meaning import round_to
 
 Array = NDArray[Any]
 targets = pytest.mark.parametrize("target", LEVELS, ids=name)
@@ -67,7 +68,8 @@ class Case:
         **options: Any,
     ) -> Array:
         kernel = self.kernel(target, kv_dtype=self.dtype, scale=scale, **options)
-        out = np.full((seq + 1, *self.q.shape[1:]), 7, np.float32)
+        numbers = np.uint16 if options.get("out") == "bf16" else np.float32
+        out = np.full((seq + 1, *self.q.shape[1:]), 7, numbers)
         count = self.units(seq, options.get("rows_static"))
         q = aligned(self.q[past : past + seq])
         for begin, end in split or [(0, count)]:
@@ -123,6 +125,14 @@ def test_against_softmax_in_float64(target: Target, shape: tuple[int, int, int],
     case = Case(*shape, dtype, ctx=224, filled=211)
     for past, seq in [(0, 1), (15, 1), (16, 2), (63, 1), (64, 3), (130, 33), (0, 211)]:
         case.check(target, past, seq)
+
+
+@targets
+@pytest.mark.parametrize("head_dim", [64, 40])
+def test_results_in_bf16_are_those_of_f32_rounded(target: Target, head_dim: int) -> None:
+    case = Case(4, 2, head_dim, F16, ctx=80, filled=70)
+    plain, halves = (case.native(target, 20, 50, 0.1, out=out) for out in ("f32", "bf16"))
+    np.testing.assert_array_equal((halves.astype(np.uint32) << 16).view(np.float32), round_to(plain, "bf16"))
 
 
 @targets

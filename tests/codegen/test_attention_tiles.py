@@ -16,6 +16,7 @@ from rlx.codegen.kernels.attention_tiles import fits, tiled_attention
 from rlx.codegen.target import Target
 from rlx.errors import CompileError, TargetError
 from rlx.ir.dtypes import BF16, F16, F32, Q8_0
+from rlx.ir.meaning import round_to
 
 #: Ceiling of |out - float64| / (largest |v| * (1 + largest |score|)): all factors have eight bits.
 TILED_ERROR = 2.0**-8
@@ -82,6 +83,12 @@ def test_bits_depend_on_nothing_but_the_row(target: Target) -> None:
     np.testing.assert_array_equal(split, whole)
     for past, seq in [(0, 5), (64, 33), (100, 111)]:
         np.testing.assert_array_equal(case.native(target, past, seq, 0.125), whole[past : past + seq])
+
+
+def test_results_in_bf16_are_those_of_f32_rounded(target: Target) -> None:
+    case = TiledCase(4, 2, 32, F16, ctx=80, filled=70)
+    plain, halves = (case.native(target, 20, 50, 0.1, out=out) for out in ("f32", "bf16"))
+    np.testing.assert_array_equal((halves.astype(np.uint32) << 16).view(np.float32), round_to(plain, "bf16"))
 
 
 def test_what_does_not_fit(target: Target) -> None:

@@ -152,6 +152,21 @@ def test_bias_and_residual_which_may_be_the_result_itself(gated: str | None, tar
 
 
 @on(WIDEST)
+@pytest.mark.parametrize("act", ["bf16", "q8a"])
+def test_results_in_bf16_are_those_of_f32_rounded(act: str, target: Target) -> None:
+    """With either writer of linears, in columns that do and do not fill a vector."""
+    n, k, rows = 33, 256, 40
+    matrices = [weights(Q4_K, n, k, seed)[0] for seed in range(2)]
+    x, _ = activations(act, rows, k)
+    plain, halves = np.empty((rows, n), np.float32), np.full((rows + 1, n), 7, np.uint16)
+    run(linear(Q4_K, n, k, act, target, gated="silu"), target, x, *matrices, plain, end=units(n), rows=rows, n=n)
+    kernel = linear(Q4_K, n, k, act, target, gated="silu", out="bf16")
+    run(kernel, target, x, *matrices, halves, end=units(n), rows=rows, n=n)
+    np.testing.assert_array_equal((halves[:rows].astype(np.uint32) << 16).view(np.float32), round_to(plain, "bf16"))
+    assert (halves[rows] == 7).all()
+
+
+@on(WIDEST)
 @pytest.mark.parametrize(("dtype", "gated"), [(Q6_K, None), (BF16, "silu")], ids=str)
 def test_bits_depend_on_neither_split_nor_row_count(dtype: DType, gated: str | None, target: Target) -> None:
     n, k, rows = 7 * 16 - 3, 256, 70

@@ -19,6 +19,7 @@ from rlx.runtime.compile import Compiler
 Array = NDArray[Any]
 
 N, K = 40, 96
+SHAPES = {"gate": (N, K), "up": (N, K), "down": (K, N)}
 RNG = np.random.default_rng(0)
 W = round_to(RNG.standard_normal((N, K)), "bf16").astype(np.float32)
 NORM = RNG.standard_normal(K).astype(np.float32)
@@ -46,6 +47,26 @@ def test_rows_are_rounded_where_the_machine_gains_from_it(level: str) -> None:
         size = np.abs(normed) @ np.abs(W).T
         # A norm that is off by a step of f32 may be rounded to the other neighbour.
         assert (np.abs(exe(x=x)["y"] - seen @ W.T) / size).max() < (2e-4 if rounds else 1e-6)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_gated_linear_writes_the_rows_of_the_next(level: str) -> None:
+    """The bits are those of a program that rounds them in a step of its own."""
+    graph = rlx.Graph("feed-forward")
+    x, gate, up, down = graph.input("x", [SEQ, K]), *(graph.weight(n, s, dtypes.BF16) for n, s in SHAPES.items())
+    hidden = ops.silu(ops.linear(x, gate, bf16=True)) * ops.linear(x, up, bf16=True)
+    graph.output("y", ops.linear(hidden, down, bf16=True))
+    bind = {
+        "SEQ": (2, 64),
+        **{n: round_to(RNG.standard_normal(s), "bf16").astype(np.float32) for n, s in SHAPES.items()},
+    }
+    rows, found = RNG.standard_normal((50, K)).astype(np.float32), {}
+    for fused in (True, False):
+        exe = rlx.compile(graph, bind=bind, target=level, precision="auto", profile={"fusion": {"norm": fused}})
+        rounds = Target.host(level).has_bf16_dots
+        assert exe.ir("fuse").count("quantize(") == (rounds and 2 - fused)
+        found[fused] = exe(x=rows)["y"]
+    np.testing.assert_array_equal(found[True], found[False])
 
 
 @pytest.mark.parametrize("level", LEVELS)

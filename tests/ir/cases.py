@@ -54,7 +54,7 @@ def linears() -> list[Any]:
             for residual in (False, True):
                 operands = [X, W] + [U] * bool(gated) + [B] * bias + [C] * (bias and bool(gated)) + [R] * residual
                 cases.append(case("linear", *operands, gated=gated, bias=bias, residual=residual))
-    return cases
+    return [*cases, case("linear", X, W, U, gated="silu", out="bf16")]
 
 
 BINARY_OPERANDS = ((X, Y), (X, ROW), (X, ONE), (HEADS, NORM), (X, COLUMN), (HEADS, HEAD_COLUMN))
@@ -95,6 +95,7 @@ CASES = [
     case("attention", PAIR, CACHES["f32"], CACHES["f16"], scale=0.3, length=CTX),
     *(case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=0.3, window=w, length=CTX + 5) for w in (1, 4, 14)),
     case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=0.25, bf16=True),
+    case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=0.25, out="bf16"),
     case("attention", HEADS, CACHES["f32"], CACHES["f16"], BIAS, scale=0.25),
     case("attention", HEADS, CACHES["f32"], CACHES["f16"], BIASES, scale=0.25, window=2, softcap=1.5),
     case("softmax", X),

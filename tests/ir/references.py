@@ -117,10 +117,15 @@ def linear(x: list[Array], a: dict[str, Any]) -> Array:
     rows, residual = x.pop(0), x.pop() if a["residual"] else 0
     parts = [product(rows, x.pop(0)) for _ in range(2 if a["gated"] else 1)]
     parts = [p + x.pop(0) if a["bias"] else p for p in parts]
-    if a["gated"]:
-        gate = pointwise(SCALAR[a["gated"]])([parts[0]], {})
-        return gate * parts[1] + residual
-    return parts[0] + residual
+    gate = pointwise(SCALAR[a["gated"]])([parts[0]], {}) * parts[1] if a["gated"] else parts[0]
+    return written(gate + residual, a)
+
+
+def written(result: Array, a: dict[str, Any]) -> Array:
+    """As `out` says."""
+    if a["out"] == "f32":
+        return result
+    return np.array([nearest(float(e), a["out"]) for e in result.flat]).reshape(result.shape)
 
 
 def rope_angles(x: list[Array], a: dict[str, Any]) -> Array:
@@ -181,7 +186,7 @@ def attention(x: list[Array], a: dict[str, Any]) -> Array:
         shares = [math.exp(s) / math.fsum(map(math.exp, scores)) for s in scores]
         for d in range(width):
             out[r, h, d] = math.fsum(p * v[g, place[t], d] for p, t in zip(shares, visible, strict=True))
-    return out.reshape(rows, -1)
+    return written(out.reshape(rows, -1), a)
 
 
 def expert_linear(x: list[Array], a: dict[str, Any]) -> Array:

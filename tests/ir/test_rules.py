@@ -20,7 +20,7 @@ from rlx.passes import fuse, options, simplify
 
 ALL = (*simplify.RULES, *(rule for group in fuse.RULES.values() for rule in group))
 # Sizes of the dim variables: different where rules allow it, heads a multiple of kv heads, K whole int8 blocks.
-SIZES = {"R": 3, "K": 64, "N": 5, "H": 4, "G": 2, "D": 16, "A": 8, "T": 9, "V": 7, "S": 2, "E": 8}
+SIZES = {"R": 3, "K": 64, "N": 6, "H": 4, "G": 2, "D": 16, "A": 8, "T": 9, "V": 7, "S": 2, "E": 8}
 each_rule = pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.name)
 
 

@@ -36,7 +36,7 @@ from rlx.codegen.kernels.attention_split import Range, Slots, Split, range_of
 from rlx.codegen.target import Target
 from rlx.codegen.tiles import F32X16, I32, I32X16, LANES, Emitter, Index
 from rlx.errors import CompileError
-from rlx.ir.dtypes import F32, DType
+from rlx.ir.dtypes import ACTIVATIONS, F32, DType
 
 KEY_TILES = CHUNK // LANES
 _NO_SCORE = -1e30  # below any score, and finite: the difference of two of them is 0
@@ -55,6 +55,7 @@ def attention(
     rows_static: int | None = None,
     split: Split | None = None,
     bias: int | None = None,
+    out: str = "f32",
 ) -> Kernel:
     """A kernel for attention of `seq` rows at positions past .. past + seq, whose keys and values are in the cache.
 
@@ -63,9 +64,10 @@ def attention(
 
     Buffers: `q` f32[seq, heads, head_dim]; `k` in key tiles [kv_heads, ctx / 16, head_dim, 16]; `v` in rows [kv_heads,
     ctx, head_dim] (for blocks see `attention_cache.py`); with `bias` `bias` f32[seq, bias, past + seq]; with `split`
-    `scratch`, `scratch_bytes` a unit; `out` f32[seq, heads, head_dim], which must not overlap the others. Keys past the
-    last position may hold anything; values past it are not read. A NaN among the values reaches every row of the units
-    that read it, and a row whose bias closes everything is NaN. Extents: `seq`, `past`, `ctx` (a multiple of 16).
+    `scratch`, `scratch_bytes` a unit; `out` f32 or bf16 [seq, heads, head_dim], which must not overlap the others. Keys
+    past the last position may hold anything; values past it are not read. A NaN among the values reaches every row of
+    the units that read it, and a row whose bias closes everything is NaN. Extents: `seq`, `past`, `ctx` (a multiple of
+    16).
     Units: see `units`; with `split`, kv_heads times its parts, of which those past the row's ranges do nothing. With a
     window `past + seq` may exceed ctx, if ctx is a multiple of 64 and at least seq + window - 1: position t is then
     read at t modulo ctx.
@@ -77,11 +79,12 @@ def attention(
         rows_static: `seq`, where it is known: the code then holds no more than that takes.
         split: how a single row is cut into ranges; needs `rows_static` of 1.
         bias: heads of what is added to the scores after the cap: 1, for all, or `heads`; None for causal attention.
+        out: what the result is written as, `f32` or `bf16`, to nearest even.
 
     Raises:
         CompileError: an option out of its range.
     """
-    shape = Shape(heads, kv_heads, head_dim, kv_dtype, scale, window, softcap, rows_static, split, bias)
+    shape = Shape(heads, kv_heads, head_dim, kv_dtype, scale, window, softcap, rows_static, split, bias, out=out)
     return write_attention(AttentionWriter, shape, target)
 
 
@@ -265,21 +268,22 @@ class AttentionWriter:
             e.store(e.f32(0.0), e.at(self.total, (query.i, 64)), 64)
 
     def _finish(self, unit: Unit) -> None:
-        e = self.e
+        e, dtype = self.e, ACTIVATIONS[self.shape.out]
         with e.loop(0, unit.queries) as query:
             total = e.reduce_add(e.load(F32X16, e.at(self.total, (query.i, 64)), 64))
-            target = self._element(e.args["out"], unit, query.i)
+            target = self._element(e.args["out"], unit, query.i, dtype.nbytes)
             for v in range(self.shape.vectors):
                 mixed = e.load(F32X16, self._vector(self.mix, query.i, v), 64)
-                e.store_from_f32(F32, e.b.fdiv(mixed, total), e.at(target, 64 * v), self._mask(v))
+                place = e.at(target, dtype.row_bytes(LANES) * v)
+                e.store_from_f32(dtype, e.b.fdiv(mixed, total), place, self._mask(v))
 
-    def _element(self, base: ir.Value, unit: Unit, query: ir.Value) -> ir.Value:
-        """Address of a query's head in f32[seq, heads, head_dim]."""
+    def _element(self, base: ir.Value, unit: Unit, query: ir.Value, nbytes: int = 4) -> ir.Value:
+        """Address of a query's head in numbers [seq, heads, head_dim] of `nbytes` bytes."""
         e, shape = self.e, self.shape
         row = e.b.add(unit.row, e.b.sdiv(query, e.i64(shape.group)))
         member = e.b.srem(query, e.i64(shape.group))
         head = e.mul_add(unit.head, shape.group, member)
-        return e.at(base, (row, 4 * shape.heads * shape.head_dim), (head, 4 * shape.head_dim))
+        return e.at(base, (row, nbytes * shape.heads * shape.head_dim), (head, nbytes * shape.head_dim))
 
     def _vector(self, base: ir.Value, query: ir.Value, v: Index) -> ir.Value:
         """Address of a vector of a query's head in scratch memory."""

@@ -41,6 +41,7 @@ class Shape:
     split: Split | None
     bias: int | None
     tiled: bool = False
+    out: str = "f32"
 
     @property
     def group(self) -> int:

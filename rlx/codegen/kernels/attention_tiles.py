@@ -49,6 +49,7 @@ def tiled_attention(
     window: int | None = None,
     softcap: float | None = None,
     bias: int | None = None,
+    out: str = "f32",
 ) -> Kernel:
     """As `attention.attention`, with products of bf16. Units: `units(..., tiled=True)`.
 
@@ -57,7 +58,7 @@ def tiled_attention(
     """
     if not fits(head_dim, kv_dtype):
         raise CompileError(f"heads of {head_dim} over {kv_dtype} caches do not fit tiles", where="attention")
-    shape = Shape(heads, kv_heads, head_dim, kv_dtype, scale, window, softcap, None, None, bias, tiled=True)
+    shape = Shape(heads, kv_heads, head_dim, kv_dtype, scale, window, softcap, None, None, bias, tiled=True, out=out)
     return write_attention(TiledAttention, shape, target)
 
 

@@ -66,14 +66,15 @@ def linear(
     bias: bool = False,
     gated: str | None = None,
     single: bool = False,
+    out: str = "f32",
 ) -> Kernel:
     """A kernel for out = x W^T, or gate(x Wg^T) * (x Wu^T) where gated; then plus residual. Bias goes to each product.
 
     Buffers: `x` (q8a rows, or f32 or bf16 [rows, k]), `w` (packed [n, k]), `w_up` where gated, `bias` f32[n] and
-    `bias_up` where gated, `residual` f32[rows, n], `out` f32[rows, n]. `residual` may be `out` itself; nothing else may
-    overlap `out`. Extents: `rows` unless `single`, and `n`: linears of one k that differ in n share their code, like Q,
-    K, V and the head. Units: `units(n)`, as many times as there are `macro_rows`; ranges of an even number of units
-    suit it best.
+    `bias_up` where gated, `residual` f32[rows, n], `out` f32 or bf16 [rows, n]. `residual` may be an f32 `out` itself;
+    nothing else may overlap `out`. Extents: `rows` unless `single`, and `n`: linears of one k that differ in n share
+    their code, like Q, K, V and the head. Units: `units(n)`, as many times as there are `macro_rows`; ranges of an even
+    number of units suit it best.
 
     Args:
         dtype: a type of `layouts.PACKED_DTYPES`.
@@ -82,13 +83,14 @@ def linear(
             and k in multiples of 32; dot products of pairs bf16 weights and an even k).
         gated: None, `silu`, `gelu_tanh` or `gelu_erf`.
         single: there is one row, as in decode: only the streaming half of the kernel is made.
+        out: what results are written as, `f32` or `bf16`, to nearest even.
 
     Raises:
         CompileError: an option out of its range.
         ShapeError: k does not fit the type's blocks.
     """
     check(dtype, k, act, gated, target)
-    shape = Shape(dtype, k, act, residual, bias, gated, ragged=n % BLOCK_ROWS > 0, single=single)
+    shape = Shape(dtype, k, act, residual, bias, gated, ragged=n % BLOCK_ROWS > 0, single=single, out=out)
     e = Emitter(target, shape.buffers, shape.extents)
     (linear_tiles.TileWriter if linear_tiles.fits(act, k, target) else LinearWriter)(e, shape).write()
     return e.finish(f"linear_{dtype}_{act}", _outline(shape))

@@ -29,6 +29,7 @@ class Shape:
     Attributes:
         ragged: the last row block may hold fewer than 16 rows.
         single: there is one row of activations.
+        out: what results are written as, f32 or bf16.
     """
 
     dtype: DType
@@ -39,6 +40,7 @@ class Shape:
     gated: str | None
     ragged: bool
     single: bool
+    out: str = "f32"
 
     @property
     def extents(self) -> list[str]:

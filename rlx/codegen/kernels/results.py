@@ -8,7 +8,7 @@ from rlx.codegen import vmath
 from rlx.codegen.kernels.multiply import Shape, Sums
 from rlx.codegen.layouts import BLOCK_ROWS
 from rlx.codegen.tiles import F32X16, Emitter
-from rlx.ir.dtypes import F32
+from rlx.ir.dtypes import ACTIVATIONS, F32
 
 
 class ResultWriter:
@@ -45,4 +45,5 @@ class ResultWriter:
             value = e.b.fmul(vmath.UNARY[shape.gated](e, value), totals[1])
         if shape.residual:
             value = e.b.fadd(value, e.load_as_f32(F32, e.at(e.args["residual"], (place, 4)), mask))
-        e.store_from_f32(F32, value, e.at(e.args["out"], (place, 4)), mask)
+        dtype = ACTIVATIONS[shape.out]
+        e.store_from_f32(dtype, value, e.at(e.args["out"], (place, dtype.nbytes)), mask)
