@@ -89,6 +89,11 @@ class FakeEngine(Stepwise):
         for at in range(0, len(ids), 3):
             yield self.forward(ids[at : at + 3], True)
 
+    def hidden_rows(self, ids: Sequence[int]) -> Iterator[np.ndarray[Any, Any]]:
+        for at in range(0, len(ids), 3):
+            self.forward(ids[at : at + 3])
+            yield np.stack(self._states[-len(ids[at : at + 3]) :]).astype(np.float32)
+
     def snapshot(self) -> Any:
         return list(self._ids), list(self._states)
 

@@ -11,7 +11,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
-from rlx.errors import BusyError, PromptError, TokenizerError, UnsupportedModelError
+import numpy as np
+
+from rlx.errors import ArgumentError, BusyError, PromptError, TokenizerError, UnsupportedModelError
 from rlx.runners.base import GREEDY, LmRunner, TokenIds, check_finite, check_ids
 from rlx.runners.batch import Batch, generate_together
 from rlx.runners.generation import Generation, Logits, Request, Source, stepwise
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from rlx.models.config import ModelConfig
     from rlx.runtime.snapshot import Snapshot
     from rlx.text.tokenizer import Tokenizer
+
+
+POOLINGS = ("mean", "last")
 
 
 class TokenEngine(Protocol):
@@ -57,6 +62,10 @@ class TokenEngine(Protocol):
 
     def forward_rows(self, ids: Sequence[int]) -> Iterator[Logits]:
         """As `forward` with `all_rows`, some rows at a time."""
+        ...
+
+    def hidden_rows(self, ids: Sequence[int]) -> Iterator[Logits]:
+        """As `forward_rows`, but what the head multiplies: float32[some rows, hidden]."""
         ...
 
     def verify(self, ids: Sequence[int]) -> Logits:
@@ -220,6 +229,33 @@ class CachedRunner(LmRunner):
         with self._use("score") as engine, engine.scratch():
             for rows in engine.forward_rows(context[:-1]):
                 yield check_finite(rows, "score")
+
+    def embed(self, ids: TokenIds, pooling: str = "mean", normalize: bool = True) -> Logits:
+        """A text as one vector: the hidden states in front of the head, after the final norm. Leaves no state behind.
+
+        Args:
+            pooling: `mean` over all positions, or `last`, which alone has seen all of the text.
+            normalize: scaled to length 1, so that a product of two vectors is the cosine of their angle.
+
+        Returns:
+            float32[hidden].
+
+        Raises:
+            PromptError: `ids` is empty, longer than the context, or holds something that is no id.
+            ArgumentError: there is no such pooling.
+            NumericalError: a hidden state is NaN or infinite.
+        """
+        if pooling not in POOLINGS:
+            hint = f"there is {' and '.join(map(repr, POOLINGS))}"
+            raise ArgumentError(f"pooling is {pooling!r}", where="embed", hint=hint)
+        with self._use("embed") as engine:
+            context = self.checked_ids(ids)
+            with engine.scratch():
+                pieces = [check_finite(rows, "embed") for rows in engine.hidden_rows(context)]
+        total = np.sum([rows.sum(0, dtype=np.float64) for rows in pieces], 0)
+        vector = total / len(context) if pooling == "mean" else pieces[-1][-1].astype(np.float64)
+        length = float(np.linalg.norm(vector)) if normalize else 1.0
+        return np.asarray(vector / (length or 1.0), np.float32)
 
     def prefill_logits(self, ids: TokenIds) -> Logits:
         """Starts a session with `ids`. What they share with the session before is not computed again.

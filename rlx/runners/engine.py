@@ -28,7 +28,7 @@ from rlx.runners.programs import ProgramRecord, Programs
 from rlx.runners.recommended import recommended
 from rlx.runners.sample_opts import SampleOpts
 from rlx.runners.setup import Plan
-from rlx.runners.wanted import DECODE, GREEDY, HIDDEN, Wanted
+from rlx.runners.wanted import DECODE, GREEDY, HIDDEN, LOGITS, Wanted
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
 from rlx.runtime.given import Given, feed
@@ -166,11 +166,15 @@ class Engine:
         """As `forward` with `all_rows`, in pieces, float32 [some rows, vocab], each computed when it is asked for."""
         return self._steps(ids, True)
 
-    def _steps(self, ids: Sequence[int], all_rows: bool) -> Iterator[np.ndarray]:
+    def hidden_rows(self, ids: Sequence[int]) -> Iterator[np.ndarray]:
+        """As `forward_rows`, but what the head multiplies: float32 [some rows, hidden]."""
+        return self._steps(ids, False, HIDDEN)
+
+    def _steps(self, ids: Sequence[int], all_rows: bool, output: str = LOGITS) -> Iterator[np.ndarray]:
         self._prepare(ids)
         self._catch_up()
         for chunk in self._chunks(ids, all_rows):
-            yield self._step(chunk, all_rows)
+            yield self._step(chunk, all_rows, output)
         if len(ids) > 1:
             self._session.mark()
 
@@ -256,17 +260,17 @@ class Engine:
             yield ids[at:end]
             at = end
 
-    def program_for(self, rows: int, past: int, all_rows: bool = False) -> NativeProgram:
+    def program_for(self, rows: int, past: int, all_rows: bool = False, hidden: bool = False) -> NativeProgram:
         """The program for a call of some rows behind `past` positions, compiled if need be."""
-        return self._programs[self._wanted(rows, past, all_rows)]
+        return self._programs[self._wanted(rows, past, all_rows, hidden)]
 
-    def _wanted(self, rows: int, past: int, all_rows: bool = False) -> Wanted:
+    def _wanted(self, rows: int, past: int, all_rows: bool = False, hidden: bool = False) -> Wanted:
         given = self._session.given_at(past)
-        return self.modes.wanted(rows, past, all_rows, self._hearing, given, self.max_seq)
+        return self.modes.wanted(rows, past, all_rows, hidden or self._hearing, given, self.max_seq)
 
-    def _step(self, ids: Sequence[int], all_rows: bool) -> np.ndarray:
+    def _step(self, ids: Sequence[int], all_rows: bool, output: str = LOGITS) -> np.ndarray:
         rows, past = len(ids), self._session.done
-        program = self.program_for(rows, past, all_rows)
+        program = self.program_for(rows, past, all_rows, output == HIDDEN)
         feed(program.inputs, ids, past, self._session.given_at(past))
         env = {"SEQ": rows, "PAST_SEQ": past, **self._states.extents}
         self._session.begin(rows)
@@ -274,7 +278,7 @@ class Engine:
         self._session.end(ids)
         if self._predictor and self._hearing:
             self._predictor.hear(past, ids, program.output(HIDDEN, **env))
-        return program.output("logits", **env).copy()
+        return program.output(output, **env).copy()
 
     def _catch_up(self) -> None:
         """Computes again what the states lack of the session's ids after going back."""

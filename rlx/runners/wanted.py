@@ -13,7 +13,7 @@ from rlx.models import variants
 
 Range = tuple[int, int]
 
-HIDDEN = "hidden"  # the output that the head multiplies
+LOGITS, HIDDEN = "logits", "hidden"  # outputs; the second is what the head multiplies
 
 
 @dataclass(frozen=True)

@@ -398,6 +398,22 @@ def test_scores_are_log_probabilities_of_the_next_tokens() -> None:
         runner.score([3])
 
 
+# ---------------------------------------------------------------------------------------------------- embeddings
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_a_text_is_a_vector_of_its_hidden_states(pooling: str) -> None:
+    runner = CachedRunner(FakeEngine())
+    runner.prefill_logits([7])
+    rows = np.concatenate(list(FakeEngine().hidden_rows(PROMPT))).astype(np.float64)
+    expected = rows.mean(0) if pooling == "mean" else rows[-1]
+    np.testing.assert_allclose(runner.embed(PROMPT, pooling, normalize=False), expected, atol=1e-6)
+    np.testing.assert_allclose(runner.embed(PROMPT, pooling), expected / np.linalg.norm(expected), atol=1e-6)
+    assert runner.past_seq == 1, "the session stays"
+    with pytest.raises(ArgumentError, match="pooling is 'max'"):
+        runner.embed(PROMPT, "max")
+
+
 # ---------------------------------------------------------------------------------------------------- without a cache
 
 

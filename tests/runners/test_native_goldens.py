@@ -101,3 +101,17 @@ def test_quantized_files_in_both_precisions(goldens: Path, family: str, quant: s
         assert spread(found, expected) <= spread(reference[f"logits_{quant}"], expected)
         rows = [runner.prefill_logits(tokens[:1]), *map(runner.decode_logits, tokens[1:])]
         assert spread(np.stack(rows)[at], expected) <= spread(reference[f"logits_{quant}"], expected)
+
+
+@pytest.mark.parametrize(("family", "file"), [("qwen35", "model-f16.gguf"), ("gemma3n", "hf")])
+def test_embeddings_are_what_the_head_multiplies(goldens: Path, family: str, file: str) -> None:
+    """The logits of the golden file are the head's products with them; here least squares finds them from those."""
+    expected = golden(goldens / family)
+    tokens = expected["tokens"].tolist()[:20]
+    with opened(goldens / family / file, precision="exact") as runner:
+        vectors = np.stack([runner.embed(tokens[:n], "last", normalize=False) for n in range(1, 21)])
+        head = runner._engine._weights.array("token_embd.weight")  # type: ignore[attr-defined]
+        logits = np.stack([runner.predict_logits(tokens[:n]) for n in range(1, 21)])
+        cap = runner.config.logit_softcap
+    found = vectors @ head.T
+    assert error(found if cap is None else cap * np.tanh(found / cap), logits) <= TOLERANCE
