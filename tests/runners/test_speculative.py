@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import hybrid
@@ -12,6 +13,7 @@ import pytest
 from fake_engine import FakeEngine
 
 from rlx.errors import NumericalError
+from rlx.runners import auto_runner
 from rlx.runners.base import check_finite
 from rlx.runners.sampling import SampleOpts, Sampler
 from rlx.runners.speculative import MOST, Counters, Hits, PromptLookup, Speculation
@@ -19,6 +21,7 @@ from rlx.runtime import kv
 
 Array = np.ndarray[Any, Any]
 
+PAIR = {"buckets": {"seq": [1, 32]}}
 PROMPT = [3, 1, 4, 1, 5]
 CEILING = 2e-5  # of the largest logit: float32 through four layers
 SURE = 37.7  # chi-square of 15 degrees of freedom exceeds it once in a thousand
@@ -178,6 +181,27 @@ def _after_two(engine: FakeEngine, sampler: Sampler, *pair: int) -> Array:
     row = engine.forward(list(pair))
     engine.trim(3)
     return sampler.distribution(row)[1]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_native_programs_verify(goldens: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    """Full caches and rings, with drafts that are right for a while: the tokens are those of plain decoding."""
+    with auto_runner(goldens / family / "model-f16.gguf", precision="exact", max_seq=96, profile=PAIR) as runner:
+        prompt = list(range(5, 45))
+        plain = runner.generate(prompt, 40, stop_at_eog=False)
+        guesses, text = Guesses(plain[1:], [3, 0, 5, 1]), list[int]()
+
+        def observe(self: PromptLookup, token: int) -> None:
+            text.append(token)
+            guesses.seen = len(text) - len(prompt) - 1
+
+        monkeypatch.setattr(PromptLookup, "observe", observe)
+        monkeypatch.setattr(PromptLookup, "propose", lambda self, limit: guesses.propose(limit))
+        assert runner.generate(prompt, 40, stop_at_eog=False, speculative="prompt-lookup") == plain
+        assert runner.past_seq == len(prompt) + 39
+        counters = runner.stats()["speculation"]
+        assert counters["accepted"] > 20
+        assert counters["drafted"] > counters["accepted"]
 
 
 # ---------------------------------------------------------------------------------------------------- prompt lookup
