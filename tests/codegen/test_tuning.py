@@ -8,18 +8,21 @@ import emulated
 import numpy as np
 import pytest
 from levels import BF16_TARGETS, LEVELS, name
-from native import run
+from native import aligned, run
 from test_linear import activations, weights
 
 import rlx
+from rlx.codegen.kernels import experts
 from rlx.codegen.kernels.linear import linear, macro_rows, units
 from rlx.codegen.target import Target
 from rlx.codegen.tuning import NAMES, Tuning
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import BF16, Q4_K, Q6_K, Q8_0, DType
 from rlx.passes.options import Options
+from rlx.runtime.autotune import Bench, Case
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
+from rlx.runtime.threads import WorkerPool
 
 #: Far from the defaults on either side, so that the same rows fall into other tiles and other halves of the kernel.
 TUNINGS = (
@@ -74,9 +77,32 @@ def test_tiles_too(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(results[1][1].view(np.uint32), results[0][1].view(np.uint32))
 
 
+def test_the_tool_times_all_of_a_linear_on_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of units depends on the tuning there, and a part that is left out is NaN."""
+    emulated.use(monkeypatch)
+    target, case = emulated.TARGETS[-1], Case(Q4_K, "bf16", 150, 32, 256)
+    with WorkerPool(2, Compiler(Target.host()).runtime()) as pool, Bench(target, pool, case.nbytes) as bench:
+        for nbytes in (target.tuning.macro_bytes_tiles, 1 << 16):
+            assert bench.prepare(replace(target.tuning, macro_bytes_tiles=nbytes), case)() > 0
+
+
 def test_gated_and_exact_linears_too() -> None:
     check(Q4_K, "q8a", LEVELS[-1], gated="silu")
     check(Q8_0, "f32", LEVELS[-1])
+
+
+def test_experts_too() -> None:
+    target, rows, count, results = LEVELS[-1], 60, 3, []
+    stack = aligned(np.concatenate([weights(Q8_0, N, K, seed)[0] for seed in range(count)]))
+    ids = aligned(np.random.default_rng(0).integers(0, count, (rows, 2)).astype(np.int32))
+    x, _ = activations("q8a", rows, K)
+    for tuning in (target.tuning, TUNINGS[0]):
+        chosen, out = replace(target, tuned=tuning), np.zeros((rows, 2, N), np.float32)
+        kernel = experts.expert_linear(Q8_0, N, K, "q8a", chosen, experts=count, slots=2)
+        run(kernel, chosen, x, ids, stack, out, end=experts.units(N, experts=count, slots=2), rows=rows)
+        results.append(out)
+    assert results[0].any()
+    np.testing.assert_array_equal(results[1].view(np.uint32), results[0].view(np.uint32))
 
 
 @pytest.mark.parametrize("target", LEVELS, ids=name)
