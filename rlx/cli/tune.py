@@ -58,7 +58,7 @@ def _tune(threads: int | None, seconds: float, dry_run: bool) -> None:
     heads = "number", "value", "speed", "time", ""
     table(heads, map(_cells, outcome.rows), right=heads[1:4])
     if outcome.skipped:
-        click.echo(f"no time was left for {', '.join(outcome.skipped)}, which stay; --seconds gives more", err=True)
+        click.echo(f"not measured for lack of time: {', '.join(outcome.skipped)}; --seconds gives more", err=True)
     if store is None:
         click.echo("nothing is kept (--dry-run)")
         return

@@ -96,6 +96,12 @@ def test_a_dry_run_keeps_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "nothing is kept" in rlx("--dry-run").output
 
 
+def test_what_was_not_measured_is_named(folder: Path) -> None:
+    output = rlx("--seconds", "1e-9").output
+    assert "not measured for lack of time: prefetch, tile_rows_int8" in output
+    assert in_force() == DEFAULT
+
+
 @pytest.mark.parametrize("policy", ["ro", "off"])
 def test_a_cache_that_may_not_be_written_is_an_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch, policy: str
