@@ -80,7 +80,7 @@ class CompileProfile:
         family: the family of models it is for, of `FAMILIES`; None for any.
         kv_dtype: type of the KV cache.
         buckets: largest row count of each program, ascending, starting with 1.
-        level: target level: "native", "generic", "avx2" or "avx512".
+        level: target level: "native", "generic", "avx2", "avx512" or "amx".
         threads: workers.
         cache: policy of the compile cache: "on", "off", "redo" or "readonly".
         capacity: compiled programs that the cache keeps in memory.
