@@ -17,7 +17,6 @@ from rlx.runners.generation import Generation, Logits, Request
 from rlx.runners.programs import Programs
 from rlx.runners.wanted import Wanted
 from rlx.runtime.kv import States
-from rlx.runtime.profiling import step_bytes, step_flops
 from rlx.runtime.session import Session
 
 SLOTS = 32  # sequences at once at most: from here on arithmetic is the limit, and more of them bring nothing
@@ -78,11 +77,6 @@ class Batch:
         for session, token in zip(sessions, tokens.values(), strict=True):
             session.end([token])
         return program.output("logits", **env)
-
-    def work(self, rows: int, past: int) -> tuple[int, int]:
-        """(bytes of weights and caches, operations) of a step of so many sequences with `past` tokens each."""
-        graph, env = self._programs.final_graph(batch_program(rows)), {"SEQ": rows, "PAST_SEQ": past}
-        return step_bytes(graph, env), step_flops(graph, env)
 
     def __enter__(self) -> Self:
         return self

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlx.runners.batch import batch_program
 from rlx.runners.wanted import DECODE
 from rlx.runtime import machine, profiling
 from rlx.runtime.profiling import OpTime, op_times, region_seconds
@@ -45,6 +46,12 @@ def step_flops(engine: Engine, rows: int, past: int = 0) -> int:
     return profiling.step_flops(
         engine._programs.final_graph(engine._wanted(rows, past)), {"SEQ": rows, "PAST_SEQ": past}
     )
+
+
+def batch_work(engine: Engine, sequences: int, past: int) -> tuple[int, int]:
+    """(bytes of weights and caches, operations) of one token each for sequences of `past` tokens side by side."""
+    graph, env = engine._programs.final_graph(batch_program(sequences)), {"SEQ": sequences, "PAST_SEQ": past}
+    return profiling.step_bytes(graph, env), profiling.step_flops(graph, env)
 
 
 def read_bandwidth(engine: Engine) -> float:
