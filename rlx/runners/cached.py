@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from rlx.errors import ArgumentError, BusyError, PromptError, TokenizerError, UnsupportedModelError
 from rlx.runners.base import GREEDY, LmRunner, TokenIds, check_finite, check_ids
-from rlx.runners.batch import Batch, generate_together
+from rlx.runners.batch import generate_together
 from rlx.runners.generation import Generation, Logits, Request, Source, stepwise
 from rlx.runners.sampling import SampleOpts
 from rlx.runners.speculative import Counters, Drafter, PromptLookup, Speculation
 from rlx.runners.stopping import OnToken
+from rlx.runners.token_engine import TokenEngine
 from rlx.runners.turns import Turns
 from rlx.runtime.devices import Device
 
@@ -30,92 +31,6 @@ if TYPE_CHECKING:
 
 
 POOLINGS = ("mean", "last")
-
-
-class TokenEngine(Protocol):
-    """What a runner needs of an engine; `rlx.runners.engine.Engine` is the one there is.
-
-    Attributes:
-        max_seq: how many tokens the cache has room for.
-        past: how many it holds.
-        ids: those tokens.
-    """
-
-    @property
-    def config(self) -> ModelConfig: ...
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def recommended(self) -> SampleOpts | None: ...
-
-    @property
-    def past(self) -> int: ...
-    @property
-    def ids(self) -> Sequence[int]: ...
-
-    max_seq: int
-
-    def forward(self, ids: Sequence[int], all_rows: bool = False) -> Logits:
-        """Appends `ids` to the cache; float32[vocab] after the last, or float32[len(ids), vocab], the caller's own."""
-        ...
-
-    def forward_rows(self, ids: Sequence[int]) -> Iterator[Logits]:
-        """As `forward` with `all_rows`, some rows at a time."""
-        ...
-
-    def hidden_rows(self, ids: Sequence[int]) -> Iterator[Logits]:
-        """As `forward_rows`, but what the head multiplies: float32[some rows, hidden]."""
-        ...
-
-    def verify(self, ids: Sequence[int]) -> Logits:
-        """As `forward` with `all_rows`, for ids of which all but the first may turn out wrong and be trimmed."""
-        ...
-
-    def predicting(self) -> AbstractContextManager[Drafter]:
-        """Inside, the model's own head for further tokens follows the session, and drafts.
-
-        Raises:
-            UnsupportedModelError: the model has none.
-        """
-        ...
-
-    @property
-    def repeats(self) -> bool:
-        """Whether `greedy` can run."""
-        ...
-
-    def greedy(self, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
-        """Appends `token`, and the likeliest after it, to one of `stops` at most: 1 to `count` tokens, the last of them
-        not appended.
-
-        Raises:
-            NumericalError: a logit is NaN or infinite; what it followed is not appended.
-        """
-        ...
-
-    def trim(self, length: int) -> None:
-        """Forgets everything behind the first `length` tokens, of which there are at least as many."""
-        ...
-
-    def reset(self) -> None:
-        """Forgets everything."""
-        ...
-
-    def snapshot(self) -> Snapshot: ...
-    def restore(self, snapshot: Snapshot) -> None: ...
-
-    def scratch(self) -> AbstractContextManager[object]:
-        """Inside, the cache is empty; afterwards it is what it was before."""
-        ...
-
-    def batch(self, slots: int, length: int) -> AbstractContextManager[Batch]:
-        """Inside, sequences of at most `length` tokens in so many slots; afterwards the session is what it was."""
-        ...
-
-    def compile(self, on_program: Callable[[Any], None] | None = None) -> Sequence[Any]: ...
-    def stats(self) -> Mapping[str, Any]: ...
-    def close(self) -> None: ...
 
 
 class CachedRunner(LmRunner):

@@ -22,7 +22,7 @@ from rlx.runners.batch import Batch
 from rlx.runners.greedy import greedy_run
 from rlx.runners.identity import identity
 from rlx.runners.modes import Modes
-from rlx.runners.opened import Source
+from rlx.runners.opened import Source, tokenizer_of
 from rlx.runners.prediction import DRAFTS, HeadDrafter, Predictor
 from rlx.runners.programs import ProgramRecord, Programs
 from rlx.runners.recommended import recommended
@@ -414,10 +414,7 @@ class Engine:
     @cached_property
     def tokenizer(self) -> text.Tokenizer:
         """The model's own tokenizer."""
-        loader = self._weights.loader
-        if loader.format == "gguf":
-            return text.tokenizer_from_gguf(loader.metadata)
-        return text.load_tokenizer(loader.path.parent)
+        return tokenizer_of(self._weights.loader)
 
     @cached_property
     def recommended(self) -> SampleOpts | None:
@@ -425,9 +422,7 @@ class Engine:
         return recommended(self._weights.loader)
 
     def stats(self) -> dict[str, Any]:
-        """What the engine holds: bytes of weights, of them in a kept copy, of states, checkpoints and arenas; threads;
-        counters of the cache.
-        """
+        """What the engine holds, in bytes, and has done; threads; counters of the caches."""
         return {
             "weights_bytes": self._tensors.nbytes,
             "kept_bytes": self._tensors.kept_bytes,

@@ -18,7 +18,7 @@ from rlx.runtime.devices import Device
 from rlx.runtime.devices import device as find_device
 
 if TYPE_CHECKING:
-    from rlx.runners.cached import TokenEngine
+    from rlx.runners.token_engine import TokenEngine
     from rlx.weights.loader import WeightLoader
 
 

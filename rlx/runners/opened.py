@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlx import models
+from rlx import models, text
 from rlx.codegen.layouts import PACKED_DTYPES
 from rlx.errors import UnsupportedModelError
 from rlx.ir.graph import Graph
@@ -29,6 +29,13 @@ def open_model(loader: WeightLoader) -> tuple[models.ModelConfig, ModelWeights]:
     for view in models.views(config, weights.has):
         weights.define(*view)
     return config, weights
+
+
+def tokenizer_of(loader: WeightLoader) -> text.Tokenizer:
+    """The model's own tokenizer; `TokenizerError` if the file has none that can be built."""
+    if loader.format == "gguf":
+        return text.tokenizer_from_gguf(loader.metadata)
+    return text.load_tokenizer(loader.path.parent)
 
 
 def _matrices(graph: Graph) -> list[Node]:
