@@ -176,7 +176,7 @@ def _assemble(
     add_bos: bool,
     space_prefix: bool = False,
 ) -> Tokenizer:
-    ends = end_ids(vocabulary, [eos, *(keys.token(name) for name in _ENDS)])
+    ends = end_ids(vocabulary, [eos, *(keys.token(name) for name in _ENDS)], keys.token("padding_token_id"))
     return Tokenizer(
         vocabulary=vocabulary,
         encode_parts=_partition(vocabulary, ends, encode_text, space_prefix).encode,

@@ -33,7 +33,7 @@ def tokenizer_from_hf(path: Path) -> Tokenizer:
 def _assemble(backend: _Backend, config: Mapping[str, Any], folder: Path) -> Tokenizer:
     vocabulary = backend.vocabulary()
     prefix, suffix = backend.framing()
-    bos, eos = (_config_id(vocabulary, config, name) for name in ("bos_token", "eos_token"))
+    bos, eos, padding = (_config_id(vocabulary, config, f"{name}_token") for name in ("bos", "eos", "pad"))
     return Tokenizer(
         vocabulary=vocabulary,
         encode_parts=backend.encode,
@@ -41,7 +41,7 @@ def _assemble(backend: _Backend, config: Mapping[str, Any], folder: Path) -> Tok
         eos_id=eos,
         prefix=_chosen(config.get("add_bos_token"), bos, prefix),
         suffix=_chosen(config.get("add_eos_token"), eos, suffix),
-        declared_ends=end_ids(vocabulary, [eos, *_declared_ends(folder, len(vocabulary))]),
+        declared_ends=end_ids(vocabulary, [eos, *_declared_ends(folder, len(vocabulary))], padding),
         drop_space=backend.drops_space(),
         chat_templates=_templates(folder, config),
     )

@@ -113,7 +113,10 @@ def named_ends(vocabulary: Vocabulary) -> set[int]:
     return found
 
 
-def end_ids(vocabulary: Vocabulary, declared: Iterable[int | None]) -> frozenset[int]:
-    """`named_ends` and the ids that the model's files declare; a byte token never ends a generation."""
+def end_ids(vocabulary: Vocabulary, declared: Iterable[int | None], padding: int | None) -> frozenset[int]:
+    """`named_ends` and the ids that the model's files declare; a byte token never ends a generation.
+
+    Files that declare an end and use another one for padding have said what that is for: its name does not count then.
+    """
     known = {token for token in declared if token is not None and vocabulary.types[token] != TokenType.BYTE}
-    return frozenset(known | named_ends(vocabulary))
+    return frozenset(known | (named_ends(vocabulary) - ({padding} if known else set())))

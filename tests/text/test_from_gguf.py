@@ -212,6 +212,14 @@ def test_ends_of_generation_are_named_or_declared() -> None:
     assert pieces(tokenizer, "<|eom_id|>", parse_special=True) == ["<|eom_id|>"]
 
 
+def test_the_name_of_a_padding_token_ends_nothing_where_another_end_is_declared() -> None:
+    padding = byte_level()["tokenizer.ggml.tokens"].index("<|endoftext|>")
+    end = byte_level()["tokenizer.ggml.tokens"].index("<|im_end|>")
+    for declared, ends in [({"eos_token_id": end}, {end}), ({"eos_token_id": padding}, {padding, end})]:
+        metadata = byte_level(padding_token_id=padding, **declared)
+        assert tokenizer_from_gguf(metadata).eog_ids == ends
+
+
 def test_a_byte_never_ends_a_generation() -> None:
     """Converted files carry `eot_token_id = 107` from a vocabulary where that was `<end_of_turn>`."""
     assert tokenizer_from_gguf(sentencepiece(eot_token_id=107)).eog_ids == {2}
