@@ -380,7 +380,8 @@ def fit_context(ids: list[int], max_seq: int | None, what: str) -> list[int]:
 
 def check_finite(logits: Logits, where: str) -> Logits:
     """`logits`, [..., vocab]; `NumericalError` if one of them is NaN or infinite."""
-    for row in logits.reshape(-1, logits.shape[-1]):  # a row at a time: all at once would make a mask as long
+    rows = [logits] if logits.ndim == 1 else logits  # a row at a time: all at once would make a mask as long
+    for row in rows:
         if not np.isfinite(row).all():
             at = int(np.flatnonzero(~np.isfinite(row))[0])
             raise NumericalError(

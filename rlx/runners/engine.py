@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -435,7 +436,7 @@ class Engine:
             "profile": str(self._setup.source) if self._setup.source else None,
             "kv_dtype": self._setup.kv_type.name,
             "cache": self._compiler.cache.stats,
-            "programs": {phase: table.stats for phase, table in self._programs.tables.items()},
+            "programs": {phase: replace(table.stats) for phase, table in self._programs.tables.items()},
         }
 
     def close(self) -> None:

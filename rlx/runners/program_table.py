@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rlx.errors import ArgumentError
 from rlx.runtime.native import NativeProgram
 
 
-@dataclass(frozen=True)
+@dataclass
 class TableStats:
     """What a table has done so far.
 
@@ -61,11 +61,14 @@ class ProgramTable:
         """The program of a key, made if it is not there."""
         if key in self._programs:
             self._programs.move_to_end(key)
-            self._count(hits=1)
+            self.stats.hits += 1
             return self._programs[key]
         made = make()
         self._programs[key] = made.program
-        self._count(misses=1, compiles=int(made.compiled), seconds=made.seconds, code_bytes=made.code_bytes)
+        self.stats.misses += 1
+        self.stats.compiles += made.compiled
+        self.stats.seconds += made.seconds
+        self.stats.code_bytes += made.code_bytes
         self._evict()
         return made.program
 
@@ -83,10 +86,7 @@ class ProgramTable:
     def _evict(self) -> None:
         while self.capacity is not None and len(self._programs) > self.capacity:
             self._programs.popitem(last=False)[1].close()
-            self._count(evictions=1)
-
-    def _count(self, **more: float) -> None:
-        self.stats = replace(self.stats, **{name: getattr(self.stats, name) + n for name, n in more.items()})
+            self.stats.evictions += 1
 
     @property
     def order(self) -> list[Any]:

@@ -66,8 +66,9 @@ class NativeProgram:
         self._positions = self._by_name()
         self._step, self._context_address = self._code.addresses["step"], self._context.ctypes.data
         shapes = {row: tuple(map(dims.parse_dim, manifest["outputs"][row]["shape"])) for row in manifest["outputs"]}
-        self._shapes: dict[str, tuple[dims.DimLike, ...]] = shapes
-        self._views: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
+        # Of each result its shape and the symbols in it; and the views that were asked for, by the values of those.
+        self._shapes = {name: (shape, sorted(set().union(*map(dims.symbols, shape)))) for name, shape in shapes.items()}
+        self._views: dict[tuple[Any, ...], np.ndarray] = {}
         self.inputs = {name: self._view(row, self._most(row)) for name, row in manifest["inputs"].items()}
 
     def _make_context(self) -> np.ndarray:
@@ -168,10 +169,12 @@ class NativeProgram:
 
     def output(self, name: str, **extents: int) -> np.ndarray:
         """A view of a result in the arena, valid until the next step."""
-        shape = tuple(dims.value(d, extents) for d in self._shapes[name])
-        if (name, shape) not in self._views:
-            self._views[name, shape] = self._view(self.manifest["outputs"][name], shape)
-        return self._views[name, shape]
+        shape, symbols = self._shapes[name]
+        key = (name, *[extents.get(symbol) for symbol in symbols])
+        if key not in self._views:
+            sizes = tuple(dims.value(d, extents) for d in shape)
+            self._views[key] = self._view(self.manifest["outputs"][name], sizes)
+        return self._views[key]
 
     def _most(self, row: Mapping[str, Any]) -> tuple[int, ...]:
         limits = {s: (low, high) for s, (low, high) in self.manifest["bounds"].items()}
