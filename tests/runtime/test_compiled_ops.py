@@ -298,7 +298,18 @@ def test_attention_with_a_bias(level: str, heads: int, cache: CompileCache) -> N
 def test_every_kernel_is_reached_by_these_tests() -> None:
     """A new row in the kernel table needs a case here or in test_compiled_layers.py."""
     covered = {"linear", "embedding", "rms_norm", "quantize", "rope", "rope_kv_write", "kv_write", "rope_angles"}
-    covered |= {"attention", "elementwise", "softmax", "argmax", "top_k", "last_row", "reduce_mean", "reduce_sum"}
+    covered |= {
+        "attention",
+        "elementwise",
+        "softmax",
+        "argmax",
+        "pick",
+        "linear_pick",
+        "top_k",
+        "last_row",
+        "reduce_mean",
+        "reduce_sum",
+    }
     covered |= {"take", "mix", "slice", "concat", "expert_linear", "causal_conv", "gated_delta"}
     assert covered == set(KERNELS)
 
