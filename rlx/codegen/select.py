@@ -181,7 +181,7 @@ def _cache_layout(cache: Node) -> str:
 def _attention(n: Node, target: Target) -> Call:
     from rlx.codegen.kernels.attention import attention
     from rlx.codegen.kernels.attention_shape import row_tile
-    from rlx.codegen.kernels.attention_tiles import tiled_attention
+    from rlx.codegen.kernels.attention_tiles import TiledAttention
 
     q, k = n.inputs[:2]
     shape = (static(q, 1), static(k, 0), width(q))
@@ -191,8 +191,8 @@ def _attention(n: Node, target: Target) -> Call:
     if q.shape[0] == 1:  # decode needs no tiles of query rows
         return _attention_of_a_row(n, shape, target, extents, options)
     units = Units(q.shape[0], row_tile(*shape, tiled=n["bf16"]), static(k, 0))
-    kernel = tiled_attention if n["bf16"] else attention
-    return _call(n, kernel(*shape, target, **options), units, *extents)
+    writer = TiledAttention if n["bf16"] else None
+    return _call(n, attention(*shape, target, writer=writer, **options), units, *extents)
 
 
 def _attention_of_a_row(

@@ -11,8 +11,9 @@ from levels import name
 from test_attention import ATTENTION_ERROR, Case
 
 from rlx.codegen.kernel import Kernel
+from rlx.codegen.kernels.attention import attention
 from rlx.codegen.kernels.attention_shape import units
-from rlx.codegen.kernels.attention_tiles import fits, tiled_attention
+from rlx.codegen.kernels.attention_tiles import TiledAttention, fits
 from rlx.codegen.target import Target
 from rlx.errors import CompileError, TargetError
 from rlx.ir.dtypes import BF16, F16, F32, Q8_0
@@ -39,7 +40,7 @@ def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> T
 
 class TiledCase(Case):
     def kernel(self, target: Target, **options: Any) -> Kernel:
-        return tiled_attention(*self.shape, target, **options)
+        return attention(*self.shape, target, writer=TiledAttention, **options)
 
     def units(self, seq: int, rows_static: int | None = None) -> int:
         return units(seq, *self.shape, tiled=True)
@@ -96,7 +97,7 @@ def test_what_does_not_fit(target: Target) -> None:
     for head_dim, dtype in [(80, F16), (128, F32), (128, Q8_0)]:
         assert not fits(head_dim, dtype)
         with pytest.raises(CompileError, match="do not fit tiles"):
-            tiled_attention(4, 2, head_dim, target, kv_dtype=dtype, scale=1.0)
+            attention(4, 2, head_dim, target, kv_dtype=dtype, scale=1.0, writer=TiledAttention)
 
 
 def test_units_have_more_queries() -> None:

@@ -25,6 +25,7 @@ What a cache's type changes is in `attention_cache.py`; a single row may be cut 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from llvmlite import ir
 
@@ -56,6 +57,7 @@ def attention(
     split: Split | None = None,
     bias: int | None = None,
     out: str = "f32",
+    writer: type[AttentionWriter] | None = None,
 ) -> Kernel:
     """A kernel for attention of `seq` rows at positions past .. past + seq, whose keys and values are in the cache.
 
@@ -80,29 +82,27 @@ def attention(
         split: how a single row is cut into ranges; needs `rows_static` of 1.
         bias: heads of what is added to the scores after the cap: 1, for all, or `heads`; None for causal attention.
         out: what the result is written as, `f32` or `bf16`, to nearest even.
+        writer: what writes the products: `TiledAttention` has them on tile registers, for what it `fits`.
 
     Raises:
         CompileError: an option out of its range.
     """
-    shape = Shape(heads, kv_heads, head_dim, kv_dtype, scale, window, softcap, rows_static, split, bias, out=out)
-    return write_attention(AttentionWriter, shape, target)
-
-
-def write_attention(writer: type[AttentionWriter], shape: Shape, target: Target) -> Kernel:
-    """The kernel of a shape; `CompileError` if it has an option out of its range."""
-    if shape.heads % shape.kv_heads or shape.heads <= 0:
-        what = f"{shape.heads} query heads are no multiple of {shape.kv_heads} KV heads"
-        raise CompileError(what, where="attention")
-    if shape.window is not None and shape.window < 1:
-        raise CompileError(f"a window of {shape.window} positions", where="attention")
-    if shape.split is not None and shape.rows_static != 1:
+    if heads % kv_heads or heads <= 0:
+        raise CompileError(f"{heads} query heads are no multiple of {kv_heads} KV heads", where="attention")
+    if window is not None and window < 1:
+        raise CompileError(f"a window of {window} positions", where="attention")
+    if split is not None and rows_static != 1:
         raise CompileError("ranges of positions are for single rows", where="attention", hint="Give rows_static=1.")
-    if shape.bias not in (None, 1, shape.heads):
-        raise CompileError(f"a bias of {shape.bias} heads for {shape.heads} query heads", where="attention")
-    optional = [*["bias"] * (shape.bias is not None), *["scratch"] * (shape.split is not None)]
+    if bias not in (None, 1, heads):
+        raise CompileError(f"a bias of {bias} heads for {heads} query heads", where="attention")
+    writer = writer or AttentionWriter
+    shape = Shape(
+        heads, kv_heads, head_dim, kv_dtype, scale, window, softcap, rows_static, split, bias, writer.tiled, out
+    )
+    optional = [*["bias"] * (bias is not None), *["scratch"] * (split is not None)]
     e = Emitter(target, ["q", "k", "v", *optional, "out"], ["seq", "past", "ctx"])
     writer(e, shape).write()
-    return e.finish(f"attention_{shape.dtype}", shape.outline())
+    return e.finish(f"attention_{kv_dtype}", shape.outline())
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,9 @@ class Chunk:
 
 
 class AttentionWriter:
-    """An attention kernel while it is written."""
+    """An attention kernel while it is written; products are of f32."""
+
+    tiled: ClassVar[bool] = False
 
     def __init__(self, e: Emitter, shape: Shape) -> None:
         self.e, self.shape = e, shape

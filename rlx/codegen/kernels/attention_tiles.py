@@ -20,10 +20,8 @@ from llvmlite import ir
 
 from rlx.codegen import dots
 from rlx.codegen.amx import BYTES, COUNT, DEPTH, ROW_BYTES, ROWS, Tiles
-from rlx.codegen.kernel import Kernel
-from rlx.codegen.kernels.attention import KEY_TILES, AttentionWriter, Chunk, Unit, write_attention
+from rlx.codegen.kernels.attention import KEY_TILES, AttentionWriter, Chunk, Unit
 from rlx.codegen.kernels.attention_shape import CHUNK, Shape
-from rlx.codegen.target import Target
 from rlx.codegen.tiles import F32X16, LANES, Emitter
 from rlx.errors import CompileError
 from rlx.ir.dtypes import BF16, F16, DType
@@ -38,34 +36,19 @@ def fits(head_dim: int, kv_dtype: DType) -> bool:
     return head_dim % DEPTH == 0 and kv_dtype in (F16, BF16)
 
 
-def tiled_attention(
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    target: Target,
-    *,
-    kv_dtype: DType,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    bias: int | None = None,
-    out: str = "f32",
-) -> Kernel:
-    """As `attention.attention`, with products of bf16. Units: `units(..., tiled=True)`.
+class TiledAttention(AttentionWriter):
+    """The kernel while it is written. Units: `units(..., tiled=True)`.
 
     Raises:
-        CompileError: an option out of its range, or a shape that does not fit.
+        CompileError: a shape that does not fit, or one whose number of rows is known.
     """
-    if not fits(head_dim, kv_dtype):
-        raise CompileError(f"heads of {head_dim} over {kv_dtype} caches do not fit tiles", where="attention")
-    shape = Shape(heads, kv_heads, head_dim, kv_dtype, scale, window, softcap, None, None, bias, tiled=True, out=out)
-    return write_attention(TiledAttention, shape, target)
 
-
-class TiledAttention(AttentionWriter):
-    """The kernel while it is written."""
+    tiled = True
 
     def __init__(self, e: Emitter, shape: Shape) -> None:
+        if shape.rows_static is not None or not fits(shape.head_dim, shape.dtype):
+            what = f"heads of {shape.head_dim} over {shape.dtype} caches do not fit tiles"
+            raise CompileError(what, where="attention")
         super().__init__(e, shape)
         self.tiles = Tiles(e)
         self.steps = shape.head_dim // DEPTH
