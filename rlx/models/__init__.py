@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 from rlx.errors import ArgumentError, ModelFileError, UnsupportedModelError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
-from rlx.models import gemma, gemma3n, gemma4, llama, qwen3, qwen35
+from rlx.models import gemma, gemma3n, gemma4, llama, qwen3, qwen35, qwen35_mtp
 from rlx.models.architectures import ARCHITECTURES, MODEL_TYPES
 from rlx.models.builder import Weights, cache_dtype
 from rlx.models.config import ModelConfig
 from rlx.models.gguf_config import from_gguf
 from rlx.models.hf_config import from_hf
-from rlx.models.qwen35 import DRAFT_HEAD
+from rlx.models.qwen35_mtp import DRAFT_HEAD
 from rlx.models.views import View, place_in, views
 
 __all__ = [
@@ -122,7 +122,7 @@ def build_predictor(
         hint = 'Use speculative="prompt-lookup", which needs none, or a file with the tensors "nextn" ("mtp").'
         raise UnsupportedModelError("the model has no head that predicts further tokens", where=where, hint=hint)
     with _placed(config, place):
-        return qwen35.build_predictor(config, weights, kv_dtype, rows)
+        return qwen35_mtp.build_predictor(config, weights, kv_dtype, rows)
 
 
 def predictor_head(config: ModelConfig) -> str:

@@ -7,8 +7,6 @@ DeepSeekMoE (arXiv 2401.06066).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
 from rlx.ir.dtypes import DType
@@ -18,7 +16,6 @@ from rlx.models.blocks import Angles, attention, embedding, feed_forward, gated_
 from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
 
-DRAFT_HEAD = "draft_head.weight"  # the first rows of the model's head
 _UNIT_EPS = 1e-6  # not the eps of the norms
 
 
@@ -40,25 +37,6 @@ def block(layer: Model, x: Node, angles: Angles) -> Node:
     y = norm(layer, x, "post_attention_norm")
     x = x + feed_forward(layer, y)
     return x + shared_expert(layer, y) if layer.here.sparse else x
-
-
-def build_predictor(config: ModelConfig, weights: Weights, kv_dtype: DType, rows: int) -> Graph:
-    """The graph of the block that predicts the token after the next; see `rlx.models.build_predictor`.
-
-    Source: the multi-token prediction of DeepSeek-V3 (arXiv 2412.19437, section 2.2).
-    """
-    model = start(config.predictor, weights, kv_dtype)
-    here = replace(model, layer=config.layers)
-    hidden = model.graph.input("hidden", [SEQ, config.hidden])
-    joined = ops.concat(norm(here, embedding(model), "nextn.enorm"), norm(here, hidden, "nextn.hnorm"))
-    x = block(here, linear(here, joined, "nextn.eh_proj", config.hidden), rope_angles(model))
-    own_norm = here.has("nextn.shared_head_norm.weight")
-    x = norm(here, x, "nextn.shared_head_norm") if own_norm else norm(model, x, "output_norm")
-    model.graph.output("next_hidden", x)
-    table = model.weight(f"{'token_embd' if config.tied else 'output'}.weight", config.vocab_size, config.hidden)
-    first = model.graph.weight(DRAFT_HEAD, (rows, config.hidden), table.dtype)
-    model.graph.output("draft", ops.argmax(ops.linear(x, first, bf16=config.bf16)))
-    return model.graph
 
 
 def delta_net(layer: Model, x: Node) -> Node:

@@ -169,7 +169,7 @@ def test_processes_that_compile_the_same_at_once(
     assert [each["tokens"] for each in found] == [usual] * count
     assert all(each["compiles"] >= 1 for each in found), "each built the program"
     store = Store(folder)
-    assert len(store.entries()) == 3, "the program, the packer and the worker loop"
+    assert len(store.entries()) == 4, "two programs, the packer and the worker loop"
     assert store.verify() == []
     assert nothing_temporary(folder)
     assert tokens_of(model, CompileCache(store=store))[1].compiles == 0
@@ -197,8 +197,8 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 def entry_of(folder: Path, phase: str) -> Path:
-    (row,) = (row for row in Store(folder).entries() if row.key is not None and row.key.phase == phase)
-    return row.folder
+    """The first of a phase: decode has a program that gives logits and one that gives the likeliest token."""
+    return min(row.folder for row in Store(folder).entries() if row.key is not None and row.key.phase == phase)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -228,7 +228,7 @@ def test_the_command_line_says_it_in_a_line(filled: Path, model: Path) -> None:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1, err
     assert "wrong checksum of program.o" in out
-    assert "1 entry of 3 damaged and removed" in out
+    assert "1 entry of 4 damaged and removed" in out
 
 
 # ---------------------------------------------------------------------------------------------------- evicted entries
@@ -259,12 +259,12 @@ def test_a_model_that_was_compiled_ahead_runs_from_a_read_only_cache(folder: Pat
     pair = {"buckets": {"seq": [1, 8]}}
     with rlx.auto_runner(model, profile=pair, cache=CompileCache(store=Store(folder)), load=False) as runner:
         records = runner.compile()
-        assert [record.cached for record in records] == [False, False]
+        assert [record.cached for record in records] == [False] * 3
         assert runner.stats()["weights_bytes"] == 0, "the weights stay in the file"
     cache = CompileCache(store=Store(folder), policy="readonly")
     with rlx.auto_runner(model, profile=pair, cache=cache) as runner:
         assert len(runner.generate([1, 2, 3], 4, stop_at_eog=False)) == 4
-    assert cache.stats.hits_disk == len(Store(folder).entries()) == 4
+    assert cache.stats.hits_disk == len(Store(folder).entries()) == 5
 
 
 # ---------------------------------------------------------------------------------------------------- read-only
