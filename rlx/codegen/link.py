@@ -21,7 +21,8 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
-from rlx.codegen.select import Call, Units, select
+from rlx.codegen.calls import Call, Units
+from rlx.codegen.select import select
 from rlx.codegen.target import Target
 from rlx.ir.dims import DimLike
 from rlx.ir.node import Node

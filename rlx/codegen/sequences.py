@@ -16,8 +16,8 @@ from math import prod
 
 from llvmlite import ir
 
+from rlx.codegen.calls import SCRATCH, Call, Units
 from rlx.codegen.kernel import Kernel
-from rlx.codegen.select import SCRATCH, Call, Units
 from rlx.codegen.target import Target
 from rlx.codegen.tiles import I32, I64, POINTER, Emitter
 from rlx.errors import CompileError

@@ -6,7 +6,7 @@ it; where Python's keyword arguments do, `Qwen3Runner.from_path(path, max_seq=81
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -14,15 +14,14 @@ from rlx.errors import ArgumentError, MultimodalError
 
 if TYPE_CHECKING:
     from rlx.profile import CompileProfile
-    from rlx.runners.auto import Progress
-    from rlx.runners.families import FamilyRunner
     from rlx.runners.sampling import SampleOpts
     from rlx.runners.stopping import OnToken
     from rlx.runtime.cache import CompileCache
     from rlx.runtime.devices import Device
+    from rlx.runtime.tensors import Progress
     from rlx.weights.loader import WeightLoader
 
-R = TypeVar("R", bound="FamilyRunner")
+R = TypeVar("R")
 Path = str | PathLike[str]
 
 
@@ -30,11 +29,12 @@ class RunnerBuilder(Generic[R]):
     """Collects choices; `build` opens the model. Each method returns the builder, and the last call of each counts.
 
     Args:
-        runner: the class to build.
+        name: of the class that it builds.
+        open_runner: opens a model: that class's `from_path`.
     """
 
-    def __init__(self, runner: type[R]) -> None:
-        self._runner = runner
+    def __init__(self, name: str, open_runner: Callable[..., R]) -> None:
+        self._name, self._open = name, open_runner
         self._source: Path | WeightLoader | None = None
         self._options: dict[str, Any] = {}
 
@@ -110,7 +110,7 @@ class RunnerBuilder(Generic[R]):
             MultimodalError: always.
         """
         raise MultimodalError(
-            f"the {self._runner.FAMILY} runner takes text only, {path} is a vision projector", where="mmproj",
+            f"the {self._name} takes text only, {path} is a vision projector", where="mmproj",
             hint="leave it out; `supports_multimodal` tells beforehand",
         )  # fmt: skip
 
@@ -126,10 +126,10 @@ class RunnerBuilder(Generic[R]):
             ModelFileError: the file cannot be used, and why.
         """
         if self._source is None:
-            hint = f"call {self._runner.__name__}.builder().weights(path) first"
+            hint = f"call {self._name}.builder().weights(path) first"
             raise ArgumentError("no weights were named", where="build", hint=hint)
-        return self._runner.from_path(self._source, **self._options)
+        return self._open(self._source, **self._options)
 
     def __repr__(self) -> str:
         chosen = "".join(f".{name}({value!r})" for name, value in self._options.items())
-        return f"{self._runner.__name__}.builder(){chosen}"
+        return f"{self._name}.builder(){chosen}"

@@ -28,7 +28,7 @@ class FamilyRunner(CachedRunner):
     @classmethod
     def builder(cls) -> RunnerBuilder[Self]:
         """Choices one at a time: `builder().weights(path).max_seq(8192).build()`."""
-        return RunnerBuilder(cls)
+        return RunnerBuilder(cls.__name__, cls.from_path)
 
     @classmethod
     def from_path(

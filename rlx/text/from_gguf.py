@@ -20,6 +20,7 @@ from rlx.text.pretokenizers import PRE_TOKENIZERS, Encode, PreTokenizer, byte_le
 from rlx.text.special import SpecialSplitter
 from rlx.text.spm import SentencePieceMerger
 from rlx.text.tokenizer import Tokenizer
+from rlx.text.turns import turn_ends
 from rlx.text.vocabulary import Spelling, TokenType, Vocabulary, end_ids, is_byte_token
 
 _GGML = "tokenizer.ggml."
@@ -187,6 +188,7 @@ def _assemble(
         declared_ends=ends,
         drop_space=space_prefix,
         chat_templates=keys.templates(),
+        turn_ends=turn_ends,
     )
 
 

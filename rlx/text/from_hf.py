@@ -14,6 +14,7 @@ from typing import Any
 
 from rlx.errors import TokenizerError
 from rlx.text.tokenizer import Tokenizer
+from rlx.text.turns import turn_ends
 from rlx.text.vocabulary import SPACE, Spelling, TokenType, Vocabulary, end_ids, is_byte_token
 
 
@@ -44,6 +45,7 @@ def _assemble(backend: _Backend, config: Mapping[str, Any], folder: Path) -> Tok
         declared_ends=end_ids(vocabulary, [eos, *_declared_ends(folder, len(vocabulary))], padding),
         drop_space=backend.drops_space(),
         chat_templates=_templates(folder, config),
+        turn_ends=turn_ends,
     )
 
 

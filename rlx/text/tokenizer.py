@@ -11,7 +11,6 @@ from functools import cached_property
 
 from rlx.errors import TokenizerError
 from rlx.text.special import SpecialSplitter
-from rlx.text.turns import turn_ends
 from rlx.text.vocabulary import TokenType, Vocabulary
 
 
@@ -29,6 +28,7 @@ class Tokenizer:
         declared_ends: ids that end a generation by what the files say and by their names.
         drop_space: SentencePiece put a space before the text, so `decode` takes one off its start.
         chat_templates: Jinja templates by name.
+        turn_ends: finds the ids that the template ends an answer with, see `rlx.text.turns`.
     """
 
     vocabulary: Vocabulary
@@ -40,6 +40,7 @@ class Tokenizer:
     declared_ends: frozenset[int] = frozenset()
     drop_space: bool = False
     chat_templates: Mapping[str, str] = field(default_factory=dict)
+    turn_ends: Callable[[Tokenizer], frozenset[int]] = lambda tokenizer: frozenset()
 
     @property
     def vocab_size(self) -> int:
@@ -64,7 +65,7 @@ class Tokenizer:
     @cached_property
     def eog_ids(self) -> frozenset[int]:
         """Ids that end a generation (end of text, of turn, of message): `declared_ends` and what the template shows."""
-        return self.declared_ends | turn_ends(self)
+        return self.declared_ends | self.turn_ends(self)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
