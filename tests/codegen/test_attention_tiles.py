@@ -7,7 +7,7 @@ from typing import Any
 import emulated
 import numpy as np
 import pytest
-from levels import name
+from levels import TILE_TARGETS, name
 from test_attention import ATTENTION_ERROR, Case
 
 from rlx.codegen.kernel import Kernel
@@ -15,7 +15,7 @@ from rlx.codegen.kernels.attention import attention
 from rlx.codegen.kernels.attention_shape import units
 from rlx.codegen.kernels.attention_tiles import TiledAttention, fits
 from rlx.codegen.target import Target
-from rlx.errors import CompileError, TargetError
+from rlx.errors import CompileError
 from rlx.ir.dtypes import BF16, F16, F32, Q8_0
 from rlx.ir.meaning import round_to
 
@@ -23,14 +23,7 @@ from rlx.ir.meaning import round_to
 TILED_ERROR = 2.0**-8
 
 
-def real_tiles() -> list[Target]:
-    try:
-        return [Target.host("amx")]
-    except TargetError:
-        return []
-
-
-@pytest.fixture(params=[*emulated.TARGETS, *real_tiles()], ids=name)
+@pytest.fixture(params=[*emulated.TARGETS, *TILE_TARGETS], ids=name)
 def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Target:
     if request.param.level != "amx":
         emulated.use(monkeypatch)
