@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from rlx.errors import ConfigError
 from rlx.ir.dtypes import DType
 from rlx.weights import TensorInfo
+from rlx.weights.closing import Closing
 from rlx.weights.gguf import GgufFile
 from rlx.weights.values import dequantize
 
@@ -52,7 +52,7 @@ class ExportTensor:
 
 
 @dataclass(frozen=True)
-class ExportModel:
+class ExportModel(Closing):
     """A source of GGUF metadata and tensors; a context manager that closes the source.
 
     Attributes:
@@ -72,12 +72,6 @@ class ExportModel:
     tensors: tuple[ExportTensor, ...]
     left_out: tuple[str, ...]
     close: Callable[[], None]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 # -- GGUF -------------------------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +27,7 @@ from rlx.runtime.key import digest_text
 from rlx.runtime.limits import worker_count
 from rlx.runtime.native import NativeCode
 from rlx.runtime.threads import WorkerPool
+from rlx.weights.closing import Closing
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -115,7 +115,7 @@ def _encoder(dtype: DType) -> Encoder:
     return ENCODERS[dtype]
 
 
-class Quantizer:
+class Quantizer(Closing):
     """Encodes tensors with worker threads; a context manager that stops them.
 
     Args:
@@ -180,12 +180,6 @@ class Quantizer:
 
     def close(self) -> None:
         self.pool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def _check(part: Floats, limit: float, dtype: DType, name: str) -> None:

@@ -39,6 +39,13 @@ def check_precision(precision: str) -> None:
         raise ArgumentError(f"precision {precision!r} is unknown", hint='Choose "exact" or "auto".')
 
 
+def phase(seq: tuple[int, int], sequences: bool = False) -> str:
+    """What a program of so many rows does: "batch" where each is a sequence of its own, "decode" for one, "prefill"."""
+    if sequences:
+        return "batch"
+    return "decode" if seq == (1, 1) else "prefill"
+
+
 @dataclass(frozen=True)
 class Options:
     """Choices of one program.
@@ -86,9 +93,7 @@ class Options:
 
     @property
     def phase(self) -> str:
-        if self.sequences:
-            return "batch"
-        return "decode" if self.seq == (1, 1) else "prefill"
+        return phase(self.seq, self.sequences)
 
     @property
     def bounds(self) -> dict[str, tuple[int, int]]:

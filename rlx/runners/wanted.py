@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from rlx.ir import ops
 from rlx.ir.graph import Graph
 from rlx.models import variants
+from rlx.passes.options import phase
 
 Range = tuple[int, int]
 
@@ -42,9 +43,7 @@ class Wanted:
 
     @property
     def phase(self) -> str:
-        if self.sequences:
-            return "batch"
-        return "decode" if self.seq == (1, 1) else "prefill"
+        return phase(self.seq, self.sequences)
 
     @property
     def name(self) -> str:

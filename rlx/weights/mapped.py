@@ -13,14 +13,13 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import ModelFileError, WeightError
 from rlx.ir.dtypes import DType
+from rlx.weights.closing import Closing
 
 Bytes = npt.NDArray[np.uint8]
 Buffer = bytes | _mmap.mmap
@@ -95,7 +94,7 @@ class MappedFile:
         self._bytes, self.buffer = None, b""
 
 
-class MappedTensors:
+class MappedTensors(Closing):
     """Tensors found in mapped files: the half of a `WeightLoader` that does not depend on the format.
 
     Attributes:
@@ -136,12 +135,6 @@ class MappedTensors:
         """Forget the mappings; views handed out before stay valid."""
         for file in self._files:
             file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _place(self, name: str) -> tuple[MappedFile, int]:
         if name not in self._places:

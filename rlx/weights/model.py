@@ -8,13 +8,12 @@ one, as several, or inside another (`composed.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import UnsupportedModelError, WeightError
+from rlx.weights.closing import Closing
 from rlx.weights.composed import FLOATS, Composed, rows, stack, to_float32, whole
 from rlx.weights.fp8 import fp8
 from rlx.weights.fp8_config import CODES
@@ -23,7 +22,7 @@ from rlx.weights.mapped import Bytes, TensorInfo
 from rlx.weights.names import FileNames, canonical_names, file_names, rank
 
 
-class ModelWeights:
+class ModelWeights(Closing):
     """The tensors of one model.
 
     Args:
@@ -118,12 +117,6 @@ class ModelWeights:
 
     def close(self) -> None:
         self.loader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def _tensor(self, canonical: str) -> Composed:
         if canonical not in self._tensors:

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from rlx.weights.closing import Closing
 from rlx.weights.loader import TensorInfo, WeightLoader
 from rlx.weights.mapped import Bytes
 
@@ -35,7 +35,7 @@ def predicting_blocks(loader: WeightLoader, arch: str) -> int:
     return 1 if found == {"0"} and _JOINING.keys() <= loader.tensors.keys() else 0
 
 
-class WithPrediction:
+class WithPrediction(Closing):
     """A `WeightLoader` whose block that predicts is one more layer of the decoder.
 
     Args:
@@ -73,12 +73,6 @@ class WithPrediction:
 
     def close(self) -> None:
         self.loader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 def _decoder_name(name: str, layers: int) -> str:
