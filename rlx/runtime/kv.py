@@ -141,7 +141,7 @@ class States:
         # Recurrent states lie side by side, so that all of them are one copy.
         sizes = {name: _round_up(slots * self.table[name].nbytes, _LINE) for name in self.names("recurrent")}
         ends = list(itertools.accumulate(sizes.values(), initial=0))
-        self._recurrent, self._starts = AlignedBuffer(ends[-1]), dict(zip(sizes, ends, strict=False))
+        self._recurrent, self._starts = AlignedBuffer(ends[-1], huge=True), dict(zip(sizes, ends, strict=False))
         self._slot = 0
 
     @property

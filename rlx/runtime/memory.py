@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,8 @@ import numpy.typing as npt
 from rlx.errors import ArgumentError, BusyError, RlxError
 
 HUGE_PAGE = 2 << 20
+_SLAB = 64 << 20  # bytes of a slab: what is not taken yet costs no memory
+_BLOCK = 4096  # where a slab's blocks begin: streams of different blocks share no page
 _SYSTEM: str = sys.platform
 
 
@@ -89,6 +92,52 @@ class AlignedBuffer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a buffer."""
+
+    buffer: AlignedBuffer
+    start: int
+    nbytes: int
+
+    @property
+    def address(self) -> int:
+        return self.buffer.address + self.start
+
+    def view(self, dtype: npt.DTypeLike, shape: int | Sequence[int]) -> npt.NDArray[Any]:
+        """A NumPy array over its bytes, as `AlignedBuffer.view`."""
+        return self.buffer.view(dtype, shape, self.start)
+
+
+class Slabs:
+    """Many blocks in few buffers, so that small ones lie in huge pages too: of a buffer of its own only whole huge
+    pages would, and a matrix of 2 MiB would be read through 512 entries of the TLB.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: list[AlignedBuffer] = []
+        self._end = 0  # of what is taken of the last buffer
+
+    def take(self, nbytes: int) -> Block:
+        """The next block, zeroed, at a multiple of 4096 bytes.
+
+        Raises:
+            RlxError: the system refuses the memory.
+        """
+        if not self._buffers or self._end + nbytes > self._buffers[-1].nbytes:
+            self._buffers.append(AlignedBuffer(max(nbytes, _SLAB), huge=True))
+            self._end = 0
+        block = Block(self._buffers[-1], self._end, nbytes)
+        self._end += -(-nbytes // _BLOCK) * _BLOCK
+        return block
+
+    def close(self) -> None:
+        """Gives all blocks back."""
+        for buffer in self._buffers:
+            buffer.close()
+        self._buffers, self._end = [], 0
 
 
 def _reserve(nbytes: int) -> mmap.mmap:

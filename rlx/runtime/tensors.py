@@ -22,7 +22,7 @@ from rlx.ir.dtypes import DTYPES, DType
 from rlx.passes.layout import FILE_LAYOUT
 from rlx.runtime.compile import Compiler
 from rlx.runtime.kept import KeptWeights, MappedWeights, packed_rows
-from rlx.runtime.memory import AlignedBuffer
+from rlx.runtime.memory import Block, Slabs
 from rlx.runtime.threads import WorkerPool
 
 Progress = Callable[[str, int, int], None]  # (what, done, total), in bytes or pieces
@@ -59,14 +59,14 @@ class Tensors:
     def __init__(self, compiler: Compiler, pool: WorkerPool) -> None:
         self.compiler, self.pool = compiler, pool
         self.addresses: dict[str, int] = {}
-        self._buffers: dict[str, AlignedBuffer] = {}
+        self._slabs, self._blocks = Slabs(), dict[str, Block]()
         self._tables: dict[str, np.ndarray] = {}  # keeps the mapping alive
         self._kept: MappedWeights | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory; what lies in a mapped file takes none."""
-        return sum(b.nbytes for b in self._buffers.values())
+        return sum(block.nbytes for block in self._blocks.values())
 
     @property
     def kept_bytes(self) -> int:
@@ -75,9 +75,9 @@ class Tensors:
 
     def add_array(self, name: str, value: np.ndarray) -> None:
         """A small float32 tensor, as it is."""
-        buffer = AlignedBuffer(value.size * 4)
-        buffer.view(np.float32, value.shape)[...] = value
-        self._keep(name, buffer)
+        block = self._slabs.take(value.size * 4)
+        block.view(np.float32, value.shape)[...] = value
+        self._keep(name, block)
 
     def add_table(self, name: str, raw: np.ndarray) -> None:
         """A tensor as its bytes in the file; where `raw` is read-only, it stays where it is, else it is copied."""
@@ -85,9 +85,9 @@ class Tensors:
             self._tables[name] = raw
             self.addresses[name] = raw.ctypes.data
             return
-        buffer = AlignedBuffer(raw.nbytes)
-        buffer.view(np.uint8, raw.nbytes)[...] = raw
-        self._keep(name, buffer)
+        block = self._slabs.take(raw.nbytes)
+        block.view(np.uint8, raw.nbytes)[...] = raw
+        self._keep(name, block)
 
     def add_matrix(self, name: str, raw: np.ndarray, dtype: DType, *shape: int) -> None:
         """Packs a matrix [n, k] or a stack [E, n, k], given as its bytes in the file.
@@ -109,16 +109,16 @@ class Tensors:
         count, (n, k) = prod(shape[:-2]), shape[-2:]
         size, packed, done = dtype.size((n, k)), packed_bytes(dtype, n, k), 0
         (step,) = self.compiler.packer(dtype).addresses.values()
-        buffer = AlignedBuffer(count * packed, huge=True)
+        block = self._slabs.take(count * packed)
         for piece in pieces:
             if piece.nbytes != size or done == count:
                 what = f"expected {count} times {size} bytes of {dtype}[{n}, {k}], found {piece.nbytes}"
                 raise ShapeError(f"{what} as number {done}", where=name)
-            self._pack(step, piece, buffer.address + done * packed, n, k)
+            self._pack(step, piece, block.address + done * packed, n, k)
             done += 1
         if done != count:
             raise ShapeError(f"expected {count} matrices of {dtype}[{n}, {k}], found {done}", where=name)
-        self._keep(name, buffer)
+        self._keep(name, block)
 
     def _pack(self, step: int, raw: np.ndarray, address: int, n: int, k: int) -> None:
         assert raw.flags.c_contiguous
@@ -154,8 +154,8 @@ class Tensors:
             kept.keep({name: self._packed(name) for name in packed_rows(weights)})
 
     def _packed(self, name: str) -> memoryview:
-        buffer = self._buffers[name]
-        return buffer.view(np.uint8, buffer.nbytes).data
+        block = self._blocks[name]
+        return block.view(np.uint8, block.nbytes).data
 
     def _load_one(self, name: str, row: Mapping[str, Any], source: Source) -> None:
         shape, dtype = tuple(map(int, row["shape"])), DTYPES[row["dtype"]]
@@ -170,17 +170,16 @@ class Tensors:
             self.add_pieces(name, source.pieces(name), dtype, *shape)
         source.release(name)
 
-    def _keep(self, name: str, buffer: AlignedBuffer) -> None:
-        self._buffers[name] = buffer
-        self.addresses[name] = buffer.address
+    def _keep(self, name: str, block: Block) -> None:
+        self._blocks[name] = block
+        self.addresses[name] = block.address
 
     def close(self) -> None:
-        for buffer in self._buffers.values():
-            buffer.close()
+        self._slabs.close()
         if self._kept:
             self._kept.close()
             self._kept = None
-        self._buffers.clear()
+        self._blocks.clear()
         self._tables.clear()
         self.addresses.clear()
 

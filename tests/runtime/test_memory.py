@@ -17,7 +17,7 @@ from rlx.codegen.llvm import compile_module
 from rlx.codegen.target import Target
 from rlx.errors import ArgumentError, BusyError, RlxError
 from rlx.runtime.machine import read_bandwidth
-from rlx.runtime.memory import HUGE_PAGE, AlignedBuffer, peak_rss_bytes, rss_bytes
+from rlx.runtime.memory import HUGE_PAGE, AlignedBuffer, Slabs, peak_rss_bytes, rss_bytes
 from rlx.runtime.threads import RuntimeLibrary, WorkerPool, runtime_llvm
 
 MIB = 1 << 20
@@ -145,3 +145,18 @@ def test_a_kernel_that_reads_nothing_is_not_believed(library: RuntimeLibrary) ->
 def test_wrong_arguments_of_bandwidth(seconds: float, nbytes: int, library: RuntimeLibrary) -> None:
     with WorkerPool(1, library) as pool, pytest.raises(ArgumentError, match=r"seconds|nbytes"):
         read_bandwidth(pool, seconds, nbytes)
+
+
+@given(sizes=st.lists(st.integers(0, 70 * MIB), max_size=12))
+def test_blocks_of_slabs_are_zeroed_lie_apart_and_share_huge_pages(sizes: list[int]) -> None:
+    slabs = Slabs()
+    blocks = [slabs.take(size) for size in sizes]
+    ends = 0
+    for block in sorted(blocks, key=lambda block: block.address):
+        assert block.buffer.huge and block.address % 4096 == 0 and block.address >= ends
+        ends = block.address + block.nbytes
+        view = block.view(np.uint8, block.nbytes)
+        assert view.ctypes.data == block.address or not view.size
+        view[:1] = view[-1:] = 1  # within the buffer
+    assert all(int(block.view(np.uint8, min(3, block.nbytes))[1:2].sum()) == 0 for block in blocks if block.nbytes > 3)
+    slabs.close()

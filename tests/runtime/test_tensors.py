@@ -48,7 +48,7 @@ def values(raw: np.ndarray, dtype: DType, *shape: int) -> np.ndarray:
 
 
 def memory(tensors: Tensors, name: str, at: int, nbytes: int) -> np.ndarray:
-    return tensors._buffers[name].view(np.uint8, nbytes, at)
+    return tensors._blocks[name].view(np.uint8, at + nbytes)[at:]
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, Q8_0, Q4_0], ids=str)
@@ -57,7 +57,7 @@ def test_a_stack_is_its_matrices_packed_one_after_the_other(tensors: Tensors, dt
     tensors.add_matrix("exps", raw, dtype, EXPERTS, ROWS, WIDTH)
     expected = values(raw, dtype, EXPERTS, ROWS, WIDTH)
     size = packed_bytes(dtype, ROWS, WIDTH)
-    assert tensors.nbytes == EXPERTS * size and tensors.addresses["exps"] == tensors._buffers["exps"].address
+    assert tensors.nbytes == EXPERTS * size and tensors.addresses["exps"] == tensors._blocks["exps"].address
     for expert, matrix in enumerate(raw.reshape(EXPERTS, -1)):
         found = memory(tensors, "exps", expert * size, size)
         np.testing.assert_array_equal(found, pack(dtype, matrix, ROWS, WIDTH))
