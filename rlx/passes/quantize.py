@@ -19,7 +19,8 @@ Attention over caches of 16 bits has products of bf16 where tiles serve: keys an
 Caches of f32 are there because a model magnifies such rounding, and keep f32.
 
 Over blocks bf16 rounds less than the int8 rows that it replaces, so the graph is not asked. Tiles want weights in bf16,
-which takes as long as about 16 rows of int8 products.
+which takes as long as about 16 rows of int8 products. An expert gets a part of the rows only, 4 to 128 of 512 in models
+of 128 and of 8 experts, so experts in blocks keep int8: measured, tiles of bf16 are as fast at 32 rows an expert.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ another one, and rounds other numbers, so a program of one row and a program of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from llvmlite import ir
@@ -37,11 +38,13 @@ from rlx.codegen.target import Target
 from rlx.codegen.tiles import Emitter
 from rlx.ir.dtypes import BF16
 
+#: Rows of the register tile, and bytes of a row's sums.
+PAIR, TOTALS = 2 * ROWS, 2 * ROW_BYTES
+
 _BLOCKS = 2  # row blocks of a panel: of two units, or the two matrices of a gated linear
 _SUMS, _X, _W = (0, 1, 2, 3), (4, 5), (6, 7)  # tile registers: sums by row and block, activations, weights
-_PAIR = ROWS * len(_X)  # rows of the register tile
 _PANEL = 4096  # k of a panel at most: 256 KiB of the second cache
-_FEWEST, _MOST = 4 * _PAIR, 16 * _PAIR  # rows of a macro tile: unpacking is shared by them, their totals are scratch
+_FEWEST, _MOST = 4 * PAIR, 16 * PAIR  # rows of a macro tile: unpacking is shared by them, their totals are scratch
 
 
 def macro_rows(k: int, target: Target) -> int:
@@ -49,7 +52,7 @@ def macro_rows(k: int, target: Target) -> int:
 
     There are ceil(rows / macro_rows) * ceil(n / 16) units.
     """
-    return max(_FEWEST, min(_MOST, target.tuning.macro_bytes_tiles // BF16.row_bytes(k) // _PAIR * _PAIR))
+    return max(_FEWEST, min(_MOST, target.tuning.macro_bytes_tiles // BF16.row_bytes(k) // PAIR * PAIR))
 
 
 def fits(act: str, k: int, target: Target) -> bool:
@@ -58,46 +61,78 @@ def fits(act: str, k: int, target: Target) -> bool:
 
 
 @dataclass(frozen=True)
-class _At:
-    """Where the kernel is: the first row of the macro tile, the units [unit, last), the number of the panel."""
+class Piece:
+    """What is multiplied at once: the rows of a macro tile times a panel of one or two row blocks.
 
-    macro: ir.Value
+    Attributes:
+        x: the panel of the first row.
+        totals: the sums of the first row: 16 of each block, those of the next row after them.
+        row: number of the first row.
+        count: how many rows there are.
+        unit, last: the units [unit, last) whose blocks they are.
+        panel: the panel's number.
+    """
+
+    x: ir.Value
+    totals: ir.Value
+    row: ir.Value
+    count: ir.Value
     unit: ir.Value
     last: ir.Value
     panel: ir.Value
 
 
-class TileWriter(ResultWriter):
-    """A linear kernel on tiles while it is written."""
+@dataclass(frozen=True)
+class Strides:
+    """Bytes from a tile of activations to the tile of the next 32 k and of the next 16 rows, and between its rows."""
 
-    def __init__(self, e: Emitter, shape: Shape) -> None:
+    step: int
+    tile: int
+    row: int
+
+
+class TileWriter(ResultWriter):
+    """A linear kernel on tiles while it is written. `expert_tiles.py` has one that copies its rows together first."""
+
+    def __init__(self, e: Emitter, shape: Shape, widest: int = _PANEL) -> None:
+        """`widest`: k of a panel at most, a multiple of 256."""
         super().__init__(e, shape)
         self.tiles = Tiles(e)
         self.multiply = Multiplier(e, e.target, shape)
-        self.panels = -(-shape.k // _PANEL)
+        self.panels = -(-shape.k // widest)
         self.panel_chunks = -(-shape.chunks // self.panels)
-        self.macro_rows = macro_rows(shape.k, e.target)
-        self.panel = e.stack(self.panel_chunks * CHUNK // DEPTH * _BLOCKS * BYTES)
-        kept = self.macro_rows if self.panels > 1 else _PAIR
-        self.totals = e.stack(kept * _BLOCKS * ROW_BYTES)
+        self.panel_steps = self.panel_chunks * CHUNK // DEPTH
+        self.panel = e.stack(self.panel_steps * _BLOCKS * BYTES)
+        self.strides = Strides(ROW_BYTES, ROWS * shape.row_bytes, shape.row_bytes)
 
     def write(self) -> None:
-        e = self.e
+        e, most = self.e, macro_rows(self.shape.k, self.e.target)
         rows = e.i64(1) if self.shape.single else e.args["rows"]
         blocks = e.b.udiv(e.b.add(e.args["n"], e.i64(BLOCK_ROWS - 1)), e.i64(BLOCK_ROWS))
+        totals = e.stack((most if self.panels > 1 else PAIR) * TOTALS)
         with e.cut(blocks) as (number, first, last):
-            macro = e.b.mul(number, e.i64(self.macro_rows))
-            count = e.smin(self.macro_rows, e.b.sub(rows, macro))
-            together = _BLOCKS // len(self.shape.weights)
-            with e.loop(first, last, together) as u, e.loop(0, self.panels) as p:
-                at = _At(macro, u.i, e.smin(e.b.add(u.i, e.i64(together)), last), p.i)
-                self._unpack(at)
-                self._multiply(at, count)
+            macro = e.b.mul(number, e.i64(most))
+            count = e.smin(most, e.b.sub(rows, macro))
+            with self.loop_units(first, last) as (unit, end), e.loop(0, self.panels) as p:
+                x = e.at(e.args["x"], (macro, self.shape.row_bytes), (p.i, self.panel_steps * ROW_BYTES))
+                self.multiply_piece(Piece(x, totals, macro, count, unit, end, p.i))
         self.tiles.release()
+
+    @contextmanager
+    def loop_units(self, first: ir.Value, last: ir.Value) -> Iterator[tuple[ir.Value, ir.Value]]:
+        """The units [first, last), so many at a time that two blocks go together: the first of them, and the end."""
+        e, together = self.e, _BLOCKS // len(self.shape.weights)
+        with e.loop(first, last, together) as u:
+            yield u.i, e.smin(e.b.add(u.i, e.i64(together)), last)
+
+    def multiply_piece(self, piece: Piece) -> None:
+        """Adds the products of a piece to its totals, and writes the results after the last panel."""
+        self._unpack(piece)
+        self._multiply(piece)
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
-    def _unpack(self, at: _At) -> None:
+    def _unpack(self, at: Piece) -> None:
         """The panel of both blocks: for each 32 k a tile of each. A lone unit leaves the other block's as it was."""
         e, names = self.e, self.shape.weights
         with e.loop(at.unit, at.last) as v:
@@ -132,15 +167,15 @@ class TileWriter(ResultWriter):
 
     # --- sums ---------------------------------------------------------------------------------------------------------
 
-    def _multiply(self, at: _At, count: ir.Value) -> None:
-        """`count` rows of the macro tile times the panel."""
+    def _multiply(self, at: Piece) -> None:
+        """The rows of the macro tile times the panel."""
         e = self.e
-        rest = e.b.urem(count, e.i64(_PAIR))
-        full = e.b.sub(count, rest)
+        rest = e.b.urem(at.count, e.i64(PAIR))
+        full = e.b.sub(at.count, rest)
         with e.when(e.b.icmp_signed(">", full, e.i64(0))):
             self._configure(e.i64(ROWS), e.i64(ROWS))
-            with e.loop(0, full, _PAIR) as row:
-                self._product(at, row.i, e.i64(_PAIR), _X)
+            with e.loop(0, full, PAIR) as row:
+                self._product(at, row.i, e.i64(PAIR), _X)
         with e.when(e.b.icmp_signed(">", rest, e.i64(ROWS))):
             self._configure(e.i64(ROWS), e.b.sub(rest, e.i64(ROWS)))
             self._product(at, full, rest, _X)
@@ -154,28 +189,27 @@ class TileWriter(ResultWriter):
         full = self.e.i64(ROWS)
         self.tiles.configure([h for h in heights for _ in _W] + list(heights) + [full] * (COUNT - _W[0]))
 
-    def _product(self, at: _At, row: ir.Value, count: ir.Value, parts: Sequence[int]) -> None:
+    def _product(self, at: Piece, row: ir.Value, count: ir.Value, parts: Sequence[int]) -> None:
         """`count` rows from `row` of the macro tile on, for which the tiles `parts` of activations are configured."""
-        e, tiles, stride = self.e, self.tiles, self.shape.row_bytes
-        first = e.b.add(at.macro, row)
-        x = e.at(e.args["x"], (first, stride), (at.panel, self.panel_chunks * CHUNK * 2))
-        totals = e.at(self.totals, (row, _BLOCKS * ROW_BYTES)) if self.panels > 1 else self.totals
+        e, tiles, strides = self.e, self.tiles, self.strides
+        x = e.at(at.x, (row, strides.tile // ROWS))
+        totals = e.at(at.totals, (row, TOTALS)) if self.panels > 1 else at.totals
         sums = [(i, j, _SUMS[i * _BLOCKS + j]) for i in range(len(parts)) for j in range(_BLOCKS)]
-        places = [e.at(totals, (i * ROWS * _BLOCKS + j) * ROW_BYTES) for i, j, _ in sums]
+        places = [e.at(totals, i * ROWS * TOTALS + j * ROW_BYTES) for i, j, _ in sums]
         self._start(at.panel, [c for *_, c in sums], places)
-        with e.loop(0, self._steps(at.panel)) as s:
+        with e.loop(0, self.steps(at.panel)) as s:
             w = e.at(self.panel, (s.i, _BLOCKS * BYTES))
             for i, part in enumerate(parts):
-                tiles.load(part, e.at(x, (s.i, ROW_BYTES), i * ROWS * stride), stride)
+                tiles.load(part, e.at(x, (s.i, strides.step), i * strides.tile), strides.row)
                 for j in range(_BLOCKS):
                     if i == 0:
                         tiles.load(_W[j], e.at(w, j * BYTES), ROW_BYTES)
                     tiles.dot_bf16(_SUMS[i * _BLOCKS + j], part, _W[j])
         for (*_, c), place in zip(sums, places, strict=True):
-            tiles.store(c, place, _BLOCKS * ROW_BYTES)
+            tiles.store(c, place, TOTALS)
         with e.when(e.b.icmp_signed("==", at.panel, e.i64(self.panels - 1))), e.loop(at.unit, at.last) as v:
             place = e.at(totals, (e.b.sub(v.i, at.unit), len(self.shape.weights) * ROW_BYTES))
-            self._finish_rows(place, _BLOCKS, count, first, v.i)
+            self._finish_rows(place, _BLOCKS, count, e.b.add(at.row, row), v.i)
 
     def _start(self, panel: ir.Value, sums: Sequence[int], places: Sequence[ir.Value]) -> None:
         """Zeros, or what the panels before have left."""
@@ -185,9 +219,9 @@ class TileWriter(ResultWriter):
         if self.panels > 1:
             with e.when(e.b.icmp_signed(">", panel, e.i64(0))):
                 for c, place in zip(sums, places, strict=True):
-                    tiles.load(c, place, _BLOCKS * ROW_BYTES)
+                    tiles.load(c, place, TOTALS)
 
-    def _steps(self, panel: ir.Value) -> ir.Value:
+    def steps(self, panel: ir.Value) -> ir.Value:
         """Steps of 32 k of a panel: the last one may be short."""
-        e, steps = self.e, self.panel_chunks * CHUNK // DEPTH
+        e, steps = self.e, self.panel_steps
         return e.smin(steps, e.b.sub(e.i64(self.shape.k // DEPTH), e.b.mul(panel, e.i64(steps))))

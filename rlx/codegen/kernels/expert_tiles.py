@@ -1,0 +1,60 @@
+"""Linear layers of experts on tile registers: bf16 activations times weights of any type, which become bf16.
+
+    for macro tile of the pairs of an expert, in a stretch of its units:
+        for panel of at most 512 k:
+            copy the activations of the pairs together, tile by tile
+            for pair of row blocks of W:
+                unpack the panel of both blocks, and multiply, as `linear_tiles.py` does
+
+Rows of one expert lie anywhere, and a tile is loaded from rows that lie evenly: copying them costs little, as all
+blocks of the stretch share the copy. Rows of 2 KiB and more would also compete for the same few lines of the first
+cache, which copied tiles do not.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from rlx.codegen.amx import BYTES, ROW_BYTES, ROWS
+from rlx.codegen.kernels.expert_rows import Experts, ExpertWriter
+from rlx.codegen.kernels.linear_tiles import PAIR, TOTALS, Piece, Strides, TileWriter
+from rlx.codegen.kernels.multiply import Shape
+from rlx.codegen.tiles import I8X64, Emitter
+
+_PANEL = 512  # k of a panel at most: both blocks' weights stay in the first cache, as few rows share them
+_MOST = 4 * PAIR  # rows of a macro tile
+
+
+class ExpertTiles(ExpertWriter, TileWriter):
+    """A kernel while it is written."""
+
+    def __init__(self, e: Emitter, shape: Shape, experts: Experts) -> None:
+        super().__init__(e, shape, _PANEL)
+        self.take(experts, _MOST)
+        self.strides = Strides(step=BYTES, tile=self.panel_steps * BYTES, row=ROW_BYTES)
+        self.copies = e.stack(-(-self.most // ROWS) * self.strides.tile)
+        self.unit_totals = self.most * len(shape.weights) * ROW_BYTES if self.panels > 1 else 0
+        self.totals = e.stack(max(PAIR * TOTALS, (experts.stretch + 1) * self.unit_totals))
+
+    def write(self) -> None:
+        self.write_units()
+        self.tiles.release()
+
+    def multiply_pairs(self, count: ir.Value, first: ir.Value, last: ir.Value) -> None:
+        """A single row brings more units than a stretch has: as many as there is scratch memory for go together."""
+        e, stretch = self.e, self.experts.stretch
+        with e.loop(first, last, stretch) as u, e.loop(0, self.panels) as p:
+            self._copy(p.i, count)
+            with self.loop_units(u.i, e.smin(e.b.add(u.i, e.i64(stretch)), last)) as (unit, end):
+                totals = e.at(self.totals, (e.b.sub(unit, u.i), self.unit_totals))
+                self.multiply_piece(Piece(self.copies, totals, e.i64(0), count, unit, end, p.i))
+
+    def _copy(self, panel: ir.Value, count: ir.Value) -> None:
+        """The panel of the pairs' activations: of 16 rows a tile for each 32 k."""
+        e, strides = self.e, self.strides
+        with e.loop(0, count) as r:
+            x = e.at(self.activations_of(r.i), (panel, self.panel_steps * ROW_BYTES))
+            tile, row = e.b.udiv(r.i, e.i64(ROWS)), e.b.urem(r.i, e.i64(ROWS))
+            place = e.at(self.copies, (tile, strides.tile), (row, strides.row))
+            with e.loop(0, self.steps(panel)) as s:
+                e.store(e.load(I8X64, e.at(x, (s.i, ROW_BYTES))), e.at(place, (s.i, strides.step)), 64)
