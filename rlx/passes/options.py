@@ -18,7 +18,7 @@ FUSION_MEANINGS = {
     "rope": "rotation takes the head norm before it and the cache write after it",
     "pick": "a greedy choice joins the head, whose logits are then never written",
     "elementwise": "a chain of elementwise ops becomes one",
-    "prologue": "in decode every worker computes the little between two linears for itself, without a barrier",
+    "prologue": "of a row or a few every worker computes the little between two linears itself, without a barrier",
 }
 FUSIONS = tuple(FUSION_MEANINGS)
 #: Passes that a program is right without, and what each does.
@@ -105,19 +105,18 @@ class Options:
     def effective(self, *, bf16_dots: bool, bf16_tiles: bool) -> Options:
         """The same choices without those that can change nothing, so that equal programs have equal options.
 
-        Activations in bf16 are for prompts, prologues for decode steps.
+        Activations in bf16 are for prompts.
 
         Args:
             bf16_dots: whether the target has dot products of bf16.
             bf16_tiles: whether it multiplies tiles of bf16.
         """
         rounds = self.precision == "auto" and self.phase == "prefill"
-        idle = {"prologue"} if self.phase != "decode" else set()
-        idle |= {"last_row"} if self.all_rows or self.sequences or self.seq[1] == 1 else set()
+        keeps_all = self.all_rows or self.sequences or self.seq[1] == 1
         return replace(
             self,
-            fusions=tuple(name for name in FUSIONS if name in self.fusions and name not in idle),
-            passes=tuple(name for name in PASSES if name in self.passes and name not in idle),
+            fusions=tuple(name for name in FUSIONS if name in self.fusions),
+            passes=tuple(name for name in PASSES if name in self.passes and not (keeps_all and name == "last_row")),
             symbols=tuple(sorted(self.symbols)),
             bf16_dots=self.bf16_dots and bf16_dots and rounds,
             bf16_tiles=self.bf16_tiles and bf16_tiles and rounds,

@@ -4,10 +4,10 @@ A node goes into the first region after everything it reads (and, for a state, a
 independent nodes such as Q, K and V share one region and its hand-out of work. Regions that do the same work on other
 buffers - those of equal layers - have equal signatures, and codegen makes one function for all of them.
 
-In decode the little that lies between two linears, such as norms and prepared activations, has no region of its own. It
-would keep one worker busy and all others waiting. Instead it is the prologue of the region that reads it: every worker
-computes it for itself before its first units there. What later regions read too is also one of that region's units of
-work.
+The little that lies between two linears, such as norms and prepared activations, has no region of its own. In decode it
+would keep one worker busy and all others waiting; of a few rows it is so little that sharing it out costs more than it
+saves. Instead it is the prologue of the region that reads it: every worker computes it for itself before its first
+units there. What later regions read too is also one of that region's units of work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from rlx.errors import GraphError
 from rlx.ir.costs import cost
-from rlx.ir.dims import symbols
+from rlx.ir.dims import Bounds, symbols
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes.options import Options
@@ -30,13 +30,16 @@ OWN = frozenset(
 #: Floating-point operations and bytes moved, added up, of a node that every worker may compute for itself. A core does
 #: so much in a few microseconds, and what it reads stays in its own cache.
 OWN_COST = 1 << 18
+#: The same for the most rows of a program of several. Workers could share them, so what it costs to repeat them must be
+#: less than what a region costs.
+OWN_COST_ROWS = 1 << 17
 
 
 def schedule(graph: Graph, options: Options | None = None) -> Program:
     """Levels of the data-flow graph, in order."""
     nodes = graph.nodes()
-    prologues = graph.phase == "decode" and "prologue" in (options or Options()).fusions
-    own = {n for n in nodes if prologues and is_own(n)}
+    prologues = "prologue" in (options or Options()).fusions
+    own = {n for n in nodes if prologues and is_own(n, graph.bounds)}
     level = _levels(nodes, own)
     shared, private = _places(graph, level, own)
     depth = max((level[n] for n in shared), default=-1) + 1
@@ -45,11 +48,12 @@ def schedule(graph: Graph, options: Options | None = None) -> Program:
     return Program(graph, tuple(map(tuple, regions)), tuple(map(tuple, before)), load)
 
 
-def is_own(node: Node) -> bool:
-    """Whether every worker may compute the node for itself."""
-    if node.op not in OWN or any(symbols(d) for n in (node, *node.inputs) for d in n.shape):
+def is_own(node: Node, limits: Bounds) -> bool:
+    """Whether every worker may compute the node for itself, whatever values within their limits the symbols have."""
+    used = {s for n in (node, *node.inputs) for d in n.shape for s in symbols(d)}
+    if node.op not in OWN or not used <= limits.keys():
         return False
-    return sum(cost(node, {})) <= OWN_COST
+    return sum(cost(node, {s: limits[s][1] for s in used})) <= (OWN_COST_ROWS if used else OWN_COST)
 
 
 def _levels(nodes: Sequence[Node], own: set[Node]) -> dict[Node, int]:

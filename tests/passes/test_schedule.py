@@ -11,7 +11,7 @@ from ir.random_graphs import graphs
 
 from rlx.errors import GraphError
 from rlx.ir import ops
-from rlx.ir.dims import CTX, SEQ
+from rlx.ir.dims import CTX, PAST_SEQ, SEQ
 from rlx.ir.dtypes import F16, F32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
@@ -19,9 +19,9 @@ from rlx.passes import pipeline
 from rlx.passes.layout import layout
 from rlx.passes.options import FUSIONS, Options
 from rlx.passes.program import Program, is_work, root
-from rlx.passes.schedule import OWN_COST, is_own, schedule, signature, verify_schedule
+from rlx.passes.schedule import OWN_COST, OWN_COST_ROWS, is_own, schedule, signature, verify_schedule
 
-DECODE, PREFILL, EXACT = Options(), Options(seq=(2, 16)), Options(precision="exact")
+DECODE, FEW, PREFILL, EXACT = Options(), Options(seq=(2, 16)), Options(seq=(2, 512)), Options(precision="exact")
 G = Graph()
 X, ROW = G.input("x", [SEQ, 64]), G.input("row", [1, 64])
 ALONE = tuple(f for f in FUSIONS if f != "prologue")  # everything has a region of its own
@@ -51,7 +51,7 @@ def maker(node: Node) -> Node:
 
 
 @pytest.mark.parametrize("family", toy.FAMILIES)
-@pytest.mark.parametrize("options", [DECODE, PREFILL, EXACT], ids=["decode", "prefill", "exact"])
+@pytest.mark.parametrize("options", [DECODE, FEW, PREFILL, EXACT], ids=["decode", "few", "prefill", "exact"])
 def test_the_nodes_of_a_region_are_independent(family: str, options: Options) -> None:
     check_independent(lower(family, options))
 
@@ -72,8 +72,10 @@ def test_the_nodes_of_a_region_are_independent_in_random_graphs(graph: Graph) ->
         ("gemma", DECODE.with_(fusions=ALONE), 14),
         ("gemma", EXACT.with_(fusions=ALONE), 12),
         ("llama", Options(seq=(2, 16), fusions=()), 17),
-        # qkv, rope and writes, attention, o, gate and up, down: in decode the rest goes before them
+        # qkv, rope and writes, attention, o, gate and up, down: of a row or a few the rest goes before them
         ("llama", DECODE, 6),
+        ("llama", FEW, 6),
+        ("gemma", FEW, 6),
         ("qwen2", DECODE, 6),
         ("qwen3", DECODE, 6),
         ("qwen3", EXACT, 6),
@@ -87,9 +89,12 @@ def test_regions_of_a_layer(family: str, options: Options, a_layer: int) -> None
 
 
 def test_what_lies_around_the_layers() -> None:
-    """Embedding and angles before, norm and head after; a prefill copies last rows in two regions."""
+    """Embedding and angles before, norm and head after; a prefill copies last rows in two regions, and works on one row
+    from there on.
+    """
     assert len(lower("llama", DECODE, layers=2).regions) == 2 * 6 + 1
-    assert len(lower("llama", PREFILL, layers=2).regions) == 1 + 2 * 10 + 2 + 2
+    assert len(lower("llama", PREFILL.with_(fusions=ALONE), layers=2).regions) == 1 + 2 * 10 + 2 + 2
+    assert len(lower("llama", PREFILL, layers=2).regions) == 1 + 10 + 2 + 6 + 1
 
 
 def test_queries_keys_and_values_share_regions() -> None:
@@ -127,13 +132,16 @@ def test_a_prologue_reads_what_is_its_own() -> None:
     [
         (ops.softmax(ROW), True),
         (ops.quantize(ROW), True),
-        (ops.softmax(X), False),  # of many rows
+        (ops.softmax(X), True),  # of 16 rows at most
+        (ops.softmax(G.input("wide", [SEQ, OWN_COST_ROWS // 16])), False),
+        (ops.softmax(G.input("wide", [1, OWN_COST_ROWS // 16])), True),
+        (ops.softmax(G.input("any", [PAST_SEQ, 64])), False),  # as many as there may be
         (ops.softmax(G.input("long", [1, OWN_COST])), False),
         (ops.linear(ROW, G.weight("w", [8, 64])), False),
     ],
 )
 def test_a_worker_computes_for_itself_what_is_small(node: Node, expected: bool) -> None:
-    assert is_own(node) == expected
+    assert is_own(node, {"SEQ": (2, 16)}) == expected
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
