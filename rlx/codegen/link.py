@@ -2,15 +2,15 @@
 
 `void step(ptr ctx, i64 worker, i64 workers)` runs the regions in order, each a phase: it ends when all its units are
 done. A region is a function of its buffers, so regions of equal layers are one function called with other rows of the
-argument table. Inside a region each worker fetches ranges of work units from the call's counter until none is left. A
-worker that waits long for the others leaves the step, and skips what is done when it comes back.
+argument table. Inside a region the workers share out the units of each call (`handout.py`). A worker that waits long
+for the others leaves the step, and skips what is done when it comes back.
 
 A region's prologue is a function too. A worker runs it in its own memory once it has fetched units that read it: until
 those are done the region is not over, so what the prologue reads stays as it is.
 
 ctx is a table of pointers: argument table, extents (i64, in the order of the manifest's symbols), counters (i64, zero
-before a step; one a call, then one a region for its finished units), pool, `rlx_phase`, times (per worker an i64 cycle
-count at the start and after each region).
+before a step: for each share the ranges taken of each call, then one a region for its finished units), pool,
+`rlx_phase`, times (per worker an i64 cycle count at the start and after each region).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import accumulate
 from typing import Any
 
-from rlx.codegen.calls import Call, Units
+from rlx.codegen.calls import Call
+from rlx.codegen.handout import FETCH, SHARES, Handout, Text, ahead, grain, stride
 from rlx.codegen.select import select
 from rlx.codegen.target import Target
-from rlx.ir.dims import DimLike
 from rlx.ir.node import Node
 from rlx.passes.memory import ALIGN
 from rlx.passes.program import Program, root
 from rlx.passes.schedule import signature
 
 CONTEXT = ("args", "extents", "counters", "pool", "phase", "times")
-CHUNKS = 32  # ranges that a call's units are cut into at most: small enough to balance, large enough to stream
 
 
 @dataclass
@@ -53,12 +53,14 @@ class _Linker:
     selected: dict[Any, _Bound] = field(default_factory=dict)
     scratch: int = 0
     private: int = 0
+    stride: int = 0  # bytes of a share's counters
 
 
 def link_program(program: Program, target: Target) -> Linked:
     """Selects kernels for every region and writes the step function."""
     symbols = sorted(program.graph.bounds)
     linker = _Linker(program, target, symbols, scratch=program.arena, private=program.private)
+    linker.stride = stride(sum(map(len, program.regions)))
     regions = [_region(linker, at) for at in range(len(program.regions))]
     manifest = _manifest(linker, regions)
     step = _step(linker, regions)
@@ -71,11 +73,14 @@ class _Bound:
     """A region's function with the calls of this instance of it.
 
     Attributes:
+        function: that does its units.
+        ahead: that fetches the beginning of its weights; empty for none.
         number: of the region.
         first: the calls of its prologue.
     """
 
     function: str
+    ahead: str
     number: int
     first: tuple[Call, ...]
     calls: tuple[Call, ...]
@@ -96,147 +101,101 @@ def _region(linker: _Linker, number: int) -> _Bound:
             tuple(replace(c, node=n) for c, n in zip(some, nodes, strict=True))
             for some, nodes in ((known.first, prologue), (known.calls, work))
         )
-        return _Bound(known.function, number, first, calls)
+        return _Bound(known.function, known.ahead, number, first, calls)
     first, calls = (tuple(select(n, linker.target) for n in nodes) for nodes in (prologue, work))
     linker.kernels.update({k.symbol: k for c in (*first, *calls) for k in (c.kernel, *c.kernel.calls)})
-    linker.selected[key] = bound = _Bound(_functions(linker, number, first, calls), number, first, calls)
+    linker.selected[key] = bound = _Bound(*_functions(linker, number, first, calls), number, first, calls)
     return bound
 
 
-def _functions(linker: _Linker, number: int, first: tuple[Call, ...], calls: tuple[Call, ...]) -> str:
-    """Makes a region's function, and that of its prologue; returns the name."""
+def _functions(linker: _Linker, number: int, first: tuple[Call, ...], calls: tuple[Call, ...]) -> tuple[str, str]:
+    """Makes the functions of a region, of its prologue, and to fetch ahead for it; returns the first and the last."""
     prologue = ""
     if first:
         body = "\n".join(_emit_prologue(linker, number, first))
-        prologue = f"prologue_{hashlib.sha256(body.encode()).hexdigest()[:10]}"
-        linker.functions[prologue] = f"void @{prologue}(ptr %args, ptr %ext, i64 %own) noinline {{\n{body}\n}}"
+        prologue = _function(linker, "void @prologue", "ptr %args, ptr %ext, i64 %own", body)
     table = sum(len(c.kernel.buffers) for c in first)
     body = "\n".join(_emit_region(linker, number, calls, table, prologue))
-    name = f"region_{hashlib.sha256(body.encode()).hexdigest()[:10]}"
-    passed = "ptr %args, ptr %ext, ptr %counters, ptr %pool, ptr %phase, i64 %worker, i64 %own"
-    linker.functions[name] = f"i1 @{name}({passed}) noinline {{\n{body}\n}}"
+    region = _function(linker, "i1 @region", _REGION, body)
+    fetches = ahead(linker.program, calls, table, linker.target.tuning.prefetch)
+    return region, fetches and _function(linker, "void @ahead", _AHEAD, fetches)
+
+
+def _function(linker: _Linker, start: str, parameters: str, body: str) -> str:
+    """Makes a function unless there is one with the same body; returns its name."""
+    name = f"{start.split('@')[1]}_{hashlib.sha256(body.encode()).hexdigest()[:10]}"
+    linker.functions[name] = f"{start.split('@')[0]}@{name}({parameters}) noinline {{\n{body}\n}}"
     return name
 
 
 # -- LLVM text ------------------------------------------------------------------------------------------------------
 
-
-class _Text:
-    """Lines of a function body with fresh value names."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.count = 0
-
-    def value(self, code: str) -> str:
-        self.count += 1
-        self.lines.append(f"  %v{self.count} = {code}")
-        return f"%v{self.count}"
-
-    def load(self, kind: str, table: str, index: int) -> str:
-        return self.value(f"load {kind}, ptr {self.value(f'getelementptr {kind}, ptr {table}, i64 {index}')}")
-
-
-def _dim(t: _Text, dim: DimLike, symbols: list[str]) -> str:
-    if isinstance(dim, int):
-        return str(dim)
-    total = str(dim.const)
-    for name, factor in dim.terms:
-        part = t.load("i64", "%ext", symbols.index(name))
-        part = part if factor == 1 else t.value(f"mul i64 {part}, {factor}")
-        total = part if total == "0" else t.value(f"add i64 {total}, {part}")
-    return total
-
-
-def _units(t: _Text, units: Units, symbols: list[str]) -> str:
-    if isinstance(units.dim, int):
-        return str(units.most({}))
-    count = _dim(t, units.dim, symbols)
-    if units.per != 1:
-        count = t.value(f"udiv i64 {t.value(f'add i64 {count}, {units.per - 1}')}, {units.per}")
-    return count if units.times == 1 else t.value(f"mul i64 {count}, {units.times}")
+#: `%stream` of `%streams` is the share of this worker, `%next` the arguments for `%ahead` (null for none).
+_REGION = (
+    "ptr %args, ptr %ext, ptr %turns, ptr %finished, ptr %pool, ptr %phase, i64 %worker, i64 %own, "
+    "i64 %stream, i64 %streams, ptr %ahead, ptr %next"
+)
+_AHEAD = "ptr %args, i64 %stream, i64 %streams"
 
 
 def _emit_prologue(linker: _Linker, number: int, calls: tuple[Call, ...]) -> Iterator[str]:
     """The body of a prologue: every call with all its units, results and scratch memory in this worker's own memory."""
-    t, at = _Text(), 0
+    t, at = Text(), 0
     for call in calls:
         buffers = _buffers(linker, t, number, call, at, own_results=True)
-        _emit_call(linker, t, call, buffers, "0", _units(t, call.units, linker.symbols))
+        _emit_call(linker, t, call, buffers, "0", t.units(call.units, linker.symbols))
         at += len(call.kernel.buffers)
     yield from t.lines
     yield "  ret void"
 
 
 def _emit_region(linker: _Linker, number: int, calls: tuple[Call, ...], at: int, prologue: str) -> Iterator[str]:
-    """The body of a region function: one fetch loop a call, then the end of the phase. `at`: its row of arguments."""
-    t = _Text()
-    finished = t.value(f"getelementptr i64, ptr %counters, i64 {len(calls)}")
-    units = [_units(t, call.units, linker.symbols) for call in calls]
+    """The body of a region function: one hand-out a call, then the end of the phase. `at`: its row of arguments."""
+    t = Text()
+    units = [t.units(call.units, linker.symbols) for call in calls]
     total = reduce(lambda a, b: t.value(f"add i64 {a}, {b}"), units)
-    mine, ready = t.value("alloca i64"), t.value("alloca i1")
-    over = t.value(f"icmp uge i64 {t.value(f'load atomic i64, ptr {finished} acquire, align 8')}, {total}")
-    t.lines += [f"  store i64 0, ptr {mine}", f"  store i1 false, ptr {ready}"]
+    t.lines += [f"  %{name} = alloca {kind}" for name, kind in [("mine", "i64"), ("ready", "i1")]]
+    t.lines += [f"  %turn{c} = alloca i64" for c in range(len(calls))]
+    over = t.value(f"icmp uge i64 {t.value('load atomic i64, ptr %finished acquire, align 8')}, {total}")
+    t.lines += ["  store i64 0, ptr %mine", "  store i1 false, ptr %ready"]
     t.lines += [f"  br i1 {over}, label %over, label %begin"]
     t.lines += ["over:  ; a worker that comes back late", "  ret i1 true", "begin:"]
     for c, call in enumerate(calls):
         buffers = _buffers(linker, t, number, call, at)
         needed = any(linker.program.operand(i, number).kind == "private" for i in call.node.inputs)
-        fetch = _Fetch(c, units[c], mine, ready, prologue if needed else "")
-        _emit_fetches(linker, t, call, buffers, fetch)
+        handout = Handout(c, units[c], grain(call.units, linker.program.graph.bounds), linker.stride)
+        _emit_units(linker, t, call, buffers, handout, prologue if needed else "")
         at += len(call.kernel.buffers)
-    count = t.value(f"load i64, ptr {mine}")
-    on = t.value(f"call i1 %phase(ptr %pool, ptr {finished}, i64 {count}, i64 {total}, i64 %worker)")
+    t.lines += [f"  br i1 {t.value('icmp eq ptr %ahead, null')}, label %wait, label %fetch", "fetch:"]
+    t.lines += ["  call void %ahead(ptr %next, i64 %stream, i64 %streams)", "  br label %wait", "wait:"]
+    count = t.value("load i64, ptr %mine")
+    on = t.value(f"call i1 %phase(ptr %pool, ptr %finished, i64 {count}, i64 {total}, i64 %worker)")
     yield from t.lines
     yield f"  ret i1 {on}"
 
 
-@dataclass(frozen=True)
-class _Fetch:
-    """The fetch loop of a call.
-
-    Attributes:
-        c: number of the call in its region.
-        units: how many there are.
-        mine, ready: where this worker counts the units it did, and notes that it ran the prologue.
-        prologue: the function that must run before the first units; empty for none.
-    """
-
-    c: int
-    units: str
-    mine: str
-    ready: str
-    prologue: str
-
-
-def _emit_fetches(linker: _Linker, t: _Text, call: Call, buffers: list[str], fetch: _Fetch) -> None:
-    """Fetches ranges of a call's units until none is left."""
-    c = fetch.c
-    grain = max(1, call.units.most(linker.program.graph.bounds) // CHUNKS)
-    counter = t.value(f"getelementptr i64, ptr %counters, i64 {c}")
-    t.lines += [f"  br label %fetch{c}", f"fetch{c}:"]
-    start = t.value(f"atomicrmw add ptr {counter}, i64 {grain} monotonic")
-    more = t.value(f"icmp ult i64 {start}, {fetch.units}")
-    t.lines += [f"  br i1 {more}, label %work{c}, label %done{c}", f"work{c}:"]
-    if fetch.prologue:
-        ready = t.value(f"load i1, ptr {fetch.ready}")
-        t.lines += [f"  br i1 {ready}, label %units{c}, label %first{c}", f"first{c}:"]
-        t.lines += [f"  call void @{fetch.prologue}(ptr %args, ptr %ext, i64 %own)"]
-        t.lines += [f"  store i1 true, ptr {fetch.ready}", f"  br label %units{c}", f"units{c}:"]
-    end = t.value(f"call i64 @llvm.umin.i64(i64 {t.value(f'add i64 {start}, {grain}')}, i64 {fetch.units})")
+def _emit_units(linker: _Linker, t: Text, call: Call, buffers: list[str], handout: Handout, prologue: str) -> None:
+    """What a worker does of a call; before its first units the prologue, if there is one."""
+    c = handout.c
+    start, end = handout.begin(t)
+    if prologue:
+        t.lines += [f"  br i1 {t.value('load i1, ptr %ready')}, label %units{c}, label %first{c}", f"first{c}:"]
+        t.lines += [f"  call void @{prologue}(ptr %args, ptr %ext, i64 %own)"]
+        t.lines += ["  store i1 true, ptr %ready", f"  br label %units{c}", f"units{c}:"]
     _emit_call(linker, t, call, buffers, start, end)
-    did = t.value(f"add i64 {t.value(f'load i64, ptr {fetch.mine}')}, {t.value(f'sub i64 {end}, {start}')}")
-    t.lines += [f"  store i64 {did}, ptr {fetch.mine}", f"  br label %fetch{c}", f"done{c}:"]
+    did = t.value(f"add i64 {t.value('load i64, ptr %mine')}, {t.value(f'sub i64 {end}, {start}')}")
+    t.lines.append(f"  store i64 {did}, ptr %mine")
+    handout.end(t)
 
 
-def _emit_call(linker: _Linker, t: _Text, call: Call, buffers: list[str], begin: str, end: str) -> None:
+def _emit_call(linker: _Linker, t: Text, call: Call, buffers: list[str], begin: str, end: str) -> None:
     """A call of a kernel for the units [begin, end)."""
-    extents = [_dim(t, d, linker.symbols) for d in call.extents]
+    extents = [t.dim(d, linker.symbols) for d in call.extents]
     passed = [f"ptr {b}" for b in buffers] + [f"i64 {e}" for e in (*extents, begin, end)]
     t.lines.append(f"  call void @{call.kernel.symbol}({', '.join(passed)})")
 
 
-def _buffers(linker: _Linker, t: _Text, number: int, call: Call, at: int, own_results: bool = False) -> list[str]:
+def _buffers(linker: _Linker, t: Text, number: int, call: Call, at: int, own_results: bool = False) -> list[str]:
     """The pointers of a call from row `at` of the argument table on; to private memory they are worker 0's there."""
     found = []
     for i, own in enumerate(_is_own(linker.program, number, call, own_results)):
@@ -257,28 +216,34 @@ def _step(linker: _Linker, regions: list[_Bound]) -> str:
     """The module with the region functions and the step that calls them."""
     declared = [_declaration(k) for k in linker.kernels.values()]
     functions = [f"define internal {text}" for text in linker.functions.values()]
-    t = _Text()
+    t = Text()
     fields = {name: t.load("ptr", "%ctx", i) for i, name in enumerate(CONTEXT)}
     clock = t.value(f"getelementptr i64, ptr {fields['times']}, i64 {t.value(f'mul i64 %worker, {len(regions) + 1}')}")
     _mark(t, clock, 0)
     own = t.value(f"mul i64 %worker, {_align(linker.private)}")
-    args = counters = 0
+    streams = t.least("%workers", str(SHARES))
+    who = f"i64 %worker, i64 {own}, i64 {t.value(f'urem i64 %worker, {streams}')}, i64 {streams}"
+    rows = list(accumulate((sum(len(c.kernel.buffers) for c in r.all_calls) for r in regions), initial=0))
+    tables = [t.value(f"getelementptr ptr, ptr {fields['args']}, i64 {row}") for row in rows]
+    calls = 0
     for r, region in enumerate(regions):
-        table = t.value(f"getelementptr ptr, ptr {fields['args']}, i64 {args}")
-        count = t.value(f"getelementptr i64, ptr {fields['counters']}, i64 {counters}")
-        passed = [f"ptr {x}" for x in (table, fields["extents"], count, fields["pool"], fields["phase"])]
-        on = t.value(f"call i1 @{region.function}({', '.join(passed)}, i64 %worker, i64 {own})")
+        turns = t.value(f"getelementptr i64, ptr {fields['counters']}, i64 {calls}")
+        finished = t.value(f"getelementptr i64, ptr {fields['counters']}, i64 {SHARES * linker.stride // 8 + r}")
+        passed = [tables[r], fields["extents"], turns, finished, fields["pool"], fields["phase"]]
+        following = regions[r + 1].ahead if r + 1 < len(regions) else ""
+        fetch = f"ptr {f'@{following}' if following else 'null'}, ptr {tables[r + 1]}"
+        on = t.value(f"call i1 @{region.function}({', '.join(f'ptr {x}' for x in passed)}, {who}, {fetch})")
         t.lines += [f"  br i1 {on}, label %after{r}, label %out", f"after{r}:"]
         _mark(t, clock, r + 1)
-        args += sum(len(c.kernel.buffers) for c in region.all_calls)
-        counters += len(region.calls) + 1
+        calls += len(region.calls)
     body = "\n".join([*t.lines, "  br label %out", "out:", "  ret void"])
     step = f"define void @step(ptr %ctx, i64 %worker, i64 %workers) {{\n{body}\n}}"
+    declared += [FETCH] * any(region.ahead for region in regions)
     intrinsics = ["declare i64 @llvm.umin.i64(i64, i64)", "declare i64 @llvm.readcyclecounter()"]
     return "\n\n".join([*declared, *intrinsics, *functions, step]) + "\n"
 
 
-def _mark(t: _Text, clock: str, index: int) -> None:
+def _mark(t: Text, clock: str, index: int) -> None:
     place = t.value(f"getelementptr i64, ptr {clock}, i64 {index}")
     t.lines.append(f"  store i64 {t.value('call i64 @llvm.readcyclecounter()')}, ptr {place}")
 

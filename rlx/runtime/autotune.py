@@ -23,9 +23,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rlx.codegen.handout import CHUNKS
 from rlx.codegen.kernels.linear import macro_rows, units
 from rlx.codegen.layouts import BLOCK_ROWS, packed_bytes, q8a_quantize
-from rlx.codegen.link import CHUNKS
 from rlx.codegen.target import Target
 from rlx.codegen.tuning import Tuning
 from rlx.env import parse_size

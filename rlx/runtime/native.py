@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.codegen.handout import counter_bytes
 from rlx.errors import ArgumentError, CompileError
 from rlx.ir import dims
 from rlx.ir.dtypes import DTYPES
@@ -59,7 +60,8 @@ class NativeProgram:
         regions = manifest["regions"]
         self._args = np.zeros(max(1, len(manifest["args"])), np.uint64)
         self._extents = np.zeros(max(1, len(manifest["symbols"])), np.int64)
-        self._counters = np.zeros(max(1, sum(len(region) + 1 for region in regions)), np.int64)
+        self._counters = AlignedBuffer(counter_bytes(manifest))
+        self._taken = self._counters.view(np.int64, self._counters.nbytes // 8)
         self.times = np.zeros((pool.n, len(regions) + 1), np.int64)
         self._context = self._make_context()
         self._unbound = self._place_arena()
@@ -73,7 +75,7 @@ class NativeProgram:
 
     def _make_context(self) -> np.ndarray:
         phase = self.pool.library.symbols["rlx_phase"]
-        tables = [a.ctypes.data for a in (self._args, self._extents, self._counters)]
+        tables = [self._args.ctypes.data, self._extents.ctypes.data, self._counters.address]
         return np.array([*tables, self.pool.pool_address, phase, self.times.ctypes.data], np.uint64)
 
     def _place_arena(self) -> set[str]:
@@ -105,7 +107,7 @@ class NativeProgram:
             ArgumentError: a weight or state is not bound, or an extent is missing or out of bounds.
         """
         self._set(extents)
-        self._counters.fill(0)
+        self._taken.fill(0)
         self.pool.share(self._step, self._context_address)
 
     def repeat(self, count: int, rows: int, stops: Sequence[int], seconds: float, **extents: int) -> list[int]:
@@ -133,7 +135,7 @@ class NativeProgram:
         plan = {
             "job": self._step,
             "context": self._context_address,
-            "counters": self._counters.ctypes.data,
+            "counters": self._counters.address,
             "counter_bytes": self._counters.nbytes,
             "past": moving[0].ctypes.data if moving else 0,
             "position": self.inputs["positions"].ctypes.data if "positions" in self.inputs else 0,
@@ -185,3 +187,4 @@ class NativeProgram:
 
     def close(self) -> None:
         self.arena.close()
+        self._counters.close()

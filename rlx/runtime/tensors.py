@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rlx.codegen.handout import CHUNKS
 from rlx.codegen.layouts import packed_bytes, row_blocks
-from rlx.codegen.link import CHUNKS
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import DTYPES, DType
 from rlx.passes.layout import FILE_LAYOUT

@@ -1,0 +1,185 @@
+"""Hand out: how the workers of a step get the units of a call, and what they fetch before they may begin.
+
+The units of a call are cut into ranges, and the ranges into as many shares, each in one piece, as there are workers,
+but no more than `SHARES`. A worker takes range after range of its own share, so that it reads its weights as one
+stream: the hardware, and the prefetches of the kernels, run ahead into the range that comes next. When nothing is left
+there, it takes from the other shares, so a slow worker leaves its work to the others.
+
+Before a worker waits for the end of a region it fetches the first bytes of its share of the weights of the next one:
+the memory has something to do while nobody may compute, and a stream need not begin with waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlx.codegen.calls import Call, Units
+from rlx.codegen.layouts import packed_bytes
+from rlx.ir import dims
+from rlx.ir.dims import DimLike
+from rlx.passes.program import Program
+
+CHUNKS = 32  # ranges that a call's units are cut into at most: small enough to balance, large enough to stream
+SHARES = 8  # of a call at most: a worker without work looks into each
+_STREAMED = ("linear", "linear_pick")  # ops whose units follow each other in the weights
+
+
+class Text:
+    """Lines of a function body with fresh value names."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.count = 0
+
+    def value(self, code: str) -> str:
+        self.count += 1
+        self.lines.append(f"  %v{self.count} = {code}")
+        return f"%v{self.count}"
+
+    def load(self, kind: str, table: str, index: int) -> str:
+        return self.value(f"load {kind}, ptr {self.value(f'getelementptr {kind}, ptr {table}, i64 {index}')}")
+
+    def dim(self, dim: DimLike, symbols: list[str]) -> str:
+        """The value of a dim; `%ext` has those of the symbols."""
+        if isinstance(dim, int):
+            return str(dim)
+        total = str(dim.const)
+        for name, factor in dim.terms:
+            part = self.load("i64", "%ext", symbols.index(name))
+            part = part if factor == 1 else self.value(f"mul i64 {part}, {factor}")
+            total = part if total == "0" else self.value(f"add i64 {total}, {part}")
+        return total
+
+    def units(self, units: Units, symbols: list[str]) -> str:
+        """How many units there are."""
+        if isinstance(units.dim, int):
+            return str(units.most({}))
+        count = self.ceil_div(self.dim(units.dim, symbols), str(units.per))
+        return count if units.times == 1 else self.value(f"mul i64 {count}, {units.times}")
+
+    def ceil_div(self, count: str, by: str) -> str:
+        if by == "1":
+            return count
+        if count.isdigit() and by.isdigit():
+            return str(-(-int(count) // int(by)))
+        less = str(int(by) - 1) if by.isdigit() else self.value(f"sub i64 {by}, 1")
+        return self.value(f"udiv i64 {self.value(f'add i64 {count}, {less}')}, {by}")
+
+    def least(self, a: str, b: str) -> str:
+        return self.value(f"call i64 @llvm.umin.i64(i64 {a}, i64 {b})")
+
+
+def grain(units: Units, bounds: dims.Bounds) -> int:
+    """Units of a range."""
+    return max(1, units.most(bounds) // CHUNKS)
+
+
+@dataclass(frozen=True)
+class Handout:
+    """The loop in which a worker takes ranges of a call's units, over `%stream`, `%streams` and `%turns`.
+
+    Attributes:
+        c: number of the call in its region.
+        units: how many there are.
+        grain: units of a range.
+        stride: bytes from the counters of one share to those of the next, in `%turns`.
+    """
+
+    c: int
+    units: str
+    grain: int
+    stride: int
+
+    def begin(self, t: Text) -> tuple[str, str]:
+        """Opens the loop's body, where the units of the result, [start, end), are to be done; closed by `end`."""
+        c = self.c
+        ranges = t.ceil_div(self.units, str(self.grain))
+        share, turn = t.ceil_div(ranges, "%streams"), f"%turn{c}"
+        t.lines += [f"  store i64 0, ptr {turn}", f"  br label %share{c}", f"share{c}:"]
+        at = t.value(f"add i64 %stream, {t.value(f'load i64, ptr {turn}')}")
+        around = t.value(f"sub i64 {at}, %streams")
+        whose = t.value(f"select i1 {t.value(f'icmp ult i64 {at}, %streams')}, i64 {at}, i64 {around}")
+        first = t.value(f"mul i64 {whose}, {share}")
+        left = t.value(f"sub i64 {t.least(t.value(f'add i64 {first}, {share}'), ranges)}, {first}")
+        table = t.value(f"getelementptr i8, ptr %turns, i64 {t.value(f'mul i64 {whose}, {self.stride}')}")
+        counter = t.value(f"getelementptr i64, ptr {table}, i64 {c}")
+        t.lines += [f"  br label %look{c}", f"look{c}:"]
+        seen = t.value(f"load atomic i64, ptr {counter} monotonic, align 8")
+        t.lines += [f"  br i1 {t.value(f'icmp slt i64 {seen}, {left}')}, label %take{c}, label %next{c}", f"take{c}:"]
+        taken = t.value(f"atomicrmw add ptr {counter}, i64 1 monotonic")
+        t.lines += [f"  br i1 {t.value(f'icmp slt i64 {taken}, {left}')}, label %work{c}, label %next{c}", f"work{c}:"]
+        start = t.value(f"mul i64 {t.value(f'add i64 {first}, {taken}')}, {self.grain}")
+        return start, t.least(t.value(f"add i64 {start}, {self.grain}"), self.units)
+
+    def end(self, t: Text) -> None:
+        """Closes the loop's body, and the loop: on to the next share."""
+        c, turn = self.c, f"%turn{self.c}"
+        t.lines += [f"  br label %look{c}", f"next{c}:"]
+        after = t.value(f"add i64 {t.value(f'load i64, ptr {turn}')}, 1")
+        t.lines.append(f"  store i64 {after}, ptr {turn}")
+        t.lines += [f"  br i1 {t.value(f'icmp ult i64 {after}, %streams')}, label %share{c}, label %done{c}"]
+        t.lines.append(f"done{c}:")
+
+
+def stride(calls: int) -> int:
+    """Bytes of a share's counters, for all calls of a step: shares have cache lines of their own, in pairs."""
+    return -(-8 * calls // 128) * 128
+
+
+def counter_bytes(manifest: Mapping[str, Any]) -> int:
+    """Bytes of a program's counters: for each share one a call, then one a region."""
+    regions = manifest["regions"]
+    return SHARES * stride(sum(map(len, regions))) + 8 * len(regions)
+
+
+# -- before the wait --------------------------------------------------------------------------------------------------
+
+
+def ahead(program: Program, calls: tuple[Call, ...], at: int, nbytes: int) -> str:
+    """The body of a function that fetches the first `nbytes` of a worker's share of every streamed weight of a region.
+
+    Empty if there are none. `at`: the row of `%args` where the arguments of the calls begin.
+    """
+    t = Text()
+    for call in calls:
+        for row, unit_bytes in _streams(program, call, at):
+            units = call.units.most({})
+            size = grain(call.units, {})
+            ranges = str(-(-units // size))
+            first = t.least(t.value(f"mul i64 %stream, {t.ceil_div(ranges, '%streams')}"), ranges)
+            place = t.value(f"mul i64 {first}, {size * unit_bytes}")
+            start = t.value(f"getelementptr i8, ptr {t.load('ptr', '%args', row)}, i64 {place}")
+            t.lines.append(f"  call void @fetch(ptr {start}, i64 {nbytes})")
+        at += len(call.kernel.buffers)
+    return "\n".join([*t.lines, "  ret void"]) if t.lines else ""
+
+
+def _streams(program: Program, call: Call, at: int) -> Iterator[tuple[int, int]]:
+    """The rows of the argument table with weights that units read one after the other, and the bytes a unit reads."""
+    if call.node.op not in _STREAMED or not isinstance(call.units.dim, int):
+        return
+    for row, node in enumerate(call.buffers(), at):
+        if node is not None and node.op == "pack" and program.buffer(node).kind == "weight":
+            n, k = node.shape
+            assert isinstance(n, int) and isinstance(k, int)
+            yield row, packed_bytes(node.dtype, n, k) // call.units.most({})
+
+
+#: Asks for `%nbytes` from `%start` on, for the second cache: the first has no room for what is not needed yet.
+FETCH = """define internal void @fetch(ptr %start, i64 %nbytes) noinline {
+entry:
+  br label %line
+line:
+  %at = phi i64 [ 0, %entry ], [ %after, %line ]
+  %place = getelementptr i8, ptr %start, i64 %at
+  call void @llvm.prefetch.p0(ptr %place, i32 0, i32 2, i32 1)
+  %after = add i64 %at, 64
+  %more = icmp ult i64 %after, %nbytes
+  br i1 %more, label %line, label %out
+out:
+  ret void
+}
+
+declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)"""
