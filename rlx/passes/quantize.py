@@ -5,7 +5,7 @@ that feeds it.
 
 | weights | activations with precision "auto" |
 |---|---|
-| blocks, in a linear, where the target has tiles of bf16 and a prompt has at least 16 rows | bf16 |
+| blocks, where the target has tiles of bf16 and a prompt always has enough rows | bf16 |
 | integer codes | int8 rows (q8a) |
 | bf16, where the graph allows it, the target has dots of bf16 and rows are those of a prompt | bf16 |
 | any other | f32 |
@@ -19,8 +19,8 @@ Attention over caches of 16 bits has products of bf16 where tiles serve: keys an
 Caches of f32 are there because a model magnifies such rounding, and keep f32.
 
 Over blocks bf16 rounds less than the int8 rows that it replaces, so the graph is not asked. Tiles want weights in bf16,
-which takes as long as about 16 rows of int8 products. An expert gets a part of the rows only, 4 to 128 of 512 in models
-of 128 and of 8 experts, so experts in blocks keep int8: measured, tiles of bf16 are as fast at 32 rows an expert.
+which takes as long as about 16 rows of int8 products; for experts, whose rows are a few of them each and must be copied
+together, as about 32 rows an expert, which few models have in the usual buckets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes.options import Options
 
-_TILE_ROWS, _TILE_DEPTH = 16, 32
+_TILE_ROWS, _EXPERT_ROWS, _TILE_DEPTH = 16, 32, 32
 _WEIGHT = {"linear": 1, "expert_linear": 2}  # number of the weight among an op's operands
 
 
@@ -56,12 +56,21 @@ def in_tiles(node: Node, options: Options) -> bool:
     """Whether the products of an attention are of bf16: where tiles serve, and the cache has no more than 16 bits."""
     rows, _, width = node.inputs[0].shape
     fits = isinstance(width, int) and width % _TILE_DEPTH == 0 and node.inputs[1].dtype in (F16, BF16)
-    return options.precision == "auto" and fits and _serves_tiles(rows, options)
+    return options.precision == "auto" and fits and _serves_tiles(rows, _TILE_ROWS, options)
 
 
-def _serves_tiles(rows: DimLike, options: Options) -> bool:
+def _serves_tiles(rows: DimLike, least: float, options: Options) -> bool:
     """Whether the target has tiles of bf16, and there are always enough rows for them."""
-    return options.bf16_tiles and not options.sequences and dims.bounds(rows, options.bounds)[0] >= _TILE_ROWS
+    return options.bf16_tiles and not options.sequences and dims.bounds(rows, options.bounds)[0] >= least
+
+
+def _enough_rows(node: Node, options: Options) -> float:
+    """From how many rows on tiles are as fast as int8 products; of experts, by the rows that one gets on average."""
+    if node.op == "linear":
+        return _TILE_ROWS
+    _, ids, weight = node.inputs[:3]
+    experts, slots = (dims.bounds(size, options.bounds)[1] for size in (weight.shape[0], ids.shape[1]))
+    return _EXPERT_ROWS * experts / slots
 
 
 def activations(node: Node, options: Options) -> str:
@@ -69,7 +78,7 @@ def activations(node: Node, options: Options) -> str:
     weight, (rows, *_, k) = node.inputs[_WEIGHT[node.op]], node.inputs[0].shape
     if options.precision == "exact":
         return "f32"
-    if weight.dtype.is_quantized and node.op == "linear" and _serves_tiles(rows, options):
+    if weight.dtype.is_quantized and _serves_tiles(rows, _enough_rows(node, options), options):
         return "bf16"
     if weight.dtype.has_integer_codes:
         return "q8a"

@@ -169,7 +169,7 @@ def test_which_linears_take_bf16_rows(dtype: DType, bf16: bool, k: int, options:
     ],
 )
 def test_which_linears_take_bf16_rows_where_there_are_tiles(dtype: DType, options: Options, found: str) -> None:
-    """Over blocks without being allowed it; experts take what they take elsewhere."""
+    """Over blocks without being allowed it; experts, who get half of the rows each, take what they take elsewhere."""
     x, ids = G.input("x", [SEQ, 64]), G.input("ids", [SEQ, 2], I32)
     one, many = G.weight("one", [8, 64], dtype), G.weight("many", [4, 8, 64], dtype)
     graph = specialize(Graph(outputs={"y": ops.linear(x, one), "z": ops.expert_linear(x, ids, many)}), options)
@@ -177,6 +177,26 @@ def test_which_linears_take_bf16_rows_where_there_are_tiles(dtype: DType, option
     assert after.outputs["y"].inputs[0].dtype.name == found
     plain = quantize(graph, options.with_(bf16_dots=False, bf16_tiles=False))
     assert after.outputs["z"].inputs[0] is plain.outputs["z"].inputs[0]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "found"),
+    [
+        (Q8_0, Options(seq=(128, 512)), "bf16"),  # 32 rows an expert and more
+        (Q8_0, Options(seq=(127, 512)), "q8a"),
+        (F8_E4M3, Options(seq=(128, 512)), "bf16"),
+        (F8_E4M3, Options(seq=(127, 512)), "f32"),
+        (Q8_0, Options(seq=(128, 512), bf16_tiles=False), "q8a"),
+        (Q8_0, Options(seq=(128, 512), sequences=True), "q8a"),
+        (Q8_0, Options(seq=(128, 512), precision="exact"), "f32"),
+        (BF16, Options(seq=(128, 512)), "f32"),  # the graph does not allow it
+    ],
+)
+def test_experts_in_blocks_take_bf16_rows_where_each_gets_enough(dtype: DType, options: Options, found: str) -> None:
+    """Two of eight experts a row, on average a quarter of the rows for each."""
+    x, ids, w = G.input("x", [SEQ, 64]), G.input("ids", [SEQ, 2], I32), G.weight("w", [8, 8, 64], dtype)
+    after = quantize(specialize(Graph(outputs={"y": ops.expert_linear(x, ids, w)}), options), options)
+    assert after.outputs["y"].inputs[0].dtype.name == found
 
 
 def test_linears_of_one_input_share_its_preparation() -> None:
