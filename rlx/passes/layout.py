@@ -8,6 +8,9 @@ sums.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from rlx.errors import GraphError
 from rlx.ir import ops
 from rlx.ir.graph import Graph
@@ -17,6 +20,7 @@ from rlx.passes.program import root
 
 MATRIX_LAYOUT = "r16k4"
 FILE_LAYOUT = "file"
+ROWS_LAYOUT = "rows"  # float32, as it is
 _MULTIPLY = ("linear", "expert_linear", "linear_pick")
 
 
@@ -27,22 +31,41 @@ def layout(graph: Graph, options: Options) -> Graph:
         hint = "Write the rows into two states."
         raise GraphError("serves as keys and as values, which lie differently in memory", where=repr(shared), hint=hint)
 
-    multiplied = {i for n in graph.nodes() if n.op in _MULTIPLY for i in n.inputs if _is_matrix(i)}
-    multiplied |= {n for n in graph.nodes() if _is_matrix(n) and n.name in options.packed}
+    lies = _matrix_layouts(graph, options.packed)
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if old.op == "state" and old in keys:
             return ops.rebuild(old, (), layout="tiles")
         if old.op in (*_MULTIPLY, "embedding"):
-            inputs = tuple(_packed(i, i in multiplied) if _is_matrix(i) else i for i in inputs)
+            inputs = tuple(ops.make("pack", i, layout=lies[i.name]) if _is_matrix(i) else i for i in inputs)
         return ops.rebuild(old, inputs)
 
     return graph.map(visit)
 
 
+def weight_table(graph: Graph, packed: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
+    """What the manifest of each of a model's programs says of the weights that it reads, without making one.
+
+    No other pass changes what a weight is read by, so the symbolic graph tells.
+
+    Args:
+        packed: as in `Options`.
+    """
+    lies = _matrix_layouts(graph, packed)
+    return {n.name: weight_row(n, lies.get(n.name, ROWS_LAYOUT)) for n in graph.leaves("weight").values()}
+
+
+def weight_row(node: Node, layout: str) -> dict[str, Any]:
+    """A row of that table: plain JSON data."""
+    return {"dtype": node.dtype.name, "shape": [str(d) for d in node.shape], "layout": layout}
+
+
+def _matrix_layouts(graph: Graph, packed: Iterable[str]) -> dict[str, str]:
+    """Name -> layout of every matrix that is multiplied or looked up."""
+    read = {i.name: FILE_LAYOUT for n in graph.nodes() if n.op == "embedding" for i in n.inputs if _is_matrix(i)}
+    multiplied = {i.name for n in graph.nodes() if n.op in _MULTIPLY for i in n.inputs if _is_matrix(i)}
+    return read | dict.fromkeys([*multiplied, *(read.keys() & set(packed))], MATRIX_LAYOUT)
+
+
 def _is_matrix(node: Node) -> bool:
     return node.op == "weight" and len(node.shape) >= 2
-
-
-def _packed(node: Node, multiplied: bool) -> Node:
-    return ops.make("pack", node, layout=MATRIX_LAYOUT if multiplied else FILE_LAYOUT)

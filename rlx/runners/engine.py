@@ -29,7 +29,7 @@ from rlx.runners.programs import ProgramRecord, Programs
 from rlx.runners.recommended import recommended
 from rlx.runners.sample_opts import SampleOpts
 from rlx.runners.setup import Plan
-from rlx.runners.wanted import DECODE, GREEDY, HIDDEN, LOGITS, Wanted
+from rlx.runners.wanted import GREEDY, HIDDEN, LOGITS, Wanted
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
 from rlx.runtime.given import Given, feed
@@ -127,7 +127,7 @@ class Engine:
             return
         for name, value in self.graph.constants.items():
             self._tensors.add_array(name, value)
-        rows = self._programs.compile(DECODE).manifest["weights"]
+        rows = self._programs.weights
         kept = self._kept(rows) if self._keep_packed else None
         self._tensors.load(rows, Source(self._weights, self.config), self._progress, kept)
         self._loaded = True

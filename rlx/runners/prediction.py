@@ -78,8 +78,7 @@ class Predictor:
             return {**tensors.addresses, models.DRAFT_HEAD: tensors.addresses[head]}
 
         programs = Programs(graph, setup, compiler, pool, addresses, packed=(head,))
-        table = programs.compile(Wanted((1, 1))).manifest["weights"]
-        own = {name: row for name, row in table.items() if name != models.DRAFT_HEAD}
+        own = {name: row for name, row in programs.weights.items() if name != models.DRAFT_HEAD}
         tensors.load(own, Source(weights, config), progress)
         states = States(graph, setup.max_seq, setup.profile.buckets[-1])
         programs.bind(states.addresses)

@@ -13,7 +13,7 @@ from itertools import chain
 from rlx.ir import text as ir_text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
-from rlx.passes.layout import MATRIX_LAYOUT
+from rlx.passes.layout import MATRIX_LAYOUT, weight_table
 from rlx.runners.program_table import Made, ProgramTable
 from rlx.runners.setup import Setup
 from rlx.runners.wanted import HIDDEN, Wanted
@@ -50,6 +50,7 @@ class Programs:
 
     Attributes:
         tables: "prefill", "decode" and "batch"; without a capacity at first.
+        weights: of every weight how it lies in memory, as in the manifest of each program that reads it.
     """
 
     def __init__(
@@ -62,7 +63,8 @@ class Programs:
         packed: tuple[str, ...] = (),
     ) -> None:
         self._graph, self._setup, self._compiler, self._pool = graph, setup, compiler, pool
-        self._weights, self._packed, self._states = addresses, packed, dict[str, int]()
+        self._addresses, self._packed, self._states = addresses, packed, dict[str, int]()
+        self.weights = weight_table(graph, packed)
         self.tables = {phase: ProgramTable() for phase in ("prefill", "decode", "batch")}
 
     def __getitem__(self, wanted: Wanted) -> NativeProgram:
@@ -72,8 +74,9 @@ class Programs:
     def _make(self, wanted: Wanted) -> Made:
         start, compiles = time.perf_counter(), self._compiler.cache.stats.compiles
         compiled = self.compile(wanted)
+        assert compiled.manifest["weights"].items() <= self.weights.items()  # they were packed before it was made
         program = compiled.instance(self._pool)
-        program.bind(self._weights())
+        program.bind(self._addresses())
         program.bind(self._states)
         fresh = self._compiler.cache.stats.compiles != compiles
         return Made(program, fresh, time.perf_counter() - start, compiled.object_bytes)
@@ -99,17 +102,15 @@ class Programs:
         self, table: Iterable[Wanted], on_program: Callable[[ProgramRecord], None] | None = None
     ) -> list[ProgramRecord]:
         """Compiles the programs or finds them in the cache, and what packs their weights; loads none of them."""
-        records, packed = [], set[str]()
+        records = []
         for wanted in table:
             start, compiles = time.perf_counter(), self._compiler.cache.stats.compiles
             compiled = self.compile(wanted)
-            weights = compiled.manifest["weights"].values()
-            packed |= {row["dtype"] for row in weights if row["layout"] == MATRIX_LAYOUT}
             seconds, cached = time.perf_counter() - start, self._compiler.cache.stats.compiles == compiles
             records.append(_record(wanted, compiled, seconds, cached))
             if on_program:
                 on_program(records[-1])
-        for dtype in packed:
+        for dtype in {row["dtype"] for row in self.weights.values() if row["layout"] == MATRIX_LAYOUT}:
             self._compiler.packer(DTYPES[dtype])
         return records
 

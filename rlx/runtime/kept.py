@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ArgumentError
-from rlx.passes.layout import FILE_LAYOUT
+from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
 from rlx.runtime.key import CompileKey, digest_text, source_digest
@@ -102,7 +102,7 @@ class KeptWeights:
 
 def packed_rows(weights: Mapping[str, Any]) -> dict[str, Any]:
     """The rows of a manifest's table of weights that are packed."""
-    return {name: row for name, row in weights.items() if row["layout"] not in ("rows", FILE_LAYOUT)}
+    return {name: row for name, row in weights.items() if row["layout"] not in (ROWS_LAYOUT, FILE_LAYOUT)}
 
 
 def weights_key(

@@ -19,7 +19,7 @@ from rlx.codegen.handout import CHUNKS
 from rlx.codegen.layouts import packed_bytes, row_blocks
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import DTYPES, DType
-from rlx.passes.layout import FILE_LAYOUT
+from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT
 from rlx.runtime.compile import Compiler
 from rlx.runtime.kept import KeptWeights, MappedWeights, packed_rows
 from rlx.runtime.memory import Block, Slabs
@@ -162,7 +162,7 @@ class Tensors:
         if row["layout"] == FILE_LAYOUT:
             self.add_table(name, source.raw(name))
             return
-        if row["layout"] == "rows":
+        if row["layout"] == ROWS_LAYOUT:
             self.add_array(name, source.array(name))
         elif len(shape) == 2:
             self.add_matrix(name, source.raw(name), dtype, *shape)

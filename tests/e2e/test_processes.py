@@ -117,7 +117,7 @@ SECOND = """
 
 def test_a_second_process_compiles_nothing(demo_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with rlx.auto_runner(demo_model) as runner:
-        expected = runner.generate(LONG, 4, stop_at_eog=False)
+        expected = runner.generate(LONG, 4, lambda token: None, stop_at_eog=False)
     found = result(python(SECOND.format(started=time.time(), prompt=LONG), None))
     with capsys.disabled():
         print(f" [first token of a 32-token prompt {found['first']:.2f} s after the start of the process] ", end="")
@@ -263,7 +263,9 @@ def test_a_model_that_was_compiled_ahead_runs_from_a_read_only_cache(folder: Pat
         assert runner.stats()["weights_bytes"] == 0, "the weights stay in the file"
     cache = CompileCache(store=Store(folder), policy="readonly")
     with rlx.auto_runner(model, profile=pair, cache=cache) as runner:
-        assert len(runner.generate([1, 2, 3], 4, stop_at_eog=False)) == 4
+        greedy = runner.generate([1, 2, 3], 4, stop_at_eog=False)
+        assert len(greedy) == 4
+        assert runner.generate([1, 2, 3], 4, lambda token: None, stop_at_eog=False) == greedy, "from the logits, too"
     assert cache.stats.hits_disk == len(Store(folder).entries()) == 5
 
 

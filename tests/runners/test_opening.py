@@ -1,0 +1,78 @@
+"""What opening a model needs: how its weights lie is known without a program, so none is made that does not run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlx
+from rlx.passes import pipeline
+from rlx.passes.layout import MATRIX_LAYOUT, weight_table
+from rlx.profile import CompileProfile, PhaseProfile
+from rlx.runners.setup import Plan
+from rlx.runners.wanted import DECODE, GREEDY, Wanted
+from rlx.runtime.cache import CompileCache
+from rlx.runtime.store import Store
+from rlx.weights import open_weights
+
+WANTED = (
+    DECODE,
+    GREEDY,
+    Wanted((2, 16)),
+    Wanted((2, 16), hidden=True),
+    Wanted((2, 16), embeds=True),
+    Wanted((1, 4), sequences=True),
+)
+_NOTHING = PhaseProfile(fusions=(), passes=())
+PLAIN = CompileProfile(prefill=_NOTHING, decode=_NOTHING)
+FILES = ("llama/hf", "qwen3moe/hf", "qwen35/model-f16.gguf", "gemma3n/hf", "gemma4-e2b/model-f16.gguf")
+PROMPT = list(range(1, 33))
+
+
+def said_by(program: Any) -> dict[str, dict[str, Any]]:
+    """Each weight that a program reads, as its graph after all passes has it."""
+    packed = {n.inputs[0].name: n["layout"] for n in program.load}
+    leaves = program.graph.leaves("weight").values()
+    return {
+        n.name: {"dtype": n.dtype.name, "shape": [str(d) for d in n.shape], "layout": packed.get(n.name, "rows")}
+        for n in leaves
+    }
+
+
+@pytest.mark.parametrize("profile", [CompileProfile(), PLAIN], ids=["all passes", "no passes"])
+@pytest.mark.parametrize("file", FILES)
+def test_the_table_of_weights_is_that_of_every_program(goldens: Path, file: str, profile: CompileProfile) -> None:
+    with open_weights(goldens / file) as loader:
+        graph = Plan.of(loader, precision="auto", profile=profile).graph
+        table = weight_table(graph)
+        for wanted in WANTED:
+            options = profile.options(wanted.seq, sequences=wanted.sequences)
+            said = said_by(pipeline.lower(wanted.variant(graph), options))
+            assert said.items() <= table.items(), wanted
+            missing = {name for name in table.keys() - said.keys() if name not in graph.constants}
+            assert not missing or wanted.embeds, "only a table of embeddings may go unread, where those are given"
+
+
+def test_a_table_that_another_graph_multiplies_is_packed() -> None:
+    graph = rlx.Graph("lookup")
+    rows = rlx.ops.embedding(graph.weight("table", [32, 16]), graph.input("ids", [rlx.SEQ], rlx.dtypes.I32))
+    graph.output("y", rows)
+    assert weight_table(graph)["table"]["layout"] == "file"
+    assert weight_table(graph, ("table", "another"))["table"]["layout"] == MATRIX_LAYOUT
+
+
+@pytest.mark.parametrize(("watched", "output"), [(False, "token"), (True, "logits")])
+def test_a_cold_run_makes_the_programs_that_it_runs(
+    demo_model: Path, tmp_path: Path, watched: bool, output: str
+) -> None:
+    """Nobody watches: the program that chooses by itself decodes. Somebody does: the one that gives logits."""
+    store = Store(tmp_path / "cache")
+    with rlx.auto_runner(demo_model, max_seq=64, cache=CompileCache(store=store)) as runner:
+        assert {row.key.kind for row in store.entries() if row.key} == {"runtime", "pack"}
+        runner.generate(PROMPT, 3, (lambda token: None) if watched else None, stop_at_eog=False)
+    entries = [store.open(row.digest) for row in store.entries() if row.key and row.key.kind == "program"]
+    found = [(e.key.phase, *json.loads(e.read("manifest.json"))["outputs"]) for e in entries]
+    assert sorted(found) == [("decode", output), ("prefill", "logits")]
