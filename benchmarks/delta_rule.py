@@ -61,7 +61,7 @@ class Form:
 
 def load(kernel: Kernel, target: Target) -> NativeCode:
     name, step = range_step(kernel)
-    return NativeCode(compile_module([kernel.llvm, step], target)[0], [name])
+    return NativeCode([compile_module(text, target).code for text in (kernel.llvm, step)], [name])
 
 
 def chunked(target: Target, heads: int, key_heads: int, chunk: int) -> Form:

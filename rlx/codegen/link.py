@@ -1,4 +1,4 @@
-"""Link: a program's kernels and its `step` function in one LLVM module, and the manifest that says how to bind it.
+"""Link: a program's kernels, the module of the `step` function that calls them, and the manifest that binds it.
 
 `void step(ptr ctx, i64 worker, i64 workers)` runs the regions in order, each a phase: it ends when all its units are
 done. A region is a function of its buffers, so regions of equal layers are one function called with other rows of the
@@ -16,7 +16,7 @@ before a step: for each share the ranges taken of each call, then one a region f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import accumulate
@@ -24,9 +24,11 @@ from typing import Any
 
 from rlx.codegen.calls import Call
 from rlx.codegen.handout import FETCH, SHARES, Handout, Text, ahead, grain, stride
+from rlx.codegen.kernel import Kernel
 from rlx.codegen.select import select
 from rlx.codegen.target import Target
 from rlx.ir.node import Node
+from rlx.passes.layout import ROWS_LAYOUT, weight_row
 from rlx.passes.memory import ALIGN
 from rlx.passes.program import Program, root
 from rlx.passes.schedule import signature
@@ -36,10 +38,10 @@ CONTEXT = ("args", "extents", "counters", "pool", "phase", "times")
 
 @dataclass
 class Linked:
-    """What the linker made: LLVM modules, readable sources, and the manifest (plain JSON data)."""
+    """What the linker made: kernels by symbol, the LLVM module of the step, and the manifest (plain JSON data)."""
 
-    modules: list[str]
-    sources: dict[str, str]
+    kernels: dict[str, Kernel]
+    step: str
     manifest: dict[str, Any]
 
 
@@ -48,7 +50,8 @@ class _Linker:
     program: Program
     target: Target
     symbols: list[str]
-    kernels: dict[str, Any] = field(default_factory=dict)
+    on_kernel: Callable[[Kernel], None]
+    kernels: dict[str, Kernel] = field(default_factory=dict)
     functions: dict[str, str] = field(default_factory=dict)
     selected: dict[Any, _Bound] = field(default_factory=dict)
     scratch: int = 0
@@ -56,16 +59,18 @@ class _Linker:
     stride: int = 0  # bytes of a share's counters
 
 
-def link_program(program: Program, target: Target) -> Linked:
-    """Selects kernels for every region and writes the step function."""
+def link_program(program: Program, target: Target, on_kernel: Callable[[Kernel], None]) -> Linked:
+    """Selects kernels for every region and writes the step function.
+
+    Args:
+        on_kernel: called with each kernel, once, as soon as it is written, so that it can be compiled meanwhile.
+    """
     symbols = sorted(program.graph.bounds)
-    linker = _Linker(program, target, symbols, scratch=program.arena, private=program.private)
+    linker = _Linker(program, target, symbols, on_kernel, scratch=program.arena, private=program.private)
     linker.stride = stride(sum(map(len, program.regions)))
     regions = [_region(linker, at) for at in range(len(program.regions))]
     manifest = _manifest(linker, regions)
-    step = _step(linker, regions)
-    modules = [k.llvm for k in linker.kernels.values()] + [step]
-    return Linked(modules, {name: k.source for name, k in linker.kernels.items()}, manifest)
+    return Linked(linker.kernels, _step(linker, regions), manifest)
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,10 @@ def _region(linker: _Linker, number: int) -> _Bound:
         )
         return _Bound(known.function, known.ahead, number, first, calls)
     first, calls = (tuple(select(n, linker.target) for n in nodes) for nodes in (prologue, work))
-    linker.kernels.update({k.symbol: k for c in (*first, *calls) for k in (c.kernel, *c.kernel.calls)})
+    for kernel in (k for c in (*first, *calls) for k in (c.kernel, *c.kernel.calls)):
+        if kernel.symbol not in linker.kernels:
+            linker.kernels[kernel.symbol] = kernel
+            linker.on_kernel(kernel)
     linker.selected[key] = bound = _Bound(*_functions(linker, number, first, calls), number, first, calls)
     return bound
 
@@ -248,7 +256,7 @@ def _mark(t: Text, clock: str, index: int) -> None:
     t.lines.append(f"  store i64 {t.value('call i64 @llvm.readcyclecounter()')}, ptr {place}")
 
 
-def _declaration(kernel: Any) -> str:
+def _declaration(kernel: Kernel) -> str:
     types = ["ptr"] * len(kernel.buffers) + ["i64"] * (len(kernel.extents) + 2)
     return f"declare void @{kernel.symbol}({', '.join(types)})"
 
@@ -315,4 +323,4 @@ def _value(program: Program, node: Node) -> dict[str, Any]:
 def _weights(program: Program) -> dict[str, Any]:
     packed = {n.inputs[0].name: n["layout"] for n in program.load}
     leaves = program.graph.leaves("weight").values()
-    return {n.name: _described(n) | {"layout": packed.get(n.name, "rows")} for n in leaves}
+    return {n.name: weight_row(n, packed.get(n.name, ROWS_LAYOUT)) for n in leaves}

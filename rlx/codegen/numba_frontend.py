@@ -118,6 +118,14 @@ class _TypingContext(typing.BaseContext):
             if not any(hasattr(template, "_overload_func") for template in ty.templates):
                 self._merge_global(value, ty)
 
+    def resolve_value_type(self, val: Any) -> Any:
+        """The type of a global: of `range`, `float` and the like from the registry.
+
+        Numba first looks whether a class is one of its typed containers, and loads them and the CPU target for it.
+        """
+        known = self._lookup_global(val) if isinstance(val, type) else None
+        return super().resolve_value_type(val) if known is None else known
+
     def _merge_global(self, value: Any, ty: Any) -> None:
         known = self._lookup_global(value)
         if known is not None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx.codegen import link
 from rlx.codegen.kernel import Kernel
@@ -29,6 +29,9 @@ from rlx.runtime.key import CompileKey, digest_text, versions
 from rlx.runtime.native import NativeCode, NativeProgram
 from rlx.runtime.threads import RuntimeLibrary, WorkerPool, runtime_llvm
 from rlx.runtime.tuned import tuned
+
+if TYPE_CHECKING:
+    from rlx.codegen.llvm import Compiled
 
 Build = Callable[[], Mapping[str, bytes | str]]
 
@@ -87,6 +90,7 @@ class Compiler:
             raise ArgumentError(f"cache is {cache!r}, expected a CompileCache", hint=hint)
         self.cache = cache if cache is not None else CompileCache.default()
         self.target = tuned(target or Target.host(), self.cache)
+        self._compiled: dict[str, Compiled] = {}  # modules by the digests of their texts
 
     def program(self, graph: Graph, options: Options, *, dump: Path | None = None) -> CompiledProgram:
         """The program of a graph for one bucket; `dump` is a folder for the text after every pass."""
@@ -100,12 +104,13 @@ class Compiler:
             return self._build_program(graph, options)
 
         def load(files: Files) -> CompiledProgram:
-            native = files.read("program.o")
+            native = objects(files)
             final = [name for name in files.names if name.startswith("ir/")][-1 - len(pipeline.BACKEND)]
             manifest, stats = (json.loads(files.read(name)) for name in ("manifest.json", "stats.json"))
             code, text = NativeCode(native, ["step"]), files.read(final).decode()
             seconds = time.perf_counter() - start
-            return CompiledProgram(code, manifest, files, text, stats, len(native), key, not built, seconds)
+            size = sum(map(len, native))
+            return CompiledProgram(code, manifest, files, text, stats, size, key, not built, seconds)
 
         program = self.cache.get_or_compile(key, build, load)
         if dump:
@@ -144,21 +149,23 @@ class Compiler:
         return options.effective(bf16_dots=target.has_bf16_dots, bf16_tiles=target.has_bf16_tiles)
 
     def _build_program(self, graph: Graph, options: Options) -> dict[str, bytes | str]:
-        from rlx.codegen.llvm import compile_module
+        from rlx.codegen.llvm import Modules
 
         files: dict[str, bytes | str] = {}
         marks = [time.perf_counter()]
         program = pipeline.lower(graph, options, lambda stage, result: files.update({f"ir/{stage}.txt": str(result)}))
         marks.append(time.perf_counter())
-        linked = link.link_program(program, self.target)
-        marks.append(time.perf_counter())
-        files["program.o"], files["program.ll"] = compile_module(linked.modules, self.target)
+        with Modules(self.target, self._compiled) as modules:
+            linked = link.link_program(program, self.target, lambda k: modules.add(f"kernels/{k.symbol}", k.llvm))
+            modules.add("program", linked.step)
+            marks.append(time.perf_counter())
+            files |= _files(modules.results())
         marks.append(time.perf_counter())
         files["manifest.json"] = json.dumps(linked.manifest)
-        files |= {f"kernels/{symbol}.txt": source for symbol, source in linked.sources.items()}
+        files |= {f"kernels/{symbol}.txt": kernel.source for symbol, kernel in linked.kernels.items()}
         phases = zip(("passes", "kernels", "llvm"), itertools.pairwise(marks), strict=True)
         seconds = {name: round(b - a, 4) for name, (a, b) in phases}
-        files["stats.json"] = json.dumps({"seconds": seconds, "kernels": len(linked.sources)}, indent=1)
+        files["stats.json"] = json.dumps({"seconds": seconds, "kernels": len(linked.kernels)}, indent=1)
         return files
 
     def packer(self, dtype: DType) -> NativeCode:
@@ -200,28 +207,39 @@ class Compiler:
 
             kernel = make()
             name, step = range_step(kernel)
-            return self._object([kernel.llvm, step], {"symbol.txt": name, "kernel.txt": kernel.source})
+            return self._objects(kernel=kernel.llvm, program=step) | {"symbol.txt": name, "kernel.txt": kernel.source}
 
         def load(files: Files) -> NativeCode:
-            return NativeCode(files.read("program.o"), [files.read("symbol.txt").decode()])
+            return NativeCode(objects(files), [files.read("symbol.txt").decode()])
 
         return self.cache.get_or_compile(self.key(**fields), build, load)
 
     def runtime(self) -> RuntimeLibrary:
         """The native worker loop."""
         key = self.key(kind="runtime", name="workers")
-        build: Build = lambda: self._object([runtime_llvm(self.target.triple)], {})  # noqa: E731
+        build: Build = lambda: self._objects(program=runtime_llvm(self.target.triple))  # noqa: E731
         return self.cache.get_or_compile(key, build, lambda f: RuntimeLibrary(f.read("program.o")))
 
-    def _object(self, modules: list[str], files: dict[str, bytes | str]) -> dict[str, bytes | str]:
+    def _objects(self, **texts: str) -> dict[str, bytes | str]:
+        """The files of modules by their names."""
         from rlx.codegen.llvm import compile_module
 
-        code, text = compile_module(modules, self.target)
-        return {"program.o": code, "program.ll": text, **files}
+        return _files({name: compile_module(text, self.target) for name, text in texts.items()})
 
     def key(self, **fields: Any) -> CompileKey:
         """A key for this target and these versions of everything."""
         return CompileKey(target=self.target.describe(), versions=versions(), **fields)
+
+
+def _files(modules: Mapping[str, Compiled]) -> dict[str, bytes | str]:
+    """The files of compiled modules: object code, and the assembly that it was emitted from."""
+    code = {f"{name}.o": module.code for name, module in modules.items()}
+    return {**code, **{f"{name}.ll": module.text for name, module in modules.items()}}
+
+
+def objects(files: Files) -> list[bytes]:
+    """The object code of an entry, module by module."""
+    return [files.read(name) for name in files.names if name.endswith(".o")]
 
 
 def write_ir(files: Files, folder: Path) -> None:

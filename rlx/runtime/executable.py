@@ -15,6 +15,7 @@ from rlx.ir import dims, text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.ir.verify import verify
+from rlx.passes.layout import ROWS_LAYOUT
 from rlx.passes.options import MAX_PAST, MAX_SLOTS
 from rlx.passes.sequences import PAST_INPUT, SLOT_INPUT
 from rlx.profile import CompileProfile
@@ -98,7 +99,7 @@ class Executable:
 
     def _bind_one(self, name: str, row: Mapping[str, Any], value: Any) -> None:
         shape, dtype = tuple(map(int, row["shape"])), DTYPES[row["dtype"]]
-        if row["layout"] == "rows":
+        if row["layout"] == ROWS_LAYOUT:
             self._tensors.add_array(name, arrays.numbers(f"weight {name!r}", value, shape, np.float32))
             return
         raw = arrays.storage(f"weight {name!r}", value, shape, dtype)
@@ -205,14 +206,17 @@ class Executable:
         return "\n\n".join(self._read(f"kernels/{symbol}.txt") for symbol in chosen)
 
     def llvm(self) -> str:
-        """The optimized LLVM module."""
-        return self._read("program.ll")
+        """The optimized LLVM modules: the kernels, then the regions and the step."""
+        return "\n".join(self._modules())
 
     def asm(self) -> str:
         """The machine code as assembly."""
         from rlx.codegen.llvm import assembly
 
-        return assembly(self.llvm(), self._target)
+        return "\n".join(assembly(text, self._target) for text in self._modules())
+
+    def _modules(self) -> list[str]:
+        return [self._read(name) for name in self._compiled.files.names if name.endswith(".ll")]
 
     def _stage(self, name: str) -> str:
         stages = [f[3:-4] for f in self._compiled.files.names if f.startswith("ir/")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,16 +22,22 @@ _names = itertools.count()
 class NativeCode:
     """Object code loaded into this process. The code is freed with this object.
 
+    Args:
+        objects: they may call each other.
+        symbols: the functions that are called from here.
+
     Raises:
-        CompileError: the object does not load.
+        CompileError: the objects do not load.
     """
 
-    def __init__(self, object_bytes: bytes, symbols: list[str]) -> None:
+    def __init__(self, objects: Iterable[bytes], symbols: list[str]) -> None:
         import llvmlite.binding as llvm
 
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
-        builder = llvm.JITLibraryBuilder().add_object_img(object_bytes).add_current_process()
+        builder = llvm.JITLibraryBuilder().add_current_process()
+        for code in objects:
+            builder.add_object_img(code)
         for symbol in symbols:
             builder.export_symbol(symbol)
         # JITLink puts an object's sections side by side. LLVM's older loader may map them more than 2 GiB apart once a

@@ -125,7 +125,7 @@ def test_a_child_does_not_inherit_the_peak_of_its_parent() -> None:
 @pytest.fixture(scope="module")
 def library() -> RuntimeLibrary:
     target = Target.host()
-    return RuntimeLibrary(compile_module([runtime_llvm(target.triple)], target)[0])
+    return RuntimeLibrary(compile_module(runtime_llvm(target.triple), target).code)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

@@ -165,13 +165,13 @@ Step = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 @pytest.fixture(scope="module")
 def library() -> RuntimeLibrary:
     target = Target.host()
-    return RuntimeLibrary(compile_module([runtime_llvm(target.triple)], target)[0])
+    return RuntimeLibrary(compile_module(runtime_llvm(target.triple), target).code)
 
 
 @pytest.fixture(scope="module")
 def jobs() -> NativeCode:
     return NativeCode(
-        compile_module([JOBS], Target.host())[0], ["rounds", "no_barrier", "phases", "no_phase", "rlx_nothing"]
+        [compile_module(JOBS, Target.host()).code], ["rounds", "no_barrier", "phases", "no_phase", "rlx_nothing"]
     )
 
 
@@ -485,7 +485,7 @@ from rlx.codegen.llvm import compile_module
 from rlx.codegen.target import Target
 from rlx.runtime.threads import RuntimeLibrary, WorkerPool, runtime_llvm
 target = Target.host()
-library = RuntimeLibrary(compile_module([runtime_llvm(target.triple)], target)[0])
+library = RuntimeLibrary(compile_module(runtime_llvm(target.triple), target).code)
 pools = [WorkerPool(n, library) for n in (1, 2, 4)]
 time.sleep({idle})
 print("done")
@@ -518,6 +518,6 @@ def test_an_unknown_system_is_named() -> None:
 
 def test_an_object_that_does_not_load_is_named() -> None:
     target = Target.host()
-    good = compile_module([runtime_llvm(target.triple)], target)[0]
+    good = compile_module(runtime_llvm(target.triple), target).code
     with pytest.raises(CompileError, match="does not load"):
         RuntimeLibrary(good[: len(good) // 2])
