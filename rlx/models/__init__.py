@@ -110,8 +110,9 @@ def build_predictor(
 
     Inputs "tokens" and "positions", i32 [SEQ], and "hidden" f32 [SEQ, hidden]: the output of this name of the row
     before each token or, for drafts of drafts, this graph's "next_hidden". States "k.{layers}" and "v.{layers}".
-    Outputs "next_hidden" f32 [SEQ, hidden], and "draft" i32 [SEQ], the likeliest of the first `rows` ids to come after
-    each token. The weight `DRAFT_HEAD` [rows, hidden] is to be bound to the first rows of `predictor_head(config)`.
+    Outputs "next_hidden" f32 [SEQ, hidden], and "token" i32 [SEQ], the likeliest of the first `rows` ids to come after
+    each token, -1 if a logit is NaN or infinite. The weight `DRAFT_HEAD` [rows, hidden] is to be bound to the first
+    rows of `predictor_head(config)`.
 
     Raises:
         UnsupportedModelError: the model has no such head.

@@ -32,5 +32,5 @@ def build_predictor(config: ModelConfig, weights: Weights, kv_dtype: DType, rows
     model.graph.output("next_hidden", x)
     table = model.weight(f"{'token_embd' if config.tied else 'output'}.weight", config.vocab_size, config.hidden)
     first = model.graph.weight(DRAFT_HEAD, (rows, config.hidden), table.dtype)
-    model.graph.output("draft", ops.argmax(ops.linear(x, first, bf16=config.bf16)))
+    model.graph.output("token", ops.pick(ops.linear(x, first, bf16=config.bf16)))
     return model.graph

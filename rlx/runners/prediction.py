@@ -18,13 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx import models
+from rlx.runners.greedy import SECONDS
 from rlx.runners.opened import Source, check_types
 from rlx.runners.programs import Programs
 from rlx.runners.setup import Setup
 from rlx.runners.speculative import Hits
 from rlx.runners.wanted import Wanted
 from rlx.runtime.compile import Compiler
+from rlx.runtime.given import feed
 from rlx.runtime.kv import States
+from rlx.runtime.native import NativeProgram
 from rlx.runtime.tensors import Progress, Tensors
 from rlx.runtime.threads import WorkerPool
 from rlx.weights import ModelWeights
@@ -35,6 +38,7 @@ DRAFTS = 3  # in a row at most: each is a step of the layer, and less likely to 
 # Ids that are drafted: the first ones. Merges made them early, so they are the frequent ones, and on a large vocabulary
 # most of a draft's time goes into the head.
 HEAD_ROWS = 1 << 15
+CARRIED = ("next_hidden", "hidden")  # from a draft to the next one
 
 
 class Predictor:
@@ -44,10 +48,12 @@ class Predictor:
         programs: those of `models.build_predictor`'s graph, bound to `states`.
         ranges: rows of each program.
         states: the layer's cache, with room for every position.
+        rows: ids that it drafts.
     """
 
-    def __init__(self, programs: Programs, ranges: Sequence[tuple[int, int]], states: States) -> None:
-        self._programs, self._ranges, self.states = programs, ranges, states
+    def __init__(self, programs: Programs, ranges: Sequence[tuple[int, int]], states: States, rows: int) -> None:
+        self._programs, self._ranges, self.states, self._rows = programs, ranges, states, rows
+        self._by_rows: dict[int, NativeProgram] = {}
         self._base = self._next = 0  # positions [base, next) have been through the layer
         self._start = 0  # of the rows that have not
         self._ids: list[int] = []
@@ -82,7 +88,7 @@ class Predictor:
         tensors.load(own, Source(weights, config), progress)
         states = States(graph, setup.max_seq, setup.profile.buckets[-1])
         programs.bind(states.addresses)
-        return cls(programs, setup.profile.ranges, states)
+        return cls(programs, setup.profile.ranges, states, rows)
 
     def hear(self, start: int, ids: Sequence[int], hidden: Floats) -> None:
         """The model has computed `ids` at the positions from `start` on; hidden [len(ids), width], copied."""
@@ -102,12 +108,27 @@ class Predictor:
         if length <= self._base:
             self._base = self._next = length
 
+    def drafts(self, length: int, token: int, count: int) -> list[int]:
+        """At most `count` tokens that may follow `token`, which comes at position `length`; no token if nothing was
+        heard of the row before it. Those behind the first are one native call.
+        """
+        found = self.catch_up(length, token)
+        if found is None or found[0] < 0:
+            return []
+        first, hidden = found
+        return [first, *self._chain(length, first, hidden, count - 1)] if count > 1 else [first]
+
+    def _chain(self, position: int, token: int, hidden: Floats, count: int) -> list[int]:
+        """Tokens that may follow `token`, each computed from the one before and the layer's own hidden row."""
+        program, env = self._fed(position, [token], hidden)
+        found = program.repeat(count, self._rows, (), SECONDS, CARRIED, **env)
+        return [token for token in found if token >= 0]
+
     def catch_up(self, length: int, token: int) -> tuple[int, Floats] | None:
         """Puts the rows before position `length` through the layer, where `token` comes next.
 
         Returns:
-            The likeliest token behind `token`, and the layer's own hidden row; None if nothing was heard of the row
-            before.
+            As `step`; None if nothing was heard of the row before.
         """
         count = length - self._start
         if self._hidden is None or not 0 < count <= len(self._ids):
@@ -122,15 +143,25 @@ class Predictor:
         return found
 
     def step(self, position: int, ids: Sequence[int], hidden: Floats) -> tuple[int, Floats]:
-        """Some rows of the layer, from a position of the session on: what follows the last, and its hidden row."""
-        rows, past = len(ids), position - self._base
-        program = self._programs[Wanted(next(r for r in self._ranges if r[0] <= rows <= r[1]))]
-        program.inputs["tokens"][:rows] = ids
-        program.inputs["positions"][:rows] = range(past, past + rows)
-        program.inputs["hidden"][:rows] = hidden
-        env = {"SEQ": rows, "PAST_SEQ": past, **self.states.extents}
+        """Some rows of the layer, from a position of the session on.
+
+        Returns:
+            The likeliest token behind the last, -1 if a logit is NaN or infinite, and the layer's own hidden row:
+            f32[1, width], valid until the next step.
+        """
+        program, env = self._fed(position, ids, hidden)
         program.run(**env)
-        return int(program.output("draft", **env)[0]), program.output("next_hidden", **env).copy()
+        return int(program.output("token", **env)[0]), program.output("next_hidden", **env)
+
+    def _fed(self, position: int, ids: Sequence[int], hidden: Floats) -> tuple[NativeProgram, dict[str, int]]:
+        """The program for some rows with its inputs in place, and its extents."""
+        rows, past = len(ids), position - self._base
+        if rows not in self._by_rows:
+            self._by_rows[rows] = self._programs[Wanted(next(r for r in self._ranges if r[0] <= rows <= r[1]))]
+        program = self._by_rows[rows]
+        program.inputs["hidden"][:rows] = hidden
+        feed(program.inputs, ids, past, None)
+        return program, {"SEQ": rows, "PAST_SEQ": past, **self.states.extents}
 
     def close(self) -> None:
         self._programs.close()
@@ -160,13 +191,7 @@ class HeadDrafter:
 
     def propose(self, limit: int) -> list[int]:
         assert self._token is not None
-        position, drafts = self._past(), list[int]()
-        found = self._predictor.catch_up(position, self._token)
-        if found is not None:
-            drafts.append(found[0])
-            count = min(limit, max(1, self._hits.worth(self._most)))
-            while len(drafts) < count:
-                found = self._predictor.step(position + len(drafts) - 1, drafts[-1:], found[1])
-                drafts.append(found[0])
+        count = min(limit, max(1, self._hits.worth(self._most)))
+        drafts = self._predictor.drafts(self._past(), self._token, count)
         self._open = list(drafts)
         return drafts

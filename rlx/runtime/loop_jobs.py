@@ -65,11 +65,12 @@ end:
 
 # The plan of a repeated step, 8 bytes each. Addresses: what `rlx_share` runs; counters that must be zero before a step;
 # what moves from step to step (PAST_SEQ among the extents, and the inputs: the token and its position) and where a step
-# leaves the token it chose; the ids that end the run, and room for the ids found. Those of `past` and `position` may be
-# null. `rows`: ids from there on cannot be looked up.
+# leaves the token it chose; another result that is an input of the next step; the ids that end the run, and room for
+# the ids found. Those of `past` and `position` may be null, and so may `result` and `operand` where no bytes are
+# carried. `rows`: ids from there on cannot be looked up.
 PLAN = (
     "job", "context", "counters", "counter_bytes", "past", "position", "token", "chosen",
-    "rows", "stops", "stop_count", "found", "count", "nanoseconds",
+    "result", "operand", "carried_bytes", "rows", "stops", "stop_count", "found", "count", "nanoseconds",
 )  # fmt: skip
 
 
@@ -80,12 +81,13 @@ def _field(name: str, kind: str = "ptr") -> str:
     )
 
 
-_NUMBERS = ("counter_bytes", "rows", "stop_count", "count", "nanoseconds")
+_NUMBERS = ("counter_bytes", "carried_bytes", "rows", "stop_count", "count", "nanoseconds")
 
 # A step for every token, each fed the one that the step before chose: until there are enough, one is among the stops or
 # cannot be looked up, or the time is up.
 REPEAT = f"""; Repeat a step that chooses a token; returns how many tokens there are.
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1 immarg)
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1 immarg)
 
 define i64 @rlx_repeat(ptr %pool, ptr %plan) nounwind {{
 entry:
@@ -124,6 +126,7 @@ time:
   br i1 %late, label %out, label %feed
 feed:
   store i32 %id, ptr %token, align 4
+  call void @llvm.memcpy.p0.p0.i64(ptr %operand, ptr %result, i64 %carried_bytes, i1 false)
   br i1 %no.past, label %turn, label %grow
 grow:
   %past.old = load i64, ptr %past, align 8

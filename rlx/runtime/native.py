@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -66,6 +67,7 @@ class NativeProgram:
         regions = manifest["regions"]
         self._args = np.zeros(max(1, len(manifest["args"])), np.uint64)
         self._extents = np.zeros(max(1, len(manifest["symbols"])), np.int64)
+        self._limits = [(symbol, *manifest["bounds"][symbol]) for symbol in manifest["symbols"]]
         self._counters = AlignedBuffer(counter_bytes(manifest))
         self._taken = self._counters.view(np.int64, self._counters.nbytes // 8)
         self.times = np.zeros((pool.n, len(regions) + 1), np.int64)
@@ -77,6 +79,7 @@ class NativeProgram:
         # Of each result its shape and the symbols in it; and the views that were asked for, by the values of those.
         self._shapes = {name: (shape, sorted(set().union(*map(dims.symbols, shape)))) for name, shape in shapes.items()}
         self._views: dict[tuple[Any, ...], np.ndarray] = {}
+        self._plans: dict[tuple[str, str] | None, dict[str, int]] = {}  # of `repeat`, by what is carried
         self.inputs = {name: self._view(row, self._most(row)) for name, row in manifest["inputs"].items()}
 
     def _make_context(self) -> np.ndarray:
@@ -116,7 +119,15 @@ class NativeProgram:
         self._taken.fill(0)
         self.pool.share(self._step, self._context_address)
 
-    def repeat(self, count: int, rows: int, stops: Sequence[int], seconds: float, **extents: int) -> list[int]:
+    def repeat(
+        self,
+        count: int,
+        rows: int,
+        stops: Sequence[int],
+        seconds: float,
+        carried: tuple[str, str] | None,
+        **extents: int,
+    ) -> list[int]:
         """Steps of one row, each on the token that the one before chose, without Python in between.
 
         For programs whose output `token` i32[1] names the token, to be the input `tokens`; the first one, and its
@@ -127,6 +138,7 @@ class NativeProgram:
             rows: of the table that tokens are looked up in; it ends after a token that has none there.
             stops: tokens after which it ends.
             seconds: after so many it returns as soon as the step it is in is over.
+            carried: an output of a step, and the input of the next one that it becomes; None if there is no such.
 
         Returns:
             The tokens found, 1 to `count`.
@@ -135,28 +147,40 @@ class NativeProgram:
             ArgumentError: as `run`.
         """
         self._set(extents)
-        found, ends = np.empty(count, np.int32), np.array(stops, np.int32)
-        symbols, chosen = self.manifest["symbols"], self.output("token", **extents)
-        moving = [self._extents[symbols.index("PAST_SEQ") :]] if "PAST_SEQ" in symbols else []
+        found, ends = array("i", bytes(4 * count)), array("i", stops)
         plan = {
-            "job": self._step,
-            "context": self._context_address,
-            "counters": self._counters.address,
-            "counter_bytes": self._counters.nbytes,
-            "past": moving[0].ctypes.data if moving else 0,
-            "position": self.inputs["positions"].ctypes.data if "positions" in self.inputs else 0,
-            "token": self.inputs["tokens"].ctypes.data,
-            "chosen": chosen.ctypes.data,
+            **self._fixed_plan(carried, extents),
             "rows": rows,
-            "stops": ends.ctypes.data,
+            "stops": ends.buffer_info()[0],
             "stop_count": len(ends),
-            "found": found.ctypes.data,
+            "found": found.buffer_info()[0],
             "count": count,
             "nanoseconds": int(seconds * 1e9),
         }
-        fields = np.array([plan[name] for name in PLAN], np.uint64)
-        done = self.pool.repeat(fields.ctypes.data)
-        return [int(token) for token in found[:done]]
+        fields = array("Q", [plan[name] for name in PLAN])
+        done = self.pool.repeat(fields.buffer_info()[0])
+        return found[:done].tolist()
+
+    def _fixed_plan(self, carried: tuple[str, str] | None, extents: Mapping[str, int]) -> dict[str, int]:
+        """The part of a plan that is the same for every run."""
+        if carried not in self._plans:
+            symbols, inputs = self.manifest["symbols"], self.inputs
+            past = self._extents[symbols.index("PAST_SEQ") :] if "PAST_SEQ" in symbols else None
+            result, operand = (self.output(carried[0], **extents), inputs[carried[1]]) if carried else (None, None)
+            self._plans[carried] = {
+                "job": self._step,
+                "context": self._context_address,
+                "counters": self._counters.address,
+                "counter_bytes": self._counters.nbytes,
+                "past": _address(past),
+                "position": _address(inputs.get("positions")),
+                "token": _address(inputs["tokens"]),
+                "chosen": _address(self.output("token", **extents)),
+                "result": _address(result),
+                "operand": _address(operand),
+                "carried_bytes": 0 if result is None else result.nbytes,
+            }
+        return self._plans[carried]
 
     def _set(self, extents: Mapping[str, int]) -> None:
         """Checks that everything is bound, and writes the extents."""
@@ -164,8 +188,7 @@ class NativeProgram:
             names = ", ".join(sorted(self._unbound)[:5])
             hint = "Give them when compiling (bind=...), with bind(), or with the call."
             raise ArgumentError(f"weights have no values: {names}", where=f"program {self.name}", hint=hint)
-        for i, symbol in enumerate(self.manifest["symbols"]):
-            low, high = self.manifest["bounds"][symbol]
+        for i, (symbol, low, high) in enumerate(self._limits):
             if not low <= extents.get(symbol, -1) <= high:
                 found = extents.get(symbol, "nothing")
                 raise ArgumentError(f"{symbol} must lie in {low}..{high}, found {found}", where=f"program {self.name}")
@@ -194,3 +217,8 @@ class NativeProgram:
     def close(self) -> None:
         self.arena.close()
         self._counters.close()
+
+
+def _address(array: np.ndarray | None) -> int:
+    """Where an array's elements begin; 0 for none."""
+    return 0 if array is None else int(array.ctypes.data)

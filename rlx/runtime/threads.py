@@ -11,9 +11,9 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -193,22 +193,19 @@ class WorkerPool:
         Raises:
             BusyError: the pool is closed.
         """
-        with self._started() as pool:
-            return int(self.library.repeat(pool, plan_address))
+        return int(self._call(self.library.repeat, plan_address))
 
     def _start(self, how: Callable[[int, int, int], None], fn_address: int, ctx_address: int) -> None:
         if not fn_address:
             raise ArgumentError("the address of the step is null", where="WorkerPool")
-        with self._started() as pool:
-            how(pool, fn_address, ctx_address)
+        self._call(how, fn_address, ctx_address)
 
-    @contextmanager
-    def _started(self) -> Iterator[int]:
-        """The pool's address, for one caller at a time; the workers are there."""
+    def _call(self, native: Callable[..., Any], *addresses: int) -> Any:
+        """A native function of the pool, for one caller at a time; the workers are there."""
         with self._crew.lock:
             if not self._crew.running:
                 self._restart()
-            yield self.pool_address
+            return native(self.pool_address, *addresses)
 
     def _restart(self) -> None:
         if self._crew.closed:

@@ -219,6 +219,7 @@ def package(tmp_path: Path) -> Path:
         ("codegen/kernels/dot.py", True),
         ("codegen/kernels/new.py", True),
         ("runtime/loop.py", True),
+        ("runtime/loop_jobs.py", True),
         ("runtime/store.py", False),
         ("codegen/notes.txt", False),
         ("cli/cache.py", False),
