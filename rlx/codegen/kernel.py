@@ -7,7 +7,15 @@ Workers fetch ranges of units from a shared counter, so every split of the units
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import ParamSpec
+
+P = ParamSpec("P")
+
+#: Kernels that a function marked `once` keeps.
+KEPT = 64
 
 
 @dataclass(frozen=True)
@@ -34,3 +42,11 @@ class Kernel:
 def symbol(template: str, text: str) -> str:
     """The name of a kernel: its template and a digest of the text that makes it what it is."""
     return f"{template}_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+
+def once(write: Callable[P, Kernel]) -> Callable[P, Kernel]:
+    """Marks a function that writes kernels: for equal arguments it gives the kernel that it wrote before.
+
+    Programs of one model have most of their kernels in common, and a large one takes as long to write as to compile.
+    """
+    return lru_cache(KEPT, typed=True)(write)

@@ -25,6 +25,8 @@ from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, DType
 Array = NDArray[Any]
 
 INTEGER = [t for t in layouts.PACKED_DTYPES if t.has_integer_codes]
+#: The rest of f32 activations differs from int8 ones by nothing that is of experts.
+FLOATS = [t for t in layouts.PACKED_DTYPES if t not in INTEGER] + INTEGER[::6]
 EXPERTS = 5
 ROWS = ((1, 33), (2, 9), (30,))
 
@@ -103,9 +105,9 @@ def test_int8_activations(dtype: DType) -> None:
     check(dtype, "q8a", target, sizes(dtype, turn), rows_list=ROWS[turn % 3], x_slots=turn % 2 == 1)
 
 
-@pytest.mark.parametrize("dtype", layouts.PACKED_DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_f32_activations(dtype: DType) -> None:
-    turn = layouts.PACKED_DTYPES.index(dtype)
+    turn = FLOATS.index(dtype)
     check(dtype, "f32", LEVELS[turn % len(LEVELS)], sizes(dtype, turn), rows_list=ROWS[turn % 3], x_slots=turn % 2 == 0)
 
 

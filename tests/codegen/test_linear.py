@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -54,6 +55,8 @@ ERROR = {"q8a": Q8A_ERROR, "bf16": BF16_ERROR, "f32": F32_ERROR}
 
 ROWS = (1, 2, 3, 5, 8, 17, 33, 49)
 INTEGER = [t for t in layouts.PACKED_DTYPES if t.has_integer_codes]
+#: Types that are tested on every level: one of every kind of scale and of codes that cross bytes.
+COMMON = (F32, F16, BF16, Q8_0, Q4_K, Q5_1, Q6_K)
 
 
 @cache
@@ -120,8 +123,18 @@ def sizes(dtype: DType, turn: int) -> tuple[int, int]:
     return [17, 33, 40][turn % 3], ks[turn % len(ks)]
 
 
-@pytest.mark.parametrize("target", LEVELS, ids=name)
-@pytest.mark.parametrize("dtype", INTEGER, ids=str)
+def in_turn(dtypes: Sequence[DType], *, widest: bool) -> list[Any]:
+    """(type, target): common types on every level; others on one, in turn, or on the widest and one of the rest."""
+    rest = LEVELS[:-1] if widest and len(LEVELS) > 1 else LEVELS
+    found = []
+    for i, dtype in enumerate(dtypes):
+        some = {LEVELS.index(rest[i % len(rest)]), *([len(LEVELS) - 1] if widest else [])}
+        chosen = range(len(LEVELS)) if dtype in COMMON else sorted(some)
+        found += [pytest.param(dtype, LEVELS[at], id=f"{dtype}-{name(LEVELS[at])}") for at in chosen]
+    return found
+
+
+@pytest.mark.parametrize(("dtype", "target"), in_turn(INTEGER, widest=True))
 def test_int8_activations(dtype: DType, target: Target) -> None:
     turn = LEVELS.index(target) + INTEGER.index(dtype)
     check(dtype, *sizes(dtype, turn), "q8a", target)
@@ -135,8 +148,7 @@ def test_int8_activations_without_the_dot_instruction(bits: int, target: Target)
     check(dtype, *sizes(dtype, bits), "q8a", target)
 
 
-@pytest.mark.parametrize("target", LEVELS, ids=name)
-@pytest.mark.parametrize("dtype", layouts.PACKED_DTYPES, ids=str)
+@pytest.mark.parametrize(("dtype", "target"), in_turn(layouts.PACKED_DTYPES, widest=False))
 def test_f32_activations(dtype: DType, target: Target) -> None:
     turn = LEVELS.index(target) + layouts.PACKED_DTYPES.index(dtype)
     check(dtype, *sizes(dtype, turn), "f32", target)

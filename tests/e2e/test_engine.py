@@ -29,7 +29,7 @@ from rlx.runtime.store import Store, default_root
 Array = np.ndarray[Any, Any]
 
 LADDER = {"buckets": {"seq": [1, 4, 16]}}  # small, so that a prompt of 48 runs in chunks
-PAIR = {"buckets": {"seq": [1, 16]}}
+PAIR = {"buckets": {"seq": [1, 32]}}
 GOLDEN = 2e-4  # of the largest logit: what exact precision may differ from transformers
 SAME = 1e-6  # the same number by another way
 FAMILIES = {"llama": "generic", "qwen2": "avx2", "qwen3": "avx512", "gemma3": "native"}
@@ -261,10 +261,10 @@ def test_checkpoints_give_what_their_gguf_files_give(goldens: Path, family: str)
 @pytest.mark.parametrize("model", ["gemma3", "demo"])
 def test_threads_give_the_same_bits(goldens: Path, demo_model: Path, tokens: list[int], model: str) -> None:
     path = demo_model if model == "demo" else goldens / model / "model-f16.gguf"
-    precision = "auto" if model == "demo" else "exact"
+    options: dict[str, Any] = {} if model == "demo" else {"precision": "exact", "profile": LADDER}
     found = []
     for threads in (1, 2, 3):
-        engine = Engine.open(path, precision=precision, profile=LADDER, max_seq=96, threads=threads)
+        engine = Engine.open(path, **options, max_seq=96, threads=threads)
         assert engine.stats()["threads"] == threads
         rows = [engine.forward(tokens), *(engine.forward([t]) for t in tokens[:8]), engine.forward(tokens[:3])]
         found.append(np.stack(rows))
@@ -328,10 +328,10 @@ def test_profiles_choose_programs(goldens: Path, tmp_path: Path) -> None:
     path = goldens / "qwen3" / "model-f16.gguf"
     file = tmp_path / "qwen3.rlx.toml"
     file.write_text(
-        '[buckets]\nseq = [1, 16]\n[precision]\nmode = "exact"\nkv_dtype = "f32"\n[backend.cpu]\nthreads = 1\n'
+        '[buckets]\nseq = [1, 32]\n[precision]\nmode = "exact"\nkv_dtype = "f32"\n[backend.cpu]\nthreads = 1\n'
     )
     base = records(path, PAIR)
-    assert list(base) == [(1, 1), (2, 16)]
+    assert list(base) == [(1, 1), (2, 32)]
     assert [record.phase for record in base.values()] == ["greedy", "prefill"], "the last program of each bucket"
     assert list(records(path, LADDER, precision="exact")) == [(1, 1), (2, 4), (5, 16)]
     exact = records(path, file)
@@ -367,7 +367,7 @@ def test_fusions_change_kernels_and_not_the_result(goldens: Path) -> None:
     plain = {**PAIR, "fusion": dict.fromkeys(FUSIONS, False)}
     fused = records(path, PAIR, precision="exact")
     with rlx.auto_runner(path, max_seq=96, precision="exact", profile=plain) as runner:
-        for bucket in ((1, 1), (2, 16)):
+        for bucket in ((1, 1), (2, 32)):
             alone = {record.bucket: record for record in runner.compile()}[bucket]
             assert alone.digest != fused[bucket].digest
             assert alone.kernels != fused[bucket].kernels

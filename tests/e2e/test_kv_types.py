@@ -14,17 +14,22 @@ from rlx.runners.engine import Engine
 
 types = pytest.mark.parametrize("dtype", ["q8_0", "q4_0"])
 PROMPT = "Once upon a time there was"
+PAIR = {"buckets": {"seq": [1, 32]}}
+
+
+def opened(dtype: str, max_seq: int) -> rlx.LmRunner:
+    return rlx.auto_runner(demo.path(), precision="exact", kv_dtype=dtype, max_seq=max_seq, profile=PAIR)
 
 
 def logits(dtype: str, ids: list[int]) -> np.ndarray:
     """Of the last rows of the trained demo model: a prefill of the first half, a decode of the rest."""
-    with rlx.auto_runner(demo.path(), precision="exact", kv_dtype=dtype, max_seq=len(ids)) as runner:
+    with opened(dtype, len(ids)) as runner:
         half = len(ids) // 2
         return np.stack([runner.prefill_logits(ids[:half]), *(runner.decode_logits(token) for token in ids[half:])])
 
 
 def test_a_trained_model_writes_on_as_with_f32() -> None:
-    with rlx.auto_runner(demo.path(), precision="exact", kv_dtype="f32", max_seq=200) as runner:
+    with opened("f32", 200) as runner:
         ids = runner.tokenizer.encode(PROMPT)
         ids += list(runner.generate(ids, 200 - len(ids), stop_at_eog=False))
     want = logits("f32", ids)
@@ -57,7 +62,7 @@ def test_sessions_go_back_and_are_copied(goldens: Path, family: str, dtype: str)
     ids = np.random.default_rng(4).integers(3, 200, 90).tolist()
 
     def opened(max_seq: int) -> Engine:
-        return Engine.open(path, precision="exact", kv_dtype=dtype, max_seq=max_seq)
+        return Engine.open(path, precision="exact", kv_dtype=dtype, max_seq=max_seq, profile=PAIR)
 
     engine, other = opened(128), opened(112)
     engine.forward(ids[:70])

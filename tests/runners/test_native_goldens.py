@@ -14,7 +14,7 @@ from rlx.runners import CachedRunner, GemmaRunner, Llama32Runner, Qwen3Runner, Q
 
 Array = np.ndarray[Any, Any]
 
-PAIR = {"buckets": {"seq": [1, 16]}}
+PAIR = {"buckets": {"seq": [1, 32]}}
 TOLERANCE = 3e-5  # of the largest logit: float32 against float32
 FLOATS = [
     ("qwen3moe", "hf", Qwen3Runner),

@@ -38,6 +38,7 @@ SHAPES = {
     **dict.fromkeys(("mtp.pre_fc_norm_hidden.weight", f"{LAYER}input_layernorm.weight"), (HIDDEN,)),
     f"{LAYER}post_attention_layernorm.weight": (HIDDEN,),
 }
+PAIR = {"buckets": {"seq": [1, 32]}}
 IDS = np.random.default_rng(5).integers(0, 500, 40).tolist()
 
 
@@ -65,7 +66,7 @@ def checkpoint(goldens: Path, head: dict[str, Array], tmp_path_factory: pytest.T
 
 @pytest.fixture
 def runner(checkpoint: Path) -> Iterator[CachedRunner]:
-    with auto_runner(checkpoint, precision="exact", max_seq=128) as made:
+    with auto_runner(checkpoint, precision="exact", max_seq=128, profile=PAIR) as made:
         yield made
 
 
@@ -121,7 +122,7 @@ def test_drafts_are_those_of_the_equations(
         hear(self, start, ids, hidden)
 
     monkeypatch.setattr(Predictor, "hear", spy)
-    engine = Engine.open(checkpoint, precision="exact", max_seq=128)
+    engine = Engine.open(checkpoint, precision="exact", max_seq=128, profile=PAIR)
     table = engine._weights.array("token_embd.weight").astype(np.float64)
     engine.forward(IDS[:4])
     with engine.predicting(2) as drafter:
@@ -182,7 +183,7 @@ def test_drafts_are_of_the_first_ids_where_the_vocabulary_is_large(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prediction, "HEAD_ROWS", 48)
-    engine = Engine.open(checkpoint, precision="exact", max_seq=128)
+    engine = Engine.open(checkpoint, precision="exact", max_seq=128, profile=PAIR)
     with engine.predicting() as drafter:
         before = engine.stats()["weights_bytes"]
         engine.forward(IDS)

@@ -30,7 +30,7 @@ from typing import ClassVar
 from llvmlite import ir
 
 from rlx.codegen import vmath
-from rlx.codegen.kernel import Kernel
+from rlx.codegen.kernel import Kernel, once
 from rlx.codegen.kernels.attention_cache import cache_reader
 from rlx.codegen.kernels.attention_shape import CHUNK, Shape
 from rlx.codegen.kernels.attention_split import Range, Slots, Split, range_of
@@ -43,6 +43,7 @@ KEY_TILES = CHUNK // LANES
 _NO_SCORE = -1e30  # below any score, and finite: the difference of two of them is 0
 
 
+@once
 def attention(
     heads: int,
     kv_heads: int,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlx.codegen.kernel import Kernel
+from rlx.codegen.kernel import Kernel, once
 from rlx.codegen.kernels import delta_chunk, delta_plain, delta_serial
 from rlx.codegen.kernels.delta_shape import Shape, divisor
 from rlx.codegen.target import Target
@@ -42,6 +42,7 @@ def units(heads: int, key_dim: int, value_dim: int, *, rows_static: int | None =
     return heads * (value_dim // strip(key_dim, value_dim, rows_static=rows_static, serial=serial))
 
 
+@once
 def gated_delta(
     heads: int,
     key_heads: int,

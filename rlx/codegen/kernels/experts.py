@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from rlx.codegen.kernel import Kernel
+from rlx.codegen.kernel import Kernel, once
 from rlx.codegen.kernels import linear, linear_tiles
 from rlx.codegen.kernels.expert_rows import Experts, ExpertWriter
 from rlx.codegen.kernels.expert_tiles import ExpertTiles
@@ -25,6 +25,7 @@ def units(n: int, *, experts: int, slots: int, single: bool = False) -> int:
     return Experts(experts, n, slots).units(single=single)
 
 
+@once
 def expert_linear(
     dtype: DType,
     n: int,

@@ -28,7 +28,7 @@ from math import gcd
 from llvmlite import ir
 
 from rlx.codegen import dots
-from rlx.codegen.kernel import Kernel
+from rlx.codegen.kernel import Kernel, once
 from rlx.codegen.kernels import linear_tiles, unpack
 from rlx.codegen.kernels.multiply import Multiplier, Rows, Shape, Sub, Sums
 from rlx.codegen.kernels.results import ResultWriter
@@ -55,6 +55,7 @@ def macro_rows(k: int, act: str, target: Target) -> int | None:
     return linear_tiles.macro_rows(k, target) if linear_tiles.fits(act, k, target) else None
 
 
+@once
 def linear(
     dtype: DType,
     n: int,
