@@ -154,8 +154,15 @@ def test_windowed_layers_touch_only_their_window() -> None:
 RINGS = [(1, 64, 64), (20, 64, 45), (64, 128, 65), (70, 128, 59), (70, 192, 123), (200, 256, 50)]
 
 
-@targets
-@pytest.mark.parametrize(("window", "ctx", "most"), RINGS, ids=str)
+# Where a position lies is told by integers, the same on every level: each ring is on the widest and on another one.
+@pytest.mark.parametrize(
+    ("target", "window", "ctx", "most"),
+    [
+        pytest.param(LEVELS[at], *ring, id=f"{name(LEVELS[at])}-{ring}")
+        for i, ring in enumerate(RINGS)
+        for at in sorted({i % len(LEVELS), len(LEVELS) - 1})
+    ],
+)
 def test_rings_give_the_bits_of_whole_caches(target: Target, window: int, ctx: int, most: int) -> None:
     """`most` rows at a time, the most that the ring has room for: window + rows - 1 places."""
     assert ctx - 64 < window + most - 1 <= ctx
