@@ -49,4 +49,4 @@ def once(write: Callable[P, Kernel]) -> Callable[P, Kernel]:
 
     Programs of one model have most of their kernels in common, and a large one takes as long to write as to compile.
     """
-    return lru_cache(KEPT, typed=True)(write)
+    return lru_cache(KEPT, typed=True)(write)  # type: ignore[return-value]  # all arguments are hashable
