@@ -29,7 +29,7 @@ from typing import Any
 from drive import MissingSide, Process, SideError, busy_process, fresh
 from machine import Machine, facts
 from report import Measurement, Series, busy_table, memory_table, number, speed_table, start_table, write
-from tasks import PIECE, Patience, Task, compare
+from timed_tasks import PIECE, Patience, Task, compare
 
 from rlx import demo
 

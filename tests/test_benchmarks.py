@@ -201,7 +201,7 @@ def test_long_prompts_are_tried_in_one_piece_too(versus: ModuleType) -> None:
 
 
 def test_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    patience = module("tasks", monkeypatch).Patience
+    patience = module("timed_tasks", monkeypatch).Patience
     now = time.monotonic()
     assert not patience(3).enough(now - 1e6) and not patience(3).over
     assert patience(3, row_seconds=5).enough(now - 6) and not patience(3, row_seconds=5).enough(now - 4)

@@ -76,7 +76,7 @@ def test_an_interrupt_leaves_nothing_behind(goldens: Path, tmp_path: Path) -> No
         "from rlx.cli.main import cli\n"
         "def wait(self, what, done, total):\n"
         "    print('writing', flush=True)\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(120)\n"
         "output.Bars.__call__ = wait\n"
         "cli(['quantize', sys.argv[1], sys.argv[2], 'Q8_0'])\n"
     )
@@ -87,5 +87,5 @@ def test_an_interrupt_leaves_nothing_behind(goldens: Path, tmp_path: Path) -> No
         assert len(list(tmp_path.iterdir())) == 1
         time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        assert process.wait(120) == 130
     assert list(tmp_path.iterdir()) == []

@@ -27,6 +27,7 @@ from rlx.runtime.store import CacheWarning, Store, default_root
 
 PROMPT = [5]  # a single token needs one program, that of decode
 LONG = [(37 * i + 11) % 500 for i in range(32)]
+HANGS = 300  # seconds after which a process is taken to hang; it may compile on a busy machine
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +76,7 @@ def python(code: str, folder: Path | None) -> subprocess.Popen[str]:
 
 
 def result(process: subprocess.Popen[str]) -> Any:
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=HANGS)
     assert process.returncode == 0, err
     return json.loads(out.splitlines()[-1])
 
@@ -225,7 +226,7 @@ def test_a_damaged_entry_is_rebuilt_with_one_warning(damage: str, filled: Path, 
 def test_the_command_line_says_it_in_a_line(filled: Path, model: Path) -> None:
     flip(entry_of(filled, "decode") / "program.o")
     process = python("import sys; sys.argv = ['rlx', 'cache', 'verify']; from rlx.cli import main; main()", filled)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=HANGS)
     assert process.returncode == 1, err
     assert "wrong checksum of program.o" in out
     assert "1 entry of 4 damaged and removed" in out
@@ -319,7 +320,7 @@ def interrupt(
     for _ in range(visits):
         assert process.stderr.readline() == "here\n"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=HANGS)
     return process.returncode, out, err.replace("here\n", "")
 
 

@@ -217,7 +217,7 @@ def test_different_keys_compile_side_by_side() -> None:
     inside = threading.Barrier(3)
 
     def build() -> dict[str, bytes | str]:
-        inside.wait(timeout=20)
+        inside.wait(timeout=120)
         return {"text": "x"}
 
     cache = CompileCache()
