@@ -169,6 +169,11 @@ def cpu_count() -> int:
     return max(1, int(min(cores, cgroup_quota())))
 
 
+def usable_cpus() -> float:
+    """Logical CPUs this process may use at a time: the smaller of its affinity and its cgroup quota."""
+    return min(len(_affinity()), cgroup_quota())
+
+
 def cgroup_quota(root: Path = Path("/")) -> float:
     """CPUs that the cgroup (v1 or v2) of this process may use on average; infinity without a limit.
 
@@ -230,6 +235,7 @@ def _initialize_llvm() -> None:
 
 
 def _affinity() -> frozenset[int]:
+    """Logical CPUs this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from rlx.codegen.target import cgroup_quota
+from rlx.codegen.target import usable_cpus
 from rlx.errors import ArgumentError, BusyError, CompileError, RlxError
 from rlx.runtime.loop import CLOSED, OFFSETS, POOL_BYTES, SYMBOLS, runtime_llvm
 from rlx.runtime.memory import AlignedBuffer
 
-__all__ = ["SYMBOLS", "RuntimeLibrary", "WorkerPool", "runtime_llvm", "usable_cpus"]
+__all__ = ["SYMBOLS", "RuntimeLibrary", "WorkerPool", "runtime_llvm"]
 
 MAX_WORKERS = 1024
 
@@ -223,9 +223,3 @@ class WorkerPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def usable_cpus() -> float:
-    """Logical CPUs this process may use at a time: the smaller of its affinity and its cgroup quota."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(affinity, cgroup_quota())
