@@ -147,7 +147,8 @@ class FakeEngine(Stepwise):
         finally:
             self._states, self._ids, self._prompt = kept
 
-    def compile(self, on_program: Callable[[Record], None] | None = None) -> list[Record]:
+    def compile(self, on_program: Callable[[Record], None] | None = None, batch: int = 1) -> list[Record]:
+        self.prepared = batch
         for record in self.records:
             if on_program:
                 on_program(record)

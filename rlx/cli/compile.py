@@ -20,25 +20,32 @@ if TYPE_CHECKING:
 @click.command(name="compile")
 @click.argument("model")
 @engine_options
+@click.option(
+    "--batch",
+    type=click.IntRange(1),
+    default=1,
+    metavar="N",
+    help="Also the programs that generate up to N sequences side by side (generate_batch).",
+)
 @click.option("--check", is_flag=True, help="Only check that profile and options fit the model; compile nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @debug_option
-def compile_(model: str, engine: dict[str, Any], check: bool, as_json: bool) -> None:
+def compile_(model: str, engine: dict[str, Any], batch: int, check: bool, as_json: bool) -> None:
     """Compile the programs of MODEL, so that its first run need not.
 
     Prints a line a program: phase, rows it takes, seconds, kernels, size, whether it was compiled or in the cache, and
     its digest for `rlx cache show`. The options must be those of the later run, because they change the code.
     """
-    (_check if check else _compile)(model, engine, as_json)
+    (_check if check else _compile)(model, engine, batch, as_json)
 
 
-def _compile(model: str, engine: dict[str, Any], as_json: bool) -> None:
+def _compile(model: str, engine: dict[str, Any], batch: int, as_json: bool) -> None:
     start = time.perf_counter()
     with Bars() as bars:
         bars.waiting("opening the model")
         with open_runner(model, engine, bars, load=False) as runner:
             bars.close()
-            records = list(runner.compile(None if as_json else lambda record: click.echo(_line(record))))
+            records = list(runner.compile(None if as_json else lambda record: click.echo(_line(record)), batch))
             source = runner.stats()["profile"]
     seconds = time.perf_counter() - start
     compiled = sum(not record.cached for record in records)
@@ -60,11 +67,14 @@ def _rows(bucket: tuple[int, int]) -> str:
     return str(bucket[1]) if bucket[0] == bucket[1] else f"{bucket[0]}-{bucket[1]}"
 
 
-def _check(model: str, engine: dict[str, Any], as_json: bool) -> None:
+def _check(model: str, engine: dict[str, Any], batch: int, as_json: bool) -> None:
     """Whatever does not fit is an error; otherwise a line a program that a compile would make."""
+    from rlx.runners.batch import batch_programs
+
     with open_plan(model, engine) as plan:
         setup = plan.setup
         options = [setup.profile.options(bucket) for bucket in setup.profile.ranges]
+        options += [setup.profile.options(w.seq, sequences=True) for w in batch_programs(batch)]
     programs = [{"phase": o.phase, "bucket": o.seq, "precision": o.precision} for o in options]
     facts = {"target": setup.target.level, "kv_dtype": setup.kv_type.name, "threads": setup.threads}
     source = str(setup.source) if setup.source else None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, Self
 
+from rlx.errors import ArgumentError
 from rlx.runners.base import check_finite
 from rlx.runners.generation import Generation, Logits, Request
 from rlx.runners.programs import Programs
@@ -26,6 +27,17 @@ _ROWS = ((1, 1), (2, 8), (9, SLOTS))
 def batch_program(rows: int) -> Wanted:
     """The program whose steps have so many rows; a single one needs none of its own."""
     return Wanted(next(bounds for bounds in _ROWS if rows <= bounds[1]), sequences=rows > 1)
+
+
+def batch_programs(sequences: int) -> list[Wanted]:
+    """All that steps of up to so many sequences run beside the programs of a single one.
+
+    Raises:
+        ArgumentError: the number is below 1.
+    """
+    if sequences < 1:
+        raise ArgumentError(f"a batch of {sequences} sequences", where="batch", hint="Give a number from 1 on.")
+    return [batch_program(bounds[1]) for bounds in _ROWS[1:] if bounds[0] <= sequences]
 
 
 class Batch:

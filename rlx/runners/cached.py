@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -95,7 +96,7 @@ class CachedRunner(LmRunner):
     def device(self) -> Device:
         return self._device
 
-    @property
+    @cached_property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, built at first use.
 
@@ -103,7 +104,7 @@ class CachedRunner(LmRunner):
             TokenizerError: the file has none that can be built.
             BusyError: the runner was closed before anyone asked.
         """
-        if self._turn.closed and "tokenizer" not in vars(self._engine):
+        if self._turn.closed:
             raise BusyError("the runner was closed", where="tokenizer", hint="open the model again")
         return self._engine.tokenizer
 
@@ -314,19 +315,21 @@ class CachedRunner(LmRunner):
 
     # ---------------------------------------------------------------------------------------------- the engine
 
-    def compile(self, on_program: Callable[[Any], None] | None = None) -> Sequence[Any]:
+    def compile(self, on_program: Callable[[Any], None] | None = None, batch: int = 1) -> Sequence[Any]:
         """Compiles every program ahead, or finds it in the cache.
 
         Args:
             on_program: called with each record as it is ready: `phase`, `bucket`, `kernels`, `object_bytes`, `seconds`,
                 `cached`.
+            batch: how many prompts `generate_batch` will get at once, at most.
 
         Raises:
+            ArgumentError: `batch` is below 1.
             CompileError: a program cannot be compiled.
             CacheError: the cache is read-only and lacks a program.
         """
         with self._use("compile") as engine:
-            return engine.compile(on_program)
+            return engine.compile(on_program, batch)
 
     def stats(self) -> Mapping[str, Any]:
         """What the engine holds: bytes, threads, counters of the compile cache; and `reused_tokens`, how many tokens of

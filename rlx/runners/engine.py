@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlx import text
 from rlx.errors import ArgumentError, PromptError, SnapshotError
-from rlx.runners.batch import Batch
+from rlx.runners.batch import Batch, batch_programs
 from rlx.runners.greedy import greedy_run
 from rlx.runners.identity import identity
 from rlx.runners.modes import Modes
@@ -30,7 +29,6 @@ from rlx.runners.recommended import recommended
 from rlx.runners.sample_opts import SampleOpts
 from rlx.runners.setup import Plan
 from rlx.runners.wanted import GREEDY, HIDDEN, LOGITS, Wanted
-from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
 from rlx.runtime.given import Given, feed
 from rlx.runtime.guards import row_numbers
@@ -79,41 +77,27 @@ class Engine:
         cls,
         path: str | PathLike[str] | WeightLoader,
         *,
-        threads: int | None = None,
-        max_seq: int | None = None,
-        kv_dtype: str | None = None,
-        precision: str | None = None,
-        profile: Any = None,
-        cache: CompileCache | None = None,
-        dump_ir: str | Path | None = None,
         progress: Progress | None = None,
         load: bool = True,
         keep_packed: bool = False,
+        **choices: Any,
     ) -> Engine:
         """Opens a model file or directory, checks it, and loads its weights.
 
         Args:
             path: a file or directory, or an open `WeightLoader`, which the engine then owns.
-            threads: workers; the physical cores this process may use by default.
-            max_seq: positions the KV cache has room for; the model's context, at most 4096, by default.
-            kv_dtype: "f32", "f16", "bf16", "q8_0" or "q4_0".
-            precision: "auto" or "exact", in both phases; what the profile says by default.
-            profile: a path, table or `CompileProfile`; the arguments above win over it. `<family>.rlx.toml` beside the
-                weights by default, if it is there.
-            dump_ir: a folder for the text after every pass, one sub-folder a program.
             progress: called with (what, done, total) while weights are packed.
             load: False leaves the weights in the file until the first `forward`.
             keep_packed: map the packed weights from a copy in the cache's folder; without one, leave one there.
+            choices: those of `Choices`.
 
         Raises:
             ArgumentError: `keep_packed` with a cache that has no folder.
             ModelFileError and its subclasses: the file cannot be used, and why.
         """
         loader = path if isinstance(path, WeightLoader) else open_weights(path)
-        choices = {"threads": threads, "max_seq": max_seq, "kv_dtype": kv_dtype, "precision": precision}
         try:
-            plan = Plan.of(loader, **choices, profile=profile, cache=cache, dump_ir=dump_ir)
-            engine = cls(plan, progress, keep_packed)
+            engine = cls(Plan.of(loader, **choices), progress, keep_packed)
             if load:
                 engine._load()
         except BaseException:
@@ -408,9 +392,10 @@ class Engine:
 
     # -- programs -------------------------------------------------------------------------------------------------
 
-    def compile(self, on_program: Callable[[ProgramRecord], None] | None = None) -> list[ProgramRecord]:
-        """Compiles (or finds in the cache) the programs of every bucket, and what packs the weights."""
-        return self._programs.prepare([*map(Wanted, self._setup.profile.ranges), GREEDY], on_program)
+    def compile(self, on_program: Callable[[ProgramRecord], None] | None = None, batch: int = 1) -> list[ProgramRecord]:
+        """Compiles (or finds in the cache) the programs of buckets and batches, and what packs the weights."""
+        table = [*map(Wanted, self._setup.profile.ranges), GREEDY, *batch_programs(batch)]
+        return self._programs.prepare(table, on_program)
 
     @cached_property
     def tokenizer(self) -> text.Tokenizer:

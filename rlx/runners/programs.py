@@ -27,7 +27,7 @@ class ProgramRecord:
     """One line about a program that is ready to run.
 
     Attributes:
-        phase: prefill or decode, or greedy: a decode step that gives the likeliest token and no logits.
+        phase: prefill, decode or batch, or greedy: a decode step that gives the likeliest token and no logits.
     """
 
     phase: str

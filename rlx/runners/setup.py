@@ -32,6 +32,30 @@ def profile_beside(weights: Path, family: str) -> Path | None:
 
 
 @dataclass(frozen=True)
+class Choices:
+    """What a caller may choose about an engine; None leaves it to the profile or to a default.
+
+    Attributes:
+        threads: workers; the physical cores this process may use by default.
+        max_seq: positions the KV cache has room for; the model's context, at most 4096, by default.
+        kv_dtype: "f32", "f16", "bf16", "q8_0" or "q4_0".
+        precision: "auto" or "exact", in both phases; what the profile says by default.
+        profile: a path, table or `CompileProfile`; the choices above win over it. `<family>.rlx.toml` beside the
+            weights by default, if it is there.
+        cache: the compile cache; the usual one by default.
+        dump_ir: a folder for the text after every pass, one sub-folder a program.
+    """
+
+    threads: int | None = None
+    max_seq: int | None = None
+    kv_dtype: str | None = None
+    precision: str | None = None
+    profile: Any = None
+    cache: CompileCache | None = None
+    dump_ir: str | Path | None = None
+
+
+@dataclass(frozen=True)
 class Setup:
     """The choices of one engine, complete.
 
@@ -51,40 +75,30 @@ class Setup:
     dump_ir: Path | None
 
     @staticmethod
-    def of(
-        config: models.ModelConfig,
-        weights: ModelWeights,
-        *,
-        threads: int | None = None,
-        max_seq: int | None = None,
-        kv_dtype: str | None = None,
-        precision: str | None = None,
-        profile: Any = None,
-        cache: CompileCache | None = None,
-        dump_ir: str | Path | None = None,
-    ) -> Setup:
-        """Arguments win over the profile, which is looked for beside the weights where none is given.
+    def of(config: models.ModelConfig, weights: ModelWeights, chosen: Choices) -> Setup:
+        """What is chosen wins over the profile.
 
         Raises:
-            ArgumentError: an argument is out of its range.
+            ArgumentError: a choice is out of its range.
             ProfileError: the profile cannot be read, has an unknown key or value, or is for another family.
             TargetError: this machine lacks the level.
         """
-        if profile is None:
-            profile = profile_beside(weights.loader.path, config.family)
-        source = Path(profile) if isinstance(profile, str | Path) else None
-        loaded = CompileProfile.load(profile)
+        given = chosen.profile
+        if given is None:
+            given = profile_beside(weights.loader.path, config.family)
+        source = Path(given) if isinstance(given, str | Path) else None
+        loaded = CompileProfile.load(given)
         _check_family(loaded, config.family, source)
-        chosen = loaded.with_precision(precision, "auto")
+        profile, length = loaded.with_precision(chosen.precision, "auto"), chosen.max_seq
         return Setup(
-            chosen,
+            profile,
             source,
-            Target.host(chosen.level),
-            cache_type(kv_dtype or chosen.kv_dtype, chosen.is_exact, models.cache_dtype(config, weights)),
-            worker_count(threads, chosen.threads),
-            min(config.context, DEFAULT_CONTEXT) if max_seq is None else context_length("max_seq", max_seq),
-            CompileCache.default(chosen.cache, chosen.capacity) if cache is None else cache,
-            Path(dump_ir) if dump_ir else None,
+            Target.host(profile.level),
+            cache_type(chosen.kv_dtype or profile.kv_dtype, profile.is_exact, models.cache_dtype(config, weights)),
+            worker_count(chosen.threads, profile.threads),
+            min(config.context, DEFAULT_CONTEXT) if length is None else context_length("max_seq", length),
+            CompileCache.default(profile.cache, profile.capacity) if chosen.cache is None else chosen.cache,
+            Path(chosen.dump_ir) if chosen.dump_ir else None,
         )
 
 
@@ -109,14 +123,15 @@ class Plan:
         """Reads the file's header and builds the graph; no weight is touched.
 
         Args:
-            choices: those of `Setup.of`.
+            choices: those of `Choices`.
 
         Raises:
             ConfigError, UnsupportedModelError, WeightError: the file cannot be used, and why.
             ArgumentError, ProfileError, TargetError: see `Setup.of`.
         """
+        chosen = Choices(**choices)
         config, weights = open_model(loader)
-        setup = Setup.of(config, weights, **choices)
+        setup = Setup.of(config, weights, chosen)
         warn_beyond(config.context, setup.max_seq)
         graph = models.build(config, weights, setup.kv_type, hidden=True, place=weights.place)
         check_types(graph, weights)

@@ -150,8 +150,10 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
 
 
 def test_compile_prints_a_line_a_program(opened: Opened, demo_model: Path) -> None:
-    result = CliRunner().invoke(cli, ["compile", str(demo_model), "--profile", "p.toml", "--dump-ir", "ir"])
+    options = ["--profile", "p.toml", "--dump-ir", "ir", "--batch", "4"]
+    result = CliRunner().invoke(cli, ["compile", str(demo_model), *options])
     assert result.exit_code == 0, result.output
+    assert opened.engines[0].prepared == 4
     assert [line.split() for line in result.stdout.splitlines()] == [
         ["decode", "1", "0.500", "s", "9", "kernels", "4", "kB", "compiled", "0" * 12],
         ["prefill", "2-16", "0.010", "s", "12", "kernels", "9", "kB", "cached", "0" * 12],
@@ -174,6 +176,7 @@ def test_compile_in_json(opened: Opened, demo_model: Path) -> None:
 def test_compile_needs_a_model(opened: Opened) -> None:
     result = CliRunner().invoke(cli, ["compile"])
     assert (result.exit_code, "Missing argument 'MODEL'" in result.stderr) == (2, True)
+    assert CliRunner().invoke(cli, ["compile", "m", "--batch", "0"]).exit_code == 2
 
 
 # ---------------------------------------------------------------------------------------------------- bars

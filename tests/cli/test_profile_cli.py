@@ -108,6 +108,8 @@ def test_check_says_what_would_be_compiled(model: Path, beside: Path, monkeypatc
     assert rows == [["decode", "1", "auto"], ["prefill", "2-8", "exact"], ["prefill", "9-64", "exact"]]
     level = Target.host().level
     assert result.stderr == f"{beside}: fits {model}; target {level}, kv_dtype f16, threads 1\n"
+    rows = [line.split() for line in run("compile", "--check", model, "--batch", "9").stdout.splitlines()]
+    assert rows[3:] == [["batch", "2-8", "auto"], ["batch", "9-32", "auto"]]
     found = json.loads(run("compile", "--check", "--json", model, "--precision", "auto").stdout)
     assert (found["profile"], found["threads"], found["kv_dtype"]) == (str(beside), 1, "f16")
     assert [row["precision"] for row in found["programs"]] == ["auto"] * 3, "the option wins over the profile"

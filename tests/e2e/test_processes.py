@@ -256,18 +256,22 @@ def test_what_is_in_use_needs_no_entry_any_more(folder: Path, model: Path, usual
 
 
 def test_a_model_that_was_compiled_ahead_runs_from_a_read_only_cache(folder: Path, model: Path) -> None:
-    """`rlx compile` leaves nothing to do: programs, the packers of all weights, the worker loop."""
+    """`rlx compile --batch 2` leaves nothing to do: programs, the packers of all weights, the worker loop."""
     pair = {"buckets": {"seq": [1, 8]}}
     with rlx.auto_runner(model, profile=pair, cache=CompileCache(store=Store(folder)), load=False) as runner:
-        records = runner.compile()
-        assert [record.cached for record in records] == [False] * 3
+        records = runner.compile(batch=2)
+        assert [record.cached for record in records] == [False] * 4
+        assert (records[-1].phase, records[-1].bucket) == ("batch", (2, 8))
         assert runner.stats()["weights_bytes"] == 0, "the weights stay in the file"
     cache = CompileCache(store=Store(folder), policy="readonly")
     with rlx.auto_runner(model, profile=pair, cache=cache) as runner:
-        greedy = runner.generate([1, 2, 3], 4, stop_at_eog=False)
-        assert len(greedy) == 4
-        assert runner.generate([1, 2, 3], 4, lambda token: None, stop_at_eog=False) == greedy, "from the logits, too"
-    assert cache.stats.hits_disk == len(Store(folder).entries()) == 5
+        alone = [runner.generate(prompt, 4, stop_at_eog=False) for prompt in ([1, 2, 3], [4])]
+        assert [len(tokens) for tokens in alone] == [4, 4]
+        from_logits = runner.generate([1, 2, 3], 4, lambda token: None, stop_at_eog=False)
+        assert from_logits == alone[0]
+        assert runner.generate_batch([[1, 2, 3], [4]], 4, stop_at_eog=False) == alone
+    assert cache.stats.compiles == 0
+    assert cache.stats.hits_disk == len(Store(folder).entries()) == 6
 
 
 # ---------------------------------------------------------------------------------------------------- read-only

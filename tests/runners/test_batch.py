@@ -13,7 +13,7 @@ from rlx.errors import ArgumentError, BusyError, NumericalError, PromptError, Sa
 from rlx.runners import batch as batches
 from rlx.runners.auto import auto_runner
 from rlx.runners.base import LmRunner
-from rlx.runners.batch import SLOTS, batch_program
+from rlx.runners.batch import SLOTS, batch_program, batch_programs
 from rlx.runners.cached import CachedRunner
 from rlx.runners.sampling import SampleOpts
 from rlx.runners.stopping import FinishReason
@@ -146,6 +146,16 @@ def test_which_program_takes_so_many_rows() -> None:
         wanted = batch_program(rows)
         assert wanted.sequences
         assert wanted.seq[0] <= rows <= wanted.seq[1]
+
+
+def test_which_programs_a_batch_needs_ahead() -> None:
+    """All that its steps run, however many sequences are left, and no others."""
+    for sequences in (1, 2, 8, 9, SLOTS, 1000):
+        steps = {batch_program(rows) for rows in range(2, min(sequences, SLOTS) + 1)}
+        found = batch_programs(sequences)
+        assert (set(found), len(found)) == (steps, len(steps))
+    with pytest.raises(ArgumentError, match="a batch of 0 sequences"):
+        batch_programs(0)
 
 
 def test_int8_activations_and_more_prompts_than_slots(goldens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
