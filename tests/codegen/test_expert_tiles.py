@@ -9,6 +9,7 @@ from typing import Any
 import emulated
 import numpy as np
 import pytest
+from gguf.quants import GGMLQuantizationType, dequantize, quantize
 from levels import LEVELS
 from native import aligned, assembly, run
 from test_experts import EXPERTS, call, chosen, inputs, stacked
@@ -16,13 +17,21 @@ from test_linear import GATES
 from test_linear_tiles import WIDEST, ceiling, count, on
 from test_linear_tiles import target as target  # a fixture
 
+import rlx
+from rlx import SEQ, dtypes, ops
 from rlx.codegen.kernels.experts import expert_linear, units
 from rlx.codegen.kernels.linear import linear
 from rlx.codegen.target import REQUIRED, Target
 from rlx.errors import CompileError
 from rlx.ir import meaning
 from rlx.ir.dtypes import BF16, F16, Q4_K, Q6_K, Q8_0, DType
+from rlx.ir.interp import run as run_graph
 from rlx.ir.meaning import round_to
+from rlx.runtime.cache import CompileCache
+
+#: Root mean square of a block's error relative to its results, where activations are rounded to bf16 and to int8.
+PROGRAM_ERROR = {"bf16": 5e-3, "q8a": 2e-2}
+Q8 = GGMLQuantizationType.Q8_0
 
 
 def check(
@@ -157,6 +166,31 @@ def test_what_a_machine_with_tiles_runs() -> None:
     assert text.index("tilestored") < text.index("tilerelease")
     few = assembly(expert_linear(BF16, 32, 66, "bf16", target, experts=3, slots=2), target)
     assert "tdpbf16ps" not in few and "vdpbf16ps" in few  # no whole tiles
+
+
+@on(WIDEST)
+@pytest.mark.parametrize(("dtype", "least", "act"), [(BF16, 2, "bf16"), (Q8_0, 80, "bf16"), (Q8_0, 79, "q8a")], ids=str)
+def test_experts_in_a_program(dtype: DType, least: int, act: str, target: Target) -> None:
+    """A feed-forward block, from passes to results; two of five experts a row get 32 rows on average from 80 on."""
+    graph, (n, k), rows, slots = rlx.Graph("experts"), (64, 96), 90, 2
+    x, ids = graph.input("x", [SEQ, k]), graph.input("ids", [SEQ, slots], dtypes.I32)
+    shapes = {"gate": (EXPERTS, n, k), "up": (EXPERTS, n, k), "down": (EXPERTS, k, n)}
+    gate, up, down = (graph.weight(name, shape, dtype) for name, shape in shapes.items())
+    hidden = ops.silu(ops.expert_linear(x, ids, gate, bf16=True)) * ops.expert_linear(x, ids, up, bf16=True)
+    graph.output("y", ops.expert_linear(hidden, ids, down, bf16=True))
+    rng = np.random.default_rng(0)
+    values = {name: rng.standard_normal(shape).astype(np.float32) / 8 for name, shape in shapes.items()}
+    given = values if dtype is BF16 else {name: quantize(v, Q8) for name, v in values.items()}
+    bind = {"SEQ": (least, 128), **given}
+    with rlx.compile(graph, bind, target=target, precision="auto", cache=CompileCache.default("off")) as exe:
+        assert {node.dtype.name for node in exe.graph.nodes() if node.op == "quantize"} == {act}
+        inputs = {"x": rng.standard_normal((rows, k)).astype(np.float32), "ids": chosen(rows, slots)}
+        found = exe(**inputs)["y"]
+    known = {name: v if dtype is BF16 else dequantize(v, Q8) for name, v in given.items()}
+    wanted = run_graph(graph, {**inputs, **known}, {"SEQ": rows}, dtype=np.float64)[0]["y"]
+    assert found.shape == wanted.shape == (rows, slots, k)
+    error = np.sqrt(((found - wanted) ** 2).mean() / (wanted**2).mean())
+    assert error < PROGRAM_ERROR[act], error
 
 
 def test_mistakes_are_refused() -> None:
