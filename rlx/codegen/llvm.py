@@ -145,12 +145,15 @@ class Modules:
         self._target, self._known = target, known
         self._pool = ThreadPoolExecutor(cpu_count(), "rlx-llvm")
         self._digests: dict[str, str] = {}
+        self._found: dict[str, Compiled] = {}  # of its own, because others may drop what is known
         self._begun: dict[str, tuple[Module, Future[None]]] = {}
 
     def add(self, name: str, text: str) -> None:
         """Begins with a module; `CompileError` if LLVM refuses it."""
         self._digests[name] = digest = hashlib.sha256(text.encode()).hexdigest()
-        if digest not in self._known.keys() | self._begun.keys():
+        if found := self._known.get(digest):
+            self._found[digest] = found
+        elif digest not in self._begun:
             module = Module(text, self._target)
             self._begun[digest] = module, self._pool.submit(module.compile)
 
@@ -158,8 +161,8 @@ class Modules:
         """Every module that was added, by its name; waits until they are compiled."""
         for digest, (module, future) in self._begun.items():
             future.result()
-            self._known[digest] = module.result()
-        return {name: self._known[digest] for name, digest in self._digests.items()}
+            self._found[digest] = self._known[digest] = module.result()
+        return {name: self._found[digest] for name, digest in self._digests.items()}
 
     def __enter__(self) -> Modules:
         return self

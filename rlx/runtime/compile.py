@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,9 @@ from rlx.runtime.tuned import tuned
 
 if TYPE_CHECKING:
     from rlx.codegen.llvm import Compiled
+
+#: Compiled modules that a process keeps for a target, for the programs that it compiles next.
+MODULES = 256
 
 Build = Callable[[], Mapping[str, bytes | str]]
 
@@ -72,6 +77,23 @@ class CompiledProgram:
         return sorted({symbol for _, symbol in calls})
 
 
+class _Recent(OrderedDict[str, "Compiled"]):
+    """The last modules that were compiled, by the digests of their texts."""
+
+    def __setitem__(self, digest: str, compiled: Compiled) -> None:
+        super().__setitem__(digest, compiled)
+        if len(self) > MODULES:
+            self.popitem(last=False)
+
+
+@lru_cache(maxsize=4)
+def _compiled(target: Target) -> _Recent:
+    """Those for a target, of all compilers of this process: models of one shape have most of their kernels in common,
+    and so have the programs of one model.
+    """
+    return _Recent()
+
+
 class Compiler:
     """Compiles graphs for one target through one cache.
 
@@ -90,7 +112,6 @@ class Compiler:
             raise ArgumentError(f"cache is {cache!r}, expected a CompileCache", hint=hint)
         self.cache = cache if cache is not None else CompileCache.default()
         self.target = tuned(target or Target.host(), self.cache)
-        self._compiled: dict[str, Compiled] = {}  # modules by the digests of their texts
 
     def program(self, graph: Graph, options: Options, *, dump: Path | None = None) -> CompiledProgram:
         """The program of a graph for one bucket; `dump` is a folder for the text after every pass."""
@@ -155,7 +176,7 @@ class Compiler:
         marks = [time.perf_counter()]
         program = pipeline.lower(graph, options, lambda stage, result: files.update({f"ir/{stage}.txt": str(result)}))
         marks.append(time.perf_counter())
-        with Modules(self.target, self._compiled) as modules:
+        with Modules(self.target, _compiled(self.target)) as modules:
             linked = link.link_program(program, self.target, lambda k: modules.add(f"kernels/{k.symbol}", k.llvm))
             modules.add("program", linked.step)
             marks.append(time.perf_counter())
