@@ -409,9 +409,9 @@ def test_a_folder_for_the_ir_that_is_none(model: Path, tmp_path: Path, cli: Rlx)
     file = tmp_path / "file"
     file.write_text("x")
     message = "the text after the passes cannot be written: Not a directory. Give dump_ir (--dump-ir) another folder."
-    with raising(ArgumentError, message):
-        rlx.auto_runner(model, dump_ir=file)
-    refused(cli("run", model, "Hi", "--dump-ir", file), f"{file}/decode-1-1: {message}")
+    with rlx.auto_runner(model, dump_ir=file) as runner, raising(ArgumentError, message):
+        runner.prefill_logits([1])
+    refused(cli("run", model, "Hi", "--dump-ir", file), f"{file}/prefill-2-16: {message}")
 
 
 # ---------------------------------------------------------------------------------------------------- prompts

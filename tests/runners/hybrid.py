@@ -109,7 +109,9 @@ class Interpreted:
         self.logits = outputs["logits"]
         engine.after()
 
-    def repeat(self, count: int, rows: int, stops: Sequence[int], seconds: float, **env: int) -> list[int]:
+    def repeat(
+        self, count: int, rows: int, stops: Sequence[int], seconds: float, carried: None, **env: int
+    ) -> list[int]:
         found: list[int] = []
         for past in range(env["PAST_SEQ"], env["PAST_SEQ"] + count):
             self.run(**{**env, "PAST_SEQ": past})
