@@ -223,37 +223,59 @@ def _is_own(program: Program, number: int, call: Call, own_results: bool) -> lis
 def _step(linker: _Linker, regions: list[_Bound]) -> str:
     """The module with the region functions and the step that calls them."""
     declared = [_declaration(k) for k in linker.kernels.values()]
+    declared += ["declare i64 @llvm.umin.i64(i64, i64)", "declare i64 @llvm.readcyclecounter()"]
+    declared += [FETCH] * any(region.ahead for region in regions)
     functions = [f"define internal {text}" for text in linker.functions.values()]
+    body = "\n".join(_emit_step(linker, len(regions)))
+    step = f"define void @step(ptr %ctx, i64 %worker, i64 %workers) {{\n{body}\n}}"
+    return "\n\n".join([*declared, *functions, _table(regions), step]) + "\n"
+
+
+#: What the step looks up of a region: its function, that which fetches ahead for the next one (null for none), the rows
+#: of the argument table where the two begin, and the number of its first call.
+_ROW = {"function": "ptr", "ahead": "ptr", "args": "i64", "next": "i64", "call": "i64"}
+_ROW_TYPE = f"{{ {', '.join(_ROW.values())} }}"
+
+
+def _table(regions: list[_Bound]) -> str:
+    """The regions as data: the calls themselves, one after the other, would be the largest part of the program."""
+    args = list(accumulate((sum(len(c.kernel.buffers) for c in r.all_calls) for r in regions), initial=0))
+    calls = list(accumulate((len(r.calls) for r in regions), initial=0))
+    fetches = [*(f"@{r.ahead}" if r.ahead else "null" for r in regions[1:]), "null"]
+    lines = [
+        f"  {_ROW_TYPE} {{ ptr @{region.function}, ptr {fetch}, i64 {begin}, i64 {end}, i64 {call} }}"
+        for region, fetch, begin, end, call in zip(regions, fetches, args, args[1:], calls, strict=False)
+    ]
+    return f"@regions = private constant [{len(lines)} x {_ROW_TYPE}] [\n" + ",\n".join(lines) + "\n]"
+
+
+def _emit_step(linker: _Linker, regions: int) -> list[str]:
+    """The body of the step: a loop over the table of regions."""
     t = Text()
-    fields = {name: t.load("ptr", "%ctx", i) for i, name in enumerate(CONTEXT)}
-    clock = t.value(f"getelementptr i64, ptr {fields['times']}, i64 {t.value(f'mul i64 %worker, {len(regions) + 1}')}")
-    _mark(t, clock, 0)
+    ctx = {name: t.load("ptr", "%ctx", i) for i, name in enumerate(CONTEXT)}
+    clock = t.value(f"getelementptr i64, ptr {ctx['times']}, i64 {t.value(f'mul i64 %worker, {regions + 1}')}")
     own = t.value(f"mul i64 %worker, {_align(linker.private)}")
     streams = t.least("%workers", str(SHARES))
-    who = f"i64 %worker, i64 {own}, i64 {t.value(f'urem i64 %worker, {streams}')}, i64 {streams}"
-    rows = list(accumulate((sum(len(c.kernel.buffers) for c in r.all_calls) for r in regions), initial=0))
-    tables = [t.value(f"getelementptr ptr, ptr {fields['args']}, i64 {row}") for row in rows]
-    calls = 0
-    for r, region in enumerate(regions):
-        turns = t.value(f"getelementptr i64, ptr {fields['counters']}, i64 {calls}")
-        finished = t.value(f"getelementptr i64, ptr {fields['counters']}, i64 {SHARES * linker.stride // 8 + r}")
-        passed = [tables[r], fields["extents"], turns, finished, fields["pool"], fields["phase"]]
-        following = regions[r + 1].ahead if r + 1 < len(regions) else ""
-        fetch = f"ptr {f'@{following}' if following else 'null'}, ptr {tables[r + 1]}"
-        on = t.value(f"call i1 @{region.function}({', '.join(f'ptr {x}' for x in passed)}, {who}, {fetch})")
-        t.lines += [f"  br i1 {on}, label %after{r}, label %out", f"after{r}:"]
-        _mark(t, clock, r + 1)
-        calls += len(region.calls)
-    body = "\n".join([*t.lines, "  br label %out", "out:", "  ret void"])
-    step = f"define void @step(ptr %ctx, i64 %worker, i64 %workers) {{\n{body}\n}}"
-    declared += [FETCH] * any(region.ahead for region in regions)
-    intrinsics = ["declare i64 @llvm.umin.i64(i64, i64)", "declare i64 @llvm.readcyclecounter()"]
-    return "\n\n".join([*declared, *intrinsics, *functions, step]) + "\n"
-
-
-def _mark(t: Text, clock: str, index: int) -> None:
-    place = t.value(f"getelementptr i64, ptr {clock}, i64 {index}")
-    t.lines.append(f"  store i64 {t.value('call i64 @llvm.readcyclecounter()')}, ptr {place}")
+    stream = t.value(f"urem i64 %worker, {streams}")
+    ends = t.value(f"getelementptr i64, ptr {ctx['counters']}, i64 {SHARES * linker.stride // 8}")
+    t.lines += ["  br label %next", "next:", "  %r = phi i64 [ 0, %0 ], [ %after, %region ]"]
+    now = t.value("call i64 @llvm.readcyclecounter()")
+    t.lines.append(f"  store i64 {now}, ptr {t.value(f'getelementptr i64, ptr {clock}, i64 %r')}")
+    t.lines += [f"  br i1 {t.value(f'icmp ult i64 %r, {regions}')}, label %region, label %out", "region:"]
+    table = t.value(f"getelementptr {_ROW_TYPE}, ptr @regions, i64 %r")
+    row = {
+        name: t.value(f"load {kind}, ptr {t.value(f'getelementptr {_ROW_TYPE}, ptr {table}, i32 0, i32 {i}')}")
+        for i, (name, kind) in enumerate(_ROW.items())
+    }
+    args, following = (t.value(f"getelementptr ptr, ptr {ctx['args']}, i64 {row[at]}") for at in ("args", "next"))
+    turns = t.value(f"getelementptr i64, ptr {ctx['counters']}, i64 {row['call']}")
+    finished = t.value(f"getelementptr i64, ptr {ends}, i64 %r")
+    passed = [f"ptr {p}" for p in (args, ctx["extents"], turns, finished, ctx["pool"], ctx["phase"])]
+    passed += [f"i64 {x}" for x in ("%worker", own, stream, streams)]
+    passed += [f"ptr {p}" for p in (row["ahead"], following)]
+    on = t.value(f"call i1 {row['function']}({', '.join(passed)})")
+    t.lines += ["  %after = add i64 %r, 1", f"  br i1 {on}, label %next, label %out", "out:", "  ret void"]
+    return t.lines
 
 
 def _declaration(kernel: Kernel) -> str:
