@@ -58,7 +58,8 @@ def worker(size: int) -> tuple[NativeCode, Callable[..., None]]:
         start, end = handout.begin(t)
         t.lines.append(f"  call void @note(ptr %log{c}, i64 {start}, i64 {end})")
         handout.end(t)
-    code = NativeCode(compile_module([MODULE.format(body="\n".join(t.lines))], Target.host())[0], ["work"])
+    module = compile_module(MODULE.format(body="\n".join(t.lines)), Target.host())
+    code = NativeCode([module.code], ["work"])
     return code, _WORK(code.addresses["work"])
 
 
