@@ -16,6 +16,11 @@ LEVELS = [t for t in _HOST if not t.has_bf16_tiles]
 TILE_TARGETS = [t for t in _HOST if t.has_bf16_tiles]
 
 
+def widest_and_another(turn: int) -> list[Target]:
+    """For what depends on the level little: the widest, and the others in turn."""
+    return [LEVELS[at] for at in sorted({turn % len(LEVELS), len(LEVELS) - 1})]
+
+
 def name(target: Target) -> str:
     """A short name for test ids."""
     dots = "vnni" if target.has_vnni256 else "plain"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from levels import LEVELS, name
+from levels import LEVELS, name, widest_and_another
 from native import aligned, run
 from numpy.typing import NDArray
 
@@ -158,9 +158,9 @@ RINGS = [(1, 64, 64), (20, 64, 45), (64, 128, 65), (70, 128, 59), (70, 192, 123)
 @pytest.mark.parametrize(
     ("target", "window", "ctx", "most"),
     [
-        pytest.param(LEVELS[at], *ring, id=f"{name(LEVELS[at])}-{ring}")
+        pytest.param(target, *ring, id=f"{name(target)}-{ring}")
         for i, ring in enumerate(RINGS)
-        for at in sorted({i % len(LEVELS), len(LEVELS) - 1})
+        for target in widest_and_another(i)
     ],
 )
 def test_rings_give_the_bits_of_whole_caches(target: Target, window: int, ctx: int, most: int) -> None:

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 from forms import Form, assert_any_split, call, compiled, forms
-from levels import LEVELS, name
+from levels import LEVELS, name, widest_and_another
 from native import aligned
 from numpy.typing import NDArray
 from test_attention import Case
@@ -73,9 +73,12 @@ class BlockCase(Case):
 # ---------------------------------------------------------------------------------------------------- attention
 
 
-@targets
 @types
-@pytest.mark.parametrize("shape", [(8, 2, 64), (3, 3, 96), (2, 1, 256)], ids=str)
+@pytest.mark.parametrize(
+    ("target", "shape"),
+    [(t, s) for i, s in enumerate([(8, 2, 64), (3, 3, 96), (2, 1, 256)]) for t in widest_and_another(i)],
+    ids=lambda v: name(v) if isinstance(v, Target) else str(v),
+)
 def test_against_softmax_in_float64(target: Target, dtype: DType, shape: tuple[int, int, int]) -> None:
     case = BlockCase(*shape, dtype, ctx=224, filled=211)
     for past, seq in [(0, 1), (16, 2), (63, 1), (130, 33), (180, 31)]:

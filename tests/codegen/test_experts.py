@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from levels import BF16_TARGETS, DOT_TARGETS, LEVELS, name
+from levels import BF16_TARGETS, DOT_TARGETS, LEVELS, name, widest_and_another
 from native import aligned, run
 from numpy.typing import NDArray
 from test_linear import ERROR, GATES, prepared, sizes, weights
@@ -143,8 +143,11 @@ def needs(act: str, target: Target) -> None:
 BITS = [(Q6_K, "q8a", None), (Q4_K, "q8a", "silu"), (Q4_0, "f32", None), (F32, "f32", "silu"), (BF16, "bf16", None)]
 
 
-@pytest.mark.parametrize("target", LEVELS, ids=name)
-@pytest.mark.parametrize(("dtype", "act", "gated"), BITS, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "act", "gated", "target"),
+    [(*row, target) for i, row in enumerate(BITS) for target in widest_and_another(i)],
+    ids=lambda v: name(v) if isinstance(v, Target) else str(v),
+)
 def test_bits_are_those_of_a_linear_of_the_expert(dtype: DType, act: str, gated: str | None, target: Target) -> None:
     """Whatever rows share a tile: experts of no row, of a few, of more than a macro tile."""
     needs(act, target)

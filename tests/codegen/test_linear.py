@@ -12,7 +12,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from levels import BF16_TARGETS, DOT_TARGETS, LEVELS, name
+from levels import BF16_TARGETS, DOT_TARGETS, LEVELS, name, widest_and_another
 from native import aligned, run
 from numpy.typing import NDArray
 from test_layouts import every_e4m3, every_scale
@@ -124,13 +124,12 @@ def sizes(dtype: DType, turn: int) -> tuple[int, int]:
 
 
 def in_turn(dtypes: Sequence[DType], *, widest: bool) -> list[Any]:
-    """(type, target): common types on every level; others on one, in turn, or on the widest and one of the rest."""
-    rest = LEVELS[:-1] if widest and len(LEVELS) > 1 else LEVELS
+    """(type, target): common types on every level; others on one of them, in turn, and on the widest if asked for."""
     found = []
     for i, dtype in enumerate(dtypes):
-        some = {LEVELS.index(rest[i % len(rest)]), *([len(LEVELS) - 1] if widest else [])}
-        chosen = range(len(LEVELS)) if dtype in COMMON else sorted(some)
-        found += [pytest.param(dtype, LEVELS[at], id=f"{dtype}-{name(LEVELS[at])}") for at in chosen]
+        some = widest_and_another(i) if widest else [LEVELS[i % len(LEVELS)]]
+        for target in LEVELS if dtype in COMMON else some:
+            found.append(pytest.param(dtype, target, id=f"{dtype}-{name(target)}"))
     return found
 
 
@@ -249,17 +248,19 @@ GATES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("target", LEVELS, ids=name)
+GATED = [(t, "q8a") for t in (Q4_K, Q8_0, Q2_K, Q5_1, IQ2_S)] + [(BF16, "f32"), (BF16, "bf16")]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "act"),
-    [(t, "q8a") for t in (Q4_K, Q8_0, Q2_K, Q5_1, IQ2_S)] + [(BF16, "f32"), (BF16, "bf16")],
-    ids=str,
+    ("dtype", "act", "target"),
+    [(*row, target) for i, row in enumerate(GATED) for target in widest_and_another(i)],
+    ids=lambda v: name(v) if isinstance(v, Target) else str(v),
 )
 def test_gates(dtype: DType, act: str, target: Target) -> None:
     if act == "bf16" and not target.has_bf16_dots:
         pytest.skip("this target has no dot products of bf16")
     n, k = 33, 256
-    gate = list(GATES)[LEVELS.index(target)]
+    gate = list(GATES)[(GATED.index((dtype, act)) + LEVELS.index(target)) % len(GATES)]
     (packed, w), (packed_up, up) = weights(dtype, n, k), weights(dtype, n, k, 1)
     kernel = linear(dtype, n, k, act, target, gated=gate)
     assert kernel.buffers == ("x", "w", "w_up", "out")

@@ -55,9 +55,12 @@ def feeds(graph: Graph) -> dict[str, Array]:
     return {n: arrays[n] for n in graph.leaves("input")}
 
 
-@pytest.mark.parametrize("level", levels())
+RUNS = ((None, False), (None, True), (84, True))  # window, whether keys are turned: each on one level, in turn
+FOUND = levels()[::-1]
+
+
+@pytest.mark.parametrize(("level", "window", "turned"), [(FOUND[i % len(FOUND)], *r) for i, r in enumerate(RUNS)])
 @types
-@pytest.mark.parametrize(("window", "turned"), [(None, False), (None, True), (84, True)])
 def test_long_runs(level: str, dtype: DType, window: int | None, turned: bool, cache: CompileCache) -> None:
     """Prompts in chunks and single rows, whose attention is cut into ranges from 129 positions on."""
     graph = block_graph(dtype, window, turned)
