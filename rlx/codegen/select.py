@@ -78,7 +78,7 @@ def _expert_linear(n: Node, target: Target) -> Call:
 
     x, ids, w = n.inputs[:3]
     experts, slots, single = static(w, 0), static(ids, 1), ids.shape[0] == 1
-    options = {"x_slots": len(x.shape) == 3, "gated": n["gated"], "single": single}
+    options = {"x_slots": len(x.shape) == 3, "gated": n["gated"], "tiles": n["tiles"], "single": single}
     kernel = expert_linear(w.dtype, width(n), width(w), x.dtype.name, target, experts=experts, slots=slots, **options)
     count = units(width(n), experts=experts, slots=slots, single=single)
     return _call(n, kernel, Units(count), *([] if single else [ids.shape[0]]))

@@ -67,7 +67,7 @@ OPS: dict[str, Op] = {
         Op("linear", _LINEAR, infer.linear, meaning.linear, flops.linear),
         Op(
             "expert_linear",
-            {"gated": None, "bf16": False},
+            {"gated": None, "bf16": False, "tiles": False},
             infer.expert_linear,
             meaning.expert_linear,
             flops.expert_linear,
@@ -206,7 +206,8 @@ def expert_linear(
     """For every row and slot the linear layer of one expert, ids i32[rows, slots] -> f32 [rows, slots, n].
 
     x [rows, k], the same for every slot, or [rows, slots, k]; weight [experts, n, k] (any dtype). With `gated`, an
-    activation, the result is gated(x weight^T) * (x up^T). `bf16` is that of `linear`.
+    activation, the result is gated(x weight^T) * (x up^T). `bf16` is that of `linear`. The attribute `tiles`, which the
+    pass `quantize` sets, has bf16 rows multiplied on tile registers.
     """
     return make("expert_linear", *filter(None, (x, ids, weight, up)), gated=gated, bf16=bf16)
 

@@ -21,7 +21,7 @@ from rlx.passes.options import Options
 
 _x, _w, _u = var("x", ["R", "K"]), var("w", ["N", "K"]), var("u", ["N", "K"])
 _free = frozenset({"x", "w", "u"})
-_eps, _style = AttrVar("eps", 1e-6), AttrVar("style", "neox")
+_eps, _style, _tiles = AttrVar("eps", 1e-6), AttrVar("style", "neox"), AttrVar("tiles", False)
 _at, _cache, _wrap = AttrVar("at", 2), AttrVar("dtype", "f32"), AttrVar("wrap", False)
 
 
@@ -36,8 +36,9 @@ def _gated(act: str) -> Rule:
 
 def _gated_experts(act: str) -> Rule:
     ids, w, u = var("ids", ["R", "S"], I32), var("w", ["E", "N", "K"]), var("u", ["E", "N", "K"])
-    before = ops.mul(ops.make(act, ops.expert_linear(_x, ids, w)), ops.expert_linear(_x, ids, u))
-    return Rule(f"gated-experts-{act}", before, ops.expert_linear(_x, ids, w, u, gated=act), _free)
+    gate, up = (ops.make("expert_linear", _x, ids, weight, tiles=_tiles) for weight in (w, u))
+    after = ops.make("expert_linear", _x, ids, w, u, gated=act, tiles=_tiles)
+    return Rule(f"gated-experts-{act}", ops.mul(ops.make(act, gate), up), after, _free)
 
 
 def _bias() -> Rule:

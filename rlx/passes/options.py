@@ -62,7 +62,8 @@ class Options:
         whole: outputs of which every row is kept even where `all_rows` is False.
         packed: tables that are packed though the graph only looks rows up: another graph of the model multiplies them.
         bf16_dots: whether bf16 activations may be used over bf16 weights, where the target has dots of bf16.
-        bf16_tiles: whether they may be used over quantized weights and 16-bit caches, where the target has tiles.
+        bf16_tiles: whether they may be used over quantized weights and 16-bit caches, where the target has tiles; and
+            whether these may multiply experts in bf16.
     """
 
     precision: str = "auto"

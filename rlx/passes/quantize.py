@@ -19,8 +19,9 @@ Attention over caches of 16 bits has products of bf16 where tiles serve: keys an
 Caches of f32 are there because a model magnifies such rounding, and keep f32.
 
 Over blocks bf16 rounds less than the int8 rows that it replaces, so the graph is not asked. Tiles want weights in bf16,
-which takes as long as about 16 rows of int8 products; for experts, whose rows are a few of them each and must be copied
-together, as about 32 rows an expert, which few models have in the usual buckets.
+which takes as long as about 16 rows of int8 products; for experts, whose rows must be copied together, as about 32 rows
+an expert, which few models have in the usual buckets. Experts in bf16 need no more than 8 to be faster than by dot
+products, and gain much with more, so there it counts how many a program may have, not how many it always has.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes.options import Options
 
-_TILE_ROWS, _EXPERT_ROWS, _TILE_DEPTH = 16, 32, 32
+_TILE_ROWS, _TILE_DEPTH = 16, 32
+_BLOCK_ROWS, _BF16_ROWS = 32, 8  # of an expert
 _WEIGHT = {"linear": 1, "expert_linear": 2}  # number of the weight among an op's operands
 
 
@@ -47,7 +49,10 @@ def quantize(graph: Graph, options: Options) -> Graph:
         out = activations(old, options)
         if out != "f32" and inputs[0].dtype is F32:
             inputs = (ops.quantize(inputs[0], out), *inputs[1:])
-        return ops.make(old.op, *inputs, **{**dict(old.attrs), "bf16": False})
+        attrs = {**dict(old.attrs), "bf16": False}
+        if old.op == "expert_linear":
+            attrs["tiles"] = out == "bf16" and experts_in_tiles(old, options)
+        return ops.make(old.op, *inputs, **attrs)
 
     return graph.map(visit)
 
@@ -56,21 +61,22 @@ def in_tiles(node: Node, options: Options) -> bool:
     """Whether the products of an attention are of bf16: where tiles serve, and the cache has no more than 16 bits."""
     rows, _, width = node.inputs[0].shape
     fits = isinstance(width, int) and width % _TILE_DEPTH == 0 and node.inputs[1].dtype in (F16, BF16)
-    return options.precision == "auto" and fits and _serves_tiles(rows, _TILE_ROWS, options)
+    return options.precision == "auto" and fits and _serves_tiles(rows, options)
 
 
-def _serves_tiles(rows: DimLike, least: float, options: Options) -> bool:
+def _serves_tiles(rows: DimLike, options: Options) -> bool:
     """Whether the target has tiles of bf16, and there are always enough rows for them."""
-    return options.bf16_tiles and not options.sequences and dims.bounds(rows, options.bounds)[0] >= least
+    return options.bf16_tiles and not options.sequences and dims.bounds(rows, options.bounds)[0] >= _TILE_ROWS
 
 
-def _enough_rows(node: Node, options: Options) -> float:
-    """From how many rows on tiles are as fast as int8 products; of experts, by the rows that one gets on average."""
-    if node.op == "linear":
-        return _TILE_ROWS
-    _, ids, weight = node.inputs[:3]
+def experts_in_tiles(node: Node, options: Options) -> bool:
+    """Whether tiles of bf16 serve experts, by how many rows one gets on average."""
+    x, ids, weight = node.inputs[:3]
     experts, slots = (dims.bounds(size, options.bounds)[1] for size in (weight.shape[0], ids.shape[1]))
-    return _EXPERT_ROWS * experts / slots
+    least, most = (rows * slots / experts for rows in dims.bounds(x.shape[0], options.bounds))
+    enough = least >= _BLOCK_ROWS if weight.dtype.is_quantized else most >= _BF16_ROWS
+    fits = weight.dtype.is_quantized or dims.bounds(x.shape[-1], options.bounds)[0] % _TILE_DEPTH == 0
+    return options.bf16_tiles and not options.sequences and fits and enough
 
 
 def activations(node: Node, options: Options) -> str:
@@ -78,7 +84,8 @@ def activations(node: Node, options: Options) -> str:
     weight, (rows, *_, k) = node.inputs[_WEIGHT[node.op]], node.inputs[0].shape
     if options.precision == "exact":
         return "f32"
-    if weight.dtype.is_quantized and _serves_tiles(rows, _enough_rows(node, options), options):
+    tiles = _serves_tiles(rows, options) if node.op == "linear" else experts_in_tiles(node, options)
+    if weight.dtype.is_quantized and tiles:
         return "bf16"
     if weight.dtype.has_integer_codes:
         return "q8a"

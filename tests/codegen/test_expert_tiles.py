@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +20,8 @@ from test_linear_tiles import target as target  # a fixture
 
 import rlx
 from rlx import SEQ, dtypes, ops
-from rlx.codegen.kernels.experts import expert_linear, units
+from rlx.codegen.kernels import experts
+from rlx.codegen.kernels.experts import units
 from rlx.codegen.kernels.linear import linear
 from rlx.codegen.target import REQUIRED, Target
 from rlx.errors import CompileError
@@ -28,6 +30,8 @@ from rlx.ir.dtypes import BF16, F16, Q4_K, Q6_K, Q8_0, DType
 from rlx.ir.interp import run as run_graph
 from rlx.ir.meaning import round_to
 from rlx.runtime.cache import CompileCache
+
+expert_linear = partial(experts.expert_linear, tiles=True)
 
 #: Root mean square of a block's error relative to its results, where activations are rounded to bf16 and to int8.
 PROGRAM_ERROR = {"bf16": 5e-3, "q8a": 2e-2}
@@ -164,8 +168,8 @@ def test_what_a_machine_with_tiles_runs() -> None:
     text = assembly(expert_linear(Q8_0, 32, 1024, "bf16", target, experts=3, slots=2), target)
     assert len(re.findall(r"\ttdpbf16ps", text)) == 4 + 4 + 2
     assert text.index("tilestored") < text.index("tilerelease")
-    few = assembly(expert_linear(BF16, 32, 66, "bf16", target, experts=3, slots=2), target)
-    assert "tdpbf16ps" not in few and "vdpbf16ps" in few  # no whole tiles
+    few = assembly(expert_linear(BF16, 32, 64, "bf16", target, experts=3, slots=2, tiles=False), target)
+    assert "tdpbf16ps" not in few and "vdpbf16ps" in few
 
 
 @on(WIDEST)
@@ -183,6 +187,7 @@ def test_experts_in_a_program(dtype: DType, least: int, act: str, target: Target
     given = values if dtype is BF16 else {name: quantize(v, Q8) for name, v in values.items()}
     bind = {"SEQ": (least, 128), **given}
     with rlx.compile(graph, bind, target=target, precision="auto", cache=CompileCache.default("off")) as exe:
+        assert all(node["tiles"] == (act == "bf16") for node in exe.graph.nodes() if node.op == "expert_linear")
         assert {node.dtype.name for node in exe.graph.nodes() if node.op == "quantize"} == {act}
         inputs = {"x": rng.standard_normal((rows, k)).astype(np.float32), "ids": chosen(rows, slots)}
         found = exe(**inputs)["y"]
@@ -197,4 +202,7 @@ def test_mistakes_are_refused() -> None:
     with pytest.raises(CompileError, match="f16 weights with bf16"):
         expert_linear(F16, 16, 32, "bf16", emulated.TARGETS[-1], experts=2, slots=1)
     with pytest.raises(CompileError, match="q8_0 weights with bf16"):
-        expert_linear(Q8_0, 16, 32, "bf16", LEVELS[-1], experts=2, slots=1)
+        expert_linear(Q8_0, 16, 32, "bf16", emulated.TARGETS[-1], experts=2, slots=1, tiles=False)
+    for act, k, which in (("bf16", 32, LEVELS[-1]), ("bf16", 66, emulated.TARGETS[-1]), ("q8a", 32, LEVELS[-1])):
+        with pytest.raises(CompileError, match=f"no tiles multiply {act} activations, {k} wide"):
+            expert_linear(BF16, 16, k, act, which, experts=2, slots=1)

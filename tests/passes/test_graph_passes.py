@@ -30,6 +30,7 @@ from rlx.ir.dtypes import (
 from rlx.ir.graph import Graph
 from rlx.ir.node import LEAVES, Node
 from rlx.ir.verify import verify
+from rlx.passes.fuse import fuse
 from rlx.passes.layout import layout
 from rlx.passes.options import MAX_PAST, Options
 from rlx.passes.quantize import quantize
@@ -197,6 +198,24 @@ def test_experts_in_blocks_take_bf16_rows_where_each_gets_enough(dtype: DType, o
     x, ids, w = G.input("x", [SEQ, 64]), G.input("ids", [SEQ, 2], I32), G.weight("w", [8, 8, 64], dtype)
     after = quantize(specialize(Graph(outputs={"y": ops.expert_linear(x, ids, w)}), options), options)
     assert after.outputs["y"].inputs[0].dtype.name == found
+
+
+@pytest.mark.parametrize(
+    ("k", "options", "expected"),
+    [
+        (64, Options(seq=(2, 16)), True),  # up to 8 rows an expert
+        (64, Options(seq=(2, 15)), False),
+        (48, Options(seq=(2, 16)), False),
+        (64, Options(seq=(2, 16), bf16_tiles=False), False),
+    ],
+)
+def test_experts_in_bf16_take_tiles_where_each_may_get_enough(k: int, options: Options, expected: bool) -> None:
+    """Two of four experts a row; where they take dot products instead, they take bf16 rows, too."""
+    x, ids = G.input("some", [SEQ, k]), G.input("ids", [SEQ, 2], I32)
+    gate, up = (ops.expert_linear(x, ids, G.weight(name, [4, 8, k], BF16), bf16=True) for name in ("gate", "up"))
+    graph = specialize(Graph(outputs={"y": ops.silu(gate) * up}), options)
+    found = fuse(quantize(graph, options), options).outputs["y"]
+    assert (found["gated"], found["tiles"], found.inputs[0].dtype) == ("silu", expected, BF16)
 
 
 def test_linears_of_one_input_share_its_preparation() -> None:

@@ -17,6 +17,7 @@ from rlx.codegen.kernels.multiply import Rows, Shape
 from rlx.codegen.layouts import BLOCK_ROWS
 from rlx.codegen.target import Target
 from rlx.codegen.tiles import POINTER, Emitter
+from rlx.errors import CompileError
 from rlx.ir.dtypes import DType
 
 
@@ -37,6 +38,7 @@ def expert_linear(
     slots: int,
     x_slots: bool = False,
     gated: str | None = None,
+    tiles: bool = False,
     single: bool = False,
 ) -> Kernel:
     """A kernel for out = x We^T, or gate(x We^T) * (x Ue^T) where gated, e the expert of each row and slot.
@@ -47,17 +49,20 @@ def expert_linear(
 
     Args:
         dtype, act, gated: as for `linear.linear`.
+        tiles: bf16 activations are multiplied on tile registers; else by dot products, which take bf16 weights only.
         single: there is one row, as in decode.
 
     Raises:
         CompileError: an option out of its range.
         ShapeError: k does not fit the type's blocks.
     """
-    linear.check(dtype, k, act, gated, target)
+    if tiles and not linear_tiles.fits(act, k, target):
+        raise CompileError(f"no tiles multiply {act} activations, {k} wide", where=f"target {target.level}")
+    linear.check(dtype, k, act, gated, target, tiles)
     shape = Shape(dtype, k, act, False, False, gated, ragged=n % BLOCK_ROWS > 0, single=single)
     e = Emitter(target, ["x", "ids", *shape.weights, "out"], [] if single else ["rows"])
     used = Experts(experts, n, slots, x_slots)
-    (ExpertTiles if linear_tiles.fits(act, k, target) else _ExpertVectors)(e, shape, used).write()
+    (ExpertTiles if tiles else _ExpertVectors)(e, shape, used).write()
     return e.finish(f"experts_{dtype}_{act}", _outline(shape, used))
 
 

@@ -90,10 +90,11 @@ def linear(
         CompileError: an option out of its range.
         ShapeError: k does not fit the type's blocks.
     """
-    check(dtype, k, act, gated, target)
+    in_tiles = linear_tiles.fits(act, k, target)
+    check(dtype, k, act, gated, target, in_tiles)
     shape = Shape(dtype, k, act, residual, bias, gated, ragged=n % BLOCK_ROWS > 0, single=single, out=out)
     e = Emitter(target, shape.buffers, shape.extents)
-    (linear_tiles.TileWriter if linear_tiles.fits(act, k, target) else LinearWriter)(e, shape).write()
+    (linear_tiles.TileWriter if in_tiles else LinearWriter)(e, shape).write()
     return e.finish(f"linear_{dtype}_{act}", _outline(shape))
 
 
@@ -371,11 +372,10 @@ def _halves(values: Sums) -> list[Sums]:
     return [values[: len(values) // 2], values[len(values) // 2 :]]
 
 
-def check(dtype: DType, k: int, act: str, gated: str | None, target: Target) -> None:
+def check(dtype: DType, k: int, act: str, gated: str | None, target: Target, in_tiles: bool) -> None:
     """Raises what `linear` raises."""
     if dtype not in PACKINGS:
         raise CompileError(f"no linear kernel reads {dtype} weights", hint=f"It reads {', '.join(map(str, PACKINGS))}.")
-    in_tiles = linear_tiles.fits(act, k, target)
     fits = {"f32": True, "q8a": dtype.has_integer_codes, "bf16": dtype is BF16 or (in_tiles and dtype.is_quantized)}
     if not fits.get(act):
         raise CompileError(f"no linear kernel multiplies {dtype} weights with {act} activations")
