@@ -37,7 +37,7 @@ def greedy_run(
         program.inputs["positions"][:1] = past
     steps = min(count, STEPS)
     session.begin(steps)
-    found = program.repeat(steps, rows, stops, SECONDS, None, SEQ=1, PAST_SEQ=past, **session.states.extents)
+    found = program.repeat(steps, rows, stops, SECONDS, {"SEQ": 1, "PAST_SEQ": past, **session.states.extents})
     session.end([token, *found[:-1]])
     if found[-1] < 0:
         session.rewind(session.done - 1)

@@ -108,53 +108,38 @@ class Predictor:
         if length <= self._base:
             self._base = self._next = length
 
-    def drafts(self, length: int, token: int, count: int) -> list[int]:
-        """At most `count` tokens that may follow `token`, which comes at position `length`; no token if nothing was
-        heard of the row before it. Those behind the first are one native call.
-        """
-        found = self.catch_up(length, token)
-        if found is None or found[0] < 0:
-            return []
-        first, hidden = found
-        return [first, *self._chain(length, first, hidden, count - 1)] if count > 1 else [first]
-
-    def _chain(self, position: int, token: int, hidden: Floats, count: int) -> list[int]:
-        """Tokens that may follow `token`, each computed from the one before and the layer's own hidden row."""
-        program, env = self._fed(position, [token], hidden)
-        found = program.repeat(count, self._rows, (), SECONDS, CARRIED, **env)
-        return [token for token in found if token >= 0]
-
-    def catch_up(self, length: int, token: int) -> tuple[int, Floats] | None:
+    def catch_up(self, length: int, token: int, count: int = 1) -> list[int]:
         """Puts the rows before position `length` through the layer, where `token` comes next.
 
         Returns:
-            As `step`; None if nothing was heard of the row before.
+            At most `count` tokens that may follow `token`, those behind the first from the layer's own results; none if
+            nothing was heard of the row before it.
         """
-        count = length - self._start
-        if self._hidden is None or not 0 < count <= len(self._ids):
-            return None
-        found, after = None, [*self._ids[1:count], token]
+        rows = length - self._start
+        if self._hidden is None or not 0 < rows <= len(self._ids):
+            return []
+        found, after = list[int](), [*self._ids[1:rows], token]
         most = self._ranges[-1][1]
-        for at in range(0, count, most):
-            rows = slice(at, min(at + most, count))
-            found = self.step(self._start + at, after[rows], self._hidden[rows])
+        for at in range(0, rows, most):
+            part = slice(at, min(at + most, rows))
+            found = self._drafts(self._start + at, after[part], self._hidden[part], count if part.stop == rows else 1)
         self._next = length
-        self._ids, self._hidden, self._start = self._ids[count:], self._hidden[count:], length
+        self._ids, self._hidden, self._start = self._ids[rows:], self._hidden[rows:], length
         return found
 
-    def step(self, position: int, ids: Sequence[int], hidden: Floats) -> tuple[int, Floats]:
-        """Some rows of the layer, from a position of the session on.
+    def _drafts(self, position: int, ids: Sequence[int], hidden: Floats, count: int) -> list[int]:
+        """At most `count` tokens that may follow the last of `ids`, which go through the layer: one native call."""
+        last = len(ids) - 1
+        program, env = self.fed(position + last, ids[last:], hidden[last:])
+        first = None
+        if last:
+            first, rows = self.fed(position, ids, hidden)
+            first.prepare(rows)
+        found = program.repeat(count, self._rows, (), SECONDS, env, carried=CARRIED, first=first)
+        return [token for token in found if token >= 0]
 
-        Returns:
-            The likeliest token behind the last, -1 if a logit is NaN or infinite, and the layer's own hidden row:
-            f32[1, width], valid until the next step.
-        """
-        program, env = self._fed(position, ids, hidden)
-        program.run(**env)
-        return int(program.output("token", **env)[0]), program.output("next_hidden", **env)
-
-    def _fed(self, position: int, ids: Sequence[int], hidden: Floats) -> tuple[NativeProgram, dict[str, int]]:
-        """The program for some rows with its inputs in place, and its extents."""
+    def fed(self, position: int, ids: Sequence[int], hidden: Floats) -> tuple[NativeProgram, dict[str, int]]:
+        """The program for some rows, from a position of the session on, with its inputs in place; and its extents."""
         rows, past = len(ids), position - self._base
         if rows not in self._by_rows:
             self._by_rows[rows] = self._programs[Wanted(next(r for r in self._ranges if r[0] <= rows <= r[1]))]
@@ -192,6 +177,6 @@ class HeadDrafter:
     def propose(self, limit: int) -> list[int]:
         assert self._token is not None
         count = min(limit, max(1, self._hits.worth(self._most)))
-        drafts = self._predictor.drafts(self._past(), self._token, count)
+        drafts = self._predictor.catch_up(self._past(), self._token, count)
         self._open = list(drafts)
         return drafts

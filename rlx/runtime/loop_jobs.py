@@ -63,14 +63,15 @@ end:
 }
 """
 
-# The plan of a repeated step, 8 bytes each. Addresses: what `rlx_share` runs; counters that must be zero before a step;
-# what moves from step to step (PAST_SEQ among the extents, and the inputs: the token and its position) and where a step
-# leaves the token it chose; another result that is an input of the next step; the ids that end the run, and room for
-# the ids found. Those of `past` and `position` may be null, and so may `result` and `operand` where no bytes are
-# carried. `rows`: ids from there on cannot be looked up.
+# The plan of repeated steps, 8 bytes a field. Of a step: what `rlx_share` runs, counters that must be zero before it,
+# where it leaves the token that it chose, and another result, which the next step takes. The first step may be another
+# program's. What moves from step to step: PAST_SEQ among the extents, and the inputs: the token, its position, and the
+# one that takes the other result. Those of `past` and `position` may be null, `result` and `operand` too where no bytes
+# are carried. Then the ids that end the run, and room for those found; `rows`: ids from there on cannot be looked up.
+STEP = ("job", "context", "counters", "counter_bytes", "chosen", "result")
 PLAN = (
-    "job", "context", "counters", "counter_bytes", "past", "position", "token", "chosen",
-    "result", "operand", "carried_bytes", "rows", "stops", "stop_count", "found", "count", "nanoseconds",
+    *STEP, *(f"first_{name}" for name in STEP), "past", "position", "token", "operand", "carried_bytes",
+    "rows", "stops", "stop_count", "found", "count", "nanoseconds",
 )  # fmt: skip
 
 
@@ -81,7 +82,13 @@ def _field(name: str, kind: str = "ptr") -> str:
     )
 
 
-_NUMBERS = ("counter_bytes", "carried_bytes", "rows", "stop_count", "count", "nanoseconds")
+_NUMBERS = (
+    "counter_bytes", "first_counter_bytes", "carried_bytes", "rows", "stop_count", "count", "nanoseconds"
+)  # fmt: skip
+_STEP_NOW = "".join(
+    f"  %{name}.now = phi {'i64' if name in _NUMBERS else 'ptr'} [ %first_{name}, %entry ], [ %{name}, %next ]\n"
+    for name in STEP
+)
 
 # A step for every token, each fed the one that the step before chose: until there are enough, one is among the stops or
 # cannot be looked up, or the time is up.
@@ -98,9 +105,9 @@ entry:
   br label %step
 step:
   %i = phi i64 [ 0, %entry ], [ %done, %next ]
-  call void @llvm.memset.p0.i64(ptr %counters, i8 0, i64 %counter_bytes, i1 false)
-  call void @start(ptr %pool, ptr %job, ptr %context, i64 0)
-  %id = load i32, ptr %chosen, align 4
+{_STEP_NOW}  call void @llvm.memset.p0.i64(ptr %counters.now, i8 0, i64 %counter_bytes.now, i1 false)
+  call void @start(ptr %pool, ptr %job.now, ptr %context.now, i64 0)
+  %id = load i32, ptr %chosen.now, align 4
   %found.at.i = getelementptr inbounds i32, ptr %found, i64 %i
   store i32 %id, ptr %found.at.i, align 4
   %done = add i64 %i, 1
@@ -126,7 +133,7 @@ time:
   br i1 %late, label %out, label %feed
 feed:
   store i32 %id, ptr %token, align 4
-  call void @llvm.memcpy.p0.p0.i64(ptr %operand, ptr %result, i64 %carried_bytes, i1 false)
+  call void @llvm.memcpy.p0.p0.i64(ptr %operand, ptr %result.now, i64 %carried_bytes, i1 false)
   br i1 %no.past, label %turn, label %grow
 grow:
   %past.old = load i64, ptr %past, align 8

@@ -13,7 +13,7 @@ from rlx.codegen.handout import counter_bytes
 from rlx.errors import ArgumentError, CompileError
 from rlx.ir import dims
 from rlx.ir.dtypes import DTYPES
-from rlx.runtime.loop_jobs import PLAN
+from rlx.runtime.loop_jobs import PLAN, STEP
 from rlx.runtime.memory import AlignedBuffer
 from rlx.runtime.threads import WorkerPool
 
@@ -115,7 +115,7 @@ class NativeProgram:
         Raises:
             ArgumentError: a weight or state is not bound, or an extent is missing or out of bounds.
         """
-        self._set(extents)
+        self.prepare(extents)
         self._taken.fill(0)
         self.pool.share(self._step, self._context_address)
 
@@ -125,8 +125,10 @@ class NativeProgram:
         rows: int,
         stops: Sequence[int],
         seconds: float,
-        carried: tuple[str, str] | None,
-        **extents: int,
+        extents: Mapping[str, int],
+        *,
+        carried: tuple[str, str] | None = None,
+        first: NativeProgram | None = None,
     ) -> list[int]:
         """Steps of one row, each on the token that the one before chose, without Python in between.
 
@@ -138,7 +140,10 @@ class NativeProgram:
             rows: of the table that tokens are looked up in; it ends after a token that has none there.
             stops: tokens after which it ends.
             seconds: after so many it returns as soon as the step it is in is over.
-            carried: an output of a step, and the input of the next one that it becomes; None if there is no such.
+            extents: of the first step.
+            carried: an output of a step, and the input of the next one that it becomes.
+            first: a program with the same outputs that does the first step, which may have several rows: its inputs are
+                there and it is `prepared`. Here `extents` and the position are then those of its last row.
 
         Returns:
             The tokens found, 1 to `count`.
@@ -146,10 +151,12 @@ class NativeProgram:
         Raises:
             ArgumentError: as `run`.
         """
-        self._set(extents)
+        self.prepare(extents)
         found, ends = array("i", bytes(4 * count)), array("i", stops)
+        of_first = (first or self)._fixed_plan(carried)
         plan = {
-            **self._fixed_plan(carried, extents),
+            **self._fixed_plan(carried),
+            **{f"first_{name}": of_first[name] for name in STEP},
             "rows": rows,
             "stops": ends.buffer_info()[0],
             "stop_count": len(ends),
@@ -161,29 +168,29 @@ class NativeProgram:
         done = self.pool.repeat(fields.buffer_info()[0])
         return found[:done].tolist()
 
-    def _fixed_plan(self, carried: tuple[str, str] | None, extents: Mapping[str, int]) -> dict[str, int]:
+    def _fixed_plan(self, carried: tuple[str, str] | None) -> dict[str, int]:
         """The part of a plan that is the same for every run."""
         if carried not in self._plans:
             symbols, inputs = self.manifest["symbols"], self.inputs
             past = self._extents[symbols.index("PAST_SEQ") :] if "PAST_SEQ" in symbols else None
-            result, operand = (self.output(carried[0], **extents), inputs[carried[1]]) if carried else (None, None)
+            result, operand = (self.output(carried[0]), inputs[carried[1]]) if carried else (None, None)
             self._plans[carried] = {
                 "job": self._step,
                 "context": self._context_address,
                 "counters": self._counters.address,
                 "counter_bytes": self._counters.nbytes,
+                "chosen": _address(self.output("token")),
+                "result": _address(result),
                 "past": _address(past),
                 "position": _address(inputs.get("positions")),
                 "token": _address(inputs["tokens"]),
-                "chosen": _address(self.output("token", **extents)),
-                "result": _address(result),
                 "operand": _address(operand),
                 "carried_bytes": 0 if result is None else result.nbytes,
             }
         return self._plans[carried]
 
-    def _set(self, extents: Mapping[str, int]) -> None:
-        """Checks that everything is bound, and writes the extents."""
+    def prepare(self, extents: Mapping[str, int]) -> None:
+        """Checks that everything is bound, and writes the extents; `ArgumentError` as `run`."""
         if self._unbound:
             names = ", ".join(sorted(self._unbound)[:5])
             hint = "Give them when compiling (bind=...), with bind(), or with the call."

@@ -27,9 +27,10 @@ __all__ = ["SYMBOLS", "RuntimeLibrary", "WorkerPool", "runtime_llvm"]
 MAX_WORKERS = 1024
 
 # How long a wait looks before it sleeps, in nanoseconds. In a job: beyond the usual difference between workers, below
-# the cost of waking (5 to 30 us). Idle: the time a caller needs between two steps without much work of its own.
+# the cost of waking (5 to 30 us). Idle: the time a caller needs between two steps without much work of its own, such as
+# 30 us from token to token, or 70 where a step verified several.
 JOB_SPIN = 10_000
-IDLE_SPIN = 50_000
+IDLE_SPIN = 100_000
 
 
 class RuntimeLibrary:

@@ -136,7 +136,9 @@ def test_drafts_are_those_of_the_equations(
         second = layer(head, table[[*IDS[5:34], found[0]]], np.concatenate([hidden, first[-1:]]))
         assert found[1] == int((table @ second[-1]).argmax())
         assert engine._predictor is not None
-        _, own = engine._predictor.step(32, [IDS[33]], hidden[-1:].astype(np.float32))
+        program, extents = engine._predictor.fed(32, [IDS[33]], hidden[-1:].astype(np.float32))
+        program.run(**extents)
+        own = program.output("next_hidden")
         assert np.abs(own[0] - first[-1]).max() <= CEILING * np.abs(first).max()
     engine.close()
 
@@ -192,6 +194,18 @@ def test_drafts_are_of_the_first_ids_where_the_vocabulary_is_large(
             assert max(drafter.propose(3), default=0) < 48
             engine.verify([token])
         assert engine.stats()["weights_bytes"] == before, "the head's rows are those of the model's own"
+    engine.close()
+
+
+def test_nothing_is_drafted_from_what_is_no_number(checkpoint: Path) -> None:
+    engine = Engine.open(checkpoint, precision="exact", max_seq=128)
+    with engine.predicting() as drafter:
+        for ids in (IDS, IDS[:1]):  # several rows, and one
+            engine.forward(ids)
+            assert engine._predictor is not None and engine._predictor._hidden is not None
+            engine._predictor._hidden[:] = np.nan
+            drafter.observe(3)
+            assert drafter.propose(3) == []
     engine.close()
 
 
