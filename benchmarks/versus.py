@@ -319,7 +319,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--quick", action="store_true", help="3 turns of 16 tokens, 12 s a row, settings of llama.cpp by short trials")
     add("--minutes", type=float, default=float("inf"), metavar="M", help="nothing more begins after so many")
     add("--peer-python", default=sys.executable, metavar="PATH", help="Python that has llama_cpp")
-    add("--torch-python", metavar="PATH", help="Python that has transformers; this one if it does")
+    add("--torch-python", metavar="PATH", help="Python that has transformers; this one if it does; empty for none")
     add("--threads", type=int, help="of each side; the physical cores that this process may use by default")
     add("--repeat", type=int, help="turns (default 5)")
     add("--row-seconds", type=float, metavar="S", help="no further turn of a row begins after so many")
