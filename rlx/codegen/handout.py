@@ -96,31 +96,56 @@ class Handout:
         """Opens the loop's body, where the units of the result, [start, end), are to be done; closed by `end`."""
         c = self.c
         ranges = t.ceil_div(self.units, str(self.grain))
-        share, turn = t.ceil_div(ranges, "%streams"), f"%turn{c}"
-        t.lines += [f"  store i64 0, ptr {turn}", f"  br label %share{c}", f"share{c}:"]
-        at = t.value(f"add i64 %stream, {t.value(f'load i64, ptr {turn}')}")
-        around = t.value(f"sub i64 {at}, %streams")
-        whose = t.value(f"select i1 {t.value(f'icmp ult i64 {at}, %streams')}, i64 {at}, i64 {around}")
-        first = t.value(f"mul i64 {whose}, {share}")
-        left = t.value(f"sub i64 {t.least(t.value(f'add i64 {first}, {share}'), ranges)}, {first}")
-        table = t.value(f"getelementptr i8, ptr %turns, i64 {t.value(f'mul i64 {whose}, {self.stride}')}")
-        counter = t.value(f"getelementptr i64, ptr {table}, i64 {c}")
-        t.lines += [f"  br label %look{c}", f"look{c}:"]
-        seen = t.value(f"load atomic i64, ptr {counter} monotonic, align 8")
-        t.lines += [f"  br i1 {t.value(f'icmp slt i64 {seen}, {left}')}, label %take{c}, label %next{c}", f"take{c}:"]
-        taken = t.value(f"atomicrmw add ptr {counter}, i64 1 monotonic")
-        t.lines += [f"  br i1 {t.value(f'icmp slt i64 {taken}, {left}')}, label %work{c}, label %next{c}", f"work{c}:"]
-        start = t.value(f"mul i64 {t.value(f'add i64 {first}, {taken}')}, {self.grain}")
+        share, counter = t.ceil_div(ranges, "%streams"), t.value(f"getelementptr i64, ptr %turns, i64 {c}")
+        t.lines += [f"  store i64 0, ptr %turn{c}", f"  br label %take{c}", f"take{c}:"]
+        passed = f"ptr {counter}, i64 {self.stride}, ptr %turn{c}, i64 %stream, i64 %streams, i64 {share}, i64 {ranges}"
+        taken = t.value(f"call i64 @take({passed})")
+        t.lines += [f"  br i1 {t.value(f'icmp slt i64 {taken}, 0')}, label %done{c}, label %work{c}", f"work{c}:"]
+        start = t.value(f"mul i64 {taken}, {self.grain}")
         return start, t.least(t.value(f"add i64 {start}, {self.grain}"), self.units)
 
     def end(self, t: Text) -> None:
-        """Closes the loop's body, and the loop: on to the next share."""
-        c, turn = self.c, f"%turn{self.c}"
-        t.lines += [f"  br label %look{c}", f"next{c}:"]
-        after = t.value(f"add i64 {t.value(f'load i64, ptr {turn}')}, 1")
-        t.lines.append(f"  store i64 {after}, ptr {turn}")
-        t.lines += [f"  br i1 {t.value(f'icmp ult i64 {after}, %streams')}, label %share{c}, label %done{c}"]
-        t.lines.append(f"done{c}:")
+        """Closes the loop's body, and the loop."""
+        t.lines += [f"  br label %take{self.c}", f"done{self.c}:"]
+
+
+#: The number of a range that is nobody's yet, or -1 if there is none. It is looked for in the shares of `%share` ranges
+#: from `%turn` on, which counts them beginning with the own one, `%stream`; `%counter` is that of share 0.
+TAKE = """define i64 @take(
+  ptr %counter, i64 %stride, ptr %turn, i64 %stream, i64 %streams, i64 %share, i64 %ranges
+) noinline {
+entry:
+  %begin = load i64, ptr %turn
+  br label %look
+look:
+  %at = phi i64 [ %begin, %entry ], [ %after, %next ]
+  %sum = add i64 %stream, %at
+  %around = sub i64 %sum, %streams
+  %whose = call i64 @llvm.umin.i64(i64 %sum, i64 %around)
+  %first = mul i64 %whose, %share
+  %end = add i64 %first, %share
+  %last = call i64 @llvm.umin.i64(i64 %end, i64 %ranges)
+  %left = sub i64 %last, %first
+  %offset = mul i64 %whose, %stride
+  %place = getelementptr i8, ptr %counter, i64 %offset
+  %seen = load atomic i64, ptr %place monotonic, align 8
+  %some = icmp slt i64 %seen, %left
+  br i1 %some, label %try, label %next
+try:
+  %taken = atomicrmw add ptr %place, i64 1 monotonic
+  %mine = icmp slt i64 %taken, %left
+  br i1 %mine, label %found, label %next
+found:
+  store i64 %at, ptr %turn
+  %range = add i64 %first, %taken
+  ret i64 %range
+next:
+  %after = add i64 %at, 1
+  %more = icmp ult i64 %after, %streams
+  br i1 %more, label %look, label %none
+none:
+  ret i64 -1
+}"""
 
 
 def stride(calls: int) -> int:
@@ -168,7 +193,7 @@ def _streams(program: Program, call: Call, at: int) -> Iterator[tuple[int, int]]
 
 
 #: Asks for `%nbytes` from `%start` on, for the second cache: the first has no room for what is not needed yet.
-FETCH = """define internal void @fetch(ptr %start, i64 %nbytes) noinline {
+FETCH = """define void @fetch(ptr %start, i64 %nbytes) noinline {
 entry:
   br label %line
 line:

@@ -1,4 +1,4 @@
-"""Link: a program's kernels, the module of the `step` function that calls them, and the manifest that binds it.
+"""Link: the LLVM modules of a program, which are its kernels, its regions and its `step`, and the manifest.
 
 `void step(ptr ctx, i64 worker, i64 workers)` runs the regions in order, each a phase: it ends when all its units are
 done. A region is a function of its buffers, so regions of equal layers are one function called with other rows of the
@@ -15,7 +15,6 @@ before a step: for each share the ranges taken of each call, then one a region f
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -23,8 +22,8 @@ from itertools import accumulate
 from typing import Any
 
 from rlx.codegen.calls import Call
-from rlx.codegen.handout import FETCH, SHARES, Handout, Text, ahead, grain, stride
-from rlx.codegen.kernel import Kernel
+from rlx.codegen.handout import FETCH, SHARES, TAKE, Handout, Text, ahead, grain, stride
+from rlx.codegen.kernel import Kernel, symbol
 from rlx.codegen.select import select
 from rlx.codegen.target import Target
 from rlx.ir.node import Node
@@ -36,12 +35,15 @@ from rlx.passes.schedule import signature
 CONTEXT = ("args", "extents", "counters", "pool", "phase", "times")
 
 
+#: Takes the name and the text of a module.
+Emit = Callable[[str, str], None]
+
+
 @dataclass
 class Linked:
-    """What the linker made: kernels by symbol, the LLVM module of the step, and the manifest (plain JSON data)."""
+    """What the linker made beside the modules: kernels by symbol, and the manifest (plain JSON data)."""
 
     kernels: dict[str, Kernel]
-    step: str
     manifest: dict[str, Any]
 
 
@@ -50,27 +52,29 @@ class _Linker:
     program: Program
     target: Target
     symbols: list[str]
-    on_kernel: Callable[[Kernel], None]
+    emit: Emit
     kernels: dict[str, Kernel] = field(default_factory=dict)
-    functions: dict[str, str] = field(default_factory=dict)
+    regions: set[str] = field(default_factory=set)
     selected: dict[Any, _Bound] = field(default_factory=dict)
     scratch: int = 0
     private: int = 0
     stride: int = 0  # bytes of a share's counters
 
 
-def link_program(program: Program, target: Target, on_kernel: Callable[[Kernel], None]) -> Linked:
+def link_program(program: Program, target: Target, emit: Emit) -> Linked:
     """Selects kernels for every region and writes the step function.
 
     Args:
-        on_kernel: called with each kernel, once, as soon as it is written, so that it can be compiled meanwhile.
+        emit: called with each module, once, as soon as it is written, so that it can be compiled meanwhile: with
+            `kernels/<symbol>`, `regions/<symbol>`, and `program` for the step.
     """
     symbols = sorted(program.graph.bounds)
-    linker = _Linker(program, target, symbols, on_kernel, scratch=program.arena, private=program.private)
+    linker = _Linker(program, target, symbols, emit, scratch=program.arena, private=program.private)
     linker.stride = stride(sum(map(len, program.regions)))
     regions = [_region(linker, at) for at in range(len(program.regions))]
     manifest = _manifest(linker, regions)
-    return Linked(linker.kernels, _step(linker, regions), manifest)
+    emit("program", _step(linker, regions))
+    return Linked(linker.kernels, manifest)
 
 
 @dataclass(frozen=True)
@@ -111,29 +115,32 @@ def _region(linker: _Linker, number: int) -> _Bound:
     for kernel in (k for c in (*first, *calls) for k in (c.kernel, *c.kernel.calls)):
         if kernel.symbol not in linker.kernels:
             linker.kernels[kernel.symbol] = kernel
-            linker.on_kernel(kernel)
+            linker.emit(f"kernels/{kernel.symbol}", kernel.llvm)
     linker.selected[key] = bound = _Bound(*_functions(linker, number, first, calls), number, first, calls)
     return bound
 
 
 def _functions(linker: _Linker, number: int, first: tuple[Call, ...], calls: tuple[Call, ...]) -> tuple[str, str]:
-    """Makes the functions of a region, of its prologue, and to fetch ahead for it; returns the first and the last."""
-    prologue = ""
-    if first:
-        body = "\n".join(_emit_prologue(linker, number, first))
-        prologue = _function(linker, "void @prologue", "ptr %args, ptr %ext, i64 %own", body)
+    """Makes the module of a region: its function, that of its prologue, and one to fetch ahead for it.
+
+    Returns the names of the first and the last, whose digest is that of all three.
+    """
     table = sum(len(c.kernel.buffers) for c in first)
-    body = "\n".join(_emit_region(linker, number, calls, table, prologue))
-    region = _function(linker, "i1 @region", _REGION, body)
+    before = "\n".join(_emit_prologue(linker, number, first)) if first else ""
+    body = "\n".join(_emit_region(linker, number, calls, table))
     fetches = ahead(linker.program, calls, table, linker.target.tuning.prefetch)
-    return region, fetches and _function(linker, "void @ahead", _AHEAD, fetches)
-
-
-def _function(linker: _Linker, start: str, parameters: str, body: str) -> str:
-    """Makes a function unless there is one with the same body; returns its name."""
-    name = f"{start.split('@')[1]}_{hashlib.sha256(body.encode()).hexdigest()[:10]}"
-    linker.functions[name] = f"{start.split('@')[0]}@{name}({parameters}) noinline {{\n{body}\n}}"
-    return name
+    name = symbol("region", "\n".join((before, body, fetches)))
+    functions = [
+        f"define internal void @prologue({_PROLOGUE}) noinline {{\n{before}\n}}" * bool(before),
+        f"define i1 @{name}({_REGION}) {{\n{body}\n}}",
+        f"define void @{name}_ahead({_AHEAD}) {{\n{fetches}\n}}" * bool(fetches),
+    ]
+    if name not in linker.regions:
+        linker.regions.add(name)
+        kernels = {c.kernel.symbol: c.kernel for c in (*first, *calls)}
+        declared = [_declaration(k) for k in kernels.values()]
+        linker.emit(f"regions/{name}", "\n\n".join([*_DECLARED, *declared, *functions]) + "\n")
+    return name, fetches and f"{name}_ahead"
 
 
 # -- LLVM text ------------------------------------------------------------------------------------------------------
@@ -143,7 +150,13 @@ _REGION = (
     "ptr %args, ptr %ext, ptr %turns, ptr %finished, ptr %pool, ptr %phase, i64 %worker, i64 %own, "
     "i64 %stream, i64 %streams, ptr %ahead, ptr %next"
 )
+_PROLOGUE = "ptr %args, ptr %ext, i64 %own"
 _AHEAD = "ptr %args, i64 %stream, i64 %streams"
+_DECLARED = (
+    "declare i64 @take(ptr, i64, ptr, i64, i64, i64, i64)",
+    "declare void @fetch(ptr, i64)",
+    "declare i64 @llvm.umin.i64(i64, i64)",
+)
 
 
 def _emit_prologue(linker: _Linker, number: int, calls: tuple[Call, ...]) -> Iterator[str]:
@@ -157,7 +170,7 @@ def _emit_prologue(linker: _Linker, number: int, calls: tuple[Call, ...]) -> Ite
     yield "  ret void"
 
 
-def _emit_region(linker: _Linker, number: int, calls: tuple[Call, ...], at: int, prologue: str) -> Iterator[str]:
+def _emit_region(linker: _Linker, number: int, calls: tuple[Call, ...], at: int) -> Iterator[str]:
     """The body of a region function: one hand-out a call, then the end of the phase. `at`: its row of arguments."""
     t = Text()
     units = [t.units(call.units, linker.symbols) for call in calls]
@@ -172,7 +185,7 @@ def _emit_region(linker: _Linker, number: int, calls: tuple[Call, ...], at: int,
         buffers = _buffers(linker, t, number, call, at)
         needed = any(linker.program.operand(i, number).kind == "private" for i in call.node.inputs)
         handout = Handout(c, units[c], grain(call.units, linker.program.graph.bounds), linker.stride)
-        _emit_units(linker, t, call, buffers, handout, prologue if needed else "")
+        _emit_units(linker, t, call, buffers, handout, needed)
         at += len(call.kernel.buffers)
     t.lines += [f"  br i1 {t.value('icmp eq ptr %ahead, null')}, label %wait, label %fetch", "fetch:"]
     t.lines += ["  call void %ahead(ptr %next, i64 %stream, i64 %streams)", "  br label %wait", "wait:"]
@@ -182,13 +195,13 @@ def _emit_region(linker: _Linker, number: int, calls: tuple[Call, ...], at: int,
     yield f"  ret i1 {on}"
 
 
-def _emit_units(linker: _Linker, t: Text, call: Call, buffers: list[str], handout: Handout, prologue: str) -> None:
+def _emit_units(linker: _Linker, t: Text, call: Call, buffers: list[str], handout: Handout, prologue: bool) -> None:
     """What a worker does of a call; before its first units the prologue, if there is one."""
     c = handout.c
     start, end = handout.begin(t)
     if prologue:
         t.lines += [f"  br i1 {t.value('load i1, ptr %ready')}, label %units{c}, label %first{c}", f"first{c}:"]
-        t.lines += [f"  call void @{prologue}(ptr %args, ptr %ext, i64 %own)"]
+        t.lines += ["  call void @prologue(ptr %args, ptr %ext, i64 %own)"]
         t.lines += ["  store i1 true, ptr %ready", f"  br label %units{c}", f"units{c}:"]
     _emit_call(linker, t, call, buffers, start, end)
     did = t.value(f"add i64 {t.value('load i64, ptr %mine')}, {t.value(f'sub i64 {end}, {start}')}")
@@ -221,14 +234,17 @@ def _is_own(program: Program, number: int, call: Call, own_results: bool) -> lis
 
 
 def _step(linker: _Linker, regions: list[_Bound]) -> str:
-    """The module with the region functions and the step that calls them."""
-    declared = [_declaration(k) for k in linker.kernels.values()]
-    declared += ["declare i64 @llvm.umin.i64(i64, i64)", "declare i64 @llvm.readcyclecounter()"]
-    declared += [FETCH] * any(region.ahead for region in regions)
-    functions = [f"define internal {text}" for text in linker.functions.values()]
+    """The module of the step, and of what all regions call."""
+    declared = ["declare i64 @llvm.umin.i64(i64, i64)", "declare i64 @llvm.readcyclecounter()"]
+    declared += [f"declare i1 @{name}({_types(_REGION)})" for name in sorted(linker.regions)]
+    declared += [f"declare void @{name}({_types(_AHEAD)})" for name in sorted({r.ahead for r in regions if r.ahead})]
     body = "\n".join(_emit_step(linker, len(regions)))
     step = f"define void @step(ptr %ctx, i64 %worker, i64 %workers) {{\n{body}\n}}"
-    return "\n\n".join([*declared, *functions, _table(regions), step]) + "\n"
+    return "\n\n".join([*declared, TAKE, FETCH, _table(regions), step]) + "\n"
+
+
+def _types(parameters: str) -> str:
+    return ", ".join(parameter.split()[0] for parameter in parameters.split(", "))
 
 
 #: What the step looks up of a region: its function, that which fetches ahead for the next one (null for none), the rows

@@ -177,8 +177,7 @@ class Compiler:
         program = pipeline.lower(graph, options, lambda stage, result: files.update({f"ir/{stage}.txt": str(result)}))
         marks.append(time.perf_counter())
         with Modules(self.target, _compiled(self.target)) as modules:
-            linked = link.link_program(program, self.target, lambda k: modules.add(f"kernels/{k.symbol}", k.llvm))
-            modules.add("program", linked.step)
+            linked = link.link_program(program, self.target, modules.add)
             marks.append(time.perf_counter())
             files |= _files(modules.results())
         marks.append(time.perf_counter())

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlx.codegen.calls import Units
-from rlx.codegen.handout import CHUNKS, SHARES, Handout, Text, counter_bytes, grain, stride
+from rlx.codegen.handout import CHUNKS, SHARES, TAKE, Handout, Text, counter_bytes, grain, stride
 from rlx.codegen.llvm import compile_module
 from rlx.codegen.target import Target
 from rlx.ir import ops
@@ -58,7 +58,7 @@ def worker(size: int) -> tuple[NativeCode, Callable[..., None]]:
         start, end = handout.begin(t)
         t.lines.append(f"  call void @note(ptr %log{c}, i64 {start}, i64 {end})")
         handout.end(t)
-    module = compile_module(MODULE.format(body="\n".join(t.lines)), Target.host())
+    module = compile_module(MODULE.format(body="\n".join(t.lines)) + TAKE, Target.host())
     code = NativeCode([module.code], ["work"])
     return code, _WORK(code.addresses["work"])
 
