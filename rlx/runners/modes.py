@@ -6,12 +6,15 @@ Runners stage, under the engine. docs/caches.md defines the modes and shows what
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rlx.runners.wanted import Range, Wanted
 from rlx.runtime.given import Given
 
 PREFILL = ("buckets", "exact", "dynamic")
 DECODE = ("dynamic", "buckets", "exact")
+
+_wanted = lru_cache(Wanted)  # most calls want what the last one wanted, and all of them ask
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,11 @@ class Modes:
             given: what the rows are computed from, if it is something else than their ids.
         """
         if all_rows and rows > 1:
-            return Wanted(self.bucket(rows), True, hidden)
+            return _wanted(self.bucket(rows), True, hidden)
         seq, bounds, bias = self.rows(rows), self.past(rows, past), 0
         if given is not None and given.bias is not None:  # its memory grows with the past, so that has a bound
             bounds, bias = (0, past_bucket(max_seq)[1]), given.bias.shape[1]
-        return Wanted(seq, False, hidden, bounds, given is not None, bias)
+        return _wanted(seq, False, hidden, bounds, given is not None, bias)
 
     def bucket(self, rows: int) -> Range:
         """The range that so many rows are in."""

@@ -6,6 +6,7 @@ Runners stage, under `programs.py`, which has a program for each.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from rlx.ir import ops
 from rlx.ir.graph import Graph
@@ -41,7 +42,7 @@ class Wanted:
     greedy: bool = False
     sequences: bool = False
 
-    @property
+    @cached_property
     def phase(self) -> str:
         return phase(self.seq, self.sequences)
 

@@ -69,10 +69,9 @@ end:
 # one that takes the other result. Those of `past` and `position` may be null, `result` and `operand` too where no bytes
 # are carried. Then the ids that end the run, and room for those found; `rows`: ids from there on cannot be looked up.
 STEP = ("job", "context", "counters", "counter_bytes", "chosen", "result")
-PLAN = (
-    *STEP, *(f"first_{name}" for name in STEP), "past", "position", "token", "operand", "carried_bytes",
-    "rows", "stops", "stop_count", "found", "count", "nanoseconds",
-)  # fmt: skip
+FIXED = (*STEP, *(f"first_{name}" for name in STEP), "past", "position", "token", "operand", "carried_bytes")
+VARYING = ("rows", "stops", "stop_count", "found", "count", "nanoseconds")  # from run to run
+PLAN = (*FIXED, *VARYING)
 
 
 def _field(name: str, kind: str = "ptr") -> str:

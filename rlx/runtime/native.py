@@ -13,7 +13,7 @@ from rlx.codegen.handout import counter_bytes
 from rlx.errors import ArgumentError, CompileError
 from rlx.ir import dims
 from rlx.ir.dtypes import DTYPES
-from rlx.runtime.loop_jobs import PLAN, STEP
+from rlx.runtime.loop_jobs import FIXED, VARYING
 from rlx.runtime.memory import AlignedBuffer
 from rlx.runtime.threads import WorkerPool
 
@@ -79,7 +79,7 @@ class NativeProgram:
         # Of each result its shape and the symbols in it; and the views that were asked for, by the values of those.
         self._shapes = {name: (shape, sorted(set().union(*map(dims.symbols, shape)))) for name, shape in shapes.items()}
         self._views: dict[tuple[Any, ...], np.ndarray] = {}
-        self._plans: dict[tuple[str, str] | None, dict[str, int]] = {}  # of `repeat`, by what is carried
+        self._plans: dict[tuple[Any, ...], list[int]] = {}  # of `repeat`, by what is carried and the first program
         self.inputs = {name: self._view(row, self._most(row)) for name, row in manifest["inputs"].items()}
 
     def _make_context(self) -> np.ndarray:
@@ -153,10 +153,7 @@ class NativeProgram:
         """
         self.prepare(extents)
         found, ends = array("i", bytes(4 * count)), array("i", stops)
-        of_first = (first or self)._fixed_plan(carried)
-        plan = {
-            **self._fixed_plan(carried),
-            **{f"first_{name}": of_first[name] for name in STEP},
+        varying = {
             "rows": rows,
             "stops": ends.buffer_info()[0],
             "stop_count": len(ends),
@@ -164,30 +161,39 @@ class NativeProgram:
             "count": count,
             "nanoseconds": int(seconds * 1e9),
         }
-        fields = array("Q", [plan[name] for name in PLAN])
+        fields = array("Q", (*self._fixed_plan(carried, first), *map(varying.__getitem__, VARYING)))
         done = self.pool.repeat(fields.buffer_info()[0])
         return found[:done].tolist()
 
-    def _fixed_plan(self, carried: tuple[str, str] | None) -> dict[str, int]:
-        """The part of a plan that is the same for every run."""
-        if carried not in self._plans:
+    def _fixed_plan(self, carried: tuple[str, str] | None, first: NativeProgram | None) -> list[int]:
+        """The part of a plan that is the same for every run: the values of `FIXED`."""
+        key = carried, first
+        if key not in self._plans:
             symbols, inputs = self.manifest["symbols"], self.inputs
             past = self._extents[symbols.index("PAST_SEQ") :] if "PAST_SEQ" in symbols else None
-            result, operand = (self.output(carried[0]), inputs[carried[1]]) if carried else (None, None)
-            self._plans[carried] = {
-                "job": self._step,
-                "context": self._context_address,
-                "counters": self._counters.address,
-                "counter_bytes": self._counters.nbytes,
-                "chosen": _address(self.output("token")),
-                "result": _address(result),
+            of_first = (first or self)._step_fields(carried)
+            plan = {
+                **self._step_fields(carried),
+                **{f"first_{name}": value for name, value in of_first.items()},
                 "past": _address(past),
                 "position": _address(inputs.get("positions")),
                 "token": _address(inputs["tokens"]),
-                "operand": _address(operand),
-                "carried_bytes": 0 if result is None else result.nbytes,
+                "operand": _address(inputs[carried[1]] if carried else None),
+                "carried_bytes": self.output(carried[0]).nbytes if carried else 0,
             }
-        return self._plans[carried]
+            self._plans[key] = [plan[name] for name in FIXED]
+        return self._plans[key]
+
+    def _step_fields(self, carried: tuple[str, str] | None) -> dict[str, int]:
+        """How a step is run and where it leaves its results: the values of `STEP` by name."""
+        return {
+            "job": self._step,
+            "context": self._context_address,
+            "counters": self._counters.address,
+            "counter_bytes": self._counters.nbytes,
+            "chosen": _address(self.output("token")),
+            "result": _address(self.output(carried[0]) if carried else None),
+        }
 
     def prepare(self, extents: Mapping[str, int]) -> None:
         """Checks that everything is bound, and writes the extents; `ArgumentError` as `run`."""
