@@ -242,9 +242,12 @@ class Compiler:
 
     def _objects(self, **texts: str) -> dict[str, bytes | str]:
         """The files of modules by their names."""
-        from rlx.codegen.llvm import compile_module
+        from rlx.codegen.llvm import Modules
 
-        return _files({name: compile_module(text, self.target) for name, text in texts.items()})
+        with Modules(self.target, _compiled(self.target)) as modules:
+            for name, text in texts.items():
+                modules.add(name, text)
+            return _files(modules.results())
 
     def key(self, **fields: Any) -> CompileKey:
         """A key for this target and these versions of everything."""

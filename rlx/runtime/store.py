@@ -30,6 +30,7 @@ from rlx.runtime.entry import Damage, Entry, Listing
 from rlx.runtime.key import CompileKey
 
 _TEMPORARY, _LOCK = "tmp", "lock"
+_TOTAL = "total"  # bytes of all entries, or more: looking at each takes half a millisecond, and there may be thousands
 _LOCK_SECONDS = 5.0
 _ABANDONED_SECONDS = 3600.0
 
@@ -305,21 +306,38 @@ class Store:
         try:
             with FileLock(self.root / _LOCK, timeout=_LOCK_SECONDS, mode=0o600):
                 _collect_abandoned(self.root / _TEMPORARY)
-                self._shrink(keep)
+                total, stored = self._total(), entry.look(keep)
+                if total is None or stored is None or total + stored.nbytes > self.limit:
+                    self._note_total(self._shrink(keep))
+                else:
+                    self._note_total(total + stored.nbytes)
         except Timeout:  # whoever holds the lock is evicting
             pass
         except (OSError, CacheError) as error:
             self._warn("evict", f"the compile cache {self.root} may outgrow its limit: {error}")
 
-    def _shrink(self, keep: Path) -> None:
+    def _shrink(self, keep: Path) -> int:
+        """Remove what has not been used longest until the limit holds; bytes of what is left."""
         rows = self.entries()
-        excess = sum(row.nbytes for row in rows) - self.limit
+        total = sum(row.nbytes for row in rows)
         for row in reversed(rows):
-            if excess <= 0:
-                return
-            if row.folder != keep and self._discard(row.folder):
-                excess -= row.nbytes
+            if total > self.limit and row.folder != keep and self._discard(row.folder):
+                total -= row.nbytes
                 self.evicted += 1
+        return total
+
+    def _total(self) -> int | None:
+        """Bytes of all entries as last noted, by any process; removed ones may still count. None if nobody noted it."""
+        try:
+            text = entry.read_file(self.root / _TOTAL)
+        except (OSError, Damage):
+            return None
+        return int(text) if re.fullmatch(rb"\d{1,18}", text) else None
+
+    def _note_total(self, nbytes: int) -> None:
+        with _temporary(self.root) as made:
+            (made / _TOTAL).write_text(str(nbytes))
+            os.replace(made / _TOTAL, self.root / _TOTAL)
 
 
 def _prepare(root: Path) -> str | None:

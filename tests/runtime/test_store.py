@@ -649,7 +649,9 @@ def test_the_default_folder(
 
 
 def size(store: Store) -> int:
-    return sum(path.lstat().st_size for path in store.root.rglob("*") if path.is_file() and path.name != "lock")
+    """Bytes of all files but the store's own."""
+    files = (path for path in store.root.rglob("*") if path.is_file() and path.name not in ("lock", "total"))
+    return sum(path.lstat().st_size for path in files)
 
 
 def test_the_least_recently_used_go(tmp_path: Path, no_sync: None) -> None:
@@ -707,6 +709,31 @@ def test_two_writers_stay_below_the_limit(tmp_path: Path, no_sync: None) -> None
     store.put(key(), {"x": b""})
     assert size(store) <= store.limit + largest
     assert store.verify() == []
+
+
+def test_a_put_looks_at_all_entries_only_where_the_limit_may_be_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What all processes stored is noted in a file; without one that can be read, everything is counted again."""
+    looks: list[int] = []
+    usual = Store.entries
+    monkeypatch.setattr(Store, "entries", lambda store: (looks.append(1), usual(store))[1])
+    root, one = tmp_path / "cache", {"x": bytes(5000)}
+    for number in range(4):
+        Store(root, limit=30_000).put(key(number), one)
+    assert len(looks) == 1
+    assert int((root / "total").read_text()) == size(Store(root))
+    for wrong in ("", "-1", "many", "9" * 40):
+        (root / "total").write_text(wrong)
+        Store(root, limit=30_000).put(key(0), one, replace=True)
+        assert int((root / "total").read_text()) == size(Store(root))
+    assert len(looks) == 5
+    store = Store(root, limit=30_000)
+    for number in range(4, 9):
+        store.put(key(number), one)
+    assert len(looks) > 5
+    assert store.evicted == 9 - len(usual(store)) > 0
+    assert size(store) <= store.limit
 
 
 def test_a_put_does_not_wait_for_a_busy_evictor(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
