@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,9 +109,7 @@ class Interpreted:
         self.logits = outputs["logits"]
         engine.after()
 
-    def repeat(
-        self, count: int, rows: int, stops: Sequence[int], seconds: float, carried: None, **env: int
-    ) -> list[int]:
+    def repeat(self, count: int, rows: int, stops: Sequence[int], seconds: float, env: Mapping[str, int]) -> list[int]:
         found: list[int] = []
         for past in range(env["PAST_SEQ"], env["PAST_SEQ"] + count):
             self.run(**{**env, "PAST_SEQ": past})
