@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -91,7 +91,7 @@ class _Keys:
     @cached_property
     def tokens(self) -> list[str]:
         values = self.require("tokens")
-        if not isinstance(values, Sequence) or isinstance(values, str) or not all(isinstance(v, str) for v in values):
+        if not _are_strings(values):
             raise TokenizerError("expected an array of strings", where=_GGML + "tokens")
         tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(values)]
         if not tokens:
@@ -113,7 +113,7 @@ class _Keys:
 
     def merges(self) -> Sequence[str]:
         values = self.require("merges")
-        if not isinstance(values, Sequence) or not all(isinstance(v, str) for v in values):
+        if not _are_strings(values):
             raise TokenizerError("expected an array of strings", where=_GGML + "merges")
         return values
 
@@ -124,6 +124,11 @@ class _Keys:
             for key in self.metadata
             if (key == _TEMPLATE or key.startswith(_TEMPLATE + ".")) and isinstance(value := self.metadata[key], str)
         }
+
+
+def _are_strings(values: Any) -> TypeGuard[Sequence[str]]:
+    """Whether it is an array of strings; there may be hundreds of thousands."""
+    return isinstance(values, Sequence) and not isinstance(values, str) and set(map(type, values)) <= {str}
 
 
 def _fail_double(tokens: Sequence[str]) -> None:
