@@ -149,20 +149,28 @@ class Modules:
         self._begun: dict[str, tuple[Module, Future[None]]] = {}
 
     def add(self, name: str, text: str) -> None:
-        """Begins with a module; `CompileError` if LLVM refuses it."""
+        """Begins with a module; `CompileError` if LLVM refuses it, or one before."""
+        self._collect([digest for digest, (_, future) in self._begun.items() if future.done()])
         self._digests[name] = digest = hashlib.sha256(text.encode()).hexdigest()
         if found := self._known.get(digest):
             self._found[digest] = found
-        elif digest not in self._begun:
+        elif digest not in self._begun.keys() | self._found.keys():
             module = Module(text, self._target)
             self._begun[digest] = module, self._pool.submit(module.compile)
 
     def results(self) -> dict[str, Compiled]:
         """Every module that was added, by its name; waits until they are compiled."""
-        for digest, (module, future) in self._begun.items():
+        self._collect(list(self._begun))
+        return {name: self._found[digest] for name, digest in self._digests.items()}
+
+    def _collect(self, digests: list[str]) -> None:
+        """Takes what was made of modules, and frees them, which are several times as large."""
+        for digest in digests:
+            module, future = self._begun[digest]
             future.result()
             self._found[digest] = self._known[digest] = module.result()
-        return {name: self._found[digest] for name, digest in self._digests.items()}
+            module.close()
+            del self._begun[digest]
 
     def __enter__(self) -> Modules:
         return self
