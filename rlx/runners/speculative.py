@@ -17,6 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from rlx.errors import NumericalError
+
 Logits = npt.NDArray[np.float32]
 
 MOST = 15  # drafts of a step at most
@@ -69,7 +71,8 @@ class Speculation:
         engine: its session holds the prompt.
         drafter: knows the prompt.
         count: how many rows are wanted at most.
-        check: called with every row that is handed out, and its position; what it raises comes through.
+        check: called with the rows of a step, and if it raises with each that is handed out: what it raises then comes
+            through.
         counters: counted up.
     """
 
@@ -86,6 +89,7 @@ class Speculation:
         self._past = engine.past  # tokens of the session that were chosen
         self._drafts: list[int] = []  # in the session too, but not yet chosen
         self._rows: list[Logits] = []  # the logits after each of them
+        self._sound = False  # all these rows have passed the check
 
     def step(self, token: int) -> Logits:
         """The logits after one more token, float32[vocab].
@@ -101,7 +105,8 @@ class Speculation:
         else:
             self._verify(token)
         row = self._rows.pop(0)
-        self._check(row, f"position {self._past}")
+        if not self._sound:
+            self._check(row, f"position {self._past}")
         self._past += 1
         return row
 
@@ -110,8 +115,13 @@ class Speculation:
         self.finish()
         room = min(self._left, self._engine.max_seq - self._past - 1, MOST)
         drafts = self._drafter.propose(room) if room > 0 else []
-        self._rows = list(self._engine.verify([token, *drafts]))
-        self._drafts = drafts
+        rows = self._engine.verify([token, *drafts])
+        self._rows, self._drafts = list(rows), drafts
+        try:
+            self._check(rows, "verification")
+            self._sound = True
+        except NumericalError:  # perhaps in a row after a guess that does not come
+            self._sound = False
         self._counters.steps += 1
         self._counters.drafted += len(drafts)
 
