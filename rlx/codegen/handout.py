@@ -1,29 +1,23 @@
-"""Hand out: how the workers of a step get the units of a call, and what they fetch before they may begin.
+"""Hand out: how the workers of a step get the units of a call.
 
 The units of a call are cut into ranges, and the ranges into as many shares, each in one piece, as there are workers,
 but no more than `SHARES`. A worker takes range after range of its own share, so that it reads its weights as one
 stream: the hardware, and the prefetches of the kernels, run ahead into the range that comes next. When nothing is left
 there, it takes from the other shares, so a slow worker leaves its work to the others.
-
-Before a worker waits for the end of a region it fetches the first bytes of its share of the weights of the next one:
-the memory has something to do while nobody may compute, and a stream need not begin with waiting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlx.codegen.calls import Call, Units
-from rlx.codegen.layouts import packed_bytes
+from rlx.codegen.calls import Units
 from rlx.ir import dims
 from rlx.ir.dims import DimLike
-from rlx.passes.program import Program
 
 CHUNKS = 32  # ranges that a call's units are cut into at most: small enough to balance, large enough to stream
 SHARES = 8  # of a call at most: a worker without work looks into each
-_STREAMED = ("linear", "linear_pick")  # ops whose units follow each other in the weights
 
 
 class Text:
@@ -157,54 +151,3 @@ def counter_bytes(manifest: Mapping[str, Any]) -> int:
     """Bytes of a program's counters: for each share one a call, then one a region."""
     regions = manifest["regions"]
     return SHARES * stride(sum(map(len, regions))) + 8 * len(regions)
-
-
-# -- before the wait --------------------------------------------------------------------------------------------------
-
-
-def ahead(program: Program, calls: tuple[Call, ...], at: int, nbytes: int) -> str:
-    """The body of a function that fetches the first `nbytes` of a worker's share of every streamed weight of a region.
-
-    Empty if there are none. `at`: the row of `%args` where the arguments of the calls begin.
-    """
-    t = Text()
-    for call in calls:
-        for row, unit_bytes in _streams(program, call, at):
-            units = call.units.most({})
-            size = grain(call.units, {})
-            ranges = str(-(-units // size))
-            first = t.least(t.value(f"mul i64 %stream, {t.ceil_div(ranges, '%streams')}"), ranges)
-            place = t.value(f"mul i64 {first}, {size * unit_bytes}")
-            start = t.value(f"getelementptr i8, ptr {t.load('ptr', '%args', row)}, i64 {place}")
-            t.lines.append(f"  call void @fetch(ptr {start}, i64 {nbytes})")
-        at += len(call.kernel.buffers)
-    return "\n".join([*t.lines, "  ret void"]) if t.lines else ""
-
-
-def _streams(program: Program, call: Call, at: int) -> Iterator[tuple[int, int]]:
-    """The rows of the argument table with weights that units read one after the other, and the bytes a unit reads."""
-    if call.node.op not in _STREAMED or not isinstance(call.units.dim, int):
-        return
-    for row, node in enumerate(call.buffers(), at):
-        if node is not None and node.op == "pack" and program.buffer(node).kind == "weight":
-            n, k = node.shape
-            assert isinstance(n, int) and isinstance(k, int)
-            yield row, packed_bytes(node.dtype, n, k) // call.units.most({})
-
-
-#: Asks for `%nbytes` from `%start` on, for the second cache: the first has no room for what is not needed yet.
-FETCH = """define void @fetch(ptr %start, i64 %nbytes) noinline {
-entry:
-  br label %line
-line:
-  %at = phi i64 [ 0, %entry ], [ %after, %line ]
-  %place = getelementptr i8, ptr %start, i64 %at
-  call void @llvm.prefetch.p0(ptr %place, i32 0, i32 2, i32 1)
-  %after = add i64 %at, 64
-  %more = icmp ult i64 %after, %nbytes
-  br i1 %more, label %line, label %out
-out:
-  ret void
-}
-
-declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)"""

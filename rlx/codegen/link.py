@@ -22,7 +22,7 @@ from itertools import accumulate
 from typing import Any
 
 from rlx.codegen.calls import Call
-from rlx.codegen.handout import FETCH, SHARES, TAKE, Handout, Text, ahead, grain, stride
+from rlx.codegen.handout import SHARES, TAKE, Handout, Text, grain, stride
 from rlx.codegen.kernel import Kernel, symbol
 from rlx.codegen.select import select
 from rlx.codegen.target import Target
@@ -83,13 +83,11 @@ class _Bound:
 
     Attributes:
         function: that does its units.
-        ahead: that fetches the beginning of its weights; empty for none.
         number: of the region.
         first: the calls of its prologue.
     """
 
     function: str
-    ahead: str
     number: int
     first: tuple[Call, ...]
     calls: tuple[Call, ...]
@@ -110,51 +108,44 @@ def _region(linker: _Linker, number: int) -> _Bound:
             tuple(replace(c, node=n) for c, n in zip(some, nodes, strict=True))
             for some, nodes in ((known.first, prologue), (known.calls, work))
         )
-        return _Bound(known.function, known.ahead, number, first, calls)
+        return _Bound(known.function, number, first, calls)
     first, calls = (tuple(select(n, linker.target) for n in nodes) for nodes in (prologue, work))
     for kernel in (k for c in (*first, *calls) for k in (c.kernel, *c.kernel.calls)):
         if kernel.symbol not in linker.kernels:
             linker.kernels[kernel.symbol] = kernel
             linker.emit(f"kernels/{kernel.symbol}", kernel.llvm)
-    linker.selected[key] = bound = _Bound(*_functions(linker, number, first, calls), number, first, calls)
+    linker.selected[key] = bound = _Bound(_functions(linker, number, first, calls), number, first, calls)
     return bound
 
 
-def _functions(linker: _Linker, number: int, first: tuple[Call, ...], calls: tuple[Call, ...]) -> tuple[str, str]:
-    """Makes the module of a region: its function, that of its prologue, and one to fetch ahead for it.
-
-    Returns the names of the first and the last, whose digest is that of all three.
-    """
+def _functions(linker: _Linker, number: int, first: tuple[Call, ...], calls: tuple[Call, ...]) -> str:
+    """Makes the module of a region, its function and that of its prologue; returns the name, a digest of both."""
     table = sum(len(c.kernel.buffers) for c in first)
     before = "\n".join(_emit_prologue(linker, number, first)) if first else ""
     body = "\n".join(_emit_region(linker, number, calls, table))
-    fetches = ahead(linker.program, calls, table, linker.target.tuning.prefetch)
-    name = symbol("region", "\n".join((before, body, fetches)))
+    name = symbol("region", f"{before}\n{body}")
     functions = [
         f"define internal void @prologue({_PROLOGUE}) noinline {{\n{before}\n}}" * bool(before),
         f"define i1 @{name}({_REGION}) {{\n{body}\n}}",
-        f"define void @{name}_ahead({_AHEAD}) {{\n{fetches}\n}}" * bool(fetches),
     ]
     if name not in linker.regions:
         linker.regions.add(name)
         kernels = {c.kernel.symbol: c.kernel for c in (*first, *calls)}
         declared = [_declaration(k) for k in kernels.values()]
         linker.emit(f"regions/{name}", "\n\n".join([*_DECLARED, *declared, *functions]) + "\n")
-    return name, fetches and f"{name}_ahead"
+    return name
 
 
 # -- LLVM text ------------------------------------------------------------------------------------------------------
 
-#: `%stream` of `%streams` is the share of this worker, `%next` the arguments for `%ahead` (null for none).
+#: `%stream` of `%streams` is the share of this worker.
 _REGION = (
     "ptr %args, ptr %ext, ptr %turns, ptr %finished, ptr %pool, ptr %phase, i64 %worker, i64 %own, "
-    "i64 %stream, i64 %streams, ptr %ahead, ptr %next"
+    "i64 %stream, i64 %streams"
 )
 _PROLOGUE = "ptr %args, ptr %ext, i64 %own"
-_AHEAD = "ptr %args, i64 %stream, i64 %streams"
 _DECLARED = (
     "declare i64 @take(ptr, i64, ptr, i64, i64, i64, i64)",
-    "declare void @fetch(ptr, i64)",
     "declare i64 @llvm.umin.i64(i64, i64)",
 )
 
@@ -187,8 +178,6 @@ def _emit_region(linker: _Linker, number: int, calls: tuple[Call, ...], at: int)
         handout = Handout(c, units[c], grain(call.units, linker.program.graph.bounds), linker.stride)
         _emit_units(linker, t, call, buffers, handout, needed)
         at += len(call.kernel.buffers)
-    t.lines += [f"  br i1 {t.value('icmp eq ptr %ahead, null')}, label %wait, label %fetch", "fetch:"]
-    t.lines += ["  call void %ahead(ptr %next, i64 %stream, i64 %streams)", "  br label %wait", "wait:"]
     count = t.value("load i64, ptr %mine")
     on = t.value(f"call i1 %phase(ptr %pool, ptr %finished, i64 {count}, i64 {total}, i64 %worker)")
     yield from t.lines
@@ -237,30 +226,27 @@ def _step(linker: _Linker, regions: list[_Bound]) -> str:
     """The module of the step, and of what all regions call."""
     declared = ["declare i64 @llvm.umin.i64(i64, i64)", "declare i64 @llvm.readcyclecounter()"]
     declared += [f"declare i1 @{name}({_types(_REGION)})" for name in sorted(linker.regions)]
-    declared += [f"declare void @{name}({_types(_AHEAD)})" for name in sorted({r.ahead for r in regions if r.ahead})]
     body = "\n".join(_emit_step(linker, len(regions)))
     step = f"define void @step(ptr %ctx, i64 %worker, i64 %workers) {{\n{body}\n}}"
-    return "\n\n".join([*declared, TAKE, FETCH, _table(regions), step]) + "\n"
+    return "\n\n".join([*declared, TAKE, _table(regions), step]) + "\n"
 
 
 def _types(parameters: str) -> str:
     return ", ".join(parameter.split()[0] for parameter in parameters.split(", "))
 
 
-#: What the step looks up of a region: its function, that which fetches ahead for the next one (null for none), the rows
-#: of the argument table where the two begin, and the number of its first call.
-_ROW = {"function": "ptr", "ahead": "ptr", "args": "i64", "next": "i64", "call": "i64"}
+#: What the step looks up of a region: its function, the row where its arguments begin, the number of its first call.
+_ROW = {"function": "ptr", "args": "i64", "call": "i64"}
 _ROW_TYPE = f"{{ {', '.join(_ROW.values())} }}"
 
 
 def _table(regions: list[_Bound]) -> str:
     """The regions as data: the calls themselves, one after the other, would be the largest part of the program."""
-    args = list(accumulate((sum(len(c.kernel.buffers) for c in r.all_calls) for r in regions), initial=0))
-    calls = list(accumulate((len(r.calls) for r in regions), initial=0))
-    fetches = [*(f"@{r.ahead}" if r.ahead else "null" for r in regions[1:]), "null"]
+    args = accumulate((sum(len(c.kernel.buffers) for c in r.all_calls) for r in regions), initial=0)
+    calls = accumulate((len(r.calls) for r in regions), initial=0)
     lines = [
-        f"  {_ROW_TYPE} {{ ptr @{region.function}, ptr {fetch}, i64 {begin}, i64 {end}, i64 {call} }}"
-        for region, fetch, begin, end, call in zip(regions, fetches, args, args[1:], calls, strict=False)
+        f"  {_ROW_TYPE} {{ ptr @{region.function}, i64 {row}, i64 {call} }}"
+        for region, row, call in zip(regions, args, calls, strict=False)
     ]
     return f"@regions = private constant [{len(lines)} x {_ROW_TYPE}] [\n" + ",\n".join(lines) + "\n]"
 
@@ -283,12 +269,11 @@ def _emit_step(linker: _Linker, regions: int) -> list[str]:
         name: t.value(f"load {kind}, ptr {t.value(f'getelementptr {_ROW_TYPE}, ptr {table}, i32 0, i32 {i}')}")
         for i, (name, kind) in enumerate(_ROW.items())
     }
-    args, following = (t.value(f"getelementptr ptr, ptr {ctx['args']}, i64 {row[at]}") for at in ("args", "next"))
+    args = t.value(f"getelementptr ptr, ptr {ctx['args']}, i64 {row['args']}")
     turns = t.value(f"getelementptr i64, ptr {ctx['counters']}, i64 {row['call']}")
     finished = t.value(f"getelementptr i64, ptr {ends}, i64 %r")
     passed = [f"ptr {p}" for p in (args, ctx["extents"], turns, finished, ctx["pool"], ctx["phase"])]
     passed += [f"i64 {x}" for x in ("%worker", own, stream, streams)]
-    passed += [f"ptr {p}" for p in (row["ahead"], following)]
     on = t.value(f"call i1 {row['function']}({', '.join(passed)})")
     t.lines += ["  %after = add i64 %r, 1", f"  br i1 {on}, label %next, label %out", "out:", "  ret void"]
     return t.lines

@@ -1,4 +1,4 @@
-"""How workers get units: each unit once, a worker's own share first and as one stream; and what it fetches ahead."""
+"""How workers get units: each unit once, a worker's own share first and as one stream."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_ranges_and_counters() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, SHARES + 3])
 def test_any_number_of_workers_finds_the_same_bits(threads: int) -> None:
-    """Regions of linears, which fetch each other's weights ahead, in a step of one row."""
+    """Regions of linears in a step of one row."""
     rng, graph = np.random.default_rng(0), Graph("chain")
     x = graph.input("x", [SEQ, 64])
     weights = {f"w{i}": rng.standard_normal((640, 64 if i < 2 else 640)).astype(np.float32) for i in range(4)}
