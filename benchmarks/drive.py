@@ -93,6 +93,7 @@ def fresh(name: str, python: str, script: str, model: Path, numbers: Sequence[in
     """
     command = [python, str(HERE / script), "once", str(model), *map(str, numbers)]
     environment = {**os.environ, "RLX_CACHE_DIR": cache}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has its bytecode
     with tempfile.TemporaryFile() as errors:
         start = time.time()
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
