@@ -131,14 +131,21 @@ def move_q4_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> N
     move_k_nibbles(raw, at + 16, out, to, row, 288, keep)
 
 
-def move_crumbs(raw: Ptr, at: int, out: Ptr, to: int, row: int, sub: int, keep: Scalar) -> None:
-    """Two bits each of a sub-block's elements: 32 bytes hold those of four sub-blocks, the next 32 of the others."""
-    for j in range(2):
-        bits = u32(0)
-        for i in range(4):
-            crumbs = word(raw, at + (sub >> 2) * 32 + (j + i * 2) * 4, keep) >> u32((sub & 3) * 2)
-            bits = u32(bits | ((crumbs & u32(0x03030303)) << u32(2 * i)))
-        store_u32(out, to + j * 64 + row * 4, bits)
+def move_crumbs(raw: Ptr, at: int, out: Ptr, to: int, row: int, step: int, keep: Scalar) -> None:
+    """Two bits of each element: 32 bytes hold those of four sub-blocks, which lie `step` bytes apart, the next 32 of
+    the other four.
+    """
+    for half in range(2):
+        for j in range(2):
+            first = at + half * 32 + j * 4
+            a, b = word(raw, first, keep), word(raw, first + 8, keep)
+            c, d = word(raw, first + 16, keep), word(raw, first + 24, keep)
+            for quarter in range(4):
+                shift = u32(2 * quarter)
+                low = ((a >> shift) & u32(0x03030303)) | (((b >> shift) & u32(0x03030303)) << u32(2))
+                high = ((c >> shift) & u32(0x03030303)) | (((d >> shift) & u32(0x03030303)) << u32(2))
+                place = to + (half * 4 + quarter) * step + j * 64 + row * 4
+                store_u32(out, place, u32(low | (high << u32(4))))
 
 
 def move_bits(raw: Ptr, at: int, out: Ptr, to: int, row: int, sub: int, keep: Scalar) -> None:
@@ -163,7 +170,7 @@ def move_q2_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> N
         first = to + 64 + sub * 160
         out[first + row] = u8(raw[at + sub * 2] & keep)
         out[first + 16 + row] = u8(raw[at + sub * 2 + 1] & keep)
-        move_crumbs(raw, at + 16, out, first + 32, row, sub, keep)
+    move_crumbs(raw, at + 16, out, to + 96, row, 160, keep)
 
 
 def move_q3_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
@@ -177,25 +184,24 @@ def move_q3_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> N
             low = u32(raw[at + 96 + (i & 7)] & keep) >> u32((i >> 3) * 4)
             top = (high >> u32((i & 3) * 8 + (i >> 2) * 2)) & u32(3)
             out[first + half * 16 + row] = u8(((low & u32(15)) | (top << u32(4))) - u32(32))
-        move_crumbs(raw, at + 32, out, first + 32, row, sub, keep)
         move_bits(raw, at, out, first + 160, row, sub, keep)
+    move_crumbs(raw, at + 32, out, to + 64, row, 224, keep)
 
 
 def move_q6_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
     move_half(raw, at + 208, out, to + row * 2, keep)
     for sub in range(8):
-        half = sub >> 2
-        quarter = sub & 3  # of a half's 128 elements
-        first = to + 32 + sub * 416
-        out[first + row] = u8(raw[at + 192 + sub * 2] & keep)
-        out[first + 16 + row] = u8(raw[at + 193 + sub * 2] & keep)
-        low = at + half * 64 + (quarter & 1) * 32
-        shift = u32((quarter >> 1) * 4)
+        first = to + 32 + sub * 416 + row
+        out[first] = u8(raw[at + 192 + sub * 2] & keep)
+        out[first + 16] = u8(raw[at + 193 + sub * 2] & keep)
+    for pair in range(4):  # 32 bytes hold a sub-block in low nibbles and the one after the next in high ones
         for j in range(4):
-            a = word(raw, low + j * 4, keep) >> shift
-            b = word(raw, low + 16 + j * 4, keep) >> shift
-            store_u32(out, first + 32 + j * 64 + row * 4, join_nibbles(u32(a), u32(b)))
-        move_crumbs(raw, at + 128, out, first + 288, row, sub, keep)
+            a = word(raw, at + pair * 32 + j * 4, keep)
+            b = word(raw, at + pair * 32 + 16 + j * 4, keep)
+            first = to + 64 + (pair + (pair & 2)) * 416 + j * 64 + row * 4
+            store_u32(out, first, join_nibbles(a, b))
+            store_u32(out, first + 832, join_nibbles(u32(a >> u32(4)), u32(b >> u32(4))))
+    move_crumbs(raw, at + 128, out, to + 320, row, 416, keep)
 
 
 # --- ternary digits ---------------------------------------------------------------------------------------------------
@@ -230,8 +236,7 @@ def move_tq1_0(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> 
 
 def move_tq2_0(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
     move_half(raw, at + 64, out, to + row * 2, keep)
-    for sub in range(8):
-        move_crumbs(raw, at, out, to + 32 + sub * 128, row, sub, keep)
+    move_crumbs(raw, at, out, to + 32, row, 128, keep)
 
 
 # --- numbers of 4 and 8 bits ------------------------------------------------------------------------------------------
