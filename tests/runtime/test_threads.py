@@ -322,7 +322,7 @@ def test_phases_and_shares_take_turns(library: RuntimeLibrary, jobs: NativeCode)
 def test_the_check_sees_phases_that_let_everyone_pass(library: RuntimeLibrary, jobs: NativeCode) -> None:
     with WorkerPool(2, library) as pool:
         job = Phases(pool, jobs, phases=20, units=4, late=300, phase=jobs.addresses["no_phase"])
-        assert not all(job.run(pool.run) for _ in range(10))
+        assert not all(job.run(pool.run) for _ in range(500))  # the first tells, unless the machine is busy
 
 
 def test_nobody_is_inside_a_shared_job_when_it_returns(library: RuntimeLibrary) -> None:
