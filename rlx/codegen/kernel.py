@@ -1,7 +1,7 @@
 """What a kernel is: a C-ABI function over raw pointers and extents that does a range of independent work units.
 
 `void symbol(ptr b0, ..., i64 e0, ..., i64 begin, i64 end)`: buffers, run-time extents, then the units `[begin, end)`.
-Workers fetch ranges of units from a shared counter, so every split of the units must give the same bits.
+Workers take ranges of units as they come (`handout.py`), so every split of the units must give the same bits.
 """
 
 from __future__ import annotations

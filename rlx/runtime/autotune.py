@@ -23,7 +23,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.codegen.handout import CHUNKS
+from rlx.codegen.calls import Units
+from rlx.codegen.handout import grain
 from rlx.codegen.kernels.linear import macro_rows, units
 from rlx.codegen.layouts import BLOCK_ROWS, packed_bytes, q8a_quantize
 from rlx.codegen.target import Target
@@ -256,7 +257,7 @@ class Bench:
         out = AlignedBuffer(4 * case.rows * case.n)
         extents = [case.n] if single else [case.rows, case.n]
         x, w = self._input(case).address, self._weights.address
-        words = np.array([x, w, out.address, *extents, count, max(1, count // CHUNKS), 0], np.int64)
+        words = np.array([x, w, out.address, *extents, count, grain(Units(count), {}), 0], np.int64)
 
         def run() -> float:
             words[-1] = 0

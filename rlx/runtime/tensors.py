@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlx.codegen.handout import CHUNKS
+from rlx.codegen.calls import Units
+from rlx.codegen.handout import grain
 from rlx.codegen.layouts import packed_bytes, row_blocks
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import DTYPES, DType
@@ -123,7 +124,7 @@ class Tensors:
     def _pack(self, step: int, raw: np.ndarray, address: int, n: int, k: int) -> None:
         assert raw.flags.c_contiguous
         units = row_blocks(n)
-        context = np.array([raw.ctypes.data, address, n, k, units, max(1, units // CHUNKS), 0], np.int64)
+        context = np.array([raw.ctypes.data, address, n, k, units, grain(Units(units), {}), 0], np.int64)
         self.pool.share(step, context.ctypes.data)
 
     def load(
