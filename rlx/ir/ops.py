@@ -30,6 +30,7 @@ class Op:
         elementwise: True if it may join an elementwise region.
         rowwise: True if row r of the result depends only on row r of the operands that have as many rows.
         effect: True if the op also updates its first operand, a state, in place; its meaning is (result, new state).
+            With the attribute `keep` it leaves the state as it is.
     """
 
     name: str
@@ -49,6 +50,7 @@ _LINEAR = {"gated": None, "bias": False, "residual": False, "bf16": False, "out"
 _ROPE = {"style": REQUIRED, "norm_eps": None}
 _WRITE = {"at": PAST_SEQ, "dtype": "f32", "wrap": False}
 _LEAF = {"name": REQUIRED}
+_KEEP = {"keep": False}
 
 
 def _by_sequence(row: Op) -> Op:
@@ -92,10 +94,18 @@ OPS: dict[str, Op] = {
             meaning.attention,
             flops.attention,
         ),
-        Op("causal_conv", {}, infer.causal_conv, meaning.causal_conv, flops.causal_conv, rowwise=False, effect=True),
+        Op(
+            "causal_conv",
+            _KEEP,
+            infer.causal_conv,
+            meaning.causal_conv,
+            flops.causal_conv,
+            rowwise=False,
+            effect=True,
+        ),
         Op(
             "gated_delta",
-            {"scale": REQUIRED, "heads": "tiled"},
+            {"scale": REQUIRED, "heads": "tiled", **_KEEP},
             infer.gated_delta,
             meaning.gated_delta,
             flops.gated_delta,
@@ -214,7 +224,7 @@ def expert_linear(
 
 def causal_conv(state: Node, x: Node, weight: Node) -> Node:
     """Depthwise causal convolution of x [rows, channels] with weight [channels, taps]; the state f32 [taps - 1,
-    channels] holds the rows before and is updated in place.
+    channels] holds the rows before and is updated in place, unless the attribute `keep` is set.
     """
     return make("causal_conv", state, x, weight)
 
@@ -223,7 +233,7 @@ def gated_delta(
     state: Node, q: Node, k: Node, v: Node, g: Node, beta: Node, *, scale: float, heads: str = "tiled"
 ) -> Node:
     """The gated delta rule over rows -> f32 [rows, heads, value_dim]; the state f32 [heads, key_dim, value_dim] is
-    updated in place.
+    updated in place, unless the attribute `keep` is set.
 
     q, k [rows, key_heads, key_dim]; v [rows, heads, value_dim]; g (log of the decay, at most 0) and beta [rows, heads].
     Value head h belongs to key head h % key_heads ("tiled") or h // (heads / key_heads) ("grouped").

@@ -1,7 +1,6 @@
-"""Variants of a model's graph that take more from the caller: embeddings in place of tokens, a bias on attention.
+"""Variants of a model's graph: embeddings in place of tokens, a bias on attention, tokens that may turn out wrong.
 
-Part of the models stage, from one finished graph to another, so that they serve every family alike. The weights, the
-states and the outputs stay what they are.
+Part of the models stage, from one finished graph to another, so that they serve every family alike.
 """
 
 from __future__ import annotations
@@ -10,6 +9,9 @@ from rlx.ir import ops
 from rlx.ir.dims import PAST_SEQ, SEQ
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+
+# What lies between two updates of recurrent states and costs so little that it is computed twice.
+_CHEAP = frozenset(["rms_norm", "reshape", *(name for name, row in ops.OPS.items() if row.elementwise)])
 
 
 def from_embeds(graph: Graph) -> Graph:
@@ -38,3 +40,46 @@ def with_bias(graph: Graph, heads: int) -> Graph:
         return ops.rebuild(old, (*inputs, bias) if old.op == "attention" else inputs)
 
     return graph.map(visit)
+
+
+def verifying(graph: Graph) -> Graph:
+    """The model for tokens of which some may turn out wrong: recurrent states stay as they are.
+
+    It has outputs more, "kept.0" and so on: what `advancing` needs to take the first of those tokens into the states.
+    """
+    kept = {name: node for node, name in _kept(graph).items()}
+
+    def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
+        return ops.rebuild(old, inputs, **({"keep": True} if old.op in ops.EFFECTS else {}))
+
+    return graph.replace(outputs={**graph.outputs, **kept}).map(visit)
+
+
+def advancing(graph: Graph) -> Graph:
+    """What updates the recurrent states of a model, and nothing else, for the first SEQ of the rows of `verifying`.
+
+    The outputs of that, "kept.0" and so on, are states here: values that live between calls.
+    """
+    kept = _kept(graph)
+
+    def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
+        return graph.state(kept[old], old.shape) if old in kept else ops.rebuild(old, inputs)
+
+    effects = {node.inputs[0].name: node for node in graph.nodes() if node.op in ops.EFFECTS}
+    return graph.replace(outputs=effects).map(visit)
+
+
+def _kept(graph: Graph) -> dict[Node, str]:
+    """What recurrent states are updated from, but for weights and what other such updates give: value -> name."""
+    nodes = graph.nodes()
+    again: set[Node] = set()  # computed from what an update gives
+    for node in nodes:
+        if node.op in ops.EFFECTS or (node.op in _CHEAP and not again.isdisjoint(node.inputs)):
+            again.add(node)
+    needed = {node for node in nodes if node.op in ops.EFFECTS}
+    for node in reversed(nodes):
+        if node in needed:
+            needed.update(again.intersection(node.inputs))
+    read = [i for node in nodes if node in needed for i in node.inputs]
+    values = dict.fromkeys(i for i in read if i not in again and i.op not in ("weight", "state"))
+    return {node: f"kept.{i}" for i, node in enumerate(values)}

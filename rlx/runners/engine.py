@@ -56,6 +56,7 @@ class Engine:
 
     _predictor: Predictor | None = None  # made when it is first wanted
     _hearing = False  # whether it is told what is computed
+    _last: NativeProgram | None = None  # what the last step ran
 
     def __init__(self, plan: Plan, progress: Progress | None = None, keep_packed: bool = False) -> None:
         setup = plan.setup
@@ -166,23 +167,15 @@ class Engine:
     def verify(self, ids: Sequence[int]) -> np.ndarray:
         """As `forward` with `all_rows`, for ids of which all but the first may turn out wrong.
 
-        Going back behind one of them with `trim` costs a copy of the recurrent states at most. What such states then
-        lack is computed again in the next call here, beside its own rows.
+        Recurrent states stay as they are until the next call, before which `trim` costs nothing. They then take in the
+        ids that are left.
 
         Raises:
             PromptError: as `forward`.
         """
         self._prepare(ids)
-        session = self._session
-        session.settle()
-        lacking = session.ids[session.done :]
-        if len(lacking) + len(ids) > self._setup.profile.buckets[-1]:
-            self._catch_up()
-            lacking = session.ids[:0]
-        rows = [*lacking, *ids]
-        if len(rows) > 1:
-            session.hold()
-        return self._step(rows, True)[len(lacking) :]
+        self._catch_up()
+        return self._step(ids, True, keep=len(ids) > 1 and bool(self._session.recurrent))
 
     def give(self, count: int, embeds: Any, bias: Any = None) -> Given:
         """What `forward_given` takes: embeddings of `count` positions, and perhaps a bias, see `Given.checked`.
@@ -249,30 +242,40 @@ class Engine:
         """The program for a call of some rows behind `past` positions, compiled if need be."""
         return self._programs[self._wanted(rows, past, all_rows, hidden)]
 
-    def _wanted(self, rows: int, past: int, all_rows: bool = False, hidden: bool = False) -> Wanted:
+    def _wanted(self, rows: int, past: int, all_rows: bool = False, hidden: bool = False, keep: bool = False) -> Wanted:
         given = self._session.given_at(past)
-        return self.modes.wanted(rows, past, all_rows, hidden or self._hearing, given, self.max_seq)
+        return self.modes.wanted(rows, past, all_rows, hidden or self._hearing, given, self.max_seq, keep)
 
-    def _step(self, ids: Sequence[int], all_rows: bool, output: str = LOGITS) -> np.ndarray:
+    def _step(self, ids: Sequence[int], all_rows: bool, output: str = LOGITS, keep: bool = False) -> np.ndarray:
         rows, past = len(ids), self._session.done
-        program = self.program_for(rows, past, all_rows, output == HIDDEN)
+        self._last = program = self._programs[self._wanted(rows, past, all_rows, output == HIDDEN, keep)]
         feed(program.inputs, ids, past, self._session.given_at(past))
         env = {"SEQ": rows, "PAST_SEQ": past, **self._states.extents}
-        self._session.begin(rows)
+        self._session.begin(rows, keep)
         program.run(**env)
-        self._session.end(ids)
+        self._session.end(ids, keep)
         if self._predictor and self._hearing:
             self._predictor.hear(past, ids, program.output(HIDDEN, **env))
         return program.output(output, **env).copy()
 
     def _catch_up(self) -> None:
-        """Computes again what the states lack of the session's ids after going back."""
+        """Takes what the states lack of the session's ids into them: what was verified, or has to be computed again."""
         session = self._session
         session.settle()
+        self._advance()
         if session.done < len(session.ids):
             for chunk in self._chunks(session.ids[session.done :], False):
                 self._step(chunk, False)
             session.mark()
+
+    def _advance(self) -> None:
+        """Takes what the last step verified into the recurrent states."""
+        session = self._session
+        ids, then = session.ahead, self._last.then if self._last and not self._last.closed else None
+        if ids and then:
+            session.begin(0)
+            then.run(SEQ=len(ids))
+            session.end(ids)
 
     # -- the session ----------------------------------------------------------------------------------------------
 
@@ -347,6 +350,7 @@ class Engine:
         return Batch(states, slots, self._programs, self._session, self._swap, self.forward)
 
     def _swap(self, session: Session) -> None:
+        self._session.leave()
         self._session = session
         self._programs.bind(session.states.addresses)
 

@@ -35,15 +35,25 @@ class Modes:
     decode: str = "dynamic"
     max_past: int = 0
 
-    def wanted(self, rows: int, past: int, all_rows: bool, hidden: bool, given: Given | None, max_seq: int) -> Wanted:
+    def wanted(
+        self,
+        rows: int,
+        past: int,
+        all_rows: bool,
+        hidden: bool,
+        given: Given | None,
+        max_seq: int,
+        verifies: bool = False,
+    ) -> Wanted:
         """The program for a call of some rows behind `past` positions, in a context of `max_seq`.
 
         Args:
-            all_rows, hidden: as in `Wanted`. Logits of every row are for measuring, not for generating: buckets serve.
+            all_rows, hidden, verifies: as in `Wanted`. Logits of every row are for measuring and verifying: buckets
+                serve.
             given: what the rows are computed from, if it is something else than their ids.
         """
         if all_rows and rows > 1:
-            return _wanted(self.bucket(rows), True, hidden)
+            return _wanted(self.bucket(rows), True, hidden, verifies=verifies)
         seq, bounds, bias = self.rows(rows), self.past(rows, past), 0
         if given is not None and given.bias is not None:  # its memory grows with the past, so that has a bound
             bounds, bias = (0, past_bucket(max_seq)[1]), given.bias.shape[1]

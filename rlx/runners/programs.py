@@ -73,13 +73,22 @@ class Programs:
 
     def _make(self, wanted: Wanted) -> Made:
         start, compiles = time.perf_counter(), self._compiler.cache.stats.compiles
+        program, code_bytes = self._instance(wanted)
+        if wanted.verifies:
+            then, more = self._instance(wanted.advancing)
+            program.lead(then)
+            code_bytes += more
+        fresh = self._compiler.cache.stats.compiles != compiles
+        return Made(program, fresh, time.perf_counter() - start, code_bytes)
+
+    def _instance(self, wanted: Wanted) -> tuple[NativeProgram, int]:
+        """A program of one's own, and the bytes of its code."""
         compiled = self.compile(wanted)
         assert compiled.manifest["weights"].items() <= self.weights.items()  # they were packed before it was made
         program = compiled.instance(self._pool)
         program.bind(self._addresses())
         program.bind(self._states)
-        fresh = self._compiler.cache.stats.compiles != compiles
-        return Made(program, fresh, time.perf_counter() - start, compiled.object_bytes)
+        return program, compiled.object_bytes
 
     def _all(self) -> Iterator[NativeProgram]:
         return chain.from_iterable(self.tables.values())
@@ -121,7 +130,7 @@ class Programs:
     @property
     def arena_bytes(self) -> int:
         """Bytes of the programs' own memory."""
-        return sum(p.arena_bytes for p in self._all())
+        return sum(p.arena_bytes + (p.then.arena_bytes if p.then else 0) for p in self._all())
 
     def close(self) -> None:
         for table in self.tables.values():

@@ -31,6 +31,8 @@ class Wanted:
         bias: heads of a bias on attention in place of the causal mask, 1 for all; 0 for none.
         greedy: whether the likeliest token is wanted, the output "token" i32 [rows], and no logits.
         sequences: whether every row is the one new token of a sequence of its own.
+        verifies: whether rows may turn out wrong, so that recurrent states stay as they are.
+        advances: whether the states take in the first rows of such a call, which is all that is done.
     """
 
     seq: Range
@@ -41,6 +43,8 @@ class Wanted:
     bias: int = 0
     greedy: bool = False
     sequences: bool = False
+    verifies: bool = False
+    advances: bool = False
 
     @cached_property
     def phase(self) -> str:
@@ -56,6 +60,8 @@ class Wanted:
             + "-embeds" * self.embeds
             + f"-bias-{self.bias}" * bool(self.bias)
             + "-greedy" * self.greedy
+            + "-verifies" * self.verifies
+            + "-advances" * self.advances
         )
         return f"{self.phase}-{self.seq[0]}-{self.seq[1]}{past}{extra}"
 
@@ -64,11 +70,20 @@ class Wanted:
         """Bounds of symbols, for the compiler's options."""
         return (("PAST_SEQ", self.past),) if self.past else ()
 
+    @property
+    def advancing(self) -> Wanted:
+        """What moves the states by rows of a program that verifies."""
+        return Wanted((1, self.seq[1]), all_rows=True, advances=True)
+
     def variant(self, graph: Graph) -> Graph:
         """The model's graph with the inputs that it takes and the outputs that it has."""
+        if self.advances:
+            return variants.advancing(graph)
         outputs = {name: node for name, node in graph.outputs.items() if self.hidden or name != HIDDEN}
-        outputs = {"token": ops.pick(outputs["logits"])} if self.greedy else outputs
+        if self.greedy:
+            outputs["token"] = ops.pick(outputs.pop(LOGITS))
         graph = graph.replace(outputs=outputs)
+        graph = variants.verifying(graph) if self.verifies else graph
         graph = variants.from_embeds(graph) if self.embeds else graph
         return variants.with_bias(graph, self.bias) if self.bias else graph
 

@@ -185,14 +185,9 @@ class States:
         for name in self.names("recurrent"):
             self._whole(name)[...] = 0
 
-    def copy_recurrent(self, out: Array | None = None) -> Array:
-        """A copy of all recurrent states of all slots, uint8 [bytes]; in the place of an earlier copy where one is
-        given: memory that is touched for the first time costs more than the copying.
-        """
-        if out is None:
-            return self._all_recurrent.copy()
-        out[...] = self._all_recurrent
-        return out
+    def copy_recurrent(self) -> Array:
+        """A copy of all recurrent states of all slots, uint8 [bytes]."""
+        return self._all_recurrent.copy()
 
     def put_recurrent(self, value: Array) -> None:
         """The inverse of `copy_recurrent`."""

@@ -57,7 +57,14 @@ class NativeProgram:
     Args:
         code, manifest: what the linker made (`rlx.codegen.link`); several instances share them.
         pool: the workers that run it.
+
+    Attributes:
+        then: a program that goes on from results of this one.
+        closed: whether its memory was given back.
     """
+
+    then: NativeProgram | None = None
+    closed = False
 
     def __init__(self, code: NativeCode, manifest: Mapping[str, Any], pool: WorkerPool) -> None:
         self.manifest, self.pool = manifest, pool
@@ -108,6 +115,13 @@ class NativeProgram:
             for i in self._positions.get(name, ()):
                 self._args[i] = address
             self._unbound.discard(name)
+        if self.then:
+            self.then.bind(addresses)
+
+    def lead(self, then: NativeProgram) -> None:
+        """From now on `then` has the results of this program for states of the same names, and is closed with it."""
+        then.bind({name: self.arena.address + row["offset"] for name, row in self.manifest["outputs"].items()})
+        self.then = then
 
     def run(self, **extents: int) -> None:
         """One step, on all workers. Inputs lie in `inputs`, results in `output`; the caller keeps extents in bounds.
@@ -228,6 +242,9 @@ class NativeProgram:
         return self.arena.view(DTYPES[row["dtype"]].numpy or "uint8", shape, row["offset"])
 
     def close(self) -> None:
+        if self.then:
+            self.then.close()
+        self.closed = True
         self.arena.close()
         self._counters.close()
 

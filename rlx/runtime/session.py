@@ -2,7 +2,8 @@
 
 Runtime, between a model's engine and the memory of `rlx.runtime.kv`. It answers how states go back: full caches by
 forgetting, since positions behind the session are not read; rings as long as what is needed has not been overwritten;
-recurrent states never, so they return to a checkpoint and the ids behind it are computed again.
+recurrent states never, so they return to a checkpoint and the ids behind it are computed again. A step whose ids may
+turn out wrong keeps recurrent states as they are, and those that were right are taken into them afterwards.
 
 A step is `begin`, the program, `end`. Until `end` the ids do not count; if it never comes, because of an interrupt, the
 next `settle` brings the states back to the ids that do. So ids and states cannot disagree.
@@ -53,6 +54,7 @@ class Session:
     Attributes:
         ids: the tokens so far; `array("i")`, four bytes each.
         done: how many of them the states contain. Fewer than `ids` after going back: the rest must be computed again.
+        recurrent: the names of the recurrent states.
         given: what the first positions were computed from in place of token embeddings and the causal mask, if so.
     """
 
@@ -63,24 +65,37 @@ class Session:
         self._floor = self._kept = 0  # rings hold the positions from here on; from where before the step
         self._torn = False  # recurrent states may be those of any length
         self._checkpoints: list[_Checkpoint] = []
-        self._held = _Checkpoint(_EVERYTHING)  # beside them, for ids that may turn out wrong
-        self._recurrent, self._rings = states.names("recurrent"), states.names("ring")
+        self._ahead = 0  # ids up to there are in caches, and what takes them into recurrent states is known
+        self.recurrent, self._rings = states.names("recurrent"), states.names("ring")
         self._room = states.ring_capacity or _EVERYTHING
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    def begin(self, rows: int) -> None:
-        """To be called before a program writes `rows` positions behind `done`."""
+    def begin(self, rows: int, keep: bool = False) -> None:
+        """To be called before a program writes `rows` positions behind `done`; to `keep` recurrent states or not."""
         lost = max(self._floor, self.done + rows - self._room)
         if self._checkpoints:
-            self._save(lost)
-        self._kept, self._floor, self._torn = self._floor, lost, True
+            self._save(lost, keep)
+        self._kept, self._floor, self._torn, self._ahead = self._floor, lost, not keep, 0
 
-    def end(self, ids: Sequence[int]) -> None:
+    def end(self, ids: Sequence[int], keep: bool = False) -> None:
         """The program has run on `ids`, which may be fewer than were announced."""
-        self.ids[self.done : self.done + len(ids)] = array("i", ids)
-        self.done += len(ids)
-        self._floor, self._torn = max(self._kept, self.done - self._room), False
+        end = self.done + len(ids)
+        self.ids[self.done : end] = array("i", ids)
+        if keep:
+            self._ahead = end
+        else:
+            self.done = end
+        self._floor, self._torn = max(self._kept, end - self._room), False
+
+    @property
+    def ahead(self) -> Sequence[int]:
+        """The next ids that recurrent states can take in from what the last step kept."""
+        return self.ids[self.done : self._ahead]
+
+    def leave(self) -> None:
+        """What the last step kept will not be there any more."""
+        self._ahead = 0
 
     def settle(self) -> None:
         """Puts the states in order after a step that did not reach its end."""
@@ -99,29 +114,24 @@ class Session:
     def mark(self) -> None:
         """Makes `done` a length to go back to; free until states are overwritten that it needs."""
         there = self._checkpoints[-1].length if self._checkpoints else 0
-        if self._notes and self.done > there and (self._recurrent or self._rings):
+        if self._notes and self.done > there and (self.recurrent or self._rings):
             self._checkpoints = [*self._checkpoints, _Checkpoint(self.done)][-CHECKPOINTS:]
-
-    def hold(self) -> None:
-        """Makes `done` a length to go back to until the next `hold`: recurrent states are copied now.
-
-        Rings need no copy: they have room for as many positions behind the window as a call may bring.
-        """
-        if self._recurrent and self._held.length != self.done:
-            self._held.length = _EVERYTHING  # an interrupt must not leave half a copy
-            self._held.recurrent = self.states.copy_recurrent(self._held.recurrent)
-            self._held.length = self.done
 
     @property
     def checkpoint_bytes(self) -> int:
         """Bytes of the copies that checkpoints hold."""
-        return sum(c.nbytes for c in (*self._checkpoints, self._held))
+        return sum(c.nbytes for c in self._checkpoints)
 
-    def _save(self, lost: int) -> None:
-        """Copies what checkpoints need and the next step destroys; `lost`: positions below leave the rings."""
+    def _save(self, lost: int, keep: bool) -> None:
+        """Copies what checkpoints need and the next step destroys.
+
+        Args:
+            lost: positions below leave the rings.
+            keep: recurrent states stay.
+        """
         copied = False
         for checkpoint in self._checkpoints:
-            if checkpoint.recurrent is None:
+            if checkpoint.recurrent is None and not keep:
                 checkpoint.recurrent = self.states.copy_recurrent()
                 copied = True
             first = self.states.first_read(checkpoint.length)
@@ -143,13 +153,11 @@ class Session:
         del self.ids[length:]
         self.given = self.given.first(length) if self.given is not None else None
         self._checkpoints = [c for c in self._checkpoints if c.length <= length]
-        if self._held.length > length:
-            self._held.length = _EVERYTHING
         at = min(self.done, length)
         if self._can_stand_at(at):
             self.done, self._torn = at, False
         else:
-            there = [c for c in (*self._checkpoints, self._held) if c.length <= length and self._reaches(c)]
+            there = [c for c in self._checkpoints if c.length <= length and self._reaches(c)]
             self._return_to(max(there, key=lambda c: c.length, default=_Checkpoint(0)))
 
     def _reaches(self, checkpoint: _Checkpoint) -> bool:
@@ -159,12 +167,12 @@ class Session:
 
     def _can_stand_at(self, length: int) -> bool:
         """Whether the states can go on from there as they are."""
-        if self._recurrent and (self._torn or length != self.done):
+        if self.recurrent and (self._torn or length != self.done):
             return False
         return not self._rings or self.states.first_read(length) >= self._floor
 
     def _return_to(self, checkpoint: _Checkpoint) -> None:
-        self._torn = True  # an interrupt in between must not leave a mixture that seems whole
+        self._torn, self._ahead = True, 0  # an interrupt in between must not leave a mixture that seems whole
         if checkpoint.length == 0:
             self.states.zero()
             self._floor = 0
@@ -191,13 +199,13 @@ class Session:
         copy, length = self.states.copy_positions, self.done
         arrays = {name: copy(name, 0, length) for name in self.states.names("full")}
         arrays |= {name: copy(name, self._floor, length) for name in self._rings}
-        arrays |= {name: self.states.copy(name) for name in self._recurrent}
+        arrays |= {name: self.states.copy(name) for name in self.recurrent}
         return Snapshot(tuple(self.ids), arrays, self._formats(), model)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Becomes the session that was copied, which `check` must have passed; an interrupt leaves an empty one."""
         self._checkpoints, self._torn, self._floor, self.given = [], True, _EVERYTHING, None
-        self._held.length = _EVERYTHING
+        self._ahead = 0
         del self.ids[:]
         length, floor = snapshot.position, 0
         for name in self.states.names("full"):
@@ -206,7 +214,7 @@ class Session:
             newest = snapshot.arrays[name][:, -self._room :]
             floor = max(floor, length - newest.shape[1])
             self.states.put_positions(name, length - newest.shape[1], newest)
-        for name in self._recurrent:
+        for name in self.recurrent:
             self.states.put(name, snapshot.arrays[name])
         self.ids.extend(snapshot.ids)
         self.done, self._floor, self._torn = length, floor, False

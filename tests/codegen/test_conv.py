@@ -31,11 +31,15 @@ class Case:
         self.weight = aligned(rng.standard_normal((channels, taps)).astype(np.float32))
 
     def native(
-        self, target: Target, calls: list[int] | None = None, units: list[tuple[int, int]] | None = None
+        self,
+        target: Target,
+        calls: list[int] | None = None,
+        units: list[tuple[int, int]] | None = None,
+        keep: bool = False,
     ) -> tuple[Array, Array]:
         """(result, state after), the rows given in calls of some rows each, the units in ranges."""
         channels, taps = self.weight.shape
-        kernel = causal_conv(channels, taps, target)
+        kernel = causal_conv(channels, taps, target, keep=keep)
         edge = np.full((1, channels), 7, np.float32)  # what lies behind the state and the result
         state, out = aligned(np.concatenate([self.state, edge])), []
         start = 0
@@ -88,6 +92,15 @@ def test_bits_depend_on_no_split(target: Target, channels: int) -> None:
         again, end = case.native(target, calls, units)
         np.testing.assert_array_equal(again, out)
         np.testing.assert_array_equal(end, state)
+
+
+@targets
+@pytest.mark.parametrize("channels", [64, 90])
+def test_a_state_that_is_kept(target: Target, channels: int) -> None:
+    case = Case(channels, 4, 7)
+    out, state = case.native(target, keep=True)
+    np.testing.assert_array_equal(out, case.native(target)[0])
+    np.testing.assert_array_equal(state, case.state)
 
 
 def test_the_result_may_lie_on_the_input() -> None:

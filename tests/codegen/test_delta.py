@@ -146,6 +146,20 @@ def test_texts_in_several_calls(target: Target, calls: list[int]) -> None:
 
 
 @targets
+@pytest.mark.parametrize(("rows", "shape"), [(5, (4, 2, 32, 32)), (35, (4, 2, 32, 32)), (5, (3, 1, 7, 20))], ids=str)
+def test_a_state_that_is_kept(target: Target, rows: int, shape: tuple[int, int, int, int]) -> None:
+    """Token by token, in chunks, and of odd sides."""
+    case = Case(rows, shape)
+    kernel = gated_delta(*shape, target, scale=SCALE, keep=True)
+    state, out = aligned(case.state), np.full((rows + 1, shape[0], shape[3]), 7, np.float32)
+    states = [state, np.empty_like(state)] if "copy" in kernel.buffers else [state]
+    run(kernel, target, *states, *map(aligned, case.rows), out, end=units(shape[0], *shape[2:]), rows=rows)
+    np.testing.assert_array_equal(out[:rows], case.native(target)[0])
+    np.testing.assert_array_equal(state, case.state)
+    assert (out[rows] == 7).all()
+
+
+@targets
 @pytest.mark.parametrize("chunk", [32, 64])
 def test_longer_chunks(target: Target, chunk: int) -> None:
     case = Case(3 * chunk + 17, (2, 2, 32, 32))

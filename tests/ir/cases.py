@@ -113,7 +113,9 @@ CASES = [
         case("causal_conv", G.state(f"{n} rows", [n, 8]), ANGLES, G.weight(f"{n + 1} taps", [8, n + 1]))
         for n in (1, 3, 5)
     ),
+    case("causal_conv", G.state("kept rows", [3, 8]), ANGLES, G.weight("4 taps", [8, 4]), keep=True),
     *(case("gated_delta", *DELTA, scale=0.25, heads=heads) for heads in ("tiled", "grouped")),
+    case("gated_delta", *DELTA, scale=0.25, keep=True),
     case("mix", HEADS, G.input("square", [SEQ, 4, 4])),
     case("mix", PAIR, G.input("wide", [SEQ, 5, 2])),
     case("take", X, CHOICE),

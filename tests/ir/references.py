@@ -228,7 +228,7 @@ def causal_conv(x: list[Array], a: dict[str, Any]) -> tuple[Array, Array]:
         out[r, c] = math.fsum(float(weight[c, before - back]) * row(r - back, c) for back in range(before + 1))
     for i, c in np.ndindex(*state.shape):
         after[i, c] = row(len(rows) - before + i, c)
-    return out, after
+    return out, state if a["keep"] else after
 
 
 def gated_delta(x: list[Array], a: dict[str, Any]) -> tuple[Array, Array]:
@@ -244,7 +244,7 @@ def gated_delta(x: list[Array], a: dict[str, Any]) -> tuple[Array, Array]:
             s = product(change, s.T) + b * np.outer(key, v[t, h])
             out[t, h] = a["scale"] * product(q[t, key_head][None], s.T)[0]
         after[h] = s
-    return out, after
+    return out, state if a["keep"] else after
 
 
 def elementwise(x: list[Array], a: dict[str, Any]) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,8 +92,11 @@ _COPY_POSITIONS, _PUT_POSITIONS = States.copy_positions, States.put_positions
 class Interpreted:
     """A program: the engine's states in memory before and after, the interpreter in between."""
 
+    closed = False
+
     def __init__(self, engine: InterpretedEngine) -> None:
-        self.engine, self.all_rows = engine, False
+        self.engine, self.wanted = engine, Wanted((1, 1))
+        self.then = Advancing(engine)
         self.inputs = {name: np.zeros(64, np.int32) for name in ("tokens", "positions")}
 
     def run(self, **env: int) -> None:
@@ -103,10 +107,12 @@ class Interpreted:
         engine.before()
         feeds = {name: _read(states, name) for name in states.table}
         feeds |= {name: given[:rows] for name, given in self.inputs.items()}
-        outputs, new = interp.run(engine.graph, {**engine.values, **feeds}, env)
+        graph = replace(self.wanted, greedy=False).variant(engine.graph)
+        outputs, new = interp.run(graph, {**engine.values, **feeds}, env)
         for name, state in new.items():
             _write(states, name, state)
         self.logits = outputs["logits"]
+        self.then.kept = {name: value for name, value in outputs.items() if name.startswith("kept.")}
         engine.after()
 
     def repeat(self, count: int, rows: int, stops: Sequence[int], seconds: float, env: Mapping[str, int]) -> list[int]:
@@ -121,9 +127,25 @@ class Interpreted:
         return found
 
     def output(self, name: str, **env: int) -> Array:
-        return self.logits if self.all_rows else self.logits[-1:]
+        return self.logits if self.wanted.all_rows else self.logits[-1:]
 
     def bind(self, addresses: Any) -> None: ...
+
+
+class Advancing:
+    """The program that takes verified rows into recurrent states."""
+
+    def __init__(self, engine: InterpretedEngine) -> None:
+        self.engine, self.kept = engine, dict[str, Array]()
+
+    def run(self, **env: int) -> None:
+        engine, states = self.engine, self.engine._session.states
+        engine.advanced += env["SEQ"]
+        feeds = {name: _read(states, name) for name in states.names("recurrent")}
+        feeds |= {name: value[: env["SEQ"]] for name, value in self.kept.items()}
+        _, new = interp.run(Wanted((1, 16), advances=True).variant(engine.graph), {**engine.values, **feeds}, env)
+        for name, state in new.items():
+            _write(states, name, state)
 
 
 def _read(states: States, name: str) -> Array:
@@ -145,7 +167,7 @@ class InterpretedPrograms:
         self._program = program
 
     def __getitem__(self, wanted: Wanted) -> Any:
-        self._program.all_rows = wanted.all_rows
+        self._program.wanted = wanted
         return self._program
 
     def bind(self, states: Any) -> None:
@@ -157,10 +179,11 @@ class InterpretedEngine(Engine):
 
     Attributes:
         rows: how many rows were computed so far.
+        advanced: how many rows were taken into recurrent states after they were verified.
     """
 
     def __init__(self, g: Graph, max_seq: int = 300, buckets: tuple[int, ...] = BUCKETS) -> None:
-        self.graph, self.max_seq, self.rows = g, max_seq, 0
+        self.graph, self.max_seq, self.rows, self.advanced = g, max_seq, 0, 0
         self.config: Any = SimpleNamespace(vocab_size=VOCAB)
         self._setup: Any = SimpleNamespace(profile=CompileProfile(buckets=buckets))
         self._loaded, self.identity = True, "a model"

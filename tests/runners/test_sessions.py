@@ -166,7 +166,7 @@ def test_trim(engine: hybrid.InterpretedEngine, length: int) -> None:
 
 def test_what_a_trim_costs(engine: hybrid.InterpretedEngine) -> None:
     """Nothing for full caches; for the others nothing at the end of a prompt, and at most the way from there."""
-    free = "full" in str(engine.graph) or not engine._session._recurrent
+    free = "full" in str(engine.graph) or not engine._session.recurrent
     engine.forward(IDS[:60])
     for token in IDS[60:90]:
         engine.forward([token])
@@ -221,7 +221,7 @@ def test_checkpoints_are_few_and_bounded(mixed: hybrid.InterpretedEngine, monkey
     assert kept[-1].nbytes == 0, "nothing is copied before it would be lost"
     mixed.forward([1])
     one = kept[-1].nbytes
-    assert one == sum(mixed._states.copy(name).nbytes for name in mixed._session._recurrent)
+    assert one == sum(mixed._states.copy(name).nbytes for name in mixed._session.recurrent)
     assert kept[-1].rings is None
     for token in IDS[:60]:
         mixed.forward([token])

@@ -18,6 +18,7 @@ from rlx.runners.base import check_finite
 from rlx.runners.sampling import SampleOpts, Sampler
 from rlx.runners.speculative import MOST, Counters, Hits, PromptLookup, Speculation
 from rlx.runtime import kv
+from rlx.runtime.session import Session
 
 Array = np.ndarray[Any, Any]
 
@@ -183,9 +184,9 @@ def _after_two(engine: FakeEngine, sampler: Sampler, *pair: int) -> Array:
     return sampler.distribution(row)[1]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen35"])
 def test_native_programs_verify(goldens: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
-    """Full caches and rings, with drafts that are right for a while: the tokens are those of plain decoding."""
+    """Full caches, rings, recurrent states; drafts that are right for a while: the tokens are those without."""
     with auto_runner(goldens / family / "model-f16.gguf", precision="exact", max_seq=96, profile=PAIR) as runner:
         prompt = list(range(5, 45))
         plain = runner.generate(prompt, 40, stop_at_eog=False)
@@ -282,7 +283,8 @@ def test_every_kind_of_state_goes_back_behind_a_wrong_draft(engine: hybrid.Inter
     assert np.abs(engine.forward(ids[100:103]) - want[102]).max() <= CEILING * np.abs(want).max()
 
 
-def test_what_was_wrong_is_made_good_beside_the_next_rows(engine: hybrid.InterpretedEngine) -> None:
+def test_what_was_right_is_taken_into_recurrent_states(engine: hybrid.InterpretedEngine) -> None:
+    """No row is computed twice; states that may go back for free have nothing to take in."""
     steps = []
     engine.before = lambda: steps.append(engine.rows)
     engine.forward(list(range(20)))
@@ -291,6 +293,53 @@ def test_what_was_wrong_is_made_good_beside_the_next_rows(engine: hybrid.Interpr
     engine.verify([4, 5])
     engine.trim(21)
     engine.verify([6])
-    recurrent = bool(engine._session._recurrent)
-    assert np.diff([0, *steps]).tolist() == [16, 4, 3, 2 + recurrent, 1 + recurrent]
-    assert engine._session.checkpoint_bytes == (2 * engine._states.copy_recurrent().nbytes if recurrent else 0)
+    assert np.diff([0, *steps]).tolist() == [16, 4, 3, 2, 1]
+    assert engine.advanced == bool(engine._session.recurrent)
+
+
+@pytest.mark.parametrize("verb", ["forward", "snapshot", "verify", "scratch"])
+def test_whatever_follows_a_verification_finds_its_rows(engine: hybrid.InterpretedEngine, verb: str) -> None:
+    ids = np.random.default_rng(2).integers(0, hybrid.VOCAB, 40).tolist()
+    want = hybrid.reference(engine.graph, ids)
+    engine.forward(ids[:30])
+    engine.verify([*ids[30:34], 1, 2])
+    engine.trim(34)
+    if verb == "snapshot":
+        engine.restore(engine.snapshot())
+    if verb == "scratch":
+        with engine.scratch():
+            engine.forward([3, 4, 5])
+            engine.verify([7, 8, 9])
+    engine.trim(33)
+    row = engine.verify(ids[33:36])[2] if verb == "verify" else engine.forward(ids[33:36])
+    assert np.abs(row - want[35]).max() <= CEILING * np.abs(want).max()
+
+
+@pytest.mark.parametrize("method", ["begin", "end"])
+@pytest.mark.parametrize("call", range(4))
+def test_an_interrupt_around_a_verification(
+    engine: hybrid.InterpretedEngine, monkeypatch: pytest.MonkeyPatch, method: str, call: int
+) -> None:
+    """Whichever step it hits, the ids and the states agree afterwards."""
+    ids = np.random.default_rng(2).integers(0, hybrid.VOCAB, 40).tolist()
+    want, done, calls = hybrid.reference(engine.graph, ids), getattr(Session, method), []
+    engine.forward(ids[:30])
+
+    def hooked(self: Session, *args: Any) -> None:
+        calls.append(args)
+        if len(calls) == call + 1:
+            raise KeyboardInterrupt
+        done(self, *args)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Session, method, hooked)
+        for at in (30, 33, 36):
+            engine.verify([*ids[at : at + 3], 5, 6])
+            engine.trim(at + 3)
+        engine.forward([5])
+        engine.forward([6])
+    if len(engine.ids) > 38:  # the interrupt hit the two ids that were not to come
+        engine.trim(38)
+    assert engine.ids == ids[: engine.past]
+    row = engine.forward(ids[engine.past :])
+    assert np.abs(row - want[39]).max() <= CEILING * np.abs(want).max()

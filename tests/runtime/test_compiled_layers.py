@@ -10,6 +10,7 @@ from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ
 from rlx.ir.dtypes import DTYPES, F32
 from rlx.ir.graph import Graph
+from rlx.ir.node import Node
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.executable import compile
 
@@ -92,6 +93,33 @@ def test_gated_delta_over_chunks(level: str, heads: str, cache: CompileCache) ->
     graph.output("y", ops.gated_delta(state, q, short, v, *gates, scale=32**-0.5, heads=heads))
     sizes = {"q": (2, 32), "k": (2, 32), "v": (4, 48), "decay": (4,), "beta": (4,)}
     in_chunks(graph, {n: rng.standard_normal((LENGTH, *s)).astype(np.float32) for n, s in sizes.items()}, level, cache)
+
+
+@pytest.mark.parametrize("level", FOUND)
+def test_states_that_are_kept(level: str, cache: CompileCache) -> None:
+    """Every call begins with the states of the start, whose sides are odd here."""
+    rng = np.random.default_rng(26)
+    graph = Graph("kept")
+    x, q = graph.input("x", [SEQ, 83]), graph.input("q", [SEQ, 2, 24])
+    y = ops.causal_conv(graph.state("rows", (3, 83)), x, graph.weight("taps", (83, 4)))
+    v, gate = ops.reshape(ops.slice(y, 0, 80), [SEQ, 2, 40]), graph.input("gate", [SEQ, 2])
+    z = ops.gated_delta(graph.state("delta", (2, 24, 40)), q, q, v, ops.neg(ops.softplus(gate)), gate, scale=0.2)
+    kept = graph.replace(outputs={"y": y, "z": z}).map(_keeping)
+    arrays = {n: rng.standard_normal((9, *s)).astype(np.float32) for n, s in (("x", (83,)), ("q", (2, 24)))}
+    arrays["gate"] = rng.random((9, 2)).astype(np.float32)
+    taps = rng.standard_normal((83, 4)).astype(np.float32)
+    states = {"rows": np.zeros((3, 83)), "delta": np.zeros((2, 24, 40))}
+    with compile(kept, {"taps": taps}, target=level, threads=2, cache=cache) as exe:
+        for rows in (5, 1, 9):
+            part = {n: a[:rows] for n, a in arrays.items()}
+            want, after = interp.run(kept, {**part, "taps": taps, **states}, {"SEQ": rows}, dtype=np.float64)
+            assert not any(state.any() for state in after.values())
+            for name, got in exe(**part).items():
+                assert np.abs(got - want[name]).max() <= EXACT_CEILING * np.abs(want[name]).max(), name
+
+
+def _keeping(node: Node, inputs: tuple[Node, ...]) -> Node:
+    return ops.rebuild(node, inputs, **({"keep": True} if node.op in ops.EFFECTS else {}))
 
 
 def windowed(wrap: bool) -> Graph:

@@ -22,12 +22,15 @@ CHANNELS = 64  # of a unit: there are ceil(channels / CHANNELS) units
 _VECTORS = CHANNELS // LANES
 
 
-def causal_conv(channels: int, taps: int, target: Target) -> Kernel:
+def causal_conv(channels: int, taps: int, target: Target, *, keep: bool = False) -> Kernel:
     """A kernel for y[row, c] = sum_i w[c, i] u[row + i, c], u being the state followed by x.
 
     Buffers: `state` f32[taps - 1, channels], updated to the last rows of u; `x` f32[rows, channels]; `w` f32[channels,
     taps]; `out` f32[rows, channels], which may be `x`. Extent: `rows`. Units: blocks of `CHANNELS` channels. Each sum
     runs from the oldest row to the newest, so bits do not depend on how rows are split into calls.
+
+    Args:
+        keep: leave the state as it is.
 
     Raises:
         CompileError: no channels or no taps.
@@ -35,15 +38,15 @@ def causal_conv(channels: int, taps: int, target: Target) -> Kernel:
     if channels < 1 or taps < 1:
         raise CompileError(f"{channels} channels and {taps} taps", where="causal_conv")
     e = Emitter(target, ["state", "x", "w", "out"], ["rows"])
-    _Conv(e, channels, taps).write()
-    return e.finish("causal_conv", _outline(channels, taps))
+    _Conv(e, channels, taps, keep).write()
+    return e.finish("causal_conv", _outline(channels, taps, keep))
 
 
 class _Conv:
     """A convolution kernel while it is written."""
 
-    def __init__(self, e: Emitter, channels: int, taps: int) -> None:
-        self.e, self.channels, self.taps = e, channels, taps
+    def __init__(self, e: Emitter, channels: int, taps: int, keep: bool) -> None:
+        self.e, self.channels, self.taps, self.keep = e, channels, taps, keep
         self.tail = channels % LANES
         self.row_bytes = 4 * channels
 
@@ -73,7 +76,7 @@ class _Conv:
             for v in range(vectors):
                 e.store_from_f32(F32, self._sum(weights[v], rows[v::vectors]), e.at(out, offset, 64 * v), mask)
             row.values = rows[vectors:]
-        for value, place in zip(row.results, places, strict=True):
+        for value, place in () if self.keep else zip(row.results, places, strict=True):
             e.store_from_f32(F32, value, place, mask)
 
     def _sum(self, weights: list[ir.Value], rows: list[ir.Value]) -> ir.Value:
@@ -99,11 +102,12 @@ class _Conv:
         return e.masked_load(FLOAT, place, e.tail_mask(e.i64(tail * self.taps - LANES * index)))
 
 
-def _outline(channels: int, taps: int) -> str:
+def _outline(channels: int, taps: int, keep: bool) -> str:
     """What a person reads instead of the vector code."""
     return (
         f"for block in range(begin, end):  # {CHANNELS} of {channels} channels\n"
         f"    u = concat(state, x)[:, block]\n"
         f"    out[row, block] = sum(w[block, i] * u[row + i] for i in range({taps}))\n"
-        f"    state[:, block] = u[-{taps - 1}:]\n"
+        + f"    state[:, block] = u[-{taps - 1}:]\n"
+        * (not keep)
     )

@@ -49,10 +49,11 @@ class Chunked:
 
     Args:
         chunk: tokens of a chunk, a multiple of 16.
+        keep: leave the state as it is.
     """
 
-    def __init__(self, e: Emitter, shape: Shape, chunk: int) -> None:
-        self.e, self.shape, self.chunk = e, shape, chunk
+    def __init__(self, e: Emitter, shape: Shape, chunk: int, keep: bool) -> None:
+        self.e, self.shape, self.chunk, self.keep = e, shape, chunk, keep
         self.tile = tile_rows(e.target.vectors)
         self.line = 4 * chunk  # bytes of a row of a matrix of tokens by tokens
         self.blocks = chunk // LANES
@@ -72,7 +73,8 @@ class Chunked:
             with e.loop(0, rows, self.chunk) as first:
                 count = e.smin(self.chunk, e.b.sub(rows, first.i))
                 self._chunk(self._from(strip, first.i), count)
-            self._copy_state(strip, inward=False)
+            if not self.keep:
+                self._copy_state(strip, inward=False)
 
     def _from(self, at: Place, row: ir.Value) -> Place:
         """The same unit with `row` as its row 0."""

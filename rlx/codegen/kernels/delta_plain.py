@@ -22,11 +22,16 @@ KEY_DIM: int = HOLE
 VALUE_DIM: int = HOLE
 SCALE: float = HOLE
 
-BUFFERS = ("state", "q", "k", "v", "g", "beta", "out")
+BUFFERS = ("q", "k", "v", "g", "beta", "out")
 
 
-def plain(heads: int, key_heads: int, key_dim: int, value_dim: int, *, scale: float, order: str) -> Kernel:
-    """The kernel of `delta.gated_delta`, with the extent `rows`; a unit is a head."""
+def plain(
+    heads: int, key_heads: int, key_dim: int, value_dim: int, *, scale: float, order: str, keep: bool = False
+) -> Kernel:
+    """The kernel of `delta.gated_delta`, with the extent `rows`; a unit is a head.
+
+    To `keep` the state it works on a copy, in the buffer behind the state.
+    """
     holes: dict[str, Any] = {
         "HEADS": heads,
         "KEY_HEADS": key_heads,
@@ -34,7 +39,16 @@ def plain(heads: int, key_heads: int, key_dim: int, value_dim: int, *, scale: fl
         "TILED": order == "tiled",
     }
     holes |= {"KEY_DIM": key_dim, "VALUE_DIM": value_dim, "SCALE": scale}
-    return loop_kernel(_gated_delta, holes, [(name, F32) for name in BUFFERS], ("rows",))
+    template, states = (_kept_delta, ("state", "copy")) if keep else (_gated_delta, ("state",))
+    return loop_kernel(template, holes, [(name, F32) for name in (*states, *BUFFERS)], ("rows",))
+
+
+def _kept_delta(
+    state: Ptr, copy: Ptr, q: Ptr, k: Ptr, v: Ptr, g: Ptr, beta: Ptr, out: Ptr, rows: int, begin: int, end: int
+) -> None:
+    for i in range(begin * KEY_DIM * VALUE_DIM, end * KEY_DIM * VALUE_DIM):
+        copy[i] = state[i]
+    _gated_delta(copy, q, k, v, g, beta, out, rows, begin, end)
 
 
 def _gated_delta(

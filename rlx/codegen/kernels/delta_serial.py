@@ -25,10 +25,12 @@ def panel_vectors(level: str, single: bool) -> int:
 
 
 class Serial:
-    """A kernel of the token-serial form while it is written; `single` where there is one token, known now."""
+    """A kernel of the token-serial form while it is written; `single` where there is one token, known now, `keep` where
+    the state stays as it is.
+    """
 
-    def __init__(self, e: Emitter, shape: Shape, single: bool) -> None:
-        self.e, self.shape, self.single = e, shape, single
+    def __init__(self, e: Emitter, shape: Shape, single: bool, keep: bool) -> None:
+        self.e, self.shape, self.single, self.keep = e, shape, single, keep
         wide = {"avx512": 1, "avx2": 2, "generic": 4}[e.target.vectors]  # registers of a vector
         self.together = max(1, _CHAINS // (shape.vectors * wide))  # rows of the state at once
         self.packed = None if single else e.stack(shape.key_dim * shape.panel)
@@ -51,7 +53,8 @@ class Serial:
         with e.loop(0, e.args["rows"]) as row:
             self._fetch(at, e.b.add(row.i, e.i64(_TOKENS_AHEAD)))
             self._token(at, row.i, here)
-        copy_rows(e, shape.key_dim, shape.vectors, here, there)
+        if not self.keep:
+            copy_rows(e, shape.key_dim, shape.vectors, here, there)
 
     def _fetch(self, at: Place, row: ir.Value) -> None:
         """Asks for what a later token needs: rows are far apart."""
