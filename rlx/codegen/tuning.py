@@ -28,12 +28,12 @@ class Tuning:
     """What `rlx tune` chooses. The defaults are those of AVX-512; `default` has those of every level.
 
     Attributes:
-        prefetch: bytes ahead of the reader: about latency times bandwidth of a core. Plain weights of few rows, which
-            take the least arithmetic, are fetched twice as far ahead.
+        prefetch: bytes ahead of the reader of streamed weights: about latency times bandwidth of a core. Plain
+            weights, which take the least arithmetic, are fetched twice as far ahead.
         macro_rows_int8: rows of int8 activations that share one unpacking of a chunk of weights.
         macro_rows_float: the same for f32 and bf16 activations.
         tile_rows_int8: rows of int8 activations whose sums are in registers at once, over unpacked weights.
-        tile_rows_float: the same for f32 and bf16 activations; half of it for gated linears below AVX-512.
+        tile_rows_float: the same for f32 and bf16 activations; narrower registers hold the sums of as many fewer rows.
         unpack_from_int8: with fewer rows of int8 activations, weights are streamed for each tile of rows: unpacking
             them to memory costs more than reading them again from the cache.
         unpack_from_plain: the same for weights that are plain numbers; below AVX-512 they are always unpacked.

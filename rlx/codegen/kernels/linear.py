@@ -5,7 +5,7 @@
             if there are enough rows to share it:
                 for chunk of 256 k:
                     unpack the chunk of W into scratch memory
-                    for tile of rows: total[tile] += part of the chunk
+                    for tile of rows: total[tile] += part of the chunk, while the next chunk is fetched
             for the rows left (in decode, the one row there is):
                 for chunk of 256 k: total += part of the chunk, W streamed and unpacked in registers
             out = gate(total + bias) ... + residual
@@ -118,22 +118,21 @@ class _Tiles:
 
 def _tiles(target: Target, shape: Shape) -> _Tiles:
     wide, tuning = target.vectors == "avx512", target.tuning
-    blocks = 2 if wide or shape.gated else 1
     if shape.integer:
         streamed = (8, 4, 3, 2, 1) if wide else (2, 1)
-        return _Tiles((tuning.tile_rows_int8,), streamed, blocks, tuning.unpack_from_int8)
-    rows = tuning.tile_rows_float
+        return _Tiles((tuning.tile_rows_int8,), streamed, 2 if wide or shape.gated else 1, tuning.unpack_from_int8)
+    rows = max(1, tuning.tile_rows_float * target.vector_bits // 512)
     if not wide:
-        return _Tiles((rows // blocks,), (1,), blocks)
+        return _Tiles((rows,), (1,), 1)
     shared = (rows, 2) if rows > 2 else (2,)
     if shape.format is None:
-        return _Tiles(shared, (6, 4, 2, 1), blocks, tuning.unpack_from_plain)
-    return _Tiles(shared, (1,), blocks)
+        return _Tiles(shared, (6, 4, 2, 1), 2, tuning.unpack_from_plain)
+    return _Tiles(shared, (1,), 2)
 
 
 @dataclass(frozen=True)
 class _Scratch:
-    """Stack memory: an unpacked chunk of each block, the totals f32[macro rows, blocks, 16], the rows' terms."""
+    """Stack memory: an unpacked chunk of a tile's blocks, the totals f32[macro rows, sums, 16], the rows' terms."""
 
     chunk: ir.Value
     totals: ir.Value
@@ -158,9 +157,12 @@ class LinearWriter(ResultWriter):
         scales = shape.format.vectors if shape.format else 0
         self.sub_bytes = 64 * (GROUPS + scales if shape.integer else SUB // shape.pair)  # of unpacked weights
         self.chunk_bytes = self.sub_bytes * CHUNK // SUB
+        self.packed_lines = -(-unpack.chunk_bytes(shape.dtype) // 64)  # of memory, in a chunk of packed weights
         self.step_bytes = shape.pair * PACKINGS[shape.dtype].nbytes  # of plain weights as they are packed
         terms = e.stack(self.macro_rows * multiply.term_bytes) if multiply.terms_a_sub else None
-        totals = e.stack(64 * self.macro_rows * tiles.blocks)
+        self.group = max(1, tiles.blocks // len(shape.weights))  # units that are multiplied together
+        self.sums = self.group * len(shape.weights)  # of a row, for a group
+        totals = e.stack(64 * self.macro_rows * self.sums)
         self.scratch = _Scratch(e.stack(tiles.blocks * self.chunk_bytes), totals, terms)
 
     def write(self) -> None:
@@ -189,13 +191,13 @@ class LinearWriter(ResultWriter):
 
     def _macro_tile(self, macro: ir.Value, count: ir.Value, begin: ir.Value, end: ir.Value) -> None:
         """`count` rows, from `macro` on, times the units [begin, end)."""
-        e, group = self.e, self.tiles.blocks // len(self.shape.weights)
-        with e.loop(begin, end, group) as u:
-            last = e.smin(e.b.add(u.i, e.i64(group)), end)
+        e = self.e
+        with e.loop(begin, end, self.group) as u:
+            last = e.smin(e.b.add(u.i, e.i64(self.group)), end)
             done = self._shared_rows(macro, count, u.i, last)
             with e.loop(u.i, last) as v:
                 place = e.at(self.scratch.totals, (e.b.sub(v.i, u.i), 64 * len(self.shape.weights)))
-                self._finish_rows(place, self.tiles.blocks, done, macro, v.i)
+                self._finish_rows(place, self.sums, done, macro, v.i)
                 self._streamed_rows(macro, done, count, v.i)
 
     def _rows(self, macro: ir.Value, row: ir.Value, count: int) -> Rows:
@@ -217,15 +219,44 @@ class LinearWriter(ResultWriter):
         if tiles.least:
             done = e.b.select(e.b.icmp_signed("<", count, e.i64(tiles.least)), e.i64(0), done)
         second = e.b.sub(last, e.i64(1))  # where there is no second unit, the first is computed twice
-        group = [unit, second][: tiles.blocks // len(self.shape.weights)]
+        group = [unit, second][: self.group]
         blocks = [self._block(name, u) for u in group for name in self.shape.weights]
         with e.when(e.b.icmp_signed(">", done, e.i64(0))):
-            with e.loop(0, e.b.mul(done, e.i64(tiles.blocks))) as z:
+            with e.loop(0, e.b.mul(done, e.i64(self.sums))) as z:
                 e.store(e.f32(0.0), e.at(self.scratch.totals, (z.i, 64)), 64)
             with e.loop(0, self.shape.chunks) as c:
-                self._unpack([self._chunk(block, c.i) for block in blocks], c.i)
-                e.tiled(0, done, tiles.shared, lambda n, row: self._shared_tile(self._rows(macro, row, n), c.i, row))
+                for first in range(0, len(blocks), tiles.blocks):
+                    together = blocks[first : first + tiles.blocks]
+                    self._shared_chunk(together, e.at(self.scratch.totals, 64 * first), macro, done, c.i)
         return done
+
+    def _shared_chunk(
+        self, blocks: Sequence[ir.Value], totals: ir.Value, macro: ir.Value, count: ir.Value, chunk: ir.Value
+    ) -> None:
+        """Adds a chunk of a tile's blocks to the totals of `count` rows."""
+        e = self.e
+        self._unpack([self._chunk(block, chunk) for block in blocks], chunk)
+        following = [self._following(block, chunk) for block in blocks]
+        lines = e.b.udiv(e.b.add(count, e.i64(self.packed_lines - 1)), count)  # a row's part
+
+        def tile(rows: int, row: ir.Value) -> None:
+            self._fetch(following, e.b.mul(row, lines), e.b.mul(e.i64(rows), lines))
+            self._shared_tile(self._rows(macro, row, rows), chunk, e.at(totals, (row, 64 * self.sums)))
+
+        e.tiled(0, count, self.tiles.shared, tile)
+
+    def _following(self, block: ir.Value, chunk: ir.Value) -> ir.Value:
+        """The chunk that is unpacked after this one: the block's next, or the first of the group behind."""
+        e, following = self.e, self.e.b.add(chunk, self.e.i64(1))
+        more = e.b.icmp_signed("<", following, e.i64(self.shape.chunks))
+        return e.b.select(more, self._chunk(block, following), e.at(block, self.group * self.shape.block_bytes))
+
+    def _fetch(self, places: Sequence[ir.Value], first: ir.Value, count: ir.Value) -> None:
+        """Asks for some lines of chunks: a tile of rows for few, so that they come while it is computed."""
+        e = self.e
+        with e.loop(first, e.smin(e.b.add(first, count), self.packed_lines)) as line:
+            for place in places:
+                e.prefetch(e.at(place, (line.i, 64)), 64)
 
     def _chunk(self, block: ir.Value, chunk: ir.Value) -> ir.Value:
         return self.e.at(block, (chunk, unpack.chunk_bytes(self.shape.dtype)))
@@ -238,13 +269,11 @@ class LinearWriter(ResultWriter):
             if format_ is None:
                 with e.loop(0, self.multiply.steps(chunk, self.shape.pair)) as s:
                     place = e.at(start, (s.i, self.step_bytes))
-                    e.prefetch(e.at(place, self.prefetch), self.step_bytes)
                     e.store(self._load_step(place), e.at(target, (s.i, 64)), 64)
                 continue
             header = format_.chunk(e, start)
             with e.loop(0, self.multiply.steps(chunk, SUB)) as s:
                 place = unpack.sub_block(e, format_, start, s.i)
-                e.prefetch(e.at(place, self.prefetch), format_.row.stride)
                 codes, scales = format_.codes(e, place), format_.scales(e, header, place)
                 if self.shape.integer:
                     vectors = [dots.ready(e, c, format_.row.bits) for c in codes] + scales
@@ -253,7 +282,7 @@ class LinearWriter(ResultWriter):
                 for v, value in enumerate(vectors):
                     e.store(value, e.at(target, 64 * v, (s.i, self.sub_bytes)), 64)
 
-    def _shared_tile(self, rows: Rows, chunk: ir.Value, row: ir.Value) -> None:
+    def _shared_tile(self, rows: Rows, chunk: ir.Value, totals: ir.Value) -> None:
         """Adds a chunk of some rows to their totals."""
         e, blocks = self.e, self.tiles.blocks
         places = [e.at(self.scratch.chunk, i * self.chunk_bytes) for i in range(blocks)]
@@ -263,7 +292,7 @@ class LinearWriter(ResultWriter):
             else self._shared_floats(rows, places, chunk)
         )
         for i, value in enumerate(part):
-            place = e.at(self.scratch.totals, (row, 64 * blocks), 64 * i)
+            place = e.at(totals, 64 * (i // blocks * self.sums + i % blocks))
             e.store(e.b.fadd(e.load(F32X16, place, 64), value), place, 64)
 
     def _shared_integers(self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value) -> Sums:
@@ -274,23 +303,19 @@ class LinearWriter(ResultWriter):
         return s.results
 
     def _shared_floats(self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value) -> Sums:
-        """Even and odd steps at once where the registers hold both their sums, else one after the other."""
+        """Even and odd steps at once, so that activations are read once."""
         e, pair = self.e, self.shape.pair
         step = gcd(self.shape.k // pair, 4)
         zeros = self.multiply.zeros(rows, len(places))
-        parts = []
-        for parities in [(0, 1)] if self.e.target.vectors == "avx512" else [(0,), (1,)]:
-            with e.loop(0, self.multiply.steps(chunk, step * pair), 1, zeros * len(parities)) as s:
-                sums = _halves(s.values) if len(parities) == 2 else [s.values]
-                first = e.mul_add(e.mul_add(chunk, CHUNK // (step * pair), s.i), step)
-                for i in [i for i in range(step) if i % 2 in parities]:
-                    type_ = F32X16 if pair == 1 else BF16X32
-                    weights = [e.load(type_, e.at(p, 64 * i, (s.i, 64 * step)), 64) for p in places]
-                    at = parities.index(i % 2)
-                    sums[at] = self.multiply.float_step(i, weights, rows, first, sums[at])
-                s.values = [value for part in sums for value in part]
-            parts += _halves(s.results) if len(parities) == 2 else [s.results]
-        return self.multiply.add(*parts)
+        with e.loop(0, self.multiply.steps(chunk, step * pair), 1, zeros + zeros) as s:
+            sums = _halves(s.values)
+            first = e.mul_add(e.mul_add(chunk, CHUNK // (step * pair), s.i), step)
+            for i in range(step):
+                type_ = F32X16 if pair == 1 else BF16X32
+                weights = [e.load(type_, e.at(p, 64 * i, (s.i, 64 * step)), 64) for p in places]
+                sums[i % 2] = self.multiply.float_step(i, weights, rows, first, sums[i % 2])
+            s.values = sums[0] + sums[1]
+        return self.multiply.add(*_halves(s.results))
 
     def _scratch_sub(self, place: ir.Value) -> Sub:
         e = self.e
