@@ -13,6 +13,7 @@ from rlx.errors import ArgumentError
 # Field -> (least, most, step) of its values.
 _RANGES = {
     "prefetch": (64, 1 << 16, 64),
+    "streams": (1, 8, 1),
     "macro_rows_int8": (1, 512, 1),
     "macro_rows_float": (1, 512, 1),
     "tile_rows_int8": (2, 8, 2),
@@ -30,6 +31,8 @@ class Tuning:
     Attributes:
         prefetch: bytes ahead of the reader of streamed weights: about latency times bandwidth of a core. Plain
             weights, which take the least arithmetic, are fetched twice as far ahead.
+        streams: places at which a worker reads weights for one row, far apart. Some prefetchers follow several at once
+            and stop at the end of a page; others lose their way.
         macro_rows_int8: rows of int8 activations that share one unpacking of a chunk of weights.
         macro_rows_float: the same for f32 and bf16 activations.
         tile_rows_int8: rows of int8 activations whose sums are in registers at once, over unpacked weights.
@@ -45,6 +48,7 @@ class Tuning:
     """
 
     prefetch: int = 4096
+    streams: int = 1
     macro_rows_int8: int = 48
     macro_rows_float: int = 144
     tile_rows_int8: int = 6
@@ -64,6 +68,8 @@ class Tuning:
     @staticmethod
     def default(level: str) -> Tuning:
         """What holds for a target's level as long as nothing was measured."""
+        if level == "amx":
+            return Tuning(streams=2)
         return Tuning(tile_rows_int8=4, unpack_from_int8=0) if level in ("generic", "avx2") else Tuning()
 
     def as_dict(self) -> dict[str, int]:

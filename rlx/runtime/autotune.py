@@ -125,7 +125,8 @@ def stages(target: Target, nbytes: int) -> list[Stage]:
     """
     codes = (Q8_0, Q4_K, Q6_K)
     decode = [*((d, "q8a") for d in codes), (BF16, "f32")]
-    found = [Stage("prefetch", (1024, 2048, 4096, 8192, 16384), tuple(_case(*d, 1, nbytes, nbytes) for d in decode))]
+    single = tuple(_case(*d, 1, nbytes, nbytes) for d in decode)
+    found = [Stage("prefetch", (1024, 2048, 4096, 8192, 16384), single), Stage("streams", (1, 2, 4), single)]
     plain = [(BF16, "bf16" if target.has_bf16_dots else "f32")]
 
     def add(name: str, values: Sequence[int], rows: Sequence[int], kinds: Sequence[tuple[DType, str]]) -> None:

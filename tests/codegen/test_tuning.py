@@ -26,8 +26,8 @@ from rlx.runtime.threads import WorkerPool
 
 #: Far from the defaults on either side, so that the same rows fall into other tiles and other halves of the kernel.
 TUNINGS = (
-    Tuning(64, 7, 10, 2, 2, 0, 0),
-    Tuning(8192, 96, 36, 8, 4, 48, 512),
+    Tuning(64, 3, 7, 10, 2, 2, 0, 0),
+    Tuning(8192, 8, 96, 36, 8, 4, 48, 512),
 )
 ROWS = (1, 7, 24, 35, 49)
 N, K = 33, 512
@@ -61,6 +61,23 @@ def test_results_are_the_same_bit_for_bit(target: Target) -> None:
 @pytest.mark.parametrize("target", BF16_TARGETS, ids=name)
 def test_bf16_activations_too(target: Target) -> None:
     check(BF16, "bf16", target)
+
+
+@pytest.mark.parametrize("gated", [None, "silu"])
+@pytest.mark.parametrize(("dtype", "act"), [(Q4_K, "q8a"), (BF16, "f32")])
+def test_streams_of_one_row(dtype: DType, act: str, gated: str | None) -> None:
+    target, n, k = LEVELS[-1], 11 * 16 - 5, 768
+    packed, other = weights(dtype, n, k)[0], weights(dtype, n, k, seed=2)[0]
+    x, results = activations(act, 1, k)[0], []
+    for streams in (1, 2, 5, 8):
+        chosen = replace(target, tuned=replace(target.tuning, streams=streams))
+        kernel = linear(dtype, n, k, act, chosen, gated=gated, residual=True, single=True)
+        out = np.arange(n, dtype=np.float32)
+        for begin, end in ((0, 1), (1, 3), (3, 10), (10, 11)):  # the results are where the residual was
+            run(kernel, chosen, x, *[packed, other][: 2 if gated else 1], out, out, begin=begin, end=end, n=n)
+        results.append(out)
+    for out in results[1:]:
+        np.testing.assert_array_equal(out.view(np.uint32), results[0].view(np.uint32))
 
 
 def test_tiles_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,8 +87,7 @@ class _ExpertVectors(ExpertWriter, linear.LinearWriter):
         if not self.shape.single:
             self._macro_tile(zero, count, first, last)
             return
-        with e.loop(first, last) as u:
-            self._streamed_tile(self._rows(zero, zero, 1), zero, u.i)
+        self.stream_units(self._rows(zero, zero, 1), first, last)
 
     def _rows(self, macro: ir.Value, row: ir.Value, count: int) -> Rows:
         e = self.e

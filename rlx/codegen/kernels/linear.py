@@ -30,8 +30,8 @@ from llvmlite import ir
 from rlx.codegen import dots
 from rlx.codegen.kernel import Kernel, once
 from rlx.codegen.kernels import linear_tiles, unpack
-from rlx.codegen.kernels.multiply import Multiplier, Rows, Shape, Sub, Sums
-from rlx.codegen.kernels.results import ResultWriter
+from rlx.codegen.kernels.linear_stream import StreamWriter, halves
+from rlx.codegen.kernels.multiply import Rows, Shape, Sub, Sums
 from rlx.codegen.kernels.unpack import CHUNK, GROUPS, SUB
 from rlx.codegen.layouts import BLOCK_ROWS, PACKINGS
 from rlx.codegen.target import Target
@@ -139,26 +139,20 @@ class _Scratch:
     terms: ir.Value | None
 
 
-_Stream = tuple[ir.Value, list[ir.Value]]  # a block's chunk and its header's values
-
-
-class LinearWriter(ResultWriter):
+class LinearWriter(StreamWriter):
     """A linear kernel while it is written. `experts.py` has one whose rows and blocks lie elsewhere."""
 
     def __init__(self, e: Emitter, shape: Shape) -> None:
         super().__init__(e, shape)
-        self.multiply = multiply = Multiplier(e, e.target, shape)
         self.tiles = tiles = _tiles(e.target, shape)
-        tuning = e.target.tuning
+        tuning, multiply = e.target.tuning, self.multiply
         most = tuning.macro_rows_int8 if shape.integer else tuning.macro_rows_float
-        self.prefetch = tuning.prefetch
         fitting = min(most, _TERMS // max(1, multiply.term_bytes))
         self.macro_rows = max(1, fitting // tiles.shared[0]) * tiles.shared[0]
         scales = shape.format.vectors if shape.format else 0
         self.sub_bytes = 64 * (GROUPS + scales if shape.integer else SUB // shape.pair)  # of unpacked weights
         self.chunk_bytes = self.sub_bytes * CHUNK // SUB
         self.packed_lines = -(-unpack.chunk_bytes(shape.dtype) // 64)  # of memory, in a chunk of packed weights
-        self.step_bytes = shape.pair * PACKINGS[shape.dtype].nbytes  # of plain weights as they are packed
         terms = e.stack(self.macro_rows * multiply.term_bytes) if multiply.terms_a_sub else None
         self.group = max(1, tiles.blocks // len(shape.weights))  # units that are multiplied together
         self.sums = self.group * len(shape.weights)  # of a row, for a group
@@ -176,8 +170,7 @@ class LinearWriter(ResultWriter):
         e, first = self.e, self.e.i64(0)
         if self.scratch.terms:
             self.multiply.write_terms(e.args["x"], self.scratch.terms)
-        with e.loop(e.args["begin"], e.args["end"]) as u:
-            self._streamed_tile(self._rows(first, first, 1), first, u.i)
+        self.stream_units(self._rows(first, first, 1), e.args["begin"], e.args["end"])
 
     def _write_rows(self) -> None:
         e = self.e
@@ -235,7 +228,7 @@ class LinearWriter(ResultWriter):
     ) -> None:
         """Adds a chunk of a tile's blocks to the totals of `count` rows."""
         e = self.e
-        self._unpack([self._chunk(block, chunk) for block in blocks], chunk)
+        self._unpack([self.chunk(block, chunk) for block in blocks], chunk)
         following = [self._following(block, chunk) for block in blocks]
         lines = e.b.udiv(e.b.add(count, e.i64(self.packed_lines - 1)), count)  # a row's part
 
@@ -249,7 +242,7 @@ class LinearWriter(ResultWriter):
         """The chunk that is unpacked after this one: the block's next, or the first of the group behind."""
         e, following = self.e, self.e.b.add(chunk, self.e.i64(1))
         more = e.b.icmp_signed("<", following, e.i64(self.shape.chunks))
-        return e.b.select(more, self._chunk(block, following), e.at(block, self.group * self.shape.block_bytes))
+        return e.b.select(more, self.chunk(block, following), e.at(block, self.group * self.shape.block_bytes))
 
     def _fetch(self, places: Sequence[ir.Value], first: ir.Value, count: ir.Value) -> None:
         """Asks for some lines of chunks: a tile of rows for few, so that they come while it is computed."""
@@ -257,9 +250,6 @@ class LinearWriter(ResultWriter):
         with e.loop(first, e.smin(e.b.add(first, count), self.packed_lines)) as line:
             for place in places:
                 e.prefetch(e.at(place, (line.i, 64)), 64)
-
-    def _chunk(self, block: ir.Value, chunk: ir.Value) -> ir.Value:
-        return self.e.at(block, (chunk, unpack.chunk_bytes(self.shape.dtype)))
 
     def _unpack(self, starts: Sequence[ir.Value], chunk: ir.Value) -> None:
         """A chunk of each block into scratch memory: ready codes and scales, f32 weights [256, 16], or bf16 pairs."""
@@ -269,7 +259,7 @@ class LinearWriter(ResultWriter):
             if format_ is None:
                 with e.loop(0, self.multiply.steps(chunk, self.shape.pair)) as s:
                     place = e.at(start, (s.i, self.step_bytes))
-                    e.store(self._load_step(place), e.at(target, (s.i, 64)), 64)
+                    e.store(self.load_step(place), e.at(target, (s.i, 64)), 64)
                 continue
             header = format_.chunk(e, start)
             with e.loop(0, self.multiply.steps(chunk, SUB)) as s:
@@ -308,93 +298,27 @@ class LinearWriter(ResultWriter):
         step = gcd(self.shape.k // pair, 4)
         zeros = self.multiply.zeros(rows, len(places))
         with e.loop(0, self.multiply.steps(chunk, step * pair), 1, zeros + zeros) as s:
-            sums = _halves(s.values)
+            sums = halves(s.values)
             first = e.mul_add(e.mul_add(chunk, CHUNK // (step * pair), s.i), step)
             for i in range(step):
                 type_ = F32X16 if pair == 1 else BF16X32
                 weights = [e.load(type_, e.at(p, 64 * i, (s.i, 64 * step)), 64) for p in places]
                 sums[i % 2] = self.multiply.float_step(i, weights, rows, first, sums[i % 2])
             s.values = sums[0] + sums[1]
-        return self.multiply.add(*_halves(s.results))
+        return self.multiply.add(*halves(s.results))
 
     def _scratch_sub(self, place: ir.Value) -> Sub:
         e = self.e
         scales = [e.load(F32X16, e.at(place, 64 * v), 64) for v in range(GROUPS, self.sub_bytes // 64)]
         return Sub(lambda g: e.load(I8X64, e.at(place, (g, 64)), 64), scales, in_memory=True)
 
-    # --- weights streamed for few rows --------------------------------------------------------------------------------
-
     def _streamed_rows(self, macro: ir.Value, done: ir.Value, count: ir.Value, unit: ir.Value) -> None:
+        """The rows from `done` on that fill no tile of those, times a unit."""
+
         def tile(rows: int, row: ir.Value) -> None:
-            self._streamed_tile(self._rows(macro, row, rows), self.e.b.add(macro, row), unit)
+            self.streamed_tile(self._rows(macro, row, rows), self.e.b.add(macro, row), [unit])
 
         self.e.tiled(done, count, self.tiles.streamed, tile)
-
-    def _streamed_tile(self, rows: Rows, row: ir.Value, unit: ir.Value) -> None:
-        """Some rows, from `row` on, times one unit."""
-        e = self.e
-        blocks = [self._block(name, unit) for name in self.shape.weights]
-        with e.loop(0, self.shape.chunks, 1, self.multiply.zeros(rows, len(blocks))) as c:
-            c.values = self.multiply.add(c.values, self._stream(blocks, rows, c.i))
-        for i in range(rows.count):
-            self._finish(e.b.add(row, e.i64(i)), unit, c.results[i * len(blocks) : (i + 1) * len(blocks)])
-
-    def _stream(self, blocks: Sequence[ir.Value], rows: Rows, chunk: ir.Value) -> Sums:
-        """The part of a chunk, weights read from where they lie."""
-        starts = [self._chunk(block, chunk) for block in blocks]
-        headers = [self.shape.format.chunk(self.e, start) if self.shape.format else [] for start in starts]
-        streams = list(zip(starts, headers, strict=True))
-        zeros = self.multiply.zeros(rows, len(blocks))
-        if self.shape.integer:
-            return self._stream_integers(streams, rows, chunk, zeros)
-        return self.multiply.add(*_halves(self._stream_floats(streams, rows, chunk, zeros + zeros)))
-
-    def _stream_integers(self, streams: Sequence[_Stream], rows: Rows, chunk: ir.Value, zeros: Sums) -> Sums:
-        e = self.e
-        with e.loop(0, self.multiply.steps(chunk, SUB), 1, zeros) as s:
-            subs = [self._packed_sub(start, header, s.i) for start, header in streams]
-            s.values = self.multiply.integer_step(subs, rows, e.mul_add(chunk, CHUNK // SUB, s.i), s.values)
-        return s.results
-
-    def _stream_floats(self, streams: Sequence[_Stream], rows: Rows, chunk: ir.Value, zeros: Sums) -> Sums:
-        e, pair = self.e, self.shape.pair
-        step = SUB if self.shape.format else gcd(self.shape.k // pair, 8)
-        with e.loop(0, self.multiply.steps(chunk, step * pair), 1, zeros) as s:
-            weights = [self._packed_floats(start, header, s.i, step) for start, header in streams]
-            first = e.mul_add(e.mul_add(chunk, CHUNK // (step * pair), s.i), step)
-            sums = _halves(s.values)
-            for i, blocks in enumerate(zip(*weights, strict=True)):
-                sums[i % 2] = self.multiply.float_step(i, blocks, rows, first, sums[i % 2])
-            s.values = sums[0] + sums[1]
-        return s.results
-
-    def _packed_sub(self, start: ir.Value, header: list[ir.Value], s: ir.Value) -> Sub:
-        e, format_ = self.e, self.shape.format
-        assert format_ is not None
-        place = unpack.sub_block(e, format_, start, s)
-        e.prefetch(e.at(place, self.prefetch), format_.row.stride)
-        codes, bits = format_.codes(e, place), format_.row.bits
-        return Sub(lambda g: dots.ready(e, codes[g], bits), format_.scales(e, header, place), in_memory=False)
-
-    def _packed_floats(self, start: ir.Value, header: list[ir.Value], s: ir.Value, step: int) -> list[ir.Value]:
-        e, format_ = self.e, self.shape.format
-        if format_ is None:
-            place = e.at(start, (s, step * self.step_bytes))
-            e.prefetch(e.at(place, 2 * self.prefetch), step * self.step_bytes)
-            return [self._load_step(e.at(place, i * self.step_bytes)) for i in range(step)]
-        place = unpack.sub_block(e, format_, start, s)
-        e.prefetch(e.at(place, self.prefetch), format_.row.stride)
-        return unpack.weights_f32(e, format_, format_.codes(e, place), format_.scales(e, header, place))
-
-    def _load_step(self, place: ir.Value) -> ir.Value:
-        """Plain weights of one step: 16 rows in f32, or 16 pairs of bf16."""
-        if self.shape.pair == 1:
-            return self.e.load_as_f32(self.shape.dtype, place)
-        return dots.bf16_pairs(self.e, place)
-
-
-def _halves(values: Sums) -> list[Sums]:
-    return [values[: len(values) // 2], values[len(values) // 2 :]]
 
 
 def check(dtype: DType, k: int, act: str, gated: str | None, target: Target, in_tiles: bool) -> None:
