@@ -127,6 +127,11 @@ class Target:
         """Width of the vector registers."""
         return {"generic": 128, "avx2": 256, "avx512": 512}[self.vectors]
 
+    @property
+    def vector_room(self) -> int:
+        """How many vectors of 16 f32 the registers hold."""
+        return {"generic": 4, "avx2": 8, "avx512": 32}[self.vectors]
+
     def has(self, feature: str) -> bool:
         """Whether code for this target may use an LLVM feature such as `avxvnni`."""
         return f"+{feature}" in self.features.split(",")

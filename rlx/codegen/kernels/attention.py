@@ -248,12 +248,17 @@ class AttentionWriter:
 
     def _sizes(self) -> tuple[int, ...]:
         """Queries of a tile: what the registers hold, and what is left over."""
-        sizes = {"avx512": (6, 2, 1), "avx2": (3, 1), "generic": (2, 1)}[self.e.target.vectors]
+        sizes = (6, 2, 1) if self.cache.widest * (6 + 1) < self.e.target.vector_room else (2, 1)
         if self.shape.rows_static != self.shape.row_tile:
             return sizes
         queries = self.shape.row_tile * self.shape.group  # of every unit: equal tiles, since each loads all keys
         size = -(-queries // -(-queries // sizes[0]))
         return (size, queries % size) if queries % size else (size,)
+
+    def _abreast(self, count: int) -> int:
+        """How many vectors of keys or values are taken at once: registers hold them and their sums, `count` of each."""
+        held = count + 1 if count > 1 else 1  # what serves one query only is used and gone
+        return max(n for n in (1, 2, 4, 8) if n <= self.cache.widest or n * held < self.e.target.vector_room)
 
     # --- before and after ---------------------------------------------------------------------------------------------
 
@@ -299,8 +304,7 @@ class AttentionWriter:
 
     def _score(self, unit: Unit, chunk: Chunk, query: ir.Value, count: int) -> None:
         """The plain scores of `count` queries with the 64 positions of a chunk."""
-        narrow = {"avx512": KEY_TILES, "avx2": 2, "generic": 1}[self.e.target.vectors]
-        together = narrow if count > 1 else KEY_TILES
+        together = min(KEY_TILES, self._abreast(count))
         for first in range(0, KEY_TILES, together):
             self._score_tiles(unit, chunk, query, count, range(first, first + together))
 
@@ -402,13 +406,10 @@ class AttentionWriter:
 
     def _mix(self, unit: Unit, chunk: Chunk, query: ir.Value, count: int) -> None:
         """Adds the chunk's values, weighted, to the mixes of `count` queries."""
-        e, vectors = self.e, self.shape.vectors
-        wide = {"avx512": 8 if count <= 2 else 4, "avx2": 2 if count > 1 else 4}
-        most = wide.get(e.target.vectors, self.cache.widest)
-        full = (vectors - 1 if self.tail else vectors) // most * most
+        e, most, whole = self.e, self._abreast(count), self.shape.head_dim // LANES
+        full = whole // most * most
         with e.loop(0, full, most) as v:
             self._mix_vectors(unit, chunk, query, count, v.i, most, None)
-        whole = vectors - 1 if self.tail else vectors
         if whole > full:
             self._mix_vectors(unit, chunk, query, count, full, whole - full, None)
         if self.tail:
