@@ -5,7 +5,7 @@
             if there are enough rows to share it:
                 for chunk of 256 k:
                     unpack the chunk of W into scratch memory
-                    for tile of rows: total[tile] += part of the chunk, while the next chunk is fetched
+                    for tile of rows: total[tile] += part of the chunk, and fetch what comes next
             for the rows left (in decode, the one row there is):
                 for chunk of 256 k: total += part of the chunk, W streamed and unpacked in registers
             out = gate(total + bias) ... + residual
@@ -139,6 +139,23 @@ class _Scratch:
     terms: ir.Value | None
 
 
+@dataclass(frozen=True)
+class _Shared:
+    """Blocks whose sums are in registers together, and the rows that share them, at run time.
+
+    Attributes:
+        macro, rows: the first row, and how many there are.
+        unit: the first unit of the blocks' group.
+        first: where their totals begin among those of a row.
+    """
+
+    macro: ir.Value
+    rows: ir.Value
+    unit: ir.Value
+    first: int
+    blocks: Sequence[ir.Value]
+
+
 class LinearWriter(StreamWriter):
     """A linear kernel while it is written. `experts.py` has one whose rows and blocks lie elsewhere."""
 
@@ -219,24 +236,24 @@ class LinearWriter(StreamWriter):
                 e.store(e.f32(0.0), e.at(self.scratch.totals, (z.i, 64)), 64)
             with e.loop(0, self.shape.chunks) as c:
                 for first in range(0, len(blocks), tiles.blocks):
-                    together = blocks[first : first + tiles.blocks]
-                    self._shared_chunk(together, e.at(self.scratch.totals, 64 * first), macro, done, c.i)
+                    self._shared_chunk(_Shared(macro, done, unit, first, blocks[first : first + tiles.blocks]), c.i)
         return done
 
-    def _shared_chunk(
-        self, blocks: Sequence[ir.Value], totals: ir.Value, macro: ir.Value, count: ir.Value, chunk: ir.Value
-    ) -> None:
-        """Adds a chunk of a tile's blocks to the totals of `count` rows."""
-        e = self.e
-        self._unpack([self.chunk(block, chunk) for block in blocks], chunk)
-        following = [self._following(block, chunk) for block in blocks]
-        lines = e.b.udiv(e.b.add(count, e.i64(self.packed_lines - 1)), count)  # a row's part
+    def _shared_chunk(self, shared: _Shared, chunk: ir.Value) -> None:
+        """Adds a chunk of a tile's blocks to the totals of all rows. What comes next is fetched meanwhile."""
+        e, tiles = self.e, self.tiles
+        self._unpack([self.chunk(block, chunk) for block in shared.blocks], chunk)
+        following = [self._following(block, chunk) for block in shared.blocks]
+        lines = e.b.udiv(e.b.add(shared.rows, e.i64(self.packed_lines - 1)), shared.rows)  # for a row
 
         def tile(rows: int, row: ir.Value) -> None:
             self._fetch(following, e.b.mul(row, lines), e.b.mul(e.i64(rows), lines))
-            self._shared_tile(self._rows(macro, row, rows), chunk, e.at(totals, (row, 64 * self.sums)))
+            for i in range(rows):
+                self._fetch_results(e.b.add(e.b.add(shared.macro, row), e.i64(i)), shared.unit, self.group)
+            totals = e.at(self.scratch.totals, 64 * shared.first, (row, 64 * self.sums))
+            self._shared_tile(self._rows(shared.macro, row, rows), chunk, totals)
 
-        e.tiled(0, count, self.tiles.shared, tile)
+        e.tiled(0, shared.rows, tiles.shared, tile)
 
     def _following(self, block: ir.Value, chunk: ir.Value) -> ir.Value:
         """The chunk that is unpacked after this one: the block's next, or the first of the group behind."""
@@ -245,7 +262,7 @@ class LinearWriter(StreamWriter):
         return e.b.select(more, self.chunk(block, following), e.at(block, self.group * self.shape.block_bytes))
 
     def _fetch(self, places: Sequence[ir.Value], first: ir.Value, count: ir.Value) -> None:
-        """Asks for some lines of chunks: a tile of rows for few, so that they come while it is computed."""
+        """Asks for some lines of chunks: each tile of rows for few, so that they come while it is computed."""
         e = self.e
         with e.loop(first, e.smin(e.b.add(first, count), self.packed_lines)) as line:
             for place in places:

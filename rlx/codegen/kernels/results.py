@@ -25,6 +25,16 @@ class ResultWriter:
         """The row of the result that a row of activations makes."""
         return row
 
+    def _place(self, row: ir.Value, column: ir.Value) -> ir.Value:
+        """Number of a result, counted through all rows."""
+        return self.e.b.add(self.e.b.mul(self._result_row(row), self.e.args["n"]), column)
+
+    def _fetch_results(self, row: ir.Value, unit: ir.Value, units: int) -> None:
+        """Asks for the memory that some units' results of a row are going to: stores would wait for it."""
+        e, dtype = self.e, ACTIVATIONS[self.shape.out]
+        place = self._place(row, e.b.mul(unit, e.i64(BLOCK_ROWS)))
+        e.prefetch(e.at(e.args["out"], (place, dtype.nbytes)), units * dtype.row_bytes(BLOCK_ROWS))
+
     def _finish_rows(self, totals: ir.Value, blocks: int, count: ir.Value, macro: ir.Value, unit: ir.Value) -> None:
         """Writes the unit's results of `count` rows, from `macro` on; their sums lie 64 * `blocks` bytes apart."""
         e, products = self.e, len(self.shape.weights)
@@ -36,7 +46,7 @@ class ResultWriter:
         """Bias, gate and residual of 16 results, and their store; the last unit may hold fewer."""
         e, shape = self.e, self.shape
         column = e.b.mul(unit, e.i64(BLOCK_ROWS))
-        place = e.b.add(e.b.mul(self._result_row(row), e.args["n"]), column)
+        place = self._place(row, column)
         mask = e.tail_mask(e.b.sub(e.args["n"], column)) if shape.ragged else None
         biases = [e.load_as_f32(F32, e.at(e.args[name], (column, 4)), mask) for name in shape.biases]
         totals = [e.b.fadd(t, b) for t, b in zip(totals, biases, strict=True)] if biases else totals
