@@ -3,11 +3,15 @@
 the model's own head for further tokens where it has one.
 
     python benchmarks/speculative.py [MODEL] [--tokens 160] [--runs 9] [--drafts 2 3] [--threads N] [--clock wall|cpu]
+        [--watched]
 
-Greedy. The runs of all ways are interleaved, and their medians compared. Where two tokens are nearly tied, rounding may
-choose another one with drafts than without: the number of equal tokens is printed. Without a model the embedded one
-runs. Repetitive text: a poem, and what a small model makes of it when it must go on behind its end. The clock "cpu"
-counts the time of this process instead, for a machine that others use too; it says something with one thread only.
+Greedy, as `generate` does it: where nobody looks at a token before the next one is computed, many tokens are one native
+call, plain ones and those with drafts of the head. With --watched every token comes back to Python, as with a callback
+or with sampling. The runs of all ways are interleaved, and their medians compared. Where two tokens are nearly tied,
+rounding may choose another one with drafts than without: the number of equal tokens is printed. Without a model the
+embedded one runs. Repetitive text: a poem, and what a small model makes of it when it must go on behind its end. The
+clock "cpu" counts the time of this process instead, for a machine that others use too; it says something with one
+thread only.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ from rlx import demo
 from rlx.errors import UnsupportedModelError
 from rlx.runners.base import check_finite
 from rlx.runners.engine import Engine
+from rlx.runners.generation import Logits
+from rlx.runners.prediction import HeadDrafter
 from rlx.runners.sampling import SampleOpts, Sampler
 from rlx.runners.speculative import Counters, Drafter, PromptLookup, Speculation
 from rlx.text.chat import chat_ids
@@ -56,11 +62,11 @@ def main() -> None:
     parser.add_argument("--drafts", type=int, nargs="*", default=[2, 3])
     parser.add_argument("--threads", type=int)
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
+    parser.add_argument("--watched", action="store_true")
     args = parser.parse_args()
     engine = Engine.open(args.model, threads=args.threads)
-    print(
-        f"{args.model}, {engine.stats()['threads']} threads, {args.tokens} tokens, {args.runs} runs, {args.clock} time"
-    )
+    what = f"{engine.stats()['threads']} threads, {args.tokens} tokens, {args.runs} runs, {args.clock} time"
+    print(f"{args.model}, {what}{', watched' * args.watched}")
     for text, ids in prompts(engine):
         ways = list(ways_of(engine, args.drafts))
         for _ in range(args.runs + 1):  # the first one compiles
@@ -93,7 +99,7 @@ def compare(engine: Engine, ids: list[int], ways: list[Way], args: argparse.Name
     expected = None
     for way in ways:
         way.counters = Counters()
-        tokens, seconds = decode(engine, ids, args.tokens, way, CLOCKS[args.clock])
+        tokens, seconds = decode(engine, ids, args.tokens, way, CLOCKS[args.clock], args.watched)
         expected = expected or tokens
         pairs = zip(tokens, expected, strict=True)
         way.equal = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -101,24 +107,48 @@ def compare(engine: Engine, ids: list[int], ways: list[Way], args: argparse.Name
 
 
 def decode(
-    engine: Engine, ids: list[int], count: int, way: Way | None, clock: Callable[[], float] = time.perf_counter
+    engine: Engine,
+    ids: list[int],
+    count: int,
+    way: Way,
+    clock: Callable[[], float] = time.perf_counter,
+    watched: bool = False,
 ) -> tuple[list[int], float]:
     """`count` tokens after a prompt, and seconds a token from the second one on."""
-    sampler = Sampler(SampleOpts.greedy(), ids)
-    with way.drafter(ids) if way and way.drafter else nullcontext(None) as drafter:
+    with way.drafter(ids) if way.drafter else nullcontext(None) as drafter:
         engine.reset()
         first = engine.forward(ids)
         start = clock()
-        if drafter is None:
-            tokens = chosen(first, lambda token: check_finite(engine.forward([token]), "decode"), sampler, count)
+        if watched or isinstance(drafter, PromptLookup):
+            tokens = one_by_one(engine, first, ids, count, drafter, way.counters)
         else:
-            speculation = Speculation(engine, drafter, count - 1, check_finite, way.counters if way else None)
-            tokens = chosen(first, speculation.step, sampler, count)
-            speculation.finish()
+            tokens = in_runs(engine, int(first.argmax()), count, drafter, way.counters)
         return tokens, (clock() - start) / (count - 1)
 
 
-def chosen(logits, step, sampler: Sampler, count: int) -> list[int]:  # type: ignore[no-untyped-def]
+def in_runs(engine: Engine, token: int, count: int, drafter: HeadDrafter | None, counters: Counters) -> list[int]:
+    """Many tokens a native call."""
+    tokens = [token]
+    while left := count - len(tokens):
+        found = engine.drafted(drafter, tokens[-1], left, (), counters) if drafter else []
+        tokens += found or engine.greedy(tokens[-1], left if drafter is None else 1)
+    return tokens
+
+
+def one_by_one(
+    engine: Engine, first: Logits, ids: list[int], count: int, drafter: Drafter | None, counters: Counters
+) -> list[int]:
+    """Every token comes back to Python before the next one is computed."""
+    sampler = Sampler(SampleOpts.greedy(), ids)
+    if drafter is None:
+        return chosen(first, lambda token: check_finite(engine.forward([token]), "decode"), sampler, count)
+    speculation = Speculation(engine, drafter, count - 1, check_finite, counters)
+    tokens = chosen(first, speculation.step, sampler, count)
+    speculation.finish()
+    return tokens
+
+
+def chosen(logits: Logits, step: Callable[[int], Logits], sampler: Sampler, count: int) -> list[int]:
     tokens = [sampler.sample(logits)]
     for _ in itertools.repeat(None, count - 1):
         tokens.append(sampler.sample(step(tokens[-1])))

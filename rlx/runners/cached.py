@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 POOLINGS = ("mean", "last")
+More = Callable[[int, int, Sequence[int]], list[int]]
 
 
 class CachedRunner(LmRunner):
@@ -265,12 +266,15 @@ class CachedRunner(LmRunner):
                 return self._prefill(engine, request.context)
 
             if request.is_free and engine.repeats:
-                yield from _in_runs(engine, first, request)
+                yield from _in_runs(first, engine.greedy, request, engine.max_seq)
             else:
                 yield from stepwise(first, lambda token: self._decode(engine, token), request)
 
     def _speculative_source(self, engine: TokenEngine, request: Request) -> Source:
         """The same tokens, with guessed ones checked several at a time."""
+        if request.speculative == "mtp" and request.is_free:
+            yield from self._drafted_source(engine, request)
+            return
         with _drafter(engine, request) as drafter:
             logits = self._prefill(engine, request.context)
             left = request.stopping.left or engine.max_seq
@@ -279,6 +283,16 @@ class CachedRunner(LmRunner):
                 yield from stepwise(lambda: logits, speculation.step, request)
             finally:
                 speculation.finish()
+
+    def _drafted_source(self, engine: TokenEngine, request: Request) -> Source:
+        """The same tokens, where nobody needs to see one before the next ones are guessed."""
+        with engine.predicting() as drafter:
+
+            def more(token: int, count: int, stops: Sequence[int]) -> list[int]:
+                found = engine.drafted(drafter, token, count, stops, self._speculated)
+                return found or [request.sampler.sample(self._decode(engine, token))]
+
+            yield from _in_runs(lambda: self._prefill(engine, request.context), more, request, engine.max_seq)
 
     def _together(self, requests: list[Request], length: int) -> list[Generation]:
         if not self._cached:
@@ -357,13 +371,19 @@ class CachedRunner(LmRunner):
             return self
 
 
-def _in_runs(engine: TokenEngine, first: Callable[[], Logits], request: Request) -> Source:
-    """The source where nobody needs to see a token before the next one is computed."""
+def _in_runs(first: Callable[[], Logits], more: More, request: Request, most: int) -> Source:
+    """The source where nobody needs to see a token before the next one is computed.
+
+    Args:
+        first: the logits after the prompt.
+        more: tokens after one: at most so many, and none behind a stop.
+        most: tokens that the context has room for.
+    """
     stopping, found = request.stopping, [request.sampler.sample(first())]
     while True:
         for token in found:
             yield token, None
-        found = engine.greedy(found[-1], stopping.left or engine.max_seq, [*stopping.stop_ids])
+        found = more(found[-1], stopping.left or most, [*stopping.stop_ids])
 
 
 def shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:

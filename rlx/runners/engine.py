@@ -19,6 +19,7 @@ import numpy as np
 from rlx import text
 from rlx.errors import ArgumentError, PromptError, SnapshotError
 from rlx.runners.batch import Batch, batch_programs
+from rlx.runners.drafted import drafted_run
 from rlx.runners.greedy import greedy_run
 from rlx.runners.identity import identity
 from rlx.runners.modes import Modes
@@ -28,6 +29,7 @@ from rlx.runners.programs import ProgramRecord, Programs
 from rlx.runners.recommended import recommended
 from rlx.runners.sample_opts import SampleOpts
 from rlx.runners.setup import Plan
+from rlx.runners.speculative import Counters
 from rlx.runners.wanted import GREEDY, HIDDEN, LOGITS, Wanted
 from rlx.runtime.compile import Compiler
 from rlx.runtime.given import Given, feed
@@ -211,6 +213,15 @@ class Engine:
         self._catch_up()
         room = min(count, self.max_seq - self.past)
         return greedy_run(self._programs[GREEDY], self._session, token, room, stops, self._rows)
+
+    def drafted(
+        self, drafter: HeadDrafter, token: int, count: int, stops: Sequence[int], counters: Counters
+    ) -> list[int]:
+        """As `greedy`, with drafts of the model's own head: `drafted_run`."""
+        self._prepare([token])
+        self._catch_up()
+        room = min(count, self.max_seq - self.past)
+        return drafted_run(self._programs, self._session, drafter, token, room, stops, self._rows, counters)
 
     def _prepare(self, ids: Sequence[int]) -> None:
         """The weights are there, and the cache has room for the ids."""

@@ -46,7 +46,7 @@ class Request:
     def is_free(self) -> bool:
         """Whether each token but the last is the likeliest, and nobody looks at it before the next one is computed."""
         plain = self.sampler.opts.is_plain_greedy and not self.stopping.banned
-        return plain and not self.watched and self.speculative is None
+        return plain and not self.watched
 
 
 class Generation(list[int]):

@@ -38,6 +38,12 @@ def greedy_run(
     steps = min(count, STEPS)
     session.begin(steps)
     found = program.repeat(steps, rows, stops, SECONDS, {"SEQ": 1, "PAST_SEQ": past, **session.states.extents})
+    end_run(session, token, found)
+    return found
+
+
+def end_run(session: Session, token: int, found: Sequence[int]) -> None:
+    """Ends a step that appended `token` and all that was found but the last; `NumericalError` as `greedy_run`."""
     session.end([token, *found[:-1]])
     if found[-1] < 0:
         session.rewind(session.done - 1)
@@ -45,4 +51,3 @@ def greedy_run(
             "a logit is NaN or infinite", where=f"position {len(session.ids)}",
             hint="the weights or the arithmetic are broken: check the file, or try precision='exact'",
         )  # fmt: skip
-    return found

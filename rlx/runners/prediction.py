@@ -13,6 +13,7 @@ may be counted from there.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,10 @@ from rlx.runners.greedy import SECONDS
 from rlx.runners.opened import Source, check_types
 from rlx.runners.programs import Programs
 from rlx.runners.setup import Setup
-from rlx.runners.speculative import Hits
-from rlx.runners.wanted import Wanted
+from rlx.runners.speculative import MOST, Hits
+from rlx.runners.wanted import HIDDEN, Wanted
 from rlx.runtime.compile import Compiler
+from rlx.runtime.drafts import Heads, Rounds, run_rounds
 from rlx.runtime.given import feed
 from rlx.runtime.kv import States
 from rlx.runtime.native import NativeProgram
@@ -38,7 +40,8 @@ DRAFTS = 3  # in a row at most: each is a step of the layer, and less likely to 
 # Ids that are drafted: the first ones. Merges made them early, so they are the frequent ones, and on a large vocabulary
 # most of a draft's time goes into the head.
 HEAD_ROWS = 1 << 15
-CARRIED = ("next_hidden", "hidden")  # from a draft to the next one
+CARRIED = ("next_hidden", HIDDEN)  # from a draft to the next one
+ROWS = (2, MOST + 1)  # of a call that computes a token and drafts
 
 
 class Predictor:
@@ -148,6 +151,23 @@ class Predictor:
         feed(program.inputs, ids, past, None)
         return program, {"SEQ": rows, "PAST_SEQ": past, **self.states.extents}
 
+    def heads(self) -> Heads:
+        """Its programs for rounds of drafts."""
+        one, some = (self._programs[Wanted(rows)] for rows in ((1, 1), ROWS))
+        for program, rows in ((one, 1), (some, ROWS[0])):
+            program.prepare({"SEQ": rows, "PAST_SEQ": 0, **self.states.extents})
+        return Heads(one, some, CARRIED, self._rows)
+
+    def seen(self, length: int) -> int:
+        """How many rows the layer has, all of which are before position `length`."""
+        assert self._next == length
+        return length - self._base
+
+    def went_on(self, start: int) -> None:
+        """All rows before position `start` have been through the layer meanwhile."""
+        self._next = self._start = start
+        self._ids = []
+
     def close(self) -> None:
         self._programs.close()
         self.states.close()
@@ -176,7 +196,31 @@ class HeadDrafter:
 
     def propose(self, limit: int) -> list[int]:
         assert self._token is not None
+        if limit < 1:
+            return []
         count = min(limit, max(1, self._hits.worth(self._most)))
         drafts = self._predictor.catch_up(self._past(), self._token, count)
         self._open = list(drafts)
         return drafts
+
+    def forget(self, length: int) -> None:
+        """The session was cut to its first `length` tokens."""
+        self._predictor.forget(length)
+
+    def rounds(self, model: NativeProgram, ids: Sequence[int], **limits: Any) -> Rounds:
+        """Goes on from a token and its drafts, which `propose` made, without Python in between.
+
+        Args:
+            model: its inputs are there and it is prepared.
+            ids: the token and its drafts.
+            limits: of `run_rounds`.
+        """
+        predictor, start = self._predictor, self._past()
+        most, seen = min(self._most, MOST), predictor.seen(start)
+        found = run_rounds(model, predictor.heads(), most=most, seen=seen, rate=self._hits.rate, **limits)
+        self._hits.rate, self._open = found.rate, []
+        last = start + len(found.tokens) - found.right
+        predictor.went_on(last)
+        right = [ids[0], *found.tokens[:-1]][-found.right :]
+        predictor.hear(last, right, model.output(HIDDEN, SEQ=found.right))
+        return found

@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import log
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import NumericalError
+from rlx.runtime.loop_drafts import MEMORY, WORTH
 
 Logits = npt.NDArray[np.float32]
 
 MOST = 15  # drafts of a step at most
-_WORTH = 0.5  # a draft is worth its row if it is likelier than this to be reached and right
-_MEMORY = 8  # tokens after which an old hit or miss counts for little
 
 
 class Drafter(Protocol):
@@ -139,13 +137,14 @@ class Hits:
         self.rate = rate
 
     def count(self, hit: bool) -> None:
-        self.rate += (hit - self.rate) / _MEMORY
+        self.rate += (hit - self.rate) / MEMORY
 
     def worth(self, limit: int) -> int:
         """How many drafts in a row pay, were each as likely to be right as the last ones."""
-        if self.rate < _WORTH:
-            return 0
-        return limit if self.rate >= 1 else min(limit, int(log(_WORTH) / log(self.rate)))
+        count, reached = 0, self.rate
+        while count < limit and reached >= WORTH:
+            count, reached = count + 1, reached * self.rate
+        return count
 
 
 class PromptLookup:

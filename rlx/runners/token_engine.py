@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rlx.runners.batch import Batch
 from rlx.runners.generation import Logits
+from rlx.runners.prediction import HeadDrafter
 from rlx.runners.sampling import SampleOpts
-from rlx.runners.speculative import Drafter
+from rlx.runners.speculative import Counters
 
 if TYPE_CHECKING:
     from rlx.models.config import ModelConfig
@@ -57,7 +58,7 @@ class TokenEngine(Protocol):
         """As `forward` with `all_rows`, for ids of which all but the first may turn out wrong and be trimmed."""
         ...
 
-    def predicting(self) -> AbstractContextManager[Drafter]:
+    def predicting(self) -> AbstractContextManager[HeadDrafter]:
         """Inside, the model's own head for further tokens follows the session, and drafts.
 
         Raises:
@@ -77,6 +78,12 @@ class TokenEngine(Protocol):
         Raises:
             NumericalError: a logit is NaN or infinite; what it followed is not appended.
         """
+        ...
+
+    def drafted(
+        self, drafter: HeadDrafter, token: int, count: int, stops: Sequence[int], counters: Counters
+    ) -> list[int]:
+        """As `greedy`, inside `predicting`, with drafts; none, and nothing appended, where there are no drafts."""
         ...
 
     def trim(self, length: int) -> None:

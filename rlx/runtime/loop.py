@@ -12,9 +12,10 @@ its work from counters, `rlx_phase` waits for work, not for workers, and even a 
 from __future__ import annotations
 
 from rlx.errors import TargetError
+from rlx.runtime.loop_drafts import DRAFTS
 from rlx.runtime.loop_jobs import READ, REPEAT
 
-SYMBOLS = ("rlx_barrier", "rlx_phase", "rlx_worker", "rlx_run", "rlx_share", "rlx_read", "rlx_repeat")
+SYMBOLS = ("rlx_barrier", "rlx_phase", "rlx_worker", "rlx_run", "rlx_share", "rlx_read", "rlx_repeat", "rlx_drafts")
 
 # The pool's memory. Words that different threads write lie 128 bytes apart: CPUs prefetch cache lines in pairs.
 # A signal is { i32 value, i32 sleepers }.
@@ -304,7 +305,8 @@ define void @rlx_share(ptr %pool, ptr %job, ptr %context) nounwind {{
 }}
 
 {read}
-{repeat}"""
+{repeat}
+{drafts}"""
 
 # sleepers counts those who sleep in the kernel: one that is woken is taken off by who woke him, who then needs no more
 # system calls while the woken waits for a CPU.
@@ -373,6 +375,7 @@ def runtime_llvm(triple: str) -> str:
         wake=_WAKE_NAPS if futex is None else _WAKE_FUTEX.format(call=futex),
         read=READ,
         repeat=REPEAT,
+        drafts=DRAFTS,
         closed=CLOSED,
         closed_one=CLOSED + 1,
         everyone=EVERYONE,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 # Reads memory as fast as it comes, for `read_bandwidth`; ctx = { base, lines a stream, sums }. Each worker reads four
 # runs of memory side by side with 64-byte loads, prefetching 512 bytes ahead; it stores the sum so that the loads stay.
 READ = """; The step of the bandwidth measurement.
@@ -66,87 +68,91 @@ end:
 # The plan of repeated steps, 8 bytes a field. Of a step: what `rlx_share` runs, counters that must be zero before it,
 # where it leaves the token that it chose, and another result, which the next step takes. The first step may be another
 # program's. What moves from step to step: PAST_SEQ among the extents, and the inputs: the token, its position, and the
-# one that takes the other result. Those of `past` and `position` may be null, `result` and `operand` too where no bytes
-# are carried. Then the ids that end the run, and room for those found; `rows`: ids from there on cannot be looked up.
+# one that takes the other result; `result` and `operand` may be null where no bytes are carried. Then the ids that end
+# the run, and room for those found; `rows`: ids from there on cannot be looked up.
 STEP = ("job", "context", "counters", "counter_bytes", "chosen", "result")
 FIXED = (*STEP, *(f"first_{name}" for name in STEP), "past", "position", "token", "operand", "carried_bytes")
 VARYING = ("rows", "stops", "stop_count", "found", "count", "nanoseconds")  # from run to run
 PLAN = (*FIXED, *VARYING)
 
-
-def _field(name: str, kind: str = "ptr") -> str:
-    return (
-        f"  %{name}.at = getelementptr inbounds i8, ptr %plan, i64 {8 * PLAN.index(name)}\n"
-        f"  %{name} = load {kind}, ptr %{name}.at, align 8\n"
-    )
-
-
 _NUMBERS = (
     "counter_bytes", "first_counter_bytes", "carried_bytes", "rows", "stop_count", "count", "nanoseconds"
 )  # fmt: skip
+
+
+def place(name: str, plan: Sequence[str]) -> str:
+    """Where a field of the plan at %plan lies: `%name.at`."""
+    return f"  %{name}.at = getelementptr inbounds i8, ptr %plan, i64 {8 * plan.index(name)}\n"
+
+
+def load(name: str, plan: Sequence[str], kind: str = "ptr") -> str:
+    """The field as `%name`."""
+    return f"{place(name, plan)}  %{name} = load {kind}, ptr %{name}.at, align 8\n"
+
+
 _STEP_NOW = "".join(
-    f"  %{name}.now = phi {'i64' if name in _NUMBERS else 'ptr'} [ %first_{name}, %entry ], [ %{name}, %next ]\n"
+    f"  %{name}.now = phi {'i64' if name in _NUMBERS else 'ptr'} [ %first_{name}, %entry ], [ %{name}, %feed ]\n"
     for name in STEP
 )
 
 # A step for every token, each fed the one that the step before chose: until there are enough, one is among the stops or
 # cannot be looked up, or the time is up.
-REPEAT = f"""; Repeat a step that chooses a token; returns how many tokens there are.
+REPEAT = f"""; Whether nothing can follow a token: it is among the stops, or has no row in the table of %rows.
+define internal i1 @ends(i32 %id, i64 %rows, ptr %stops, i64 %stop_count) nounwind {{
+entry:
+  %id.wide = sext i32 %id to i64
+  %wrong = icmp uge i64 %id.wide, %rows
+  br i1 %wrong, label %yes, label %look
+look:
+  %s = phi i64 [ 0, %entry ], [ %s.next, %compare ]
+  %seen = icmp uge i64 %s, %stop_count
+  br i1 %seen, label %no, label %compare
+compare:
+  %stop.at = getelementptr inbounds i32, ptr %stops, i64 %s
+  %stop = load i32, ptr %stop.at, align 4
+  %s.next = add i64 %s, 1
+  %same = icmp eq i32 %stop, %id
+  br i1 %same, label %yes, label %look
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}}
+
+; Repeat a step that chooses a token; returns how many tokens there are.
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1 immarg)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1 immarg)
 
 define i64 @rlx_repeat(ptr %pool, ptr %plan) nounwind {{
 entry:
-{"".join(_field(name, "i64" if name in _NUMBERS else "ptr") for name in PLAN)}
+{"".join(load(name, PLAN, "i64" if name in _NUMBERS else "ptr") for name in PLAN)}
   %begun = call i64 @now()
-  %no.past = icmp eq ptr %past, null
-  %no.position = icmp eq ptr %position, null
   br label %step
 step:
-  %i = phi i64 [ 0, %entry ], [ %done, %next ]
+  %i = phi i64 [ 0, %entry ], [ %done, %feed ]
 {_STEP_NOW}  call void @llvm.memset.p0.i64(ptr %counters.now, i8 0, i64 %counter_bytes.now, i1 false)
   call void @start(ptr %pool, ptr %job.now, ptr %context.now, i64 0)
   %id = load i32, ptr %chosen.now, align 4
   %found.at.i = getelementptr inbounds i32, ptr %found, i64 %i
   store i32 %id, ptr %found.at.i, align 4
   %done = add i64 %i, 1
-  %id.wide = sext i32 %id to i64
-  %wrong = icmp uge i64 %id.wide, %rows
+  %last = call i1 @ends(i32 %id, i64 %rows, ptr %stops, i64 %stop_count)
   %enough = icmp uge i64 %done, %count
-  %end.early = or i1 %wrong, %enough
-  br i1 %end.early, label %out, label %look
-look:                                             ; is it one that ends the run?
-  %s = phi i64 [ 0, %step ], [ %s.next, %compare ]
-  %seen = icmp uge i64 %s, %stop_count
-  br i1 %seen, label %time, label %compare
-compare:
-  %stop.at = getelementptr inbounds i32, ptr %stops, i64 %s
-  %stop = load i32, ptr %stop.at, align 4
-  %s.next = add i64 %s, 1
-  %same = icmp eq i32 %stop, %id
-  br i1 %same, label %out, label %look
-time:
   %clock = call i64 @now()
   %spent = sub i64 %clock, %begun
   %late = icmp uge i64 %spent, %nanoseconds
-  br i1 %late, label %out, label %feed
+  %full = or i1 %enough, %late
+  %over = or i1 %last, %full
+  br i1 %over, label %out, label %feed
 feed:
   store i32 %id, ptr %token, align 4
   call void @llvm.memcpy.p0.p0.i64(ptr %operand, ptr %result.now, i64 %carried_bytes, i1 false)
-  br i1 %no.past, label %turn, label %grow
-grow:
   %past.old = load i64, ptr %past, align 8
   %past.new = add i64 %past.old, 1
   store i64 %past.new, ptr %past, align 8
-  br label %turn
-turn:
-  br i1 %no.position, label %next, label %move
-move:
   %position.old = load i32, ptr %position, align 4
   %position.new = add i32 %position.old, 1
   store i32 %position.new, ptr %position, align 4
-  br label %next
-next:
   br label %step
 out:
   ret i64 %done

@@ -18,6 +18,7 @@ from rlx.runtime.memory import AlignedBuffer
 from rlx.runtime.threads import WorkerPool
 
 _names = itertools.count()
+_NOWHERE = np.zeros(64, np.int64)  # in the place of inputs and extents that a program lacks
 
 
 class NativeCode:
@@ -120,7 +121,7 @@ class NativeProgram:
 
     def lead(self, then: NativeProgram) -> None:
         """From now on `then` has the results of this program for states of the same names, and is closed with it."""
-        then.bind({name: self.arena.address + row["offset"] for name, row in self.manifest["outputs"].items()})
+        then.bind({name: self.result(name) for name in self.manifest["outputs"]})
         self.then = then
 
     def run(self, **extents: int) -> None:
@@ -167,32 +168,44 @@ class NativeProgram:
         """
         self.prepare(extents)
         found, ends = array("i", bytes(4 * count)), array("i", stops)
+        plan = self.plan(found.buffer_info()[0], count, rows, ends, seconds, carried=carried, first=first)
+        done = self.pool.repeat(plan.buffer_info()[0])
+        return found[:done].tolist()
+
+    def plan(
+        self,
+        found: int,
+        count: int,
+        rows: int,
+        stops: array[int],
+        seconds: float,
+        *,
+        carried: tuple[str, str] | None = None,
+        first: NativeProgram | None = None,
+    ) -> array[int]:
+        """The plan of `repeat`: `rlx.runtime.loop_jobs.PLAN`; `found` is where the tokens shall lie."""
         varying = {
             "rows": rows,
-            "stops": ends.buffer_info()[0],
-            "stop_count": len(ends),
-            "found": found.buffer_info()[0],
+            "stops": stops.buffer_info()[0],
+            "stop_count": len(stops),
+            "found": found,
             "count": count,
             "nanoseconds": int(seconds * 1e9),
         }
-        fields = array("Q", (*self._fixed_plan(carried, first), *map(varying.__getitem__, VARYING)))
-        done = self.pool.repeat(fields.buffer_info()[0])
-        return found[:done].tolist()
+        return array("Q", (*self._fixed_plan(carried, first), *map(varying.__getitem__, VARYING)))
 
     def _fixed_plan(self, carried: tuple[str, str] | None, first: NativeProgram | None) -> list[int]:
         """The part of a plan that is the same for every run: the values of `FIXED`."""
         key = carried, first
         if key not in self._plans:
-            symbols, inputs = self.manifest["symbols"], self.inputs
-            past = self._extents[symbols.index("PAST_SEQ") :] if "PAST_SEQ" in symbols else None
             of_first = (first or self)._step_fields(carried)
             plan = {
                 **self._step_fields(carried),
                 **{f"first_{name}": value for name, value in of_first.items()},
-                "past": _address(past),
-                "position": _address(inputs.get("positions")),
-                "token": _address(inputs["tokens"]),
-                "operand": _address(inputs[carried[1]] if carried else None),
+                "past": self.extent("PAST_SEQ"),
+                "position": self.input("positions"),
+                "token": self.input("tokens"),
+                "operand": self.input(carried[1]) if carried else 0,
                 "carried_bytes": self.output(carried[0]).nbytes if carried else 0,
             }
             self._plans[key] = [plan[name] for name in FIXED]
@@ -200,14 +213,30 @@ class NativeProgram:
 
     def _step_fields(self, carried: tuple[str, str] | None) -> dict[str, int]:
         """How a step is run and where it leaves its results: the values of `STEP` by name."""
+        result = self.result(carried[0]) if carried else 0
+        return {**self.job(), "chosen": self.result("token"), "result": result}
+
+    def job(self) -> dict[str, int]:
+        """How a step is run: `rlx_share`'s job, and the counters that must be zero before it."""
         return {
             "job": self._step,
             "context": self._context_address,
             "counters": self._counters.address,
             "counter_bytes": self._counters.nbytes,
-            "chosen": _address(self.output("token")),
-            "result": _address(self.output(carried[0]) if carried else None),
         }
+
+    def extent(self, symbol: str) -> int:
+        """Where the value of a symbol lies; of one that the program does not have, memory that nobody reads."""
+        symbols = self.manifest["symbols"]
+        return (self._extents[symbols.index(symbol) :] if symbol in symbols else _NOWHERE).ctypes.data
+
+    def input(self, name: str) -> int:
+        """Where an input lies; of one that the program does not have, memory that nobody reads, of some tokens."""
+        return int(self.inputs.get(name, _NOWHERE).ctypes.data)
+
+    def result(self, name: str) -> int:
+        """Where a result lies."""
+        return int(self.arena.address + self.manifest["outputs"][name]["offset"])
 
     def prepare(self, extents: Mapping[str, int]) -> None:
         """Checks that everything is bound, and writes the extents; `ArgumentError` as `run`."""
@@ -247,8 +276,3 @@ class NativeProgram:
         self.closed = True
         self.arena.close()
         self._counters.close()
-
-
-def _address(array: np.ndarray | None) -> int:
-    """Where an array's elements begin; 0 for none."""
-    return 0 if array is None else int(array.ctypes.data)

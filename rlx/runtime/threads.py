@@ -63,6 +63,7 @@ class RuntimeLibrary:
         pointer, index = ctypes.c_void_p, ctypes.c_int64
         job = ctypes.CFUNCTYPE(None, pointer, pointer, pointer)
         self.repeat = ctypes.CFUNCTYPE(index, pointer, pointer)(self.symbols["rlx_repeat"])
+        self.drafts = ctypes.CFUNCTYPE(index, pointer, pointer)(self.symbols["rlx_drafts"])
         self.run, self.share = job(self.symbols["rlx_run"]), job(self.symbols["rlx_share"])
         self.work = ctypes.CFUNCTYPE(None, pointer, index)(self.symbols["rlx_worker"])
 
@@ -195,6 +196,16 @@ class WorkerPool:
             BusyError: the pool is closed.
         """
         return int(self._call(self.library.repeat, plan_address))
+
+    def drafts(self, plan_address: int) -> int:
+        """Run steps of a model with drafts that its head makes in between.
+
+        The plan is a row of 8-byte fields, `rlx.runtime.loop_drafts.DRAFTS_PLAN`. Returns the number of tokens found.
+
+        Raises:
+            BusyError: the pool is closed.
+        """
+        return int(self._call(self.library.drafts, plan_address))
 
     def _start(self, how: Callable[[int, int, int], None], fn_address: int, ctx_address: int) -> None:
         if not fn_address:

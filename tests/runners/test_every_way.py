@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from heads import random_head, with_head
 
 import rlx
 from rlx.runners import CachedRunner, auto_runner
@@ -88,6 +90,15 @@ def looked_up(model: Path, ids: list[int], n: int, tmp: Path) -> list[int]:
         return runner.generate(ids, n, stop_at_eog=False, speculative="prompt-lookup")
 
 
+def drafted(model: Path, ids: list[int], n: int, tmp: Path) -> list[int]:
+    """With drafts of a head for further tokens whose weights are random: few of them come."""
+    with opened(with_head(model.parents[1], tmp / "hf", random_head())) as runner:
+        found = runner.generate(ids, n, stop_at_eog=False, speculative="mtp")
+        counters = runner.stats()["speculation"]
+        assert counters["drafted"] > counters["accepted"]
+    return found
+
+
 def generated(model: Path, ids: list[int], n: int, tmp: Path) -> list[int]:
     """By a generator: a program for pasts up to 64, then the one for any."""
     with rlx.TokenGenerator.from_path(model, precision="exact", max_seq=96, profile=PAIR) as generator:
@@ -136,8 +147,10 @@ def sure(golden: Path) -> tuple[list[int], list[int]]:
     return ids, greedy[: ties[0]] if len(ties) else greedy
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@pytest.mark.parametrize("family", FAMILIES)
+CASES = [*itertools.product(FAMILIES, WAYS), ("qwen35", drafted)]
+
+
+@pytest.mark.parametrize(("family", "way"), CASES, ids=[f"{family}-{way.__name__}" for family, way in CASES])
 def test_every_way_gives_the_same_tokens(goldens: Path, tmp_path: Path, family: str, way: Way) -> None:
     ids, expected = sure(goldens / family / "golden.npz")
     folder = goldens / family

@@ -4,64 +4,44 @@ tokens are those without. The checkpoint is the golden one of Qwen 3.5 with a he
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from heads import BASE, EPS, HEADS, KV_HEADS, LAYER, SIZE, TURNED, echo, random_head, with_head
 
-from rlx.errors import UnsupportedModelError
+from rlx.errors import NumericalError, UnsupportedModelError
 from rlx.runners import CachedRunner, auto_runner, prediction
+from rlx.runners import drafted as drafted_runs
 from rlx.runners.engine import Engine
 from rlx.runners.prediction import HeadDrafter, Predictor
 from rlx.runners.sampling import SampleOpts
+from rlx.runners.speculative import Counters
+from rlx.runners.stopping import FinishReason
 
 Array = np.ndarray[Any, Any]
 
-HIDDEN, HEADS, KV_HEADS, SIZE, FFN, TURNED, BASE, EPS = 64, 4, 2, 64, 96, 16, 1e7, 1e-6
 CEILING = 1e-4  # of the largest element: float32 through one layer, of inputs that are bf16
-LAYER = "mtp.layers.0."
-SHAPES = {
-    "mtp.fc.weight": (HIDDEN, 2 * HIDDEN),
-    f"{LAYER}self_attn.q_proj.weight": (2 * HEADS * SIZE, HIDDEN),
-    f"{LAYER}self_attn.k_proj.weight": (KV_HEADS * SIZE, HIDDEN),
-    f"{LAYER}self_attn.v_proj.weight": (KV_HEADS * SIZE, HIDDEN),
-    f"{LAYER}self_attn.o_proj.weight": (HIDDEN, HEADS * SIZE),
-    f"{LAYER}mlp.gate_proj.weight": (FFN, HIDDEN),
-    f"{LAYER}mlp.up_proj.weight": (FFN, HIDDEN),
-    f"{LAYER}mlp.down_proj.weight": (HIDDEN, FFN),
-    **dict.fromkeys((f"{LAYER}self_attn.q_norm.weight", f"{LAYER}self_attn.k_norm.weight"), (SIZE,)),
-    **dict.fromkeys(("mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight"), (HIDDEN,)),
-    **dict.fromkeys(("mtp.pre_fc_norm_hidden.weight", f"{LAYER}input_layernorm.weight"), (HIDDEN,)),
-    f"{LAYER}post_attention_layernorm.weight": (HIDDEN,),
-}
 PAIR = {"buckets": {"seq": [1, 32]}}
 IDS = np.random.default_rng(5).integers(0, 500, 40).tolist()
 
 
 @pytest.fixture(scope="module")
 def head() -> dict[str, Array]:
-    rng = np.random.default_rng(4)
-    return {name: rng.standard_normal(shape).astype(np.float32) * 0.2 for name, shape in SHAPES.items()}
+    return random_head()
 
 
 @pytest.fixture(scope="module")
 def checkpoint(goldens: Path, head: dict[str, Array], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("predicting") / "hf"
-    shutil.copytree(goldens / "qwen35" / "hf", folder)
-    file = folder / "model.safetensors"
-    stored = file.read_bytes()
-    size = int.from_bytes(stored[:8], "little")
-    header, data = json.loads(stored[8 : 8 + size]), stored[8 + size :]
-    for name, value in head.items():
-        header[name] = {"dtype": "F32", "shape": value.shape, "data_offsets": [len(data), len(data) + value.nbytes]}
-        data += value.tobytes()
-    text = json.dumps(header).encode()
-    file.write_bytes(len(text).to_bytes(8, "little") + text + data)
-    return folder
+    return with_head(goldens, tmp_path_factory.mktemp("predicting") / "hf", head)
+
+
+@pytest.fixture(scope="module")
+def guessable(goldens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that depends on the last token more than on the others, and a head that sees little else."""
+    return with_head(goldens, tmp_path_factory.mktemp("guessable") / "hf", echo(random_head()), share=0.6)
 
 
 @pytest.fixture
@@ -166,7 +146,7 @@ def test_the_tokens_are_those_without(runner: CachedRunner) -> None:
 
 def test_a_drafter_that_knows_is_believed(runner: CachedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the right drafts the model takes a few steps only: what is heard, kept and forgotten fits together."""
-    plain = runner.generate(IDS[:9], 25, stop_at_eog=False)
+    plain, watch = runner.generate(IDS[:9], 25, stop_at_eog=False), list[int]()
     propose = HeadDrafter.propose
 
     def knowing(self: HeadDrafter, limit: int) -> list[int]:
@@ -176,9 +156,88 @@ def test_a_drafter_that_knows_is_believed(runner: CachedRunner, monkeypatch: pyt
         return list(self._open)
 
     monkeypatch.setattr(HeadDrafter, "propose", knowing)
-    assert runner.generate(IDS[:9], 25, stop_at_eog=False, speculative="mtp") == plain
+    assert runner.generate(IDS[:9], 25, watch.append, stop_at_eog=False, speculative="mtp") == plain == watch
     counters = runner.stats()["speculation"]
     assert (counters["steps"], counters["accepted"]) == (6, 18)
+
+
+@pytest.fixture(scope="module")
+def many(guessable: Path) -> Iterator[CachedRunner]:
+    """A runner whose generations nobody watches, so that rounds of drafts are native."""
+    with auto_runner(guessable, precision="exact", max_seq=96, profile=PAIR) as made:
+        yield made
+
+
+def counted(runner: CachedRunner, *args: Any, **options: Any) -> tuple[list[int], list[int]]:
+    """Tokens of a generation with drafts, and how many steps, drafts and accepted drafts there were."""
+    before = runner.stats()["speculation"]
+    found = runner.generate(*args, speculative="mtp", **options)
+    after = runner.stats()["speculation"]
+    return list(found), [after[name] - before[name] for name in ("steps", "drafted", "accepted")]
+
+
+def test_native_rounds_are_those_of_python(many: CachedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tokens as without drafts and the same guesses, many of which are right and many wrong; in one native
+    call and in several.
+    """
+    plain = many.generate(IDS[:9], 80, stop_at_eog=False)
+    found, native = counted(many, IDS[:9], 80, stop_at_eog=False)
+    watched, stepwise = counted(many, IDS[:9], 80, lambda token: True, stop_at_eog=False)
+    assert found == watched == plain
+    assert native == stepwise
+    steps, drafted, accepted = native
+    assert accepted > 20
+    assert drafted - accepted > 20
+    assert steps < 60
+    assert many.past_seq == 9 + 79
+    monkeypatch.setattr(drafted_runs, "TOKENS", 7)
+    assert counted(many, IDS[:9], 80, stop_at_eog=False)[0] == plain
+    assert many.generate([*IDS[:9], *plain, 3], 4, stop_at_eog=False) == many.generate(
+        [*IDS[:9], *plain, 3], 4, stop_at_eog=False, speculative="mtp"
+    )
+
+
+def test_native_rounds_end_where_a_generation_ends(many: CachedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After any number of tokens, at any token that stops, and with the context."""
+    plain = many.generate(IDS[:9], 30, stop_at_eog=False)
+    for count in range(1, 30):
+        assert many.generate(IDS[:9], count, stop_at_eog=False, speculative="mtp") == plain[:count]
+        assert many.past_seq == 9 + count - 1
+        end = plain.index(plain[count]) + 1
+        monkeypatch.setattr(CachedRunner, "stop_ids", {plain[count]})
+        found = many.generate(IDS[:9], 30, speculative="mtp")
+        assert (found, found.finish_reason) == (plain[:end], FinishReason.STOP)
+        assert many.past_seq == 9 + end - 1
+    found = many.generate(IDS[:9], 200, stop_at_eog=False, speculative="mtp")
+    assert (len(found), found.finish_reason) == (96 - 9 + 1, FinishReason.CONTEXT)
+    assert found == many.generate(IDS[:9], 200, stop_at_eog=False)
+
+
+def test_native_rounds_after_a_session_that_the_head_has_not_heard(many: CachedRunner) -> None:
+    many.generate(IDS[:20], 9, stop_at_eog=False)
+    snapshot = many.snapshot()
+    plain = many.generate(IDS[:20], 40, stop_at_eog=False)
+    many.reset()
+    many.restore(snapshot)
+    assert many.generate(IDS[:20], 40, stop_at_eog=False, speculative="mtp") == plain
+
+
+def test_native_rounds_end_before_what_is_no_number(guessable: Path) -> None:
+    engine, counters = Engine.open(guessable, precision="exact", max_seq=96, profile=PAIR), Counters()
+    with engine.predicting() as drafter:
+        token = int(engine.forward(IDS[:9]).argmax())
+        found = engine.drafted(drafter, token, 12, (), counters)
+        assert engine.ids == [*IDS[:9], token, *found[:-1]]
+        states = engine._session.states
+        states.put(name := engine._session.recurrent[0], np.full_like(states.copy(name), np.nan))
+        past = engine.past
+        with pytest.raises(NumericalError, match=f"position {past}: a logit is NaN or infinite"):
+            engine.drafted(drafter, found[-1], 12, (), counters)
+        assert engine.ids == [*IDS[:9], token, *found[:-1]]
+        again = engine.drafted(drafter, found[-1], 12, (), counters) or [int(engine.forward([found[-1]]).argmax())]
+    engine.reset()
+    assert again[0] == int(engine.forward([*IDS[:9], token, *found]).argmax())
+    engine.close()
 
 
 def test_drafts_are_of_the_first_ids_where_the_vocabulary_is_large(

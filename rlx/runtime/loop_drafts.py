@@ -1,0 +1,213 @@
+"""Steps with drafts, one after the other without Python in between, as LLVM IR text beside the worker loop.
+
+A round: the model computes the newest token and the drafts behind it in one step and chooses a token after each row.
+Rows are right up to the first whose choice is not the draft behind it. They are taken into the recurrent states, and go
+with what was chosen through the model's head for further tokens, which makes the next drafts.
+"""
+
+from __future__ import annotations
+
+from rlx.runtime.loop_jobs import PLAN, load, place
+
+# The plan, 8 bytes a field. Of the model's step: how it is run, what it chose after each row and what it hands the
+# head, its inputs, and the extents SEQ and PAST_SEQ. Of the program that takes rows into recurrent states: how it is
+# run (with a null job there is nothing to do), and SEQ. The head has a program for one row and one for several, each
+# the first step of a plan of `rlx_repeat`, with inputs of its own; `one` does the steps behind the first in both.
+# `seen`: how many rows the head has before those of the first round.
+JOB = ("job", "context", "counters", "counter_bytes")
+PROGRAMS = (
+    *JOB, "chosen", "hidden", "tokens", "positions", "seq", "past",
+    *(f"advance_{name}" for name in JOB), "advance_seq",
+    "one", "one_tokens", "one_hidden", "one_position", "one_past",
+    "some", "some_tokens", "some_hidden", "some_positions", "some_seq", "some_past",
+    "hidden_bytes",
+)  # fmt: skip
+RUN = ("seen", "most", "rows", "stops", "stop_count", "found", "count", "nanoseconds")
+# What comes back: rounds, drafts, those that came, rows of the last round that were right; and, in and out, how often
+# drafts were right lately, a double.
+RESULTS = ("rounds", "drafted", "accepted", "right", "rate")
+DRAFTS_PLAN = (*PROGRAMS, *RUN, *RESULTS)
+
+WORTH = 0.5  # a draft is worth its row if it is likelier than this to be reached and right
+MEMORY = 8  # tokens after which an old hit or miss counts for little
+
+_NUMBERS = {
+    "counter_bytes", "advance_counter_bytes", "hidden_bytes", "seen", "most", "rows", "stop_count", "count",
+    "nanoseconds",
+}  # fmt: skip
+
+_FIELDS = "".join(load(name, DRAFTS_PLAN, "i64" if name in _NUMBERS else "ptr") for name in (*PROGRAMS, *RUN))
+_RESULTS = "".join(place(name, DRAFTS_PLAN) for name in RESULTS)
+
+DRAFTS = f"""; Counts hits and then perhaps a miss into a rate.
+define internal double @rated(double %rate, i64 %hits, i1 %miss) nounwind {{
+entry:
+  br label %more
+more:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %hit ]
+  %now = phi double [ %rate, %entry ], [ %up, %hit ]
+  %any = icmp ult i64 %i, %hits
+  br i1 %any, label %hit, label %end
+hit:
+  %rest = fsub double 1.0, %now
+  %step = fdiv double %rest, {MEMORY}.0
+  %up = fadd double %now, %step
+  %i.next = add i64 %i, 1
+  br label %more
+end:
+  %fall = fsub double 0.0, %now
+  %part = fdiv double %fall, {MEMORY}.0
+  %down = fadd double %now, %part
+  %new = select i1 %miss, double %down, double %now
+  ret double %new
+}}
+
+; How many drafts in a row pay, one at least.
+define internal i64 @worth(double %rate, i64 %most) nounwind {{
+entry:
+  br label %more
+more:
+  %count = phi i64 [ 1, %entry ], [ %count.next, %again ]
+  %reached = phi double [ %rate, %entry ], [ %likely, %again ]
+  %likely = fmul double %reached, %rate
+  %pays = fcmp oge double %likely, {WORTH}
+  %room = icmp ult i64 %count, %most
+  %go = and i1 %pays, %room
+  br i1 %go, label %again, label %end
+again:
+  %count.next = add i64 %count, 1
+  br label %more
+end:
+  ret i64 %count
+}}
+
+; Numbers from %first on.
+define internal void @count_up(ptr %positions, i64 %first, i64 %count) nounwind {{
+entry:
+  br label %more
+more:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %more ]
+  %at = getelementptr inbounds i32, ptr %positions, i64 %i
+  %value = add i64 %first, %i
+  %narrow = trunc i64 %value to i32
+  store i32 %narrow, ptr %at, align 4
+  %i.next = add i64 %i, 1
+  %again = icmp ult i64 %i.next, %count
+  br i1 %again, label %more, label %end
+end:
+  ret void
+}}
+
+define internal void @add_to(ptr %sum, i64 %more) nounwind {{
+  %old = load i64, ptr %sum, align 8
+  %new = add i64 %old, %more
+  store i64 %new, ptr %sum, align 8
+  ret void
+}}
+
+; Rounds until there are enough tokens, one ends the run, no draft is left to make, or the time is up; returns how many
+; tokens there are. The inputs of the first round are in place.
+define i64 @rlx_drafts(ptr %pool, ptr %plan) nounwind {{
+entry:
+{_FIELDS}{_RESULTS}
+  %drafts = getelementptr inbounds i32, ptr %tokens, i64 1
+  %one.count = getelementptr inbounds i8, ptr %one, i64 {8 * PLAN.index("count")}
+  %some.count = getelementptr inbounds i8, ptr %some, i64 {8 * PLAN.index("count")}
+  %begun = call i64 @now()
+  %rows.first = load i64, ptr %seq, align 8
+  %past.first = load i64, ptr %past, align 8
+  %to.advance = icmp ne ptr %advance_job, null
+  br label %verify
+verify:                                           ; %done tokens so far; the head has %behind rows
+  %done = phi i64 [ 0, %entry ], [ %done.next, %again ]
+  %in = phi i64 [ %rows.first, %entry ], [ %in.next, %again ]
+  %start = phi i64 [ %past.first, %entry ], [ %start.next, %again ]
+  %behind = phi i64 [ %seen, %entry ], [ %behind.next, %again ]
+  call void @llvm.memset.p0.i64(ptr %counters, i8 0, i64 %counter_bytes, i1 false)
+  call void @start(ptr %pool, ptr %job, ptr %context, i64 0)
+  %fresh = getelementptr inbounds i32, ptr %found, i64 %done
+  br label %row
+row:
+  %i = phi i64 [ 0, %verify ], [ %right.rows, %compare ]
+  %id.at = getelementptr inbounds i32, ptr %chosen, i64 %i
+  %id = load i32, ptr %id.at, align 4
+  %fresh.at = getelementptr inbounds i32, ptr %fresh, i64 %i
+  store i32 %id, ptr %fresh.at, align 4
+  %right.rows = add i64 %i, 1
+  %last = call i1 @ends(i32 %id, i64 %rows, ptr %stops, i64 %stop_count)
+  %bottom = icmp uge i64 %right.rows, %in
+  %stay = or i1 %last, %bottom
+  br i1 %stay, label %accept, label %compare
+compare:
+  %draft.at = getelementptr inbounds i32, ptr %tokens, i64 %right.rows
+  %draft = load i32, ptr %draft.at, align 4
+  %same = icmp eq i32 %draft, %id
+  br i1 %same, label %row, label %accept
+accept:
+  %drafted.now = sub i64 %in, 1
+  call void @add_to(ptr %rounds.at, i64 1)
+  call void @add_to(ptr %drafted.at, i64 %drafted.now)
+  call void @add_to(ptr %accepted.at, i64 %i)
+  store i64 %right.rows, ptr %right.at, align 8
+  %miss = icmp ult i64 %right.rows, %in
+  %rate.old = load double, ptr %rate.at, align 8
+  %rate = call double @rated(double %rate.old, i64 %i, i1 %miss)
+  store double %rate, ptr %rate.at, align 8
+  br i1 %to.advance, label %advance, label %check
+advance:
+  store i64 %right.rows, ptr %advance_seq, align 8
+  call void @llvm.memset.p0.i64(ptr %advance_counters, i8 0, i64 %advance_counter_bytes, i1 false)
+  call void @start(ptr %pool, ptr %advance_job, ptr %advance_context, i64 0)
+  br label %check
+check:
+  %done.next = add i64 %done, %right.rows
+  %left = sub i64 %count, %done.next
+  %few = icmp sle i64 %left, 1                    ; of a round with drafts at least two tokens may come
+  %clock = call i64 @now()
+  %spent = sub i64 %clock, %begun
+  %late = icmp uge i64 %spent, %nanoseconds
+  %full = or i1 %few, %late
+  %over = or i1 %last, %full
+  br i1 %over, label %out, label %guess
+guess:                                            ; the right rows go through the head, with what was chosen after each
+  %worth = call i64 @worth(double %rate, i64 %most)
+  %room = sub i64 %left, 1
+  %less = icmp ult i64 %room, %worth
+  %wanted = select i1 %less, i64 %room, i64 %worth
+  %alone = icmp eq i64 %right.rows, 1
+  %head = select i1 %alone, ptr %one, ptr %some
+  %head.count = select i1 %alone, ptr %one.count, ptr %some.count
+  %head.tokens = select i1 %alone, ptr %one_tokens, ptr %some_tokens
+  %head.hidden = select i1 %alone, ptr %one_hidden, ptr %some_hidden
+  %token.bytes = mul i64 %right.rows, 4
+  %row.bytes = mul i64 %right.rows, %hidden_bytes
+  call void @llvm.memcpy.p0.p0.i64(ptr %head.tokens, ptr %chosen, i64 %token.bytes, i1 false)
+  call void @llvm.memcpy.p0.p0.i64(ptr %head.hidden, ptr %hidden, i64 %row.bytes, i1 false)
+  call void @count_up(ptr %some_positions, i64 %behind, i64 %right.rows)
+  store i64 %right.rows, ptr %some_seq, align 8
+  store i64 %behind, ptr %some_past, align 8
+  %behind.next = add i64 %behind, %right.rows
+  %newest = sub i64 %behind.next, 1
+  call void @count_up(ptr %one_position, i64 %newest, i64 1)
+  store i64 %newest, ptr %one_past, align 8
+  store i64 %wanted, ptr %head.count, align 8
+  %made = call i64 @rlx_repeat(ptr %pool, ptr %head)
+  %made.before = sub i64 %made, 1
+  %made.at = getelementptr inbounds i32, ptr %drafts, i64 %made.before
+  %made.id = load i32, ptr %made.at, align 4
+  %none = icmp slt i32 %made.id, 0
+  %kept = select i1 %none, i64 %made.before, i64 %made
+  %nothing = icmp eq i64 %kept, 0
+  br i1 %nothing, label %out, label %again
+again:
+  store i32 %id, ptr %tokens, align 4
+  %in.next = add i64 %kept, 1
+  %start.next = add i64 %start, %right.rows
+  call void @count_up(ptr %positions, i64 %start.next, i64 %in.next)
+  store i64 %in.next, ptr %seq, align 8
+  store i64 %start.next, ptr %past, align 8
+  br label %verify
+out:
+  ret i64 %done.next
+}}
+"""
