@@ -19,12 +19,14 @@ class Units:
 
     Attributes:
         busy: how many of them have something to do, if that is less: the first ones.
+        together: how many a worker best takes at once.
     """
 
     dim: DimLike
     per: int = 1
     times: int = 1
     busy: int | None = None
+    together: int = 1
 
     def most(self, limits: dims.Bounds) -> int:
         """Units that have something to do, at most."""

@@ -17,6 +17,7 @@ from rlx.ir import dims
 from rlx.ir.dims import DimLike
 
 CHUNKS = 32  # ranges that a call's units are cut into at most: small enough to balance, large enough to stream
+FEWEST = 16  # ranges that are left where units go together
 SHARES = 8  # of a call at most: a worker without work looks into each
 
 
@@ -66,8 +67,10 @@ class Text:
 
 
 def grain(units: Units, bounds: dims.Bounds) -> int:
-    """Units of a range."""
-    return max(1, units.most(bounds) // CHUNKS)
+    """Units of a range: a multiple of those that go together, where that leaves enough ranges."""
+    most = units.most(bounds)
+    size = max(1, most // CHUNKS)
+    return size if most < FEWEST * units.together else -(-size // units.together) * units.together
 
 
 @dataclass(frozen=True)

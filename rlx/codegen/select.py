@@ -63,13 +63,17 @@ def _embedding(n: Node, target: Target) -> Call:
 
 def _linear(n: Node, target: Target) -> Call:
     from rlx.codegen.kernels.linear import linear, macro_rows, units
+    from rlx.codegen.kernels.linear_stream import parts
 
     x, w = n.inputs[:2]
     flags = {name: n[name] for name in ("residual", "bias", "gated", "out")}
     single = rows(n) == 1
     kernel = linear(w.dtype, width(n), width(w), x.dtype.name, target, single=single, **flags)
     again = macro_rows(width(w), x.dtype.name, target)
-    count = Units(width(n), BLOCK_ROWS) if again is None else Units(rows(n), again, units(width(n)))
+    together = parts(target, 2 if n["gated"] else 1) if single else 1
+    count = Units(width(n), BLOCK_ROWS, together=together)
+    if again is not None:
+        count = Units(rows(n), again, units(width(n)))
     return _call(n, kernel, count, *([] if single else [rows(n)]), width(n))
 
 

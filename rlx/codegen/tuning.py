@@ -69,7 +69,7 @@ class Tuning:
     def default(level: str) -> Tuning:
         """What holds for a target's level as long as nothing was measured."""
         if level == "amx":
-            return Tuning(streams=2)
+            return Tuning(streams=4)
         return Tuning(tile_rows_int8=4, unpack_from_int8=0) if level in ("generic", "avx2") else Tuning()
 
     def as_dict(self) -> dict[str, int]:

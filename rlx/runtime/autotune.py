@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from rlx.codegen.calls import Units
 from rlx.codegen.handout import grain
 from rlx.codegen.kernels.linear import macro_rows, units
+from rlx.codegen.kernels.linear_stream import parts
 from rlx.codegen.layouts import BLOCK_ROWS, packed_bytes, q8a_quantize
 from rlx.codegen.target import Target
 from rlx.codegen.tuning import Tuning
@@ -258,7 +259,8 @@ class Bench:
         out = AlignedBuffer(4 * case.rows * case.n)
         extents = [case.n] if single else [case.rows, case.n]
         x, w = self._input(case).address, self._weights.address
-        words = np.array([x, w, out.address, *extents, count, grain(Units(count), {}), 0], np.int64)
+        size = grain(Units(count, together=parts(target, 1) if single else 1), {})
+        words = np.array([x, w, out.address, *extents, count, size, 0], np.int64)
 
         def run() -> float:
             words[-1] = 0

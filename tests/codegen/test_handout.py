@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlx.codegen.calls import Units
-from rlx.codegen.handout import CHUNKS, SHARES, TAKE, Handout, Text, counter_bytes, grain, stride
+from rlx.codegen.handout import CHUNKS, FEWEST, SHARES, TAKE, Handout, Text, counter_bytes, grain, stride
 from rlx.codegen.llvm import compile_module
 from rlx.codegen.target import Target
 from rlx.ir import ops
@@ -115,6 +115,8 @@ def test_every_unit_is_done_once(units: int, workers: list[int]) -> None:
 def test_ranges_and_counters() -> None:
     assert grain(Units(100 * CHUNKS), {}) == 100 and grain(Units(3), {}) == 1
     assert grain(Units(SEQ, per=2), {"SEQ": (1, 4 * CHUNKS)}) == 2
+    assert grain(Units(6 * CHUNKS, together=4), {}) == 8
+    assert grain(Units(4 * FEWEST, together=4), {}) == 4 and grain(Units(4 * FEWEST - 1, together=4), {}) == 1
     assert stride(2) == 128 and stride(17) == 256
     assert counter_bytes({"regions": [[0, 0], [0]]}) == SHARES * 128 + 2 * 8
 

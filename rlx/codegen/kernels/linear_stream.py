@@ -23,7 +23,13 @@ from rlx.codegen.kernels.multiply import Multiplier, Rows, Shape, Sub, Sums
 from rlx.codegen.kernels.results import ResultWriter
 from rlx.codegen.kernels.unpack import CHUNK, SUB
 from rlx.codegen.layouts import PACKINGS
+from rlx.codegen.target import Target
 from rlx.codegen.tiles import Emitter, Index
+
+
+def parts(target: Target, matrices: int) -> int:
+    """Parts of a range that one row is multiplied with side by side, by a linear with 1 matrix or 2."""
+    return max(1, target.tuning.streams // matrices)
 
 
 @dataclass(frozen=True)
@@ -57,16 +63,16 @@ class StreamWriter(ResultWriter):
     def stream_units(self, rows: Rows, begin: ir.Value, end: ir.Value) -> None:
         """One row times the units [begin, end), a unit of each part at a time."""
         e, first = self.e, self.e.i64(0)
-        parts = max(1, e.target.tuning.streams // len(self.shape.weights))
+        sides = parts(e.target, len(self.shape.weights))
         count = e.b.sub(end, begin)
-        size = e.b.udiv(count, e.i64(parts))
+        size = e.b.udiv(count, e.i64(sides))
         others = e.b.mul(e.b.sub(count, size), e.i64(self.shape.block_bytes))
         with e.loop(0, size) as u:
             is_last = e.b.icmp_signed("==", u.i, e.b.sub(size, e.i64(1)))
-            units = [e.b.add(begin, e.mul_add(size, part, u.i)) for part in range(parts)]
+            units = [e.b.add(begin, e.mul_add(size, part, u.i)) for part in range(sides)]
             self.streamed_tile(rows, first, units, e.b.select(is_last, others, e.i64(0)))
-        if parts > 1:
-            with e.loop(e.b.add(begin, e.b.mul(size, e.i64(parts))), end) as u:
+        if sides > 1:
+            with e.loop(e.b.add(begin, e.b.mul(size, e.i64(sides))), end) as u:
                 self.streamed_tile(rows, first, [u.i])
 
     def streamed_tile(self, rows: Rows, row: ir.Value, units: Sequence[ir.Value], skip: Index = 0) -> None:
