@@ -94,4 +94,4 @@ def test_what_does_not_fit(target: Target) -> None:
 
 
 def test_units_have_more_queries() -> None:
-    assert [units(seq, 16, 8, 128, tiled=True) for seq in (1, 32, 33)] == [8, 8, 16]
+    assert [units(seq, 16, 8, 128, tiled=True) for seq in (1, 64, 65)] == [8, 8, 16]

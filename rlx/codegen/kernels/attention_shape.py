@@ -10,7 +10,7 @@ from rlx.ir.dtypes import DType
 
 CHUNK = 64  # positions whose scores are held at once
 _QUERIES = 32  # queries (rows times heads of a group) of a unit, about
-_TILED_QUERIES = 64  # on tile registers: they share the conversion of keys and values
+_TILED_QUERIES = 128  # on tile registers: they share the conversion of keys and values
 
 
 def row_tile(heads: int, kv_heads: int, head_dim: int, rows_static: int | None = None, *, tiled: bool = False) -> int:

@@ -89,13 +89,14 @@ class TiledAttention(AttentionWriter):
     # --- operands -----------------------------------------------------------------------------------------------------
 
     def _convert_keys(self, unit: Unit, chunk: Chunk) -> None:
-        e, step_bytes = self.e, 2 * self.cache.vector_bytes
-        for tile, key in enumerate(self._chosen_keys(unit, chunk, range(KEY_TILES))):
-            with e.loop(0, self.shape.head_dim // 2) as pair:
-                place = e.at(key, (pair.i, step_bytes))
-                step, row = e.b.lshr(pair.i, e.i64(4)), e.b.and_(pair.i, e.i64(ROWS - 1))
-                target = e.at(self.keys, (step, KEY_TILES * BYTES), tile * BYTES, (row, ROW_BYTES))
-                e.store(self._pairs(place, e.at(place, self.cache.vector_bytes)), target, 64)
+        e, pair_bytes = self.e, 2 * self.cache.vector_bytes
+        keys = self._chosen_keys(unit, chunk, range(KEY_TILES))
+        with e.loop(0, self.steps) as step, e.loop(0, ROWS) as row:
+            target = e.at(self.keys, (step.i, KEY_TILES * BYTES), (row.i, ROW_BYTES))
+            for tile, key in enumerate(keys):
+                even = e.at(key, (step.i, ROWS * pair_bytes), (row.i, pair_bytes))
+                pairs = self._pairs(even, e.at(even, self.cache.vector_bytes))
+                e.store(pairs, e.at(target, tile * BYTES), 64)
 
     def _convert_values(self, unit: Unit, chunk: Chunk) -> None:
         """Positions past the last one are zeros: what lies there is not read, and may be no number."""
