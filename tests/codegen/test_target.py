@@ -72,8 +72,9 @@ def test_dot_product_instructions_are_used_when_present(monkeypatch: pytest.Monk
         host().without("avx512f")
 
 
-def test_vector_bits() -> None:
+def test_vector_registers() -> None:
     assert [Target(level, "", "", "").vector_bits for level in LEVELS] == [128, 256, 512, 512]
+    assert [Target(level, "", "", "").vector_room for level in LEVELS] == [16 // 4, 16 // 2, 32, 32]
 
 
 def test_tiles_are_a_level_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
