@@ -271,7 +271,7 @@ def _last_row(n: Node, target: Target) -> Call:
 def _causal_conv(n: Node, target: Target) -> Call:
     from rlx.codegen.kernels import conv
 
-    kernel = conv.causal_conv(width(n), width(n.inputs[2]), target, keep=n["keep"])
+    kernel = conv.causal_conv(width(n), width(n.inputs[2]), target, aside=n["aside"])
     return _call(n, kernel, Units(width(n), conv.CHANNELS), rows(n))
 
 
@@ -280,15 +280,12 @@ def _gated_delta(n: Node, target: Target) -> Call:
 
     state, keys = n.inputs[:2]
     heads, key_dim, value_dim = (static(state, axis) for axis in range(3))
-    fixed = 1 if n.shape[0] == 1 and not n["keep"] else None
+    fixed = 1 if n.shape[0] == 1 and not n["aside"] else None
     shape = (heads, static(keys, 1), key_dim, value_dim)
-    options = {"scale": n["scale"], "order": n["heads"], "keep": n["keep"]}
+    options = {"scale": n["scale"], "order": n["heads"], "aside": n["aside"]}
     kernel = delta.gated_delta(*shape, target, rows_static=fixed, **options)
-    units = Units(delta.units(heads, key_dim, value_dim, rows_static=fixed))
-    extents = [n.shape[0]] if kernel.extents else []
-    if "copy" not in kernel.buffers:
-        return _call(n, kernel, units, *extents)
-    return _call(n, kernel, units, *extents, args=(0, SCRATCH, *range(1, 7)), scratch=4 * key_dim * value_dim)
+    count = delta.units(heads, key_dim, value_dim, rows_static=fixed)
+    return _call(n, kernel, Units(count), *([n.shape[0]] if kernel.extents else []))
 
 
 KERNELS: dict[str, Callable[[Node, Target], Call]] = {

@@ -46,7 +46,7 @@ def _touched(
         rows, heads, head_dim = sizes[1]
         return [(0, 0), *sizes[1:]], (heads, rows, head_dim)
     if node.op in EFFECTS:
-        return sizes, result if attrs["keep"] else (prod(result) + prod(sizes[0]),)
+        return [*sizes[:-1], (0,)] if attrs["aside"] else sizes, (prod(result) + prod(sizes[0]),)
     if node.op == "attention":
         oldest = (attrs["window"] or attrs["length"]) + result[0] - 1
         caches = [(s[0], min(attrs["length"], oldest), s[2]) for s in sizes[1:3]]

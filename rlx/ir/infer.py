@@ -261,7 +261,19 @@ def concat(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     return (*first[:axis], sum(n.shape[axis] for n in inputs), *first[axis + 1 :]), F32
 
 
+def _without_aside(op: str, inputs: Inputs, attrs: Attrs) -> Inputs:
+    """The operands without the one that a state is written to in place of the first."""
+    if not attrs["aside"]:
+        return inputs
+    first, last = inputs[:1], inputs[1:][-1:]
+    ok = all(n.op == "state" for n in (*first, *last)) and first != last
+    ok = ok and [(n.shape, n.dtype) for n in first] == [(n.shape, n.dtype) for n in last]
+    _check(ok, op, inputs, "another state like the first operand as the last one")
+    return inputs[:-1]
+
+
 def causal_conv(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    inputs = _without_aside("causal_conv", inputs, attrs)
     expected = "a state f32[taps - 1, channels], f32 x [rows, channels] and weight f32[channels, taps]"
     ok = len(inputs) == 3 and inputs[0].op == "state" and all(n.dtype is F32 and len(n.shape) == 2 for n in inputs)
     _check(ok, "causal_conv", inputs, expected)
@@ -272,6 +284,7 @@ def causal_conv(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
 
 
 def gated_delta(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    inputs = _without_aside("gated_delta", inputs, attrs)
     expected = "a state f32[heads, key_dim, value_dim], q and k [rows, key_heads, key_dim], v [rows, heads, value_dim]"
     expected += ", g and beta [rows, heads], heads a multiple of key_heads"
     ok = len(inputs) == 6 and inputs[0].op == "state" and all(n.dtype is F32 for n in inputs)

@@ -12,7 +12,7 @@ from rlx.ir.dims import value
 from rlx.ir.graph import Graph
 from rlx.ir.meaning import Array
 from rlx.ir.node import LEAVES, Node
-from rlx.ir.ops import EFFECTS, OPS
+from rlx.ir.ops import EFFECTS, OPS, updated
 from rlx.ir.verify import WRITES
 
 Arrays = Mapping[str, Array]
@@ -46,7 +46,7 @@ def run(
         if node.op in LEAVES:
             values[node] = _feed(graph, node, feeds, env, dtype)
         elif node.op in EFFECTS:
-            values[node], states[node.inputs[0].name] = _compute(node, [values[i] for i in node.inputs], env)
+            values[node], states[updated(node).name] = _compute(node, [values[i] for i in node.inputs], env)
         else:
             values[node] = _compute(node, [values[i] for i in node.inputs], env)
         if node.op in WRITES:

@@ -189,15 +189,15 @@ def concat(x: list[Array], a: Attrs, env: Env) -> Array:
 
 def causal_conv(x: list[Array], a: Attrs, env: Env) -> tuple[Array, Array]:
     """Depthwise convolution over rows: y[r, c] = sum_i w[c, i] u[r + i, c], where u is the state [taps - 1, channels]
-    (the rows before) followed by x [rows, channels]. The state becomes the last rows of u, or with `keep` stays.
+    (the rows before) followed by x [rows, channels]. The state becomes the last rows of u.
     """
-    state, rows, weight = x
+    state, rows, weight = x[:3]
     taps = weight.shape[1]
     u = np.concatenate([state, rows])
     y = np.zeros_like(rows)
     for i in range(taps):
         y = y + weight[:, i] * u[i : i + len(rows)]
-    return y, state if a["keep"] else u[len(u) - (taps - 1) :]
+    return y, u[len(u) - (taps - 1) :]
 
 
 def gated_delta(x: list[Array], a: Attrs, env: Env) -> tuple[Array, Array]:
@@ -206,10 +206,9 @@ def gated_delta(x: list[Array], a: Attrs, env: Env) -> tuple[Array, Array]:
         S = exp(g) S;  d = beta (v - S^T k);  S = S + k d^T;  o = scale S^T q
 
     state [heads, key_dim, value_dim]; q, k [rows, key_heads, key_dim]; v [rows, heads, value_dim]; g, beta [rows,
-    heads]. Head h uses key head h % key_heads ("tiled") or h // (heads / key_heads) ("grouped"). With `keep` the state
-    stays as it was.
+    heads]. Head h uses key head h % key_heads ("tiled") or h // (heads / key_heads) ("grouped").
     """
-    state, q, k, v, g, beta = x
+    state, q, k, v, g, beta = x[:6]
     heads = np.arange(v.shape[1])
     key_head = heads % q.shape[1] if a["heads"] == "tiled" else heads // (len(heads) // q.shape[1])
     q, k = q[:, key_head], k[:, key_head]
@@ -219,7 +218,7 @@ def gated_delta(x: list[Array], a: Attrs, env: Env) -> tuple[Array, Array]:
         delta = beta[t][:, None] * (v[t] - np.einsum("hkv,hk->hv", s, k[t]))
         s = s + k[t][:, :, None] * delta[:, None, :]
         out[t] = a["scale"] * np.einsum("hkv,hk->hv", s, q[t])
-    return out, state if a["keep"] else s
+    return out, s
 
 
 def rms_norm(x: list[Array], a: Attrs, env: Env) -> Array:

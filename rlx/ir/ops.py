@@ -30,7 +30,7 @@ class Op:
         elementwise: True if it may join an elementwise region.
         rowwise: True if row r of the result depends only on row r of the operands that have as many rows.
         effect: True if the op also updates its first operand, a state, in place; its meaning is (result, new state).
-            With the attribute `keep` it leaves the state as it is.
+            With the attribute `aside` it leaves that as it is and updates its last operand, a state like it.
     """
 
     name: str
@@ -50,7 +50,7 @@ _LINEAR = {"gated": None, "bias": False, "residual": False, "bf16": False, "out"
 _ROPE = {"style": REQUIRED, "norm_eps": None}
 _WRITE = {"at": PAST_SEQ, "dtype": "f32", "wrap": False}
 _LEAF = {"name": REQUIRED}
-_KEEP = {"keep": False}
+_ASIDE = {"aside": False}
 
 
 def _by_sequence(row: Op) -> Op:
@@ -96,7 +96,7 @@ OPS: dict[str, Op] = {
         ),
         Op(
             "causal_conv",
-            _KEEP,
+            _ASIDE,
             infer.causal_conv,
             meaning.causal_conv,
             flops.causal_conv,
@@ -105,7 +105,7 @@ OPS: dict[str, Op] = {
         ),
         Op(
             "gated_delta",
-            {"scale": REQUIRED, "heads": "tiled", **_KEEP},
+            {"scale": REQUIRED, "heads": "tiled", **_ASIDE},
             infer.gated_delta,
             meaning.gated_delta,
             flops.gated_delta,
@@ -185,6 +185,11 @@ def derive(node: Node) -> Node:
     return make(node.op, *node.inputs, **attrs)
 
 
+def updated(node: Node) -> Node:
+    """The state that an op with an effect writes."""
+    return node.inputs[-1 if node["aside"] else 0]
+
+
 def one_row(node: Node) -> Node:
     """What a node whose rows are sequences of their own does with one of them, over leaves of that size."""
     operands = sequences.one_row(node.inputs, dict(node.attrs), node.op)
@@ -224,7 +229,8 @@ def expert_linear(
 
 def causal_conv(state: Node, x: Node, weight: Node) -> Node:
     """Depthwise causal convolution of x [rows, channels] with weight [channels, taps]; the state f32 [taps - 1,
-    channels] holds the rows before and is updated in place, unless the attribute `keep` is set.
+    channels] holds the rows before and is updated in place. With the attribute `aside` it stays, and what it would
+    become goes to one more operand, a state like it.
     """
     return make("causal_conv", state, x, weight)
 
@@ -233,7 +239,7 @@ def gated_delta(
     state: Node, q: Node, k: Node, v: Node, g: Node, beta: Node, *, scale: float, heads: str = "tiled"
 ) -> Node:
     """The gated delta rule over rows -> f32 [rows, heads, value_dim]; the state f32 [heads, key_dim, value_dim] is
-    updated in place, unless the attribute `keep` is set.
+    updated in place, or with `aside` as in `causal_conv`.
 
     q, k [rows, key_heads, key_dim]; v [rows, heads, value_dim]; g (log of the decay, at most 0) and beta [rows, heads].
     Value head h belongs to key head h % key_heads ("tiled") or h // (heads / key_heads) ("grouped").

@@ -61,7 +61,7 @@ def _check_states(graph: Graph) -> None:
     for node, users in graph.users().items():
         if node.op == "state":
             writes = [u for u in users if u.op in WRITES]
-            writes += [u for u in users if u.op in ops.EFFECTS and not u["keep"]]
+            writes += [u for u in users if u.op in ops.EFFECTS and ops.updated(u) is node]
             if writes and readers[node] > 1:
                 raise GraphError(
                     f"{readers[node]} readers, {len(writes)} of them writes", where=repr(node),

@@ -45,28 +45,33 @@ def with_bias(graph: Graph, heads: int) -> Graph:
 def verifying(graph: Graph) -> Graph:
     """The model for tokens of which some may turn out wrong: recurrent states stay as they are.
 
-    It has outputs more, "kept.0" and so on: what `advancing` needs to take the first of those tokens into the states.
+    What they become with all the tokens goes to states beside them, whose names end in "'". There are outputs more,
+    "kept.0" and so on: what `advancing` needs to take in the first of the tokens only.
     """
     kept = {name: node for node, name in _kept(graph).items()}
-
-    def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
-        return ops.rebuild(old, inputs, **({"keep": True} if old.op in ops.EFFECTS else {}))
-
-    return graph.replace(outputs={**graph.outputs, **kept}).map(visit)
+    return graph.replace(outputs={**graph.outputs, **kept}).map(_aside)
 
 
 def advancing(graph: Graph) -> Graph:
     """What updates the recurrent states of a model, and nothing else, for the first SEQ of the rows of `verifying`.
 
-    The outputs of that, "kept.0" and so on, are states here: values that live between calls.
+    It writes to the same states beside them. The outputs "kept.0" and so on are states here: they live between calls.
     """
     kept = _kept(graph)
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
-        return graph.state(kept[old], old.shape) if old in kept else ops.rebuild(old, inputs)
+        return graph.state(kept[old], old.shape) if old in kept else _aside(old, inputs)
 
     effects = {node.inputs[0].name: node for node in graph.nodes() if node.op in ops.EFFECTS}
     return graph.replace(outputs=effects).map(visit)
+
+
+def _aside(node: Node, inputs: tuple[Node, ...]) -> Node:
+    """A node over other operands; what it would update in place goes to the state beside that."""
+    if node.op not in ops.EFFECTS:
+        return ops.rebuild(node, inputs)
+    state = inputs[0]
+    return ops.rebuild(node, (*inputs, ops.leaf("state", f"{state.name}'", state.shape, state.dtype)), aside=True)
 
 
 def _kept(graph: Graph) -> dict[Node, str]:

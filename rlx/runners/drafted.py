@@ -6,6 +6,7 @@ Runners stage, beside `greedy.py`, where one token is a step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rlx.errors import NumericalError
 from rlx.runners.greedy import SECONDS, end_run
@@ -14,6 +15,7 @@ from rlx.runners.programs import Programs
 from rlx.runners.speculative import MOST, Counters
 from rlx.runners.wanted import Wanted
 from rlx.runtime.given import feed
+from rlx.runtime.native import NativeProgram
 from rlx.runtime.session import Session
 
 TOKENS = 256  # of one call at most
@@ -43,13 +45,15 @@ def drafted_run(
     ids = [token, *drafter.propose(min(count - 1, MOST))]
     if len(ids) == 1:
         return []
-    program, past, most = programs[_wanted(session)], session.done, min(count, TOKENS)
-    feed(program.inputs, ids, past, None)
-    program.prepare({"SEQ": len(ids), "PAST_SEQ": past, **session.states.extents})
-    if program.then:
-        program.then.prepare({"SEQ": 1})
-    session.begin(most)
-    found = drafter.rounds(program, ids, count=most, rows=rows, stops=stops, seconds=SECONDS)
+    models, past, most = _models(programs, session), session.done, min(count, TOKENS)
+    feed(models[0].inputs, ids, past, None)
+    for model in models:
+        model.prepare({"SEQ": len(ids), "PAST_SEQ": past, **session.states.extents})
+        if model.then:
+            model.then.prepare({"SEQ": 1})
+    session.begin(most, turns=True)
+    found = drafter.rounds(models, ids, count=most, rows=rows, stops=stops, seconds=SECONDS)
+    session.states.turn ^= found.rounds % 2
     counters.steps += found.rounds
     counters.drafted += found.drafted
     counters.accepted += found.accepted
@@ -61,6 +65,11 @@ def drafted_run(
     return found.tokens
 
 
-def _wanted(session: Session) -> Wanted:
-    """The program that verifies: it says what is likeliest after each row, and what the head takes."""
-    return Wanted(ROWS, all_rows=True, hidden=True, greedy=True, verifies=bool(session.recurrent))
+def _models(programs: Programs, session: Session) -> tuple[NativeProgram, NativeProgram]:
+    """The programs that verify, the first to run first: they say what is likeliest after each row, and what the head
+    takes.
+    """
+    wanted = Wanted(ROWS, all_rows=True, hidden=True, greedy=True, verifies=bool(session.recurrent))
+    turns = (session.states.turn, 1 - session.states.turn) if session.recurrent else (0, 0)
+    now, after = (programs[replace(wanted, turn=turn)] for turn in turns)
+    return now, after

@@ -169,15 +169,15 @@ class Engine:
     def verify(self, ids: Sequence[int]) -> np.ndarray:
         """As `forward` with `all_rows`, for ids of which all but the first may turn out wrong.
 
-        Recurrent states stay as they are until the next call, before which `trim` costs nothing. They then take in the
-        ids that are left.
+        Recurrent states stay as they are until the next call, before which `trim` costs nothing. Then they become those
+        after the ids that are left.
 
         Raises:
             PromptError: as `forward`.
         """
         self._prepare(ids)
         self._catch_up()
-        return self._step(ids, True, keep=len(ids) > 1 and bool(self._session.recurrent))
+        return self._step(ids, True, aside=len(ids) > 1 and bool(self._session.recurrent))
 
     def give(self, count: int, embeds: Any, bias: Any = None) -> Given:
         """What `forward_given` takes: embeddings of `count` positions, and perhaps a bias, see `Given.checked`.
@@ -214,14 +214,12 @@ class Engine:
         room = min(count, self.max_seq - self.past)
         return greedy_run(self._programs[GREEDY], self._session, token, room, stops, self._rows)
 
-    def drafted(
-        self, drafter: HeadDrafter, token: int, count: int, stops: Sequence[int], counters: Counters
-    ) -> list[int]:
+    def drafted(self, drafter: HeadDrafter, token: int, count: int, stops: Sequence[int], sums: Counters) -> list[int]:
         """As `greedy`, with drafts of the model's own head: `drafted_run`."""
         self._prepare([token])
         self._catch_up()
         room = min(count, self.max_seq - self.past)
-        return drafted_run(self._programs, self._session, drafter, token, room, stops, self._rows, counters)
+        return drafted_run(self._programs, self._session, drafter, token, room, stops, self._rows, sums)
 
     def _prepare(self, ids: Sequence[int]) -> None:
         """The weights are there, and the cache has room for the ids."""
@@ -253,18 +251,20 @@ class Engine:
         """The program for a call of some rows behind `past` positions, compiled if need be."""
         return self._programs[self._wanted(rows, past, all_rows, hidden)]
 
-    def _wanted(self, rows: int, past: int, all_rows: bool = False, hidden: bool = False, keep: bool = False) -> Wanted:
+    def _wanted(
+        self, rows: int, past: int, all_rows: bool = False, hidden: bool = False, turn: int | None = None
+    ) -> Wanted:
         given = self._session.given_at(past)
-        return self.modes.wanted(rows, past, all_rows, hidden or self._hearing, given, self.max_seq, keep)
+        return self.modes.wanted(rows, past, all_rows, hidden or self._hearing, given, self.max_seq, turn)
 
-    def _step(self, ids: Sequence[int], all_rows: bool, output: str = LOGITS, keep: bool = False) -> np.ndarray:
-        rows, past = len(ids), self._session.done
-        self._last = program = self._programs[self._wanted(rows, past, all_rows, output == HIDDEN, keep)]
+    def _step(self, ids: Sequence[int], all_rows: bool, output: str = LOGITS, aside: bool = False) -> np.ndarray:
+        rows, past, turn = len(ids), self._session.done, self._states.turn if aside else None
+        self._last = program = self._programs[self._wanted(rows, past, all_rows, output == HIDDEN, turn)]
         feed(program.inputs, ids, past, self._session.given_at(past))
         env = {"SEQ": rows, "PAST_SEQ": past, **self._states.extents}
-        self._session.begin(rows, keep)
+        self._session.begin(rows, aside=aside)
         program.run(**env)
-        self._session.end(ids, keep)
+        self._session.end(ids, aside=aside)
         if self._predictor and self._hearing:
             self._predictor.hear(past, ids, program.output(HIDDEN, **env))
         return program.output(output, **env).copy()
@@ -280,13 +280,12 @@ class Engine:
             session.mark()
 
     def _advance(self) -> None:
-        """Takes what the last step verified into the recurrent states."""
-        session = self._session
-        ids, then = session.ahead, self._last.then if self._last and not self._last.closed else None
-        if ids and then:
-            session.begin(0)
-            then.run(SEQ=len(ids))
-            session.end(ids)
+        """Makes the recurrent states those after what the last step verified."""
+        (count, there), last = self._session.ahead, self._last
+        if count and last and last.then and not last.closed:
+            if not there:
+                last.then.run(SEQ=count)
+            self._session.take(count)
 
     # -- the session ----------------------------------------------------------------------------------------------
 

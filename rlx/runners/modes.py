@@ -43,17 +43,17 @@ class Modes:
         hidden: bool,
         given: Given | None,
         max_seq: int,
-        verifies: bool = False,
+        turn: int | None = None,
     ) -> Wanted:
         """The program for a call of some rows behind `past` positions, in a context of `max_seq`.
 
         Args:
-            all_rows, hidden, verifies: as in `Wanted`. Logits of every row are for measuring and verifying: buckets
-                serve.
+            all_rows, hidden: as in `Wanted`. Logits of every row are for measuring and verifying: buckets serve.
             given: what the rows are computed from, if it is something else than their ids.
+            turn: as in `Wanted`, where rows may turn out wrong.
         """
         if all_rows and rows > 1:
-            return _wanted(self.bucket(rows), True, hidden, verifies=verifies)
+            return _wanted(self.bucket(rows), True, hidden, verifies=turn is not None, turn=turn or 0)
         seq, bounds, bias = self.rows(rows), self.past(rows, past), 0
         if given is not None and given.bias is not None:  # its memory grows with the past, so that has a bound
             bounds, bias = (0, past_bucket(max_seq)[1]), given.bias.shape[1]

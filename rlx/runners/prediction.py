@@ -207,20 +207,20 @@ class HeadDrafter:
         """The session was cut to its first `length` tokens."""
         self._predictor.forget(length)
 
-    def rounds(self, model: NativeProgram, ids: Sequence[int], **limits: Any) -> Rounds:
+    def rounds(self, models: tuple[NativeProgram, NativeProgram], ids: Sequence[int], **limits: Any) -> Rounds:
         """Goes on from a token and its drafts, which `propose` made, without Python in between.
 
         Args:
-            model: its inputs are there and it is prepared.
+            models: as in `run_rounds`.
             ids: the token and its drafts.
             limits: of `run_rounds`.
         """
         predictor, start = self._predictor, self._past()
         most, seen = min(self._most, MOST), predictor.seen(start)
-        found = run_rounds(model, predictor.heads(), most=most, seen=seen, rate=self._hits.rate, **limits)
+        found = run_rounds(models, predictor.heads(), most=most, seen=seen, rate=self._hits.rate, **limits)
         self._hits.rate, self._open = found.rate, []
         last = start + len(found.tokens) - found.right
         predictor.went_on(last)
         right = [ids[0], *found.tokens[:-1]][-found.right :]
-        predictor.hear(last, right, model.output(HIDDEN, SEQ=found.right))
+        predictor.hear(last, right, models[(found.rounds - 1) % 2].output(HIDDEN, SEQ=found.right))
         return found

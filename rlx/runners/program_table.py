@@ -93,6 +93,10 @@ class ProgramTable:
         """The keys, the least recently used first."""
         return list(self._programs)
 
+    def items(self) -> list[tuple[Any, NativeProgram]]:
+        """Keys and programs, in that order."""
+        return list(self._programs.items())
+
     def __iter__(self) -> Iterator[NativeProgram]:
         return iter(list(self._programs.values()))
 

@@ -21,6 +21,8 @@ from rlx.runtime.compile import CompiledProgram, Compiler
 from rlx.runtime.native import NativeProgram
 from rlx.runtime.threads import WorkerPool
 
+_NO_STATES: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {})
+
 
 @dataclass(frozen=True)
 class ProgramRecord:
@@ -63,7 +65,7 @@ class Programs:
         packed: tuple[str, ...] = (),
     ) -> None:
         self._graph, self._setup, self._compiler, self._pool = graph, setup, compiler, pool
-        self._addresses, self._packed, self._states = addresses, packed, dict[str, int]()
+        self._addresses, self._packed, self._states = addresses, packed, _NO_STATES
         self.weights = weight_table(graph, packed)
         self.tables = {phase: ProgramTable() for phase in ("prefill", "decode", "batch")}
 
@@ -87,17 +89,18 @@ class Programs:
         assert compiled.manifest["weights"].items() <= self.weights.items()  # they were packed before it was made
         program = compiled.instance(self._pool)
         program.bind(self._addresses())
-        program.bind(self._states)
+        program.bind(self._states[wanted.turn])
         return program, compiled.object_bytes
 
     def _all(self) -> Iterator[NativeProgram]:
         return chain.from_iterable(self.tables.values())
 
-    def bind(self, states: Mapping[str, int]) -> None:
-        """From now on every program works on the states at these addresses."""
-        self._states = dict(states)
-        for program in self._all():
-            program.bind(self._states)
+    def bind(self, states: tuple[Mapping[str, int], Mapping[str, int]]) -> None:
+        """From now on every program works on the states at these addresses, by turn."""
+        self._states = states
+        for table in self.tables.values():
+            for wanted, program in table.items():
+                program.bind(states[wanted.turn])
 
     def compile(self, wanted: Wanted) -> CompiledProgram:
         """The program's code, from the cache if it is there."""

@@ -80,10 +80,10 @@ class TokenEngine(Protocol):
         """
         ...
 
-    def drafted(
-        self, drafter: HeadDrafter, token: int, count: int, stops: Sequence[int], counters: Counters
-    ) -> list[int]:
-        """As `greedy`, inside `predicting`, with drafts; none, and nothing appended, where there are no drafts."""
+    def drafted(self, drafter: HeadDrafter, token: int, count: int, stops: Sequence[int], sums: Counters) -> list[int]:
+        """As `greedy`, inside `predicting`, with drafts; none, and nothing appended, where there are no drafts. It adds
+        to `sums`.
+        """
         ...
 
     def trim(self, length: int) -> None:

@@ -31,8 +31,9 @@ class Wanted:
         bias: heads of a bias on attention in place of the causal mask, 1 for all; 0 for none.
         greedy: whether the likeliest token is wanted, the output "token" i32 [rows], and no logits.
         sequences: whether every row is the one new token of a sequence of its own.
-        verifies: whether rows may turn out wrong, so that recurrent states stay as they are.
-        advances: whether the states take in the first rows of such a call, which is all that is done.
+        verifies: whether rows may turn out wrong, so that recurrent states stay and new ones are written beside them.
+        advances: whether only that is done, for the first rows of such a call.
+        turn: the side of the recurrent states that is read then, 0 or 1.
     """
 
     seq: Range
@@ -45,6 +46,7 @@ class Wanted:
     sequences: bool = False
     verifies: bool = False
     advances: bool = False
+    turn: int = 0
 
     @cached_property
     def phase(self) -> str:
@@ -73,7 +75,7 @@ class Wanted:
     @property
     def advancing(self) -> Wanted:
         """What moves the states by rows of a program that verifies."""
-        return Wanted((1, self.seq[1]), all_rows=True, advances=True)
+        return Wanted((1, self.seq[1]), all_rows=True, advances=True, turn=self.turn)
 
     def variant(self, graph: Graph) -> Graph:
         """The model's graph with the inputs that it takes and the outputs that it has."""

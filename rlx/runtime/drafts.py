@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlx.runtime.loop_drafts import DRAFTS_PLAN, RESULTS
+from rlx.runtime.loop_drafts import DRAFTS_PLAN, JOB, MODEL, RESULTS
 from rlx.runtime.native import NativeProgram
 
 
@@ -38,7 +38,8 @@ class Rounds:
 
     Attributes:
         tokens: those that the model chose.
-        right: how many of them the last round gave; its rows, up to there, are in the results of the model's program.
+        right: how many of them the last round gave; its rows, up to there, are in the results of the program whose turn
+            it was.
         rounds, drafted, accepted: calls of the model, guesses, and those that came.
         rate: how often guesses were right lately.
     """
@@ -52,7 +53,7 @@ class Rounds:
 
 
 def run_rounds(
-    model: NativeProgram,
+    models: tuple[NativeProgram, NativeProgram],
     heads: Heads,
     *,
     most: int,
@@ -66,8 +67,9 @@ def run_rounds(
     """Runs the model on a token and its drafts, and goes on with the drafts of its head.
 
     Args:
-        model: its outputs are `token` i32[rows] and what the head takes; inputs and extents of the first round are in
-            place. A program that it leads to takes rows into recurrent states, and is prepared.
+        models: they take turns, each on the recurrent states that the other one wrote; one and the same where there are
+            none. Their outputs are `token` i32[rows] and what the head takes; inputs and extents of the first round are
+            in place, and the second one is prepared as well, and what they lead to.
         heads: prepared; the rows before those of the first round have been through the head.
         most: drafts of a round at most.
         seen: how many rows the head has.
@@ -79,19 +81,10 @@ def run_rounds(
     """
     found, ends = array("i", bytes(4 * count)), array("i", stops)
     one, some, taken = heads.one, heads.some, heads.carried[1]
-    drafts = model.input("tokens") + 4, 0, heads.rows, array("i"), seconds
-    plans = [one.plan(*drafts, carried=heads.carried, first=first) for first in (None, some)]
-    advance = model.then.job() if model.then else {"job": 0, "context": 0, "counters": 0, "counter_bytes": 0}
+    plans = [one.plan(0, 0, heads.rows, array("i"), seconds, carried=heads.carried, first=f) for f in (None, some)]
+    turns = [_model_fields(model, taken) for model in models]
     values = {
-        **model.job(),
-        "chosen": model.result("token"),
-        "hidden": model.result(taken),
-        "tokens": model.input("tokens"),
-        "positions": model.input("positions"),
-        "seq": model.extent("SEQ"),
-        "past": model.extent("PAST_SEQ"),
-        **{f"advance_{name}": value for name, value in advance.items()},
-        "advance_seq": (model.then or model).extent("SEQ"),
+        **{name: turn.buffer_info()[0] for name, turn in zip(("now", "next"), turns, strict=True)},
         **{name: plan.buffer_info()[0] for name, plan in zip(("one", "some"), plans, strict=True)},
         **{f"{name}_tokens": program.input("tokens") for name, program in (("one", one), ("some", some))},
         **{f"{name}_hidden": program.input(taken) for name, program in (("one", one), ("some", some))},
@@ -112,6 +105,23 @@ def run_rounds(
     }
     plan = np.array([values.get(name, 0) for name in DRAFTS_PLAN], np.uint64)
     plan.view(np.float64)[-1] = rate
-    done = model.pool.drafts(plan.ctypes.data)
+    done = one.pool.drafts(plan.ctypes.data)
     rounds, drafted, accepted, right = map(int, plan[-len(RESULTS) : -1])
     return Rounds(found[:done].tolist(), right, rounds, drafted, accepted, float(plan.view(np.float64)[-1]))
+
+
+def _model_fields(model: NativeProgram, taken: str) -> array[int]:
+    """The values of `MODEL`."""
+    again = model.then.job() if model.then else dict.fromkeys(JOB, 0)
+    values = {
+        **model.job(),
+        "chosen": model.result("token"),
+        "hidden": model.result(taken),
+        "tokens": model.input("tokens"),
+        "positions": model.input("positions"),
+        "seq": model.extent("SEQ"),
+        "past": model.extent("PAST_SEQ"),
+        **{f"again_{name}": value for name, value in again.items()},
+        "again_seq": (model.then or model).extent("SEQ"),
+    }
+    return array("Q", map(values.__getitem__, MODEL))

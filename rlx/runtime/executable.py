@@ -74,7 +74,7 @@ class Executable:
         rows = compiled.manifest["inputs"]
         self._input_shapes = {name: tuple(map(dims.parse_dim, row["shape"])) for name, row in rows.items()}
         self._rooms, self._ids = guards.rooms(form), guards.row_numbers(self.graph)
-        self._program.bind(self._states.addresses)
+        self._program.bind(self._states.addresses[0])
         weights = compiled.manifest["weights"]
         self.bind(**{name: value for name, value in source.constants.items() if name in weights})
 

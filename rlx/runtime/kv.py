@@ -120,8 +120,12 @@ class States:
         slots: sequences there is memory for: every state as often, one behind the other. These are those of the first
             slot; `slot` gives the others.
 
+    Recurrent states have two sides. Programs for tokens that may turn out wrong read one and write the other, whose
+    names end in "'"; all others work on the first one in place. Memory that is not written costs nothing here either.
+
     Attributes:
         extents: values of CTX, WINDOW_CTX and SLOTS, which programs take at run time.
+        turn: the side on which the recurrent states are, 0 or 1; whatever reads or sets them here does so there.
         window: the largest sliding window over rings, None without.
 
     Raises:
@@ -141,8 +145,9 @@ class States:
         # Recurrent states lie side by side, so that all of them are one copy.
         sizes = {name: _round_up(slots * self.table[name].nbytes, _LINE) for name in self.names("recurrent")}
         ends = list(itertools.accumulate(sizes.values(), initial=0))
-        self._recurrent, self._starts = AlignedBuffer(ends[-1], huge=True), dict(zip(sizes, ends, strict=False))
-        self._slot = 0
+        self._starts = dict(zip(sizes, ends, strict=False))
+        self._sides = tuple(AlignedBuffer(ends[-1], huge=True) for _ in range(2))
+        self._slot = self.turn = 0
 
     @property
     def ctx(self) -> int:
@@ -155,16 +160,27 @@ class States:
         return view
 
     @property
-    def addresses(self) -> Mapping[str, int]:
-        """Where the states of this slot lie; behind each those of the next slots."""
-        first = {name: buffer.address for name, buffer in self._buffers.items()}
-        first |= {name: self._recurrent.address + start for name, start in self._starts.items()}
-        return {name: address + self._slot * self.table[name].nbytes for name, address in first.items()}
+    def addresses(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """Where the states of this slot lie, in both turns; behind each those of the next slots."""
+        caches = {name: buffer.address for name, buffer in self._buffers.items()}
+        turns = []
+        for read, written in (self._sides, self._sides[::-1]):
+            found = caches | {name: read.address + start for name, start in self._starts.items()}
+            found = {name: address + self._slot * self.table[name].nbytes for name, address in found.items()}
+            beside = {f"{name}'": found[name] - read.address + written.address for name in self._starts}
+            turns.append(beside | found)
+        return turns[0], turns[1]
+
+    def home(self) -> None:
+        """Brings the recurrent states to the first side."""
+        if self.turn:
+            self._sides[0].view("uint8", self._sides[0].nbytes)[...] = self._all_recurrent
+            self.turn = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all slots when every position is used."""
-        return sum(buffer.nbytes for buffer in (*self._buffers.values(), self._recurrent))
+        """Bytes of all slots when every position is used, with one side of recurrent states."""
+        return sum(buffer.nbytes for buffer in (*self._buffers.values(), self._sides[0]))
 
     def names(self, kind: str) -> list[str]:
         """The states of a kind."""
@@ -195,7 +211,11 @@ class States:
 
     @property
     def _all_recurrent(self) -> Array:
-        return self._recurrent.view("uint8", self._recurrent.nbytes)
+        return self._side.view("uint8", self._side.nbytes)
+
+    @property
+    def _side(self) -> AlignedBuffer:
+        return self._sides[self.turn]
 
     def copy(self, name: str) -> Array:
         """A read-only copy of a whole state: `State.element` [..., `State.width`]."""
@@ -220,7 +240,7 @@ class States:
 
     def _whole(self, name: str) -> Array:
         state = self.table[name]
-        buffer, start = (self._recurrent, self._starts[name]) if name in self._starts else (self._buffers[name], 0)
+        buffer, start = (self._side, self._starts[name]) if name in self._starts else (self._buffers[name], 0)
         shape = (*state.shape[:-1], state.width)
         return buffer.view(state.element, shape, start + self._slot * state.nbytes)
 
@@ -250,7 +270,7 @@ class States:
         tiles[...] = tiles_of(rows, dtype)
 
     def close(self) -> None:
-        for buffer in (*self._buffers.values(), self._recurrent):
+        for buffer in (*self._buffers.values(), *self._sides):
             buffer.close()
 
 

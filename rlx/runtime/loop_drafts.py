@@ -1,23 +1,29 @@
 """Steps with drafts, one after the other without Python in between, as LLVM IR text beside the worker loop.
 
 A round: the model computes the newest token and the drafts behind it in one step and chooses a token after each row.
-Rows are right up to the first whose choice is not the draft behind it. They are taken into the recurrent states, and go
-with what was chosen through the model's head for further tokens, which makes the next drafts.
+Rows are right up to the first whose choice is not the draft behind it. Where not all are, the recurrent states are made
+again, for the right ones. These go, with what was chosen, through the model's head for further tokens, which makes the
+next drafts.
 """
 
 from __future__ import annotations
 
 from rlx.runtime.loop_jobs import PLAN, load, place
 
-# The plan, 8 bytes a field. Of the model's step: how it is run, what it chose after each row and what it hands the
-# head, its inputs, and the extents SEQ and PAST_SEQ. Of the program that takes rows into recurrent states: how it is
-# run (with a null job there is nothing to do), and SEQ. The head has a program for one row and one for several, each
-# the first step of a plan of `rlx_repeat`, with inputs of its own; `one` does the steps behind the first in both.
-# `seen`: how many rows the head has before those of the first round.
+# The model's program, 8 bytes a field: how it is run, what it chose after each row and what it hands the head, its
+# inputs, and the extents SEQ and PAST_SEQ. Then the program that does its work on recurrent states again for the first
+# rows: how it is run (with a null job there is nothing to do), and SEQ.
 JOB = ("job", "context", "counters", "counter_bytes")
-PROGRAMS = (
+MODEL = (
     *JOB, "chosen", "hidden", "tokens", "positions", "seq", "past",
-    *(f"advance_{name}" for name in JOB), "advance_seq",
+    *(f"again_{name}" for name in JOB), "again_seq",
+)  # fmt: skip
+# The plan: `now` and `next` are two such programs, which take turns: each reads the recurrent states that the other one
+# wrote. The head has a program for one row and one for several, each the first step of a plan of `rlx_repeat`, with
+# inputs of its own; `one` does the steps behind the first in both. `seen`: how many rows the head has before those of
+# the first round.
+PROGRAMS = (
+    "now", "next",
     "one", "one_tokens", "one_hidden", "one_position", "one_past",
     "some", "some_tokens", "some_hidden", "some_positions", "some_seq", "some_past",
     "hidden_bytes",
@@ -32,11 +38,12 @@ WORTH = 0.5  # a draft is worth its row if it is likelier than this to be reache
 MEMORY = 8  # tokens after which an old hit or miss counts for little
 
 _NUMBERS = {
-    "counter_bytes", "advance_counter_bytes", "hidden_bytes", "seen", "most", "rows", "stop_count", "count",
-    "nanoseconds",
+    "counter_bytes", "again_counter_bytes", "hidden_bytes", "seen", "most", "rows", "stop_count", "count", "nanoseconds"
 }  # fmt: skip
 
 _FIELDS = "".join(load(name, DRAFTS_PLAN, "i64" if name in _NUMBERS else "ptr") for name in (*PROGRAMS, *RUN))
+_MODEL = "".join(load(name, MODEL, "i64" if name in _NUMBERS else "ptr", "%turn") for name in MODEL)
+_NEXT = "".join(load(name, MODEL, "ptr", "%other", "next.") for name in ("tokens", "positions", "seq", "past"))
 _RESULTS = "".join(place(name, DRAFTS_PLAN) for name in RESULTS)
 
 DRAFTS = f"""; Counts hits and then perhaps a miss into a rate.
@@ -110,19 +117,19 @@ define internal void @add_to(ptr %sum, i64 %more) nounwind {{
 define i64 @rlx_drafts(ptr %pool, ptr %plan) nounwind {{
 entry:
 {_FIELDS}{_RESULTS}
-  %drafts = getelementptr inbounds i32, ptr %tokens, i64 1
   %one.count = getelementptr inbounds i8, ptr %one, i64 {8 * PLAN.index("count")}
   %some.count = getelementptr inbounds i8, ptr %some, i64 {8 * PLAN.index("count")}
+  %one.found = getelementptr inbounds i8, ptr %one, i64 {8 * PLAN.index("found")}
+  %some.found = getelementptr inbounds i8, ptr %some, i64 {8 * PLAN.index("found")}
   %begun = call i64 @now()
-  %rows.first = load i64, ptr %seq, align 8
-  %past.first = load i64, ptr %past, align 8
-  %to.advance = icmp ne ptr %advance_job, null
   br label %verify
 verify:                                           ; %done tokens so far; the head has %behind rows
+  %turn = phi ptr [ %now, %entry ], [ %other, %again ]
+  %other = phi ptr [ %next, %entry ], [ %turn, %again ]
   %done = phi i64 [ 0, %entry ], [ %done.next, %again ]
-  %in = phi i64 [ %rows.first, %entry ], [ %in.next, %again ]
-  %start = phi i64 [ %past.first, %entry ], [ %start.next, %again ]
   %behind = phi i64 [ %seen, %entry ], [ %behind.next, %again ]
+{_MODEL}{_NEXT}  %in = load i64, ptr %seq, align 8
+  %start = load i64, ptr %past, align 8
   call void @llvm.memset.p0.i64(ptr %counters, i8 0, i64 %counter_bytes, i1 false)
   call void @start(ptr %pool, ptr %job, ptr %context, i64 0)
   %fresh = getelementptr inbounds i32, ptr %found, i64 %done
@@ -153,11 +160,13 @@ accept:
   %rate.old = load double, ptr %rate.at, align 8
   %rate = call double @rated(double %rate.old, i64 %i, i1 %miss)
   store double %rate, ptr %rate.at, align 8
-  br i1 %to.advance, label %advance, label %check
-advance:
-  store i64 %right.rows, ptr %advance_seq, align 8
-  call void @llvm.memset.p0.i64(ptr %advance_counters, i8 0, i64 %advance_counter_bytes, i1 false)
-  call void @start(ptr %pool, ptr %advance_job, ptr %advance_context, i64 0)
+  %recurrent = icmp ne ptr %again_job, null
+  %redo = and i1 %miss, %recurrent
+  br i1 %redo, label %less, label %check
+less:                                             ; the states beside are those after too many rows
+  store i64 %right.rows, ptr %again_seq, align 8
+  call void @llvm.memset.p0.i64(ptr %again_counters, i8 0, i64 %again_counter_bytes, i1 false)
+  call void @start(ptr %pool, ptr %again_job, ptr %again_context, i64 0)
   br label %check
 check:
   %done.next = add i64 %done, %right.rows
@@ -172,8 +181,8 @@ check:
 guess:                                            ; the right rows go through the head, with what was chosen after each
   %worth = call i64 @worth(double %rate, i64 %most)
   %room = sub i64 %left, 1
-  %less = icmp ult i64 %room, %worth
-  %wanted = select i1 %less, i64 %room, i64 %worth
+  %near = icmp ult i64 %room, %worth
+  %wanted = select i1 %near, i64 %room, i64 %worth
   %alone = icmp eq i64 %right.rows, 1
   %head = select i1 %alone, ptr %one, ptr %some
   %head.count = select i1 %alone, ptr %one.count, ptr %some.count
@@ -191,6 +200,9 @@ guess:                                            ; the right rows go through th
   call void @count_up(ptr %one_position, i64 %newest, i64 1)
   store i64 %newest, ptr %one_past, align 8
   store i64 %wanted, ptr %head.count, align 8
+  %head.found = select i1 %alone, ptr %one.found, ptr %some.found
+  %drafts = getelementptr inbounds i32, ptr %next.tokens, i64 1
+  store ptr %drafts, ptr %head.found, align 8
   %made = call i64 @rlx_repeat(ptr %pool, ptr %head)
   %made.before = sub i64 %made, 1
   %made.at = getelementptr inbounds i32, ptr %drafts, i64 %made.before
@@ -200,12 +212,12 @@ guess:                                            ; the right rows go through th
   %nothing = icmp eq i64 %kept, 0
   br i1 %nothing, label %out, label %again
 again:
-  store i32 %id, ptr %tokens, align 4
+  store i32 %id, ptr %next.tokens, align 4
   %in.next = add i64 %kept, 1
   %start.next = add i64 %start, %right.rows
-  call void @count_up(ptr %positions, i64 %start.next, i64 %in.next)
-  store i64 %in.next, ptr %seq, align 8
-  store i64 %start.next, ptr %past, align 8
+  call void @count_up(ptr %next.positions, i64 %start.next, i64 %in.next)
+  store i64 %in.next, ptr %next.seq, align 8
+  store i64 %start.next, ptr %next.past, align 8
   br label %verify
 out:
   ret i64 %done.next

@@ -80,14 +80,15 @@ _NUMBERS = (
 )  # fmt: skip
 
 
-def place(name: str, plan: Sequence[str]) -> str:
-    """Where a field of the plan at %plan lies: `%name.at`."""
-    return f"  %{name}.at = getelementptr inbounds i8, ptr %plan, i64 {8 * plan.index(name)}\n"
+def place(name: str, plan: Sequence[str], base: str = "%plan", prefix: str = "") -> str:
+    """Where a field of the plan at `base` lies, as `%name.at`."""
+    return f"  %{prefix}{name}.at = getelementptr inbounds i8, ptr {base}, i64 {8 * plan.index(name)}\n"
 
 
-def load(name: str, plan: Sequence[str], kind: str = "ptr") -> str:
-    """The field as `%name`."""
-    return f"{place(name, plan)}  %{name} = load {kind}, ptr %{name}.at, align 8\n"
+def load(name: str, plan: Sequence[str], kind: str = "ptr", base: str = "%plan", prefix: str = "") -> str:
+    """The field, as `%name`."""
+    value = f"  %{prefix}{name} = load {kind}, ptr %{prefix}{name}.at, align 8\n"
+    return place(name, plan, base, prefix) + value
 
 
 _STEP_NOW = "".join(

@@ -3,7 +3,7 @@
 Runtime, between a model's engine and the memory of `rlx.runtime.kv`. It answers how states go back: full caches by
 forgetting, since positions behind the session are not read; rings as long as what is needed has not been overwritten;
 recurrent states never, so they return to a checkpoint and the ids behind it are computed again. A step whose ids may
-turn out wrong keeps recurrent states as they are, and those that were right are taken into them afterwards.
+turn out wrong leaves recurrent states as they are and writes new ones beside them, which are taken afterwards.
 
 A step is `begin`, the program, `end`. Until `end` the ids do not count; if it never comes, because of an interrupt, the
 next `settle` brings the states back to the ids that do. So ids and states cannot disagree.
@@ -71,30 +71,45 @@ class Session:
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    def begin(self, rows: int, keep: bool = False) -> None:
-        """To be called before a program writes `rows` positions behind `done`; to `keep` recurrent states or not."""
+    def begin(self, rows: int, *, aside: bool = False, turns: bool = False) -> None:
+        """To be called before programs write `rows` positions behind `done`.
+
+        Args:
+            aside: recurrent states stay, new ones are written beside them.
+            turns: so they are, but both sides take turns.
+        """
+        if not (aside or turns):
+            self.states.home()
         lost = max(self._floor, self.done + rows - self._room)
         if self._checkpoints:
-            self._save(lost, keep)
-        self._kept, self._floor, self._torn, self._ahead = self._floor, lost, not keep, 0
+            self._save(lost)
+        self._kept, self._floor, self._torn, self._ahead = self._floor, lost, not aside, 0
 
-    def end(self, ids: Sequence[int], keep: bool = False) -> None:
-        """The program has run on `ids`, which may be fewer than were announced."""
+    def end(self, ids: Sequence[int], *, aside: bool = False) -> None:
+        """The programs have run on `ids`, which may be fewer than were announced; as `begin`."""
         end = self.done + len(ids)
         self.ids[self.done : end] = array("i", ids)
-        if keep:
+        if aside:
             self._ahead = end
         else:
             self.done = end
         self._floor, self._torn = max(self._kept, end - self._room), False
 
     @property
-    def ahead(self) -> Sequence[int]:
-        """The next ids that recurrent states can take in from what the last step kept."""
-        return self.ids[self.done : self._ahead]
+    def ahead(self) -> tuple[int, bool]:
+        """How many of the next ids a step computed aside, and whether the states beside are those after them."""
+        right = max(0, min(self._ahead, len(self.ids)) - self.done)
+        return right, self.done + right == self._ahead
+
+    def take(self, count: int) -> None:
+        """The states beside are those after the next `count` ids: they become the session's."""
+        self._torn = True  # an interrupt must not come between the two
+        self.states.turn ^= 1
+        self.done += count
+        self._ahead, self._torn = 0, False
 
     def leave(self) -> None:
-        """What the last step kept will not be there any more."""
+        """What the last step computed aside will not be there any more."""
         self._ahead = 0
 
     def settle(self) -> None:
@@ -122,16 +137,11 @@ class Session:
         """Bytes of the copies that checkpoints hold."""
         return sum(c.nbytes for c in self._checkpoints)
 
-    def _save(self, lost: int, keep: bool) -> None:
-        """Copies what checkpoints need and the next step destroys.
-
-        Args:
-            lost: positions below leave the rings.
-            keep: recurrent states stay.
-        """
+    def _save(self, lost: int) -> None:
+        """Copies what checkpoints need and the next step destroys; `lost`: positions below leave the rings."""
         copied = False
         for checkpoint in self._checkpoints:
-            if checkpoint.recurrent is None and not keep:
+            if checkpoint.recurrent is None:
                 checkpoint.recurrent = self.states.copy_recurrent()
                 copied = True
             first = self.states.first_read(checkpoint.length)

@@ -35,18 +35,19 @@ class Case:
         target: Target,
         calls: list[int] | None = None,
         units: list[tuple[int, int]] | None = None,
-        keep: bool = False,
+        after: Array | None = None,
     ) -> tuple[Array, Array]:
         """(result, state after), the rows given in calls of some rows each, the units in ranges."""
         channels, taps = self.weight.shape
-        kernel = causal_conv(channels, taps, target, keep=keep)
+        kernel = causal_conv(channels, taps, target, aside=after is not None)
         edge = np.full((1, channels), 7, np.float32)  # what lies behind the state and the result
         state, out = aligned(np.concatenate([self.state, edge])), []
         start = 0
         for rows in calls or [len(self.x)]:
             x, y = aligned(self.x[start : start + rows]), np.full((rows + 1, channels), 7, np.float32)
             for begin, end in units or [(0, -(-channels // CHANNELS))]:
-                run(kernel, target, state, x, self.weight, y, begin=begin, end=end, rows=rows)
+                buffers = (state, x, self.weight, *([] if after is None else [after]), y)
+                run(kernel, target, *buffers, begin=begin, end=end, rows=rows)
             assert (y[rows] == 7).all(), "wrote past its rows"
             out.append(y[:rows])
             start += rows
@@ -96,11 +97,15 @@ def test_bits_depend_on_no_split(target: Target, channels: int) -> None:
 
 @targets
 @pytest.mark.parametrize("channels", [64, 90])
-def test_a_state_that_is_kept(target: Target, channels: int) -> None:
+def test_a_state_that_is_written_aside(target: Target, channels: int) -> None:
     case = Case(channels, 4, 7)
-    out, state = case.native(target, keep=True)
-    np.testing.assert_array_equal(out, case.native(target)[0])
+    after = aligned(np.full((4, channels), 7, np.float32))
+    out, state = case.native(target, after=after)
+    want, new = case.native(target)
+    np.testing.assert_array_equal(out, want)
     np.testing.assert_array_equal(state, case.state)
+    np.testing.assert_array_equal(after[:3], new)
+    assert (after[3] == 7).all()
 
 
 def test_the_result_may_lie_on_the_input() -> None:

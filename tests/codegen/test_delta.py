@@ -147,14 +147,16 @@ def test_texts_in_several_calls(target: Target, calls: list[int]) -> None:
 
 @targets
 @pytest.mark.parametrize(("rows", "shape"), [(5, (4, 2, 32, 32)), (35, (4, 2, 32, 32)), (5, (3, 1, 7, 20))], ids=str)
-def test_a_state_that_is_kept(target: Target, rows: int, shape: tuple[int, int, int, int]) -> None:
+def test_a_state_that_is_written_aside(target: Target, rows: int, shape: tuple[int, int, int, int]) -> None:
     """Token by token, in chunks, and of odd sides."""
     case = Case(rows, shape)
-    kernel = gated_delta(*shape, target, scale=SCALE, keep=True)
+    kernel = gated_delta(*shape, target, scale=SCALE, aside=True)
     state, out = aligned(case.state), np.full((rows + 1, shape[0], shape[3]), 7, np.float32)
-    states = [state, np.empty_like(state)] if "copy" in kernel.buffers else [state]
-    run(kernel, target, *states, *map(aligned, case.rows), out, end=units(shape[0], *shape[2:]), rows=rows)
-    np.testing.assert_array_equal(out[:rows], case.native(target)[0])
+    after = aligned(np.zeros_like(state))
+    run(kernel, target, state, *map(aligned, case.rows), after, out, end=units(shape[0], *shape[2:]), rows=rows)
+    want, new = case.native(target)
+    np.testing.assert_array_equal(out[:rows], want)
+    np.testing.assert_array_equal(after, new)
     np.testing.assert_array_equal(state, case.state)
     assert (out[rows] == 7).all()
 

@@ -113,9 +113,11 @@ CASES = [
         case("causal_conv", G.state(f"{n} rows", [n, 8]), ANGLES, G.weight(f"{n + 1} taps", [8, n + 1]))
         for n in (1, 3, 5)
     ),
-    case("causal_conv", G.state("kept rows", [3, 8]), ANGLES, G.weight("4 taps", [8, 4]), keep=True),
+    case(
+        "causal_conv", G.state("3 rows", [3, 8]), ANGLES, G.weight("4 taps", [8, 4]), G.state("n", [3, 8]), aside=True
+    ),
     *(case("gated_delta", *DELTA, scale=0.25, heads=heads) for heads in ("tiled", "grouped")),
-    case("gated_delta", *DELTA, scale=0.25, keep=True),
+    case("gated_delta", *DELTA, G.state("new delta", [4, 8, 16]), scale=0.25, aside=True),
     case("mix", HEADS, G.input("square", [SEQ, 4, 4])),
     case("mix", PAIR, G.input("wide", [SEQ, 5, 2])),
     case("take", X, CHOICE),

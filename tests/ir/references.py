@@ -218,7 +218,7 @@ def joined(x: list[Array], a: dict[str, Any]) -> Array:
 
 def causal_conv(x: list[Array], a: dict[str, Any]) -> tuple[Array, Array]:
     """The tap i from the end looks i rows back, at first into the state."""
-    state, rows, weight = x
+    state, rows, weight = x[:3]
     before, out, after = len(state), np.zeros_like(rows), np.zeros_like(state)
 
     def row(r: int, c: int) -> float:
@@ -228,12 +228,12 @@ def causal_conv(x: list[Array], a: dict[str, Any]) -> tuple[Array, Array]:
         out[r, c] = math.fsum(float(weight[c, before - back]) * row(r - back, c) for back in range(before + 1))
     for i, c in np.ndindex(*state.shape):
         after[i, c] = row(len(rows) - before + i, c)
-    return out, state if a["keep"] else after
+    return out, after
 
 
 def gated_delta(x: list[Array], a: dict[str, Any]) -> tuple[Array, Array]:
     """As one matrix a token: S becomes exp(g) (1 - beta k k^T) S + beta k v^T, and the result is scale S^T q."""
-    state, q, k, v, g, beta = x
+    state, q, k, v, g, beta = x[:6]
     out, after = np.zeros_like(v), np.zeros_like(state)
     for h in range(v.shape[1]):
         key_head = h % q.shape[1] if a["heads"] == "tiled" else h * q.shape[1] // v.shape[1]
@@ -244,7 +244,7 @@ def gated_delta(x: list[Array], a: dict[str, Any]) -> tuple[Array, Array]:
             s = product(change, s.T) + b * np.outer(key, v[t, h])
             out[t, h] = a["scale"] * product(q[t, key_head][None], s.T)[0]
         after[h] = s
-    return out, state if a["keep"] else after
+    return out, after
 
 
 def elementwise(x: list[Array], a: dict[str, Any]) -> Array:

@@ -68,8 +68,7 @@ def test_the_cost_of_experts_is_that_of_the_chosen() -> None:
 def test_the_cost_of_an_effect_counts_the_state_twice() -> None:
     conv = ops.causal_conv(G.state("3 rows", [3, 8]), ANGLES, G.weight("4 taps", [8, 4]))
     assert cost(conv) == (2 * 3 * 8 * 4, 4 * (2 * 3 * 8 + 3 * 8 + 8 * 4 + 3 * 8))
-    kept = ops.rebuild(conv, conv.inputs, keep=True)
-    assert cost(conv)[1] - cost(kept)[1] == 4 * 3 * 8
+    assert cost(ops.rebuild(conv, (*conv.inputs, G.state("after", [3, 8])), aside=True)) == cost(conv)
     state = 4 * 8 * 16
     flops, moved = cost(ops.gated_delta(*DELTA, scale=1.0))
     assert flops == 3 * (1 + 2 + 2 + 2) * state

@@ -136,8 +136,10 @@ def test_a_state_that_an_op_updates_has_no_other_reader(node: Node) -> None:
     verify(Graph(outputs={"y": node}))
     verify(Graph(outputs={"y": node, "z": ops.neg(node)}))  # its result has as many as there are
     refused(Graph(outputs={"y": node, "state": state}), f"{state!r}: 2 readers, 1 of them writes")
-    kept = ops.rebuild(node, node.inputs, keep=True)
-    verify(Graph(outputs={"y": kept, "old": ops.neg(state)}))
+    after = Graph().state("after", state.shape)
+    aside = ops.rebuild(node, (*node.inputs, after), aside=True)
+    verify(Graph(outputs={"y": aside, "old": ops.neg(state)}))
+    refused(Graph(outputs={"y": aside, "old": ops.neg(after)}), f"{after!r}: 2 readers, 1 of them writes")
     refused(
         Graph(outputs={"y": node, "old": ops.neg(state)}), "2 readers, 1 of them writes. A state is updated in place"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -105,7 +105,7 @@ class Interpreted:
         assert self.inputs["positions"][:rows].tolist() == list(range(at, at + rows))
         engine.rows += rows
         engine.before()
-        feeds = {name: _read(states, name) for name in states.table}
+        feeds = _all(states, states.table)
         feeds |= {name: given[:rows] for name, given in self.inputs.items()}
         graph = replace(self.wanted, greedy=False).variant(engine.graph)
         outputs, new = interp.run(graph, {**engine.values, **feeds}, env)
@@ -141,11 +141,17 @@ class Advancing:
     def run(self, **env: int) -> None:
         engine, states = self.engine, self.engine._session.states
         engine.advanced += env["SEQ"]
-        feeds = {name: _read(states, name) for name in states.names("recurrent")}
+        feeds = _all(states, states.names("recurrent"))
         feeds |= {name: value[: env["SEQ"]] for name, value in self.kept.items()}
         _, new = interp.run(Wanted((1, 16), advances=True).variant(engine.graph), {**engine.values, **feeds}, env)
         for name, state in new.items():
             _write(states, name, state)
+
+
+def _all(states: States, names: Iterable[str]) -> dict[str, Array]:
+    """The values of states, and of what is beside those that are recurrent, which nobody reads."""
+    values = {name: _read(states, name) for name in names}
+    return {**values, **{f"{name}'": np.full_like(values[name], np.nan) for name in states.names("recurrent")}}
 
 
 def _read(states: States, name: str) -> Array:
@@ -154,7 +160,11 @@ def _read(states: States, name: str) -> Array:
 
 
 def _write(states: States, name: str, new: Array) -> None:
-    if states.table[name].kind in ("full", "ring"):
+    if name.endswith("'"):
+        states.turn ^= 1
+        _PUT(states, name.removesuffix("'"), new)
+        states.turn ^= 1
+    elif states.table[name].kind in ("full", "ring"):
         _PUT_POSITIONS(states, name, 0, new)
     else:
         _PUT(states, name, new)

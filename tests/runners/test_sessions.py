@@ -355,7 +355,7 @@ def stop_at(call: int) -> Any:
     """A function that stops at one of its calls."""
     left = iter(range(call, -1, -1))
 
-    def stop(*_: Any) -> None:
+    def stop(*_: Any, **__: Any) -> None:
         if next(left, -1) == 0:
             raise Stop
 

@@ -325,11 +325,11 @@ def test_an_interrupt_around_a_verification(
     want, done, calls = hybrid.reference(engine.graph, ids), getattr(Session, method), []
     engine.forward(ids[:30])
 
-    def hooked(self: Session, *args: Any) -> None:
+    def hooked(self: Session, *args: Any, **named: Any) -> None:
         calls.append(args)
         if len(calls) == call + 1:
             raise KeyboardInterrupt
-        done(self, *args)
+        done(self, *args, **named)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Session, method, hooked)

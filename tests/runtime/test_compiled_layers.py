@@ -10,7 +10,6 @@ from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ
 from rlx.ir.dtypes import DTYPES, F32
 from rlx.ir.graph import Graph
-from rlx.ir.node import Node
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.executable import compile
 
@@ -95,31 +94,33 @@ def test_gated_delta_over_chunks(level: str, heads: str, cache: CompileCache) ->
     in_chunks(graph, {n: rng.standard_normal((LENGTH, *s)).astype(np.float32) for n, s in sizes.items()}, level, cache)
 
 
+SIDES = {"rows": (3, 83), "delta": (2, 24, 40)}
+
+
 @pytest.mark.parametrize("level", FOUND)
-def test_states_that_are_kept(level: str, cache: CompileCache) -> None:
+def test_states_that_are_written_aside(level: str, cache: CompileCache) -> None:
     """Every call begins with the states of the start, whose sides are odd here."""
     rng = np.random.default_rng(26)
-    graph = Graph("kept")
+    graph = Graph("aside")
     x, q = graph.input("x", [SEQ, 83]), graph.input("q", [SEQ, 2, 24])
-    y = ops.causal_conv(graph.state("rows", (3, 83)), x, graph.weight("taps", (83, 4)))
+    rows, delta = ((graph.state(n, shape), graph.state(f"{n}'", shape)) for n, shape in SIDES.items())
+    y = ops.make("causal_conv", rows[0], x, graph.weight("taps", (83, 4)), rows[1], aside=True)
     v, gate = ops.reshape(ops.slice(y, 0, 80), [SEQ, 2, 40]), graph.input("gate", [SEQ, 2])
-    z = ops.gated_delta(graph.state("delta", (2, 24, 40)), q, q, v, ops.neg(ops.softplus(gate)), gate, scale=0.2)
-    kept = graph.replace(outputs={"y": y, "z": z}).map(_keeping)
+    operands = delta[0], q, q, v, ops.neg(ops.softplus(gate)), gate, delta[1]
+    graph.output("y", y)
+    graph.output("z", ops.make("gated_delta", *operands, scale=0.2, aside=True))
     arrays = {n: rng.standard_normal((9, *s)).astype(np.float32) for n, s in (("x", (83,)), ("q", (2, 24)))}
     arrays["gate"] = rng.random((9, 2)).astype(np.float32)
     taps = rng.standard_normal((83, 4)).astype(np.float32)
-    states = {"rows": np.zeros((3, 83)), "delta": np.zeros((2, 24, 40))}
-    with compile(kept, {"taps": taps}, target=level, threads=2, cache=cache) as exe:
-        for rows in (5, 1, 9):
-            part = {n: a[:rows] for n, a in arrays.items()}
-            want, after = interp.run(kept, {**part, "taps": taps, **states}, {"SEQ": rows}, dtype=np.float64)
-            assert not any(state.any() for state in after.values())
-            for name, got in exe(**part).items():
-                assert np.abs(got - want[name]).max() <= EXACT_CEILING * np.abs(want[name]).max(), name
-
-
-def _keeping(node: Node, inputs: tuple[Node, ...]) -> Node:
-    return ops.rebuild(node, inputs, **({"keep": True} if node.op in ops.EFFECTS else {}))
+    zeros = {name: np.zeros(SIDES[name.removesuffix("'")]) for name in graph.leaves("state")}
+    with compile(graph, {"taps": taps}, target=level, threads=2, cache=cache) as exe:
+        for count in (5, 1, 9):
+            part = {n: a[:count] for n, a in arrays.items()}
+            want, after = interp.run(graph, {**part, "taps": taps, **zeros}, {"SEQ": count}, dtype=np.float64)
+            assert after.keys() == {"rows'", "delta'"}
+            found = {**exe(**part), **{n: exe._states.copy(n) for n in after}}
+            for name, value in {**want, **after}.items():
+                assert np.abs(found[name] - value).max() <= EXACT_CEILING * np.abs(value).max(), name
 
 
 def windowed(wrap: bool) -> Graph:

@@ -22,7 +22,7 @@ CHANNELS = 64  # of a unit: there are ceil(channels / CHANNELS) units
 _VECTORS = CHANNELS // LANES
 
 
-def causal_conv(channels: int, taps: int, target: Target, *, keep: bool = False) -> Kernel:
+def causal_conv(channels: int, taps: int, target: Target, *, aside: bool = False) -> Kernel:
     """A kernel for y[row, c] = sum_i w[c, i] u[row + i, c], u being the state followed by x.
 
     Buffers: `state` f32[taps - 1, channels], updated to the last rows of u; `x` f32[rows, channels]; `w` f32[channels,
@@ -30,23 +30,23 @@ def causal_conv(channels: int, taps: int, target: Target, *, keep: bool = False)
     runs from the oldest row to the newest, so bits do not depend on how rows are split into calls.
 
     Args:
-        keep: leave the state as it is.
+        aside: leave the state as it is, and write what it would become to the buffer `after`, in front of `out`.
 
     Raises:
         CompileError: no channels or no taps.
     """
     if channels < 1 or taps < 1:
         raise CompileError(f"{channels} channels and {taps} taps", where="causal_conv")
-    e = Emitter(target, ["state", "x", "w", "out"], ["rows"])
-    _Conv(e, channels, taps, keep).write()
-    return e.finish("causal_conv", _outline(channels, taps, keep))
+    e = Emitter(target, ["state", "x", "w", *["after"] * aside, "out"], ["rows"])
+    _Conv(e, channels, taps).write()
+    return e.finish("causal_conv", _outline(channels, taps, "after" if aside else "state"))
 
 
 class _Conv:
     """A convolution kernel while it is written."""
 
-    def __init__(self, e: Emitter, channels: int, taps: int, keep: bool) -> None:
-        self.e, self.channels, self.taps, self.keep = e, channels, taps, keep
+    def __init__(self, e: Emitter, channels: int, taps: int) -> None:
+        self.e, self.channels, self.taps = e, channels, taps
         self.tail = channels % LANES
         self.row_bytes = 4 * channels
 
@@ -65,18 +65,21 @@ class _Conv:
         """All rows of some vectors of channels, `first` on; `tail` channels of one vector where it is not whole."""
         e, window = self.e, self.taps - 1
         mask = e.tail_mask(e.i64(tail)) if tail else None
-        state, w = e.at(e.args["state"], (first, 64)), e.at(e.args["w"], (first, 64 * self.taps))
-        places = [e.at(state, self.row_bytes * i + 64 * v) for i in range(window) for v in range(vectors)]
+        w = e.at(e.args["w"], (first, 64 * self.taps))
+        before, after = (
+            [e.at(state, (first, 64), self.row_bytes * i + 64 * v) for i in range(window) for v in range(vectors)]
+            for state in (e.args["state"], e.args.get("after", e.args["state"]))
+        )
         weights = [self._weights(e.at(w, 64 * self.taps * v), tail) for v in range(vectors)]
         x, out = (e.at(e.args[name], (first, 64)) for name in ("x", "out"))
-        with e.loop(0, e.args["rows"], 1, [e.load_as_f32(F32, place, mask) for place in places]) as row:
+        with e.loop(0, e.args["rows"], 1, [e.load_as_f32(F32, place, mask) for place in before]) as row:
             offset = e.mul_add(row.i, self.row_bytes)
             newest = [e.load_as_f32(F32, e.at(x, offset, 64 * v), mask) for v in range(vectors)]
             rows = [*row.values, *newest]
             for v in range(vectors):
                 e.store_from_f32(F32, self._sum(weights[v], rows[v::vectors]), e.at(out, offset, 64 * v), mask)
             row.values = rows[vectors:]
-        for value, place in () if self.keep else zip(row.results, places, strict=True):
+        for value, place in zip(row.results, after, strict=True):
             e.store_from_f32(F32, value, place, mask)
 
     def _sum(self, weights: list[ir.Value], rows: list[ir.Value]) -> ir.Value:
@@ -102,12 +105,11 @@ class _Conv:
         return e.masked_load(FLOAT, place, e.tail_mask(e.i64(tail * self.taps - LANES * index)))
 
 
-def _outline(channels: int, taps: int, keep: bool) -> str:
+def _outline(channels: int, taps: int, after: str) -> str:
     """What a person reads instead of the vector code."""
     return (
         f"for block in range(begin, end):  # {CHANNELS} of {channels} channels\n"
         f"    u = concat(state, x)[:, block]\n"
         f"    out[row, block] = sum(w[block, i] * u[row + i] for i in range({taps}))\n"
-        + f"    state[:, block] = u[-{taps - 1}:]\n"
-        * (not keep)
+        f"    {after}[:, block] = u[-{taps - 1}:]\n"
     )

@@ -55,7 +55,7 @@ def gated_delta(
     rows_static: int | None = None,
     serial: bool = False,
     chunk: int = CHUNK,
-    keep: bool = False,
+    aside: bool = False,
 ) -> Kernel:
     """A kernel for the gated delta rule over the rows of a call.
 
@@ -67,10 +67,10 @@ def gated_delta(
 
     Args:
         order: "tiled", head h uses key head h % key_heads, or "grouped", h // (heads / key_heads).
-        rows_static: `rows`, where it is known and the state is not kept.
+        rows_static: `rows`, where it is known and the state is updated in place.
         serial: token by token where the default would be in chunks.
         chunk: tokens of a chunk, a multiple of 16.
-        keep: leave the state as it is; odd shapes then take scratch memory of the state's size behind it.
+        aside: leave the state as it is, and write what it would become to the buffer `after`, in front of `out`.
 
     Raises:
         CompileError: a shape that no code is written for.
@@ -84,37 +84,37 @@ def gated_delta(
     if order not in ("tiled", "grouped"):
         raise CompileError(f"heads in order {order!r}", where="gated_delta", hint="Orders are tiled and grouped.")
     if _is_odd(key_dim, value_dim):
-        return delta_plain.plain(heads, key_heads, key_dim, value_dim, scale=scale, order=order, keep=keep)
+        return delta_plain.plain(heads, key_heads, key_dim, value_dim, scale=scale, order=order, aside=aside)
     single = rows_static == 1
     columns = strip(key_dim, value_dim, rows_static=rows_static, serial=serial)
     vectors = divisor(columns // LANES, delta_serial.panel_vectors(target.vectors, single))
     shape = Shape(heads, key_heads, key_dim, value_dim, scale, order, columns, vectors)
-    names = ["state", "q", "k", "v", "g", "beta", "out"]
+    names = ["state", "q", "k", "v", "g", "beta", *["after"] * aside, "out"]
     e = Emitter(target, names, [] if single else ["rows"])
     if serial or single:
-        delta_serial.Serial(e, shape, single, keep).write()
-        return e.finish("gated_delta", _outline(shape, None, keep))
+        delta_serial.Serial(e, shape, single).write()
+        return e.finish("gated_delta", _outline(shape, None))
     panels = replace(shape, vectors=divisor(columns // LANES, delta_chunk.panel_vectors(target.vectors)))
     few = e.b.icmp_signed("<", e.args["rows"], e.i64(chunk))
     with e.when(few):
-        delta_serial.Serial(e, shape, single, keep).write()
+        delta_serial.Serial(e, shape, single).write()
     with e.when(e.b.not_(few)):
-        delta_chunk.Chunked(e, panels, chunk, keep).write()
-    return e.finish("gated_delta", _outline(shape, chunk, keep))
+        delta_chunk.Chunked(e, panels, chunk).write()
+    return e.finish("gated_delta", _outline(shape, chunk))
 
 
 def _is_odd(key_dim: int, value_dim: int) -> bool:
     return key_dim % LANES > 0 or value_dim % LANES > 0
 
 
-def _outline(shape: Shape, chunk: int | None, keep: bool) -> str:
+def _outline(shape: Shape, chunk: int | None) -> str:
     """What a person reads instead of the vector code; `chunk` is None for token by token."""
     key_head = f"h % {shape.key_heads}" if shape.order == "tiled" else f"h // {shape.heads // shape.key_heads}"
     how = f"in chunks of {chunk} tokens, fewer token by token" if chunk else "token by token"
     return (
         f"# {shape.heads} heads of {shape.key_dim} by {shape.value_dim} on {shape.key_heads} key heads, {how}\n"
         f"for unit in range(begin, end):  # {shape.strip} columns of head h\n"
-        f"    S = state[h, :, columns]{'.copy()' * keep}\n"
+        f"    S = state[h, :, columns]\n"
         f"    for row in rows:\n"
         f"        S = exp(g[row, h]) * S\n"
         f"        d = beta[row, h] * (v[row, h, columns] - S.T @ k[row, {key_head}])\n"

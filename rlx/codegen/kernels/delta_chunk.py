@@ -49,11 +49,10 @@ class Chunked:
 
     Args:
         chunk: tokens of a chunk, a multiple of 16.
-        keep: leave the state as it is.
     """
 
-    def __init__(self, e: Emitter, shape: Shape, chunk: int, keep: bool) -> None:
-        self.e, self.shape, self.chunk, self.keep = e, shape, chunk, keep
+    def __init__(self, e: Emitter, shape: Shape, chunk: int) -> None:
+        self.e, self.shape, self.chunk = e, shape, chunk
         self.tile = tile_rows(e.target.vectors)
         self.line = 4 * chunk  # bytes of a row of a matrix of tokens by tokens
         self.blocks = chunk // LANES
@@ -73,8 +72,7 @@ class Chunked:
             with e.loop(0, rows, self.chunk) as first:
                 count = e.smin(self.chunk, e.b.sub(rows, first.i))
                 self._chunk(self._from(strip, first.i), count)
-            if not self.keep:
-                self._copy_state(strip, inward=False)
+            self._copy_state(strip, inward=False)
 
     def _from(self, at: Place, row: ir.Value) -> Place:
         """The same unit with `row` as its row 0."""
@@ -82,13 +80,13 @@ class Chunked:
         q, k = (e.at(base, (row, shape.key_row)) for base in (at.q, at.k))
         v, out = (e.at(base, (row, shape.value_row)) for base in (at.v, at.out))
         g, beta = (e.at(base, (row, shape.gate_row)) for base in (at.g, at.beta))
-        return Place(at.state, q, k, v, g, beta, out)
+        return Place(at.state, q, k, v, g, beta, out, at.after)
 
     def _copy_state(self, strip: Place, inward: bool) -> None:
         """The strip between its place and its copy, in which panels lie one after the other."""
         e, shape = self.e, self.shape
         with e.loop(0, shape.panels) as p:
-            there = (e.at(strip.state, (p.i, shape.panel)), shape.state_row)
+            there = (e.at(strip.state if inward else strip.after, (p.i, shape.panel)), shape.state_row)
             here = (self._packed(p.i), shape.panel)
             copy_rows(e, shape.key_dim, shape.vectors, *((there, here) if inward else (here, there)))
 

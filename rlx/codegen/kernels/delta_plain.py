@@ -22,16 +22,13 @@ KEY_DIM: int = HOLE
 VALUE_DIM: int = HOLE
 SCALE: float = HOLE
 
-BUFFERS = ("q", "k", "v", "g", "beta", "out")
+BUFFERS = ("state", "q", "k", "v", "g", "beta", "out")
 
 
 def plain(
-    heads: int, key_heads: int, key_dim: int, value_dim: int, *, scale: float, order: str, keep: bool = False
+    heads: int, key_heads: int, key_dim: int, value_dim: int, *, scale: float, order: str, aside: bool = False
 ) -> Kernel:
-    """The kernel of `delta.gated_delta`, with the extent `rows`; a unit is a head.
-
-    To `keep` the state it works on a copy, in the buffer behind the state.
-    """
+    """The kernel of `delta.gated_delta`, with the extent `rows`; a unit is a head."""
     holes: dict[str, Any] = {
         "HEADS": heads,
         "KEY_HEADS": key_heads,
@@ -39,16 +36,16 @@ def plain(
         "TILED": order == "tiled",
     }
     holes |= {"KEY_DIM": key_dim, "VALUE_DIM": value_dim, "SCALE": scale}
-    template, states = (_kept_delta, ("state", "copy")) if keep else (_gated_delta, ("state",))
-    return loop_kernel(template, holes, [(name, F32) for name in (*states, *BUFFERS)], ("rows",))
+    template, buffers = (_delta_aside, (*BUFFERS[:-1], "after", "out")) if aside else (_gated_delta, BUFFERS)
+    return loop_kernel(template, holes, [(name, F32) for name in buffers], ("rows",))
 
 
-def _kept_delta(
-    state: Ptr, copy: Ptr, q: Ptr, k: Ptr, v: Ptr, g: Ptr, beta: Ptr, out: Ptr, rows: int, begin: int, end: int
+def _delta_aside(
+    state: Ptr, q: Ptr, k: Ptr, v: Ptr, g: Ptr, beta: Ptr, after: Ptr, out: Ptr, rows: int, begin: int, end: int
 ) -> None:
     for i in range(begin * KEY_DIM * VALUE_DIM, end * KEY_DIM * VALUE_DIM):
-        copy[i] = state[i]
-    _gated_delta(copy, q, k, v, g, beta, out, rows, begin, end)
+        after[i] = state[i]
+    _gated_delta(after, q, k, v, g, beta, out, rows, begin, end)
 
 
 def _gated_delta(

@@ -25,12 +25,10 @@ def panel_vectors(level: str, single: bool) -> int:
 
 
 class Serial:
-    """A kernel of the token-serial form while it is written; `single` where there is one token, known now, `keep` where
-    the state stays as it is.
-    """
+    """A kernel of the token-serial form while it is written; `single` where there is one token, known now."""
 
-    def __init__(self, e: Emitter, shape: Shape, single: bool, keep: bool) -> None:
-        self.e, self.shape, self.single, self.keep = e, shape, single, keep
+    def __init__(self, e: Emitter, shape: Shape, single: bool) -> None:
+        self.e, self.shape, self.single = e, shape, single
         wide = {"avx512": 1, "avx2": 2, "generic": 4}[e.target.vectors]  # registers of a vector
         self.together = max(1, _CHAINS // (shape.vectors * wide))  # rows of the state at once
         self.packed = None if single else e.stack(shape.key_dim * shape.panel)
@@ -53,8 +51,7 @@ class Serial:
         with e.loop(0, e.args["rows"]) as row:
             self._fetch(at, e.b.add(row.i, e.i64(_TOKENS_AHEAD)))
             self._token(at, row.i, here)
-        if not self.keep:
-            copy_rows(e, shape.key_dim, shape.vectors, here, there)
+        copy_rows(e, shape.key_dim, shape.vectors, here, (at.after, shape.state_row))
 
     def _fetch(self, at: Place, row: ir.Value) -> None:
         """Asks for what a later token needs: rows are far apart."""

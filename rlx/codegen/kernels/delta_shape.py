@@ -69,7 +69,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Place:
-    """Addresses of a unit's data, in row 0: of its strip, or of one panel of it."""
+    """Addresses of a unit's data, in row 0: of its strip, or of one panel of it; `after` is where the state goes."""
 
     state: ir.Value
     q: ir.Value
@@ -78,10 +78,11 @@ class Place:
     g: ir.Value
     beta: ir.Value
     out: ir.Value
+    after: ir.Value
 
     def shifted(self, e: Emitter, offset: Index) -> Place:
         """The same, some bytes of columns further."""
-        return replace(self, **{name: e.at(getattr(self, name), offset) for name in ("state", "v", "out")})
+        return replace(self, **{name: e.at(getattr(self, name), offset) for name in ("state", "v", "out", "after")})
 
 
 def locate(e: Emitter, shape: Shape, unit: ir.Value) -> Place:
@@ -93,14 +94,19 @@ def locate(e: Emitter, shape: Shape, unit: ir.Value) -> Place:
     else:
         key_head = e.b.sdiv(head, e.i64(shape.heads // shape.key_heads))
     keys, values, columns = (key_head, 4 * shape.key_dim), (head, 4 * shape.value_dim), (strip, 4 * shape.strip)
+    state, after = (
+        e.at(base, (head, shape.key_dim * shape.state_row), columns)
+        for base in (e.args["state"], e.args.get("after", e.args["state"]))
+    )
     return Place(
-        state=e.at(e.args["state"], (head, shape.key_dim * shape.state_row), columns),
+        state=state,
         q=e.at(e.args["q"], keys),
         k=e.at(e.args["k"], keys),
         v=e.at(e.args["v"], values, columns),
         g=e.at(e.args["g"], (head, 4)),
         beta=e.at(e.args["beta"], (head, 4)),
         out=e.at(e.args["out"], values, columns),
+        after=after,
     )
 
 
