@@ -4,6 +4,8 @@ A token goes twice over a panel of the state, which lies in the first cache:
 
     delta = beta (v - exp(g) S^T k)
     S = exp(g) S + k delta^T; out = scale S^T q         # in one pass
+
+Of several tokens the first takes the panel from the state to a packed copy, and the last one back.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from rlx.codegen import vmath
-from rlx.codegen.kernels.delta_shape import Place, Rows, Shape, copy_rows, locate
+from rlx.codegen.kernels.delta_shape import Place, Rows, Shape, locate
 from rlx.codegen.tiles import F32X16, Emitter, Index
 
 _AHEAD = 48  # rows of the state asked for before they are needed, where they come from memory
@@ -42,16 +44,20 @@ class Serial:
 
     def _panel(self, at: Place) -> None:
         e, shape = self.e, self.shape
-        there = (at.state, shape.state_row)
+        before, after = (at.state, shape.state_row), (at.after, shape.state_row)
         if self.packed is None:
-            self._token(at, 0, there)
+            self._token(at, 0, before, after)
             return
-        here = (self.packed, shape.panel)
-        copy_rows(e, shape.key_dim, shape.vectors, there, here)
+        here, last = (self.packed, shape.panel), e.b.sub(e.args["rows"], e.i64(1))
         with e.loop(0, e.args["rows"]) as row:
             self._fetch(at, e.b.add(row.i, e.i64(_TOKENS_AHEAD)))
-            self._token(at, row.i, here)
-        copy_rows(e, shape.key_dim, shape.vectors, here, (at.after, shape.state_row))
+            source = self._either(e.b.icmp_signed("==", row.i, e.i64(0)), before, here)
+            target = self._either(e.b.icmp_signed("==", row.i, last), after, here)
+            self._token(at, row.i, source, target)
+
+    def _either(self, condition: ir.Value, yes: Rows, no: Rows) -> Rows:
+        e = self.e
+        return e.b.select(condition, yes[0], no[0]), e.b.select(condition, e.i64(yes[1]), e.i64(no[1]))
 
     def _fetch(self, at: Place, row: ir.Value) -> None:
         """Asks for what a later token needs: rows are far apart."""
@@ -60,17 +66,17 @@ class Serial:
             e.prefetch(e.at(base, (row, shape.key_row)), 4 * shape.key_dim, level=2)
         e.prefetch(e.at(at.v, (row, shape.value_row)), shape.panel, level=2)
 
-    def _token(self, at: Place, row: Index, state: Rows) -> None:
-        """One token over one panel of the state."""
+    def _token(self, at: Place, row: Index, source: Rows, target: Rows) -> None:
+        """One token over one panel of the state, which may move by it."""
         e, shape = self.e, self.shape
         decay = vmath.exp(e, e.splat_f32(e.at(at.g, (row, shape.gate_row))))
         beta = e.splat_f32(e.at(at.beta, (row, shape.gate_row)))
         q, k = (e.at(base, (row, shape.key_row)) for base in (at.q, at.k))
         v, out = (e.at(base, (row, shape.value_row)) for base in (at.v, at.out))
         kept, delta = e.b.fneg(decay), []
-        for i, mixed in enumerate(self._mixed(k, state)):
+        for i, mixed in enumerate(self._mixed(k, source)):
             delta.append(e.b.fmul(beta, e.fma(kept, mixed, e.load(F32X16, e.at(v, 64 * i)))))
-        for i, total in enumerate(self._update(q, k, state, decay, delta)):
+        for i, total in enumerate(self._update(q, k, (source, target), decay, delta)):
             e.store(e.b.fmul(total, e.f32(shape.scale)), e.at(out, 64 * i))
 
     def _mixed(self, k: ir.Value, state: Rows) -> list[ir.Value]:
@@ -80,26 +86,27 @@ class Serial:
             sums = []
             for u in range(self.together):
                 factor = e.splat_f32(e.at(k, (d.i, 4), 4 * u))
-                line = e.at(state[0], (d.i, state[1]), u * state[1])
+                line = e.at(state[0], (d.i, state[1]), (u, state[1]))
                 if self.single:  # rows far apart: what a machine fetches ahead by itself comes too late
-                    e.prefetch(e.at(line, _AHEAD * state[1]), self.shape.panel)
+                    e.prefetch(e.at(line, (_AHEAD, state[1])), self.shape.panel)
                 for v in range(vectors):
                     sums.append(e.fma(factor, e.load(F32X16, e.at(line, 64 * v)), d.values[u * vectors + v]))
             d.values = sums
         return self._totals(d.results)
 
-    def _update(self, q: ir.Value, k: ir.Value, state: Rows, decay: ir.Value, delta: list[ir.Value]) -> list[ir.Value]:
-        """S = decay S + k delta^T in place -> the new S^T q."""
+    def _update(
+        self, q: ir.Value, k: ir.Value, states: tuple[Rows, Rows], decay: ir.Value, delta: list[ir.Value]
+    ) -> list[ir.Value]:
+        """S = decay S + k delta^T, from one place to another or the same -> the new S^T q."""
         e, vectors = self.e, self.shape.vectors
         with e.loop(0, self.shape.key_dim, self.together, self._zeros()) as d:
             sums = []
             for u in range(self.together):
                 key, query = (e.splat_f32(e.at(base, (d.i, 4), 4 * u)) for base in (k, q))
-                line = e.at(state[0], (d.i, state[1]), u * state[1])
+                source, target = (e.at(place, (d.i, stride), (u, stride)) for place, stride in states)
                 for v in range(vectors):
-                    place = e.at(line, 64 * v)
-                    new = e.fma(key, delta[v], e.b.fmul(decay, e.load(F32X16, place)))
-                    e.store(new, place)
+                    new = e.fma(key, delta[v], e.b.fmul(decay, e.load(F32X16, e.at(source, 64 * v))))
+                    e.store(new, e.at(target, 64 * v))
                     sums.append(e.fma(query, new, d.values[u * vectors + v]))
             d.values = sums
         return self._totals(d.results)

@@ -15,7 +15,7 @@ from llvmlite import ir
 from rlx.codegen.tiles import F32X16, Emitter, Index
 
 #: Rows of a panel: where they start, and the bytes from one to the next.
-Rows: TypeAlias = tuple[ir.Value, int]
+Rows: TypeAlias = tuple[ir.Value, Index]
 
 
 @dataclass(frozen=True)
