@@ -31,6 +31,7 @@ class Stepwise:
     """The greedy run of an engine that has nothing but single steps."""
 
     forward: Callable[..., np.ndarray[Any, Any]]
+    most_rows = 16
     trim: Callable[[int], None]
     past: Any
     repeats = True

@@ -51,6 +51,7 @@ class Engine:
 
     Attributes:
         modes: which program a call runs in.
+        most_rows: of a call of `verify`.
         tables: the programs in memory, "prefill", "decode" and "batch".
         profile: what they are compiled with.
         weights: the open file.
@@ -62,7 +63,7 @@ class Engine:
 
     def __init__(self, plan: Plan, progress: Progress | None = None, keep_packed: bool = False) -> None:
         setup = plan.setup
-        self.config, self.max_seq = plan.config, setup.max_seq
+        self.config, self.max_seq, self.most_rows = plan.config, setup.max_seq, setup.profile.buckets[-1]
         self.graph = plan.graph.replace(outputs={"logits": plan.graph.outputs["logits"]})
         self._weights, self._setup, self._progress, self._loaded = plan.weights, setup, progress, False
         self._keep_packed = keep_packed

@@ -40,6 +40,7 @@ class VerifyingEngine(Protocol):
     """What speculation needs of an engine; `rlx.runners.engine.Engine` says it in full."""
 
     max_seq: int
+    most_rows: int
 
     @property
     def past(self) -> int: ...
@@ -111,7 +112,7 @@ class Speculation:
     def _verify(self, token: int) -> None:
         """Asks for the logits after a token, and after the drafts that may follow it."""
         self.finish()
-        room = min(self._left, self._engine.max_seq - self._past - 1, MOST)
+        room = min(self._left, self._engine.max_seq - self._past - 1, self._engine.most_rows - 1, MOST)
         drafts = self._drafter.propose(room) if room > 0 else []
         rows = self._engine.verify([token, *drafts])
         self._rows, self._drafts = list(rows), drafts

@@ -23,6 +23,7 @@ class TokenEngine(Protocol):
 
     Attributes:
         max_seq: how many tokens the cache has room for.
+        most_rows: of a call of `verify`.
         past: how many it holds.
         ids: those tokens.
     """
@@ -41,6 +42,7 @@ class TokenEngine(Protocol):
     def ids(self) -> Sequence[int]: ...
 
     max_seq: int
+    most_rows: int
 
     def forward(self, ids: Sequence[int], all_rows: bool = False) -> Logits:
         """Appends `ids` to the cache; float32[vocab] after the last, or float32[len(ids), vocab], the caller's own."""

@@ -195,6 +195,7 @@ class InterpretedEngine(Engine):
     def __init__(self, g: Graph, max_seq: int = 300, buckets: tuple[int, ...] = BUCKETS) -> None:
         self.graph, self.max_seq, self.rows, self.advanced = g, max_seq, 0, 0
         self.config: Any = SimpleNamespace(vocab_size=VOCAB)
+        self.most_rows = buckets[-1]
         self._setup: Any = SimpleNamespace(profile=CompileProfile(buckets=buckets))
         self._loaded, self.identity = True, "a model"
         self._weights: Any = SimpleNamespace(loader=SimpleNamespace(path="toy.gguf"))

@@ -124,6 +124,15 @@ def test_no_draft_is_computed_that_nobody_can_want() -> None:
     assert max(len(Same(*range(40)).propose(n)) for n in (3, MOST)) == MOST
 
 
+def test_drafts_are_no_more_than_a_program_has_rows_for(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PromptLookup, "propose", lambda self, limit: [7] * limit)
+    with auto_runner(demo_model, max_seq=96, profile={"buckets": {"seq": [1, 3]}}) as runner:
+        plain = runner.generate([5, 6, 7], 20, stop_at_eog=False)
+        assert runner.generate([5, 6, 7], 20, stop_at_eog=False, speculative="prompt-lookup") == plain
+        counters = runner.stats()["speculation"]
+        assert counters["steps"] < counters["drafted"] <= 2 * counters["steps"]
+
+
 def test_broken_logits_behind_a_wrong_draft_do_no_harm() -> None:
     """The row of a draft that was not chosen is nobody's business; a row that is asked for is checked."""
 
