@@ -79,6 +79,15 @@ def test_bits_depend_on_nothing_but_the_row(target: Target) -> None:
         np.testing.assert_array_equal(case.native(target, past, seq, 0.125), whole[past : past + seq])
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 70}], ids=str)
+def test_groups_of_chunks(target: Target, options: dict[str, Any]) -> None:
+    case = TiledCase(2, 1, 32, F16, ctx=640, filled=600)
+    whole = case.native(target, 0, 600, 0.2, **options)
+    for past, seq in [(250, 9), (300, 70), (511, 2)]:
+        case.check(target, past, seq, **options)
+        np.testing.assert_array_equal(case.native(target, past, seq, 0.2, **options), whole[past : past + seq])
+
+
 def test_results_in_bf16_are_those_of_f32_rounded(target: Target) -> None:
     case = TiledCase(4, 2, 32, F16, ctx=80, filled=70)
     plain, halves = (case.native(target, 20, 50, 0.1, out=out) for out in ("f32", "bf16"))

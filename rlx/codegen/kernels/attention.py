@@ -24,7 +24,6 @@ What a cache's type changes is in `attention_cache.py`; a single row may be cut 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from llvmlite import ir
@@ -32,7 +31,7 @@ from llvmlite import ir
 from rlx.codegen import vmath
 from rlx.codegen.kernel import Kernel, once
 from rlx.codegen.kernels.attention_cache import cache_reader
-from rlx.codegen.kernels.attention_shape import CHUNK, Shape
+from rlx.codegen.kernels.attention_shape import CHUNK, Chunk, Shape, Unit
 from rlx.codegen.kernels.attention_split import Range, Slots, Split, range_of
 from rlx.codegen.target import Target
 from rlx.codegen.tiles import F32X16, I32, I32X16, LANES, Emitter, Index
@@ -106,44 +105,11 @@ def attention(
     return e.finish(f"attention_{kv_dtype}", shape.outline())
 
 
-@dataclass(frozen=True)
-class Unit:
-    """One unit at run time.
-
-    Attributes:
-        head: its KV head.
-        row, rows: its rows are [row, row + rows).
-        queries: rows times group.
-        first, last: the positions it sees are [first, last); `first` is rounded down to a chunk.
-    """
-
-    head: ir.Value
-    row: ir.Value
-    rows: ir.Value
-    queries: ir.Value
-    first: ir.Value
-    last: ir.Value
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """64 positions at run time.
-
-    Attributes:
-        start: the first of them.
-        place: where they begin in the caches.
-        following: where the next 64 begin.
-    """
-
-    start: ir.Value
-    place: ir.Value
-    following: ir.Value
-
-
 class AttentionWriter:
     """An attention kernel while it is written; products are of f32."""
 
     tiled: ClassVar[bool] = False
+    held: ClassVar[int] = 1  # chunks whose scores are in scratch memory
 
     def __init__(self, e: Emitter, shape: Shape) -> None:
         self.e, self.shape = e, shape
@@ -152,7 +118,7 @@ class AttentionWriter:
         # For each query: a copy of it, the scores of a chunk, the mix of values; and as vectors of 16 equal lanes, but
         # for the total, the largest score, the factor that shrinks what came before, the total of the weights.
         self.query = e.stack(64 * queries * shape.vectors)
-        self.scores = e.stack(4 * queries * CHUNK)
+        self.scores = e.stack(4 * queries * CHUNK * self.held)
         self.mix = e.stack(64 * queries * shape.vectors)
         self.largest, self.shrink, self.total = (e.stack(64 * queries) for _ in range(3))
         self.tail = shape.head_dim % LANES
@@ -347,17 +313,9 @@ class AttentionWriter:
     def _weigh(self, unit: Unit, chunk: Chunk, query: ir.Value) -> None:
         """A query's scores of a chunk -> weights relative to the largest score so far."""
         e = self.e
-        row = e.b.add(unit.row, e.b.sdiv(query, e.i64(self.shape.group)))
-        position = e.b.sub(e.b.add(e.args["past"], row), chunk.start)  # relative to the chunk
-        places = [e.at(self.scores, (query, 4 * CHUNK), 64 * tile) for tile in range(KEY_TILES)]
-        scores = [self._capped(e.load(F32X16, p, 64)) for p in places]
-        if self.shape.bias is not None:
-            scores = self._biased(unit, chunk, query, scores)
-        end = position if self.shape.bias is None else e.b.sub(e.b.sub(unit.last, e.i64(1)), chunk.start)
-        scores = [self._visible(score, position, end, tile) for tile, score in enumerate(scores)]
+        scores = self._seen_scores(unit, chunk, query, self.scores)
         before = e.load(F32X16, e.at(self.largest, (query, 64)), 64)
-        pairs = [e.max(scores[i], scores[i + 1]) for i in range(0, KEY_TILES, 2)]
-        largest = e.max(e.reduce_max(e.max(*pairs)), before)
+        largest = e.max(e.reduce_max(self._largest(scores)), before)
         shrink = vmath.exp(e, e.b.fsub(before, largest))
         total = e.b.fmul(e.load(F32X16, e.at(self.total, (query, 64)), 64), shrink)
         weights = [vmath.exp(e, e.b.fsub(score, largest)) for score in scores]
@@ -366,6 +324,22 @@ class AttentionWriter:
         self._keep(query, weights)
         for base, value in ((self.largest, largest), (self.shrink, shrink), (self.total, total)):
             e.store(value, e.at(base, (query, 64)), 64)
+
+    def _largest(self, scores: list[ir.Value]) -> ir.Value:
+        """The largest of a chunk's scores in each lane."""
+        return self.e.max(*(self.e.max(scores[i], scores[i + 1]) for i in range(0, KEY_TILES, 2)))
+
+    def _seen_scores(self, unit: Unit, chunk: Chunk, query: ir.Value, base: ir.Value) -> list[ir.Value]:
+        """A query's scores of a chunk, with all that is done to them; its plain ones are in scratch memory."""
+        e = self.e
+        row = e.b.add(unit.row, e.b.sdiv(query, e.i64(self.shape.group)))
+        position = e.b.sub(e.b.add(e.args["past"], row), chunk.start)  # relative to the chunk
+        places = [e.at(base, (query, 4 * CHUNK), 64 * tile) for tile in range(KEY_TILES)]
+        scores = [self._capped(e.load(F32X16, p, 64)) for p in places]
+        if self.shape.bias is not None:
+            scores = self._biased(unit, chunk, query, scores)
+        end = position if self.shape.bias is None else e.b.sub(e.b.sub(unit.last, e.i64(1)), chunk.start)
+        return [self._visible(score, position, end, tile) for tile, score in enumerate(scores)]
 
     def _keep(self, query: ir.Value, weights: list[ir.Value]) -> None:
         """The weights of a query's chunk, in the place of its scores."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llvmlite import ir
+
 from rlx.codegen.kernels.attention_split import Split
 from rlx.codegen.tiles import LANES
 from rlx.ir.dtypes import DType
@@ -77,3 +79,37 @@ class Shape:
             f"        weight = softmax([{score} for t if {seen}])  # online, chunks of {CHUNK} positions\n"
             f"        out[row, head] = sum(weight[t] * v[head // {self.group}, t])\n"
         )
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One unit at run time.
+
+    Attributes:
+        head: its KV head.
+        row, rows: its rows are [row, row + rows).
+        queries: rows times group.
+        first, last: the positions it sees are [first, last); `first` is rounded down to a chunk.
+    """
+
+    head: ir.Value
+    row: ir.Value
+    rows: ir.Value
+    queries: ir.Value
+    first: ir.Value
+    last: ir.Value
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """64 positions at run time.
+
+    Attributes:
+        start: the first of them.
+        place: where they begin in the caches.
+        following: where the next 64 begin.
+    """
+
+    start: ir.Value
+    place: ir.Value
+    following: ir.Value
