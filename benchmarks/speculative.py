@@ -29,6 +29,7 @@ from rlx.errors import UnsupportedModelError
 from rlx.runners.base import check_finite
 from rlx.runners.engine import Engine
 from rlx.runners.generation import Logits
+from rlx.runners.looked_up import LookedUp
 from rlx.runners.prediction import HeadDrafter
 from rlx.runners.sampling import SampleOpts, Sampler
 from rlx.runners.speculative import Counters, Drafter, PromptLookup, Speculation
@@ -119,19 +120,23 @@ def decode(
         engine.reset()
         first = engine.forward(ids)
         start = clock()
-        if watched or isinstance(drafter, PromptLookup):
+        if watched:
             tokens = one_by_one(engine, first, ids, count, drafter, way.counters)
         else:
             tokens = in_runs(engine, int(first.argmax()), count, drafter, way.counters)
         return tokens, (clock() - start) / (count - 1)
 
 
-def in_runs(engine: Engine, token: int, count: int, drafter: HeadDrafter | None, counters: Counters) -> list[int]:
+def in_runs(engine: Engine, token: int, count: int, drafter: Drafter | None, counters: Counters) -> list[int]:
     """Many tokens a native call."""
-    tokens = [token]
+    tokens, looked_up = [token], LookedUp(engine, drafter, counters) if isinstance(drafter, PromptLookup) else None
     while left := count - len(tokens):
-        found = engine.drafted(drafter, tokens[-1], left, (), counters) if drafter else []
-        tokens += found or engine.greedy(tokens[-1], left if drafter is None else 1)
+        if looked_up:
+            tokens += looked_up.more(tokens[-1], left, ())
+        elif isinstance(drafter, HeadDrafter):
+            tokens += engine.drafted(drafter, tokens[-1], left, (), counters) or engine.greedy(tokens[-1], 1)
+        else:
+            tokens += engine.greedy(tokens[-1], left)
     return tokens
 
 

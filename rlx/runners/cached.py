@@ -18,6 +18,7 @@ from rlx.errors import ArgumentError, BusyError, PromptError, TokenizerError, Un
 from rlx.runners.base import GREEDY, LmRunner, TokenIds, check_finite, check_ids
 from rlx.runners.batch import generate_together
 from rlx.runners.generation import Generation, Logits, Request, Source, stepwise
+from rlx.runners.looked_up import LookedUp
 from rlx.runners.sampling import SampleOpts
 from rlx.runners.speculative import Counters, Drafter, PromptLookup, Speculation
 from rlx.runners.stopping import OnToken
@@ -272,7 +273,7 @@ class CachedRunner(LmRunner):
 
     def _speculative_source(self, engine: TokenEngine, request: Request) -> Source:
         """The same tokens, with guessed ones checked several at a time."""
-        if request.speculative == "mtp" and request.is_free:
+        if request.is_free and engine.repeats:
             yield from self._drafted_source(engine, request)
             return
         with _drafter(engine, request) as drafter:
@@ -286,13 +287,21 @@ class CachedRunner(LmRunner):
 
     def _drafted_source(self, engine: TokenEngine, request: Request) -> Source:
         """The same tokens, where nobody needs to see one before the next ones are guessed."""
+
+        def first() -> Logits:
+            return self._prefill(engine, request.context)
+
+        if request.speculative != "mtp":
+            looked_up = LookedUp(engine, PromptLookup(request.context), self._speculated)
+            yield from _in_runs(first, looked_up.more, request, engine.max_seq)
+            return
         with engine.predicting() as drafter:
 
             def more(token: int, count: int, stops: Sequence[int]) -> list[int]:
                 found = engine.drafted(drafter, token, count, stops, self._speculated)
                 return found or [request.sampler.sample(self._decode(engine, token))]
 
-            yield from _in_runs(lambda: self._prefill(engine, request.context), more, request, engine.max_seq)
+            yield from _in_runs(first, more, request, engine.max_seq)
 
     def _together(self, requests: list[Request], length: int) -> list[Generation]:
         if not self._cached:

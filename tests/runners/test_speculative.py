@@ -15,6 +15,7 @@ from fake_engine import FakeEngine
 from rlx.errors import NumericalError
 from rlx.runners import auto_runner
 from rlx.runners.base import check_finite
+from rlx.runners.looked_up import LookedUp
 from rlx.runners.sampling import SampleOpts, Sampler
 from rlx.runners.speculative import MOST, Counters, Hits, PromptLookup, Speculation
 from rlx.runtime import kv
@@ -212,6 +213,73 @@ def test_native_programs_verify(goldens: Path, monkeypatch: pytest.MonkeyPatch, 
         counters = runner.stats()["speculation"]
         assert counters["accepted"] > 20
         assert counters["drafted"] > counters["accepted"]
+
+
+# ---------------------------------------------------------------------------------------------------- several at a time
+
+
+def in_runs(engine: FakeEngine, count: int, drafter: Any, stops: Sequence[int] = ()) -> tuple[list[int], Counters]:
+    """A greedy generation after PROMPT that comes some tokens at a time."""
+    engine.reset()
+    found, counters = [int(engine.forward(PROMPT).argmax())], Counters()
+    looked_up = LookedUp(engine, drafter, counters)
+    while len(found) < count and found[-1] not in stops:
+        more = looked_up.more(found[-1], count - len(found), stops)
+        assert 0 < len(more) <= count - len(found)
+        found += more
+        assert engine._ids == [*PROMPT, *found[:-1]]
+    return found, counters
+
+
+@pytest.mark.parametrize("runs", [[0], [1, 3], [5, 0, 2], [MOST]])
+def test_tokens_that_come_some_at_a_time(runs: list[int]) -> None:
+    """The same as one by one, for any number of them, and up to any that stops."""
+    engine = FakeEngine(max_seq=60)
+    want = tokens(engine, 40, SampleOpts.greedy())
+    for count in (1, 2, 3, 7, 20, 40):
+        found, counters = in_runs(engine, count, Guesses(want, runs))
+        assert found == want[:count]
+        assert counters.accepted <= counters.drafted
+        assert counters.accepted + counters.steps == count - 1
+    for stop in want[5:9]:
+        assert in_runs(engine, 40, Guesses(want, runs), [stop])[0] == want[: want.index(stop) + 1]
+    text = tokens(engine, 56, SampleOpts.greedy())
+    assert in_runs(engine, 56, Guesses(text, runs))[0] == text, "to the end of the context"
+
+
+def test_the_longer_nothing_is_guessed_the_longer_are_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, asked = FakeEngine(max_seq=60), list[int]()
+    greedy = engine.greedy
+
+    def watched(token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
+        asked.append(count)
+        return greedy(token, count, stops)
+
+    monkeypatch.setattr(engine, "greedy", watched)
+    want = tokens(engine, 40, SampleOpts.greedy())
+    drafter = Same()
+    assert in_runs(engine, 40, drafter)[0] == want
+    assert asked == [1, 2, 4, 8, 8, 8, 8]
+    asked.clear()
+    proposals = [[], [], [0]]
+    monkeypatch.setattr(drafter, "propose", lambda limit: proposals.pop(0) if proposals else [])
+    in_runs(engine, 20, drafter)
+    assert asked[:4] == [1, 2, 1, 2], "behind a guess, right or wrong, runs are short again"
+
+
+def test_tokens_before_what_is_no_number_come_first() -> None:
+    def rule(ids: list[int], logits: Array) -> Array:
+        return np.full_like(logits, np.nan) if len(ids) == 12 else logits
+
+    sound = tokens(FakeEngine(max_seq=60), 20, SampleOpts.greedy())
+    engine = FakeEngine(max_seq=60, rule=rule)
+    engine.forward(PROMPT)
+    looked_up, found = LookedUp(engine, Guesses(sound, [5]), Counters()), sound[:1]
+    with pytest.raises(NumericalError, match="position 11"):
+        while True:
+            found += looked_up.more(found[-1], 20, ())
+    assert found == sound[:7]
+    assert engine._ids == [*PROMPT, *sound[:6]]
 
 
 # ---------------------------------------------------------------------------------------------------- prompt lookup
