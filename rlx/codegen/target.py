@@ -28,6 +28,7 @@ LEVELS = ("generic", "avx2", "avx512", "amx")
 
 _AVX512 = frozenset({"avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq"})
 _TILES = frozenset({"amx-tile", "amx-int8", "amx-bf16"})
+_SLOW_BESIDE_TILES = frozenset({"avx512bf16"})  # processors with tiles have these dots at half the rate of f32
 
 #: Instructions a level stands for: the machine must have all of them.
 REQUIRED: dict[str, frozenset[str]] = {
@@ -205,6 +206,8 @@ def _target(level: str, triple: str, features: frozenset[str]) -> Target:
     if level == "generic":
         return Target(level, triple, _CPU[level] if triple.startswith("x86_64") else "generic", "")
     allowed = REQUIRED[level] | OPTIONAL[level]
+    if level == "avx512" and features >= _TILES:
+        allowed -= _SLOW_BESIDE_TILES
     # The level's processor model implies a few features; one that this machine lacks must be taken back by name.
     missing = _BASELINE_OF_CPU[_CPU[level]] - features
     flags = [f"+{f}" for f in sorted(allowed & features)] + [f"-{f}" for f in sorted(missing)]
@@ -221,7 +224,9 @@ def _host() -> tuple[str, frozenset[str]]:
     if not triple.startswith("x86_64"):
         return triple, frozenset()
     features = frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
-    return triple, features if features >= _TILES and _tiles_permitted() else features - _TILES
+    if not features >= _TILES:
+        return triple, features - _TILES
+    return triple, features if _tiles_permitted() else features - _TILES - _SLOW_BESIDE_TILES
 
 
 def _tiles_permitted() -> bool:

@@ -81,7 +81,15 @@ def test_tiles_are_a_level_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(targets, "_host", lambda: ("x86_64-unknown-linux-gnu", REQUIRED["amx"]))
     assert Target.host("native").level == "amx" and Target.host("native").has_bf16_tiles
     plain = Target.host("avx512")
-    assert not plain.has_bf16_tiles and plain.has_bf16_dots and plain.vectors == Target.host("amx").vectors == "avx512"
+    assert not plain.has_bf16_tiles and plain.vectors == Target.host("amx").vectors == "avx512"
+
+
+def test_dots_of_bf16_are_used_where_they_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processors with tiles have them at half the rate of multiply-adds."""
+    tiles = {"amx-tile", "amx-int8", "amx-bf16"}
+    for features in (REQUIRED["amx"], REQUIRED["amx"] - tiles):
+        monkeypatch.setattr(targets, "_host", lambda features=features: ("x86_64-unknown-linux-gnu", features))
+        assert Target.host("avx512").has_bf16_dots == (not tiles & features)
 
 
 @pytest.mark.parametrize("permitted", [False, True])
@@ -91,8 +99,9 @@ def test_tiles_count_where_the_kernel_permits_them(permitted: bool, monkeypatch:
     monkeypatch.setattr(llvm, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: dict.fromkeys(REQUIRED["amx"], True))
     monkeypatch.setattr(targets, "_tiles_permitted", lambda: permitted)
-    levels = supported_levels(targets._host.__wrapped__()[1])
-    assert levels == (LEVELS if permitted else LEVELS[:-1])
+    features = targets._host.__wrapped__()[1]
+    assert supported_levels(features) == (LEVELS if permitted else LEVELS[:-1])
+    assert ("avx512bf16" in features) == permitted  # tiles round with it; without them f32 is faster
 
 
 def test_the_kernel_grants_tiles_exactly_where_the_processor_has_them() -> None:
