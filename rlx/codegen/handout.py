@@ -1,9 +1,9 @@
 """Hand out: how the workers of a step get the units of a call.
 
 The units of a call are cut into ranges, and the ranges into as many shares, each in one piece, as there are workers,
-but no more than `SHARES`. A worker takes range after range of its own share, so that it reads its weights as one
-stream: the hardware, and the prefetches of the kernels, run ahead into the range that comes next. When nothing is left
-there, it takes from the other shares, so a slow worker leaves its work to the others.
+but no more than `SHARES`. A worker takes range after range of its own share, so that its weights follow each other: the
+hardware, and the prefetches of the kernels, run ahead into the range that comes next. When nothing is left there, it
+takes from the other shares, so a slow worker leaves its work to the others.
 """
 
 from __future__ import annotations

@@ -70,9 +70,9 @@ def _linear(n: Node, target: Target) -> Call:
     single = rows(n) == 1
     kernel = linear(w.dtype, width(n), width(w), x.dtype.name, target, single=single, **flags)
     again = macro_rows(width(w), x.dtype.name, target)
-    together = parts(target, 2 if n["gated"] else 1) if single else 1
-    count = Units(width(n), BLOCK_ROWS, together=together)
-    if again is not None:
+    if again is None:
+        count = Units(width(n), BLOCK_ROWS, together=parts(target, 2 if n["gated"] else 1) if single else 1)
+    else:
         count = Units(rows(n), again, units(width(n)))
     return _call(n, kernel, count, *([] if single else [rows(n)]), width(n))
 

@@ -248,9 +248,9 @@ class Engine:
             yield ids[at:end]
             at = end
 
-    def program_for(self, rows: int, past: int, all_rows: bool = False, hidden: bool = False) -> NativeProgram:
+    def program_for(self, rows: int, past: int) -> NativeProgram:
         """The program for a call of some rows behind `past` positions, compiled if need be."""
-        return self._programs[self._wanted(rows, past, all_rows, hidden)]
+        return self._programs[self._wanted(rows, past)]
 
     def _wanted(
         self, rows: int, past: int, all_rows: bool = False, hidden: bool = False, turn: int | None = None

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from rlx.runners.base import check_finite
-from rlx.runners.speculative import MOST, Counters, Drafter, VerifyingEngine
+from rlx.runners.speculative import Counters, Drafter, VerifyingEngine, proposed
 
 LONGEST = 8  # run of plain steps
 
@@ -37,10 +37,9 @@ class LookedUp:
 
     def more(self, token: int, count: int, stops: Sequence[int]) -> list[int]:
         """Appends `token` and what is likeliest after it; as `greedy`, `NumericalError` included."""
-        engine, drafter = self._engine, self._drafter
+        drafter = self._drafter
         drafter.observe(token)
-        room = min(count, engine.max_seq - engine.past, engine.most_rows, MOST + 1) - 1
-        drafts = drafter.propose(room) if room > 0 else []
+        drafts = proposed(drafter, self._engine, count - 1)
         found = self._verified([token, *drafts], stops) if drafts else self._plain(token, count, stops)
         for following in found[:-1]:
             drafter.observe(following)

@@ -48,6 +48,12 @@ class VerifyingEngine(Protocol):
     def verify(self, ids: Sequence[int]) -> Logits: ...
 
 
+def proposed(drafter: Drafter, engine: VerifyingEngine, left: int) -> list[int]:
+    """Drafts behind the next token, of which `left` and those that the engine has room for are wanted at most."""
+    room = min(left, engine.max_seq - engine.past - 1, engine.most_rows - 1, MOST)
+    return drafter.propose(room) if room > 0 else []
+
+
 @dataclass
 class Counters:
     """What speculation did so far.
@@ -112,8 +118,7 @@ class Speculation:
     def _verify(self, token: int) -> None:
         """Asks for the logits after a token, and after the drafts that may follow it."""
         self.finish()
-        room = min(self._left, self._engine.max_seq - self._past - 1, self._engine.most_rows - 1, MOST)
-        drafts = self._drafter.propose(room) if room > 0 else []
+        drafts = proposed(self._drafter, self._engine, self._left)
         rows = self._engine.verify([token, *drafts])
         self._rows, self._drafts = list(rows), drafts
         try:

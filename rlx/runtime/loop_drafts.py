@@ -172,9 +172,7 @@ check:
   %done.next = add i64 %done, %right.rows
   %left = sub i64 %count, %done.next
   %few = icmp sle i64 %left, 1                    ; of a round with drafts at least two tokens may come
-  %clock = call i64 @now()
-  %spent = sub i64 %clock, %begun
-  %late = icmp uge i64 %spent, %nanoseconds
+  %late = call i1 @late(i64 %begun, i64 %nanoseconds)
   %full = or i1 %few, %late
   %over = or i1 %last, %full
   br i1 %over, label %out, label %guess

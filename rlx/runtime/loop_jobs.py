@@ -120,6 +120,14 @@ no:
   ret i1 false
 }}
 
+; Whether so many nanoseconds have gone since it was %begun.
+define internal i1 @late(i64 %begun, i64 %nanoseconds) nounwind {{
+  %clock = call i64 @now()
+  %spent = sub i64 %clock, %begun
+  %late = icmp uge i64 %spent, %nanoseconds
+  ret i1 %late
+}}
+
 ; Repeat a step that chooses a token; returns how many tokens there are.
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1 immarg)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1 immarg)
@@ -139,9 +147,7 @@ step:
   %done = add i64 %i, 1
   %last = call i1 @ends(i32 %id, i64 %rows, ptr %stops, i64 %stop_count)
   %enough = icmp uge i64 %done, %count
-  %clock = call i64 @now()
-  %spent = sub i64 %clock, %begun
-  %late = icmp uge i64 %spent, %nanoseconds
+  %late = call i1 @late(i64 %begun, i64 %nanoseconds)
   %full = or i1 %enough, %late
   %over = or i1 %last, %full
   br i1 %over, label %out, label %feed

@@ -147,7 +147,11 @@ class AttentionWriter:
         e = self.e
         self._start(unit)
         with e.loop(unit.first, unit.last, CHUNK) as c:
-            self._add(unit, Chunk(c.i, self._place(c.i), self._place(e.b.add(c.i, e.i64(CHUNK)))))
+            self._add(unit, self._chunk(c.i))
+
+    def _chunk(self, start: ir.Value) -> Chunk:
+        """The chunk from a position on."""
+        return Chunk(start, self._place(start), self._place(self.e.b.add(start, self.e.i64(CHUNK))))
 
     def _write_ranges(self, how: Split) -> None:
         """One row; a unit is a range of the positions of a KV head, the first ranges of all heads first."""
@@ -321,7 +325,7 @@ class AttentionWriter:
         weights = [vmath.exp(e, e.b.fsub(score, largest)) for score in scores]
         for weight in weights:
             total = e.b.fadd(total, weight)
-        self._keep(query, weights)
+        self._keep(weights, self.scores, query)
         for base, value in ((self.largest, largest), (self.shrink, shrink), (self.total, total)):
             e.store(value, e.at(base, (query, 64)), 64)
 
@@ -334,17 +338,20 @@ class AttentionWriter:
         e = self.e
         row = e.b.add(unit.row, e.b.sdiv(query, e.i64(self.shape.group)))
         position = e.b.sub(e.b.add(e.args["past"], row), chunk.start)  # relative to the chunk
-        places = [e.at(base, (query, 4 * CHUNK), 64 * tile) for tile in range(KEY_TILES)]
-        scores = [self._capped(e.load(F32X16, p, 64)) for p in places]
+        scores = [self._capped(score) for score in self._kept(base, query)]
         if self.shape.bias is not None:
             scores = self._biased(unit, chunk, query, scores)
         end = position if self.shape.bias is None else e.b.sub(e.b.sub(unit.last, e.i64(1)), chunk.start)
         return [self._visible(score, position, end, tile) for tile, score in enumerate(scores)]
 
-    def _keep(self, query: ir.Value, weights: list[ir.Value]) -> None:
-        """The weights of a query's chunk, in the place of its scores."""
-        for tile, weight in enumerate(weights):
-            self.e.store(weight, self.e.at(self.scores, (query, 4 * CHUNK), 64 * tile), 64)
+    def _kept(self, base: ir.Value, query: ir.Value) -> list[ir.Value]:
+        """What is kept for a query and the 64 positions of a chunk: scores, and later what was made of them."""
+        return [self.e.load(F32X16, self.e.at(base, (query, 4 * CHUNK), 64 * tile), 64) for tile in range(KEY_TILES)]
+
+    def _keep(self, values: list[ir.Value], base: ir.Value, query: ir.Value) -> None:
+        """The inverse of `_kept`."""
+        for tile, value in enumerate(values):
+            self.e.store(value, self.e.at(base, (query, 4 * CHUNK), 64 * tile), 64)
 
     def _capped(self, score: ir.Value) -> ir.Value:
         """Scale and cap."""

@@ -121,7 +121,7 @@ class TiledAttention(AttentionWriter):
         e, room = self.e, self._room()
         slot = e.b.lshr(e.b.sub(start, first), e.i64(CHUNK.bit_length() - 1))
         return Held(
-            Chunk(start, self._place(start), self._place(e.b.add(start, e.i64(CHUNK)))),
+            self._chunk(start),
             e.at(self.scores, (slot, 4 * room * CHUNK)),
             e.at(self.weights, (slot, 2 * room * CHUNK)),
             e.at(self.values, (slot, self.value_bytes)),
@@ -224,27 +224,25 @@ class TiledAttention(AttentionWriter):
     def _weigh_group(self, unit: Unit, first: ir.Value, last: ir.Value, query: ir.Value) -> None:
         """A query's scores of the group -> weights relative to the largest score so far."""
         e = self.e
-        places = [e.at(base, (query, 64)) for base in (self.largest, self.total, self.shrink)]
-        before, total = (e.load(F32X16, place, 64) for place in places[:2])
+        places = [e.at(base, (query, 64)) for base in (self.largest, self.total)]
+        before, total = (e.load(F32X16, place, 64) for place in places)
         with e.loop(first, last, CHUNK, [before]) as c:
             held = self._held(first, c.i)
             scores = self._seen_scores(unit, held.chunk, query, held.scores)
-            for tile, score in enumerate(scores):
-                e.store(score, e.at(held.scores, (query, 4 * CHUNK), 64 * tile), 64)
+            self._keep(scores, held.scores, query)
             c.values = [e.max(self._largest(scores), c.values[0])]
         largest = e.reduce_max(c.results[0])
         shrink = vmath.exp(e, e.b.fsub(before, largest))
         with e.loop(first, last, CHUNK, [e.b.fmul(total, shrink)]) as c:
             c.values = [self._weigh_chunk(self._held(first, c.i), query, largest, c.values[0])]
-        for value, place in zip((largest, c.results[0], shrink), places, strict=True):
+        for value, place in zip((largest, c.results[0]), places, strict=True):
             e.store(value, place, 64)
         self._rescale(query, shrink)
 
     def _weigh_chunk(self, held: Held, query: ir.Value, largest: ir.Value, total: ir.Value) -> ir.Value:
         """A query's weights of a chunk; returns the total with them."""
         e = self.e
-        places = [e.at(held.scores, (query, 4 * CHUNK), 64 * tile) for tile in range(KEY_TILES)]
-        weights = [vmath.exp(e, e.b.fsub(e.load(F32X16, place, 64), largest)) for place in places]
+        weights = [vmath.exp(e, e.b.fsub(score, largest)) for score in self._kept(held.scores, query)]
         for i in range(0, KEY_TILES, 2):
             place = e.at(held.weights, (query, 2 * CHUNK), 2 * LANES * i)
             e.store(dots.bf16_row(e, *weights[i : i + 2]), place, 64)
