@@ -14,8 +14,8 @@ from rlx.errors import ArgumentError
 
 DEFAULT_CACHE_LIMIT = 2 << 30
 
-#: What RLX_CACHE may say, and the cache policy that it means.
-CACHE_POLICIES = {"on": "on", "off": "off", "redo": "redo", "ro": "readonly", "readonly": "readonly"}
+#: The policies of the compile cache; what RLX_CACHE, `--cache` and a profile may say.
+CACHE_POLICIES = ("on", "off", "redo", "readonly")
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -36,10 +36,10 @@ class Variable:
 
 
 VARIABLES = (
-    Variable("RLX_TARGET", "native | generic | avx2 | avx512", "native", "Instruction set level to make code for."),
+    Variable("RLX_TARGET", "native | generic | avx2 | avx512 | amx", "native", "Instruction set level of the code."),
     Variable(
         "RLX_CACHE",
-        "on | off | redo | ro",
+        " | ".join(CACHE_POLICIES),
         "on",
         "Compile cache: use it; keep programs in memory only; rebuild its entries; fail where an entry is missing.",
     ),
@@ -70,8 +70,9 @@ def cache_policy() -> str:
     """
     value = get("RLX_CACHE") or "on"
     if value.lower() not in CACHE_POLICIES:
-        raise ArgumentError(f"{value!r} is no cache policy", where="RLX_CACHE", hint="Use on, off, redo or ro")
-    return CACHE_POLICIES[value.lower()]
+        hint = f"use one of {', '.join(CACHE_POLICIES)}"
+        raise ArgumentError(f"{value!r} is no cache policy", where="RLX_CACHE", hint=hint)
+    return value.lower()
 
 
 def cache_dir() -> Path | None:
@@ -128,9 +129,3 @@ def _integer(name: str, low: int, high: int) -> int | None:
     if not re.fullmatch(r"\d{1,6}", value) or not low <= int(value) <= high:
         raise ArgumentError(f"{value!r} is not a number from {low} to {high}", where=name)
     return int(value)
-
-
-def describe() -> str:
-    """The table as text: each variable, what it is set to, what it may say and what it does."""
-    rows = [(f"{v.name}={v.value or ''}", f"{v.values} (default: {v.default})", v.meaning) for v in VARIABLES]
-    return "\n".join("\n    ".join(row) for row in rows)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.main import debug_option
+from rlx.cli.output import counted
 from rlx.ir.dtypes import KV_DTYPES
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _COUNT = click.IntRange(1)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @debug_option
 def bench(model: str | None, prompt: int, generate: int, repeat: int, as_json: bool, **options: Any) -> None:
-    """Measure prefill and decode of MODEL (the embedded demo model by default)."""
+    """Measure prefill and decode of MODEL, by default the demo model."""
     from rlx import demo
     from rlx.runners.auto import runner_class
     from rlx.runners.engine import Engine
@@ -104,7 +105,7 @@ def _show(result: dict[str, Any]) -> None:
     prefill, decode = result["prefill"], result["decode"]
     peaks = ", ".join(f"{kind} peak {rate:.0f} GOP/s" for kind, rate in result["peak_gop_per_s"].items())
     machine = f"read bandwidth {result['read_gb_per_s']:.1f} GB/s, {peaks}"
-    console.print(f"{result['threads']} threads, {result['target']}; {machine}", soft_wrap=True)
+    console.print(f"{counted(result['threads'], 'thread')}, {result['target']}; {machine}", soft_wrap=True)
     limits = {"prefill": f"{prefill['gflop_per_s']:8.1f} GFLOP/s", "decode": f"{decode['gb_per_s']:8.1f} GB/s"}
     limits["decode"] += f", {result['decode_share_of_bandwidth']:.0%} of the bandwidth"
     for phase, limit in limits.items():

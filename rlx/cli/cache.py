@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.main import debug_option
-from rlx.cli.output import printable, size, table
+from rlx.cli.output import counted, printable, size, table
 from rlx.errors import CacheError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def ls(as_json: bool) -> None:
         return
     heads = ("digest", "kind", "name", "phase", "SEQ", "target", "size", "used")
     table(heads, (_cells(row) for row in rows), right=("size", "used"))
-    click.echo(f"{_count(len(rows))}, {size(sum(row.nbytes for row in rows))}")
+    click.echo(f"{counted(len(rows), 'entry')}, {size(sum(row.nbytes for row in rows))}")
 
 
 @cache.command()
@@ -64,7 +64,10 @@ def show(digest: str, name: str | None) -> None:
 @click.argument("b")
 @debug_option
 def diff(a: str, b: str) -> None:
-    """Show the fields in which the keys of two entries differ: why the second was compiled."""
+    """Show in which fields the keys of two entries differ.
+
+    That is why the second was compiled.
+    """
     from rlx.runtime.key import diff as differences
 
     store = _store()
@@ -107,7 +110,7 @@ def rm(digests: tuple[str, ...], everything: bool) -> None:
         raise click.UsageError("Name the entries to remove, or say --all.")
     store = _store()
     if everything:
-        click.echo(f"removed {_count(store.clear())}")
+        click.echo(f"removed {counted(store.clear(), 'entry')}")
         return
     found = {row.digest: row for row in map(store.find, digests)}  # all or none: a mistyped one removes nothing
     for row in found.values():
@@ -120,18 +123,18 @@ def rm(digests: tuple[str, ...], everything: bool) -> None:
 @debug_option
 @click.pass_context
 def verify(ctx: click.Context, keep: bool) -> None:
-    """Check every file of every entry, and remove entries that are damaged.
+    """Check every file of every entry, and remove the damaged.
 
-    Exits with 1 if there was one.
+    Exits with 1 if an entry was damaged.
     """
     store = _store()
     total = len(store.entries())
     wrong = store.verify(discard=not keep)
     if not wrong:
-        click.echo(f"{_count(total)}, all as they were written")
+        click.echo(f"{counted(total, 'entry')}, all as they were written")
         return
     table(("digest", "damage"), ((digest[:_SHOWN], what) for digest, what in wrong))
-    click.echo(f"{_count(len(wrong))} of {total} damaged" + ("" if keep else " and removed"))
+    click.echo(f"{counted(len(wrong), 'entry')} of {total} damaged" + ("" if keep else " and removed"))
     ctx.exit(1)
 
 
@@ -172,10 +175,6 @@ def _bucket(bucket: Any) -> str:
         return ""
     ends = list(dict.fromkeys(bucket)) if isinstance(bucket, tuple) else [bucket]
     return "-".join(map(str, ends))
-
-
-def _count(entries: int) -> str:
-    return "1 entry" if entries == 1 else f"{entries} entries"
 
 
 def _ago(when: float) -> str:

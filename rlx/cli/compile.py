@@ -11,7 +11,7 @@ import click
 
 from rlx.cli.main import debug_option
 from rlx.cli.options import engine_options, open_plan, open_runner
-from rlx.cli.output import Bars, size
+from rlx.cli.output import Bars, counted, size
 
 if TYPE_CHECKING:
     from rlx.runners.programs import ProgramRecord
@@ -54,7 +54,7 @@ def _compile(model: str, engine: dict[str, Any], batch: int, as_json: bool) -> N
         click.echo(json.dumps({**found, "programs": [asdict(record) for record in records]}))
     else:
         by = f", by {source}" if source else ""
-        click.echo(f"{len(records)} programs, {compiled} compiled, in {seconds:.2f} s{by}", err=True)
+        click.echo(f"{counted(len(records), 'program')}, {compiled} compiled, in {seconds:.2f} s{by}", err=True)
 
 
 def _line(record: ProgramRecord) -> str:

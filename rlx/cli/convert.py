@@ -18,11 +18,11 @@ from rlx.cli.output import Bars, printable, size
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @debug_option
 def convert(source: str, out: str, target: str, force: bool) -> None:
-    """Write the safetensors model in the folder IN as the GGUF file OUT.
+    """Write the safetensors model IN as the GGUF file OUT.
 
-    IN holds config.json, the weights and the tokenizer. With --type auto every matrix keeps the type it has; norms and
-    other small tensors are always F32. Of a model for images and text the language model is written. OUT appears when
-    it is whole.
+    IN is a folder with config.json, the weights and the tokenizer. With --type auto every matrix keeps the type it has;
+    norms and other small tensors are always F32. Of a model for images and text the language model is written. OUT
+    appears when it is whole.
     """
     from rlx.export.convert import convert as write
 

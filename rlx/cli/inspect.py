@@ -32,7 +32,7 @@ _TOKENS = 4096  # a session for the estimate of memory; no more than the context
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @debug_option
 def inspect(model: str | None, tensors: bool, as_json: bool) -> None:
-    """Show what is in MODEL (the embedded demo model by default).
+    """Show what is in MODEL, by default the demo model.
 
     Metadata, formats of the tensors, the memory it needs, and whether rlx can run it; if not, why.
     """

@@ -57,6 +57,12 @@ class Commands(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The environment variables; an option wins over its variable."""
+        rows = [(f"{v.name}", f"{v.meaning}  [{v.values}; default: {v.default}]") for v in env.VARIABLES]
+        with formatter.section("Environment"):
+            formatter.write_dl(rows)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the subcommand.
 
@@ -64,6 +70,7 @@ class Commands(click.Group):
         else a message that says so and exit code 1; `--debug` adds the traceback.
         """
         try:
+            ctx.meta[_DEBUG] = ctx.meta.get(_DEBUG, False) or env.debug()
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning
                 return super().invoke(ctx)
@@ -93,7 +100,7 @@ def _show_warning(
 
 
 def _show_traceback(ctx: click.Context, error: Exception) -> None:
-    if ctx.meta.get(_DEBUG) or env.debug():
+    if ctx.meta.get(_DEBUG):
         traceback.print_exception(error)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx import env
 from rlx.ir.dtypes import KV_DTYPES
 
 if TYPE_CHECKING:
@@ -37,9 +38,7 @@ _ENGINE: dict[str, Decorator] = {
         help="exact: float32 throughout, slower. auto: int8 where it is close. The profile's, or auto, by default.",
     ),
     "profile": click.option("--profile", metavar="FILE", help="A compile profile (TOML); options given here win."),
-    "cache": click.option(
-        "--cache", type=click.Choice(["on", "off", "redo", "readonly"]), help="How to use the compile cache."
-    ),
+    "cache": click.option("--cache", type=click.Choice(env.CACHE_POLICIES), help="How to use the compile cache."),
     "keep_packed": click.option(
         "--keep-packed", is_flag=True, help="Keep the packed weights in the cache, for later starts to map."
     ),

@@ -46,6 +46,12 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.4g} TB"
 
 
+def counted(count: int, what: str) -> str:
+    """'1 token', '2 tokens', '2 entries'."""
+    plural = what[:-1] + "ies" if what.endswith("y") else what + "s"
+    return f"{count} {what if count == 1 else plural}"
+
+
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
     """Prints rows of cells under their heads; the columns named in `right` end on the right."""
     from rich import box
@@ -53,7 +59,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[s
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for head in heads:
         table.add_column(head, justify="right" if head in right else "left", overflow="fold", no_wrap=head == "digest")
     for row in rows:
@@ -146,12 +152,12 @@ def speeds(report: Mapping[str, Any]) -> str:
     first, compiles = report["first_token_seconds"], report["compiles"]
     parts = [
         f"loaded in {report['load_seconds']:.2f} s",
-        f"prompt: {report['prompt_tokens']} tokens{_rate(report['prompt_tokens_per_second'])}",
+        f"prompt: {counted(report['prompt_tokens'], 'token')}{_rate(report['prompt_tokens_per_second'])}",
         first is not None and f"first token after {first:.3f} s",
-        f"answer: {report['tokens']} tokens{_rate(report['tokens_per_second'])}",
+        f"answer: {counted(report['tokens'], 'token')}{_rate(report['tokens_per_second'])}",
         ENDS[report["end"]],
         report["profile"] and f"by {report['profile']}",
-        compiles and f"{report['compile_seconds']:.2f} s of these times compiled {compiles} pieces of code",
+        compiles and f"{report['compile_seconds']:.2f} s of these times compiled {counted(compiles, 'piece')} of code",
     ]
     return "; ".join(part for part in parts if part)
 
@@ -169,8 +175,8 @@ class Bars:
     """
 
     def __init__(self, file: TextIO | None = None, show: bool = True) -> None:
-        self._file = file or sys.stderr
-        self._shown = show and self._file.isatty()
+        self._file: TextIO | None = file or sys.stderr  # None where the process has no stderr
+        self._shown = show and self._file is not None and self._file.isatty()
         self._progress: Progress | None = None
         self._tasks: dict[str, Any] = {}
 
@@ -205,7 +211,8 @@ class Bars:
 
             console = Console(file=self._file)
             columns = TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn()
-            self._progress = Progress(*columns, console=console, transient=True)
+            # stdout stays what it is: a redirected one would end up on the console, a line a token.
+            self._progress = Progress(*columns, console=console, transient=True, redirect_stdout=False)
             self._progress.start()
         return self._progress
 

@@ -32,9 +32,10 @@ def profile() -> None:
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
 @debug_option
 def init(model: str, output: str | None, force: bool) -> None:
-    """Write a profile for MODEL: every key with a comment, and what holds on this machine without it.
+    """Write a profile for MODEL: every key, with a comment.
 
-    As it is written it changes nothing; change what you want to be different.
+    The values are those that hold on this machine without it, so as it is written it changes nothing; change what you
+    want to be different.
     """
     with open_plan(model, {"profile": {}}) as plan:
         text = effective(plan).to_toml(comments=True)
@@ -54,7 +55,10 @@ def init(model: str, output: str | None, force: bool) -> None:
 @engine_options
 @debug_option
 def show(model: str, engine: dict[str, Any]) -> None:
-    """Show the profile that MODEL is run with: from --profile, beside the weights, or the defaults."""
+    """Show the profile that MODEL is run with.
+
+    It is that of --profile, the one beside the weights, or the defaults.
+    """
     with open_plan(model, engine) as plan:
         text, source = effective(plan).to_toml(), plan.setup.source
     click.echo(text, nl=False)

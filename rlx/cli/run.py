@@ -87,11 +87,20 @@ def split_words(words: tuple[str, ...]) -> tuple[str | None, str]:
     model, prompt = words[0] if len(words) == 2 else None, words[-1]
     if model is None and _is_model(prompt):
         raise click.UsageError(f"'{prompt}' is a model, and there is no prompt: rlx run MODEL PROMPT")
-    if prompt == "-":
-        prompt = sys.stdin.buffer.read().decode("utf-8", "replace")
+    prompt = _stdin() if prompt == "-" else _readable(prompt)
     if not prompt:
         raise PromptError("it is empty", where="prompt", hint="give the text that the model shall answer")
     return model, prompt
+
+
+def _stdin() -> str:
+    """All of stdin; nothing where it is closed."""
+    return sys.stdin.buffer.read().decode("utf-8", "replace") if sys.stdin else ""
+
+
+def _readable(word: str) -> str:
+    """An argument with U+FFFD for bytes that are not UTF-8, which Python keeps as surrogates."""
+    return word.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _is_model(word: str) -> bool:
@@ -111,7 +120,7 @@ def prompt_ids(runner: CachedRunner, prompt: str, system: str | None, raw: bool)
             hint = "leave --system out; it may be a base model"
             raise ChatTemplateError("the model has no chat template for a system message", where="--system", hint=hint)
         return tokenizer.encode(prompt, parse_special=raw)
-    messages = [{"role": "system", "content": system}] if system is not None else []
+    messages = [{"role": "system", "content": _readable(system)}] if system is not None else []
     return runner.chat_ids([*messages, {"role": "user", "content": prompt}])
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rlx.cli.main import debug_option
-from rlx.cli.output import Bars, printable, table
+from rlx.cli.output import Bars, counted, printable, table
 from rlx.errors import CacheError
 
 if TYPE_CHECKING:
@@ -101,10 +101,8 @@ def _show() -> None:
     heads = "number", "in force", "default"
     table(heads, [(name, str(force[name]), str(default[name])) for name in default], right=heads[1:])
     if found and store is not None:
-        path = printable(str(store.root / FILE))
-        click.echo(
-            f"target {target.level}: measured on {printable(found.date)} with {found.threads} threads, in {path}"
-        )
+        when, where = printable(found.date), printable(str(store.root / FILE))
+        click.echo(f"target {target.level}: measured on {when} with {counted(found.threads, 'thread')}, in {where}")
     elif store is None:
         click.echo(f"target {target.level}: the defaults, because RLX_CACHE is off")
     else:

@@ -52,7 +52,6 @@ class Key:
 
 _LEVELS = ("native", "generic", "avx2", "avx512", "amx")
 _KV = tuple(dtype.name for dtype in KV_DTYPES)
-_POLICIES = tuple(dict.fromkeys(env.CACHE_POLICIES.values()))
 
 
 def _switches(section: str, meanings: Mapping[str, str]) -> list[Key]:
@@ -96,7 +95,7 @@ _ROWS = [
         "cache.policy", str, "on",
         "on: memory, then disk, then compile. off: nothing on disk. redo: compile in place of what is on disk. "
         "readonly: a program that is not there is an error.",
-        _POLICIES,
+        env.CACHE_POLICIES,
     ),
     Key("cache.capacity", int, "64", "Compiled programs kept in memory; the least recently used goes first."),
 ]  # fmt: skip

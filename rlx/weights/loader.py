@@ -136,7 +136,7 @@ def _in_directory(directory: Path) -> Path:
     for name in (SINGLE_NAME, INDEX_NAME):
         if name in names:
             return directory / name
-    what = f"the directory holds no {SINGLE_NAME}, no {INDEX_NAME} and no .gguf file, only: {_listing(directory)}"
+    what = f"the directory holds no {SINGLE_NAME}, no {INDEX_NAME} and no .gguf file; it holds {_listing(directory)}"
     if any(name.lower().endswith(PICKLES) for name in names):
         raise ModelFileError(what, where=directory, hint=_NO_PICKLES)
     raise ModelFileError(what, where=directory, hint="give the path of the model file itself")

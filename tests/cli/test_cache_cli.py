@@ -196,7 +196,7 @@ def test_values_side_by_side(a: Any, b: Any, shown: tuple[str, str]) -> None:
 
 def test_stats_tell_the_folder_and_its_size(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLX_CACHE_LIMIT", "3M")
-    monkeypatch.setenv("RLX_CACHE", "ro")
+    monkeypatch.setenv("RLX_CACHE", "readonly")
     lines = dict(line.split(":", 1) for line in rlx("stats").stdout.splitlines())
     assert {name: value.strip() for name, value in lines.items()} == {
         "folder": str(store.root),

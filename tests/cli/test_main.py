@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from fake_engine import FakeEngine, Opened, install
 
-from rlx import __version__
+from rlx import __version__, env
 from rlx.cli.main import Commands, cli, debug_option
 from rlx.cli.output import Bars
 from rlx.errors import CacheError
@@ -57,7 +57,10 @@ def test_help_lists_the_commands() -> None:
     for flag in ("--help", "-h"):
         result = CliRunner().invoke(cli, [flag])
         assert result.exit_code == 0
-        assert re.findall(r"^  (\w+) {2,}\w", result.stdout.split("Commands:")[1], re.MULTILINE) == COMMANDS
+        commands, variables = re.split(r"Commands:|Environment:", result.stdout)[1:]
+        assert re.findall(r"^  (\w+) {2,}\w", commands, re.MULTILINE) == COMMANDS
+        assert "..." not in commands, "the first sentence of a command's help is short enough"
+        assert re.findall(r"^  (\w+) {2,}\w", variables, re.MULTILINE) == [v.name for v in env.VARIABLES]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -108,6 +111,18 @@ def test_debug_adds_the_traceback(failing: Any, args: tuple[str, ...], error: Ex
     assert result.exit_code == exit_code
     assert "Traceback (most recent call last)" in result.stderr
     assert str(error) in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("error", [CacheError("it is full"), ValueError("odd")])
+def test_a_bad_debug_variable_is_one_message(failing: Any, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setenv("RLX_DEBUG", "yes")
+    result = failing(error)
+    assert (result.exit_code, result.output) == (2, "Error: RLX_DEBUG: 'yes' is not a number from 0 to 1\n")
+
+
+def test_the_debug_variable_adds_the_traceback(failing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLX_DEBUG", "1")
+    assert "Traceback (most recent call last)" in failing(CacheError("it is full")).stderr
 
 
 def test_a_warning_says_what_not_where(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +212,20 @@ def test_bars_show_in_a_terminal_only() -> None:
         assert ("packing weights" in written) == shown
         assert ("opening [the] model" in written) == shown
         assert bool(written) == shown
+
+
+def test_bars_leave_stdout_alone() -> None:
+    """What is written while they are shown goes where stdout goes, as it is."""
+    before = sys.stdout
+    with Bars(Terminal()) as bars:
+        bars.waiting("opening the model")
+        assert sys.stdout is before
+
+
+def test_no_stderr_shows_no_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with Bars() as bars:
+        bars.waiting("opening the model")
 
 
 def test_closed_bars_write_nothing_more() -> None:

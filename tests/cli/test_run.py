@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from fake_engine import FakeEngine, Opened, install
 
 from rlx import demo
 from rlx.cli.main import cli
+from rlx.cli.output import Bars
 from rlx.text import Tokenizer, load_tokenizer
 
 STORY = "Once upon a time,\nthere was a fox. 🦊 Ça va?"
@@ -77,6 +81,20 @@ def test_text_goes_to_stdout_and_speeds_to_stderr(opened: Opened, options: list[
     assert opened.calls[0][0] == demo.path()
 
 
+def test_text_is_not_broken_by_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a terminal for stderr: rich would send what is written beside its bars there, a line a token."""
+
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("rlx.cli.run.Bars", lambda: Bars(terminal))
+    assert rlx("Tell me a story.").stdout == STORY + "\n"
+    assert "reading the prompt" in terminal.getvalue()
+    assert "fox" not in terminal.getvalue()
+
+
 def test_a_first_run_says_that_it_compiled(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     def make(path: Path) -> FakeEngine:
         engine = scripted.make(path)
@@ -116,6 +134,21 @@ def test_a_model_without_a_template_gets_the_plain_prompt(scripted: Scripted, op
 def test_a_prompt_from_stdin(opened: Opened, tokenizer: Tokenizer) -> None:
     assert rlx("-", input="from a pipe ✓").exit_code == 0
     assert "user\nfrom a pipe ✓<|im_end|>" in prompt_of(opened, tokenizer)
+
+
+def test_bytes_that_are_not_utf8_are_replaced(opened: Opened, tokenizer: Tokenizer) -> None:
+    replaced = "user\nHi \N{REPLACEMENT CHARACTER}<|im_end|>"
+    assert rlx("-", input=b"Hi \xff").exit_code == 0
+    assert replaced in prompt_of(opened, tokenizer)
+    assert rlx(os.fsdecode(b"Hi \xff"), "--system", os.fsdecode(b"\xfe")).exit_code == 0
+    assert replaced in prompt_of(opened, tokenizer)
+    assert "system\n\N{REPLACEMENT CHARACTER}<|im_end|>" in prompt_of(opened, tokenizer)
+
+
+def test_a_closed_stdin_is_an_empty_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlx.cli.run.sys", SimpleNamespace(stdin=None))
+    result = rlx("-")
+    assert (result.exit_code, "prompt: it is empty" in result.stderr) == (2, True)
 
 
 def test_the_answer_ends_with_max_tokens_or_with_the_context(scripted: Scripted) -> None:

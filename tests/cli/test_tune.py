@@ -83,7 +83,7 @@ def test_show_and_reset(folder: Path) -> None:
     shown = rlx("--show").output
     assert all(name in shown for name in NAMES)
     assert "16384" in shown
-    assert "with 1 threads" in shown
+    assert "with 1 thread," in shown
     assert "removed" in rlx("--reset").output
     assert not (folder / tuned.FILE).exists()
     assert in_force() == DEFAULT
@@ -92,7 +92,7 @@ def test_show_and_reset(folder: Path) -> None:
 def test_a_dry_run_keeps_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "nothing is kept" in rlx("--dry-run").output
     assert not (folder / tuned.FILE).exists()
-    monkeypatch.setenv("RLX_CACHE", "ro")
+    monkeypatch.setenv("RLX_CACHE", "readonly")
     assert "nothing is kept" in rlx("--dry-run").output
 
 
@@ -102,7 +102,7 @@ def test_what_was_not_measured_is_named(folder: Path) -> None:
     assert in_force() == DEFAULT
 
 
-@pytest.mark.parametrize("policy", ["ro", "off"])
+@pytest.mark.parametrize("policy", ["readonly", "off"])
 def test_a_cache_that_may_not_be_written_is_an_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:

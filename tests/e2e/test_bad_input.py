@@ -169,9 +169,9 @@ FILES: dict[str, tuple[Make, type[RlxError], list[str]]] = {
     "no weights": (
         lambda m, p: folder(p, notes="x"),
         ModelFileError,
-        ["holds no model.safetensors, no model.safetensors.index.json and no .gguf file, only: notes", "Give the path"],
+        ["no model.safetensors, no model.safetensors.index.json and no .gguf file; it holds notes", "Give the path"],
     ),
-    "empty folder": (lambda m, p: folder(p), ModelFileError, ["only: nothing", "Give the path of the model file"]),
+    "empty folder": (lambda m, p: folder(p), ModelFileError, ["it holds nothing", "Give the path of the model file"]),
     "empty file": (lambda m, p: head_of(m, p, 0), ModelFileError, ["the file is empty", "repeat it"]),
     "no model": (
         lambda m, p: folder(p.parent / "d", x="hello, this is text") / "x",
@@ -388,7 +388,7 @@ def test_profiles_that_are_no_files(model: Path, tmp_path: Path, cli: Rlx) -> No
 
 VARIABLES = [
     ("RLX_TARGET", "nonsense", TargetError, "unknown target level 'nonsense'. Use native or one of generic, avx2"),
-    ("RLX_CACHE", "nonsense", ArgumentError, "RLX_CACHE: 'nonsense' is no cache policy. Use on, off, redo or ro"),
+    ("RLX_CACHE", "nonsense", ArgumentError, "'nonsense' is no cache policy. Use one of on, off, redo, readonly"),
     ("RLX_CACHE_LIMIT", "much", ArgumentError, "RLX_CACHE_LIMIT: 'much' is not a size above 0. Write 500M or 2G"),
     ("RLX_THREADS", "0", ArgumentError, "RLX_THREADS: '0' is not a number from 1 to 1024"),
 ]  # fmt: skip

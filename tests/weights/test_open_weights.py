@@ -63,12 +63,12 @@ def test_several_models_are_listed(tmp_path: Path, names: list[str]) -> None:
 def test_a_directory_without_weights_lists_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "hf").mkdir()
     write(tmp_path, "notes.txt", *(f"z{i:02}" for i in range(30)))
-    with pytest.raises(ModelFileError, match=r"only: hf/, notes\.txt, z00, .*, z17 and 12 more\. Give the path"):
+    with pytest.raises(ModelFileError, match=r"it holds hf/, notes\.txt, z00, .*, z17 and 12 more\. Give the path"):
         resolve_model_path(tmp_path)
 
 
 def test_an_empty_directory(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="only: nothing"):
+    with pytest.raises(ModelFileError, match="it holds nothing"):
         open_weights(tmp_path)
 
 
