@@ -326,10 +326,10 @@ class Engine:
             SnapshotError: it is of another model or other state formats; the session stays.
             PromptError: it holds more tokens than the context.
         """
+        self._session.check(snapshot)
         if snapshot.position > self.max_seq:
             what = f"a snapshot of {snapshot.position} tokens does not fit the context of {self.max_seq}"
             raise PromptError(what, hint="Open the model with a larger max_seq.")
-        self._session.check(snapshot)
         if snapshot.model != self._identity:
             what = f"the snapshot is of another model ({snapshot.model[:12]}, this is {self._identity[:12]})"
             raise SnapshotError(what, where=self._weights.loader.path, hint="Open the file that it was taken from.")

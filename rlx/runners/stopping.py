@@ -63,8 +63,8 @@ class Stopping:
         stop_ids: the tokens that end it.
 
     Raises:
-        ArgumentError: a number that is none or negative, more `min_tokens` than `max_tokens`, an empty stop string, or
-            stop strings without a tokenizer.
+        ArgumentError: a number that is none or negative, more `min_tokens` than `max_tokens`, an empty stop string,
+            stop strings without a tokenizer, or a callback that cannot be called.
     """
 
     def __init__(
@@ -81,6 +81,8 @@ class Stopping:
         self._max, self._min = checked_count("max_tokens", max_tokens), checked_count("min_tokens", min_tokens) or 0
         if self._max is not None and self._min > self._max:
             raise ArgumentError(f"min_tokens is {self._min}, more than the {self._max} of max_tokens", where="generate")
+        if on_token is not None and not callable(on_token):
+            raise ArgumentError(f"on_token is {on_token!r}, expected a function of a token", where="generate")
         texts = stop_strings(stop)
         if texts and tokenizer is None:
             what = f"the stop string {texts[0]!r} needs a tokenizer, and there is none"

@@ -234,8 +234,11 @@ class Session:
         """Whether a snapshot can be restored.
 
         Raises:
-            SnapshotError: the states have other formats, or the arrays are not what the formats say.
+            SnapshotError: it is something else, the states have other formats, or the arrays are not what the formats
+                say.
         """
+        if not isinstance(snapshot, Snapshot):
+            raise SnapshotError(f"expected a Snapshot, found a {type(snapshot).__name__}", where="restore")
         own = self._formats()
         for name in sorted(own.keys() | snapshot.formats.keys()):
             found, expected = snapshot.formats.get(name, "nothing"), own.get(name, "nothing")

@@ -86,8 +86,12 @@ class Snapshot:
         """
         path = Path(path)
         try:
-            with np.load(path, allow_pickle=False) as file:
-                return _checked({name: file[name] for name in file.files}, path)
+            with path.open("rb") as file:
+                if not zipfile.is_zipfile(file):  # of which NumPy would say how to unpickle it
+                    raise ValueError("it is no .npz file")
+                file.seek(0)
+                with np.load(file, allow_pickle=False) as arrays:
+                    return _checked({name: arrays[name] for name in arrays.files}, path)
         except OSError as error:
             raise SnapshotError(f"the snapshot cannot be read: {error.strerror or error}", where=path) from error
         except (ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:

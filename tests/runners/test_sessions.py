@@ -314,6 +314,7 @@ def test_a_snapshot_of_something_else_is_refused(mixed: hybrid.InterpretedEngine
     mixed.identity = "another model"
     refused(good, "the snapshot is of another model .a model, this is another mode.")
     mixed.identity = "a model"
+    refused(5, "expected a Snapshot, found a int")  # type: ignore[arg-type]
     other = hybrid.InterpretedEngine(GRAPHS["ring"])
     refused(other.snapshot(), "state 'conv.2': the snapshot has nothing, the session recurrent f32")
     other.close()

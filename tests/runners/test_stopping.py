@@ -228,6 +228,7 @@ def test_the_tokenizer_is_asked_for_only_if_there_are_stop_strings() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"on_token": 5}, "on_token is 5, expected a function of a token"),
         ({"max_tokens": -1}, "max_tokens is -1, expected a whole number of at least 0"),
         ({"max_tokens": 1.5}, r"max_tokens is 1\.5"),
         ({"max_tokens": True}, "max_tokens is True"),
