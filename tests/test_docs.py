@@ -15,22 +15,25 @@ from typing import Any
 import click
 import pytest
 
+import rlx
+from rlx import demo
 from rlx.cli.main import cli
 from rlx.codegen.layouts import BLOCK_ROWS, PACKINGS
 from rlx.ir import ops
-from rlx.ir.dtypes import DTYPES, Q8A, DType
+from rlx.ir.dtypes import BF16, DTYPES, Q8A, DType
 from rlx.models import SUPPORTED
 from rlx.models.architectures import ARCHITECTURES, Architecture
 from rlx.models.config import Layer
 from rlx.profile import CompileProfile
 from rlx.profile.keys import FOREIGN, KEYS
+from rlx.runtime.limits import ContextWarning
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md"), ROOT / "tests" / "data" / "README.md"])
+PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("*/*/README.md")])
 PLACES = ("rlx/", "tests/", "docs/", "benchmarks/", "examples/", "tools/")  # of paths in running text
 
-by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 @cache
@@ -132,6 +135,26 @@ def test_the_page_about_sampling() -> None:
     assert set(every) <= set(re.findall(r"`(\w+)(?:=2)?`", text(page)))
     reasons = [names(row[0])[0] for row in rows(page) if len(row) == 2 and names(row[0])]
     assert reasons == ["FinishReason", *FinishReason]
+
+
+def test_examples_with_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the README and of the pages about runners, where `model.gguf` is the demo model."""
+    monkeypatch.chdir(tmp_path)
+    Path("model.gguf").symlink_to(demo.path())
+    (readme,) = python(ROOT / "README.md")
+    exec(compile(readme, "README.md", "exec"), {})
+    assert capsys.readouterr().out == "27 + 45 = 72.\n"
+    (api,) = python(DOCS / "api.md")
+    with pytest.warns(ContextWarning):
+        exec(compile(api, "docs/api.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("27 + 45 = 72. stop\n")
+    with rlx.auto_runner("model.gguf", max_seq=256) as runner:
+        (block,) = python(DOCS / "batch.md")
+        names = {"runner": runner, "tokenizer": runner.tokenizer, "texts": ["Once upon a", "The fox"]}
+        exec(compile(block, "docs/batch.md", "exec"), names)
+        assert [bool(answer.finish_reason) for answer in names["answers"]] == [True, True]  # type: ignore[attr-defined]
 
 
 def test_examples_run() -> None:
@@ -238,6 +261,13 @@ def test_commands_exist(page: Path) -> None:
             assert all((ROOT / path).exists() for path in line.split()[1:]), line
 
 
+def test_every_benchmark_is_in_the_table() -> None:
+    """Every script that one runs by hand; the others are parts of `versus.py` and `make_model.py`."""
+    table = {names(row[0])[0] for row in rows(ROOT / "benchmarks" / "README.md") if names(row[0])}
+    scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py") if "argparse" in path.read_text()}
+    assert scripts == {name for name in table if name.endswith(".py")}
+
+
 def test_commands_are_found_and_wrong_ones_too() -> None:
     assert "rlx compile MODEL --dump-ir DIR" in commands(DOCS / "add-a-model.md")
     for wrong in ("rlx walk MODEL", "rlx run MODEL --dump DIR", "rlx cache forget"):
@@ -273,7 +303,8 @@ def format_row(dtype: DType) -> list[str]:
     file, memory = 8 * dtype.nbytes / dtype.block, 8 * packing.nbytes / BLOCK_ROWS / packing.superblock
     in_file = "8 and the scales" if dtype.ggml is None else f"{file:.6g}"
     number = "none" if dtype.ggml is None else str(dtype.ggml)
-    return [dtype.name.upper(), number, in_file, f"{memory:.6g}", "int8" if dtype.has_integer_codes else "float32"]
+    plain = "float32, bf16 in prompts" if dtype is BF16 else "float32"
+    return [dtype.name.upper(), number, in_file, f"{memory:.6g}", "int8" if dtype.has_integer_codes else plain]
 
 
 def test_the_table_of_formats_is_that_of_the_code() -> None:

@@ -35,8 +35,8 @@ class Turns:
             thread, other = self._user or ("another thread", "something")
             raise BusyError(
                 f"the {self._what} is in use: {other} in thread {thread}", where=doing,
-                hint=f"one thread at a time, and not from a callback of its own; open a {self._what} for each thread, and "
-                "close a stream that you leave early",
+                hint="one thread at a time, and not from a callback of its own; close a stream that is left early, and "
+                f"open a {self._what} for each thread",
             )  # fmt: skip
         try:
             if self.closed:
