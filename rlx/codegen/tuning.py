@@ -6,7 +6,7 @@ such as the ranges that attention is cut into, are no part of it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
 from rlx.errors import ArgumentError
 
@@ -75,7 +75,3 @@ class Tuning:
     def as_dict(self) -> dict[str, int]:
         """The numbers by name, for keys and files."""
         return asdict(self)
-
-
-#: The names of the numbers.
-NAMES = tuple(row.name for row in fields(Tuning))

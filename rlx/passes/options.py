@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from rlx.errors import ArgumentError
 
@@ -122,6 +121,3 @@ class Options:
             bf16_dots=self.bf16_dots and bf16_dots and rounds,
             bf16_tiles=self.bf16_tiles and bf16_tiles and rounds,
         )
-
-    def with_(self, **changes: Any) -> Options:
-        return replace(self, **changes)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from rlx.ir.graph import Graph
 from rlx.ir.verify import verify
@@ -67,13 +66,3 @@ def describe() -> str:
     groups = (*PREFILL, ("of a batch", (sequences,)))
     lines = [f"{name:14} {' -> '.join(p.__name__ for p in passes)}" for name, passes in groups]
     return "\n".join([*lines, f"{'program':14} {' -> '.join(BACKEND)}"])
-
-
-def dump_to(folder: Path) -> Hook:
-    """A hook that writes the text after every pass to `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-
-    def write(stage: str, result: Graph | Program) -> None:
-        (folder / f"{stage}.txt").write_text(str(result), encoding="utf-8")
-
-    return write

@@ -6,7 +6,7 @@ Runners stage. `sampling.py` follows them, `recommended.py` reads a model's own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from math import inf, isfinite
 from numbers import Integral, Real
 from typing import Any
@@ -211,6 +211,3 @@ def _breaker(value: Any) -> Breaker:
             return tuple(map(int, ids))
     what = f"dry_sequence_breakers holds {value!r}, expected a text or a sequence of ids"
     raise SamplingError(what, where="SampleOpts")
-
-
-OPTIONS = tuple(field.name for field in fields(SampleOpts))

@@ -1,4 +1,4 @@
-"""Memory that native code works in: aligned buffers from the kernel, and what the process uses.
+"""Memory that native code works in: aligned buffers from the kernel.
 
 Runtime: activations, KV caches, packed weights and the worker pool live in `AlignedBuffer`s; programs hold their raw
 addresses. Pages come zeroed and become resident only when they are first touched.
@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -155,31 +152,3 @@ def _advise_huge(memory: mmap.mmap, start: int, nbytes: int) -> None:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel built without huge pages: the buffer works, reads are slower
             memory.madvise(mmap.MADV_HUGEPAGE, start, nbytes)
-
-
-def rss_bytes() -> int:
-    """Bytes of this process that are in physical memory now, mapped file pages included."""
-    if _SYSTEM == "linux":
-        pages = Path("/proc/self/statm").read_text().split()[1]
-        return int(pages) * mmap.PAGESIZE
-    if _SYSTEM == "win32":
-        raise RlxError("the resident size is not known on Windows", where="rss_bytes")
-    out = subprocess.run(["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True, text=True, check=True)
-    return int(out.stdout) * 1024
-
-
-def peak_rss_bytes() -> int:
-    """The largest `rss_bytes` since the process started."""
-    if _SYSTEM == "linux":
-        # Not getrusage: its figure survives exec, so a child would report the peak of the process that started it.
-        return _status_bytes(Path("/proc/self/status").read_text(), "VmHWM")
-    if _SYSTEM == "win32":
-        raise RlxError("the peak resident size is not known on Windows", where="peak_rss_bytes")
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if _SYSTEM == "darwin" else 1024)
-
-
-def _status_bytes(status: str, field: str) -> int:
-    line = next(line for line in status.splitlines() if line.startswith(field + ":"))
-    return int(line.split()[1]) * 1024

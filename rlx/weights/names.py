@@ -3,8 +3,8 @@
 Part of the weights stage, between the readers and the model builders. Canonical names are those of GGUF
 (`blk.3.attn_q.weight`). A GGUF file uses them as they are; a Hugging Face checkpoint uses a module path
 (`model.layers.3.self_attn.q_proj.weight`) that the tables below translate. A name that no row knows is no weight of the
-language model (rotary buffers, vision towers, layers that predict further tokens) and is left out; `unused_names` lists
-those.
+language model (rotary buffers, vision towers, layers that predict further tokens) and is left out;
+`ModelWeights.unused` lists those.
 
 Names only: that GGUF permutes the rows of llama's q and k, stores 1 + w for some norms and -exp(A_log) for a decay, is
 for others to know. What a family's tensors look like where the formats disagree is in `RANKS`.
@@ -214,11 +214,6 @@ def canonical_names(loader: WeightLoader, family: str) -> dict[str, FileNames]:
             raise WeightError(f"{rival!r} and {name!r} are both {canonical}", where=loader.path)
         others[index] = name
     return {canonical: _in_order(canonical, names, loader) for canonical, names in found.items()}
-
-
-def unused_names(loader: WeightLoader, family: str) -> list[str]:
-    """The file's names that `canonical_names` leaves out."""
-    return [name for name in loader.tensors if canonical_name(name, family) is None]
 
 
 def canonical_name(name: str, family: str) -> str | None:

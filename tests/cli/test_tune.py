@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from rlx.cli.main import cli
 from rlx.codegen.target import Target
-from rlx.codegen.tuning import NAMES, Tuning
+from rlx.codegen.tuning import Tuning
 from rlx.runtime import autotune, tuned
 from rlx.runtime.autotune import Case
 from rlx.runtime.cache import CompileCache
@@ -81,7 +81,7 @@ def test_show_and_reset(folder: Path) -> None:
     assert "nothing was measured" in rlx("--reset").output
     rlx("--threads", "1")
     shown = rlx("--show").output
-    assert all(name in shown for name in NAMES)
+    assert all(name in shown for name in Tuning().as_dict())
     assert "16384" in shown
     assert "with 1 thread," in shown
     assert "removed" in rlx("--reset").output

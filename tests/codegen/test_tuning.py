@@ -15,7 +15,7 @@ import rlx
 from rlx.codegen.kernels import experts
 from rlx.codegen.kernels.linear import linear, macro_rows, units
 from rlx.codegen.target import Target
-from rlx.codegen.tuning import NAMES, Tuning
+from rlx.codegen.tuning import Tuning
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import BF16, Q4_K, Q6_K, Q8_0, DType
 from rlx.passes.options import Options
@@ -130,7 +130,7 @@ def test_the_default_is_the_level_s(target: Target) -> None:
     assert linear(Q8_0, N, K, "q8a", same).llvm == linear(Q8_0, N, K, "q8a", target).llvm
 
 
-@pytest.mark.parametrize("field", NAMES)
+@pytest.mark.parametrize("field", Tuning().as_dict())
 def test_a_number_out_of_range_is_refused_by_name(field: str) -> None:
     for value in (-2, 1 << 30, 4.0, True, "6", None):
         with pytest.raises(ArgumentError, match=rf"tuning: {field} = "):

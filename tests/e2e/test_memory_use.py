@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from resident import rss_bytes
 
 import rlx
 from rlx.runners.engine import Engine
 from rlx.runtime.cache import CompileCache
-from rlx.runtime.memory import AlignedBuffer, rss_bytes
+from rlx.runtime.memory import AlignedBuffer
 from rlx.runtime.native import NativeProgram
 
 STEPS = 200

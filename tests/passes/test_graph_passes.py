@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -134,14 +135,14 @@ WITH_TILES = Options(seq=(16, 64))
         (BF16, True, 64, Options(seq=(1, 16)), "bf16"),
         (BF16, True, 64, Options(seq=(2, 16), bf16_dots=False), "f32"),  # the target has no dots of bf16
         (BF16, True, 64, Options(), "f32"),  # one row
-        (BF16, True, 64, WITH_DOTS.with_(precision="exact"), "f32"),
+        (BF16, True, 64, replace(WITH_DOTS, precision="exact"), "f32"),
         (BF16, False, 64, WITH_DOTS, "f32"),  # the graph does not allow it
         (BF16, True, 63, WITH_DOTS, "f32"),
         (F16, True, 64, WITH_DOTS, "f32"),
         (F32, True, 64, WITH_DOTS, "f32"),
         (F8_E4M3, True, 64, WITH_DOTS, "f32"),
         (Q8_0, True, 64, WITH_DOTS, "q8a"),
-        (Q8_0, True, 64, WITH_DOTS.with_(precision="exact"), "f32"),
+        (Q8_0, True, 64, replace(WITH_DOTS, precision="exact"), "f32"),
     ],
 )
 def test_which_linears_take_bf16_rows(dtype: DType, bf16: bool, k: int, options: Options, found: str) -> None:
@@ -163,10 +164,10 @@ def test_which_linears_take_bf16_rows(dtype: DType, bf16: bool, k: int, options:
         (F8_E4M3, WITH_TILES, "bf16"),
         (BF16, WITH_TILES, "f32"),  # the graph does not allow it
         (F16, WITH_TILES, "f32"),
-        (Q8_0, WITH_TILES.with_(precision="exact"), "f32"),
-        (Q8_0, WITH_TILES.with_(seq=(15, 64)), "q8a"),  # too few rows to unpack for
-        (Q8_0, WITH_TILES.with_(sequences=True), "q8a"),  # rows of a batch get the bits that each would get alone
-        (F8_E4M3, WITH_TILES.with_(seq=(1, 1)), "f32"),
+        (Q8_0, replace(WITH_TILES, precision="exact"), "f32"),
+        (Q8_0, replace(WITH_TILES, seq=(15, 64)), "q8a"),  # too few rows to unpack for
+        (Q8_0, replace(WITH_TILES, sequences=True), "q8a"),  # rows of a batch get the bits that each would get alone
+        (F8_E4M3, replace(WITH_TILES, seq=(1, 1)), "f32"),
     ],
 )
 def test_which_linears_take_bf16_rows_where_there_are_tiles(dtype: DType, options: Options, found: str) -> None:
@@ -176,7 +177,7 @@ def test_which_linears_take_bf16_rows_where_there_are_tiles(dtype: DType, option
     graph = specialize(Graph(outputs={"y": ops.linear(x, one), "z": ops.expert_linear(x, ids, many)}), options)
     after = quantize(graph, options)
     assert after.outputs["y"].inputs[0].dtype.name == found
-    plain = quantize(graph, options.with_(bf16_dots=False, bf16_tiles=False))
+    plain = quantize(graph, replace(options, bf16_dots=False, bf16_tiles=False))
     assert after.outputs["z"].inputs[0] is plain.outputs["z"].inputs[0]
 
 
@@ -309,6 +310,6 @@ def test_attention_over_caches_of_16_bits_takes_tiles_of_bf16(
     q = G.input("q", [SEQ, 4, width])
     keys, values = (G.state(name, [2, CTX, width], cache) for name in ("k", "v"))
     graph = Graph(outputs={"y": ops.attention(q, keys, values, scale=1.0)})
-    options = Options(seq=(33, 512), bf16_tiles=True).with_(**changes)
+    options = replace(Options(seq=(33, 512), bf16_tiles=True), **changes)
     (node,) = (n for n in quantize(graph, options).nodes() if n.op == "attention")
     assert node["bf16"] is expected

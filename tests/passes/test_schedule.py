@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import toy
@@ -67,10 +68,10 @@ def test_the_nodes_of_a_region_are_independent_in_random_graphs(graph: Graph) ->
         # norm, qkv, rope and writes, attention, prepare, o, norm, gate and up, prepare, down
         ("llama", PREFILL, 10),
         ("qwen3", PREFILL, 10),
-        ("qwen3", EXACT.with_(fusions=ALONE), 8),
+        ("qwen3", replace(EXACT, fusions=ALONE), 8),
         # two post norms and two residual additions more
-        ("gemma", DECODE.with_(fusions=ALONE), 14),
-        ("gemma", EXACT.with_(fusions=ALONE), 12),
+        ("gemma", replace(DECODE, fusions=ALONE), 14),
+        ("gemma", replace(EXACT, fusions=ALONE), 12),
         ("llama", Options(seq=(2, 16), fusions=()), 17),
         # qkv, rope and writes, attention, o, gate and up, down: of a row or a few the rest goes before them
         ("llama", DECODE, 6),
@@ -93,7 +94,7 @@ def test_what_lies_around_the_layers() -> None:
     from there on.
     """
     assert len(lower("llama", DECODE, layers=2).regions) == 2 * 6 + 1
-    assert len(lower("llama", PREFILL.with_(fusions=ALONE), layers=2).regions) == 1 + 2 * 10 + 2 + 2
+    assert len(lower("llama", replace(PREFILL, fusions=ALONE), layers=2).regions) == 1 + 2 * 10 + 2 + 2
     assert len(lower("llama", PREFILL, layers=2).regions) == 1 + 10 + 2 + 6 + 1
 
 
@@ -146,7 +147,7 @@ def test_a_worker_computes_for_itself_what_is_small(node: Node, expected: bool) 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_equal_layers_have_equal_signatures(family: str) -> None:
-    alone = lower(family, DECODE.with_(fusions=ALONE), layers=6)
+    alone = lower(family, replace(DECODE, fusions=ALONE), layers=6)
     signatures = [signature(r) for r in alone.regions]
     layers = [tuple(signatures[1 + 10 * i : 11 + 10 * i]) for i in range(6)]
     assert len(set(layers)) == 1

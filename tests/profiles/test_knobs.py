@@ -194,7 +194,7 @@ def test_those_that_choose_the_same_share_their_key(pair: tuple[Case, Case]) -> 
 
 def test_the_order_of_names_is_no_choice() -> None:
     options = CompileProfile().options((2, 16))
-    turned = options.with_(fusions=options.fusions[::-1], passes=options.passes[::-1])
+    turned = replace(options, fusions=options.fusions[::-1], passes=options.passes[::-1])
     assert keys(turned) == keys(options)
     assert code(turned) == code(options)
 
