@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlx.runners import CachedRunner, SampleOpts
 
 _INTERRUPTED = "interrupted"
+_THINKING = "enable_thinking"  # the name that templates have for it
 _MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
 
 
@@ -28,6 +29,9 @@ _MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
 @ending_options
 @sampling_options
 @click.option("--system", metavar="TEXT", help="A system message before the prompt.")
+@click.option(
+    "--thinking/--no-thinking", default=None, help="Whether the model thinks before it answers, if it can do both."
+)
 @click.option("--raw", is_flag=True, help="No chat template; control tokens written in the prompt count as such.")
 @engine_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
@@ -40,6 +44,7 @@ def run(
     ending: dict[str, Any],
     sample: dict[str, Any],
     system: str | None,
+    thinking: bool | None,
     raw: bool,
     engine: dict[str, Any],
     as_json: bool,
@@ -55,14 +60,14 @@ def run(
     rlx run model.gguf "What is 27 + 45?" --temperature 0.7 --seed 1
     """
     model, prompt = split_words(words)
-    if raw and system is not None:
-        raise click.UsageError("--system needs the chat template, and --raw leaves it out")
+    if raw and (system, thinking) != (None, None):
+        raise click.UsageError("--system and --thinking need the chat template, and --raw leaves it out")
     start = time.perf_counter()
     with Bars() as bars:
         bars.waiting("opening the model")
         with open_runner(model, engine, bars) as runner:
             opts = sample_opts(runner.default_sample, sample)
-            ids = prompt_ids(runner, prompt, system, raw)
+            ids = prompt_ids(runner, prompt, system, thinking, raw)
             loaded = time.perf_counter() - start
             bars.waiting("reading the prompt")
             out = None if as_json or no_stream else stdout()
@@ -112,16 +117,21 @@ def _is_model(word: str) -> bool:
         return False
 
 
-def prompt_ids(runner: CachedRunner, prompt: str, system: str | None, raw: bool) -> list[int]:
+def prompt_ids(runner: CachedRunner, prompt: str, system: str | None, thinking: bool | None, raw: bool) -> list[int]:
     """The ids of the prompt: in the chat template if the model has one, else as it is."""
-    tokenizer = runner.tokenizer
-    if raw or tokenizer.chat_template is None:
+    template = runner.tokenizer.chat_template or ""
+    if thinking is not None and _THINKING not in template:
+        raise ChatTemplateError(
+            f"the model's chat template has no {_THINKING}", where="--thinking", hint="leave it out"
+        )
+    if raw or not template:
         if system is not None:
             hint = "leave --system out; it may be a base model"
             raise ChatTemplateError("the model has no chat template for a system message", where="--system", hint=hint)
-        return tokenizer.encode(prompt, parse_special=raw)
+        return runner.tokenizer.encode(prompt, parse_special=raw)
     messages = [{"role": "system", "content": _readable(system)}] if system is not None else []
-    return runner.chat_ids([*messages, {"role": "user", "content": prompt}])
+    variables: dict[str, Any] = {} if thinking is None else {_THINKING: thinking}
+    return runner.chat_ids([*messages, {"role": "user", "content": prompt}], **variables)
 
 
 def _generate(runner: CachedRunner, ids: list[int], ending: dict[str, Any], sample: SampleOpts, answer: Answer) -> str:

@@ -120,20 +120,24 @@ class CachedRunner(LmRunner):
             raise TokenizerError(error.what, where=error.where, hint=hint) from error
 
     def chat_ids(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
     ) -> list[int]:
         """The prompt for a conversation: the model's chat template, up to where the answer begins.
 
         Args:
             messages: `{"role": ..., "content": ...}`; the text of control tokens in a content stays text.
             tools: JSON schemas of functions that the model may call.
+            variables: others that the template reads, such as `enable_thinking=False`.
 
         Raises:
             ChatTemplateError: the model has no template, or it refuses the messages.
         """
         from rlx.text.chat import chat_ids
 
-        return chat_ids(self.tokenizer, messages, tools)
+        return chat_ids(self.tokenizer, messages, tools, **variables)
 
     # ---------------------------------------------------------------------------------------------- logits
 

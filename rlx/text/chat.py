@@ -1,7 +1,6 @@
 """Chat templates: messages to the text, and the ids, that a model was trained to answer.
 
-Text stage, used by the runners, the server and the command line. Where the template comes from is `tokenizer.py`; what
-it may do is `sandbox.py`.
+Text stage, used by the runners. Where the template comes from is `tokenizer.py`; what it may do is `sandbox.py`.
 """
 
 from __future__ import annotations

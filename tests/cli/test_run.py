@@ -131,6 +131,16 @@ def test_a_model_without_a_template_gets_the_plain_prompt(scripted: Scripted, op
     assert (result.exit_code, "no chat template for a system message" in result.stderr) == (2, True)
 
 
+def test_thinking_is_for_the_template_to_know(scripted: Scripted, opened: Opened) -> None:
+    from dataclasses import replace
+
+    template = "{% if enable_thinking is not defined %}as ever{% elif enable_thinking %}think{% else %}quick{% endif %}"
+    scripted.tokenizer = replace(scripted.tokenizer, chat_templates={"default": template})
+    for options, prompt in (([], "as ever"), (["--thinking"], "think"), (["--no-thinking"], "quick")):
+        assert rlx("Hi", *options).exit_code == 0
+        assert prompt_of(opened, scripted.tokenizer) == prompt
+
+
 def test_a_prompt_from_stdin(opened: Opened, tokenizer: Tokenizer) -> None:
     assert rlx("-", input="from a pipe ✓").exit_code == 0
     assert "user\nfrom a pipe ✓<|im_end|>" in prompt_of(opened, tokenizer)
@@ -286,7 +296,9 @@ def test_a_filter_without_a_temperature_is_refused_not_ignored(option: str) -> N
         (["model.gguf", "a", "prompt"], "expected [MODEL] PROMPT, found 3 arguments: put the prompt in quotes"),
         (["model.gguf"], "'model.gguf' is a model, and there is no prompt"),
         ([""], "prompt: it is empty. Give the text"),
-        (["Hi", "--raw", "--system", "x"], "--system needs the chat template"),
+        (["Hi", "--raw", "--system", "x"], "--system and --thinking need the chat template, and --raw leaves it out"),
+        (["Hi", "--raw", "--no-thinking"], "--system and --thinking need the chat template, and --raw leaves it out"),
+        (["Hi", "--no-thinking"], "--thinking: the model's chat template has no enable_thinking. Leave it out."),
         (["Hi", "--temperature", "-1"], "SampleOpts: temperature is -1.0, expected a finite number of at least 0"),
         (["Hi", "--temperature", "1", "--top-p", "2"], "top_p is 2.0, expected 0 to 1"),
         (["Hi", "--max-tokens", "0"], "0 is not in the range x>=1"),

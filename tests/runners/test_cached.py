@@ -170,6 +170,10 @@ def test_chat_ids_are_those_of_the_text_stage(demo_model: Any) -> None:
     assert ids == chat_ids(tokenizer, messages)
     assert tokenizer.decode(ids).endswith("<|im_start|>assistant\n")
     assert ids.count(tokenizer.token_to_id("<|im_end|>") or -1) == 1  # the template's own, not the user's
+    assert (
+        runner.chat_ids(messages, add_generation_prompt=False)
+        == ids[: -len(tokenizer.encode("<|im_start|>assistant\n", parse_special=True))]
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- failures
