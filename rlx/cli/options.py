@@ -35,7 +35,7 @@ _ENGINE: dict[str, Decorator] = {
     "precision": click.option(
         "--precision",
         type=click.Choice(["auto", "exact"]),
-        help="exact: float32 throughout, slower. auto: int8 where it is close. The profile's, or auto, by default.",
+        help="exact: float32 throughout, slower. auto, the default: int8 or bf16 where that is close.",
     ),
     "profile": click.option("--profile", metavar="FILE", help="A compile profile (TOML); options given here win."),
     "cache": click.option("--cache", type=click.Choice(env.CACHE_POLICIES), help="How to use the compile cache."),

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from rlx.errors import GraphError
+from rlx.errors import GraphError, ShapeError
 from rlx.ir import dims, ops, printer
-from rlx.ir.dims import DimLike
+from rlx.ir.dims import Dim, DimLike
 from rlx.ir.dtypes import F32, DType
 from rlx.ir.node import Node, topological
+
+_DTYPES = "give one of rlx.dtypes, such as rlx.dtypes.F32"
+_DIMS = "give a whole number, rlx.SEQ or a form such as 2 * SEQ"
 
 
 class Graph:
@@ -65,7 +69,9 @@ class Graph:
         return self._leaf("state", name, shape, dtype)
 
     def output(self, name: str, node: Node) -> Node:
-        """Names a result."""
+        """Names a result; `GraphError` for a second one of the name, or if it is no node."""
+        if not isinstance(node, Node):
+            raise GraphError(f"expected a node, found {type(node).__name__}", where=f"output {name!r}")
         if name in self.outputs:
             raise GraphError("an output of this name exists", where=f"output {name!r}", hint="Choose another name.")
         self.outputs[name] = node
@@ -73,7 +79,9 @@ class Graph:
 
     @staticmethod
     def _leaf(op: str, name: str, shape: Sequence[DimLike], dtype: DType) -> Node:
-        return ops.leaf(op, name, tuple(shape), dtype)
+        if not isinstance(dtype, DType):
+            raise ShapeError(f"{dtype!r} is no dtype", where=f"{op} {name!r}", hint=_DTYPES)
+        return ops.leaf(op, name, tuple(_dim(d, f"{op} {name!r}") for d in shape), dtype)
 
     def nodes(self) -> list[Node]:
         """Every node that an output reaches, operands before users."""
@@ -122,6 +130,9 @@ class Graph:
     def __str__(self) -> str:
         return printer.dumps(self.name, self.phase, self.bounds, self.outputs)
 
+    def __repr__(self) -> str:
+        return f"<Graph {self.name}: {self.phase}, outputs {', '.join(self.outputs) or 'none'}>"
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Graph) and (self.name, self.phase, self.outputs, self.bounds) == (
             other.name,
@@ -131,3 +142,12 @@ class Graph:
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _dim(value: Any, where: str) -> DimLike:
+    """A dim as a caller gave it; NumPy's integers become Python's."""
+    if isinstance(value, Dim):
+        return value
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ShapeError(f"{value!r} is no dim", where=where, hint=_DIMS)
+    return int(value)

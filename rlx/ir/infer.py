@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from rlx.errors import ShapeError
@@ -24,6 +24,14 @@ def _fail(op: str, inputs: Inputs, expected: str) -> NoReturn:
 def _check(ok: bool, op: str, inputs: Inputs, expected: str) -> None:
     if not ok:
         _fail(op, inputs, expected)
+
+
+def check_nodes(op: str, inputs: Sequence[Any]) -> None:
+    """Raises `ShapeError` for an operand that is no node, such as a number or an array."""
+    for operand in inputs:
+        if not isinstance(operand, Node):
+            hint = "Graph.weight and Graph.constant make nodes for arrays, ops.scale multiplies by a number"
+            raise ShapeError(f"expected nodes of a graph, found {type(operand).__name__}", where=op, hint=hint)
 
 
 def leaf(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:

@@ -45,7 +45,6 @@ class Op:
 
 REQUIRED = object()
 
-
 _LINEAR = {"gated": None, "bias": False, "residual": False, "bf16": False, "out": "f32"}
 _ROPE = {"style": REQUIRED, "norm_eps": None}
 _WRITE = {"at": PAST_SEQ, "dtype": "f32", "wrap": False}
@@ -143,7 +142,7 @@ def make(op: str, *inputs: Node, **attrs: Any) -> Node:
     """The node of any op in the table: checks the attributes, applies the shape rule, interns.
 
     Raises:
-        ShapeError: the operands do not fit, an attribute is missing or unknown.
+        ShapeError: the operands do not fit or are no nodes, an attribute is missing or unknown.
     """
     row = OPS.get(op)
     if row is None:
@@ -153,6 +152,7 @@ def make(op: str, *inputs: Node, **attrs: Any) -> Node:
     if attrs or missing:
         problem = f"unknown attribute {', '.join(attrs)}" if attrs else f"attribute {', '.join(missing)} is missing"
         raise ShapeError(problem, where=op, hint=f"Its attributes: {', '.join(row.attrs) or 'none'}.")
+    infer.check_nodes(op, inputs)
     shape, dtype = row.infer(inputs, full)
     return intern(op, inputs, tuple(full.items()), shape, dtype)
 

@@ -115,8 +115,8 @@ def auto_runner(
         threads: native workers; the physical cores that this process may use by default.
         max_seq: how many tokens the context holds; the model's own length, at most 4096, by default.
         kv_dtype: type of the KV cache: "f32", "f16", "bf16", "q8_0" or "q4_0".
-        precision: "exact" (weights dequantized exactly, float32 arithmetic) or "auto" (int8 activations where they are
-            close enough); by default what the profile says, or "auto".
+        precision: "exact" (weights dequantized exactly, float32 arithmetic) or "auto" (int8 or bf16 activations where
+            they are close enough); by default what the profile says, or "auto".
         profile: a compile profile: a file, a table, or a `CompileProfile`; the arguments here win over it. By default
             `<family>.rlx.toml` beside the weights, if it is there.
         cache: a `CompileCache`; the default one, on disk and shared between runs, by default.

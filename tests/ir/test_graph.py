@@ -6,7 +6,8 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import toy
 from hypothesis import given
 
 from ir.random_graphs import graphs
-from rlx.errors import GraphError
+from rlx.errors import GraphError, ShapeError
 from rlx.ir import ops
 from rlx.ir.dims import CTX, PAST_SEQ, SEQ
 from rlx.ir.dtypes import F32, Q8_0
@@ -183,3 +184,45 @@ def test_a_state_keeps_its_layout_when_rebuilt() -> None:
     tiled = ops.rebuild(Graph().state("k", [2, CTX, 16]), (), layout="tiles")
     assert tiled["layout"] == "tiles"
     assert ops.rebuild(tiled, (), shape=(2, 32, 16))["layout"] == "tiles"
+
+
+@pytest.mark.parametrize("dim", [1.5, "SEQ", True, None, 0, -1])
+def test_what_is_no_dim_is_refused(dim: Any) -> None:
+    with pytest.raises(ShapeError, match="input 'x': "):
+        Graph().input("x", [dim, 64])
+
+
+def test_integers_of_numpy_are_dims() -> None:
+    assert Graph().weight("w", [np.int64(32), 64]) is Graph().weight("w", [32, 64])
+
+
+@pytest.mark.parametrize("dtype", ["f32", np.float32, None])
+def test_what_is_no_dtype_is_refused(dtype: Any) -> None:
+    with pytest.raises(ShapeError, match=r"weight 'w': .* is no dtype\. Give one of rlx\.dtypes"):
+        Graph().weight("w", [64], dtype)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: x + 1,
+        lambda x: x * 0.5,
+        lambda x: ops.linear(x, np.zeros((32, 64), np.float32)),
+        lambda x: ops.silu(2),
+    ],
+)
+def test_operands_that_are_no_nodes_are_refused(use: Callable[[Any], Node]) -> None:
+    with pytest.raises(ShapeError, match=r"expected nodes of a graph, found (int|float|ndarray)\. Graph\.weight and"):
+        use(rows(Graph()))
+
+
+def test_an_output_that_is_no_node_is_refused() -> None:
+    with pytest.raises(GraphError, match="output 'y': expected a node, found ndarray"):
+        Graph().output("y", np.zeros(3))  # type: ignore[arg-type]
+
+
+def test_a_graph_says_what_it_is() -> None:
+    g = Graph("mlp")
+    assert repr(g) == "<Graph mlp: graph, outputs none>"
+    g.output("y", rows(g))
+    assert repr(g) == "<Graph mlp: graph, outputs y>"
