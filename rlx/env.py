@@ -9,13 +9,16 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from rlx.errors import ArgumentError
 
 DEFAULT_CACHE_LIMIT = 2 << 30
 
-#: The policies of the compile cache; what RLX_CACHE, `--cache` and a profile may say.
-CACHE_POLICIES = ("on", "off", "redo", "readonly")
+#: Where a program is looked for, in order. "on": memory, store, build. "off": memory, build; nothing is stored. "redo":
+#: memory, build, in place of what is stored. "readonly": memory, store; a needed build is an error.
+Policy = Literal["on", "off", "redo", "readonly"]
+CACHE_POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -62,17 +65,25 @@ def target() -> str | None:
     return get("RLX_TARGET")
 
 
-def cache_policy() -> str:
-    """RLX_CACHE as a policy: "on", "off", "redo" or "readonly".
+def cache_policy() -> Policy:
+    """RLX_CACHE: "on" where it is unset.
 
     Raises:
-        ArgumentError: it says something else.
+        ArgumentError: it is no policy.
     """
-    value = get("RLX_CACHE") or "on"
-    if value.lower() not in CACHE_POLICIES:
+    return parse_policy((get("RLX_CACHE") or "on").lower(), "RLX_CACHE")
+
+
+def parse_policy(text: str, where: str) -> Policy:
+    """The policy that a text names.
+
+    Raises:
+        ArgumentError: it names none.
+    """
+    if text not in CACHE_POLICIES:
         hint = f"use one of {', '.join(CACHE_POLICIES)}"
-        raise ArgumentError(f"{value!r} is no cache policy", where="RLX_CACHE", hint=hint)
-    return value.lower()
+        raise ArgumentError(f"{text!r} is no cache policy", where=where, hint=hint)
+    return text
 
 
 def cache_dir() -> Path | None:

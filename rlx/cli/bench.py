@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.main import debug_option
-from rlx.cli.output import counted
+from rlx.cli.output import Bars, counted, table
 from rlx.ir.dtypes import KV_DTYPES
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from collections.abc import Iterator
 
     from rlx.runners.engine import Engine
     from rlx.runtime.profiling import OpTime
@@ -41,7 +41,9 @@ def bench(model: str | None, prompt: int, generate: int, repeat: int, as_json: b
 
     loader = open_weights(model if model is not None else demo.path())
     runner_class(loader)  # whether there is one
-    engine = Engine.open(loader, max_seq=prompt + generate + 16, **options)
+    with Bars() as bars:  # they are gone when the clock runs
+        bars.waiting("opening the model")
+        engine = Engine.open(loader, max_seq=prompt + generate + 16, progress=bars, **options)
     try:
         result = measure(engine, prompt, generate, repeat)
     finally:
@@ -99,30 +101,24 @@ def _row(t: OpTime, bandwidth: float, peaks: dict[str, float]) -> dict[str, Any]
 
 
 def _show(result: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    console = Console()
     prefill, decode = result["prefill"], result["decode"]
     peaks = ", ".join(f"{kind} peak {rate:.0f} GOP/s" for kind, rate in result["peak_gop_per_s"].items())
     machine = f"read bandwidth {result['read_gb_per_s']:.1f} GB/s, {peaks}"
-    console.print(f"{counted(result['threads'], 'thread')}, {result['target']}; {machine}", soft_wrap=True)
+    click.echo(f"{counted(result['threads'], 'thread')}, {result['target']}; {machine}")
     limits = {"prefill": f"{prefill['gflop_per_s']:8.1f} GFLOP/s", "decode": f"{decode['gb_per_s']:8.1f} GB/s"}
     limits["decode"] += f", {result['decode_share_of_bandwidth']:.0%} of the bandwidth"
     for phase, limit in limits.items():
-        console.print(f"{phase:8}{result[phase]['tokens']:5d}  {result[phase]['tokens_per_s']:9.1f} tokens/s  {limit}")
+        click.echo(f"{phase:8}{result[phase]['tokens']:5d}  {result[phase]['tokens_per_s']:9.1f} tokens/s  {limit}")
     for phase in ("decode", "prefill"):
-        console.print(_table(phase, result[f"{phase}_kernels"]))
+        click.echo(f"\none {phase} step:")
+        heads = "kernel", "regions", "ms", "share", "GB/s", "GFLOP/s", "near"
+        table(heads, _cells(result[f"{phase}_kernels"]), right=heads[1:-1])
 
 
-def _table(phase: str, rows: list[dict[str, Any]]) -> Table:
+def _cells(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     """Where one step's time goes, and which of the machine's limits each kernel is near."""
-    from rich.table import Table
-
     total = sum(r["ms"] for r in rows)
-    heads = "kernel", "regions", "ms", "share", "GB/s", "GFLOP/s", "near"
-    table = Table(*heads, title=f"one {phase} step", title_justify="left")
     for r in rows:
         figures = f"{r['ms']:.3f}", f"{r['ms'] / total:.0%}", f"{r['gb_per_s']:.1f}", f"{r['gflop_per_s']:.1f}"
         near = r["limit"] if r["limit"] == "barrier" else f"{r['limit']} {r['share_of_limit']:.0%}"
-        table.add_row(r["kernel"], str(r["regions"]), *figures, near)
-    return table
+        yield r["kernel"], str(r["regions"]), *figures, near

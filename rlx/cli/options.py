@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rlx.runners import CachedRunner
     from rlx.runners.auto import Progress
     from rlx.runners.setup import Plan
-    from rlx.runtime.cache import CompileCache, Policy
+    from rlx.runtime.cache import CompileCache
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
@@ -65,7 +65,7 @@ def collected(command: Command, name: str, options: dict[str, Decorator], make: 
     return wrapped
 
 
-def compile_cache(policy: Policy | None) -> CompileCache | None:
+def compile_cache(policy: str | None) -> CompileCache | None:
     """A compile cache of that policy in the usual place; None leaves the policy to the profile and the environment."""
     if policy is None:
         return None

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar, cast, get_args
+from typing import Any, Protocol, TypeVar, cast
 
 from rlx import env
 from rlx.errors import ArgumentError, CacheError
@@ -21,10 +21,6 @@ from rlx.runtime.key import CompileKey, diff, nearest
 from rlx.runtime.store import Store
 
 T = TypeVar("T")
-
-#: Where a program is looked for, in order. "on": memory, store, build. "off": memory, build; nothing is stored. "redo":
-#: memory, build, in place of what is stored. "readonly": memory, store; a needed build is an error.
-Policy = Literal["on", "off", "redo", "readonly"]
 
 #: Programs kept in memory where nothing else is asked for.
 CAPACITY = 64
@@ -79,19 +75,17 @@ class CompileCache:
     Args:
         capacity: programs kept in memory.
         store: where programs outlive the process; None keeps them in memory only.
-        policy: see `Policy`.
+        policy: see `rlx.env.Policy`.
 
     Raises:
         ArgumentError: `capacity` is not above 0, or the policy is unknown.
     """
 
-    def __init__(self, capacity: int = CAPACITY, store: Store | None = None, policy: Policy = "on") -> None:
+    def __init__(self, capacity: int = CAPACITY, store: Store | None = None, policy: str = "on") -> None:
         if capacity <= 0:
             raise ArgumentError(f"capacity = {capacity}", where="CompileCache", hint="Give a number above 0")
-        if policy not in get_args(Policy):
-            hint = f"Use {', '.join(get_args(Policy))}"
-            raise ArgumentError(f"{policy!r} is no cache policy", where="CompileCache", hint=hint)
-        self.capacity, self.store, self.policy = capacity, store, policy
+        self.capacity, self.store = capacity, store
+        self.policy: env.Policy = env.parse_policy(policy, "CompileCache")
         self._programs: OrderedDict[str, Any] = OrderedDict()
         self._building: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -102,13 +96,13 @@ class CompileCache:
         """A cache in the usual place: RLX_CACHE_DIR, RLX_CACHE_LIMIT.
 
         Args:
-            policy: see `Policy`; what RLX_CACHE says by default.
+            policy: see `rlx.env.Policy`; what RLX_CACHE says by default.
             capacity: programs kept in memory; 64 by default.
 
         Raises:
             ArgumentError: an argument is out of its range, or one of the variables does not parse.
         """
-        chosen = cast(Policy, policy or env.cache_policy())
+        chosen = policy or env.cache_policy()
         store = None if chosen == "off" else Store()
         return CompileCache(CAPACITY if capacity is None else capacity, store, chosen)
 

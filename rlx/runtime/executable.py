@@ -268,7 +268,7 @@ def compile(
         profile: a `CompileProfile`, a table or a file: precision, fusions, passes, target level, threads and compile
             cache, where the arguments do not say. SEQ of 1, and sequences, are decode, else it is prefill. Family,
             buckets and type of the KV cache are for runners.
-        target: "generic", "avx2", "avx512", "native", or a `Target`.
+        target: a level, "generic", "avx2", "avx512", "amx" or "native", or a `Target`.
         threads: workers; the physical cores by default.
         cache: the compile cache; the default one on disk otherwise.
         dump_ir: a folder for the text after every pass.

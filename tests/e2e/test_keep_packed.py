@@ -15,7 +15,8 @@ from click.testing import CliRunner
 import rlx
 from rlx import ArgumentError
 from rlx.cli.main import cli
-from rlx.runtime.cache import CompileCache, Policy
+from rlx.env import Policy
+from rlx.runtime.cache import CompileCache
 from rlx.runtime.entry import Listing
 from rlx.runtime.kept import ALIGNMENT, DATA, KeptWeights
 from rlx.runtime.key import CompileKey

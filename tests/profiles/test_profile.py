@@ -6,7 +6,7 @@ import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,12 +15,12 @@ from profile_strategies import profiles
 
 from rlx import CompileProfile
 from rlx.codegen.target import LEVELS
+from rlx.env import CACHE_POLICIES
 from rlx.errors import ArgumentError, ProfileError
 from rlx.passes.options import FUSIONS, PASSES, Options
 from rlx.profile import FAMILIES, PhaseProfile
 from rlx.profile.keys import FOREIGN, KEYS
 from rlx.runners.families import RUNNERS
-from rlx.runtime.cache import Policy
 
 
 def parsed(text: str) -> CompileProfile:
@@ -94,7 +94,7 @@ def test_precision_of_an_argument_wins_and_a_default_fills_what_is_open() -> Non
 def test_the_table_names_what_the_other_parts_have() -> None:
     assert set(FAMILIES) == set(RUNNERS)
     assert KEYS["backend.cpu.level"].choices == ("native", *LEVELS)
-    assert KEYS["cache.policy"].choices == get_args(Policy)
+    assert KEYS["cache.policy"].choices == CACHE_POLICIES
     assert not set(KEYS) & set(FOREIGN)
     for key in KEYS.values():
         assert key.meaning.endswith(".") and key.default, key.path

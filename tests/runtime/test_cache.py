@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from rlx import env
+from rlx.env import Policy
 from rlx.errors import ArgumentError, CacheError, CompileError
-from rlx.runtime.cache import CacheStats, CompileCache, Files, Policy
+from rlx.runtime.cache import CacheStats, CompileCache, Files
 from rlx.runtime.key import CompileKey
 from rlx.runtime.store import CacheWarning, Store
 
