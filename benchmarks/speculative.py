@@ -31,8 +31,8 @@ from rlx.runners.engine import Engine
 from rlx.runners.generation import Logits
 from rlx.runners.looked_up import LookedUp
 from rlx.runners.prediction import HeadDrafter
-from rlx.runners.sampling import SampleOpts, Sampler
 from rlx.runners.speculative import Counters, Drafter, PromptLookup, Speculation
+from rlx.sampling import SampleOpts, Sampler
 from rlx.text.chat import chat_ids
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}

@@ -47,12 +47,13 @@ if TYPE_CHECKING:
     from rlx.ir.dims import CTX, PAST_SEQ, SEQ
     from rlx.ir.graph import Graph
     from rlx.profile import CompileProfile
-    from rlx.runners import GemmaRunner, Llama32Runner, LmRunner, Qwen3Runner, Qwen35Runner, SampleOpts, auto_runner
+    from rlx.runners import GemmaRunner, Llama32Runner, LmRunner, Qwen3Runner, Qwen35Runner, auto_runner
     from rlx.runners.token_generator import GemmaGenerator, TokenGenerator
     from rlx.runtime.cache import CompileCache
     from rlx.runtime.devices import Device, devices
     from rlx.runtime.executable import Executable, compile
     from rlx.runtime.snapshot import Snapshot
+    from rlx.sampling import SampleOpts
     from rlx.text import StreamDetokenizer, Tokenizer, load_tokenizer
 
 __version__ = "0.1.0"
@@ -73,7 +74,7 @@ _HOME = {
     "LmRunner": "rlx.runners",
     "Qwen3Runner": "rlx.runners",
     "Qwen35Runner": "rlx.runners",
-    "SampleOpts": "rlx.runners",
+    "SampleOpts": "rlx.sampling",
     "auto_runner": "rlx.runners",
     "CompileCache": "rlx.runtime.cache",
     "Executable": "rlx.runtime.executable",

@@ -120,7 +120,8 @@ def test_quotes_on_the_page_about_models_are_in_the_tree() -> None:
 
 def test_the_page_about_sampling() -> None:
     """Its example runs; its table has every option with its default; its reasons are those of the code."""
-    from rlx.runners import FinishReason, SampleOpts
+    from rlx.runners import FinishReason
+    from rlx.sampling import SampleOpts
 
     page = DOCS / "sampling.md"
     (block,) = python(page)
@@ -234,7 +235,7 @@ def check_rlx(line: str) -> None:
         found = command.get_command(context, words.pop(0))
         assert found is not None, line
         command = found
-    options = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+    options = {name for p in command.params for name in (*p.opts, *p.secondary_opts)} | {"--help"}
     assert set(re.findall(r"(?<!\S)\[?(--[a-z-]+)", " ".join(words))) <= options, line
 
 

@@ -30,6 +30,7 @@ LAYERS = [
     {"codegen"},
     {"runtime"},
     {"models", "weights", "text", "demo"},
+    {"sampling"},
     {"runners", "export"},
     {""},
     {"cli", "server"},

@@ -17,7 +17,8 @@ from rlx.cli.sampling import ending_options, sample_opts, sampling_options
 from rlx.errors import ChatTemplateError, PromptError
 
 if TYPE_CHECKING:
-    from rlx.runners import CachedRunner, SampleOpts
+    from rlx.runners import CachedRunner
+    from rlx.sampling import SampleOpts
 
 _INTERRUPTED = "interrupted"
 _THINKING = "enable_thinking"  # the name that templates have for it

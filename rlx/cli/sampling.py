@@ -10,7 +10,7 @@ import click
 from rlx.cli.options import Command, Decorator, collected
 
 if TYPE_CHECKING:
-    from rlx.runners import SampleOpts
+    from rlx.sampling import SampleOpts
 
 
 class _Window(click.ParamType):  # type: ignore[type-arg]
@@ -118,7 +118,7 @@ def sample_opts(default: SampleOpts, given: dict[str, Any]) -> SampleOpts:
 
 def _given(**values: Any) -> dict[str, Any]:
     """The values that were given; they are checked at once, before a model is opened."""
-    from rlx.runners import SampleOpts
+    from rlx.sampling import SampleOpts
 
     given = {name: value for name, value in values.items() if value not in (None, ())}
     given |= {name: None for name in ("repetition_window", "dry_penalty_last_n") if given.get(name) == _ALL}

@@ -17,7 +17,7 @@ from rlx.export.hf_required import check_tensors
 from rlx.export.hf_tensors import changes, export_tensor, in_layer, rope_tensor
 from rlx.export.hf_tokenizer import tokenizer_metadata
 from rlx.export.model import ExportModel, ExportTensor
-from rlx.runners.recommended import gguf_keys, recommended
+from rlx.sampling.recommended import gguf_keys, recommended
 from rlx.weights import ModelWeights, WeightLoader
 from rlx.weights.prediction import WithPrediction, predicting_blocks
 

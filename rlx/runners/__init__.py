@@ -1,16 +1,14 @@
 """Runners: a model as something that answers. Between the native programs and the command line.
 
-`sampling.py` chooses tokens, `stopping.py` says when it is enough, `base.py` says what every runner offers,
-`programs.py` is the table of a model's programs, `engine.py` holds them with weights and caches, `cached.py` drives it
-a token at a time, `families.py` names the runners, `auto.py` picks one for a path. Importing this package loads neither
-the compiler nor the engine.
+`stopping.py` says when it is enough, `base.py` what every runner offers, `programs.py` is the table of a model's
+programs, `engine.py` holds them with weights and caches, `cached.py` drives it a token at a time, `families.py` names
+the runners, `auto.py` picks one for a path. Importing this package loads neither the compiler nor the engine.
 """
 
 from rlx.runners.auto import auto_runner
 from rlx.runners.base import LmRunner
 from rlx.runners.cached import CachedRunner
 from rlx.runners.families import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner
-from rlx.runners.sampling import SampleOpts, Sampler
 from rlx.runners.stopping import FinishReason, Stopping
 
 __all__ = [
@@ -21,8 +19,6 @@ __all__ = [
     "LmRunner",
     "Qwen3Runner",
     "Qwen35Runner",
-    "SampleOpts",
-    "Sampler",
     "Stopping",
     "auto_runner",
 ]

@@ -15,9 +15,9 @@ from rlx.errors import ConfigError, UnsupportedModelError
 from rlx.models import FAMILIES, SUPPORTED
 from rlx.models.architectures import MODEL_TYPES
 from rlx.runners.families import RUNNERS, FamilyRunner
-from rlx.runners.sample_opts import SampleOpts
 from rlx.runtime.devices import Device
 from rlx.runtime.devices import device as find_device
+from rlx.sampling import SampleOpts
 
 if TYPE_CHECKING:
     from rlx.weights.loader import WeightLoader

@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from rlx.errors import ArgumentError, MultimodalError, NumericalError, PromptError
 from rlx.runners.generation import Generation, Logits, Request, Source, Step, log_probs, steps, stepwise, tokens
-from rlx.runners.sampling import SampleOpts, Sampler
 from rlx.runners.stopping import OnToken, Stopping, checked_count
 from rlx.runtime.devices import Device
+from rlx.sampling import SampleOpts, Sampler
 
 if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer

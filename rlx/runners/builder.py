@@ -14,11 +14,11 @@ from rlx.errors import ArgumentError, MultimodalError
 
 if TYPE_CHECKING:
     from rlx.profile import CompileProfile
-    from rlx.runners.sampling import SampleOpts
     from rlx.runners.stopping import OnToken
     from rlx.runtime.cache import CompileCache
     from rlx.runtime.devices import Device
     from rlx.runtime.tensors import Progress
+    from rlx.sampling import SampleOpts
     from rlx.weights.loader import WeightLoader
 
 R = TypeVar("R")

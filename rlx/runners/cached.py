@@ -19,12 +19,12 @@ from rlx.runners.base import GREEDY, LmRunner, TokenIds, check_finite, check_ids
 from rlx.runners.batch import generate_together
 from rlx.runners.generation import Generation, Logits, Request, Source, stepwise
 from rlx.runners.looked_up import LookedUp
-from rlx.runners.sampling import SampleOpts
 from rlx.runners.speculative import Counters, Drafter, PromptLookup, Speculation
 from rlx.runners.stopping import OnToken
 from rlx.runners.token_engine import TokenEngine
 from rlx.runners.turns import Turns
 from rlx.runtime.devices import Device
+from rlx.sampling import SampleOpts
 
 if TYPE_CHECKING:
     from rlx.models.config import ModelConfig

@@ -26,8 +26,6 @@ from rlx.runners.modes import Modes
 from rlx.runners.opened import Source, tokenizer_of
 from rlx.runners.prediction import DRAFTS, HeadDrafter, Predictor
 from rlx.runners.programs import ProgramRecord, Programs
-from rlx.runners.recommended import recommended
-from rlx.runners.sample_opts import SampleOpts
 from rlx.runners.setup import Plan
 from rlx.runners.speculative import Counters
 from rlx.runners.wanted import GREEDY, HIDDEN, LOGITS, Wanted
@@ -41,6 +39,8 @@ from rlx.runtime.session import Session
 from rlx.runtime.snapshot import Snapshot
 from rlx.runtime.tensors import Progress, Tensors
 from rlx.runtime.threads import WorkerPool
+from rlx.sampling import SampleOpts
+from rlx.sampling.recommended import recommended
 from rlx.weights import WeightLoader, open_weights
 
 ALL_ROWS_VALUES = 1 << 24  # most logits that one call keeps when every position is wanted

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rlx.runners.builder import RunnerBuilder
 from rlx.runners.cached import CachedRunner
-from rlx.runners.sampling import SampleOpts
 from rlx.runners.stopping import OnToken
 from rlx.runtime.devices import Device
 from rlx.runtime.devices import device as find_device
+from rlx.sampling import SampleOpts
 
 if TYPE_CHECKING:
     from rlx.runners.token_engine import TokenEngine

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.runners.sampling import Sampler
 from rlx.runners.stopping import FinishReason, Stopping
+from rlx.sampling import Sampler
 
 Logits = npt.NDArray[np.float32]
 Source = Iterator[tuple[int, Logits | None]]

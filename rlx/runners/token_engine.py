@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlx.runners.batch import Batch
 from rlx.runners.generation import Logits
 from rlx.runners.prediction import HeadDrafter
-from rlx.runners.sampling import SampleOpts
 from rlx.runners.speculative import Counters
+from rlx.sampling import SampleOpts
 
 if TYPE_CHECKING:
     from rlx.models.config import ModelConfig

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 from rlx.errors import PromptError
 from rlx.runners.base import GREEDY, TokenIds, check_finite, check_ids, fit_context
 from rlx.runners.generation import Logits
-from rlx.runners.sampling import SampleOpts, Sampler
 from rlx.runners.stopping import NOTHING, OnToken, Stopping, checked_count
 from rlx.runners.turns import Turns
+from rlx.sampling import SampleOpts, Sampler
 
 if TYPE_CHECKING:
     from rlx.models.config import ModelConfig

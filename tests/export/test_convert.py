@@ -20,7 +20,7 @@ from rlx.errors import ArgumentError, ModelFileError, TokenizerError, WeightErro
 from rlx.export.convert import convert
 from rlx.export.opened import open_model
 from rlx.ir.dtypes import F8_E4M3
-from rlx.runners.recommended import recommended
+from rlx.sampling.recommended import recommended
 from rlx.weights import open_weights
 
 

@@ -11,7 +11,7 @@ import pytest
 from rlx.errors import ArgumentError, MultimodalError, NumericalError, PromptError
 from rlx.runners.base import LmRunner, TokenIds, check_finite
 from rlx.runners.generation import Logits
-from rlx.runners.sampling import SampleOpts
+from rlx.sampling import SampleOpts
 
 
 class Counter(LmRunner):

@@ -14,7 +14,7 @@ from rlx.errors import ArgumentError, BusyError, NumericalError, PromptError, To
 from rlx.runners.base import LmRunner
 from rlx.runners.cached import CachedRunner
 from rlx.runners.families import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner
-from rlx.runners.sampling import SampleOpts
+from rlx.sampling import SampleOpts
 
 PROMPT = [3, 1, 4, 1, 5]
 

@@ -17,9 +17,9 @@ from rlx.runners import CachedRunner, auto_runner, prediction
 from rlx.runners import drafted as drafted_runs
 from rlx.runners.engine import Engine
 from rlx.runners.prediction import HeadDrafter, Predictor
-from rlx.runners.sampling import SampleOpts
 from rlx.runners.speculative import Counters
 from rlx.runners.stopping import FinishReason
+from rlx.sampling import SampleOpts
 
 Array = np.ndarray[Any, Any]
 

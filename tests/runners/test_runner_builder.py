@@ -11,8 +11,8 @@ from fake_engine import FakeEngine, Opened, install
 import rlx
 from rlx.errors import ArgumentError, ConfigError, MultimodalError, TargetError
 from rlx.runners.families import RUNNERS
-from rlx.runners.sampling import SampleOpts
 from rlx.runtime.limits import ContextWarning
+from rlx.sampling import SampleOpts
 
 
 @pytest.fixture

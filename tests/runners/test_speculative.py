@@ -16,10 +16,10 @@ from rlx.errors import NumericalError
 from rlx.runners import auto_runner
 from rlx.runners.base import check_finite
 from rlx.runners.looked_up import LookedUp
-from rlx.runners.sampling import SampleOpts, Sampler
 from rlx.runners.speculative import MOST, Counters, Hits, PromptLookup, Speculation
 from rlx.runtime import kv
 from rlx.runtime.session import Session
+from rlx.sampling import SampleOpts, Sampler
 
 Array = np.ndarray[Any, Any]
 

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rlx.runners import filters
-from rlx.runners.filters import filters_of, largest, log_shares, min_p, top_n_sigma, top_p, typical_p, xtc_excluded
-from rlx.runners.sample_opts import SampleOpts
+from rlx.sampling import SampleOpts, filters
+from rlx.sampling.filters import filters_of, largest, log_shares, min_p, top_n_sigma, top_p, typical_p, xtc_excluded
 
 Array = np.ndarray[Any, Any]
 

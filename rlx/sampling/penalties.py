@@ -1,6 +1,6 @@
 """What changes logits because of what was said: bias, penalties for repeated tokens, DRY for repeated sequences.
 
-Runners stage, under `sampling.py`. Everything here works in place on a float64 copy of the logits.
+Sampling stage, under `sampler.py`. Everything here works in place on a float64 copy of the logits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import SamplingError
-from rlx.runners.sample_opts import SampleOpts
+from rlx.sampling.options import SampleOpts
 
 if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rlx import demo
 from rlx.errors import SamplingError
-from rlx.runners.penalties import Dry
-from rlx.runners.sampling import SampleOpts, Sampler
+from rlx.sampling import SampleOpts, Sampler
+from rlx.sampling.penalties import Dry
 from rlx.text import Tokenizer, load_tokenizer
 
 

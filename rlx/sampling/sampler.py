@@ -1,6 +1,6 @@
 """From logits to a token: the sampler that follows `SampleOpts`.
 
-Runners stage, between the last row of logits and the next token. `penalties.py` changes logits, `filters.py` and
+Sampling stage, between the last row of logits and the next token. `penalties.py` changes logits, `filters.py` and
 `mirostat.py` say which tokens are left, and one uniform random number a token picks among them.
 """
 
@@ -16,15 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import NumericalError, SamplingError
-from rlx.runners.filters import Floats, Logits, filters_of, tempered, weights, xtc_excluded
-from rlx.runners.mirostat import Mirostat
-from rlx.runners.penalties import Dry, add_bias, penalize
-from rlx.runners.sample_opts import SampleOpts
+from rlx.sampling.filters import Floats, Logits, filters_of, tempered, weights, xtc_excluded
+from rlx.sampling.mirostat import Mirostat
+from rlx.sampling.options import SampleOpts
+from rlx.sampling.penalties import Dry, add_bias, penalize
 
 if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer
-
-__all__ = ["SampleOpts", "Sampler"]
 
 Ids = npt.NDArray[np.intp]
 

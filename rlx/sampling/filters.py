@@ -1,6 +1,6 @@
 """Which tokens may be drawn: the filters of sampling, one small function each.
 
-Runners stage, under `sampling.py`. A filter takes the logits of the tokens that are left, floating point, in ascending
+Sampling stage, under `sampler.py`. A filter takes the logits of the tokens that are left, floating point, in ascending
 order of their ids and free of NaN and +inf, and returns the places that it keeps, ascending and never none. Equal
 logits are told apart by their places, the first one first. Shares and surprises are computed in float64 whatever the
 type of the logits, and a filter that looks only at the order copies nothing.
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.runners.sample_opts import SampleOpts
+from rlx.sampling.options import SampleOpts
 
 Places = npt.NDArray[np.intp]
 Logits = npt.NDArray[np.floating[Any]]

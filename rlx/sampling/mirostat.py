@@ -1,6 +1,6 @@
 """Mirostat 2: a bound on the surprise of a token that follows what was drawn (Basu et al. 2021).
 
-Runners stage, under `sampling.py`.
+Sampling stage, under `sampler.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from math import log
 
 import numpy as np
 
-from rlx.runners.filters import Floats, Logits, Places, log_shares
+from rlx.sampling.filters import Floats, Logits, Places, log_shares
 
 _BITS = 1 / log(2)
 

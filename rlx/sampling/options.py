@@ -1,6 +1,6 @@
 """How to choose the next token: the options, their ranges and their defaults.
 
-Runners stage. `sampling.py` follows them, `recommended.py` reads a model's own.
+Sampling stage. `sampler.py` follows them, `recommended.py` reads a model's own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How the makers of a model want its tokens chosen: what its files say, as `SampleOpts`.
 
-Runners stage, over the open file. Read are `generation_config.json` beside a safetensors checkpoint, by the meaning
+Sampling stage, over the open file. Read are `generation_config.json` beside a safetensors checkpoint, by the meaning
 that transformers gives it, and the keys `general.sampling.*` of a GGUF file, whose names are llama.cpp's.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlx.errors import SamplingError
-from rlx.runners.sample_opts import SampleOpts
+from rlx.sampling.options import SampleOpts
 from rlx.weights import WeightLoader
 
 _GGUF = "general.sampling."

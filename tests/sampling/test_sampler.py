@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from rlx.errors import NumericalError, SamplingError
-from rlx.runners.sampling import SampleOpts, Sampler
+from rlx.sampling import SampleOpts, Sampler
 
 # The 99.9th percentile of the chi-square distribution (standard tables): degrees of freedom -> value.
 CHI_SQUARE_999 = {4: 18.467, 9: 27.877}
