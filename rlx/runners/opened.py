@@ -35,7 +35,7 @@ def tokenizer_of(loader: WeightLoader) -> text.Tokenizer:
     """The model's own tokenizer; `TokenizerError` if the file has none that can be built."""
     if loader.format == "gguf":
         return text.tokenizer_from_gguf(loader.metadata)
-    return text.load_tokenizer(loader.path.parent)
+    return text.tokenizer_from_hf(loader.path.parent)
 
 
 def _matrices(graph: Graph) -> list[Node]:

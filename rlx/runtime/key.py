@@ -56,7 +56,8 @@ class CompileKey:
     """What a program was compiled for. Immutable, hashable, equal by digest.
 
     Attributes:
-        kind: what the code is: "program", "pack", "runtime"; or "weights", of packed weights that are kept.
+        kind: what the code is: "program", "pack", "runtime", and "peak" and "linear", which only measure; or "weights",
+            of packed weights that are kept.
         name: what people call it; tells small programs without a graph apart.
         graph: digest of the symbolic graph's text.
         phase: "prefill", "decode" or "batch".

@@ -24,7 +24,7 @@ def tokenizer_from_hf(path: Path) -> Tokenizer:
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise TokenizerError(
-            "the folder holds no tokenizer.json", where=path,
+            "the directory holds no tokenizer.json", where=path,
             hint="save the tokenizer in the fast format, or convert the model to GGUF",
         )  # fmt: skip
     config = read_object(folder / "special_tokens_map.json") | read_object(folder / "tokenizer_config.json")

@@ -1,6 +1,6 @@
 """From a path to a tokenizer.
 
-Text stage, the way in: a GGUF file with or without weights, a Hugging Face folder, a `tokenizer.json`.
+Text stage, the way in: a model as `auto_runner` takes it, a GGUF file without weights, or a Hugging Face folder.
 """
 
 from __future__ import annotations
@@ -15,18 +15,27 @@ from rlx.text.tokenizer import Tokenizer
 
 
 def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
-    """The tokenizer of a GGUF file (with or without weights), a Hugging Face folder or a `tokenizer.json`.
+    """The tokenizer of a model.
+
+    Args:
+        path: what `auto_runner` takes, a GGUF file without weights, a Hugging Face folder without weights, or a
+            `tokenizer.json`.
 
     Raises:
         TokenizerError: there is no tokenizer, or it is of an unknown kind.
-        GgufError: the GGUF file is malformed.
+        ModelFileError: the GGUF file is malformed, or there are several in the folder.
     """
-    path = Path(path)
+    from rlx.weights.loader import resolve_model_path
+    from rlx.weights.safetensors import INDEX_NAME
+
+    path = Path(path).expanduser()
     if not path.exists():
-        raise TokenizerError("there is no such file or folder", where=path)
-    if path.is_dir() or path.suffix == ".json":
-        return tokenizer_from_hf(path)
-    return _load_gguf(path)
+        raise TokenizerError("there is no such file or directory", where=path)
+    if path.is_dir():
+        return _load_gguf(resolve_model_path(path)) if any(path.glob("*.gguf")) else tokenizer_from_hf(path)
+    if path.name.endswith((".safetensors", INDEX_NAME)):
+        return tokenizer_from_hf(path.parent)
+    return tokenizer_from_hf(path) if path.suffix == ".json" else _load_gguf(path)
 
 
 def _load_gguf(path: Path) -> Tokenizer:

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from vocabularies import byte_level, sentencepiece, texts, write_gguf
 
-from rlx.errors import TokenizerError
+from rlx.errors import ModelFileError, TokenizerError
 from rlx.text import Tokenizer, load_tokenizer, tokenizer_from_gguf
 
 DATA = Path(__file__).parent.parent / "data"
@@ -186,8 +186,19 @@ def test_load_tokenizer_takes_a_file_a_folder_and_a_json(tmp_path: Path) -> None
         assert load_tokenizer(path).encode("Hello ab") == tokenizer_from_gguf(metadata).encode("Hello ab")
 
 
+def test_load_tokenizer_takes_what_auto_runner_takes(tmp_path: Path) -> None:
+    """A file of weights stands for the folder that it is in, and a folder for its GGUF file."""
+    hf = goldens() / "qwen2" / "hf"
+    assert load_tokenizer(hf / "model.safetensors").eog_ids == load_tokenizer(hf).eog_ids
+    write_gguf(tmp_path / "a.gguf", byte_level(("Hello",)))
+    assert load_tokenizer(tmp_path).token_to_id("Hello") is not None
+    write_gguf(tmp_path / "b.gguf", byte_level(("Hello",)))
+    with pytest.raises(ModelFileError, match=r"several models: a\.gguf, b\.gguf"):
+        load_tokenizer(tmp_path)
+
+
 def test_load_tokenizer_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match="no such file or folder"):
+    with pytest.raises(TokenizerError, match="no such file or directory"):
         load_tokenizer(tmp_path / "nothing")
     with pytest.raises(TokenizerError, match=r"holds no tokenizer\.json"):
         load_tokenizer(tmp_path)
