@@ -33,7 +33,7 @@ LAYERS = [
     {"sampling"},
     {"runners", "export"},
     {""},
-    {"cli", "server"},
+    {"cli"},
     {"__main__"},
 ]
 RANK = {part: rank for rank, group in enumerate(LAYERS) for part in group}
