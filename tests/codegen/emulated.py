@@ -9,14 +9,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from levels import LEVELS
+from levels import LEVELS, TILE_TARGETS
 
 from rlx.codegen import amx
 from rlx.codegen.kernels import attention_tiles, linear_tiles
+from rlx.codegen.target import Target
 from rlx.codegen.tiles import F32X16, I16, I32X16, I64, Emitter, vector
 
-#: The plainest level of this machine and the widest, which machines with tiles have, both with emulated tiles.
-TARGETS = [replace(t, features=",".join(filter(None, (t.features, "+amx-bf16")))) for t in (LEVELS[0], LEVELS[-1])]
+
+def _with_tiles(level: Target, *more: str) -> Target:
+    return replace(level, features=",".join(filter(None, (level.features, "+amx-bf16", *more))))
+
+
+#: The plainest level of this machine and the widest, which machines with tiles have, both with emulated tiles. Beside
+#: tiles stand dots of bf16, which level avx512 leaves out where there are real ones.
+TARGETS = [_with_tiles(LEVELS[0]), _with_tiles(LEVELS[-1], *["+avx512bf16"] * bool(TILE_TARGETS))]
 
 
 def use(monkeypatch: pytest.MonkeyPatch) -> None:

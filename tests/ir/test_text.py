@@ -107,7 +107,7 @@ def test_indentation_and_blank_ends_do_not_matter() -> None:
         (5, "(%0, %1)", "(%1, %0)", "linear: found operands"),
         (5, "f32[SEQ, 32]", "f32[SEQ, 33]", "the op gives <linear f32[SEQ, 32]>"),
         (5, "f32[SEQ, 32]", "f16[SEQ, 32]", "the op gives <linear f32[SEQ, 32]>"),
-        (5, " : f32[SEQ, 32]", " {bias=} : f32[SEQ, 32]", "invalid syntax"),
+        (5, " : f32[SEQ, 32]", " {bias=1 +} : f32[SEQ, 32]", "invalid syntax"),
         (5, " : f32[SEQ, 32]", " {True} : f32[SEQ, 32]", "is no list of attributes"),
         (5, " : f32[SEQ, 32]", " {**{}} : f32[SEQ, 32]", "is no list of attributes"),
         (5, " : f32[SEQ, 32]", " {bias=False) + f(bias=False} : f32[SEQ, 32]", "is no list of attributes"),

@@ -22,7 +22,6 @@ from rlx.runners import (
     LmRunner,
     Qwen3Runner,
     Qwen35Runner,
-    SampleOpts,
     auto_runner,
 )
 from rlx.runners.auto import KNOWN_UNIMPLEMENTED
