@@ -26,6 +26,7 @@ from rlx.runners import (
 )
 from rlx.runners.auto import KNOWN_UNIMPLEMENTED
 from rlx.runners.families import RUNNERS
+from rlx.sampling import SampleOpts
 
 FAMILIES = {
     "llama": Llama32Runner,
