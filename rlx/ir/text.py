@@ -49,7 +49,7 @@ def loads(text: str) -> Graph:
             _parse_line(entry, graph, nodes)
         except KeyError as error:
             raise IrSyntaxError(f"{error} is not defined before this line: {entry!r}", where=f"line {at}") from error
-        except (RlxError, ValueError, TypeError, SyntaxError) as error:
+        except (RlxError, ValueError, TypeError) as error:
             raise IrSyntaxError(f"{error} in {entry!r}", where=f"line {at}") from error
     return graph
 
@@ -81,7 +81,10 @@ def _parse_node(match: re.Match[str], shape: Shape, nodes: dict[str, Node]) -> N
 
 def _parse_attrs(text: str) -> dict[str, Any]:
     # Dims are written <SEQ+1>: as one-element sets of a string, which no other attribute is, they parse as literals.
-    call = ast.parse(f"f({re.sub(r'<([^<>]*)>', _dim_literal, text)})", mode="eval").body
+    try:
+        call = ast.parse(f"f({re.sub(r'<([^<>]*)>', _dim_literal, text)})", mode="eval").body
+    except SyntaxError as error:
+        raise IrSyntaxError(f"{text!r} is no list of attributes") from error
     if not isinstance(call, ast.Call) or call.args or not all(k.arg for k in call.keywords):
         raise IrSyntaxError(f"{text!r} is no list of attributes")
     attrs = {str(k.arg): _undim(ast.literal_eval(k.value)) for k in call.keywords}
