@@ -6,7 +6,7 @@ compile_profile.py  `CompileProfile`: the choices, complete, for prefill and for
 write.py            the way back, with a comment a key
 """
 
-from rlx.profile.compile_profile import CompileProfile, PhaseProfile
+from rlx.profile.compile_profile import CompileProfile, PhaseProfile, ProfileLike
 from rlx.profile.keys import FAMILIES
 
-__all__ = ["FAMILIES", "CompileProfile", "PhaseProfile"]
+__all__ = ["FAMILIES", "CompileProfile", "PhaseProfile", "ProfileLike"]

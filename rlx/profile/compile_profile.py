@@ -9,12 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from rlx.errors import ProfileError
 from rlx.passes.options import FUSIONS, PASSES, Options, check_precision
 from rlx.profile.keys import BUCKETS, FAMILIES, PHASES, check_names, check_value
 from rlx.profile.read import Flat, Found, read_file, read_table
+
+ProfileLike: TypeAlias = "CompileProfile | Mapping[str, Any] | str | Path | None"
+"""A profile, or what makes one: a table, the path of a file, None for the defaults."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class CompileProfile:
     # -- ways to one ----------------------------------------------------------------------------------------------
 
     @staticmethod
-    def load(profile: CompileProfile | Mapping[str, Any] | str | Path | None) -> CompileProfile:
+    def load(profile: ProfileLike) -> CompileProfile:
         """A profile from a file, a parsed table, or None for the defaults.
 
         Raises:
@@ -159,12 +162,13 @@ class CompileProfile:
         return both if phase is None else both.for_phase(phase)
 
     @staticmethod
-    def of_phases(prefill: CompileProfile, decode: CompileProfile) -> CompileProfile:
-        """The prefill of one profile and the decode of another.
+    def of_phases(prefill: ProfileLike, decode: ProfileLike) -> CompileProfile:
+        """The prefill of one profile and the decode of another, each as `load` takes it.
 
         Raises:
-            ProfileError: they differ in what both phases share.
+            ProfileError: they cannot be read, or differ in what both phases share.
         """
+        prefill, decode = CompileProfile.load(prefill), CompileProfile.load(decode)
         for name, path in CompileProfile._PATHS.items():
             a, b = getattr(prefill, name), getattr(decode, name)
             if a != b:

@@ -100,7 +100,8 @@ _ROWS = [
     Key("cache.capacity", int, "64", "Compiled programs kept in memory; the least recently used goes first."),
 ]  # fmt: skip
 KEYS: dict[str, Key] = {key.path: key for key in _ROWS}
-_HIGHEST = {"backend.cpu.threads": 1024, "cache.capacity": 1 << 20}
+MAX_PROGRAMS = 1 << 20  # that a cache, or a table of them, keeps
+_HIGHEST = {"backend.cpu.threads": 1024, "cache.capacity": MAX_PROGRAMS}
 
 #: Keys of profiles of other compilers that cannot mean anything here, and why.
 FOREIGN = {

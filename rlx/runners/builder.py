@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from rlx.errors import ArgumentError, MultimodalError
 
 if TYPE_CHECKING:
-    from rlx.profile import CompileProfile
+    from rlx.profile import ProfileLike
     from rlx.runners.stopping import OnToken
     from rlx.runtime.cache import CompileCache
     from rlx.runtime.devices import Device
@@ -79,7 +79,7 @@ class RunnerBuilder(Generic[R]):
         """A callback for the tokens of calls that give none of their own."""
         return self._with("on_token", on_token)
 
-    def profile(self, profile: CompileProfile | Mapping[str, Any] | Path) -> Self:
+    def profile(self, profile: ProfileLike) -> Self:
         """The compile profile of all programs: a file, a table, or a `CompileProfile`."""
         return self._with("profile", profile)
 

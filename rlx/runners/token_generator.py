@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from rlx.errors import ArgumentError
-from rlx.profile import CompileProfile
+from rlx.passes.options import MAX_PAST
+from rlx.profile import CompileProfile, ProfileLike
+from rlx.profile.keys import MAX_PROGRAMS
 from rlx.runners.base import TokenIds, check_ids
 from rlx.runners.modes import past_buckets
 from rlx.runners.setup import profile_beside
-from rlx.runners.stopping import checked_count
 from rlx.runners.token_history import TokenHistory
 from rlx.runtime.devices import device
+from rlx.runtime.limits import whole
 
 if TYPE_CHECKING:
     from rlx.runners.engine import Engine
@@ -86,8 +87,11 @@ class TokenGenerator(TokenHistory):
 
     # ---------------------------------------------------------------------------------------------- profiles
 
-    def with_compile_profiles(self, prefill: CompileProfile, decode: CompileProfile) -> Self:
+    def with_compile_profiles(self, prefill: ProfileLike, decode: ProfileLike) -> Self:
         """Compiles with the prefill of one profile and the decode of another; the history is forgotten.
+
+        Args:
+            prefill, decode: each as `CompileProfile.load` takes it.
 
         Raises:
             ProfileError: the two differ in what both phases share, or one is for another family.
@@ -124,7 +128,7 @@ class TokenGenerator(TokenHistory):
         Raises:
             ArgumentError: `capacity` is no whole number above 0.
         """
-        return self._with("prefill", _count("capacity", capacity), prefill="exact")
+        return self._with("prefill", whole("capacity", capacity, 1, MAX_PROGRAMS), prefill="exact")
 
     def with_dynamic_prefill_cache(self, capacity: int) -> Self:
         """Dynamic prefill: one program for every length; `capacity` programs are kept, one for each kind of input
@@ -133,7 +137,7 @@ class TokenGenerator(TokenHistory):
         Raises:
             ArgumentError: `capacity` is no whole number above 0.
         """
-        return self._with("prefill", _count("capacity", capacity), prefill="dynamic")
+        return self._with("prefill", whole("capacity", capacity, 1, MAX_PROGRAMS), prefill="dynamic")
 
     def with_decode_cache(self, max_past: int) -> Self:
         """Bucketed decode: a program for each power of two that the past is rounded up to, as far as `max_past`; from
@@ -142,7 +146,7 @@ class TokenGenerator(TokenHistory):
         Raises:
             ArgumentError: `max_past` is no whole number above 0.
         """
-        buckets = past_buckets(_count("max_past", max_past))
+        buckets = past_buckets(whole("max_past", max_past, 1, MAX_PAST))
         return self._with("decode", buckets + 1, decode="buckets", max_past=int(max_past))
 
     def with_dynamic_decode_cache(self, capacity: int) -> Self:
@@ -151,7 +155,7 @@ class TokenGenerator(TokenHistory):
         Raises:
             ArgumentError: `capacity` is no whole number above 0.
         """
-        return self._with("decode", _count("capacity", capacity), decode="dynamic")
+        return self._with("decode", whole("capacity", capacity, 1, MAX_PROGRAMS), decode="dynamic")
 
     def with_exact_decode_cache(self, capacity: int) -> Self:
         """Exact decode: a program for each past, of which the `capacity` last used ones are kept. It compiles for every
@@ -160,7 +164,7 @@ class TokenGenerator(TokenHistory):
         Raises:
             ArgumentError: `capacity` is no whole number above 0.
         """
-        return self._with("decode", _count("capacity", capacity), decode="exact")
+        return self._with("decode", whole("capacity", capacity, 1, MAX_PROGRAMS), decode="exact")
 
     def with_inference_caches(self, max_seq: int) -> Self:
         """Both caches for contexts of up to `max_seq` tokens: dynamic prefill, and decode in buckets up to there.
@@ -208,10 +212,3 @@ def _open(source: Any, options: Mapping[str, Any]) -> Engine:
     if config is not None and isinstance(source, str | PathLike):
         source = open_weights(source, config=config)
     return Engine.open(source, **options)
-
-
-def _count(name: str, value: Any) -> int:
-    count = checked_count(name, value)
-    if not count:
-        raise ArgumentError(f"{name} is {value!r}, expected a whole number above 0", where="cache mode")
-    return count

@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, cast
 
 from rlx import env
-from rlx.errors import ArgumentError, CacheError
+from rlx.errors import CacheError
+from rlx.profile.keys import MAX_PROGRAMS
 from rlx.runtime.entry import Entry, encode
 from rlx.runtime.key import CompileKey, diff, nearest
+from rlx.runtime.limits import whole
 from rlx.runtime.store import Store
 
 T = TypeVar("T")
@@ -78,13 +80,11 @@ class CompileCache:
         policy: see `rlx.env.Policy`.
 
     Raises:
-        ArgumentError: `capacity` is not above 0, or the policy is unknown.
+        ArgumentError: `capacity` is no whole number above 0, or the policy is unknown.
     """
 
     def __init__(self, capacity: int = CAPACITY, store: Store | None = None, policy: str = "on") -> None:
-        if capacity <= 0:
-            raise ArgumentError(f"capacity = {capacity}", where="CompileCache", hint="Give a number above 0")
-        self.capacity, self.store = capacity, store
+        self.capacity, self.store = whole("capacity", capacity, 1, MAX_PROGRAMS), store
         self.policy: env.Policy = env.parse_policy(policy, "CompileCache")
         self._programs: OrderedDict[str, Any] = OrderedDict()
         self._building: dict[str, threading.Lock] = {}

@@ -18,7 +18,7 @@ from rlx.ir.verify import verify
 from rlx.passes.layout import ROWS_LAYOUT
 from rlx.passes.options import MAX_PAST, MAX_SLOTS
 from rlx.passes.sequences import PAST_INPUT, SLOT_INPUT
-from rlx.profile import CompileProfile
+from rlx.profile import CompileProfile, ProfileLike
 from rlx.runtime import arrays, guards
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import CompiledProgram, Compiler
@@ -251,7 +251,7 @@ def compile(
     bind: Mapping[str, Any] | None = None,
     *,
     precision: str | None = None,
-    profile: CompileProfile | Mapping[str, Any] | Path | str | None = None,
+    profile: ProfileLike = None,
     target: Target | str | None = None,
     threads: int | None = None,
     cache: CompileCache | None = None,

@@ -232,9 +232,10 @@ def test_presets(family: str) -> None:
 
 
 def test_two_profiles_become_one_if_they_share_what_phases_share() -> None:
-    exact = CompileProfile.load({"precision": {"mode": "exact"}, "buckets": {"seq": [1, 8]}})
-    auto = CompileProfile.load({"precision": {"mode": "auto"}, "buckets": {"seq": [1, 8]}})
+    tables = [{"precision": {"mode": mode}, "buckets": {"seq": [1, 8]}} for mode in ("exact", "auto")]
+    exact, auto = map(CompileProfile.load, tables)
     joined = CompileProfile.of_phases(exact, auto)
+    assert joined == CompileProfile.of_phases(*tables), "tables are as good"
     assert (joined.prefill, joined.decode, joined.buckets) == (exact.prefill, auto.decode, (1, 8))
     with pytest.raises(ProfileError, match=r"buckets is \(1, 8\) for prefill and \(1, 16, 512\) for decode"):
         CompileProfile.of_phases(exact, CompileProfile())

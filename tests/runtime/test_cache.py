@@ -118,9 +118,9 @@ TestLru = Lru.TestCase
 TestLru.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
-@pytest.mark.parametrize("capacity", [0, -1])
-def test_a_cache_for_nothing_is_refused(capacity: int) -> None:
-    with pytest.raises(ArgumentError, match=f"capacity = {capacity}"):
+@pytest.mark.parametrize("capacity", [0, -1, "64", 1.5, True])
+def test_a_cache_for_nothing_is_refused(capacity: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"capacity is {capacity!r}, expected a whole number from 1"):
         CompileCache(capacity)
 
 
