@@ -54,7 +54,8 @@ def run(
     """Answer PROMPT.
 
     With one argument the embedded demo model answers; with two, the first is the model: a GGUF file, a safetensors file
-    or a directory with one. A PROMPT of - is read from stdin. The model's chat template is used if it has one.
+    or a directory with one. A PROMPT of - is read from stdin; put -- in front of one that begins with -. The model's
+    chat template is used if it has one.
 
     \b
     rlx run "Tell me a story about a brave fox."
