@@ -51,6 +51,7 @@ from numpy.typing import NDArray
 from rlx.codegen.blocks import BLOCKS, Blocks
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import BF16, F16, F32, Q8A, DType
+from rlx.ir.rounding import from_bf16
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -207,10 +208,6 @@ def _pack_scalar(size: int) -> Callable[[Bytes], Bytes]:
     return lambda raw: _by_row(raw.view(f"u{size}")[..., 0])
 
 
-def _unpack_bf16(packed: Bytes) -> Floats:
-    return (packed.view(np.uint16).astype(np.uint32) << 16).view(np.float32)[..., None, :]
-
-
 # --- quantized types --------------------------------------------------------------------------------------------------
 
 
@@ -318,7 +315,7 @@ def _of_blocks(row: Blocks) -> Packing:
 PACKINGS: dict[DType, Packing] = {
     F32: Packing(1, 64, _pack_scalar(4), lambda p: p.view(np.float32)[..., None, :]),
     F16: Packing(1, 32, _pack_scalar(2), lambda p: _f16(p)[..., None, :]),
-    BF16: Packing(1, 32, _pack_scalar(2), _unpack_bf16),
+    BF16: Packing(1, 32, _pack_scalar(2), lambda p: from_bf16(p.view(np.uint16))[..., None, :]),
     **{dtype: _of_blocks(row) for dtype, row in BLOCKS.items()},
 }
 

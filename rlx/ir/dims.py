@@ -123,9 +123,9 @@ _TERM = re.compile(r"([+-]?)(?:(\d+)\*)?([A-Za-z_]\w*)|([+-]?\d+)")
 
 def parse_dim(text: str) -> DimLike:
     """The inverse of `str(dim)`; raises `IrSyntaxError`."""
-    result, at = 0, 0
-    total: DimLike = result
-    for match in _TERM.finditer(text := text.replace(" ", "")):
+    text, at = text.replace(" ", ""), 0
+    total: DimLike = 0
+    for match in _TERM.finditer(text):
         sign, factor, name, number = match.groups()
         if match.start() != at or (at and text[at] not in "+-"):
             break

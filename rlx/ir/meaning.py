@@ -18,7 +18,7 @@ import numpy as np
 
 from rlx.errors import GraphError
 from rlx.ir import dims
-from rlx.ir.rounding import BLOCKS, round_blocks
+from rlx.ir.rounding import BLOCKS, round_blocks, round_to
 
 Array = np.ndarray[Any, Any]
 Attrs = Mapping[str, Any]
@@ -268,17 +268,6 @@ def rope(x: list[Array], a: Attrs, env: Env) -> Array:
     out[..., pairs[0]] = first * cos - second * sin
     out[..., pairs[1]] = first * sin + second * cos
     return out
-
-
-def round_to(x: Array, dtype: str) -> Array:
-    """The values as f16 or bf16 hold them, to nearest even."""
-    if dtype == "f16":
-        return x.astype(np.float16).astype(x.dtype)
-    if dtype == "bf16":
-        bits = x.astype(np.float32).view(np.uint32)
-        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32).astype(x.dtype)
-        return np.where(np.isnan(x), x, rounded)  # the carry would turn some NaNs into zero
-    return x.astype(np.float32).astype(x.dtype)
 
 
 def kv_write(x: list[Array], a: Attrs, env: Env) -> Array:

@@ -1,6 +1,7 @@
-"""Rounding to blocks: the values that a cache of q8_0 or q4_0 holds. Part of the IR's meanings, next to `meaning.py`.
+"""Rounding: the values that f16, bf16, q8_0 and q4_0 hold, and the bits of bf16, which NumPy lacks.
 
-The formulas are those of the GGUF registry's reference encoders, in f32; a test compares them with the `gguf` package.
+Part of the IR's meanings, next to `meaning.py`. The formulas of blocks are those of the GGUF registry's reference
+encoders, in f32; a test compares them with the `gguf` package.
 """
 
 from __future__ import annotations
@@ -11,6 +12,25 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+
+
+def round_to(x: Array, dtype: str) -> Array:
+    """The values as f16 or bf16 hold them, to nearest even."""
+    if dtype == "bf16":
+        return from_bf16(to_bf16(x.astype(np.float32))).astype(x.dtype)
+    return x.astype(np.float16 if dtype == "f16" else np.float32).astype(x.dtype)
+
+
+def to_bf16(values: Array) -> Array:
+    """float32 numbers -> the bits of the nearest bf16 numbers, uint16: their upper halves, ties to even."""
+    bits = values.view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)  # the carry would turn some NaNs into zero
+
+
+def from_bf16(bits: Array) -> Array:
+    """The bits of bf16 numbers, uint16 -> float32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def _q8_0(blocks: Array) -> tuple[Array, Array]:

@@ -1,6 +1,7 @@
 """The pipeline: one list of passes in named phases, from a symbolic graph to a program with its memory planned.
 
-`print(rlx.passes.pipeline.describe())` prints it. Between passes the hook runs: it verifies, and dumps where asked.
+`print(rlx.passes.pipeline.describe())` prints it. After each pass the verifier runs, then the hook of who wants to see
+the result.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import BF16, F16, F32, DType
+from rlx.ir.rounding import to_bf16
 
 
 def of_kind(where: str, value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -59,14 +60,7 @@ def storage(where: str, value: Any, shape: tuple[int, ...], dtype: DType) -> npt
             raise ArgumentError(f"expected shape {list(shape)}, found {list(found.shape)}", where=where)
         return _bytes(found)
     values = numbers(where, found, shape, np.float16 if dtype is F16 else np.float32)
-    return _bytes(_to_bf16(values) if dtype is BF16 else values)
-
-
-def _to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Rounded to the nearest, ties to even: the upper half of a float32."""
-    bits = values.view(np.uint32)
-    rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+    return _bytes(to_bf16(values) if dtype is BF16 else values)
 
 
 def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

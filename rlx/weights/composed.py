@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from rlx.errors import WeightError
 from rlx.ir.dtypes import BF16, F16, F32, DType
+from rlx.ir.rounding import from_bf16
 from rlx.weights.loader import WeightLoader
 from rlx.weights.mapped import Bytes, TensorInfo
 from rlx.weights.names import stack_name
@@ -171,6 +172,6 @@ def _member(shape: tuple[int, ...], start: int, count: int, period: int | None) 
 
 def to_float32(raw: Bytes, dtype: DType) -> npt.NDArray[np.float32]:
     """Bytes of f32, f16 or bf16 numbers as float32, own memory."""
-    if dtype == BF16:  # the upper half of a float32
-        return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+    if dtype == BF16:
+        return from_bf16(raw.view("<u2"))
     return raw.view("<f4" if dtype == F32 else "<f2").astype(np.float32)
