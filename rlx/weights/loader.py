@@ -25,6 +25,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 _OLD_GGML = (b"lmgg", b"fmgg", b"tjgg", b"algg")
 _LFS_POINTER = b"version https://git"
+_NO_DOWNLOADS = "rlx downloads nothing: give the path of a model on this machine"
 _GIVE = "give a .gguf file, a .safetensors file or a directory that holds one"
 
 
@@ -121,7 +122,7 @@ def resolve_model_path(path: str | os.PathLike[str]) -> Path:
         found = found.expanduser()
         if not found.exists():
             parent = found.parent.absolute()
-            hint = f"the directory {parent} holds: {_listing(parent)}" if parent.is_dir() else None
+            hint = f"the directory {parent} holds: {_listing(parent)}" if parent.is_dir() else _NO_DOWNLOADS
             raise ModelFileError("there is no such file or directory", where=found, hint=hint)
         return _in_directory(found) if found.is_dir() else found
     except (OSError, RuntimeError) as error:

@@ -86,6 +86,10 @@ def test_a_missing_path_lists_the_neighbours(tmp_path: Path) -> None:
         ModelFileError, match=r"qwen4\.gguf: there is no such file or directory\. .* holds: qwen3\.gguf"
     ):
         open_weights(tmp_path / "qwen4.gguf")
+    with pytest.raises(
+        ModelFileError, match=r"Qwen/Qwen3-0\.6B: there is no such file or directory\. rlx downloads nothing"
+    ):
+        open_weights("Qwen/Qwen3-0.6B")
     for path in (tmp_path / "no" / "where", "nul\0", "x" * 5000, "~no-such-user-here/m.gguf"):
         with pytest.raises(ModelFileError, match=r"there is no such file|the path cannot be read"):
             resolve_model_path(path)
