@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 from functools import partial
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import click
@@ -38,6 +39,8 @@ def tune(show: bool, reset: bool, dry_run: bool, threads: int | None, seconds: f
     """
     if show + reset + dry_run > 1:
         raise click.UsageError("--show, --reset and --dry-run exclude each other.")
+    if not isfinite(seconds):
+        raise click.UsageError(f"--seconds is {seconds}, expected a number")
     if show:
         _show()
     elif reset:

@@ -130,6 +130,11 @@ def test_options_that_exclude_each_other(folder: Path) -> None:
     assert "exclude each other" in rlx("--show", "--reset", code=2).output
 
 
+@pytest.mark.parametrize("seconds", ["nan", "inf"])
+def test_a_time_is_finite(folder: Path, seconds: str) -> None:
+    assert f"--seconds is {seconds}, expected a number" in rlx("--seconds", seconds, code=2).output
+
+
 def entries(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
     def changed(text: str) -> str:
         found = json.loads(text)
