@@ -21,6 +21,7 @@ from weight_formats import reference, tame_file_bytes
 from rlx.codegen import grids, layouts
 from rlx.codegen.blocks import BLOCKS
 from rlx.codegen.kernels.linear import linear, units
+from rlx.codegen.kernels.multiply import Multiplier
 from rlx.codegen.target import Target
 from rlx.errors import CompileError, ShapeError
 from rlx.ir.dtypes import (
@@ -168,6 +169,24 @@ def test_more_rows_than_a_macro_tile_of_floats(target: Target) -> None:
 @pytest.mark.parametrize(("dtype", "act"), [(Q8_0, "q8a"), (F16, "f32")], ids=str)
 def test_sizes(dtype: DType, act: str, n: int, k: int) -> None:
     check(dtype, n, k, act, LEVELS[-1], (1, 2, 7, 13))
+
+
+@pytest.mark.parametrize("dtype", [Q8_0, Q4_K, Q2_K, Q6_K, Q5_1, IQ2_S, NVFP4], ids=str)
+def test_sums_in_the_bits_of_floats_round_like_converted_ones(dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, n, k = [], 33, 512
+    packed, (x, _) = weights(dtype, n, k)[0], activations("q8a", 1, k)
+    for target in [t for t in DOT_TARGETS if t.level == "avx2"]:
+        for _ in ("from the origin", "converted"):
+            kernel = linear.__wrapped__(dtype, n, k, "q8a", target, single=True)  # type: ignore[attr-defined]
+            out = np.zeros((1, n), np.float32)
+            run(kernel, target, x, packed, out, end=units(n), n=n)
+            found.append((kernel.symbol, out))
+            monkeypatch.setattr(Multiplier, "origin", 0)
+        monkeypatch.undo()
+        (symbol, mine), (other, theirs) = found[-2:]
+        assert symbol != other
+        assert theirs.any()
+        np.testing.assert_array_equal(mine.view(np.uint32), theirs.view(np.uint32))
 
 
 @pytest.mark.parametrize("target", DOT_TARGETS, ids=name)

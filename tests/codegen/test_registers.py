@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from levels import LEVELS, name
@@ -12,7 +13,7 @@ from rlx.codegen.kernel import Kernel
 from rlx.codegen.kernels.attention import attention
 from rlx.codegen.kernels.linear import linear
 from rlx.codegen.target import Target
-from rlx.ir.dtypes import BF16, F16
+from rlx.ir.dtypes import BF16, F16, Q4_K
 
 #: Levels with multiply-adds, by which the loops are found.
 TARGETS = [t for t in LEVELS if t.has("fma")]
@@ -44,3 +45,15 @@ def test_tiles_of_attention(target: Target) -> None:
     found = loops(kernel, target, range(12, 41))  # the softmax has twice as many
     assert len(found) >= 2, "scores and values"
     assert not [line for loop in found for line in spilled(loop)]
+
+
+@pytest.mark.parametrize("gated", [None, "silu"])
+def test_tiles_of_int8(gated: str | None) -> None:
+    """The sums of dots stay; those of what is scaled do not fit beside them, and go to the stack once a sub-block."""
+    target = next((t for t in TARGETS if t.level == "avx2"), None)
+    if target is None:
+        pytest.skip("the machine lacks AVX2")
+    target = replace(target, features=f"{target.features},+avxvnni")  # only looked at
+    text = assembly(linear(Q4_K, 32, 512, "q8a", target, gated=gated), target)
+    steps = [match[2] for match in _LOOP.finditer(text) if match[2].count("vpdpbusd") == 64]
+    assert sum(len(spilled(step)) < 32 for step in steps) == (2 if gated else 1), "a third one unpacks codes as well"

@@ -120,7 +120,7 @@ def _tiles(target: Target, shape: Shape) -> _Tiles:
     wide, tuning = target.vectors == "avx512", target.tuning
     if shape.integer:
         streamed = (8, 4, 3, 2, 1) if wide else (2, 1)
-        return _Tiles((tuning.tile_rows_int8,), streamed, 2 if wide or shape.gated else 1, tuning.unpack_from_int8)
+        return _Tiles((tuning.tile_rows_int8,), streamed, 2 if wide else 1, tuning.unpack_from_int8)
     rows = max(1, tuning.tile_rows_float * target.vector_bits // 512)
     if not wide:
         return _Tiles((rows,), (1,), 1)

@@ -16,10 +16,12 @@ from rlx.codegen import dots
 from rlx.codegen.kernels.unpack import CHUNK, FORMATS, GROUPS, SUB, Format
 from rlx.codegen.layouts import PACKINGS
 from rlx.codegen.target import Target
-from rlx.codegen.tiles import BF16X32, FLOAT, I8X64, I32, Emitter, Index, vector
+from rlx.codegen.tiles import BF16X32, F32X16, FLOAT, I8X64, I32, Emitter, Index, vector
 from rlx.ir.dtypes import ACTIVATIONS, DType
 
 Sums = list[ir.Value]
+
+_ORIGIN, _ORIGIN_BITS = 1.5 * 2.0**23, 0x4B400000  # an f32 among those that are 1 apart, 2^22 of them to each side
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,17 @@ class Multiplier:
     #
     # Unsigned codes give sums that lack the zero point (or the minimum) times the sum of the activations. That product
     # is the same for all weights but for its scale, so it is made once a row: the row's terms.
+    #
+    # A sum is below 2^22. One that starts at the bits of the origin instead of 0 ends as the bits of an f32, the origin
+    # plus the sum, so it needs no conversion: one multiply-add scales it and takes origin times scale away. That rounds
+    # once, like the product of sum and scale: scales have 19 bits at most, which makes origin times scale exact.
+
+    @cached_property
+    def origin(self) -> int:
+        """What integer sums start at. AVX-512 gains nothing by it, and scales in e8m0 times the origin may overflow."""
+        format_ = self.shape.format
+        fits = format_ is not None and format_.row.scales != "e8m0"
+        return _ORIGIN_BITS if fits and self.target.vectors == "avx2" else 0
 
     @cached_property
     def zero(self) -> int:
@@ -158,7 +171,7 @@ class Multiplier:
         return 4 * self.terms_a_sub * (self.shape.k // SUB)
 
     def write_terms(self, x: ir.Value, terms: ir.Value) -> None:
-        """One row's terms: -zero times the sums of its codes (i32); for types with minima -scale times them (f32)."""
+        """One row's terms: origin - zero * sums of its codes (i32); for types with minima -scale * sums (f32)."""
         e, k = self.e, self.shape.k
         scales, sums = e.at(x, k), e.at(x, k + k // 8)
         whole = k // CHUNK * (CHUNK // SUB)
@@ -174,7 +187,8 @@ class Multiplier:
         if self.terms_a_sub == 1:
             sums = e.b.add(e.pick(sums, range(0, 2 * width, 2)), e.pick(sums, range(1, 2 * width, 2)))
         if self.zero:
-            return e.b.mul(sums, ir.Constant(sums.type, [-self.zero] * sums.type.count))
+            zero, origin = (ir.Constant(sums.type, [x] * sums.type.count) for x in (-self.zero, self.origin))
+            return e.b.add(e.b.mul(sums, zero), origin)
         factors = e.load(vector(FLOAT, width), scales)
         if self.terms_a_sub == 2:
             factors = e.pick(factors, [i // 2 for i in range(2 * width)])
@@ -186,7 +200,7 @@ class Multiplier:
         assert format_ is not None
         scaled = self._scaled(subs, self._sums(subs, rows, sub, 0), 0)
         if format_.row.halves:
-            second = [e.to_f32(s) for s in self._sums(subs, rows, sub, 1)]
+            second = [self._number(s) for s in self._sums(subs, rows, sub, 1)]
             scales = [s.scales[1] for s in subs] * rows.count
             scaled = [e.fma(s, d, first) for s, d, first in zip(second, scales, scaled, strict=True)]
         done = []
@@ -201,7 +215,17 @@ class Multiplier:
         return done
 
     def _scaled(self, subs: Sequence[Sub], sums: Sums, half: int) -> Sums:
-        return [self.e.b.fmul(self.e.to_f32(s), subs[i % len(subs)].scales[half]) for i, s in enumerate(sums)]
+        """Integer sums times their scales."""
+        e, count, scales = self.e, len(subs), [s.scales[half] for s in subs]
+        if not self.origin:
+            return [e.b.fmul(e.to_f32(s), scales[i % count]) for i, s in enumerate(sums)]
+        back = [e.b.fmul(d, e.f32(-_ORIGIN)) for d in scales]
+        return [e.fma(e.b.bitcast(s, F32X16), scales[i % count], back[i % count]) for i, s in enumerate(sums)]
+
+    def _number(self, total: ir.Value) -> ir.Value:
+        """An integer sum as f32."""
+        e = self.e
+        return e.b.fsub(e.b.bitcast(total, F32X16), e.f32(_ORIGIN)) if self.origin else e.to_f32(total)
 
     def _term(self, rows: Rows, row: int, sub: Index, half: int = 0) -> ir.Value:
         """Address of a row's term."""
@@ -214,14 +238,15 @@ class Multiplier:
         assert format_ is not None
         count = GROUPS // 2 if format_.row.halves else GROUPS
         groups = range(half * count, (half + 1) * count)
-        start = [e.splat_i32(self._term(rows, row, sub, half)) if self.zero else e.i32(0) for row in range(rows.count)]
+        same = None if self.zero else e.i32(self.origin)
+        start = [same or e.splat_i32(self._term(rows, row, sub, half)) for row in range(rows.count)]
         sums = [start[row] for row in range(rows.count) for _ in subs]
         span = min(dots.span(self.target, format_.row.bits), count)
-        if not all(s.in_memory for s in subs):
+        if self.target.vectors == "avx2" or not all(s.in_memory for s in subs):
             for first in groups[::span]:
                 sums = self._dots(subs, rows, sub, [first + i for i in range(span)], sums)
             return sums
-        # A loop here is as fast as eight copies of its body, and much less for LLVM to do.
+        # A loop here is as fast as copies of its body where registers are wide, and much less for LLVM to do.
         step = max(span, 2)
         with e.loop(groups.start, groups.stop, step, sums) as loop:
             for first in range(0, step, span):
