@@ -87,9 +87,16 @@ def parse_policy(text: str, where: str) -> Policy:
 
 
 def cache_dir() -> Path | None:
-    """RLX_CACHE_DIR, with `~` expanded."""
+    """RLX_CACHE_DIR, with `~` expanded; None where it is unset.
+
+    Raises:
+        ArgumentError: it begins with a `~` that has no meaning.
+    """
     value = get("RLX_CACHE_DIR")
-    return Path(value).expanduser() if value else None
+    try:
+        return Path(value).expanduser() if value else None
+    except RuntimeError as error:
+        raise ArgumentError(f"{value!r} names a home folder that is not there", where="RLX_CACHE_DIR") from error
 
 
 def cache_limit() -> int:

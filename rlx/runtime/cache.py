@@ -230,6 +230,9 @@ class CompileCache:
     def __len__(self) -> int:
         return len(self._programs)
 
+    def __repr__(self) -> str:
+        return f"<CompileCache {self.policy}, {len(self)} in memory, {self.store.root if self.store else 'no folder'}>"
+
     def __contains__(self, key: CompileKey) -> bool:
         return key.digest in self._programs
 

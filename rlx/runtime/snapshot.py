@@ -27,7 +27,7 @@ _HEADER, _IDS, _STATE = "rlx", "ids", "state/"
 _ELEMENTS = ("float32", "float16", "uint16", "uint8")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Snapshot:
     """A session at rest, immutable: restored, it goes on as the original would have.
 
@@ -54,6 +54,9 @@ class Snapshot:
     def nbytes(self) -> int:
         """Bytes of the arrays and of the ids, at four each."""
         return sum(a.nbytes for a in self.arrays.values()) + 4 * len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"<Snapshot of {self.position} tokens, {self.nbytes} bytes>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a file that another process can `load`: all of it or, if something fails, nothing.

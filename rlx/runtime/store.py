@@ -58,17 +58,30 @@ class StoreStats:
 
 
 def default_root() -> Path:
-    """RLX_CACHE_DIR, or the platform's folder for caches."""
+    """RLX_CACHE_DIR, or the platform's folder for caches.
+
+    Raises:
+        ArgumentError: RLX_CACHE_DIR names a home folder that is not there.
+        CacheError: this user has none, and no other folder was named.
+    """
     if chosen := env.cache_dir():
         return chosen
     system: str = sys.platform
     if system == "darwin":
-        return Path.home() / "Library" / "Caches" / "rlx"
+        return _home() / "Library" / "Caches" / "rlx"
     if system == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "rlx"
+        return Path(os.environ.get("LOCALAPPDATA") or _home() / "AppData" / "Local") / "rlx"
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     # The standard says to ignore a relative XDG_CACHE_HOME.
-    return (base if base.is_absolute() else Path.home() / ".cache") / "rlx"
+    return (base if base.is_absolute() else _home() / ".cache") / "rlx"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:  # a user without an entry in the system's list, as in some containers
+        hint = "Name a folder in RLX_CACHE_DIR, or say RLX_CACHE=off"
+        raise CacheError("this user has no home folder", where="compile cache", hint=hint) from error
 
 
 class Store:

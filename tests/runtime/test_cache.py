@@ -118,6 +118,13 @@ TestLru = Lru.TestCase
 TestLru.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
+def test_a_cache_says_what_it_is(store: Store, builder: Builder) -> None:
+    cache = CompileCache(store=store)
+    builder.get(cache)
+    assert repr(cache) == f"<CompileCache on, 1 in memory, {store.root}>"
+    assert repr(CompileCache(policy="off")) == "<CompileCache off, 0 in memory, no folder>"
+
+
 @pytest.mark.parametrize("capacity", [0, -1, "64", 1.5, True])
 def test_a_cache_for_nothing_is_refused(capacity: Any) -> None:
     with pytest.raises(ArgumentError, match=f"capacity is {capacity!r}, expected a whole number from 1"):

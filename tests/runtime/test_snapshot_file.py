@@ -51,6 +51,11 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         Snapshot.load(tmp_path / "s")
 
 
+def test_a_snapshot_says_what_it_is() -> None:
+    one = snapshot()
+    assert repr(one) == f"<Snapshot of {len(one.ids)} tokens, {one.nbytes} bytes>"
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\3\4", b"\x80\4nothing", b"GGUF" + bytes(60)])
 def test_files_of_other_kinds(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "s").write_bytes(content)

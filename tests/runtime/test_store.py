@@ -645,6 +645,24 @@ def test_the_default_folder(
     assert default_root().as_posix() == expected
 
 
+def test_a_user_without_a_home_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one without an entry in the system's list, which is where a home is looked up."""
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("RLX_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(
+        CacheError, match=r"this user has no home folder\. Name a folder in RLX_CACHE_DIR, or say RLX_CACHE="
+    ):
+        Store()
+    monkeypatch.setenv("RLX_CACHE_DIR", "~nobody-of-that-name/x")
+    with pytest.raises(ArgumentError, match="RLX_CACHE_DIR: '~nobody-of-that-name/x' names a home folder that is not"):
+        Store()
+
+
 # ---------------------------------------------------------------------------------------------------- size
 
 
