@@ -138,6 +138,7 @@ def _cache_layout(cache: Node) -> str:
 
 def _attention(n: Node, target: Target) -> Call:
     from rlx.codegen.kernels.attention import attention
+    from rlx.codegen.kernels.attention_dots import DottedAttention
     from rlx.codegen.kernels.attention_shape import row_tile
     from rlx.codegen.kernels.attention_tiles import TiledAttention
 
@@ -148,8 +149,9 @@ def _attention(n: Node, target: Target) -> Call:
     extents = (q.shape[0], n["length"] - q.shape[0], k.shape[1])
     if q.shape[0] == 1:  # decode needs no tiles of query rows
         return _attention_of_a_row(n, shape, target, extents, options)
-    units = Units(q.shape[0], row_tile(*shape, tiled=n["bf16"]), static(k, 0))
-    writer = TiledAttention if n["bf16"] else None
+    units = Units(q.shape[0], row_tile(*shape, bf16=n["bf16"]), static(k, 0))
+    in_bf16 = TiledAttention if target.has_bf16_tiles else DottedAttention
+    writer = in_bf16 if n["bf16"] else None
     return _call(n, attention(*shape, target, writer=writer, **options), units, *extents)
 
 

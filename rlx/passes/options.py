@@ -51,7 +51,8 @@ class Options:
 
     Attributes:
         precision: "exact" computes with float32 activations, "auto" may prepare int8 activations for quantized weights
-            and, with `bf16_dots`, bf16 activations for bf16 weights, with `bf16_tiles` for quantized ones.
+            and, with `bf16_dots`, bf16 activations for bf16 weights and 16-bit caches, with `bf16_tiles` for quantized
+            weights.
         seq: (smallest, largest) number of rows a call brings; equal ends make SEQ a constant.
         all_rows: True keeps the logits of every row, False those of the last one only.
         fusions: which groups of fusion rules run, of `FUSIONS`; "prologue" is the schedule's, see there.
@@ -60,9 +61,9 @@ class Options:
         sequences: True makes every row the one new token of a sequence of its own, see `rlx.ir.sequences`.
         whole: outputs of which every row is kept even where `all_rows` is False.
         packed: tables that are packed though the graph only looks rows up: another graph of the model multiplies them.
-        bf16_dots: whether bf16 activations may be used over bf16 weights, where the target has dots of bf16.
-        bf16_tiles: whether they may be used over quantized weights and 16-bit caches, where the target has tiles; and
-            whether these may multiply experts in bf16.
+        bf16_dots: whether bf16 ones may be used over bf16 weights and 16-bit caches, where the target has dots of bf16.
+        bf16_tiles: whether they may be used over quantized weights, where the target has tiles; and whether these may
+            multiply experts in bf16.
     """
 
     precision: str = "auto"

@@ -15,8 +15,10 @@ may (its attribute `bf16`, which ends here: from now on the operand's dtype says
 its weights: bf16 activations are no faster there, so it keeps f32. So do the rows of a batch, which get the bits that
 each would get alone. f16 weights have three bits more than bf16 and always take f32.
 
-Attention over caches of 16 bits has products of bf16 where tiles serve: keys and values lose at most three bits more.
-Caches of f32 are there because a model magnifies such rounding, and keep f32.
+Attention over caches of 16 bits has products of bf16 where the target has dots of bf16 and a prompt always has enough
+rows to share what is converted: keys and values lose at most three bits more. Two things say that a model magnifies
+such rounding, and keep f32: caches of f32, and scores that are not scaled to the head's size, as in Gemma 4 (its golden
+checkpoints fall to cosines of 0.995 and 0.997).
 
 Over blocks bf16 rounds less than the int8 rows that it replaces, so the graph is not asked. Tiles want weights in bf16,
 which takes as long as about 16 rows of int8 products; for experts, whose rows must be copied together, as about 32 rows
@@ -33,8 +35,9 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes.options import Options
 
-_TILE_ROWS, _TILE_DEPTH = 16, 32
+_MANY_ROWS, _TILE_DEPTH = 16, 32
 _BLOCK_ROWS, _BF16_ROWS = 32, 8  # of an expert
+_LARGEST_SCALE = 2.0  # of scores, as a multiple of the usual 1 / sqrt(head size)
 _WEIGHT = {"linear": 1, "expert_linear": 2}  # number of the weight among an op's operands
 
 
@@ -43,7 +46,7 @@ def quantize(graph: Graph, options: Options) -> Graph:
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if old.op == "attention":
-            return ops.make(old.op, *inputs, **{**dict(old.attrs), "bf16": in_tiles(old, options)})
+            return ops.make(old.op, *inputs, **{**dict(old.attrs), "bf16": attends_in_bf16(old, options)})
         if old.op not in _WEIGHT:
             return ops.rebuild(old, inputs)
         out = activations(old, options)
@@ -57,16 +60,18 @@ def quantize(graph: Graph, options: Options) -> Graph:
     return graph.map(visit)
 
 
-def in_tiles(node: Node, options: Options) -> bool:
-    """Whether the products of an attention are of bf16: where tiles serve, and the cache has no more than 16 bits."""
+def attends_in_bf16(node: Node, options: Options) -> bool:
+    """Whether the products of an attention are of bf16, as the text above has it."""
     rows, _, width = node.inputs[0].shape
-    fits = isinstance(width, int) and width % _TILE_DEPTH == 0 and node.inputs[1].dtype in (F16, BF16)
-    return options.precision == "auto" and fits and _serves_tiles(rows, options)
+    if not isinstance(width, int) or options.precision == "exact" or not options.bf16_dots:
+        return False
+    fits = width % _TILE_DEPTH == 0 and node.inputs[1].dtype in (F16, BF16)
+    return fits and node["scale"] <= _LARGEST_SCALE / width**0.5 and _many(rows, options)
 
 
-def _serves_tiles(rows: DimLike, options: Options) -> bool:
-    """Whether the target has tiles of bf16, and there are always enough rows for them."""
-    return options.bf16_tiles and not options.sequences and dims.bounds(rows, options.bounds)[0] >= _TILE_ROWS
+def _many(rows: DimLike, options: Options) -> bool:
+    """Whether there are always enough rows to pay for the conversion of what they share."""
+    return not options.sequences and dims.bounds(rows, options.bounds)[0] >= _MANY_ROWS
 
 
 def experts_in_tiles(node: Node, options: Options) -> bool:
@@ -84,7 +89,7 @@ def activations(node: Node, options: Options) -> str:
     weight, (rows, *_, k) = node.inputs[_WEIGHT[node.op]], node.inputs[0].shape
     if options.precision == "exact":
         return "f32"
-    tiles = _serves_tiles(rows, options) if node.op == "linear" else experts_in_tiles(node, options)
+    tiles = options.bf16_tiles and _many(rows, options) if node.op == "linear" else experts_in_tiles(node, options)
     if weight.dtype.is_quantized and tiles:
         return "bf16"
     if weight.dtype.has_integer_codes:

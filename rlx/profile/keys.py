@@ -70,12 +70,12 @@ _ROWS = [
     ),
     Key(
         "precision.bf16_dots", bool, "true",
-        "Whether mode auto may round a prompt's activations to bf16 for bf16 weights, where CPU and family bear it.",
+        "Whether mode auto may multiply prompts in bf16: bf16 weights, where the family bears it, and 16-bit caches.",
         by_phase=True,
     ),
     Key(
         "precision.bf16_tiles", bool, "true",
-        "Whether mode auto may multiply prompts in bf16 for quantized weights and 16-bit caches, at level amx.",
+        "Whether mode auto may multiply prompts in bf16 for quantized weights, at level amx.",
         by_phase=True,
     ),
     Key(

@@ -39,6 +39,8 @@ def stored(values: Array, dtype: DType) -> tuple[Array, Array]:
 class Case:
     """A cache of random keys and values that holds NaN where no position has been written."""
 
+    error = ATTENTION_ERROR
+
     def __init__(
         self, heads: int, kv_heads: int, head_dim: int, dtype: DType, ctx: int, filled: int, seed: int = 0
     ) -> None:
@@ -105,7 +107,7 @@ class Case:
         scores = np.where(seen, scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         out = np.einsum("hrt,htd->rhd", weights / weights.sum(axis=-1, keepdims=True), v)
-        return out, ATTENTION_ERROR * np.abs(v).max() * (1 + np.abs(scores[np.isfinite(scores)]).max())
+        return out, self.error * np.abs(v).max() * (1 + np.abs(scores[np.isfinite(scores)]).max())
 
     def check(self, target: Target, past: int, seq: int, scale: float | None = None, **options: Any) -> None:
         scale = self.shape[2] ** -0.5 if scale is None else scale
@@ -255,10 +257,9 @@ def check_bias(
 ) -> None:  # fmt: skip
     """The kernel with a bias against softmax in float64, with NaN behind the bias."""
     held, scale = ring or case, case.shape[2] ** -0.5
-    kernel = attention(
-        *case.shape, target, kv_dtype=case.dtype, scale=scale, window=window, softcap=cap, bias=bias.shape[1], **options
-    )
-    out, count = np.zeros((seq, *case.q.shape[1:]), np.float32), units(seq, *case.shape, options.get("rows_static"))
+    options |= {"window": window, "softcap": cap, "bias": bias.shape[1]}
+    kernel = case.kernel(target, kv_dtype=case.dtype, scale=scale, **options)
+    out, count = np.zeros((seq, *case.q.shape[1:]), np.float32), case.units(seq, options.get("rows_static"))
     arrays = [aligned(case.q[past : past + seq]), held.keys, held.values, bias, out]
     run(kernel, target, *arrays, end=count, seq=seq, past=past, ctx=held.ctx)
     group = case.shape[0] // case.shape[1]
@@ -270,7 +271,7 @@ def check_bias(
     scores = np.where(back < (window or past + seq), scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     want = np.einsum("hrt,htd->rhd", weights / weights.sum(axis=-1, keepdims=True), v)
-    ceiling = ATTENTION_ERROR * np.abs(v).max() * (1 + np.abs(scores[np.isfinite(scores)]).max())
+    ceiling = case.error * np.abs(v).max() * (1 + np.abs(scores[np.isfinite(scores)]).max())
     assert np.abs(out - want).max() < ceiling, (past, seq, np.abs(out - want).max(), ceiling)
 
 

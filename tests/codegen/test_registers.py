@@ -6,11 +6,12 @@ import re
 from dataclasses import replace
 
 import pytest
-from levels import LEVELS, name
+from levels import BF16_TARGETS, LEVELS, name
 from native import assembly
 
 from rlx.codegen.kernel import Kernel
 from rlx.codegen.kernels.attention import attention
+from rlx.codegen.kernels.attention_dots import DottedAttention
 from rlx.codegen.kernels.linear import linear
 from rlx.codegen.target import Target
 from rlx.ir.dtypes import BF16, F16, Q4_K
@@ -21,9 +22,9 @@ _LOOP = re.compile(r"^(\.\w+):\n((?:(?!\.\w+:).*\n)*?)\tj\w+\t\1\n", re.MULTILIN
 
 
 def loops(kernel: Kernel, target: Target, count: range) -> list[str]:
-    """The innermost loops with so many multiply-adds, as assembler text."""
+    """The innermost loops with so many multiply-adds or dot products of bf16, as assembler text."""
     found = [match[2] for match in _LOOP.finditer(assembly(kernel, target))]
-    return [loop for loop in found if len(re.findall(r"\tvfn?m", loop)) in count]
+    return [loop for loop in found if len(re.findall(r"\tv(?:fn?m|dpbf16)", loop)) in count]
 
 
 def spilled(loop: str) -> list[str]:
@@ -57,3 +58,10 @@ def test_tiles_of_int8(gated: str | None) -> None:
     text = assembly(linear(Q4_K, 32, 512, "q8a", target, gated=gated), target)
     steps = [match[2] for match in _LOOP.finditer(text) if match[2].count("vpdpbusd") == 64]
     assert sum(len(spilled(step)) < 32 for step in steps) == (2 if gated else 1), "a third one unpacks codes as well"
+
+
+@pytest.mark.parametrize("target", BF16_TARGETS, ids=name)
+def test_dot_products_of_attention(target: Target) -> None:
+    found = loops(attention(8, 4, 128, target, kv_dtype=F16, scale=0.1, writer=DottedAttention), target, range(16, 17))
+    assert len(found) == 2, "scores and values"
+    assert not [line for loop in found for line in spilled(loop)]

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 import rlx
-from rlx import SEQ, dtypes, ops
+from rlx import CTX, SEQ, dtypes, ops
 from rlx.codegen import target as targets
 from rlx.codegen.target import Target, supported_levels
 from rlx.ir.meaning import round_to
@@ -67,6 +67,38 @@ def test_a_gated_linear_writes_the_rows_of_the_next(level: str) -> None:
         assert exe.ir("fuse").count("quantize(") == (rounds and 2 - fused)
         found[fused] = exe(x=rows)["y"]
     np.testing.assert_array_equal(found[True], found[False])
+
+
+ATTENTION = {"q": 4, "k": 2, "v": 2}  # heads of 32
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("precision", "cache", "least"),
+    [("auto", dtypes.F16, 17), ("auto", dtypes.F32, 17), ("auto", dtypes.F16, 2), ("exact", dtypes.F16, 17)],
+    ids=str,
+)
+def test_attention_of_many_rows_rounds_where_the_machine_gains_from_it(
+    level: str, precision: str, cache: dtypes.DType, least: int
+) -> None:
+    graph = rlx.Graph("attention")
+    q, *new = (graph.input(name, [SEQ, heads, 32]) for name, heads in ATTENTION.items())
+    states = (graph.state(name, [2, CTX, 32], cache) for name in ("keys", "values"))
+    keys, values = (ops.kv_write(state, x) for state, x in zip(states, new, strict=True))
+    graph.output("y", ops.attention(q, keys, values, scale=0.2))
+    exe = rlx.compile(graph, bind={"SEQ": (least, 64), "CTX": 64}, target=level, precision=precision)
+    target = Target.host(level)
+    rounds = target.has_bf16_dots and (precision, cache, least) == ("auto", dtypes.F16, 17)
+    used = {name for name in ("tdpbf16ps", "vdpbf16ps") if name in exe.asm()}
+    assert used == ({"tdpbf16ps" if target.has_bf16_tiles else "vdpbf16ps"} if rounds else set())
+
+    rows = {name: RNG.standard_normal((40, heads, 32)).astype(np.float32) for name, heads in ATTENTION.items()}
+    k, v = (np.repeat(round_to(rows[name], cache.name).astype(np.float64), 2, axis=1) for name in ("k", "v"))
+    scores = np.einsum("rhd,thd->hrt", rows["q"], k) * 0.2
+    weights = np.exp(np.where(np.tri(40, dtype=bool), scores, -np.inf))
+    want = np.einsum("hrt,thd->rhd", weights / weights.sum(-1, keepdims=True), v).reshape(40, -1)
+    size = np.abs(v).max() * (1 + np.abs(scores).max())
+    assert np.abs(exe(**rows)["y"] - want).max() / size < (2.0**-8 if rounds else 5e-7)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -301,15 +301,17 @@ def test_a_state_cannot_be_both_keys_and_values() -> None:
         (F16, 64, {"seq": (2, 32)}, False),
         (F16, 64, {"seq": (1, 1)}, False),
         (F16, 64, {"precision": "exact"}, False),
-        (F16, 64, {"bf16_tiles": False}, False),
+        (F16, 64, {"bf16_tiles": False}, True),
+        (F16, 64, {"bf16_dots": False}, False),
     ],
 )
-def test_attention_over_caches_of_16_bits_takes_tiles_of_bf16(
+def test_attention_over_caches_of_16_bits_multiplies_bf16(
     cache: DType, width: int, changes: dict[str, Any], expected: bool
 ) -> None:
     q = G.input("q", [SEQ, 4, width])
     keys, values = (G.state(name, [2, CTX, width], cache) for name in ("k", "v"))
-    graph = Graph(outputs={"y": ops.attention(q, keys, values, scale=1.0)})
-    options = replace(Options(seq=(33, 512), bf16_tiles=True), **changes)
-    (node,) = (n for n in quantize(graph, options).nodes() if n.op == "attention")
-    assert node["bf16"] is expected
+    options = replace(Options(seq=(33, 512)), **changes)
+    for scale, bears in ((width**-0.5, True), (1.0, False)):
+        graph = Graph(outputs={"y": ops.attention(q, keys, values, scale=scale)})
+        (node,) = (n for n in quantize(graph, options).nodes() if n.op == "attention")
+        assert node["bf16"] is (expected and bears)

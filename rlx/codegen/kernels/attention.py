@@ -19,11 +19,13 @@ Chunks lie at multiples of 64 whatever the tile, so a row's bits depend neither 
 With a window the caches may be rings, where position t lies at t modulo ctx, a multiple of 64: a chunk is then in one
 piece. Its positions before the window may have been overwritten; they are masked like those of any chunk.
 
-What a cache's type changes is in `attention_cache.py`; a single row may be cut into ranges, see `attention_split.py`.
+What a cache's type changes is in `attention_cache.py`; a single row may be cut into ranges, see `attention_split.py`;
+many rows may have products of bf16, see `attention_bf16.py`.
 """
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import ClassVar
 
 from llvmlite import ir
@@ -31,7 +33,7 @@ from llvmlite import ir
 from rlx.codegen import vmath
 from rlx.codegen.kernel import Kernel, once
 from rlx.codegen.kernels.attention_cache import cache_reader
-from rlx.codegen.kernels.attention_shape import CHUNK, Chunk, Shape, Unit
+from rlx.codegen.kernels.attention_shape import CHUNK, Chunk, Chunks, Shape, Unit
 from rlx.codegen.kernels.attention_split import Range, Slots, Split, range_of
 from rlx.codegen.target import Target
 from rlx.codegen.tiles import F32X16, I32, I32X16, LANES, Emitter, Index
@@ -82,7 +84,7 @@ def attention(
         split: how a single row is cut into ranges; needs `rows_static` of 1.
         bias: heads of what is added to the scores after the cap: 1, for all, or `heads`; None for causal attention.
         out: what the result is written as, `f32` or `bf16`, to nearest even.
-        writer: what writes the products: `TiledAttention` has them on tile registers, for what it `fits`.
+        writer: what writes the products: `TiledAttention` and `DottedAttention` have them of bf16, for what `fits`.
 
     Raises:
         CompileError: an option out of its range.
@@ -97,7 +99,7 @@ def attention(
         raise CompileError(f"a bias of {bias} heads for {heads} query heads", where="attention")
     writer = writer or AttentionWriter
     shape = Shape(
-        heads, kv_heads, head_dim, kv_dtype, scale, window, softcap, rows_static, split, bias, writer.tiled, out
+        heads, kv_heads, head_dim, kv_dtype, scale, window, softcap, rows_static, split, bias, writer.bf16, out
     )
     optional = [*["bias"] * (bias is not None), *["scratch"] * (split is not None)]
     e = Emitter(target, ["q", "k", "v", *optional, "out"], ["seq", "past", "ctx"])
@@ -108,15 +110,15 @@ def attention(
 class AttentionWriter:
     """An attention kernel while it is written; products are of f32."""
 
-    tiled: ClassVar[bool] = False
-    held: ClassVar[int] = 1  # chunks whose scores are in scratch memory
+    bf16: ClassVar[bool] = False
+    held: ClassVar[int] = 1  # chunks that are weighed at once
 
     def __init__(self, e: Emitter, shape: Shape) -> None:
         self.e, self.shape = e, shape
         self.cache = cache_reader(e, shape.dtype, shape.head_dim)
         queries = self._room()
-        # For each query: a copy of it, the scores of a chunk, the mix of values; and as vectors of 16 equal lanes, but
-        # for the total, the largest score, the factor that shrinks what came before, the total of the weights.
+        # For each query: a copy of it, its scores, the mix of values; and as vectors of 16 equal lanes, but for the
+        # total, the largest score, the factor that shrinks what came before, the total of the weights.
         self.query = e.stack(64 * queries * shape.vectors)
         self.scores = e.stack(4 * queries * CHUNK * self.held)
         self.mix = e.stack(64 * queries * shape.vectors)
@@ -147,11 +149,7 @@ class AttentionWriter:
         e = self.e
         self._start(unit)
         with e.loop(unit.first, unit.last, CHUNK) as c:
-            self._add(unit, self._chunk(c.i))
-
-    def _chunk(self, start: ir.Value) -> Chunk:
-        """The chunk from a position on."""
-        return Chunk(start, self._place(start), self._place(self.e.b.add(start, self.e.i64(CHUNK))))
+            self._add(unit, Chunks(c.i, 1))
 
     def _write_ranges(self, how: Split) -> None:
         """One row; a unit is a range of the positions of a KV head, the first ranges of all heads first."""
@@ -185,13 +183,19 @@ class AttentionWriter:
                     e.store(mix, self._vector(self.mix, query.i, v), 64)
             self._finish(unit)
 
-    def _add(self, unit: Unit, chunk: Chunk) -> None:
-        """The chunk's share of the sums of all queries."""
+    def _add(self, unit: Unit, chunks: Chunks) -> None:
+        """The share of some chunks of the sums of all queries."""
         e = self.e
-        e.tiled(0, unit.queries, self._sizes(), lambda n, query: self._score(unit, chunk, query, n))
+        with e.loop(0, chunks.count) as slot:
+            self._score(unit, self._chunk(chunks, slot.i))
         with e.loop(0, unit.queries) as query:
-            self._weigh(unit, chunk, query.i)
-        e.tiled(0, unit.queries, self._sizes(), lambda n, query: self._mix(unit, chunk, query, n))
+            self._weigh(unit, chunks, query.i)
+        self._mix(unit, chunks)
+
+    def _chunk(self, chunks: Chunks, slot: Index) -> Chunk:
+        """One of the chunks that are weighed at once."""
+        start = self.e.i64(self.e.mul_add(slot, CHUNK, chunks.first))
+        return Chunk(slot, start, self._place(start), self._place(self.e.b.add(start, self.e.i64(CHUNK))))
 
     def _place(self, start: ir.Value) -> ir.Value:
         """Where the chunk from a position on lies in the caches."""
@@ -272,22 +276,26 @@ class AttentionWriter:
 
     # --- scores -------------------------------------------------------------------------------------------------------
 
-    def _score(self, unit: Unit, chunk: Chunk, query: ir.Value, count: int) -> None:
-        """The plain scores of `count` queries with the 64 positions of a chunk."""
-        together = min(KEY_TILES, self._abreast(count))
-        for first in range(0, KEY_TILES, together):
-            self._score_tiles(unit, chunk, query, count, range(first, first + together))
+    def _score(self, unit: Unit, chunk: Chunk) -> None:
+        """The plain scores of all queries with the positions of a chunk."""
+
+        def score(count: int, query: ir.Value) -> None:
+            together = min(KEY_TILES, self._abreast(count))
+            for first in range(0, KEY_TILES, together):
+                self._score_tiles(unit, chunk, query, count, range(first, first + together))
+
+        self.e.tiled(0, unit.queries, self._sizes(), score)
 
     def _score_tiles(self, unit: Unit, chunk: Chunk, query: ir.Value, count: int, tiles: range) -> None:
         e, row_bytes = self.e, self.cache.row_bytes
         keys = self._chosen_keys(unit, chunk, tiles)
         queries = [e.at(self._vector(self.query, query, 0), 64 * self.shape.vectors * i) for i in range(count)]
         # What comes next is fetched meanwhile: values here, the next chunk's keys while values are mixed.
-        values = e.at(self._values(unit, chunk.place), tiles.start * LANES * row_bytes)
+        values = e.at(self._cache("v", unit, chunk.place), tiles.start * LANES * row_bytes)
         results = self.cache.dots(keys, queries, values)
         for i in range(count):
             for j, tile in enumerate(tiles):
-                place = e.at(self.scores, (query, 4 * CHUNK), 4 * CHUNK * i + 64 * tile)
+                place = e.at(self._scores(chunk, query), 4 * CHUNK * i + 64 * tile)
                 e.store(results[i * len(tiles) + j], place, 64)
 
     def _chosen_keys(self, unit: Unit, chunk: Chunk, tiles: range) -> list[ir.Value]:
@@ -298,60 +306,63 @@ class AttentionWriter:
         first = e.b.ashr(chunk.place, e.i64(4))
         last = e.b.ashr(e.b.sub(e.b.sub(unit.last, e.i64(1)), chunk.start), e.i64(4))
         chosen = [e.b.add(first, e.smin(tile, last)) for tile in tiles]
-        return [e.at(self._keys(unit), (tile, LANES * self.cache.row_bytes)) for tile in chosen]
+        return [e.at(self._cache("k", unit), (tile, LANES * self.cache.row_bytes)) for tile in chosen]
 
-    def _keys(self, unit: Unit) -> ir.Value:
-        """Address of a head's keys."""
-        return self._cache("k", unit)
-
-    def _values(self, unit: Unit, place: ir.Value) -> ir.Value:
-        """Address of a head's values from a place on."""
-        return self.e.at(self._cache("v", unit), (place, self.cache.row_bytes))
-
-    def _cache(self, name: str, unit: Unit) -> ir.Value:
-        rows = self.e.b.mul(unit.head, self.e.args["ctx"])
-        return self.e.at(self.e.args[name], (rows, self.cache.row_bytes))
+    def _cache(self, name: str, unit: Unit, place: Index = 0) -> ir.Value:
+        """Address of a head's keys or values from a place on."""
+        e, row_bytes = self.e, self.cache.row_bytes
+        return e.at(e.args[name], (e.b.mul(unit.head, e.args["ctx"]), row_bytes), (place, row_bytes))
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
-    def _weigh(self, unit: Unit, chunk: Chunk, query: ir.Value) -> None:
-        """A query's scores of a chunk -> weights relative to the largest score so far."""
+    def _weigh(self, unit: Unit, chunks: Chunks, query: ir.Value) -> None:
+        """A query's scores of some chunks -> weights relative to the largest score so far."""
         e = self.e
-        scores = self._seen_scores(unit, chunk, query, self.scores)
-        before = e.load(F32X16, e.at(self.largest, (query, 64)), 64)
-        largest = e.max(e.reduce_max(self._largest(scores)), before)
+        places = [e.at(base, (query, 64)) for base in (self.largest, self.shrink, self.total)]
+        before, total = (e.load(F32X16, place, 64) for place in places[::2])
+        with e.loop(0, chunks.count, 1, [before]) as slot:
+            chunk = self._chunk(chunks, slot.i)
+            scores = self._seen_scores(unit, chunk, query)
+            self._keep(scores, chunk, query)
+            slot.values = [e.max(self._largest(scores), slot.values[0])]
+        largest = e.reduce_max(slot.results[0])
         shrink = vmath.exp(e, e.b.fsub(before, largest))
-        total = e.b.fmul(e.load(F32X16, e.at(self.total, (query, 64)), 64), shrink)
-        weights = [vmath.exp(e, e.b.fsub(score, largest)) for score in scores]
-        for weight in weights:
-            total = e.b.fadd(total, weight)
-        self._keep(weights, self.scores, query)
-        for base, value in ((self.largest, largest), (self.shrink, shrink), (self.total, total)):
-            e.store(value, e.at(base, (query, 64)), 64)
+        with e.loop(0, chunks.count, 1, [e.b.fmul(total, shrink)]) as slot:
+            chunk = self._chunk(chunks, slot.i)
+            weights = [vmath.exp(e, e.b.fsub(score, largest)) for score in self._kept(chunk, query)]
+            self._keep_weights(weights, chunk, query)
+            slot.values = [reduce(e.b.fadd, weights, slot.values[0])]
+        for value, place in zip((largest, shrink, slot.results[0]), places, strict=True):
+            e.store(value, place, 64)
 
     def _largest(self, scores: list[ir.Value]) -> ir.Value:
         """The largest of a chunk's scores in each lane."""
         return self.e.max(*(self.e.max(scores[i], scores[i + 1]) for i in range(0, KEY_TILES, 2)))
 
-    def _seen_scores(self, unit: Unit, chunk: Chunk, query: ir.Value, base: ir.Value) -> list[ir.Value]:
+    def _seen_scores(self, unit: Unit, chunk: Chunk, query: ir.Value) -> list[ir.Value]:
         """A query's scores of a chunk, with all that is done to them; its plain ones are in scratch memory."""
         e = self.e
         row = e.b.add(unit.row, e.b.sdiv(query, e.i64(self.shape.group)))
         position = e.b.sub(e.b.add(e.args["past"], row), chunk.start)  # relative to the chunk
-        scores = [self._capped(score) for score in self._kept(base, query)]
+        scores = [self._capped(score) for score in self._kept(chunk, query)]
         if self.shape.bias is not None:
             scores = self._biased(unit, chunk, query, scores)
         end = position if self.shape.bias is None else e.b.sub(e.b.sub(unit.last, e.i64(1)), chunk.start)
         return [self._visible(score, position, end, tile) for tile, score in enumerate(scores)]
 
-    def _kept(self, base: ir.Value, query: ir.Value) -> list[ir.Value]:
-        """What is kept for a query and the 64 positions of a chunk: scores, and later what was made of them."""
-        return [self.e.load(F32X16, self.e.at(base, (query, 4 * CHUNK), 64 * tile), 64) for tile in range(KEY_TILES)]
+    def _scores(self, chunk: Chunk, query: ir.Value) -> ir.Value:
+        """Address of what is kept for a query and the positions of a chunk: scores, and later what was made of them."""
+        return self.e.at(self.scores, (chunk.slot, 4 * CHUNK * self._room()), (query, 4 * CHUNK))
 
-    def _keep(self, values: list[ir.Value], base: ir.Value, query: ir.Value) -> None:
-        """The inverse of `_kept`."""
+    def _kept(self, chunk: Chunk, query: ir.Value) -> list[ir.Value]:
+        return [self.e.load(F32X16, self.e.at(self._scores(chunk, query), 64 * t), 64) for t in range(KEY_TILES)]
+
+    def _keep(self, values: list[ir.Value], chunk: Chunk, query: ir.Value) -> None:
         for tile, value in enumerate(values):
-            self.e.store(value, self.e.at(base, (query, 4 * CHUNK), 64 * tile), 64)
+            self.e.store(value, self.e.at(self._scores(chunk, query), 64 * tile), 64)
+
+    def _keep_weights(self, weights: list[ir.Value], chunk: Chunk, query: ir.Value) -> None:
+        self._keep(weights, chunk, query)
 
     def _capped(self, score: ir.Value) -> ir.Value:
         """Scale and cap."""
@@ -385,16 +396,22 @@ class AttentionWriter:
 
     # --- values -------------------------------------------------------------------------------------------------------
 
-    def _mix(self, unit: Unit, chunk: Chunk, query: ir.Value, count: int) -> None:
-        """Adds the chunk's values, weighted, to the mixes of `count` queries."""
-        e, most, whole = self.e, self._abreast(count), self.shape.head_dim // LANES
-        full = whole // most * most
-        with e.loop(0, full, most) as v:
-            self._mix_vectors(unit, chunk, query, count, v.i, most, None)
-        if whole > full:
-            self._mix_vectors(unit, chunk, query, count, full, whole - full, None)
-        if self.tail:
-            self._mix_vectors(unit, chunk, query, count, whole, 1, self.tail_mask)
+    def _mix(self, unit: Unit, chunks: Chunks) -> None:
+        """Adds the values of the chunks, weighted, to the mixes of all queries. Here there is one chunk."""
+        e, whole = self.e, self.shape.head_dim // LANES
+        chunk = self._chunk(chunks, 0)
+
+        def mix(count: int, query: ir.Value) -> None:
+            most = self._abreast(count)
+            full = whole // most * most
+            with e.loop(0, full, most) as v:
+                self._mix_vectors(unit, chunk, query, count, v.i, most, None)
+            if whole > full:
+                self._mix_vectors(unit, chunk, query, count, full, whole - full, None)
+            if self.tail:
+                self._mix_vectors(unit, chunk, query, count, whole, 1, self.tail_mask)
+
+        e.tiled(0, unit.queries, self._sizes(), mix)
 
     def _mix_vectors(
         self,
@@ -406,22 +423,16 @@ class AttentionWriter:
         vectors: int,
         mask: ir.Value | None,
     ) -> None:
-        e, shape, cache = self.e, self.shape, self.cache
-        start, ahead = self._values(unit, chunk.place), vectors * cache.vector_bytes
-        following = e.at(self._keys(unit), (chunk.following, cache.row_bytes), (first, CHUNK * cache.vector_bytes))
-        places = [
-            e.at(self._vector(self.mix, query, first), 64 * (shape.vectors * i + v))
-            for i in range(count)
-            for v in range(vectors)
-        ]
-        shrink = [e.load(F32X16, e.at(self.shrink, (query, 64), 64 * i), 64) for i in range(count)]
-        mixes = [e.b.fmul(e.load(F32X16, p, 64), shrink[i // vectors]) for i, p in enumerate(places)]
+        e, cache = self.e, self.cache
+        start, ahead = self._cache("v", unit, chunk.place), vectors * cache.vector_bytes
+        following = e.at(self._cache("k", unit, chunk.following), (first, CHUNK * cache.vector_bytes))
+        places, mixes = self._shrunk(query, count, first, vectors)
         with e.loop(0, e.smin(CHUNK, e.b.sub(unit.last, chunk.start)), 1, mixes) as t:
             e.prefetch(e.at(following, (t.i, ahead)), ahead)
             values = cache.values(e.at(start, (t.i, cache.row_bytes)), first, vectors, mask)
             mixes = []
             for i in range(count):
-                weight = e.splat_f32(e.at(self.scores, (query, 4 * CHUNK), 4 * CHUNK * i, (t.i, 4)))
+                weight = e.splat_f32(e.at(self._scores(chunk, query), 4 * CHUNK * i, (t.i, 4)))
                 mixes += [
                     e.fma(weight, value, mix)
                     for value, mix in zip(values, t.values[i * vectors :][:vectors], strict=True)
@@ -429,3 +440,11 @@ class AttentionWriter:
             t.values = mixes
         for mix, place in zip(t.results, places, strict=True):
             e.store(mix, place, 64)
+
+    def _shrunk(self, query: ir.Value, count: int, first: Index, vectors: int) -> tuple[list[ir.Value], list[ir.Value]]:
+        """Vectors of what `count` queries have mixed so far: where they are, and shrunk as `_weigh` found."""
+        e = self.e
+        start = self._vector(self.mix, query, first)
+        places = [e.at(start, 64 * (self.shape.vectors * i + v)) for i in range(count) for v in range(vectors)]
+        shrink = [e.load(F32X16, e.at(self.shrink, (query, 64), 64 * i), 64) for i in range(count)]
+        return places, [e.b.fmul(e.load(F32X16, p, 64), shrink[i // vectors]) for i, p in enumerate(places)]

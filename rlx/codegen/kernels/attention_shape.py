@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from rlx.codegen.kernels.attention_split import Split
-from rlx.codegen.tiles import LANES
+from rlx.codegen.tiles import LANES, Index
 from rlx.ir.dtypes import DType
 
 CHUNK = 64  # positions whose scores are held at once
 _QUERIES = 32  # queries (rows times heads of a group) of a unit, about
-_TILED_QUERIES = 128  # on tile registers: they share the conversion of keys and values
+_BF16_QUERIES = 128  # with products of bf16: they share the conversion of keys and values
 
 
-def row_tile(heads: int, kv_heads: int, head_dim: int, rows_static: int | None = None, *, tiled: bool = False) -> int:
+def row_tile(heads: int, kv_heads: int, head_dim: int, rows_static: int | None = None, *, bf16: bool = False) -> int:
     """Rows of a unit: there are ceil(seq / row_tile) * kv_heads units."""
-    most = max(1, (_TILED_QUERIES if tiled else _QUERIES) // (heads // kv_heads))
+    most = max(1, (_BF16_QUERIES if bf16 else _QUERIES) // (heads // kv_heads))
     return most if rows_static is None else min(most, rows_static)
 
 
 def units(
-    seq: int, heads: int, kv_heads: int, head_dim: int, rows_static: int | None = None, *, tiled: bool = False
+    seq: int, heads: int, kv_heads: int, head_dim: int, rows_static: int | None = None, *, bf16: bool = False
 ) -> int:
     """Work units for `seq` rows."""
-    return -(-seq // row_tile(heads, kv_heads, head_dim, rows_static, tiled=tiled)) * kv_heads
+    return -(-seq // row_tile(heads, kv_heads, head_dim, rows_static, bf16=bf16)) * kv_heads
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Shape:
     rows_static: int | None
     split: Split | None
     bias: int | None
-    tiled: bool = False
+    bf16: bool = False
     out: str = "f32"
 
     @property
@@ -52,7 +52,7 @@ class Shape:
 
     @property
     def row_tile(self) -> int:
-        return row_tile(self.heads, self.kv_heads, self.head_dim, self.rows_static, tiled=self.tiled)
+        return row_tile(self.heads, self.kv_heads, self.head_dim, self.rows_static, bf16=self.bf16)
 
     @property
     def vectors(self) -> int:
@@ -73,7 +73,7 @@ class Shape:
             score += f" + bias[row, {'0' if self.bias == 1 else 'head'}, t]"
         return (
             f"# {self.heads} heads of {self.head_dim} on {self.kv_heads} KV heads, {self.dtype} cache"
-            f"{', products of bf16 on tile registers' if self.tiled else ''}\n"
+            f"{', products of bf16' if self.bf16 else ''}\n"
             f"for unit in range(begin, end):  # {unit}\n"
             f"    for row, head in unit:\n"
             f"        weight = softmax([{score} for t if {seen}])  # online, chunks of {CHUNK} positions\n"
@@ -101,15 +101,30 @@ class Unit:
 
 
 @dataclass(frozen=True)
+class Chunks:
+    """Chunks that are weighed at once, at run time.
+
+    Attributes:
+        first: the position where they begin.
+        count: how many there are.
+    """
+
+    first: ir.Value
+    count: Index
+
+
+@dataclass(frozen=True)
 class Chunk:
     """64 positions at run time.
 
     Attributes:
+        slot: its number among those that are weighed at once.
         start: the first of them.
         place: where they begin in the caches.
         following: where the next 64 begin.
     """
 
+    slot: Index
     start: ir.Value
     place: ir.Value
     following: ir.Value
