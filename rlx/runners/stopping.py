@@ -1,7 +1,7 @@
 """What ends a generation: an end token, a stop string, the callback, the number of tokens, the context.
 
-Runners stage, beside `sampling.py`, under the loop that generates. A `Stopping` is fed token by token and says when it
-is over; `AnswerText` is the text that belongs to the answer.
+Runners stage, under the loop that generates. A `Stopping` is fed token by token and says when it is over; `AnswerText`
+is the text that belongs to the answer.
 """
 
 from __future__ import annotations
