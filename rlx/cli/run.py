@@ -33,6 +33,11 @@ _MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
 @click.option(
     "--thinking/--no-thinking", default=None, help="Whether the model thinks before it answers, if it can do both."
 )
+@click.option(
+    "--speculative",
+    type=click.Choice(["prompt-lookup", "mtp"]),
+    help="Check several guessed tokens at once; the answer is the same. mtp: by the model's own head.",
+)
 @click.option("--raw", is_flag=True, help="No chat template; control tokens written in the prompt count as such.")
 @engine_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
@@ -46,6 +51,7 @@ def run(
     sample: dict[str, Any],
     system: str | None,
     thinking: bool | None,
+    speculative: str | None,
     raw: bool,
     engine: dict[str, Any],
     as_json: bool,
@@ -74,7 +80,7 @@ def run(
             bars.waiting("reading the prompt")
             out = None if as_json or no_stream else stdout()
             answer = Answer(runner.tokenizer, out, bars.close, ending["stop"], ending["min_tokens"])
-            end = _generate(runner, ids, ending, opts, answer)
+            end = _generate(runner, ids, ending, opts, answer, speculative)
             report = {"model": model, "family": runner.family, **_report(answer, len(ids), end), **_counters(runner)}
     report["load_seconds"] = loaded
     if as_json:
@@ -136,11 +142,18 @@ def prompt_ids(runner: CachedRunner, prompt: str, system: str | None, thinking: 
     return runner.chat_ids([*messages, {"role": "user", "content": prompt}], **variables)
 
 
-def _generate(runner: CachedRunner, ids: list[int], ending: dict[str, Any], sample: SampleOpts, answer: Answer) -> str:
+def _generate(
+    runner: CachedRunner,
+    ids: list[int],
+    ending: dict[str, Any],
+    sample: SampleOpts,
+    answer: Answer,
+    speculative: str | None,
+) -> str:
     """Fills the answer, and says why it ended. What is there when the user interrupts it stays."""
-    limits = {"stop": ending["stop"], "min_tokens": ending["min_tokens"]}
+    options = {"stop": ending["stop"], "min_tokens": ending["min_tokens"], "speculative": speculative}
     try:
-        done = runner.generate(ids, ending["max_tokens"], answer.push, sample, **limits)
+        done = runner.generate(ids, ending["max_tokens"], answer.push, sample, **options)
     except KeyboardInterrupt:
         return _INTERRUPTED
     finally:

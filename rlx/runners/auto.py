@@ -107,6 +107,7 @@ def auto_runner(
     device: str | Device | None = None,
     config: str | PathLike[str] | Mapping[str, Any] | None = None,
     sample: SampleOpts | None = None,
+    speculative: str | None = None,
 ) -> FamilyRunner:
     """Opens a model and returns the runner for its family.
 
@@ -129,6 +130,7 @@ def auto_runner(
         config: a `config.json`, or what stands in one, for safetensors weights that lie without theirs.
         sample: how `generate` chooses tokens where a call says nothing else; by default what the model's files
             recommend, else greedily.
+        speculative: `prompt-lookup` or `mtp`: how `generate` guesses where a call says nothing else.
 
     Raises:
         ModelFileError: the file cannot be used, and why; `UnsupportedModelError` names the architectures there are.
@@ -157,4 +159,5 @@ def auto_runner(
         keep_packed=keep_packed,
         device=device,
         sample=sample,
+        speculative=speculative,
     )

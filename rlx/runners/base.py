@@ -44,6 +44,8 @@ class LmRunner(ABC):
 
     _on_token: OnToken | None = None
     """The callback of calls that give none."""
+    _speculative: str | None = None
+    """How calls guess that do not say."""
 
     @property
     @abstractmethod
@@ -113,7 +115,8 @@ class LmRunner(ABC):
             stop_at_eog: False goes on behind `stop_ids`.
             stop: texts that end it; `Generation.text` is what came before them.
             min_tokens: before as many, no token is one of `stop_ids` and no stop string counts.
-            speculative: `prompt-lookup` or `mtp` checks several guessed tokens at once; the result is the same.
+            speculative: `prompt-lookup` or `mtp` checks several guessed tokens at once; the result is the same. The
+                runner's own choice if None.
 
         Returns:
             A list of ids that also knows its `finish_reason`.
@@ -126,7 +129,8 @@ class LmRunner(ABC):
         on_token = on_token or self._on_token
         context = self.checked_ids(ids)
         stopping = self._stopping(len(context), n_new, stop_at_eog, stop, min_tokens, on_token)
-        request = self._request(context, sample, stopping, speculative, on_token is not None or bool(stop))
+        guesses, watched = speculative or self._speculative, on_token is not None or bool(stop)
+        request = self._request(context, sample, stopping, guesses, watched)
         return Generation((token for token, _ in tokens(self._source(request), stopping)), stopping)
 
     def stream(
@@ -153,7 +157,7 @@ class LmRunner(ABC):
         """
         context = self.checked_ids(ids)
         stopping = self._stopping(len(context), n_new, stop_at_eog, stop, min_tokens, None)
-        request = self._request(context, sample, stopping, speculative, True)
+        request = self._request(context, sample, stopping, speculative or self._speculative, True)
         return steps(self._source(request), stopping)
 
     def generate_batch(
@@ -234,11 +238,8 @@ class LmRunner(ABC):
     def _request(
         self, context: list[int], sample: SampleOpts | None, stopping: Stopping, speculative: str | None, watched: bool
     ) -> Request:
-        if speculative not in (None, *SPECULATIONS):
-            hint = f"there is {', '.join(map(repr, SPECULATIONS))}, and None"
-            raise ArgumentError(f"speculative is {speculative!r}", where="generate", hint=hint)
         sampler = Sampler(self.default_sample if sample is None else sample, context, self._tokenizer)
-        return Request(context, sampler, stopping, speculative, watched)
+        return Request(context, sampler, stopping, checked_speculation(speculative), watched)
 
     def _source(self, request: Request) -> Source:
         """The tokens of a generation; here each computes the whole context anew."""
@@ -312,6 +313,14 @@ class LmRunner(ABC):
     def checked_ids(self, ids: TokenIds, what: str = "prompt") -> list[int]:
         """`ids` as a new list that fits into the context; `PromptError` says what is wrong with it."""
         return fit_context(check_ids(ids, self.vocab_size, what), self.max_seq, what)
+
+
+def checked_speculation(name: str | None) -> str | None:
+    """`name`; `ArgumentError` if it is no way to guess."""
+    if name not in (None, *SPECULATIONS):
+        hint = f"there is {', '.join(map(repr, SPECULATIONS))}, and None"
+        raise ArgumentError(f"speculative is {name!r}", where="generate", hint=hint)
+    return name
 
 
 def _count(n_new: Any) -> int:

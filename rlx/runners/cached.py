@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from rlx.errors import ArgumentError, BusyError, PromptError, TokenizerError, UnsupportedModelError
-from rlx.runners.base import GREEDY, LmRunner, TokenIds, check_finite, check_ids
+from rlx.runners.base import GREEDY, LmRunner, TokenIds, check_finite, check_ids, checked_speculation
 from rlx.runners.batch import generate_together
 from rlx.runners.generation import Generation, Logits, Request, Source, stepwise
 from rlx.runners.looked_up import LookedUp
@@ -48,8 +48,10 @@ class CachedRunner(LmRunner):
         sample: how `generate` chooses tokens where a call says nothing else; by default what the model's files
             recommend, and greedy if they recommend nothing.
         on_token: the callback of calls that give none of their own.
+        speculative: how `generate` and `stream` guess where a call says nothing else: `prompt-lookup`, `mtp` or not.
 
     Raises:
+        ArgumentError: there is no such speculation.
         UnsupportedModelError: the engine holds a model of another family.
     """
 
@@ -63,6 +65,7 @@ class CachedRunner(LmRunner):
         device: Device = Device.CPU,
         sample: SampleOpts | None = None,
         on_token: OnToken | None = None,
+        speculative: str | None = None,
     ) -> None:
         found = engine.config.family
         if self.FAMILY not in (None, found):
@@ -71,6 +74,7 @@ class CachedRunner(LmRunner):
                 hint="rlx.auto_runner picks the runner that fits",
             )
         self._engine, self._device, self._sample, self._on_token = engine, device, sample, on_token
+        self._speculative = checked_speculation(speculative)
         self._turn = Turns("runner")
         self._reused, self._cached = 0, True
         self._speculated = Counters()
@@ -240,7 +244,7 @@ class CachedRunner(LmRunner):
 
     def disable_decode_compile_cache(self) -> None:
         """From now on `generate` computes the whole context anew for every token: slow, and the measure of the rest."""
-        self._cached = False
+        self._cached, self._speculative = False, None
 
     def generate_packed(self, ids: TokenIds, n_new: int, on_token: OnToken | None = None, **options: Any) -> Generation:
         """`generate`, under the name that the original has for it with packed weights: they are always packed here."""

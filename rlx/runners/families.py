@@ -39,6 +39,7 @@ class FamilyRunner(CachedRunner):
         device: str | Device | None = None,
         sample: SampleOpts | None = None,
         on_token: OnToken | None = None,
+        speculative: str | None = None,
         **options: Any,
     ) -> Self:
         """Opens a GGUF file, a safetensors file or a model directory; an open `WeightLoader` is taken over.
@@ -46,7 +47,7 @@ class FamilyRunner(CachedRunner):
         Args:
             config: a `config.json`, or what stands in one, for safetensors weights that lie without theirs.
             device: what to run on; see `rlx.devices()`.
-            sample, on_token: what `generate` takes where a call gives nothing else.
+            sample, on_token, speculative: what `generate` takes where a call gives nothing else.
             options: those of `auto_runner`.
 
         Raises:
@@ -61,7 +62,7 @@ class FamilyRunner(CachedRunner):
             path = open_weights(path, config=config)
         engine = open_engine(path, options)
         try:
-            return cls(engine, device=place, sample=sample, on_token=on_token)
+            return cls(engine, device=place, sample=sample, on_token=on_token, speculative=speculative)
         except BaseException:
             engine.close()
             raise

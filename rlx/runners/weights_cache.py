@@ -24,7 +24,8 @@ class WeightsCache(Mapping[str, npt.NDArray[np.float32]]):
     Nothing is kept: every access reads the file and gives an array of its own.
 
     Args:
-        layers: blocks that are shown; those behind them predict further tokens (MTP).
+        weights, config: of an open model.
+        mtp: whether blocks behind the layers, which predict further tokens, are shown.
     """
 
     def __init__(self, weights: ModelWeights, config: ModelConfig, *, mtp: bool = False) -> None:

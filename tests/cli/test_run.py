@@ -18,6 +18,7 @@ from fake_engine import FakeEngine, Opened, install
 from rlx import demo
 from rlx.cli.main import cli
 from rlx.cli.output import Bars
+from rlx.runners import CachedRunner
 from rlx.text import Tokenizer, load_tokenizer
 
 STORY = "Once upon a time,\nthere was a fox. 🦊 Ça va?"
@@ -265,6 +266,15 @@ def test_the_cache_policy_is_that_of_the_option(opened: Opened, policy: str) -> 
     cache = opened.options["cache"]
     assert cache.policy == policy
     assert (cache.store is None) == (policy == "off")
+
+
+def test_guesses_change_no_answer(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    generate = CachedRunner.generate
+    monkeypatch.setattr(CachedRunner, "generate", lambda *a, **k: seen.append(k["speculative"]) or generate(*a, **k))
+    assert rlx("Hi", "--speculative", "prompt-lookup").stdout == rlx("Hi").stdout == STORY + "\n"
+    assert seen == ["prompt-lookup", None]
+    assert rlx("Hi", "--speculative", "guess").exit_code == 2
 
 
 def test_greedy_is_the_default_and_a_temperature_changes_the_text(scripted: Scripted) -> None:

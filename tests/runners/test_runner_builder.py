@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,10 @@ from fake_engine import FakeEngine, Opened, install
 
 import rlx
 from rlx.errors import ArgumentError, ConfigError, MultimodalError, TargetError
+from rlx.runners.engine import Engine
 from rlx.runners.families import RUNNERS
+from rlx.runners.setup import Choices
+from rlx.runners.speculative import PromptLookup
 from rlx.runtime.limits import ContextWarning
 from rlx.sampling import SampleOpts
 
@@ -34,6 +40,22 @@ def test_choices_reach_the_engine(opened: Opened) -> None:
     assert opened.calls == [(Path("m.gguf"), {**expected, "precision": "exact"})]
 
 
+def test_every_choice_is_an_option_of_something() -> None:
+    """Of the runner, of opening an engine, or of its setup: no method of a builder collects what nobody takes."""
+    builder = rlx.Qwen3Runner.builder()
+    choices = vars(type(builder)).keys() - {"weights", "mmproj", "build"}
+    for name in choices:
+        if not name.startswith("_"):
+            getattr(builder, name)(None)
+    taken = {field.name for field in fields(Choices)}
+    taken |= (
+        inspect.signature(rlx.Qwen3Runner.from_path).parameters.keys()
+        | inspect.signature(Engine.open).parameters.keys()
+    )
+    assert builder._options.keys() <= taken
+    assert builder._options.keys() >= inspect.signature(rlx.auto_runner).parameters.keys() - {"path", "load", "dump_ir"}
+
+
 def test_choices_that_are_the_runner_s(opened: Opened) -> None:
     seen: list[int] = []
     runner = rlx.Qwen3Runner.builder().weights("m.gguf").stream(seen.append).sample(SampleOpts(seed=3)).build()
@@ -42,6 +64,35 @@ def test_choices_that_are_the_runner_s(opened: Opened) -> None:
     assert seen == tokens
     assert runner.generate([1, 2], 5) == tokens, "the seed"
     assert runner.generate([1, 2], 5, sample=SampleOpts.greedy()) != tokens
+
+
+REPEATING = [1, 2, 3] * 6
+
+
+def test_a_runner_may_guess_by_habit(opened: Opened) -> None:
+    plain = rlx.Qwen3Runner.from_path("m.gguf")
+    runner = rlx.Qwen3Runner.from_path("m.gguf", speculative="prompt-lookup")
+    assert runner.generate(REPEATING, 5) == plain.generate(REPEATING, 5)
+    assert [step.token for step in runner.stream(REPEATING, 5)] == plain.generate(REPEATING, 5)
+    assert runner.stats()["speculation"]["steps"] > 0 == plain.stats()["speculation"]["steps"]
+    runner.disable_decode_compile_cache()  # the reference does not guess
+    assert runner.generate(REPEATING, 5) == plain.generate(REPEATING, 5)
+    with pytest.raises(ArgumentError, match="speculative is 'guess'"):
+        rlx.Qwen3Runner.from_path("m.gguf", speculative="guess")
+
+
+def test_the_builder_s_mtp_asks_for_the_model_s_head(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[FakeEngine] = []
+
+    def predicting(engine: FakeEngine) -> AbstractContextManager[PromptLookup]:
+        asked.append(engine)
+        return nullcontext(PromptLookup([]))
+
+    monkeypatch.setattr(FakeEngine, "predicting", predicting, raising=False)
+    for enabled in (True, False):
+        runner = rlx.Qwen3Runner.builder().weights("m.gguf").mtp(enabled).build()
+        assert len(list(runner.stream(REPEATING, 3))) == 3
+        assert asked == opened.engines[:1]
 
 
 def test_without_weights() -> None:
