@@ -50,7 +50,6 @@ class Executable:
 
     Attributes:
         graph: the graph as it was compiled, after all passes.
-        stats: seconds of each compile stage, kernels, bytes, and whether the program came from the cache on disk.
     """
 
     def __init__(
@@ -190,6 +189,7 @@ class Executable:
 
     @property
     def stats(self) -> dict[str, Any]:
+        """Seconds of each compile stage, kernels, bytes, and whether the program came from the cache on disk."""
         sizes = {"object_bytes": self._compiled.object_bytes, "arena_bytes": self._program.arena_bytes}
         return {**self._compiled.stats, **sizes, "cached": self._compiled.cached}
 
