@@ -137,7 +137,8 @@ class TextConfig(Keys):
 def _architecture(config: Mapping[str, Any], where: object) -> tuple[str, Architecture]:
     keys = Keys(config, where)
     for each in (keys.nested("text_config", optional=True), keys):
-        if (found := each.get("model_type", None)) in MODEL_TYPES:
+        found = each.get("model_type", None)
+        if isinstance(found, str) and found in MODEL_TYPES:
             return MODEL_TYPES[found]
     hint = f"Supported are {', '.join(MODEL_TYPES)}."
     raise UnsupportedModelError(f"the model type {keys.text('model_type')!r} is unknown", where=where, hint=hint)

@@ -68,10 +68,9 @@ def tokenizer_metadata(folder: Path, config: TextConfig, size: int) -> Metadata:
         raise ConfigError(f"'vocab_size' is {said}, the embedding table has {size} rows", where=config.where)
     try:
         tokens = _tokens(_Files(folder), config, size)
-        special = _special_vocabulary(folder, tokens)
+        found = _entries(tokens) | _special_entries(_special_vocabulary(folder, tokens), tokens, folder)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:  # JSON of another form
         raise TokenizerError(f"the tokenizer's files are not what they should be ({error!r})", where=folder) from error
-    found = _entries(tokens) | _special_entries(special, tokens, folder)
     if config.arch == "gemma" and "<end_of_turn>" in tokens.texts:  # the one family whose files do not name it
         found |= _token_id("eot", tokens.texts.index("<end_of_turn>"))
     return found

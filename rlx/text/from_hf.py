@@ -153,7 +153,7 @@ def _config_id(vocabulary: Vocabulary, config: Mapping[str, Any], name: str) -> 
     text = value.get("content") if isinstance(value, dict) else value
     if text is None:
         return None
-    if text not in vocabulary.ids:
+    if not isinstance(text, str) or text not in vocabulary.ids:
         raise TokenizerError(f"{name} {text!r} is not in the vocabulary", where="tokenizer_config.json")
     return vocabulary.ids[text]
 

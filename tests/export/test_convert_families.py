@@ -591,6 +591,12 @@ def test_what_gguf_cannot_say_is_refused(bpe: Make, config: dict[str, Any], name
         qwen3(bpe, config).open()
 
 
+@pytest.mark.parametrize("model_type", [[], {}, 3])
+def test_a_model_type_that_is_no_text_is_named(bpe: Make, model_type: Any) -> None:
+    with pytest.raises(ConfigError, match="'model_type' is .*, expected a string"):
+        qwen3(bpe, {"model_type": model_type}).open()
+
+
 def test_a_scale_that_readers_would_not_compute_is_refused(sentencepiece: Make) -> None:
     config = {"model_type": "gemma3_text", "query_pre_attn_scalar": 100, "sliding_window": 16}
     with pytest.raises(UnsupportedModelError, match="query_pre_attn_scalar"):

@@ -174,6 +174,14 @@ def test_what_gguf_has_no_form_for_is_refused(
         entries(path)
 
 
+@pytest.mark.parametrize("templates", [[1], ["a"]])
+def test_chat_templates_of_another_form_are_named(folder: Callable[[str], Path], templates: list[Any]) -> None:
+    path = folder("qwen3")
+    edit(path / "tokenizer_config.json", lambda content: content.update(chat_template=templates))
+    with pytest.raises(TokenizerError, match="files are not what they should be"):
+        entries(path)
+
+
 def test_a_missing_tokenizer_says_which_files_to_get(folder: Callable[[str], Path]) -> None:
     path = folder("qwen3")
     (path / "tokenizer.json").unlink()

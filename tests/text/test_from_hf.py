@@ -159,6 +159,7 @@ def test_padding_and_truncation_of_the_file_are_ignored(tmp_path: Path) -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tokenizer_config_json": {"eos_token": "<nope>"}}, "eos_token '<nope>' is not in the vocabulary"),
+    ({"tokenizer_config_json": {"eos_token": ["<eos>"]}}, r"eos_token \['<eos>'\] is not in the vocabulary"),
     ({"tokenizer_config_json": "{"}, r"tokenizer_config\.json: the file is no JSON"),
     ({"tokenizer_config_json": "[]"}, "holds no JSON object"),
     ({"tokenizer_config_json": {"chat_template": 7}}, "chat_template is neither"),
