@@ -593,7 +593,7 @@ def test_what_gguf_cannot_say_is_refused(bpe: Make, config: dict[str, Any], name
 
 @pytest.mark.parametrize("model_type", [[], {}, 3])
 def test_a_model_type_that_is_no_text_is_named(bpe: Make, model_type: Any) -> None:
-    with pytest.raises(ConfigError, match="'model_type' is .*, expected a string"):
+    with pytest.raises(ConfigError, match=r"'model_type' is .*, expected a string"):
         qwen3(bpe, {"model_type": model_type}).open()
 
 
