@@ -68,9 +68,12 @@ class Tuning:
     @staticmethod
     def default(level: str) -> Tuning:
         """What holds for a target's level as long as nothing was measured."""
-        if level == "amx":
-            return Tuning(streams=4)
-        return Tuning(tile_rows_int8=4, unpack_from_int8=0) if level in ("generic", "avx2") else Tuning()
+        others = {
+            "generic": Tuning(tile_rows_int8=4, unpack_from_int8=0),
+            "avx2": Tuning(unpack_from_int8=0),
+            "amx": Tuning(streams=4),
+        }
+        return others.get(level, Tuning())
 
     def as_dict(self) -> dict[str, int]:
         """The numbers by name, for keys and files."""
