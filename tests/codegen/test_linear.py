@@ -173,13 +173,13 @@ def test_sizes(dtype: DType, act: str, n: int, k: int) -> None:
 
 @pytest.mark.parametrize("dtype", [Q8_0, Q4_K, Q2_K, Q6_K, Q5_1, IQ2_S, NVFP4], ids=str)
 def test_sums_in_the_bits_of_floats_round_like_converted_ones(dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, n, k = [], 33, 512
-    packed, (x, _) = weights(dtype, n, k)[0], activations("q8a", 1, k)
+    found, rows, n, k = [], 7, 33, 256
+    packed, (x, _) = weights(dtype, n, k)[0], activations("q8a", rows, k)
     for target in [t for t in DOT_TARGETS if t.level == "avx2"]:
         for _ in ("from the origin", "converted"):
-            kernel = linear.__wrapped__(dtype, n, k, "q8a", target, single=True)  # type: ignore[attr-defined]
-            out = np.zeros((1, n), np.float32)
-            run(kernel, target, x, packed, out, end=units(n), n=n)
+            kernel = linear.__wrapped__(dtype, n, k, "q8a", target)  # type: ignore[attr-defined]
+            out = np.zeros((rows, n), np.float32)
+            run(kernel, target, x, packed, out, end=units(n), rows=rows, n=n)
             found.append((kernel.symbol, out))
             monkeypatch.setattr(Multiplier, "origin", 0)
         monkeypatch.undo()

@@ -146,9 +146,9 @@ class Multiplier:
 
     @cached_property
     def origin(self) -> int:
-        """What integer sums start at. AVX-512 gains nothing by it, and scales in e8m0 times the origin may overflow."""
+        """What integer sums start at. AVX-512 and single rows gain nothing; scales in e8m0 times it may overflow."""
         format_ = self.shape.format
-        fits = format_ is not None and format_.row.scales != "e8m0"
+        fits = format_ is not None and format_.row.scales != "e8m0" and not self.shape.single
         return _ORIGIN_BITS if fits and self.target.vectors == "avx2" else 0
 
     @cached_property
