@@ -18,6 +18,7 @@ from rlx.errors import RlxError
 # Subcommand -> where it is. A new one is a row here and a click command in a module that imports little.
 _COMMANDS = {
     "run": "rlx.cli.run:run",
+    "chat": "rlx.cli.chat:chat",
     "compile": "rlx.cli.compile:compile_",
     "profile": "rlx.cli.profile:profile",
     "inspect": "rlx.cli.inspect:inspect",
@@ -85,6 +86,12 @@ class Commands(click.Group):
             _show_traceback(ctx, error)
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise Bug(f"unexpected {what}. --debug shows where it comes from; please report it") from error
+
+
+def show_mistake(ctx: click.Context, error: RlxError) -> None:
+    """Prints an error as a command that ends with it does, for one that goes on."""
+    _show_traceback(ctx, error)
+    Mistake(str(error)).show()
 
 
 def _show_warning(

@@ -10,6 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.cli.answering import (
+    INTERRUPTED_ANSWER,
+    Answerer,
+    readable,
+    speculative_option,
+    system_messages,
+    system_option,
+    template_variables,
+    thinking_option,
+)
 from rlx.cli.main import INTERRUPTED, debug_option
 from rlx.cli.options import engine_options, open_runner
 from rlx.cli.output import Answer, Bars, speeds, stdout
@@ -18,10 +28,7 @@ from rlx.errors import ChatTemplateError, PromptError
 
 if TYPE_CHECKING:
     from rlx.runners import CachedRunner
-    from rlx.sampling import SampleOpts
 
-_INTERRUPTED = "interrupted"
-_THINKING = "enable_thinking"  # the name that templates have for it
 _MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
 
 
@@ -29,15 +36,9 @@ _MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
 @click.argument("words", nargs=-1, required=True, metavar="[MODEL] PROMPT")
 @ending_options
 @sampling_options
-@click.option("--system", metavar="TEXT", help="A system message before the prompt.")
-@click.option(
-    "--thinking/--no-thinking", default=None, help="Whether the model thinks before it answers, if it can do both."
-)
-@click.option(
-    "--speculative",
-    type=click.Choice(["prompt-lookup", "mtp"]),
-    help="Check several guessed tokens at once; the answer is the same. mtp: by the model's own head.",
-)
+@system_option
+@thinking_option
+@speculative_option
 @click.option("--raw", is_flag=True, help="No chat template; control tokens written in the prompt count as such.")
 @engine_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
@@ -74,13 +75,12 @@ def run(
     with Bars() as bars:
         bars.waiting("opening the model")
         with open_runner(model, engine, bars) as runner:
-            opts = sample_opts(runner.default_sample, sample)
+            answerer = Answerer(runner, ending, sample_opts(runner.default_sample, sample), speculative)
             ids = prompt_ids(runner, prompt, system, thinking, raw)
             loaded = time.perf_counter() - start
             bars.waiting("reading the prompt")
             out = None if as_json or no_stream else stdout()
-            answer = Answer(runner.tokenizer, out, bars.close, ending["stop"], ending["min_tokens"])
-            end = _generate(runner, ids, ending, opts, answer, speculative)
+            answer, end = answerer(ids, out, bars.close)
             report = {"model": model, "family": runner.family, **_report(answer, len(ids), end), **_counters(runner)}
     report["load_seconds"] = loaded
     if as_json:
@@ -89,7 +89,7 @@ def run(
         if no_stream:
             stdout().write(answer.text + "\n")
         click.echo(speeds(report), err=True)
-    if end == _INTERRUPTED:
+    if end == INTERRUPTED_ANSWER:
         ctx.exit(INTERRUPTED)
 
 
@@ -100,7 +100,7 @@ def split_words(words: tuple[str, ...]) -> tuple[str | None, str]:
     model, prompt = words[0] if len(words) == 2 else None, words[-1]
     if model is None and _is_model(prompt):
         raise click.UsageError(f"'{prompt}' is a model, and there is no prompt: rlx run MODEL PROMPT")
-    prompt = _stdin() if prompt == "-" else _readable(prompt)
+    prompt = _stdin() if prompt == "-" else readable(prompt)
     if not prompt:
         raise PromptError("it is empty", where="prompt", hint="give the text that the model shall answer")
     return model, prompt
@@ -109,11 +109,6 @@ def split_words(words: tuple[str, ...]) -> tuple[str | None, str]:
 def _stdin() -> str:
     """All of stdin; nothing where it is closed."""
     return sys.stdin.buffer.read().decode("utf-8", "replace") if sys.stdin else ""
-
-
-def _readable(word: str) -> str:
-    """An argument with U+FFFD for bytes that are not UTF-8, which Python keeps as surrogates."""
-    return word.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _is_model(word: str) -> bool:
@@ -127,38 +122,13 @@ def _is_model(word: str) -> bool:
 
 def prompt_ids(runner: CachedRunner, prompt: str, system: str | None, thinking: bool | None, raw: bool) -> list[int]:
     """The ids of the prompt: in the chat template if the model has one, else as it is."""
-    template = runner.tokenizer.chat_template or ""
-    if thinking is not None and _THINKING not in template:
-        raise ChatTemplateError(
-            f"the model's chat template has no {_THINKING}", where="--thinking", hint="leave it out"
-        )
-    if raw or not template:
+    variables = template_variables(runner, thinking)
+    if raw or not runner.tokenizer.chat_template:
         if system is not None:
             hint = "leave --system out; it may be a base model"
             raise ChatTemplateError("the model has no chat template for a system message", where="--system", hint=hint)
         return runner.tokenizer.encode(prompt, parse_special=raw)
-    messages = [{"role": "system", "content": _readable(system)}] if system is not None else []
-    variables: dict[str, Any] = {} if thinking is None else {_THINKING: thinking}
-    return runner.chat_ids([*messages, {"role": "user", "content": prompt}], **variables)
-
-
-def _generate(
-    runner: CachedRunner,
-    ids: list[int],
-    ending: dict[str, Any],
-    sample: SampleOpts,
-    answer: Answer,
-    speculative: str | None,
-) -> str:
-    """Fills the answer, and says why it ended. What is there when the user interrupts it stays."""
-    options = {"stop": ending["stop"], "min_tokens": ending["min_tokens"], "speculative": speculative}
-    try:
-        done = runner.generate(ids, ending["max_tokens"], answer.push, sample, **options)
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    finally:
-        answer.finish()
-    return str(done.finish_reason)
+    return runner.chat_ids([*system_messages(system), {"role": "user", "content": prompt}], **variables)
 
 
 def _counters(runner: CachedRunner) -> dict[str, Any]:
