@@ -16,9 +16,10 @@ its weights: bf16 activations are no faster there, so it keeps f32. So do the ro
 each would get alone. f16 weights have three bits more than bf16 and always take f32.
 
 Attention over caches of 16 bits has products of bf16 where the target has dots of bf16 and a prompt always has enough
-rows to share what is converted: keys and values lose at most three bits more. Two things say that a model magnifies
-such rounding, and keep f32: caches of f32, and scores that are not scaled to the head's size, as in Gemma 4 (its golden
-checkpoints fall to cosines of 0.995 and 0.997).
+rows to share what is converted: keys and values lose at most three bits more. Where every linear keeps f32, as with f16
+weights, attention does too: it would be the largest error, ten times that of a cache in f16. Two more things say that a
+model magnifies such rounding, and keep f32: caches of f32, and scores that are not scaled to the head's size, as in
+Gemma 4 (its golden checkpoints fall to cosines of 0.995 and 0.997).
 
 Over blocks bf16 rounds less than the int8 rows that it replaces, so the graph is not asked. Tiles want weights in bf16,
 which takes as long as about 16 rows of int8 products; for experts, whose rows must be copied together, as about 32 rows
@@ -44,9 +45,12 @@ _WEIGHT = {"linear": 1, "expert_linear": 2}  # number of the weight among an op'
 def quantize(graph: Graph, options: Options) -> Graph:
     """With precision "auto", linears take the activations of the table above, and attention multiplies bf16."""
 
+    rounds = any(activations(node, options) != "f32" for node in graph.nodes() if node.op in _WEIGHT)
+
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if old.op == "attention":
-            return ops.make(old.op, *inputs, **{**dict(old.attrs), "bf16": attends_in_bf16(old, options)})
+            attends = rounds and attends_in_bf16(old, options)
+            return ops.make(old.op, *inputs, **{**dict(old.attrs), "bf16": attends})
         if old.op not in _WEIGHT:
             return ops.rebuild(old, inputs)
         out = activations(old, options)

@@ -86,11 +86,15 @@ def test_attention_of_many_rows_rounds_where_the_machine_gains_from_it(
     states = (graph.state(name, [2, CTX, 32], cache) for name in ("keys", "values"))
     keys, values = (ops.kv_write(state, x) for state, x in zip(states, new, strict=True))
     graph.output("y", ops.attention(q, keys, values, scale=0.2))
-    exe = rlx.compile(graph, bind={"SEQ": (least, 64), "CTX": 64}, target=level, precision=precision)
+    linear = ops.linear(graph.input("x", [SEQ, 8]), graph.weight("w", [4, 8], dtypes.BF16), bf16=True)
+    graph.output("z", linear)  # attention rounds where linears do
+    bind = {"SEQ": (least, 64), "CTX": 64, "w": np.ones((4, 8), np.float32)}
+    exe = rlx.compile(graph, bind=bind, target=level, precision=precision)
     target = Target.host(level)
     rounds = target.has_bf16_dots and (precision, cache, least) == ("auto", dtypes.F16, 17)
-    used = {name for name in ("tdpbf16ps", "vdpbf16ps") if name in exe.asm()}
-    assert used == ({"tdpbf16ps" if target.has_bf16_tiles else "vdpbf16ps"} if rounds else set())
+    assert {node["bf16"] for node in exe.graph.nodes() if node.op == "attention"} == {rounds}
+    if rounds:
+        assert ("tdpbf16ps" if target.has_bf16_tiles else "vdpbf16ps") in exe.asm()
 
     rows = {name: RNG.standard_normal((40, heads, 32)).astype(np.float32) for name, heads in ATTENTION.items()}
     k, v = (np.repeat(round_to(rows[name], cache.name).astype(np.float64), 2, axis=1) for name in ("k", "v"))
@@ -98,7 +102,7 @@ def test_attention_of_many_rows_rounds_where_the_machine_gains_from_it(
     weights = np.exp(np.where(np.tri(40, dtype=bool), scores, -np.inf))
     want = np.einsum("hrt,thd->rhd", weights / weights.sum(-1, keepdims=True), v).reshape(40, -1)
     size = np.abs(v).max() * (1 + np.abs(scores).max())
-    assert np.abs(exe(**rows)["y"] - want).max() / size < (2.0**-8 if rounds else 5e-7)
+    assert np.abs(exe(**rows, x=np.ones((40, 8), np.float32))["y"] - want).max() / size < (2.0**-8 if rounds else 5e-7)
 
 
 @pytest.mark.parametrize("level", LEVELS)
