@@ -129,8 +129,8 @@ class LmRunner(ABC):
         on_token = on_token or self._on_token
         context = self.checked_ids(ids)
         stopping = self._stopping(len(context), n_new, stop_at_eog, stop, min_tokens, on_token)
-        guesses, watched = speculative or self._speculative, on_token is not None or bool(stop)
-        request = self._request(context, sample, stopping, guesses, watched)
+        watched = on_token is not None or bool(stop)
+        request = self._request(context, sample, stopping, self._guesses(speculative), watched)
         return Generation((token for token, _ in tokens(self._source(request), stopping)), stopping)
 
     def stream(
@@ -157,7 +157,7 @@ class LmRunner(ABC):
         """
         context = self.checked_ids(ids)
         stopping = self._stopping(len(context), n_new, stop_at_eog, stop, min_tokens, None)
-        request = self._request(context, sample, stopping, speculative or self._speculative, True)
+        request = self._request(context, sample, stopping, self._guesses(speculative), True)
         return steps(self._source(request), stopping)
 
     def generate_batch(
@@ -234,6 +234,10 @@ class LmRunner(ABC):
             min_tokens=min_tokens,
             on_token=on_token,
         )
+
+    def _guesses(self, speculative: str | None) -> str | None:
+        """How a call guesses: as it says, else as the runner does."""
+        return self._speculative if speculative is None else speculative
 
     def _request(
         self, context: list[int], sample: SampleOpts | None, stopping: Stopping, speculative: str | None, watched: bool

@@ -370,6 +370,8 @@ def test_a_stream_checks_its_arguments_at_once() -> None:
         runner.stream(PROMPT, -1)
     with pytest.raises(ArgumentError, match=r"speculative is 'guess'.*'prompt-lookup', 'mtp'"):
         runner.stream(PROMPT, 1, speculative="guess")
+    with pytest.raises(ArgumentError, match=r"speculative is ''"):
+        runner.generate(PROMPT, 1, speculative="")
 
 
 @pytest.mark.parametrize(
