@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-HEAD = """# Performance
+HEAD = """# Measurements
 
 Written by [`benchmarks/versus.py`](../benchmarks/versus.py); [its page](../benchmarks/README.md) says how it measures.
 A ratio above 1 means that rlx is faster.

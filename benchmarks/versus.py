@@ -327,7 +327,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--decode", type=sizes, default=[0, 512, 4096], metavar="N,N", help="tokens before (default 0,512,4096)")
     add("--tokens", type=int, help="decoded a turn (default 32)")
     add("--json", type=Path, metavar="FILE", help="write everything that was measured, every single run")
-    add("--write", type=Path, metavar="PAGE", help="put the tables into this page: docs/performance.md")
+    add("--write", type=Path, metavar="PAGE", help="put the tables into this page: docs/measurements.md")
     args = parser.parse_args(argv)
     check(parser, args)
     usual = {"repeat": 3, "tokens": 16, "row_seconds": 12.0} if args.quick else {"repeat": 5, "tokens": 32}

@@ -137,15 +137,15 @@ def test_memory_beyond_file_and_cache(report: ModuleType) -> None:
 
 
 def test_a_section_of_the_page_is_replaced_and_the_others_stay(report: ModuleType, tmp_path: Path) -> None:
-    page = tmp_path / "performance.md"
+    page = tmp_path / "measurements.md"
     report.write(page, "a", "first")
     report.write(page, "b", "second")
     report.write(page, "a", "third")
     text = page.read_text()
-    assert text.startswith("# Performance") and "first" not in text
+    assert text.startswith("# Measurements") and "first" not in text
     assert 0 < text.index("third") < text.index("second")
     assert text.count("<!-- begin a -->") == text.count("<!-- end a -->") == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["performance.md"]
+    assert [p.name for p in tmp_path.iterdir()] == ["measurements.md"]
 
 
 def test_a_page_that_was_cut_is_refused(report: ModuleType) -> None:
