@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import GraphError, ShapeError
-from rlx.ir import dims, ops, printer
+from rlx.ir import dims, names, ops, printer
 from rlx.ir.dims import Dim, DimLike
 from rlx.ir.dtypes import F32, DType
 from rlx.ir.node import Node, topological
@@ -47,6 +47,9 @@ class Graph:
         self.outputs: dict[str, Node] = dict(outputs or {})
         self.constants: dict[str, np.ndarray] = dict(constants or {})
         self.bounds: dict[str, tuple[int, int]] = dict(bounds or {})
+        self._named: dict[Node, str] = {}
+        self._origin: tuple[Graph, Mapping[Node, Node] | None] | None = None  # the graph before, node -> node in it
+        self._names: tuple[Any, dict[Node, str]] = (None, {})  # the last result of `names`, and what for
 
     def input(self, name: str, shape: Sequence[DimLike], dtype: DType = F32) -> Node:
         """A value that every call supplies."""
@@ -77,6 +80,34 @@ class Graph:
         self.outputs[name] = node
         return node
 
+    def named(self, name: str, node: Node) -> Node:
+        """Calls a value by a name in IR text, and returns it. It changes no code and no compile key.
+
+        A second value of the same name gets a number behind it; characters other than letters, digits, `_` and `.`
+        become `_`.
+
+        Example: `scores = graph.named("scores", q @ k)`.
+        """
+        self._named.setdefault(node, names.sanitize(name))
+        self._names = (None, {})
+        return node
+
+    def names(self) -> dict[Node, str]:
+        """What IR text calls each node that an output reaches: see `rlx.ir.names`."""
+        state = list(self.outputs.items())
+        if self._names[0] != state:
+            self._names = state, names.value_names(self.outputs, self._known())
+        return self._names[1]
+
+    def _known(self) -> dict[Node, str]:
+        """Names that are given: in this graph, or in the one that it was made from."""
+        if self._origin is None:
+            return self._named
+        source, back = self._origin
+        before = source.names()
+        known = before if back is None else {new: before[old] for new, old in back.items()}
+        return {**known, **self._named}
+
     @staticmethod
     def _leaf(op: str, name: str, shape: Sequence[DimLike], dtype: DType) -> Node:
         if not isinstance(dtype, DType):
@@ -101,16 +132,25 @@ class Graph:
         return sorted(found)
 
     def map(self, rebuild: Callable[[Node, tuple[Node, ...]], Node], **changes: Any) -> Graph:
-        """A graph whose nodes are rebuilt bottom-up: `rebuild(old, new_inputs) -> new`."""
+        """A graph whose nodes are rebuilt bottom-up: `rebuild(old, new_inputs) -> new`. A new node has the old one's
+        name.
+        """
         new: dict[Node, Node] = {}
         for node in self.nodes():
             new[node] = rebuild(node, tuple(new[i] for i in node.inputs))
-        return self.replace(outputs={name: new[n] for name, n in self.outputs.items()}, **changes)
+        after = self.replace(outputs={name: new[n] for name, n in self.outputs.items()}, **changes)
+        back: dict[Node, Node] = {}
+        for node, result in new.items():
+            back.setdefault(result, node)
+        after._origin = self, back
+        return after
 
     def replace(self, **changes: Any) -> Graph:
-        """A copy with other outputs, phase, bounds or constants."""
+        """A copy with other outputs, phase, bounds or constants. Values keep their names."""
         fields = {"outputs": self.outputs, "constants": self.constants, "phase": self.phase, "bounds": self.bounds}
-        return Graph(self.name, **{**fields, **changes})
+        copy = Graph(self.name, **{**fields, **changes})
+        copy._origin = self, None
+        return copy
 
     def users(self) -> dict[Node, list[Node]]:
         """node -> the nodes that read it, one entry an operand position."""
@@ -128,7 +168,11 @@ class Graph:
         return count
 
     def __str__(self) -> str:
-        return printer.dumps(self.name, self.phase, self.bounds, self.outputs)
+        return printer.dumps(self.name, self.phase, self.bounds, self.outputs, self.names())
+
+    def canonical(self) -> str:
+        """The text with numbers for names: equal for equal graphs, whatever their values are called."""
+        return printer.dumps(self.name, self.phase, self.bounds, self.outputs, names.numbers(self.outputs))
 
     def __repr__(self) -> str:
         return f"<Graph {self.name}: {self.phase}, outputs {', '.join(self.outputs) or 'none'}>"

@@ -1,4 +1,4 @@
-"""The text form of a graph: one line a node; prints and parses back to the same interned nodes."""
+"""The text form of a graph: one line a node. It parses back to the same interned nodes with the same value names."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rlx.ir import dims, ops
 from rlx.ir.dims import Shape
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
+from rlx.ir.names import NAME
 from rlx.ir.node import LEAVES, Node
 
 
@@ -27,9 +28,9 @@ def _unquote(text: str) -> str:
 _STRING = r'"(?:[^"\\]|\\(?:["\\bfnrt]|u[0-9a-f]{4}))*"'
 _HEAD = re.compile(rf"graph ({_STRING}) (\w+) \{{$")
 _BOUND = re.compile(r"bound (\w+) (-?\d+)\.\.(-?\d+)$")
-_OUTPUT = re.compile(rf"output ({_STRING}) %(\d+)$")
+_OUTPUT = re.compile(rf"output ({_STRING}) %({NAME})$")
 _NODE = re.compile(
-    rf"%(?P<id>\d+) = (?P<op>\w+)(?: (?P<name>{_STRING})|\((?P<args>(?:%\d+(?:, %\d+)*)?)\))"
+    rf"%(?P<id>{NAME}) = (?P<op>\w+)(?: (?P<name>{_STRING})|\((?P<args>(?:%{NAME}(?:, %{NAME})*)?)\))"
     r"(?: \{(?P<attrs>.*)\})? : (?P<dtype>\w+)\[(?P<shape>[^\]]*)\]$"
 )
 
@@ -48,7 +49,8 @@ def loads(text: str) -> Graph:
         try:
             _parse_line(entry, graph, nodes)
         except KeyError as error:
-            raise IrSyntaxError(f"{error} is not defined before this line: {entry!r}", where=f"line {at}") from error
+            what = f"%{error.args[0]} is not defined before this line: {entry!r}"
+            raise IrSyntaxError(what, where=f"line {at}") from error
         except (RlxError, ValueError, TypeError) as error:
             raise IrSyntaxError(f"{error} in {entry!r}", where=f"line {at}") from error
     return graph
@@ -62,8 +64,11 @@ def _parse_line(entry: str, graph: Graph, nodes: dict[str, Node]) -> None:
     elif match := _NODE.match(entry):
         if match["id"] in nodes:
             raise IrSyntaxError(f"%{match['id']} has two definitions")
+        if match["dtype"] not in DTYPES:
+            raise IrSyntaxError(f"no dtype is called {match['dtype']!r}")
         shape = tuple(map(dims.parse_dim, match["shape"].split(","))) if match["shape"] else ()
         node = nodes[match["id"]] = _parse_node(match, shape, nodes)
+        graph.named(match["id"], node)
         if (node.shape, node.dtype.name) != (shape, match["dtype"]):
             raise IrSyntaxError(f"the op gives {node!r}")
     else:
@@ -76,7 +81,7 @@ def _parse_node(match: re.Match[str], shape: Shape, nodes: dict[str, Node]) -> N
         raise IrSyntaxError("a leaf has a name, an op has operands in parentheses")
     if match["name"] is not None:
         return ops.leaf(match["op"], _unquote(match["name"]), shape, DTYPES[match["dtype"]], **attrs)
-    return ops.make(match["op"], *(nodes[a] for a in re.findall(r"\d+", match["args"])), **attrs)
+    return ops.make(match["op"], *(nodes[a] for a in re.findall(NAME, match["args"])), **attrs)
 
 
 def _parse_attrs(text: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def rope_angles(model: Model) -> Angles:
     ropes = {config.rope_of(i) for i, layer in enumerate(config.each) if not layer.recurrent}
     kinds = {"global": config.rope, "local": config.local_rope}
     return {
-        r: ops.rope_angles(positions, _inv_freq(model, r, kind), scale=r.scale)
+        r: model.named(f"rope.{kind}", ops.rope_angles(positions, _inv_freq(model, r, kind), scale=r.scale))
         for kind, r in kinds.items()
         if r in ropes
     }
@@ -111,6 +111,7 @@ def attention(
         window=here.window,
         softcap=config.attention_softcap,
     )
+    y = model.named("attn", y)
     if gated:
         y = y * ops.sigmoid(linear(model, x, "attn_query_gate", width(y)))
     return linear(model, y, "attn_output", config.hidden)
@@ -153,7 +154,7 @@ def gated_mlp(model: Model, x: Node, *, suffix: str = "", ffn: int | None = None
     gate, up = (linear(model, x, f"{name}{suffix}", ffn or model.here.ffn) for name in ("ffn_gate", "ffn_up"))
     if model.here.sparsity is not None:
         gate = _outliers(gate, model.here.sparsity)
-    y = ACTIVATIONS[model.config.activation](gate) * up
+    y = model.named(f"ffn_act{suffix}", ACTIVATIONS[model.config.activation](gate) * up)
     return linear(model, y, f"ffn_down{suffix}", model.config.hidden)
 
 

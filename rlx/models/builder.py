@@ -100,6 +100,10 @@ class Model:
         self._checked(full, shape, floats=True)
         return self.weights.array(full)
 
+    def named(self, name: str, node: Node) -> Node:
+        """Calls a value of the layer by a name in IR text, `%blk.3.attn`, and returns it."""
+        return self.graph.named(self._full(name), node)
+
     def _checked(self, full: str, shape: tuple[int, ...], *, floats: bool = False) -> Tensor:
         if not self.weights.has(full):
             raise WeightError(f"the tensor is missing, expected shape {list(shape)}", where=full, hint=_INCOMPLETE)

@@ -67,20 +67,28 @@ class Program:
         return self.own[root(node)] if root(node) in self.prologues[region] else self.buffer(node)
 
     def __str__(self) -> str:
-        number = {n: i for i, n in enumerate(self.graph.nodes())}
+        """The leaves and the nodes of each region, line by line as in the graph's text, with their places."""
+        names = self.graph.names()
         sizes = f"arena={self.arena} private={self.private}"
         lines = [f'program "{self.graph.name}" {self.graph.phase} {sizes} {{']
-        lines += [f"  load {printer.line(n, number)}" for n in self.load]
+        leaves, _, _ = printer.parts(self.graph.nodes())
+        lines += [f"  {printer.line(n, names)}{self._place(n)}" for n in leaves]
+        lines += ["load:", *(f"  {printer.line(n, names)}" for n in self.load)] if self.load else []
+        views = [n for n in self.graph.nodes() if n.op == "reshape"]
+        lines += ["views:", *(f"  {printer.line(n, names)}" for n in views)] if views else []
         for i, (prologue, region) in enumerate(zip(self.prologues, self.regions, strict=True)):
-            lines.append(f"  region {i} {{")
-            lines += [f"    each {printer.line(n, number)}{self._own_place(n)}" for n in prologue]
-            lines += [f"    {printer.line(n, number)}{self._place(n)}" for n in region]
-            lines.append("  }")
-        lines += [f"  output {name!r} %{number[n]}{self._place(n)}" for name, n in self.graph.outputs.items()]
+            if prologue:
+                lines += [f"region {i}, each worker:"]
+                lines += [f"  {printer.line(n, names)}{self._own_place(n)}" for n in prologue]
+            lines += [f"region {i}:", *(f"  {printer.line(n, names)}{self._place(n)}" for n in region)]
+        lines += [
+            f"  output {printer.quote(name)} %{names[n]}{self._place(n)}" for name, n in self.graph.outputs.items()
+        ]
         return "\n".join([*lines, "}"]) + "\n"
 
     def _place(self, node: Node) -> str:
-        return f"  @ {self.buffer(node)}" if self.buffers else ""
+        placed = self.buffers is not None and node.op not in ("weight", "state")  # those are bound by name
+        return f"  @ {self.buffer(node)}" if placed else ""
 
     def _own_place(self, node: Node) -> str:
         return f"  @ {self.own[node]}" if self.own else ""

@@ -15,7 +15,7 @@ def identity(graph: Graph, loader: WeightLoader) -> str:
 
     It is there to catch mistakes: files that differ in places not sampled have one identity.
     """
-    digest = hashlib.sha256(str(graph).encode())
+    digest = hashlib.sha256(graph.canonical().encode())
     for name in sorted(graph.constants):
         digest.update(graph.constants[name].tobytes())
     names = sorted(loader.tensors)

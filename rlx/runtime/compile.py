@@ -143,7 +143,7 @@ class Compiler:
         options = self._effective(options)
         return self.key(
             kind="program",
-            graph=digest_text(str(graph)),
+            graph=digest_text(graph.canonical()),
             name=graph.name,
             phase=options.phase,
             bucket=list(options.seq),

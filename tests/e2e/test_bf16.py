@@ -117,7 +117,7 @@ def test_the_key_says_whether_rows_may_be_rounded(level: str) -> None:
             keys.add(program.key)
             rounds = asked and target.has_bf16_dots
             assert program.key.profile["bf16_dots"] == rounds
-            assert ('quantize(%0) {out="bf16"}' in program.final) == rounds
+            assert ('quantize(%x) {out="bf16"}' in program.final) == rounds
     able = any(target.has_bf16_dots for target in both(level))
     assert len(keys) == len(both(level)) + able
 

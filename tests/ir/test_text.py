@@ -61,13 +61,13 @@ def test_every_stage_of_the_pipeline_round_trips(family: str, options: Options) 
 SAMPLE = """\
 graph "sample" prefill {
   bound SEQ 2..16
-  %0 = input "x" : f32[SEQ, 64]
-  %1 = weight "w" : q8_0[32, 64]
-  %2 = linear(%0, %1) : f32[SEQ, 32]
-  %3 = elementwise(%2) {expr=("scale", ("neg", 0,), 2.0,)} : f32[SEQ, 32]
-  %4 = state "cache" : f32[4, CTX, 8]
-  %5 = reshape(%2) {shape=(<SEQ>, 4, 8,)} : f32[SEQ, 4, 8]
-  %6 = kv_write(%4, %5) {at=<2*PAST_SEQ+1>} : f32[4, CTX, 8]
+  %x = input "x" : f32[SEQ, 64]
+  %w = weight "w" : q8_0[32, 64]
+  %cache = state "cache" : f32[4, CTX, 8]
+  %w.linear = linear(%x, %w) : f32[SEQ, 32]
+  %3 = elementwise(%w.linear) {expr=("scale", ("neg", 0,), 2.0,)} : f32[SEQ, 32]
+  %5 = reshape(%w.linear) {shape=(<SEQ>, 4, 8,)} : f32[SEQ, 4, 8]
+  %6 = kv_write(%cache, %5) {at=<2*PAST_SEQ+1>} : f32[4, CTX, 8]
   output "y" %3
   output "cache" %6
 }
@@ -97,31 +97,31 @@ def test_indentation_and_blank_ends_do_not_matter() -> None:
         (3, "[SEQ, 64]", "[SEQ,, 64]", "is no dim"),
         (3, "[SEQ, 64]", "[2SEQ, 64]", "is no dim"),
         (3, "f32[SEQ", "f33[SEQ", "'f33'"),
-        (3, ' "x"', "(%0)", "a leaf has a name"),
+        (3, ' "x"', "(%x)", "a leaf has a name"),
         (4, "q8_0[32, 64]", "q8_0[32, 60]", "multiple of the 32-element blocks of q8_0"),
-        (5, "linear(", "linaer(", "no op is called 'linaer'"),
-        (5, "linear(%0, %1)", 'linear "x"', "a leaf has a name"),
-        (5, "(%0, %1)", "(%0, 1)", "no node, bound or output"),
-        (5, "(%0, %1)", "(%0, %7)", "'7' is not defined before this line"),
-        (5, "%2 = linear", "%1 = linear", "%1 has two definitions"),
-        (5, "(%0, %1)", "(%1, %0)", "linear: found operands"),
-        (5, "f32[SEQ, 32]", "f32[SEQ, 33]", "the op gives <linear f32[SEQ, 32]>"),
-        (5, "f32[SEQ, 32]", "f16[SEQ, 32]", "the op gives <linear f32[SEQ, 32]>"),
-        (5, " : f32[SEQ, 32]", " {bias=} : f32[SEQ, 32]", "is no list of attributes"),
-        (5, " : f32[SEQ, 32]", " {bias=1 +} : f32[SEQ, 32]", "is no list of attributes"),
-        (5, " : f32[SEQ, 32]", " {True} : f32[SEQ, 32]", "is no list of attributes"),
-        (5, " : f32[SEQ, 32]", " {**{}} : f32[SEQ, 32]", "is no list of attributes"),
-        (5, " : f32[SEQ, 32]", " {bias=False) + f(bias=False} : f32[SEQ, 32]", "is no list of attributes"),
-        (5, " : f32[SEQ, 32]", " {bias=False, bias=False} : f32[SEQ, 32]", "gives an attribute twice"),
-        (5, " : f32[SEQ, 32]", " {bias=[]} : f32[SEQ, 32]", "unhashable"),
-        (5, " : f32[SEQ, 32]", " {bias=__import__('os')} : f32[SEQ, 32]", "malformed node"),
-        (5, " : f32[SEQ, 32]", " {bais=False} : f32[SEQ, 32]", "unknown attribute bais"),
-        (6, '("neg", 0,)', '("neg", 1,)', "is no expression over 1 operands"),
+        (6, "linear(", "linaer(", "no op is called 'linaer'"),
+        (6, "linear(%x, %w)", 'linear "x"', "a leaf has a name"),
+        (6, "(%x, %w)", "(%x, 1)", "no node, bound or output"),
+        (6, "(%x, %w)", "(%x, %nope)", "%nope is not defined before this line"),
+        (6, "%w.linear = linear", "%w = linear", "%w has two definitions"),
+        (6, "(%x, %w)", "(%w, %x)", "linear: found operands"),
+        (6, "f32[SEQ, 32]", "f32[SEQ, 33]", "the op gives <linear f32[SEQ, 32]>"),
+        (6, "f32[SEQ, 32]", "f16[SEQ, 32]", "the op gives <linear f32[SEQ, 32]>"),
+        (6, " : f32[SEQ, 32]", " {bias=} : f32[SEQ, 32]", "is no list of attributes"),
+        (6, " : f32[SEQ, 32]", " {bias=1 +} : f32[SEQ, 32]", "is no list of attributes"),
+        (6, " : f32[SEQ, 32]", " {True} : f32[SEQ, 32]", "is no list of attributes"),
+        (6, " : f32[SEQ, 32]", " {**{}} : f32[SEQ, 32]", "is no list of attributes"),
+        (6, " : f32[SEQ, 32]", " {bias=False) + f(bias=False} : f32[SEQ, 32]", "is no list of attributes"),
+        (6, " : f32[SEQ, 32]", " {bias=False, bias=False} : f32[SEQ, 32]", "gives an attribute twice"),
+        (6, " : f32[SEQ, 32]", " {bias=[]} : f32[SEQ, 32]", "unhashable"),
+        (6, " : f32[SEQ, 32]", " {bias=__import__('os')} : f32[SEQ, 32]", "malformed node"),
+        (6, " : f32[SEQ, 32]", " {bais=False} : f32[SEQ, 32]", "unknown attribute bais"),
+        (7, '("neg", 0,)', '("neg", 1,)', "is no expression over 1 operands"),
         (8, "(<SEQ>, 4, 8,)", "5", "not iterable"),
         (8, "(<SEQ>, 4, 8,)", "(<SEQ>, 4, 9,)", "to hold as many elements"),
         (8, " {shape=(<SEQ>, 4, 8,)}", "", "attribute shape is missing"),
         (9, "<2*PAST_SEQ+1>", "<2*>", "is no dim"),
-        (10, "%3", "%66", "'66' is not defined before this line"),
+        (10, "%3", "%66", "%66 is not defined before this line"),
         (11, '"cache"', '"y"', "an output of this name exists"),
         (11, '"cache"', '"ca\\che"', "no node, bound or output"),
     ],

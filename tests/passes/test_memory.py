@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 
 import pytest
@@ -197,7 +198,7 @@ def test_a_program_prints_its_places() -> None:
     program = pipeline.lower(toy.build(toy.FAMILIES["llama"]), Options())
     printed = str(program)
     assert printed.startswith(f'program "toy" decode arena={program.arena} private={program.private} {{\n')
-    assert printed.count("    each %") == sum(map(len, program.prologues))
-    assert printed.count("  region ") == len(program.regions) and printed.endswith("}\n")
-    assert "  @ state '0.keys'" in printed and "  load %" in printed
+    assert printed.count("  @ private+") == sum(map(len, program.prologues))
+    assert re.findall(r"^region (\d+):$", printed, re.M) == [str(i) for i in range(len(program.regions))]
+    assert "  @ state '0.keys'" in printed and "\nload:\n" in printed and printed.endswith("}\n")
     assert "@" not in str(schedule(program.graph))

@@ -178,7 +178,7 @@ def test_the_text_of_every_stage_can_be_read_back() -> None:
     assert text.loads(texts[0]) == graph
     assert text.loads(texts[-3]) == program.graph
     assert texts[-1] == str(program)
-    assert "arena+" in str(program) and "region 0 {" in str(program)
+    assert "arena+" in str(program) and "region 0:" in str(program)
 
 
 def test_a_pass_that_breaks_the_graph_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,97 @@
+"""Value names: what IR text calls the values of a graph, derived from what each value is.
+
+The product with the weight `blk.3.attn_q.weight` is `%blk.3.attn_q`, its rotation is `%blk.3.attn_q.rope`, and the
+state `k.3` after the write is `%k.3.write`. A pass keeps the names of what it rebuilds (`Graph.map`), so the texts of
+two passes differ only where the pass changed something. Names are no part of nodes: equal nodes stay one node, and a
+compile key does not depend on names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from rlx.ir.node import LEAVES, Node, topological
+
+#: The characters of a value's name.
+NAME = r"[A-Za-z0-9_.]+"
+
+_WEIGHTED = ("linear", "expert_linear", "rms_norm", "embedding", "causal_conv", "linear_pick")
+_BINARY = ("add", "sub", "mul", "div")
+_WRITES = ("kv_write", "rope_kv_write")
+_SUFFIX = {"pack": "packed", "kv_write": "write", "rope_kv_write": "write", "rope_angles": "angles"}
+
+
+def value_names(outputs: Mapping[str, Node], known: Mapping[Node, str]) -> dict[Node, str]:
+    """A name for every node under the outputs, each used once. Where several values would have one name, the second
+    and later ones in topological order get a number: `x`, `x.2`.
+
+    Args:
+        known: names that are given already, by the builder of the graph or in the graph before a pass.
+    """
+    nodes = topological(outputs.values())
+    names: dict[Node, str] = {}
+    taken: set[str] = set()
+
+    def give(node: Node, name: str) -> None:
+        names[node] = unique = _unique(name, taken)
+        taken.add(unique)
+
+    for node in nodes:
+        if node in known:
+            give(node, known[node])
+    for node in nodes:
+        if node not in names and node.op in LEAVES:
+            give(node, sanitize(node.name))
+    for name, node in outputs.items():
+        if node not in names and sanitize(name) not in taken:
+            give(node, sanitize(name))
+    stems = dict(names)  # what the names of the values computed from a value begin with
+    for node in nodes:
+        if node not in names:
+            stems[node], name = _derived(node, names, stems)
+            give(node, name)
+    return names
+
+
+def numbers(outputs: Mapping[str, Node]) -> dict[Node, str]:
+    """Every node's place in topological order, as text: names that depend on nothing but the graph's structure."""
+    return {node: str(i) for i, node in enumerate(topological(outputs.values()))}
+
+
+def sanitize(name: str) -> str:
+    """The name with every other character replaced by an underscore."""
+    return re.sub(r"[^A-Za-z0-9_.]", "_", name) or "_"
+
+
+def _derived(node: Node, names: Mapping[Node, str], stems: Mapping[Node, str]) -> tuple[str, str]:
+    """(stem, name) of a node whose operands have theirs."""
+    suffix = _SUFFIX.get(node.op, node.op)
+    if not node.inputs:
+        return node.op, node.op
+    first = node.inputs[0]
+    if node.op in _WEIGHTED and (weight := next(filter(None, map(_weight, node.inputs)), None)):
+        stem = sanitize(weight.removesuffix(".weight"))
+        return stem, stem if stem != sanitize(weight) else f"{stem}.{suffix}"
+    if node.op in ("pack", "quantize", "last_row"):  # another form of the same value
+        return stems[first], f"{names[first]}.{node['out'] if node.op == 'quantize' else suffix}"
+    if node.op in _WRITES:
+        return names[first], f"{names[first]}.{suffix}"
+    values = [i for i in node.inputs if i.op not in LEAVES] or [first]
+    stem = stems[values[-1] if node.op in _BINARY else values[0]]  # x + f(x): the name is that of f
+    return stem, f"{stem}.{suffix}"
+
+
+def _weight(node: Node) -> str | None:
+    """The name of the weight that a node is, or is packed from."""
+    source = node.inputs[0] if node.op == "pack" else node
+    return source.name if source.op == "weight" else None
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    if name not in taken:
+        return name
+    number = 2
+    while f"{name}.{number}" in taken:
+        number += 1
+    return f"{name}.{number}"
