@@ -97,10 +97,14 @@ def test_the_page_about_profiles(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"`{path.rpartition('.')[2]}`" in text(DOCS / "profiles.md") or path.startswith("backend."), path
 
 
-def test_the_comparison_on_the_page_about_models(goldens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = (block for block in python(DOCS / "add-a-model.md") if "import" in block)
+def test_the_comparison_on_the_page_about_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Followed literally: the fixtures are unpacked as the page says, and the code runs there."""
+    page = DOCS / "add-a-model.md"
+    (code,) = (block for block in python(page) if "import" in block)
+    (script,) = (line for line in commands(page) if line.startswith("python tests/"))
+    subprocess.run([sys.executable, ROOT / script.split()[1], tmp_path / "goldens"], check=True)
     names: dict[str, Any] = {}
-    monkeypatch.chdir(goldens)
+    monkeypatch.chdir(tmp_path / "goldens")
     exec(compile(code, "docs/add-a-model.md", "exec"), names)
     assert set(names["outputs"]) == {"logits", "x.1", "x.2"}
     assert names["golden"]["positions"].tolist() == [*range(5), *range(15, 19), 31, 32, 47], "as the page lists them"
@@ -252,7 +256,7 @@ def test_commands_exist(page: Path) -> None:
     for line in commands(page):
         if line.startswith("rlx "):
             check_rlx(line)
-        elif re.match(r"python (benchmarks|tools|examples)/", line):
+        elif re.match(r"python (benchmarks|tools|examples|tests)/", line):
             check_script(line)
         elif line.startswith("python -c "):
             exec(line.removeprefix("python -c ").strip('"'), {"print": str})
