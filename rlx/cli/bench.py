@@ -14,7 +14,7 @@ from rlx.cli.output import Bars, counted, table
 from rlx.ir.dtypes import KV_DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from rlx.runners.engine import Engine
     from rlx.runtime.profiling import OpTime
@@ -41,26 +41,30 @@ def bench(model: str | None, prompt: int, generate: int, repeat: int, as_json: b
 
     loader = open_weights(model if model is not None else demo.path())
     runner_class(loader)  # whether there is one
-    with Bars() as bars:  # they are gone when the clock runs
+    with Bars() as bars:
         bars.waiting("opening the model")
         engine = Engine.open(loader, max_seq=prompt + generate + 16, progress=bars, **options)
-    try:
-        result = measure(engine, prompt, generate, repeat)
-    finally:
-        engine.close()
+        try:
+            bars.waiting("measuring")
+            result = measure(engine, prompt, generate, repeat, bars.close)  # they are gone when the clock runs
+        finally:
+            engine.close()
     if as_json:
         click.echo(json.dumps(result))
     else:
         _show(result)
 
 
-def measure(engine: Engine, prompt: int, generate: int, repeat: int) -> dict[str, Any]:
-    """Medians of several runs, with the machine's read bandwidth measured in between."""
+def measure(
+    engine: Engine, prompt: int, generate: int, repeat: int, warm: Callable[[], object] = lambda: None
+) -> dict[str, Any]:
+    """Medians of several runs, with the machine's read bandwidth measured in between; `warm` is called before them."""
     from rlx.runners import costs
 
     ids = [(7919 * i) % engine.config.vocab_size for i in range(prompt)]
     engine.forward(ids)  # compiles, and touches every page
     engine.forward(ids[:1])
+    warm()
     prefill, decode, bandwidth = [], [], []
     for _ in range(repeat):
         engine.reset()

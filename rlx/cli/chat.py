@@ -62,7 +62,7 @@ def chat(
     rlx chat
     rlx chat model.gguf --system "Be brief." --temperature 0.7
     """
-    with _opened(model, engine) as runner:
+    with Bars() as bars, _opened(model, engine, bars) as runner:
         if runner.tokenizer.chat_template is None:
             hint = "it may be a base model: `rlx run MODEL PROMPT` continues a text"
             raise ChatTemplateError("the model has no chat template", where=model, hint=hint)
@@ -71,17 +71,19 @@ def chat(
         conversation = Conversation(runner, system_messages(system), variables, ending["max_tokens"])
         for question in _lines():
             try:
-                _turn(conversation, answerer, question)
+                _turn(conversation, answerer, question, bars)
             except RlxError as error:
                 show_mistake(ctx, error)
             except KeyboardInterrupt:  # before the answer began
                 _say_end(INTERRUPTED_ANSWER)
 
 
-def _opened(model: str | None, engine: dict[str, Any]) -> CachedRunner:
-    with Bars() as bars:
-        bars.waiting("opening the model")
+def _opened(model: str | None, engine: dict[str, Any], bars: Bars) -> CachedRunner:
+    bars.waiting("opening the model")
+    try:
         return open_runner(model, engine, bars)
+    finally:
+        bars.pause()
 
 
 class Conversation:
@@ -135,12 +137,14 @@ class Conversation:
         return self._runner.chat_ids(messages, **self._variables)
 
 
-def _turn(conversation: Conversation, answerer: Answerer, question: str) -> None:
+def _turn(conversation: Conversation, answerer: Answerer, question: str, bars: Bars) -> None:
     """One message and its answer, which is kept with it unless nothing was said."""
     ids = conversation.ask(question)
-    with Bars() as bars:
-        bars.waiting("reading the prompt")
-        answer, end = answerer(ids, stdout(), bars.close)
+    bars.waiting("reading the prompt")
+    try:
+        answer, end = answerer(ids, stdout(), bars.pause)
+    finally:
+        bars.pause()
     if answer.ids:
         conversation.keep(question, _said(answerer.runner, answer, end))
     if end not in _COMPLETE:

@@ -44,8 +44,14 @@ def _compile(model: str, engine: dict[str, Any], batch: int, as_json: bool) -> N
     with Bars() as bars:
         bars.waiting("opening the model")
         with open_runner(model, engine, bars, load=False) as runner:
-            bars.close()
-            records = list(runner.compile(None if as_json else lambda record: click.echo(_line(record)), batch))
+            bars.waiting("compiling")
+
+            def show(record: ProgramRecord) -> None:
+                bars.pause()
+                click.echo(_line(record))
+                bars.waiting("compiling")
+
+            records = list(runner.compile(None if as_json else show, batch))
             source = runner.stats()["profile"]
     seconds = time.perf_counter() - start
     compiled = sum(not record.cached for record in records)

@@ -179,25 +179,41 @@ class Bars:
         self._shown = show and self._file is not None and self._file.isatty()
         self._progress: Progress | None = None
         self._tasks: dict[str, Any] = {}
+        self._muted = False
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """`done` of `total` of `what`."""
-        if (progress := self._running()) is not None:
-            progress.update(self._task(progress, what), completed=done, total=total)
+        """`done` of `total` of `what`; of a compile, which says "compiling ...", the bar goes away when it is over."""
+        if self._muted or (progress := self._running()) is None:
+            return
+        compiles = what.startswith("compiling ")
+        task = self._task(progress, what)
+        text = f"{what}: kernel {min(done + 1, total)} of {total}" if compiles and total > 1 else what
+        progress.update(task, completed=done, total=total, description=text)
+        if compiles and done >= total:
+            progress.remove_task(self._tasks.pop(what))
+        for name, other in self._tasks.items():  # one line says what goes on
+            progress.update(other, visible=name == next(reversed(self._tasks)))
 
     def waiting(self, what: str) -> None:
         """`what` goes on for an unknown time; other bars go away."""
+        self._muted = False
         if (progress := self._running()) is not None:
             for task in self._tasks.values():
                 progress.remove_task(task)
             self._tasks = {}
             self._task(progress, what)
 
-    def close(self) -> None:
-        """Takes the bars away; more than once does no harm."""
+    def pause(self) -> None:
+        """Takes the bars away, so that something else may be written, until `waiting` is called."""
+        self._muted = True
         if self._progress is not None:
             self._progress.stop()
-        self._progress, self._shown = None, False
+        self._progress, self._tasks = None, {}
+
+    def close(self) -> None:
+        """Takes the bars away for good; more than once does no harm."""
+        self.pause()
+        self._shown = False
 
     def _task(self, progress: Progress, what: str) -> Any:
         if what not in self._tasks:

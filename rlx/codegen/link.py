@@ -38,6 +38,9 @@ CONTEXT = ("args", "extents", "counters", "pool", "phase", "times")
 #: Takes the name and the text of a module.
 Emit = Callable[[str, str], None]
 
+#: Takes how many kernels are written, and how many there are.
+OnKernel = Callable[[int, int], None]
+
 
 @dataclass
 class Linked:
@@ -53,23 +56,29 @@ class _Linker:
     target: Target
     symbols: list[str]
     emit: Emit
+    on_kernel: OnKernel
     kernels: dict[str, Kernel] = field(default_factory=dict)
     regions: set[str] = field(default_factory=set)
     selected: dict[Any, _Bound] = field(default_factory=dict)
+    calls: dict[Any, Call | None] = field(default_factory=dict)  # by signature, None before it is written
     scratch: int = 0
     private: int = 0
     stride: int = 0  # bytes of a share's counters
 
 
-def link_program(program: Program, target: Target, emit: Emit) -> Linked:
+def link_program(
+    program: Program, target: Target, emit: Emit, on_kernel: OnKernel = lambda done, total: None
+) -> Linked:
     """Selects kernels for every region and writes the step function.
 
     Args:
+        on_kernel: called with (kernels written, kernels of the program) before each.
         emit: called with each module, once, as soon as it is written, so that it can be compiled meanwhile: with
             `kernels/<symbol>`, `regions/<symbol>`, and `program` for the step.
     """
     symbols = sorted(program.graph.bounds)
-    linker = _Linker(program, target, symbols, emit, scratch=program.arena, private=program.private)
+    linker = _Linker(program, target, symbols, emit, on_kernel, scratch=program.arena, private=program.private)
+    linker.calls = {signature((node,)): None for some in (*program.prologues, *program.regions) for node in some}
     linker.stride = stride(sum(map(len, program.regions)))
     regions = [_region(linker, at) for at in range(len(program.regions))]
     manifest = _manifest(linker, regions)
@@ -109,13 +118,23 @@ def _region(linker: _Linker, number: int) -> _Bound:
             for some, nodes in ((known.first, prologue), (known.calls, work))
         )
         return _Bound(known.function, number, first, calls)
-    first, calls = (tuple(select(n, linker.target) for n in nodes) for nodes in (prologue, work))
+    first, calls = (tuple(_call(linker, n) for n in nodes) for nodes in (prologue, work))
     for kernel in (k for c in (*first, *calls) for k in (c.kernel, *c.kernel.calls)):
         if kernel.symbol not in linker.kernels:
             linker.kernels[kernel.symbol] = kernel
             linker.emit(f"kernels/{kernel.symbol}", kernel.llvm)
     linker.selected[key] = bound = _Bound(_functions(linker, number, first, calls), number, first, calls)
     return bound
+
+
+def _call(linker: _Linker, node: Node) -> Call:
+    """The call for a node; nodes that differ only in their buffers share its kernel."""
+    key = signature((node,))
+    if call := linker.calls[key]:
+        return replace(call, node=node)
+    linker.on_kernel(sum(known is not None for known in linker.calls.values()), len(linker.calls))
+    linker.calls[key] = call = select(node, linker.target)
+    return call
 
 
 def _functions(linker: _Linker, number: int, first: tuple[Call, ...], calls: tuple[Call, ...]) -> str:

@@ -77,7 +77,8 @@ class EncoderCompiler(Compiler):
 
     def encoder(self, dtype: DType) -> NativeCode:
         """The step that encodes numbers as this type, see `rlx.codegen.ranges`; its one symbol is the step."""
-        return self._range(lambda: kernel(dtype), kind="encode", name=dtype.name, options={"source": _source_digest()})
+        what, options = f"the encoder of {dtype.name}", {"source": _source_digest()}
+        return self._range(lambda: kernel(dtype), what=what, kind="encode", name=dtype.name, options=options)
 
 
 def kernel(dtype: DType) -> Kernel:

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from rlx.weights.loader import WeightLoader
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
+"""Called with what is being done, how much of it is done, and how much there is.
+
+Weights come as ("packing weights", bytes, bytes), programs as ("compiling the prefill program", 11, 31): kernels.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ def auto_runner(
         profile: a compile profile: a file, a table, or a `CompileProfile`; the arguments here win over it. By default
             `<family>.rlx.toml` beside the weights, if it is there.
         cache: a `CompileCache`; the default one, on disk and shared between runs, by default.
-        progress: told how far loading is.
+        progress: told how far loading is, and what is compiled, then and later.
         dump_ir: a folder for the text of every program after every pass.
         load: False leaves the weights in the file until they are first needed.
         keep_packed: keep a packed copy of the weights in the compile cache's folder, about as large as the file; later

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rlx.profile import ProfileLike
     from rlx.runners.stopping import OnToken
     from rlx.runtime.cache import CompileCache
+    from rlx.runtime.compile import Progress
     from rlx.runtime.devices import Device
-    from rlx.runtime.tensors import Progress
     from rlx.sampling import SampleOpts
     from rlx.weights.loader import WeightLoader
 

@@ -363,9 +363,9 @@ class CachedRunner(LmRunner):
             return engine.compile(on_program, batch)
 
     def stats(self) -> Mapping[str, Any]:
-        """What the engine holds: bytes, threads, counters of the compile cache; and `reused_tokens`, how many tokens of
-        prompts did not have to be computed because the session held them already; and `speculation`, how many `steps`
-        with guesses there were, and how many tokens were `drafted` and `accepted`.
+        """What the engine holds: bytes, threads, counters of the compile cache; what was `compiled`; `reused_tokens`:
+        tokens of prompts that did not have to be computed because the session held them already; and `speculation`: how
+        many `steps` with guesses there were, and how many tokens were `drafted` and `accepted`.
         """
         with self._use("stats") as engine:
             return {**engine.stats(), "reused_tokens": self._reused, "speculation": asdict(self._speculated)}

@@ -29,7 +29,7 @@ from rlx.runners.programs import ProgramRecord, Programs
 from rlx.runners.setup import Plan
 from rlx.runners.speculative import Counters
 from rlx.runners.wanted import GREEDY, HIDDEN, LOGITS, Wanted
-from rlx.runtime.compile import Compiler
+from rlx.runtime.compile import Compiler, Progress
 from rlx.runtime.given import Given, feed
 from rlx.runtime.guards import row_numbers
 from rlx.runtime.kept import KeptWeights, weights_key
@@ -37,7 +37,7 @@ from rlx.runtime.kv import States
 from rlx.runtime.native import NativeProgram
 from rlx.runtime.session import Session
 from rlx.runtime.snapshot import Snapshot
-from rlx.runtime.tensors import Progress, Tensors
+from rlx.runtime.tensors import Tensors
 from rlx.runtime.threads import WorkerPool
 from rlx.sampling import SampleOpts
 from rlx.sampling.recommended import recommended
@@ -67,7 +67,7 @@ class Engine:
         self.graph = plan.graph.replace(outputs={"logits": plan.graph.outputs["logits"]})
         self._weights, self._setup, self._progress, self._loaded = plan.weights, setup, progress, False
         self._keep_packed = keep_packed
-        self._compiler = Compiler(setup.target, setup.cache)
+        self._compiler = Compiler(setup.target, setup.cache, progress)
         self._pool = WorkerPool(setup.threads, self._compiler.runtime())
         self._tensors = Tensors(self._compiler, self._pool)
         self._programs = Programs(plan.graph, setup, self._compiler, self._pool, lambda: self._tensors.addresses)
@@ -423,7 +423,7 @@ class Engine:
         return recommended(self._weights.loader)
 
     def stats(self) -> dict[str, Any]:
-        """What the engine holds, in bytes, and has done; threads; counters of the caches."""
+        """What the engine holds, in bytes, and has done; threads; counters of the caches; what was compiled."""
         return {
             "weights_bytes": self._tensors.nbytes,
             "kept_bytes": self._tensors.kept_bytes,
@@ -436,6 +436,7 @@ class Engine:
             "profile": str(self._setup.source) if self._setup.source else None,
             "kv_dtype": self._setup.kv_type.name,
             "cache": self._compiler.cache.stats,
+            "compiled": [*self._compiler.compiled],
             "programs": {phase: replace(table.stats) for phase, table in self._programs.tables.items()},
         }
 

@@ -25,12 +25,12 @@ from rlx.runners.programs import Programs
 from rlx.runners.setup import Setup
 from rlx.runners.speculative import MOST, Hits
 from rlx.runners.wanted import HIDDEN, Wanted
-from rlx.runtime.compile import Compiler
+from rlx.runtime.compile import Compiler, Progress
 from rlx.runtime.drafts import Heads, Rounds, run_rounds
 from rlx.runtime.given import feed
 from rlx.runtime.kv import States
 from rlx.runtime.native import NativeProgram
-from rlx.runtime.tensors import Progress, Tensors
+from rlx.runtime.tensors import Tensors
 from rlx.runtime.threads import WorkerPool
 from rlx.weights import ModelWeights
 

@@ -1,20 +1,22 @@
 """Compile: graph in, loaded native code out, through the compile cache.
 
 A cache hit needs the symbolic graph's text for the key and nothing else: no pass runs, neither Numba nor LLVM's passes
-are touched. A miss runs the pipeline, links the kernels, and stores what a person may want to read beside the object.
+are touched. A miss runs the pipeline, links the kernels, and stores what a person may want to read beside the object; a
+callback and the logger "rlx" are told.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlx.codegen import link
 from rlx.codegen.kernel import Kernel
@@ -38,7 +40,17 @@ if TYPE_CHECKING:
 #: Compiled modules that a process keeps for a target, for the programs that it compiles next.
 MODULES = 256
 
-Build = Callable[[], Mapping[str, bytes | str]]
+T = TypeVar("T")
+
+Built = Mapping[str, bytes | str]
+#: Makes files, and says how far it is.
+Build = Callable[[link.OnKernel], Built]
+
+#: Called with what is done, how much of it is done, and how much there is.
+Progress = Callable[[str, int, int], None]
+
+_LOG = logging.getLogger("rlx")
+_LOG.addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True)
@@ -77,6 +89,21 @@ class CompiledProgram:
         return sorted({symbol for _, symbol in calls})
 
 
+@dataclass(frozen=True)
+class Compilation:
+    """What this process compiled.
+
+    Attributes:
+        title: such as "program qwen3 prefill 17-512 avx512 (key 9f6ed498d007)".
+        seconds: that it took.
+        digest: of its key, as `rlx cache` shows it.
+    """
+
+    title: str
+    seconds: float
+    digest: str
+
+
 class _Recent(OrderedDict[str, "Compiled"]):
     """The last modules that were compiled, by the digests of their texts."""
 
@@ -101,28 +128,38 @@ class Compiler:
         target: what machine to make code for; this one's best level by default. What `rlx tune` left for it in the
             cache's folder is taken into account, unless the target brings a tuning.
         cache: the compile cache; a new in-memory one over the default store by default.
+        progress: told what is compiled, such as ("compiling the prefill program", 11, 31) before the twelfth of its
+            31 kernels. The total is 1 until the kernels are counted. It is called in the thread that compiles, and not
+            for what is found in the cache.
+
+    Attributes:
+        compiled: what it has compiled, in order.
 
     Raises:
         ArgumentError: `cache` is something else.
     """
 
-    def __init__(self, target: Target | None = None, cache: CompileCache | None = None) -> None:
+    def __init__(
+        self, target: Target | None = None, cache: CompileCache | None = None, progress: Progress | None = None
+    ) -> None:
         if not isinstance(cache, CompileCache | None):
             hint = "rlx.CompileCache.default() is one."  # type: ignore[unreachable]
             raise ArgumentError(f"cache is {cache!r}, expected a CompileCache", hint=hint)
         self.cache = cache if cache is not None else CompileCache.default()
         self.target = tuned(target or Target.host(), self.cache)
+        self.compiled: list[Compilation] = []
+        self._progress = progress or (lambda what, done, total: None)
 
     def program(self, graph: Graph, options: Options, *, dump: Path | None = None) -> CompiledProgram:
         """The program of a graph for one bucket; `dump` is a folder for the text after every pass."""
         options = self._effective(options)
         key = self.program_key(graph, options)
-        start, built = time.perf_counter(), False
+        start, built, what = time.perf_counter(), False, f"the {options.phase} program"
 
-        def build() -> Mapping[str, bytes | str]:
+        def build(on_kernel: link.OnKernel) -> Built:
             nonlocal built
             built = True
-            return self._build_program(graph, options)
+            return self._build_program(graph, options, on_kernel)
 
         def load(files: Files) -> CompiledProgram:
             native = objects(files)
@@ -133,7 +170,7 @@ class Compiler:
             size = sum(map(len, native))
             return CompiledProgram(code, manifest, files, text, stats, size, key, not built, seconds)
 
-        program = self.cache.get_or_compile(key, build, load)
+        program = self._get(key, what, build, load)
         if dump:
             write_ir(program.files, dump)
         return program
@@ -165,11 +202,31 @@ class Compiler:
             },
         )
 
+    def _get(self, key: CompileKey, what: str, build: Build, load: Callable[[Files], T]) -> T:
+        """What a key stands for, through the cache; a build says when it begins, how far it is, and when it is over."""
+        total = 1
+
+        def tell(done: int, count: int) -> None:
+            nonlocal total
+            total = count
+            self._progress(f"compiling {what}", done, total)
+
+        def telling() -> Built:
+            start = time.perf_counter()
+            tell(0, total)
+            files = build(tell)
+            tell(total, total)
+            self.compiled.append(Compilation(key.title, time.perf_counter() - start, key.digest))
+            _LOG.info("compiled %s in %.2f s", key.title, self.compiled[-1].seconds)
+            return files
+
+        return self.cache.get_or_compile(key, telling, load)
+
     def _effective(self, options: Options) -> Options:
         target = self.target
         return options.effective(bf16_dots=target.has_bf16_dots, bf16_tiles=target.has_bf16_tiles)
 
-    def _build_program(self, graph: Graph, options: Options) -> dict[str, bytes | str]:
+    def _build_program(self, graph: Graph, options: Options, on_kernel: link.OnKernel) -> dict[str, bytes | str]:
         from rlx.codegen.llvm import Modules
 
         files: dict[str, bytes | str] = {}
@@ -177,7 +234,7 @@ class Compiler:
         program = pipeline.lower(graph, options, lambda stage, result: files.update({f"ir/{stage}.txt": str(result)}))
         marks.append(time.perf_counter())
         with Modules(self.target, _compiled(self.target)) as modules:
-            linked = link.link_program(program, self.target, modules.add)
+            linked = link.link_program(program, self.target, modules.add, on_kernel)
             marks.append(time.perf_counter())
             files |= _files(modules.results())
         marks.append(time.perf_counter())
@@ -196,7 +253,13 @@ class Compiler:
 
             return pack(dtype)
 
-        return self._range(kernel, kind="pack", name=dtype.name, options={"layout": MATRIX_LAYOUT})
+        return self._range(
+            kernel,
+            what=f"the packing of {dtype.name} weights",
+            kind="pack",
+            name=dtype.name,
+            options={"layout": MATRIX_LAYOUT},
+        )
 
     def peak(self, kind: str) -> NativeCode:
         """The step that measures an arithmetic peak, see `rlx.codegen.kernels.peak`."""
@@ -206,7 +269,7 @@ class Compiler:
 
             return peak(kind, self.target)
 
-        return self._range(kernel, kind="peak", name=kind)
+        return self._range(kernel, what="a measurement", kind="peak", name=kind)
 
     def linear(self, dtype: DType, k: int, act: str, *, single: bool) -> NativeCode:
         """The step of a linear of n results, a multiple of 16, that `rlx tune` times, see `rlx.codegen.ranges`."""
@@ -217,12 +280,12 @@ class Compiler:
             return linear(dtype, BLOCK_ROWS, k, act, self.target, single=single)
 
         options = {"k": k, "act": act, "single": single, "tuning": self.target.tuning.as_dict()}
-        return self._range(kernel, kind="linear", name=dtype.name, options=options)
+        return self._range(kernel, what="a measurement", kind="linear", name=dtype.name, options=options)
 
-    def _range(self, make: Callable[[], Kernel], **fields: Any) -> NativeCode:
-        """A kernel as a step of its own."""
+    def _range(self, make: Callable[[], Kernel], *, what: str, **fields: Any) -> NativeCode:
+        """A kernel as a step of its own; `what` it is, for whoever waits for it."""
 
-        def build() -> dict[str, bytes | str]:
+        def build(on_kernel: link.OnKernel) -> Built:
             from rlx.codegen.ranges import range_step
 
             kernel = make()
@@ -232,13 +295,16 @@ class Compiler:
         def load(files: Files) -> NativeCode:
             return NativeCode(objects(files), [files.read("symbol.txt").decode()])
 
-        return self.cache.get_or_compile(self.key(**fields), build, load)
+        return self._get(self.key(**fields), what, build, load)
 
     def runtime(self) -> RuntimeLibrary:
         """The native worker loop."""
         key = self.key(kind="runtime", name="workers")
-        build: Build = lambda: self._objects(program=runtime_llvm(self.target.triple))  # noqa: E731
-        return self.cache.get_or_compile(key, build, lambda f: RuntimeLibrary(f.read("program.o")))
+
+        def build(on_kernel: link.OnKernel) -> Built:
+            return self._objects(program=runtime_llvm(self.target.triple))
+
+        return self._get(key, "the worker loop", build, lambda f: RuntimeLibrary(f.read("program.o")))
 
     def _objects(self, **texts: str) -> dict[str, bytes | str]:
         """The files of modules by their names."""

@@ -9,7 +9,7 @@ cache's folder (`rlx.runtime.kept`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any, Protocol
 
@@ -21,12 +21,10 @@ from rlx.codegen.layouts import packed_bytes, row_blocks
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import DTYPES, DType
 from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT
-from rlx.runtime.compile import Compiler
+from rlx.runtime.compile import Compiler, Progress
 from rlx.runtime.kept import KeptWeights, MappedWeights, packed_rows
 from rlx.runtime.memory import Block, Slabs
 from rlx.runtime.threads import WorkerPool
-
-Progress = Callable[[str, int, int], None]  # (what, done, total), in bytes or pieces
 
 
 class Source(Protocol):

@@ -214,6 +214,31 @@ def test_bars_show_in_a_terminal_only() -> None:
         assert bool(written) == shown
 
 
+def test_bars_name_the_kernel_that_is_compiled() -> None:
+    """A line of its own, in place of what waits for it, which comes back afterwards."""
+    with Bars(Terminal()) as bars:
+        bars.waiting("reading the prompt")
+        for event in (0, 1), (11, 31):
+            bars("compiling the prefill program", *event)
+        shown = [task.description for task in bars._progress.tasks if task.visible] if bars._progress else []
+        assert shown == ["compiling the prefill program: kernel 12 of 31"]
+        bars("compiling the prefill program", 31, 31)
+        shown = [task.description for task in bars._progress.tasks if task.visible] if bars._progress else []
+        assert shown == ["reading the prompt"]
+
+
+def test_paused_bars_write_nothing_until_something_is_waited_for() -> None:
+    file = Terminal()
+    with Bars(file) as bars:
+        bars.waiting("reading the prompt")
+        bars.pause()
+        before = file.getvalue()
+        bars("compiling the decode program", 1, 9)  # in the middle of an answer
+        assert file.getvalue() == before
+        bars.waiting("reading the next one")
+    assert "reading the next one" in file.getvalue()[len(before) :]
+
+
 def test_bars_leave_stdout_alone() -> None:
     """What is written while they are shown goes where stdout goes, as it is."""
     before = sys.stdout

@@ -1,0 +1,81 @@
+"""What is said while something is compiled: to the callback, to the logger "rlx", and afterwards."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from rlx.ir import ops
+from rlx.ir.dims import SEQ
+from rlx.ir.graph import Graph
+from rlx.passes.options import Options
+from rlx.runtime.cache import CompileCache
+from rlx.runtime.compile import Compiler
+
+Events = list[tuple[str, int, int]]
+
+WHAT = "compiling the prefill program"
+OPTIONS = Options(seq=(1, 8), all_rows=True, precision="exact")
+
+
+def graph() -> Graph:
+    """Of four nodes: a linear, a norm, a softmax, and another norm like the first, which shares its kernel."""
+    found = Graph("small")
+    x = found.input("x", [SEQ, 32])
+    norm = ops.rms_norm(ops.linear(x, found.weight("w", (32, 32))), found.weight("n", (32,)), eps=1e-6)
+    found.output("y", ops.rms_norm(ops.softmax(norm), found.weight("m", (32,)), eps=1e-6))
+    return found
+
+
+def compiler(cache: CompileCache, events: Events) -> Compiler:
+    return Compiler(cache=cache, progress=lambda *event: events.append(event))
+
+
+def test_kernels_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    cache, events = CompileCache(policy="off"), Events()
+    with caplog.at_level(logging.INFO, "rlx"):
+        made = compiler(cache, events)
+        program = made.program(graph(), OPTIONS)
+    assert [event[0] for event in events] == [WHAT] * 5
+    assert [event[1:] for event in events] == [(0, 1), (0, 3), (1, 3), (2, 3), (3, 3)]
+    assert len(program.kernels) == 3, "an independent count: what the program calls"
+
+    (record,) = made.compiled
+    assert record.digest == program.key.digest
+    assert record.seconds > 0
+    assert caplog.messages == [f"compiled {program.key.title} in {record.seconds:.2f} s"]
+
+
+def test_what_is_in_the_cache_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    cache, events = CompileCache(policy="off"), Events()
+    compiler(cache, []).program(graph(), OPTIONS)
+    with caplog.at_level(logging.INFO, "rlx"):
+        again = compiler(cache, events)
+        again.program(graph(), OPTIONS)
+    assert (events, again.compiled, caplog.messages) == ([], [], [])
+
+
+def test_a_failure_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no")
+
+    events = Events()
+    made = compiler(CompileCache(policy="off"), events)
+    monkeypatch.setattr("rlx.codegen.link.link_program", refuse)
+    with pytest.raises(RuntimeError, match="no"):
+        made.program(graph(), OPTIONS)
+    assert (events, made.compiled) == ([(WHAT, 0, 1)], [])
+
+
+def test_a_script_prints_nothing_unasked() -> None:
+    code = "from rlx.runtime.compile import Compiler; from rlx.runtime.cache import CompileCache\n"
+    quiet = code + "Compiler(cache=CompileCache(policy='off')).runtime()"
+    asked = "import logging; logging.basicConfig(level='INFO', format='%(name)s: %(message)s')\n" + quiet
+    for text, said in ((quiet, ""), (asked, "rlx: compiled runtime workers")):
+        run = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+        assert run.stdout == ""
+        assert run.stderr.startswith(said)
+        assert bool(run.stderr) == bool(said)
