@@ -39,7 +39,7 @@ LAYERS = [
 RANK = {part: rank for rank, group in enumerate(LAYERS) for part in group}
 ONLY = {"models": {"ir", "errors"}}  # a model family is equations: it knows no files, no kernels, no runners
 
-MAX_FUNCTION, MAX_FILE, MAX_BYTES = 60, 450, 8_000_000
+MAX_FUNCTION, MAX_FILE, MAX_BYTES = 60, 700, 8_000_000
 FORBIDDEN_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 FORBIDDEN_CALLS = {
     "eval", "exec", "builtins.eval", "builtins.exec", "yaml.load", "yaml.unsafe_load", "torch.load", "os.system",
