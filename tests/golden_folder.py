@@ -1,6 +1,6 @@
 """The golden checkpoints (tests/data/README.md) as files that can be mapped. In the repository they are compressed.
 
-    python tests/golden_folder.py FOLDER     # unpack them all into FOLDER
+python tests/golden_folder.py FOLDER     # unpack them all into FOLDER
 """
 
 from __future__ import annotations

@@ -104,6 +104,8 @@ class CompileCache:
         """
         chosen = policy or env.cache_policy()
         store = None if chosen == "off" else Store()
+        if store and chosen != "readonly":
+            store.collect()
         return CompileCache(CAPACITY if capacity is None else capacity, store, chosen)
 
     @property

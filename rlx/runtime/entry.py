@@ -1,11 +1,12 @@
 """One entry of the compile cache on disk: a folder that is written whole, and checked whole before it is used.
 
-Compile cache: `key.json` says what was compiled, `checksums.json` holds the SHA-256 of every other file, the time of
-`last_used` says when. The files between are the caller's: object code, IR after each pass, kernel sources. The store
-(`rlx.runtime.store`) decides where entries lie, which are kept, and what happens to a damaged one.
+Compile cache: `key.json` says what was compiled. `checksums.json` holds the SHA-256 of every other file. The time of
+the empty file `last_used` says when the entry was used last. The other files are the caller's: object code, IR after
+each pass, kernel sources. The store (`rlx.runtime.store`) decides where entries lie, which are kept, and what happens
+to a damaged one.
 
-A large file is one that is mapped and never read as a whole: `large.json` holds its size, which is checked before each
-use, and its SHA-256, which only `problem` checks (`rlx cache verify`).
+A large file is mapped and never read as a whole. `large.json` holds its size, which is checked before each use, and its
+SHA-256, which only `problem` checks (`rlx cache verify`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlx.errors import ArgumentError, CacheError
+from rlx.runtime.folder import Damage, Folder, UntrustedFolder
 from rlx.runtime.key import CompileKey
 
 KEY, CHECKSUMS, LAST_USED, LARGE = "key.json", "checksums.json", "last_used", "large.json"
@@ -32,29 +34,29 @@ _PIECE = 1 << 24  # bytes of a large file that are hashed at a time
 #: The contents of large files, by name: pieces, one after the other.
 Large = Mapping[str, Sequence[memoryview]]
 
-_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-
-
-class Damage(Exception):
-    """An entry's files are not what its checksums say. Stays inside the cache, which reports it as a warning."""
-
 
 class Entry:
     """A program's files.
 
-    Attributes:
+    Args:
         key: what it was compiled for.
-        folder: where it is stored; None if it lives in memory only.
+        files: name -> contents.
+        root: the store's folder; None if the entry lives in memory only.
     """
 
-    def __init__(self, key: CompileKey, files: Mapping[str, bytes], folder: Path | None) -> None:
-        self.key, self.folder = key, folder
+    def __init__(self, key: CompileKey, files: Mapping[str, bytes], root: Path | None) -> None:
+        self.key, self._root = key, root
         self._sums = {name: sha256(data) for name, data in files.items()}
         self._held: Mapping[str, bytes] | None = files
 
     @property
+    def folder(self) -> Path | None:
+        """Where the entry is stored; None if it lives in memory only."""
+        return None if self._root is None else self._root / self.key.digest[:2] / self.key.digest
+
+    @property
     def names(self) -> tuple[str, ...]:
-        """Names of the files, in order, those of the store aside."""
+        """Names of the files, in order, without those of the store."""
         return tuple(sorted(self._sums))
 
     def read(self, name: str) -> bytes:
@@ -68,18 +70,36 @@ class Entry:
             raise CacheError(f"no file is called {name!r}", where=where, hint=f"Files: {', '.join(self.names)}")
         if self._held is not None:
             return self._held[name]
-        assert self.folder is not None
         try:
-            data = read_file(self.folder / name)
+            with self.open_file(name) as file:
+                data = file.read()
         except (OSError, Damage) as error:
             raise CacheError(f"{name} is gone: {error}", where=where, hint="Compile again") from error
         if sha256(data) != self._sums[name]:
             raise CacheError(f"{name} changed since it was checked", where=where, hint="Run `rlx cache verify`")
         return data
 
+    @contextlib.contextmanager
+    def open_file(self, name: str) -> Iterator[BinaryIO]:
+        """A file of a stored entry, open for reading; its contents are not checked.
+
+        Raises:
+            Damage: the file is missing or cannot be trusted.
+            OSError: the entry is gone, or the system refuses.
+        """
+        assert self._root is not None
+        digest = self.key.digest
+        with (
+            Folder(self._root) as root,
+            root.child(digest[:2]) as shelf,
+            shelf.child(digest) as folder,
+            folder.open_file(name) as file,
+        ):
+            yield file
+
     def release(self) -> None:
-        """Let go of the contents in memory: from now on `read` takes them from the folder, if there is one."""
-        if self.folder is not None:
+        """Frees the contents in memory; from now on `read` takes them from the folder, if there is one."""
+        if self._root is not None:
             self._held = None
 
 
@@ -103,31 +123,41 @@ class Listing:
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-def load(folder: Path, key: CompileKey) -> dict[str, bytes]:
+def load(shelf: Folder, key: CompileKey) -> dict[str, bytes]:
     """The checked files of the entry of `key`.
+
+    Args:
+        shelf: the folder that holds the entry's folder.
 
     Raises:
         FileNotFoundError: there is no entry.
-        Damage: there is one, and it is wrong.
+        Damage: there is one, and it is wrong or cannot be trusted.
         OSError: the system failed; that says nothing about the entry.
     """
     for _ in range(3):
-        identity = folder.lstat()
-        try:
-            return _check(folder, key, identity)
-        except Damage:
-            # Evicted or replaced while we read: nothing is wrong with it, look again.
-            if folder.lstat().st_ino == identity.st_ino:
-                raise
-    raise FileNotFoundError(folder)
+        with open_folder(shelf, key.digest) as folder:
+            try:
+                return _check(folder, key)
+            except Damage:
+                # Evicted or replaced during the read: nothing is wrong with it, look again.
+                found = shelf.stat(key.digest)
+                if (found.st_dev, found.st_ino) == folder.identity:
+                    raise
+    raise FileNotFoundError(shelf.path / key.digest)
 
 
-def _check(folder: Path, key: CompileKey, identity: os.stat_result) -> dict[str, bytes]:
-    if not stat.S_ISDIR(identity.st_mode):
-        raise Damage("it is not a folder")
-    text = read_file(folder / CHECKSUMS)
+def open_folder(shelf: Folder, digest: str) -> Folder:
+    """The folder of an entry; `Damage` if it cannot be trusted, FileNotFoundError if there is none."""
+    try:
+        return shelf.child(digest)
+    except UntrustedFolder as error:
+        raise Damage(str(error)) from error
+
+
+def _check(folder: Folder, key: CompileKey) -> dict[str, bytes]:
+    text = folder.read(CHECKSUMS)
     sums = _parse_checksums(text)
-    files = {name: read_file(folder / name) for name in sums}
+    files = {name: folder.read(name) for name in sums}
     wrong = [name for name, data in files.items() if sha256(data) != sums[name]]
     if wrong:
         raise Damage(f"wrong checksum of {', '.join(wrong)}")
@@ -137,8 +167,9 @@ def _check(folder: Path, key: CompileKey, identity: os.stat_result) -> dict[str,
     if files.pop(KEY, None) != key.to_json().encode():
         raise Damage(f"{KEY} is of another program")
     for name, row in large_files(files).items():
-        if _file_size(folder / name) != row["nbytes"]:
-            raise Damage(f"{name} is not of {row['nbytes']} bytes")
+        with folder.open_file(name) as file:
+            if os.fstat(file.fileno()).st_size != row["nbytes"]:
+                raise Damage(f"{name} is not of {row['nbytes']} bytes")
     return files
 
 
@@ -146,14 +177,6 @@ def large_files(files: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
     """The large files of an entry by its other files: name -> {"nbytes": ..., "sha256": ...}."""
     rows: dict[str, dict[str, Any]] = json.loads(files.get(LARGE, b"{}"))
     return rows
-
-
-def _file_size(path: Path) -> int:
-    """Of a plain file; -1 if it is none."""
-    with contextlib.suppress(OSError):
-        found = path.lstat()
-        return found.st_size if stat.S_ISREG(found.st_mode) else -1
-    return -1
 
 
 def _parse_checksums(text: bytes) -> dict[str, str]:
@@ -166,76 +189,91 @@ def _parse_checksums(text: bytes) -> dict[str, str]:
     return sums
 
 
-def read_file(path: Path) -> bytes:
-    """A file's bytes; `Damage` where it is missing or no plain file, OSError where the system failed."""
-    try:
-        with os.fdopen(os.open(path, os.O_RDONLY | _FLAGS), "rb") as file:
-            return file.read()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise Damage(f"{path.name} is missing") from error
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise Damage(f"{path.name} is a symbolic link") from error
-        raise
-
-
-def problem(folder: Path) -> str | None:
+def problem(shelf: Folder, digest: str) -> str | None:
     """What is wrong with an entry; None if nothing, or if it is gone."""
     try:
-        key = CompileKey.from_json(read_file(folder / KEY))
-        files = load(folder, key)
-        wrong = [name for name, row in large_files(files).items() if _hash_file(folder / name) != row["sha256"]]
-        if wrong:
-            return f"wrong checksum of {', '.join(wrong)}"
-        return None if key.digest == folder.name else f"{KEY} is of another program"
+        with open_folder(shelf, digest) as folder:
+            key = CompileKey.from_json(folder.read(KEY))
+            if key.digest != digest:
+                return f"{KEY} is of another program"
+            files = load(shelf, key)
+            wrong = [name for name, row in large_files(files).items() if _hash_file(folder, name) != row["sha256"]]
+            return f"wrong checksum of {', '.join(wrong)}" if wrong else None
     except FileNotFoundError:
         return None
     except (Damage, CacheError) as error:
-        return str(error) if os.path.lexists(folder) else None
+        with contextlib.suppress(FileNotFoundError):
+            shelf.stat(digest)
+            return str(error)
+        return None
 
 
-def _hash_file(path: Path) -> str:
+def _hash_file(folder: Folder, name: str) -> str:
     total = hashlib.sha256()
-    with os.fdopen(os.open(path, os.O_RDONLY | _FLAGS), "rb") as file:
+    with folder.open_file(name) as file:
         while piece := file.read(_PIECE):
             total.update(piece)
     return total.hexdigest()
 
 
-def look(folder: Path) -> Listing | None:
-    """What an entry's folder tells without checking it; None if it is gone."""
+def look(shelf: Folder, digest: str) -> Listing | None:
+    """What an entry's folder tells without a check of its files; None if it is gone."""
     try:
-        used = _last_used(folder)
+        with shelf.child(digest) as folder:
+            used = _last_used(shelf, folder)
+            return Listing(digest, folder.path, _read_key(folder), _size(folder), used)
+    except UntrustedFolder:  # a file, a link, a folder of somebody else: listed, so that it can be removed
+        with contextlib.suppress(OSError):
+            info = shelf.stat(digest)
+            return Listing(digest, shelf.path / digest, None, info.st_size, info.st_mtime)
     except OSError:
-        return None
-    try:
-        key = CompileKey.from_json(read_file(folder / KEY))
-    except (OSError, Damage, CacheError):
-        key = None
-    return Listing(folder.name, folder, key, _size(folder), used)
+        pass
+    return None
 
 
-def _last_used(folder: Path) -> float:
+def read_key(shelf: Folder, digest: str) -> CompileKey | None:
+    """The key of an entry, unchecked; None if it cannot be read."""
+    with contextlib.suppress(OSError), shelf.child(digest) as folder:
+        return _read_key(folder)
+    return None
+
+
+def _read_key(folder: Folder) -> CompileKey | None:
+    with contextlib.suppress(OSError, Damage, CacheError):
+        return CompileKey.from_json(folder.read(KEY))
+    return None
+
+
+def _last_used(shelf: Folder, folder: Folder) -> float:
     """Time of the file that says so, or of the folder itself where that is gone."""
     try:
-        return (folder / LAST_USED).lstat().st_mtime
-    except (FileNotFoundError, NotADirectoryError):
-        return folder.lstat().st_mtime
+        return folder.stat(LAST_USED).st_mtime
+    except FileNotFoundError:
+        return shelf.stat(folder.path.name).st_mtime
 
 
-def _size(folder: Path) -> int:
+def _size(folder: Folder) -> int:
+    """Bytes of all files in a folder and below it."""
     total = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
+    with contextlib.suppress(OSError):
+        for name in folder.names():
             with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(place, name)).st_size
+                info = folder.stat(name)
+                if not stat.S_ISDIR(info.st_mode):
+                    total += info.st_size
+                    continue
+                with folder.child(name) as below:
+                    total += _size(below)
     return total
 
 
-def touch(folder: Path) -> None:
-    """Note that the entry was used now."""
-    with contextlib.suppress(OSError):  # a read-only cache is a fine cache
-        (folder / LAST_USED).touch(mode=0o600)
+def touch(shelf: Folder, digest: str) -> None:
+    """Notes that the entry was used now."""
+    with (
+        contextlib.suppress(OSError),
+        shelf.child(digest) as folder,
+    ):  # a cache that cannot be written is read all the same
+        folder.touch(LAST_USED)
 
 
 # -- writing --------------------------------------------------------------------------------------------------------
@@ -260,34 +298,50 @@ def _is_plain(name: str) -> bool:
     return plain and name not in _OWN
 
 
-def fill(folder: Path, key: CompileKey, contents: Mapping[str, bytes], large: Large | None = None) -> None:
-    """Write a whole entry into an empty folder and wait until it is on the disk."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    rows = {name: _write_large(folder / name, pieces) for name, pieces in (large or {}).items()}
+def fill(folder: Folder, key: CompileKey, contents: Mapping[str, bytes], large: Large | None = None) -> None:
+    """Writes a whole entry into an empty folder and waits until it is on the disk."""
+    rows = {name: _write_large(folder, name, pieces) for name, pieces in (large or {}).items()}
     files = {KEY: key.to_json().encode(), **contents}
     if rows:
         files[LARGE] = json.dumps(rows, indent=1, sort_keys=True).encode()
     sums = _checksums({name: sha256(data) for name, data in files.items()})
-    paths = {folder / name: data for name, data in [*files.items(), (CHECKSUMS, sums), (LAST_USED, b"")]}
-    for made in {path.parent for path in paths}:
-        made.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Side by side, because a file system serves several fsyncs with one commit: 40 files took 20 ms, one by one 150.
+    files |= {CHECKSUMS: sums, LAST_USED: b""}
+    with contextlib.ExitStack() as stack:
+        made = {"": folder}
+        for place in sorted({name.rpartition("/")[0] for name in files}):
+            for part in _parents(place):
+                if part not in made:
+                    above, _, name = part.rpartition("/")
+                    made[part] = stack.enter_context(made[above].make(name))
+        _write_files([(made[name.rpartition("/")[0]], name.rpartition("/")[2], data) for name, data in files.items()])
+        for written in made.values():
+            written.sync()
+
+
+def _parents(place: str) -> list[str]:
+    """'a/b/c' -> 'a', 'a/b', 'a/b/c'."""
+    parts = place.split("/")
+    return ["/".join(parts[: n + 1]) for n in range(len(parts))]
+
+
+def _write_files(rows: Sequence[tuple[Folder, str, bytes]]) -> None:
+    """Side by side: a file system serves several fsyncs with one commit. 40 files took 20 ms, one by one 150."""
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(_write_file, paths, paths.values()))
-    for made in {path.parent for path in paths}:
-        sync_folder(made)
+        list(pool.map(_write_file, rows))
 
 
-def _write_file(path: Path, data: bytes) -> None:
-    with _new_file(path) as file:
+def _write_file(row: tuple[Folder, str, bytes]) -> None:
+    folder, name, data = row
+    with folder.create(name) as file:
         file.write(data)
 
 
-def _write_large(path: Path, pieces: Sequence[memoryview]) -> dict[str, Any]:
+def _write_large(folder: Folder, name: str, pieces: Sequence[memoryview]) -> dict[str, Any]:
     """Writes the pieces one after the other; what `large.json` says of the file."""
     total, nbytes = hashlib.sha256(), 0
-    with _new_file(path) as file:
+    with folder.create(name) as file:
         for piece in pieces:
             for at in range(0, len(piece), _PIECE):
                 file.write(piece[at : at + _PIECE])
@@ -296,37 +350,16 @@ def _write_large(path: Path, pieces: Sequence[memoryview]) -> dict[str, Any]:
     return {"nbytes": nbytes, "sha256": total.hexdigest()}
 
 
-@contextlib.contextmanager
-def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that is on the disk afterwards."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def publish(made: Path, folder: Path) -> bool:
-    """Move a complete folder to its place; False if there is one already."""
+def publish(base: Folder, name: str, shelf: Folder, digest: str) -> bool:
+    """Moves a complete folder to its place; False if there is one already."""
     try:
-        os.rename(made, folder)
+        base.move(name, shelf, digest)
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             return False
         raise
-    sync_folder(folder.parent)
+    shelf.sync()
     return True
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until a folder's list of names is on the disk."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _checksums(sums: Mapping[str, str]) -> bytes:

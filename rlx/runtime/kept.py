@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from rlx.errors import ArgumentError
 from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
+from rlx.runtime.folder import Damage
 from rlx.runtime.key import CompileKey, digest_text, source_digest
 
 DATA, LAYOUT = "weights.bin", "layout.json"
@@ -31,7 +31,7 @@ class MappedWeights:
     """The matrices of a copy, mapped.
 
     Args:
-        path: the file.
+        file: the file, open for reading; it may be closed afterwards.
         places: name -> where in the file it begins.
 
     Attributes:
@@ -42,9 +42,8 @@ class MappedWeights:
         OSError: the file cannot be mapped.
     """
 
-    def __init__(self, path: Path, places: Mapping[str, int]) -> None:
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    def __init__(self, file: BinaryIO, places: Mapping[str, int]) -> None:
+        self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if hasattr(mmap, "MADV_WILLNEED"):
             self._map.madvise(mmap.MADV_WILLNEED)
         base = int(np.frombuffer(self._map, np.uint8).ctypes.data)
@@ -79,11 +78,12 @@ class KeptWeights:
         if self._policy == "redo":
             return None
         entry = self._store.get(self._key, discard=self._policy == "on")
-        if entry is None or entry.folder is None:
+        if entry is None:
             return None
         try:
-            return MappedWeights(entry.folder / DATA, json.loads(entry.read(LAYOUT)))
-        except OSError:  # evicted since
+            with entry.open_file(DATA) as file:
+                return MappedWeights(file, json.loads(entry.read(LAYOUT)))
+        except (OSError, Damage):  # evicted since
             return None
 
     def keep(self, packed: Mapping[str, memoryview]) -> None:

@@ -1,23 +1,19 @@
 """The compile cache on disk: a folder of entries that no other user can write, within a size limit.
 
-Compile cache: an entry (`rlx.runtime.entry`) lies at `<root>/<2 digits>/<digest>/` and appears there by renaming a
-complete folder, so readers need no lock, and a killed writer leaves nothing but a temporary folder that a later writer
-collects. A damaged entry is reported, removed and counts as missing. Checksums are against accidents; that others
-cannot write the folder is what protects from them, because the files are code.
+Compile cache: an entry (`rlx.runtime.entry`) lies at `<root>/<2 digits>/<digest>/`. It is written in a temporary folder
+(`rlx.runtime.temporary`) and appears by a rename, so readers need no lock, and a killed writer damages nothing. A
+damaged entry is reported, removed and counts as missing. Checksums are against accidents. Against other users, who
+could plant code, every folder and file is opened by descriptor and refused if somebody else owns it or can write it
+(`rlx.runtime.folder`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
-import shutil
-import stat
 import sys
-import tempfile
 import threading
-import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,13 +22,18 @@ from pathlib import Path
 from rlx import env
 from rlx.errors import ArgumentError, CacheError
 from rlx.runtime import entry
-from rlx.runtime.entry import Damage, Entry, Listing
+from rlx.runtime.entry import Entry, Listing
+from rlx.runtime.folder import Damage, Folder, UntrustedFolder
 from rlx.runtime.key import CompileKey
+from rlx.runtime.temporary import collect, temporary
 
-_TEMPORARY, _LOCK = "tmp", "lock"
+_LOCK = "lock"
 _TOTAL = "total"  # bytes of all entries, or more: looking at each takes half a millisecond, and there may be thousands
 _LOCK_SECONDS = 5.0
-_ABANDONED_SECONDS = 3600.0
+_REFUSED = (OSError, RuntimeError, MemoryError)  # by the system: disk, descriptors; threads; memory
+
+# Digests that this process stored, by the folder of the store: all stores of a process share one folder's limit.
+_stored: dict[Path, set[str]] = {}
 
 
 class CacheWarning(UserWarning):
@@ -92,12 +93,13 @@ class Store:
 
     Args:
         root: the folder; made if missing. By default RLX_CACHE_DIR or the user's cache folder.
-        limit: bytes; beyond it the least recently used entries go. RLX_CACHE_LIMIT or 2 GiB by default.
+        limit: bytes; beyond it the least recently used entries are evicted, those that this process stored last. By
+            default RLX_CACHE_LIMIT or 2 GiB.
 
     Attributes:
         problem: why the folder is not used; None if it is.
         damaged: entries found damaged so far.
-        evicted: entries dropped so far to keep below the limit.
+        evicted: entries evicted so far to keep below the limit.
 
     Raises:
         CacheError: `root` is given, and belongs to another user, can be written by others, or is a symbolic link.
@@ -113,11 +115,24 @@ class Store:
         self.damaged = self.evicted = 0
         self._warned: set[str] = set()
         self._lock = threading.Lock()
-        self.problem = _prepare(self.root)
+        self._keys: dict[str, CompileKey | None] = {}
+        self.problem = self._prepare()
         if self.problem and root is not None:
             raise CacheError(self.problem, where=self.root, hint="Choose another folder, or chmod 700 it")
         if self.problem:
             self._warn("folder", f"the compile cache {self.root} is not used: {self.problem}")
+
+    def _prepare(self) -> str | None:
+        """Makes the folder if it is missing; returns why it cannot be used, or None."""
+        try:
+            if not os.path.lexists(self.root):
+                self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with Folder(self.root):
+                return None
+        except UntrustedFolder as error:
+            return str(error)
+        except OSError as error:
+            return f"it cannot be made: {error}"
 
     # -- one entry ------------------------------------------------------------------------------------------------
 
@@ -129,19 +144,23 @@ class Store:
         """
         if self.problem:
             return None
-        folder = self._folder(key)
         try:
-            files = entry.load(folder, key)
+            with Folder(self.root) as root, root.child(key.digest[:2]) as shelf:
+                try:
+                    files = entry.load(shelf, key)
+                except Damage as damage:
+                    self._report_damage(root, shelf, key.digest, str(damage), discard)
+                    return None
+                entry.touch(shelf, key.digest)
         except FileNotFoundError:
             return None
-        except Damage as damage:
-            self._report_damage(folder, str(damage), discard)
+        except UntrustedFolder as error:
+            self._warn("trust", f"the compile cache {self.root} is not used: a folder in it cannot be trusted: {error}")
             return None
-        except OSError as error:
-            self._warn("read", f"the compile cache {self.root} cannot be read, compiling again: {error}")
+        except _REFUSED as error:
+            self._warn("read", f"the compile cache {self.root} cannot be read, compiling again: {_reason(error)}")
             return None
-        entry.touch(folder)
-        return Entry(key, files, folder)
+        return Entry(key, files, self.root)
 
     def put(
         self,
@@ -150,7 +169,7 @@ class Store:
         replace: bool = False,
         large: entry.Large | None = None,
     ) -> Entry:
-        """Store an entry and return it. If the folder cannot be written, warn once and return it unstored.
+        """Stores an entry and returns it. If the folder cannot be written, warns once and returns it unstored.
 
         An entry that is there already stays, unless `replace`: of two writers the second gets what the first stored.
 
@@ -170,44 +189,43 @@ class Store:
             return Entry(key, contents, None)
         try:
             stored = self._write(key, contents, replace, large)
-        except (OSError, Damage) as error:
-            self._warn("write", f"the compile cache {self.root} cannot be written, running uncached: {error}")
+        except (*_REFUSED, Damage) as error:
+            self._warn("write", f"the compile cache {self.root} cannot be written, running uncached: {_reason(error)}")
             return Entry(key, contents, None)
-        self._evict(keep=self._folder(key))
-        return Entry(key, stored, self._folder(key))
+        _stored.setdefault(self.root, set()).add(key.digest)
+        self._evict(key.digest)
+        return Entry(key, stored, self.root)
 
     def _write(
         self, key: CompileKey, contents: dict[str, bytes], replace: bool, large: entry.Large | None
     ) -> dict[str, bytes]:
-        """Make the entry's folder and move it into place; returns what is there then."""
-        if what := _prepare(self.root):  # it may be gone, or no longer ours alone
+        """Writes the entry and moves it into place; returns what is there then."""
+        if what := self._prepare():  # it may be gone, or no longer ours alone
             raise OSError(what)
-        folder = self._folder(key)
-        with _temporary(self.root) as made:
+        with Folder(self.root) as root, temporary(root) as (base, made):
             entry.fill(made, key, contents, large)
-            folder.parent.mkdir(mode=0o700, exist_ok=True)
-            if replace:
-                self._discard(folder)
-            return contents if entry.publish(made, folder) else entry.load(folder, key)
+            with root.make(key.digest[:2]) as shelf:
+                if replace:
+                    self._discard(root, shelf, key.digest)
+                if entry.publish(base, made.path.name, shelf, key.digest):
+                    return contents
+                return entry.load(shelf, key)
 
-    def _folder(self, key: CompileKey) -> Path:
-        return self.root / key.digest[:2] / key.digest
-
-    def _discard(self, folder: Path) -> bool:
-        """Take an entry out of sight in one step, then delete it. False if it was gone."""
-        with _temporary(self.root) as grave:
+    def _discard(self, root: Folder, shelf: Folder, digest: str) -> bool:
+        """Takes an entry out of sight in one step, then deletes it. False if it was gone."""
+        with temporary(root) as (_, grave):
             try:
-                os.rename(folder, grave / folder.name)
+                shelf.move(digest, grave, digest)
             except FileNotFoundError:
                 return False
         return True
 
-    def _report_damage(self, folder: Path, what: str, discard: bool) -> None:
+    def _report_damage(self, root: Folder, shelf: Folder, digest: str, what: str, discard: bool) -> None:
         self.damaged += 1
-        self._warn(folder.name, f"cache entry {folder.name[:12]} is damaged and not used: {what}")
+        self._warn(digest, f"cache entry {digest[:12]} is damaged and not used: {what}")
         if discard:
             with contextlib.suppress(OSError):  # a read-only cache keeps it, and nobody trusts it
-                self._discard(folder)
+                self._discard(root, shelf, digest)
 
     def _warn(self, about: str, message: str) -> None:
         with self._lock:
@@ -215,6 +233,45 @@ class Store:
                 return
             self._warned.add(about)
         warnings.warn(message, CacheWarning, stacklevel=4)
+
+    # -- files beside the entries ---------------------------------------------------------------------------------
+
+    def read_file(self, name: str) -> bytes | None:
+        """A file in the folder itself, such as the measured tunings; None if there is none.
+
+        Raises:
+            OSError: it cannot be read or trusted.
+        """
+        try:
+            with Folder(self.root) as root:
+                root.stat(name)
+                return root.read(name)
+        except FileNotFoundError:
+            return None
+        except Damage as damage:
+            raise OSError(str(damage)) from damage
+
+    def write_file(self, name: str, data: bytes) -> None:
+        """Writes a file in the folder itself, whole or not at all; OSError if that fails."""
+        with Folder(self.root) as root, temporary(root) as (_, made):
+            with made.create(name) as file:
+                file.write(data)
+            made.move(name, root, name, replace=True)
+
+    def remove_file(self, name: str) -> bool:
+        """Removes a file in the folder itself; False if there was none, OSError if that fails."""
+        try:
+            with Folder(self.root) as root:
+                root.unlink(name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def collect(self) -> None:
+        """Removes what killed processes left. Nothing happens where the folder cannot be written."""
+        if not self.problem:
+            with contextlib.suppress(OSError), Folder(self.root) as root:
+                collect(root)
 
     # -- all entries ----------------------------------------------------------------------------------------------
 
@@ -224,17 +281,37 @@ class Store:
         Raises:
             CacheError: the folder cannot be read.
         """
-        rows = (entry.look(folder) for folder in self._folders())
-        return sorted((row for row in rows if row), key=lambda row: (-row.last_used, row.digest))
+        rows = [row for shelf, names in self._shelves() for name in names if (row := entry.look(shelf, name))]
+        return sorted(rows, key=lambda row: (-row.last_used, row.digest))
 
-    def _folders(self) -> list[Path]:
-        """Whatever lies where an entry would."""
+    def keys(self) -> list[CompileKey]:
+        """The keys of all entries, unchecked. Each is read from the disk once.
+
+        Raises:
+            CacheError: the folder cannot be read.
+        """
+        found: dict[str, CompileKey | None] = {}
+        for shelf, names in self._shelves():
+            for name in names:
+                found[name] = self._keys[name] if name in self._keys else entry.read_key(shelf, name)
+        self._keys = found
+        return [key for key in found.values() if key]
+
+    def _shelves(self) -> Iterator[tuple[Folder, list[str]]]:
+        """The folders that hold entries, each with the digests in it; those that cannot be trusted are left out."""
         if self.problem:
-            return []
+            return
         with self._named_errors():
-            shelves = [shelf for shelf in _children(self.root) if re.fullmatch("[0-9a-f]{2}", shelf.name)]
-            folders = [folder for shelf in shelves for folder in _children(shelf)]
-        return sorted(folder for folder in folders if re.fullmatch("[0-9a-f]{64}", folder.name))
+            try:
+                root = Folder(self.root)
+            except FileNotFoundError:
+                return
+            with root:
+                for name in root.names():
+                    if not re.fullmatch("[0-9a-f]{2}", name):
+                        continue
+                    with contextlib.suppress(FileNotFoundError, UntrustedFolder), root.child(name) as shelf:
+                        yield shelf, [digest for digest in shelf.names() if re.fullmatch("[0-9a-f]{64}", digest)]
 
     def find(self, prefix: str) -> Listing:
         """The one entry whose digest starts with `prefix`.
@@ -260,44 +337,54 @@ class Store:
         try:
             if row.key is None:
                 raise Damage(f"{entry.KEY} cannot be read")
-            return Entry(row.key, entry.load(row.folder, row.key), row.folder)
+            if row.key.digest != row.digest:
+                raise Damage(f"{entry.KEY} is of another program")
+            with Folder(self.root) as root, root.child(row.digest[:2]) as shelf:
+                return Entry(row.key, entry.load(shelf, row.key), self.root)
         except (OSError, Damage) as error:
             hint = "`rlx cache verify` removes damaged entries"
             raise CacheError(f"damaged: {error}", where=f"cache entry {row.digest[:12]}", hint=hint) from error
 
     def remove(self, prefix: str) -> Listing:
-        """Remove the one entry whose digest starts with `prefix` and return what it was.
+        """Removes the one entry whose digest starts with `prefix` and returns what it was.
 
         Raises:
             CacheError: there is none or more than one, or the folder cannot be written.
         """
         row = self.find(prefix)
-        with self._named_errors():
-            self._discard(row.folder)
+        with self._named_errors(), Folder(self.root) as root, root.child(row.digest[:2]) as shelf:
+            self._discard(root, shelf, row.digest)
         return row
 
     def clear(self) -> int:
-        """Remove all entries and what killed writers left; returns the number of entries.
+        """Removes all entries and what killed writers left; returns the number of entries.
 
         Raises:
             CacheError: the folder cannot be read or written.
         """
-        with self._named_errors():
-            _collect_abandoned(self.root / _TEMPORARY)
-            return sum(self._discard(folder) for folder in self._folders())
+        if self.problem:
+            return 0
+        with self._named_errors(), Folder(self.root) as root:
+            collect(root)
+            return sum(self._discard(root, shelf, name) for shelf, names in self._shelves() for name in names)
 
     def verify(self, discard: bool = True) -> list[tuple[str, str]]:
-        """Check every byte of every entry: (digest, what is wrong) of the damaged ones, which are removed.
+        """Checks every byte of every entry: (digest, what is wrong) of the damaged ones, which are removed.
 
         Raises:
             CacheError: the folder cannot be read or written.
         """
-        with self._named_errors():
-            found = [(folder, entry.problem(folder)) for folder in self._folders()]
-            wrong = [(folder, what) for folder, what in found if what is not None]
-            for folder, _ in wrong if discard else []:
-                self._discard(folder)
-        return [(folder.name, what) for folder, what in wrong]
+        wrong: list[tuple[str, str]] = []
+        if self.problem:
+            return wrong
+        with self._named_errors(), Folder(self.root) as root:
+            for shelf, names in self._shelves():
+                found = [(name, entry.problem(shelf, name)) for name in names]
+                wrong += [(name, what) for name, what in found if what is not None]
+                for name, what in found:
+                    if discard and what is not None:
+                        self._discard(root, shelf, name)
+        return wrong
 
     def stats(self) -> StoreStats:
         """The folder in figures."""
@@ -310,116 +397,81 @@ class Store:
         try:
             yield
         except OSError as error:
-            raise CacheError(f"the compile cache cannot be used: {error}", where=self.root) from error
+            raise CacheError(f"the compile cache cannot be used: {_reason(error)}", where=self.root) from error
 
-    def _evict(self, keep: Path) -> None:
-        """Bring the folder below its limit, least recently used first, and collect what killed writers left."""
-        from filelock import FileLock, Timeout
+    # -- the limit ------------------------------------------------------------------------------------------------
 
+    def _evict(self, new: str) -> None:
+        """Brings the folder below its limit after the entry `new` was stored, and collects what killed writers left."""
         try:
-            with FileLock(self.root / _LOCK, timeout=_LOCK_SECONDS, mode=0o600):
-                _collect_abandoned(self.root / _TEMPORARY)
-                total, stored = self._total(), entry.look(keep)
+            with Folder(self.root) as root, root.lock(_LOCK, _LOCK_SECONDS):
+                collect(root)
+                with root.child(new[:2]) as shelf:
+                    stored = entry.look(shelf, new)
+                total = self._total(root)
                 if total is None or stored is None or total + stored.nbytes > self.limit:
-                    self._note_total(self._shrink(keep))
+                    self._note_total(self._shrink(root, new))
                 else:
                     self._note_total(total + stored.nbytes)
-        except Timeout:  # whoever holds the lock is evicting
+        except TimeoutError:  # the process that holds the lock is evicting
             pass
-        except (OSError, CacheError) as error:
-            self._warn("evict", f"the compile cache {self.root} may outgrow its limit: {error}")
+        except (*_REFUSED, CacheError) as error:
+            self._warn("evict", f"the compile cache {self.root} may outgrow its limit: {_reason(error)}")
 
-    def _shrink(self, keep: Path) -> int:
-        """Remove what has not been used longest until the limit holds; bytes of what is left."""
-        rows = self.entries()
+    def _shrink(self, root: Folder, new: str) -> int:
+        """Removes the least recently used entries until the limit holds; bytes of what is left.
+
+        Entries that this process stored go last, and never without a warning: the next start compiles them again.
+        """
+        rows, own = self.entries(), _stored.get(self.root, set())
         total = sum(row.nbytes for row in rows)
-        for row in reversed(rows):
-            if total > self.limit and row.folder != keep and self._discard(row.folder):
-                total -= row.nbytes
-                self.evicted += 1
+        for row in sorted(rows, key=lambda row: (row.digest in own, row.last_used)):
+            if total <= self.limit or row.digest == new:
+                continue
+            if row.digest in own:
+                self._warn_too_small(rows)
+            with root.child(row.digest[:2]) as shelf:
+                if self._discard(root, shelf, row.digest):
+                    total -= row.nbytes
+                    self.evicted += 1
+        if total > self.limit:
+            self._warn_too_small(rows)
         return total
 
-    def _total(self) -> int | None:
+    def _warn_too_small(self, rows: list[Listing]) -> None:
+        own = _stored.get(self.root, set())
+        needed = sum(row.nbytes for row in rows if row.digest in own)
+        self._warn(
+            "small",
+            f"the limit of the compile cache {self.root}, {_size(self.limit)}, is too small: this process stored"
+            f" {_size(needed)}, evicts what it stored itself, and the next start compiles it again."
+            f" Raise RLX_CACHE_LIMIT (to {_limit_text(2 * needed)}, for example), or say RLX_CACHE=off",
+        )
+
+    def _total(self, root: Folder) -> int | None:
         """Bytes of all entries as last noted, by any process; removed ones may still count. None if nobody noted it."""
         try:
-            text = entry.read_file(self.root / _TOTAL)
+            text = root.read(_TOTAL)
         except (OSError, Damage):
             return None
         return int(text) if re.fullmatch(rb"\d{1,18}", text) else None
 
     def _note_total(self, nbytes: int) -> None:
-        with _temporary(self.root) as made:
-            (made / _TOTAL).write_text(str(nbytes))
-            os.replace(made / _TOTAL, self.root / _TOTAL)
+        self.write_file(_TOTAL, str(nbytes).encode())
 
 
-def _prepare(root: Path) -> str | None:
-    """Make the folder if it is missing; returns why it cannot be trusted, or None."""
-    try:
-        if not os.path.lexists(root):
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = root.lstat()
-    except OSError as error:
-        return f"it cannot be made: {error}"
-    if not stat.S_ISDIR(info.st_mode):
-        return "it is a symbolic link" if stat.S_ISLNK(info.st_mode) else "it is not a folder"
-    if hasattr(os, "geteuid") and info.st_uid != os.geteuid():
-        return f"it belongs to user {info.st_uid}"
-    if os.name == "posix" and info.st_mode & 0o022:
-        return f"other users can write it (mode {stat.S_IMODE(info.st_mode):04o})"
-    return None
+def _size(nbytes: int) -> str:
+    """Bytes for people, in the unit of RLX_CACHE_LIMIT."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.3g} {name}"
+    return f"{nbytes} bytes"
 
 
-def _children(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+def _limit_text(nbytes: int) -> str:
+    """A value for RLX_CACHE_LIMIT of at least so many bytes."""
+    return f"{-(-nbytes // 2**20)}M"
 
 
-# -- temporary folders ----------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _temporary(root: Path) -> Iterator[Path]:
-    """A new folder on the store's file system, gone afterwards unless it was renamed. Its name says who made it."""
-    base = root / _TEMPORARY
-    base.mkdir(mode=0o700, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_machine()}-{os.getpid()}-", dir=base))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@functools.cache
-def _machine() -> str:
-    """Tells machines, and containers on one machine, apart that share the folder: process ids mean nothing abroad."""
-    import socket
-
-    name = socket.gethostname()
-    with contextlib.suppress(OSError):
-        name += os.readlink("/proc/self/ns/pid")
-    return entry.sha256(name.encode())[:8]
-
-
-def _collect_abandoned(base: Path) -> None:
-    """Remove temporary folders whose process is gone, and very old ones."""
-    for folder in _children(base):
-        machine, pid, *_ = [*folder.name.split("-"), "", ""]
-        with contextlib.suppress(OSError):
-            old = time.time() - folder.lstat().st_mtime > _ABANDONED_SECONDS
-            if old or (machine == _machine() and pid.isdigit() and not _is_alive(int(pid))):
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    if os.name != "posix":
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -58,7 +56,7 @@ def find(store: Store, target: Target) -> Measured | None:
     if store.problem:
         return None
     try:
-        entry = _read(path).get(place(target)) if path.exists() else None
+        entry = _read(store).get(place(target))
         return _measured(entry) if entry is not None else None
     except (OSError, ValueError, RecursionError, ArgumentError) as error:
         advice = "the default tuning is used; `rlx tune` measures again, `rlx tune --reset` removes the file"
@@ -75,7 +73,7 @@ def keep(store: Store, target: Target, measured: Measured) -> Path:
     path = store.root / FILE
     known: Mapping[str, Any] = {}
     with contextlib.suppress(OSError, ValueError, RecursionError):  # a damaged file is replaced
-        known = _read(path)
+        known = _read(store)
     row = {
         "target": target.describe(),
         "machine": machine(),
@@ -86,7 +84,7 @@ def keep(store: Store, target: Target, measured: Measured) -> Path:
     }
     text = json.dumps({"format": FORMAT, "entries": {**known, place(target): row}}, indent=1, sort_keys=True) + "\n"
     with _named_errors(path):
-        _replace(path, text)
+        store.write_file(FILE, text.encode())
     return path
 
 
@@ -96,13 +94,8 @@ def remove(store: Store) -> bool:
     Raises:
         CacheError: the folder cannot be written.
     """
-    path = store.root / FILE
-    with _named_errors(path):
-        try:
-            path.unlink()
-        except FileNotFoundError:
-            return False
-    return True
+    with _named_errors(store.root / FILE):
+        return store.remove_file(FILE)
 
 
 def place(target: Target) -> str:
@@ -120,14 +113,17 @@ def machine() -> str:
     return platform.processor() or platform.machine()
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    """The entries of a file.
+def _read(store: Store) -> Mapping[str, Any]:
+    """The entries of the file; none if there is no file.
 
     Raises:
         ValueError: it is no such file.
-        OSError: it cannot be read.
+        OSError: it cannot be read or trusted.
     """
-    found = json.loads(path.read_text(encoding="utf-8"))
+    text = store.read_file(FILE)
+    if text is None:
+        return {}
+    found = json.loads(text.decode("utf-8"))
     if not isinstance(found, dict) or not isinstance(found.get("entries"), dict):
         raise ValueError("it holds no tunings")
     if found.get("format") != FORMAT:
@@ -164,16 +160,4 @@ def _named_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CacheError(f"it cannot be written: {error.strerror}", where=path) from error
-
-
-def _replace(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    handle, name = tempfile.mkstemp(prefix=f"{FILE}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        raise CacheError(f"it cannot be written: {error.strerror or error}", where=path) from error

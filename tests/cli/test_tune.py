@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -122,7 +123,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(folder: Path, monkeypatch: 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tuned.tempfile, "mkstemp", full)
+    monkeypatch.setattr(os, "fsync", full)
     assert "cannot be written: No space left on device" in rlx(code=2).output
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -9,6 +10,7 @@ import random
 import resource
 import shutil
 import signal
+import socket
 import stat
 import sys
 import tempfile
@@ -22,11 +24,13 @@ import pytest
 from filelock import FileLock
 
 from rlx.errors import ArgumentError, CacheError
-from rlx.runtime import entry as entries
+from rlx.runtime import folder as folders
 from rlx.runtime import store as stores
 from rlx.runtime.entry import Entry
+from rlx.runtime.folder import Folder
 from rlx.runtime.key import CompileKey
 from rlx.runtime.store import CacheWarning, Store, default_root
+from rlx.runtime.temporary import temporary
 
 FILES: dict[str, bytes | str] = {
     "program.o": bytes(range(256)),
@@ -72,6 +76,12 @@ def warnings_are_errors() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("error", CacheWarning)
         yield
+
+
+@pytest.fixture
+def small() -> None:
+    """For tests whose limit is smaller than what they store: they evict their own entries, which is a warning."""
+    warnings.filterwarnings("ignore", "the limit of the compile cache", CacheWarning)
 
 
 def temporaries(store: Store) -> list[Path]:
@@ -251,7 +261,7 @@ def test_something_else_in_the_place_of_an_entry(what: str, store: Store, stored
         stored.write_text("x")
     else:
         stored.mkdir()
-    assert_damaged(store, r"not a folder|checksums\.json is missing")
+    assert_damaged(store, r"not a folder|symbolic link|checksums\.json is missing")
     assert aside.is_dir()
 
 
@@ -266,14 +276,14 @@ def test_a_damaged_entry_stays_where_nothing_may_be_written(store: Store, stored
 def test_an_entry_evicted_while_it_is_read_is_a_miss(
     store: Store, stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = entries.read_file
+    read = Folder.read
 
-    def evicting(path: Path) -> bytes:
-        if path.name == "program.o":
+    def evicting(folder: Folder, name: str) -> bytes:
+        if name == "program.o":
             shutil.rmtree(stored)
-        return read(path)
+        return read(folder, name)
 
-    monkeypatch.setattr(entries, "read_file", evicting)
+    monkeypatch.setattr(Folder, "read", evicting)
     assert store.get(key()) is None
     assert store.damaged == 0
 
@@ -281,14 +291,14 @@ def test_an_entry_evicted_while_it_is_read_is_a_miss(
 def test_an_entry_replaced_while_it_is_read_is_read_again(
     store: Store, stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = entries.read_file
+    read = Folder.read
 
-    def replacing(path: Path) -> bytes:
-        if path.name == "program.o" and read(path) == CONTENTS["program.o"]:
+    def replacing(folder: Folder, name: str) -> bytes:
+        if name == "program.o" and read(folder, name) == CONTENTS["program.o"]:
             store.put(key(), {"program.o": "new"}, replace=True)
-        return read(path)
+        return read(folder, name)
 
-    monkeypatch.setattr(entries, "read_file", replacing)
+    monkeypatch.setattr(Folder, "read", replacing)
     got = store.get(key())
     assert got is not None
     assert contents(got) == {"program.o": b"new"}
@@ -393,22 +403,33 @@ def test_a_writer_killed_at_any_time_leaves_all_or_nothing(store: Store) -> None
 
 
 def test_what_dead_writers_left_is_collected_and_what_live_ones_write_is_not(store: Store) -> None:
+    """A lock tells them apart, not the process id, which another process may have got since."""
     store.put(key(), FILES)
-    base, machine = store.root / "tmp", stores._machine()
-    dead = os.fork()
-    if not dead:
-        os._exit(0)
-    os.waitpid(dead, 0)
-    hours_ago = time.time() - 7200
-    kept = {f"{machine}-{os.getpid()}-a", f"{machine}-1-b", f"00000000-{dead}-c", "strange"}
-    gone = {f"{machine}-{dead}-d", f"{machine}-1-e", "00000000-1-f"}
-    for name in kept | gone:
+    base, days_ago = store.root / "tmp", time.time() - 2 * 86400
+    pipe = os.pipe()
+
+    def write_until_told() -> None:
+        with Folder(store.root) as root, temporary(root):
+            os.write(pipe[1], b"x")
+            time.sleep(600)
+
+    child = os.fork()
+    if not child:
+        write_until_told()
+    os.read(pipe[0], 1)
+    (live,) = (path.name for path in temporaries(store))
+    gone, kept = {f"new-{os.getpid()}-dead", "new-1-dead", "00000000-1-old"}, {live, "00000000-1-of-another-version"}
+    for name in (gone | kept) - {live}:
         (base / name / "ir").mkdir(parents=True)
         (base / name / "ir" / "x").write_text("x")
-    for name in (f"{machine}-1-e", "00000000-1-f"):
-        os.utime(base / name, (hours_ago, hours_ago))
+    for name in ("00000000-1-old", live):  # a live one may be as old as it likes
+        os.utime(base / name, (days_ago, days_ago))
     store.put(key(1), FILES)
     assert {path.name for path in temporaries(store)} == kept
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    Store(store.root).collect()
+    assert {path.name for path in temporaries(store)} == kept - {live}
 
 
 def test_processes_that_share_an_empty_cache(store: Store, no_sync: None) -> None:
@@ -616,6 +637,137 @@ def test_a_folder_that_becomes_writable_for_others_takes_no_more_entries(store: 
     assert_uncached(store, "running uncached: other users can write it")
 
 
+# What an attacker, or an accident, may put in the place of one name of the cache, and what is then said.
+PLANTED = {
+    "link": "is a symbolic link|not be trusted",
+    "fifo": "is no regular file|is not a folder|not be trusted",
+    "socket": "is no regular file|is not a folder|not be trusted",
+    "foreign": "belongs to user 65534",
+    "writable": "other users can write it",
+    "hard link": "has 2 hard links",
+}
+
+
+def plant(kind: str, path: Path) -> None:
+    """Puts something that must not be trusted in the place of a file or folder of the cache."""
+    aside = path.with_name(f"{path.name}-aside")
+    if kind == "foreign":
+        if os.geteuid():
+            pytest.skip("only root can give a file away")
+        os.chown(path, NOBODY, NOBODY)
+    elif kind == "writable":
+        path.chmod(0o777)
+    elif kind == "hard link":
+        os.link(path, aside)
+    else:
+        path.rename(aside)
+        if kind == "link":
+            path.symlink_to(aside)
+        elif kind == "fifo":
+            os.mkfifo(path)
+        else:
+            here = os.getcwd()
+            os.chdir(path.parent)  # the name of a socket has at most 107 bytes
+            with socket.socket(socket.AF_UNIX) as bound:
+                bound.bind(path.name)
+            os.chdir(here)
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+@pytest.mark.parametrize("name", ["program.o", "checksums.json", "key.json"])
+def test_a_file_that_others_may_have_written_is_not_read(kind: str, name: str, store: Store, stored: Path) -> None:
+    """Its contents and checksum are right: what counts is who could have written it. Nothing hangs on a FIFO."""
+    plant(kind, stored / name)
+    with pytest.warns(CacheWarning, match=f"damaged and not used: {name} .*({PLANTED[kind]})"):
+        assert store.get(key(), discard=False) is None
+    assert [digest for digest, _ in store.verify(discard=False)] == [key().digest]
+    assert [row.digest for row in store.entries()] == [key().digest]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PLANTED if kind != "hard link"])
+@pytest.mark.parametrize("level", ["root", "shelf", "entry", "ir"])
+def test_a_folder_that_others_may_have_written_is_not_read(kind: str, level: str, store: Store, stored: Path) -> None:
+    """Checked at each read, not only when the store was opened: here it is open already."""
+    plant(kind, {"root": store.root, "shelf": stored.parent, "entry": stored, "ir": stored / "ir"}[level])
+    with pytest.warns(CacheWarning, match="not used|not be trusted") as caught:
+        assert store.get(key(), discard=False) is None
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert store.put(key(), FILES).folder is None or level in ("ir", "entry")
+        with contextlib.suppress(CacheError):
+            store.entries(), store.keys(), store.verify(discard=False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play two users")
+def test_a_root_that_is_swapped_by_another_user_between_open_and_read(tmp_path: Path) -> None:
+    """The parent may be written by everybody and has no sticky bit: the attacker renames the cache and makes another,
+    with an entry of the right key, right checksums and other code.
+    """
+    tmp_path.chmod(0o755)
+    parent = tmp_path / "open"
+    parent.mkdir()
+    parent.chmod(0o777)
+    store = Store(parent / "cache")
+    store.put(key(), FILES)
+    victim = store.get(key())
+    assert victim is not None
+    victim.release()
+
+    def attack() -> None:
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        (parent / "cache").rename(parent / "stolen")
+        Store(parent / "cache").put(key(), {**FILES, "program.o": b"evil"})
+
+    for path in [*tmp_path.parents][:3]:
+        path.chmod(path.stat().st_mode | 0o011)
+    assert in_child(attack) == 0
+    assert (parent / "cache" / key().digest[:2] / key().digest / "program.o").read_bytes() == b"evil"
+    with pytest.warns(CacheWarning, match="belongs to user 65534"):
+        assert store.get(key()) is None
+    with pytest.raises(CacheError, match="belongs to user 65534"):
+        victim.read("program.o")
+    with pytest.warns(CacheWarning, match="running uncached: it belongs to user 65534"):
+        assert store.put(key(1), FILES).folder is None
+
+
+def test_nothing_outside_is_removed_through_a_root_that_became_a_link(store: Store, tmp_path: Path) -> None:
+    """Old temporary folders are removed, but never those of another folder that somebody linked to."""
+    precious = tmp_path / "precious"
+    (precious / "tmp" / "new-1-x").mkdir(parents=True)
+    store.put(key(), FILES)
+    store.root.rename(tmp_path / "aside")
+    store.root.symlink_to(precious)
+    store.collect()
+    with pytest.warns(CacheWarning):
+        store.put(key(1), FILES)
+    with pytest.raises(CacheError):
+        store.clear()
+    assert (precious / "tmp" / "new-1-x").is_dir()
+    assert sorted(path.name for path in precious.iterdir()) == ["tmp"]
+
+
+def test_where_the_platform_has_no_descriptors_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows: paths and the checks that are left."""
+    monkeypatch.setattr(folders, "BY_DESCRIPTOR", False)
+    store = Store(tmp_path / "cache")
+    store.put(key(), FILES)
+    store.write_file("note.txt", b"x")
+    assert store.read_file("note.txt") == b"x"
+    got = Store(store.root).get(key())
+    assert got is not None
+    got.release()
+    assert contents(got) == CONTENTS
+    assert store.verify() == []
+    assert not temporaries(store)
+    (store.root / key().digest[:2]).chmod(0o777)
+    with pytest.warns(CacheWarning, match="other users can write it"):
+        assert store.get(key()) is None
+    (store.root / key().digest[:2]).chmod(0o700)
+    assert store.clear() == 1
+
+
 def test_readable_for_others_is_fine(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir(mode=0o755)
     assert Store(tmp_path / "cache").put(key(), FILES).folder is not None
@@ -672,7 +824,7 @@ def size(store: Store) -> int:
     return sum(path.lstat().st_size for path in files)
 
 
-def test_the_least_recently_used_go(tmp_path: Path, no_sync: None) -> None:
+def test_the_least_recently_used_go(tmp_path: Path, no_sync: None, small: None) -> None:
     one = {"x": b"x" * 10_000}
     each = Store(tmp_path / "measure").put(key(), one).folder
     assert each is not None
@@ -699,14 +851,14 @@ def test_the_least_recently_used_go(tmp_path: Path, no_sync: None) -> None:
     assert store.evicted == dropped > 0
 
 
-def test_an_entry_larger_than_the_limit_is_kept_alone(tmp_path: Path) -> None:
+def test_an_entry_larger_than_the_limit_is_kept_alone(tmp_path: Path, small: None) -> None:
     store = Store(tmp_path / "cache", limit=1000)
     for number in range(3):
         store.put(key(number), {"x": b"x" * 5000})
         assert [row.digest for row in store.entries()] == [key(number).digest]
 
 
-def test_two_writers_stay_below_the_limit(tmp_path: Path, no_sync: None) -> None:
+def test_two_writers_stay_below_the_limit(tmp_path: Path, no_sync: None, small: None) -> None:
     store = Store(tmp_path / "cache", limit=30_000)
     largest = 6000
 
@@ -730,7 +882,7 @@ def test_two_writers_stay_below_the_limit(tmp_path: Path, no_sync: None) -> None
 
 
 def test_a_put_looks_at_all_entries_only_where_the_limit_may_be_passed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: None
 ) -> None:
     """What all processes stored is noted in a file; without one that can be read, everything is counted again."""
     looks: list[int] = []
@@ -754,7 +906,7 @@ def test_a_put_looks_at_all_entries_only_where_the_limit_may_be_passed(
     assert size(store) <= store.limit
 
 
-def test_a_put_does_not_wait_for_a_busy_evictor(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_put_does_not_wait_for_a_busy_evictor(store: Store, monkeypatch: pytest.MonkeyPatch, small: None) -> None:
     monkeypatch.setattr(stores, "_LOCK_SECONDS", 0.01)
     store.limit = 1
     with FileLock(store.root / "lock"):
@@ -763,6 +915,25 @@ def test_a_put_does_not_wait_for_a_busy_evictor(store: Store, monkeypatch: pytes
         assert len(store.entries()) == 2
     store.put(key(3), FILES)
     assert [row.digest for row in store.entries()] == [key(3).digest]
+
+
+def test_what_this_process_stored_goes_last_and_with_a_warning(tmp_path: Path, no_sync: None) -> None:
+    """A compile with a small limit evicted what it had just made, in silence."""
+    root, one = tmp_path / "cache", {"x": bytes(400_000)}
+    assert in_child(lambda: [Store(root).put(key(i), one) for i in range(2)] and None) == 0
+    os.utime(Store(root).find(key(1).digest).folder / "last_used", (2e9, 2e9))  # used last, but not stored by us
+    store = Store(root, limit=1_000_000)
+    store.put(key(2), one)
+    store.put(key(3), one)  # no warning: only entries of the other process had to go
+    assert {row.digest for row in store.entries()} == {key(2).digest, key(3).digest}
+    with pytest.warns(CacheWarning) as caught:
+        Store(root, limit=1_000_000).put(key(4), one)  # of the same process, though of another object
+    assert [row.digest for row in store.entries()] == [key(4).digest, key(3).digest]
+    said = str(caught[0].message)
+    assert len(caught) == 1
+    assert "the limit of the compile cache" in said
+    assert "977 KiB, is too small: this process stored 1.15 MiB, evicts what it stored itself" in said
+    assert "Raise RLX_CACHE_LIMIT (to 3M, for example)" in said
 
 
 @pytest.mark.parametrize("limit", [0, -1])

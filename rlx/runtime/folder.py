@@ -1,0 +1,266 @@
+"""A folder that is held open by its descriptor, and whose files are trusted only after a look at what was opened.
+
+Compile cache: the files of the cache are code, so a file counts only if it belongs to this user and nobody else can
+change it. A check of a path followed by an open of that path proves nothing, because whoever can write a parent folder
+can swap the folder in between. Here every name is opened relative to the descriptor of its folder (`openat`), without
+following symbolic links and without waiting for a FIFO. The checks look at the descriptor that was opened (`fstat`).
+
+Platforms without `dir_fd` (Windows) open by path. There the folder's own access list is what protects it: the default
+folder lies in the user's profile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+_flock: Callable[[int, int], None] | None
+try:
+    from fcntl import LOCK_EX, LOCK_NB, LOCK_SH
+    from fcntl import flock as _flock
+except ImportError:  # Windows
+    _flock = None
+
+_NEEDED = {os.open, os.mkdir, os.rename, os.stat, os.unlink, os.rmdir}
+#: Whether names are resolved relative to an open folder.
+BY_DESCRIPTOR = os.supports_dir_fd >= _NEEDED and os.scandir in os.supports_fd and os.name == "posix"
+
+_POSIX = os.name == "posix"
+_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_READ = os.O_RDONLY | _FLAGS | getattr(os, "O_NONBLOCK", 0)  # without O_NONBLOCK the open of a FIFO waits for a writer
+_FOLDER = os.O_RDONLY | _FLAGS | getattr(os, "O_DIRECTORY", 0)
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
+
+
+class Damage(Exception):
+    """A file is missing, wrong or not to be trusted. Stays inside the cache, which reports it as a warning."""
+
+
+class UntrustedFolder(OSError):
+    """Another user owns the folder or can write it, or it is no folder. The message says which."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def untrusted(info: os.stat_result) -> str | None:
+    """Why a file or folder cannot be trusted; None if this user owns it and nobody else can write it."""
+    if hasattr(os, "geteuid") and info.st_uid != os.geteuid():
+        return f"it belongs to user {info.st_uid}"
+    if _POSIX and info.st_mode & 0o022:
+        return f"other users can write it (mode {stat.S_IMODE(info.st_mode):04o})"
+    return None
+
+
+class Folder:
+    """An open folder that belongs to this user and that nobody else can write. Close it, or use it in a `with`.
+
+    Names are single components except in `read` and `open_file`, whose folders in between are checked in the same way.
+
+    Args:
+        path: where it lies. Only the last component is checked; the parents may belong to anybody.
+        parent: the open folder that holds it; `path` is used only for messages then.
+
+    Raises:
+        FileNotFoundError: there is none.
+        UntrustedFolder: it is no folder, is a symbolic link, or other users own it or can write it.
+        OSError: the system refuses.
+    """
+
+    def __init__(self, path: Path, parent: Folder | None = None) -> None:
+        self.path, self._descriptor = path, None
+        where, at = parent._place(path.name) if parent else (path, {})
+        if not BY_DESCRIPTOR:
+            info = os.stat(where, follow_symlinks=False)
+        else:
+            try:
+                self._descriptor = os.open(where, _FOLDER, **at)
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK):
+                    raise
+                is_link = stat.S_ISLNK(os.stat(where, follow_symlinks=False, **at).st_mode)
+                raise UntrustedFolder("it is a symbolic link" if is_link else "it is not a folder") from error
+            info = os.fstat(self._descriptor)
+        self.identity = info.st_dev, info.st_ino
+        if what := "it is not a folder" if not stat.S_ISDIR(info.st_mode) else untrusted(info):
+            self.close()
+            raise UntrustedFolder(what)
+
+    def _place(self, name: str) -> tuple[Path | str, dict[str, int]]:
+        """How the system is told of a name in here: (path, keyword arguments)."""
+        if self._descriptor is None:
+            return self.path / name, {}
+        return name, {"dir_fd": self._descriptor}
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def child(self, name: str) -> Folder:
+        """A folder in here; the errors are those of the class."""
+        return Folder(self.path / name, self)
+
+    def names(self) -> list[str]:
+        """What lies in here, sorted."""
+        with os.scandir(self.path if self._descriptor is None else self._descriptor) as rows:
+            return sorted(row.name for row in rows)
+
+    def stat(self, name: str) -> os.stat_result:
+        """About a name in here; a symbolic link is not followed."""
+        where, at = self._place(name)
+        return os.stat(where, follow_symlinks=False, **at)
+
+    @contextlib.contextmanager
+    def open_file(self, name: str) -> Iterator[BinaryIO]:
+        """A file in here, open for reading.
+
+        Raises:
+            Damage: it is missing, no regular file, of another user, writable for others, or has a second name.
+            OSError: the system refuses.
+        """
+        with contextlib.ExitStack() as stack:
+            folder = self
+            try:
+                for part in name.split("/")[:-1]:
+                    folder = stack.enter_context(folder.child(part))
+                where, at = folder._place(name.rsplit("/", 1)[-1])
+                file = stack.enter_context(os.fdopen(os.open(where, _READ, **at), "rb"))
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+                raise Damage(f"{name} is missing") from error
+            except UntrustedFolder as error:
+                raise Damage(f"the folder of {name} cannot be trusted: {error}") from error
+            except OSError as error:
+                if error.errno in (errno.ELOOP, errno.EMLINK):
+                    raise Damage(f"{name} is a symbolic link") from error
+                if error.errno in (errno.ENXIO, errno.EOPNOTSUPP):  # a socket
+                    raise Damage(f"{name} is no regular file") from error
+                raise
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode):
+                raise Damage(f"{name} is no regular file")
+            if what := untrusted(info):
+                raise Damage(f"{name} cannot be trusted: {what}")
+            if _POSIX and info.st_nlink != 1:
+                raise Damage(f"{name} cannot be trusted: it has {info.st_nlink} hard links")
+            yield file
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file in here; the errors are those of `open_file`."""
+        with self.open_file(name) as file:
+            return file.read()
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def make(self, name: str) -> Folder:
+        """A folder in here, made if it is missing, for this user alone."""
+        where, at = self._place(name)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(where, 0o700, **at)
+        return self.child(name)
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator[BinaryIO]:
+        """A new file in here that is on the disk afterwards."""
+        where, at = self._place(name)
+        with os.fdopen(os.open(where, _NEW, 0o600, **at), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+    def touch(self, name: str) -> None:
+        """Sets the time of a file in here to now; makes an empty one if it is missing."""
+        where, at = self._place(name)
+        descriptor = os.open(where, os.O_WRONLY | os.O_CREAT | _FLAGS | getattr(os, "O_NONBLOCK", 0), 0o600, **at)
+        try:
+            os.utime(descriptor if os.utime in os.supports_fd else self.path / name)
+        finally:
+            os.close(descriptor)
+
+    def move(self, name: str, to: Folder, new: str, *, replace: bool = False) -> None:
+        """Renames in one step. With `replace` a file takes the place of another one on every platform."""
+        (source, a), (target, b) = self._place(name), to._place(new)
+        at = {"src_dir_fd": a["dir_fd"], "dst_dir_fd": b["dir_fd"]} if a else {}
+        (os.replace if replace else os.rename)(source, target, **at)
+
+    def unlink(self, name: str) -> None:
+        """Removes a file in here."""
+        where, at = self._place(name)
+        os.unlink(where, **at)
+
+    def remove_tree(self, name: str) -> None:
+        """Removes a folder in here and all below it, as far as the system lets; links are not followed."""
+        where, at = self._place(name)
+        shutil.rmtree(where, ignore_errors=True, dir_fd=at.get("dir_fd"))
+
+    def sync(self) -> None:
+        """Waits until the list of names is on the disk."""
+        if self._descriptor is not None:
+            os.fsync(self._descriptor)
+
+    # -- locks --------------------------------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Marks the folder as in use by this process, until it is closed or the process ends: see `is_held`."""
+        if _flock is not None and self._descriptor is not None:
+            with contextlib.suppress(OSError):  # some network file systems have no locks: `is_held` says None there
+                _flock(self._descriptor, LOCK_SH)
+
+    def is_held(self) -> bool | None:
+        """Whether a living process holds the folder; None where the platform or file system cannot tell.
+
+        Where nobody does, nobody can until this `Folder` is closed.
+        """
+        if _flock is None or self._descriptor is None:
+            return None
+        try:
+            _flock(self._descriptor, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return None
+        return False
+
+    @contextlib.contextmanager
+    def lock(self, name: str, seconds: float) -> Iterator[None]:
+        """One process at a time, through a lock file in here.
+
+        Raises:
+            TimeoutError: another process holds it for longer than `seconds`.
+        """
+        if _flock is None or self._descriptor is None:
+            from filelock import FileLock
+
+            with FileLock(self.path / name, timeout=seconds):  # its Timeout is a TimeoutError
+                yield
+            return
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600, dir_fd=self._descriptor)
+        try:
+            end = time.monotonic() + seconds
+            while True:
+                try:
+                    _flock(descriptor, LOCK_EX | LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() > end:
+                        raise TimeoutError(f"{name} is locked by another process") from error
+                    time.sleep(0.02)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Lets go of the descriptor; more than once does no harm."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
