@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import (
+    AmbiguousModelError,
     ArgumentError,
     BusyError,
     CacheError,
@@ -103,6 +104,7 @@ __all__ = [
     "CTX",
     "PAST_SEQ",
     "SEQ",
+    "AmbiguousModelError",
     "ArgumentError",
     "BusyError",
     "CacheError",

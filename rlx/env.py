@@ -122,6 +122,15 @@ def parse_size(text: str, where: str) -> int:
     return size
 
 
+def size(nbytes: float) -> str:
+    """A number of bytes for people: three digits and a decimal unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 999.5:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.4g} TB"
+
+
 def threads() -> int | None:
     """RLX_THREADS; None where it is unset.
 

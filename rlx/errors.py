@@ -7,6 +7,9 @@ with status 2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 
 class RlxError(Exception):
     """Base of all errors raised by rlx.
@@ -64,6 +67,27 @@ class CacheError(RlxError):
 
 class ModelFileError(RlxError):
     """A model file is missing, truncated or malformed."""
+
+
+class AmbiguousModelError(ModelFileError):
+    """A directory or a repository holds several models, and nothing says which.
+
+    Args:
+        choices: the files to choose from.
+        example: one of them as the caller would name it.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: object = None,
+        hint: str | None = None,
+        choices: Sequence[Path] = (),
+        example: str = "",
+    ) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.choices, self.example = tuple(choices), example
 
 
 class GgufError(ModelFileError):

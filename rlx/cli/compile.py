@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.main import debug_option
-from rlx.cli.options import engine_options, open_plan, open_runner
+from rlx.cli.options import engine_options, model_path, open_plan, open_runner
 from rlx.cli.output import Bars, counted, size
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="compile")
-@click.argument("model")
+@click.argument("model", required=False)
 @engine_options
 @click.option(
     "--batch",
@@ -30,13 +30,16 @@ if TYPE_CHECKING:
 @click.option("--check", is_flag=True, help="Only check that profile and options fit the model; compile nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @debug_option
-def compile_(model: str, engine: dict[str, Any], batch: int, check: bool, as_json: bool) -> None:
+def compile_(model: str | None, engine: dict[str, Any], batch: int, check: bool, as_json: bool) -> None:
     """Compile the programs of MODEL, so that its first run need not.
+
+    Without MODEL it is the one that the profile names (`model = "FILE"`), else the one beside the profile, else the
+    demo model.
 
     Prints a line a program: phase, rows it takes, seconds, kernels, size, whether it was compiled or in the cache, and
     its digest for `rlx cache show`. The options must be those of the later run, because they change the code.
     """
-    (_check if check else _compile)(model, engine, batch, as_json)
+    (_check if check else _compile)(model_path(model, engine, tell_demo=True), engine, batch, as_json)
 
 
 def _compile(model: str, engine: dict[str, Any], batch: int, as_json: bool) -> None:

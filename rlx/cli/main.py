@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import click
 
 from rlx import env
-from rlx.errors import RlxError
+from rlx.errors import AmbiguousModelError, RlxError
 
 # Subcommand -> where it is. A new one is a row here and a click command in a module that imports little.
 _COMMANDS = {
@@ -81,7 +81,7 @@ class Commands(click.Group):
             ctx.exit(INTERRUPTED)
         except (RlxError, OSError) as error:  # OSError: a folder that cannot be written, a full disk
             _show_traceback(ctx, error)
-            raise Mistake(str(error)) from error
+            raise Mistake(message(error, ctx)) from error
         except Exception as error:
             _show_traceback(ctx, error)
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -91,7 +91,15 @@ class Commands(click.Group):
 def show_mistake(ctx: click.Context, error: RlxError) -> None:
     """Prints an error as a command that ends with it does, for one that goes on."""
     _show_traceback(ctx, error)
-    Mistake(str(error)).show()
+    Mistake(message(error, ctx)).show()
+
+
+def message(error: Exception, ctx: click.Context) -> str:
+    """What a user of the command line reads about an error: its message, and a command where that is the way out."""
+    if isinstance(error, AmbiguousModelError):
+        command = ctx.invoked_subcommand or ctx.info_name
+        return f"{error.where}: {error.what}. Choose one: rlx {command} {error.example}"
+    return str(error)
 
 
 def _show_warning(

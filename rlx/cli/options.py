@@ -74,6 +74,28 @@ def compile_cache(policy: str | None) -> CompileCache | None:
     return CompileCache.default(policy)
 
 
+def model_path(model: str | None, engine: dict[str, Any], *, tell_demo: bool = False) -> str:
+    """What to open: MODEL, or what the profile of `--profile` stands beside or names, or the demo model.
+
+    Where the profile decides, a line on stderr says what was taken.
+
+    Args:
+        tell_demo: the line is there for the demo model too.
+
+    Raises:
+        AmbiguousModelError, ProfileError: as `choose_model`.
+    """
+    from rlx.runners.model_choice import choose_model
+
+    profile = engine.get("profile")
+    choice = choose_model(model, profile)
+    reasons = {"profile": f"named by {profile}", "beside": f"beside {profile}", "demo": "no model was named"}
+    if choice.origin != "named" and (profile or tell_demo):
+        name = "the demo model" if choice.origin == "demo" else choice.path
+        click.echo(f"model: {name} ({reasons[choice.origin]})", err=True)
+    return str(choice.path)
+
+
 @contextmanager
 def open_plan(model: str, engine: dict[str, Any]) -> Iterator[Plan]:
     """What would be run for a path, and how: the header is read, nothing is compiled or loaded.
@@ -91,10 +113,11 @@ def open_plan(model: str, engine: dict[str, Any]) -> Iterator[Plan]:
         yield Plan.of(loader, **{**choices, "cache": compile_cache(engine.get("cache"))})
 
 
-def open_runner(model: str | None, engine: dict[str, Any], progress: Progress, *, load: bool = True) -> CachedRunner:
-    """The runner for a path, or for the embedded demo model; with `load` its weights are packed at once."""
-    from rlx import demo
+def open_runner(
+    model: str | None, engine: dict[str, Any], progress: Progress | None, *, load: bool = True
+) -> CachedRunner:
+    """The runner for what `model_path` finds; with `load` its weights are packed at once."""
     from rlx.runners import auto_runner
 
     options = {**engine, "cache": compile_cache(engine["cache"])}
-    return auto_runner(model if model is not None else demo.path(), progress=progress, load=load, **options)
+    return auto_runner(model_path(model, engine), progress=progress, load=load, **options)

@@ -12,6 +12,8 @@ from io import TextIOWrapper
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
+from rlx.env import size as size
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -35,15 +37,6 @@ def stdout() -> TextIO:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     return sys.stdout
-
-
-def size(nbytes: float) -> str:
-    """A number of bytes for people: three digits and a decimal unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 999.5:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.3g} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.4g} TB"
 
 
 def counted(count: int, what: str) -> str:

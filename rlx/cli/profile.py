@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.main import debug_option
-from rlx.cli.options import engine_options, open_plan
+from rlx.cli.options import engine_options, model_path, open_plan
 from rlx.errors import ProfileError
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ def init(model: str, output: str | None, force: bool) -> None:
     want to be different.
     """
     with open_plan(model, {"profile": {}}) as plan:
-        text = effective(plan).to_toml(comments=True)
-        beside = plan.weights.loader.path.parent / f"{plan.config.family}.rlx.toml"
+        weights = plan.weights.loader.path
+        path = Path(output) if output not in (None, "-") else weights.parent / f"{plan.config.family}.rlx.toml"
+        text = replace(effective(plan), model=_from(path, weights)).to_toml(comments=True)
     if output == "-":
         click.echo(text, nl=False)
         return
-    path = Path(output) if output else beside
     if path.exists() and not force:
         raise ProfileError("the file is there already", where=path, hint="--force writes over it, -o names another")
     path.write_text(text, encoding="utf-8")
@@ -51,18 +51,24 @@ def init(model: str, output: str | None, force: bool) -> None:
 
 
 @profile.command()
-@click.argument("model")
+@click.argument("model", required=False)
 @engine_options
 @debug_option
-def show(model: str, engine: dict[str, Any]) -> None:
+def show(model: str | None, engine: dict[str, Any]) -> None:
     """Show the profile that MODEL is run with.
 
     It is that of --profile, the one beside the weights, or the defaults.
     """
-    with open_plan(model, engine) as plan:
+    with open_plan(model_path(model, engine, tell_demo=True), engine) as plan:
         text, source = effective(plan).to_toml(), plan.setup.source
     click.echo(text, nl=False)
     click.echo(f"from {source}" if source else "the defaults of this machine", err=True)
+
+
+def _from(profile: Path, weights: Path) -> str:
+    """How a profile names the model: by its name beside it, else by its whole path."""
+    weights = weights.absolute()
+    return weights.name if weights.parent == profile.absolute().parent else str(weights)
 
 
 def effective(plan: Plan) -> CompileProfile:

@@ -21,7 +21,7 @@ from rlx.cli.answering import (
     thinking_option,
 )
 from rlx.cli.main import INTERRUPTED, debug_option
-from rlx.cli.options import engine_options, open_runner
+from rlx.cli.options import engine_options, model_path, open_runner
 from rlx.cli.output import Answer, Bars, speeds, stdout
 from rlx.cli.sampling import ending_options, sample_opts, sampling_options
 from rlx.errors import ChatTemplateError, PromptError
@@ -72,9 +72,10 @@ def run(
     if raw and (system, thinking) != (None, None):
         raise click.UsageError("--system and --thinking need the chat template, and --raw leaves it out")
     start = time.perf_counter()
+    path = model_path(model, engine)
     with Bars() as bars:
         bars.waiting("opening the model")
-        with open_runner(model, engine, bars) as runner:
+        with open_runner(path, engine, bars) as runner:
             answerer = Answerer(runner, ending, sample_opts(runner.default_sample, sample), speculative)
             ids = prompt_ids(runner, prompt, system, thinking, raw)
             loaded = time.perf_counter() - start

@@ -7,6 +7,7 @@ from pathlib import Path
 from rlx.errors import ModelFileError
 
 FILE = "qwen3-5m-q8_0.gguf"
+FAMILY = "qwen3"
 
 
 def path() -> Path:

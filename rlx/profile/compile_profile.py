@@ -87,6 +87,7 @@ class CompileProfile:
         threads: workers.
         cache: policy of the compile cache: "on", "off", "redo" or "readonly".
         capacity: compiled programs that the cache keeps in memory.
+        model: the model where a caller names none: a path from the profile's folder, or the name of a downloaded one.
 
     Raises:
         ProfileError: a value is unknown or out of its range.
@@ -101,9 +102,11 @@ class CompileProfile:
     threads: int | None = None
     cache: str | None = None
     capacity: int | None = None
+    model: str | None = None
 
     #: Fields that both phases share -> the paths of their keys.
     _PATHS: ClassVar[dict[str, str]] = {
+        "model": "model",
         "family": "family",
         "kv_dtype": "precision.kv_dtype",
         "buckets": "buckets.seq",

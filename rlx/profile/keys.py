@@ -62,6 +62,10 @@ def _switches(section: str, meanings: Mapping[str, str]) -> list[Key]:
 
 
 _ROWS = [
+    Key(
+        "model", str, "the one model beside the profile",
+        "The model it is for where none is named: a path from the profile's folder, or the name of a downloaded model.",
+    ),
     Key("family", str, "any", "The family of models it is for; a model of another one is refused.", FAMILIES),
     Key(
         "precision.mode", str, "auto",

@@ -56,5 +56,5 @@ def _comment(key: Key) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    """As TOML: of booleans, whole numbers, plain strings and lists of numbers JSON is a part of it."""
-    return json.dumps(value)
+    """As TOML: of booleans, whole numbers, strings and lists of numbers JSON is a part of it, but for one character."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

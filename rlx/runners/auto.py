@@ -96,7 +96,7 @@ def runner_class(loader: WeightLoader) -> type[FamilyRunner]:
 
 
 def auto_runner(
-    path: str | PathLike[str],
+    path: str | PathLike[str] | None = None,
     threads: int | None = None,
     max_seq: int | None = None,
     kv_dtype: str | None = None,
@@ -115,7 +115,9 @@ def auto_runner(
     """Opens a model and returns the runner for its family.
 
     Args:
-        path: a GGUF file, a safetensors file or index, or a directory that holds one.
+        path: a GGUF file, a safetensors file or index, a directory that holds one model (`directory:QUANT` for one of
+            several), or the name of a model that was downloaded from the Hugging Face hub, `org/repo[:QUANT]`. Without
+            it the model that the profile names, else the one beside the profile, else the embedded demo model.
         threads: native workers; the physical cores that this process may use by default.
         max_seq: how many tokens the context holds; the model's own length, at most 4096, by default.
         kv_dtype: type of the KV cache: "f32", "f16", "bf16", "q8_0" or "q4_0".
@@ -136,13 +138,15 @@ def auto_runner(
         speculative: `prompt-lookup` or `mtp`: how `generate` guesses where a call says nothing else.
 
     Raises:
+        AmbiguousModelError: the directory holds several models.
         ModelFileError: the file cannot be used, and why; `UnsupportedModelError` names the architectures there are.
         ArgumentError, ProfileError, TargetError: an option is out of its range.
     """
+    from rlx.runners.model_choice import choose_model
     from rlx.weights.loader import open_weights
 
     find_device(device)
-    loader = open_weights(path, config=config)
+    loader = open_weights(choose_model(path, profile).path, config=config)
     try:
         runner = runner_class(loader)
     except BaseException:

@@ -13,29 +13,31 @@ from rlx.text.from_gguf import tokenizer_from_gguf
 from rlx.text.from_hf import tokenizer_from_hf
 from rlx.text.tokenizer import Tokenizer
 
+TOKENIZER_FILE = "tokenizer.json"
+
 
 def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
     """The tokenizer of a model.
 
     Args:
         path: what `auto_runner` takes, a GGUF file without weights, a Hugging Face folder without weights, or a
-            `tokenizer.json`.
+            file called `tokenizer.json`.
 
     Raises:
         TokenizerError: there is no tokenizer, or it is of an unknown kind.
-        ModelFileError: the GGUF file is malformed, or there are several in the folder.
+        AmbiguousModelError: the folder holds several models.
+        ModelFileError: the path or the GGUF file cannot be used.
     """
-    from rlx.weights.loader import resolve_model_path
-    from rlx.weights.safetensors import INDEX_NAME
+    from rlx.weights.loader import model_format, resolve_model_path
+    from rlx.weights.locate import models_in
 
-    path = Path(path).expanduser()
-    if not path.exists():
-        raise TokenizerError("there is no such file or directory", where=path)
-    if path.is_dir():
-        return _load_gguf(resolve_model_path(path)) if any(path.glob("*.gguf")) else tokenizer_from_hf(path)
-    if path.name.endswith((".safetensors", INDEX_NAME)):
-        return tokenizer_from_hf(path.parent)
-    return tokenizer_from_hf(path) if path.suffix == ".json" else _load_gguf(path)
+    given = Path(path).expanduser()
+    if given.is_dir() and not models_in(given):
+        return tokenizer_from_hf(given)
+    if given.name == TOKENIZER_FILE:
+        return tokenizer_from_hf(given)
+    found = resolve_model_path(path)
+    return _load_gguf(found) if model_format(found) == "gguf" else tokenizer_from_hf(found.parent)
 
 
 def _load_gguf(path: Path) -> Tokenizer:

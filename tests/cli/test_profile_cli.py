@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import rlx
+from rlx import demo
 from rlx.cli.main import cli
 from rlx.codegen.target import Target
 from rlx.profile.keys import KEYS
@@ -74,7 +75,8 @@ def test_init_writes_over_nothing(model: Path, beside: Path, tmp_path: Path) -> 
     text = run("profile", "init", model, "-o", "-").stdout
     for args in (("--force",), ("-o", tmp_path / "p.toml")):
         assert run("profile", "init", model, *args).exit_code == 0
-    assert beside.read_text() == (tmp_path / "p.toml").read_text() == text
+    assert beside.read_text() == text
+    assert (tmp_path / "p.toml").read_text() == text.replace('model = "model.gguf"', f'model = "{model}"')
     assert text.startswith("# A compile profile for rlx.")
 
 
@@ -130,6 +132,62 @@ def test_check_names_what_does_not_fit(goldens: Path, tmp_path: Path, text: str,
     result = run("compile", "--check", goldens / name / "model-f16.gguf", "--profile", file)
     assert (result.exit_code, result.stdout) == (2, "")
     assert said in result.stderr
+
+
+# ------------------------------------------------------------------------------------- which model a profile means
+
+
+def check(*args: object) -> str:
+    """What a compile would take, or why it would not."""
+    result = run("compile", "--check", *args)
+    return str(result.stderr)
+
+
+def test_a_profile_names_its_model_from_where_it_lies(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "profiles").mkdir()
+    profile = tmp_path / "profiles" / "gemma.rlx.toml"
+    (tmp_path / "m.gguf").write_bytes(model.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    profile.write_text('model = "../m.gguf"\nfamily = "gemma"\n')
+    said = "model: profiles/../m.gguf (named by profiles/gemma.rlx.toml)\n"
+    assert check("--profile", "profiles/gemma.rlx.toml").startswith(said)
+    profile.write_text('model = "../gone.gguf"\n')
+    assert "gone.gguf: there is no such file" in check("--profile", profile)
+
+
+def test_the_one_model_beside_a_profile_is_taken(model: Path, tmp_path: Path) -> None:
+    profile, beside = tmp_path / "gemma.rlx.toml", tmp_path / "m-f16.gguf"
+    profile.write_text('family = "gemma"\n')
+    beside.write_bytes(model.read_bytes())
+    assert check("--profile", profile).startswith(f"model: {beside} (beside {profile})\n{profile}: fits {beside};")
+    (tmp_path / "m-Q8_0.gguf").write_bytes(model.read_bytes())
+    said = check("--profile", profile)
+    assert f"{tmp_path}: there are 2 models here: m-Q8_0.gguf (Q8_0, " in said
+    assert f"rlx compile {tmp_path}:Q8_0" in said
+    assert check("--profile", profile, beside).startswith(f"{profile}: fits {beside};")
+
+
+def test_without_a_model_anywhere_it_is_the_demo_model(tmp_path: Path, demo_model: Path) -> None:
+    profile = tmp_path / "p.toml"
+    profile.write_text("[buckets]\nseq = [1, 8]\n")
+    told = "model: the demo model (no model was named)\n"
+    assert check("--profile", profile).startswith(f"{told}{profile}: fits {demo_model};")
+    assert check().startswith(f"{told}no profile; the defaults: fits {demo_model};")
+    profile.write_text("family = 'gemma'\n")
+    said = check("--profile", profile)
+    assert f"{profile}: it is for the family 'gemma', and nothing names a model: the demo model is of 'qwen3'" in said
+    assert f'`rlx compile MODEL --profile {profile}`, or model = "MODEL" at the top of the profile' in said
+
+
+def test_the_runner_asks_in_the_same_order(model: Path, tmp_path: Path) -> None:
+    profile = tmp_path / "p.toml"
+    profile.write_text(f'model = "{model}"\n')
+    with rlx.auto_runner(profile=profile, load=False) as runner:
+        assert runner.family == "gemma"
+    with rlx.auto_runner(load=False) as runner:
+        assert runner.family == demo.FAMILY
 
 
 def test_inspect_names_the_profile(model: Path, beside: Path) -> None:

@@ -239,7 +239,7 @@ def test_the_model_is_the_first_of_two_arguments(opened: Opened, goldens: Path) 
     assert opened.calls[0][0] == path
 
 
-def test_engine_options_reach_the_engine(opened: Opened) -> None:
+def test_engine_options_reach_the_engine(opened: Opened, demo_model: Path) -> None:
     rlx("Hi")
     assert opened.options["progress"] is not None
     assert {k: v for k, v in opened.options.items() if v is not None and k != "progress"} == {
@@ -247,7 +247,7 @@ def test_engine_options_reach_the_engine(opened: Opened) -> None:
         "keep_packed": False,
     }
     given = "--threads 3 --max-seq 99 --kv-dtype bf16 --precision exact --profile p.toml --dump-ir ir --keep-packed"
-    rlx("Hi", *given.split())
+    rlx(str(demo_model), "Hi", *given.split())
     expected = {
         "threads": 3,
         "max_seq": 99,

@@ -29,6 +29,7 @@ from rlx.passes import pipeline
 from rlx.passes.options import PASSES, Options
 from rlx.profile import PhaseProfile
 from rlx.profile.keys import KEYS
+from rlx.runners.model_choice import choose_model
 from rlx.runners.setup import Plan
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
@@ -216,7 +217,7 @@ def test_keys_of_both_phases_reach_the_engine(path: Path, monkeypatch: pytest.Mo
     for name in ("RLX_THREADS", "RLX_TARGET", "RLX_CACHE"):
         monkeypatch.delenv(name, raising=False)
     table = {
-        "family": "gemma", "precision": {"kv_dtype": "q8_0"}, "buckets": {"seq": [1, 3, 9]},
+        "family": "gemma", "model": str(path), "precision": {"kv_dtype": "q8_0"}, "buckets": {"seq": [1, 3, 9]},
         "backend": {"cpu": {"level": "generic", "threads": 3}}, "cache": {"policy": "off", "capacity": 2},
     }  # fmt: skip
     read = CompileProfile.load(table)
@@ -225,6 +226,7 @@ def test_keys_of_both_phases_reach_the_engine(path: Path, monkeypatch: pytest.Mo
     assert (setup.kv_type.name, setup.target.level, setup.threads) == ("q8_0", "generic", 3)
     assert (setup.cache.policy, setup.cache.store, setup.cache.capacity) == ("off", None, 2)
     assert setup.profile.ranges == ((1, 1), (2, 3), (4, 9))
+    assert choose_model(None, table).path == path
     usual = plan(path, {}).setup
     assert (usual.kv_type.name, usual.target, usual.threads) == ("f16", Target.host(), cpu_count())
     assert (usual.cache.policy, usual.cache.capacity) == ("on", 64)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from rlx.errors import GgufError, ModelFileError, RlxError, SafetensorsError
+from rlx.errors import AmbiguousModelError, GgufError, ModelFileError, RlxError, SafetensorsError
 from rlx.weights import open_weights, resolve_model_path
 from rlx.weights.gguf import GgufFile
 from rlx.weights.safetensors import SafetensorsFile
@@ -34,15 +34,12 @@ def save_safetensors(path: Path) -> None:
     [
         (["x.gguf"], "x.gguf"),
         (["x.GGUF"], "x.GGUF"),
-        (["x-Q8_0.gguf", "x-Q4_K_M.gguf", "x-f16.gguf"], "x-Q4_K_M.gguf"),
-        (["x-q8_0.gguf", "x-q4_k_m.gguf"], "x-q4_k_m.gguf"),
         (["mmproj-f16.gguf", "x-f16.gguf"], "x-f16.gguf"),
         (["mmproj-Q4_K_M.gguf", "x-f16.gguf"], "x-f16.gguf"),
         (["mmproj-f16.gguf"], "mmproj-f16.gguf"),
         (["x-00001-of-00002.gguf", "x-00002-of-00002.gguf"], "x-00001-of-00002.gguf"),
         (["x-00003-of-00003.gguf", "x-00002-of-00003.gguf"], "x-00002-of-00003.gguf"),  # says what is missing
         (["state-of-the-art.gguf"], "state-of-the-art.gguf"),
-        (["x.gguf", "model.safetensors"], "x.gguf"),
         (["model.safetensors", "model.safetensors.index.json"], "model.safetensors"),
         (["model.safetensors.index.json", "model-00001-of-00001.safetensors"], "model.safetensors.index.json"),
     ],
@@ -53,11 +50,41 @@ def test_the_file_of_a_directory(tmp_path: Path, names: list[str], chosen: str) 
     assert resolve_model_path(str(tmp_path)) == tmp_path / chosen
 
 
-@pytest.mark.parametrize("names", [["a.gguf", "b.gguf"], ["a-Q4_K_M.gguf", "b-Q4_K_M.gguf"]])
-def test_several_models_are_listed(tmp_path: Path, names: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("names", "listed", "example"),
+    [
+        (["a.gguf", "b.gguf"], "2 models here: a.gguf (24 B), b.gguf (24 B)", "/a.gguf"),
+        (["x-Q8_0.gguf", "x-q4_k_m.gguf"], "x-Q8_0.gguf (Q8_0, 24 B), x-q4_k_m.gguf (Q4_K_M, 24 B)", ":Q8_0"),
+        (["a-Q4_0.gguf", "b-Q4_0.gguf"], "a-Q4_0.gguf (Q4_0, 24 B), b-Q4_0.gguf (Q4_0, 24 B)", "/a-Q4_0.gguf"),
+        (["x.gguf", "model.safetensors"], "x.gguf (24 B), model.safetensors (safetensors, 24 B)", "/x.gguf"),
+        (["x-00001-of-00002.gguf", "x-00002-of-00002.gguf", "y.gguf"], "x-00001-of-00002.gguf (48 B)", "/x-00001-"),
+    ],
+)
+def test_of_several_models_none_is_chosen(tmp_path: Path, names: list[str], listed: str, example: str) -> None:
     write(tmp_path, *names)
-    with pytest.raises(ModelFileError, match=f"several models: {', '.join(names)}. Give the path of one"):
+    with pytest.raises(AmbiguousModelError) as caught:
         resolve_model_path(tmp_path)
+    assert listed in str(caught.value)
+    assert f"Choose one, such as {tmp_path}{example}" in str(caught.value)
+    assert caught.value.example.startswith(f"{tmp_path}{example}")
+    assert len(caught.value.choices) == 2
+
+
+def test_a_quantization_behind_a_directory_chooses(tmp_path: Path) -> None:
+    write(tmp_path, "x-Q8_0.gguf", "x-UD-Q4_K_XL.gguf", "x-IQ2_XXS.gguf", "x-bf16.gguf", "model.safetensors")
+    for quantization, name in (
+        ("Q8_0", "x-Q8_0.gguf"),
+        ("q8_0", "x-Q8_0.gguf"),
+        ("UD-Q4_K_XL", "x-UD-Q4_K_XL.gguf"),
+        ("IQ2_XXS", "x-IQ2_XXS.gguf"),
+        ("BF16", "x-bf16.gguf"),
+        ("safetensors", "model.safetensors"),
+    ):
+        assert resolve_model_path(f"{tmp_path}:{quantization}") == tmp_path / name
+    with pytest.raises(ModelFileError, match=r"no Q4_0 model here\. There is x-IQ2_XXS\.gguf \(IQ2_XXS, 24 B\)"):
+        resolve_model_path(f"{tmp_path}:Q4_0")
+    write(tmp_path, "y:Q8_0")  # a path that is there is that path
+    assert resolve_model_path(tmp_path / "y:Q8_0") == tmp_path / "y:Q8_0"
 
 
 def test_a_directory_without_weights_lists_what_it_holds(tmp_path: Path) -> None:
@@ -80,16 +107,16 @@ def test_a_directory_of_pickles_says_why_not(tmp_path: Path) -> None:
         resolve_model_path(tmp_path)
 
 
-def test_a_missing_path_lists_the_neighbours(tmp_path: Path) -> None:
-    write(tmp_path, "qwen3.gguf")
-    with pytest.raises(
-        ModelFileError, match=r"qwen4\.gguf: there is no such file or directory\. .* holds: qwen3\.gguf"
-    ):
+def test_a_missing_path_names_what_is_called_alike(tmp_path: Path) -> None:
+    write(tmp_path, "qwen3.gguf", *(f"notes{i}.txt" for i in range(30)))
+    with pytest.raises(ModelFileError) as caught:
         open_weights(tmp_path / "qwen4.gguf")
-    with pytest.raises(
-        ModelFileError, match=r"Qwen/Qwen3-0\.6B: there is no such file or directory\. rlx downloads nothing"
-    ):
-        open_weights("Qwen/Qwen3-0.6B")
+    expected = f"{tmp_path}/qwen4.gguf: there is no such file or directory. Did you mean {tmp_path}/qwen3.gguf?"
+    assert str(caught.value) == expected
+    with pytest.raises(ModelFileError, match=r"zzz\.gguf: there is no such file or directory\. Give a \.gguf file"):
+        open_weights(tmp_path / "zzz.gguf")
+    with pytest.raises(ModelFileError, match=r"there is no such file .*The directory .*/no is not there either"):
+        open_weights(tmp_path / "no" / "where.gguf")
     for path in (tmp_path / "no" / "where", "nul\0", "x" * 5000, "~no-such-user-here/m.gguf"):
         with pytest.raises(ModelFileError, match=r"there is no such file|the path cannot be read"):
             resolve_model_path(path)

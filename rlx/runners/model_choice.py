@@ -1,0 +1,75 @@
+"""Which model is meant: the one that is named, else the profile's, else the one beside the profile, else the demo.
+
+Runners stage, in front of `auto.py`; the command line asks it too.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from rlx import demo
+from rlx.errors import ProfileError
+from rlx.weights import hub
+from rlx.weights.locate import choose, models_in, split_quantization
+
+if TYPE_CHECKING:
+    from rlx.profile import ProfileLike
+
+Origin = Literal["named", "profile", "beside", "demo"]
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """A model and why it is this one.
+
+    Attributes:
+        path: what `open_weights` takes.
+        origin: "named" by the caller, by the key `model` of the "profile", the one model "beside" the profile's file,
+            or the "demo" model.
+    """
+
+    path: str | os.PathLike[str]
+    origin: Origin
+
+
+def choose_model(path: str | os.PathLike[str] | None, profile: ProfileLike = None) -> ModelChoice:
+    """The model of a call.
+
+    Args:
+        path: what the caller named; None: nothing.
+        profile: the compile profile: a file, a table, or a `CompileProfile`.
+
+    Raises:
+        AmbiguousModelError: several models lie beside the profile.
+        ProfileError: the profile cannot be read, or it is for another family than the demo model's.
+    """
+    if path is not None:
+        return ModelChoice(path, "named")
+    if profile is None:
+        return ModelChoice(demo.path(), "demo")
+    from rlx.profile import CompileProfile
+
+    loaded = CompileProfile.load(profile)
+    file = Path(profile).expanduser() if isinstance(profile, str | os.PathLike) else None
+    folder = Path() if file is None else file.parent
+    if loaded.model is not None:
+        return ModelChoice(_named_in(folder, loaded.model), "profile")
+    models = [] if file is None else models_in(folder)
+    if models:
+        return ModelChoice(choose(models, None, str(folder)).path, "beside")
+    if loaded.family not in (None, demo.FAMILY):
+        what = f"it is for the family '{loaded.family}', and nothing names a model"
+        what = f"{what}: the demo model is of '{demo.FAMILY}'"
+        hint = f'name one: `rlx compile MODEL --profile {file or "FILE"}`, or model = "MODEL" at the top of the profile'
+        raise ProfileError(what, where=file or "profile", hint=hint)
+    return ModelChoice(demo.path(), "demo")
+
+
+def _named_in(folder: Path, model: str) -> str | Path:
+    """What a profile in `folder` calls a model: a path from there, or the name of a downloaded one."""
+    base, _ = split_quantization(model)
+    here = [folder / Path(name).expanduser() for name in (model, base)]
+    return model if hub.is_name(base) and not any(path.exists() for path in here) else here[0]
