@@ -39,7 +39,12 @@ class Variable:
 
 
 VARIABLES = (
-    Variable("RLX_TARGET", "native | generic | avx2 | avx512 | amx", "native", "Instruction set level of the code."),
+    Variable(
+        "RLX_TARGET",
+        "native | generic | avx2 | avx512 | amx",
+        "native",
+        "Instruction set level of the code. avx512-vnni-bf16 leaves out two of its features.",
+    ),
     Variable(
         "RLX_CACHE",
         " | ".join(CACHE_POLICIES),
@@ -61,7 +66,7 @@ def get(name: str) -> str | None:
 
 
 def target() -> str | None:
-    """RLX_TARGET: a level's name, checked where the target is made."""
+    """RLX_TARGET: a level's name and features to leave out, checked where the target is made."""
     return get("RLX_TARGET")
 
 

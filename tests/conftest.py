@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+from functools import wraps
 from pathlib import Path
 
 import golden_folder
@@ -22,13 +23,25 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Point the compile cache at a fresh folder: shared by the workers of a run, never the user's own. Another one is
-    for the unpacked checkpoints.
+    for the unpacked checkpoints. `RLX_TARGET=avx512-vnni-bf16` runs the tests as a machine of that target would.
     """
+    if os.environ.get("RLX_TARGET"):
+        pretend_to_be(os.environ["RLX_TARGET"])
     if not hasattr(config, "workerinput"):  # the controller; xdist's workers inherit its environment
         os.environ["RLX_CACHE_DIR"] = tempfile.mkdtemp(prefix="rlx-tests-")
         os.environ[golden_folder.ENV] = tempfile.mkdtemp(prefix="rlx-goldens-")
         # Ignored where a shell runs pytest in the background, and then by the processes that tests interrupt.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pretend_to_be(name: str) -> None:
+    """From now on this machine has what the target has, and no level above it."""
+    from rlx.codegen import target as targets
+
+    triple, features = targets._host()
+    target = targets.Target.host(name)
+    had = targets.REQUIRED[target.level] | frozenset(f for f in features if target.has(f))
+    targets._host = wraps(targets._host)(lambda: (triple, had))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -2,8 +2,9 @@
 
 A level is a promise about instructions. `amx` means AVX-512 with its dot products and tile registers; `avx512` means F,
 BW, VL and DQ; `avx2` means AVX2, FMA and F16C; `generic` is the triple's baseline and portable vector IR. Within a
-level, the dot-product instructions of the machine (VNNI, AVX-VNNI) are used when present. Everything that changes code
-is in `describe()` and `tuning`, which belong into cache keys.
+level, the dot-product instructions of the machine (VNNI, AVX-VNNI) are used when present. A name such as
+`avx512-vnni-bf16` is a level without some of these features: the code of another machine, on this one. Everything that
+changes code is in `describe()` and `tuning`, which belong into cache keys.
 
 Tile registers need the kernel's permission, which this file asks for before it says that the machine has them. It is
 the whole process's, so it counts for threads that run already, and for children after a fork.
@@ -84,14 +85,19 @@ class Target:
     def host(level: str | None = None) -> Target:
         """The target of this machine at `level`: `native`, `generic`, `avx2`, `avx512` or `amx`.
 
-        None means the environment variable RLX_TARGET, or `native` where that is unset or empty.
+        A level may be followed by `-feature` for each feature to leave out, as in `avx512-vnni-bf16`. `native` is then
+        the widest level that does not need them. None means the environment variable RLX_TARGET, or `native` where
+        that is unset or empty.
 
         Raises:
-            TargetError: the level is unknown, or this machine lacks its instructions.
+            TargetError: the level or a feature is unknown, this machine lacks the level's instructions, or the level
+                is not what it is without the feature.
         """
-        name = level or env.target() or "native"
+        name, *names = (level or env.target() or "native").split("-")
         triple, features = _host()
-        return _target(_resolve(name, features), triple, features)
+        masked = frozenset().union(*(_features(each) for each in names))
+        left = features - masked if name == "native" else features
+        return _target(_resolve(name, left), triple, features).without(*masked)
 
     @property
     def tuning(self) -> Tuning:
@@ -138,14 +144,15 @@ class Target:
         return f"+{feature}" in self.features.split(",")
 
     def without(self, *features: str) -> Target:
-        """The same target without some optional features: how tests reach the paths of other machines.
+        """The same target without some optional features, by their LLVM names: how to reach other machines' code.
 
         Raises:
-            TargetError: a feature is part of the level, so the level would be a lie.
+            TargetError: a feature is part of the level.
         """
         fixed = REQUIRED[self.level] & set(features)
         if fixed:
-            raise TargetError(f"{', '.join(sorted(fixed))} belongs to the level", where=f"target {self.level}")
+            hint = "Choose a lower level."
+            raise TargetError(f"{', '.join(sorted(fixed))} belongs to the level", where=f"target {self.level}", hint=hint)
         kept = [f"-{f[1:]}" if f[1:] in features else f for f in self.features.split(",")]
         return replace(self, features=",".join(kept))
 
@@ -200,6 +207,20 @@ def _resolve(name: str, features: frozenset[str]) -> str:
             f"this machine lacks {missing}", where=f"target level {name}", hint=f"It has: {', '.join(have)}"
         )
     return name
+
+
+def _features(name: str) -> frozenset[str]:
+    """The LLVM features that a name in RLX_TARGET leaves out: `vnni` is both `avx512vnni` and `avxvnni`."""
+    found = frozenset(f for f in frozenset().union(*OPTIONAL.values()) if name in (f, _short(f)))
+    if not found:
+        known = ", ".join(sorted({_short(f) for f in frozenset().union(*OPTIONAL.values())}))
+        raise TargetError(f"unknown feature {name!r} to leave out", where="target", hint=f"There are: {known}")
+    return found
+
+
+def _short(feature: str) -> str:
+    """`vnni` of `avx512vnni`."""
+    return feature.removeprefix("avx512").removeprefix("avx")
 
 
 def _target(level: str, triple: str, features: frozenset[str]) -> Target:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import unwrap
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,34 @@ def test_dot_product_instructions_are_used_when_present(monkeypatch: pytest.Monk
         host().without("avx512f")
 
 
+def test_a_name_leaves_features_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = REQUIRED["amx"] | {"avxvnni", "avx512vbmi", "bmi2"}
+    for features, cases in {
+        wide - {"amx-tile", "amx-int8", "amx-bf16"}: {
+            "avx512-vnni-bf16": ("avx512", (False, False, False)),
+            "avx512-bf16": ("avx512", (True, True, False)),
+            "avx512-avx512vnni": ("avx512", (False, True, True)),
+            "native-vnni": ("avx512", (False, False, True)),
+            "avx2-vnni": ("avx2", (False, False, False)),
+            "avx2-bf16": ("avx2", (False, True, False)),
+            "generic-vnni": ("generic", (False, False, False)),
+        },
+        wide: {"amx-vbmi": ("amx", (True, True, True)), "native-vnni": ("avx512", (False, False, False))},
+    }.items():
+        monkeypatch.setattr(targets, "_host", lambda features=features: ("x86_64-unknown-linux-gnu", features))
+        for name, (level, dots) in cases.items():
+            target = Target.host(name)
+            found = (target.has_vnni512, target.has_vnni256, target.has_bf16_dots)
+            assert (target.level, found) == (level, dots), name
+    assert Target.host("avx512-bmi2").describe() != Target.host("avx512").describe()
+    with pytest.raises(TargetError, match=r"unknown feature 'vnny' to leave out. There are: bf16, bmi, .*, vnni, xsave"):
+        Target.host("avx512-vnny")
+    with pytest.raises(TargetError, match=r"avx512vnni belongs to the level. Choose a lower level"):
+        Target.host("amx-vnni")
+    with pytest.raises(TargetError, match="unknown target level 'pentium'"):
+        Target.host("pentium-vnni")
+
+
 def test_vector_registers() -> None:
     assert [Target(level, "", "", "").vector_bits for level in LEVELS] == [128, 256, 512, 512]
     assert [Target(level, "", "", "").vector_room for level in LEVELS] == [16 // 4, 16 // 2, 32, 32]
@@ -99,7 +128,7 @@ def test_tiles_count_where_the_kernel_permits_them(permitted: bool, monkeypatch:
     monkeypatch.setattr(llvm, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: dict.fromkeys(REQUIRED["amx"], True))
     monkeypatch.setattr(targets, "_tiles_permitted", lambda: permitted)
-    features = targets._host.__wrapped__()[1]
+    features = unwrap(targets._host)()[1]
     assert supported_levels(features) == (LEVELS if permitted else LEVELS[:-1])
     assert ("avx512bf16" in features) == permitted  # tiles round with it; without them f32 is faster
 
