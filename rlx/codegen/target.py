@@ -151,8 +151,8 @@ class Target:
         """
         fixed = REQUIRED[self.level] & set(features)
         if fixed:
-            hint = "Choose a lower level."
-            raise TargetError(f"{', '.join(sorted(fixed))} belongs to the level", where=f"target {self.level}", hint=hint)
+            what, where = f"{', '.join(sorted(fixed))} belongs to the level", f"target {self.level}"
+            raise TargetError(what, where=where, hint="Choose a lower level.")
         kept = [f"-{f[1:]}" if f[1:] in features else f for f in self.features.split(",")]
         return replace(self, features=",".join(kept))
 

@@ -93,7 +93,7 @@ def test_a_name_leaves_features_out(monkeypatch: pytest.MonkeyPatch) -> None:
             found = (target.has_vnni512, target.has_vnni256, target.has_bf16_dots)
             assert (target.level, found) == (level, dots), name
     assert Target.host("avx512-bmi2").describe() != Target.host("avx512").describe()
-    with pytest.raises(TargetError, match=r"unknown feature 'vnny' to leave out. There are: bf16, bmi, .*, vnni, xsave"):
+    with pytest.raises(TargetError, match=r"unknown feature 'vnny' to leave out. There are: bf16, .*, vnni"):
         Target.host("avx512-vnny")
     with pytest.raises(TargetError, match=r"avx512vnni belongs to the level. Choose a lower level"):
         Target.host("amx-vnni")
