@@ -15,10 +15,10 @@ before a step: for each share the ranges taken of each call, then one a region f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 from rlx.codegen.calls import Call
@@ -325,6 +325,13 @@ def _manifest(linker: _Linker, regions: list[_Bound]) -> dict[str, Any]:
         "weights": _weights(program),
         "states": {n.name: _described(n) | {"layout": n["layout"]} for n in graph.leaves("state").values()},
     }
+
+
+def uses(program: Program, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(symbol of a kernel, name of the value it computes) for every call of a step, in order."""
+    nodes, names = program.graph.nodes(), program.graph.names()
+    for calls in chain(*zip(manifest["prologues"], manifest["regions"], strict=True)):
+        yield from ((symbol, names[nodes[number]]) for number, symbol in calls)
 
 
 def _arguments(linker: _Linker, region: _Bound) -> Iterator[list[Any]]:

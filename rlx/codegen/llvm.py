@@ -47,10 +47,11 @@ class Module:
         import llvmlite.binding as llvm
 
         self._machine, self._module, self._code = target.machine(), None, b""  # the first initializes LLVM
+        self._text = ""
         # A context of its own, because LLVM lets only one thread at a time work on what shares a context.
-        context = _contexts[id(self)] = llvm.create_context()
+        self._context = _contexts[id(self)] = llvm.create_context()
         try:
-            self._module = llvm.parse_assembly(text, context)
+            self._module = llvm.parse_assembly(text, self._context)
             self._module.triple = target.triple
             self._module.verify()
         except RuntimeError as error:
@@ -58,16 +59,25 @@ class Module:
             raise CompileError(f"LLVM refuses the program: {error}", hint=_HINT) from error
 
     def compile(self) -> None:
-        """The long part. It holds neither Python's lock nor llvmlite's, so threads compile modules side by side."""
+        """The long part. It holds neither Python's lock nor llvmlite's, so threads compile modules side by side.
+
+        Code is emitted from the optimized module as it reads back from its text: emitting changes a module, and the
+        order in which a module lists the uses of a value is not part of its text. So `assembly` of the text is exactly
+        the code that was emitted.
+        """
+        import llvmlite.binding as llvm
+
         optimize(self._module, self._machine)
-        self._code = _emit(self._module, self._machine)
+        self._text = str(self._module)
+        with llvm.parse_assembly(self._text, self._context) as module:
+            self._code = _emit(module, self._machine)
 
     def result(self) -> Compiled:
         """What `compile` made."""
-        return Compiled(self._code, str(self._module))
+        return Compiled(self._code, self._text)
 
     def assembly(self) -> str:
-        """Machine assembly of a module that is optimized already."""
+        """Machine assembly of a module that is optimized already: of the text of a `Compiled`, that of its code."""
         return str(self._machine.emit_assembly(self._module))
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ every rule on random data. A value inside the matched pattern must have no other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,11 @@ from rlx.ir.dims import DimLike, Shape
 from rlx.ir.dtypes import F32, DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import LEAVES, Node
+
+#: Collects why a pattern does not match: (a node, what is wrong with it).
+Why = list[tuple[Node, str]]
+#: Told of each rewrite: the rule, and the name of the value that it rewrote.
+OnRewrite = Callable[["Rule", str], None]
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,9 @@ class Rule:
     after: Node
     any_dtype: frozenset[str] = frozenset()
 
-    def match(self, node: Node) -> Match | None:
-        return _match(self.before, node, Match(), self.any_dtype)
+    def match(self, node: Node, why: Why | None = None) -> Match | None:
+        """What the variables stand for if the node is the pattern; otherwise None, and `why` gets the reasons."""
+        return _match(self.before, node, Match(), self.any_dtype, why)
 
     def apply(self, match: Match) -> Node:
         return instantiate(self.after, match)
@@ -85,51 +91,67 @@ def _shape(shape: Sequence[DimLike | str]) -> Shape:
 _COMMUTATIVE = ("add", "mul")
 
 
-def _match(pattern: Node, node: Node, found: Match, free: frozenset[str]) -> Match | None:
+def _match(pattern: Node, node: Node, found: Match, free: frozenset[str], why: Why | None) -> Match | None:
     if pattern.op in LEAVES:
-        return _bind(pattern, node, found, free)
+        return _bind(pattern, node, found, free, why)
     if pattern.op != node.op or len(pattern.inputs) != len(node.inputs):
         return None
-    result = _attrs(pattern, node, found.copy())
+    result = _attrs(pattern, node, found.copy(), why)
     if result is None:
         return None
     result.inner.append(node)
-    orders: list[tuple[Node, ...]] = [node.inputs]
-    if node.op in _COMMUTATIVE and node.inputs[0].shape == node.inputs[1].shape:
-        orders.append(node.inputs[::-1])
-    return next((m for m in (_operands(pattern, o, result, free) for o in orders) if m is not None), None)
+    matches = (_operands(pattern, order, result, free, why) for order in _orders(node))
+    return next((m for m in matches if m is not None), None)
 
 
-def _operands(pattern: Node, operands: Iterable[Node], found: Match, free: frozenset[str]) -> Match | None:
+def _orders(node: Node) -> list[tuple[Node, ...]]:
+    """The orders in which the operands may stand."""
+    swaps = node.op in _COMMUTATIVE and node.inputs[0].shape == node.inputs[1].shape
+    return [node.inputs, node.inputs[::-1]] if swaps else [node.inputs]
+
+
+def _operands(
+    pattern: Node, operands: Iterable[Node], found: Match, free: frozenset[str], why: Why | None
+) -> Match | None:
     result: Match | None = found
     for p, n in zip(pattern.inputs, operands, strict=True):
-        result = result and _match(p, n, result, free)
+        result = result and _match(p, n, result, free, why)
     return result
 
 
-def _bind(pattern: Node, node: Node, found: Match, free: frozenset[str]) -> Match | None:
+def _bind(pattern: Node, node: Node, found: Match, free: frozenset[str], why: Why | None) -> Match | None:
     if pattern.name in found.nodes:
-        return found if found.nodes[pattern.name] is node else None
-    if (pattern.op == "state") != (node.op == "state") or len(pattern.shape) != len(node.shape):
-        return None
+        same = found.nodes[pattern.name] is node
+        return found if same else _refuse(why, node, "the rule needs the same value in two places")
+    if (pattern.op == "state") != (node.op == "state"):
+        return _refuse(why, node, "is a state" if node.op == "state" else "is no state")
+    if len(pattern.shape) != len(node.shape):
+        return _refuse(why, node, f"has {len(node.shape)} axes, the rule needs {len(pattern.shape)}")
     if pattern.name not in free and pattern.dtype is not node.dtype:
-        return None
+        return _refuse(why, node, f"is {node.dtype}, the rule needs {pattern.dtype}")
     result = found.copy()
     for p, n in zip(pattern.shape, node.shape, strict=True):
         want = result.dims.setdefault(str(p), n) if isinstance(p, dims.Dim) else p
         if want != n:
-            return None
+            return _refuse(why, node, f"has a dim of {n}, the rule needs {want}")
     result.nodes[pattern.name] = node
     return result
 
 
-def _attrs(pattern: Node, node: Node, found: Match) -> Match | None:
-    for (_, want), (_, have) in zip(pattern.attrs, node.attrs, strict=True):
+def _attrs(pattern: Node, node: Node, found: Match, why: Why | None) -> Match | None:
+    for (name, want), (_, have) in zip(pattern.attrs, node.attrs, strict=True):
         if isinstance(want, AttrVar):
             want = found.attrs.setdefault(want.name, have)
         if want != have:
-            return None
+            return _refuse(why, node, f"has {name}={have}, the rule needs {name}={want}")
     return found
+
+
+def _refuse(why: Why | None, node: Node, reason: str) -> Match | None:
+    """No match, for this reason."""
+    if why is not None:
+        why.append((node, reason))
+    return None
 
 
 def instantiate(pattern: Node, match: Match) -> Node:
@@ -146,35 +168,88 @@ def _resolve(v: Any, match: Match) -> Any:
     return match.attrs[v.name] if isinstance(v, AttrVar) else v
 
 
-def rewrite(graph: Graph, rules: Sequence[Rule]) -> Graph:
+def rewrite(graph: Graph, rules: Sequence[Rule], on_rewrite: OnRewrite | None = None) -> Graph:
     """Applies the rules bottom-up until none matches."""
-    by_op: dict[str, list[Rule]] = {}
-    for rule in rules:
-        by_op.setdefault(rule.before.op, []).append(rule)
-    while (after := _sweep(graph, by_op)).outputs != graph.outputs:
+    by_op = _by_op(rules)
+    while (after := _sweep(graph, by_op, on_rewrite)).outputs != graph.outputs:
         graph = after
     return after
 
 
-def _sweep(graph: Graph, by_op: Mapping[str, Sequence[Rule]]) -> Graph:
+def _by_op(rules: Iterable[Rule]) -> dict[str, list[Rule]]:
+    table: dict[str, list[Rule]] = {}
+    for rule in rules:
+        table.setdefault(rule.before.op, []).append(rule)
+    return table
+
+
+def _sweep(graph: Graph, by_op: Mapping[str, Sequence[Rule]], on_rewrite: OnRewrite | None) -> Graph:
     """Visits each node once; the rules see operands that are rewritten already, so a chain folds in one sweep."""
     before = graph.readers()
     readers: dict[Node, int] = {}  # of the new nodes
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
-        new = _first_match(ops.rebuild(old, inputs), by_op.get(old.op, ()), readers)
+        new = ops.rebuild(old, inputs)
+        rule, match = _first_match(new, by_op.get(old.op, ()), readers)
+        if rule and match:
+            result = rule.apply(match)
+            if (result.shape, result.dtype) != (new.shape, new.dtype):
+                raise GraphError(f"rule changes {new!r} to {result!r}", where=rule.name)
+            if on_rewrite:
+                on_rewrite(rule, graph.names()[old])
+            new = result
         readers[new] = readers.get(new, 0) + before[old]
         return new
 
     return graph.map(visit)
 
 
-def _first_match(node: Node, rules: Iterable[Rule], readers: Mapping[Node, int]) -> Node:
+def _first_match(
+    node: Node, rules: Iterable[Rule], readers: Mapping[Node, int]
+) -> tuple[Rule, Match] | tuple[None, None]:
     for rule in rules:
         match = rule.match(node)
         if match and all(readers.get(n) == 1 for n in match.inner[1:]):
-            result = rule.apply(match)
-            if (result.shape, result.dtype) != (node.shape, node.dtype):
-                raise GraphError(f"rule changes {node!r} to {result!r}", where=rule.name)
-            return result
-    return node
+            return rule, match
+    return None, None
+
+
+#: The reason of a rule that would match, but was not applied because the caller left it out.
+OFF = "the rule is off"
+
+# -- misses -----------------------------------------------------------------------------------------------------------
+
+
+def misses(graph: Graph, rules: Iterable[Rule]) -> Iterator[tuple[Rule, Node, str]]:
+    """Where the ops of a rule's pattern are in a graph that the rule does not apply to: (rule, node, reason).
+
+    Rules of a single op are left out: an op with other attributes is no near miss.
+    """
+    readers, names, by_op = graph.readers(), graph.names(), _by_op(rules)
+    for node in readers:
+        for rule in by_op.get(node.op, ()):
+            if _has_ops(rule.before, node) and any(i.op not in LEAVES for i in rule.before.inputs):
+                reason = _reason(rule, node, readers, names)
+                if reason:
+                    yield rule, node, reason
+
+
+def _has_ops(pattern: Node, node: Node) -> bool:
+    """Whether the ops of a pattern are there, whatever the attributes and the shapes."""
+    if pattern.op in LEAVES:
+        return True
+    if pattern.op != node.op or len(pattern.inputs) != len(node.inputs):
+        return False
+    return any(all(map(_has_ops, pattern.inputs, order)) for order in _orders(node))
+
+
+def _reason(rule: Rule, node: Node, readers: Mapping[Node, int], names: Mapping[Node, str]) -> str | None:
+    """Why a rule whose ops are there is not applied; None if the root's attributes are not those of the pattern."""
+    if _attrs(rule.before, node, Match(), None) is None:
+        return None
+    why: Why = []
+    match = rule.match(node, why)
+    if match is None:
+        return f"%{names[why[0][0]]} {why[0][1]}" if why else None
+    shared = next((n for n in match.inner[1:] if readers[n] != 1), None)
+    return f"%{names[shared]} is read {readers[shared]} times, by ops or as an output" if shared else OFF

@@ -16,8 +16,10 @@ from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.infer import ARITY
 from rlx.ir.node import Node
-from rlx.ir.rules import AttrVar, Rule, rewrite, state_var, var
+from rlx.ir.rules import AttrVar, Rule, state_var, var
 from rlx.passes.options import Options
+from rlx.passes.report import SILENT, Log
+from rlx.passes.rewriting import rewrite_logged
 
 _x, _w, _u = var("x", ["R", "K"]), var("w", ["N", "K"]), var("u", ["N", "K"])
 _free = frozenset({"x", "w", "u"})
@@ -109,21 +111,35 @@ RULES: dict[str, tuple[Rule, ...]] = {
 }
 
 
-def fuse(graph: Graph, options: Options) -> Graph:
-    """Applies the chosen groups of rules, then forms elementwise regions."""
-    graph = rewrite(graph, [rule for group, rules in RULES.items() if group in options.fusions for rule in rules])
-    return regions(graph, merge="elementwise" in options.fusions)
+def fuse(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
+    """Applies the chosen groups of rules, then joins chains of elementwise ops."""
+    on = [rule for group, rules in RULES.items() if group in options.fusions for rule in rules]
+    off = {group: rules for group, rules in RULES.items() if group not in options.fusions}
+    graph = rewrite_logged(graph, on, log, off)
+    return regions(graph, log, merge="elementwise" in options.fusions)
 
 
-def regions(graph: Graph, *, merge: bool = True) -> Graph:
-    """Turns elementwise ops into `elementwise` regions; with `merge`, single-use chains become one."""
-    readers = graph.readers()
+def regions(graph: Graph, log: Log = SILENT, *, merge: bool = True) -> Graph:
+    """Turns elementwise ops into `elementwise` nodes. With `merge`, an op joins its only reader if the shapes agree."""
+    readers, names = graph.readers(), graph.names()
+
+    def refusal(operand: Node, node: Node) -> str | None:
+        if not merge:
+            return 'the group "elementwise" is off'
+        if readers[operand] != 1:
+            return f"%{names[operand]} is read {readers[operand]} times, by ops or as an output"
+        return None if operand.shape == node.shape else f"%{names[operand]} has another shape"
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if not ops.OPS[old.op].elementwise:
             return ops.rebuild(old, inputs)
-        inline = [merge and readers[o] == 1 and o.shape == old.shape for o in old.inputs]
-        return _region(old, inputs, inline)
+        refusals = {o: refusal(o, old) for o in old.inputs if ops.OPS[o.op].elementwise}
+        for reason in filter(None, refusals.values()):
+            log.missed("elementwise", names[old], reason)
+        joined = [f"%{names[o]}" for o, reason in refusals.items() if reason is None]
+        if joined:
+            log.done("elementwise", names[old], f"with {', '.join(joined)}")
+        return _region(old, inputs, [refusals.get(o, "no elementwise op") is None for o in old.inputs])
 
     return graph.map(visit)
 

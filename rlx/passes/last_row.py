@@ -13,21 +13,32 @@ from rlx.ir.dims import SEQ
 from rlx.ir.graph import Graph
 from rlx.ir.node import LEAVES, Node
 from rlx.passes.options import Options
+from rlx.passes.report import SILENT, Log
 
 
-def last_row(graph: Graph, options: Options) -> Graph:
+def last_row(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
     """Reduces every output that has SEQ rows to the last one, unless all rows are wanted, of this output or of all.
 
     Without "last_row" among the options' passes that happens at the outputs, and everything before computes all rows.
     """
     if options.all_rows or options.seq[1] == 1:
+        log.remark("all rows are kept" if options.all_rows else "a call has one row")
         return graph
+    names = graph.names()
     whole = graph.outputs.keys() & set(options.whole)
     early = "last_row" in options.passes
     narrow = _narrow(graph, {graph.outputs[name] for name in whole}) if early else set[Node]()
+    log.fact("values with one row", len(narrow))
+    if not early:
+        log.remark("left out by the options: only outputs are reduced")
+    for name in sorted(whole):
+        log.missed("last-row", names[graph.outputs[name]], "every row of this output is needed")
 
     def row(old: Node, new: Node) -> Node:
-        return ops.last_row(new) if _has_rows(old) and old not in narrow else new
+        if not _has_rows(old) or old in narrow:
+            return new
+        log.done("last-row", names[old], "its last row is taken; other readers need all rows")
+        return ops.last_row(new)
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if old.op == "last_row":

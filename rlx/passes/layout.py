@@ -17,21 +17,29 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes.options import Options
 from rlx.passes.program import root
+from rlx.passes.report import SILENT, Log
 
 MATRIX_LAYOUT = "r16k4"
 FILE_LAYOUT = "file"
 ROWS_LAYOUT = "rows"  # float32, as it is
+_MEANINGS = {MATRIX_LAYOUT: "packed at load in blocks of 16 rows", FILE_LAYOUT: "only looked up: stays in the file"}
 _MULTIPLY = ("linear", "expert_linear", "linear_pick")
 
 
-def layout(graph: Graph, options: Options) -> Graph:
+def layout(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
     """Puts a pack node between each matrix and its readers, and tiles the key caches."""
     keys, values = ({root(n.inputs[i]) for n in graph.nodes() if n.op == "attention"} for i in (1, 2))
     for shared in keys & values:
         hint = "Write the rows into two states."
         raise GraphError("serves as keys and as values, which lie differently in memory", where=repr(shared), hint=hint)
 
-    lies = _matrix_layouts(graph, options.packed)
+    lies, names = _matrix_layouts(graph, options.packed), graph.names()
+    for node in graph.leaves("weight").values():
+        if node.name in lies:
+            log.done(lies[node.name], names[node], _MEANINGS[lies[node.name]])
+    for node in graph.leaves("state").values():
+        if node in keys:
+            log.done("tiles", names[node], "keys in tiles of 16 positions")
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if old.op == "state" and old in keys:

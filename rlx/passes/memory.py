@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from rlx.errors import GraphError
 from rlx.ir.node import Node
 from rlx.passes.program import Buffer, Program, Region, nbytes, root
+from rlx.passes.report import SILENT, Log
 from rlx.passes.schedule import last_use
 
 ALIGN = 64
@@ -28,7 +29,7 @@ class _Span:
     until: int
 
 
-def memory(program: Program, *, reuse: bool = True) -> Program:
+def memory(program: Program, log: Log = SILENT, *, reuse: bool = True) -> Program:
     """The program with a buffer for every value that has one of its own; without `reuse` no two values share bytes."""
     last = last_use(program)
     buffers = {n: _bound(n, program) for n in program.graph.nodes() if n.op in ("weight", "state", "pack")}
@@ -44,6 +45,12 @@ def memory(program: Program, *, reuse: bool = True) -> Program:
         max((b.offset + b.nbytes for b in some.values() if b.kind == kind), default=0)
         for some, kind in ((buffers, "arena"), (own, "private"))
     )
+    if not reuse:
+        log.remark("values share no memory: left out by the options")
+    log.fact("values", sum(b.kind == "arena" for b in buffers.values()))
+    log.fact("bytes of values", sum(b.nbytes for b in buffers.values() if b.kind == "arena"))
+    log.fact("bytes of the arena", _align(arena))
+    log.fact("bytes of each worker", _align(private))
     return replace(program, buffers=buffers, arena=_align(arena), own=own, private=_align(private))
 
 

@@ -6,7 +6,8 @@ the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
 from rlx.ir.graph import Graph
 from rlx.ir.verify import verify
@@ -17,12 +18,13 @@ from rlx.passes.memory import check_memory, memory
 from rlx.passes.options import Options
 from rlx.passes.program import Program
 from rlx.passes.quantize import quantize
+from rlx.passes.report import SILENT, Log, PassReport
 from rlx.passes.schedule import schedule, verify_schedule
 from rlx.passes.sequences import sequences
 from rlx.passes.simplify import simplify
 from rlx.passes.specialize import specialize
 
-Pass = Callable[[Graph, Options], Graph]
+Pass = Callable[[Graph, Options, Log], Graph]
 Hook = Callable[[str, "Graph | Program"], None]
 
 PREFILL: tuple[tuple[str, tuple[Pass, ...]], ...] = (
@@ -38,28 +40,64 @@ BATCH = (*DECODE, ("sequences", (sequences,)))
 BACKEND = ("schedule", "memory")
 
 
-def lower(graph: Graph, options: Options, hook: Hook | None = None) -> Program:
-    """Runs the whole pipeline; the verifier runs after each pass, then `hook(stage name, result)`."""
-    hook = hook or (lambda stage, result: None)
+def lower(graph: Graph, options: Options, hook: Hook | None = None, reports: list[PassReport] | None = None) -> Program:
+    """Runs the whole pipeline; the verifier runs after each pass, then `hook(stage name, result)`.
+
+    Args:
+        reports: gets what each pass did.
+    """
+    for stage, result in stages(graph, options, reports):
+        if hook:
+            hook(stage, result)
+    assert isinstance(result, Program)
+    return result
+
+
+def stages(
+    graph: Graph, options: Options, reports: list[PassReport] | None = None
+) -> Iterator[tuple[str, Graph | Program]]:
+    """The pipeline step by step: ("00-graph", the graph as it was built), then each pass with its verified result."""
     verify(graph)
-    hook("00-graph", graph)
-    phases = {"prefill": PREFILL, "decode": DECODE, "batch": BATCH}[options.phase]
-    passes = [p for _, group in phases for p in group]
-    for i, run in enumerate(passes, 1):
-        graph = run(graph, options)
+    yield "00-graph", graph
+    result: Graph | Program = graph
+    for i, name in enumerate(names(options.phase), 1):
+        start, log, before = time.perf_counter(), SILENT if reports is None else Log(), result
+        result = _run(i, before, options, log)
+        if reports is not None:
+            sizes = len(_graph(before).nodes()), len(_graph(result).nodes())
+            changed = isinstance(result, Program) or result != before
+            reports.append(log.report(name, sizes, changed, time.perf_counter() - start))
+        yield f"{i:02}-{name}", result
+
+
+def _run(number: int, before: Graph | Program, options: Options, log: Log) -> Graph | Program:
+    """The result of a pass of the options' phase, counted from 1, verified."""
+    passes = _passes(options.phase)
+    if isinstance(before, Program):
+        program = memory(before, log, reuse="reuse_memory" in options.passes)
+        check_memory(program)
+    elif number > len(passes):
+        program = schedule(before, options, log)
+        verify_schedule(program)
+    else:
+        graph = passes[number - 1](before, options, log)
         verify(graph)
-        hook(f"{i:02}-{run.__name__}", graph)
-    return _backend(graph, options, len(passes) + 1, hook)
-
-
-def _backend(graph: Graph, options: Options, at: int, hook: Hook) -> Program:
-    program = schedule(graph, options)
-    verify_schedule(program)
-    hook(f"{at:02}-schedule", program)
-    program = memory(program, reuse="reuse_memory" in options.passes)
-    check_memory(program)
-    hook(f"{at + 1:02}-memory", program)
+        return graph
     return program
+
+
+def _graph(stage: Graph | Program) -> Graph:
+    return stage.graph if isinstance(stage, Program) else stage
+
+
+def _passes(phase: str) -> list[Pass]:
+    groups = {"prefill": PREFILL, "decode": DECODE, "batch": BATCH}[phase]
+    return [run for _, group in groups for run in group]
+
+
+def names(phase: str) -> list[str]:
+    """The names of the passes of a phase, in order."""
+    return [*(run.__name__ for run in _passes(phase)), *BACKEND]
 
 
 def describe() -> str:

@@ -35,6 +35,7 @@ from rlx.ir.dtypes import BF16, F16, F32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes.options import Options
+from rlx.passes.report import SILENT, Log
 
 _MANY_ROWS, _TILE_DEPTH = 16, 32
 _BLOCK_ROWS, _BF16_ROWS = 32, 8  # of an expert
@@ -42,35 +43,49 @@ _LARGEST_SCALE = 2.0  # of scores, as a multiple of the usual 1 / sqrt(head size
 _WEIGHT = {"linear": 1, "expert_linear": 2}  # number of the weight among an op's operands
 
 
-def quantize(graph: Graph, options: Options) -> Graph:
+def quantize(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
     """With precision "auto", linears take the activations of the table above, and attention multiplies bf16."""
-
-    rounds = any(activations(node, options) != "f32" for node in graph.nodes() if node.op in _WEIGHT)
+    names = graph.names()
+    choices = {n: _choice(n, options) for n in graph.nodes() if n.op in _WEIGHT}
+    rounds = any(kind != "f32" for kind, _ in choices.values())
+    for node, (kind, reason) in choices.items():
+        (log.done if kind != "f32" else log.missed)(f"{kind} activations", names[node], reason)
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if old.op == "attention":
-            attends = rounds and attends_in_bf16(old, options)
-            return ops.make(old.op, *inputs, **{**dict(old.attrs), "bf16": attends})
+            refusal = _keeps_f32(old, options) if rounds else "every linear keeps f32 activations"
+            if refusal:
+                log.missed("bf16 attention", names[old], refusal)
+            else:
+                log.done("bf16 attention", names[old], "a 16-bit cache, and always enough rows")
+            return ops.make(old.op, *inputs, **{**dict(old.attrs), "bf16": refusal is None})
         if old.op not in _WEIGHT:
             return ops.rebuild(old, inputs)
-        out = activations(old, options)
+        out, _ = choices[old]
         if out != "f32" and inputs[0].dtype is F32:
             inputs = (ops.quantize(inputs[0], out), *inputs[1:])
         attrs = {**dict(old.attrs), "bf16": False}
         if old.op == "expert_linear":
-            attrs["tiles"] = out == "bf16" and experts_in_tiles(old, options)
+            attrs["tiles"] = out == "bf16" and _experts_in_tiles(old, options)
         return ops.make(old.op, *inputs, **attrs)
 
     return graph.map(visit)
 
 
-def attends_in_bf16(node: Node, options: Options) -> bool:
-    """Whether the products of an attention are of bf16, as the text above has it."""
+def _keeps_f32(node: Node, options: Options) -> str | None:
+    """Why the products of an attention are of f32; None if they are of bf16."""
     rows, _, width = node.inputs[0].shape
-    if not isinstance(width, int) or options.precision == "exact" or not options.bf16_dots:
-        return False
-    fits = width % _TILE_DEPTH == 0 and node.inputs[1].dtype in (F16, BF16)
-    return fits and node["scale"] <= _LARGEST_SCALE / width**0.5 and _many(rows, options)
+    if options.precision == "exact":
+        return "precision is exact"
+    if not options.bf16_dots:
+        return "a program of one row, or no bf16 dot products on the target"
+    if not isinstance(width, int) or width % _TILE_DEPTH:
+        return f"the head size is no multiple of {_TILE_DEPTH}"
+    if node.inputs[1].dtype not in (F16, BF16):
+        return f"the cache is {node.inputs[1].dtype}, not f16 or bf16"
+    if node["scale"] > _LARGEST_SCALE / width**0.5:
+        return "the scores are not scaled to the head size"
+    return None if _many(rows, options) else f"a call may have fewer than {_MANY_ROWS} rows"
 
 
 def _many(rows: DimLike, options: Options) -> bool:
@@ -78,7 +93,7 @@ def _many(rows: DimLike, options: Options) -> bool:
     return not options.sequences and dims.bounds(rows, options.bounds)[0] >= _MANY_ROWS
 
 
-def experts_in_tiles(node: Node, options: Options) -> bool:
+def _experts_in_tiles(node: Node, options: Options) -> bool:
     """Whether tiles of bf16 serve experts, by how many rows one gets on average."""
     x, ids, weight = node.inputs[:3]
     experts, slots = (dims.bounds(size, options.bounds)[1] for size in (weight.shape[0], ids.shape[1]))
@@ -88,16 +103,22 @@ def experts_in_tiles(node: Node, options: Options) -> bool:
     return options.bf16_tiles and not options.sequences and fits and enough
 
 
-def activations(node: Node, options: Options) -> str:
-    """What a linear's first operand should be: `f32`, `q8a` or `bf16`."""
+def _choice(node: Node, options: Options) -> tuple[str, str]:
+    """What a linear's first operand should be, `f32`, `q8a` or `bf16`, and why."""
     weight, (rows, *_, k) = node.inputs[_WEIGHT[node.op]], node.inputs[0].shape
     if options.precision == "exact":
-        return "f32"
-    tiles = options.bf16_tiles and _many(rows, options) if node.op == "linear" else experts_in_tiles(node, options)
+        return "f32", "precision is exact"
+    tiles = options.bf16_tiles and _many(rows, options) if node.op == "linear" else _experts_in_tiles(node, options)
     if weight.dtype.is_quantized and tiles:
-        return "bf16"
+        return "bf16", f"{weight.dtype} weights, bf16 tiles and enough rows"
     if weight.dtype.has_integer_codes:
-        return "q8a"
-    in_pairs = isinstance(k, int) and k % 2 == 0
-    allowed = node["bf16"] and options.bf16_dots and in_pairs and rows != 1 and not options.sequences
-    return "bf16" if allowed and weight.dtype is BF16 else "f32"
+        return "q8a", f"{weight.dtype} weights have integer codes"
+    if weight.dtype is not BF16:
+        return "f32", f"the weights are {weight.dtype}"
+    if rows == 1 or options.sequences:
+        return "f32", "bf16 weights are read for one row: bf16 activations are no faster"
+    if not node["bf16"]:
+        return "f32", "the model does not allow bf16 activations"
+    if not options.bf16_dots:
+        return "f32", "no bf16 dot products on the target, or turned off"
+    return ("bf16", "bf16 weights") if isinstance(k, int) and k % 2 == 0 else ("f32", "an odd number of inputs")

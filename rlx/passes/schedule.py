@@ -22,6 +22,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes.options import Options
 from rlx.passes.program import Program, Region, is_work, root
+from rlx.passes.report import SILENT, Log
 
 #: Ops that may be in a prologue: free of effects, and of one row a single unit of work or a few small ones.
 OWN = frozenset(
@@ -35,25 +36,42 @@ OWN_COST = 1 << 18
 OWN_COST_ROWS = 1 << 17
 
 
-def schedule(graph: Graph, options: Options | None = None) -> Program:
+def schedule(graph: Graph, options: Options | None = None, log: Log = SILENT) -> Program:
     """Levels of the data-flow graph, in order."""
-    nodes = graph.nodes()
+    nodes, names = graph.nodes(), graph.names()
     prologues = "prologue" in (options or Options()).fusions
-    own = {n for n in nodes if prologues and is_own(n, graph.bounds)}
+    refusals = {n: _shared_because(n, graph.bounds) for n in nodes if n.op in OWN}
+    own = {n for n, reason in refusals.items() if prologues and not reason}
+    for node, reason in refusals.items():
+        if node not in own:
+            log.missed("prologue", names[node], reason or 'the group "prologue" is off')
     level = _levels(nodes, own)
     shared, private = _places(graph, level, own)
     depth = max((level[n] for n in shared), default=-1) + 1
     regions, before = ([[n for n in some if level[n] == i] for i in range(depth)] for some in (shared, private))
     load = tuple(n for n in nodes if n.op == "pack")
-    return Program(graph, tuple(map(tuple, regions)), tuple(map(tuple, before)), load)
+    for node in private:
+        log.done("prologue", names[node], "each worker computes it" + (", and a region" if node in shared else ""))
+    program = Program(graph, tuple(map(tuple, regions)), tuple(map(tuple, before)), load)
+    log.fact("regions", depth)
+    log.fact(
+        "distinct regions", len({*zip(*(map(signature, p) for p in (program.prologues, program.regions)), strict=True)})
+    )
+    return program
 
 
 def is_own(node: Node, limits: Bounds) -> bool:
     """Whether every worker may compute the node for itself, whatever values within their limits the symbols have."""
+    return node.op in OWN and not _shared_because(node, limits)
+
+
+def _shared_because(node: Node, limits: Bounds) -> str:
+    """Why the workers share the work of a node of `OWN`; empty if each may do all of it."""
     used = {s for n in (node, *node.inputs) for d in n.shape for s in symbols(d)}
-    if node.op not in OWN or not used <= limits.keys():
-        return False
-    return sum(cost(node, {s: limits[s][1] for s in used})) <= (OWN_COST_ROWS if used else OWN_COST)
+    if not used <= limits.keys():
+        return f"{', '.join(sorted(used - limits.keys()))} has no bounds"
+    most, limit = sum(cost(node, {s: limits[s][1] for s in used})), OWN_COST_ROWS if used else OWN_COST
+    return "" if most <= limit else f"costs up to {most:,}, the limit is {limit:,}"
 
 
 def _levels(nodes: Sequence[Node], own: set[Node]) -> dict[Node, int]:

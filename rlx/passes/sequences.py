@@ -17,11 +17,12 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.sequences import OPS
 from rlx.passes.options import Options
+from rlx.passes.report import SILENT, Log
 
 SLOT_INPUT, PAST_INPUT = "slots", "past"
 
 
-def sequences(graph: Graph, options: Options) -> Graph:
+def sequences(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
     """The batched form of a graph whose rows are the symbol SEQ.
 
     Raises:
@@ -29,10 +30,14 @@ def sequences(graph: Graph, options: Options) -> Graph:
     """
     where = [ops.leaf("input", name, (SEQ,), I32) for name in (SLOT_INPUT, PAST_INPUT)]
 
+    names = graph.names()
+
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if old.op == "state":
+            log.done("slots", names[old], "a state for each sequence")
             return ops.rebuild(old, (), shape=(SLOTS, *old.shape))
         if old.op in OPS:
+            log.done("sequences", names[old], "each row works on the state of its own sequence")
             own = {name: _of_one(value) for name, value in old.attrs}
             return ops.make(old.op, *inputs, *where, **{**own, "sequences": True})
         _check(old)

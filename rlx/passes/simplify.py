@@ -5,8 +5,10 @@ from __future__ import annotations
 from rlx.ir import ops
 from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
-from rlx.ir.rules import AttrVar, Computed, Rule, rewrite, var
+from rlx.ir.rules import AttrVar, Computed, Rule, var
 from rlx.passes.options import Options
+from rlx.passes.report import SILENT, Log
+from rlx.passes.rewriting import rewrite_logged
 
 _a, _b = AttrVar("a", 0.5), AttrVar("b", 3.0)
 _x = var("x", ["R", "K"])
@@ -51,6 +53,9 @@ def _attention_scale() -> Rule:
 RULES = (_scales(), _scale_one(), _neg_neg(), _silu(), _embedding_scale(), _attention_scale())
 
 
-def simplify(graph: Graph, options: Options) -> Graph:
-    """Applies the algebraic rules to a fixed point, if wanted."""
-    return rewrite(graph, RULES) if "simplify" in options.passes else graph
+def simplify(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
+    """Applies the algebraic rules until none matches, unless the options leave the pass out."""
+    if "simplify" not in options.passes:
+        log.remark("left out by the options")
+        return graph
+    return rewrite_logged(graph, RULES, log)

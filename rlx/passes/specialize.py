@@ -9,9 +9,10 @@ from rlx.ir import dims, ops
 from rlx.ir.graph import Graph
 from rlx.ir.node import LEAVES, Node
 from rlx.passes.options import Options
+from rlx.passes.report import SILENT, Log
 
 
-def specialize(graph: Graph, options: Options) -> Graph:
+def specialize(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
     """Binds the symbols whose bounds meet; records the bounds of those that stay."""
     constants = {s: low for s, (low, high) in options.bounds.items() if low == high}
 
@@ -23,6 +24,10 @@ def specialize(graph: Graph, options: Options) -> Graph:
 
     used = set(graph.symbols) - constants.keys()
     limits = {s: b for s, b in options.bounds.items() if s in used}
+    for symbol in sorted(set(graph.symbols) & constants.keys()):
+        log.done("constant", symbol, f"= {constants[symbol]}")
+    for symbol, (low, high) in sorted(limits.items()):
+        log.done("bounds", symbol, f"{low}..{high}, a value of each call")
     return graph.map(visit, phase=options.phase, bounds=limits)
 
 

@@ -28,7 +28,9 @@ from rlx.ir.graph import Graph
 from rlx.passes import pipeline
 from rlx.passes.layout import MATRIX_LAYOUT
 from rlx.passes.options import Options
+from rlx.passes.report import Event, PassReport, Report, fold
 from rlx.runtime.cache import CompileCache, Files
+from rlx.runtime.inspection import REPORT
 from rlx.runtime.key import CompileKey, digest_text, versions
 from rlx.runtime.native import NativeCode, NativeProgram
 from rlx.runtime.threads import RuntimeLibrary, WorkerPool, runtime_llvm
@@ -231,7 +233,9 @@ class Compiler:
 
         files: dict[str, bytes | str] = {}
         marks = [time.perf_counter()]
-        program = pipeline.lower(graph, options, lambda stage, result: files.update({f"ir/{stage}.txt": str(result)}))
+        reports: list[PassReport] = []
+        dump: pipeline.Hook = lambda stage, result: files.update({f"ir/{stage}.txt": str(result)})  # noqa: E731
+        program = pipeline.lower(graph, options, dump, reports)
         marks.append(time.perf_counter())
         with Modules(self.target, _compiled(self.target)) as modules:
             linked = link.link_program(program, self.target, modules.add, on_kernel)
@@ -239,6 +243,9 @@ class Compiler:
             files |= _files(modules.results())
         marks.append(time.perf_counter())
         files["manifest.json"] = json.dumps(linked.manifest)
+        kernels = fold(Event(symbol, name) for symbol, name in link.uses(program, linked.manifest))
+        report = Report(graph.name, options.phase, options.seq, options.precision, tuple(reports), kernels)
+        files[REPORT] = report.to_json()
         files |= {f"kernels/{symbol}.txt": kernel.source for symbol, kernel in linked.kernels.items()}
         phases = zip(("passes", "kernels", "llvm"), itertools.pairwise(marks), strict=True)
         seconds = {name: round(b - a, 4) for name, (a, b) in phases}

@@ -22,6 +22,7 @@ from rlx.profile import CompileProfile, ProfileLike
 from rlx.runtime import arrays, guards
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import CompiledProgram, Compiler
+from rlx.runtime.inspection import Inspectable
 from rlx.runtime.kv import States
 from rlx.runtime.limits import whole, worker_count
 from rlx.runtime.tensors import Tensors
@@ -41,7 +42,7 @@ class _Room:
     slots: int | None = None
 
 
-class Executable:
+class Executable(Inspectable):
     """A compiled graph with memory of its own.
 
     Call it with one array an input, by name; symbols are read off the inputs' shapes, and those that no shape shows
@@ -185,48 +186,13 @@ class Executable:
         for slot in range(self._slots or 1):
             self._states.slot(slot).zero()
 
-    # -- what was made --------------------------------------------------------------------------------------------
+    # -- what was made; `Inspectable` has ir, source, llvm, asm and explain ----------------------------------------
 
     @property
     def stats(self) -> dict[str, Any]:
         """Seconds of each compile stage, kernels, bytes, and whether the program came from the cache on disk."""
         sizes = {"object_bytes": self._compiled.object_bytes, "arena_bytes": self._program.arena_bytes}
         return {**self._compiled.stats, **sizes, "cached": self._compiled.cached}
-
-    def ir(self, stage: str = "layout") -> str:
-        """The text after a pass: a stage's name or number, such as "fuse" or "memory"."""
-        return self._read(self._stage(stage))
-
-    def source(self, kernel: str | None = None) -> str:
-        """Readable source of one kernel, or of all."""
-        if kernel is not None and kernel not in self._compiled.kernels:
-            has = ", ".join(self._compiled.kernels)
-            raise ArgumentError(f"no kernel is called {kernel!r}", hint=f"The program has: {has}.")
-        chosen = [kernel] if kernel else self._compiled.kernels
-        return "\n\n".join(self._read(f"kernels/{symbol}.txt") for symbol in chosen)
-
-    def llvm(self) -> str:
-        """The optimized LLVM modules: the kernels, then the regions and the step."""
-        return "\n".join(self._modules())
-
-    def asm(self) -> str:
-        """The machine code as assembly."""
-        from rlx.codegen.llvm import assembly
-
-        return "\n".join(assembly(text, self._target) for text in self._modules())
-
-    def _modules(self) -> list[str]:
-        return [self._read(name) for name in self._compiled.files.names if name.endswith(".ll")]
-
-    def _stage(self, name: str) -> str:
-        stages = [f[3:-4] for f in self._compiled.files.names if f.startswith("ir/")]
-        found = [stage for stage in stages if name in stage]
-        if not found:
-            raise ArgumentError(f"no stage is called {name!r}", hint=f"Stages: {', '.join(stages)}.")
-        return f"ir/{found[0]}.txt"
-
-    def _read(self, name: str) -> str:
-        return self._compiled.files.read(name).decode()
 
     def close(self) -> None:
         """Stops the workers and frees the memory; more than once does no harm."""

@@ -22,6 +22,7 @@ from rlx.passes import pipeline
 from rlx.passes.memory import check_memory
 from rlx.passes.options import FUSIONS, PASSES, Options
 from rlx.passes.program import Program
+from rlx.passes.report import Log
 from rlx.passes.schedule import verify_schedule
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -182,7 +183,7 @@ def test_the_text_of_every_stage_can_be_read_back() -> None:
 
 
 def test_a_pass_that_breaks_the_graph_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(graph: Graph, options: Options) -> Graph:
+    def forget(graph: Graph, options: Options, log: Log) -> Graph:
         return graph.replace(outputs={})
 
     phases = tuple((name, (*group, forget) if name == "algebra" else group) for name, group in pipeline.DECODE)

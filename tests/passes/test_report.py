@@ -1,0 +1,132 @@
+"""Reports of the passes: what was rewritten and where, what was missed and why, and that layers are folded."""
+
+from __future__ import annotations
+
+import pytest
+import toy
+
+from rlx.ir import ops
+from rlx.ir.dims import SEQ
+from rlx.ir.dtypes import BF16, F16, Q8_0
+from rlx.ir.graph import Graph
+from rlx.passes import pipeline
+from rlx.passes.options import FUSIONS, Options
+from rlx.passes.report import Event, Log, PassReport, Report, fold
+
+
+def reports(graph: Graph, options: Options) -> dict[str, PassReport]:
+    found: list[PassReport] = []
+    pipeline.lower(graph, options, reports=found)
+    assert [report.name for report in found] == pipeline.names(options.phase)
+    return {report.name: report for report in found}
+
+
+def gated(*, shared: bool) -> Graph:
+    """silu(x a) * (x b); with `shared`, x a is an output too."""
+    graph = Graph("gated")
+    x = graph.input("x", [SEQ, 32])
+    a, b = (ops.linear(x, graph.weight(name, [32, 32])) for name in ("a.weight", "b.weight"))
+    graph.output("y", ops.silu(a) * b)
+    if shared:
+        graph.output("again", a)
+    return graph
+
+
+def test_a_rewrite_is_reported_by_rule_and_value() -> None:
+    fuse = reports(gated(shared=False), Options(seq=(2, 8), all_rows=True))["fuse"]
+    assert fuse.done == (Event("gated-silu", "y"),) and not fuse.missed and fuse.changed
+
+
+def test_a_second_reader_is_the_reason_of_a_miss() -> None:
+    fuse = reports(gated(shared=True), Options(seq=(2, 8), all_rows=True))["fuse"]
+    (missed,) = [event for event in fuse.missed if event.rule == "gated-silu"]
+    assert missed.where == "y" and missed.detail == "%again is read 2 times, by ops or as an output"
+
+
+def test_a_rule_that_is_off_says_so() -> None:
+    fusions = tuple(name for name in FUSIONS if name != "gated")
+    fuse = reports(gated(shared=False), Options(seq=(2, 8), all_rows=True, fusions=fusions))["fuse"]
+    assert Event("gated-silu", "y", 'the group "gated" is off') in fuse.missed
+
+
+@pytest.mark.parametrize(
+    ("bias", "reason"),
+    [([2, 32], "has 2 axes, the rule needs 1"), ([1], "has a dim of 1, the rule needs 32")],
+)
+def test_a_shape_is_the_reason_of_a_miss(bias: list[int], reason: str) -> None:
+    graph = Graph("biased")
+    y = ops.linear(graph.input("x", [2, 32]), graph.weight("a.weight", [32, 32]))
+    graph.output("y", y + graph.input("bias", bias))
+    fuse = reports(graph, Options(seq=(2, 8), all_rows=True, fusions=("bias",)))["fuse"]
+    assert f"%bias {reason}" in [event.detail for event in fuse.missed if event.rule == "linear-bias"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "rule", "reason"),
+    [
+        (Q8_0, Options(), "q8a activations", "q8_0 weights have integer codes"),
+        (Q8_0, Options(precision="exact"), "f32 activations", "precision is exact"),
+        (F16, Options(), "f32 activations", "the weights are f16"),
+        (BF16, Options(), "f32 activations", "bf16 weights are read for one row: bf16 activations are no faster"),
+        (BF16, Options(seq=(2, 8), all_rows=True), "bf16 activations", "bf16 weights"),
+        (
+            BF16,
+            Options(seq=(2, 8), all_rows=True, bf16_dots=False),
+            "f32 activations",
+            "no bf16 dot products on the target, or turned off",
+        ),
+    ],
+)
+def test_the_choice_of_activations_has_a_reason(dtype: object, options: Options, rule: str, reason: str) -> None:
+    quantize = reports(toy.build(toy.Toy(dtype=dtype)), options)["quantize"]  # type: ignore[arg-type]
+    chosen = quantize.missed if rule.startswith("f32") else quantize.done
+    assert {(e.rule, e.detail) for e in chosen if e.rule.endswith("activations")} == {(rule, reason)}
+
+
+def test_equal_layers_are_one_event() -> None:
+    """Any number of layers makes a report of the same length."""
+    texts = {n: reports(toy.build(toy.Toy(layers=n)), Options())["fuse"] for n in (2, 7)}
+    assert [event.rule for event in texts[2].done] == [event.rule for event in texts[7].done]
+    residual = [event for event in texts[7].done if event.rule == "residual"]
+    assert [(event.where, event.count, event.layers) for event in residual] == [
+        ("*.o.add", 7, tuple(range(7))),
+        ("*.down.add", 7, tuple(range(7))),
+    ]
+    assert residual[0].place == "{0-6}.o.add"
+
+
+def test_a_pass_that_changes_nothing_says_so() -> None:
+    found = reports(gated(shared=False), Options(passes=()))
+    assert str(found["simplify"]) == "simplify: no change, left out by the options"
+    assert not reports(gated(shared=False), Options())["simplify"].changed
+
+
+def test_events_fold_by_the_number_of_a_layer() -> None:
+    events = [Event("r", f"blk.{i}.q", f"%blk.{i}.k has 2 readers") for i in (0, 1, 3)]
+    assert fold([*events, Event("r", "head"), Event("r", "blk.9.z.2")]) == (
+        Event("r", "blk.*.q", "%blk.*.k has 2 readers", (0, 1, 3), 3),
+        Event("r", "head"),
+        Event("r", "blk.9.z.2"),
+    )
+    assert fold(events)[0].place == "blk.{0-1,3}.q"
+    assert fold([Event("r", "blk.1.q", "as %blk.2.q"), Event("r", "blk.2.q", "as %blk.2.q")])[0].count == 1
+
+
+def test_a_report_is_text_and_json() -> None:
+    log = Log()
+    log.done("rule", "a", "b")
+    log.missed("rule", "c", "why")
+    log.fact("regions", 3)
+    one = log.report("fuse", (4, 3), True, 0.25)
+    report = Report("g", "decode", (1, 1), "auto", (one,), (Event("linear_1", "a"),))
+    assert Report.from_json(report.to_json()) == report
+    assert str(report).split("\n") == [
+        "g: decode, 1 row, precision auto",
+        "",
+        "fuse: regions 3, 4 -> 3 nodes",
+        "  rule          a  b",
+        "  missed: rule  c  why",
+        "kernels:",
+        "  linear_1  a",
+        "",
+    ]

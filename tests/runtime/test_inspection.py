@@ -1,0 +1,96 @@
+"""Reading a compiled program: every stage, by name, from the entry of the compile cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rlx
+from rlx import ops
+from rlx.codegen.llvm import Module, _emit, compile_module
+from rlx.codegen.target import Target
+from rlx.errors import ArgumentError
+from rlx.ir.text import loads
+from rlx.passes.report import Report
+from rlx.runtime.cache import CompileCache
+from rlx.runtime.executable import Executable
+from rlx.runtime.store import Store
+
+
+def build() -> rlx.Graph:
+    graph = rlx.Graph("two")
+    x = graph.input("x", [rlx.SEQ, 32])
+    x = x + ops.linear(x, graph.weight("a.weight", [32, 32]))
+    graph.output("y", x + ops.linear(x, graph.weight("b.weight", [32, 32])))
+    return graph
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache") / "rlx"
+
+
+@pytest.fixture(scope="module")
+def exe(folder: Path) -> Iterator[Executable]:
+    with rlx.compile(build(), bind={"SEQ": (1, 8)}, cache=CompileCache(store=Store(folder))) as executable:
+        yield executable
+
+
+def test_every_stage_has_a_name(exe: Executable) -> None:
+    assert exe.stages == [
+        "graph",
+        "simplify",
+        "last_row",
+        "specialize",
+        "quantize",
+        "fuse",
+        "layout",
+        "schedule",
+        "memory",
+    ]
+    assert loads(exe.ir("graph")) == build()
+    assert "%y = linear(%a.add, %b.weight, %a.add) {residual=True}" in exe.ir("fuse")
+    assert exe.ir("memory").startswith('program "two" prefill')
+
+
+def test_a_wrong_name_gets_a_suggestion(exe: Executable) -> None:
+    with pytest.raises(ArgumentError, match=r"no stage is called 'fused'. Did you mean fuse\? There are: graph"):
+        exe.ir("fused")
+    with pytest.raises(ArgumentError, match=r"no kernel is called 'attention'\. There are: linear_"):
+        exe.asm("attention")
+
+
+def test_one_kernel_may_be_picked(exe: Executable) -> None:
+    (symbol,) = [name for name in exe.kernels if name.startswith("linear")]
+    assert exe.source(symbol) == exe.source("linear") and symbol in exe.source()
+    assert f"define void @{symbol}" in exe.llvm("linear") and "define void @step" not in exe.llvm("linear")
+    assert "define void @step" in exe.llvm("program") and "define void @step" in exe.llvm()
+    assert f"{symbol}:" in exe.asm(symbol) and "step:" not in exe.asm(symbol) and "step:" in exe.asm()
+
+
+def test_a_program_from_the_cache_explains_itself(exe: Executable, folder: Path) -> None:
+    with rlx.compile(build(), bind={"SEQ": (1, 8)}, cache=CompileCache(store=Store(folder))) as again:
+        assert again.stats["cached"] and not exe.stats["cached"]
+        report = again.explain()
+    assert isinstance(report, Report) and report == exe.explain()
+    fuse = next(p for p in report.passes if p.name == "fuse")
+    assert [(event.rule, event.where) for event in fuse.done] == [("residual", "a.add"), ("residual", "y")]
+    assert {event.rule for event in report.kernels} == set(exe.kernels)
+    assert "residual" in str(report) and str(report) == repr(report)
+
+
+def test_the_stored_llvm_module_is_what_the_code_was_emitted_from(exe: Executable) -> None:
+    """So the assembly that is made of it is that of the code, not that of a similar one."""
+    files, target = exe._compiled.files, exe._target
+    modules = [name.removesuffix(".ll") for name in files.names if name.endswith(".ll")]
+    assert len(modules) >= 3
+    for name in modules:
+        with Module(files.read(f"{name}.ll").decode(), target) as module:
+            assert _emit(module._module, module._machine) == files.read(f"{name}.o")
+
+
+def test_emitting_does_not_depend_on_what_was_emitted_before() -> None:
+    text = "define i64 @f(i64 %a, ptr %p) {\n  %b = load i64, ptr %p\n  %c = mul i64 %a, %b\n  ret i64 %c\n}\n"
+    assert compile_module(text, Target.host()) == compile_module(text, Target.host())
