@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from rlx import demo
 from rlx.errors import UnsupportedModelError
-from rlx.runners.base import check_finite
+from rlx.runners.checks import check_finite
 from rlx.runners.engine import Engine
 from rlx.runners.generation import Logits
 from rlx.runners.looked_up import LookedUp

@@ -38,6 +38,7 @@ from rlx.errors import (
     SnapshotError,
     TargetError,
     TokenizerError,
+    UnknownArgumentError,
     UnsupportedModelError,
     WeightError,
 )
@@ -143,6 +144,7 @@ __all__ = [
     "TokenGenerator",
     "Tokenizer",
     "TokenizerError",
+    "UnknownArgumentError",
     "UnsupportedModelError",
     "WeightError",
     "__version__",

@@ -37,6 +37,10 @@ class ArgumentError(RlxError):
     """An argument of a public function is out of its range."""
 
 
+class UnknownArgumentError(ArgumentError, TypeError):
+    """A function has no argument of that name; the message says what it is called here."""
+
+
 class ShapeError(RlxError):
     """The operands of an op do not fit each other."""
 
@@ -135,7 +139,7 @@ class SnapshotError(ArgumentError):
 
 
 class BusyError(RlxError):
-    """A runner is in use by another thread, or was closed."""
+    """A runner is in use by another call or thread, or was closed; or a stream was ended by a further call."""
 
 
 class MultimodalError(RlxError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,13 @@ class Record:
     seconds: float
     cached: bool
     digest: str = "0" * 64
+
+
+def tokens_as_numbers(eog_ids: Collection[int] = ()) -> Any:
+    """A tokenizer whose tokens are their numbers in angle brackets."""
+    return SimpleNamespace(
+        eog_ids=frozenset(eog_ids), special_ids=frozenset(), drop_space=False, token_bytes=lambda i: f"<{i}>".encode()
+    )
 
 
 class Stepwise:
@@ -68,7 +75,7 @@ class FakeEngine(Stepwise):
     ) -> None:
         random = np.random.default_rng(seed)
         self.config: Any = SimpleNamespace(vocab_size=vocab_size, context=64, family=family, arch=family, layers=2)
-        self.tokenizer = tokenizer or SimpleNamespace(eog_ids=frozenset())
+        self.tokenizer = tokenizer or tokens_as_numbers()
         self.recommended: Any = None
         self.max_seq, self.closed, self.compiles, self.calls = max_seq, False, 0, list[int]()
         self._script, self._rule, self._prompt = list(script), rule, 0

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from rlx.cli.output import Answer
-from rlx.errors import ChatTemplateError
 
 if TYPE_CHECKING:
     from rlx.runners import CachedRunner
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 Message = dict[str, str]
 
 INTERRUPTED_ANSWER = "interrupted"
-_THINKING = "enable_thinking"  # the name that templates have for it
 
 system_option = click.option("--system", metavar="TEXT", help="A system message before the prompt.")
 thinking_option = click.option(
@@ -43,12 +41,9 @@ def system_messages(system: str | None) -> list[Message]:
 
 def template_variables(runner: CachedRunner, thinking: bool | None) -> dict[str, Any]:
     """What the options tell the chat template; `ChatTemplateError` if it would not listen."""
-    if thinking is None:
-        return {}
-    if _THINKING not in (runner.tokenizer.chat_template or ""):
-        what = f"the model's chat template has no {_THINKING}"
-        raise ChatTemplateError(what, where="--thinking", hint="leave it out")
-    return {_THINKING: thinking}
+    from rlx.text.chat import thinking_variables
+
+    return thinking_variables(runner.tokenizer, thinking, "--thinking")
 
 
 @dataclass(frozen=True)

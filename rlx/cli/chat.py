@@ -66,7 +66,7 @@ def chat(
         if runner.tokenizer.chat_template is None:
             hint = "it may be a base model: `rlx run MODEL PROMPT` continues a text"
             raise ChatTemplateError("the model has no chat template", where=model, hint=hint)
-        answerer = Answerer(runner, ending, sample_opts(runner.default_sample, sample), speculative)
+        answerer = Answerer(runner, ending, sample_opts(runner.recommended_sample, sample), speculative)
         variables = template_variables(runner, thinking)
         conversation = Conversation(runner, system_messages(system), variables, ending["max_tokens"])
         for question in _lines():

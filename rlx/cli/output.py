@@ -149,10 +149,20 @@ def speeds(report: Mapping[str, Any]) -> str:
         first is not None and f"first token after {first:.3f} s",
         f"answer: {counted(report['tokens'], 'token')}{_rate(report['tokens_per_second'])}",
         ENDS[report["end"]],
+        _sampling(report["sampling"]),
         report["profile"] and f"by {report['profile']}",
         compiles and f"{report['compile_seconds']:.2f} s of these times compiled {counted(compiles, 'piece')} of code",
     ]
     return "; ".join(part for part in parts if part)
+
+
+def _sampling(sampling: Mapping[str, Any]) -> str | None:
+    """How tokens were chosen, if they were drawn or penalized."""
+    options = [f"{name} {value}" for name, value in sampling.items() if name not in ("greedy", "recommended")]
+    if sampling["greedy"] and len(options) == 1:  # the temperature of 0
+        return None
+    source = ", as the model recommends" if sampling["recommended"] else ""
+    return f"sampled with {', '.join(options) or 'temperature 1'}{source}"
 
 
 def _rate(rate: float | None) -> str:

@@ -23,7 +23,7 @@ from rlx.cli.answering import (
 from rlx.cli.main import INTERRUPTED, debug_option
 from rlx.cli.options import engine_options, model_path, open_runner
 from rlx.cli.output import Answer, Bars, speeds, stdout
-from rlx.cli.sampling import ending_options, sample_opts, sampling_options
+from rlx.cli.sampling import described, ending_options, sample_opts, sampling_options
 from rlx.errors import ChatTemplateError, PromptError
 
 if TYPE_CHECKING:
@@ -76,13 +76,15 @@ def run(
     with Bars() as bars:
         bars.waiting("opening the model")
         with open_runner(path, engine, bars) as runner:
-            answerer = Answerer(runner, ending, sample_opts(runner.default_sample, sample), speculative)
+            chosen = sample_opts(runner.recommended_sample, sample)
+            answerer = Answerer(runner, ending, chosen, speculative)
             ids = prompt_ids(runner, prompt, system, thinking, raw)
             loaded = time.perf_counter() - start
             bars.waiting("reading the prompt")
             out = None if as_json or no_stream else stdout()
             answer, end = answerer(ids, out, bars.close)
             report = {"model": model, "family": runner.family, **_report(answer, len(ids), end), **_counters(runner)}
+            report["sampling"] = described(chosen, runner.recommended_sample)
     report["load_seconds"] = loaded
     if as_json:
         click.echo(json.dumps(report))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rlx.cli.options import Command, Decorator, collected
+from rlx.errors import SamplingError
 
 if TYPE_CHECKING:
     from rlx.sampling import SampleOpts
@@ -86,9 +87,6 @@ _ENDING: dict[str, Decorator] = {
         "--stop", multiple=True, metavar="TEXT", help="End the answer before TEXT; may be repeated."
     ),
 }  # fmt: skip
-# What changes the draw, and so does nothing where nothing is drawn; what Mirostat takes the place of.
-_FILTERS = ("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold")
-_OF_DRAWS = (*_FILTERS, "mirostat", "mirostat_tau", "mirostat_eta")
 
 
 def sampling_options(command: Command) -> Command:
@@ -101,19 +99,28 @@ def ending_options(command: Command) -> Command:
     return collected(command, "ending", _ENDING, _ending)
 
 
-def sample_opts(default: SampleOpts, given: dict[str, Any]) -> SampleOpts:
-    """The model's own options with those that were given in their places.
+def sample_opts(recommended: SampleOpts | None, given: dict[str, Any]) -> SampleOpts:
+    """What the model's files recommend, greedy if nothing, with those options that were given in their places.
 
     An option that would do nothing is a mistake: a filter without a temperature, or beside Mirostat.
     """
-    opts = replace(default, **given)
-    idle = [_option(name) for name in _OF_DRAWS if name in given]
-    if opts.is_greedy and idle:
-        raise click.UsageError(f"{idle[0]} does nothing at temperature 0: add --temperature, such as --temperature 0.7")
-    replaced = [_option(name) for name in _FILTERS if name in given]
-    if opts.mirostat and replaced:
-        raise click.UsageError(f"{replaced[0]} does nothing beside Mirostat, which takes the place of the filters")
-    return opts
+    from rlx.sampling import SampleOpts
+    from rlx.sampling.options import combined
+
+    try:
+        return combined(recommended or SampleOpts.greedy(), given, _option)
+    except SamplingError as error:
+        raise click.UsageError(error.what) from error
+
+
+def described(opts: SampleOpts, recommended: SampleOpts | None) -> dict[str, Any]:
+    """How tokens are chosen, for a report: the options that differ from their defaults, and whose choice they are."""
+    from rlx.sampling import SampleOpts
+
+    plain = SampleOpts()
+    changed = {f.name: getattr(opts, f.name) for f in fields(opts) if getattr(opts, f.name) != getattr(plain, f.name)}
+    changed.pop("repetition_window", None) if not opts.has_penalties else None
+    return {"greedy": opts.is_greedy, "recommended": opts == recommended, **changed}
 
 
 def _given(**values: Any) -> dict[str, Any]:

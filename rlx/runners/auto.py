@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from rlx.arguments import known_arguments
 from rlx.errors import ConfigError, UnsupportedModelError
 from rlx.models import FAMILIES, SUPPORTED
 from rlx.models.architectures import MODEL_TYPES
 from rlx.runners.families import RUNNERS, FamilyRunner
 from rlx.runtime.devices import Device
 from rlx.runtime.devices import device as find_device
-from rlx.sampling import SampleOpts
+from rlx.sampling.options import Sample
 
 if TYPE_CHECKING:
     from rlx.weights.loader import WeightLoader
@@ -95,6 +96,7 @@ def runner_class(loader: WeightLoader) -> type[FamilyRunner]:
     raise UnsupportedModelError(what, where=loader.path, hint=f"Supported: {', '.join(SUPPORTED[loader.format])}")
 
 
+@known_arguments
 def auto_runner(
     path: str | PathLike[str] | None = None,
     threads: int | None = None,
@@ -109,7 +111,7 @@ def auto_runner(
     keep_packed: bool = False,
     device: str | Device | None = None,
     config: str | PathLike[str] | Mapping[str, Any] | None = None,
-    sample: SampleOpts | None = None,
+    sample: Sample = None,
     speculative: str | None = None,
 ) -> FamilyRunner:
     """Opens a model and returns the runner for its family.
@@ -133,8 +135,8 @@ def auto_runner(
             starts map it instead of packing.
         device: what to run on; see `rlx.devices()`.
         config: a `config.json`, or what stands in one, for safetensors weights that lie without theirs.
-        sample: how `generate` chooses tokens where a call says nothing else; by default what the model's files
-            recommend, else greedily.
+        sample: how tokens are chosen by calls that do not say: a `SampleOpts`, or "recommended" for what the model's
+            files recommend (`runner.recommended_sample`); greedily by default.
         speculative: `prompt-lookup` or `mtp`: how `generate` guesses where a call says nothing else.
 
     Raises:

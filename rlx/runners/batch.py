@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager
 from typing import Protocol, Self
 
 from rlx.errors import ArgumentError
-from rlx.runners.base import check_finite
-from rlx.runners.generation import Generation, Logits, Request
+from rlx.runners.checks import check_finite
+from rlx.runners.generation import Generation, Logits, Request, Step, step_of
 from rlx.runners.programs import Programs
 from rlx.runners.wanted import Wanted
 from rlx.runtime.kv import States
@@ -119,6 +119,7 @@ def generate_together(engine: BatchEngine, requests: Sequence[Request], length: 
         NumericalError: a logit of one of them is NaN or infinite.
     """
     found: list[list[int]] = [[] for _ in requests]
+    steps: list[list[Step]] = [[] for _ in requests]
     waiting = deque(i for i, request in enumerate(requests) if request.stopping.reason is None)
     free = list(range(min(len(waiting), SLOTS)))
     live: dict[int, int] = {}  # slot -> request
@@ -127,7 +128,10 @@ def generate_together(engine: BatchEngine, requests: Sequence[Request], length: 
         """The next token of a request; if there is to be another, the request keeps the slot."""
         request = requests[i]
         found[i].append(request.sampler.sample(check_finite(logits, f"sequence {i}"), request.stopping.banned))
-        if request.stopping.push(found[i][-1]) is None:
+        reason = request.stopping.push(found[i][-1])
+        if request.alternatives is not None:
+            steps[i].append(step_of(found[i][-1], logits, request))
+        if reason is None:
             live[slot] = i
         else:
             live.pop(slot, None)
@@ -144,4 +148,7 @@ def generate_together(engine: BatchEngine, requests: Sequence[Request], length: 
                     logits = batch.step({slot: found[i][-1] for slot, i in rows})
                     for (slot, i), row in zip(rows, logits, strict=True):
                         take(slot, i, row)
-    return [Generation(tokens, request.stopping) for tokens, request in zip(found, requests, strict=True)]
+    return [
+        Generation(found[i], request, None if request.alternatives is None else steps[i])
+        for i, request in enumerate(requests)
+    ]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlx.runtime.cache import CompileCache
     from rlx.runtime.compile import Progress
     from rlx.runtime.devices import Device
-    from rlx.sampling import SampleOpts
+    from rlx.sampling.options import Sample
     from rlx.weights.loader import WeightLoader
 
 R = TypeVar("R")
@@ -71,13 +71,17 @@ class RunnerBuilder(Generic[R]):
         """`exact` or `auto`."""
         return self._with("precision", precision)
 
-    def sample(self, sample: SampleOpts) -> Self:
-        """How the runner chooses tokens where a call says nothing else."""
+    def sample(self, sample: Sample) -> Self:
+        """How tokens are chosen by calls that do not say; "recommended" for what the model's files recommend."""
         return self._with("sample", sample)
 
-    def stream(self, on_token: OnToken) -> Self:
-        """A callback for the tokens of calls that give none of their own."""
-        return self._with("on_token", on_token)
+    def stream(self, on_token: OnToken | bool) -> Self:
+        """A callback for the tokens of calls that give none of their own.
+
+        With True, the default, callbacks get each token as it comes; with False, as in the original, all of them when
+        the generation is over. Such a callback cannot stop it.
+        """
+        return self._with("streams" if isinstance(on_token, bool) else "on_token", on_token)
 
     def profile(self, profile: ProfileLike) -> Self:
         """The compile profile of all programs: a file, a table, or a `CompileProfile`."""

@@ -6,8 +6,8 @@ cache: `prefill_logits` and `generate` start one, `decode_logits` continues it, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -15,16 +15,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from rlx.errors import ArgumentError, BusyError, PromptError, TokenizerError, UnsupportedModelError
-from rlx.runners.base import GREEDY, LmRunner, TokenIds, check_finite, check_ids, checked_speculation
+from rlx.runners.base import GREEDY, checked_speculation
 from rlx.runners.batch import generate_together
+from rlx.runners.checks import TokenIds, check_finite, check_ids
+from rlx.runners.exclusive import Use
 from rlx.runners.generation import Generation, Logits, Request, Source, stepwise
 from rlx.runners.looked_up import LookedUp
 from rlx.runners.speculative import Counters, Drafter, PromptLookup, Speculation
 from rlx.runners.stopping import OnToken
+from rlx.runners.text_runner import TextRunner
 from rlx.runners.token_engine import TokenEngine
-from rlx.runners.turns import Turns
 from rlx.runtime.devices import Device
 from rlx.sampling import SampleOpts
+from rlx.sampling.options import Sample, resolved
 
 if TYPE_CHECKING:
     from rlx.models.config import ModelConfig
@@ -36,8 +39,8 @@ POOLINGS = ("mean", "last")
 More = Callable[[int, int, Sequence[int]], list[int]]
 
 
-class CachedRunner(LmRunner):
-    """An `LmRunner` that keeps what it has computed.
+class CachedRunner(TextRunner):
+    """A `TextRunner` that keeps what it has computed.
 
     One thread at a time: a second one gets a `BusyError` at once instead of a wrong answer, and so does a callback that
     calls its own runner. A closed runner is busy for good.
@@ -45,9 +48,11 @@ class CachedRunner(LmRunner):
     Args:
         engine: a loaded model; closed with the runner.
         device: what it runs on.
-        sample: how `generate` chooses tokens where a call says nothing else; by default what the model's files
-            recommend, and greedy if they recommend nothing.
+        sample: how tokens are chosen by calls that do not say; "recommended" for what the model's files recommend, and
+            greedily by default.
         on_token: the callback of calls that give none of their own.
+        streams: whether `generate` calls it with each token as it comes; False calls it when all tokens are there, when
+            it can no longer stop the generation.
         speculative: how `generate` and `stream` guess where a call says nothing else: `prompt-lookup`, `mtp` or not.
 
     Raises:
@@ -63,8 +68,9 @@ class CachedRunner(LmRunner):
         engine: TokenEngine,
         *,
         device: Device = Device.CPU,
-        sample: SampleOpts | None = None,
+        sample: Sample = None,
         on_token: OnToken | None = None,
+        streams: bool = True,
         speculative: str | None = None,
     ) -> None:
         found = engine.config.family
@@ -73,9 +79,9 @@ class CachedRunner(LmRunner):
                 f"{type(self).__name__} runs the family '{self.FAMILY}', this model is of '{found}'",
                 hint="rlx.auto_runner picks the runner that fits",
             )
-        self._engine, self._device, self._sample, self._on_token = engine, device, sample, on_token
+        self._engine, self._device, self._on_token, self._streams = engine, device, on_token, streams
+        self._sample = None if sample is None else resolved(sample, engine.recommended, GREEDY)
         self._speculative = checked_speculation(speculative)
-        self._turn = Turns("runner")
         self._reused, self._cached = 0, True
         self._speculated = Counters()
 
@@ -110,7 +116,7 @@ class CachedRunner(LmRunner):
             TokenizerError: the file has none that can be built.
             BusyError: the runner was closed before anyone asked.
         """
-        if self._turn.closed:
+        if self._exclusive.closed:
             raise BusyError("the runner was closed", where="tokenizer", hint="open the model again")
         return self._engine.tokenizer
 
@@ -123,37 +129,22 @@ class CachedRunner(LmRunner):
             hint = "without a tokenizer nothing says where an answer ends: generate(..., stop_at_eog=False)"
             raise TokenizerError(error.what, where=error.where, hint=hint) from error
 
-    def chat_ids(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **variables: Any,
-    ) -> list[int]:
-        """The prompt for a conversation: the model's chat template, up to where the answer begins.
-
-        Args:
-            messages: `{"role": ..., "content": ...}`; the text of control tokens in a content stays text.
-            tools: JSON schemas of functions that the model may call.
-            variables: others that the template reads, such as `enable_thinking=False`.
-
-        Raises:
-            ChatTemplateError: the model has no template, or it refuses the messages.
-        """
-        from rlx.text.chat import chat_ids
-
-        return chat_ids(self.tokenizer, messages, tools, **variables)
-
     # ---------------------------------------------------------------------------------------------- logits
 
     def predict_logits(self, ids: TokenIds, all_positions: bool = False) -> Logits:
-        with self._use("predict_logits") as engine:
+        with self._exclusive("predict_logits"):
+            engine = self._engine
             context = self.checked_ids(ids)
             with engine.scratch():
                 return check_finite(engine.forward(context, all_positions), "predict_logits")
 
-    def _all_logits(self, context: list[int]) -> Iterator[Logits]:
-        with self._use("score") as engine, engine.scratch():
-            for rows in engine.forward_rows(context[:-1]):
+    def _logits(self, context: list[int]) -> Logits:
+        with self._engine.scratch():
+            return check_finite(self._engine.forward(context), "predict_logits")
+
+    def _all_logits(self, context: list[int]) -> Generator[Logits, None, None]:
+        with self._engine.scratch():
+            for rows in self._engine.forward_rows(context[:-1]):
                 yield check_finite(rows, "score")
 
     def embed(self, ids: TokenIds, pooling: str = "mean", normalize: bool = True) -> Logits:
@@ -174,7 +165,8 @@ class CachedRunner(LmRunner):
         if pooling not in POOLINGS:
             hint = f"there is {' and '.join(map(repr, POOLINGS))}"
             raise ArgumentError(f"pooling is {pooling!r}", where="embed", hint=hint)
-        with self._use("embed") as engine:
+        with self._exclusive("embed"):
+            engine = self._engine
             context = self.checked_ids(ids)
             with engine.scratch():
                 pieces = [check_finite(rows, "embed") for rows in engine.hidden_rows(context)]
@@ -194,7 +186,8 @@ class CachedRunner(LmRunner):
                 stays as it was.
             NumericalError: a logit is NaN or infinite.
         """
-        with self._use("prefill_logits") as engine:
+        with self._exclusive("prefill_logits"):
+            engine = self._engine
             return self._prefill(engine, self.checked_ids(ids))
 
     def decode_logits(self, token: int) -> Logits:
@@ -207,7 +200,8 @@ class CachedRunner(LmRunner):
             PromptError: there is no session, the context is full, or `token` is no id.
             NumericalError: a logit is NaN or infinite.
         """
-        with self._use("decode_logits") as engine:
+        with self._exclusive("decode_logits"):
+            engine = self._engine
             if not engine.past:
                 raise PromptError("there is no session", where="decode_logits", hint="call prefill_logits first")
             return self._decode(engine, check_ids([token], self.vocab_size, "token")[0])
@@ -219,7 +213,8 @@ class CachedRunner(LmRunner):
 
     def reset(self) -> None:
         """Ends the session."""
-        with self._use("reset") as engine:
+        with self._exclusive("reset"):
+            engine = self._engine
             engine.reset()
 
     def snapshot(self) -> Snapshot:
@@ -227,7 +222,8 @@ class CachedRunner(LmRunner):
 
         It is immutable, and `Snapshot.save` writes it to a file.
         """
-        with self._use("snapshot") as engine:
+        with self._exclusive("snapshot"):
+            engine = self._engine
             return engine.snapshot()
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -237,7 +233,8 @@ class CachedRunner(LmRunner):
             SnapshotError: it is of another model, or of another type of cache; the session stays.
             PromptError: it holds more tokens than the context.
         """
-        with self._use("restore") as engine:
+        with self._exclusive("restore"):
+            engine = self._engine
             engine.restore(snapshot)
 
     # ---------------------------------------------------------------------------------------------- text
@@ -255,8 +252,8 @@ class CachedRunner(LmRunner):
         return self.generate(ids, n_new, on_token, **options)
 
     @property
-    def default_sample(self) -> SampleOpts:
-        return self._sample or self._engine.recommended or GREEDY
+    def recommended_sample(self) -> SampleOpts | None:
+        return self._engine.recommended
 
     def _source(self, request: Request) -> Source:
         """The tokens of a generation: the prompt is computed once, then a step a token.
@@ -266,18 +263,16 @@ class CachedRunner(LmRunner):
         return self._session_source(request) if self._cached else super()._source(request)
 
     def _session_source(self, request: Request) -> Source:
-        with self._use("generate") as engine:
-            if request.speculative:
-                yield from self._speculative_source(engine, request)
-                return
+        engine = self._engine
+        if request.speculative:
+            return self._speculative_source(engine, request)
 
-            def first() -> Logits:
-                return self._prefill(engine, request.context)
+        def first() -> Logits:
+            return self._prefill(engine, request.context)
 
-            if request.is_free and engine.repeats:
-                yield from _in_runs(first, engine.greedy, request, engine.max_seq)
-            else:
-                yield from stepwise(first, lambda token: self._decode(engine, token), request)
+        if request.is_free and engine.repeats:
+            return _in_runs(first, engine.greedy, request, engine.max_seq)
+        return stepwise(first, lambda token: self._decode(engine, token), request)
 
     def _speculative_source(self, engine: TokenEngine, request: Request) -> Source:
         """The same tokens, with guessed ones checked several at a time."""
@@ -311,15 +306,10 @@ class CachedRunner(LmRunner):
 
             yield from _in_runs(first, more, request, engine.max_seq)
 
-    def _together(self, requests: list[Request], length: int) -> list[Generation]:
+    def _together(self, requests: list[Request], length: int, use: Use) -> list[Generation]:
         if not self._cached:
-            return super()._together(requests, length)
-        with self._use("generate_batch") as engine:
-            return generate_together(engine, requests, length)
-
-    @property
-    def _tokenizer(self) -> Callable[[], Tokenizer]:
-        return lambda: self.tokenizer
+            return super()._together(requests, length, use)
+        return generate_together(self._engine, requests, length)
 
     def _prefill(self, engine: TokenEngine, ids: list[int]) -> Logits:
         """The logits after `ids`, which become the session; what the session has of them already is kept."""
@@ -359,7 +349,8 @@ class CachedRunner(LmRunner):
             CompileError: a program cannot be compiled.
             CacheError: the cache is read-only and lacks a program.
         """
-        with self._use("compile") as engine:
+        with self._exclusive("compile"):
+            engine = self._engine
             return engine.compile(on_program, batch)
 
     def stats(self) -> Mapping[str, Any]:
@@ -367,24 +358,19 @@ class CachedRunner(LmRunner):
         tokens of prompts that did not have to be computed because the session held them already; and `speculation`: how
         many `steps` with guesses there were, and how many tokens were `drafted` and `accepted`.
         """
-        with self._use("stats") as engine:
+        with self._exclusive("stats"):
+            engine = self._engine
             return {**engine.stats(), "reused_tokens": self._reused, "speculation": asdict(self._speculated)}
 
     def close(self) -> None:
-        """Gives back the memory and the threads; once is enough, more does no harm."""
-        if not self._turn.closed:
-            with self._use("close") as engine:
-                self._turn.closed = True
-                engine.close()
-
-    @contextmanager
-    def _use(self, what: str) -> Iterator[TokenEngine]:
-        """The engine, for one caller at a time."""
-        with self._turn(what):
-            yield self._engine
+        """Gives back the memory and the threads, and ends a stream of this thread; more than once does no harm."""
+        if not self._exclusive.closed:
+            with self._exclusive("close"):
+                self._exclusive.closed = True
+                self._engine.close()
 
     def __enter__(self) -> Self:
-        with self._use("with"):
+        with self._exclusive("with"):
             return self
 
 

@@ -15,7 +15,7 @@ from rlx.runners.cached import CachedRunner
 from rlx.runners.stopping import OnToken
 from rlx.runtime.devices import Device
 from rlx.runtime.devices import device as find_device
-from rlx.sampling import SampleOpts
+from rlx.sampling.options import Sample
 
 if TYPE_CHECKING:
     from rlx.runners.token_engine import TokenEngine
@@ -37,8 +37,9 @@ class FamilyRunner(CachedRunner):
         *,
         config: str | PathLike[str] | Mapping[str, Any] | None = None,
         device: str | Device | None = None,
-        sample: SampleOpts | None = None,
+        sample: Sample = None,
         on_token: OnToken | None = None,
+        streams: bool = True,
         speculative: str | None = None,
         **options: Any,
     ) -> Self:
@@ -47,7 +48,7 @@ class FamilyRunner(CachedRunner):
         Args:
             config: a `config.json`, or what stands in one, for safetensors weights that lie without theirs.
             device: what to run on; see `rlx.devices()`.
-            sample, on_token, speculative: what `generate` takes where a call gives nothing else.
+            sample, on_token, streams, speculative: as for `CachedRunner`.
             options: those of `auto_runner`.
 
         Raises:
@@ -62,7 +63,9 @@ class FamilyRunner(CachedRunner):
             path = open_weights(path, config=config)
         engine = open_engine(path, options)
         try:
-            return cls(engine, device=place, sample=sample, on_token=on_token, speculative=speculative)
+            return cls(
+                engine, device=place, sample=sample, on_token=on_token, streams=streams, speculative=speculative
+            )
         except BaseException:
             engine.close()
             raise

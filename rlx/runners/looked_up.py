@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rlx.runners.base import check_finite
+from rlx.runners.checks import check_finite
 from rlx.runners.speculative import Counters, Drafter, VerifyingEngine, proposed
 
 LONGEST = 8  # run of plain steps

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.errors import ArgumentError
+from rlx.errors import ArgumentError, TokenizerError
 
 if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer
@@ -56,10 +56,12 @@ class Stopping:
         tokenizer: called for the tokenizer if there are stop strings.
         min_tokens: before as many tokens neither `stop_ids` nor `stop` end it, and `banned` keeps `stop_ids` out.
         on_token: called once with every token, before anything is decided.
+        pieces: whether `piece` is wanted although there are no stop strings; it stays empty without a tokenizer.
 
     Attributes:
         reason: why it is over; None if it goes on.
         count: how many tokens there are.
+        piece: the text that became certain with the last token.
         stop_ids: the tokens that end it.
 
     Raises:
@@ -77,6 +79,7 @@ class Stopping:
         tokenizer: Callable[[], Tokenizer] | None = None,
         min_tokens: int = 0,
         on_token: OnToken | None = None,
+        pieces: bool = False,
     ) -> None:
         self._max, self._min = checked_count("max_tokens", max_tokens), checked_count("min_tokens", min_tokens) or 0
         if self._max is not None and self._min > self._max:
@@ -87,7 +90,8 @@ class Stopping:
         if texts and tokenizer is None:
             what = f"the stop string {texts[0]!r} needs a tokenizer, and there is none"
             raise ArgumentError(what, where="stop", hint="stop at token ids instead, or in on_token")
-        self._answer = AnswerText(tokenizer(), texts) if texts and tokenizer else None
+        self._answer = _answer(tokenizer, texts) if tokenizer and (texts or pieces) else None
+        self.piece = ""
         self._room, self.stop_ids, self._on_token = room, stop_ids, on_token
         self.count = 0
         self.reason = self._full()
@@ -105,7 +109,7 @@ class Stopping:
 
     @property
     def text(self) -> str | None:
-        """The text of the answer without the stop string, as far as it is certain; None if there are no stop strings.
+        """The text of the answer without the stop string, as far as it is certain; None if nobody asked for text.
 
         What is held back, because a stop string may begin there, is part of it once the generation is over.
         """
@@ -113,11 +117,11 @@ class Stopping:
 
     def push(self, token: int) -> FinishReason | None:
         """Counts one more token; the reason if it was the last one."""
-        self.count += 1
+        self.count, self.piece = self.count + 1, ""
         halted = says_stop(self._on_token, token)
         self.reason = self._said(token) or (FinishReason.CALLBACK if halted else self._full())
         if self._answer and self.reason is not None:
-            self._answer.finish()
+            self.piece += self._answer.finish()
         return self.reason
 
     def _said(self, token: int) -> FinishReason | None:
@@ -125,7 +129,7 @@ class Stopping:
         if token in self.stop_ids and self.count > self._min:
             return FinishReason.STOP
         if self._answer:
-            self._answer.push(token, may_stop=self.count >= self._min)
+            self.piece = self._answer.push(token, may_stop=self.count >= self._min)
             if self._answer.stopped_at is not None:
                 return FinishReason.STOP_STRING
         return None
@@ -136,21 +140,39 @@ class Stopping:
         return FinishReason.CONTEXT if self._room is not None and self.count >= self._room else None
 
 
+def _answer(tokenizer: Callable[[], Tokenizer], stop: Sequence[str]) -> AnswerText | None:
+    try:
+        return AnswerText(tokenizer(), stop)
+    except TokenizerError:
+        if stop:
+            raise
+        return None
+
+
+def answer_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of an answer without control tokens."""
+    text = AnswerText(tokenizer)
+    for token in ids:
+        text.push(token)
+    text.finish()
+    return text.text
+
+
 class AnswerText:
     """Token ids to the text of an answer, which ends before the first stop string.
 
     Of several stop strings the one that is complete first counts, so that it does not matter how the text was cut into
-    tokens; of those complete at one character, the longest. Control tokens have no text.
+    tokens; of those complete at one character, the longest. Control tokens have no text, but for those of `keep`.
 
     Attributes:
         text: what belongs to the answer for certain: a beginning of a stop string is held back.
         stopped_at: the stop string that was found.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), keep: Set[int] = NOTHING) -> None:
         from rlx.text.detokenize import StreamDetokenizer
 
-        self._detokenizer = StreamDetokenizer(tokenizer, skip_special_tokens=True, continues=True)
+        self._detokenizer = StreamDetokenizer(tokenizer, skip_special_tokens=True, continues=True, keep=keep)
         self._stop, self._held, self._pieces = tuple(stop), "", list[str]()
         self.stopped_at: str | None = None
 

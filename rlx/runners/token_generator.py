@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rlx.passes.options import MAX_PAST
 from rlx.profile import CompileProfile, ProfileLike
 from rlx.profile.keys import MAX_PROGRAMS
-from rlx.runners.base import TokenIds, check_ids
+from rlx.runners.checks import TokenIds, check_ids
 from rlx.runners.modes import past_buckets
 from rlx.runners.setup import profile_beside
 from rlx.runners.token_history import TokenHistory
@@ -99,7 +99,7 @@ class TokenGenerator(TokenHistory):
         return self._with_profile(CompileProfile.of_phases(prefill, decode))
 
     def _with_profile(self, profile: CompileProfile) -> Self:
-        with self._turn("with_compile_profiles"):
+        with self._exclusive("with_compile_profiles"):
             options = {**self._options, "profile": profile}
             old, new = self._engine, _open(self._engine.weights.loader.path, options)
             new.modes = replace(old.modes, ranges=new.modes.ranges)
@@ -175,7 +175,7 @@ class TokenGenerator(TokenHistory):
         return self.with_dynamic_prefill_cache(_INPUTS).with_decode_cache(max_seq)
 
     def _with(self, phase: str, capacity: int, **modes: Any) -> Self:
-        with self._turn("with a cache"):
+        with self._exclusive("with a cache"):
             self._engine.modes = replace(self._engine.modes, **modes)
             self._engine.tables[phase].limit(capacity)
         return self

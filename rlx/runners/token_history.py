@@ -12,10 +12,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from rlx.errors import PromptError
-from rlx.runners.base import GREEDY, TokenIds, check_finite, check_ids, fit_context
+from rlx.runners.base import GREEDY
+from rlx.runners.checks import TokenIds, check_finite, check_ids, fit_context
+from rlx.runners.exclusive import Exclusive
 from rlx.runners.generation import Logits
 from rlx.runners.stopping import NOTHING, OnToken, Stopping, checked_count
-from rlx.runners.turns import Turns
 from rlx.sampling import SampleOpts, Sampler
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class TokenHistory:
         self._logits: Logits | None = None  # after the whole history, where that is in the session
         self._given: Given | None = None  # what the history begins with in place of embeddings
         self._sampler: Sampler | None = None
-        self._turn = Turns("generator")
+        self._exclusive = Exclusive("generator")
 
     # ---------------------------------------------------------------------------------------------- the history
 
@@ -49,7 +50,7 @@ class TokenHistory:
         Raises:
             PromptError: `ids` is empty, longer than the context, or holds something that is no id.
         """
-        with self._turn("prefill"):
+        with self._exclusive("prefill"):
             self._start(self._checked(ids))
 
     def prefill_from_embeds(self, ids: TokenIds, embeds: Any, attn_bias: Any = None) -> None:
@@ -68,7 +69,7 @@ class TokenHistory:
             PromptError: as `prefill`; a wrong shape; a NaN; an infinite number, but for -inf in the bias; a row of the
                 bias that closes everything; later keys opened over more tokens than a call takes.
         """
-        with self._turn("prefill_from_embeds"):
+        with self._exclusive("prefill_from_embeds"):
             tokens = self._checked(ids)
             self._start(tokens, self._engine.give(len(tokens), embeds, attn_bias))
 
@@ -100,7 +101,7 @@ class TokenHistory:
             PromptError: there is no history, or the context is full.
             NumericalError: a logit is NaN or infinite.
         """
-        with self._turn("step"):
+        with self._exclusive("step"):
             return self._step(opts)
 
     def step_cached(self, opts: SampleOpts = GREEDY) -> int:
@@ -108,7 +109,7 @@ class TokenHistory:
 
         Afterwards `past_seq == len(tokens) - 1`: the new token is the input of the next step.
         """
-        with self._turn("step_cached"):
+        with self._exclusive("step_cached"):
             return self._step_cached(opts)
 
     def _step(self, opts: SampleOpts) -> int:
@@ -163,14 +164,14 @@ class TokenHistory:
             ArgumentError: `n` is no whole number of at least 0.
             PromptError, NumericalError: as `step`; what was generated before stays in the history.
         """
-        with self._turn("generate"):
+        with self._exclusive("generate"):
             return self._generate(self._step, n, opts, on_token, stop_ids)
 
     def generate_cached(
         self, n: int, opts: SampleOpts = GREEDY, *, on_token: OnToken | None = None, stop_ids: Set[int] = NOTHING
     ) -> list[int]:
         """As `generate`, by `step_cached`."""
-        with self._turn("generate_cached"):
+        with self._exclusive("generate_cached"):
             return self._generate(self._step_cached, n, opts, on_token, stop_ids)
 
     def generate_cached_with(self, n: int, opts: SampleOpts, on_token: OnToken) -> list[int]:
@@ -219,7 +220,7 @@ class TokenHistory:
         Raises:
             PromptError, NumericalError: as `prefill` and `step`.
         """
-        with self._turn("prefill_get_last_logits"):
+        with self._exclusive("prefill_get_last_logits"):
             self._start(self._checked(ids))
             return self._get_logits()
 
@@ -233,7 +234,7 @@ class TokenHistory:
             PromptError: there is no history, the context is full, or `token` is no id.
             NumericalError: a logit is NaN or infinite; the history then stays as it was.
         """
-        with self._turn("decode_get_logits"):
+        with self._exclusive("decode_get_logits"):
             checked = check_ids([token], self.config.vocab_size, "token")
             if not self._tokens:
                 raise PromptError("there is no history", where="decode_get_logits", hint="call prefill first")
@@ -266,19 +267,19 @@ class TokenHistory:
 
     def sync_device(self) -> None:
         """Waits for what the device still does. A CPU does nothing behind a call's back: it returns at once."""
-        with self._turn("sync_device"):
+        with self._exclusive("sync_device"):
             pass
 
     def stats(self) -> dict[str, Any]:
         """What the engine holds and has done; `programs` are the counters of the tables of programs, by phase."""
-        with self._turn("stats"):
+        with self._exclusive("stats"):
             return self._engine.stats()
 
     def close(self) -> None:
         """Gives back the memory and the threads; once is enough, more does no harm."""
-        if not self._turn.closed:
-            with self._turn("close"):
-                self._turn.closed = True
+        if not self._exclusive.closed:
+            with self._exclusive("close"):
+                self._exclusive.closed = True
                 self._engine.close()
 
     def __enter__(self) -> Self:

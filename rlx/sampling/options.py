@@ -5,18 +5,20 @@ Sampling stage. `sampler.py` follows them, `recommended.py` reads a model's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
 from math import inf, isfinite
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal
 
+from rlx.arguments import known_fields
 from rlx.errors import SamplingError
 
 LogitBias = Mapping[int, float] | Iterable[tuple[int, float]]
 Breaker = str | tuple[int, ...]
 
 
+@known_fields
 @dataclass(frozen=True, slots=True)
 class SampleOpts:
     """How to choose the next token. The defaults draw from the model's distribution as it is.
@@ -114,6 +116,58 @@ class SampleOpts:
     def has_penalties(self) -> bool:
         """Whether tokens are penalized for being in the window."""
         return self.repetition_penalty != 1 or bool(self.frequency_penalty or self.presence_penalty)
+
+
+Sample = SampleOpts | Literal["recommended"] | None
+"""How a call chooses tokens: these options, what the model's files recommend, or as the runner does."""
+
+
+def resolved(sample: SampleOpts | str | None, recommended: SampleOpts | None, default: SampleOpts) -> SampleOpts:
+    """The options that `sample` stands for.
+
+    Args:
+        recommended: what the model's files say; None if they do not, which then means greedily.
+        default: for None.
+
+    Raises:
+        SamplingError: `sample` is a text other than "recommended".
+    """
+    if sample is None:
+        return default
+    if isinstance(sample, str):
+        if sample != "recommended":
+            hint = "give a SampleOpts, or 'recommended' for what the model's files say"
+            raise SamplingError(f"found {sample!r}", where="sample", hint=hint)
+        return recommended or SampleOpts.greedy()
+    return sample
+
+
+# What changes the draw, and so does nothing where nothing is drawn; what Mirostat takes the place of.
+_FILTERS = ("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold")
+_OF_DRAWS = (*_FILTERS, "mirostat", "mirostat_tau", "mirostat_eta")
+
+
+def combined(base: SampleOpts, changes: Mapping[str, Any], spelled: Callable[[str], str] = "{}=".format) -> SampleOpts:
+    """`base` with some options changed.
+
+    Args:
+        changes: options by name.
+        spelled: how the caller's interface writes an option, for messages.
+
+    Raises:
+        SamplingError: an option is out of its range, or would do nothing: a filter without a temperature, or beside
+            Mirostat.
+    """
+    opts = replace(base, **changes)
+    idle = [spelled(name) for name in _OF_DRAWS if name in changes]
+    if opts.is_greedy and idle:
+        what = f"{idle[0]} does nothing at temperature 0: add {spelled('temperature')}, such as 0.7"
+        raise SamplingError(what, where="sampling")
+    replaced = [spelled(name) for name in _FILTERS if name in changes]
+    if opts.mirostat and replaced:
+        what = f"{replaced[0]} does nothing beside Mirostat, which takes the place of the filters"
+        raise SamplingError(what, where="sampling")
+    return opts
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import count
 from typing import Any, NoReturn
 
-from rlx.errors import ChatTemplateError
+from rlx.errors import ChatTemplateError, MultimodalError
 from rlx.text.budget import BUDGET, Budget, RenderLimits
 from rlx.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 _MAX_DEPTH = 64
+_PROBE = "qzcontent"  # stands for a text, to see what a template does with it
+_THINKING = "enable_thinking"  # the name that templates have for the switch
 
 
 class ChatTemplate:
@@ -59,7 +61,7 @@ class ChatTemplate:
 
         Args:
             messages: `role` (text) and `content`: a text, parts such as `{"type": "text", "text": ...}`, or nothing
-                beside `tool_calls`. Other keys are handed to the template.
+                beside `tool_calls`. Other keys are handed to the template. Contents stay as they are; see `fitted`.
             tools: JSON schemas of the functions that the model may call.
             add_generation_prompt: end with the head of the model's answer.
             kwargs: further variables of the template, such as `enable_thinking`.
@@ -73,12 +75,51 @@ class ChatTemplate:
             "documents": None,
             **{name: _plain(value, name) for name, value in kwargs.items()},
         }
-        budget = Budget(self._limits)
-        budget.admit(values)
-        return self._render(budget, {**self._tokens, **values, "add_generation_prompt": add_generation_prompt})
+        return self._render({**self._tokens, **values, "add_generation_prompt": add_generation_prompt})
 
-    def _render(self, budget: Budget, values: dict[str, Any]) -> str:
-        chunks: list[str] = []
+    def fitted(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Messages whose contents have the form that the template takes.
+
+        Text parts are joined with line breaks for a template that takes texts only; a text becomes a part for one that
+        takes parts only.
+
+        Raises:
+            ChatTemplateError: a message is malformed.
+            MultimodalError: a content has a part that is no text.
+        """
+        checked = _checked_messages(messages)
+        _refuse_media(checked)
+        return [self._fitted(message) for message in checked]
+
+    def _fitted(self, message: dict[str, Any]) -> dict[str, Any]:
+        content = message.get("content")
+        if isinstance(content, str) and self._takes_parts and not self._takes_texts:
+            return {**message, "content": [{"type": "text", "text": content}]}
+        if isinstance(content, list) and not self._takes_parts:
+            return {**message, "content": "\n".join(part["text"] for part in content)}
+        return message
+
+    @cached_property
+    def _takes_texts(self) -> bool:
+        """Whether a content that is a text comes out as that text."""
+        return self._shows(_PROBE)
+
+    @cached_property
+    def _takes_parts(self) -> bool:
+        """Whether the text of a part comes out, and nothing else of the part."""
+        return self._shows([{"type": "text", "text": _PROBE}])
+
+    def _shows(self, content: Any) -> bool:
+        values = {"messages": [{"role": "user", "content": content}], "tools": None, "documents": None}
+        try:
+            text = self._render({**self._tokens, **values, "add_generation_prompt": False})
+        except ChatTemplateError:
+            return False
+        return _PROBE in text and repr(_PROBE) not in text and f'"{_PROBE}"' not in text
+
+    def _render(self, values: dict[str, Any]) -> str:
+        budget, chunks = Budget(self._limits), list[str]()
+        budget.admit({name: value for name, value in values.items() if name not in self._tokens})
         token = BUDGET.set(budget)
         try:
             for chunk in self._template.generate(values):
@@ -204,14 +245,44 @@ def chat_ids(
 
     Raises:
         ChatTemplateError: there is no template, or it cannot be rendered.
+        MultimodalError: a content has a part that is no text.
     """
     template = template_of(tokenizer, tools=tools is not None)
+    messages = template.fitted(messages)
     if trust_content:
         text = template.render(messages, tools, add_generation_prompt, **kwargs)
         return tokenizer.encode(text, add_special_tokens=False, parse_special=True)
     fence = _Fence(tokenizer, messages)
     text = template.render(fence.messages, tools, add_generation_prompt, **kwargs)
     return fence.encode(text)
+
+
+def _refuse_media(messages: Sequence[dict[str, Any]]) -> None:
+    for i, message in enumerate(messages):
+        content = message.get("content")
+        for j, part in enumerate(content if isinstance(content, list) else ()):
+            if part["type"] != "text":
+                raise MultimodalError(
+                    f"a part has type {part['type']!r}, and the model takes text only",
+                    where=f"messages[{i}].content[{j}]", hint="leave the part out",
+                )  # fmt: skip
+
+
+def thinking_variables(tokenizer: Tokenizer, thinking: bool | None, where: str) -> dict[str, Any]:
+    """What tells the chat template whether the model reasons before it answers; nothing for None.
+
+    Args:
+        where: what the caller's interface calls the switch, for messages.
+
+    Raises:
+        ChatTemplateError: the template has no such switch.
+    """
+    if thinking is None:
+        return {}
+    if _THINKING not in (tokenizer.chat_template or ""):
+        what = f"the model's chat template has no {_THINKING}"
+        raise ChatTemplateError(what, where=where, hint="leave it out")
+    return {_THINKING: thinking}
 
 
 class _Fence:

@@ -6,6 +6,7 @@ Text stage, used by the runners' streaming and by the command line.
 from __future__ import annotations
 
 import codecs
+from collections.abc import Set
 
 from rlx.text.tokenizer import Tokenizer
 
@@ -18,11 +19,19 @@ class StreamDetokenizer:
     Args:
         skip_special_tokens: leave control tokens out.
         continues: the ids go on after a text (an answer after its prompt), so that a leading space is a real one.
+        keep: control tokens that are not left out.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = False, *, continues: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = False,
+        *,
+        continues: bool = False,
+        keep: Set[int] = frozenset(),
+    ) -> None:
         self._bytes_of = tokenizer.token_bytes
-        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skip = tokenizer.special_ids - keep if skip_special_tokens else frozenset()
         self._drop_space = tokenizer.drop_space and not continues
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from rlx.errors import ArgumentError, MultimodalError, NumericalError, PromptError
-from rlx.runners.base import LmRunner, TokenIds, check_finite
+from rlx.runners.base import LmRunner
+from rlx.runners.checks import TokenIds, check_finite
 from rlx.runners.generation import Logits
 from rlx.sampling import SampleOpts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,15 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine
 
-from rlx.errors import ArgumentError, BusyError, NumericalError, PromptError, TokenizerError, UnsupportedModelError
+from rlx.errors import (
+    ArgumentError,
+    BusyError,
+    NumericalError,
+    PromptError,
+    SamplingError,
+    TokenizerError,
+    UnsupportedModelError,
+)
 from rlx.runners.base import LmRunner
 from rlx.runners.cached import CachedRunner
 from rlx.runners.families import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner
@@ -105,16 +114,25 @@ def test_cached_generation_equals_the_naive_one(sample: SampleOpts, n_new: int) 
     assert engine.calls == [5] * (n_new > 0) + [1] * (len(got) - 1)
 
 
-def test_what_the_model_recommends_holds_where_nobody_says_otherwise() -> None:
+def test_a_runner_is_greedy_unless_told_otherwise() -> None:
+    """What the model's files recommend is there to be asked for: by the runner's choice, or by a call's."""
     hot, warm = SampleOpts(5.0, seed=1), SampleOpts(3.0, seed=2)
     engine = FakeEngine()
-    assert CachedRunner(engine).default_sample.is_plain_greedy
+    assert CachedRunner(engine).recommended_sample is None
+    greedy = CachedRunner(engine).generate(PROMPT, 9)
+    assert CachedRunner(engine).generate(PROMPT, 9, sample="recommended") == greedy, "there is no recommendation"
     engine.recommended = hot
-    asked = [CachedRunner(engine).generate(PROMPT, 9), CachedRunner(engine, sample=warm).generate(PROMPT, 9)]
-    said = [CachedRunner(FakeEngine()).generate(PROMPT, 9, sample=sample) for sample in (hot, warm)]
-    assert asked == said and said[0] != said[1]
-    greedy = CachedRunner(engine).generate(PROMPT, 9, sample=SampleOpts.greedy())
-    assert greedy == CachedRunner(FakeEngine()).generate(PROMPT, 9) != said[0]
+    runner = CachedRunner(engine)
+    assert (runner.recommended_sample, runner.default_sample) == (hot, SampleOpts.greedy())
+    assert runner.generate(PROMPT, 9) == [step.token for step in runner.stream(PROMPT, 9)] == greedy
+    drawn = [CachedRunner(FakeEngine()).generate(PROMPT, 9, sample=sample) for sample in (hot, warm)]
+    assert drawn[0] != drawn[1] and greedy not in drawn
+    assert runner.generate(PROMPT, 9, sample="recommended") == drawn[0]
+    assert CachedRunner(engine, sample="recommended").generate(PROMPT, 9) == drawn[0]
+    assert CachedRunner(engine, sample=warm).generate(PROMPT, 9) == drawn[1]
+    assert CachedRunner(engine, sample=warm).generate_batch([PROMPT], 9) == [drawn[1]]
+    with pytest.raises(SamplingError, match="found 'best'"):
+        runner.generate(PROMPT, 1, sample="best")  # type: ignore[arg-type]
 
 
 def test_the_session_of_a_generation_can_be_continued() -> None:
@@ -348,18 +366,74 @@ def test_a_stream_gives_what_generate_gives() -> None:
         context.append(step.token)
 
 
-def test_a_stream_is_lazy_and_holds_the_runner() -> None:
+def test_a_stream_is_lazy_and_keeps_other_threads_out() -> None:
     engine = FakeEngine()
     runner = CachedRunner(engine)
     stream = runner.stream(PROMPT, 6)
     assert engine.calls == []
     next(stream)
     assert engine.calls == [5], "the next token is not computed before anyone asks"
-    with pytest.raises(BusyError, match="in use"):
-        runner.generate(PROMPT, 1)
-    stream.close()  # type: ignore[attr-defined]
+    assert isinstance(in_thread(lambda: runner.generate(PROMPT, 1)), BusyError)
+    stream.close()
+    stream.close()
     assert runner.past_seq == 5
-    assert runner.generate(PROMPT, 1)
+    assert in_thread(lambda: runner.generate(PROMPT, 1)) is None
+
+
+USES: list[Callable[[CachedRunner], Any]] = [
+    lambda runner: runner.generate(PROMPT, 2),
+    lambda runner: list(runner.stream(PROMPT, 2)),
+    lambda runner: runner.generate_batch([PROMPT], 1),
+    lambda runner: runner.predict_logits(PROMPT),
+    lambda runner: runner.score(PROMPT),
+    lambda runner: runner.reset(),
+]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_further_call_in_the_same_thread_ends_a_stream(use: Callable[[CachedRunner], Any]) -> None:
+    runner = CachedRunner(FakeEngine())
+    expected = use(CachedRunner(FakeEngine()))
+    stream = runner.stream(PROMPT, 6)
+    next(stream)
+    np.testing.assert_array_equal(use(runner), expected)
+    for _ in range(2):
+        with pytest.raises(BusyError, match=r"this stream was ended by a call of \w+\. Finish or close a stream"):
+            next(stream)
+    assert len(runner.generate(PROMPT, 3)) == 3
+
+
+def test_closing_a_runner_ends_its_stream() -> None:
+    engine = FakeEngine()
+    with CachedRunner(engine) as runner:
+        stream = runner.stream(PROMPT, 6)
+        next(stream)
+    assert engine.closed
+    with pytest.raises(BusyError, match="ended by a call of close"):
+        next(stream)
+    finished = CachedRunner(FakeEngine()).stream(PROMPT, 1)
+    assert len(list(finished)) == 1 and list(finished) == []
+
+
+def test_a_stream_that_nobody_has_any_more_keeps_nobody_out() -> None:
+    runner = CachedRunner(FakeEngine())
+    next(runner.stream(PROMPT, 6))
+    assert in_thread(lambda: runner.generate(PROMPT, 1)) is None
+    kept = []
+    worker = threading.Thread(target=lambda: kept.append(runner.stream(PROMPT, 6)) or next(kept[0]))  # type: ignore[func-returns-value]
+    worker.start()
+    worker.join()
+    assert len(runner.generate(PROMPT, 2)) == 2, "its thread is over"
+    with pytest.raises(BusyError, match="ended by a call of generate"):
+        next(kept[0])
+
+
+def test_a_stream_may_go_on_in_another_thread() -> None:
+    runner = CachedRunner(FakeEngine())
+    stream = runner.stream(PROMPT, 6)
+    tokens = [next(stream).token]
+    assert in_thread(lambda: tokens.append(next(stream).token)) is None
+    assert [*tokens, *(step.token for step in stream)] == CachedRunner(FakeEngine()).generate(PROMPT, 6)
 
 
 def test_a_stream_checks_its_arguments_at_once() -> None:

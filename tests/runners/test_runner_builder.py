@@ -128,13 +128,13 @@ def test_weights_without_their_config(goldens: Path, tmp_path: Path) -> None:
             assert runner.vocab_size == config["vocab_size"]
 
 
-def test_a_model_s_own_recommendation_is_the_default(opened: Opened) -> None:
-    runner = rlx.Qwen3Runner.from_path("m.gguf")
-    greedy = runner.generate([1, 2], 5)
+def test_a_model_s_own_recommendation_is_asked_for(opened: Opened) -> None:
+    greedy = rlx.Qwen3Runner.from_path("m.gguf").generate([1, 2], 5)
     opened.engines[0].recommended = SampleOpts(seed=3)
-    assert runner.default_sample.seed == 3
-    assert runner.generate([1, 2], 5) != greedy
-    assert runner.generate([1, 2], 5, sample=SampleOpts.greedy()) == greedy
+    for options, drawn in (({}, False), ({"sample": "recommended"}, True)):
+        runner = rlx.Qwen3Runner(opened.engines[0], **options)  # type: ignore[arg-type]
+        assert (runner.generate([1, 2], 5) != greedy) == drawn
+        assert runner.generate([1, 2], 5, sample=SampleOpts.greedy()) == greedy
 
 
 def test_a_context_longer_than_the_model_s_is_warned_of(goldens: Path) -> None:

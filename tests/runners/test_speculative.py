@@ -14,7 +14,7 @@ from fake_engine import FakeEngine
 
 from rlx.errors import NumericalError
 from rlx.runners import auto_runner
-from rlx.runners.base import check_finite
+from rlx.runners.checks import check_finite
 from rlx.runners.looked_up import LookedUp
 from rlx.runners.speculative import MOST, Counters, Hits, PromptLookup, Speculation
 from rlx.runtime import kv

@@ -73,7 +73,7 @@ def test_the_file_beside_a_checkpoint_is_read(goldens: Path, tmp_path: Path) -> 
     with open_weights(tmp_path) as loader:
         assert recommended(loader) == SampleOpts(0.6, 20, repetition_window=None)
     with auto_runner(tmp_path, threads=1, load=False) as runner:
-        assert runner.default_sample == SampleOpts(0.6, 20, repetition_window=None)
+        assert runner.recommended_sample == SampleOpts(0.6, 20, repetition_window=None)
 
 
 # ---------------------------------------------------------------------------------------------------- GGUF

@@ -1,0 +1,121 @@
+"""Unknown keyword arguments: an error that names ours, also for the names that other libraries use.
+
+Every part may ask this module. Public functions are wrapped in `known_arguments`; functions that hand options on use
+`check_arguments`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from rlx.errors import UnknownArgumentError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C", bound=type)
+
+_COUNT = ("n_new", "max_tokens", "n")
+
+#: Names in llama.cpp's, transformers', vLLM's, Ollama's, OpenAI's and mlx-lm's interfaces -> ours. Of several the first
+#: that a function has.
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("model", "model_path", "model_name", "model_id", "pretrained_model_name_or_path"), ("path",)),
+    **dict.fromkeys(("weights", "weights_path", "filename", "file"), ("path",)),
+    **dict.fromkeys(("n_ctx", "num_ctx", "ctx_size", "context_length", "context_size"), ("max_seq",)),
+    **dict.fromkeys(("max_model_len", "max_length", "max_context", "max_seq_len", "max_kv_size"), ("max_seq",)),
+    **dict.fromkeys(("n_threads", "num_threads", "num_thread", "nthreads", "workers"), ("threads",)),
+    **dict.fromkeys(("type_k", "type_v", "cache_type_k", "cache_type_v", "kv_cache_dtype", "kv_bits"), ("kv_dtype",)),
+    **dict.fromkeys(("dtype", "torch_dtype", "compute_type", "quantization"), ("precision",)),
+    **dict.fromkeys(("device_map", "backend"), ("device",)),
+    **dict.fromkeys(("speculative_decoding", "draft_model", "prompt_lookup_num_tokens"), ("speculative",)),
+    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens", "max_completion_tokens"), _COUNT),
+    **dict.fromkeys(("max_tokens", "n_new", "n_tokens", "num_tokens", "n"), _COUNT),
+    **dict.fromkeys(("min_new_tokens", "min_length"), ("min_tokens",)),
+    **dict.fromkeys(("prompt_ids", "input_ids", "tokens", "token_ids", "prompt_tokens"), ("ids", "prompts")),
+    **dict.fromkeys(("prompt", "text", "inputs"), ("ids", "prompt", "prompts")),
+    **dict.fromkeys(("prompt_list", "batch", "ids"), ("prompts", "ids", "messages")),
+    **dict.fromkeys(("callback", "streamer", "token_callback", "progress_callback"), ("on_token", "progress")),
+    **dict.fromkeys(("stop_strings", "stop_sequences", "stop_words", "stop_sequence"), ("stop",)),
+    **dict.fromkeys(("sampler", "sampling", "sampling_params", "opts", "sample_opts"), ("sample",)),
+    **dict.fromkeys(("n_probs", "logprobs", "num_logprobs"), ("top_logprobs",)),
+    **dict.fromkeys(("enable_thinking", "think", "reasoning"), ("thinking",)),
+    **dict.fromkeys(("functions",), ("tools",)),
+    **dict.fromkeys(("logits_all", "all_logits"), ("all_positions",)),
+    **dict.fromkeys(("temp",), ("temperature",)),
+    **dict.fromkeys(("repeat_penalty", "rep_pen", "penalty_repeat"), ("repetition_penalty",)),
+    **dict.fromkeys(("repeat_last_n", "penalty_last_n", "repetition_context_size"), ("repetition_window",)),
+    **dict.fromkeys(("typical", "tfs_z"), ("typical_p",)),
+    **dict.fromkeys(("random_seed", "random_state", "rng_seed"), ("seed",)),
+    "mirostat_mode": ("mirostat",),
+}
+
+#: Options of `SampleOpts`; a function with `sample` takes them inside one.
+SAMPLING = frozenset(
+    "temperature top_k top_p min_p repetition_penalty seed repetition_window typical_p top_n_sigma frequency_penalty "
+    "presence_penalty xtc_probability xtc_threshold dry_multiplier dry_base dry_allowed_length dry_penalty_last_n "
+    "dry_sequence_breakers mirostat mirostat_tau mirostat_eta logit_bias".split()
+)
+#: Options of opening a model.
+OPENING = frozenset("threads max_seq kv_dtype precision profile cache progress dump_ir load keep_packed device".split())
+
+#: What others have and rlx has not, with what to do.
+NOTES: dict[str, str] = {
+    **dict.fromkeys(("n_gpu_layers", "gpu_layers", "num_gpu", "main_gpu", "tensor_split"), "rlx runs on the CPU"),
+    **dict.fromkeys(("n_batch", "n_ubatch", "batch_size"), "a compile profile has the sizes: [buckets] seq"),
+    **dict.fromkeys(("use_mmap", "mmap", "use_mlock", "low_cpu_mem_usage"), "model files are always mapped"),
+    **dict.fromkeys(("flash_attn", "attn_implementation", "use_cache"), "rlx always does it"),
+    **dict.fromkeys(("trust_remote_code", "token", "revision"), "rlx runs no code of a model and opens local files"),
+    "do_sample": "tokens are drawn with sample=SampleOpts(temperature=...), and greedily without",
+    "num_return_sequences": "generate_batch([ids] * n, ...) gives several answers",
+    "stream": "the methods stream, chat_stream and complete_stream give tokens as they come",
+    "verbose": "set RLX_DEBUG to see more",
+}
+
+
+def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, which for an unknown keyword raises an `UnknownArgumentError` that names the right one."""
+    code = getattr(function, "__code__")  # noqa: B009 - callables in general have none
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    known, where = frozenset(names), function.__qualname__.removesuffix(".__init__")
+
+    @wraps(function)
+    def checked(*arguments: P.args, **options: P.kwargs) -> R:
+        if not options.keys() <= known:
+            check_arguments(where, options, names)
+        return function(*arguments, **options)
+
+    return checked
+
+
+def known_fields(cls: C) -> C:
+    """A dataclass whose constructor is wrapped in `known_arguments`."""
+    cls.__init__ = known_arguments(cls.__init__)  # type: ignore[misc]
+    return cls
+
+
+def check_arguments(where: str, options: Iterable[str], known: Collection[str]) -> None:
+    """Raises an `UnknownArgumentError` for the first of `options` that is not among `known`."""
+    for name in options:
+        if name not in known:
+            hint = _advice(name, [other for other in known if other != "self"])
+            raise UnknownArgumentError(f"there is no argument {name!r}", where=where, hint=hint)
+
+
+def _advice(name: str, known: list[str]) -> str:
+    from difflib import get_close_matches
+
+    ours = SYNONYMS.get(name, (name,))
+    for other in ours:
+        if other in known:
+            return f"use {other}="
+    if sampling := [other for other in ours if other in SAMPLING and "sample" in known]:
+        return f"use sample=SampleOpts({sampling[0]}=...)"
+    if opening := [other for other in ours if other in OPENING]:
+        return f"give {opening[0]}= when the model is opened, as in rlx.auto_runner(path, {opening[0]}=...)"
+    if name in NOTES:
+        return f"leave it out: {NOTES[name]}"
+    near = get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}=?" if near else f"there is {', '.join(known)}"
+

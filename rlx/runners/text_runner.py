@@ -1,0 +1,247 @@
+"""Text in, text out: conversations and completions over a runner of tokens.
+
+Runners stage, over `base.py`. A prompt becomes ids by the model's tokenizer and chat template; the tokens of the answer
+become its text, and its reasoning where the model writes any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rlx.arguments import SAMPLING, check_arguments
+from rlx.errors import ArgumentError
+from rlx.runners.base import LmRunner
+from rlx.runners.generation import Generation, Step, Stream
+from rlx.runners.stopping import AnswerText, FinishReason, checked_count, stop_strings
+from rlx.sampling.options import combined
+
+if TYPE_CHECKING:
+    from rlx.text.thinking import ThinkingTags
+    from rlx.text.tokenizer import Tokenizer
+
+Messages = str | Sequence[Mapping[str, Any]]
+_OPTIONS = ("sample", "stop", "min_tokens", "speculative", "top_logprobs")
+_CHAT = ("tools", "thinking", "variables")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model answered.
+
+    Attributes:
+        text: the answer, without control tokens, reasoning and stop string.
+        thinking: the model's reasoning; empty if it wrote none.
+        generation: the tokens.
+        prompt_tokens: of the prompt.
+    """
+
+    text: str
+    thinking: str
+    generation: Generation
+    prompt_tokens: int
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens, the one that ended it included."""
+        return list(self.generation)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended."""
+        return self.generation.finish_reason
+
+    @property
+    def steps(self) -> list[Step] | None:
+        """Log-probabilities of each token, where `top_logprobs` asked for them; else None."""
+        return self.generation.steps
+
+    @property
+    def message(self) -> dict[str, str]:
+        """The answer as a message that continues the conversation."""
+        thinking = {"reasoning_content": self.thinking} if self.thinking else {}
+        return {"role": "assistant", "content": self.text, **thinking}
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class TextRunner(LmRunner):
+    """An `LmRunner` with methods that take and give text."""
+
+    def chat(self, messages: Messages, max_tokens: int | None = None, **options: Any) -> Answer:
+        """The model's answer to a conversation.
+
+            messages = [{"role": "user", "content": "What is 27 + 45?"}]
+            answer = runner.chat(messages, max_tokens=64)
+            messages += [answer.message, {"role": "user", "content": "And in words?"}]
+
+        Args:
+            messages: `{"role": ..., "content": ...}`, or a text: one message of the user. A content is a text or a list
+                of parts `{"type": "text", "text": ...}`.
+            max_tokens: of the answer, reasoning included; as many as the context holds by default.
+            tools: JSON schemas of functions that the model may call.
+            thinking: whether the model reasons before it answers, if it can do both; None leaves it to the template.
+            variables: others that the chat template reads.
+            sample: a `SampleOpts`, or "recommended"; as for `generate` if None. Options of `SampleOpts`, such as
+                `temperature` or `seed`, may be given themselves and are put in their places.
+            stop, min_tokens, speculative, top_logprobs: as for `generate`.
+
+        Raises:
+            ChatTemplateError: the model has no chat template, or it refuses the messages.
+            MultimodalError: a message has an image or a sound.
+            UnknownArgumentError: there is no such option.
+            SamplingError: an option is out of its range, or would do nothing because nothing is drawn.
+            PromptError, ArgumentError, NumericalError, BusyError: as `generate`.
+        """
+        return self._answered(self._chat_call("chat", messages, options), max_tokens, options)
+
+    def chat_stream(self, messages: Messages, max_tokens: int | None = None, **options: Any) -> Stream:
+        """The answer of `chat` as it comes: an iterator of `Step` with `text` and `thinking`.
+
+            for step in runner.chat_stream("Tell me a story.", max_tokens=200):
+                print(step.text, end="", flush=True)
+        """
+        return self._streamed(self._chat_call("chat_stream", messages, options), max_tokens, options)
+
+    def complete(self, prompt: str, max_tokens: int | None = None, **options: Any) -> Answer:
+        """A text that continues `prompt`, which goes to the model as it is, without a chat template.
+
+            print(runner.complete("Once upon a time", max_tokens=20).text)
+
+        Args:
+            prompt: control tokens in it are text like any other.
+            max_tokens: as many as the context holds by default.
+            options: `sample`, `stop`, `min_tokens`, `speculative`, `top_logprobs` and sampling options, as for `chat`.
+
+        Raises:
+            TokenizerError: the model has no tokenizer, or `prompt` is no text.
+            PromptError, SamplingError, ArgumentError, NumericalError, BusyError: as `chat`.
+        """
+        return self._answered(_Call("complete", self.tokenizer.encode(prompt)), max_tokens, options)
+
+    def complete_stream(self, prompt: str, max_tokens: int | None = None, **options: Any) -> Stream:
+        """The text of `complete` as it comes: an iterator of `Step`."""
+        return self._streamed(_Call("complete_stream", self.tokenizer.encode(prompt)), max_tokens, options)
+
+    def chat_ids(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """The prompt for a conversation: the model's chat template, up to where the answer begins.
+
+        Args:
+            messages: as for `chat`; the text of control tokens in a content stays text.
+            tools: JSON schemas of functions that the model may call.
+            variables: others that the template reads, such as `enable_thinking=False`.
+
+        Raises:
+            ChatTemplateError: the model has no template, or it refuses the messages.
+            MultimodalError: a message has an image or a sound.
+        """
+        from rlx.text.chat import chat_ids
+
+        messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        return chat_ids(self.tokenizer, messages, tools, **variables)
+
+    def _chat_call(self, where: str, messages: Messages, options: dict[str, Any]) -> _Call:
+        from rlx.text.chat import thinking_variables
+        from rlx.text.thinking import ThinkingTags
+
+        variables = {**(options.pop("variables", None) or {})}
+        variables |= thinking_variables(self.tokenizer, options.pop("thinking", None), "thinking")
+        ids, tags = self.chat_ids(messages, options.pop("tools", None), **variables), ThinkingTags.of(self.tokenizer)
+        return _Call(where, ids, tags, tags is not None and tags.is_open(self.tokenizer, ids))
+
+    def _answered(self, call: _Call, max_tokens: int | None, options: dict[str, Any]) -> Answer:
+        """All of an answer."""
+        found = self.generate(call.ids, self._most(call, max_tokens), **self._token_options(call, options))
+        text = call.text(self.tokenizer, options)
+        pieces = [text.push(token, found.finish_reason) for token in found[:-1]]
+        pieces += [text.push(token, found.finish_reason, last=True) for token in found[-1:]]
+        thinking, said = ("".join(part) for part in zip(*pieces, strict=True)) if pieces else ("", "")
+        return Answer(said, thinking, found, len(call.ids))
+
+    def _streamed(self, call: _Call, max_tokens: int | None, options: dict[str, Any]) -> Stream:
+        """An answer as it comes."""
+        stream = self.stream(call.ids, self._most(call, max_tokens), **self._token_options(call, options))
+        text = call.text(self.tokenizer, options)
+
+        def spoken(steps: Generator[Step, None, None]) -> Generator[Step, None, None]:
+            with closing(steps):
+                for step in steps:
+                    thinking, said = text.push(step.token, step.finish_reason, last=step.finish_reason is not None)
+                    yield replace(step, text=said, thinking=thinking)
+
+        return stream.mapped(spoken)
+
+    def _most(self, call: _Call, max_tokens: int | None) -> int:
+        """How many tokens an answer may have."""
+        if max_tokens is None and self.max_seq is None:
+            raise ArgumentError("max_tokens is needed where nothing bounds the context", where=call.where)
+        if checked_count("max_tokens", max_tokens) is None:
+            return max(0, (self.max_seq or 0) - len(call.ids) + 1)
+        return max_tokens or 0
+
+    def _token_options(self, call: _Call, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of `generate` in those of `chat`: sampling options become one `SampleOpts`."""
+        check_arguments(call.where, options, call.known)
+        sampling = {name: options[name] for name in options if name in SAMPLING}
+        others = {name: options[name] for name in options if name not in SAMPLING}
+        if sampling:
+            others["sample"] = combined(self._sampling(others.get("sample")), sampling)
+        return others
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A prompt to be answered with text.
+
+    Attributes:
+        where: the method, for messages.
+        ids: the prompt.
+        tags: around reasoning; None if there is none.
+        is_open: the prompt ends inside the reasoning.
+    """
+
+    where: str
+    ids: list[int]
+    tags: ThinkingTags | None = None
+    is_open: bool = False
+
+    @property
+    def known(self) -> list[str]:
+        """The options that the method has, its arguments first."""
+        own = ("messages", "max_tokens", *_CHAT) if self.where.startswith("chat") else ("prompt", "max_tokens")
+        return [*own, *_OPTIONS, *sorted(SAMPLING)]
+
+    def text(self, tokenizer: Tokenizer, options: Mapping[str, Any]) -> _AnswerText:
+        """What turns the tokens of the answer into its text."""
+        return _AnswerText(self, tokenizer, stop_strings(options.get("stop", ())), options.get("min_tokens") or 0)
+
+
+class _AnswerText:
+    """The tokens of an answer as pieces of reasoning and of text."""
+
+    def __init__(self, call: _Call, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int) -> None:
+        from rlx.text.thinking import ThinkingSplitter
+
+        keep = call.tags.ids(tokenizer) if call.tags else frozenset()
+        self._text, self._splitter = AnswerText(tokenizer, stop, keep), ThinkingSplitter(call.tags, call.is_open)
+        self._min, self._count = min_tokens, 0
+
+    def push(self, token: int, reason: FinishReason | None, last: bool = False) -> tuple[str, str]:
+        """The reasoning and the text that are certain with one more token."""
+        self._count += 1
+        piece = ""
+        if not (last and reason == FinishReason.STOP):  # the token that says so has no text
+            piece = self._text.push(token, may_stop=self._count >= self._min)
+        thinking, said = self._splitter.push(piece + self._text.finish() if last else piece)
+        if last:
+            more = self._splitter.finish()
+            thinking, said = thinking + more[0], said + more[1]
+        return thinking, said
