@@ -17,21 +17,24 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from math import pi, prod, sqrt
+from math import prod, sqrt
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGUFWriter
 from gguf import GGMLQuantizationType as Type
-from model_shapes import SHAPES, Shape, add_metadata, tensors
+from gguf import GGUFValueType as Kind
 from model_vocab import add_tokenizer
 from numpy.typing import NDArray
 
-from rlx.export.mix import FILE_TYPES, tensor_types
-from rlx.ir.dtypes import BF16, DType
+from rlx.export.mix import FILE_TYPES
+from rlx.export.unwritten import header_of_shape
+from rlx.ir.dtypes import DType
+from rlx.models.shapes import SHAPES, Shape, metadata, rope_freqs
 
 Bytes = NDArray[np.uint8]
+_KINDS = {bool: Kind.BOOL, int: Kind.UINT32, float: Kind.FLOAT32, str: Kind.STRING}
 STD = 0.02
 CHUNK = 16 << 20  # bytes drawn and written at a time
 
@@ -41,11 +44,11 @@ CHUNK = 16 << 20  # bytes drawn and written at a time
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A tensor of the file to be: until its type is chosen, one of a checkpoint in bfloat16."""
+    """A tensor of the file to be."""
 
     name: str
     shape: tuple[int, ...]
-    dtype: DType = BF16
+    dtype: DType
 
     @property
     def type(self) -> Type:
@@ -63,13 +66,7 @@ class Planned:
 
 def plan(s: Shape, kind: str) -> list[Planned]:
     """The tensors of a file of this kind, with their types."""
-    wanted = [Planned(name, shape) for name, shape in tensors(s)]
-    sizes = {"block_count": s.layers, "attention.head_count": s.heads, "attention.head_count_kv": s.kv_heads}
-    if s.experts:
-        sizes["expert_count"] = s.experts.count
-    metadata = {f"{s.arch}.{key}": value for key, value in sizes.items()}
-    types = tensor_types(wanted, s.arch, metadata, FILE_TYPES[kind])
-    return [replace(tensor, dtype=dtype) for tensor, dtype in zip(wanted, types, strict=True)]
+    return [Planned(info.name, info.shape, info.dtype) for info in header_of_shape(s, kind).tensors.values()]
 
 
 # ---------------------------------------------------------------------------------------------------- random blocks
@@ -184,7 +181,7 @@ def small_values(tensor: Planned, s: Shape, rng: np.random.Generator) -> NDArray
     """Tensors in float32 whose values mean something, [shape]; None for all others, which are noise around 0."""
     name, shape = tensor.name, tensor.shape
     if name == "rope_freqs.weight":
-        return quarter_rope(s) if s.shared else rope_divisors(s)
+        return rope_freqs(s)
     if name.endswith(("norm.weight", "layer_output_scale.weight")):
         return 1 + 5 * floats(rng, shape[0])
     if name.endswith("ssm_a"):
@@ -194,19 +191,6 @@ def small_values(tensor: Planned, s: Shape, rng: np.random.Generator) -> NDArray
     if name.endswith("ssm_conv1d.weight"):
         return rng.uniform(-0.5, 0.5, shape)
     return None
-
-
-def quarter_rope(s: Shape) -> NDArray[np.float64]:
-    """Gemma 4's divisors: a quarter of the pairs turns, the rest practically not."""
-    pairs = s.head_dim // 2
-    return np.where(np.arange(pairs) < pairs // 4, 1.0, 1e30)
-
-
-def rope_divisors(s: Shape, low: float = 1.0, high: float = 4.0, original: int = 8192) -> NDArray[np.float32]:
-    """Llama 3's frequency divisors: 1 for short wavelengths, `rope_factor` for long ones, a ramp between."""
-    wavelength = 2 * pi * s.rope_base ** (np.arange(0, s.head_dim, 2) / s.head_dim)
-    smooth = np.clip((original / wavelength - low) / (high - low), 0, 1)
-    return (1 / ((1 - smooth) / s.rope_factor + smooth)).astype(np.float32)
 
 
 # ---------------------------------------------------------------------------------------------------- file
@@ -228,7 +212,11 @@ def write_model(out: Path, name: str, s: Shape, kind: str, seed: int = 0) -> Wri
     writer.add_name(f"{name} with random weights")
     writer.add_file_type(FILE_TYPES[kind].ggml)
     writer.add_quantization_version(2)
-    add_metadata(writer, s)
+    for key, value in metadata(s).items():
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        else:
+            writer.add_key_value(key, value, _KINDS[type(value)])
     add_tokenizer(writer, s)
     planned = plan(s, kind)
     for t in planned:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gguf import GGUFWriter, TokenType
 
 if TYPE_CHECKING:
-    from model_shapes import Shape
+    from rlx.models.shapes import Shape
 
 WORDS = "the and was that with have this from they one there what about which when time story fox said".split()
 CHATML = (

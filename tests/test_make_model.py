@@ -17,6 +17,7 @@ import pytest
 from gguf import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES, GGUFReader, dequantize
 
 from rlx.ir.dtypes import BY_GGML
+from rlx.models.shapes import llama3_rope
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
@@ -150,7 +151,7 @@ def test_llama_divisors_are_those_of_the_converted_checkpoint(maker: ModuleType,
     config = json.loads((goldens / "llama" / "hf" / "config.json").read_text())
     rope = config["rope_parameters"]
     shape = replace(maker.SHAPES["tiny-llama"], head_dim=config["head_dim"], rope_factor=rope["factor"])
-    ours = maker.rope_divisors(
+    ours = llama3_rope(
         shape, rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)

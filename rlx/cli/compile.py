@@ -5,21 +5,31 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rlx.cli.main import debug_option
-from rlx.cli.options import engine_options, model_path, open_plan, open_runner
+from rlx.cli.options import engine_options, model_path, named, open_plan, open_runner
 from rlx.cli.output import Bars, counted, size
 
 if TYPE_CHECKING:
     from rlx.runners.programs import ProgramRecord
+    from rlx.weights import WeightLoader
+
+CONFIG = "config.json"
 
 
 @click.command(name="compile")
 @click.argument("model", required=False)
 @engine_options
+@click.option("--shape", metavar="NAME", help="In place of MODEL the shape of a published one, such as qwen3-0.6b.")
+@click.option(
+    "--weights",
+    metavar="TYPE",
+    help="With a config.json or --shape: the type of the weights to come, such as Q4_K_M, Q8_0 or BF16.",
+)
 @click.option(
     "--batch",
     type=click.IntRange(1),
@@ -30,19 +40,59 @@ if TYPE_CHECKING:
 @click.option("--check", is_flag=True, help="Only check that profile and options fit the model; compile nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @debug_option
-def compile_(model: str | None, engine: dict[str, Any], batch: int, check: bool, as_json: bool) -> None:
+def compile_(
+    model: str | None,
+    engine: dict[str, Any],
+    shape: str | None,
+    weights: str | None,
+    batch: int,
+    check: bool,
+    as_json: bool,
+) -> None:
     """Compile the programs of MODEL, so that its first run need not.
 
     Without MODEL it is the one that the profile names (`model = "FILE"`), else the one beside the profile, else the
-    demo model.
+    demo model. A config.json, or a directory with one and no weights, compiles ahead of the download: with --weights
+    TYPE the programs of a GGUF file of that type, without it those of the safetensors checkpoint. For --shape the type
+    is Q4_K_M unless --weights names another.
 
     Prints a line a program: phase, rows it takes, seconds, kernels, size, whether it was compiled or in the cache, and
     its digest for `rlx cache show`. The options must be those of the later run, because they change the code.
     """
-    (_check if check else _compile)(model_path(model, engine, tell_demo=True), engine, batch, as_json)
+    source = _source(model, engine, shape, weights)
+    (_check if check else _compile)(source, engine, batch, as_json)
 
 
-def _compile(model: str, engine: dict[str, Any], batch: int, as_json: bool) -> None:
+def _source(model: str | None, engine: dict[str, Any], shape: str | None, weights: str | None) -> str | WeightLoader:
+    """What is compiled: the path of a model, or a header without weights."""
+    if shape is not None:
+        if model is not None:
+            raise click.UsageError(f"--shape {shape} takes the place of a MODEL, and {model} is one")
+        from rlx.export.unwritten import header_of_shape
+
+        return header_of_shape(shape, weights)
+    path = model_path(model, engine, tell_demo=True)
+    config = _config_alone(path)
+    if config is not None:
+        from rlx.export.unwritten import header_of_config
+
+        return header_of_config(config, weights)
+    if weights is not None:
+        raise click.UsageError(f"--weights {weights} is for a config.json or --shape; {path} has weights")
+    return path
+
+
+def _config_alone(name: str) -> Path | None:
+    """The configuration that is compiled without weights: a JSON file that is no index, or alone in a directory."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        from rlx.weights.locate import models_in
+
+        return path / CONFIG if (path / CONFIG).is_file() and not models_in(path) else None
+    return path if path.suffix == ".json" and not path.name.endswith(".index.json") and path.is_file() else None
+
+
+def _compile(model: str | WeightLoader, engine: dict[str, Any], batch: int, as_json: bool) -> None:
     start = time.perf_counter()
     with Bars() as bars:
         bars.waiting("opening the model")
@@ -59,7 +109,7 @@ def _compile(model: str, engine: dict[str, Any], batch: int, as_json: bool) -> N
     seconds = time.perf_counter() - start
     compiled = sum(not record.cached for record in records)
     if as_json:
-        found = {"model": model, "profile": source, "seconds": seconds, "compiled": compiled}
+        found = {"model": named(model), "profile": source, "seconds": seconds, "compiled": compiled}
         click.echo(json.dumps({**found, "programs": [asdict(record) for record in records]}))
     else:
         by = f", by {source}" if source else ""
@@ -76,7 +126,7 @@ def _rows(bucket: tuple[int, int]) -> str:
     return str(bucket[1]) if bucket[0] == bucket[1] else f"{bucket[0]}-{bucket[1]}"
 
 
-def _check(model: str, engine: dict[str, Any], batch: int, as_json: bool) -> None:
+def _check(model: str | WeightLoader, engine: dict[str, Any], batch: int, as_json: bool) -> None:
     """Whatever does not fit is an error; otherwise a line a program that a compile would make."""
     from rlx.runners.batch import batch_programs
 
@@ -88,9 +138,9 @@ def _check(model: str, engine: dict[str, Any], batch: int, as_json: bool) -> Non
     facts = {"target": setup.target.level, "kv_dtype": setup.kv_type.name, "threads": setup.threads}
     source = str(setup.source) if setup.source else None
     if as_json:
-        click.echo(json.dumps({"model": model, "profile": source, **facts, "programs": programs}))
+        click.echo(json.dumps({"model": named(model), "profile": source, **facts, "programs": programs}))
         return
     for o in options:
         click.echo(f"{o.phase:8}{_rows(o.seq):>10}  {o.precision}")
     said = ", ".join(f"{name} {value}" for name, value in facts.items())
-    click.echo(f"{source or 'no profile; the defaults'}: fits {model}; {said}", err=True)
+    click.echo(f"{source or 'no profile; the defaults'}: fits {named(model)}; {said}", err=True)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rlx.runners.auto import Progress
     from rlx.runners.setup import Plan
     from rlx.runtime.cache import CompileCache
+    from rlx.weights import WeightLoader
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
@@ -96,8 +97,13 @@ def model_path(model: str | None, engine: dict[str, Any], *, tell_demo: bool = F
     return str(choice.path)
 
 
+def named(model: str | WeightLoader) -> str:
+    """A model as a user reads it."""
+    return model if isinstance(model, str) else str(model.path)
+
+
 @contextmanager
-def open_plan(model: str, engine: dict[str, Any]) -> Iterator[Plan]:
+def open_plan(model: str | WeightLoader, engine: dict[str, Any]) -> Iterator[Plan]:
     """What would be run for a path, and how: the header is read, nothing is compiled or loaded.
 
     Raises:
@@ -107,17 +113,18 @@ def open_plan(model: str, engine: dict[str, Any]) -> Iterator[Plan]:
     from rlx.runners.setup import Plan
     from rlx.weights import open_weights
 
-    with open_weights(model) as loader:
+    with open_weights(model) if isinstance(model, str) else model as loader:
         runner_class(loader)  # names what an unknown architecture lacks
         choices = {name: value for name, value in engine.items() if name != "keep_packed"}  # that is about loading
         yield Plan.of(loader, **{**choices, "cache": compile_cache(engine.get("cache"))})
 
 
 def open_runner(
-    model: str | None, engine: dict[str, Any], progress: Progress | None, *, load: bool = True
+    model: str | WeightLoader | None, engine: dict[str, Any], progress: Progress | None, *, load: bool = True
 ) -> CachedRunner:
-    """The runner for what `model_path` finds; with `load` its weights are packed at once."""
+    """The runner for what `model_path` finds, or for an open file; with `load` its weights are packed at once."""
     from rlx.runners import auto_runner
 
     options = {**engine, "cache": compile_cache(engine["cache"])}
-    return auto_runner(model_path(model, engine), progress=progress, load=load, **options)
+    source = model_path(model, engine) if model is None or isinstance(model, str) else model
+    return auto_runner(source, progress=progress, load=load, **options)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -25,6 +26,45 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _EXPERTS = "_exps.weight"
 
 
+@dataclass(frozen=True)
+class Described:
+    """A checkpoint in GGUF's terms, without tokenizer and names.
+
+    Attributes:
+        config: the text part of its configuration.
+        metadata: the keys `<architecture>.*` with their types.
+        tensors: in the order of the file to be.
+        weights: the checkpoint's own tensors.
+    """
+
+    config: TextConfig
+    metadata: Metadata
+    tensors: list[ExportTensor]
+    weights: ModelWeights
+
+    @property
+    def arch(self) -> str:
+        return self.config.arch
+
+
+def describe(source: WeightLoader, where: Path) -> Described:
+    """The checkpoint's configuration and tensors; no weight is read.
+
+    Args:
+        where: its `config.json`, for messages.
+
+    Raises:
+        ConfigError, UnsupportedModelError, WeightError: see `open_model`.
+    """
+    config = TextConfig(source.metadata, where)
+    config.predicting = predicting_blocks(source, config.arch)
+    metadata = metadata_from_config(config)
+    weights = ModelWeights(WithPrediction(source, config.layers) if config.predicting else source, config.arch)
+    tensors = _tensors(config, weights)
+    check_tensors(config, [tensor.name for tensor in tensors], weights)
+    return Described(config, metadata, tensors, weights)
+
+
 def model_from_hf(source: WeightLoader) -> ExportModel:
     """Describes the checkpoint; reads its configuration and tokenizer, no weights.
 
@@ -32,22 +72,18 @@ def model_from_hf(source: WeightLoader) -> ExportModel:
         ConfigError, UnsupportedModelError, WeightError, TokenizerError: see `open_model`.
     """
     folder = source.path if source.path.is_dir() else source.path.parent
-    config = TextConfig(source.metadata, folder / "config.json")
-    config.predicting = predicting_blocks(source, config.arch)
-    of_arch = metadata_from_config(config)
-    weights = ModelWeights(WithPrediction(source, config.layers) if config.predicting else source, config.arch)
-    tensors = _tensors(config, weights)
-    check_tensors(config, [tensor.name for tensor in tensors], weights)
+    found = describe(source, folder / "config.json")
+    config, tensors = found.config, found.tensors
     rows = next(tensor.shape[0] for tensor in tensors if tensor.name == "token_embd.weight")
     return ExportModel(
         path=source.path,
         arch=config.arch,
         metadata=_general(config.arch, folder, tensors)
         | _sampling(source)
-        | of_arch
+        | found.metadata
         | tokenizer_metadata(folder, config, rows),
         tensors=tuple(tensors),
-        left_out=tuple(weights.unused),
+        left_out=tuple(found.weights.unused),
         close=source.close,
     )
 

@@ -17,6 +17,7 @@ from rlx.ir.dtypes import BF16, F16, F32, KV_DTYPES, DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.models.config import Layer, ModelConfig
+from rlx.models.expected import ExpectedWeights
 
 FLOATS = (F32, F16, BF16)
 
@@ -105,6 +106,8 @@ class Model:
         return self.graph.named(self._full(name), node)
 
     def _checked(self, full: str, shape: tuple[int, ...], *, floats: bool = False) -> Tensor:
+        if isinstance(self.weights, ExpectedWeights):
+            return self.weights.expect(full, shape)
         if not self.weights.has(full):
             raise WeightError(f"the tensor is missing, expected shape {list(shape)}", where=full, hint=_INCOMPLETE)
         found = self.weights.info(full)

@@ -98,7 +98,7 @@ def runner_class(loader: WeightLoader) -> type[FamilyRunner]:
 
 @known_arguments
 def auto_runner(
-    path: str | PathLike[str] | None = None,
+    path: str | PathLike[str] | WeightLoader | None = None,
     threads: int | None = None,
     max_seq: int | None = None,
     kv_dtype: str | None = None,
@@ -118,8 +118,9 @@ def auto_runner(
 
     Args:
         path: a GGUF file, a safetensors file or index, a directory that holds one model (`directory:QUANT` for one of
-            several), or the name of a model that was downloaded from the Hugging Face hub, `org/repo[:QUANT]`. Without
-            it the model that the profile names, else the one beside the profile, else the embedded demo model.
+            several), the name of a model that was downloaded from the Hugging Face hub, `org/repo[:QUANT]`, or an open
+            `WeightLoader`, which the runner then owns. By default the model that the profile names, else the one
+            beside the profile, else the embedded demo model.
         threads: native workers; the physical cores that this process may use by default.
         max_seq: how many tokens the context holds; the model's own length, at most 4096, by default.
         kv_dtype: type of the KV cache: "f32", "f16", "bf16", "q8_0" or "q4_0".
@@ -148,7 +149,10 @@ def auto_runner(
     from rlx.weights.loader import open_weights
 
     find_device(device)
-    loader = open_weights(choose_model(path, profile).path, config=config)
+    if isinstance(path, str | PathLike) or path is None:
+        loader = open_weights(choose_model(path, profile).path, config=config)
+    else:
+        loader = path
     try:
         runner = runner_class(loader)
     except BaseException:

@@ -67,7 +67,7 @@ class SafetensorsFile(MappedTensors):
     def __init__(self, path: str | Path, *, mmap: bool = True, config: Config | None = None) -> None:
         super().__init__(Path(path))
         main = _main_file(self.path)
-        self.metadata: Mapping[str, Any] = _read_config(main.parent / "config.json" if config is None else config)
+        self.metadata: Mapping[str, Any] = read_config(main.parent / "config.json" if config is None else config)
         generation = main.parent / "generation_config.json"
         self.generation_config: Mapping[str, Any] = _read_json(generation, ConfigError) if generation.exists() else {}
         self.tensors: dict[str, TensorInfo] = {}
@@ -222,7 +222,13 @@ def _flat(pairs: JsonObject) -> list[Any]:
     return [*pairs.keys(), *pairs.values()]
 
 
-def _read_config(source: Config) -> JsonObject:
+def read_config(source: Config) -> JsonObject:
+    """A `config.json`, parsed.
+
+    Raises:
+        ConfigError: it is missing or malformed.
+        UnsupportedModelError: its weights are quantized in a scheme that rlx does not read.
+    """
     if isinstance(source, Mapping):
         path, config = Path("config"), dict(source)
     else:

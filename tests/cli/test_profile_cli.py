@@ -190,6 +190,28 @@ def test_the_runner_asks_in_the_same_order(model: Path, tmp_path: Path) -> None:
         assert runner.family == demo.FAMILY
 
 
+# ------------------------------------------------------------------------------------------------ without weights
+
+
+def test_a_config_alone_or_a_shape_is_compiled(goldens: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_bytes((goldens / "gemma3" / "hf" / "config.json").read_bytes())
+    for name in (config, tmp_path):
+        assert f"fits {config}; target" in check(name)
+        assert f"fits {config}; target" in check(name, "--weights", "Q4_K_M")
+    profile = tmp_path / "gemma.rlx.toml"
+    profile.write_text('model = "config.json"\n')
+    assert f"{profile}: fits {config};" in check("--profile", profile)
+    assert "fits tiny-gemma3-Q4_K_M; target" in check("--shape", "tiny-gemma3")
+    assert "fits tiny-gemma3-Q8_0; target" in check("--shape", "tiny-gemma3", "--weights", "q8_0")
+
+
+def test_weights_are_named_where_there_are_none(model: Path) -> None:
+    assert f"--weights Q8_0 is for a config.json or --shape; {model} has weights" in check(model, "--weights", "Q8_0")
+    assert "--shape tiny-llama takes the place of a MODEL" in check(model, "--shape", "tiny-llama")
+    assert "Did you mean tiny-llama or" in check("--shape", "tiny-lama")
+
+
 def test_inspect_names_the_profile(model: Path, beside: Path) -> None:
     assert "runnable: yes, by GemmaRunner\n" in run("inspect", model).stdout
     beside.write_text("")

@@ -1,11 +1,18 @@
-"""The sizes of real models, and the tensors and metadata that a GGUF file of them has; `make_model.py` writes it."""
+"""The sizes of published models by name, and the tensors and metadata that a GGUF file of them has.
+
+Part of the models stage. `rlx compile --shape NAME` compiles for one without its weights; `benchmarks/make_model.py`
+writes files of them with random weights.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import pi
+from typing import Any
 
-from gguf import GGUFWriter
+import numpy as np
+import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,59 +213,87 @@ def experts(s: Shape, e: Experts) -> Tensors:
 # ---------------------------------------------------------------------------------------------------- metadata
 
 
-def add_metadata(writer: GGUFWriter, s: Shape) -> None:
-    """The sizes, under the names of the architecture."""
+def metadata(s: Shape) -> dict[str, Any]:
+    """The sizes under the names of GGUF: booleans, integers, floats, strings, and lists of the first two."""
     widths = [feed_forward_width(s, layer) for layer in range(s.layers)]
-    writer.add_block_count(s.layers)
-    writer.add_context_length(s.context)
-    writer.add_embedding_length(s.hidden)
-    writer.add_feed_forward_length(widths if s.shared else s.ffn)
-    writer.add_head_count(s.heads)
-    writer.add_head_count_kv(s.kv_heads)
-    writer.add_key_length(s.head_dim)
-    writer.add_value_length(s.head_dim)
-    writer.add_layer_norm_rms_eps(s.eps)
-    writer.add_rope_freq_base(s.rope_base)
-    writer.add_vocab_size(s.vocab)
+    found: dict[str, Any] = {
+        "block_count": s.layers,
+        "context_length": s.context,
+        "embedding_length": s.hidden,
+        "feed_forward_length": widths if s.shared else s.ffn,
+        "attention.head_count": s.heads,
+        "attention.head_count_kv": s.kv_heads,
+        "attention.key_length": s.head_dim,
+        "attention.value_length": s.head_dim,
+        "attention.layer_norm_rms_epsilon": s.eps,
+        "rope.freq_base": s.rope_base,
+        "vocab_size": s.vocab,
+    }
     if s.arch == "llama":
-        writer.add_rope_dimension_count(s.head_dim)
+        found["rope.dimension_count"] = s.head_dim
     if s.window:
-        writer.add_sliding_window(s.window)
-        writer.add_rope_freq_base_swa(10000.0)
+        found |= {"attention.sliding_window": s.window, "rope.freq_base_swa": 10000.0}
     if s.arch == "gemma3" and s.rope_factor:
-        writer.add_string("gemma3.rope.scaling.type", "linear")
-        writer.add_rope_scaling_factor(s.rope_factor)
+        found |= {"rope.scaling.type": "linear", "rope.scaling.factor": s.rope_factor}
     if s.experts:
-        writer.add_expert_count(s.experts.count)
-        writer.add_expert_used_count(s.experts.used)
-        writer.add_expert_feed_forward_length(s.experts.ffn)
+        found |= {
+            "expert_count": s.experts.count,
+            "expert_used_count": s.experts.used,
+            "expert_feed_forward_length": s.experts.ffn,
+        }
     if s.delta:
-        add_delta(writer, s, s.delta)
+        found |= _delta_metadata(s, s.delta)
     if s.shared:
-        add_shared(writer, s, s.shared)
+        found |= _shared_metadata(s, s.shared)
+    return {f"{s.arch}.{key}": value for key, value in found.items()}
 
 
-def add_delta(writer: GGUFWriter, s: Shape, d: Delta) -> None:
+def _delta_metadata(s: Shape, d: Delta) -> dict[str, Any]:
     rotated = s.head_dim // 4
     third = -(-rotated // 6)  # of the rotated pairs, for time, height and width of a picture: 11, 11, 10 of 32
-    writer.add_rope_dimension_count(rotated)
-    writer.add_rope_dimension_sections([third, third, rotated // 2 - 2 * third, 0])
-    writer.add_ssm_conv_kernel(d.taps)
-    writer.add_ssm_state_size(d.dim)
-    writer.add_ssm_group_count(d.key_heads)
-    writer.add_ssm_time_step_rank(d.value_heads)
-    writer.add_ssm_inner_size(d.values)
-    writer.add_array(f"{s.arch}.attention.recurrent_layers", [not s.full(layer) for layer in range(s.layers)])
-    writer.add_uint32(f"{s.arch}.full_attention_interval", s.period)
+    return {
+        "rope.dimension_count": rotated,
+        "rope.dimension_sections": [third, third, rotated // 2 - 2 * third, 0],
+        "ssm.conv_kernel": d.taps,
+        "ssm.state_size": d.dim,
+        "ssm.group_count": d.key_heads,
+        "ssm.time_step_rank": d.value_heads,
+        "ssm.inner_size": d.values,
+        "attention.recurrent_layers": [not s.full(layer) for layer in range(s.layers)],
+        "full_attention_interval": s.period,
+    }
 
 
-def add_shared(writer: GGUFWriter, s: Shape, shared: Shared) -> None:
-    key = f"{s.arch}.attention"
-    writer.add_float32(f"{s.arch}.final_logit_softcapping", shared.cap)
-    writer.add_uint32(f"{s.arch}.embedding_length_per_layer_input", shared.per_layer)
-    writer.add_uint32(f"{key}.shared_kv_layers", shared.layers)
-    writer.add_array(f"{key}.sliding_window_pattern", [not s.full(layer) for layer in range(s.layers)])
-    writer.add_uint32(f"{key}.key_length_swa", shared.local_head_dim)
-    writer.add_uint32(f"{key}.value_length_swa", shared.local_head_dim)
-    writer.add_rope_dimension_count(s.head_dim)
-    writer.add_uint32(f"{s.arch}.rope.dimension_count_swa", shared.local_head_dim)
+def _shared_metadata(s: Shape, shared: Shared) -> dict[str, Any]:
+    return {
+        "final_logit_softcapping": shared.cap,
+        "embedding_length_per_layer_input": shared.per_layer,
+        "attention.shared_kv_layers": shared.layers,
+        "attention.sliding_window_pattern": [not s.full(layer) for layer in range(s.layers)],
+        "attention.key_length_swa": shared.local_head_dim,
+        "attention.value_length_swa": shared.local_head_dim,
+        "rope.dimension_count": s.head_dim,
+        "rope.dimension_count_swa": shared.local_head_dim,
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- values
+
+
+def rope_freqs(s: Shape) -> npt.NDArray[np.float32]:
+    """The values of `rope_freqs.weight`: the divisors of the frequencies, float32 [head_dim / 2]."""
+    found = _quarter_rope(s) if s.shared else llama3_rope(s)
+    return found.astype(np.float32)
+
+
+def _quarter_rope(s: Shape) -> npt.NDArray[np.float64]:
+    """Gemma 4's divisors: a quarter of the pairs turns, the rest practically not."""
+    pairs = s.head_dim // 2
+    return np.where(np.arange(pairs) < pairs // 4, 1.0, 1e30)
+
+
+def llama3_rope(s: Shape, low: float = 1.0, high: float = 4.0, original: int = 8192) -> npt.NDArray[np.float64]:
+    """Llama 3's frequency divisors: 1 for short wavelengths, `rope_factor` for long ones, a ramp between."""
+    wavelength = 2 * pi * s.rope_base ** (np.arange(0, s.head_dim, 2) / s.head_dim)
+    smooth = np.clip((original / wavelength - low) / (high - low), 0, 1)
+    return np.asarray(1 / ((1 - smooth) / s.rope_factor + smooth))

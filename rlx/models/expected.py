@@ -1,0 +1,90 @@
+"""The tensors that a configuration calls for, found by building its graph: for models whose weights are not there.
+
+Part of the models stage, beside `builder.py`: the family files say which tensors there are, and of what shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.errors import WeightError
+from rlx.ir.dtypes import BF16, DType
+from rlx.models.config import ModelConfig
+from rlx.models.views import View, views
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A tensor that a file would hold."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class ExpectedWeights:
+    """In the place of a file while a graph is built: takes every tensor to be there, in the shape that is asked for.
+
+    Attributes:
+        dtype: of every tensor.
+        rows: first dimensions that only the tensors themselves say, by name without the layer.
+        shapes: canonical name -> shape of each tensor that was asked for.
+    """
+
+    dtype: DType
+    rows: Mapping[str, int]
+    shapes: Shapes = field(default_factory=dict)
+
+    def has(self, name: str, /) -> bool:
+        """Whether the file has an optional tensor: only those whose size is known."""
+        return _in_layer(name) in self.rows
+
+    def info(self, name: str, /) -> Expected:
+        """Of an optional tensor its rows; of others what `expect` was told."""
+        return Expected(self.shapes.get(name, (self.rows.get(_in_layer(name), 1),)), self.dtype)
+
+    def expect(self, name: str, shape: tuple[int, ...]) -> Expected:
+        """Notes that the model has this tensor."""
+        self.shapes[name] = shape
+        return Expected(shape, self.dtype)
+
+    def array(self, name: str, /) -> npt.NDArray[np.float32]:
+        raise WeightError("its values are needed, and there are no weights", where=name)
+
+
+def expected_shapes(config: ModelConfig, rows: Mapping[str, int], has_name: Callable[[str], bool]) -> Shapes:
+    """Canonical name -> shape, row-major, of every tensor of a checkpoint of this model.
+
+    Args:
+        rows: first dimensions that a checkpoint's tensors alone say, by name in the layer or decoder.
+        has_name: whether checkpoints have a tensor of this name; where not, it is a part of another, see `views`.
+
+    Raises:
+        UnsupportedModelError, ConfigError: as `rlx.models.build`.
+    """
+    from rlx.ir.dtypes import F32
+    from rlx.models import FAMILIES
+
+    weights = ExpectedWeights(BF16, rows)
+    FAMILIES[config.arch].build(config, weights, F32)
+    parts: dict[str, View] = {}
+    for view in views(config, lambda _: True):
+        parts.setdefault(view.name, view)
+    found: Shapes = {}
+    for name, shape in weights.shapes.items():
+        if has_name(name) or name not in parts:
+            found[name] = shape
+        else:
+            view, axis = parts[name], max(len(shape) - 2, 0)
+            found[view.source] = (*shape[:axis], shape[axis] * view.period // view.rows, *shape[axis + 1 :])
+    return found
+
+
+def _in_layer(name: str) -> str:
+    return name.split(".", 2)[2] if name.startswith("blk.") else name
