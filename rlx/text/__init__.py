@@ -1,11 +1,11 @@
 """Text stage: tokenizers, streaming detokenization and chat templates.
 
 `vocabulary.py` holds the pieces, `from_gguf.py` and `from_hf.py` read them, `pretokenizers.py`, `spm.py` and
-`special.py` encode, `tokenizer.py` is what they become; `detokenize.py` streams; `chat.py`, `sandbox.py` and
-`budget.py` render conversations. Importing this package imports neither `tokenizers` nor `jinja2`.
+`special.py` encode, `tokenizer.py` is what they become; `detokenize.py` streams; `chat.py` and `dialect.py` render
+conversations; `confined.py` runs what is not trusted in a process with limits. Importing this package imports neither
+`tokenizers` nor `jinja2`.
 """
 
-from rlx.text.budget import RenderLimits
 from rlx.text.chat import ChatTemplate, chat_ids, template_of
 from rlx.text.detokenize import StreamDetokenizer
 from rlx.text.from_gguf import tokenizer_from_gguf
@@ -15,7 +15,6 @@ from rlx.text.tokenizer import Tokenizer
 
 __all__ = [
     "ChatTemplate",
-    "RenderLimits",
     "StreamDetokenizer",
     "Tokenizer",
     "chat_ids",

@@ -1,54 +1,64 @@
 """Chat templates: messages to the text, and the ids, that a model was trained to answer.
 
-Text stage, used by the runners. Where the template comes from is `tokenizer.py`; what it may do is `sandbox.py`.
+Text stage, used by the runners. Where the template comes from is `tokenizer.py`; how it is rendered is `dialect.py`.
 """
 
 from __future__ import annotations
 
 import re
+<<<<<<< HEAD
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
+=======
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+>>>>>>> ea3401e (Chat templates and unusual tokenizers run in a child process with hard limits; the template budget is gone)
 from itertools import count
-from typing import Any, NoReturn
+from typing import Any, TypeVar
 
+<<<<<<< HEAD
 from rlx.errors import ChatTemplateError, MultimodalError
 from rlx.text.budget import BUDGET, Budget, RenderLimits
+=======
+from rlx.errors import ChatTemplateError
+from rlx.text.confined import Confined, ConfinedError
+>>>>>>> ea3401e (Chat templates and unusual tokenizers run in a child process with hard limits; the template budget is gone)
 from rlx.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
+T = TypeVar("T")
 _MAX_DEPTH = 64
+<<<<<<< HEAD
 _PROBE = "qzcontent"  # stands for a text, to see what a template does with it
 _THINKING = "enable_thinking"  # the name that templates have for the switch
+=======
+_WHERE = "chat template"
+
+
+MAX_TEMPLATE_CHARS = 1 << 20
+_MEMORY = 512 << 20  # of the process that renders
+_RENDERER = Confined("dialect.py", memory=_MEMORY)  # starts with the first template
+>>>>>>> ea3401e (Chat templates and unusual tokenizers run in a child process with hard limits; the template budget is gone)
 
 
 class ChatTemplate:
-    """A compiled Jinja chat template.
+    """A Jinja chat template. It is rendered in a process of its own, which limits its time and memory.
 
     Args:
         template: the source, as `tokenizer_config.json` or `tokenizer.chat_template` holds it.
         bos_token, eos_token: what the template sees under these names.
-        limits: what a rendering may cost.
 
     Raises:
-        ChatTemplateError: the template is too long, or is no template.
+        ChatTemplateError: the template is too long. Whether it is a template shows when it is rendered.
     """
 
-    def __init__(
-        self, template: str, bos_token: str = "", eos_token: str = "", limits: RenderLimits | None = None
-    ) -> None:
-        self._limits = limits or RenderLimits()
-        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
-        if len(template) > self._limits.template_chars:
+    def __init__(self, template: str, bos_token: str = "", eos_token: str = "") -> None:
+        if len(template) > MAX_TEMPLATE_CHARS:
             raise ChatTemplateError(
-                f"the template has {len(template)} characters, more than {self._limits.template_chars}",
-                where="chat template",
+                f"the template has {len(template)} characters, at most {MAX_TEMPLATE_CHARS} are allowed", where=_WHERE
             )
-        from rlx.text.sandbox import ChatEnvironment
-
-        try:
-            self._template = ChatEnvironment(self._limits.template_tokens).from_string(template)
-        except Exception as error:
-            _fail(error)
+        self._template, self._tokens = template, {"bos_token": bos_token, "eos_token": eos_token}
+        _call(_RENDERER.start)
 
     def render(
         self,
@@ -67,14 +77,18 @@ class ChatTemplate:
             kwargs: further variables of the template, such as `enable_thinking`.
 
         Raises:
-            ChatTemplateError: a message is malformed, the template refuses it, fails, or costs too much.
+            ChatTemplateError: a message is malformed, the template refuses it or fails, or rendering takes more than
+                2 s of CPU time or 512 MB.
         """
         values = {
             "messages": _checked_messages(messages),
             "tools": None if tools is None else _checked_tools(tools),
             "documents": None,
             **{name: _plain(value, name) for name, value in kwargs.items()},
+            **self._tokens,
+            "add_generation_prompt": add_generation_prompt,
         }
+<<<<<<< HEAD
         return self._render({**self._tokens, **values, "add_generation_prompt": add_generation_prompt})
 
     def fitted(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -130,17 +144,25 @@ class ChatTemplate:
         finally:
             BUDGET.reset(token)
         return "".join(chunks)
+=======
+        return str(_call(lambda: _RENDERER.call({"template": self._template, "values": values})))
+>>>>>>> ea3401e (Chat templates and unusual tokenizers run in a child process with hard limits; the template budget is gone)
 
 
-def _fail(error: Exception) -> NoReturn:
+def _call(action: Callable[[], T]) -> T:
     """Everything that goes wrong in a template is a `ChatTemplateError`."""
-    if isinstance(error, ChatTemplateError):
-        raise error
-    if isinstance(error, RecursionError | MemoryError):
-        raise ChatTemplateError(f"the template nests too deeply ({type(error).__name__})", where="chat template")
-    line = getattr(error, "lineno", None)
-    where = "chat template" if line is None else f"chat template, line {line}"
-    raise ChatTemplateError(str(error) or type(error).__name__, where=where) from error
+    try:
+        return action()
+    except ConfinedError as error:
+        where = _WHERE if error.line is None else f"{_WHERE}, line {error.line}"
+        what, hint = str(error), None
+        if error.kind == "Refused":
+            what = f"the template refuses the conversation: {what}"
+        elif error.kind in ("RecursionError", "MemoryError", None):
+            what, hint = f"the template cannot be rendered: {what}", "the model's template is broken or hostile"
+        raise ChatTemplateError(what, where=where, hint=hint) from error
+    except ValueError as error:  # of JSON: a number of more than 4,300 digits
+        raise ChatTemplateError(f"the conversation cannot be handed to the template ({error})", where=_WHERE) from error
 
 
 def _checked_messages(messages: Any) -> list[dict[str, Any]]:
@@ -222,7 +244,7 @@ def template_of(tokenizer: Tokenizer, *, tools: bool = False) -> ChatTemplate:
     source = source if source is not None else templates.get("default")
     if source is None:
         raise ChatTemplateError(
-            "the model has no chat template", where="chat template",
+            "the model has no chat template", where=_WHERE,
             hint="it may be a base model: give it a plain prompt",
         )  # fmt: skip
     bos, eos = ("" if i is None else tokenizer.id_to_token(i) for i in (tokenizer.bos_id, tokenizer.eos_id))

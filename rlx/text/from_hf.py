@@ -6,16 +6,23 @@ Text stage: the `tokenizers` package does the encoding; this reads from it, and 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from rlx.errors import TokenizerError
+from rlx.text.confined import Confined
+from rlx.text.fast import FastTokenizer, may_read
+from rlx.text.pretokenizers import KNOWN_EXPRESSIONS
 from rlx.text.tokenizer import Tokenizer
 from rlx.text.turns import turn_ends
 from rlx.text.vocabulary import SPACE, Spelling, TokenType, Vocabulary, end_ids, is_byte_token
+from rlx.weights import json_file
+
+MAX_BYTES = 128 << 20  # of a tokenizer.json
+_MEMORY, _MEMORY_A_BYTE = 512 << 20, 24  # of the process that reads it
 
 
 def tokenizer_from_hf(path: Path) -> Tokenizer:
@@ -50,45 +57,36 @@ def _assemble(backend: _Backend, config: Mapping[str, Any], folder: Path) -> Tok
 
 
 class _Backend:
-    """The `tokenizers` object and what can be learned from it."""
+    """The `tokenizers` package, in this process or, for a file whose cost is not bounded, in a confined one."""
 
     def __init__(self, file: Path) -> None:
-        from tokenizers import Tokenizer as Fast
-
-        try:
-            self._fast = Fast.from_file(str(file))
-        except Exception as error:  # the package raises bare exceptions
-            raise TokenizerError(f"the file cannot be read ({error})", where=file) from error
         self._file, self._lock = file, Lock()
-        self._fast.no_padding()
-        self._fast.no_truncation()
-        self._decoders = list(_flatten(self._part("decoder")))
+        data = json_file.read_bytes(file, TokenizerError, MAX_BYTES)
+        with self._named("the file cannot be read"):
+            self._fast = _bounded(data) or _ConfinedTokenizer(data)
+            self._facts = self._fast.facts()
 
-    def _part(self, name: str) -> dict[str, Any]:
-        part = getattr(self._fast, name)
-        return {} if part is None else dict(json.loads(part.__getstate__()))
+    @contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # the package raises bare exceptions
+            raise TokenizerError(f"{what} ({error})", where=self._file) from error
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
-        with self._lock:  # the switch belongs to the object, not to the call
-            self._fast.encode_special_tokens = not parse_special
-            return list(self._fast.encode(text, add_special_tokens=False).ids)
+        with self._named("the text cannot be encoded"), self._lock:
+            return self._fast.encode(text, parse_special)
 
     def framing(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The ids that the file's post-processor puts before and behind a text."""
-        plain = list(self._fast.encode("a", add_special_tokens=False).ids)
-        framed = list(self._fast.encode("a").ids)
+        plain, framed = self._facts["plain"], self._facts["framed"]
         starts = [i for i in range(len(framed)) if framed[i : i + len(plain)] == plain]
         if not plain or not starts:
             raise TokenizerError("its post-processor changes the text's own ids", where=self._file)
         return tuple(framed[: starts[0]]), tuple(framed[starts[0] + len(plain) :])
 
     def vocabulary(self) -> Vocabulary:
-        index = self._fast.get_vocab(with_added_tokens=True)
-        if not index:
-            raise TokenizerError("the vocabulary is empty", where=self._file)
-        tokens = [""] * (max(index.values()) + 1)
-        for text, token in index.items():
-            tokens[token] = text
+        tokens = self._facts["tokens"]
         return Vocabulary(tokens, self._types(tokens), self._spelling())
 
     def _types(self, tokens: list[str]) -> bytes:
@@ -97,23 +95,21 @@ class _Backend:
             for token, text in enumerate(tokens):
                 if is_byte_token(text):
                     types[token] = TokenType.BYTE
-        for token, added in self._fast.get_added_tokens_decoder().items():
-            types[token] = TokenType.CONTROL if added.special else TokenType.USER_DEFINED
-        unknown = getattr(self._fast.model, "unk_token", None)
-        unknown_id = None if unknown is None else self._fast.token_to_id(unknown)
-        if unknown_id is not None:
-            types[unknown_id] = TokenType.UNKNOWN
+        for token, special in self._facts["added"]:
+            types[token] = TokenType.CONTROL if special else TokenType.USER_DEFINED
+        if self._facts["unknown"] is not None:
+            types[self._facts["unknown"]] = TokenType.UNKNOWN
         return bytes(types)
 
     def _has(self, kind: str) -> bool:
-        return any(decoder["type"] == kind for decoder in self._decoders)
+        return any(decoder["type"] == kind for decoder in self._facts["decoders"])
 
     def _spelling(self) -> Spelling:
         if self._has("ByteLevel"):
             return Spelling.BYTE_LEVEL
         if self._has("ByteFallback") or self._has("Metaspace"):
             return Spelling.SENTENCEPIECE
-        kinds = [decoder["type"] for decoder in self._decoders]
+        kinds = [decoder["type"] for decoder in self._facts["decoders"]]
         raise TokenizerError(
             f"its decoder {kinds} is neither byte-level nor SentencePiece", where=self._file,
             hint="only the tokenizers of causal language models are supported",
@@ -121,30 +117,37 @@ class _Backend:
 
     def drops_space(self) -> bool:
         """Whether decoding takes a space off the start, because encoding put one there."""
-        strips = any(d["type"] == "Strip" and d["content"] == " " and d["start"] > 0 for d in self._decoders)
-        metaspace = [d for d in self._decoders if d["type"] == "Metaspace" and d["replacement"] == SPACE]
+        decoders = self._facts["decoders"]
+        strips = any(d["type"] == "Strip" and d["content"] == " " and d["start"] > 0 for d in decoders)
+        metaspace = [d for d in decoders if d["type"] == "Metaspace" and d["replacement"] == SPACE]
         return strips or any(d.get("prepend_scheme", "always") != "never" for d in metaspace)
 
 
-def _flatten(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if decoder.get("type") == "Sequence":
-        for part in decoder["decoders"]:
-            yield from _flatten(part)
-    elif decoder:
-        yield decoder
+class _ConfinedTokenizer:
+    """A `FastTokenizer` in a confined process."""
+
+    def __init__(self, data: bytes) -> None:
+        memory = _MEMORY + _MEMORY_A_BYTE * len(data)
+        self._process = Confined("fast.py", memory=memory, setup={"file": data.decode("utf-8")})
+
+    def facts(self) -> dict[str, Any]:
+        return dict(self._process.call({"facts": True}))
+
+    def encode(self, text: str, parse_special: bool) -> list[int]:
+        return list(self._process.call({"text": text, "parse_special": parse_special}))
+
+
+def _bounded(data: bytes) -> FastTokenizer | None:
+    """The file in our own process, if its encoder takes time and memory in proportion to a text."""
+    if not may_read(data, KNOWN_EXPRESSIONS):
+        return None
+    found = FastTokenizer(data)
+    return found if found.is_bounded() else None
 
 
 def read_object(file: Path) -> dict[str, Any]:
     """The object in a JSON file, empty if there is no such file; `TokenizerError` if it holds anything else."""
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"the file is no JSON ({error})", where=file) from error
-    if not isinstance(value, dict):
-        raise TokenizerError("the file holds no JSON object", where=file)
-    return value
+    return json_file.read_object(file, TokenizerError, MAX_BYTES) if file.exists() else {}
 
 
 def _config_id(vocabulary: Vocabulary, config: Mapping[str, Any], name: str) -> int | None:
@@ -173,7 +176,7 @@ def _declared_ends(folder: Path, size: int) -> list[int]:
         value = _eos_of(read_object(folder / name))
         if value is not None:
             ids = value if isinstance(value, list) else [value]
-            if not all(isinstance(token, int) and 0 <= token < size for token in ids):
+            if not all(type(token) is int and 0 <= token < size for token in ids):
                 raise TokenizerError(f"eos_token_id {value} is no id of a vocabulary of {size}", where=folder / name)
             return ids
     return []
@@ -190,10 +193,10 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name: files of their own win over `tokenizer_config.json`."""
     found = _named_templates(config.get("chat_template"), folder / "tokenizer_config.json")
     found |= _named_templates(read_object(folder / "chat_template.json").get("chat_template"), folder)
-    if (file := folder / "chat_template.jinja").is_file():
-        found["default"] = file.read_text(encoding="utf-8")
+    if (file := folder / "chat_template.jinja").exists():
+        found["default"] = json_file.read_text(file, TokenizerError)
     for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[file.stem] = file.read_text(encoding="utf-8")
+        found[file.stem] = json_file.read_text(file, TokenizerError)
     return found
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx.errors import TokenizerError
+from rlx.text.fast import no_panic
 from rlx.text.vocabulary import BYTE_ALPHABET, SPACE, Vocabulary
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ _FAMILIES: tuple[tuple[PreTokenizer, str], ...] = (
     (PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")), "default"),
 )
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: pre for pre, names in _FAMILIES for name in names.split()}
+KNOWN_EXPRESSIONS = frozenset(pattern for pre, _ in _FAMILIES for pattern in pre.patterns)  # take linear time
 
 
 def byte_level_bpe(vocabulary: Vocabulary, hidden: Sequence[int], merges: Sequence[str], pre: PreTokenizer) -> Encode:
@@ -114,7 +116,8 @@ def _backend(
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer(model(vocab=index, merges=_pairs(merges), **options))
+        with no_panic():
+            return Tokenizer(model(vocab=index, merges=_pairs(merges), **options))
     except Exception as error:  # the package raises bare exceptions
         raise TokenizerError(f"the merges do not fit the tokens ({error})", where="tokenizer.ggml.merges") from error
 

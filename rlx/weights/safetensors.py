@@ -8,9 +8,8 @@ names). The library itself is not used: its NumPy front end has no bf16.
 
 from __future__ import annotations
 
-import json
 import os
-import re
+import reprlib
 import struct
 from collections.abc import Mapping
 from math import prod
@@ -19,11 +18,12 @@ from typing import Any, ClassVar, NoReturn
 
 from rlx.errors import ConfigError, ModelFileError, SafetensorsError, UnsupportedModelError
 from rlx.ir.dtypes import BF16, F16, F32, F64, I8, I16, I32, I64, U8, DType
-from rlx.weights import fp8_config
+from rlx.weights import fp8_config, json_file
+from rlx.weights.json_file import JsonObject, parse_object, read_object
 from rlx.weights.mapped import Buffer, MappedFile, MappedTensors, TensorInfo
 
-MAX_HEADER_BYTES = 100_000_000
-MAX_JSON_BYTES = 64 << 20
+MAX_HEADER_BYTES = json_file.MAX_BYTES  # about 260,000 tensors; the format allows 100 MB
+MAX_DIMS = 16
 MAX_ELEMENTS = 1 << 53
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -31,9 +31,6 @@ INDEX_NAME = "model.safetensors.index.json"
 _DTYPES = {"F64": F64, "F32": F32, "F16": F16, "BF16": BF16, "I64": I64, "I32": I32, "I16": I16, "I8": I8, "U8": U8}
 _DTYPES |= {"F8_E4M3": fp8_config.CODES}
 _FIELDS = {"dtype", "shape", "data_offsets"}
-_SIZE = re.compile(r"[0-9]{1,20}")
-
-JsonObject = dict[str, Any]
 
 Config = str | os.PathLike[str] | Mapping[str, Any]
 """A `config.json`, or what stands in one."""
@@ -69,7 +66,7 @@ class SafetensorsFile(MappedTensors):
         main = _main_file(self.path)
         self.metadata: Mapping[str, Any] = read_config(main.parent / "config.json" if config is None else config)
         generation = main.parent / "generation_config.json"
-        self.generation_config: Mapping[str, Any] = _read_json(generation, ConfigError) if generation.exists() else {}
+        self.generation_config: Mapping[str, Any] = read_object(generation, ConfigError) if generation.exists() else {}
         self.tensors: dict[str, TensorInfo] = {}
         if main.suffix != ".json":
             self._add(main, mmap)
@@ -138,23 +135,23 @@ def _read_entries(buffer: Buffer, where: str) -> tuple[JsonObject, int]:
     raw = buffer[8 : 8 + length]
     if raw[:1] != b"{":
         _fail(f"the header does not begin with '{{' but with {raw[:16]!r}", where)
-    return _parse_json(raw, where, SafetensorsError, sizes_only=True), 8 + length
+    return parse_object(raw, where, SafetensorsError, sizes_only=True), 8 + length
 
 
 def _read_entry(name: str, entry: object, where: str) -> tuple[TensorInfo, int, int]:
     """A tensor with the begin and end of its data, from the data section."""
     if not _is_text(name):
         _fail(f"a tensor's name is not valid Unicode: {name!r}", where)
-    if not isinstance(entry, dict) or set(entry) != _FIELDS:
+    if not isinstance(entry, dict) or entry.keys() != _FIELDS:
         _fail(f"tensor {name!r} is not described by {', '.join(sorted(_FIELDS))} alone", where)
     dtype = _read_dtype(name, entry["dtype"], where)
-    shape, bounds = _sizes(entry["shape"]), _sizes(entry["data_offsets"])
-    if shape is None or prod(max(each, 1) for each in shape) > MAX_ELEMENTS:
-        _fail(f"tensor {name!r} has the shape {entry['shape']!r}", where)
+    shape, bounds = _sizes(entry["shape"], MAX_DIMS), _sizes(entry["data_offsets"], 2)
+    if shape is None or (elements := prod(shape)) > MAX_ELEMENTS or not (elements or _is_small(shape)):
+        _fail(f"tensor {name!r} has the shape {reprlib.repr(entry['shape'])}", where)
     if bounds is None or len(bounds) != 2:
-        _fail(f"tensor {name!r} has the data_offsets {entry['data_offsets']!r}, expected two sizes", where)
+        _fail(f"tensor {name!r} has the data_offsets {reprlib.repr(entry['data_offsets'])}, expected two sizes", where)
     begin, end = bounds
-    nbytes = dtype.nbytes * prod(shape)
+    nbytes = dtype.nbytes * elements
     if end - begin != nbytes:
         _fail(f"tensor {name!r} of shape {shape} and type {dtype} takes {nbytes} bytes, its data {end - begin}", where)
     return TensorInfo(name, dtype, shape, nbytes), begin, end
@@ -162,18 +159,23 @@ def _read_entry(name: str, entry: object, where: str) -> tuple[TensorInfo, int, 
 
 def _read_dtype(name: str, dtype: object, where: str) -> DType:
     if not isinstance(dtype, str):
-        _fail(f"tensor {name!r} has the dtype {dtype!r}, expected a string", where)
+        _fail(f"tensor {name!r} has the dtype {reprlib.repr(dtype)}, expected a string", where)
     if dtype not in _DTYPES:
         hint = "use a checkpoint in BF16, F16 or F32, or a GGUF file of the model"
         raise UnsupportedModelError(f"tensor {name!r} has the dtype {dtype}", where=where, hint=hint)
     return _DTYPES[dtype]
 
 
-def _sizes(values: object) -> tuple[int, ...] | None:
-    """The list as a tuple if it is a list of sizes; the parser lets no negative or fractional number through."""
-    if isinstance(values, list) and all(type(each) is int for each in values):
+def _sizes(values: object, most: int) -> tuple[int, ...] | None:
+    """The list as a tuple if it is a list of at most `most` integers; the parser lets no negative one through."""
+    if isinstance(values, list) and len(values) <= most and set(map(type, values)) <= {int}:
         return tuple(values)
     return None
+
+
+def _is_small(shape: tuple[int, ...]) -> bool:
+    """Of a shape without elements: whether the other dimensions are sizes nevertheless."""
+    return prod(max(each, 1) for each in shape) <= MAX_ELEMENTS
 
 
 def _check_dense(found: list[tuple[TensorInfo, int, int]], size: int, where: str) -> None:
@@ -199,7 +201,7 @@ def _main_file(path: Path) -> Path:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    weight_map = _read_json(path, SafetensorsError).get("weight_map")
+    weight_map = read_object(path, SafetensorsError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         _fail("the index has no weight_map", path)
     for name, shard in weight_map.items():
@@ -215,7 +217,7 @@ def _is_file_name(text: str) -> bool:
 
 def _is_text(text: str) -> bool:
     """No lone surrogates, which JSON can spell and UTF-8 cannot."""
-    return not any("\ud800" <= c <= "\udfff" for c in text)
+    return text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def _flat(pairs: JsonObject) -> list[Any]:
@@ -236,52 +238,10 @@ def read_config(source: Config) -> JsonObject:
         if not path.exists():
             hint = "put the checkpoint's config.json beside its weights"
             raise ConfigError("the file is missing", where=path, hint=hint)
-        config = _read_json(path, ConfigError)
+        config = read_object(path, ConfigError)
     for key in ("quantization_config", "quantization"):
         scheme = config.get(key)
         if isinstance(scheme, dict) and scheme and (method := fp8_config.refusal(scheme)):
             hint = "use the BF16 checkpoint or a GGUF file of the model"
             raise UnsupportedModelError(f"the weights are quantized ({key}: {method})", where=path, hint=hint)
     return config
-
-
-def _read_json(path: Path, kind: type[ModelFileError]) -> JsonObject:
-    file = MappedFile(path)
-    if file.size > MAX_JSON_BYTES:
-        raise kind(f"the file has {file.size} bytes, at most {MAX_JSON_BYTES} are allowed", where=path)
-    return _parse_json(file.buffer[:], path, kind)
-
-
-def _parse_json(raw: bytes, where: object, kind: type[ModelFileError], *, sizes_only: bool = False) -> JsonObject:
-    """A JSON object without duplicate keys; with `sizes_only` its numbers are non-negative integers."""
-    hooks: dict[str, Any] = {"parse_int": _size, "parse_float": _no_number, "parse_constant": _no_number}
-    try:
-        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, **(hooks if sizes_only else {}))
-    except (ValueError, RecursionError) as error:
-        raise kind(f"the JSON does not parse: {_reason(error)}", where=where) from error
-    if not isinstance(value, dict):
-        raise kind(f"the JSON is a {type(value).__name__}, expected an object", where=where)
-    return value
-
-
-def _reason(error: Exception) -> str:
-    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> JsonObject:
-    found: JsonObject = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{name!r} occurs twice")
-        found[name] = value
-    return found
-
-
-def _size(digits: str) -> int:
-    if not _SIZE.fullmatch(digits):
-        raise ValueError(f"{digits[:40]} is not a size")
-    return int(digits)
-
-
-def _no_number(digits: str) -> NoReturn:
-    raise ValueError(f"{digits[:40]} is not a size")

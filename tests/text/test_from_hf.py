@@ -160,8 +160,8 @@ def test_padding_and_truncation_of_the_file_are_ignored(tmp_path: Path) -> None:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tokenizer_config_json": {"eos_token": "<nope>"}}, "eos_token '<nope>' is not in the vocabulary"),
     ({"tokenizer_config_json": {"eos_token": ["<eos>"]}}, r"eos_token \['<eos>'\] is not in the vocabulary"),
-    ({"tokenizer_config_json": "{"}, r"tokenizer_config\.json: the file is no JSON"),
-    ({"tokenizer_config_json": "[]"}, "holds no JSON object"),
+    ({"tokenizer_config_json": "{"}, r"tokenizer_config\.json: the JSON does not parse"),
+    ({"tokenizer_config_json": "[]"}, "expected an object"),
     ({"tokenizer_config_json": {"chat_template": 7}}, "chat_template is neither"),
     ({"tokenizer_config_json": {"chat_template": [{"name": "x"}]}}, "chat_template is neither"),
     ({"generation_config_json": {"eos_token_id": 9999}}, "eos_token_id 9999 is no id of a vocabulary of 259"),

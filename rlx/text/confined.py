@@ -1,0 +1,196 @@
+"""A child process with hard limits, for work on input that nobody vouches for.
+
+Text stage: chat templates (`dialect.py`) always run in one, tokenizers (`fast.py`) where their files hold parts whose
+cost is not bounded. A template is a program, and a regular expression may take exponential time: no check beforehand
+bounds them, the limits of a process do. `confined_main.py` is what runs in the child.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Lock
+from typing import Any, cast
+from weakref import WeakSet, finalize
+
+CPU_SECONDS = 2.0  # of one request
+WALL_SECONDS = 60.0  # of one request, on however busy a machine
+MAX_REPLY = 256 << 20
+_HERE = Path(__file__).parent
+_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "TZ", "TZDIR")  # all that the child sees of the environment
+_QUIET = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}  # no threads
+
+
+class ConfinedError(Exception):
+    """A request failed.
+
+    Attributes:
+        kind: name of the exception in the child, None if the process ended or had to be ended.
+        line: where in the input, if the exception says so.
+    """
+
+    def __init__(self, what: str, kind: str | None = None, line: int | None = None) -> None:
+        super().__init__(what)
+        self.kind, self.line = kind, line
+
+
+class Confined:
+    """A process that answers requests with one program; started at first use, and again after it was ended.
+
+    Several threads may call it. After a fork the new process starts a child of its own. The child ends with its parent,
+    and Ctrl-C does not reach it.
+
+    Args:
+        program: a module beside this one, with `prepare()` and `handle(request) -> result`.
+        memory: most bytes of address space.
+        setup: a request that comes first whenever the process is started, such as the one that loads a file.
+        cpu_seconds: most CPU time of one request, and as much again for each MiB of it.
+    """
+
+    def __init__(
+        self, program: str, *, memory: int, setup: object | None = None, cpu_seconds: float = CPU_SECONDS
+    ) -> None:
+        path = [entry for entry in sys.path if os.path.isabs(entry)]
+        hello = {"path": path, "program": str(_HERE / program), "memory": memory, "cpu_seconds": cpu_seconds}
+        self._hello, self._setup = hello, setup
+        self._forget()
+        _ALL.add(self)
+
+    def _forget(self) -> None:
+        """The state of the beginning, in a forked process too: the parent's child is none of its own."""
+        self._lock, self._process = Lock(), cast("_Process | None", None)
+
+    def start(self) -> None:
+        """Starts the process without waiting for it: it gets ready while the caller goes on.
+
+        Raises:
+            ConfinedError: there is no process to be had.
+        """
+        with self._lock:
+            self._running()
+
+    def call(self, request: object) -> Any:
+        """The program's result for a request.
+
+        Raises:
+            ConfinedError: the program raised, took too much time or memory, or there is no process to be had.
+        """
+        message = json.dumps(request).encode()
+        with self._lock:
+            process = self._running()
+            try:
+                if not process.is_set_up:
+                    if self._setup is not None:
+                        process.ask(json.dumps(self._setup).encode())
+                    process.is_set_up = True
+                return process.ask(message)
+            except BaseException as error:  # Ctrl-C comes between a request and its reply
+                if not isinstance(error, ConfinedError) or error.kind in (None, "MemoryError"):
+                    self._process = None
+                    process.end()
+                raise
+
+    def _running(self) -> _Process:
+        if self._process is None or self._process.has_ended():
+            self._process = _Process(self._hello)
+        return self._process
+
+
+class _Process:
+    """A running child and its pipes."""
+
+    def __init__(self, hello: dict[str, Any]) -> None:
+        self._hello, self.is_set_up = hello, False
+        command = [sys.executable, "-I", "-S", "-B", str(_HERE / "confined_main.py")]
+        environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ} | _QUIET
+        try:
+            process = subprocess.Popen(
+                command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                cwd="/", env=environment, process_group=0,
+            )  # fmt: skip
+        except OSError as error:
+            raise ConfinedError(f"no process can be started for it ({error.strerror})") from error
+        assert process.stdin is not None and process.stdout is not None
+        self._process, self._to, self._from = process, process.stdin.fileno(), process.stdout.fileno()
+        self.end = finalize(self, _end, process, os.getpid())
+        os.set_blocking(self._to, False)
+        os.set_blocking(self._from, False)
+        self._deadline = time.monotonic() + WALL_SECONDS
+        self._write(json.dumps(hello).encode())
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def ask(self, message: bytes) -> Any:
+        self._deadline = time.monotonic() + WALL_SECONDS
+        self._write(message)
+        length = int.from_bytes(self._read(8), "little")
+        if length > MAX_REPLY:
+            raise ConfinedError(f"its result takes {length} bytes, more than {MAX_REPLY}")
+        try:
+            found = json.loads(self._read(length))
+        except ValueError as error:
+            raise ConfinedError("its process has sent no JSON") from error
+        if "error" in found:
+            raise ConfinedError(found["error"] or found["type"], found["type"], found.get("line"))
+        return found["result"]
+
+    def _write(self, message: bytes) -> None:
+        left = memoryview(len(message).to_bytes(8, "little") + message)
+        while left:
+            self._wait(self._to, select.POLLOUT)
+            try:
+                left = left[os.write(self._to, left) :]
+            except BrokenPipeError:
+                raise self._died() from None
+
+    def _read(self, count: int) -> bytes:
+        found = bytearray()
+        while len(found) < count:
+            self._wait(self._from, select.POLLIN)
+            part = os.read(self._from, min(count - len(found), 1 << 20))
+            if not part:
+                raise self._died()
+            found += part
+        return bytes(found)
+
+    def _wait(self, pipe: int, event: int) -> None:
+        poll = select.poll()
+        poll.register(pipe, event)
+        if not poll.poll(max(self._deadline - time.monotonic(), 0) * 1000):
+            raise ConfinedError(f"it took longer than {WALL_SECONDS:g} s")
+
+    def _died(self) -> ConfinedError:
+        """Why the process has closed its pipes."""
+        try:
+            code = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            code = 0
+        seconds, memory = self._hello["cpu_seconds"], self._hello["memory"]
+        if code == -signal.SIGPROF:
+            return ConfinedError(f"it takes more CPU time than {seconds:g} s")
+        return ConfinedError(f"it ended its process (status {code}), which may use {memory >> 20} MB")
+
+
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    if os.getpid() == owner:
+        process.kill()
+        process.wait()
+
+
+def _forget_all() -> None:
+    for each in _ALL:
+        each._forget()
+
+
+_ALL: WeakSet[Confined] = WeakSet()
+os.register_at_fork(after_in_child=_forget_all)

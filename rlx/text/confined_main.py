@@ -1,0 +1,81 @@
+"""The main program of a confined process: read a request, let a program answer it, write the reply, until the end.
+
+Text stage; `confined.py` starts it as `python -I -S confined_main.py`. It imports nothing of rlx, so that it starts
+quickly. A message is a length (u64, little-endian) and that many bytes of JSON.
+
+The first message says where modules are found and which program to load: a module with `prepare()`, which imports all
+that it will need, and `handle(request) -> result`. After that the process gives up what an
+attacker could use: it can open no file and no socket (`RLIMIT_NOFILE` 0), start no process or thread (`RLIMIT_NPROC`
+0, which does not bind root) and use no more memory than it is given (`RLIMIT_AS`). A timer that counts CPU time ends
+the process in the middle of a request that takes too long.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+_BYTES = 1 << 20  # of a request that add its CPU time once more: long texts may take longer
+_OUT_OF_MEMORY = b'{"error": "it takes too much memory", "type": "MemoryError"}'
+
+
+def main() -> NoReturn:
+    hello, _ = _receive()
+    sys.path[:] = hello["path"]
+    handle = _load(hello["program"])
+    _give_up(hello["memory"])
+    while True:
+        request, size = _receive()
+        signal.setitimer(signal.ITIMER_PROF, hello["cpu_seconds"] * (1 + size / _BYTES))  # SIGPROF ends the process
+        reply = _answer(handle, request)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sys.stdout.buffer.write(len(reply).to_bytes(8, "little") + reply)
+        sys.stdout.buffer.flush()
+
+
+def _receive() -> tuple[Any, int]:
+    """A message and its bytes."""
+    length = sys.stdin.buffer.read(8)
+    if len(length) < 8:  # the parent is gone
+        sys.exit()
+    size = int.from_bytes(length, "little")
+    return json.loads(sys.stdin.buffer.read(size)), size
+
+
+def _load(program: str) -> Callable[[Any], Any]:
+    spec = importlib.util.spec_from_file_location("program", program)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.prepare()
+    handle: Callable[[Any], Any] = module.handle
+    return handle
+
+
+def _give_up(memory: int) -> None:
+    time.localtime()  # reads the time zone from a file
+    for kind, limit in (
+        (resource.RLIMIT_AS, memory), (resource.RLIMIT_NOFILE, 0), (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0),
+    ):  # fmt: skip
+        resource.setrlimit(kind, (limit, limit))
+
+
+def _answer(handle: Callable[[Any], Any], request: Any) -> bytes:
+    try:
+        return json.dumps({"result": handle(request)}).encode()
+    except MemoryError:
+        return _OUT_OF_MEMORY
+    except Exception as error:
+        found = {"error": str(error), "type": type(error).__name__, "line": getattr(error, "lineno", None)}
+        return json.dumps(found).encode()
+
+
+if __name__ == "__main__":
+    main()
