@@ -6,39 +6,24 @@ Text stage, used by the runners. Where the template comes from is `tokenizer.py`
 from __future__ import annotations
 
 import re
-<<<<<<< HEAD
-from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
-=======
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
->>>>>>> ea3401e (Chat templates and unusual tokenizers run in a child process with hard limits; the template budget is gone)
+from functools import cached_property, lru_cache
 from itertools import count
 from typing import Any, TypeVar
 
-<<<<<<< HEAD
 from rlx.errors import ChatTemplateError, MultimodalError
-from rlx.text.budget import BUDGET, Budget, RenderLimits
-=======
-from rlx.errors import ChatTemplateError
 from rlx.text.confined import Confined, ConfinedError
->>>>>>> ea3401e (Chat templates and unusual tokenizers run in a child process with hard limits; the template budget is gone)
 from rlx.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 T = TypeVar("T")
 _MAX_DEPTH = 64
-<<<<<<< HEAD
+_WHERE = "chat template"
 _PROBE = "qzcontent"  # stands for a text, to see what a template does with it
 _THINKING = "enable_thinking"  # the name that templates have for the switch
-=======
-_WHERE = "chat template"
-
-
 MAX_TEMPLATE_CHARS = 1 << 20
 _MEMORY = 512 << 20  # of the process that renders
 _RENDERER = Confined("dialect.py", memory=_MEMORY)  # starts with the first template
->>>>>>> ea3401e (Chat templates and unusual tokenizers run in a child process with hard limits; the template budget is gone)
 
 
 class ChatTemplate:
@@ -85,11 +70,8 @@ class ChatTemplate:
             "tools": None if tools is None else _checked_tools(tools),
             "documents": None,
             **{name: _plain(value, name) for name, value in kwargs.items()},
-            **self._tokens,
-            "add_generation_prompt": add_generation_prompt,
         }
-<<<<<<< HEAD
-        return self._render({**self._tokens, **values, "add_generation_prompt": add_generation_prompt})
+        return self._render({**values, "add_generation_prompt": add_generation_prompt})
 
     def fitted(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Messages whose contents have the form that the template takes.
@@ -126,27 +108,13 @@ class ChatTemplate:
     def _shows(self, content: Any) -> bool:
         values = {"messages": [{"role": "user", "content": content}], "tools": None, "documents": None}
         try:
-            text = self._render({**self._tokens, **values, "add_generation_prompt": False})
+            text = self._render({**values, "add_generation_prompt": False})
         except ChatTemplateError:
             return False
         return _PROBE in text and repr(_PROBE) not in text and f'"{_PROBE}"' not in text
 
     def _render(self, values: dict[str, Any]) -> str:
-        budget, chunks = Budget(self._limits), list[str]()
-        budget.admit({name: value for name, value in values.items() if name not in self._tokens})
-        token = BUDGET.set(budget)
-        try:
-            for chunk in self._template.generate(values):
-                budget.output(len(chunk))
-                chunks.append(chunk)
-        except Exception as error:
-            _fail(error)
-        finally:
-            BUDGET.reset(token)
-        return "".join(chunks)
-=======
-        return str(_call(lambda: _RENDERER.call({"template": self._template, "values": values})))
->>>>>>> ea3401e (Chat templates and unusual tokenizers run in a child process with hard limits; the template budget is gone)
+        return str(_call(lambda: _RENDERER.call({"template": self._template, "values": self._tokens | values})))
 
 
 def _call(action: Callable[[], T]) -> T:
