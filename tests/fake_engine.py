@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from rlx.errors import NumericalError
+from rlx.runtime.compile import Compilation
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Record:
     seconds: float
     cached: bool
     digest: str = "0" * 64
+    reason: str = ""
 
 
 def tokens_as_numbers(eog_ids: Collection[int] = ()) -> Any:
@@ -164,7 +166,11 @@ class FakeEngine(Stepwise):
 
     def stats(self) -> dict[str, Any]:
         cache = SimpleNamespace(compiles=self.compiles, compile_seconds=0.25 * self.compiles)
-        return {"threads": 1, "weights_bytes": 10, "profile": None, "cache": cache}
+        compiled = [
+            Compilation(f"program qwen3 {i}", 0.25, "0" * 64, "no entry has model 'qwen3'")
+            for i in range(self.compiles)
+        ]
+        return {"threads": 1, "weights_bytes": 10, "profile": None, "cache": cache, "compiled": compiled}
 
     def close(self) -> None:
         assert not self.closed, "closed twice"

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rlx.cli.main import debug_option
-from rlx.cli.output import counted, printable, size, table
+from rlx.cli.output import counted, printable, size, table, width
 from rlx.errors import CacheError
 
 if TYPE_CHECKING:
-    from rlx.runtime.entry import Listing
+    from rlx.runtime.entry import Entry, Listing
+    from rlx.runtime.key import CompileKey
     from rlx.runtime.store import Store
 
 _SHOWN = 12  # digits of a digest that tell entries apart
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_GRAPH = "ir/00-graph.txt"  # a program before the passes, in every entry of one
+
+# The columns of `ls`. Of an entry that is no program "phase" says what it is.
+_HEADS = ("digest", "phase", "SEQ", "PAST", "batch", "precision", "kv", "model", "level", "size", "age")
+_RIGHT = ("size", "age")
+_NAMED = ("SEQ", "PAST", "batch", "kv")  # numbers and words that say nothing without the head
+_SAID = ("phase", "SEQ", "precision", "model", "level")  # of a removed entry
 
 
 @click.group()
@@ -34,13 +44,19 @@ def cache() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, with the full keys.")
 @debug_option
 def ls(as_json: bool) -> None:
-    """List the entries, the most recently used first."""
+    """List the entries, the most recently used first.
+
+    Of a program: what it does (greedy and verify give tokens, the others logits), how many new tokens a call takes
+    (SEQ), how many tokens may be before them (PAST), sequences side by side (batch), precision, type of the KV cache,
+    model and number of weights, level of the target, size, time since its last use. In a narrow terminal an entry
+    takes several lines.
+    """
     rows = _store().entries()
     if as_json:
         click.echo(json.dumps([_as_dict(row) for row in rows], indent=1))
         return
-    heads = ("digest", "kind", "name", "phase", "SEQ", "target", "size", "used")
-    table(heads, (_cells(row) for row in rows), right=("size", "used"))
+    columns = [name for name in _HEADS if any(_facts(row)[name] for row in rows)]
+    _list([[_facts(row)[name] for name in columns] for row in rows], columns)
     click.echo(f"{counted(len(rows), 'entry')}, {size(sum(row.nbytes for row in rows))}")
 
 
@@ -64,37 +80,72 @@ def show(digest: str, name: str | None) -> None:
 @click.argument("b")
 @debug_option
 def diff(a: str, b: str) -> None:
-    """Show in which fields the keys of two entries differ.
+    """Show in which fields two entries differ.
 
-    That is why the second was compiled.
+    That is why the second was compiled. The user's choices stand first, what follows from them last; of two programs
+    it also shows how their graphs differ: outputs, shapes, dtypes, counts of ops, and the first values that differ.
     """
-    from rlx.runtime.key import diff as differences
-
     store = _store()
     left, right = store.open(a), store.open(b)
-    rows = differences(left.key, right.key)
-    if not rows:
+    if left.key == right.key:
         click.echo("the keys are equal")
         return
     heads = ("field", left.key.digest[:_SHOWN], right.key.digest[:_SHOWN])
-    table(heads, ((path, *_apart(x, y)) for path, x, y in rows))
+    table(heads, [*_key_rows(left.key, right.key), *_graph_rows(left, right)])
+
+
+def _key_rows(a: CompileKey, b: CompileKey) -> list[tuple[str, str, str]]:
+    """The fields of the keys that differ, in the user's words; then those that only follow from others."""
+    from rlx.runtime.key import ABSENT
+    from rlx.runtime.key import diff as differences
+    from rlx.runtime.misses import differing, fields
+
+    left, right = fields(a), fields(b)
+    names = [name for name in differing(left, right) if name not in ("graph", "states")]
+    rows = [(name, *_apart(left.get(name, ABSENT), right.get(name, ABSENT))) for name in names]
+    if a.kind != b.kind:
+        rows.insert(0, ("kind", a.kind, b.kind))
+    paths = [path for path in ("profile.bf16_dots", "profile.bf16_tiles") if path.rpartition(".")[2] not in names]
+    for path, x, y in differences(a, b):
+        if path in paths or (path.startswith("states") and a.graph == b.graph):  # else the graphs say it
+            rows.append((path, *_apart(x, y)))
+    return rows
+
+
+def _graph_rows(a: Entry, b: Entry) -> list[tuple[str, str, str]]:
+    """How the graphs of two programs differ, by the text that is stored with them."""
+    from rlx.errors import RlxError
+    from rlx.ir import text
+    from rlx.ir.compare import differences
+
+    if a.key.graph == b.key.graph:
+        return []
+    try:
+        graphs = [text.loads(entry.read(_GRAPH).decode()) for entry in (a, b)]
+    except (RlxError, UnicodeDecodeError) as error:  # of another version, or an entry that no model made
+        return [("graph", f"another one; its text cannot be compared: {error}", "")]
+    return [(f"graph: {row.what}", row.left, row.right) for row in differences(*graphs)]
 
 
 @cache.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; sizes in bytes.")
 @debug_option
-def stats() -> None:
+def stats(as_json: bool) -> None:
     """Show the folder, its size and its limit."""
     from rlx import env
 
     store = _store()
-    found, rows = store.stats(), store.entries()
-    kinds = sorted({_kind(row) for row in rows})
+    found, kinds = store.stats(), Counter(_kind(row) for row in store.entries())
+    facts = {"folder": str(found.root), "policy": env.cache_policy(), "entries": found.entries}
+    if as_json:
+        sizes = {"nbytes": found.nbytes, "limit": found.limit, "oldest_use": found.oldest}
+        click.echo(json.dumps({**facts, "kinds": dict(sorted(kinds.items())), **sizes}))
+        return
     lines = {
-        "folder": str(found.root),
-        "policy": env.cache_policy(),
-        "entries": ", ".join([str(found.entries), *(f"{kind}: {[*map(_kind, rows)].count(kind)}" for kind in kinds)]),
+        **facts,
+        "entries": ", ".join([str(found.entries), *(f"{kind}: {count}" for kind, count in sorted(kinds.items()))]),
         "size": f"{size(found.nbytes)} of {size(found.limit)}",
-        "least recently used": "never" if found.oldest is None else _ago(found.oldest),
+        "least recently used": "never" if found.oldest is None else f"{_ago(found.oldest)} ago",
     }
     for name, value in lines.items():
         click.echo(printable(f"{name + ':':22}{value}"))
@@ -103,19 +154,44 @@ def stats() -> None:
 @cache.command()
 @click.argument("digests", nargs=-1, metavar="[DIGEST]...")
 @click.option("--all", "everything", is_flag=True, help="Remove all entries.")
+@click.option("--yes", is_flag=True, help="With --all: do not ask.")
 @debug_option
-def rm(digests: tuple[str, ...], everything: bool) -> None:
-    """Remove entries."""
+def rm(digests: tuple[str, ...], everything: bool, yes: bool) -> None:
+    """Remove entries.
+
+    --all asks first in a terminal, and needs --yes elsewhere.
+    """
     if everything == bool(digests):
         raise click.UsageError("Name the entries to remove, or say --all.")
+    if yes and not everything:
+        raise click.UsageError("--yes goes with --all; named entries are removed without a question.")
     store = _store()
     if everything:
+        _confirm(store, yes)
         click.echo(f"removed {counted(store.clear(), 'entry')}")
         return
     found = {row.digest: row for row in map(store.find, digests)}  # all or none: a mistyped one removes nothing
     for row in found.values():
         store.remove(row.digest)
-        click.echo(printable(f"removed {' '.join(filter(None, _cells(row)[:4]))}"))
+        facts = _facts(row)
+        click.echo(printable(f"removed {' '.join(filter(None, (facts[name] for name in ('digest', *_SAID))))}"))
+
+
+def _confirm(store: Store, yes: bool) -> None:
+    """Asks whether everything shall go; an answer of no ends the command with exit code 1."""
+    found = store.stats()
+    if yes or not found.entries:
+        return
+    what = f"{counted(found.entries, 'entry')} of {size(found.nbytes)} in {found.root}"
+    if not _is_terminal():
+        raise click.UsageError(
+            f"rm --all would remove {printable(what)}; say --yes, because there is no terminal to ask."
+        )
+    click.confirm(f"Remove {printable(what)}? They are compiled again when they are needed", abort=True)
+
+
+def _is_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 @cache.command()
@@ -156,33 +232,53 @@ def _as_dict(row: Listing) -> dict[str, Any]:
     }
 
 
-def _cells(row: Listing) -> tuple[str, ...]:
-    key = row.key
-    if key is None:
-        return (row.digest[:_SHOWN], "?", "", "", "", "", size(row.nbytes), _ago(row.last_used))
-    level = str(key.target.get("level", ""))
-    what = (key.kind, key.name, key.phase, _bucket(key.bucket), level)
-    return (row.digest[:_SHOWN], *what, size(row.nbytes), _ago(row.last_used))
+def _facts(row: Listing) -> dict[str, str]:
+    """The cells of an entry by column; "" where it has no such thing."""
+    from rlx.runtime.misses import fields
+
+    cells = dict.fromkeys(_HEADS, "")
+    if row.key is None:
+        cells["phase"] = "?"
+    else:
+        found = fields(row.key)
+        program = row.key.kind == "program"
+        cells["phase"] = found["phase"] if program else row.key.kind
+        cells["model"] = row.key.name
+        cells["level"] = str(found["target level"] or "")
+        if program:
+            cells |= {name: str(found[name] or "") for name in ("SEQ", "PAST", "batch", "precision")}
+            cells["kv"] = found["KV cache type"]
+            cells["PAST"] = "" if found["PAST"] == "any" else found["PAST"]
+    return cells | {"digest": row.digest[:_SHOWN], "size": size(row.nbytes), "age": _ago(row.last_used)}
+
+
+def _list(rows: list[list[str]], columns: list[str]) -> None:
+    """A table if it fits in the terminal's width, else each entry as its digest and lines of what is known of it."""
+    rows = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)] if rows else []
+    gap = 2 if sum(widths) + 2 * len(widths) <= width() else 1
+    if sum(widths) + gap * (len(widths) - 1) <= width():
+        for row in [columns, *rows] if rows else []:
+            padded = zip(row, widths, columns, strict=True)
+            line = (cell.rjust(n) if name in _RIGHT else cell.ljust(n) for cell, n, name in padded)
+            click.echo((" " * gap).join(line).rstrip())
+        return
+    for row in rows:
+        cells = zip(columns, row, strict=True)
+        words = [f"{name} {cell}" if name in _NAMED else cell for name, cell in cells if cell]
+        click.echo(textwrap.fill("  ".join(words), width(), subsequent_indent="  ", break_long_words=False))
 
 
 def _kind(row: Listing) -> str:
     return row.key.kind if row.key else "?"
 
 
-def _bucket(bucket: Any) -> str:
-    """(2, 16) -> '2-16', (1, 1) -> '1'."""
-    if bucket is None:
-        return ""
-    ends = list(dict.fromkeys(bucket)) if isinstance(bucket, tuple) else [bucket]
-    return "-".join(map(str, ends))
-
-
 def _ago(when: float) -> str:
     seconds = max(0, int(time.time() - when))
     for unit, name in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
         if seconds >= unit:
-            return f"{seconds // unit} {name} ago"
-    return f"{seconds} s ago"
+            return f"{seconds // unit} {name}"
+    return f"{seconds} s"
 
 
 def _apart(a: Any, b: Any) -> tuple[str, str]:
@@ -198,7 +294,9 @@ def _apart(a: Any, b: Any) -> tuple[str, str]:
 def _text(value: Any) -> str:
     from rlx.runtime.key import ABSENT
 
-    return str(value) if value is ABSENT else json.dumps(value)
+    if value is ABSENT or isinstance(value, str):
+        return str(value)
+    return json.dumps(value, default=list)
 
 
 def _print_file(data: bytes, name: str) -> None:

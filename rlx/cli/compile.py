@@ -57,7 +57,8 @@ def compile_(
     is Q4_K_M unless --weights names another.
 
     Prints a line a program: phase, rows it takes, seconds, kernels, size, whether it was compiled or in the cache, and
-    its digest for `rlx cache show`. The options must be those of the later run, because they change the code.
+    its digest for `rlx cache show`; under it why it was compiled. The options must be those of the later run, because
+    they change the code.
     """
     source = _source(model, engine, shape, weights)
     (_check if check else _compile)(source, engine, batch, as_json)
@@ -102,6 +103,8 @@ def _compile(model: str | WeightLoader, engine: dict[str, Any], batch: int, as_j
             def show(record: ProgramRecord) -> None:
                 bars.pause()
                 click.echo(_line(record))
+                if record.reason:
+                    click.echo(f"  {record.reason}")
                 bars.waiting("compiling")
 
             records = list(runner.compile(None if as_json else show, batch))

@@ -6,6 +6,7 @@ Text goes to stdout, everything about it to stderr, so that a pipe gets the text
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import time
 from io import TextIOWrapper
@@ -43,6 +44,11 @@ def counted(count: int, what: str) -> str:
     """'1 token', '2 tokens', '2 entries'."""
     plural = what[:-1] + "ies" if what.endswith("y") else what + "s"
     return f"{count} {what if count == 1 else plural}"
+
+
+def width() -> int:
+    """Columns of the terminal that stdout goes to; of a pipe as many as no terminal cuts off."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
@@ -151,7 +157,9 @@ def speeds(report: Mapping[str, Any]) -> str:
         ENDS[report["end"]],
         _sampling(report["sampling"]),
         report["profile"] and f"by {report['profile']}",
-        compiles and f"{report['compile_seconds']:.2f} s of these times compiled {counted(compiles, 'piece')} of code",
+        compiles
+        and f"{report['compile_seconds']:.2f} s of these times compiled {counted(compiles, 'piece')} of code"
+        f"{_compile_reason(report['compiled'])}",
     ]
     return "; ".join(part for part in parts if part)
 
@@ -163,6 +171,12 @@ def _sampling(sampling: Mapping[str, Any]) -> str | None:
         return None
     source = ", as the model recommends" if sampling["recommended"] else ""
     return f"sampled with {', '.join(options) or 'temperature 1'}{source}"
+
+
+def _compile_reason(compiled: Sequence[Mapping[str, Any]]) -> str:
+    """Why the first program, or the worker loop that all need, was not in the cache; --json has the others."""
+    found = [row for row in compiled if row["title"].startswith(("program ", "runtime "))] or compiled
+    return f": {found[0]['reason']}" if found else ""
 
 
 def _rate(rate: float | None) -> str:

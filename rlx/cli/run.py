@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +139,9 @@ def _counters(runner: CachedRunner) -> dict[str, Any]:
     """The compile profile, and what the compile cache counted since the start."""
     stats = runner.stats()
     cache = stats["cache"]
-    return {"profile": stats["profile"], "compiles": cache.compiles, "compile_seconds": cache.compile_seconds}
+    compiled = [asdict(row) for row in stats["compiled"]]
+    counts = {"compiles": cache.compiles, "compile_seconds": cache.compile_seconds}
+    return {"profile": stats["profile"], **counts, "compiled": compiled}
 
 
 def _report(answer: Answer, prompt: int, end: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from rlx.passes.layout import MATRIX_LAYOUT, weight_table
 from rlx.runners.program_table import Made, ProgramTable
 from rlx.runners.setup import Setup
 from rlx.runners.wanted import HIDDEN, Wanted
-from rlx.runtime.compile import CompiledProgram, Compiler
+from rlx.runtime.compile import CompiledProgram, Compiler, program_name
 from rlx.runtime.native import NativeProgram
 from rlx.runtime.threads import WorkerPool
 
@@ -29,7 +29,9 @@ class ProgramRecord:
     """One line about a program that is ready to run.
 
     Attributes:
-        phase: prefill, decode or batch, or greedy: a decode step that gives the likeliest token and no logits.
+        phase: prefill, decode or batch; greedy is a decode step that gives the likeliest token and no logits, and
+            verify one over several guessed tokens.
+        reason: why it was compiled; "" if it was in the cache.
     """
 
     phase: str
@@ -39,6 +41,7 @@ class ProgramRecord:
     seconds: float
     cached: bool
     digest: str
+    reason: str = ""
 
 
 class Programs:
@@ -67,6 +70,7 @@ class Programs:
         self._graph, self._setup, self._compiler, self._pool = graph, setup, compiler, pool
         self._addresses, self._packed, self._states = addresses, packed, _NO_STATES
         self.weights = weight_table(graph, packed)
+        self._name = program_name(graph)
         self.tables = {phase: ProgramTable() for phase in ("prefill", "decode", "batch")}
 
     def __getitem__(self, wanted: Wanted) -> NativeProgram:
@@ -108,7 +112,7 @@ class Programs:
         more = {"all_rows": wanted.all_rows, "symbols": wanted.symbols, "whole": (HIDDEN,), "packed": self._packed}
         options = setup.profile.options(wanted.seq, sequences=wanted.sequences, **more)
         dump = setup.dump_ir / wanted.name if setup.dump_ir else None
-        return self._compiler.program(wanted.variant(self._graph), options, dump=dump)
+        return self._compiler.program(wanted.variant(self._graph), options, dump=dump, name=self._name)
 
     def prepare(
         self, table: Iterable[Wanted], on_program: Callable[[ProgramRecord], None] | None = None
@@ -118,8 +122,9 @@ class Programs:
         for wanted in table:
             start, compiles = time.perf_counter(), len(self._compiler.compiled)
             compiled = self.compile(wanted)
-            seconds, cached = time.perf_counter() - start, len(self._compiler.compiled) == compiles
-            records.append(_record(wanted, compiled, seconds, cached))
+            fresh = self._compiler.compiled[compiles:]
+            reason = fresh[-1].reason if fresh else None
+            records.append(_record(wanted, compiled, time.perf_counter() - start, reason))
             if on_program:
                 on_program(records[-1])
         for dtype in {row["dtype"] for row in self.weights.values() if row["layout"] == MATRIX_LAYOUT}:
@@ -140,6 +145,7 @@ class Programs:
             table.clear()
 
 
-def _record(wanted: Wanted, compiled: CompiledProgram, seconds: float, cached: bool) -> ProgramRecord:
-    phase, digest = "greedy" if wanted.greedy else compiled.manifest["phase"], compiled.key.digest
-    return ProgramRecord(phase, wanted.seq, len(compiled.kernels), compiled.object_bytes, seconds, cached, digest)
+def _record(wanted: Wanted, compiled: CompiledProgram, seconds: float, reason: str | None) -> ProgramRecord:
+    key, kernels = compiled.key, len(compiled.kernels)
+    facts = (kernels, compiled.object_bytes, seconds, reason is None, key.digest, reason or "")
+    return ProgramRecord(key.phase, wanted.seq, *facts)

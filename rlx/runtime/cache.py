@@ -18,8 +18,9 @@ from rlx import env
 from rlx.errors import CacheError
 from rlx.profile.keys import MAX_PROGRAMS
 from rlx.runtime.entry import Entry, encode
-from rlx.runtime.key import CompileKey, diff, nearest
+from rlx.runtime.key import CompileKey
 from rlx.runtime.limits import whole
+from rlx.runtime.misses import why
 from rlx.runtime.store import Store
 
 T = TypeVar("T")
@@ -27,7 +28,6 @@ T = TypeVar("T")
 #: Programs kept in memory where nothing else is asked for.
 CAPACITY = 64
 
-_SHOWN = 4  # fields in which keys differ, in a message
 _MISSING = object()
 
 
@@ -200,17 +200,16 @@ class CompileCache:
             self._count(compiles=1, compile_seconds=time.perf_counter() - start)
         return entry
 
+    def why(self, key: CompileKey) -> str:
+        """Why a key that is not in the cache is compiled: the nearest entry and what differs, or the policy."""
+        return why(key, self.store, self.policy)
+
     def _lacks(self, key: CompileKey) -> CacheError:
-        """Says what a read-only cache lacks, and in which fields the nearest entry is another."""
-        stored = (row.key for row in self.store.entries() if row.key) if self.store else ()
-        near = nearest(key, stored)
-        paths = [path for path, _, _ in diff(near, key)] if near else []
-        fields = ", ".join([*paths[:_SHOWN], *["..."] * (len(paths) > _SHOWN)])
-        look = f"`rlx cache show {near.digest[:12]}` is the nearest and differs in {fields}. " if near else ""
+        """Says what a read-only cache lacks, and why none of its entries fits."""
         return CacheError(
-            f"the read-only cache has no entry for {key.title}",
+            f"the read-only cache has no entry for {key.title}: {self.why(key)}",
             where=self.store.root if self.store else "memory",
-            hint=f"{look}Compile it where the cache may be written, or use RLX_CACHE=on; `rlx cache diff` compares two",
+            hint="Compile it where the cache may be written, or use RLX_CACHE=on; `rlx cache diff` compares entries",
         )
 
     def _keep(self, key: CompileKey, files: Mapping[str, bytes | str]) -> Entry:

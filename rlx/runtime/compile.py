@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +26,7 @@ from rlx.codegen.target import Target
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
+from rlx.ir.ops import EFFECTS
 from rlx.passes import pipeline
 from rlx.passes.layout import MATRIX_LAYOUT
 from rlx.passes.options import Options
@@ -99,11 +101,13 @@ class Compilation:
         title: such as "program qwen3 prefill 17-512 avx512 (key 9f6ed498d007)".
         seconds: that it took.
         digest: of its key, as `rlx cache` shows it.
+        reason: why the cache did not have it, such as "no entry for this program has precision 'exact' (nearest: ...)".
     """
 
     title: str
     seconds: float
     digest: str
+    reason: str
 
 
 class _Recent(OrderedDict[str, "Compiled"]):
@@ -152,10 +156,17 @@ class Compiler:
         self.compiled: list[Compilation] = []
         self._progress = progress or (lambda what, done, total: None)
 
-    def program(self, graph: Graph, options: Options, *, dump: Path | None = None) -> CompiledProgram:
-        """The program of a graph for one bucket; `dump` is a folder for the text after every pass."""
+    def program(
+        self, graph: Graph, options: Options, *, dump: Path | None = None, name: str | None = None
+    ) -> CompiledProgram:
+        """The program of a graph for one bucket.
+
+        Args:
+            dump: a folder for the text after every pass.
+            name: what the cache shows of it; see `program_name`.
+        """
         options = self._effective(options)
-        key = self.program_key(graph, options)
+        key = self.program_key(graph, options, name)
         start, built, what = time.perf_counter(), False, f"the {options.phase} program"
 
         def build(on_kernel: link.OnKernel) -> Built:
@@ -177,14 +188,14 @@ class Compiler:
             write_ir(program.files, dump)
         return program
 
-    def program_key(self, graph: Graph, options: Options) -> CompileKey:
+    def program_key(self, graph: Graph, options: Options, name: str | None = None) -> CompileKey:
         """What `program` compiles for: equal exactly where graph, target, versions and the choices that count are."""
         options = self._effective(options)
         return self.key(
             kind="program",
             graph=digest_text(graph.canonical()),
-            name=graph.name,
-            phase=options.phase,
+            name=name or program_name(graph),
+            phase=_role(graph, options),
             bucket=list(options.seq),
             states={n.name: n.dtype.name for n in graph.leaves("state").values()},
             profile={
@@ -214,12 +225,12 @@ class Compiler:
             self._progress(f"compiling {what}", done, total)
 
         def telling() -> Built:
-            start = time.perf_counter()
+            reason, start = self.cache.why(key), time.perf_counter()
             tell(0, total)
             files = build(tell)
             tell(total, total)
-            self.compiled.append(Compilation(key.title, time.perf_counter() - start, key.digest))
-            _LOG.info("compiled %s in %.2f s", key.title, self.compiled[-1].seconds)
+            self.compiled.append(Compilation(key.title, time.perf_counter() - start, key.digest, reason))
+            _LOG.info("compiled %s in %.2f s: %s", key.title, self.compiled[-1].seconds, reason)
             return files
 
         return self.cache.get_or_compile(key, telling, load)
@@ -331,6 +342,30 @@ def _files(modules: Mapping[str, Compiled]) -> dict[str, bytes | str]:
     """The files of compiled modules: object code, and the assembly that it was emitted from."""
     code = {f"{name}.o": module.code for name, module in modules.items()}
     return {**code, **{f"{name}.ll": module.text for name, module in modules.items()}}
+
+
+def program_name(graph: Graph) -> str:
+    """A graph's name and how many numbers its weights hold: "qwen3 5.2M". Two models of a family differ in it."""
+    weights = [node for name, node in graph.leaves("weight").items() if name not in graph.constants]
+    count = sum(prod(dim for dim in node.shape if isinstance(dim, int)) for node in weights)
+    for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= unit:
+            return f"{graph.name} {count / unit:.3g}{letter}"
+    return f"{graph.name} {count}" if count else graph.name
+
+
+def _role(graph: Graph, options: Options) -> str:
+    """What a program does for its runner: the phase of its options, or the kinds of it that differ in their outputs.
+
+    "greedy" picks the likeliest token in place of logits, "verify" does so for several rows, which hold guesses, and
+    "advance" moves recurrent states by the guesses that were right.
+    """
+    outputs = graph.outputs.values()
+    if all(node.op in EFFECTS and node["aside"] for node in outputs):
+        return "advance"
+    if not options.sequences and any(node.op == "pick" for node in outputs):
+        return "greedy" if options.phase == "decode" else "verify"
+    return options.phase
 
 
 def objects(files: Files) -> list[bytes]:

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cache, cached_property
@@ -58,9 +58,10 @@ class CompileKey:
     Attributes:
         kind: what the code is: "program", "pack", "runtime", and "peak" and "linear", which only measure; or "weights",
             of packed weights that are kept.
-        name: what people call it; tells small programs without a graph apart.
+        name: for people: a model's family and size; tells small programs without a graph apart.
         graph: digest of the symbolic graph's text.
-        phase: "prefill", "decode" or "batch".
+        phase: "prefill", "decode" or "batch"; or "greedy", a decode that gives the likeliest token, "verify", a prefill
+            that gives it for every guessed token, and "advance", which moves recurrent states by the right guesses.
         bucket: lowest and highest SEQ.
         states: storage format of each cache and recurrent state.
         target: level, triple, processor model and features.
@@ -146,11 +147,6 @@ def diff(a: CompileKey, b: CompileKey) -> list[tuple[str, Any, Any]]:
     paths = [*left, *(path for path in right if path not in left)]
     rows = [(path, left.get(path, ABSENT), right.get(path, ABSENT)) for path in paths]
     return [row for row in rows if json.dumps(row[1], default=str) != json.dumps(row[2], default=str)]
-
-
-def nearest(key: CompileKey, others: Iterable[CompileKey]) -> CompileKey | None:
-    """The one of the same kind that differs in the fewest leaves; the first of several, None if there is none."""
-    return min((other for other in others if other.kind == key.kind), key=lambda o: len(diff(o, key)), default=None)
 
 
 def _leaves(prefix: str, value: Any) -> list[tuple[str, Any]]:

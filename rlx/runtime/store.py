@@ -284,7 +284,7 @@ class Store:
         rows = [row for shelf, names in self._shelves() for name in names if (row := entry.look(shelf, name))]
         return sorted(rows, key=lambda row: (-row.last_used, row.digest))
 
-    def keys(self) -> list[CompileKey]:
+    def stored_keys(self) -> list[CompileKey]:
         """The keys of all entries, unchecked. Each is read from the disk once.
 
         Raises:
@@ -465,7 +465,7 @@ def _size(nbytes: int) -> str:
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.3g} {name}"
-    return f"{nbytes} bytes"
+    return f"{nbytes} byte{'s' * (nbytes != 1)}"
 
 
 def _limit_text(nbytes: int) -> str:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from click.testing import CliRunner, Result
 from rlx.cli import cache as cli_cache
 from rlx.cli.main import cli
 from rlx.errors import CacheError
-from rlx.runtime.key import CompileKey
+from rlx.ir import ops
+from rlx.ir.dims import SEQ
+from rlx.ir.graph import Graph
+from rlx.runtime.key import CompileKey, digest_text
 from rlx.runtime.store import Store
 
 FEATURES = "+avx,+avx2,+f16c,+fma,+movbe"
@@ -26,12 +30,12 @@ DECODE = CompileKey(
     "ab" * 32,
     "decode",
     [1, 1],
-    {"k": "f16"},
+    {"k.0": "f16"},
     {"level": "avx2", "features": FEATURES},
     versions={"v": 1},
 )
 PREFILL = CompileKey(
-    "program", "tiny", "ab" * 32, "prefill", [2, 16], {"k": "f16"},
+    "program", "tiny", "ab" * 32, "prefill", [2, 16], {"k.0": "f16"},
     {"level": "avx2", "features": FEATURES + ",+avxvnni"}, options={"[bold]x": None}, versions={"v": 2},
 )  # fmt: skip
 PACK = CompileKey("pack", "q8_0", target={"level": "avx512"})
@@ -80,14 +84,62 @@ def break_file(store: Store, key: CompileKey, name: str = "program.o") -> None:
 def test_ls_shows_what_is_stored(store: Store) -> None:
     rows = [row for row in listed(rlx("ls").stdout) if len(row) > 4]
     sizes = {row.digest: f"{row.nbytes} B" for row in store.entries()}
-    assert rows == [
-        ["digest", "kind", "name", "phase", "SEQ", "target", "size", "used"],
-        [PACK.digest[:12], "pack", "q8_0", "avx512", sizes[PACK.digest], rows[1][-1]],
-        [PREFILL.digest[:12], "program", "tiny", "prefill", "2-16", "avx2", sizes[PREFILL.digest], "2 h ago"],
-        [DECODE.digest[:12], "program", "tiny", "decode", "1", "avx2", sizes[DECODE.digest], "3 d ago"],
-    ]
-    assert rows[1][-1].endswith(" s ago")
+    assert (
+        rows
+        == [
+            [
+                "digest",
+                "phase",
+                "SEQ",
+                "kv",
+                "model",
+                "level",
+                "size",
+                "age",
+            ],  # nothing has a past, a batch or a precision
+            [PACK.digest[:12], "pack", "q8_0", "avx512", sizes[PACK.digest], rows[1][-1]],
+            [PREFILL.digest[:12], "prefill", "2-16", "f16", "tiny", "avx2", sizes[PREFILL.digest], "2 h"],
+            [DECODE.digest[:12], "decode", "1", "f16", "tiny", "avx2", sizes[DECODE.digest], "3 d"],
+        ]
+    )
+    assert rows[1][-1].endswith(" s")
     assert rlx("ls").stdout.splitlines()[-1].startswith("3 entries, ")
+
+
+def program(phase: str, bucket: list[int], **options: Any) -> CompileKey:
+    return CompileKey(
+        "program", "qwen3 596M", "ab" * 32, phase, bucket, {"k.0": "q8_0", "v.0": "q8_0", "conv.0": "f32"},
+        {"level": "avx512"}, {"precision": "auto"}, options,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def many(store: Store) -> Store:
+    """Programs of every kind."""
+    store.clear()
+    store.put(program("greedy", [1, 1], symbols=[["PAST_SEQ", [129, 256]]]), FILES)
+    store.put(program("batch", [2, 8]), FILES)
+    store.put(program("verify", [2, 16]), FILES)
+    return store
+
+
+@pytest.mark.parametrize("columns", [46, 80, 200])
+def test_ls_is_readable_at_any_width(columns: int, many: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fact of every entry is there, no line is longer than the terminal is wide, and no word is cut."""
+    monkeypatch.setattr(cli_cache, "width", lambda: columns)
+    out = rlx("ls").stdout
+    assert all(len(line) <= columns for line in out.splitlines())
+    for words in (("greedy", "129-256"), ("batch", "2-8"), ("verify", "2-16")):
+        digest = next(row.digest for row in many.entries() if row.key and row.key.phase == words[0])
+        start = out.index(digest[:12])
+        assert all(word in out[start:] for word in (*words, "auto", "q8_0", "qwen3 596M", "avx512"))
+    if columns == 200:
+        heads = ["digest", "phase", "SEQ", "PAST", "batch", "precision", "kv", "model", "level", "size", "age"]
+        rows = listed(out)
+        assert rows[0] == heads
+        assert next(row for row in rows if "batch" in row[1:2])[2:8] == [
+            "1", "2-8", "auto", "q8_0", "qwen3 596M", "avx512"
+        ]  # fmt: skip
 
 
 def test_ls_as_json(store: Store) -> None:
@@ -160,13 +212,38 @@ def test_diff_tells_why_it_was_compiled_again(store: Store) -> None:
     rows = listed(rlx("diff", DECODE.digest[:9], PREFILL.digest[:9]).stdout)
     assert [row for row in rows if row and "─" not in row[0]] == [
         ["field", DECODE.digest[:12], PREFILL.digest[:12]],
-        ["phase", '"decode"', '"prefill"'],
-        ["bucket", "[1, 1]", "[2, 16]"],
-        ["target.features", "+avxvnni"],  # of the long list, only what differs
-        ["options", "{}", "(absent)"],
-        ["versions.v", "1", "2"],
-        ['options["[bold]x"]', "(absent)", "null"],
+        ["phase", "decode", "prefill"],
+        ["SEQ", "1", "2-16"],
+        ["CPU features", "+avxvnni"],  # of the long list, only what differs
+        ["version of v", "1", "2"],
+        ["option [bold]x", "(absent)", "null"],
     ]
+
+
+def test_diff_says_how_the_graphs_differ(store: Store) -> None:
+    """Greedy and plain decode programs differed in two digests."""
+    x = Graph("tiny").input("x", [SEQ, 32])
+    for output, node in (("logits", ops.silu(x)), ("token", ops.pick(ops.silu(x)))):
+        graph = Graph("tiny", {output: node})
+        phase = {"logits": "decode", "token": "greedy"}[output]
+        key = CompileKey("program", "tiny", digest_text(str(graph)), phase, [1, 1])
+        store.put(key, {"ir/00-graph.txt": str(graph)})
+    digests = {row.key.phase: row.digest for row in store.entries() if row.key and not row.key.target}
+    rows = listed(rlx("diff", digests["decode"], digests["greedy"]).stdout)
+    assert [row for row in rows if row and "─" not in row[0]][1:] == [
+        ["phase", "decode", "greedy"],
+        ["graph: output logits", "f32[SEQ, 32]"],
+        ["graph: output token", "i32[SEQ]"],
+        ["graph: op pick", "1 time"],
+        ["graph: value %logits", "silu(%x) : f32[SEQ, 32]"],
+        ["graph: value %x.silu", "silu(%x) : f32[SEQ, 32]"],
+        ["graph: value %token", "pick(%x.silu) : i32[SEQ]"],
+    ]
+
+
+def test_diff_of_graphs_without_a_text_says_so(store: Store) -> None:
+    other = store.put(replace(DECODE, graph="cd" * 32), FILES).key
+    assert "its text cannot be compared" in rlx("diff", DECODE.digest, other.digest).stdout
 
 
 def test_diff_of_an_entry_with_itself(store: Store) -> None:
@@ -182,8 +259,8 @@ def test_diff_refuses(store: Store) -> None:
 @pytest.mark.parametrize(
     ("a", "b", "shown"),
     [
-        ("x,y", "x,z", ('"x,y"', '"x,z"')),
-        ("a,b,c,d,e", "e,d,c,b,a", ('"a,b,c,d,e"', '"e,d,c,b,a"')),
+        ("x,y", "x,z", ("x,y", "x,z")),
+        ("a,b,c,d,e", "e,d,c,b,a", ("a,b,c,d,e", "e,d,c,b,a")),
         (None, [1], ("null", "[1]")),
     ],
 )
@@ -207,24 +284,47 @@ def test_stats_tell_the_folder_and_its_size(store: Store, monkeypatch: pytest.Mo
     }
 
 
+def test_stats_as_json(store: Store) -> None:
+    assert json.loads(rlx("stats", "--json").stdout) == {
+        "folder": str(store.root),
+        "policy": "on",
+        "entries": 3,
+        "kinds": {"pack": 1, "program": 2},
+        "nbytes": store.stats().nbytes,
+        "limit": 2 << 30,
+        "oldest_use": store.stats().oldest,
+    }
+
+
 def test_stats_of_an_empty_cache(store: Store) -> None:
     store.clear()
+    assert json.loads(rlx("stats", "--json").stdout)["oldest_use"] is None
     assert "never" in rlx("stats").stdout
 
 
 def test_rm_removes_what_it_is_told(store: Store) -> None:
     out = rlx("rm", DECODE.digest[:10], PACK.digest, PACK.digest[:9]).stdout
     assert out.splitlines() == [
-        f"removed {DECODE.digest[:12]} program tiny decode",
-        f"removed {PACK.digest[:12]} pack q8_0",
+        f"removed {DECODE.digest[:12]} decode 1 tiny avx2",
+        f"removed {PACK.digest[:12]} pack q8_0 avx512",
     ]
     assert [row.key for row in store.entries()] == [PREFILL]
-    assert rlx("rm", "--all").stdout == "removed 1 entry\n"
+    assert rlx("rm", "--all", "--yes").stdout == "removed 1 entry\n"
     assert store.entries() == []
+    assert rlx("rm", "--all").stdout == "removed 0 entries\n"  # nothing to ask about
+
+
+def test_rm_all_asks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "say --yes" in refused("rm", "--all")  # no terminal: nothing is removed without a word
+    monkeypatch.setattr(cli_cache, "_is_terminal", lambda: True)
+    for answer, code, left in (("n\n", 1, 3), ("", 1, 3), ("y\n", 0, 0)):
+        result = CliRunner().invoke(cli, ["cache", "rm", "--all"], input=answer)
+        assert f"Remove 3 entries of {store.stats().nbytes / 1000:.3g} kB in {store.root}" in result.output or not left
+        assert (result.exit_code, len(store.entries())) == (code, left)
 
 
 def test_rm_refuses(store: Store) -> None:
-    for args in ([], ["--all", DECODE.digest]):
+    for args in ([], ["--all", DECODE.digest], ["--yes", DECODE.digest], ["--all"]):
         assert "--all" in refused("rm", *args)
     assert "no entry starts with 'ffff0'" in refused("rm", DECODE.digest, "ffff0")
     assert len(store.entries()) == 3
@@ -252,9 +352,7 @@ def test_help_names_the_commands() -> None:
     assert all(f"  {name} " in out for name in ("ls", "show", "diff", "stats", "rm", "verify"))
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(-5, "0 s ago"), (59, "59 s ago"), (60, "1 min ago"), (7199, "1 h ago"), (86400, "1 d ago")]
-)
+@pytest.mark.parametrize(("seconds", "text"), [(-5, "0 s"), (59, "59 s"), (60, "1 min"), (7199, "1 h"), (86400, "1 d")])
 def test_ages(seconds: int, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1e9)
     assert cli_cache._ago(1e9 - seconds) == text

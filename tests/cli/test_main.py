@@ -184,7 +184,7 @@ def test_compile_in_json(opened: Opened, demo_model: Path) -> None:
     assert [p["phase"] for p in found["programs"]] == ["decode", "prefill"]
     assert found["programs"][1] == {
         "phase": "prefill", "bucket": [2, 16], "kernels": 12, "object_bytes": 9000, "seconds": 0.01, "cached": True,
-        "digest": "0" * 64,
+        "digest": "0" * 64, "reason": "",
     }  # fmt: skip
 
 

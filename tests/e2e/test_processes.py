@@ -140,11 +140,11 @@ AT_ONCE = """
 
     meeting, build = Path({meeting!r}), Compiler._build_program
 
-    def together(self, graph, options):
+    def together(self, *rest):
         (meeting / str(os.getpid())).touch()
         while len(list(meeting.iterdir())) < {count}:
             time.sleep(0.005)
-        return build(self, graph, options)
+        return build(self, *rest)
 
     Compiler._build_program = together
     with rlx.auto_runner({model!r}, max_seq=64, cache=CompileCache.default()) as runner:
@@ -198,7 +198,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 def entry_of(folder: Path, phase: str) -> Path:
-    """The first of a phase: decode has a program that gives logits and one that gives the likeliest token."""
+    """The first program of a phase; "decode" gives logits, "greedy" the likeliest token."""
     return min(row.folder for row in Store(folder).entries() if row.key is not None and row.key.phase == phase)
 
 

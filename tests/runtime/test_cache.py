@@ -299,7 +299,7 @@ def test_readonly_names_the_missing_key(store: Store, builder: Builder) -> None:
     assert builder.get(cache).text == "0 built 1"
     with pytest.raises(CacheError) as caught:
         builder.get(cache, 1)
-    near = f"`rlx cache show {key().digest[:12]}` is the nearest and differs in options.number."
+    near = f"no entry for this program has option number 1 (nearest: {key().digest[:12]}, differs in option number)"
     for part in (str(store.root), f"program tiny decode (key {key(1).digest[:12]})", near, "RLX_CACHE=on"):
         assert part in str(caught.value)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400

@@ -696,7 +696,7 @@ def test_a_folder_that_others_may_have_written_is_not_read(kind: str, level: str
         warnings.simplefilter("ignore")
         assert store.put(key(), FILES).folder is None or level in ("ir", "entry")
         with contextlib.suppress(CacheError):
-            store.entries(), store.keys(), store.verify(discard=False)
+            store.entries(), store.stored_keys(), store.verify(discard=False)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can play two users")
