@@ -1,4 +1,5 @@
-"""Loop kernels: plain Python functions over pointers, with holes in capitals, lowered to LLVM by Numba's front end.
+"""Loop kernels: plain Python functions over pointers, with holes in capitals, lowered to LLVM by Numba's front end
+(`templates.py`).
 
 A kernel is an ordinary function `(buffers..., extents..., begin, end)` that does the work units [begin, end). Module
 names that are bound to `HOLE`, in capitals, are its holes: literals that `specialize` fills in. The same text runs
@@ -18,6 +19,7 @@ from types import FunctionType
 from typing import Any, TypeAlias, TypeVar
 
 from rlx.codegen.kernel import Kernel, symbol
+from rlx.codegen.templates import NAME, Template
 from rlx.errors import CompileError
 from rlx.ir.dtypes import DType
 
@@ -43,7 +45,6 @@ SUM_FLAGS = ("arcp", "contract", "nsz", "reassoc")
 FLAGS = frozenset(SUM_FLAGS)
 
 _STORED_AS = {"f16": "u16", "bf16": "u16"}
-_PLACEHOLDER = "kernel"
 _lowered: dict[Any, Kernel] = {}
 _copies: dict[Any, Callable[..., Any]] = {}
 _python: dict[str, Callable[..., Any]] = {}
@@ -128,7 +129,7 @@ def loop_kernel(
         filled = specialize(fn, holes)
         key = (filled, tuple(params), tuple(extents), chosen, alias)
         if key not in _lowered:
-            _lowered[key] = _lower(filled, holes, params, tuple(extents), chosen, alias)
+            _lowered[key] = _lower(fn, filled, holes, params, tuple(extents), chosen, alias)
         return _lowered[key]
 
 
@@ -147,24 +148,23 @@ def python_form(kernel: Kernel) -> Callable[..., Any]:
 
 def _lower(
     fn: Callable[..., Any],
+    filled: Callable[..., Any],
     holes: Mapping[str, Any],
     params: Sequence[tuple[str, DType]],
     extents: tuple[str, ...],
     flags: tuple[str, ...],
     alias: bool,
 ) -> Kernel:
-    from rlx.codegen.numba_frontend import FRONTEND
-
     types = (*("*" + _stored_as(dtype) for _, dtype in params), *["i64"] * (len(extents) + 2))
-    llvm = FRONTEND.lower(fn, _PLACEHOLDER, types, flags, not alias)
+    llvm = Template(fn, holes, tuple(_helpers(filled, [])), types, flags, alias, specialize).llvm()
     name = symbol(fn.__name__.strip("_"), llvm)
-    _python[name] = fn
+    _python[name] = filled
     return Kernel(
         symbol=name,
         buffers=tuple(name for name, _ in params),
         extents=extents,
-        llvm=llvm.replace(f'@"{_PLACEHOLDER}"', f"@{name}"),
-        source=_source(fn, holes, params, flags),
+        llvm=llvm.replace(f'@"{NAME}"', f"@{name}"),
+        source=_source(filled, holes, params, flags),
     )
 
 

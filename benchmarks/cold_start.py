@@ -1,0 +1,195 @@
+"""Where the time of a cold start goes: a new process, an empty compile cache, one prompt, until its first token.
+
+    python benchmarks/cold_start.py                      # the demo model
+    python benchmarks/cold_start.py model.gguf --runs 5
+
+Each run is a process of its own with an empty cache folder. The fastest counts. A phase's seconds do not include phases
+inside it. CPU seconds are those of the thread that does the phase. Phases of several threads overlap, so wall seconds
+add up to more than the total. `--warm` keeps the cache folder of a first run, for comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+_PROMPT = "Tell me a story about a brave fox."
+_START = "RLX_COLD_START"  # when the process was started, in the clock of all processes
+
+Row = dict[str, float]
+
+
+class Spans:
+    """Own seconds of phases, by thread: a phase inside another one does not count for it."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Row] = {}
+        self._local, self._lock = threading.local(), threading.Lock()
+
+    def wrap(self, owner: Any, name: str, phase: str) -> None:
+        """Counts the calls of a function of a module or class."""
+        found = vars(owner)[name]
+        function = found.__func__ if isinstance(found, classmethod | staticmethod) else found
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            with self(phase):
+                return function(*args, **kwargs)
+
+        setattr(owner, name, type(found)(timed) if isinstance(found, classmethod | staticmethod) else timed)
+
+    def __call__(self, phase: str) -> _Span:
+        return _Span(self, phase)
+
+    @property
+    def stack(self) -> list[list[float]]:
+        """Of the phases that are open in this thread, the wall and CPU seconds of those inside."""
+        if not hasattr(self._local, "stack"):
+            self._local.stack = []
+        return self._local.stack  # type: ignore[no-any-return]
+
+    def add(self, phase: str, wall: float, cpu: float) -> None:
+        with self._lock:
+            row = self.rows.setdefault(phase, {"wall": 0.0, "cpu": 0.0, "calls": 0})
+            row["wall"], row["cpu"], row["calls"] = row["wall"] + wall, row["cpu"] + cpu, row["calls"] + 1
+
+
+class _Span:
+    def __init__(self, spans: Spans, phase: str) -> None:
+        self._spans, self._phase = spans, phase
+
+    def __enter__(self) -> None:
+        self._spans.stack.append([0.0, 0.0])
+        self._start = time.perf_counter(), time.thread_time()
+
+    def __exit__(self, *error: object) -> None:
+        wall, cpu = time.perf_counter() - self._start[0], time.thread_time() - self._start[1]
+        inside = self._spans.stack.pop()
+        if self._spans.stack:
+            self._spans.stack[-1][0] += wall
+            self._spans.stack[-1][1] += cpu
+        self._spans.add(self._phase, wall - inside[0], cpu - inside[1])
+
+
+def child(model: str | None, prompt: str) -> None:
+    """One cold start; prints a JSON object."""
+    spans, began = Spans(), float(os.environ[_START])
+    spans.add("start of Python", time.time() - began, time.process_time())
+    usual = builtins.__import__
+
+    def importing(name: str, *args: Any, **kwargs: Any) -> Any:
+        phase = "import Numba's front end" if name.startswith("numba") else "import llvmlite"
+        if name.split(".")[0] not in ("numba", "llvmlite") or name in sys.modules:
+            return usual(name, *args, **kwargs)
+        with spans(phase):
+            return usual(name, *args, **kwargs)
+
+    builtins.__import__ = importing
+    with spans("imports"):
+        import numpy as np  # noqa: F401
+
+        import rlx
+        from rlx import demo
+        from rlx.codegen import link, llvm, loops
+        from rlx.passes import pipeline
+        from rlx.runners import engine, setup
+        from rlx.runtime import compile as compiling
+        from rlx.runtime import native, tensors
+        from rlx.text import chat
+
+    for owner, name, phase in (
+        (setup.Plan, "of", "open the model, build its graph"),
+        (engine, "tokenizer_of", "tokenizer"),
+        (chat, "chat_ids", "chat template"),
+        (tensors.Tensors, "load", "pack weights"),
+        (compiling.Compiler, "program_key", "cache keys"),
+        (compiling.Compiler, "key", "cache keys"),
+        (pipeline, "lower", "passes"),
+        (link, "link_program", "regions and step"),
+        (link, "select", "write tile kernels"),
+        (loops, "_lower", "Numba: types and lowering"),
+        (llvm.Module, "__init__", "LLVM: parse"),
+        (llvm.Module, "result", "LLVM: print"),
+        (llvm, "optimize", "LLVM: optimize"),
+        (llvm, "_emit", "LLVM: emit"),
+        (native.NativeCode, "__init__", "link into the process"),
+        (native.NativeProgram, "run", "run the program"),
+    ):
+        spans.wrap(owner, name, phase)
+    first: list[float] = []
+
+    def on_token(token: int) -> bool:
+        first.append(time.time() - began)
+        return False
+
+    with rlx.auto_runner(model or demo.path()) as runner:
+        loaded = time.time() - began
+        runner.generate(runner.chat_ids([{"role": "user", "content": prompt}]), 1, on_token)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+    print(json.dumps({
+        "loaded": loaded, "first_token": first[0], "user": used.ru_utime, "system": used.ru_stime, "phases": spans.rows,
+    }))  # fmt: skip
+
+
+def run(model: str | None, prompt: str, cache: str) -> dict[str, Any]:
+    """One start in a process of its own."""
+    command = [sys.executable, __file__, "--child", "--prompt", prompt, *([model] if model else [])]
+    environment = {**os.environ, "RLX_CACHE_DIR": cache, _START: repr(time.time())}
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def measure(model: str | None, prompt: str, runs: int, warm: bool) -> dict[str, Any]:
+    """The fastest of some starts."""
+    with tempfile.TemporaryDirectory() as kept:
+        if warm:
+            run(model, prompt, kept)
+            found = [run(model, prompt, kept) for _ in range(runs)]
+            return min(found, key=lambda one: one["first_token"])
+    found = []
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory() as cache:
+            found.append(run(model, prompt, cache))
+    return min(found, key=lambda one: one["first_token"])
+
+
+def show(found: dict[str, Any]) -> None:
+    """The table of phases, the longest first."""
+    cpu = found["user"] + found["system"]
+    print(f"first token after {found['first_token']:.2f} s, loaded after {found['loaded']:.2f} s; "
+          f"{cpu:.2f} s of CPU ({found['system']:.2f} s in the system)\n")  # fmt: skip
+    print(f"{'phase':34}{'calls':>6}{'wall s':>9}{'CPU s':>9}")
+    by_cpu: Callable[[tuple[str, Row]], float] = lambda row: -row[1]["cpu"]  # noqa: E731
+    for phase, row in sorted(found["phases"].items(), key=by_cpu):
+        print(f"{phase:34}{row['calls']:6.0f}{row['wall']:9.3f}{row['cpu']:9.3f}")
+    rest = cpu - sum(row["cpu"] for row in found["phases"].values())
+    print(f"{'rest (workers, reading files)':34}{'':6}{'':9}{rest:9.3f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", help="a model file or directory; the demo model by default")
+    parser.add_argument("--prompt", default=_PROMPT)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--warm", action="store_true", help="with a filled cache")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.child:
+        child(chosen.model, chosen.prompt)
+        return
+    found = measure(chosen.model, chosen.prompt, chosen.runs, chosen.warm)
+    print(json.dumps(found)) if chosen.json else show(found)
+
+
+if __name__ == "__main__":
+    main()

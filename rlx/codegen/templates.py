@@ -1,0 +1,199 @@
+"""Loop kernels as LLVM templates: what Numba's front end makes of a kernel, with its numbers left open.
+
+Kernels that differ in numbers only (a width, an epsilon) have the same types and the same instructions. So a kernel is
+lowered once, with a marker in the place of each number, and a template is filled in by writing the numbers into it. The
+text is the one that Numba makes of the kernel with these numbers, character by character.
+
+The package brings the templates of its own kernels (`templates.xz`), because importing Numba and inferring types is a
+quarter of a cold start. A template's name there is a digest of everything that it is made of: the sources of the kernel
+and its helpers, the types, the kinds of its holes, this module and the front end, the versions of Numba and llvmlite.
+Whatever differs is simply not found, and lowered here and now. `python tools/lower_loops.py` writes the archive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import itertools
+import json
+import os
+import platform
+import re
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from rlx.codegen.scalars import Primitive
+from rlx.errors import CompileError
+
+ARCHIVE = Path(__file__).with_name("templates.xz")
+
+#: The kernel's name in a template.
+NAME = "kernel"
+
+_FRONTEND = "rlx.codegen.numba_frontend"
+_INT, _FLOAT = 0x3A5EED0000000001, 1.0 + 2.0**-30  # the first markers of either kind
+_INT_STEP, _FLOAT_STEP = 0x10100000000, 2.0**-40
+_FIELD = re.compile(r"<<(\w+)>>")
+
+Value = int | float
+
+
+@dataclass(frozen=True)
+class Template:
+    """What a kernel is lowered from.
+
+    Attributes:
+        fn: the function, its holes open.
+        holes: a value for each: numbers that a marker may stand for, and others.
+        helpers: every function that it calls, those in holes included.
+        types: of the parameters, as the front end writes them.
+        flags, alias: as in `loop_kernel`.
+        specialize: fills holes.
+    """
+
+    fn: Callable[..., Any]
+    holes: Mapping[str, Any]
+    helpers: tuple[Callable[..., Any], ...]
+    types: tuple[str, ...]
+    flags: tuple[str, ...]
+    alias: bool
+    specialize: Callable[[Callable[..., Any], Mapping[str, Any]], Callable[..., Any]]
+
+    def llvm(self) -> str:
+        """The LLVM assembly of the kernel with its numbers, in which it is called `NAME`.
+
+        Raises:
+            CompileError: Numba cannot lower it.
+        """
+        kinds = tuple((name, "" if name in self._markers else v) for name, v in sorted(self.holes.items()))
+        key = self.fn, self.helpers, kinds, self.types, self.flags, self.alias
+        if (text := _known.get(key)) is None:
+            text = _known[key] = self.shipped() or self.lower()
+        return _FIELD.sub(lambda field: _literal(self.holes[field[1]]), text)
+
+    def lower(self) -> str:
+        """The template's text, from Numba's front end."""
+        from rlx.codegen.numba_frontend import FRONTEND
+
+        markers = self._markers
+        text = FRONTEND.lower(
+            self.specialize(self.fn, {**self.holes, **markers}), NAME, self.types, self.flags, not self.alias
+        )
+        for name, marker in markers.items():
+            text = re.sub(rf"(?<![\w.]){_literal(marker)}(?!\w)", f"<<{name}>>", text)
+        return text
+
+    def shipped(self) -> str | None:
+        """The text in the archive, which holds functions of this package only."""
+        if not self.fn.__module__.startswith("rlx.") or (archive := _archive()) is None:
+            return None
+        if self.digest not in archive.templates:
+            return None
+        start, size = archive.templates[self.digest]
+        return archive.texts[start : start + size].decode()
+
+    @cached_property
+    def digest(self) -> str:
+        """The template's name: a digest of what it is made of."""
+        functions = self.fn, *self.helpers
+        holes = {name: type(v).__name__ if name in self._markers else _name(v) for name, v in self.holes.items()}
+        read = [(n, fn.__globals__.get(n)) for fn in functions for n in fn.__code__.co_names if n not in holes]
+        modules = {_FRONTEND, __name__, *(fn.__module__ for fn in functions)}
+        modules |= {v.llvm.__module__ for _, v in (*read, *self.holes.items()) if isinstance(v, Primitive)}
+        constants = sorted({f"{n} = {v!r}" for n, v in read if isinstance(v, int | float | tuple)})
+        parts = [
+            _name(self.fn), sorted(holes.items()), self.types, self.flags, self.alias, constants,
+            [_source_digest(module) for module in sorted(modules)], _versions(),
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+    @cached_property
+    def _markers(self) -> dict[str, Value]:
+        """A marker for each hole that is a number: integers that fit i64, and floats."""
+        ints = [name for name, v in sorted(self.holes.items()) if type(v) is int and -(1 << 63) <= v < 1 << 63]
+        floats = [name for name, v in sorted(self.holes.items()) if type(v) is float]
+        return {
+            **{name: _INT + i * _INT_STEP for i, name in enumerate(ints)},
+            **{name: _FLOAT + i * _FLOAT_STEP for i, name in enumerate(floats)},
+        }
+
+
+_known: dict[Any, str] = {}
+
+
+@dataclass(frozen=True)
+class _Archive:
+    """The version of Python that wrote it, and where each template lies in the texts: start and size."""
+
+    python: str
+    templates: dict[str, tuple[int, int]]
+    texts: bytes
+
+
+def write_archive(templates: Iterable[Template], path: Path = ARCHIVE) -> int:
+    """Lowers templates and writes them to an archive; returns how many there are. Equal templates give equal bytes.
+
+    They are compressed in one piece, because they are much alike: behind a line with the place of each, as JSON.
+    """
+    import lzma
+
+    texts = {digest: text.encode() for digest, text in sorted((t.digest, t.lower()) for t in templates)}
+    starts = itertools.accumulate(map(len, texts.values()), initial=0)
+    index = {digest: [start, len(text)] for (digest, text), start in zip(texts.items(), starts, strict=False)}
+    head = {"python": platform.python_version(), "templates": index}
+    whole = json.dumps(head).encode() + b"\n" + b"".join(texts.values())
+    path.write_bytes(lzma.compress(whole, preset=9 | lzma.PRESET_EXTREME))
+    return len(texts)
+
+
+@cache
+def _archive() -> _Archive | None:
+    """The archive; None where there is none, or Python was built without LZMA."""
+    try:
+        import lzma
+
+        head, _, texts = lzma.decompress(ARCHIVE.read_bytes()).partition(b"\n")
+        return _Archive(texts=texts, **json.loads(head))
+    except (ImportError, FileNotFoundError):
+        return None
+    except (lzma.LZMAError, ValueError, TypeError) as error:
+        raise CompileError(f"it is damaged: {error}", where=ARCHIVE, hint="Install rlx again.") from error
+
+
+def archive_python() -> str | None:
+    """The version of Python that the archive was written with: others number their basic blocks in another way."""
+    archive = _archive()
+    return archive.python if archive else None
+
+
+@cache
+def _source_digest(module: str) -> str:
+    spec = importlib.util.find_spec(module)  # the front end is not imported for it
+    assert spec and spec.origin
+    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
+
+
+@cache
+def _versions() -> list[Any]:
+    """What Numba's front end depends on beside the sources: its version, llvmlite's, and its settings."""
+    from importlib import metadata
+
+    settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("NUMBA_"))
+    return [metadata.version("numba"), metadata.version("llvmlite"), settings]
+
+
+def _name(value: Any) -> str:
+    """A hole's value that is no marker's, or a function, for a digest."""
+    if isinstance(value, FunctionType):
+        return f"{value.__module__}.{value.__qualname__}"
+    return f"primitive {value.name}" if isinstance(value, Primitive) else repr(value)
+
+
+def _literal(value: Value) -> str:
+    """A number as LLVM assembly writes it: a float in the hexadecimal form of its f64."""
+    return f"0x{struct.pack('>d', value).hex()}" if isinstance(value, float) else str(value)

@@ -1,0 +1,108 @@
+"""Write the templates of rlx's own loop kernels, which the package brings: `rlx/codegen/templates.xz`.
+
+    python tools/lower_loops.py            # after a change of a loop kernel, of the front end, or of Numba's version
+    python tools/lower_loops.py --check    # lower everything again and compare: 0 if the archive is what it would be
+
+A template that is missing costs time, never correctness: it is lowered where it is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlx.codegen import loops
+from rlx.codegen.kernels import (
+    copy,
+    delta_plain,
+    embedding,
+    gather,
+    kv,
+    lookup,
+    norm,
+    pack,
+    quantize,
+    reduce,
+    rope,
+    softmax,
+)
+from rlx.codegen.layouts import PACKINGS
+from rlx.codegen.templates import ARCHIVE, Template, write_archive
+from rlx.errors import RlxError
+from rlx.export import quantizers
+from rlx.ir.dtypes import KV_DTYPES
+
+#: Sizes in kernels whose memory on the stack is part of their type: the heads of common models.
+HEADS = (64, 80, 96, 128, 192, 256)
+
+
+def templates() -> list[Template]:
+    """Every template, once."""
+    found: dict[str, Template] = {}
+    usual = loops.Template
+
+    def keeping(*args: Any) -> Template:
+        template = usual(*args)
+        found[template.digest] = template
+        return template
+
+    loops.Template = keeping  # type: ignore[assignment,misc]
+    try:
+        loops._lowered.clear()
+        for make in kernels():
+            try:
+                make()
+            except RlxError:  # not every type has every kernel
+                continue
+    finally:
+        loops.Template = usual  # type: ignore[misc]
+    return list(found.values())
+
+
+def kernels() -> Iterator[Callable[[], object]]:
+    """Calls that make every kind of loop kernel; their numbers do not matter, but where they decide about the kind."""
+    outs, both, width = ("f32", "q8a", "bf16"), (False, True), 5120  # whole superblocks of every type
+    for make, dtype in itertools.product((embedding.embedding, lookup.lookup), PACKINGS):
+        yield partial(make, dtype, width)
+    yield from (partial(pack.pack, dtype) for dtype in PACKINGS)
+    yield from (partial(norm.rms_norm, width, 1e-6, out=o, weighted=w) for o, w in itertools.product(outs, both))
+    yield from (partial(quantize.quantize, width, out) for out in outs)
+    yield partial(rope.rope_angles, 64)
+    for head, eps in itertools.product(HEADS, (None, 1e-6)):
+        turn = partial(rope.rope, 8, head, head, "neox", norm_eps=eps)
+        yield turn
+        for dtype, wrap in itertools.product(KV_DTYPES, both):
+            yield partial(turn, store="k_tiles", kv_dtype=dtype, wrap=wrap)
+    for dtype, layout, wrap in itertools.product(KV_DTYPES, ("rows", "k_tiles"), both):
+        yield from (partial(kv.kv_write, 8, head, dtype, layout, wrap=wrap) for head in HEADS)
+    yield from (partial(reduce.row_reduce, width, kind) for kind in ("sum", "mean", "max"))
+    yield from (partial(make, width) for make in (reduce.argmax, reduce.pick, copy.copy_rows, copy.last_row))
+    yield from (partial(reduce.top_k, 128, 8), partial(softmax.softmax, width))
+    yield from (partial(gather.take, width, 8, shared=shared) for shared in both)
+    for order, aside in itertools.product(("tiled", "grouped"), both):
+        yield partial(delta_plain.plain, 32, 16, 128, 128, scale=0.1, order=order, aside=aside)
+    yield from (partial(quantizers.kernel, dtype) for dtype in quantizers.ENCODERS)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where the archive would differ")
+    if not parser.parse_args().check:
+        print(f"{write_archive(templates())} templates, {ARCHIVE.stat().st_size / 1e6:.2f} MB: {ARCHIVE}")
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / ARCHIVE.name
+        count = write_archive(templates(), made)
+        same = ARCHIVE.exists() and made.read_bytes() == ARCHIVE.read_bytes()
+    print(f"{count} templates: {'as in' if same else 'not those of'} {ARCHIVE}")
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
