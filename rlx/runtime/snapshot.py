@@ -1,30 +1,46 @@
 """A session at rest, in memory and in a file.
 
-Runtime, beside `session.py`, which makes snapshots and goes on from them. A file is NumPy's `.npz`: the arrays of the
-states, the ids, and a header of JSON. Nothing in it is pickled, and `load` believes nothing that it has not checked;
-whether a snapshot fits a model is for `Session.check` to say.
+Runtime, beside `session.py`, which makes snapshots and goes on from them. A file is, little-endian:
+
+    magic     8 bytes  "RLXSNAP\\0"
+    version   u32      2
+    header    u32      bytes of the header
+    digest    32 bytes BLAKE2b of all that follows
+    header    JSON     model, ids (how many), formats, arrays (name, dtype and shape of each)
+    ids       i32 each
+    arrays    their elements, one array after the other
+
+`load` checks every size against the size of the file before it allocates anything, and whether a snapshot fits a model
+is for `Session.check` to say.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import struct
 import tempfile
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
 from rlx.errors import SnapshotError
+from rlx.json_file import open_regular, parse_object
 
 Array = np.ndarray[Any, Any]
 
-FORMAT = 1  # of the file; a reader takes its own only
-_HEADER, _IDS, _STATE = "rlx", "ids", "state/"
+MAGIC, VERSION = b"RLXSNAP\0", 2
+_HEAD = struct.Struct("<8sII32s")
+_ZIP = b"PK\x03\x04"  # version 1 was NumPy's .npz
+MAX_HEADER_BYTES, MAX_DIMS, MAX_IDS = 16 << 20, 8, 1 << 24
 _ELEMENTS = ("float32", "float16", "uint16", "uint8")
+_FIELDS = {"model": str, "ids": int, "formats": dict, "arrays": list}
+_AGAIN = "the file is damaged: take the snapshot again"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,6 +54,10 @@ class Snapshot:
             q4_0 as their blocks' bytes; read-only.
         formats: by state: kind, type and shape, which must be those of the session it is restored into.
         model: what tells one model from another.
+
+    Example:
+        >>> runner.snapshot().save("story.rlxsnap")
+        >>> runner.restore(rlx.Snapshot.load("story.rlxsnap"))
     """
 
     ids: tuple[int, ...]
@@ -65,20 +85,31 @@ class Snapshot:
             SnapshotError: the file cannot be written.
         """
         path = Path(path)
-        header = {"format": FORMAT, "model": self.model, "formats": dict(self.formats)}
-        arrays = {_STATE + name: value for name, value in self.arrays.items()}
-        arrays[_HEADER] = np.frombuffer(json.dumps(header).encode(), np.uint8)
-        arrays[_IDS] = np.array(self.ids, np.int32)
         try:
             with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
                 try:
-                    np.savez(file, **arrays)  # type: ignore[arg-type]
+                    self._write(file)  # type: ignore[arg-type]
                 except BaseException:
                     os.unlink(file.name)
                     raise
             os.replace(file.name, path)
         except OSError as error:
             raise SnapshotError(f"the snapshot cannot be written: {error.strerror}", where=path) from error
+
+    def _write(self, file: BinaryIO) -> None:
+        header = json.dumps({
+            "model": self.model, "ids": len(self.ids), "formats": dict(self.formats),
+            "arrays": [[name, value.dtype.name, value.shape] for name, value in self.arrays.items()],
+        }).encode()  # fmt: skip
+        digest = blake2b(header, digest_size=32)
+        file.write(bytes(_HEAD.size))
+        file.write(header)
+        for value in (np.array(self.ids, "<i4"), *self.arrays.values()):
+            data = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+            digest.update(data)
+            file.write(data)
+        file.seek(0)
+        file.write(_HEAD.pack(MAGIC, VERSION, len(header), digest.digest()))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Snapshot:
@@ -88,34 +119,71 @@ class Snapshot:
             SnapshotError: there is no such file, or it is damaged, or something else, or of another version of rlx.
         """
         path = Path(path)
-        try:
-            with path.open("rb") as file:
-                if not zipfile.is_zipfile(file):  # of which NumPy would say how to unpickle it
-                    raise ValueError("it is no .npz file")
-                file.seek(0)
-                with np.load(file, allow_pickle=False) as arrays:
-                    return _checked({name: arrays[name] for name in arrays.files}, path)
-        except OSError as error:
-            raise SnapshotError(f"the snapshot cannot be read: {error.strerror or error}", where=path) from error
-        except (ValueError, KeyError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-            hint = "save it again from a session"
-            raise SnapshotError(f"this is no snapshot, or a damaged one: {error}", where=path, hint=hint) from error
+        with open_regular(path, SnapshotError) as (file, size):
+            try:
+                return _read(file, size, path)
+            except OSError as error:
+                raise SnapshotError(f"the snapshot cannot be read: {error.strerror}", where=path) from error
 
 
-def _checked(arrays: dict[str, Array], path: Path) -> Snapshot:
-    """What a file holds, as a snapshot; `ValueError` and its like where it is none."""
-    header = json.loads(arrays.pop(_HEADER).tobytes())
-    if header["format"] != FORMAT:
-        hint = "save it again with this version of rlx"
-        raise SnapshotError(f"its format is {header['format']!r}, expected {FORMAT}", where=path, hint=hint)
-    ids, formats, model = arrays.pop(_IDS), header["formats"], header["model"]
-    if ids.ndim != 1 or ids.dtype != np.int32 or (ids < 0).any():
-        raise ValueError("the ids are no list of ids")
-    if not isinstance(model, str) or not all(isinstance(f, str) for f in formats.values()):
-        raise ValueError("the header is not what save writes")
-    states = {name.removeprefix(_STATE): value for name, value in arrays.items()}
-    for name, value in states.items():
-        if value.dtype.name not in _ELEMENTS:
-            raise ValueError(f"state {name!r} is of {value.dtype}")
+def _fail(what: str, path: Path, hint: str = _AGAIN) -> NoReturn:
+    raise SnapshotError(what, where=path, hint=hint)
+
+
+def _read(file: BinaryIO, size: int, path: Path) -> Snapshot:
+    head = file.read(_HEAD.size)
+    if head.startswith(_ZIP):
+        hint = "take the snapshot again with this version of rlx"
+        _fail("this is a ZIP archive, as snapshots were in earlier versions, or something else", path, hint)
+    if len(head) < _HEAD.size or not head.startswith(MAGIC):
+        _fail(f"this is no snapshot: it begins with {head[:8]!r}", path, "give a file that Snapshot.save wrote")
+    _, version, length, digest = _HEAD.unpack(head)
+    if version != VERSION:
+        _fail(f"its version is {version}, expected {VERSION}", path, "take the snapshot again with this version of rlx")
+    if length > min(MAX_HEADER_BYTES, size - _HEAD.size):
+        _fail(f"its header is said to have {length} bytes, in a file of {size}", path)
+    raw = file.read(length)
+    ids, arrays, formats, model = _described(parse_object(raw, path, SnapshotError, sizes_only=True), path)
+    values = [np.empty(shape, dtype) for dtype, shape in _fitting(ids, arrays, size - _HEAD.size - length, path)]
+    found = blake2b(raw, digest_size=32)
+    for value in values:
+        bytes_of = value.reshape(-1).view(np.uint8)
+        if file.readinto(bytes_of.data) != bytes_of.nbytes:  # type: ignore[attr-defined]
+            _fail("the file was cut short while it was read", path)
+        found.update(bytes_of.data)
         value.flags.writeable = False
-    return Snapshot(tuple(ids.tolist()), states, dict(formats), model)
+    if found.digest() != digest:
+        _fail("its digest does not fit its content", path)
+    if (values[0] < 0).any():
+        _fail("an id is negative", path)
+    return Snapshot(tuple(values[0].tolist()), dict(zip(arrays, values[1:], strict=True)), formats, model)
+
+
+def _described(header: dict[str, Any], path: Path) -> tuple[int, dict[str, tuple[str, list[int]]], dict[str, str], str]:
+    """The number of ids, dtype and shape of each array, the formats and the model."""
+    if header.keys() != _FIELDS.keys() or not all(type(header[name]) is kind for name, kind in _FIELDS.items()):
+        _fail(f"its header does not hold {', '.join(_FIELDS)}", path)
+    arrays: dict[str, tuple[str, list[int]]] = {}
+    for each in header["arrays"]:
+        if not isinstance(each, list) or [type(part) for part in each] != [str, str, list] or each[0] in arrays:
+            _fail("its header has an array that is not a name, a type and a shape", path)
+        name, dtype, shape = each
+        if dtype not in _ELEMENTS or len(shape) > MAX_DIMS or not all(type(size) is int for size in shape):
+            _fail(f"array {name[:80]!r} is not of a known type and shape", path)
+        arrays[name] = dtype, shape
+    if not all(type(form) is str for form in header["formats"].values()):
+        _fail("its header has a format that is no text", path)
+    return header["ids"], arrays, header["formats"], header["model"]
+
+
+def _fitting(
+    ids: int, arrays: Mapping[str, tuple[str, list[int]]], left: int, path: Path
+) -> list[tuple[np.dtype[Any], list[int]]]:
+    """Type and shape of the ids and of each array, which together take the bytes that are left, and not one more."""
+    if ids > MAX_IDS:
+        _fail(f"it is said to have {ids} ids, at most {MAX_IDS} are allowed", path)
+    every = [(np.dtype("<i4"), [ids]), *((np.dtype(dtype), shape) for dtype, shape in arrays.values())]
+    needed = sum(dtype.itemsize * prod(shape) for dtype, shape in every)
+    if needed != left or any(size > left for _, shape in every for size in shape):
+        _fail(f"its ids and arrays take {needed} bytes, the file has {left} for them", path)
+    return every

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from rlx import json_file
 from rlx.errors import TokenizerError
 from rlx.text.confined import Confined
 from rlx.text.fast import FastTokenizer, may_read
@@ -19,7 +20,6 @@ from rlx.text.pretokenizers import KNOWN_EXPRESSIONS
 from rlx.text.tokenizer import Tokenizer
 from rlx.text.turns import turn_ends
 from rlx.text.vocabulary import SPACE, Spelling, TokenType, Vocabulary, end_ids, is_byte_token
-from rlx.weights import json_file
 
 MAX_BYTES = 128 << 20  # of a tokenizer.json
 _MEMORY, _MEMORY_A_BYTE = 512 << 20, 24  # of the process that reads it

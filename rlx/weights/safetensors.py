@@ -16,10 +16,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
+from rlx import json_file
 from rlx.errors import ConfigError, ModelFileError, SafetensorsError, UnsupportedModelError
 from rlx.ir.dtypes import BF16, F16, F32, F64, I8, I16, I32, I64, U8, DType
-from rlx.weights import fp8_config, json_file
-from rlx.weights.json_file import JsonObject, parse_object, read_object
+from rlx.json_file import JsonObject, parse_object, read_object
+from rlx.weights import fp8_config
 from rlx.weights.mapped import Buffer, MappedFile, MappedTensors, TensorInfo
 
 MAX_HEADER_BYTES = json_file.MAX_BYTES  # about 260,000 tensors; the format allows 100 MB

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-import zipfile
+import os
+import struct
+import tracemalloc
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -56,59 +59,105 @@ def test_a_snapshot_says_what_it_is() -> None:
     assert repr(one) == f"<Snapshot of {len(one.ids)} tokens, {one.nbytes} bytes>"
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\3\4", b"\x80\4nothing", b"GGUF" + bytes(60)])
-def test_files_of_other_kinds(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "s").write_bytes(content)
-    with pytest.raises(SnapshotError, match=r"no snapshot, or a damaged one: it is no \.npz file\. Save it again"):
-        Snapshot.load(tmp_path / "s")
+def rewritten(path: Path, *, head: dict[str, Any] | None = None, **header: Any) -> None:
+    """Writes a snapshot to `path`, with fields of its head and its header replaced and a digest that fits."""
+    snapshot().save(path)
+    data = path.read_bytes()
+    fields = dict(zip(("magic", "version", "length", "digest"), HEAD.unpack_from(data), strict=True))
+    raw, rest = data[HEAD.size :][: fields["length"]], data[HEAD.size + fields["length"] :]
+    if "raw" in header:
+        raw = header["raw"]
+    elif header:
+        raw = json.dumps({**json.loads(raw), **header}).encode()
+    fields |= {"length": len(raw), "digest": blake2b(raw + rest, digest_size=32).digest(), **(head or {})}
+    path.write_bytes(HEAD.pack(*fields.values()) + raw + rest)
 
 
-@pytest.mark.parametrize("length", range(0, 900, 37))
-def test_a_file_cut_short(length: int, tmp_path: Path) -> None:
-    snapshot().save(tmp_path / "s")
-    data = (tmp_path / "s").read_bytes()
-    assert len(data) > 900
-    (tmp_path / "s").write_bytes(data[:length])
-    with pytest.raises(SnapshotError):
-        Snapshot.load(tmp_path / "s")
+def array(name: str = "k.0", dtype: Any = "float16", shape: Any = (2, 3, 8)) -> list[Any]:
+    return [name, dtype, shape]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"rlx": None}, "no snapshot"),
-        ({"ids": None}, "no snapshot"),
-        ({"ids": np.array([[1, 2]], np.int32)}, "no list of ids"),
-        ({"ids": np.array([1, -2], np.int32)}, "no list of ids"),
-        ({"rlx": b"{"}, "no snapshot"),
-        ({"rlx": b"[]"}, "no snapshot"),
-        ({"rlx": json.dumps({"format": 99, "model": "m", "formats": {}}).encode()}, "format is 99, expected 1"),
-        ({"rlx": json.dumps({"format": 1, "model": 3, "formats": {}}).encode()}, "header"),
-        ({"state/k.0": np.array(["text"])}, "is of <U4|is of str"),
-        ({"state/k.0": np.array([object()])}, "no snapshot"),
-    ],
-)
-def test_what_is_inside_is_checked(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    snapshot().save(tmp_path / "s")
-    with np.load(tmp_path / "s") as file:
-        arrays = {name: file[name] for name in file.files}
-    for name, value in changes.items():
-        if value is None:
-            del arrays[name]
-        else:
-            arrays[name] = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
-    with (tmp_path / "s").open("wb") as out:
-        np.savez(out, **arrays)
+HEAD = struct.Struct("<8sII32s")
+IDS_AND_ARRAYS = 12 + 96 + 96 + 64  # bytes
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "magic": ({"head": {"magic": b"RLXSNAPX"}}, "this is no snapshot: it begins with b'RLXSNAPX'"),
+    "version": ({"head": {"version": 3}}, "its version is 3, expected 2"),
+    "length": ({"head": {"length": 1 << 31}}, "its header is said to have 2147483648 bytes"),
+    "digest": ({"head": {"digest": bytes(32)}}, "its digest does not fit"),
+    "no_json": ({"raw": b"{"}, "the JSON does not parse"),
+    "list": ({"raw": b"[]"}, "expected an object"),
+    "deep": ({"raw": b'{"a":' * 99_999}, "nested too deeply"),
+    "field": ({"more": 1}, "its header does not hold model, ids, formats, arrays"),
+    "model": ({"model": 3}, "its header does not hold"),
+    "format": ({"formats": {"k.0": 3}}, "a format that is no text"),
+    "ids_float": ({"ids": 3.0}, "3.0 is not a size"),
+    "ids_negative": ({"ids": -1}, "-1 is not a size"),
+    "ids_true": ({"ids": True}, "its header does not hold"),
+    "ids_many": ({"ids": 1 << 40}, "said to have 1099511627776 ids"),
+    "ids_more": ({"ids": 4}, f"take {IDS_AND_ARRAYS + 4} bytes, the file has {IDS_AND_ARRAYS}"),
+    "array": ({"arrays": [1]}, "not a name, a type and a shape"),
+    "array_twice": ({"arrays": [array(), array()]}, "not a name, a type and a shape"),
+    "objects": ({"arrays": [array(dtype="object")]}, "'k.0' is not of a known type and shape"),
+    "type_list": ({"arrays": [array(dtype=[["a", "f4"]])]}, "not a name, a type and a shape"),
+    "dims": ({"arrays": [array(shape=[1] * 9)]}, "known type and shape"),
+    "size_text": ({"arrays": [array(shape=["2"])]}, "known type and shape"),
+    "size_large": ({"arrays": [array(shape=[1 << 62, 1 << 62])]}, "take .* bytes, the file has"),
+    "size_hidden": ({"arrays": [array(shape=[0, 1 << 70])]}, "take .* bytes, the file has"),
+    "too_little": ({"arrays": []}, f"take 12 bytes, the file has {IDS_AND_ARRAYS}"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_every_field_is_checked(name: str, tmp_path: Path) -> None:
+    changes, message = WRONG[name]
+    rewritten(tmp_path / "s", **changes)
     with pytest.raises(SnapshotError, match=message):
         Snapshot.load(tmp_path / "s")
 
 
-def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    snapshot().save(tmp_path / "s")
-    data = bytearray((tmp_path / "s").read_bytes())
-    with zipfile.ZipFile(tmp_path / "s") as archive:
-        offset = archive.getinfo("state/net.1.npy").header_offset
-    data[offset + 220] ^= 1
-    (tmp_path / "s").write_bytes(data)
-    with pytest.raises(SnapshotError):
+def test_the_rewriting_of_these_tests_is_sound(tmp_path: Path) -> None:
+    rewritten(tmp_path / "s", model="another")
+    assert Snapshot.load(tmp_path / "s").model == "another"
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\4nothing", b"GGUF" + bytes(60), b"RLXSNAP\0"])
+def test_files_of_other_kinds(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "s").write_bytes(content)
+    with pytest.raises(SnapshotError, match=r"this is no snapshot: .* Give a file that Snapshot\.save wrote"):
         Snapshot.load(tmp_path / "s")
+
+
+def test_a_snapshot_of_an_earlier_version(tmp_path: Path) -> None:
+    with (tmp_path / "s").open("wb") as file:
+        np.savez(file, ids=np.zeros(3))
+    with pytest.raises(SnapshotError, match=r"in earlier versions.* Take the snapshot again"):
+        Snapshot.load(tmp_path / "s")
+
+
+def test_no_regular_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "s")
+    for path in (tmp_path / "s", tmp_path, tmp_path / "nul\0"):
+        with pytest.raises(SnapshotError, match=r"not a regular file|cannot be read"):
+            Snapshot.load(path)
+
+
+@pytest.mark.parametrize("place", range(0, 600, 23))
+def test_a_flipped_bit_or_a_cut_is_noticed(place: int, tmp_path: Path) -> None:
+    snapshot().save(tmp_path / "s")
+    data = (tmp_path / "s").read_bytes()
+    assert len(data) > 600
+    for damaged in (data[:place], data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :], data + b"\0"):
+        (tmp_path / "s").write_bytes(damaged)
+        with pytest.raises(SnapshotError):
+            Snapshot.load(tmp_path / "s")
+
+
+def test_memory_is_that_of_the_file(tmp_path: Path) -> None:
+    one = Snapshot((1,), {"a": np.zeros((64, 1 << 18), np.float32)}, {"a": "f"}, "m")
+    one.save(tmp_path / "s")
+    tracemalloc.start()
+    try:
+        Snapshot.load(tmp_path / "s")
+        assert tracemalloc.get_traced_memory()[1] < one.nbytes + (1 << 20)
+    finally:
+        tracemalloc.stop()

@@ -198,7 +198,7 @@ def test_load_tokenizer_takes_what_auto_runner_takes(tmp_path: Path) -> None:
 
 
 def test_load_tokenizer_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match="no such file or directory"):
+    with pytest.raises(ModelFileError, match="no such file or directory"):
         load_tokenizer(tmp_path / "nothing")
     with pytest.raises(TokenizerError, match=r"holds no tokenizer\.json"):
         load_tokenizer(tmp_path)

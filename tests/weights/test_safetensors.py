@@ -15,8 +15,8 @@ import safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlx import json_file
 from rlx.errors import ConfigError, ModelFileError, RlxError, SafetensorsError, UnsupportedModelError, WeightError
-from rlx.weights import json_file
 from rlx.weights.loader import WeightLoader
 from rlx.weights.safetensors import MAX_HEADER_BYTES, SafetensorsFile, parse_header
 

@@ -1,6 +1,7 @@
 """JSON objects from files that are not trusted: bounded in size, no key twice, every failure an error of the caller's.
 
-Part of the weights stage: headers and indexes of safetensors, `config.json`, and the files beside a tokenizer.
+Used by every stage that reads a file: headers and indexes of safetensors, `config.json`, the files beside a tokenizer,
+headers of snapshots.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from rlx.errors import RlxError
 
@@ -32,19 +35,34 @@ def read_object(path: Path, kind: type[RlxError], most: int = MAX_BYTES) -> Json
     return parse_object(read_bytes(path, kind, most), path, kind, most=most)
 
 
-def read_bytes(path: Path, kind: type[RlxError], most: int = MAX_BYTES) -> bytes:
-    """A whole regular file (a FIFO would wait for its writer for ever); errors as of `read_object`."""
+@contextmanager
+def open_regular(path: Path, kind: type[RlxError]) -> Iterator[tuple[BinaryIO, int]]:
+    """A regular file, open for reading, and its size. A FIFO, which waits for a writer for ever, is refused.
+
+    Raises:
+        kind: the file cannot be opened, or is no regular file.
+    """
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise kind("this is not a regular file", where=path)
-            if found.st_size > most:
-                raise kind(f"the file has {found.st_size} bytes, at most {most} are allowed", where=path)
-            return file.read(most)
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise kind(f"the file cannot be read: {reason}", where=path) from error
+    with file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise kind("this is not a regular file", where=path)
+        yield file, found.st_size
+
+
+def read_bytes(path: Path, kind: type[RlxError], most: int = MAX_BYTES) -> bytes:
+    """A whole regular file; errors as of `read_object`."""
+    with open_regular(path, kind) as (file, size):
+        if size > most:
+            raise kind(f"the file has {size} bytes, at most {most} are allowed", where=path)
+        try:
+            return file.read(most)
+        except OSError as error:
+            raise kind(f"the file cannot be read: {error.strerror}", where=path) from error
 
 
 def read_text(path: Path, kind: type[RlxError]) -> str:
