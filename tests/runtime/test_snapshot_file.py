@@ -141,11 +141,11 @@ def test_no_regular_file(tmp_path: Path) -> None:
             Snapshot.load(path)
 
 
-@pytest.mark.parametrize("place", range(0, 600, 23))
+@pytest.mark.parametrize("place", range(0, 500, 23))
 def test_a_flipped_bit_or_a_cut_is_noticed(place: int, tmp_path: Path) -> None:
     snapshot().save(tmp_path / "s")
     data = (tmp_path / "s").read_bytes()
-    assert len(data) > 600
+    assert len(data) > 500
     for damaged in (data[:place], data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :], data + b"\0"):
         (tmp_path / "s").write_bytes(damaged)
         with pytest.raises(SnapshotError):
