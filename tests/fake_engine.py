@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from rlx.errors import NumericalError
+from rlx.runners.ready import ReadyPrograms
 from rlx.runtime.compile import Compilation
 
 
@@ -157,7 +158,15 @@ class FakeEngine(Stepwise):
         finally:
             self._states, self._ids, self._prompt = kept
 
-    def compile(self, on_program: Callable[[Record], None] | None = None, batch: int = 1) -> list[Record]:
+    ready = ReadyPrograms([])
+
+    def compile(
+        self,
+        on_program: Callable[[Record], None] | None = None,
+        batch: int = 1,
+        phase: str | None = None,
+        rows: int | None = None,
+    ) -> list[Record]:
         self.prepared = batch
         for record in self.records:
             if on_program:

@@ -13,9 +13,10 @@ import click
 from rlx.cli.main import debug_option
 from rlx.cli.options import engine_options, model_path, named, open_plan, open_runner
 from rlx.cli.output import Bars, counted, size
+from rlx.cli.stages import Shown, shown_options
 
 if TYPE_CHECKING:
-    from rlx.runners.programs import ProgramRecord
+    from rlx.runners.ready import ProgramRecord
     from rlx.weights import WeightLoader
 
 CONFIG = "config.json"
@@ -38,6 +39,7 @@ CONFIG = "config.json"
     help="Also the programs that generate up to N sequences side by side (generate_batch).",
 )
 @click.option("--check", is_flag=True, help="Only check that profile and options fit the model; compile nothing.")
+@shown_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @debug_option
 def compile_(
@@ -47,6 +49,7 @@ def compile_(
     weights: str | None,
     batch: int,
     check: bool,
+    shown: Shown,
     as_json: bool,
 ) -> None:
     """Compile the programs of MODEL, so that its first run need not.
@@ -59,9 +62,17 @@ def compile_(
     Prints a line a program: phase, rows it takes, seconds, kernels, size, whether it was compiled or in the cache, and
     its digest for `rlx cache show`; under it why it was compiled. The options must be those of the later run, because
     they change the code.
+
+    --explain, --emit and --stop-after print what the compiler did and made, for a terminal or a pipe.
     """
+    shown.check(json=as_json, check=check)
     source = _source(model, engine, shape, weights)
-    (_check if check else _compile)(source, engine, batch, as_json)
+    if shown.prints_text:
+        shown.print_text(source, engine, batch)
+    elif check:
+        _check(source, engine, batch, as_json)
+    else:
+        _compile(source, engine, batch, shown, as_json)
 
 
 def _source(model: str | None, engine: dict[str, Any], shape: str | None, weights: str | None) -> str | WeightLoader:
@@ -93,7 +104,7 @@ def _config_alone(name: str) -> Path | None:
     return path if path.suffix == ".json" and not path.name.endswith(".index.json") and path.is_file() else None
 
 
-def _compile(model: str | WeightLoader, engine: dict[str, Any], batch: int, as_json: bool) -> None:
+def _compile(model: str | WeightLoader, engine: dict[str, Any], batch: int, shown: Shown, as_json: bool) -> None:
     start = time.perf_counter()
     with Bars() as bars:
         bars.waiting("opening the model")
@@ -107,14 +118,20 @@ def _compile(model: str | WeightLoader, engine: dict[str, Any], batch: int, as_j
                     click.echo(f"  {record.reason}")
                 bars.waiting("compiling")
 
-            records = list(runner.compile(None if as_json else show, batch))
+            records = list(runner.compile(None if as_json else show, **shown.programs(batch)))
+            bars.pause()
+            reports = [program.explain() for program in runner.programs] if shown.explain else []
             source = runner.stats()["profile"]
     seconds = time.perf_counter() - start
     compiled = sum(not record.cached for record in records)
     if as_json:
         found = {"model": named(model), "profile": source, "seconds": seconds, "compiled": compiled}
-        click.echo(json.dumps({**found, "programs": [asdict(record) for record in records]}))
+        more = [{"explain": report.as_dict()} for report in reports] or [{}] * len(records)
+        rows = [asdict(record) | extra for record, extra in zip(records, more, strict=True)]
+        click.echo(json.dumps({**found, "programs": rows}))
     else:
+        for report in reports:
+            click.echo(f"\n{report}", nl=False)
         by = f", by {source}" if source else ""
         click.echo(f"{counted(len(records), 'program')}, {compiled} compiled, in {seconds:.2f} s{by}", err=True)
 

@@ -13,10 +13,11 @@ from contextlib import AbstractContextManager
 from typing import Protocol, Self
 
 from rlx.errors import ArgumentError
+from rlx.profile import CompileProfile
 from rlx.runners.checks import check_finite
 from rlx.runners.generation import Generation, Logits, Request, Step, step_of
 from rlx.runners.programs import Programs
-from rlx.runners.wanted import Wanted
+from rlx.runners.wanted import GREEDY, Wanted
 from rlx.runtime.kv import States
 from rlx.runtime.session import Session
 
@@ -38,6 +39,29 @@ def batch_programs(sequences: int) -> list[Wanted]:
     if sequences < 1:
         raise ArgumentError(f"a batch of {sequences} sequences", where="batch", hint="Give a number from 1 on.")
     return [batch_program(bounds[1]) for bounds in _ROWS[1:] if bounds[0] <= sequences]
+
+
+def programs_of(
+    profile: CompileProfile, batch: int = 1, phase: str | None = None, rows: int | None = None
+) -> list[Wanted]:
+    """What `compile` makes for a model.
+
+    Args:
+        batch: sequences side by side, at most.
+        phase: "prefill", "decode", "greedy" or "batch"; all by default.
+        rows: only the programs that take so many; all by default.
+
+    Raises:
+        ArgumentError: nothing is left.
+    """
+    table = [*map(Wanted, profile.ranges), GREEDY, *batch_programs(batch)]
+    of_phase = [w for w in table if phase in (None, w.kind)]
+    found = [w for w in of_phase if rows is None or w.seq[0] <= rows <= w.seq[1]]
+    if not found:
+        has = ", ".join(f"{w.kind} {w.seq[0]}-{w.seq[1]}" for w in of_phase or table)
+        what = f"takes {rows} rows" if of_phase else f"is of phase {phase!r}"
+        raise ArgumentError(f"no program {what}", hint=f"The programs are: {has}.")
+    return found
 
 
 class Batch:

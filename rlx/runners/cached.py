@@ -21,6 +21,7 @@ from rlx.runners.checks import TokenIds, check_finite, check_ids
 from rlx.runners.exclusive import Use
 from rlx.runners.generation import Generation, Logits, Request, Source, stepwise
 from rlx.runners.looked_up import LookedUp
+from rlx.runners.ready import ReadyPrograms
 from rlx.runners.speculative import Counters, Drafter, PromptLookup, Speculation
 from rlx.runners.stopping import OnToken
 from rlx.runners.text_runner import TextRunner
@@ -336,22 +337,43 @@ class CachedRunner(TextRunner):
 
     # ---------------------------------------------------------------------------------------------- the engine
 
-    def compile(self, on_program: Callable[[Any], None] | None = None, batch: int = 1) -> Sequence[Any]:
+    def compile(
+        self,
+        on_program: Callable[[Any], None] | None = None,
+        batch: int = 1,
+        *,
+        phase: str | None = None,
+        rows: int | None = None,
+    ) -> Sequence[Any]:
         """Compiles every program ahead, or finds it in the cache.
 
         Args:
             on_program: called with each record as it is ready: `phase`, `bucket`, `kernels`, `object_bytes`, `seconds`,
                 `cached`.
             batch: how many prompts `generate_batch` will get at once, at most.
+            phase: "prefill", "decode", "greedy" or "batch": only the programs of this phase.
+            rows: only the programs that take so many rows.
 
         Raises:
-            ArgumentError: `batch` is below 1.
+            ArgumentError: `batch` is below 1, or no program is of that phase or takes so many rows.
             CompileError: a program cannot be compiled.
             CacheError: the cache is read-only and lacks a program.
         """
         with self._exclusive("compile"):
             engine = self._engine
-            return engine.compile(on_program, batch)
+            return engine.compile(on_program, batch, phase, rows)
+
+    @property
+    def programs(self) -> ReadyPrograms:
+        """The programs that were compiled or loaded so far, each with `ir`, `source`, `llvm`, `asm` and `explain`.
+
+        Example: `print(runner.programs["decode"].asm("linear"))`; `runner.compile()` makes those that are missing.
+
+        Raises:
+            BusyError: the runner is in use or closed.
+        """
+        with self._exclusive("programs"):
+            return self._engine.ready
 
     def stats(self) -> Mapping[str, Any]:
         """What the engine holds: bytes, threads, counters of the compile cache; what was `compiled`; `reused_tokens`:

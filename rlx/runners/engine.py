@@ -18,14 +18,15 @@ import numpy as np
 
 from rlx import text
 from rlx.errors import ArgumentError, PromptError, SnapshotError
-from rlx.runners.batch import Batch, batch_programs
+from rlx.runners.batch import Batch, programs_of
 from rlx.runners.drafted import drafted_run
 from rlx.runners.greedy import greedy_run
 from rlx.runners.identity import identity
 from rlx.runners.modes import Modes
 from rlx.runners.opened import Source, tokenizer_of
 from rlx.runners.prediction import DRAFTS, HeadDrafter, Predictor
-from rlx.runners.programs import ProgramRecord, Programs
+from rlx.runners.programs import Programs
+from rlx.runners.ready import ProgramRecord, ReadyPrograms
 from rlx.runners.setup import Plan
 from rlx.runners.speculative import Counters
 from rlx.runners.wanted import GREEDY, HIDDEN, LOGITS, Wanted
@@ -407,10 +408,20 @@ class Engine:
 
     # -- programs -------------------------------------------------------------------------------------------------
 
-    def compile(self, on_program: Callable[[ProgramRecord], None] | None = None, batch: int = 1) -> list[ProgramRecord]:
+    def compile(
+        self,
+        on_program: Callable[[ProgramRecord], None] | None = None,
+        batch: int = 1,
+        phase: str | None = None,
+        rows: int | None = None,
+    ) -> list[ProgramRecord]:
         """Compiles (or finds in the cache) the programs of buckets and batches, and what packs the weights."""
-        table = [*map(Wanted, self._setup.profile.ranges), GREEDY, *batch_programs(batch)]
-        return self._programs.prepare(table, on_program)
+        return self._programs.prepare(programs_of(self._setup.profile, batch, phase, rows), on_program)
+
+    @property
+    def ready(self) -> ReadyPrograms:
+        """The programs that were compiled or loaded so far, to look into."""
+        return self._programs.ready()
 
     @cached_property
     def tokenizer(self) -> text.Tokenizer:

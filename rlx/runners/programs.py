@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from rlx.ir import text as ir_text
@@ -15,33 +15,14 @@ from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.passes.layout import MATRIX_LAYOUT, weight_table
 from rlx.runners.program_table import Made, ProgramTable
+from rlx.runners.ready import ProgramRecord, ReadyProgram, ReadyPrograms
 from rlx.runners.setup import Setup
-from rlx.runners.wanted import HIDDEN, Wanted
+from rlx.runners.wanted import Wanted
 from rlx.runtime.compile import CompiledProgram, Compiler, program_name
 from rlx.runtime.native import NativeProgram
 from rlx.runtime.threads import WorkerPool
 
 _NO_STATES: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {})
-
-
-@dataclass(frozen=True)
-class ProgramRecord:
-    """One line about a program that is ready to run.
-
-    Attributes:
-        phase: prefill, decode or batch; greedy is a decode step that gives the likeliest token and no logits, and
-            verify one over several guessed tokens.
-        reason: why it was compiled; "" if it was in the cache.
-    """
-
-    phase: str
-    bucket: tuple[int, int]
-    kernels: int
-    object_bytes: int
-    seconds: float
-    cached: bool
-    digest: str
-    reason: str = ""
 
 
 class Programs:
@@ -69,6 +50,7 @@ class Programs:
     ) -> None:
         self._graph, self._setup, self._compiler, self._pool = graph, setup, compiler, pool
         self._addresses, self._packed, self._states = addresses, packed, _NO_STATES
+        self._records: dict[Wanted, ProgramRecord] = {}
         self.weights = weight_table(graph, packed)
         self._name = program_name(graph)
         self.tables = {phase: ProgramTable() for phase in ("prefill", "decode", "batch")}
@@ -108,11 +90,19 @@ class Programs:
 
     def compile(self, wanted: Wanted) -> CompiledProgram:
         """The program's code, from the cache if it is there."""
-        setup = self._setup
-        more = {"all_rows": wanted.all_rows, "symbols": wanted.symbols, "whole": (HIDDEN,), "packed": self._packed}
-        options = setup.profile.options(wanted.seq, sequences=wanted.sequences, **more)
+        start, compiles, setup = time.perf_counter(), len(self._compiler.compiled), self._setup
+        options = wanted.options(setup.profile, self._packed)
         dump = setup.dump_ir / wanted.name if setup.dump_ir else None
-        return self._compiler.program(wanted.variant(self._graph), options, dump=dump, name=self._name)
+        compiled = self._compiler.program(wanted.variant(self._graph), options, dump=dump, name=self._name)
+        fresh = self._compiler.compiled[compiles:]
+        reason = fresh[-1].reason if fresh else None
+        self._records.setdefault(wanted, _record(wanted, compiled, time.perf_counter() - start, reason))
+        return compiled
+
+    def ready(self) -> ReadyPrograms:
+        """The programs that were compiled or loaded so far, to look into."""
+        target, rows = self._compiler.target, self._records.items()
+        return ReadyPrograms([ReadyProgram(w.name, row, partial(self.compile, w), target) for w, row in rows])
 
     def prepare(
         self, table: Iterable[Wanted], on_program: Callable[[ProgramRecord], None] | None = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rlx.runners.batch import Batch
 from rlx.runners.generation import Logits
 from rlx.runners.prediction import HeadDrafter
+from rlx.runners.ready import ReadyPrograms
 from rlx.runners.speculative import Counters
 from rlx.sampling import SampleOpts
 
@@ -107,6 +108,15 @@ class TokenEngine(Protocol):
         """Inside, sequences of at most `length` tokens in so many slots; afterwards the session is what it was."""
         ...
 
-    def compile(self, on_program: Callable[[Any], None] | None = None, batch: int = 1) -> Sequence[Any]: ...
+    def compile(
+        self,
+        on_program: Callable[[Any], None] | None = None,
+        batch: int = 1,
+        phase: str | None = None,
+        rows: int | None = None,
+    ) -> Sequence[Any]: ...
+
+    @property
+    def ready(self) -> ReadyPrograms: ...
     def stats(self) -> Mapping[str, Any]: ...
     def close(self) -> None: ...

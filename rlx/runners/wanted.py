@@ -11,7 +11,8 @@ from functools import cached_property
 from rlx.ir import ops
 from rlx.ir.graph import Graph
 from rlx.models import variants
-from rlx.passes.options import phase
+from rlx.passes.options import Options, phase
+from rlx.profile import CompileProfile
 
 Range = tuple[int, int]
 
@@ -53,6 +54,11 @@ class Wanted:
         return phase(self.seq, self.sequences)
 
     @property
+    def kind(self) -> str:
+        """The phase, or "greedy"."""
+        return "greedy" if self.greedy else self.phase
+
+    @property
     def name(self) -> str:
         """For a folder of dumps."""
         past = f"-past-{self.past[0]}-{self.past[1]}" if self.past else ""
@@ -71,6 +77,15 @@ class Wanted:
     def symbols(self) -> tuple[tuple[str, Range], ...]:
         """Bounds of symbols, for the compiler's options."""
         return (("PAST_SEQ", self.past),) if self.past else ()
+
+    def options(self, profile: CompileProfile, packed: tuple[str, ...] = ()) -> Options:
+        """The compiler's options, by a profile.
+
+        Args:
+            packed: tables that another graph of the model multiplies.
+        """
+        more = {"all_rows": self.all_rows, "symbols": self.symbols, "whole": (HIDDEN,), "packed": packed}
+        return profile.options(self.seq, sequences=self.sequences, **more)
 
     @property
     def advancing(self) -> Wanted:
