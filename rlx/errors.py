@@ -7,7 +7,9 @@ with status 2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -144,3 +146,53 @@ class BusyError(RlxError):
 
 class MultimodalError(RlxError):
     """The model has no vision input."""
+
+
+class ResourceError(RlxError):
+    """The system refuses memory, a thread, a file descriptor, or room on a disk."""
+
+
+class OutputError(RlxError):
+    """A file that was asked for cannot be written."""
+
+
+_MEMORY = (
+    "there is not enough memory",
+    "use a smaller model, a shorter context or a smaller type of KV cache, or raise the memory limit of this process",
+)
+_THREADS = ("the system starts no more threads", "use fewer threads (RLX_THREADS), or raise the limit (`ulimit -u`)")
+_DISK = "make room, or write to another disk"
+_REFUSALS = {
+    errno.ENOMEM: _MEMORY,
+    errno.EAGAIN: _THREADS,
+    errno.EMFILE: ("this process may open no more files", "close some, or raise the limit (`ulimit -n`)"),
+    errno.ENFILE: ("the system has no more file descriptors", "close files or programs"),
+    errno.ENOSPC: ("the disk is full", _DISK),
+    errno.EDQUOT: ("the disk quota is used up", _DISK),
+    errno.EFBIG: ("the file is larger than the system allows", "raise the limit (`ulimit -f`), or use another disk"),
+}
+
+
+@contextmanager
+def named_refusals(where: object = None) -> Iterator[None]:
+    """Turns what the system refuses into `ResourceError`; for a `with` statement or as a decorator.
+
+    `MemoryError`, the `OSError` of a full disk or of too many open files, and the `RuntimeError` of a thread that does
+    not start say neither what was going on nor the way out.
+
+    Args:
+        where: the file, option or step, for the message.
+    """
+    try:
+        yield
+    except MemoryError as error:
+        raise ResourceError(_MEMORY[0], where=where, hint=_MEMORY[1]) from error
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise
+        what, hint = _REFUSALS[error.errno]
+        raise ResourceError(what, where=where or error.filename, hint=hint) from error
+    except RuntimeError as error:
+        if "can't start new thread" not in str(error):
+            raise
+        raise ResourceError(_THREADS[0], where=where, hint=_THREADS[1]) from error

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
-from rlx.errors import ArgumentError, ModelFileError
+from rlx.errors import ArgumentError, ModelFileError, named_refusals
 from rlx.export.hf import model_from_hf
 from rlx.export.mix import FILE_TYPES, kept_type
 from rlx.export.model import ExportModel, ExportTensor
@@ -54,6 +54,7 @@ class Converted:
         return Counter(dtype for _, _, dtype in self.tensors)
 
 
+@named_refusals()
 def convert(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -74,7 +75,8 @@ def convert(
         cache: where compiled conversions are kept; the usual compile cache by default.
 
     Raises:
-        ArgumentError: an unknown type, an `out` that may not be written, or a full disk.
+        ArgumentError: an unknown type, or an `out` that is not to be written.
+        OutputError, ResourceError: the file cannot be written, the disk is full, or memory runs out.
         ModelFileError: no safetensors model there; its subclasses name the key or tensor that is missing or wrong, or
             the architecture that is unknown.
         TokenizerError: no tokenizer, or one that GGUF has no form for.

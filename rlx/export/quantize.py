@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from rlx.errors import ArgumentError
+from rlx.errors import ArgumentError, named_refusals
 from rlx.export.mix import FileType, file_type, tensor_types
 from rlx.export.model import ExportModel
 from rlx.export.opened import open_model
@@ -54,6 +54,7 @@ class Quantized:
         return 8 * self.nbytes / self.parameters
 
 
+@named_refusals()
 def quantize(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -78,7 +79,8 @@ def quantize(
         cache: where compiled encoders are kept; the usual compile cache by default.
 
     Raises:
-        ArgumentError: an unknown type, an `out` that may not be written, a full disk, or a source that is quantized.
+        ArgumentError: an unknown type, an `out` that is not to be written, or a source that is quantized.
+        OutputError, ResourceError: the file cannot be written, the disk is full, or memory runs out.
         WeightError: numbers that are not finite or beyond the type's range.
         ModelFileError: the source cannot be read.
     """

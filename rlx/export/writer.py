@@ -6,6 +6,7 @@ tensor are asked for when its turn comes and forgotten when they are written.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from rlx.errors import ArgumentError, ModelFileError
+from rlx.errors import ArgumentError, ModelFileError, OutputError, ResourceError, named_refusals
+from rlx.export.partial import into_place
 from rlx.ir.dtypes import DType
 
 if TYPE_CHECKING:
@@ -97,6 +99,8 @@ def write_gguf(
 ) -> int:
     """Writes the file under another name beside `out` and moves it there when it is whole; an error leaves nothing.
 
+    What killed processes left in that folder is removed first.
+
     Args:
         out: replaced if it exists: see `check_output`.
         model: whose metadata is written, besides the file type and the version of the block formats.
@@ -107,13 +111,14 @@ def write_gguf(
         The file's size in bytes.
 
     Raises:
-        ArgumentError: the disk has no room for it.
+        ResourceError: the disk has no room for it, or the system refuses memory or a file descriptor.
+        OutputError: the file cannot be written.
         ModelFileError: two tensors have one name, a name is too long, or the pieces of a tensor are not its size.
     """
     _check_names(plan, out)
     total = sum(tensor.nbytes for tensor in plan)
     _check_space(out.parent, sum(_padded(tensor.nbytes) for tensor in plan))
-    with _into_place(out) as partial:
+    with _named_errors(out), into_place(out) as partial:
         writer = _start(partial, model.arch, model.metadata, plan, file_type)
         try:
             _write_tensors(_file(writer), plan, total, progress)
@@ -136,18 +141,18 @@ def _check_space(folder: Path, nbytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if nbytes > free:
         what = f"the file needs {nbytes / 1e9:.2f} GB and the disk has {free / 1e9:.2f} GB free"
-        raise ArgumentError(what, where=folder, hint="Make room, or write to another disk.")
+        raise ResourceError(what, where=folder, hint="Make room, or write to another disk.")
 
 
 @contextmanager
-def _into_place(out: Path) -> Iterator[Path]:
-    """A name beside `out` for the body to write to."""
-    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
+def _named_errors(out: Path) -> Iterator[None]:
     try:
-        yield partial
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
+        with named_refusals(out):
+            yield
+    except OSError as error:
+        if error.errno in (None, errno.EPIPE):  # of the progress callback, not of a file
+            raise
+        raise OutputError(f"the file cannot be written: {error.strerror or error}", where=out) from error
 
 
 def _start(

@@ -12,7 +12,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from rlx.arguments import known_arguments
-from rlx.errors import ConfigError, UnsupportedModelError
+from rlx.errors import ConfigError, UnsupportedModelError, named_refusals
 from rlx.models import FAMILIES, SUPPORTED
 from rlx.models.architectures import MODEL_TYPES
 from rlx.runners.families import RUNNERS, FamilyRunner
@@ -96,6 +96,7 @@ def runner_class(loader: WeightLoader) -> type[FamilyRunner]:
     raise UnsupportedModelError(what, where=loader.path, hint=f"Supported: {', '.join(SUPPORTED[loader.format])}")
 
 
+@named_refusals()
 @known_arguments
 def auto_runner(
     path: str | PathLike[str] | WeightLoader | None = None,
@@ -144,6 +145,7 @@ def auto_runner(
         AmbiguousModelError: the directory holds several models.
         ModelFileError: the file cannot be used, and why; `UnsupportedModelError` names the architectures there are.
         ArgumentError, ProfileError, TargetError: an option is out of its range.
+        ResourceError: the system refuses memory, threads or file descriptors.
     """
     from rlx.runners.model_choice import choose_model
     from rlx.weights.loader import open_weights

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
+from rlx.errors import named_refusals
 from rlx.runners.builder import RunnerBuilder
 from rlx.runners.cached import CachedRunner
 from rlx.runners.stopping import OnToken
@@ -63,9 +64,7 @@ class FamilyRunner(CachedRunner):
             path = open_weights(path, config=config)
         engine = open_engine(path, options)
         try:
-            return cls(
-                engine, device=place, sample=sample, on_token=on_token, streams=streams, speculative=speculative
-            )
+            return cls(engine, device=place, sample=sample, on_token=on_token, streams=streams, speculative=speculative)
         except BaseException:
             engine.close()
             raise
@@ -100,6 +99,7 @@ RUNNERS: dict[str, type[FamilyRunner]] = {
 }
 
 
+@named_refusals()
 def open_engine(path: str | PathLike[str] | WeightLoader, options: dict[str, Any]) -> TokenEngine:
     """`Engine.open`; imported here because an engine brings the compiler's front door along."""
     from rlx.runners.engine import Engine

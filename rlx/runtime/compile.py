@@ -23,7 +23,7 @@ from rlx.codegen import link
 from rlx.codegen.kernel import Kernel
 from rlx.codegen.layouts import BLOCK_ROWS
 from rlx.codegen.target import Target
-from rlx.errors import ArgumentError
+from rlx.errors import ArgumentError, named_refusals
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.ops import EFFECTS
@@ -227,7 +227,8 @@ class Compiler:
         def telling() -> Built:
             reason, start = self.cache.why(key), time.perf_counter()
             tell(0, total)
-            files = build(tell)
+            with named_refusals():
+                files = build(tell)
             tell(total, total)
             self.compiled.append(Compilation(key.title, time.perf_counter() - start, key.digest, reason))
             _LOG.info("compiled %s in %.2f s: %s", key.title, self.compiled[-1].seconds, reason)

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from rlx import env
-from rlx.codegen.target import cpu_count
+from rlx.codegen.target import cpu_count, usable_cpus
 from rlx.errors import ArgumentError
 from rlx.passes.options import MAX_PAST
 from rlx.runtime.threads import MAX_WORKERS
+
+MAX_PER_CPU = 8  # worker threads: enough to test with, and not yet so many that nothing goes on
 
 
 def whole(name: str, value: Any, least: int, most: int) -> int:
@@ -26,14 +28,33 @@ def whole(name: str, value: Any, least: int, most: int) -> int:
     return number
 
 
+class ThreadsWarning(UserWarning):
+    """More worker threads were asked for than there are CPUs."""
+
+
 def worker_count(*choices: Any) -> int:
     """The first choice that is not None; else RLX_THREADS, else the physical cores this process may use.
+
+    More workers than CPUs wait for each other: 1024 of them on two CPUs took 17 times as long. Beyond the CPUs there is
+    a warning, and `MAX_PER_CPU` a CPU are the most.
 
     Raises:
         ArgumentError: it is no whole number from 1 to 1024.
     """
     found = next((choice for choice in choices if choice is not None), None)
-    return (env.threads() or cpu_count()) if found is None else whole("threads", found, 1, MAX_WORKERS)
+    if found is None and env.threads() is None:
+        return cpu_count()
+    chosen = env.threads() if found is None else whole("threads", found, 1, MAX_WORKERS)
+    assert chosen is not None
+    cpus = max(1, int(usable_cpus()))
+    if chosen <= cpus:
+        return chosen
+    used = min(chosen, MAX_PER_CPU * cpus)
+    few = f"this process may use {cpus} CPU{'s' * (cpus != 1)}"
+    cut = f"; {used} are used" if used < chosen else ""
+    what = f"{chosen} threads are slower than {cpu_count()}, because {few}{cut}"
+    warnings.warn(what, ThreadsWarning, stacklevel=4)
+    return used
 
 
 def context_length(name: str, value: Any) -> int:

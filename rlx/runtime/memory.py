@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.errors import ArgumentError, BusyError, RlxError
+from rlx.errors import ArgumentError, BusyError, ResourceError
 
 HUGE_PAGE = 2 << 20
 _SLAB = 64 << 20  # bytes of a slab: what is not taken yet costs no memory
@@ -35,7 +35,7 @@ class AlignedBuffer:
 
     Raises:
         ArgumentError: `nbytes` is negative.
-        RlxError: the system refuses the memory.
+        ResourceError: the system refuses the memory.
     """
 
     def __init__(self, nbytes: int, huge: bool = False) -> None:
@@ -121,7 +121,7 @@ class Slabs:
         """The next block, zeroed, at a multiple of 4096 bytes.
 
         Raises:
-            RlxError: the system refuses the memory.
+            ResourceError: the system refuses the memory.
         """
         if not self._buffers or self._end + nbytes > self._buffers[-1].nbytes:
             self._buffers.append(AlignedBuffer(max(nbytes, _SLAB), huge=True))
@@ -145,7 +145,7 @@ def _reserve(nbytes: int) -> mmap.mmap:
         return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         hint = "use a shorter context or a smaller model, or raise the memory limit of this process"
-        raise RlxError(f"the system refuses {nbytes / 2**20:.0f} MiB of memory: {error}", hint=hint) from error
+        raise ResourceError(f"the system refuses {nbytes / 2**20:.0f} MiB of memory: {error}", hint=hint) from error
 
 
 def _advise_huge(memory: mmap.mmap, start: int, nbytes: int) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rlx.codegen.target import usable_cpus
-from rlx.errors import ArgumentError, BusyError, CompileError, RlxError
+from rlx.errors import ArgumentError, BusyError, CompileError, ResourceError
 from rlx.runtime.loop import CLOSED, OFFSETS, POOL_BYTES, SYMBOLS, runtime_llvm
 from rlx.runtime.memory import AlignedBuffer
 
@@ -97,8 +97,8 @@ class _Crew:
             thread.start()
         except RuntimeError as error:
             self.halt()
-            hint = "Use fewer threads (RLX_THREADS) or raise the limit on processes"
-            raise RlxError(f"worker {index} of {self.n} does not start: {error}", hint=hint) from error
+            hint = "Use fewer threads (--threads, RLX_THREADS), or raise the limit on processes (`ulimit -u`)"
+            raise ResourceError(f"worker {index} of {self.n} does not start: {error}", hint=hint) from error
         self.threads.append(thread)
 
     def halt(self) -> None:
@@ -145,7 +145,7 @@ class WorkerPool:
 
     Raises:
         ArgumentError: `n` is out of range.
-        RlxError: the system gives no more threads.
+        ResourceError: the system starts no more threads.
     """
 
     def __init__(self, n: int, library: RuntimeLibrary) -> None:

@@ -1,0 +1,81 @@
+"""A file that appears when it is whole: written under another name beside it, and renamed.
+
+Export stage. The process that writes a partial file holds a lock on it. A killed process loses its locks, so a partial
+file that nobody holds is left over, and the next one that writes into the folder removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_flock: Callable[[int, int], None] | None
+try:
+    from fcntl import LOCK_EX, LOCK_NB
+    from fcntl import flock as _flock
+except ImportError:  # Windows, where a file that is open cannot be removed
+    _flock = None
+
+_PARTIAL = re.compile(r".+\.rlx-\d+-[0-9a-f]{8}\.partial")
+_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+@contextlib.contextmanager
+def into_place(out: Path) -> Iterator[Path]:
+    """A name beside `out` for the body to write to; at the end it becomes `out`, after an error it is removed.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    collect(out.parent)
+    partial, lock = _new(out)
+    try:
+        yield partial
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _new(out: Path) -> tuple[Path, int | None]:
+    """An empty file and the descriptor that locks it. Before it is locked it may be taken for left over; then again."""
+    while True:
+        partial = out.with_name(f"{out.name}.rlx-{os.getpid()}-{secrets.token_hex(4)}.partial")
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
+        if _flock is None:
+            os.close(descriptor)
+            return partial, None
+        with contextlib.suppress(OSError):  # some network file systems have no locks; `collect` leaves files there
+            _flock(descriptor, LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return partial, descriptor
+        os.close(descriptor)
+
+
+def collect(folder: Path) -> None:
+    """Removes the partial files that killed processes of this user left in a folder."""
+    with contextlib.suppress(OSError), os.scandir(folder) as rows:
+        for name in [row.name for row in rows if _PARTIAL.fullmatch(row.name)]:
+            with contextlib.suppress(OSError):
+                _remove_unheld(folder / name)
+
+
+def _remove_unheld(path: Path) -> None:
+    """Removes a partial file unless a living process holds it; OSError if one does, or the system cannot tell."""
+    if _flock is None:
+        path.unlink()
+        return
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | _FLAGS)
+    try:
+        info = os.fstat(descriptor)
+        if stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid():
+            _flock(descriptor, LOCK_EX | LOCK_NB)
+            path.unlink()
+    finally:
+        os.close(descriptor)

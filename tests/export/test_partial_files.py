@@ -1,0 +1,115 @@
+"""Files on their way to their place: what a killed process left goes, what a living one writes stays."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from rlx.errors import OutputError, ResourceError
+from rlx.export.convert import convert
+from rlx.export.partial import collect, into_place
+
+
+@pytest.fixture
+def checkpoint(goldens: Path) -> Path:
+    return goldens / "qwen3" / "hf"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
+    out = tmp_path / "m.gguf"
+    with into_place(out) as partial:
+        partial.write_bytes(b"x")
+        assert names(tmp_path) == [partial.name]
+    assert names(tmp_path) == ["m.gguf"]
+    assert out.read_bytes() == b"x"
+    assert out.stat().st_mode & 0o777 == 0o666 & ~current_umask()
+
+
+def current_umask() -> int:
+    os.umask(mask := os.umask(0))
+    return mask
+
+
+def test_an_error_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), into_place(tmp_path / "m.gguf"):
+        raise KeyboardInterrupt
+    assert names(tmp_path) == []
+
+
+def test_left_over_files_go_and_those_of_living_processes_stay(tmp_path: Path) -> None:
+    ready = os.pipe()
+    child = os.fork()
+    if not child:
+        with into_place(tmp_path / "live.gguf"):
+            os.write(ready[1], b"x")
+            time.sleep(600)
+    os.read(ready[0], 1)
+    (live,) = names(tmp_path)
+    mine = {"m.gguf.rlx-1-0123abcd.partial", f"other.gguf.rlx-{os.getpid()}-0123abcd.partial"}
+    others = {"m.gguf.partial", "m.gguf.123.partial", "m.gguf", "m.gguf.rlx-x.partial"}
+    for name in mine | others:
+        (tmp_path / name).write_text("x")
+    (tmp_path / "link.rlx-1-0123abcd.partial").symlink_to(tmp_path / "m.gguf")
+    os.mkfifo(tmp_path / "fifo.rlx-1-0123abcd.partial")
+    with into_place(tmp_path / "new.gguf"):
+        pass
+    strange = {"link.rlx-1-0123abcd.partial", "fifo.rlx-1-0123abcd.partial"}  # not ours: they are no files
+    assert set(names(tmp_path)) == {live, "new.gguf"} | others | strange
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    collect(tmp_path)
+    assert set(names(tmp_path)) == {"new.gguf"} | others | strange
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_files_of_other_users_stay(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf.rlx-1-0123abcd.partial").write_text("x")
+    os.chown(tmp_path / "m.gguf.rlx-1-0123abcd.partial", 65534, 65534)
+    collect(tmp_path)
+    assert len(names(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "what"),
+    [
+        (errno.ENOSPC, ResourceError, "the disk is full. Make room"),
+        (errno.EDQUOT, ResourceError, "the disk quota is used up"),
+        (errno.EIO, OutputError, "the file cannot be written: Input/output error"),
+        (errno.EMFILE, ResourceError, "this process may open no more files"),
+    ],
+)
+def test_a_convert_that_the_system_stops_has_a_name(
+    code: int, error: type[Exception], what: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(descriptor: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(error, match=rf"out\.gguf: {what}"):
+        convert(checkpoint, tmp_path / "out.gguf")
+    assert names(tmp_path) == []
+
+
+def test_a_file_that_is_larger_than_the_system_allows(checkpoint: Path, tmp_path: Path) -> None:
+    """A real failure in the middle of a write."""
+    import resource
+
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    convert(checkpoint, tmp_path / "warm.gguf")  # the encoders are in the cache
+    (tmp_path / "warm.gguf").unlink()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, old[1]))
+    try:
+        with pytest.raises(ResourceError, match=r"out\.gguf: the file is larger than the system allows.*ulimit -f"):
+            convert(checkpoint, tmp_path / "out.gguf")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert names(tmp_path) == []

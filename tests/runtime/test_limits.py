@@ -1,0 +1,70 @@
+"""Numbers of workers: what is asked for, what is used, and what is said about it."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from rlx.errors import ArgumentError, ResourceError, named_refusals
+from rlx.runtime import limits
+from rlx.runtime.limits import MAX_PER_CPU, ThreadsWarning, worker_count
+
+
+@pytest.fixture(autouse=True)
+def two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLX_THREADS", raising=False)
+    monkeypatch.setattr(limits, "usable_cpus", lambda: 2.5)
+    monkeypatch.setattr(limits, "cpu_count", lambda: 2)
+
+
+@pytest.mark.parametrize("chosen", [1, 2])
+def test_as_many_as_there_are_cpus_is_fine(chosen: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert worker_count(None, chosen, 7) == chosen
+        assert worker_count(None, None) == 2
+
+
+def test_more_is_a_warning_and_far_more_is_cut() -> None:
+    with pytest.warns(ThreadsWarning, match="^3 threads are slower than 2, because this process may use 2 CPUs$"):
+        assert worker_count(3) == 3
+    with pytest.warns(ThreadsWarning, match=r"1024 threads .* 2 CPUs; 16 are used$"):
+        assert worker_count(1024) == 2 * MAX_PER_CPU == 16
+
+
+def test_the_variable_counts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLX_THREADS", "1024")
+    with pytest.warns(ThreadsWarning, match="16 are used"):
+        assert worker_count(None) == 16
+    assert worker_count(1) == 1
+
+
+@pytest.mark.parametrize("wrong", [0, 1025, -1, 2.0, True, "2"])
+def test_the_range_stays(wrong: object) -> None:
+    with pytest.raises(ArgumentError, match="expected a whole number from 1 to 1024"):
+        worker_count(wrong)
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (MemoryError(), "there is not enough memory. Use a smaller model"),
+        (OSError(28, "No space left"), "the disk is full. Make room"),
+        (OSError(24, "Too many open files", "some.file"), "some.file: this process may open no more files.*ulimit -n"),
+        (RuntimeError("can't start new thread"), "starts no more threads. Use fewer threads .RLX_THREADS."),
+    ],
+)
+def test_what_the_system_refuses_gets_a_name(error: Exception, what: str) -> None:
+    with pytest.raises(ResourceError, match=what) as caught, named_refusals():
+        raise error
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("other"), OSError(2, "No such file"), ValueError(), KeyboardInterrupt()]
+)
+def test_other_errors_stay_what_they_are(error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught, named_refusals():
+        raise error
+    assert caught.value is error
