@@ -7,6 +7,7 @@ reference converter of the format; every value is checked, because what GGUF can
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
 from statistics import NormalDist
 from typing import Any
 
@@ -83,10 +84,8 @@ class TextConfig(Keys):
     def layer_types(self) -> list[str]:
         """The attention of every layer; without the list, what the architecture's rule says."""
         if "layer_types" in self:
-            found = self.array("layer_types", self.layers, "one attention type a layer")
-            for kind in found:
-                if kind not in (_SLIDING, _FULL, _LINEAR):
-                    self.unsupported("layer_types", kind, f"known are {_SLIDING}, {_FULL} and {_LINEAR}")
+            known = {kind: kind for kind in (_SLIDING, _FULL, _LINEAR)}
+            found = self.elements("layer_types", lambda each: each.choice("layer_types", known), self.layers)
             return [*found[:-1], _FULL] if self.row.hf_ends_full else found
         return self._ruled_types()
 
@@ -300,16 +299,10 @@ def _gemma3n(config: TextConfig, out: Writer) -> None:
     out.u32("altup.num_inputs", config.integer("altup_num_inputs", (1, 64)))
     out.u32("embedding_length_per_layer_input", config.integer("hidden_size_per_layer_input", _SIZE))
     out.u32("attention.shared_kv_layers", config.shared_kv_layers)
-    sparsity = config.array("activation_sparsity_pattern", config.layers, "the share of zeros a layer")
-    out.floats("activation_sparsity_scale", [_deviations(config, share) for share in sparsity])
+    key = "activation_sparsity_pattern"
+    sparsity = config.elements(key, lambda each: each.number(key, (0.0, 0.999999)), config.layers)
+    out.floats("activation_sparsity_scale", [NormalDist().inv_cdf(share) if share else -inf for share in sparsity])
     out.flags("attention.sliding_window_pattern", config.sliding)
-
-
-def _deviations(config: TextConfig, share: Any) -> float:
-    """How many standard deviations above the mean the given share of a normal distribution ends; -inf for none."""
-    if not isinstance(share, int | float) or not 0 <= share < 1:
-        config.wrong("activation_sparsity_pattern", share, "shares from 0 to below 1")
-    return NormalDist().inv_cdf(share) if share else float("-inf")
 
 
 def _gemma4(config: TextConfig, out: Writer) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import pi
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -88,8 +88,7 @@ def rope_config(config: Keys, row: Architecture) -> RopeConfig:
 def _sections(full: Keys) -> list[int] | None:
     if "mrope_section" not in full:
         return None
-    found: list[Any] = full.array("mrope_section", 3, "pairs that turn with time, height and width")
-    return found
+    return full.elements("mrope_section", lambda each: each.integer("mrope_section", (0, 1 << 14)), 3)
 
 
 def write_rope(rope: RopeConfig, arch: str, out: Writer) -> None:

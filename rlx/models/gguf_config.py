@@ -6,7 +6,7 @@ Part of the models stage. Sources: the GGUF registry's keys, and llama.cpp's def
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import sqrt
+from math import inf, sqrt
 from typing import Any
 
 from rlx.errors import ConfigError
@@ -44,7 +44,8 @@ def from_gguf(metadata: Mapping[str, Any], has_tensor: HasTensor, *, where: obje
     keys = Keys(metadata, where, f"{arch}.")
     _require(keys, row)
     # Blocks for multi-token prediction come last and are no layers of the model.
-    layers = keys.integer("block_count", (1, 1024)) - keys.integer("nextn_predict_layers", (0, 64), 0)
+    blocks = keys.integer("block_count", (1, 1024))
+    layers = blocks - keys.integer("nextn_predict_layers", (0, min(blocks - 1, 64)), 0)
     hidden, heads = keys.integer("embedding_length", (1, 1 << 20)), keys.same("attention.head_count", HEADS, layers)
     context = keys.integer("context_length", (1, 1 << 31))
     dims = _head_dims(keys, row, hidden, heads)
@@ -139,7 +140,7 @@ def _windows(keys: Keys, row: Architecture, layers: int) -> list[int | None]:
     if is_integer(pattern):
         slides = by_period(keys.integer(key, (1, 1 << 31), row.gguf_period), layers)
     else:
-        slides = [bool(s) for s in keys.array(key, layers, "one flag a layer, or a period")]
+        slides = keys.elements(key, lambda each: each.flag(key), layers)
     return [window if s else None for s in slides]
 
 
@@ -182,7 +183,7 @@ def _recurrent(keys: Keys, row: Architecture, layers: int) -> list[bool]:
     if not row.hybrid:
         return [False] * layers
     if key in keys:
-        return [bool(flag) for flag in keys.array(key, blocks, "one flag a block")][:layers]
+        return keys.elements(key, lambda each: each.flag(key), blocks)[:layers]
     return by_period(keys.integer("full_attention_interval", (1, 1024), 4), layers)
 
 
@@ -197,10 +198,8 @@ def _sparsity(keys: Keys, layers: int) -> list[float | None]:
     key = "activation_sparsity_scale"
     if key not in keys:
         return [None] * layers
-    found = [float(scale) for scale in keys.array(key, layers, "one number a layer")]
-    if any(scale != scale or scale == float("inf") for scale in found):
-        keys.wrong(key, found, "numbers, or minus infinity")
-    return [None if scale == float("-inf") else scale for scale in found]
+    found = keys.elements(key, lambda each: each.number(key, (-inf, 1e6)), layers)
+    return [None if scale == -inf else scale for scale in found]
 
 
 def _experts(keys: Keys, row: Architecture, layers: int) -> Experts | None:

@@ -19,6 +19,7 @@ from rlx.models.keys import CAP, EPS, HEADS, WIDTH, Keys, known
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
 _OVERRIDES = {"head_dim", "num_key_value_heads", "intermediate_size"}  # what `per_layer_config` may change
+_PARTS = (0.0, 0.999999)  # of a normal distribution, which are cut off
 _SPARSE_LAYERS = 10  # of Gemma 3n, by default
 _VISION_ONLY = (None, False, "vision")  # attention in both directions between tokens of a picture is no matter of text
 
@@ -160,11 +161,8 @@ def _kinds(keys: Keys, row: Architecture, layers: int) -> list[str] | None:
     if "layer_types" not in keys:
         return None
     allowed = (_FULL, _LINEAR) if row.hybrid else (_FULL, _SLIDING)
-    found = keys.array("layer_types", layers, "one attention type a layer")
-    for kind in found:
-        if kind not in allowed:
-            keys.unsupported("layer_types", kind, f"supported are {', '.join(allowed)}")
-    return found
+    names = {kind: kind for kind in allowed}
+    return keys.elements("layer_types", lambda each: each.choice("layer_types", names), layers)
 
 
 def _recurrent(keys: Keys, row: Architecture, kinds: list[str] | None, layers: int) -> list[bool]:
@@ -230,7 +228,8 @@ def _sparse(keys: Keys, row: Architecture, layers: int) -> list[bool]:
     """Which layers have experts."""
     if not _expert_count(keys, row):
         return [False] * layers
-    dense = keys.get("mlp_only_layers", [])
+    key, last = "mlp_only_layers", (0, layers - 1)
+    dense = keys.elements(key, lambda each: each.integer(key, last)) if key in keys else []
     step = keys.integer("decoder_sparse_step", (1, 1024), 1)
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(layers)]
 
@@ -239,10 +238,12 @@ def _sparsity(keys: Keys, row: Architecture, layers: int) -> list[float | None]:
     """The file says which part of a normal distribution is cut off; Gemma 3n has a default."""
     key = "activation_sparsity_pattern"
     first = _SPARSE_LAYERS if row.streams and layers > _SPARSE_LAYERS else 0
-    found = keys.get(key, [0.95] * first + [0.0] * (layers - first))
-    parts = found if isinstance(found, list) else [found] * layers
-    if len(parts) != layers or not all(isinstance(part, int | float) and 0 <= part < 1 for part in parts):
-        keys.wrong(key, found, f"{layers} numbers from 0 to 1")
+    if key not in keys:
+        parts = [0.95] * first + [0.0] * (layers - first)
+    elif isinstance(keys.get(key), list):
+        parts = keys.elements(key, lambda each: each.number(key, _PARTS), layers)
+    else:
+        parts = [keys.number(key, _PARTS)] * layers
     return [NormalDist().inv_cdf(part) if part else None for part in parts]
 
 

@@ -6,7 +6,6 @@ First step of the models stage: `rope.py` and `config.py` read GGUF metadata and
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
 from typing import Any, NoReturn, TypeVar
 
 from rlx.errors import ConfigError, UnsupportedModelError
@@ -19,6 +18,7 @@ EPS: Range = (1e-12, 1.0)
 CAP: Range = (0.0, 1e6)
 WIDTH, HEADS = (1, 1 << 24), (1, 1 << 14)
 _ABSENT: Any = object()
+_SHOWN = 60  # characters of a value in an error
 
 
 class Keys:
@@ -58,8 +58,7 @@ class Keys:
         """
         if not isinstance(plain(self.get(key, default)), list):
             return (self.integer(key, allowed, default),) * layers
-        found = self.array(key, layers, "one integer a layer")
-        return tuple(Keys({self.prefix + key: each}, self.where, self.prefix).integer(key, allowed) for each in found)
+        return tuple(self.elements(key, lambda keys: keys.integer(key, allowed), layers))
 
     def same(self, key: str, allowed: tuple[int, int], layers: int, default: int | None = None) -> int:
         """An integer that all layers have in common; `UnsupportedModelError` for an array whose elements differ."""
@@ -76,9 +75,10 @@ class Keys:
         return found
 
     def number(self, key: str, allowed: Range, default: float | None = None) -> float:
-        """A finite number in the inclusive range, as a float; `ConfigError` otherwise."""
+        """A number in the inclusive range, as a float; `ConfigError` otherwise, for NaN too."""
         expected = f"a number from {allowed[0]:g} to {allowed[1]:g}"
-        return float(self._read(key, default, expected, lambda v: is_number(v) and allowed[0] <= v <= allowed[1]))
+        valid = lambda v: (is_integer(v) or isinstance(v, float)) and allowed[0] <= v <= allowed[1]  # noqa: E731
+        return float(self._read(key, default, expected, valid))
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """True or False; `ConfigError` otherwise."""
@@ -95,12 +95,21 @@ class Keys:
             self.unsupported(key, found, f"supported are {', '.join(known)}")
         return known[found]
 
-    def array(self, key: str, length: int, expected: str) -> list[Any]:
-        """A list of `length` elements; `ConfigError` otherwise."""
+    def elements(self, key: str, read: Callable[[Keys], T], count: int | None = None) -> list[T]:
+        """The elements of an array, each read and checked as if it alone stood under the key.
+
+        Args:
+            read: reads the key from the mapping it is given, such as `lambda keys: keys.flag(key)`.
+            count: how many there must be, one a layer; None for any number.
+
+        Raises:
+            ConfigError: the key is missing or holds no array of that length; what `read` raises.
+        """
+        expected = "an array" if count is None else f"{count} elements"
         found = plain(self.get(key, expected=expected))
-        if not isinstance(found, list) or len(found) != length:
-            self.wrong(key, found, f"{length} elements, {expected}")
-        return found
+        if not isinstance(found, list) or count not in (None, len(found)):
+            self.wrong(key, found, expected)
+        return [read(Keys({self.prefix + key: each}, self.where, self.prefix)) for each in found]
 
     def nested(self, key: str, *, optional: bool = False) -> Keys:
         """The keys of an object in this one; `ConfigError` if it is no object, or absent and not `optional`."""
@@ -146,11 +155,6 @@ def is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def is_number(value: object) -> bool:
-    """True for a finite float, and for an int that is no bool."""
-    return is_integer(value) or (isinstance(value, float) and isfinite(value))
-
-
 def plain(value: Any) -> Any:
     """An array of any kind as a list of Python values; anything else as it is."""
     if isinstance(value, str | Mapping):
@@ -161,5 +165,6 @@ def plain(value: Any) -> Any:
 
 
 def _show(value: Any) -> str:
-    text = repr(plain(value))
-    return text if len(text) <= 60 else text[:57] + "..."
+    value = plain(value)
+    text = repr(value[:_SHOWN] if isinstance(value, str | list) else value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

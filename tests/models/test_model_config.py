@@ -222,7 +222,7 @@ GGUF_WRONG = [
     ("embedding_length", -64, "'llama.embedding_length' is -64"),
     ("embedding_length", 66, "'llama.embedding_length' is 66, expected a multiple of attention.head_count"),
     ("feed_forward_length", REMOVED, "'llama.feed_forward_length' is missing"),
-    ("feed_forward_length", [], "'llama.feed_forward_length' is [], expected 3 elements, one integer a layer"),
+    ("feed_forward_length", [], "'llama.feed_forward_length' is [], expected 3 elements"),
     ("feed_forward_length", ["a"] * 3, "'llama.feed_forward_length' is 'a', expected an integer"),
     ("block_count", [3], "'llama.block_count' is [3], expected an integer"),
     ("attention__head_count", REMOVED, "'llama.attention.head_count' is missing"),
@@ -238,7 +238,7 @@ GGUF_WRONG = [
     ("rope__freq_base", 0.0, "'llama.rope.freq_base' is 0.0"),
     ("rope__scaling__type", 1, "'llama.rope.scaling.type' is 1, expected a string"),
     ("rope__scaling__attn_factor", 0.0, "'llama.rope.scaling.attn_factor' is 0.0"),
-    ("feed_forward_length", [128, 128], "'llama.feed_forward_length' is [128, 128], expected 3 elements, one integer"),
+    ("feed_forward_length", [128, 128], "'llama.feed_forward_length' is [128, 128], expected 3 elements"),
     ("feed_forward_length", [128, 0, 128], "'llama.feed_forward_length' is 0, expected an integer from 1"),
     ("attention__head_count_kv", [2] * 4, "'llama.attention.head_count_kv' is [2, 2, 2, 2], expected 3 elements"),
     ("attention__head_count_kv", [2, 3, 2], "is 3, expected a divisor of head_count, which is 4, for layer 1"),
@@ -384,7 +384,19 @@ NEW_WRONG = [  # what reads it, what it reads, changes, the error
     (hf, GEMMA_3N_E2B["text_config"], {"altup_num_inputs": 1}, "'altup_num_inputs' is 1, expected an integer from 2"),
     (hf, GEMMA_3N_E2B["text_config"], {"activation_sparsity_pattern": [0.95] * 29},
      "activation_sparsity_pattern' is [0"),
-    (hf, GEMMA_3N_E2B["text_config"], {"activation_sparsity_pattern": [1.0] * 30}, "expected 30 numbers from 0"),
+    (hf, GEMMA_3N_E2B["text_config"], {"activation_sparsity_pattern": [1.0] * 30},
+     "expected a number from 0 to 0.999999"),
+    (hf, GEMMA_3N_E2B["text_config"], {"activation_sparsity_pattern": [float("nan")] * 30}, "is nan, expected"),
+    (hf, GEMMA_3N_E2B["text_config"], {"activation_sparsity_pattern": "0.5"}, "is '0.5', expected a number"),
+    (hf, QWEN_3_30B_A3B, {"mlp_only_layers": 3}, "'mlp_only_layers' is 3, expected an array"),
+    (hf, QWEN_3_30B_A3B, {"mlp_only_layers": ["x"]}, "'mlp_only_layers' is 'x', expected an integer from 0"),
+    (gguf, QWEN_35_GGUF, {"nextn_predict_layers": 24}, "is 24, expected an integer from 0 to 23"),
+    (gguf, QWEN_35_GGUF, {"attention__recurrent_layers": ["x"] * 24}, "is 'x', expected true or false"),
+    (gguf, GEMMA_GGUF, {"attention__sliding_window_pattern": ["x"] * 7}, "pattern' is 'x', expected true or false"),
+    (gguf, GEMMA_GGUF, {"attention__sliding_window_pattern": [float("nan")] * 7}, "pattern' is nan, expected true"),
+    (gguf, GEMMA_GGUF, {"attention__sliding_window_pattern": [-1] * 7}, "pattern' is -1, expected true or false"),
+    (gguf, GEMMA_GGUF, {"attention__sliding_window_pattern": -1}, "pattern' is -1, expected an integer from 1"),
+    (gguf, GEMMA_GGUF, {"attention__sliding_window_pattern": "x"}, "pattern' is 'x', expected 7 elements"),
 ]  # fmt: skip
 NEW_UNSUPPORTED = [
     (hf, GEMMA_3N_E2B["text_config"], {"altup_active_idx": 1}, "'altup_active_idx' is 1: another active stream"),
@@ -445,9 +457,12 @@ def test_gguf_files_of_gemma_3n() -> None:
     assert (c.streams, c.attention_scale, c.logit_softcap, c.per_layer) == (4, 1.0, 30.0, 256)
     with pytest.raises(UnsupportedModelError, match=r"'gemma3n\.altup\.active_idx' is 2: another active stream"):
         gguf(base, altup__active_idx=2)
-    with pytest.raises(
-        ConfigError, match=r"'gemma3n\.activation_sparsity_scale' is \[.*nan.*expected numbers, or minus"
-    ):
+    with pytest.raises(ConfigError, match=r"'gemma3n\.activation_sparsity_scale' is nan, expected a number from -inf"):
         gguf(base, activation_sparsity_scale=[float("nan")] * 5)
+    for wrong in ("1.5", np.inf, 1e9):
+        with pytest.raises(
+            ConfigError, match=r"'gemma3n\.activation_sparsity_scale' is .*, expected a number from -inf"
+        ):
+            gguf(base, activation_sparsity_scale=[wrong] * 5)
     with pytest.raises(ConfigError, match=r"'gemma3n\.activation_sparsity_scale' is .*, expected 5 elements"):
         gguf(base, activation_sparsity_scale=[1.0] * 4)
