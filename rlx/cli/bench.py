@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.cli.command import Command
 from rlx.cli.main import debug_option
+from rlx.cli.options import model_argument
 from rlx.cli.output import Bars, counted, table
 from rlx.ir.dtypes import KV_DTYPES
 
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 _COUNT = click.IntRange(1)
 
 
-@click.command()
-@click.argument("model", required=False)
+@click.command(cls=Command)
+@model_argument
 @click.option("--prompt", type=_COUNT, default=512, show_default=True, metavar="N", help="Tokens of the prefill.")
 @click.option("--generate", type=_COUNT, default=64, show_default=True, metavar="N", help="Tokens decoded one by one.")
 @click.option("--repeat", type=_COUNT, default=3, show_default=True, metavar="N", help="Runs; the median counts.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.cli.command import Group
 from rlx.cli.main import debug_option
 from rlx.cli.output import counted, printable, size, table, width
 from rlx.errors import CacheError
@@ -31,7 +32,7 @@ _NAMED = ("SEQ", "PAST", "batch", "kv")  # numbers and words that say nothing wi
 _SAID = ("phase", "SEQ", "precision", "model", "level")  # of a removed entry
 
 
-@click.group()
+@click.group(cls=Group)
 def cache() -> None:
     """Look into the compile cache, and clean it up.
 

@@ -20,8 +20,9 @@ from rlx.cli.answering import (
     template_variables,
     thinking_option,
 )
+from rlx.cli.command import Command
 from rlx.cli.main import debug_option, show_mistake
-from rlx.cli.options import engine_options, open_runner
+from rlx.cli.options import engine_options, model_argument, open_runner
 from rlx.cli.output import ENDS, Answer, Bars, counted, stdout
 from rlx.cli.sampling import ending_options, sample_opts, sampling_options
 from rlx.errors import ChatTemplateError, RlxError
@@ -33,8 +34,8 @@ _PROMPT = "> "
 _COMPLETE = ("stop", "stop_string")  # ends of which there is nothing to say
 
 
-@click.command()
-@click.argument("model", required=False)
+@click.command(cls=Command)
+@model_argument
 @ending_options
 @sampling_options
 @system_option

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.cli.command import Command
 from rlx.cli.main import debug_option
-from rlx.cli.options import engine_options, model_path, named, open_plan, open_runner
+from rlx.cli.options import engine_options, model_argument, model_path, named, open_plan, open_runner
 from rlx.cli.output import Bars, counted, size
 from rlx.cli.stages import Shown, shown_options
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 
 
-@click.command(name="compile")
-@click.argument("model", required=False)
+@click.command(name="compile", cls=Command)
+@model_argument
 @engine_options
 @click.option("--shape", metavar="NAME", help="In place of MODEL the shape of a published one, such as qwen3-0.6b.")
 @click.option(

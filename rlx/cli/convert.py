@@ -7,11 +7,12 @@ from collections import Counter
 
 import click
 
+from rlx.cli.command import Command
 from rlx.cli.main import debug_option
 from rlx.cli.output import Bars, printable, size
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("source", metavar="IN")
 @click.argument("out")
 @click.option("--type", "target", default="auto", show_default=True, metavar="TYPE", help="F32, F16, BF16 or auto.")

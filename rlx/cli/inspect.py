@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.cli.command import Command
 from rlx.cli.main import debug_option
+from rlx.cli.options import model_argument
 from rlx.cli.output import printable, size, stdout
 from rlx.errors import RlxError, ShapeError, UnsupportedModelError
 
@@ -26,8 +28,8 @@ _LONG = 60  # characters of a value on the page
 _TOKENS = 4096  # a session for the estimate of memory; no more than the context
 
 
-@click.command()
-@click.argument("model", required=False)
+@click.command(cls=Command)
+@model_argument
 @click.option("--tensors", is_flag=True, help="List every tensor.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @debug_option

@@ -13,7 +13,8 @@ from typing import Any, TextIO
 import click
 
 from rlx import env
-from rlx.errors import AmbiguousModelError, RlxError
+from rlx.cli.command import COMMAND, Group
+from rlx.errors import RlxError
 
 # Subcommand -> where it is. A new one is a row here and a click command in a module that imports little.
 _COMMANDS = {
@@ -44,7 +45,7 @@ class Bug(click.ClickException):
     exit_code = 1
 
 
-class Commands(click.Group):
+class Commands(Group):
     """The group of subcommands. Every error of theirs passes through `invoke`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -95,11 +96,11 @@ def show_mistake(ctx: click.Context, error: RlxError) -> None:
 
 
 def message(error: Exception, ctx: click.Context) -> str:
-    """What a user of the command line reads about an error: its message, and a command where that is the way out."""
-    if isinstance(error, AmbiguousModelError):
-        command = ctx.invoked_subcommand or ctx.info_name
-        return f"{error.where}: {error.what}. Choose one: rlx {command} {error.example}"
-    return str(error)
+    """What a user of the command line reads about an error."""
+    from rlx.cli.wording import message as in_words
+
+    command = ctx.meta.get(COMMAND)
+    return in_words(error, command, f"rlx {command.name}" if command else "rlx")
 
 
 def _show_warning(
@@ -111,7 +112,11 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """A warning as a user wants it: what it says, not where in the code it was given."""
-    click.echo(f"Warning: {message}", err=True)
+    from rlx.cli.wording import in_options, option_names
+
+    ctx = click.get_current_context(silent=True)
+    options = option_names(ctx.meta.get(COMMAND) if ctx else None)
+    click.echo(f"Warning: {in_options(str(message), options)}", err=True)
 
 
 def _show_traceback(ctx: click.Context, error: Exception) -> None:

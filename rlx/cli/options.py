@@ -52,6 +52,20 @@ def engine_options(command: Command) -> Command:
     return collected(command, "engine", _ENGINE, dict)
 
 
+def model_argument(command: Command) -> Command:
+    """Adds MODEL and `--model`, either of which gives the argument `model`, None without both."""
+
+    @wraps(command)
+    def merged(*args: Any, model: str | None, named_model: str | None, **values: Any) -> Any:
+        if model is not None and named_model is not None:
+            raise click.UsageError(f"the model is given twice: {model} and --model {named_model}")
+        return command(*args, model=model if named_model is None else named_model, **values)
+
+    option = click.option("--model", "named_model", metavar="MODEL", help="Another way to name MODEL.")
+    wrapped: Command = click.argument("model", required=False)(option(merged))
+    return wrapped
+
+
 def collected(command: Command, name: str, options: dict[str, Decorator], make: Callable[..., Any]) -> Command:
     """`command` with more options, whose values become one argument."""
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.cli.command import Group
 from rlx.cli.main import debug_option
-from rlx.cli.options import engine_options, model_path, open_plan
+from rlx.cli.options import engine_options, model_argument, model_path, open_plan
 from rlx.errors import ProfileError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from rlx.runners.setup import Plan
 
 
-@click.group()
+@click.group(cls=Group)
 def profile() -> None:
     """Write and show compile profiles.
 
@@ -51,7 +52,7 @@ def init(model: str, output: str | None, force: bool) -> None:
 
 
 @profile.command()
-@click.argument("model", required=False)
+@model_argument
 @engine_options
 @debug_option
 def show(model: str | None, engine: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.cli.command import Command
 from rlx.cli.main import debug_option
 from rlx.cli.output import Bars, size
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from rlx.export.quantize import Quantized
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("source", metavar="IN")
 @click.argument("out")
 @click.argument("target", metavar="TYPE")

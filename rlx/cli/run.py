@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,27 +12,34 @@ import click
 from rlx.cli.answering import (
     INTERRUPTED_ANSWER,
     Answerer,
-    readable,
     speculative_option,
     system_messages,
     system_option,
     template_variables,
     thinking_option,
 )
+from rlx.cli.command import Command
 from rlx.cli.main import INTERRUPTED, debug_option
 from rlx.cli.options import engine_options, model_path, open_runner
 from rlx.cli.output import Answer, Bars, speeds, stdout
+from rlx.cli.prompt import Words
 from rlx.cli.sampling import described, ending_options, sample_opts, sampling_options
-from rlx.errors import ChatTemplateError, PromptError
+from rlx.errors import ChatTemplateError
 
 if TYPE_CHECKING:
     from rlx.runners import CachedRunner
 
-_MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
 
-
-@click.command()
-@click.argument("words", nargs=-1, required=True, metavar="[MODEL] PROMPT")
+@click.command(cls=Command)
+@click.argument("words", nargs=-1, metavar="[MODEL] PROMPT")
+@click.option("--model", metavar="MODEL", help="Another way to name MODEL.")
+@click.option("--prompt", metavar="TEXT", help="Another way to give PROMPT.")
+@click.option("--file", metavar="FILE", help="Read PROMPT from FILE.")
+@click.option(
+    "--stdin/--no-stdin",
+    default=None,
+    help="Wait for stdin to its end, or do not read it. By default it is read if it is a file or a pipe that sends.",
+)
 @ending_options
 @sampling_options
 @system_option
@@ -49,6 +54,10 @@ _MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
 def run(
     ctx: click.Context,
     words: tuple[str, ...],
+    model: str | None,
+    prompt: str | None,
+    file: str | None,
+    stdin: bool | None,
     ending: dict[str, Any],
     sample: dict[str, Any],
     system: str | None,
@@ -61,15 +70,19 @@ def run(
 ) -> None:
     """Answer PROMPT.
 
-    With one argument the embedded demo model answers; with two, the first is the model: a GGUF file, a safetensors file
-    or a directory with one. A PROMPT of - is read from stdin; put -- in front of one that begins with -. The model's
-    chat template is used if it has one.
+    With one argument the embedded demo model answers; with two, the first is the model: a GGUF file, a safetensors
+    file, a directory with one, or the name of a downloaded model, ORG/REPO[:QUANT]. The model's chat template is used
+    if it has one.
+
+    What a pipe or a file brings on stdin is put before PROMPT; a PROMPT of - is all of stdin. Write -- in front of a
+    PROMPT that begins with a dash.
 
     \b
     rlx run "Tell me a story about a brave fox."
     rlx run model.gguf "What is 27 + 45?" --temperature 0.7 --seed 1
+    cat README.md | rlx run model.gguf "Summarize this."
     """
-    model, prompt = split_words(words)
+    model, text = Words(words, model, prompt, file, stdin).resolve()
     if raw and (system, thinking) != (None, None):
         raise click.UsageError("--system and --thinking need the chat template, and --raw leaves it out")
     start = time.perf_counter()
@@ -79,7 +92,7 @@ def run(
         with open_runner(path, engine, bars) as runner:
             chosen = sample_opts(runner.recommended_sample, sample)
             answerer = Answerer(runner, ending, chosen, speculative)
-            ids = prompt_ids(runner, prompt, system, thinking, raw)
+            ids = prompt_ids(runner, text, system, thinking, raw)
             loaded = time.perf_counter() - start
             bars.waiting("reading the prompt")
             out = None if as_json or no_stream else stdout()
@@ -95,33 +108,6 @@ def run(
         click.echo(speeds(report), err=True)
     if end == INTERRUPTED_ANSWER:
         ctx.exit(INTERRUPTED)
-
-
-def split_words(words: tuple[str, ...]) -> tuple[str | None, str]:
-    """The arguments as (model or None for the demo, prompt)."""
-    if len(words) > 2:
-        raise click.UsageError(f"expected [MODEL] PROMPT, found {len(words)} arguments: put the prompt in quotes")
-    model, prompt = words[0] if len(words) == 2 else None, words[-1]
-    if model is None and _is_model(prompt):
-        raise click.UsageError(f"'{prompt}' is a model, and there is no prompt: rlx run MODEL PROMPT")
-    prompt = _stdin() if prompt == "-" else readable(prompt)
-    if not prompt:
-        raise PromptError("it is empty", where="prompt", hint="give the text that the model shall answer")
-    return model, prompt
-
-
-def _stdin() -> str:
-    """All of stdin; nothing where it is closed."""
-    return sys.stdin.buffer.read().decode("utf-8", "replace") if sys.stdin else ""
-
-
-def _is_model(word: str) -> bool:
-    """Whether a lone argument is a path of a model whose prompt was forgotten, rather than a prompt."""
-    try:
-        path = Path(word)
-        return (path.name.endswith(_MODEL_SUFFIXES) and " " not in word) or (path / "config.json").is_file()
-    except (OSError, ValueError):  # too long for a path, or with a NUL
-        return False
 
 
 def prompt_ids(runner: CachedRunner, prompt: str, system: str | None, thinking: bool | None, raw: bool) -> list[int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rlx.cli.command import Command
 from rlx.cli.main import debug_option
 from rlx.cli.output import Bars, counted, printable, table
 from rlx.errors import CacheError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from rlx.runtime.store import Store
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--show", is_flag=True, help="Show the numbers in force and measure nothing.")
 @click.option("--reset", is_flag=True, help="Forget what was measured, for every target.")
 @click.option("--dry-run", is_flag=True, help="Measure and keep nothing.")

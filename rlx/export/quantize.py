@@ -104,5 +104,5 @@ def _check_source(model: ExportModel, types: Iterable[DType]) -> None:
         in_gguf = tensor.dtype.ggml is not None  # FP8 checkpoints are how some models are published
         if tensor.dtype.is_quantized and in_gguf and tensor.dtype is not dtype:
             what = f"{tensor.name} is {tensor.dtype} already and would become {dtype}: the errors of both would add up"
-            hint = "Take the F16 or BF16 file of the model, or --requantize (requantize=True) if there is none."
+            hint = "Take the F16 or BF16 file of the model, or requantize=True if there is none."
             raise ArgumentError(what, where=model.path, hint=hint)

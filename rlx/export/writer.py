@@ -77,7 +77,7 @@ def check_output(out: Path, source: Path, *, force: bool) -> None:
     if out.exists() and not out.is_file():
         raise ArgumentError("this is no regular file", where=out)
     if out.exists() and not force:
-        raise ArgumentError("the file exists", where=out, hint="Give another name, or --force (force=True).")
+        raise ArgumentError("the file exists", where=out, hint="Give another name, or force=True.")
     if not out.parent.is_dir():
         raise ArgumentError("there is no such folder", where=out.parent, hint="Make it first.")
 

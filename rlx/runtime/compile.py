@@ -387,4 +387,4 @@ def write_ir(files: Files, folder: Path) -> None:
                 (folder / name.removeprefix("ir/")).write_bytes(files.read(name))
     except OSError as error:
         what = f"the text after the passes cannot be written: {error.strerror}"
-        raise ArgumentError(what, where=folder, hint="Give dump_ir (--dump-ir) another folder.") from error
+        raise ArgumentError(what, where=folder, hint="Give dump_ir another folder.") from error

@@ -231,7 +231,7 @@ def test_a_message_longer_than_the_context_is_refused_and_removed(prompts: list[
     assert result.exit_code == 0
     assert result.stdout == "You said: Hi\nYou said: Bye\n"
     assert "Error: prompt: it has " in result.stderr
-    assert "and the context holds 256. Shorten it, or open the model with a max_seq" in result.stderr
+    assert "and the context holds 256. Shorten it, or open the model with a --max-seq" in result.stderr
     assert "left out" not in result.stderr
     assert prompts[-1] == turns("Hi", "You said: Hi", "Bye")
 

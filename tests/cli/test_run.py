@@ -158,7 +158,7 @@ def test_bytes_that_are_not_utf8_are_replaced(opened: Opened, tokenizer: Tokeniz
 
 
 def test_a_closed_stdin_is_an_empty_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlx.cli.run.sys", SimpleNamespace(stdin=None))
+    monkeypatch.setattr("rlx.cli.prompt.sys", SimpleNamespace(stdin=None))
     result = rlx("-")
     assert (result.exit_code, "prompt: it is empty" in result.stderr) == (2, True)
 
@@ -303,15 +303,15 @@ def test_a_filter_without_a_temperature_is_refused_not_ignored(option: str) -> N
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ([], "Missing argument"),
-        (["model.gguf", "a", "prompt"], "expected [MODEL] PROMPT, found 3 arguments: put the prompt in quotes"),
+        ([], "Missing PROMPT"),
+        (["model.gguf", "a", "prompt"], "expected [MODEL] PROMPT, found model.gguf a prompt: put the prompt in quotes"),
         (["model.gguf"], "'model.gguf' is a model, and there is no prompt"),
         ([""], "prompt: it is empty. Give the text"),
         (["Hi", "--raw", "--system", "x"], "--system and --thinking need the chat template, and --raw leaves it out"),
         (["Hi", "--raw", "--no-thinking"], "--system and --thinking need the chat template, and --raw leaves it out"),
         (["Hi", "--no-thinking"], "--thinking: the model's chat template has no enable_thinking. Leave it out."),
-        (["Hi", "--temperature", "-1"], "SampleOpts: temperature is -1.0, expected a finite number of at least 0"),
-        (["Hi", "--temperature", "1", "--top-p", "2"], "top_p is 2.0, expected 0 to 1"),
+        (["Hi", "--temperature", "-1"], "Error: --temperature is -1.0, expected a finite number of at least 0"),
+        (["Hi", "--temperature", "1", "--top-p", "2"], "Error: --top-p is 2.0, expected 0 to 1"),
         (["Hi", "--max-tokens", "0"], "0 is not in the range x>=1"),
         (["Hi", "--precision", "low"], "'low' is not one of 'auto', 'exact'"),
         (["gone.gguf", "Hi"], "gone.gguf: there is no such file or directory"),
@@ -334,7 +334,7 @@ def test_a_prompt_longer_than_the_context(scripted: Scripted) -> None:
     scripted.options["max_seq"] = 4
     result = rlx("a prompt of more than four tokens")
     assert result.exit_code == 2
-    assert "and the context holds 4. Shorten it, or open the model with a max_seq of at least" in result.stderr
+    assert "and the context holds 4. Shorten it, or open the model with a --max-seq of at least" in result.stderr
 
 
 # ---------------------------------------------------------------------------------------------------- trouble

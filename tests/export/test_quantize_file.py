@@ -204,7 +204,7 @@ def test_fp8_checkpoints_are_no_quantized_source(opened: Callable[[ExportModel],
 
 def test_a_quantized_source_is_refused_and_taken_on_demand(goldens: Path, tmp_path: Path) -> None:
     source, out = goldens / "llama-k256" / "model-Q4_K_M.gguf", tmp_path / "out.gguf"
-    with pytest.raises(ArgumentError, match=r"is q\d_k already and would become q4_0: .* --requantize"):
+    with pytest.raises(ArgumentError, match=r"is q\d_k already and would become q4_0: .* requantize=True"):
         quantize(source, out, "Q4_0")
     assert only(tmp_path) == []
     assert quantize(source, out, "Q4_0", requantize=True).target.name == "Q4_0"
@@ -246,7 +246,7 @@ def test_no_part_of_the_source_is_overwritten(tmp_path: Path, source: str, out: 
 def test_an_existing_file_needs_force(goldens: Path, tmp_path: Path) -> None:
     source, out = goldens / "qwen2" / "model-f16.gguf", tmp_path / "out.gguf"
     out.write_bytes(b"precious")
-    with pytest.raises(ArgumentError, match=r"out.gguf: the file exists. .*--force"):
+    with pytest.raises(ArgumentError, match=r"out.gguf: the file exists. .*force=True"):
         quantize(source, out, "Q8_0")
     assert out.read_bytes() == b"precious"
     quantize(source, out, "Q8_0", force=True)

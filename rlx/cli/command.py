@@ -1,0 +1,130 @@
+"""What every subcommand of `rlx` has: options under the names that users of other tools type, and helpful refusals."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+COMMAND = "rlx.command"
+"""Key of `click.Context.meta`: the subcommand that is run."""
+
+# Option -> what other tools call it, where it means the same. A command takes the names of the options that it has.
+# Those with one dash are whole words: -no is not -n o, so that a prompt that begins with a dash is never cut.
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "--model": ("-m", "-hf", "--hf-repo"),
+    "--prompt": ("-p", "--n-prompt"),
+    "--file": ("-f",),
+    "--system": ("-sys", "--system-prompt"),
+    "--max-tokens": ("-n", "--n-predict", "--predict", "--max-new-tokens"),
+    "--generate": ("-n", "--n-gen"),
+    "--repeat": ("-r", "--repetitions"),
+    "--max-seq": ("-c", "--ctx-size"),
+    "--threads": ("-t",),
+    "--seed": ("-s",),
+    "--temperature": ("--temp",),
+    "--typical-p": ("--typical",),
+    "--top-n-sigma": ("--top-nsigma",),
+    "--repetition-penalty": ("--repeat-penalty",),
+    "--repetition-window": ("--repeat-last-n",),
+    "--mirostat-tau": ("--mirostat-ent",),
+    "--mirostat-eta": ("--mirostat-lr",),
+    "--raw": ("--ignore-chat-template", "-no-cnv", "--no-conversation"),
+}
+
+# What other tools have and rlx has not, or has in another form -> what to do.
+_CPU = "all is computed on the CPU; leave it out"
+_KV = "use --kv-dtype, which is for keys and values together"
+_CHAT = "a conversation is `rlx chat`"
+_ROWS = "the rows of a prefill are `seq` under [buckets] in a compile profile"
+_NEEDLESS = "it is not needed; leave it out"
+ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("-ngl", "--gpu-layers", "--n-gpu-layers", "-dev", "--device", "--main-gpu", "-mg"), _CPU),
+    **dict.fromkeys(("-ctk", "-ctv", "--cache-type-k", "--cache-type-v", "--kv-bits"), _KV),
+    **dict.fromkeys(("-cnv", "--conversation", "-i", "--interactive"), _CHAT),
+    **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size", "--prefill-step-size"), _ROWS),
+    **dict.fromkeys(("-fa", "--flash-attn", "--jinja", "--mlock", "--no-mmap", "--no-display-prompt"), _NEEDLESS),
+    **dict.fromkeys(("--log-disable", "--trust-remote-code", "--simple-io"), _NEEDLESS),
+    **dict.fromkeys(("-md", "--model-draft", "--draft-model"), "use --speculative, which needs no other model"),
+    **dict.fromkeys(("--lora", "--adapter-path"), "adapters are not supported: merge them into the model first"),
+    "--max-kv-size": "use --max-seq, which bounds the whole context; the cache does not rotate",
+    "--mmproj": "models take text only",
+}
+
+
+class Command(click.Command):
+    """A subcommand."""
+
+    def make_parser(self, ctx: click.Context) -> Any:
+        """The parser, with the aliases of the options that this command has."""
+        parser = super().make_parser(ctx)
+        for option in self.get_params(ctx):
+            names = [alias for name in option.opts for alias in ALIASES.get(name, ()) if alias not in option.opts]
+            if names and isinstance(option, click.Option):
+                alias = copy.copy(option)
+                alias.opts, alias.secondary_opts = names, []
+                alias.add_to_parser(parser, ctx)
+        # Options with one dash are looked up as a whole, as those with two: `-hello` is not -h and more letters.
+        short: dict[str, Any] = parser._short_opt
+        parser._long_opt.update(short)
+        short.clear()
+        return parser
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise _explained(error, words, ctx) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        ctx.meta[COMMAND] = self
+        return super().invoke(ctx)
+
+
+class Group(click.Group):
+    """A group of subcommands; a mistyped one gets the name that is close to it."""
+
+    command_class = Command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            close = difflib.get_close_matches(name, self.list_commands(ctx), 1)
+            hint = f"Did you mean '{close[0]}'?" if close else f"There are {', '.join(self.list_commands(ctx))}."
+            raise click.UsageError(f"No such command '{name}'. {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _explained(error: click.NoSuchOption, words: list[str], ctx: click.Context) -> click.UsageError:
+    """What is said about an option that is not there.
+
+    Args:
+        words: what was typed behind the command.
+    """
+    word = next((word for word in words if word.startswith(error.option_name)), error.option_name)
+    name = word.partition("=")[0]
+    if name in ELSEWHERE:
+        return click.UsageError(f"No such option: {name}. {ELSEWHERE[name][0].upper()}{ELSEWHERE[name][1:]}.", ctx)
+    takes_text = any(isinstance(param, click.Argument) and param.nargs == -1 for param in ctx.command.params)
+    close = _close(name, ctx)
+    said = f"No such option: {name if ' ' not in name else word}."
+    if close and " " not in name:
+        said += f" Did you mean {' or '.join(close)}?"
+    if takes_text and (" " in word or not word.startswith("--")):
+        said += f" For a text that begins with a dash, write -- in front: {ctx.command_path} -- {shlex.quote(word)}"
+    return click.UsageError(said, ctx)
+
+
+def _close(name: str, ctx: click.Context) -> list[str]:
+    params = ctx.command.params
+    names = [each for param in params for each in [*param.opts, *param.secondary_opts] if each.startswith("--")]
+    aliases = [alias for each in names for alias in ALIASES.get(each, ()) if alias.startswith("--")]
+    close = difflib.get_close_matches(name, [*names, *aliases], 2, 0.7)
+    return [each for each in close if each.rstrip("s") == name.rstrip("s")] or close
