@@ -54,7 +54,7 @@ def in_options(text: str, options: dict[str, str]) -> str:
     """
     for name, option in options.items():
         text = re.sub(rf"`{name}`", option, text)
-        text = re.sub(rf"(?<![\w.])`?{name}=(\"[^\"]*\"|'[^']*'|[\w.+-]+)`?", partial(_given, option), text)
+        text = re.sub(rf"(?<![\w.])`?{name}=(\"[^\"]*\"|'[^']*'|[\w+-]+(?:\.\w+)*)`?", partial(_given, option), text)
         text = re.sub(rf"^{name} (?=is |must )", f"{option} ", text)
         if "_" in name:
             text = re.sub(rf"(?<![\w.`\"'/-]){name}(?![\w(=/.])|(?<![\w.`\"'/-]){name}(?=\.(?:\s|$))", option, text)
