@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -48,6 +49,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ["RLX_CACHE_DIR"], ignore_errors=True)
         shutil.rmtree(os.environ[golden_folder.ENV], ignore_errors=True)
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded stays: the collector need not look at it again and again while kernels are written."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,12 @@ Form = Target | None
 
 forms = pytest.mark.parametrize("form", [None, *LEVELS], ids=["python", *map(name, LEVELS)])
 compiled = pytest.mark.parametrize("form", LEVELS, ids=name)
+
+
+def in_turn(cases: Sequence[Any], forms: Sequence[Form] = LEVELS) -> Any:
+    """Parameters `form` and `case`: each case in one form, in turn. For what does not depend on the form."""
+    pairs = [(forms[i % len(forms)], case) for i, case in enumerate(cases)]
+    return pytest.mark.parametrize(("form", "case"), pairs, ids=lambda v: name(v) if isinstance(v, Target) else str(v))
 
 
 def call(form: Form, kernel: Kernel, *arrays: Array, begin: int = 0, end: int, **extents: int) -> None:

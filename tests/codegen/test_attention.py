@@ -22,6 +22,12 @@ from rlx.ir.meaning import round_to
 Array = NDArray[Any]
 targets = pytest.mark.parametrize("target", LEVELS, ids=name)
 
+
+def label(value: Any) -> str:
+    """Part of a test's id."""
+    return name(value) if isinstance(value, Target) else str(value)
+
+
 #: Ceiling of |out - float64| / (largest |v| * (1 + largest |score|)): an error of a score is one of its weight.
 ATTENTION_ERROR = 5e-7
 
@@ -117,11 +123,13 @@ class Case:
         assert np.abs(got - want).max() < ceiling, (past, seq, np.abs(got - want).max(), ceiling)
 
 
-@targets
+SHAPES = [((4, 2, 64), F32), ((8, 1, 128), F16), ((6, 2, 80), BF16), ((3, 3, 8), F32), ((2, 1, 40), F16)]
+
+
 @pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [((4, 2, 64), F32), ((8, 1, 128), F16), ((6, 2, 80), BF16), ((3, 3, 8), F32), ((2, 1, 40), F16)],
-    ids=str,
+    ("target", "shape", "dtype"),
+    [(target, *row) for i, row in enumerate(SHAPES) for target in widest_and_another(i)],
+    ids=label,
 )
 def test_against_softmax_in_float64(target: Target, shape: tuple[int, int, int], dtype: DType) -> None:
     case = Case(*shape, dtype, ctx=224, filled=211)
@@ -129,8 +137,7 @@ def test_against_softmax_in_float64(target: Target, shape: tuple[int, int, int],
         case.check(target, past, seq)
 
 
-@targets
-@pytest.mark.parametrize("head_dim", [64, 40])
+@pytest.mark.parametrize(("target", "head_dim"), [(t, (64, 40)[i % 2]) for i, t in enumerate(LEVELS)], ids=label)
 def test_results_in_bf16_are_those_of_f32_rounded(target: Target, head_dim: int) -> None:
     case = Case(4, 2, head_dim, F16, ctx=80, filled=70)
     plain, halves = (case.native(target, 20, 50, 0.1, out=out) for out in ("f32", "bf16"))
@@ -168,22 +175,23 @@ RINGS = [(1, 64, 64), (20, 64, 45), (64, 128, 65), (70, 128, 59), (70, 192, 123)
 def test_rings_give_the_bits_of_whole_caches(target: Target, window: int, ctx: int, most: int) -> None:
     """`most` rows at a time, the most that the ring has room for: window + rows - 1 places."""
     assert ctx - 64 < window + most - 1 <= ctx
+    scale = 32**-0.5  # as in `test_windows`, which shares these kernels
     case = Case(4, 2, 32, F16 if window % 20 else F32, ctx=720, filled=711)
     for past, seq in [(0, 1), (0, most), (ctx - 1, 1), (ctx - 1, most), (ctx, 2), (333, min(7, most)), (580, most)]:
-        whole = case.native(target, past, seq, 0.2, window=window)
+        whole = case.native(target, past, seq, scale, window=window)
         ring = case.ring(past + seq, ctx)
-        np.testing.assert_array_equal(ring.native(target, past, seq, 0.2, window=window), whole)
-    want, ceiling = case.reference(580, most, 0.2, window=window)
+        np.testing.assert_array_equal(ring.native(target, past, seq, scale, window=window), whole)
+    want, ceiling = case.reference(580, most, scale, window=window)
     assert np.abs(whole - want).max() < ceiling
-    one = case.ring(700, ctx).native(target, 699, 1, 0.2, window=window, rows_static=1)
-    np.testing.assert_array_equal(one, case.native(target, 699, 1, 0.2, window=window))
+    if target is LEVELS[-1]:
+        one = case.ring(700, ctx).native(target, 699, 1, scale, window=window, rows_static=1)
+        np.testing.assert_array_equal(one, case.native(target, 699, 1, scale, window=window))
 
 
 @targets
 def test_softcap_and_scale(target: Target) -> None:
     case = Case(4, 2, 48, F32, ctx=112, filled=100)
     case.check(target, 3, 40, softcap=5.0)
-    case.check(target, 3, 40, scale=1.5, softcap=30.0, window=20)
     case.check(target, 0, 100, scale=4.0)  # scores of about +-100: softmax must take the largest out
 
 
@@ -275,8 +283,7 @@ def check_bias(
     assert np.abs(out - want).max() < ceiling, (past, seq, np.abs(out - want).max(), ceiling)
 
 
-@targets
-@pytest.mark.parametrize("heads", [1, 6])
+@pytest.mark.parametrize(("target", "heads"), [(LEVELS[-1], 1), *((t, 6) for t in LEVELS)], ids=label)
 def test_a_bias_takes_the_place_of_the_causal_mask(target: Target, heads: int) -> None:
     case = Case(6, 2, 40, F16, ctx=224, filled=211)
     for past, seq in [(0, 1), (0, 70), (63, 2), (130, 17), (0, 211)]:
@@ -289,9 +296,8 @@ def test_a_bias_with_cap_window_and_ring(target: Target) -> None:
     case = Case(4, 2, 32, F32, ctx=720, filled=711)
     for past, seq in [(0, 40), (333, 50)]:
         bias = biased(case, past, seq, 4, future=True)
-        check_bias(case, target, past, seq, bias, cap=3.0)
         check_bias(case, target, past, seq, bias, window=70, cap=3.0)
-        check_bias(case, target, past, seq, bias, window=70, ring=case.ring(past + seq, 128))
+        check_bias(case, target, past, seq, bias, window=70, cap=3.0, ring=case.ring(past + seq, 128))
 
 
 def test_a_bias_that_is_the_causal_mask_changes_no_bit() -> None:

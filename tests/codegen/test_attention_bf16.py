@@ -4,6 +4,7 @@ products where there are some.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import emulated
@@ -38,7 +39,15 @@ TILES = [Way(TiledAttention, target) for target in (*emulated.TARGETS, *TILE_TAR
 DOTS = [Way(DottedAttention, target) for target in (*BF16_TARGETS, *TILE_TARGETS)]
 
 
-@pytest.fixture(params=[*TILES, *DOTS], ids=lambda way: f"{way.writer.__name__}-{name(way.target)}")
+WAYS = [*TILES, *DOTS]
+
+
+def label(value: Any) -> str:
+    """Part of a test's id."""
+    return f"{value.writer.__name__}-{name(value.target)}" if isinstance(value, Way) else str(value)
+
+
+@pytest.fixture(params=WAYS, ids=label)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
     found: Way = request.param
     if found in TILES and found.target not in TILE_TARGETS:
@@ -60,20 +69,28 @@ class RoundedCase(Case):
         return units(seq, *self.shape, bf16=True)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"), [((4, 2, 64), F16), ((8, 1, 128), F16), ((6, 2, 32), BF16), ((3, 3, 96), BF16)], ids=str
-)
-def test_against_softmax_in_float64(way: Way, shape: tuple[int, int, int], dtype: Any) -> None:
-    case = RoundedCase(way, *shape, dtype, ctx=224, filled=211)
+def in_turn(cases: Sequence[Any]) -> Any:
+    """Each case on the last way, and on another one in turn."""
+    pairs = [(WAYS[at], case) for i, case in enumerate(cases) for at in sorted({i % len(WAYS), len(WAYS) - 1})]
+    return pytest.mark.parametrize(("way", "case"), pairs, ids=label, indirect=["way"])
+
+
+SHAPES = [((4, 2, 64), F16), ((8, 1, 128), F16), ((6, 2, 32), BF16), ((3, 3, 96), BF16)]
+
+
+@in_turn(SHAPES)
+def test_against_softmax_in_float64(way: Way, case: tuple[tuple[int, int, int], Any]) -> None:
+    shape, dtype = case
+    held = RoundedCase(way, *shape, dtype, ctx=224, filled=211)
     for past, seq in [(0, 1), (15, 1), (16, 2), (63, 1), (64, 3), (130, 33), (0, 211)]:
-        case.check(way.target, past, seq)
+        held.check(way.target, past, seq)
 
 
-@pytest.mark.parametrize("options", [{"window": 7}, {"window": 64}, {"softcap": 5.0}, {"window": 100, "softcap": 20.0}])
-def test_windows_and_caps(way: Way, options: dict[str, Any]) -> None:
-    case = RoundedCase(way, 4, 2, 32, F16, ctx=224, filled=211)
+@in_turn([{"window": 7}, {"window": 64}, {"softcap": 5.0}, {"window": 100, "softcap": 20.0}])
+def test_windows_and_caps(way: Way, case: dict[str, Any]) -> None:
+    held = RoundedCase(way, 4, 2, 32, F16, ctx=224, filled=211)
     for past, seq in [(0, 70), (100, 1), (140, 71)]:
-        case.check(way.target, past, seq, **options)
+        held.check(way.target, past, seq, **case)
 
 
 def test_rings(way: Way) -> None:
@@ -96,13 +113,13 @@ def test_bits_depend_on_nothing_but_the_row(way: Way) -> None:
         np.testing.assert_array_equal(case.native(way.target, past, seq, 0.125), whole[past : past + seq])
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 70}], ids=str)
-def test_groups_of_chunks(way: Way, options: dict[str, Any]) -> None:
-    case = RoundedCase(way, 2, 1, 32, F16, ctx=640, filled=600)
-    whole = case.native(way.target, 0, 600, 0.2, **options)
+@in_turn([{}, {"window": 70}])
+def test_groups_of_chunks(way: Way, case: dict[str, Any]) -> None:
+    held, scale = RoundedCase(way, 2, 1, 32, F16, ctx=640, filled=600), 32**-0.5
+    whole = held.native(way.target, 0, 600, scale, **case)
     for past, seq in [(250, 9), (300, 70), (511, 2)]:
-        case.check(way.target, past, seq, **options)
-        np.testing.assert_array_equal(case.native(way.target, past, seq, 0.2, **options), whole[past : past + seq])
+        held.check(way.target, past, seq, **case)
+        np.testing.assert_array_equal(held.native(way.target, past, seq, scale, **case), whole[past : past + seq])
 
 
 def test_results_in_bf16_are_those_of_f32_rounded(way: Way) -> None:

@@ -83,15 +83,16 @@ def test_against_softmax_in_float64(target: Target, dtype: DType, shape: tuple[i
     case = BlockCase(*shape, dtype, ctx=224, filled=211)
     for past, seq in [(0, 1), (16, 2), (63, 1), (130, 33), (180, 31)]:
         case.check(target, past, seq)
-    case.check(target, 200, 1, rows_static=1)
+    if target is LEVELS[-1]:
+        case.check(target, 200, 1, rows_static=1)
 
 
 @targets
 @types
 def test_windows_and_softcap(target: Target, dtype: DType) -> None:
     case = BlockCase(2, 1, 32, dtype, ctx=224, filled=211)
-    case.check(target, 100, 40, window=70)
-    case.check(target, 3, 40, softcap=5.0, window=20)
+    for past, seq in [(100, 40), (3, 40)]:
+        case.check(target, past, seq, softcap=5.0, window=30)
 
 
 @targets
@@ -108,7 +109,7 @@ def test_ranges(target: Target, dtype: DType) -> None:
 @targets
 @types
 def test_bits_depend_neither_on_neighbours_nor_on_the_split(target: Target, dtype: DType) -> None:
-    case = BlockCase(4, 2, 64, dtype, ctx=112, filled=101)
+    case = BlockCase(8, 2, 64, dtype, ctx=112, filled=101)  # the kernels are those of the first shape above
     whole = case.native(target, 0, 101, 0.125)
     for past, seq in [(0, 1), (3, 60), (63, 20), (100, 1)]:
         np.testing.assert_array_equal(case.native(target, past, seq, 0.125), whole[past : past + seq])

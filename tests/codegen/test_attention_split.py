@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from levels import LEVELS, name
+from levels import LEVELS, name, widest_and_another
 from native import aligned, run
 from numpy.typing import NDArray
-from test_attention import Case
+from test_attention import Case, label
 
 from rlx.codegen.kernels.attention import attention
 from rlx.codegen.kernels.attention_split import UNITS, WORTH, Split, scratch_bytes, split
@@ -50,18 +50,20 @@ class Ranges:
         return out[:1]
 
 
-@targets
+SHAPES = [
+    ((4, 2, 64), F32, Split(4, 64)),
+    ((8, 1, 128), F16, Split(5, 128)),
+    ((5, 5, 80), BF16, Split(2, 64)),
+    ((6, 2, 96), F16, Split(16, 100)),
+    ((2, 1, 256), F32, Split(3, 64)),
+    ((7, 1, 8), F16, Split(32, 64)),
+]
+
+
 @pytest.mark.parametrize(
-    ("shape", "dtype", "how"),
-    [
-        ((4, 2, 64), F32, Split(4, 64)),
-        ((8, 1, 128), F16, Split(5, 128)),
-        ((5, 5, 80), BF16, Split(2, 64)),
-        ((6, 2, 96), F16, Split(16, 100)),
-        ((2, 1, 256), F32, Split(3, 64)),
-        ((7, 1, 8), F16, Split(32, 64)),
-    ],
-    ids=str,
+    ("target", "shape", "dtype", "how"),
+    [(target, *row) for i, row in enumerate(SHAPES) for target in widest_and_another(i)],
+    ids=label,
 )
 def test_against_softmax_in_float64(target: Target, shape: tuple[int, int, int], dtype: DType, how: Split) -> None:
     """Lengths around the borders of ranges; as one range the bits of attention that is not cut."""
@@ -75,8 +77,14 @@ def test_against_softmax_in_float64(target: Target, shape: tuple[int, int, int],
             np.testing.assert_array_equal(got, case.native(target, past, 1, 0.2, rows_static=1))
 
 
-@targets
-@pytest.mark.parametrize("options", [{"window": 1}, {"window": 200}, {"softcap": 3.0, "window": 130}, {"softcap": 5.0}])
+OPTIONS = [{"window": 1}, {"window": 200}, {"softcap": 3.0, "window": 130}, {"softcap": 5.0}]
+
+
+@pytest.mark.parametrize(
+    ("target", "options"),
+    [(target, options) for i, options in enumerate(OPTIONS) for target in widest_and_another(i)],
+    ids=label,
+)
 def test_windows_and_softcap(target: Target, options: dict[str, Any]) -> None:
     case = Case(4, 2, 48, F16, ctx=400, filled=390)
     ranges = Ranges(case, target, Split(4, 64), **options)

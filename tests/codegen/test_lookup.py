@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from forms import Form, assert_any_split, call, compiled, forms
+from forms import Form, assert_any_split, call, compiled, forms, in_turn
 from native import Array, load
 from weight_formats import assert_same_bits, random_file_bytes, reference
 
@@ -38,15 +38,14 @@ def test_rows_are_the_reference(form: Form, dtype: DType) -> None:
     assert (out[4] == 7).all()
 
 
-@compiled
-@each_dtype
-def test_wide_rows_in_pieces_times_a_scale(form: Form, dtype: DType) -> None:
+@in_turn(PACKED_DTYPES)
+def test_wide_rows_in_pieces_times_a_scale(form: Form, case: DType) -> None:
     n, k, scale = 3, 256 * 9, 45.254833
-    raw, wanted = table(dtype, n, k, shift=3)
+    raw, wanted = table(case, n, k, shift=3)
     ids = np.array([2, 0], np.int32)
     out = np.zeros((2, k), np.float32)
-    assert pieces(dtype, k) == 2
-    assert_any_split(form, lookup(dtype, k, scale), [raw, ids], out, end=4)
+    assert pieces(case, k) == 2
+    assert_any_split(form, lookup(case, k, scale), [raw, ids], out, end=4)
     with np.errstate(over="ignore", invalid="ignore"):
         assert_same_bits(out, wanted[ids] * np.float32(scale))
 
