@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -64,12 +65,18 @@ def ls(as_json: bool) -> None:
 @cache.command()
 @click.argument("digest")
 @click.option("--file", "name", metavar="NAME", help="Print this file of the entry.")
+@click.option("--out", metavar="PATH", type=click.Path(dir_okay=False), help="Write the file to PATH, byte for byte.")
 @debug_option
-def show(digest: str, name: str | None) -> None:
-    """Show what an entry was compiled for, and its files."""
+def show(digest: str, name: str | None, out: str | None) -> None:
+    """Show what an entry was compiled for, and its files.
+
+    A terminal shows an object file (k.o) as assembly; a pipe and --out get its bytes.
+    """
     entry = _store().open(digest)
+    if name is None and out is not None:
+        raise click.UsageError("--out needs --file NAME, the file to write.")
     if name is not None:
-        _print_file(entry.read(name), name)
+        _show_file(entry, name, out)
         return
     click.echo(printable(f"{entry.key}\n"))
     table(("file", "size"), ((name, size(len(entry.read(name)))) for name in entry.names), right=("size",))
@@ -300,12 +307,20 @@ def _text(value: Any) -> str:
     return json.dumps(value, default=list)
 
 
-def _print_file(data: bytes, name: str) -> None:
+def _show_file(entry: Entry, name: str, out: str | None) -> None:
+    data = entry.read(name)
+    if out is not None:
+        Path(out).write_bytes(data)
+        return
     if not sys.stdout.isatty():
         sys.stdout.buffer.write(data)
         return
+    if name.endswith(".o") and f"{name.removesuffix('.o')}.ll" in entry.names:
+        from rlx.runtime.inspection import disassembly
+
+        data = disassembly(entry, name).encode()
     try:
         click.echo(printable(data.decode()), nl=not data.endswith(b"\n"))
     except UnicodeDecodeError as error:
-        hint = f"Send it to a file: rlx cache show ... --file {name} > {name.rsplit('/')[-1]}"
+        hint = f"Write it to a file: rlx cache show {entry.key.digest[:_SHOWN]} --file {name} --out PATH"
         raise CacheError(f"{name} is no text", hint=hint) from error

@@ -76,6 +76,10 @@ class Module:
         """What `compile` made."""
         return Compiled(self._code, self._text)
 
+    def emit(self) -> bytes:
+        """Object code of a module that is optimized already: of the text of a `Compiled`, its code."""
+        return _emit(self._module, self._machine)
+
     def assembly(self) -> str:
         """Machine assembly of a module that is optimized already: of the text of a `Compiled`, that of its code."""
         return str(self._machine.emit_assembly(self._module))

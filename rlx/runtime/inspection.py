@@ -16,6 +16,7 @@ from rlx.passes.report import Report
 
 if TYPE_CHECKING:
     from rlx.runtime.compile import CompiledProgram
+    from rlx.runtime.entry import Entry
 
 REPORT = "explain.json"  # the file of an entry
 
@@ -107,6 +108,30 @@ class Inspectable:
 
     def _read(self, name: str) -> str:
         return self._compiled.files.read(name).decode()
+
+
+def disassembly(entry: Entry, name: str) -> str:
+    """The assembly of an object file of a cache entry, for the entry's own target.
+
+    It is made from the LLVM module that is stored beside the object. The first line warns if the LLVM of this
+    installation makes other code of that module than the stored code.
+
+    Args:
+        name: such as "program.o".
+
+    Raises:
+        CacheError: the entry has no such file, or no module for it.
+        CompileError: the LLVM of this installation cannot read the module.
+    """
+    from rlx.codegen.llvm import Module
+
+    target = Target(*(str(entry.key.target[word]) for word in ("level", "triple", "cpu", "features")))
+    text = entry.read(f"{name.removesuffix('.o')}.ll").decode()
+    with Module(text, target) as module:
+        same = module.emit() == entry.read(name)
+    with Module(text, target) as module:
+        warning = "" if same else "# not exactly the stored code: it was made by another version of LLVM\n"
+        return warning + module.assembly()
 
 
 def _matching(kernel: str | None, names: Sequence[str]) -> list[str]:

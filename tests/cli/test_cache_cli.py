@@ -16,6 +16,8 @@ from click.testing import CliRunner, Result
 
 from rlx.cli import cache as cli_cache
 from rlx.cli.main import cli
+from rlx.codegen.llvm import compile_module
+from rlx.codegen.target import Target
 from rlx.errors import CacheError
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
@@ -191,16 +193,41 @@ def test_a_terminal_gets_text_without_control_characters(store: Store, monkeypat
     monkeypatch.setattr("sys.stdout", Terminal(raw, encoding="utf-8", write_through=True))
     command: Any = cli_cache.show.callback
     with click.Context(cli_cache.show):
-        command(DECODE.digest, "ir/03-fuse.txt")
+        command(DECODE.digest, "ir/03-fuse.txt", None)
         assert raw.getvalue().decode() == "%1 = add(%0)\n[red]é\\x1b[2J\n"
-        with pytest.raises(CacheError, match=r"program\.o is no text.*> program\.o"):
-            command(DECODE.digest, "program.o")
+        with pytest.raises(CacheError, match=r"program\.o is no text.*--out PATH"):
+            command(DECODE.digest, "program.o", None)
+
+
+MODULE = "define i64 @twice(i64 %a) {\n  %b = shl i64 %a, 1\n  ret i64 %b\n}\n"
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_terminal_gets_the_assembly_of_an_object(
+    store: Store, exact: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target.host()
+    made = compile_module(MODULE, target)
+    code = made.code if exact else made.code + b"more"
+    key = CompileKey("pack", "q8_0", target=target.describe())
+    store.put(key, {"kernel.o": code, "kernel.ll": made.text})
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", Terminal(raw, encoding="utf-8", write_through=True))
+    command: Any = cli_cache.show.callback
+    with click.Context(cli_cache.show):
+        command(key.digest, "kernel.o", None)
+        shown = raw.getvalue().decode()
+        command(key.digest, "kernel.o", str(tmp_path / "k.o"))
+    assert "twice:" in shown and "ret" in shown
+    assert ("not exactly the stored code" in shown) != exact
+    assert (tmp_path / "k.o").read_bytes() == code and raw.getvalue().decode() == shown
 
 
 def test_show_refuses(store: Store) -> None:
     assert "no file is called 'x'" in refused("show", DECODE.digest, "--file", "x")
     assert "no entry starts with 'ffff0'" in refused("show", "ffff0")
     assert "DIGEST" in refused("show")
+    assert "--out needs --file" in refused("show", DECODE.digest, "--out", "x")
     break_file(store, DECODE)
     assert "damaged: wrong checksum of program.o" in refused("show", DECODE.digest)
 

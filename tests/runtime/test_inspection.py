@@ -9,7 +9,7 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.codegen.llvm import Module, _emit, compile_module
+from rlx.codegen.llvm import Module, compile_module
 from rlx.codegen.target import Target
 from rlx.errors import ArgumentError
 from rlx.ir.text import loads
@@ -88,7 +88,7 @@ def test_the_stored_llvm_module_is_what_the_code_was_emitted_from(exe: Executabl
     assert len(modules) >= 3
     for name in modules:
         with Module(files.read(f"{name}.ll").decode(), target) as module:
-            assert _emit(module._module, module._machine) == files.read(f"{name}.o")
+            assert module.emit() == files.read(f"{name}.o")
 
 
 def test_emitting_does_not_depend_on_what_was_emitted_before() -> None:
