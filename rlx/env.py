@@ -54,7 +54,13 @@ VARIABLES = (
     Variable("RLX_CACHE_DIR", "a folder", "the user's cache folder", "Where compiled programs are kept; yours alone."),
     Variable("RLX_CACHE_LIMIT", "a size, such as 500M or 2G", "2G", "Size of that folder; the least recently used go."),
     Variable("RLX_THREADS", "1 .. 1024", "physical cores allowed", "Number of worker threads."),
-    Variable("RLX_DEBUG", "0 | 1", "0", "With 1, the command line shows tracebacks of errors, as with --debug."),
+    Variable(
+        "RLX_DEBUG",
+        "0 .. 7",
+        "0",
+        "Shown on stderr, each level with those before it: 1 the compile cache and tracebacks of errors, 2 times of "
+        "kernels, 3 passes, 4 sources of kernels, 5 IR after each pass, 6 LLVM modules, 7 assembly.",
+    ),
 )
 
 _TABLE = {variable.name: variable for variable in VARIABLES}
@@ -145,13 +151,13 @@ def threads() -> int | None:
     return _integer("RLX_THREADS", 1, 1024)
 
 
-def debug() -> bool:
-    """RLX_DEBUG: whether errors show where they come from.
+def debug_level() -> int:
+    """RLX_DEBUG: how much is shown, see `rlx.trace`; 0 where it is unset.
 
     Raises:
-        ArgumentError: it is neither 0 nor 1.
+        ArgumentError: it is not a number from 0 to 7.
     """
-    return bool(_integer("RLX_DEBUG", 0, 1))
+    return _integer("RLX_DEBUG", 0, 7) or 0
 
 
 def _integer(name: str, low: int, high: int) -> int | None:

@@ -23,7 +23,7 @@ MODULES = {
 # Left to right: a part imports itself, its own group and everything before it. "" is rlx/__init__.py, the public API.
 LAYERS = [
     {"errors"},
-    {"env", "arguments", "json_file"},
+    {"env", "trace", "arguments", "json_file"},
     {"ir"},
     {"passes"},
     {"profile"},

@@ -72,7 +72,7 @@ class Commands(Group):
         else a message that says so and exit code 1; `--debug` adds the traceback.
         """
         try:
-            ctx.meta[_DEBUG] = ctx.meta.get(_DEBUG, False) or env.debug()
+            ctx.meta[_DEBUG] = ctx.meta.get(_DEBUG, False) or env.debug_level() > 0
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning
                 return super().invoke(ctx)

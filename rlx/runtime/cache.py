@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, cast
 
-from rlx import env
+from rlx import env, trace
 from rlx.errors import CacheError
 from rlx.profile.keys import MAX_PROGRAMS
 from rlx.runtime.entry import Entry, encode
@@ -128,6 +128,8 @@ class CompileCache:
             CacheError: the policy is "readonly" and the key is not stored.
         """
         found = self._recall(key.digest)
+        if found is not _MISSING and key.kind == "program":
+            trace.show(trace.CACHE, f"cache: {key.title} found in memory")
         if found is _MISSING:
             with self._alone(key.digest):
                 found = self._recall(key.digest)
@@ -189,6 +191,8 @@ class CompileCache:
                 self._count(hits_disk=1, load_seconds=time.perf_counter() - start)
             else:
                 self._count(misses=1)
+        if entry:
+            trace.show(trace.CACHE, f"cache: {key.title} found in {entry.folder}")
         return entry
 
     def _build(self, key: CompileKey, build: Callable[[], Mapping[str, bytes | str]]) -> Entry:

@@ -19,6 +19,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rlx import trace
 from rlx.codegen import link
 from rlx.codegen.kernel import Kernel
 from rlx.codegen.layouts import BLOCK_ROWS
@@ -32,6 +33,7 @@ from rlx.passes.layout import MATRIX_LAYOUT
 from rlx.passes.options import Options
 from rlx.passes.report import Event, PassReport, Report, fold
 from rlx.runtime.cache import CompileCache, Files
+from rlx.runtime.debug import show_program, watch
 from rlx.runtime.inspection import REPORT
 from rlx.runtime.key import CompileKey, digest_text, versions
 from rlx.runtime.native import NativeCode, NativeProgram
@@ -84,7 +86,9 @@ class CompiledProgram:
 
     def instance(self, pool: WorkerPool) -> NativeProgram:
         """A program with memory of its own."""
-        return NativeProgram(self.code, self.manifest, pool)
+        program = NativeProgram(self.code, self.manifest, pool)
+        watch(program, self)
+        return program
 
     @property
     def kernels(self) -> list[str]:
@@ -181,7 +185,9 @@ class Compiler:
             code, text = NativeCode(native, ["step"]), files.read(final).decode()
             seconds = time.perf_counter() - start
             size = sum(map(len, native))
-            return CompiledProgram(code, manifest, files, text, stats, size, key, not built, seconds)
+            program = CompiledProgram(code, manifest, files, text, stats, size, key, not built, seconds)
+            show_program(program, self.target)
+            return program
 
         program = self._get(key, what, build, load)
         if dump:
@@ -226,11 +232,13 @@ class Compiler:
 
         def telling() -> Built:
             reason, start = self.cache.why(key), time.perf_counter()
+            trace.show(trace.CACHE, f"cache: {key.title} is compiled: {reason}")
             tell(0, total)
             with named_refusals():
                 files = build(tell)
             tell(total, total)
             self.compiled.append(Compilation(key.title, time.perf_counter() - start, key.digest, reason))
+            trace.show(trace.CACHE, f"cache: {key.title} was compiled in {self.compiled[-1].seconds:.2f} s")
             _LOG.info("compiled %s in %.2f s: %s", key.title, self.compiled[-1].seconds, reason)
             return files
 

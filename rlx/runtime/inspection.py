@@ -125,7 +125,8 @@ def disassembly(entry: Entry, name: str) -> str:
     """
     from rlx.codegen.llvm import Module
 
-    target = Target(*(str(entry.key.target[word]) for word in ("level", "triple", "cpu", "features")))
+    level, triple, cpu, features = (str(entry.key.target[word]) for word in ("level", "triple", "cpu", "features"))
+    target = Target(level, triple, cpu, features)
     text = entry.read(f"{name.removesuffix('.o')}.ll").decode()
     with Module(text, target) as module:
         same = module.emit() == entry.read(name)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import time
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from rlx.ir.dtypes import DTYPES
 from rlx.runtime.loop_jobs import FIXED, VARYING
 from rlx.runtime.memory import AlignedBuffer
 from rlx.runtime.threads import WorkerPool
+
+Observer = Callable[["NativeProgram", Mapping[str, int], float, int], None]
 
 _names = itertools.count()
 _NOWHERE = np.zeros(64, np.int64)  # in the place of inputs and extents that a program lacks
@@ -62,10 +65,15 @@ class NativeProgram:
     Attributes:
         then: a program that goes on from results of this one.
         closed: whether its memory was given back.
+        observer: called after steps with the program, their extents, the seconds that they took together, and how many
+            there were; see `rlx.runtime.debug`.
+        finish: called when the program is closed.
     """
 
     then: NativeProgram | None = None
     closed = False
+    observer: Observer | None = None
+    finish: Callable[[], object] | None = None
 
     def __init__(self, code: NativeCode, manifest: Mapping[str, Any], pool: WorkerPool) -> None:
         self.manifest, self.pool = manifest, pool
@@ -132,7 +140,10 @@ class NativeProgram:
         """
         self.prepare(extents)
         self._taken.fill(0)
+        start = time.perf_counter() if self.observer else 0.0
         self.pool.share(self._step, self._context_address)
+        if self.observer:
+            self.observer(self, extents, time.perf_counter() - start, 1)
 
     def repeat(
         self,
@@ -169,7 +180,10 @@ class NativeProgram:
         self.prepare(extents)
         found, ends = array("i", bytes(4 * count)), array("i", stops)
         plan = self.plan(found.buffer_info()[0], count, rows, ends, seconds, carried=carried, first=first)
+        start = time.perf_counter() if self.observer else 0.0
         done = self.pool.repeat(plan.buffer_info()[0])
+        if self.observer:
+            self.observer(self, extents, time.perf_counter() - start, done)
         return found[:done].tolist()
 
     def plan(
@@ -274,5 +288,7 @@ class NativeProgram:
         if self.then:
             self.then.close()
         self.closed = True
+        if self.finish:
+            self.finish()
         self.arena.close()
         self._counters.close()

@@ -117,7 +117,7 @@ def test_debug_adds_the_traceback(failing: Any, args: tuple[str, ...], error: Ex
 def test_a_bad_debug_variable_is_one_message(failing: Any, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setenv("RLX_DEBUG", "yes")
     result = failing(error)
-    assert (result.exit_code, result.output) == (2, "Error: RLX_DEBUG: 'yes' is not a number from 0 to 1\n")
+    assert (result.exit_code, result.output) == (2, "Error: RLX_DEBUG: 'yes' is not a number from 0 to 7\n")
 
 
 def test_the_debug_variable_adds_the_traceback(failing: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -388,8 +388,8 @@ def test_sizes(text: str, nbytes: int, clean: pytest.MonkeyPatch) -> None:
         ("RLX_THREADS", "1025", env.threads),
         ("RLX_THREADS", "two", env.threads),
         ("RLX_THREADS", "1.5", env.threads),
-        ("RLX_DEBUG", "2", env.debug),
-        ("RLX_DEBUG", "-1", env.debug),
+        ("RLX_DEBUG", "8", env.debug_level),
+        ("RLX_DEBUG", "-1", env.debug_level),
     ],
 )
 def test_a_wrong_value_is_named(name: str, value: str, read: Callable[[], object], clean: pytest.MonkeyPatch) -> None:
@@ -400,13 +400,13 @@ def test_a_wrong_value_is_named(name: str, value: str, read: Callable[[], object
 
 def test_without_variables_the_defaults_hold(clean: pytest.MonkeyPatch) -> None:
     assert (env.target(), env.cache_policy(), env.cache_dir()) == (None, "on", None)
-    assert (env.cache_limit(), env.threads(), env.debug()) == (2 << 30, None, False)
+    assert (env.cache_limit(), env.threads(), env.debug_level()) == (2 << 30, None, 0)
 
 
 def test_variables_that_are_set(clean: pytest.MonkeyPatch) -> None:
     for name, value in {"RLX_TARGET": "avx2", "RLX_THREADS": "7", "RLX_DEBUG": "1", "RLX_CACHE_DIR": "~/x"}.items():
         clean.setenv(name, value)
-    assert (env.target(), env.threads(), env.debug(), env.cache_dir()) == ("avx2", 7, True, Path.home() / "x")
+    assert (env.target(), env.threads(), env.debug_level(), env.cache_dir()) == ("avx2", 7, 1, Path.home() / "x")
 
 
 def test_the_table_names_every_variable_that_the_package_reads() -> None:

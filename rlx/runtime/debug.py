@@ -1,0 +1,97 @@
+"""RLX_DEBUG from level 2 on: where the time of steps goes, and what the compiler made of each program.
+
+Runtime stage, beside `compile.py`. Nothing here runs while RLX_DEBUG is off.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rlx import trace
+from rlx.codegen.target import Target
+from rlx.ir import text
+from rlx.ir.graph import Graph
+from rlx.runtime.inspection import Inspectable
+from rlx.runtime.profiling import OpTime, op_times, region_seconds
+
+if TYPE_CHECKING:
+    from rlx.runtime.compile import CompiledProgram
+    from rlx.runtime.native import NativeProgram
+
+
+class _View(Inspectable):
+    def __init__(self, compiled: CompiledProgram, target: Target) -> None:
+        self._compiled, self._target = compiled, target
+
+
+def show_program(compiled: CompiledProgram, target: Target) -> None:
+    """Writes what levels 3 to 7 show of a program that was compiled or loaded."""
+    if not trace.shows(trace.PASSES):
+        return
+    view, title = _View(compiled, target), compiled.key.title
+    trace.show_whole(trace.PASSES, f"passes of {title}", str(view.explain()))
+    if trace.shows(trace.SOURCE):
+        trace.show_whole(trace.SOURCE, f"kernels of {title}", view.source())
+    for stage in view.stages if trace.shows(trace.IR) else ():
+        trace.show_whole(trace.IR, f"IR after {stage} of {title}", view.ir(stage))
+    if trace.shows(trace.LLVM):
+        trace.show_whole(trace.LLVM, f"LLVM modules of {title}", view.llvm())
+    if trace.shows(trace.ASM):
+        trace.show_whole(trace.ASM, f"assembly of {title}", view.asm())
+
+
+def watch(program: NativeProgram, compiled: CompiledProgram) -> None:
+    """At level 2 and above, the times of the program's steps are added up, and written when it is closed."""
+    if trace.shows(trace.KERNELS):
+        times = StepTimes(program.name, text.loads(compiled.final))
+        program.observer = times.add
+        program.finish = weakref.finalize(program, times.show)  # at the end of the process at the latest
+
+
+@dataclass
+class StepTimes:
+    """The steps of a program, added up.
+
+    Attributes:
+        graph: its final graph.
+        kinds: of each kind of work the totals.
+    """
+
+    name: str
+    graph: Graph
+    steps: int = 0
+    seconds: float = 0.0
+    kinds: dict[str, OpTime] = field(default_factory=dict)
+
+    def add(self, program: NativeProgram, extents: Mapping[str, int], seconds: float, steps: int) -> None:
+        """Adds steps that took `seconds` together, in equal parts; the last one says how they are divided."""
+        self.steps, self.seconds = self.steps + steps, self.seconds + seconds
+        env = {**extents, "PAST_SEQ": extents.get("PAST_SEQ", 0) + steps // 2}  # of the step in the middle
+        for kind in op_times(program, self.graph, env, region_seconds(program, seconds)):
+            total = self.kinds.setdefault(kind.label, OpTime(kind.label))
+            total.seconds += kind.seconds
+            total.bytes += kind.bytes * steps
+            total.regions += kind.regions * steps
+            for name, count in kind.operations.items():
+                total.operations[name] += count * steps
+
+    def show(self) -> None:
+        """Writes the table, the longest first; nothing if there was no step."""
+        if self.steps:
+            trace.show(trace.KERNELS, str(self))
+
+    def __str__(self) -> str:
+        each = self.seconds / self.steps
+        head = f"kernels of {self.name}: {self.steps} steps, {self.seconds * 1e3:.2f} ms, {each * 1e3:.3f} ms a step"
+        kinds = sorted(self.kinds.values(), key=lambda kind: -kind.seconds)
+        width = max(len(kind.label) for kind in kinds)
+        return "\n".join([head, *(self._row(kind, width) for kind in kinds)])
+
+    def _row(self, kind: OpTime, width: int) -> str:
+        seconds = max(kind.seconds, 1e-12)
+        rates = f"{kind.bytes / seconds / 1e9:8.2f} GB/s {kind.flops / seconds / 1e9:9.2f} GFLOP/s"
+        share = kind.seconds / max(self.seconds, 1e-12)
+        return f"  {kind.label:{width}} {kind.seconds * 1e3:9.3f} ms {share:4.0%} {rates} {kind.regions:7} regions"
