@@ -46,6 +46,9 @@ class Stepwise:
     past: Any
     repeats = True
 
+    def recover(self) -> None:
+        """Nothing here survives an interrupt that should not."""
+
     def greedy(self, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
         found: list[int] = []
         while len(found) < count and not (found and found[-1] in stops):

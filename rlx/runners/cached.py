@@ -84,6 +84,7 @@ class CachedRunner(TextRunner):
         self._sample = None if sample is None else resolved(sample, engine.recommended, GREEDY)
         self._speculative = checked_speculation(speculative)
         self._reused, self._cached = 0, True
+        self._exclusive.restore = engine.recover
         self._speculated = Counters()
 
     # ---------------------------------------------------------------------------------------------- the model

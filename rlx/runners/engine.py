@@ -7,7 +7,6 @@ recurrent states go back to an earlier length is in `rlx.runtime.session`.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -72,7 +71,7 @@ class Engine:
         self._pool = WorkerPool(setup.threads, self._compiler.runtime())
         self._tensors = Tensors(self._compiler, self._pool)
         self._programs = Programs(plan.graph, setup, self._compiler, self._pool, lambda: self._tensors.addresses)
-        self._session = self._new_session()
+        self._session = self._home = self.new_session()
         self._programs.bind(self._states.addresses)
         self.modes, self.tables = Modes(setup.profile.ranges), self._programs.tables
         self.profile, self.weights = setup.profile, plan.weights
@@ -338,35 +337,30 @@ class Engine:
         if self._predictor:
             self._predictor.forget(0)
 
-    @contextlib.contextmanager
-    def scratch(self) -> Iterator[Engine]:
+    def scratch(self) -> Scratch:
         """A session of its own: inside, it is empty; afterwards it is what it was before."""
-        if self.past == 0:
-            try:
-                yield self
-            finally:
-                self.reset()
-            return
-        kept = self._session
-        self._swap(self._new_session())
-        try:
-            yield self
-        finally:
-            self._states.close()
-            self._swap(kept)
+        return Scratch(self)
+
+    def swap(self, session: Session | None = None) -> None:
+        """Makes a session the current one; the engine's own by default."""
+        session = self._home if session is None else session
+        self._session.leave()
+        self._session = session
+        self._programs.bind(session.states.addresses)
+
+    def recover(self) -> None:
+        """Makes the engine's own session the current one after an interrupt, wherever that came."""
+        self._hearing = False
+        self.swap()
 
     def batch(self, slots: int, length: int) -> Batch:
         """`slots` sequences of at most `length` tokens side by side; afterwards the session is what it was."""
         self._load()
         states = States(self.graph, length, self._setup.profile.buckets[-1], slots=slots)
-        return Batch(states, slots, self._programs, self._session, self._swap, self.forward)
+        return Batch(states, slots, self._programs, self._home, self.swap, self.forward)
 
-    def _swap(self, session: Session) -> None:
-        self._session.leave()
-        self._session = session
-        self._programs.bind(session.states.addresses)
-
-    def _new_session(self) -> Session:
+    def new_session(self) -> Session:
+        """An empty session with states of its own."""
         return Session(States(self.graph, self.max_seq, self._setup.profile.buckets[-1]))
 
     @property
@@ -384,8 +378,7 @@ class Engine:
 
     # -- the head for further tokens ----------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def predicting(self, drafts: int = DRAFTS) -> Iterator[HeadDrafter]:
+    def predicting(self, drafts: int = DRAFTS) -> Predicting:
         """Inside, the model's own head for further tokens follows the session, and drafts up to `drafts` in a row.
 
         Its weights are loaded the first time.
@@ -395,11 +388,11 @@ class Engine:
             WeightError: it lacks a tensor, or one has another shape than it should.
         """
         self._predictor = self._predictor or self._new_predictor()
-        self._hearing = True
-        try:
-            yield HeadDrafter(self._predictor, lambda: self.past, drafts)
-        finally:
-            self._hearing = False
+        return Predicting(self, HeadDrafter(self._predictor, lambda: self.past, drafts))
+
+    def hear(self, hearing: bool) -> None:
+        """Whether the head is told what is computed."""
+        self._hearing = hearing
 
     def _new_predictor(self) -> Predictor:
         self._load()
@@ -460,3 +453,42 @@ class Engine:
         self._tensors.close()
         self._states.close()
         self._weights.close()
+
+
+class Scratch:
+    """An empty session in place of an engine's own, as a context manager.
+
+    These two are classes and no generators: a generator that an interrupt leaves suspended would finish later, when
+    the engine is at work on something else.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._session: Session | None = None  # the engine's own serves where it is empty
+
+    def __enter__(self) -> Engine:
+        if self._engine.past:
+            self._session = self._engine.new_session()
+            self._engine.swap(self._session)
+        return self._engine
+
+    def __exit__(self, *error: object) -> None:
+        if self._session is None:
+            self._engine.reset()
+        else:
+            self._engine.swap()
+            self._session.states.close()
+
+
+class Predicting:
+    """An engine whose head for further tokens is told what is computed, as a context manager."""
+
+    def __init__(self, engine: Engine, drafter: HeadDrafter) -> None:
+        self._engine, self._drafter = engine, drafter
+
+    def __enter__(self) -> HeadDrafter:
+        self._engine.hear(True)
+        return self._drafter
+
+    def __exit__(self, *error: object) -> None:
+        self._engine.hear(False)

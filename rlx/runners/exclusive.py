@@ -13,8 +13,8 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Generator
-from types import FrameType, GeneratorType
+from collections.abc import Callable, Generator
+from types import FrameType, GeneratorType, TracebackType
 from typing import Any, Self, cast
 
 from rlx.errors import BusyError
@@ -32,10 +32,10 @@ class Use:
         doing: the method that uses it, for messages.
     """
 
-    __slots__ = ("_ended_by", "_exclusive", "_frame", "_generator", "_thread", "after", "doing", "done")
+    __slots__ = ("_ended_by", "_exclusive", "_frame", "_generator", "_thread", "after", "doing", "done", "failed")
 
     def __init__(self, exclusive: Exclusive, doing: str) -> None:
-        self._exclusive, self.doing, self.done = exclusive, doing, False
+        self._exclusive, self.doing, self.done, self.failed = exclusive, doing, False, False
         self.after: dict[str, Use] = {}
         self._thread = threading.current_thread()
         self._frame: FrameType | None = None
@@ -47,7 +47,8 @@ class Use:
         self._exclusive.take(self)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.failed = kind is not None
         self.done = True
         self._frame = None
 
@@ -116,10 +117,12 @@ class Exclusive:
 
     Attributes:
         closed: whether nobody may use it any more.
+        restore: called for a use whose predecessor did not end well: it may have been interrupted anywhere.
     """
 
     def __init__(self, what: str) -> None:
         self._what, self.closed = what, False
+        self.restore: Callable[[], None] | None = None
         self._last = Use(self, "")
         self._last.done = True
 
@@ -148,6 +151,8 @@ class Exclusive:
                 )  # fmt: skip
             if last.after.setdefault(_NEXT, use) is use:  # one atomic operation: only one caller joins here
                 break
+        if self.restore is not None and last is not use and (last.failed or not last.done):
+            self.restore()
         self._last = use
         if self.closed:  # since we looked
             use.done = True

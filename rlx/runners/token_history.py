@@ -41,6 +41,7 @@ class TokenHistory:
         self._given: Given | None = None  # what the history begins with in place of embeddings
         self._sampler: Sampler | None = None
         self._exclusive = Exclusive("generator")
+        self._exclusive.restore = lambda: self._engine.recover()  # profiles put another engine in its place
 
     # ---------------------------------------------------------------------------------------------- the history
 

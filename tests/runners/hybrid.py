@@ -204,7 +204,8 @@ class InterpretedEngine(Engine):
         self.after: Callable[[], None] = lambda: None
         self._programs: Any = InterpretedPrograms(Interpreted(self))
         self.modes = Modes(self._setup.profile.ranges)
-        self._session: Session = self._new_session()
+        self._session: Session = self.new_session()
+        self._home = self._session
 
     @property
     def _identity(self) -> str:
