@@ -58,7 +58,9 @@ SAMPLING = frozenset(
     "dry_sequence_breakers mirostat mirostat_tau mirostat_eta logit_bias".split()
 )
 #: Options of opening a model.
-OPENING = frozenset("threads max_seq kv_dtype precision profile cache progress dump_ir load keep_packed device".split())
+OPENING = frozenset(
+    "threads max_seq kv_dtype precision profile cache progress dump_ir load keep_packed compile_ahead device".split()
+)
 
 #: What others have and rlx has not, with what to do.
 NOTES: dict[str, str] = {
@@ -118,4 +120,3 @@ def _advice(name: str, known: list[str]) -> str:
         return f"leave it out: {NOTES[name]}"
     near = get_close_matches(name, known, 1)
     return f"did you mean {near[0]}=?" if near else f"there is {', '.join(known)}"
-

@@ -55,6 +55,9 @@ VARIABLES = (
     Variable("RLX_CACHE_LIMIT", "a size, such as 500M or 2G", "2G", "Size of that folder; the least recently used go."),
     Variable("RLX_THREADS", "1 .. 1024", "physical cores allowed", "Number of worker threads."),
     Variable(
+        "RLX_COMPILE_AHEAD", "0 | 1", "1", "With 1, an idle runner compiles in the background what later calls need."
+    ),
+    Variable(
         "RLX_DEBUG",
         "0 .. 7",
         "0",
@@ -149,6 +152,16 @@ def threads() -> int | None:
         ArgumentError: it is not a number from 1 to 1024.
     """
     return _integer("RLX_THREADS", 1, 1024)
+
+
+def compile_ahead() -> bool:
+    """RLX_COMPILE_AHEAD: whether idle runners compile in the background; yes where it is unset.
+
+    Raises:
+        ArgumentError: it is neither 0 nor 1.
+    """
+    value = _integer("RLX_COMPILE_AHEAD", 0, 1)
+    return value is None or bool(value)
 
 
 def debug_level() -> int:

@@ -29,6 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get("RLX_TARGET"):
         pretend_to_be(os.environ["RLX_TARGET"])
     if not hasattr(config, "workerinput"):  # the controller; xdist's workers inherit its environment
+        os.environ["RLX_COMPILE_AHEAD"] = "0"  # what a test does not use is not compiled for it
         os.environ["RLX_CACHE_DIR"] = tempfile.mkdtemp(prefix="rlx-tests-")
         os.environ[golden_folder.ENV] = tempfile.mkdtemp(prefix="rlx-goldens-")
         # Ignored where a shell runs pytest in the background, and then by the processes that tests interrupt.

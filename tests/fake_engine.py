@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from rlx.errors import NumericalError
+from rlx.runners.ahead import Ahead
 from rlx.runners.ready import ReadyPrograms
 from rlx.runtime.compile import Compilation
 
@@ -42,6 +43,7 @@ class Stepwise:
 
     forward: Callable[..., np.ndarray[Any, Any]]
     most_rows = 16
+    ahead = Ahead(None)
     trim: Callable[[int], None]
     past: Any
     repeats = True

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx import env
 from rlx.cli.answering import (
     INTERRUPTED_ANSWER,
     Answerer,
@@ -89,7 +90,7 @@ def run(
     path = model_path(model, engine)
     with Bars() as bars:
         bars.waiting("opening the model")
-        with open_runner(path, engine, bars) as runner:
+        with open_runner(path, {**engine, "compile_ahead": _calls(text, ending["max_tokens"])}, bars) as runner:
             chosen = sample_opts(runner.recommended_sample, sample)
             answerer = Answerer(runner, ending, chosen, speculative)
             ids = prompt_ids(runner, text, system, thinking, raw)
@@ -108,6 +109,13 @@ def run(
         click.echo(speeds(report), err=True)
     if end == INTERRUPTED_ANSWER:
         ctx.exit(INTERRUPTED)
+
+
+def _calls(prompt: str, tokens: int) -> list[int] | bool:
+    """About how many tokens the calls will have: what is compiled while the model loads."""
+    bytes_a_token, template = 4, 16
+    expected = [len(prompt) // bytes_a_token + template, 1]
+    return expected[:tokens] if env.compile_ahead() else False
 
 
 def prompt_ids(runner: CachedRunner, prompt: str, system: str | None, thinking: bool | None, raw: bool) -> list[int]:

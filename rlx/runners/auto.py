@@ -6,7 +6,7 @@ by name before anything is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -110,6 +110,7 @@ def auto_runner(
     dump_ir: str | PathLike[str] | None = None,
     load: bool = True,
     keep_packed: bool = False,
+    compile_ahead: bool | Sequence[int] | None = None,
     device: str | Device | None = None,
     config: str | PathLike[str] | Mapping[str, Any] | None = None,
     sample: Sample = None,
@@ -135,6 +136,9 @@ def auto_runner(
         load: False leaves the weights in the file until they are first needed.
         keep_packed: keep a packed copy of the weights in the compile cache's folder, about as large as the file; later
             starts map it instead of packing.
+        compile_ahead: whether the runner compiles in the background, while nobody uses it, what later calls need: True
+            for every bucket, or the numbers of tokens of the calls to come, such as [30, 1]. By default what
+            RLX_COMPILE_AHEAD says, and yes without it. Only with `load`.
         device: what to run on; see `rlx.devices()`.
         config: a `config.json`, or what stands in one, for safetensors weights that lie without theirs.
         sample: how tokens are chosen by calls that do not say: a `SampleOpts`, or "recommended" for what the model's
@@ -172,6 +176,7 @@ def auto_runner(
         dump_ir=dump_ir,
         load=load,
         keep_packed=keep_packed,
+        compile_ahead=compile_ahead,
         device=device,
         sample=sample,
         speculative=speculative,

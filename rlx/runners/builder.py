@@ -6,7 +6,7 @@ it; where Python's keyword arguments do, `Qwen3Runner.from_path(path, max_seq=81
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -94,6 +94,10 @@ class RunnerBuilder(Generic[R]):
     def keep_packed(self, kept: bool = True) -> Self:
         """Whether a packed copy of the weights is kept in the compile cache's folder, which later starts map."""
         return self._with("keep_packed", kept)
+
+    def compile_ahead(self, ahead: bool | Sequence[int] = True) -> Self:
+        """Whether an idle runner compiles in the background what later calls need; see `auto_runner`."""
+        return self._with("compile_ahead", ahead)
 
     def threads(self, threads: int) -> Self:
         """Native workers."""

@@ -86,6 +86,7 @@ class CachedRunner(TextRunner):
         self._reused, self._cached = 0, True
         self._exclusive.restore = engine.recover
         self._speculated = Counters()
+        engine.ahead.is_busy = lambda: not self._exclusive.is_free
 
     # ---------------------------------------------------------------------------------------------- the model
 

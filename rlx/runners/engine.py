@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from rlx import text
 from rlx.errors import ArgumentError, PromptError, SnapshotError
+from rlx.runners.ahead import Ahead, expected_rows
 from rlx.runners.batch import Batch, programs_of
 from rlx.runners.drafted import drafted_run
 from rlx.runners.greedy import greedy_run
@@ -50,6 +51,7 @@ class Engine:
     """A loaded model. Make one with `Engine.open`.
 
     Attributes:
+        ahead: what compiles in the background.
         modes: which program a call runs in.
         most_rows: of a call of `verify`.
         tables: the programs in memory, "prefill", "decode" and "batch".
@@ -57,24 +59,35 @@ class Engine:
         weights: the open file.
     """
 
+    _pool: WorkerPool
+    _tensors: Tensors
     _predictor: Predictor | None = None  # made when it is first wanted
     _hearing = False  # whether it is told what is computed
     _last: NativeProgram | None = None  # what the last step ran
 
-    def __init__(self, plan: Plan, progress: Progress | None = None, keep_packed: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, progress: Progress | None = None, keep_packed: bool = False, ahead: Sequence[int] = ()
+    ) -> None:
         setup = plan.setup
         self.config, self.max_seq, self.most_rows = plan.config, setup.max_seq, setup.profile.buckets[-1]
         self.graph = plan.graph.replace(outputs={"logits": plan.graph.outputs["logits"]})
         self._weights, self._setup, self._progress, self._loaded = plan.weights, setup, progress, False
         self._keep_packed = keep_packed
-        self._compiler = Compiler(setup.target, setup.cache, progress)
-        self._pool = WorkerPool(setup.threads, self._compiler.runtime())
-        self._tensors = Tensors(self._compiler, self._pool)
-        self._programs = Programs(plan.graph, setup, self._compiler, self._pool, lambda: self._tensors.addresses)
-        self._session = self._home = self.new_session()
-        self._programs.bind(self._states.addresses)
-        self.modes, self.tables = Modes(setup.profile.ranges), self._programs.tables
-        self.profile, self.weights = setup.profile, plan.weights
+        self.modes, self.profile, self.weights = Modes(setup.profile.ranges), setup.profile, plan.weights
+        self.ahead = Ahead(progress)
+        self._compiler = Compiler(setup.target, setup.cache, self.ahead.tell)
+        places = (lambda: self._pool), (lambda: self._tensors.addresses)
+        self._programs = Programs(plan.graph, setup, self._compiler, *places, ahead=self.ahead)
+        self.tables = self._programs.tables
+        self.ahead.start(partial(self._programs.compile_missing, wanted) for wanted in self._expected(ahead))
+        try:
+            self._pool = WorkerPool(setup.threads, self._compiler.runtime())
+            self._tensors = Tensors(self._compiler, self._pool)
+            self._session = self._home = self.new_session()
+            self._programs.bind(self._states.addresses)
+        except BaseException:
+            self.ahead.close()
+            raise
 
     @classmethod
     def open(
@@ -84,6 +97,7 @@ class Engine:
         progress: Progress | None = None,
         load: bool = True,
         keep_packed: bool = False,
+        compile_ahead: bool | Sequence[int] | None = False,
         **choices: Any,
     ) -> Engine:
         """Opens a model file or directory, checks it, and loads its weights.
@@ -93,21 +107,33 @@ class Engine:
             progress: called with (what, done, total) while weights are packed.
             load: False leaves the weights in the file until the first `forward`.
             keep_packed: map the packed weights from a copy in the cache's folder; without one, leave one there.
+            compile_ahead: compile programs in the background while `ahead.is_busy()` is false: for calls of so many
+                rows, in this order, or with True for all. None: as RLX_COMPILE_AHEAD says. Only with `load`.
             choices: those of `Choices`.
 
         Raises:
-            ArgumentError: `keep_packed` with a cache that has no folder.
+            ArgumentError: `keep_packed` with a cache that has no folder; `compile_ahead` is none of these.
             ModelFileError and its subclasses: the file cannot be used, and why.
         """
         loader = path if isinstance(path, WeightLoader) else open_weights(path)
         try:
-            engine = cls(Plan.of(loader, **choices), progress, keep_packed)
+            plan = Plan.of(loader, **choices)
+            engine = cls(plan, progress, keep_packed, expected_rows(compile_ahead, plan.setup) if load else ())
             if load:
-                engine._load()
+                try:
+                    engine._load()
+                except BaseException:
+                    engine.ahead.close()
+                    raise
         except BaseException:
             loader.close()
             raise
         return engine
+
+    def _expected(self, rows: Sequence[int]) -> list[Wanted]:
+        """The programs for calls of so many rows, each once; 0 stands for the one of greedy generation."""
+        largest = self.most_rows
+        return list(dict.fromkeys(Wanted(self.modes.bucket(min(n, largest))) if n else GREEDY for n in rows))
 
     def _load(self) -> None:
         """Packs every weight, once."""
@@ -445,7 +471,8 @@ class Engine:
         }
 
     def close(self) -> None:
-        """Stops the workers and gives the memory back."""
+        """Stops the workers and the background compile, and gives the memory back."""
+        self.ahead.close()
         self._pool.close()
         if self._predictor:
             self._predictor.close()

@@ -130,6 +130,14 @@ class Exclusive:
         """A use; as a context manager it raises `BusyError` if someone else uses the object, or if it is closed."""
         return Use(self, doing)
 
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody uses the object now, for a thread that does not use it itself."""
+        last = self._last
+        while (newer := last.after.get(_NEXT)) is not None:
+            last = newer
+        return last.is_over()
+
     def take(self, use: Use) -> None:
         """Makes `use` the owner; one that owns it already stays.
 

@@ -104,5 +104,5 @@ def open_engine(path: str | PathLike[str] | WeightLoader, options: dict[str, Any
     """`Engine.open`; imported here because an engine brings the compiler's front door along."""
     from rlx.runners.engine import Engine
 
-    engine: TokenEngine = Engine.open(path, **options)
+    engine: TokenEngine = Engine.open(path, **{"compile_ahead": None, **options})
     return engine

@@ -86,7 +86,7 @@ class Predictor:
         def addresses() -> dict[str, int]:
             return {**tensors.addresses, models.DRAFT_HEAD: tensors.addresses[head]}
 
-        programs = Programs(graph, setup, compiler, pool, addresses, packed=(head,))
+        programs = Programs(graph, setup, compiler, lambda: pool, addresses, packed=(head,))
         own = {name: row for name, row in programs.weights.items() if name != models.DRAFT_HEAD}
         tensors.load(own, Source(weights, config), progress)
         states = States(graph, setup.max_seq, setup.profile.buckets[-1])

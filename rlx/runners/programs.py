@@ -14,11 +14,14 @@ from rlx.ir import text as ir_text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.passes.layout import MATRIX_LAYOUT, weight_table
+from rlx.passes.options import Options
+from rlx.runners.ahead import Ahead
 from rlx.runners.program_table import Made, ProgramTable
 from rlx.runners.ready import ProgramRecord, ReadyProgram, ReadyPrograms
 from rlx.runners.setup import Setup
 from rlx.runners.wanted import Wanted
 from rlx.runtime.compile import CompiledProgram, Compiler, program_name
+from rlx.runtime.key import CompileKey
 from rlx.runtime.native import NativeProgram
 from rlx.runtime.threads import WorkerPool
 
@@ -31,8 +34,10 @@ class Programs:
     Args:
         graph: the model, symbolic; its output "hidden" is only there where it is wanted.
         setup: the compile profile and the folder of dumps.
+        pool: the workers; asked for when a program is bound, so they may be started late.
         addresses: where the weights are, by name; asked for when a program is bound, so they may be loaded late.
         packed: tables that another graph of the model multiplies.
+        ahead: what compiles in the background, if anything does.
 
     Attributes:
         tables: "prefill", "decode" and "batch"; without a capacity at first.
@@ -44,15 +49,16 @@ class Programs:
         graph: Graph,
         setup: Setup,
         compiler: Compiler,
-        pool: WorkerPool,
+        pool: Callable[[], WorkerPool],
         addresses: Callable[[], Mapping[str, int]],
         packed: tuple[str, ...] = (),
+        ahead: Ahead | None = None,
     ) -> None:
         self._graph, self._setup, self._compiler, self._pool = graph, setup, compiler, pool
         self._addresses, self._packed, self._states = addresses, packed, _NO_STATES
         self._records: dict[Wanted, ProgramRecord] = {}
         self.weights = weight_table(graph, packed)
-        self._name = program_name(graph)
+        self._name, self._ahead = program_name(graph), ahead or Ahead(None)
         self.tables = {phase: ProgramTable() for phase in ("prefill", "decode", "batch")}
 
     def __getitem__(self, wanted: Wanted) -> NativeProgram:
@@ -73,7 +79,7 @@ class Programs:
         """A program of one's own, and the bytes of its code."""
         compiled = self.compile(wanted)
         assert compiled.manifest["weights"].items() <= self.weights.items()  # they were packed before it was made
-        program = compiled.instance(self._pool)
+        program = compiled.instance(self._pool())
         program.bind(self._addresses())
         program.bind(self._states[wanted.turn])
         return program, compiled.object_bytes
@@ -90,18 +96,29 @@ class Programs:
 
     def compile(self, wanted: Wanted) -> CompiledProgram:
         """The program's code, from the cache if it is there."""
-        start, compiles, setup = time.perf_counter(), len(self._compiler.compiled), self._setup
-        options = wanted.options(setup.profile, self._packed)
-        dump = setup.dump_ir / wanted.name if setup.dump_ir else None
-        compiled = self._compiler.program(wanted.variant(self._graph), options, dump=dump, name=self._name)
-        fresh = self._compiler.compiled[compiles:]
-        reason = fresh[-1].reason if fresh else None
-        self._records.setdefault(wanted, _record(wanted, compiled, time.perf_counter() - start, reason))
+        start, compiles = time.perf_counter(), len(self._compiler.compiled)
+        dump = self._setup.dump_ir / wanted.name if self._setup.dump_ir else None
+        graph, options, key = self._asked(wanted)
+        with self._ahead.compiling(key):
+            compiled = self._compiler.program(graph, options, dump=dump, key=key)
+        fresh = (each.reason for each in self._compiler.compiled[compiles:] if each.digest == key.digest)
+        record = _record(wanted, compiled, time.perf_counter() - start, next(fresh, None))
+        self._records.setdefault(wanted, record)
         return compiled
+
+    def compile_missing(self, wanted: Wanted) -> None:
+        """Compiles a program that the cache lacks; one that it has is not loaded."""
+        if not self._compiler.cache.has(self._asked(wanted)[-1]):
+            self.compile(wanted)
+
+    def _asked(self, wanted: Wanted) -> tuple[Graph, Options, CompileKey]:
+        """What the compiler is asked for."""
+        graph, options = wanted.variant(self._graph), wanted.options(self._setup.profile, self._packed)
+        return graph, options, self._compiler.program_key(graph, options, self._name)
 
     def ready(self) -> ReadyPrograms:
         """The programs that were compiled or loaded so far, to look into."""
-        target, rows = self._compiler.target, self._records.items()
+        target, rows = self._compiler.target, list(self._records.items())
         return ReadyPrograms([ReadyProgram(w.name, row, partial(self.compile, w), target) for w, row in rows])
 
     def prepare(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from rlx.runners.ahead import Ahead
 from rlx.runners.batch import Batch
 from rlx.runners.generation import Logits
 from rlx.runners.prediction import HeadDrafter
@@ -24,6 +25,7 @@ class TokenEngine(Protocol):
 
     Attributes:
         max_seq: how many tokens the cache has room for.
+        ahead: what compiles in the background.
         most_rows: of a call of `verify`.
         past: how many it holds.
         ids: those tokens.
@@ -42,6 +44,7 @@ class TokenEngine(Protocol):
     @property
     def ids(self) -> Sequence[int]: ...
 
+    ahead: Ahead
     max_seq: int
     most_rows: int
 

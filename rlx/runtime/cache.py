@@ -138,6 +138,13 @@ class CompileCache:
                     self._remember(key.digest, found)
         return cast(T, found)
 
+    def has(self, key: CompileKey) -> bool:
+        """Whether a program is in memory, or where the policy looks there, in the store; it is not read."""
+        with self._lock:
+            if key.digest in self._programs:
+                return True
+        return self.store is not None and self.policy in ("on", "readonly") and self.store.has(key)
+
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def _recall(self, digest: str) -> Any:

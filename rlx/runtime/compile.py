@@ -161,16 +161,16 @@ class Compiler:
         self._progress = progress or (lambda what, done, total: None)
 
     def program(
-        self, graph: Graph, options: Options, *, dump: Path | None = None, name: str | None = None
+        self, graph: Graph, options: Options, *, dump: Path | None = None, key: CompileKey | None = None
     ) -> CompiledProgram:
         """The program of a graph for one bucket.
 
         Args:
             dump: a folder for the text after every pass.
-            name: what the cache shows of it; see `program_name`.
+            key: its `program_key`, for a caller who has it.
         """
         options = self._effective(options)
-        key = self.program_key(graph, options, name)
+        key = key or self.program_key(graph, options)
         start, built, what = time.perf_counter(), False, f"the {options.phase} program"
 
         def build(on_kernel: link.OnKernel) -> Built:

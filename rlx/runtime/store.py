@@ -162,6 +162,10 @@ class Store:
             return None
         return Entry(key, files, self.root)
 
+    def has(self, key: CompileKey) -> bool:
+        """Whether there is an entry of a key; what `get` finds of it may still be damaged."""
+        return self.problem is None and (self.root / key.digest[:2] / key.digest).is_dir()
+
     def put(
         self,
         key: CompileKey,

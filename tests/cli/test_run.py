@@ -246,6 +246,7 @@ def test_engine_options_reach_the_engine(opened: Opened, demo_model: Path) -> No
     assert {k: v for k, v in opened.options.items() if v is not None and k != "progress"} == {
         "load": True,
         "keep_packed": False,
+        "compile_ahead": False,  # as the variable says in tests
     }
     given = "--threads 3 --max-seq 99 --kv-dtype bf16 --precision exact --profile p.toml --dump-ir ir --keep-packed"
     rlx(str(demo_model), "Hi", *given.split())
@@ -259,6 +260,15 @@ def test_engine_options_reach_the_engine(opened: Opened, demo_model: Path) -> No
         "keep_packed": True,
     }
     assert {k: opened.options[k] for k in expected} == expected
+
+
+def test_what_the_prompt_needs_is_compiled_ahead(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt has about a token for four letters, and a chat template; each further token is a call of its own."""
+    monkeypatch.delenv("RLX_COMPILE_AHEAD")
+    rlx("x" * 400)
+    assert opened.options["compile_ahead"] == [116, 1]
+    rlx("x" * 400, "--max-tokens", "1")
+    assert opened.options["compile_ahead"] == [116]
 
 
 @pytest.mark.parametrize("policy", ["on", "off", "redo", "readonly"])

@@ -85,17 +85,17 @@ def test_every_family_has_a_file() -> None:
 def test_options_reach_the_engine(opened: Opened, goldens: Path) -> None:
     path, progress = goldens / "qwen3" / "hf", [].append
     auto_runner(path)
-    given = ("threads", "max_seq", "kv_dtype", "precision", "profile", "cache", "progress", "dump_ir")
+    given = ("threads", "max_seq", "kv_dtype", "precision", "profile", "cache", "progress", "dump_ir", "compile_ahead")
     assert opened.options == {**dict.fromkeys(given), "load": True, "keep_packed": False}
     options: dict[str, Any] = {
         "threads": 3, "max_seq": 99, "kv_dtype": "bf16", "precision": "exact", "profile": "p.toml", "cache": object(),
         "progress": lambda *args: progress(args), "dump_ir": "ir", "load": False,
-        "keep_packed": True,
+        "keep_packed": True, "compile_ahead": [3],
     }  # fmt: skip
     auto_runner(path, **options)
     assert opened.options == options
     Qwen3Runner.from_path(path, max_seq=7)
-    assert opened.options == {"max_seq": 7}
+    assert opened.options == {"max_seq": 7, "compile_ahead": None}
 
 
 def test_the_wrong_family_s_runner_gives_its_engine_back(opened: Opened, goldens: Path) -> None:

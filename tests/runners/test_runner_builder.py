@@ -37,7 +37,7 @@ def test_choices_reach_the_engine(opened: Opened) -> None:
     builder.profile({"buckets": {"seq": [1, 8]}}).packed(False).device("cpu").build()
     profile = {"buckets": {"seq": [1, 8]}}
     expected = {"max_seq": 64, "threads": 1, "kv_dtype": "q8_0", "cache": cache, "profile": profile}
-    assert opened.calls == [(Path("m.gguf"), {**expected, "precision": "exact"})]
+    assert opened.calls == [(Path("m.gguf"), {**expected, "precision": "exact", "compile_ahead": None})]
 
 
 def test_every_choice_is_an_option_of_something() -> None:

@@ -1,0 +1,138 @@
+"""Compiling ahead: the programs that calls will need are compiled in the background, while nobody uses the runner.
+
+Runners stage, under the engine. A cold start compiles while weights are packed, a chat while its user types. Before
+each kernel the background thread waits until the runner is idle, or until a call waits for the program that is being
+compiled. So a call is slowed down for about one kernel, and a call that needs the program finds it begun.
+
+The thread has the usual priority: a call may have to wait for it. It ends with the runner or with the process, at the
+next kernel.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rlx import env
+from rlx.errors import ArgumentError
+from rlx.passes.options import MAX_PAST
+from rlx.runners.setup import Setup
+from rlx.runtime.compile import Progress
+from rlx.runtime.limits import whole
+
+_LOOK = 0.02  # seconds between two looks at whether the runner is idle
+
+
+def expected_rows(chosen: Any, setup: Setup) -> list[int]:
+    """Row counts of the calls whose programs are compiled ahead; 0 for greedy generation.
+
+    Args:
+        chosen: `compile_ahead` of `Engine.open`. With True: long prompts, single tokens, then the other buckets.
+
+    Raises:
+        ArgumentError: it is something else, or a count is no whole number above 0.
+    """
+    if setup.cache.policy == "readonly":  # nothing may be compiled
+        return []
+    if chosen is None:
+        chosen = env.compile_ahead()
+    if isinstance(chosen, bool):
+        one, *more = setup.profile.buckets
+        return [*more[-1:], one, *reversed(more[:-1]), 0] if chosen else []
+    if not isinstance(chosen, list | tuple):
+        hint = "give True, False, or the row counts of the calls, such as [30, 1]"
+        raise ArgumentError(f"compile_ahead is {chosen!r}", hint=hint)
+    return [whole("compile_ahead", rows, 1, MAX_PAST) for rows in chosen]
+
+
+class CompileAheadWarning(UserWarning):
+    """A program could not be compiled in the background; the call that needs it tries again."""
+
+
+class _StoppedError(Exception):
+    """The background thread shall end."""
+
+
+class Ahead:
+    """Compiles programs in a background thread.
+
+    Args:
+        progress: told what is compiled for a call; what the background compiles for later is not told.
+
+    Attributes:
+        is_busy: whether the runner is in use now; the owner of the engine sets it.
+    """
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.is_busy: Callable[[], bool] = lambda: False
+        self._progress = progress
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._current: Hashable = None  # what the thread compiles
+        self._needed: Hashable = None  # what a call waits for
+
+    def start(self, jobs: Iterable[Callable[[], object]]) -> None:
+        """Runs jobs, each of which compiles a program, one after the other; once."""
+        if self._thread is None and not self._closed.is_set():
+            # No daemon: one that is inside LLVM when the process ends would crash it. It sees the end by itself.
+            self._thread = threading.Thread(target=self._run, args=(list(jobs),), name="rlx-ahead")
+            self._thread.start()
+
+    @contextmanager
+    def compiling(self, what: Hashable) -> Iterator[None]:
+        """Around the compile of a program: the background thread works on while a call waits for what it compiles."""
+        slot = "_current" if self._is_own() else "_needed"
+        setattr(self, slot, what)
+        try:
+            yield
+        finally:
+            setattr(self, slot, None)
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """What the compiler calls before each kernel: passes it on, and holds the background thread up."""
+        if self._is_own():
+            self._wait_until_idle()
+            if not self._is_needed():
+                return
+        if self._progress:
+            self._progress(what, done, total)
+
+    def close(self) -> None:
+        """Ends the thread after the kernel that it compiles; more than once does no harm."""
+        self._closed.set()
+        if self._thread and not self._is_own():
+            self._thread.join()
+
+    def wait(self) -> None:
+        """Waits until everything is compiled."""
+        if self._thread and not self._is_own():
+            self._thread.join()
+
+    def _run(self, jobs: list[Callable[[], object]]) -> None:
+        for job in jobs:
+            try:
+                self._wait_until_idle()
+                job()
+            except _StoppedError:
+                return
+            except Exception as error:
+                what = f"compiling ahead failed, and is tried again when the program is needed: {error}"
+                warnings.warn(what, CompileAheadWarning, stacklevel=1)
+
+    def _wait_until_idle(self) -> None:
+        while not self._is_over() and self.is_busy() and not self._is_needed():
+            self._closed.wait(_LOOK)
+        if self._is_over():
+            raise _StoppedError
+
+    def _is_needed(self) -> bool:
+        return self._needed is not None and self._needed == self._current
+
+    def _is_over(self) -> bool:
+        return self._closed.is_set() or not threading.main_thread().is_alive()
+
+    def _is_own(self) -> bool:
+        return threading.current_thread() is self._thread
