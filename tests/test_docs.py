@@ -19,6 +19,7 @@ import rlx
 from rlx import demo
 from rlx.cli.main import cli
 from rlx.codegen.layouts import BLOCK_ROWS, PACKINGS
+from rlx.codegen.target import Target
 from rlx.ir import ops
 from rlx.ir.dtypes import BF16, DTYPES, Q8A, DType
 from rlx.models import SUPPORTED
@@ -67,7 +68,7 @@ def rows(page: Path) -> Iterator[list[str]]:
 
 def test_examples_of_the_compiler_page() -> None:
     blocks = python(DOCS / "compiler.md")
-    assert len(blocks) >= 3
+    assert len(blocks) >= 4
     names: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, "docs/compiler.md", "exec"), names)
@@ -76,6 +77,29 @@ def test_examples_of_the_compiler_page() -> None:
     assert "silu(dot(" in names["mlp"].source()
     assert "define" in names["mlp"].llvm()
     assert "ret" in names["mlp"].asm()
+
+
+def consoles(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """(command, lines of its output) of every command in a console block."""
+    for block in re.findall(r"```console\n(.*?)```", text(page), re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, *output = part.rstrip("\n").split("\n")
+            yield command, output
+
+
+def test_commands_of_the_compiler_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their output is what the page shows, up to a line of three dots. It was made on a machine without tiles."""
+    if Target.host().has_bf16_tiles:
+        monkeypatch.setenv("RLX_TARGET", "native-bf16")
+    rlx = f"{sys.executable} -m rlx"
+    found = [*consoles(DOCS / "compiler.md")]
+    assert len(found) >= 5
+    for command, output in found:
+        line = re.sub(r"\brlx\b", rlx, command, count=1) if command.startswith("rlx ") else command
+        done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        lines = done.stdout.rstrip("\n").split("\n") if done.stdout else []
+        shown = output[: output.index("...")] if "..." in output else output
+        assert lines[: len(shown)] == shown if "..." in output else lines == shown, command
 
 
 def test_the_page_about_profiles(capsys: pytest.CaptureFixture[str]) -> None:

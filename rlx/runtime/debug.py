@@ -85,7 +85,8 @@ class StepTimes:
 
     def __str__(self) -> str:
         each = self.seconds / self.steps
-        head = f"kernels of {self.name}: {self.steps} steps, {self.seconds * 1e3:.2f} ms, {each * 1e3:.3f} ms a step"
+        steps = f"{self.steps} step{'s' * (self.steps != 1)}"
+        head = f"kernels of {self.name}: {steps}, {self.seconds * 1e3:.2f} ms, {each * 1e3:.3f} ms a step"
         kinds = sorted(self.kinds.values(), key=lambda kind: -kind.seconds)
         width = max(len(kind.label) for kind in kinds)
         return "\n".join([head, *(self._row(kind, width) for kind in kinds)])

@@ -91,7 +91,7 @@ def test_level_2_adds_up_the_steps_of_a_program(shown: Shown) -> None:
 )
 def test_levels_3_to_7_show_the_program(shown: Shown, level: str, there: str, missing: str) -> None:
     text = shown(level)
-    assert there in text and missing not in text and "kernels of one/prefill: 1 steps" in text
+    assert there in text and missing not in text and "kernels of one/prefill: 1 step," in text
 
 
 @pytest.mark.parametrize("level", ["8", "-1", "yes"])
