@@ -124,6 +124,10 @@ class ChatTemplateError(RlxError):
     """The model has no chat template, or it cannot be rendered."""
 
 
+class ChatError(RlxError):
+    """A command or a setting of `rlx chat` is wrong, or a saved conversation cannot be read or written."""
+
+
 class PromptError(RlxError):
     """A prompt is empty, longer than the context, or holds ids outside the vocabulary."""
 

@@ -179,7 +179,7 @@ class FakeEngine(Stepwise):
         return self.records
 
     def stats(self) -> dict[str, Any]:
-        cache = SimpleNamespace(compiles=self.compiles, compile_seconds=0.25 * self.compiles)
+        cache = SimpleNamespace(compiles=self.compiles, compile_seconds=0.25 * self.compiles, hits_disk=2)
         compiled = [
             Compilation(f"program qwen3 {i}", 0.25, "0" * 64, "no entry has model 'qwen3'")
             for i in range(self.compiles)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx.cli.output import Answer
+from rlx.cli.interrupts import Interrupts
+from rlx.cli.output import Answer, Out
 
 if TYPE_CHECKING:
     from rlx.runners import CachedRunner
@@ -62,20 +63,40 @@ class Answerer:
     sample: SampleOpts
     speculative: str | None
 
-    def __call__(self, ids: list[int], out: TextIO | None, before: Callable[[], object]) -> tuple[Answer, str]:
+    def __call__(
+        self,
+        ids: list[int],
+        out: Out | None,
+        before: Callable[[], object],
+        interrupts: Interrupts | None = None,
+        marks: Mapping[int, str] | None = None,
+    ) -> tuple[Answer, str]:
         """The answer to a prompt, and why it ended. What is there when the user interrupts it stays.
 
         Args:
             out: where the text goes as it comes; None keeps it.
             before: called before any text is shown.
+            interrupts: who catches Ctrl-C, if not this call alone.
+            marks: as for `Answer`.
         """
+        if interrupts is None:
+            with Interrupts() as own:
+                return self(ids, out, before, own, marks)
         stop, least, most = (self.ending[name] for name in ("stop", "min_tokens", "max_tokens"))
-        answer = Answer(self.runner.tokenizer, out, before, stop, least)
+        answer = Answer(self.runner.tokenizer, out, before, stop, least, marks)
         options: dict[str, Any] = {"stop": stop, "min_tokens": least, "speculative": self.speculative}
+        end: list[str] = []
+
+        def push(token: int) -> bool:
+            with interrupts.held():  # what is drawn is drawn to its end
+                answer.push(token)
+            return not interrupts.pending
+
+        def generate() -> None:
+            end.append(str(self.runner.generate(ids, most, push, self.sample, **options).finish_reason))
+
         try:
-            done = self.runner.generate(ids, most, answer.push, self.sample, **options)
-        except KeyboardInterrupt:
-            return answer, INTERRUPTED_ANSWER
+            interrupted = interrupts.run(generate)
         finally:
             answer.finish()
-        return answer, str(done.finish_reason)
+        return answer, INTERRUPTED_ANSWER if interrupted else end[0]

@@ -19,7 +19,7 @@ from rlx.errors import RlxError
 # Subcommand -> where it is. A new one is a row here and a click command in a module that imports little.
 _COMMANDS = {
     "run": "rlx.cli.run:run",
-    "chat": "rlx.cli.chat:chat",
+    "chat": "rlx.cli.chat.command:chat",
     "compile": "rlx.cli.compile:compile_",
     "profile": "rlx.cli.profile:profile",
     "inspect": "rlx.cli.inspect:inspect",

@@ -11,7 +11,7 @@ import sys
 import time
 from io import TextIOWrapper
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 
 from rlx.env import size as size
 
@@ -51,8 +51,10 @@ def width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """Prints rows of cells under their heads; the columns named in `right` end on the right."""
+def table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = (), *, file: TextIO | None = None
+) -> None:
+    """Prints rows of cells under their heads, to stdout by default; the columns named in `right` end on the right."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -63,7 +65,16 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[s
         table.add_column(head, justify="right" if head in right else "left", overflow="fold", no_wrap=head == "digest")
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+    file = file or sys.stdout
+    Console(file=file, width=None if file.isatty() else _PIPE_WIDTH).print(table)
+
+
+class Out(Protocol):
+    """Where the text of an answer goes: a text stream, or what stands in front of one."""
+
+    def write(self, text: str, /) -> object: ...
+    def flush(self) -> object: ...
+    def isatty(self) -> bool: ...
 
 
 class Answer:
@@ -75,6 +86,7 @@ class Answer:
         before: called before any text is shown.
         stop: the text ends before the first of these.
         min_tokens: but not before there are as many tokens.
+        marks: control tokens that `out` gets as text nevertheless.
 
     Attributes:
         ids: the tokens so far.
@@ -83,14 +95,16 @@ class Answer:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        out: TextIO | None,
+        out: Out | None,
         before: Callable[[], object],
         stop: Sequence[str] = (),
         min_tokens: int = 0,
+        marks: Mapping[int, str] | None = None,
     ) -> None:
         from rlx.runners.stopping import AnswerText
 
         self.ids: list[int] = []
+        self._marks = marks or {}
         self._answer, self._min_tokens = AnswerText(tokenizer, stop), min_tokens
         self._out, self._before = out, before
         self._start = self._first = self._last = time.perf_counter()
@@ -102,6 +116,7 @@ class Answer:
             self._first = self._last
             self._before()
         self.ids.append(token)
+        self._show(self._marks.get(token, ""))
         self._show(self._answer.push(token, may_stop=len(self.ids) >= self._min_tokens))
 
     def finish(self) -> None:
@@ -155,7 +170,7 @@ def speeds(report: Mapping[str, Any]) -> str:
         first is not None and f"first token after {first:.3f} s",
         f"answer: {counted(report['tokens'], 'token')}{_rate(report['tokens_per_second'])}",
         ENDS[report["end"]],
-        _sampling(report["sampling"]),
+        sampled(report["sampling"]),
         report["profile"] and f"by {report['profile']}",
         compiles
         and f"{report['compile_seconds']:.2f} s of these times compiled {counted(compiles, 'piece')} of code"
@@ -164,7 +179,7 @@ def speeds(report: Mapping[str, Any]) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _sampling(sampling: Mapping[str, Any]) -> str | None:
+def sampled(sampling: Mapping[str, Any]) -> str | None:
     """How tokens were chosen, if they were drawn or penalized."""
     options = [f"{name} {value}" for name, value in sampling.items() if name not in ("greedy", "recommended")]
     if sampling["greedy"] and len(options) == 1:  # the temperature of 0

@@ -38,6 +38,13 @@ def tokenizer_of(loader: WeightLoader) -> text.Tokenizer:
     return text.tokenizer_from_hf(loader.path.parent)
 
 
+def has_chat_template(loader: WeightLoader) -> bool:
+    """Whether the model's files hold a chat template. The tokenizer is not built."""
+    if loader.format == "gguf":
+        return isinstance(loader.metadata.get("tokenizer.chat_template"), str)
+    return "default" in text.templates_from_hf(loader.path.parent)
+
+
 def _matrices(graph: Graph) -> list[Node]:
     return [n for n in graph.leaves("weight").values() if len(n.shape) > 1]
 

@@ -9,7 +9,7 @@ conversations; `confined.py` runs what is not trusted in a process with limits. 
 from rlx.text.chat import ChatTemplate, chat_ids, template_of
 from rlx.text.detokenize import StreamDetokenizer
 from rlx.text.from_gguf import tokenizer_from_gguf
-from rlx.text.from_hf import tokenizer_from_hf
+from rlx.text.from_hf import templates_from_hf, tokenizer_from_hf
 from rlx.text.load import load_tokenizer
 from rlx.text.tokenizer import Tokenizer
 
@@ -20,6 +20,7 @@ __all__ = [
     "chat_ids",
     "load_tokenizer",
     "template_of",
+    "templates_from_hf",
     "tokenizer_from_gguf",
     "tokenizer_from_hf",
 ]

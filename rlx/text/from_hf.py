@@ -189,6 +189,11 @@ def _eos_of(config: Mapping[str, Any]) -> Any:
     return own if own is not None or not isinstance(part, dict) else part.get("eos_token_id")
 
 
+def templates_from_hf(folder: Path) -> dict[str, str]:
+    """Chat templates by name, from the files of a checkpoint; `TokenizerError` if a file cannot be read."""
+    return _templates(folder, read_object(folder / "tokenizer_config.json"))
+
+
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Chat templates by name: files of their own win over `tokenizer_config.json`."""
     found = _named_templates(config.get("chat_template"), folder / "tokenizer_config.json")

@@ -2,74 +2,26 @@
 
 from __future__ import annotations
 
-import fcntl
+import json
 import os
-import pty
-import select
-import subprocess
-import sys
-import termios
-import time
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from fake_engine import FakeEngine, Opened, install
+from fake_engine import Opened, install
+from talker import END, USER, Talker, raising, turns
 
 from rlx import demo
-from rlx.cli.main import cli, main
+from rlx.cli.main import cli
 from rlx.runners import CachedRunner
 from rlx.text import Tokenizer, load_tokenizer
-
-USER, HEAD, END = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>"
-SLOW = "Take your time."
-TEST_FOLDERS = Path(__file__).parents[1], Path(__file__).parent
-
-
-class Talker:
-    """What the next engine will say: by default 'You said: ' and the question.
-
-    Attributes:
-        trouble: by question: after how many tokens of the answer something is done, once, before the next one.
-        answers: by question: another answer.
-    """
-
-    def __init__(self) -> None:
-        self.tokenizer = load_tokenizer(demo.path())
-        self.trouble: dict[str, tuple[int, Any]] = {}
-        self.answers: dict[str, str] = {}
-        self.options: dict[str, Any] = {"max_seq": 256}
-
-    def rule(self, ids: list[int], logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Logits that choose the next token of the answer to the last question in `ids`."""
-        before, head, answer = self.tokenizer.decode(ids).rpartition(HEAD)
-        if not head or END in answer:  # within a prompt
-            return logits
-        question = before.rpartition(USER)[2].partition(END)[0]
-        script = self.script(self.answers.get(question, f"You said: {question}"))
-        at = len(ids) - len(self.tokenizer.encode(before + head, parse_special=True))
-        if question in self.trouble and at == self.trouble[question][0]:
-            self.trouble.pop(question)[1]()
-        return np.where(np.arange(len(logits)) == script[min(at, len(script) - 1)], 9.0, 0.0)
-
-    def script(self, text: str) -> list[int]:
-        assert self.tokenizer.eos_id is not None
-        return [*self.tokenizer.encode(text), self.tokenizer.eos_id]
-
-    def make(self, path: Path) -> FakeEngine:
-        return FakeEngine(self.tokenizer.vocab_size, tokenizer=self.tokenizer, rule=self.rule, **self.options)
-
-
-def raising(error: BaseException) -> Any:
-    def trouble() -> None:
-        raise error
-
-    return trouble
 
 
 @pytest.fixture(scope="module")
@@ -107,12 +59,6 @@ def chat(said: str | bytes, *args: str) -> Result:
     return CliRunner().invoke(cli, ["chat", *args], input=said)
 
 
-def turns(*messages: str) -> str:
-    """The prompt of a conversation, from a question to the head of the answer to the last one."""
-    heads = (USER, HEAD)
-    return "".join(f"{heads[i % 2]}{message}{END}\n" for i, message in enumerate(messages)) + HEAD
-
-
 # ---------------------------------------------------------------------------------------------------- a pipe
 
 
@@ -139,7 +85,7 @@ def test_a_turn_computes_its_new_tokens_only(opened: Opened, talker: Talker) -> 
 def test_no_lines_and_a_closed_stdin_are_a_short_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
     result = chat("")
     assert (result.exit_code, result.output) == (0, "")
-    monkeypatch.setattr("rlx.cli.chat.sys", SimpleNamespace(stdin=None))
+    monkeypatch.setattr("rlx.cli.chat.lines.sys", SimpleNamespace(stdin=None))
     result = chat("Hi\n")
     assert (result.exit_code, result.output) == (0, "")
 
@@ -207,14 +153,14 @@ def test_a_stop_string_ends_what_is_kept(prompts: list[str]) -> None:
 # ---------------------------------------------------------------------------------------------------- a full context
 
 
-def test_the_oldest_turns_are_left_out_but_never_the_system_message(talker: Talker, prompts: list[str]) -> None:
+def test_the_oldest_exchanges_are_left_out_if_asked_for(talker: Talker, prompts: list[str]) -> None:
     questions = [f"Question {i} about a fox." for i in range(12)]
-    result = chat("\n".join(questions), "--system", "Be brief.", "--max-tokens", "40")
+    result = chat("\n".join(questions), "--system", "Be brief.", "--max-tokens", "40", "--drop-oldest")
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines() == [f"You said: {question}" for question in questions]
     notes = result.stderr.splitlines()
     assert notes and all(note.startswith("(the context is full: ") for note in notes)
-    assert all("3 old turns left out" in note for note in notes), "so that the next turns find room"
+    assert all("3 old exchanges left out" in note for note in notes), "so that the next turns find room"
     left_out = sum(int(note.split(": ")[1].split()[0]) for note in notes)
     rest = [text for question in questions[left_out:] for text in (question, f"You said: {question}")][:-1]
     assert prompts[-1] == f"<|im_start|>system\nBe brief.{END}\n{turns(*rest)}"
@@ -222,16 +168,31 @@ def test_the_oldest_turns_are_left_out_but_never_the_system_message(talker: Talk
 
 
 def test_an_answer_of_any_length_leaves_half_of_the_context_to_the_turns(prompts: list[str]) -> None:
-    assert chat("Hi\nBye\n", "--max-tokens", "100000").stderr == ""
+    assert chat("Hi\nBye\n", "--max-tokens", "100000", "--drop-oldest").stderr == ""
     assert prompts[1] == turns("Hi", "You said: Hi", "Bye")
+
+
+def test_a_full_context_ends_a_pipe_and_forgets_nothing(talker: Talker, prompts: list[str]) -> None:
+    questions = [f"Question {i} about a fox." for i in range(12)]
+    result = chat("\n".join(questions), "--max-tokens", "40")
+    assert result.exit_code == 2
+    answered = len(prompts)
+    assert result.stdout.splitlines() == [f"You said: {question}" for question in questions[:answered]]
+    assert 0 < answered < 12
+    texts = [text for question in questions[:answered] for text in (question, f"You said: {question}")]
+    tokens = len(talker.tokenizer.encode(turns(*texts, questions[answered]), parse_special=True))
+    assert tokens > 256 >= len(talker.tokenizer.encode(prompts[-1], parse_special=True))
+    said = f"the conversation with this message has {tokens} tokens, and the context holds 256. It stays as it is"
+    assert said in result.stderr
+    assert "--drop-oldest" in result.stderr and "--max-seq" in result.stderr
 
 
 def test_a_message_longer_than_the_context_is_refused_and_removed(prompts: list[str]) -> None:
     result = chat(f"Hi\n{'much too long ' * 100}\nBye\n")
     assert result.exit_code == 0
     assert result.stdout == "You said: Hi\nYou said: Bye\n"
-    assert "Error: prompt: it has " in result.stderr
-    assert "and the context holds 256. Shorten it, or open the model with a --max-seq" in result.stderr
+    assert "Error: message: it has " in result.stderr
+    assert "and the context holds 256. Shorten it, or start with a larger --max-seq" in result.stderr
     assert "left out" not in result.stderr
     assert prompts[-1] == turns("Hi", "You said: Hi", "Bye")
 
@@ -239,12 +200,28 @@ def test_a_message_longer_than_the_context_is_refused_and_removed(prompts: list[
 # ---------------------------------------------------------------------------------------------------- errors
 
 
-def test_a_model_without_a_template_is_refused(talker: Talker, goldens: Path) -> None:
-    talker.tokenizer = replace(talker.tokenizer, chat_templates={})
-    path = goldens / "qwen3" / "model-f16.gguf"
+@pytest.mark.parametrize("kind", ["gguf", "safetensors"])
+def test_a_model_without_a_template_is_refused_before_it_is_loaded(
+    kind: str, opened: Opened, goldens: Path, tmp_path: Path
+) -> None:
+    if kind == "gguf":
+        path = tmp_path / "base.gguf"
+        writer = gguf.GGUFWriter(path, "llama")
+        writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    else:
+        path = tmp_path / "hf"
+        shutil.copytree(goldens / "qwen3" / "hf", path)
+        config = json.loads((path / "tokenizer_config.json").read_text())
+        del config["chat_template"]
+        (path / "tokenizer_config.json").write_text(json.dumps(config))
     result = chat("Hi\n", str(path))
     said = "the model has no chat template. It may be a base model: `rlx run MODEL PROMPT` continues a text."
     assert (result.exit_code, result.output) == (2, f"Error: {path}: {said}\n")
+    assert opened.calls == []
 
 
 @pytest.mark.parametrize(
@@ -324,62 +301,3 @@ def test_an_interrupt_before_the_answer_takes_the_turn_back(
     result = chat("Hi\nBye\n")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "You said: Bye\n", "(interrupted)\n")
     assert prompts[-1] == turns("Bye")
-
-
-class Terminal:
-    """`rlx chat` in a terminal of its own."""
-
-    def __init__(self) -> None:
-        self._fd, slave = pty.openpty()
-        folders = list(map(str, TEST_FOLDERS))
-        code = f"import sys; sys.path[:0] = {folders}; import test_chat_cli; test_chat_cli.in_a_terminal()"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-            env={**os.environ, "TERM": "dumb", "INPUTRC": os.devnull},
-        )  # fmt: skip
-        os.close(slave)
-
-    def keys(self, text: str) -> None:
-        os.write(self._fd, text.encode())
-
-    def until(self, text: str) -> str:
-        """What is on the terminal from here to `text`."""
-        shown = ""
-        while not shown.endswith(text):
-            assert select.select([self._fd], [], [], 60)[0], f"{text!r} is not in {shown!r}"
-            shown += os.read(self._fd, 1).decode("latin-1")
-        return shown
-
-    def ended(self) -> int:
-        try:
-            return self._process.wait(60)
-        finally:
-            self._process.kill()
-            os.close(self._fd)
-
-
-def in_a_terminal() -> None:
-    """The other side of `Terminal`: an engine that waits in the middle of an answer."""
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that ^C is a signal
-    talker = Talker()
-    talker.trouble[SLOW] = 2, lambda: time.sleep(60)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        install(monkeypatch, talker.make)
-        sys.argv = ["rlx", "chat"]
-        main()
-
-
-@pytest.mark.parametrize(("key", "status"), [("\x04", 0), ("\x03", 130)])
-def test_keys_in_a_terminal(talker: Talker, key: str, status: int) -> None:
-    """Ctrl-C stops an answer; at the prompt it ends the chat, and so does Ctrl-D."""
-    terminal = Terminal()
-    terminal.until("> ")
-    terminal.keys(f"{SLOW}\n")
-    terminal.until(talker.tokenizer.decode(talker.script(f"You said: {SLOW}")[:2]))
-    terminal.keys("\x03")
-    assert "(interrupted)" in terminal.until("> ")
-    terminal.keys("Hii\x7f\n")  # a line that was edited
-    terminal.until("You said: Hi\r\n")
-    terminal.until("> ")
-    terminal.keys(key)
-    assert terminal.ended() == status

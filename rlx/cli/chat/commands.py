@@ -1,0 +1,181 @@
+"""The commands that a user types in `rlx chat`: `/help` and the others, each a function in one table."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import click
+
+from rlx.cli.chat.conversation import load, save
+from rlx.cli.chat.session import Session
+from rlx.cli.output import counted, printable, size, table
+from rlx.errors import ChatError
+
+
+class Ended(Exception):
+    """The user ends the conversation."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: what its argument is called, what it does in a few words, and the function."""
+
+    argument: str
+    help: str
+    act: Callable[[Session, str], None]
+
+
+def is_command(text: str) -> bool:
+    """Whether a line is a command: it begins with one slash. Two stand for a text that begins with a slash."""
+    return text.startswith("/") and not text.startswith("//")
+
+
+def obey(session: Session, line: str) -> None:
+    """Carries out a line that `is_command`.
+
+    Raises:
+        Ended: the user has had enough.
+        ChatError: there is no such command, or it cannot be carried out.
+        RlxError: what its answer raises.
+    """
+    name, _, argument = line[1:].strip().partition(" ")
+    command = COMMANDS.get(_SYNONYMS.get(name, name))
+    if command is None:
+        near = get_close_matches(name, [*COMMANDS, *_SYNONYMS], 1, 0.5)
+        hint = f"did you mean /{near[0]}? //{name} sends it as a message" if near else "/help lists the commands"
+        raise ChatError(f"there is no command /{printable(name)}", hint=hint)
+    argument = argument.strip()
+    if argument and not command.argument:
+        raise ChatError(f"/{name} takes no argument, found {argument!r}")
+    command.act(session, argument)
+
+
+def _help(session: Session, argument: str) -> None:
+    rows = [(f"/{name} {command.argument}".strip(), command.help) for name, command in COMMANDS.items()]
+    keys = [
+        ("Enter", "send; Alt-Enter, or \\ at the end of a line, begins a new line"),
+        ('"""', "at the start: a message of several lines, up to the next one"),
+        ("Ctrl-C", "clear the line; stop an answer; twice at an empty prompt: end"),
+        ("Ctrl-D", "end"),
+        ("Ctrl-R, Up", "search and step through earlier lines"),
+        ("Tab", "complete a command, a setting or a file name"),
+    ]
+    table(("command", "what it does"), rows, file=sys.stderr)
+    table(("key", "what it does"), keys, file=sys.stderr)
+
+
+def _clear(session: Session, argument: str) -> None:
+    session.conversation.exchanges.clear()
+    _say("the conversation is empty" + ("" if session.conversation.system is None else "; the system message stays"))
+
+
+def _system(session: Session, argument: str) -> None:
+    """Shows the system message, sets it, or with - removes it."""
+    if argument:
+        session.conversation.system = None if argument == "-" else argument
+    found = session.conversation.system
+    _say("there is no system message" if found is None else f"system message: {printable(found)}")
+
+
+def _set(session: Session, argument: str) -> None:
+    """Shows all settings or one, or changes one: `temperature 0.7`, and as in ollama `parameter temperature 0.7`."""
+    words = argument.split()
+    words = words[1:] if words[:1] == ["parameter"] else words
+    if len(words) > 1:
+        session.change(lambda settings: settings.set(words[0], words[1:]))
+    name = words[0] if words else None
+    rows = [row for row in session.settings.shown() if name is None or row[0] == session.settings.name(name)]
+    table(("setting", "value", ""), rows, file=sys.stderr)
+
+
+def _save(session: Session, argument: str) -> None:
+    if not argument:
+        raise ChatError("a file name is missing", where="/save")
+    replaced = save(argument, session.conversation, session.model, session.settings.saved())
+    count = counted(len(session.conversation.messages()), "message")
+    _say(f"saved {count} to {printable(argument)}" + (", in place of an earlier conversation" if replaced else ""))
+
+
+def _load(session: Session, argument: str) -> None:
+    if not argument:
+        raise ChatError("a file name is missing", where="/load")
+    conversation, settings = load(argument)
+    session.change(lambda present: present.replace(settings))
+    session.conversation = conversation
+    _say(f"{counted(len(conversation.messages()), 'message')} from {printable(argument)}")
+    if conversation.exchanges:
+        _say(f"the last answer: {printable(conversation.exchanges[-1][1])}")
+
+
+def _undo(session: Session, argument: str) -> None:
+    question, _ = _last(session)
+    session.conversation.exchanges.pop()
+    left = counted(len(session.conversation.exchanges), "exchange")
+    _say(f"taken back: {printable(question)} ({left} left)")
+
+
+def _regenerate(session: Session, argument: str) -> None:
+    last = _last(session)
+    session.conversation.exchanges.pop()
+    if not session.answer(last[0]):
+        session.conversation.exchanges.append(last)
+        _say("the earlier answer stays")
+
+
+def _last(session: Session) -> tuple[str, str]:
+    if not session.conversation.exchanges:
+        raise ChatError("nothing was said yet")
+    return session.conversation.exchanges[-1]
+
+
+def _stats(session: Session, argument: str) -> None:
+    """Tokens and speeds of the last answer, use of the context, memory, and what was compiled."""
+    runner, last = session.runner, session.last
+    stats = runner.stats()
+    cache = stats["cache"]
+    rows = [("context", f"{session.used} of {runner.max_seq} tokens")]
+    if last is not None:
+        rate, first = last.answer.rate, last.answer.first_seconds
+        rows += [
+            ("last prompt", f"{counted(last.prompt, 'token')}, {last.reused} of them not computed again"),
+            ("first token", "" if first is None else f"after {first:.3f} s"),
+            (
+                "last answer",
+                counted(len(last.answer.ids), "token") + ("" if rate is None else f", {rate:.1f} tokens/s"),
+            ),
+        ]
+    rows += [
+        ("messages", str(len(session.conversation.messages()))),
+        ("threads", str(stats["threads"])),
+        ("weights", size(stats["weights_bytes"])),
+        ("compiled", f"{counted(cache.compiles, 'piece')} of code in {cache.compile_seconds:.2f} s"),
+        ("found in the cache", counted(cache.hits_disk, "program")),
+        ("compile profile", stats["profile"] or "none"),
+    ]
+    table(("", ""), [row for row in rows if row[1]], file=sys.stderr)
+
+
+def _exit(session: Session, argument: str) -> None:
+    raise Ended
+
+
+def _say(text: str) -> None:
+    click.echo(f"({text})", err=True)
+
+
+COMMANDS = {
+    "help": Command("", "this list", _help),
+    "clear": Command("", "forget the conversation; the system message and the settings stay", _clear),
+    "system": Command("[TEXT]", "show or change the system message; - removes it", _system),
+    "set": Command("[NAME [VALUE]]", "show or change settings, such as temperature 0.7; default takes one back", _set),
+    "save": Command("FILE", "write the conversation and the settings to a file (JSON)", _save),
+    "load": Command("FILE", "go on with a saved conversation", _load),
+    "undo": Command("", "take back the last message and its answer", _undo),
+    "regenerate": Command("", "answer the last message again", _regenerate),
+    "stats": Command("", "tokens, speeds, context used, memory, compile cache", _stats),
+    "exit": Command("", "end; also /bye, /quit and Ctrl-D", _exit),
+}
+_SYNONYMS = {"bye": "exit", "quit": "exit", "?": "help"}

@@ -1,0 +1,172 @@
+"""A conversation: its messages, the prompt that they make, and the file that keeps them."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlx.cli.answering import Message
+from rlx.errors import ChatError
+
+FORMAT = "rlx-chat-1"  # of a saved conversation
+_MAX_BYTES = 64 << 20
+_ROLES = ("system", "user", "assistant")
+
+
+@dataclass
+class Conversation:
+    """What was said so far.
+
+    Attributes:
+        system: the system message, which stands in front.
+        exchanges: questions and their answers, in order.
+    """
+
+    system: str | None = None
+    exchanges: list[tuple[str, str]] = field(default_factory=list)
+
+    def messages(self, question: str | None = None, skipped: int = 0) -> list[Message]:
+        """Messages in OpenAI's form, perhaps with one more question, without the first `skipped` exchanges."""
+        said = [] if self.system is None else [{"role": "system", "content": self.system}]
+        for asked, answered in self.exchanges[skipped:]:
+            said += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        return said if question is None else [*said, {"role": "user", "content": question}]
+
+    def without_oldest(self, question: str, fits: Callable[[list[Message], bool], bool]) -> int:
+        """Forgets the oldest exchanges until a prompt fits; how many went.
+
+        What follows them must be computed again, so that more go than must: the next questions find room.
+
+        Args:
+            fits: whether messages fit into the context; with True also with room to spare.
+        """
+        skipped = 0
+        while skipped < len(self.exchanges) and not fits(self.messages(question, skipped), skipped > 0):
+            skipped += 1
+        del self.exchanges[:skipped]
+        return skipped
+
+
+def save(path: str, conversation: Conversation, model: str | None, settings: Mapping[str, Any]) -> bool:
+    """Writes a conversation to a file that only its owner may read, as a whole or not at all.
+
+    Returns:
+        Whether it took the place of another saved conversation.
+
+    Raises:
+        ChatError: the file is there and is no saved conversation, or it cannot be written.
+    """
+    file = _found(path)
+    replaces = os.path.lexists(file)
+    if replaces and not _is_saved(file):
+        hint = "it stays as it is: choose another name"
+        raise ChatError("the file is there and is no saved conversation", where=path, hint=hint)
+    saved = {"format": FORMAT, "model": model, "messages": conversation.messages(), "settings": dict(settings)}
+    try:
+        _write(file, json.dumps(saved, ensure_ascii=False, indent=2) + "\n")
+    except OSError as error:
+        raise ChatError(f"it cannot be written: {error.strerror}", where=path) from error
+    return replaces
+
+
+def _found(path: str) -> Path:
+    """The file that a user names, behind links."""
+    if "\0" in path:
+        raise ChatError(f"{path!r} is no file name")
+    return Path(os.path.realpath(os.path.expanduser(path)))
+
+
+def _write(path: Path, text: str) -> None:
+    """Puts a file in its place when it is complete; an error leaves what was there."""
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogatepass") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(partial)
+        raise
+
+
+def _is_saved(path: Path) -> bool:
+    try:
+        return _read(path, str(path)).get("format") == FORMAT
+    except ChatError:
+        return False
+
+
+def load(path: str) -> tuple[Conversation, dict[str, Any]]:
+    """A conversation from a file: a saved one, or a plain list of messages in OpenAI's form.
+
+    Returns:
+        The conversation, and the settings that were saved with it.
+
+    Raises:
+        ChatError: the file cannot be read, is no conversation, or has messages that do not alternate.
+    """
+    saved = _read(_found(path), path)
+    messages, settings = saved.get("messages"), saved.get("settings", {})
+    if not isinstance(messages, list):
+        raise ChatError("it has no list 'messages'", where=path, hint=f"`/save` writes the form '{FORMAT}'")
+    if not isinstance(settings, dict):
+        raise ChatError("'settings' is no object of names and values", where=path)
+    texts = [_message(message, f"{path}, message {i}") for i, message in enumerate(messages)]
+    system = [text for role, text in texts if role == "system"]
+    rest = [(role, text) for role, text in texts if role != "system"]
+    if len(system) > 1 or (system and texts[0][0] != "system"):
+        raise ChatError("a system message stands behind the first message", where=path)
+    if [role for role, _ in rest] != ["user", "assistant"] * (len(rest) // 2):
+        hint = "after the system message, 'user' and 'assistant' take turns, and the last message is an answer"
+        raise ChatError("the roles do not alternate", where=path, hint=hint)
+    exchanges = [(rest[i][1], rest[i + 1][1]) for i in range(0, len(rest), 2)]
+    return Conversation(system[0] if system else None, exchanges), settings
+
+
+def _read(file: Path, path: str) -> dict[str, Any]:
+    """The JSON object in a file; a list of messages as the object that has it."""
+    try:
+        if not file.is_file():  # a FIFO would wait for ever
+            raise ChatError("there is no such file", where=path)
+        with file.open("rb") as opened:
+            data = opened.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise ChatError(f"it cannot be read: {error.strerror}", where=path) from error
+    if len(data) > _MAX_BYTES:
+        raise ChatError(f"it has more than {_MAX_BYTES >> 20} MiB", where=path)
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ChatError("it is not JSON", where=path) from error
+    found = {"messages": found} if isinstance(found, list) else found
+    if not isinstance(found, dict):
+        raise ChatError("it is no saved conversation", where=path)
+    return found
+
+
+def _message(message: Any, where: str) -> tuple[str, str]:
+    """Role and text of a message."""
+    role = message.get("role") if isinstance(message, dict) else None
+    if role not in _ROLES:
+        raise ChatError(f"the role is {role!r}, expected one of {', '.join(_ROLES)}", where=where)
+    content = message.get("content")
+    if _is_parts(content):
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        raise ChatError("the content is no text", where=where)
+    return role, content
+
+
+def _is_parts(content: Any) -> bool:
+    """Whether a content is a list of text parts."""
+    return isinstance(content, Sequence) and all(
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
+    )

@@ -1,0 +1,236 @@
+"""The line editor of `rlx chat`, over prompt_toolkit: keys, completion, history, and what is typed ahead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rlx.cli.chat.commands import COMMANDS
+from rlx.cli.chat.lines import AGAIN, PROMPT, is_unfinished, message
+from rlx.cli.chat.settings import DEFAULT, Settings
+from rlx.cli.interrupts import Interrupts
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import Completer
+    from prompt_toolkit.history import History
+    from prompt_toolkit.input import Input
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from prompt_toolkit.output import Output
+
+_GREETING = "a message, or /help"
+_LFLAG, _IFLAG, _CC = 3, 0, 6  # places in what termios.tcgetattr returns
+
+
+class Editor:
+    """Asks for messages in a terminal.
+
+    Args:
+        source, output: where keys come from, and the terminal.
+        interrupts: Ctrl-C that came as a signal, between two prompts or while one is shown.
+        history: earlier lines.
+    """
+
+    def __init__(self, source: Input, output: Output, interrupts: Interrupts, history: History) -> None:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.shortcuts import CompleteStyle
+
+        self._input, self._output, self._interrupts = source, output, interrupts
+        self._hint, self._warned = _GREETING, False
+        self._session: PromptSession[str] = PromptSession(
+            PROMPT,
+            input=source,
+            output=output,
+            history=history,
+            multiline=True,  # with keys of our own for Enter
+            prompt_continuation="  ",
+            placeholder=lambda: [] if self._session.app.is_done else [("ansibrightblack", self._hint)],
+            key_bindings=self._keys(),
+            completer=_completer(),
+            complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,
+            reserve_space_for_menu=0,
+            enable_suspend=True,
+            enable_open_in_editor=True,
+        )
+        self._session.default_buffer.on_text_changed += lambda _: self._calm()
+
+    def messages(self) -> Iterator[str]:
+        """Messages until Ctrl-D; `KeyboardInterrupt` after Ctrl-C twice at an empty prompt."""
+        while True:
+            try:
+                text = self._ask()
+            except EOFError:
+                return
+            yield message(text)
+
+    def _ask(self) -> str:
+        """One message. What was typed behind it is kept for the next one, but for a Ctrl-C, which is for the answer."""
+        with self._nudges() as pre_run:
+            text = self._session.prompt(pre_run=pre_run, handle_sigint=False)
+        self._output.enable_bracketed_paste()  # for what is pasted during the answer
+        self._output.flush()
+        if self._typed_ahead():
+            self._interrupts.note()
+        self._hint = ""
+        return text
+
+    @contextmanager
+    def _nudges(self) -> Iterator[Callable[[], None]]:
+        """While the prompt is shown, a SIGINT is a key like Ctrl-C. Yields what to call just before it is shown."""
+        from contextlib import ExitStack
+
+        with ExitStack() as stack:
+            app = self._session.app
+
+            def send() -> None:
+                if app.loop is not None:
+                    app.loop.call_soon_threadsafe(app.key_processor.send_sigint)
+
+            def pre_run() -> None:
+                stack.enter_context(self._interrupts.nudging(send))
+
+            yield pre_run
+
+    def _typed_ahead(self) -> bool:
+        """Collects what was typed since Enter, and keeps it for the next prompt; whether a Ctrl-C was among it.
+
+        Between Enter and the end of raw mode Ctrl-C is a byte of the input, not a signal.
+        """
+        from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
+        from prompt_toolkit.keys import Keys
+
+        presses = get_typeahead(self._input)
+        while more := self._input.read_keys():
+            presses += more
+        last = max((i for i, press in enumerate(presses) if press.key is Keys.ControlC), default=-1)
+        store_typeahead(self._input, [press for press in presses[last + 1 :] if press.key is not Keys.SIGINT])
+        return last >= 0
+
+    def _calm(self) -> None:
+        self._warned, self._hint = False, ""
+
+    def _keys(self) -> KeyBindings:
+        from prompt_toolkit.enums import DEFAULT_BUFFER
+        from prompt_toolkit.filters import has_focus, is_searching
+        from prompt_toolkit.key_binding import KeyBindings
+
+        keys = KeyBindings()
+        editing = has_focus(DEFAULT_BUFFER) & ~is_searching
+
+        @keys.add("enter", filter=editing)
+        def _(event: KeyPressEvent) -> None:
+            buffer = event.current_buffer
+            if is_unfinished(buffer.text):
+                buffer.newline(copy_margin=False)
+            else:
+                buffer.validate_and_handle()
+
+        @keys.add("escape", "enter", filter=editing)
+        def _(event: KeyPressEvent) -> None:
+            event.current_buffer.newline(copy_margin=False)
+
+        @keys.add("c-c", filter=editing)
+        @keys.add("<sigint>", filter=editing)
+        def _(event: KeyPressEvent) -> None:
+            self._interrupted(event)
+
+        return keys
+
+    def _interrupted(self, event: KeyPressEvent) -> None:
+        """Ctrl-C, as a key or as a signal: clears the line; at an empty prompt the second one in a row ends."""
+        self._interrupts.take()
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+            self._calm()
+        elif self._warned:
+            event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
+        else:
+            self._warned, self._hint = True, AGAIN
+
+
+def _completer() -> Completer:
+    """Completes commands at the start, settings behind /set, and file names behind /save and /load."""
+    from prompt_toolkit.completion import Completer, Completion, PathCompleter
+    from prompt_toolkit.document import Document
+
+    paths = PathCompleter(expanduser=True)
+
+    class Commands(Completer):
+        def get_completions(self, document: Document, event: Any) -> Iterator[Completion]:
+            text = document.text_before_cursor
+            command, space, argument = text.partition(" ")
+            if not text.startswith("/") or "\n" in text:
+                return
+            if not space:
+                yield from _matching(command, [f"/{name}" for name in COMMANDS])
+            elif command == "/set" and " " not in argument:
+                yield from _matching(argument, Settings.names())
+            elif command == "/set":
+                yield from _matching(argument.rpartition(" ")[2], [DEFAULT, "on", "off"])
+            elif command in ("/save", "/load"):
+                yield from paths.get_completions(Document(argument), event)
+
+    def _matching(begun: str, words: Any) -> Iterator[Completion]:
+        return (Completion(word, -len(begun)) for word in words if word.startswith(begun))
+
+    return Commands()
+
+
+@contextmanager
+def quiet_terminal(fd: int) -> Iterator[None]:
+    """Between two prompts nothing that is typed is shown or lost: it waits, byte by byte, for the next prompt.
+
+    Ctrl-C stays a signal, and does not throw away what was typed before it. A stop by Ctrl-Z and its end, and death by
+    a signal, leave the terminal as a shell expects it.
+    """
+    before = termios.tcgetattr(fd)
+    quiet = termios.tcgetattr(fd)
+    quiet[_LFLAG] = quiet[_LFLAG] & ~(termios.ECHO | termios.ICANON) | termios.ISIG | termios.NOFLSH
+    quiet[_IFLAG] &= ~termios.ICRNL  # Enter is what it is in the editor
+    quiet[_CC][termios.VMIN] = 1
+
+    def apply(*_: object) -> None:
+        termios.tcsetattr(fd, termios.TCSANOW, quiet)
+
+    def die(number: int, _: object) -> None:
+        termios.tcsetattr(fd, termios.TCSANOW, before)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    handlers: dict[signal.Signals, Any] = {signal.SIGCONT: apply, signal.SIGTERM: die, signal.SIGHUP: die}
+    kept = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        apply()
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+        termios.tcsetattr(fd, termios.TCSANOW, before)
+
+
+@contextmanager
+def terminal_messages(interrupts: Interrupts, keep_history: bool) -> Iterator[Iterator[str]]:
+    """Messages from the terminal that stdin is."""
+    from prompt_toolkit.history import InMemoryHistory
+    from prompt_toolkit.input import create_input
+    from prompt_toolkit.output.vt100 import Vt100_Output
+
+    from rlx.cli.chat.history import PrivateHistory, history_path
+
+    shown = sys.stdout if sys.stdout and sys.stdout.isatty() else sys.stderr
+    # Without questions about the cursor: their answers would come between what is typed ahead.
+    output = Vt100_Output.from_pty(shown, os.environ.get("TERM"))
+    output.enable_cpr = False
+    history = PrivateHistory(history_path()) if keep_history else InMemoryHistory()
+    with quiet_terminal(sys.stdin.fileno()):
+        try:
+            yield Editor(create_input(sys.stdin), output, interrupts, history).messages()
+        finally:
+            output.disable_bracketed_paste()
+            output.flush()

@@ -1,0 +1,236 @@
+"""Markdown in a terminal while it streams: a block is shown raw as it comes and drawn once when it is complete.
+
+A unit is a top-level block or an item of a top-level list. What is complete is never drawn again, so nothing flickers
+and the terminal's own scrolling works. Code blocks are written exactly as they are, line by line.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from functools import cached_property
+from math import ceil
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
+    from rich.console import Console
+
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_ERASE_BELOW = "\x1b[J"
+
+
+class Tail:
+    """The raw text of an unfinished block on the screen: breaks its lines, and knows how many rows it takes.
+
+    Widths are upper bounds (an emoji of several code points counts each of them), so that a row that fits here fits in
+    every terminal.
+    """
+
+    def __init__(self) -> None:
+        self._rows, self._word = [0], ""
+
+    def write(self, text: str, width: int) -> str:
+        """What to send to the terminal for more text: rows break in front of a word, or in it if it is too long."""
+        sent = []
+        for char in text:
+            cells = _cells(char)
+            if char == "\n":
+                self._rows.append(0)
+            elif self._rows[-1] + cells > width:
+                sent.append(self._broken(char, width))
+            self._rows[-1] += 0 if char == "\n" else cells
+            self._word = "" if char in " \n" else self._word + char
+            sent.append("    " if char == "\t" else char)
+        return "".join(sent)
+
+    def _broken(self, char: str, width: int) -> str:
+        """A line break in front of the word that `char` belongs to, which moves to the new row."""
+        cells = sum(map(_cells, self._word))
+        if char == " " or not self._word or cells >= min(width, self._rows[-1]):
+            self._rows.append(0)
+            self._word = ""
+            return "\n"
+        self._rows[-1] -= cells
+        self._rows.append(cells)
+        return f"\x1b[{cells}D\x1b[K\n{self._word}"
+
+    def erased(self, width: int, height: int) -> str | None:
+        """What takes the text off the screen; None if its beginning has left the screen already.
+
+        A terminal that was made narrower since has broken the rows again.
+        """
+        rows = sum(max(1, ceil(cells / width)) for cells in self._rows)
+        if rows > height:
+            return None
+        up = f"\x1b[{rows - 1}A" if rows > 1 else ""
+        return f"\r{up}{_ERASE_BELOW}"
+
+
+class MarkdownStream:
+    """Text that comes in pieces, shown as Markdown.
+
+    Args:
+        out: a terminal. The text has no control characters but tab and newline.
+    """
+
+    def __init__(self, out: TextIO) -> None:
+        self._out, self._text, self._tail = out, "", Tail()
+        self._fence: re.Pattern[str] | None = None  # of the line that closes the code block
+        self._drawn = False  # whether something stands above
+
+    def write(self, text: str) -> None:
+        """More of the text."""
+        sent = "".join(map(self._line, text.splitlines(keepends=True)))
+        self._out.write(sent)
+        self._out.flush()
+
+    def finish(self) -> None:
+        """No more text: draws the last block. The cursor is in a new row afterwards if there was any text."""
+        sent = self._replaced(self._text.splitlines(keepends=True), "") if self._text and not self._fence else ""
+        self._out.write(sent)
+        if self._fence and not self._text.endswith("\n"):
+            self._out.write("\n")
+        self._out.flush()
+        self._text, self._tail, self._fence = "", Tail(), None
+
+    def _line(self, piece: str) -> str:
+        """What to send for a part of one line."""
+        self._text += piece
+        if self._fence is not None:
+            return self._code(piece)
+        sent = self._tail.write(piece, self._width)
+        return sent + self._complete() if piece.endswith("\n") else sent
+
+    def _code(self, piece: str) -> str:
+        """The same inside a code block, whose lines are never drawn again."""
+        if piece.endswith("\n"):
+            assert self._fence is not None
+            if self._fence.fullmatch(self._text):
+                self._fence, self._tail = None, Tail()
+            self._text = ""
+        return self._styled(piece)
+
+    def _complete(self) -> str:
+        """Draws the units in front of the last one, which may go on."""
+        lines = self._text.splitlines(keepends=True)
+        units = _units(self._parser.parse(self._text))
+        if not units:
+            return ""
+        start, kind = units[-1]
+        if kind != "fence":
+            return self._replaced(lines[:start], "".join(lines[start:])) if start else ""
+        if len(lines) > start + 1:  # closed or not, it did not begin in the last line
+            return ""
+        mark = _FENCE.match(lines[start])
+        assert mark is not None
+        self._fence = re.compile(rf" {{0,3}}{re.escape(mark[1][0])}{{{len(mark[1])},}}[ \t]*\n")
+        return self._replaced(lines[:start], "") + self._opened(lines[start])
+
+    def _opened(self, line: str) -> str:
+        self._text, self._drawn = "", True
+        return self._styled(line)
+
+    def _replaced(self, lines: list[str], rest: str) -> str:
+        """Puts the drawing of complete lines in the place of all raw text, and the `rest`, raw, below it."""
+        width, height = shutil.get_terminal_size()
+        erase = self._tail.erased(width, height)
+        if erase is None:  # it has scrolled: what stands there stays raw
+            self._drawn, drawing = True, "" if rest or lines[-1].endswith("\n") else "\n"
+        else:
+            drawing = erase + self._drawing(lines, width)
+        self._text, self._tail = rest, Tail()
+        raw = self._tail.write(rest, width)
+        return drawing if erase is None else drawing + raw
+
+    def _drawing(self, lines: list[str], width: int) -> str:
+        """The units of some lines as Markdown; empty lines between them stay, those at the start of the text go."""
+        drawn, at = [], 0
+        starts = [start for start, _ in _units(self._parser.parse("".join(lines)))]
+        for start, end in zip(starts, [*starts, len(lines)][1:], strict=True):
+            if self._drawn and any(not line.strip() for line in lines[at:start]):
+                drawn.append("\n")
+            while end > start and not lines[end - 1].strip():
+                end -= 1
+            drawn.append(self._unit("".join(lines[start:end]), width))
+            at, self._drawn = end, True
+        if starts and any(not line.strip() for line in lines[at:]):
+            drawn.append("\n")
+        return "".join(drawn)
+
+    def _unit(self, text: str, width: int) -> str:
+        console = self._console
+        console.width = width
+        with console.capture() as capture:
+            console.print(_rich_markdown(self._parser.parse(text)))
+        rows = capture.get().split("\n")
+        while rows and not rows[0].strip():
+            rows.pop(0)
+        return "\n".join(row.rstrip() for row in rows).rstrip("\n") + "\n"
+
+    def _styled(self, code: str) -> str:
+        """A piece of a code block."""
+        if self._console.no_color or not code.strip():
+            return code
+        line, end = (code[:-1], "\n") if code.endswith("\n") else (code, "")
+        return f"\x1b[36m{line}\x1b[39m{end}"
+
+    @property
+    def _width(self) -> int:
+        return shutil.get_terminal_size().columns
+
+    @cached_property
+    def _console(self) -> Console:
+        from rich.console import Console
+
+        return Console(file=self._out, force_terminal=True, highlight=False, emoji=False)
+
+    @cached_property
+    def _parser(self) -> MarkdownIt:
+        """CommonMark and tables. HTML and link definitions are text like any other: nothing that was said vanishes."""
+        from markdown_it import MarkdownIt
+
+        parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+        return parser.disable(["reference", "lheading"])  # a line of - would turn the text before it into a heading
+
+
+def _units(tokens: list[Token]) -> list[tuple[int, str]]:
+    """First line and type of every unit."""
+    top = [t for t in tokens if t.map and t.level == 0 and not t.type.endswith("list_open")]
+    items = [t for t in tokens if t.map and t.level == 1 and t.type == "list_item_open"]
+    return sorted((t.map[0], t.type) for t in (*top, *items) if t.map)
+
+
+def _cells(char: str) -> int:
+    """Columns that a character takes at most."""
+    from rich.cells import cell_len
+
+    if char == "\t":
+        return 4
+    return 2 if char == "\N{VARIATION SELECTOR-16}" else max(cell_len(char), 0)
+
+
+def _rich_markdown(tokens: list[Token]) -> Any:
+    """What rich draws: line breaks stay where the model put them, headings are left-aligned, code is not coloured."""
+    from rich import markdown
+    from rich.text import Text
+
+    class Heading(markdown.Heading):
+        def __rich_console__(self, console: Any, options: Any) -> Any:
+            self.text.justify = "left"
+            yield self.text
+
+    class Code(markdown.CodeBlock):
+        def __rich_console__(self, console: Any, options: Any) -> Any:
+            yield Text(str(self.text).rstrip("\n"), style="cyan", no_wrap=False)
+
+    class Drawing(markdown.Markdown):
+        elements: ClassVar = {**markdown.Markdown.elements, "heading_open": Heading, "fence": Code, "code_block": Code}
+
+    for token in tokens:
+        for child in token.children or ():
+            child.type = "hardbreak" if child.type == "softbreak" else child.type
+    drawing = Drawing("", hyperlinks=False)
+    drawing.parsed = tokens
+    return drawing

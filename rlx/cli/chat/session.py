@@ -1,0 +1,199 @@
+"""One `rlx chat`: a model, a conversation and its settings, and the way from a question to a stored answer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlx.cli.answering import INTERRUPTED_ANSWER, Answerer, Message, template_variables
+from rlx.cli.chat.conversation import Conversation
+from rlx.cli.chat.settings import Settings
+from rlx.cli.chat.thinking import ThinkingSplitter, thinking_marks
+from rlx.cli.interrupts import Interrupts
+from rlx.cli.output import ENDS, Answer, Bars, counted, stdout
+from rlx.errors import PromptError
+
+if TYPE_CHECKING:
+    from rlx.cli.chat.display import Display
+    from rlx.runners import CachedRunner
+
+_COMPLETE = ("stop", "stop_string")  # ends of which there is nothing to say
+_ROOM = (
+    "it stays as it is: /undo takes back the last exchange, /clear begins anew; `/set drop-oldest on`, or "
+    "--drop-oldest on the command line, forgets the oldest messages; a larger --max-seq holds more"
+)
+_PROMPT_END = 32  # tokens of a prompt in which a template may open the thinking
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is known of the last answer: the tokens of its prompt, those of them that were not computed again."""
+
+    prompt: int
+    reused: int
+    answer: Answer
+
+
+class Session:
+    """A conversation with a model.
+
+    Args:
+        runner: answers.
+        model: how the user named it; None for the demo model.
+        settings: how it answers.
+        interrupts: catches Ctrl-C.
+        bars: show what keeps the user waiting.
+        conversation: what was said before.
+
+    Attributes:
+        last: about the last answer; None before the first.
+    """
+
+    def __init__(
+        self,
+        runner: CachedRunner,
+        model: str | None,
+        settings: Settings,
+        interrupts: Interrupts,
+        bars: Bars,
+        conversation: Conversation,
+    ) -> None:
+        self.runner, self.model, self.settings = runner, model, settings
+        self.interrupts, self._bars, self.conversation = interrupts, bars, conversation
+        self.last: Turn | None = None
+        self.is_full = False  # whether the last question did not fit
+        self._marks = thinking_marks(runner.tokenizer.chat_template or "")
+
+    @property
+    def used(self) -> int:
+        """Tokens of the context that the conversation takes, computed or not."""
+        if not self.conversation.exchanges:
+            return 0
+        return len(self._ids(self.conversation.messages(), add_generation_prompt=False))
+
+    def change(self, act: Callable[[Settings], None]) -> None:
+        """Changes the settings by `act`; those that the model cannot follow are refused, and nothing changes.
+
+        Raises:
+            ChatError: a value is refused.
+            ChatTemplateError: the chat template does not know about thinking.
+        """
+        changed = copy(self.settings)
+        act(changed)
+        template_variables(self.runner, changed.values["thinking"])
+        self.settings = changed
+
+    def answer(self, question: str) -> bool:
+        """Answers a question and keeps both; False if nothing was said.
+
+        Raises:
+            PromptError: the question does not fit into the context.
+            ChatTemplateError: the template refuses the messages.
+        """
+        prompts: list[list[int]] = []
+        if self.interrupts.run(lambda: prompts.append(self._prompt(question))):
+            say_end(INTERRUPTED_ANSWER)
+            return False
+        ids, values = prompts[0], self.settings.values
+        reused, answerer = self.runner.stats()["reused_tokens"], self._answerer()
+        display = self._display(ids)
+        marks = self._mark_tokens() if display else None
+        self._bars.waiting("reading the prompt")
+        try:
+            answer, end = answerer(ids, display or stdout(), self._bars.pause, self.interrupts, marks)
+        finally:
+            self._bars.pause()
+            if display is not None:
+                display.finish()
+        self.last = Turn(len(ids), self.runner.stats()["reused_tokens"] - reused, answer)
+        if answer.ids:
+            self.conversation.exchanges.append((question, said(self.runner, answer, end)))
+        if end not in _COMPLETE:
+            say_end(end, values["drop_oldest"])
+        return bool(answer.ids)
+
+    def _answerer(self) -> Answerer:
+        settings = self.settings
+        return Answerer(self.runner, settings.values["ending"], settings.sample, settings.values["speculative"])
+
+    # -- the prompt -----------------------------------------------------------------------------------------------
+
+    def _prompt(self, question: str) -> list[int]:
+        """The ids of the conversation with one more question.
+
+        Raises:
+            PromptError: they do not fit, and nothing may be left out.
+        """
+        self.is_full, most = False, self.runner.max_seq
+        alone = len(self._ids(self.conversation.messages(question, len(self.conversation.exchanges))))
+        if alone > most:
+            hint = "shorten it, or start with a larger --max-seq"
+            raise PromptError(f"it has {alone} tokens, and the context holds {most}", where="message", hint=hint)
+        if self.settings.values["drop_oldest"] and (gone := self.conversation.without_oldest(question, self._fits)):
+            click.echo(f"(the context is full: {counted(gone, 'old exchange')} left out)", err=True)
+        ids = self._ids(self.conversation.messages(question))
+        self.is_full = len(ids) > most
+        if self.is_full:
+            what = f"the conversation with this message has {len(ids)} tokens, and the context holds {most}"
+            raise PromptError(what, hint=_ROOM)
+        return ids
+
+    def _fits(self, messages: list[Message], spare: bool) -> bool:
+        """Whether there is room for a prompt and its answer, or half of the context for the answer."""
+        limit = self.runner.max_seq
+        most: int = limit - min(self.settings.values["ending"]["max_tokens"], limit // 2)
+        return len(self._ids(messages)) <= (most * 3 // 4 if spare else most)
+
+    def _ids(self, messages: list[Message], **more: Any) -> list[int]:
+        variables = template_variables(self.runner, self.settings.values["thinking"])
+        return self.runner.chat_ids(messages, **variables, **more)
+
+    # -- the terminal ---------------------------------------------------------------------------------------------
+
+    def _display(self, ids: list[int]) -> Display | None:
+        """What draws the answer in a terminal; None where plain text is wanted."""
+        if not can_draw():
+            return None
+        from rlx.cli.chat.display import Display
+
+        splitter = ThinkingSplitter(self._marks, self.runner.tokenizer.decode(ids[-_PROMPT_END:]))
+        values = self.settings.values
+        return Display(stdout(), splitter, markdown=values["markdown"], fold=values["fold_thinking"])
+
+    def _mark_tokens(self) -> dict[int, str]:
+        """Control tokens that mark thinking, which text otherwise leaves out."""
+        tokenizer = self.runner.tokenizer
+        texts = {token: tokenizer.vocabulary.tokens[token] for token in tokenizer.special_ids}
+        marks = [mark for pair in self._marks for mark in pair]
+        return {token: text for token, text in texts.items() if any(text in mark for mark in marks)}
+
+
+def can_draw() -> bool:
+    """Whether stdout is a terminal that knows more than lines of text."""
+    return bool(sys.stdout and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb")
+
+
+def said(runner: CachedRunner, answer: Answer, end: str) -> str:
+    """What the conversation keeps of an answer: its text, with the control tokens that the template may look for.
+
+    A token that ended it is the template's to write.
+    """
+    if end == "stop_string":
+        return answer.text
+    from rlx.text import StreamDetokenizer
+
+    text = StreamDetokenizer(runner.tokenizer, continues=True)
+    ids = answer.ids[:-1] if answer.ids[-1] in runner.stop_ids else answer.ids
+    return "".join(map(text.push, ids)) + text.finish()
+
+
+def say_end(end: str, drop_oldest: bool = False) -> None:
+    """Why an answer ended, and at the end of the context what can be done."""
+    more = "; /undo or /clear make room" if end == "context" and not drop_oldest else ""
+    click.echo(f"({ENDS[end]}{more})", err=True)

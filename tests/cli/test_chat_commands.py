@@ -1,0 +1,275 @@
+"""The commands, settings and saved conversations of `rlx chat`."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from desk import Desk
+from fake_engine import Opened, install
+from talker import END, Talker, turns
+
+from rlx.cli.chat.conversation import FORMAT, Conversation, load, save
+from rlx.cli.chat.settings import Settings
+from rlx.errors import ChatError
+from rlx.sampling import SampleOpts
+
+
+@pytest.fixture
+def talker() -> Talker:
+    return Talker()
+
+
+@pytest.fixture(autouse=True)
+def opened(monkeypatch: pytest.MonkeyPatch, talker: Talker) -> Iterator[Opened]:
+    opened = install(monkeypatch, talker.make)
+    yield opened
+    assert all(engine.closed for engine in opened.engines)
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch, talker: Talker) -> Desk:
+    return Desk(monkeypatch, talker)
+
+
+# ---------------------------------------------------------------------------------------------------- commands
+
+
+@pytest.mark.parametrize("word", ["/exit", "/bye", "/quit"])
+def test_words_that_end(word: str, desk: Desk) -> None:
+    result = desk.chat(f"{word}\r", "Hi\r")
+    assert (result.exit_code, desk.prompts) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/hepl", "Error: there is no command /hepl. Did you mean /help? //hepl sends it as a message."),
+        ("/zzz", "Error: there is no command /zzz. /help lists the commands."),
+        ("/clear all", "Error: /clear takes no argument, found 'all'"),
+        ("/undo", "Error: nothing was said yet"),
+        ("/regenerate", "Error: nothing was said yet"),
+        ("/save", "Error: /save: a file name is missing"),
+        ("/load gone.json", "Error: gone.json: there is no such file"),
+        ("/set top-kk 3", "Error: /set: there is no setting 'top-kk'. Did you mean top-k?"),
+        ("/set temperature hot", "Error: /set: Invalid value for '--temperature': 'hot' is not a valid float"),
+        ("/set temperature -1", "Error: /set: --temperature is -1.0, expected"),
+        ("/set top-k 4", "Error: /set: --top-k does nothing at temperature 0"),
+        ("/set markdown maybe", "Error: /set: --markdown is 'maybe', expected on or off"),
+        ("/set thinking on", "the model's chat template has no enable_thinking"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_goes_on(line: str, said: str, desk: Desk, tmp_path: Path) -> None:
+    os.chdir(tmp_path)
+    result = desk.chat(f"{line}\r", "/set thinking default\r", "Hi\r")
+    assert result.exit_code == 0, result.output
+    assert said in result.stderr and "Traceback" not in result.stderr
+    assert desk.prompts == [turns("Hi")]
+
+
+def test_help_names_every_command_and_key(desk: Desk) -> None:
+    from rlx.cli.chat.commands import COMMANDS
+
+    shown = desk.chat("/help\r").stderr
+    assert all(f"/{name}" in shown for name in COMMANDS)
+    assert all(key in shown for key in ("Ctrl-C", "Ctrl-D", "Ctrl-R", "Alt-Enter", '"""', "Tab", "/bye"))
+
+
+def test_undo_and_clear(desk: Desk) -> None:
+    result = desk.chat("Hi\r", "Well\r", "/undo\r", "Bye\r", "/clear\r", "Again\r", args=("--system", "Brief."))
+    system = f"<|im_start|>system\nBrief.{END}\n"
+    assert desk.prompts[2] == system + turns("Hi", "You said: Hi", "Bye")
+    assert desk.prompts[3] == system + turns("Again")
+    assert "(taken back: Well (1 exchange left))" in result.stderr
+
+
+def test_regenerate_answers_again(desk: Desk, talker: Talker) -> None:
+    result = desk.chat("Hi\r", "/regenerate\r", "Bye\r")
+    assert result.stdout == "You said: Hi\nYou said: Hi\nYou said: Bye\n"
+    assert desk.prompts == [turns("Hi"), turns("Hi"), turns("Hi", "You said: Hi", "Bye")]
+
+
+def test_an_interrupted_regenerate_keeps_the_earlier_answer(desk: Desk, talker: Talker) -> None:
+    def again(number: int) -> None:
+        if number == 1:
+            talker.trouble["Hi"] = 0, lambda: os.kill(os.getpid(), 2)
+
+    desk.shown = again
+    result = desk.chat("Hi\r", "/regenerate\r", "Bye\r")
+    assert "(the earlier answer stays)" in result.stderr
+    assert desk.prompts[-1] == turns("Hi", "You said: Hi", "Bye")
+
+
+def test_the_system_message(desk: Desk) -> None:
+    result = desk.chat("/system\r", "/system Be brief.\r", "Hi\r", "/system -\r", "Bye\r")
+    assert "(there is no system message)" in result.stderr
+    assert desk.prompts[0] == f"<|im_start|>system\nBe brief.{END}\n{turns('Hi')}"
+    assert desk.prompts[1] == turns("Hi", "You said: Hi", "Bye")
+
+
+def test_stats(desk: Desk, talker: Talker) -> None:
+    shown = desk.chat("Hi\r", "Bye\r", "/stats\r").stderr
+    first, second = (len(talker.tokenizer.encode(prompt, parse_special=True)) for prompt in desk.prompts)
+    answer = len(talker.script("You said: Hi"))
+    assert f"{second} tokens, {first + answer - 1} of them not computed again" in " ".join(shown.split())
+    assert "of 256 tokens" in shown and "0 pieces of code in 0.00 s" in shown and "2 programs" in shown
+
+
+def test_a_full_context_says_what_can_be_done(desk: Desk) -> None:
+    long = "a fox " * 30
+    result = desk.chat(*[f"{long}{i}\r" for i in range(6)], "/undo\r", "/clear\r", "Hi\r", args=("--max-tokens", "9"))
+    assert result.exit_code == 0
+    assert "the conversation with this message has" in result.stderr
+    assert all(word in result.stderr for word in ("/undo", "/clear", "drop-oldest", "--max-seq"))
+    assert desk.prompts[-1] == turns("Hi")
+
+
+# ---------------------------------------------------------------------------------------------------- settings
+
+
+def test_settings_are_those_of_the_command_line(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> None:
+    from rlx.runners import CachedRunner
+
+    seen: list[tuple[Any, ...]] = []
+    generate = CachedRunner.generate
+
+    def watched(self: CachedRunner, ids: Any, most: int, on_token: Any, sample: Any, **more: Any) -> Any:
+        seen.append((most, sample.temperature, sample.top_k, more["stop"]))
+        return generate(self, ids, most, on_token, sample, **more)
+
+    monkeypatch.setattr(CachedRunner, "generate", watched)
+    pieces = (
+        "Hi",
+        "/set --top_k 3",
+        "/set stop x y",
+        "/set parameter temp 0.25",
+        "Hi",
+        "/set top-k default",
+        "Hi",
+    )
+    args = ("--temperature", "0.5", "--top-k", "40", "--seed", "1", "--max-tokens", "9")
+    result = desk.chat(*[f"{piece}\r" for piece in pieces], args=args)
+    assert seen == [(9, 0.5, 40, ()), (9, 0.25, 3, ("x", "y")), (9, 0.25, 0, ("x", "y"))], result.output
+
+
+def test_settings_are_shown_with_their_present_values() -> None:
+    settings = Settings(SampleOpts(temperature=0.6, top_p=0.9))
+    settings.set("top-p", ["0.5"])
+    settings.set("fold-thinking", ["on"])
+    shown = {name: (value, by) for name, value, by in settings.shown()}
+    assert list(shown) == list(Settings.names())
+    assert shown["temperature"] == ("0.6", "") and shown["top-p"] == ("0.5", "set")
+    assert shown["max-tokens"] == ("256", "") and shown["fold-thinking"] == ("on", "set")
+    assert shown["markdown"] == ("on", "") and shown["dry-penalty-last-n"] == ("all", "")
+
+
+def test_a_refused_setting_changes_nothing() -> None:
+    settings = Settings(SampleOpts(temperature=0.6))
+    settings.set("seed", ["4"])
+    for name, words in (("top-p", ["2"]), ("min-tokens", ["999"]), ("markdown", ["x"]), ("mirostat", ["1"])):
+        with pytest.raises(ChatError, match="/set"):
+            settings.set(name, words)
+    assert settings.saved() == {"seed": 4}
+
+
+# ---------------------------------------------------------------------------------------------------- files
+
+EXAMPLE = Conversation("Be brief.", [("Hi", "You said: Hi"), ("Füchse 🦊\nand \x1b", "<think>x</think>ok")])
+
+
+def test_a_saved_conversation_comes_back(tmp_path: Path) -> None:
+    settings = Settings(SampleOpts(temperature=0.6))
+    for name, words in (
+        ("temperature", ["0.7"]),
+        ("stop", ["END", "7"]),
+        ("logit-bias", ["42=-inf"]),
+        ("markdown", ["off"]),
+    ):
+        settings.set(name, words)
+    path = tmp_path / "talk.json"
+    assert not save(str(path), EXAMPLE, "m.gguf", settings.saved())
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    assert saved["format"] == FORMAT == "rlx-chat-1" and saved["model"] == "m.gguf"
+    assert saved["messages"][:2] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+    ]
+    assert saved["settings"] == {"temperature": 0.7, "stop": ["END", 7], "logit-bias": ["42=-inf"], "markdown": "off"}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    found, values = load(str(path))
+    again = Settings(SampleOpts(temperature=0.6))
+    again.replace(values)
+    assert found == EXAMPLE and again.saved() == settings.saved() and again.values == settings.values
+    assert save(str(path), Conversation(), None, {}), "an earlier one is replaced"
+    assert load(str(path)) == (Conversation(), {})
+    assert os.listdir(tmp_path) == ["talk.json"]
+
+
+def test_save_and_load_in_a_chat(desk: Desk, tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    desk.chat("Hi\r", f"/save {path}\r", args=("--temperature", "0.5", "--system", "Brief."))
+    first = desk.prompts[0]
+    result = desk.chat(f"/load {path}\r", "/set temperature\r", "Bye\r")
+    assert "3 messages from" in result.stderr and "the last answer: You said: Hi" in result.stderr.replace("\n", " ")
+    assert " 0.5 " in result.stderr
+    assert desk.prompts[-1] == first.removesuffix(turns("Hi")) + turns("Hi", "You said: Hi", "Bye")
+
+
+@pytest.mark.parametrize("there", [b"my notes", b'{"format": "other"}', b"[1]", b""])
+def test_what_is_no_saved_conversation_is_not_overwritten(there: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(there)
+    with pytest.raises(ChatError, match="is there and is no saved conversation"):
+        save(str(path), EXAMPLE, None, {})
+    assert path.read_bytes() == there and os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_folders_fifos_and_full_disks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("", "fifo", "gone/talk.json"):
+        with pytest.raises(ChatError):
+            save(str(tmp_path / name), EXAMPLE, None, {})
+        with pytest.raises(ChatError):
+            load(str(tmp_path / name))
+    save(path := str(tmp_path / "talk.json"), EXAMPLE, None, {})
+    monkeypatch.setattr("os.fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(ChatError, match="it cannot be written: No space left"):
+        save(path, Conversation(), None, {})
+    assert load(path)[0] == EXAMPLE and sorted(os.listdir(tmp_path)) == ["fifo", "talk.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "it is not JSON"),
+        ("[" * 100_000, "it is not JSON"),
+        ("3", "it is no saved conversation"),
+        ("{}", "it has no list 'messages'"),
+        ('{"messages": [], "settings": 3}', "'settings' is no object"),
+        (
+            '[{"role": "robot", "content": "x"}]',
+            "message 0: the role is 'robot', expected one of system, user, assistant",
+        ),
+        ('[{"role": "user", "content": 3}]', "message 0: the content is no text"),
+        ('[{"role": "user", "content": [{"type": "image"}]}]', "message 0: the content is no text"),
+        ('[{"role": "user", "content": "x"}]', "the roles do not alternate"),
+        ('[{"role": "user", "content": "x"}, {"role": "system", "content": "x"}]', "a system message stands behind"),
+    ],
+)
+def test_broken_files_are_refused(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    path.write_text(text)
+    with pytest.raises(ChatError, match=said):
+        load(str(path))
+
+
+def test_a_list_of_messages_with_parts_is_loaded(tmp_path: Path) -> None:
+    path = tmp_path / "openai.json"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    path.write_text(json.dumps([{"role": "user", "content": parts}, {"role": "assistant", "content": "c"}]))
+    assert load(str(path)) == (Conversation(None, [("ab", "c")]), {})

@@ -1,0 +1,209 @@
+"""What a terminal shows of an answer: Markdown block by block, thinking, and nothing that a model should not write."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlx.cli.chat.display import Display
+from rlx.cli.chat.markdown import MarkdownStream
+from rlx.cli.chat.thinking import ThinkingSplitter, thinking_marks
+from rlx.cli.output import printable
+
+MARKS = (("<think>", "</think>"),)
+
+
+class Screen(io.StringIO):
+    """A terminal that understands what is sent to it: text, newlines, cursor up and left, erasing, colours."""
+
+    def __init__(self, columns: int = 80, rows: int = 24) -> None:
+        super().__init__()
+        self.columns, self.height = columns, rows
+        self.lines, self.row, self.column, self.top = [[]], 0, 0, 0
+        self.lines: list[list[str]]
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        for code, char in re.findall(r"(\x1b\[[0-9;?]*[A-Za-z])|(.)", text, re.DOTALL):
+            self._code(code) if code else self._char(char)
+        return len(text)
+
+    def _code(self, code: str) -> None:
+        count = int(re.sub(r"\D", "", code) or 1)
+        if code.endswith("A"):
+            assert self.row - count >= self.top, "what has scrolled off cannot be reached"
+            self.row -= count
+        elif code.endswith("D"):
+            self.column -= count
+        elif code.endswith(("J", "K")):
+            del self.lines[self.row][self.column :]
+            if code.endswith("J"):
+                del self.lines[self.row + 1 :]
+        else:
+            assert code.endswith("m"), code
+
+    def _char(self, char: str) -> None:
+        if char == "\r":
+            self.column = 0
+            return
+        wide = 2 if unicodedata.east_asian_width(char) in "WF" else 1
+        if char == "\n" or self.column + wide > self.columns:
+            self.row, self.column = self.row + 1, 0
+            if self.row == len(self.lines):
+                self.lines.append([])
+            self.top = max(self.top, self.row - self.height + 1)
+        if char != "\n":
+            line = self.lines[self.row]
+            line[self.column :] = [*line[self.column : self.column], char, *[""] * (wide - 1)]
+            self.column += wide
+
+    @property
+    def shown(self) -> list[str]:
+        return ["".join(line).rstrip() for line in self.lines]
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    screen = Screen()
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((screen.columns, screen.height)))
+    return screen
+
+
+def drawn(screen: Screen, text: str, piece: int = 3) -> list[str]:
+    stream = MarkdownStream(screen)
+    for at in range(0, len(text), piece):
+        stream.write(text[at : at + piece])
+    stream.finish()
+    assert screen.column == 0
+    return screen.shown[:-1]
+
+
+# ---------------------------------------------------------------------------------------------------- Markdown
+
+
+def test_blocks_are_drawn(screen: Screen) -> None:
+    text = "# Title\n\nSome *soft* and **strong** `code`,\nsecond line.\n\n- one\n- two\n  - deep\n\n> said\n\n***\nend"
+    shown = drawn(screen, text)
+    assert shown[:4] == ["Title", "", "Some soft and strong code,", "second line."]
+    assert shown[5:8] == [" • one", " • two", "    • deep"]
+    assert shown[9] == "▌ said" and set(shown[11]) <= set("─-") and shown[12] == "end"
+
+
+def test_a_table_and_numbers(screen: Screen) -> None:
+    shown = drawn(screen, "| a | b |\n|---|---|\n| 1 | x y |\n\n9. nine\n10. ten\n")
+    assert [line.split() for line in shown if line.strip(" ─━")] == [
+        ["a", "b"], ["1", "x", "y"], ["9", "nine"], ["10", "ten"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("piece", [1, 2, 7, 1000])
+def test_code_is_verbatim(piece: int, screen: Screen) -> None:
+    code = "```python\ndef f(x):\n    return x**2  # *not* soft\n\n\n~~~\n``\n```"
+    assert drawn(screen, f"Look:\n{code}\nand *on*", piece) == ["Look:", *code.splitlines(), "and on"]
+
+
+def test_nothing_that_was_said_vanishes(screen: Screen) -> None:
+    text = "<div>a</div>\n\n[ref]: http://x.y\n\nuse <b>bold</b> and &amp;\n\ntext\n---\n"
+    shown = drawn(screen, text)
+    assert shown[0] == "<div>a</div>" and shown[2] == "[ref]: http://x.y" and shown[4] == "use <b>bold</b> and &"
+    assert shown[6] == "text"
+
+
+def test_how_text_is_cut_into_pieces_does_not_matter(screen: Screen) -> None:
+    text = "Some *text* that is long enough to be broken into two rows of this terminal, surely.\n\n1. a\n2. b\n"
+    text += "\n```\nx\n```\n"
+    expected = drawn(screen, text, 1000)
+    for piece in (1, 2, 3, 5, 11):
+        screen.__init__()  # type: ignore[misc]
+        assert drawn(screen, text, piece) == expected
+
+
+def test_a_block_longer_than_the_screen_stays_raw_and_is_there_once(screen: Screen) -> None:
+    words = " ".join(f"word{i}" for i in range(400))
+    shown = drawn(screen, f"*{words}*\n\nend *soft*\n")
+    assert re.findall(r"word\d+", " ".join(shown)) == words.split()
+    assert shown[-1] == "end soft"
+
+
+@pytest.mark.parametrize("columns", [40, 46, 80])
+def test_wide_characters_and_narrow_terminals(columns: int, screen: Screen) -> None:
+    screen.columns = columns
+    text = "日本語の文章 " * 12 + "🦊🦊 **end** " + "x" * 100
+    shown = drawn(screen, f"{text}\n\nلغة عربية e\N{COMBINING ACUTE ACCENT}\n")
+    joined = "".join(shown).replace(" ", "")
+    assert joined.count("日本語の文章") == 12 and "🦊🦊end" in joined and joined.count("x") == 100
+    assert shown[-1].startswith("لغة عربية")
+
+
+ALPHABET = st.sampled_from(
+    ["a", "word ", "*", "**", "`", "```", "\n", "\n\n", "- ", "1. ", "# ", "> ", "|", "---", "    ", "~~~", "日", "<b>"]
+)
+
+
+@given(st.lists(ALPHABET, max_size=60), st.integers(1, 5))
+def test_no_text_breaks_it(pieces: list[str], size: int) -> None:
+    """Whatever a model writes: it ends, in a new row, and every word of it is on the screen."""
+    text = "".join(pieces)
+    screen = Screen(80, 24)
+    stream = MarkdownStream(screen)
+    for at in range(0, len(text), size):
+        stream.write(text[at : at + size])
+    stream.finish()
+    assert screen.column == 0
+    assert "".join(screen.shown).count("word") == text.count("word")
+
+
+# ---------------------------------------------------------------------------------------------------- thinking
+
+
+def test_marks_are_those_of_the_template() -> None:
+    assert thinking_marks("{{ '<think>' }} x {{ '</think>' }}") == MARKS
+    assert thinking_marks("{% if enable_thinking %}{% endif %}") == ()
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+def test_thinking_is_told_from_the_answer(size: int) -> None:
+    text = "<think>\nhm <b\n</think>\n\nyes, <think> is a mark"
+    splitter = ThinkingSplitter(MARKS)
+    parts = [part for at in range(0, len(text), size) for part in splitter.push(text[at : at + size])]
+    parts += splitter.finish()
+    assert "".join(part for thinks, part in parts if thinks) == "\nhm <b\n"
+    assert "".join(part for thinks, part in parts if not thinks) == "\n\nyes, <think> is a mark"
+
+
+def test_the_template_may_open_the_thinking() -> None:
+    assert ThinkingSplitter(MARKS, "<|im_start|>assistant\n<think>\n").is_thinking
+    assert not ThinkingSplitter(MARKS, "<|im_start|>assistant\n<think>\n\n</think>\n\n").is_thinking
+
+
+@pytest.mark.parametrize(
+    ("fold", "expected"),
+    [(False, ["one", "two", "", "yes and no", ""]), (True, ["(thought: 2 words)", "", "yes and no", ""])],
+)
+@pytest.mark.parametrize("markdown", [True, False])
+def test_thinking_is_dim_or_folded(fold: bool, expected: list[str], markdown: bool, screen: Screen) -> None:
+    display = Display(screen, ThinkingSplitter(MARKS), markdown=markdown, fold=fold)
+    for char in "<think>\none\ntwo\n</think>\n\nyes and no":
+        display.write(char)
+    display.finish()
+    assert screen.shown == expected
+
+
+def test_control_characters_never_reach_the_terminal(screen: Screen) -> None:
+    sent: list[str] = []
+    write = screen.write
+    screen.write = lambda text: sent.append(text) or write(text)  # type: ignore[method-assign]
+    display = Display(screen, ThinkingSplitter(MARKS), markdown=True, fold=False)
+    display.write(printable("*a*\x1b]0;title\x07 \x9b2J\n```\n\x1b[31m\n```\n&#27;[31m\n"))
+    display.finish()
+    left = re.sub(r"\x1b\[[0-9;]*[AJKmD]", "", "".join(sent))
+    assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]", left)
+    assert r"\x1b]0;title\x07" in "".join(screen.shown)
