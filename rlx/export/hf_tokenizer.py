@@ -304,8 +304,11 @@ def _special_entries(special: SpecialVocab, tokens: Tokens, folder: Path) -> Met
 def _special_vocabulary(folder: Path, tokens: Tokens) -> SpecialVocab:
     from gguf import SpecialVocab
 
-    with _quiet():
-        return SpecialVocab(folder, load_merges=tokens.merges, n_vocab=len(tokens.texts))
+    try:
+        with _quiet():
+            return SpecialVocab(folder, load_merges=tokens.merges, n_vocab=len(tokens.texts))
+    except OSError as error:
+        raise TokenizerError(f"the tokenizer's files cannot be read: {error.strerror}", where=folder) from error
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 
+from rlx.errors import named_refusals
 from rlx.ir import text as ir_text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
@@ -65,6 +66,7 @@ class Programs:
         """The program, bound and ready to run."""
         return self.tables[wanted.phase].get(wanted, lambda: self._make(wanted))
 
+    @named_refusals()
     def _make(self, wanted: Wanted) -> Made:
         start, compiles = time.perf_counter(), len(self._compiler.compiled)
         program, code_bytes = self._instance(wanted)
