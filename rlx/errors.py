@@ -116,6 +116,10 @@ class WeightError(ModelFileError):
     """A tensor is missing or has the wrong shape or type."""
 
 
+class DownloadError(RlxError):
+    """A model cannot be downloaded: no such repository, no access, no network, no room, or damaged bytes."""
+
+
 class TokenizerError(RlxError):
     """A tokenizer cannot be built from the file, or text cannot be encoded."""
 

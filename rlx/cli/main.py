@@ -25,6 +25,7 @@ _COMMANDS = {
     "inspect": "rlx.cli.inspect:inspect",
     "bench": "rlx.cli.bench:bench",
     "tune": "rlx.cli.tune:tune",
+    "pull": "rlx.cli.pull:pull",
     "convert": "rlx.cli.convert:convert",
     "quantize": "rlx.cli.quantize:quantize",
     "cache": "rlx.cli.cache:cache",

@@ -46,15 +46,24 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what if count == 1 else plural}"
 
 
-def width() -> int:
-    """Columns of the terminal that stdout goes to; of a pipe as many as no terminal cuts off."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
+def width(file: TextIO | None = None) -> int:
+    """Columns of the terminal that `file`, by default stdout, goes to; of a pipe as many as no terminal cuts off."""
+    return shutil.get_terminal_size().columns if (file or sys.stdout).isatty() else _PIPE_WIDTH
 
 
 def table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = (), *, file: TextIO | None = None
 ) -> None:
-    """Prints rows of cells under their heads, to stdout by default; the columns named in `right` end on the right."""
+    """Prints rows of cells under their heads, to stdout by default; the columns named in `right` end on the right.
+
+    In a terminal that is too narrow each row becomes a block of lines, its first cell above the others.
+    """
+    out = file or stdout()
+    found, columns = [[printable(cell) for cell in row] for row in rows], width(out)
+    widest = [max(map(len, column)) for column in zip(heads, *found, strict=True)]
+    if sum(widest) + 2 * (len(heads) - 1) > columns:
+        _blocks(heads, found, out)
+        return
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -63,10 +72,17 @@ def table(
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for head in heads:
         table.add_column(head, justify="right" if head in right else "left", overflow="fold", no_wrap=head == "digest")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    file = file or sys.stdout
-    Console(file=file, width=None if file.isatty() else _PIPE_WIDTH).print(table)
+    for row in found:
+        table.add_row(*map(Text, row))
+    Console(file=out, width=columns).print(table)
+
+
+def _blocks(heads: Sequence[str], rows: Iterable[Sequence[str]], out: TextIO) -> None:
+    """Rows one below the other: the first cell, then the others that hold something, each behind its head."""
+    indent = max(map(len, heads[1:]), default=0)
+    for first, *others in rows:
+        out.write(f"{first}\n")
+        out.writelines(f"  {head:{indent}}  {cell}\n" for head, cell in zip(heads[1:], others, strict=True) if cell)
 
 
 class Out(Protocol):

@@ -19,6 +19,9 @@ from rlx.runtime.profiling import OpTime, op_times, region_seconds
 if TYPE_CHECKING:
     from rlx.runners.engine import Engine
 
+MEMORY_BYTES = 512 << 20  # several times the last-level cache
+LEAST_BYTES = 1 << 20  # below, handing out the work takes longer than reading
+
 
 def profile_step(engine: Engine, ids: Sequence[int] = (1,), repeat: int = 5) -> list[OpTime]:
     """Runs the ids several times and says where the time went, longest first: of every region the median."""
@@ -54,9 +57,14 @@ def batch_work(engine: Engine, sequences: int, past: int) -> tuple[int, int]:
     return profiling.step_bytes(graph, env), profiling.step_flops(graph, env)
 
 
-def read_bandwidth(engine: Engine) -> float:
-    """Bytes a second, in GB/s, that the engine's workers can read from memory."""
-    return machine.read_bandwidth(engine._pool)
+def read_bandwidth(engine: Engine, nbytes: int = MEMORY_BYTES) -> float:
+    """Bytes a second, in GB/s, that the engine's workers can read.
+
+    Args:
+        nbytes: how much they read over and over: more than a cache holds for the bandwidth of memory, or as much as a
+            step reads, which a cache may hold.
+    """
+    return machine.read_bandwidth(engine._pool, nbytes=min(max(nbytes, LEAST_BYTES), MEMORY_BYTES))
 
 
 def arithmetic_peaks(engine: Engine) -> dict[str, float]:

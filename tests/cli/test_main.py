@@ -22,7 +22,7 @@ from rlx.cli.output import Bars
 from rlx.errors import CacheError
 
 HEAVY = {"numba", "llvmlite", "gguf", "jinja2", "rich", "tokenizers"}
-COMMANDS = ["run", "chat", "compile", "profile", "inspect", "bench", "tune", "convert", "quantize", "cache"]
+COMMANDS = ["run", "chat", "compile", "profile", "inspect", "bench", "tune", "pull", "convert", "quantize", "cache"]
 
 
 @pytest.fixture

@@ -188,3 +188,26 @@ def test_every_command_takes_part() -> None:
         found = command(name)
         leaves = found.commands.values() if isinstance(found, click.Group) else [found]
         assert all(isinstance(leaf, Command) for leaf in leaves), name
+
+
+# ---------------------------------------------------------------------------------------------------- tables
+
+
+@pytest.mark.parametrize(("columns", "wide"), [(46, False), (120, True)])
+def test_a_table_is_readable_in_a_narrow_terminal(
+    columns: int, wide: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rlx.cli import output
+
+    monkeypatch.setattr(output, "width", lambda file: columns)
+    heads = ("kernel", "regions", "ms", "GFLOP/s", "near")
+    output.table(
+        heads, [("linear-q8_0-residual", "12", "0.045", "70.3", "memory 94%"), ("attention", "6", "", "1", "x")]
+    )
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    if wide:
+        assert lines[0].split() == [*heads]
+    else:
+        assert lines[:3] == ["linear-q8_0-residual", "  regions  12", "  ms       0.045"]
+        assert lines[5:] == ["attention", "  regions  6", "  GFLOP/s  1", "  near     x"]
+        assert max(map(len, lines)) <= columns

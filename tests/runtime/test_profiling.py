@@ -63,6 +63,7 @@ def test_bench_names_the_limit_of_every_kernel(demo_model: Path) -> None:
     result = CliRunner().invoke(cli, [*command, "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.output)
+    assert 4e6 < found["read_bytes"] < 8e6, "the bandwidth is that of what a step of this model reads"
     assert {"int8", "f32"} <= found["peak_gop_per_s"].keys() and found["read_gb_per_s"] > 0
     for row in found["decode_kernels"] + found["prefill_kernels"]:
         assert row["limit"] in ("memory", "arithmetic", "barrier") and row["share_of_limit"] >= 0
