@@ -293,7 +293,7 @@ def test_the_command(hub: FakeHub, demo_model: Path) -> None:
     hub.files = {"demo-Q8_0.gguf": demo_model.read_bytes(), "demo-Q6_K.gguf": BIG}
     invoke: Callable[..., Any] = CliRunner().invoke
     listed = invoke(cli, ["pull", "org/repo", "--list"])
-    assert re.findall(r"^(Q\w+)", listed.stdout, re.MULTILINE) == ["Q6_K", "Q8_0"]
+    assert re.findall(r"^ *(Q\w+)", listed.stdout, re.MULTILINE) == ["Q6_K", "Q8_0"]
     refused = invoke(cli, ["pull", "org/repo"])
     assert (refused.exit_code, "Choose one: rlx pull org/repo:Q6_K" in refused.stderr) == (2, True)
     done = invoke(cli, ["pull", "org/repo:Q8_0"])
