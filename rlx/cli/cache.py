@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from rlx.runtime.key import CompileKey
     from rlx.runtime.store import Store
 
-_SHOWN = 12  # digits of a digest that tell entries apart
+_SHOWN, _FEW = 12, 8  # digits of a digest that tell entries apart, and those in a narrow terminal
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _GRAPH = "ir/00-graph.txt"  # a program before the passes, in every entry of one
 
@@ -261,20 +262,23 @@ def _facts(row: Listing) -> dict[str, str]:
 
 
 def _list(rows: list[list[str]], columns: list[str]) -> None:
-    """A table if it fits in the terminal's width, else each entry as its digest and lines of what is known of it."""
+    """A table if it fits in the width of the terminal, else lines of words for each entry."""
     rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)] if rows else []
-    gap = 2 if sum(widths) + 2 * len(widths) <= width() else 1
-    if sum(widths) + gap * (len(widths) - 1) <= width():
-        for row in [columns, *rows] if rows else []:
-            padded = zip(row, widths, columns, strict=True)
-            line = (cell.rjust(n) if name in _RIGHT else cell.ljust(n) for cell, n, name in padded)
-            click.echo((" " * gap).join(line).rstrip())
-        return
+    for gap, digits in ((2, _SHOWN), (1, _SHOWN), (1, _FEW)):
+        short = [[row[0][:digits], *row[1:]] for row in rows]
+        widths = [max(map(len, column)) for column in zip(columns, *short, strict=True)] if rows else []
+        if sum(widths) + gap * (len(widths) - 1) <= width():
+            for row in [columns, *short] if rows else []:
+                padded = zip(row, widths, columns, strict=True)
+                line = (cell.rjust(n) if name in _RIGHT else cell.ljust(n) for cell, n, name in padded)
+                click.echo((" " * gap).join(line).rstrip())
+            return
     for row in rows:
         cells = zip(columns, row, strict=True)
         words = [f"{name} {cell}" if name in _NAMED else cell for name, cell in cells if cell]
-        click.echo(textwrap.fill("  ".join(words), width(), subsequent_indent="  ", break_long_words=False))
+        text = "  ".join(word.replace(" ", _NO_BREAK) for word in words)
+        lines = textwrap.fill(text, width(), subsequent_indent="  ", break_long_words=False)
+        click.echo(lines.replace(_NO_BREAK, " "))
 
 
 def _kind(row: Listing) -> str:

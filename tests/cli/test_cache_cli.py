@@ -133,7 +133,7 @@ def test_ls_is_readable_at_any_width(columns: int, many: Store, monkeypatch: pyt
     assert all(len(line) <= columns for line in out.splitlines())
     for words in (("greedy", "129-256"), ("batch", "2-8"), ("verify", "2-16")):
         digest = next(row.digest for row in many.entries() if row.key and row.key.phase == words[0])
-        start = out.index(digest[:12])
+        start = out.index(digest[:8])  # a narrow table has fewer digits
         assert all(word in out[start:] for word in (*words, "auto", "q8_0", "qwen3 596M", "avx512"))
     if columns == 200:
         heads = ["digest", "phase", "SEQ", "PAST", "batch", "precision", "kv", "model", "level", "size", "age"]

@@ -192,7 +192,7 @@ def test_a_missing_tokenizer_says_which_files_to_get(folder: Callable[[str], Pat
 def test_a_tokenizer_that_is_no_json_is_named(folder: Callable[[str], Path]) -> None:
     path = folder("qwen3")
     (path / "tokenizer.json").write_text("{")
-    with pytest.raises(TokenizerError, match="no JSON"):
+    with pytest.raises(TokenizerError, match="the JSON does not parse"):
         entries(path)
 
 
