@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from rlx import env
@@ -37,15 +39,16 @@ def expected_rows(chosen: Any, setup: Setup) -> list[int]:
     """
     if setup.cache.policy == "readonly":  # nothing may be compiled
         return []
+    most = setup.cache.capacity  # more would drive each other out
     if chosen is None:
         chosen = env.compile_ahead()
     if isinstance(chosen, bool):
         one, *more = setup.profile.buckets
-        return [*more[-1:], one, *reversed(more[:-1]), 0] if chosen else []
+        return [*more[-1:], one, *reversed(more[:-1]), 0][:most] if chosen else []
     if not isinstance(chosen, list | tuple):
         hint = "give True, False, or the row counts of the calls, such as [30, 1]"
         raise ArgumentError(f"compile_ahead is {chosen!r}", hint=hint)
-    return [whole("compile_ahead", rows, 1, MAX_PAST) for rows in chosen]
+    return [whole("compile_ahead", rows, 1, MAX_PAST) for rows in chosen][:most]
 
 
 class CompileAheadWarning(UserWarning):
@@ -77,7 +80,9 @@ class Ahead:
     def start(self, jobs: Iterable[Callable[[], object]]) -> None:
         """Runs jobs, each of which compiles a program, one after the other; once."""
         if self._thread is None and not self._closed.is_set():
-            # No daemon: one that is inside LLVM when the process ends would crash it. It sees the end by itself.
+            # No daemon: one that is inside LLVM when the process ends would crash it.
+            _close_at_exit()
+            _all.add(self)
             self._thread = threading.Thread(target=self._run, args=(list(jobs),), name="rlx-ahead")
             self._thread.start()
 
@@ -123,16 +128,35 @@ class Ahead:
                 warnings.warn(what, CompileAheadWarning, stacklevel=1)
 
     def _wait_until_idle(self) -> None:
-        while not self._is_over() and self.is_busy() and not self._is_needed():
+        while not self._closed.is_set() and self.is_busy() and not self._is_needed():
             self._closed.wait(_LOOK)
-        if self._is_over():
+        if self._closed.is_set():
             raise _StoppedError
 
     def _is_needed(self) -> bool:
         return self._needed is not None and self._needed == self._current
 
-    def _is_over(self) -> bool:
-        return self._closed.is_set() or not threading.main_thread().is_alive()
-
     def _is_own(self) -> bool:
         return threading.current_thread() is self._thread
+
+
+_all: weakref.WeakSet[Ahead] = weakref.WeakSet()
+
+
+@cache
+def _close_at_exit() -> None:
+    """At the end of the main thread, closes all before Python waits for them, and before pools of threads are closed.
+
+    What `atexit` knows comes after both. The functions that come before are called last registered first, and pools
+    register theirs when they are imported.
+    """
+    import atexit
+    import concurrent.futures.thread  # noqa: F401
+
+    register: Callable[[Callable[[], None]], object] = getattr(threading, "_register_atexit", atexit.register)
+    register(_close_all)
+
+
+def _close_all() -> None:
+    for ahead in list(_all):
+        ahead.close()

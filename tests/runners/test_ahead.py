@@ -125,7 +125,7 @@ def test_a_failure_is_a_warning_and_the_next_job_runs(runner: Runner) -> None:
 def titles(runner: Any) -> set[tuple[str, str]]:
     """Phase and rows of the programs that were compiled."""
     words = (made.title.split() for made in runner.stats()["compiled"])
-    return {(each[2], each[3]) for each in words if each[0] == "program"}
+    return {(each[-5], each[-4]) for each in words if each[0] == "program"}
 
 
 def opened(model: Path, cache: CompileCache, ahead: Any) -> Any:
@@ -175,6 +175,12 @@ def test_off_and_readonly_compile_nothing(demo_model: Path, tmp_path: Path, monk
     assert started[-1] == 3
 
 
+def test_no_more_are_compiled_than_the_cache_keeps(demo_model: Path) -> None:
+    with opened(demo_model, CompileCache(capacity=1, policy="off"), [1, 32]) as runner:
+        runner._engine.ahead.wait()
+        assert titles(runner) == {("decode", "1-1")}
+
+
 @pytest.mark.parametrize("wrong", ["yes", 3, [0], [1.5], [True]])
 def test_other_values_are_refused(demo_model: Path, wrong: Any) -> None:
     with pytest.raises(ArgumentError, match="compile_ahead"):
@@ -203,7 +209,9 @@ def test_a_process_ends_while_it_compiles(how: str, demo_model: Path, tmp_path: 
     code, expected = ENDS[how]
     done = end_of_process(code, tmp_path, demo_model)
     assert done.returncode in (expected, 130 if expected == -2 else expected), done.stderr
+    assert done.stderr == "" or (expected == -2 and "KeyboardInterrupt" in done.stderr)
     assert "Fatal" not in done.stderr
+    assert "Warning" not in done.stderr
 
 
 def test_a_stream_that_goes_on_keeps_the_runner_busy(demo_model: Path, tmp_path: Path) -> None:
