@@ -1,16 +1,22 @@
-"""Link: the LLVM modules of a program, which are its kernels, its regions and its `step`, and the manifest.
+"""Link: writes the LLVM modules of a program (kernels, regions, and the function `step`) and its manifest.
 
-`void step(ptr ctx, i64 worker, i64 workers)` runs the regions in order, each a phase: it ends when all its units are
-done. A region is a function of its buffers, so regions of equal layers are one function called with other rows of the
-argument table. Inside a region the workers share out the units of each call (`handout.py`). A worker that waits long
-for the others leaves the step, and skips what is done when it comes back.
+`void step(ptr ctx, i64 worker, i64 workers)` runs the regions in order. Every worker calls it. Inside a region, workers
+take ranges of the units of each kernel call (`handout.py`). The region ends when all of its units are done. A worker
+that waits long for the others leaves the step, and skips what is done when it comes back.
 
-A region's prologue is a function too. A worker runs it in its own memory once it has fetched units that read it: until
-those are done the region is not over, so what the prologue reads stays as it is.
+A region is a function of its buffers. Regions of equal layers are one function, called with other rows of the argument
+table.
 
-ctx is a table of pointers: argument table, extents (i64, in the order of the manifest's symbols), counters (i64, zero
-before a step: for each share the ranges taken of each call, then one a region for its finished units), pool,
-`rlx_phase`, times (per worker an i64 cycle count at the start and after each region).
+The prologue of a region is a function too. A worker calls it, in its private memory, after it has taken units that read
+it. The region cannot end before those units are done, so the operands of the prologue do not change meanwhile.
+
+ctx is a table of pointers:
+
+- args: the argument table, with the address of every buffer.
+- extents: i64, the values of the symbols, in the order of the manifest.
+- counters: i64, zero before a step: for each share the ranges taken of each call, then per region its finished units.
+- pool and phase: the worker pool, and `rlx_phase`, which waits for the end of a region.
+- times: i64, per worker the cycle count at the start and after each region.
 """
 
 from __future__ import annotations
@@ -44,7 +50,7 @@ OnKernel = Callable[[int, int], None]
 
 @dataclass
 class Linked:
-    """What the linker made beside the modules: kernels by symbol, and the manifest (plain JSON data)."""
+    """The kernels by symbol, and the manifest (plain JSON data)."""
 
     kernels: dict[str, Kernel]
     manifest: dict[str, Any]
@@ -69,12 +75,12 @@ class _Linker:
 def link_program(
     program: Program, target: Target, emit: Emit, on_kernel: OnKernel = lambda done, total: None
 ) -> Linked:
-    """Selects kernels for every region and writes the step function.
+    """Selects the kernels of every region, and writes the modules.
 
     Args:
         on_kernel: called with (kernels written, kernels of the program) before each.
-        emit: called with each module, once, as soon as it is written, so that it can be compiled meanwhile: with
-            `kernels/<symbol>`, `regions/<symbol>`, and `program` for the step.
+        emit: called once with the name and the text of each module: `kernels/<symbol>`, `regions/<symbol>`, and
+            `program` for the step. A module can be compiled while the next ones are written.
     """
     symbols = sorted(program.graph.bounds)
     linker = _Linker(program, target, symbols, emit, on_kernel, scratch=program.arena, private=program.private)
@@ -88,12 +94,13 @@ def link_program(
 
 @dataclass(frozen=True)
 class _Bound:
-    """A region's function with the calls of this instance of it.
+    """The function of a region, and the calls of one region that uses it.
 
     Attributes:
-        function: that does its units.
+        function: name of the function.
         number: of the region.
-        first: the calls of its prologue.
+        first: the calls of the prologue.
+        calls: the calls of the region.
     """
 
     function: str
@@ -138,7 +145,7 @@ def _call(linker: _Linker, node: Node) -> Call:
 
 
 def _functions(linker: _Linker, number: int, first: tuple[Call, ...], calls: tuple[Call, ...]) -> str:
-    """Makes the module of a region, its function and that of its prologue; returns the name, a digest of both."""
+    """Writes the module of a region: its function and its prologue. Returns the name, a digest of both."""
     table = sum(len(c.kernel.buffers) for c in first)
     before = "\n".join(_emit_prologue(linker, number, first)) if first else ""
     body = "\n".join(_emit_region(linker, number, calls, table))
@@ -170,7 +177,7 @@ _DECLARED = (
 
 
 def _emit_prologue(linker: _Linker, number: int, calls: tuple[Call, ...]) -> Iterator[str]:
-    """The body of a prologue: every call with all its units, results and scratch memory in this worker's own memory."""
+    """The body of a prologue: each call with all its units. Results and scratch are in private memory of the worker."""
     t, at = Text(), 0
     for call in calls:
         buffers = _buffers(linker, t, number, call, at, own_results=True)
@@ -181,7 +188,11 @@ def _emit_prologue(linker: _Linker, number: int, calls: tuple[Call, ...]) -> Ite
 
 
 def _emit_region(linker: _Linker, number: int, calls: tuple[Call, ...], at: int) -> Iterator[str]:
-    """The body of a region function: one hand-out a call, then the end of the phase. `at`: its row of arguments."""
+    """The body of a region: the units of each call are handed out, then the worker waits for the end of the region.
+
+    Args:
+        at: the region's first row of the argument table.
+    """
     t = Text()
     units = [t.units(call.units, linker.symbols) for call in calls]
     total = reduce(lambda a, b: t.value(f"add i64 {a}, {b}"), units)
@@ -204,7 +215,7 @@ def _emit_region(linker: _Linker, number: int, calls: tuple[Call, ...], at: int)
 
 
 def _emit_units(linker: _Linker, t: Text, call: Call, buffers: list[str], handout: Handout, prologue: bool) -> None:
-    """What a worker does of a call; before its first units the prologue, if there is one."""
+    """A worker's units of a call. Before its first units it runs the prologue, if there is one."""
     c = handout.c
     start, end = handout.begin(t)
     if prologue:
@@ -225,7 +236,10 @@ def _emit_call(linker: _Linker, t: Text, call: Call, buffers: list[str], begin: 
 
 
 def _buffers(linker: _Linker, t: Text, number: int, call: Call, at: int, own_results: bool = False) -> list[str]:
-    """The pointers of a call from row `at` of the argument table on; to private memory they are worker 0's there."""
+    """The pointers of a call, from row `at` of the argument table on.
+
+    The table has the private memory of worker 0, so the offset of this worker's memory is added.
+    """
     found = []
     for i, own in enumerate(_is_own(linker.program, number, call, own_results)):
         pointer = t.load("ptr", "%args", at + i)
@@ -254,13 +268,13 @@ def _types(parameters: str) -> str:
     return ", ".join(parameter.split()[0] for parameter in parameters.split(", "))
 
 
-#: What the step looks up of a region: its function, the row where its arguments begin, the number of its first call.
+#: The step's table of regions: the function, the first row of its arguments, the number of its first call.
 _ROW = {"function": "ptr", "args": "i64", "call": "i64"}
 _ROW_TYPE = f"{{ {', '.join(_ROW.values())} }}"
 
 
 def _table(regions: list[_Bound]) -> str:
-    """The regions as data: the calls themselves, one after the other, would be the largest part of the program."""
+    """The regions as a table. As code, one call after the other, they would be the largest part of the program."""
     args = accumulate((sum(len(c.kernel.buffers) for c in r.all_calls) for r in regions), initial=0)
     calls = accumulate((len(r.calls) for r in regions), initial=0)
     lines = [

@@ -1,4 +1,4 @@
-"""The text form of a graph: one line a node. It parses back to the same interned nodes with the same value names."""
+"""The text form of a graph, one line per node. It parses back to the same interned nodes with the same value names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ _NODE = re.compile(
 
 
 def loads(text: str) -> Graph:
-    """Parses what `dumps` prints; raises `IrSyntaxError` with the line number."""
+    """The graph of a text that `dumps` wrote. Values of constants are not part of the text.
+
+    Raises:
+        IrSyntaxError: a line is no valid node, bound or output; the message has its number.
+    """
     lines = [entry.strip() for entry in text.rstrip().split("\n")]
     head = _HEAD.match(lines[0])
     if not head:

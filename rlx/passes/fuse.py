@@ -1,10 +1,13 @@
-"""Fuse: fewer trips through memory and fewer barriers.
+"""Fuse: joins ops, so that values between them never reach memory and there are fewer barriers.
 
-Gated feed-forward pairs, biases and residual adds join their linear; a norm joins the preparation of its consumer's
-activations, and where those are bf16 gated linears and attention write them as they are; rope takes the head norm
-before it and the cache write after it; chains of elementwise ops become one region; a greedy choice joins the head,
-whose logits then need no memory. Linears that share an input (Q, K and V) need no rule: they share one prepared
-activation, and the schedule puts them into one parallel region.
+- Gate, activation and up of a feed-forward block become one linear. Biases and residual adds join their linear.
+- A norm and the quantization of its result become one op. Gated linears and attention round their own result to bf16.
+- Rope takes the head norm before it and the cache write after it.
+- A chain of elementwise ops becomes one op.
+- A greedy choice joins the head, which then writes no logits.
+
+Linears that share an input (Q, K and V) need no rule. They share one quantized activation, because equal nodes are one
+node, and the schedule puts them into one parallel region.
 """
 
 from __future__ import annotations

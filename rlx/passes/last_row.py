@@ -1,9 +1,10 @@
-"""Last row: only the rows that are needed reach the head.
+"""Last row: a prefill computes the logits of its last row only.
 
-The logits of a prefill are wanted for its last row. That wish is followed from the outputs towards the inputs: a
-row-wise op of which only the last row is wanted reads only the last rows of its operands. It reaches past the head, the
-final norm, the last layer's feed-forward block and attention, down to the residual stream, whose other rows the cache
-writes still need. The pass runs while rows are the symbol SEQ, so that no other dim can be mistaken for them.
+The pass starts at the outputs and goes towards the inputs. If only the last row of a row-wise op is read, the op gets
+only the last rows of its operands. This passes the head, the final norm, and the feed-forward block and attention of
+the last layer. It stops at the residual stream, because the cache writes need all of its rows.
+
+The pass runs before `specialize`, while the number of rows is the symbol SEQ, so no other dim can be mistaken for it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from rlx.passes.report import SILENT, Log
 
 
 def last_row(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
-    """Reduces every output that has SEQ rows to the last one, unless all rows are wanted, of this output or of all.
+    """Reduces every output of SEQ rows to its last row. Outputs in `Options.whole` keep all rows, and with
+    `Options.all_rows` every output does.
 
-    Without "last_row" among the options' passes that happens at the outputs, and everything before computes all rows.
+    Without "last_row" in `Options.passes`, only the outputs are reduced, and all ops compute all rows.
     """
     if options.all_rows or options.seq[1] == 1:
         log.remark("all rows are kept" if options.all_rows else "a call has one row")
@@ -56,7 +58,7 @@ def last_row(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
 
 
 def _narrow(graph: Graph, whole: set[Node]) -> set[Node]:
-    """The values with SEQ rows of which nothing reads more than the last row; all of `whole` is read."""
+    """The values of SEQ rows of which only the last row is read. All rows of `whole` are read."""
     nodes, full = graph.nodes(), set(whole)
     for node in reversed(nodes):  # users before their operands
         if node.op != "last_row" and not (_has_rows(node) and node not in full and _moves(node)):
@@ -69,7 +71,7 @@ def _has_rows(node: Node) -> bool:
 
 
 def _moves(node: Node) -> bool:
-    """True if the last row of the result can be computed from the last rows of the operands, all of a known size."""
+    """Whether the last row of the result can be computed from the last rows of the operands."""
     if node.op == "reshape":
         return _has_rows(node.inputs[0])
     known = all(isinstance(d, int) for i in node.inputs if _has_rows(i) for d in i.shape[1:])

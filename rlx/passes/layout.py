@@ -1,9 +1,9 @@
-"""Layout: how weights and caches lie in memory. Packing becomes an explicit node, run once at load.
+"""Layout: decides how weights and caches lie in memory, and makes packing a node that runs once at load.
 
-Matrices that are multiplied are packed as blocks of 16 output rows (`r16k4`, see `rlx.codegen.layouts`), those of
-experts one after the other; a table of which only rows are looked up, in this and any other graph of the model, stays
-in the file as it is (`file`). Key caches lie in tiles of 16 positions, so that attention scores need no horizontal
-sums.
+- Matrices of linears are packed in blocks of 16 output rows (`r16k4`, see `rlx.codegen.layouts`). A stack of experts is
+  packed expert by expert.
+- A table that is only looked up, in this graph and in all others of the model, stays as it is in the file (`file`).
+- Key caches lie in tiles of 16 positions, so that attention scores need no horizontal sums.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ _MULTIPLY = ("linear", "expert_linear", "linear_pick")
 
 
 def layout(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
-    """Puts a pack node between each matrix and its readers, and tiles the key caches."""
+    """Puts a pack node between each matrix and its readers, and tiles the key caches.
+
+    Raises:
+        GraphError: one state holds both keys and values.
+    """
     keys, values = ({root(n.inputs[i]) for n in graph.nodes() if n.op == "attention"} for i in (1, 2))
     for shared in keys & values:
         hint = "Write the rows into two states."
@@ -52,9 +56,9 @@ def layout(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
 
 
 def weight_table(graph: Graph, packed: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
-    """What the manifest of each of a model's programs says of the weights that it reads, without making one.
+    """The rows that the manifest of each program of a model has for its weights, before any program is made.
 
-    No other pass changes what a weight is read by, so the symbolic graph tells.
+    The symbolic graph is enough for that, because no other pass changes which ops read a weight.
 
     Args:
         packed: as in `Options`.

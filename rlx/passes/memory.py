@@ -1,8 +1,9 @@
-"""Memory: lifetimes become offsets in one arena, and prologues get memory of each worker's own.
+"""Memory: turns the lifetimes of values into offsets in one arena.
 
-Values are placed in the order in which they are made, each at the lowest offset where nothing that lives at the same
-time lies (first fit). Inputs and outputs live for the whole step; weights and states are bound from outside. What a
-worker computes for itself lives for one region, so the values of a prologue lie one after the other.
+Values are placed in the order in which they are computed, each at the lowest offset that is free during its lifetime
+(first fit). Inputs and outputs live for the whole step. Weights and states lie outside, and are bound by name.
+
+The values of a prologue lie in private memory of each worker. They live for one region, one after the other.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ALIGN = 64
 
 @dataclass(frozen=True)
 class _Span:
-    """An arena range [offset, end) that is taken until a region."""
+    """The range [offset, end) of the arena, in bytes, that is taken up to and including a region."""
 
     offset: int
     end: int
@@ -30,7 +31,11 @@ class _Span:
 
 
 def memory(program: Program, log: Log = SILENT, *, reuse: bool = True) -> Program:
-    """The program with a buffer for every value that has one of its own; without `reuse` no two values share bytes."""
+    """The program with a buffer for every value, except views, which share their operand's.
+
+    Args:
+        reuse: whether values that do not live at the same time may share bytes.
+    """
     last = last_use(program)
     buffers = {n: _bound(n, program) for n in program.graph.nodes() if n.op in ("weight", "state", "pack")}
     taken: list[_Span] = []
@@ -69,7 +74,7 @@ def _bound(node: Node, program: Program) -> Buffer:
 
 
 def _order(program: Program) -> list[tuple[Node, int]]:
-    """(value, region that makes it); inputs are there from the start and, as callers write them, to the end."""
+    """(value, region that computes it). The region of an input is -1; callers write it before the step."""
     inputs = [(n, -1) for n in program.graph.nodes() if n.op == "input"]
     made = [(n, i) for i, region in enumerate(program.regions) for n in region if root(n) is n]
     return inputs + made
@@ -89,7 +94,7 @@ def _align(n: int) -> int:
 
 
 def check_memory(program: Program) -> None:
-    """No two values that live at the same time overlap: in each region, and in each prologue."""
+    """Checks that no two values overlap that live at the same time. Raises `GraphError`."""
     last = last_use(program)
     values = [(program.buffer(n), made, last[n], n) for n, made in _order(program)]
     for region in range(-1, len(program.regions)):
@@ -100,7 +105,7 @@ def check_memory(program: Program) -> None:
 
 
 def _check_apart(live: Sequence[tuple[Buffer, Node]], where: str) -> None:
-    """Buffers by offset do not overlap."""
+    """Raises `GraphError` if two of the buffers overlap, which are sorted by offset."""
     for (a, first), (b, second) in itertools.pairwise(live):
         if a.offset + a.nbytes > b.offset:
             raise GraphError(f"overlaps {second!r} {where}", where=repr(first))

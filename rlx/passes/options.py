@@ -1,4 +1,4 @@
-"""What a caller may choose about a compile. Everything here is part of the compile key; nothing else changes code."""
+"""Options: what a caller may choose about a compile. All options are part of the compile key, and nothing else is."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ FUSION_MEANINGS = {
     "gated": "gate, activation and up of a feed-forward block become one linear",
     "bias": "a bias joins its linear",
     "residual": "a residual add joins its linear",
-    "norm": "a norm joins the preparation of the activations that it feeds; what writes bf16 ones does so itself",
+    "norm": "a norm joins the quantization of its result; gated linears and attention write bf16 themselves",
     "rope": "rotation takes the head norm before it and the cache write after it",
-    "pick": "a greedy choice joins the head, whose logits are then never written",
+    "pick": "a greedy choice joins the head, which then writes no logits",
     "elementwise": "a chain of elementwise ops becomes one",
-    "prologue": "of a row or a few every worker computes the little between two linears itself, without a barrier",
+    "prologue": "with few rows, every worker computes norms and quantization itself, which saves a barrier",
 }
 FUSIONS = tuple(FUSION_MEANINGS)
-#: Passes that a program is right without, and what each does.
+#: The passes that may be left out, and what each does.
 PASS_MEANINGS = {
     "simplify": "algebra: scales are multiplied out, x * sigmoid(x) becomes silu(x)",
     "last_row": "a prefill computes the head and most of the last layer for the last row only",
@@ -39,7 +39,12 @@ def check_precision(precision: str) -> None:
 
 
 def phase(seq: tuple[int, int], sequences: bool = False) -> str:
-    """What a program of so many rows does: "batch" where each is a sequence of its own, "decode" for one, "prefill"."""
+    """The phase of a program: "batch" if rows are sequences, "decode" for one row, "prefill" for more.
+
+    Args:
+        seq: (smallest, largest) number of rows.
+        sequences: whether each row is a sequence of its own.
+    """
     if sequences:
         return "batch"
     return "decode" if seq == (1, 1) else "prefill"
@@ -47,23 +52,27 @@ def phase(seq: tuple[int, int], sequences: bool = False) -> str:
 
 @dataclass(frozen=True)
 class Options:
-    """Choices of one program.
+    """The options of one program.
 
     Attributes:
-        precision: "exact" computes with float32 activations, "auto" may prepare int8 activations for quantized weights
-            and, with `bf16_dots`, bf16 activations for bf16 weights and 16-bit caches, with `bf16_tiles` for quantized
-            weights.
-        seq: (smallest, largest) number of rows a call brings; equal ends make SEQ a constant.
-        all_rows: True keeps the logits of every row, False those of the last one only.
-        fusions: which groups of fusion rules run, of `FUSIONS`; "prologue" is the schedule's, see there.
-        passes: which of the passes that may be left out run, of `PASSES`.
-        symbols: bounds of further symbols, name -> (lowest, highest).
-        sequences: True makes every row the one new token of a sequence of its own, see `rlx.ir.sequences`.
-        whole: outputs of which every row is kept even where `all_rows` is False.
-        packed: tables that are packed though the graph only looks rows up: another graph of the model multiplies them.
-        bf16_dots: whether bf16 ones may be used over bf16 weights and 16-bit caches, where the target has dots of bf16.
-        bf16_tiles: whether they may be used over quantized weights, where the target has tiles; and whether these may
-            multiply experts in bf16.
+        precision: "exact" computes with float32 activations. "auto" may round activations to int8 over quantized
+            weights, and to bf16 as `bf16_dots` and `bf16_tiles` say.
+        seq: (smallest, largest) number of rows of a call. If both are equal, SEQ is a constant.
+        all_rows: whether outputs keep all rows; if not, their last row only.
+        fusions: the groups of fusion rules that run, of `FUSIONS`. "prologue" belongs to the pass `schedule`.
+        passes: the optional passes that run, of `PASSES`.
+        symbols: bounds of further symbols: name -> (lowest, highest).
+        sequences: whether every row is the one new token of its own sequence, see `rlx.ir.sequences`.
+        whole: outputs that keep all rows even without `all_rows`.
+        packed: tables that are packed although the graph only looks rows up, because another graph of the model
+            multiplies them.
+        bf16_dots: whether activations may be bf16 over bf16 weights and 16-bit caches, if the target has bf16 dot
+            products.
+        bf16_tiles: whether activations may be bf16 over quantized weights, and bf16 experts multiplied in tiles, if the
+            target has tiles.
+
+    Raises:
+        ArgumentError: an option has no such value.
     """
 
     precision: str = "auto"
@@ -104,9 +113,9 @@ class Options:
         return {**usual, **dict(self.symbols)}
 
     def effective(self, *, bf16_dots: bool, bf16_tiles: bool) -> Options:
-        """The same choices without those that can change nothing, so that equal programs have equal options.
+        """The same options without those that have no effect, so that equal programs have equal options.
 
-        Activations in bf16 are for prompts.
+        For example, only programs of several rows round activations to bf16.
 
         Args:
             bf16_dots: whether the target has dot products of bf16.

@@ -1,7 +1,7 @@
-"""The pipeline: one list of passes in named phases, from a symbolic graph to a program with its memory planned.
+"""The pipeline: a list of passes that turn a symbolic graph into a program with a place in memory for every value.
 
-`print(rlx.passes.pipeline.describe())` prints it. After each pass the verifier runs, then the hook of who wants to see
-the result.
+`print(rlx.passes.pipeline.describe())` prints the list. The verifier runs after each pass. `stages` gives the results
+one by one, `lower` the last one.
 """
 
 from __future__ import annotations
@@ -41,10 +41,14 @@ BACKEND = ("schedule", "memory")
 
 
 def lower(graph: Graph, options: Options, hook: Hook | None = None, reports: list[PassReport] | None = None) -> Program:
-    """Runs the whole pipeline; the verifier runs after each pass, then `hook(stage name, result)`.
+    """Runs the whole pipeline.
 
     Args:
+        hook: called with the name and the verified result of each stage.
         reports: gets what each pass did.
+
+    Raises:
+        GraphError: as `stages`.
     """
     for stage, result in stages(graph, options, reports):
         if hook:
@@ -56,7 +60,14 @@ def lower(graph: Graph, options: Options, hook: Hook | None = None, reports: lis
 def stages(
     graph: Graph, options: Options, reports: list[PassReport] | None = None
 ) -> Iterator[tuple[str, Graph | Program]]:
-    """The pipeline step by step: ("00-graph", the graph as it was built), then each pass with its verified result."""
+    """The pipeline step by step: ("00-graph", the graph as it was built), then each pass with its verified result.
+
+    Args:
+        reports: gets what each pass did.
+
+    Raises:
+        GraphError: the graph, or what a pass made of it, does not verify.
+    """
     verify(graph)
     yield "00-graph", graph
     result: Graph | Program = graph
@@ -101,7 +112,7 @@ def names(phase: str) -> list[str]:
 
 
 def describe() -> str:
-    """The pipeline as text, a line a phase."""
+    """The pipeline as text, one line per group of passes."""
     groups = (*PREFILL, ("of a batch", (sequences,)))
     lines = [f"{name:14} {' -> '.join(p.__name__ for p in passes)}" for name, passes in groups]
     return "\n".join([*lines, f"{'program':14} {' -> '.join(BACKEND)}"])

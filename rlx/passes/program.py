@@ -1,4 +1,4 @@
-"""A program: a graph in its final order, with a place in memory for every value. Codegen makes machine code of it."""
+"""A program: the nodes of a graph in parallel regions, with a place in memory for every value. Codegen compiles it."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Program:
     """A scheduled graph.
 
     Attributes:
-        regions: parallel regions in order; the nodes of one region do not depend on each other, a barrier follows each.
-        prologues: for each region, what a worker computes for itself, in order, before its first units of the region.
-        load: pack nodes, run once when weights are bound.
-        buffers: a place for every node that holds a value of its own; views resolve through `root`.
+        regions: parallel regions in order. The nodes of a region do not depend on each other; a barrier follows each.
+        prologues: for each region the nodes that every worker computes for itself, in order, before its first units.
+        load: pack nodes, which run once when weights are bound.
+        buffers: a place for every node but views, which share that of their `root`.
         arena: bytes of the arena.
-        own: the places of prologues' nodes in the memory of a worker. In their region they are read there.
+        own: the places of the nodes of prologues, in private memory of a worker. Their region reads them there.
         private: bytes of that memory.
     """
 
@@ -95,14 +95,14 @@ class Program:
 
 
 def root(node: Node) -> Node:
-    """The node whose buffer holds this value: views and in-place updates share their operand's."""
+    """The node whose buffer holds this value. Views and in-place updates share the buffer of their operand."""
     while node.op in ("reshape", *WRITES):
         node = node.inputs[0]
     return node
 
 
 def is_work(node: Node) -> bool:
-    """True if a step must do something for this node."""
+    """Whether a step computes this node: it is no leaf, view or packed weight."""
     return node.op not in LEAVES and node.op not in ("reshape", "pack")
 
 

@@ -1,30 +1,30 @@
-"""Quantize: chooses, per linear, what its activations are, and makes their preparation a node of its own.
+"""Quantize: chooses the dtype of each linear's activations, and makes their quantization a node.
 
-Linears over the same input then share one preparation (equal nodes are one node), which fusion can merge with the norm
-that feeds it.
+Linears over the same input share this node, because equal nodes are one node. Fusion can join it with the norm before.
 
 | weights | activations with precision "auto" |
 |---|---|
-| blocks, where the target has tiles of bf16 and a prompt always has enough rows | bf16 |
-| integer codes | int8 rows (q8a) |
-| bf16, where the graph allows it, the target has dots of bf16 and rows are those of a prompt | bf16 |
+| quantized, if the target has bf16 tiles and a call always has enough rows | bf16 |
+| with integer codes | int8 rows (q8a) |
+| bf16, if the model allows it, the target has bf16 dot products, and the program is a prefill | bf16 |
 | any other | f32 |
 
-Whether rounding to bf16 does harm where weights are as they were trained depends on the model, so a linear says that it
-may (its attribute `bf16`, which ends here: from now on the operand's dtype says it). One row, as in decode, waits for
-its weights: bf16 activations are no faster there, so it keeps f32. So do the rows of a batch, which get the bits that
-each would get alone. f16 weights have three bits more than bf16 and always take f32.
+**bf16 weights.** Whether rounding their activations to bf16 does harm depends on the model, so the model says for each
+linear if it is allowed (the attribute `bf16`; this pass removes it, and the operand's dtype says what was chosen). A
+program of one row waits for its weights, so bf16 activations would be no faster, and it keeps f32. A batch keeps f32
+too, because each of its rows must get the bits that it would get alone. f16 weights have three bits more than bf16, and
+always take f32.
 
-Attention over caches of 16 bits has products of bf16 where the target has dots of bf16 and a prompt always has enough
-rows to share what is converted: keys and values lose at most three bits more. Where every linear keeps f32, as with f16
-weights, attention does too: it would be the largest error, ten times that of a cache in f16. Two more things say that a
-model magnifies such rounding, and keep f32: caches of f32, and scores that are not scaled to the head's size, as in
-Gemma 4 (its golden checkpoints fall to cosines of 0.995 and 0.997).
+**Attention** multiplies bf16 over 16-bit caches if the target has bf16 dot products and a call always has enough rows.
+Keys and values then lose at most three bits. Attention keeps f32 if every linear does, as with f16 weights, because it
+would be the largest error, ten times that of an f16 cache. It also keeps f32 in models that magnify such rounding:
+those with f32 caches, and those whose scores are not scaled to the head size, such as Gemma 4 (whose golden checkpoints
+fall to cosines of 0.995 and 0.997).
 
-Over blocks bf16 rounds less than the int8 rows that it replaces, so the graph is not asked. Tiles want weights in bf16,
-which takes as long as about 16 rows of int8 products; for experts, whose rows must be copied together, as about 32 rows
-an expert, which few models have in the usual buckets. Experts in bf16 need no more than 8 to be faster than by dot
-products, and gain much with more, so there it counts how many a program may have, not how many it always has.
+**Quantized weights.** bf16 rounds less than the int8 rows that it replaces, so the model is not asked. Tiles need
+weights in bf16. Unpacking them takes as long as about 16 rows of int8 products. The rows of an expert must also be
+gathered, which takes as long as about 32 rows per expert. Few models reach that in the usual buckets. bf16 experts are
+faster in tiles from 8 rows on, and gain much with more rows, so for them the largest number of rows counts.
 """
 
 from __future__ import annotations

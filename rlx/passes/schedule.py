@@ -1,13 +1,13 @@
-"""Schedule: the order of work, as parallel regions with a barrier after each.
+"""Schedule: orders the nodes into parallel regions, with a barrier after each.
 
-A node goes into the first region after everything it reads (and, for a state, after everything that wrote it), so
-independent nodes such as Q, K and V share one region and its hand-out of work. Regions that do the same work on other
-buffers - those of equal layers - have equal signatures, and codegen makes one function for all of them.
+A node goes into the first region after those of its operands. So independent nodes, such as Q, K and V, share a region,
+and workers share its units. Regions that do the same work on other buffers, as in equal layers, have equal signatures.
+Codegen makes one function for all of them.
 
-The little that lies between two linears, such as norms and prepared activations, has no region of its own. In decode it
-would keep one worker busy and all others waiting; of a few rows it is so little that sharing it out costs more than it
-saves. Instead it is the prologue of the region that reads it: every worker computes it for itself before its first
-units there. What later regions read too is also one of that region's units of work.
+Small ops between two linears, such as norms and activation quantization, have no region of their own. With one row,
+one worker would compute them and all others would wait. With a few rows, sharing them costs more than it saves. They
+are the prologue of the region that reads them: every worker computes them for itself before its first units. A value
+that later regions read too is also computed once, as a unit of that region.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from rlx.passes.options import Options
 from rlx.passes.program import Program, Region, is_work, root
 from rlx.passes.report import SILENT, Log
 
-#: Ops that may be in a prologue: free of effects, and of one row a single unit of work or a few small ones.
+#: Ops that may be in a prologue: without effects, and with one row a single unit of work or a few small ones.
 OWN = frozenset(
     "embedding rms_norm quantize rope elementwise softmax top_k take mix reduce_mean reduce_sum slice concat".split()
 )
-#: Floating-point operations and bytes moved, added up, of a node that every worker may compute for itself. A core does
-#: so much in a few microseconds, and what it reads stays in its own cache.
+#: Limit of the cost of a prologue's node: floating-point operations plus bytes moved. A core does this in a few
+#: microseconds, and its operands stay in its own cache.
 OWN_COST = 1 << 18
-#: The same for the most rows of a program of several. Workers could share them, so what it costs to repeat them must be
-#: less than what a region costs.
+#: The limit for programs of several rows, at their largest number of rows. Workers could share the rows, so repeating
+#: them must cost less than a region.
 OWN_COST_ROWS = 1 << 17
 
 
 def schedule(graph: Graph, options: Options | None = None, log: Log = SILENT) -> Program:
-    """Levels of the data-flow graph, in order."""
+    """The program whose regions are the levels of the data-flow graph, in order."""
     nodes, names = graph.nodes(), graph.names()
     prologues = "prologue" in (options or Options()).fusions
     refusals = {n: _shared_because(n, graph.bounds) for n in nodes if n.op in OWN}
@@ -61,12 +61,12 @@ def schedule(graph: Graph, options: Options | None = None, log: Log = SILENT) ->
 
 
 def is_own(node: Node, limits: Bounds) -> bool:
-    """Whether every worker may compute the node for itself, whatever values within their limits the symbols have."""
+    """Whether every worker may compute the node for itself, for all values of the symbols within their bounds."""
     return node.op in OWN and not _shared_because(node, limits)
 
 
 def _shared_because(node: Node, limits: Bounds) -> str:
-    """Why the workers share the work of a node of `OWN`; empty if each may do all of it."""
+    """Why a node of an op in `OWN` is not computed by every worker; empty if it may be."""
     used = {s for n in (node, *node.inputs) for d in n.shape for s in symbols(d)}
     if not used <= limits.keys():
         return f"{', '.join(sorted(used - limits.keys()))} has no bounds"
@@ -75,7 +75,7 @@ def _shared_because(node: Node, limits: Bounds) -> str:
 
 
 def _levels(nodes: Sequence[Node], own: set[Node]) -> dict[Node, int]:
-    """Region of each node that is work: prologues do not push their readers into the next one."""
+    """The region of each node that a step computes. A node of a prologue can be read in its own region."""
     ready: dict[Node, int] = {}  # the first region that can read a value
     level: dict[Node, int] = {}
     for node in nodes:
@@ -87,7 +87,7 @@ def _levels(nodes: Sequence[Node], own: set[Node]) -> dict[Node, int]:
 
 
 def _places(graph: Graph, level: dict[Node, int], own: set[Node]) -> tuple[list[Node], list[Node]]:
-    """The nodes that are units of work, and those of prologues; a node that regions read now and later is both."""
+    """The nodes of regions, and the nodes of prologues. A node that its own and later regions read is both."""
     shared = {_maker(n) for n in graph.outputs.values()} | (level.keys() - own)
     private: set[Node] = set()
     for node in reversed(level):  # readers before what they read
@@ -109,7 +109,7 @@ def _operand(node: Node) -> tuple[Any, ...]:
 
 
 def last_use(program: Program) -> dict[Node, int]:
-    """Buffer root -> index of the last region that touches it; inputs and outputs are held to the end."""
+    """Root of a buffer -> the last region that uses it. Inputs and outputs are kept to the end of the step."""
     last: dict[Node, int] = {}
     for i, (prologue, region) in enumerate(zip(program.prologues, program.regions, strict=True)):
         for node in (*prologue, *region):
@@ -124,8 +124,10 @@ def last_use(program: Program) -> dict[Node, int]:
 
 
 def verify_schedule(program: Program) -> None:
-    """Every operand is made in an earlier region or before the units of this one, so the nodes of a region are
-    independent. Raises `GraphError`.
+    """Checks that every operand is computed in an earlier region or in the prologue of its own.
+
+    Raises:
+        GraphError: a node would run before an operand.
     """
     done: set[Node] = set()
     for prologue, region in zip(program.prologues, program.regions, strict=True):

@@ -1,8 +1,8 @@
-"""Sequences: every row of a batch is the one new token of a sequence of its own.
+"""Sequences: makes every row of a batch the one new token of its own sequence.
 
-States get an axis of slots in front, and what touches them the attribute `sequences`: row r works on slot `slots[r]`,
-behind `past[r]` tokens, which are inputs of the program from now on. Everything else is done row by row anyway. The
-pass is the last one over the graph, so that no rule needs to know of it.
+States get an axis of slots in front. Ops over states get the attribute `sequences`: row r uses slot `slots[r]`, after
+`past[r]` tokens. Both are new inputs of the program. All other ops work row by row anyway. This is the last pass over
+the graph, so that no rewrite rule has to know about it.
 """
 
 from __future__ import annotations

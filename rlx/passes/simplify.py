@@ -1,4 +1,4 @@
-"""Simplify: algebra that needs no knowledge of the target."""
+"""Simplify: algebra that does not depend on the target."""
 
 from __future__ import annotations
 

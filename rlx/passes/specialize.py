@@ -1,4 +1,7 @@
-"""Specialize: a symbol becomes a bucket bound plus a run-time extent, or a constant where its bucket has one value."""
+"""Specialize: replaces a symbol by a constant if its bucket has one value, and gives the others bounds.
+
+The value of a symbol with bounds is an argument of each step.
+"""
 
 from __future__ import annotations
 
