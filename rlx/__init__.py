@@ -12,43 +12,43 @@ The compiler alone: `rlx.Graph`, `rlx.ops`, `rlx.compile`. Names are imported wh
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from rlx.errors import (
-    AmbiguousModelError,
-    ArgumentError,
-    BusyError,
-    CacheError,
-    ChatError,
-    ChatTemplateError,
-    CompileError,
-    ConfigError,
-    DownloadError,
-    GgufError,
-    GraphError,
-    IrSyntaxError,
-    ModelFileError,
-    MultimodalError,
-    NumericalError,
-    OutputError,
-    ProfileError,
-    PromptError,
-    ResourceError,
-    RlxError,
-    SafetensorsError,
-    SamplingError,
-    ShapeError,
-    SnapshotError,
-    TargetError,
-    TokenizerError,
-    UnknownArgumentError,
-    UnsupportedModelError,
-    WeightError,
-)
+TYPE_CHECKING = False  # what `typing` would say; to import it costs more than all else here
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from rlx.codegen.target import Target
+    from rlx.errors import (
+        AmbiguousModelError,
+        ArgumentError,
+        BusyError,
+        CacheError,
+        ChatError,
+        ChatTemplateError,
+        CompileError,
+        ConfigError,
+        DownloadError,
+        GgufError,
+        GraphError,
+        IrSyntaxError,
+        ModelFileError,
+        MultimodalError,
+        NumericalError,
+        OutputError,
+        ProfileError,
+        PromptError,
+        ResourceError,
+        RlxError,
+        SafetensorsError,
+        SamplingError,
+        ShapeError,
+        SnapshotError,
+        TargetError,
+        TokenizerError,
+        UnknownArgumentError,
+        UnsupportedModelError,
+        WeightError,
+    )
     from rlx.ir import dtypes, ops
     from rlx.ir.dims import CTX, PAST_SEQ, SEQ
     from rlx.ir.graph import Graph
@@ -94,10 +94,12 @@ _MODULES = {"dtypes": "rlx.ir.dtypes", "ops": "rlx.ir.ops"}
 
 
 def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
     if name in _MODULES:
         return import_module(_MODULES[name])
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+    if name in __all__:
+        return getattr(import_module(_HOME.get(name, "rlx.errors")), name)
     raise AttributeError(f"module 'rlx' has no attribute {name!r}")
 
 

@@ -48,7 +48,7 @@ def test_help_names_the_commands() -> None:
 
 
 def test_the_entry_point_is_the_module() -> None:
-    assert PROJECT["scripts"] == {"rlx": "rlx.cli:main"}
+    assert PROJECT["scripts"] == {"rlx": "rlx.__main__:main"}
     python("-c", "from rlx.cli import main; assert callable(main)")
 
 

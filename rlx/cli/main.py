@@ -5,8 +5,12 @@ Nothing here imports more than click, so that `rlx --help` is quick; each subcom
 
 from __future__ import annotations
 
+import signal
+import sys
 import traceback
 import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, TextIO
 
@@ -65,6 +69,13 @@ class Commands(Group):
         rows = [(f"{v.name}", f"{v.meaning}  [{v.values}; default: {v.default}]") for v in env.VARIABLES]
         with formatter.section("Environment"):
             formatter.write_dl(rows)
+
+    def make_context(self, *args: Any, **more: Any) -> click.Context:
+        """As click's; it would print a word and exit with 1 where an interrupt comes while words are parsed."""
+        try:
+            return super().make_context(*args, **more)
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(INTERRUPTED) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the subcommand.
@@ -152,6 +163,18 @@ def cli() -> None:
     """Run language models through native code compiled for this machine."""
 
 
-def main() -> None:
-    """The entry point: parses `sys.argv`, runs, exits with 0, 2 for a user's mistake, 130 after an interrupt, or 1."""
-    cli(prog_name="rlx")
+def main(leave_quietly: Callable[[], None] = lambda: None) -> None:
+    """Parses `sys.argv`, runs, exits with 0, 2 for a user's mistake, 130 after an interrupt, or 1.
+
+    Args:
+        leave_quietly: makes an interrupt end the process at once; called when all is written.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        cli(prog_name="rlx")
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, OSError, ValueError):  # none there, or closed
+                stream.flush()
+        leave_quietly()
