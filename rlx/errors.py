@@ -25,7 +25,19 @@ class RlxError(Exception):
     def __init__(self, what: str, *, where: object = None, hint: str | None = None) -> None:
         self.what, self.where, self.hint = what, None if where is None else str(where), hint
         message = f"{self.where}: {what}" if self.where else what
-        super().__init__(f"{message}. {_sentence(hint)}" if hint else message)
+        super().__init__(_printable(f"{message}. {_sentence(hint)}" if hint else message))
+
+
+_SHORT, _ENDS = 4_000, 1_900  # characters of a message; of its begin and its end where it is longer
+
+
+def _printable(message: str) -> str:
+    """A message that a terminal may show: names from files can hold control characters, or be megabytes long."""
+    if len(message) > _SHORT:
+        message = f"{message[:_ENDS]} ... {message[-_ENDS:]}"
+    if message.isprintable():
+        return message
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in message)
 
 
 def _sentence(hint: str) -> str:

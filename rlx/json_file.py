@@ -65,10 +65,10 @@ def read_bytes(path: Path, kind: type[RlxError], most: int = MAX_BYTES) -> bytes
             raise kind(f"the file cannot be read: {error.strerror}", where=path) from error
 
 
-def read_text(path: Path, kind: type[RlxError]) -> str:
+def read_text(path: Path, kind: type[RlxError], most: int = MAX_BYTES) -> str:
     """A whole file as UTF-8 text; errors as of `read_object`."""
     try:
-        return read_bytes(path, kind).decode("utf-8")
+        return read_bytes(path, kind, most).decode("utf-8")
     except UnicodeDecodeError as error:
         raise kind(f"the file is no UTF-8 text ({error})", where=path) from error
 

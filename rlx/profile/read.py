@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rlx.errors import ProfileError
+from rlx.json_file import read_text
 from rlx.profile.keys import FOREIGN, KEYS, PHASES, check_names, check_value
 
 Flat = dict[str, Any]
+MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,8 @@ def read_file(path: Path) -> dict[str, Any]:
         ProfileError: the file cannot be read, or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ProfileError(f"the profile cannot be read: {error.strerror}", where=path) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(read_text(path, ProfileError, MAX_BYTES))
+    except (ValueError, RecursionError) as error:  # ValueError: no TOML, or a number of thousands of digits
         hint = 'A profile is a TOML file, such as: [precision] on one line, mode = "exact" on the next.'
         raise ProfileError(f"this is not TOML: {error}", where=path, hint=hint) from error
 

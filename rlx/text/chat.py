@@ -23,6 +23,8 @@ _PROBE = "qzcontent"  # stands for a text, to see what a template does with it
 _THINKING = "enable_thinking"  # the name that templates have for the switch
 MAX_TEMPLATE_CHARS = 1 << 20
 _MEMORY = 512 << 20  # of the process that renders
+_SHORT = 4_096  # characters of a conversation
+_HOSTILE = "the model's template is broken or hostile"
 _RENDERER = Confined("dialect.py", memory=_MEMORY)  # starts with the first template
 
 
@@ -43,6 +45,7 @@ class ChatTemplate:
                 f"the template has {len(template)} characters, at most {MAX_TEMPLATE_CHARS} are allowed", where=_WHERE
             )
         self._template, self._tokens = template, {"bos_token": bos_token, "eos_token": eos_token}
+        self._broken: ChatTemplateError | None = None  # it took too much even for a short conversation
         _call(_RENDERER.start)
 
     def render(
@@ -114,7 +117,14 @@ class ChatTemplate:
         return _PROBE in text and repr(_PROBE) not in text and f'"{_PROBE}"' not in text
 
     def _render(self, values: dict[str, Any]) -> str:
-        return str(_call(lambda: _RENDERER.call({"template": self._template, "values": self._tokens | values})))
+        if self._broken is not None:
+            raise self._broken
+        try:
+            return str(_call(lambda: _RENDERER.call({"template": self._template, "values": self._tokens | values})))
+        except ChatTemplateError as error:
+            if error.hint == _HOSTILE and len(repr(values["messages"])) < _SHORT:
+                self._broken = error
+            raise
 
 
 def _call(action: Callable[[], T]) -> T:
@@ -127,7 +137,7 @@ def _call(action: Callable[[], T]) -> T:
         if error.kind == "Refused":
             what = f"the template refuses the conversation: {what}"
         elif error.kind in ("RecursionError", "MemoryError", None):
-            what, hint = f"the template cannot be rendered: {what}", "the model's template is broken or hostile"
+            what, hint = f"the template cannot be rendered: {what}", _HOSTILE
         raise ChatTemplateError(what, where=where, hint=hint) from error
     except ValueError as error:  # of JSON: a number of more than 4,300 digits
         raise ChatTemplateError(f"the conversation cannot be handed to the template ({error})", where=_WHERE) from error

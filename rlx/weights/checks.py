@@ -6,6 +6,7 @@ an allocation later.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -74,7 +75,7 @@ def _integers(metadata: Metadata, key: str, where: str) -> list[int]:
     value = metadata[key]
     values = value.tolist() if isinstance(value, np.ndarray) else [value]
     if not all(type(each) is int for each in values):
-        raise ConfigError(f"{key} is {value!r}, expected an integer", where=where)
+        raise ConfigError(f"{key} is {reprlib.repr(values)}, expected integers", where=where)
     return values
 
 

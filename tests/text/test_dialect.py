@@ -124,6 +124,17 @@ def test_cpu_time_is_limited(source: str) -> None:
     assert render("{{ 1 }}") == "1"  # in a new process
 
 
+@pytest.mark.usefixtures("quick")
+def test_a_template_that_takes_too_long_does_so_once() -> None:
+    template = ChatTemplate("{% if messages | length < 9 %}" + SLOW[0] + "{% endif %}")
+    with pytest.raises(ChatTemplateError, match="more CPU time than"):
+        template.render(USER)
+    assert chat_module._RENDERER._process is None
+    with pytest.raises(ChatTemplateError, match="more CPU time than"):
+        template.render(USER)
+    assert chat_module._RENDERER._process is None, "it was not tried again"
+
+
 @pytest.mark.parametrize("source", BIG, ids=range(len(BIG)))
 def test_memory_is_limited(source: str) -> None:
     with pytest.raises(ChatTemplateError, match=r"too much memory|the result has more than"):

@@ -577,7 +577,7 @@ def llama(*, tokens: int = 0, rows: int = 0, **values: int) -> bytes:
         (llama(tokens=8, rows=9), "the token list 8, token_embd.weight 9"),
         (
             file([key("general.architecture", STRING, text("x")), key("x.block_count", F32_KEY, u32(0))]),
-            "x.block_count is 0.0, expected an integer",
+            "x.block_count is [0.0], expected integers",
         ),
         (
             file(

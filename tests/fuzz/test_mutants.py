@@ -1,0 +1,72 @@
+"""A few mutants of every kind, and the driver that counts them: it must see what it is there to see."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import mutate
+
+RUN = Path(__file__).parent / "run.py"
+KINDS = ("gguf", "safetensors", "tokenizer", "template", "snapshot", "json", "profile")
+
+BAD = """
+import os, sys
+from tests.fuzz import run, targets
+def use(folder):
+    way = os.environ["WAY"]
+    if way == "crash": os.abort()
+    if way == "hang":
+        while True: pass
+    if way == "unnamed": raise KeyError("x")
+    if way == "memory": return bytearray(200 << 20)
+    if way == "unprintable": raise targets.Named()
+    if way == "refused":
+        from rlx.errors import RlxError
+        raise RlxError("no")
+def make(rng, folder): (folder / "x").write_text(str(rng.random()))
+class Named(__import__("rlx.errors").errors.RlxError):
+    def __init__(self): Exception.__init__(self, "\\x1b[2J")
+targets.Named = Named
+targets.KINDS = {"profile": targets.Kind(make, use)}
+targets.prepare = lambda kind: None
+run.CPU_SECONDS, run.MEMORY_KB = 0.3, 100 << 10
+result = run.run("profile", 3, 0)
+assert dict(result.counts) == {os.environ["WAY"]: 3}, result
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_mutant_crashes_hangs_or_ends_without_a_name(kind: str, goldens: Path) -> None:
+    command = [sys.executable, str(RUN), "--kind", kind, "--count", "50", "--seed", "7", "--seconds", "4"]
+    done = subprocess.run(command, env=_environment(FUZZ_GOLDENS=str(goldens)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(re.findall(r"(\d+) refused", done.stdout)[0]) > 3, done.stdout
+
+
+@pytest.mark.parametrize("way", ["crash", "hang", "unnamed", "memory", "unprintable", "refused", "accepted"])
+def test_the_driver_sees_every_way_to_end(way: str) -> None:
+    done = subprocess.run([sys.executable, "-c", BAD], env=_environment(WAY=way), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def _environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(RUN.parents[2]), **more}
+
+
+def test_the_same_seed_makes_the_same_mutant(goldens: Path) -> None:
+    data = (goldens / "llama" / "model-f16.gguf").read_bytes()
+    one, two, other = (mutate.mutated_gguf(random.Random(seed), data) for seed in (1, 1, 2))
+    assert one == two != other
+
+
+def test_a_gguf_file_is_taken_apart_and_put_together(goldens: Path) -> None:
+    data = (goldens / "llama" / "model-f16.gguf").read_bytes()
+    head, values, records, rest = mutate.gguf_parts(data)
+    assert head + b"".join(values + records) + rest == data and len(values) > 20 and len(records) > 10
