@@ -204,7 +204,7 @@ def _record(rng: random.Random, record: bytes) -> bytes:
         case 0:
             dims[rng.randrange(count)] = rng.choice(NUMBERS) % (1 << 64)
         case 1:
-            dims = dims + [1] if rng.random() < 0.5 else dims[:-1]
+            dims = [*dims, 1] if rng.random() < 0.5 else dims[:-1]
         case 2:
             rng.shuffle(dims)
         case 3:
@@ -217,18 +217,50 @@ def _record(rng: random.Random, record: bytes) -> bytes:
 # -- templates and other texts ----------------------------------------------------------------------------------------
 
 SNIPPETS = [
-    "{% for i in range(99999) %}{{ range(i) | max }}{% endfor %}", "{% if messages %}x{% endif %}", "{{ messages }}",
-    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "{% endfor %}", "{% if x %}", "{{ x.y.z }}",
-    "{{ 9 ** 9 ** 9 }}", "{{ 'a' * 999999999 }}", "{{ ns.a }}",
+    "{% for i in range(99999) %}{{ range(i) | max }}{% endfor %}",
+    "{% if messages %}x{% endif %}",
+    "{{ messages }}",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% endfor %}",
+    "{% if x %}",
+    "{{ x.y.z }}",
+    "{{ 9 ** 9 ** 9 }}",
+    "{{ 'a' * 999999999 }}",
+    "{{ ns.a }}",
     "{% set ns = namespace(a=[1]) %}{% for i in range(40) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}{{ ns.a }}",
-    "{% set ns = namespace(a='x') %}{% for i in range(40) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}", "{{ messages | tojson(indent=999999999) }}", "{{ ''.__class__ }}", "{{ self }}", "{{ loop }}",
-    "{% macro m(a) %}{{ m(a) }}{{ m(a) }}{% endmacro %}{{ m(1) }}", "{{ cycler.__init__ }}", "{% include 'x' %}",
-    "{{ raise_exception('x') }}", "{{ strftime_now('%Y' * 9999) }}", "{# ", " #}", "{% raw %}", "{{ 1 / 0 }}", "-%}",
-    "{{ range(99999) | list | tojson }}", "{{ '%99999999d' % 1 }}", "{{ '{:99999999}'.format(1) }}", "{%- set x -%}",
-    "{{ messages[0].content * 99999 }}", "{{ lipsum(9999) }}", "{{ 'x' | center(99999999) }}", "{{ dict(a=1) }}",
-    "{% for a in messages recursive %}{{ loop(messages) }}{% endfor %}", "\ud800", "{{ '\\ud800' }}", "\0", "}}", "{{",
-    "{{ 'a' | replace('', 'a' * 9999) | replace('a', 'b' * 9999) }}", "{{ messages | sort }}", "{{ none.x }}",
-]  # fmt: skip
+    "{% set ns = namespace(a='x') %}{% for i in range(40) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
+    "{{ messages | tojson(indent=999999999) }}",
+    "{{ ''.__class__ }}",
+    "{{ self }}",
+    "{{ loop }}",
+    "{% macro m(a) %}{{ m(a) }}{{ m(a) }}{% endmacro %}{{ m(1) }}",
+    "{{ cycler.__init__ }}",
+    "{% include 'x' %}",
+    "{{ raise_exception('x') }}",
+    "{{ strftime_now('%Y' * 9999) }}",
+    "{# ",
+    " #}",
+    "{% raw %}",
+    "{{ 1 / 0 }}",
+    "-%}",
+    "{{ range(99999) | list | tojson }}",
+    "{{ '%99999999d' % 1 }}",
+    "{{ '{:99999999}'.format(1) }}",
+    "{%- set x -%}",
+    "{{ messages[0].content * 99999 }}",
+    "{{ lipsum(9999) }}",
+    "{{ 'x' | center(99999999) }}",
+    "{{ dict(a=1) }}",
+    "{% for a in messages recursive %}{{ loop(messages) }}{% endfor %}",
+    "\ud800",
+    "{{ '\\ud800' }}",
+    "\x00",
+    "}}",
+    "{{",
+    "{{ 'a' | replace('', 'a' * 9999) | replace('a', 'b' * 9999) }}",
+    "{{ messages | sort }}",
+    "{{ none.x }}",
+]
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 

@@ -104,10 +104,8 @@ def use_tokenizer(tokenizer: Any) -> None:
         tokenizer.decode(ids, skip_special_tokens=special)
     tokenizer.decode(range(min(tokenizer.vocab_size, 400)))
     assert tokenizer.special_ids is not None and repr(tokenizer)
-    try:
+    with suppress(ChatTemplateError):
         chat_ids(tokenizer, MESSAGES, tools=[TOOL])
-    except ChatTemplateError:
-        pass
 
 
 def use_folder(folder: Path) -> None:
