@@ -78,8 +78,14 @@ def _derived(node: Node, names: Mapping[Node, str], stems: Mapping[Node, str]) -
     if node.op in _WRITES:
         return names[first], f"{names[first]}.{suffix}"
     values = [i for i in node.inputs if i.op not in LEAVES] or [first]
-    stem = stems[values[-1] if node.op in _BINARY else values[0]]  # x + f(x): the name is that of f
+    ordered = values[::-1] if node.op in _BINARY else values  # x + f(x): the name is that of f
+    stem = max((stems[value] for value in ordered), key=_layer)  # the first of the highest layer
     return stem, f"{stem}.{suffix}"
+
+
+def _layer(stem: str) -> int:
+    """The number in a name: 3 of "blk.3.attn_q"; -1 if there is none."""
+    return next((int(part) for part in stem.split(".") if part.isdigit() and len(part) < 10), -1)
 
 
 def _weight(node: Node) -> str | None:

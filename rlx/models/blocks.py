@@ -188,7 +188,8 @@ def mixture(model: Model, x: Node, routed: Node | None = None) -> Node:
     if experts.scale != 1:
         chosen = ops.scale(chosen, experts.scale)
     gate, up = (_expert_linear(model, x, name, ids, experts.ffn) for name in ("ffn_gate_exps", "ffn_up_exps"))
-    y = _expert_linear(model, ACTIVATIONS[config.activation](gate) * up, "ffn_down_exps", ids, config.hidden)
+    y = model.named("ffn_act_exps", ACTIVATIONS[config.activation](gate) * up)
+    y = _expert_linear(model, y, "ffn_down_exps", ids, config.hidden)
     return ops.reshape(ops.mix(y, ops.reshape(chosen, [SEQ, 1, experts.used])), [SEQ, config.hidden])
 
 

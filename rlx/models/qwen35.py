@@ -52,6 +52,7 @@ def delta_net(layer: Model, x: Node) -> Node:
     state = layer.graph.state(f"s.{layer.layer}", (net.value_heads, net.key_dim, net.value_dim))
     g = step * layer.weight("ssm_a", net.value_heads)
     y = ops.gated_delta(state, q, k, v, g, beta, scale=net.key_dim**-0.5, heads=net.heads)
+    y = layer.named("ssm_delta", y)
     z = ops.reshape(linear(layer, x, "attn_gate", net.values), y.shape)
     y = ops.reshape(norm(layer, y, "ssm_norm") * ops.silu(z), [SEQ, net.values])
     return linear(layer, y, "ssm_out", layer.config.hidden)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
-_NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")  # of a layer: a whole part of a name
+_NUMBER = re.compile(r"(?:(?<=\.)|^)\d{1,9}(?=\.|$)")  # of a layer: a whole part of a name
 _NAME = re.compile(r"%[A-Za-z0-9_.]*[A-Za-z0-9_]")
 
 

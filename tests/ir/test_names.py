@@ -112,3 +112,11 @@ def test_an_output_that_is_added_later_is_named() -> None:
     assert named(graph) == ["x", "a"]
     graph.output("b", ops.silu(x))
     assert sorted(named(graph)) == ["a", "b", "x"]
+
+
+def test_a_name_may_be_a_very_long_number() -> None:
+    graph = Graph()
+    x, w = graph.input("x", [SEQ, 8]), graph.weight("9" * 5000, [8, 8])
+    graph.output("y", ops.silu(ops.linear(x, w)))
+    assert loads(dumps(graph)) == graph
+    pipeline.lower(graph, Options(), reports=[])
