@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         WeightError,
     )
     from rlx.ir import dtypes, ops
-    from rlx.ir.dims import CTX, PAST_SEQ, SEQ
+    from rlx.ir.dims import CTX, PAST_SEQ, SEQ, Dim
     from rlx.ir.graph import Graph
     from rlx.profile import CompileProfile
     from rlx.runners import GemmaRunner, Llama32Runner, LmRunner, Qwen3Runner, Qwen35Runner, auto_runner
@@ -72,6 +72,7 @@ _HOME = {
     "CTX": "rlx.ir.dims",
     "PAST_SEQ": "rlx.ir.dims",
     "SEQ": "rlx.ir.dims",
+    "Dim": "rlx.ir.dims",
     "Graph": "rlx.ir.graph",
     "CompileProfile": "rlx.profile",
     "GemmaGenerator": "rlx.runners.token_generator",
@@ -123,6 +124,7 @@ __all__ = [
     "ConfigError",
     "Device",
     "DownloadError",
+    "Dim",
     "Executable",
     "GemmaGenerator",
     "GemmaRunner",

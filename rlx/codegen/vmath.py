@@ -121,6 +121,11 @@ def clamp_min(e: Emitter, x: ir.Value, low: float) -> ir.Value:
     return e.max(e.f32(low), x)
 
 
+def maximum(e: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
+    """The larger of two; NaN where either is NaN."""
+    return e.b.select(e.b.fcmp_unordered("uno", x, x), x, e.max(x, y))
+
+
 def softcap(e: Emitter, x: ir.Value, cap: float) -> ir.Value:
     """cap * tanh(x / cap)."""
     return e.b.fmul(tanh(e, e.b.fmul(x, e.f32(1 / cap))), e.f32(cap))

@@ -17,11 +17,21 @@ Bounds: TypeAlias = Mapping[str, tuple[int, int]]
 
 
 class Dim:
-    """An affine form `c0 + c1*S1 + ...` with integer coefficients; immutable and hashable."""
+    """An affine form `c0 + c1*S1 + ...` with integer coefficients; immutable and hashable.
+
+    `Dim("N")` is the symbol N, a size that is known when the program runs.
+
+    Raises:
+        GraphError: a symbol's name is no word of letters, digits and `_`.
+    """
 
     __slots__ = ("const", "terms")
 
-    def __init__(self, terms: Mapping[str, int], const: int = 0) -> None:
+    def __init__(self, terms: Mapping[str, int] | str, const: int = 0) -> None:
+        if isinstance(terms, str):
+            if not re.fullmatch(r"[A-Za-z_]\w*", terms, re.ASCII):
+                raise GraphError(f"{terms!r} is no name of a symbol", hint='Give a word, such as "N".')
+            terms = {terms: 1}
         self.terms = tuple(sorted((s, c) for s, c in terms.items() if c))
         self.const = const
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any, TypeAlias
 
 from rlx.errors import ShapeError
 
@@ -109,5 +110,29 @@ ACTIVATIONS: dict[str, DType] = {t.name: t for t in (F32, Q8A, BF16)}
 #: What caches of keys and values may hold.
 KV_DTYPES = (F32, F16, BF16, Q8_0, Q4_0)
 
+#: What names a type: see `dtype`.
+DTypeLike: TypeAlias = DType | str | type[Any] | Any
+
+#: Names that NumPy and PyTorch have for types of the table.
+_ALIASES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64", "int8": "i8", "int16": "i16",
+            "int32": "i32", "int64": "i64", "uint8": "u8", "float": "f32", "half": "f16"}  # fmt: skip
+
 DTYPES: dict[str, DType] = {t.name: t for t in list(globals().values()) if isinstance(t, DType)}
 BY_GGML: dict[int, DType] = {t.ggml: t for t in DTYPES.values() if t.ggml is not None}
+
+
+def dtype(value: Any) -> DType:
+    """The type that a value names: a `DType`, a name such as "f32", "float32" or "q4_k", a type of NumPy or PyTorch.
+
+    Raises:
+        ShapeError: it names none.
+    """
+    if isinstance(value, DType):
+        return value
+    name = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
+    name = name.lower().removeprefix("torch.")
+    found = DTYPES.get(_ALIASES.get(name, name))
+    if found is None:
+        hint = "Give one of rlx.dtypes, such as rlx.dtypes.F32, or its name, such as \"f32\"."
+        raise ShapeError(f"{value!r} is no dtype", hint=hint)
+    return found

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import GraphError, ShapeError
-from rlx.ir import dims, names, ops, printer
+from rlx.errors import GraphError, IrSyntaxError, ShapeError
+from rlx.ir import dims, dtypes, names, ops, printer
 from rlx.ir.dims import Dim, DimLike
-from rlx.ir.dtypes import F32, DType
+from rlx.ir.dtypes import F32, DTypeLike
 from rlx.ir.node import Node, topological
 
-_DTYPES = "give one of rlx.dtypes, such as rlx.dtypes.F32"
-_DIMS = "give a whole number, rlx.SEQ or a form such as 2 * SEQ"
+_DIMS = 'give a whole number, a symbol such as rlx.SEQ or "N", or a form such as 2 * SEQ'
 
 
 class Graph:
@@ -32,6 +31,9 @@ class Graph:
         constants: values of the weights that the graph itself supplies (rope frequencies and the like).
         phase: "graph" as built; the pipeline sets "prefill", "decode" or "batch".
         bounds: symbol -> (lowest, highest) value, set by the specialize pass.
+
+    Attributes:
+        inputs: names of the inputs in the order in which they were declared.
     """
 
     def __init__(
@@ -47,15 +49,22 @@ class Graph:
         self.outputs: dict[str, Node] = dict(outputs or {})
         self.constants: dict[str, np.ndarray] = dict(constants or {})
         self.bounds: dict[str, tuple[int, int]] = dict(bounds or {})
+        self.inputs: list[str] = []
         self._named: dict[Node, str] = {}
         self._origin: tuple[Graph, Mapping[Node, Node] | None] | None = None  # the graph before, node -> node in it
         self._names: tuple[Any, dict[Node, str]] = (None, {})  # the last result of `names`, and what for
 
-    def input(self, name: str, shape: Sequence[DimLike], dtype: DType = F32) -> Node:
-        """A value that every call supplies."""
+    def input(self, name: str, shape: Sequence[DimLike | str], dtype: DTypeLike = F32) -> Node:
+        """A value that every call supplies.
+
+        Args:
+            shape: numbers, and symbols for sizes that are known when the program runs: `rlx.SEQ`, `rlx.Dim("N")` or
+                "N", or a form such as "2*N+1". `rlx.compile` wants a range for symbols of your own.
+            dtype: one of `rlx.dtypes`, its name ("f32", "float32"), or a type of NumPy or PyTorch.
+        """
         return self._leaf("input", name, shape, dtype)
 
-    def weight(self, name: str, shape: Sequence[DimLike], dtype: DType = F32) -> Node:
+    def weight(self, name: str, shape: Sequence[DimLike | str], dtype: DTypeLike = F32) -> Node:
         """A value bound once, packed for its kernels at load; any dtype of the table, block formats included."""
         return self._leaf("weight", name, shape, dtype)
 
@@ -67,7 +76,7 @@ class Graph:
         self.constants[name] = array
         return self.weight(name, array.shape, F32)
 
-    def state(self, name: str, shape: Sequence[DimLike], dtype: DType = F32) -> Node:
+    def state(self, name: str, shape: Sequence[DimLike | str], dtype: DTypeLike = F32) -> Node:
         """A value that lives between calls and is updated in place (a KV cache)."""
         return self._leaf("state", name, shape, dtype)
 
@@ -108,11 +117,17 @@ class Graph:
         known = before if back is None else {new: before[old] for new, old in back.items()}
         return {**known, **self._named}
 
-    @staticmethod
-    def _leaf(op: str, name: str, shape: Sequence[DimLike], dtype: DType) -> Node:
-        if not isinstance(dtype, DType):
-            raise ShapeError(f"{dtype!r} is no dtype", where=f"{op} {name!r}", hint=_DTYPES)
-        return ops.leaf(op, name, tuple(_dim(d, f"{op} {name!r}") for d in shape), dtype)
+    def _leaf(self, op: str, name: str, shape: Sequence[DimLike | str], dtype: DTypeLike) -> Node:
+        where = f"{op} {name!r}"
+        try:
+            kind = dtypes.dtype(dtype)
+        except ShapeError as error:
+            raise ShapeError(f"{dtype!r} is no dtype", where=where, hint=error.hint) from error
+        if isinstance(shape, str | Integral | Dim):
+            raise ShapeError(f"{shape!r} is no shape", where=where, hint="give a list, such as [rlx.SEQ, 64]")
+        if op == "input" and name not in self.inputs:
+            self.inputs.append(name)
+        return ops.leaf(op, name, tuple(_dim(d, where) for d in shape), kind)
 
     def nodes(self) -> list[Node]:
         """Every node that an output reaches, operands before users."""
@@ -189,9 +204,14 @@ class Graph:
 
 
 def _dim(value: Any, where: str) -> DimLike:
-    """A dim as a caller gave it; NumPy's integers become Python's."""
+    """A dim as a caller gave it; NumPy's integers become Python's, and text is read."""
     if isinstance(value, Dim):
         return value
+    if isinstance(value, str):
+        try:
+            return dims.parse_dim(value)
+        except IrSyntaxError as error:
+            raise ShapeError(f"{value!r} is no dim", where=where, hint=_DIMS) from error
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ShapeError(f"{value!r} is no dim", where=where, hint=_DIMS)
     return int(value)

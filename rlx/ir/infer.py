@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from rlx.errors import ShapeError
-from rlx.ir.dims import Dim, DimLike, Shape
+from rlx.ir.dims import Dim, DimLike, Shape, parse_dim
 from rlx.ir.dtypes import ACTIVATIONS, F32, I32, Q8A, DType
 from rlx.ir.meaning import BINARY, UNARY, WITH_NUMBER
 from rlx.ir.node import Node
@@ -30,7 +30,7 @@ def check_nodes(op: str, inputs: Sequence[Any]) -> None:
     """Raises `ShapeError` for an operand that is no node, such as a number or an array."""
     for operand in inputs:
         if not isinstance(operand, Node):
-            hint = "Graph.weight and Graph.constant make nodes for arrays, ops.scale multiplies by a number"
+            hint = "Graph.weight and Graph.constant make nodes for arrays"
             raise ShapeError(f"expected nodes of a graph, found {type(operand).__name__}", where=op, hint=hint)
 
 
@@ -48,6 +48,11 @@ def unary(op: str) -> Rule:
     return rule
 
 
+def repeats(small: Shape, full: Shape) -> bool:
+    """Whether a row, a column or a scalar can be repeated to another shape."""
+    return small != full and small in (full[-1:], (*full[:-1], 1), (1,))
+
+
 def binary(op: str) -> Rule:
     """Two f32 operands; the second may be a row or a scalar."""
     expected = "two f32 operands of one shape, or the second a row [width], a column [..., 1] or a scalar [1]"
@@ -55,7 +60,7 @@ def binary(op: str) -> Rule:
     def rule(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
         _check(len(inputs) == 2 and all(n.dtype is F32 for n in inputs), op, inputs, expected)
         x, y = (n.shape for n in inputs)
-        _check(y == x or y in (x[-1:], (*x[:-1], 1), (1,)), op, inputs, expected)
+        _check(y == x or repeats(y, x), op, inputs, expected)
         return x, F32
 
     return rule
@@ -347,6 +352,18 @@ def reshape(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     before, after = (_elements(s) for s in (inputs[0].shape, attrs["shape"]))
     _check(before == after, "reshape", inputs, f"the {list(attrs['shape'])} asked for to hold as many elements")
     return tuple(attrs["shape"]), inputs[0].dtype
+
+
+def rest(x: Node, others: Shape) -> DimLike:
+    """The dim of a reshape of x that its other dims leave."""
+    (whole, symbols), (part, taken) = _elements(x.shape), _elements(others)
+    left = [symbol for symbol in symbols if symbol not in taken]
+    _check(part > 0 and whole % part == 0 and len(symbols) - len(taken) == len(left), "reshape", (x,),
+           f"a shape that {list(others)} and -1 can be")  # fmt: skip
+    if not left:
+        return whole // part
+    _check(len(left) == 1 and whole == part, "reshape", (x,), "-1 to stand for one symbol or for a number")
+    return parse_dim(left[0])
 
 
 def _elements(shape: Shape) -> tuple[int, tuple[str, ...]]:

@@ -76,6 +76,7 @@ BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "sub": np.subtract,
     "mul": np.multiply,
     "div": np.divide,
+    "maximum": np.maximum,
 }
 
 

@@ -38,11 +38,17 @@ class Node:
     shape: Shape
     dtype: DType
 
-    def __getitem__(self, attr: str) -> Any:
+    #: NumPy's operators leave arithmetic with a node to the node.
+    __array_ufunc__ = None
+
+    def __getitem__(self, key: Any) -> Any:
+        """An attribute by its name; by anything else part of the value, see `rlx.ops.index`."""
+        if not isinstance(key, str):
+            return OPERATORS["index"](self, key)
         for name, value in self.attrs:
-            if name == attr:
+            if name == key:
                 return value
-        raise KeyError(f"{self.op} has no attribute {attr}")
+        raise KeyError(f"{self.op} has no attribute {key}")
 
     @property
     def name(self) -> str:
@@ -54,23 +60,64 @@ class Node:
         label = f' "{self.name}"' if self.op in LEAVES else ""
         return f"<{self.op}{label} {self.dtype}[{shape}]>"
 
-    def __add__(self, other: Node) -> Node:
+    def __add__(self, other: Node | float) -> Node:
         return OPERATORS["add"](self, other)
 
-    def __mul__(self, other: Node) -> Node:
+    def __radd__(self, other: float) -> Node:
+        return OPERATORS["add"](self, other)
+
+    def __mul__(self, other: Node | float) -> Node:
         return OPERATORS["mul"](self, other)
 
-    def __sub__(self, other: Node) -> Node:
+    def __rmul__(self, other: float) -> Node:
+        return OPERATORS["mul"](self, other)
+
+    def __sub__(self, other: Node | float) -> Node:
         return OPERATORS["sub"](self, other)
 
-    def __truediv__(self, other: Node) -> Node:
+    def __rsub__(self, other: float) -> Node:
+        return OPERATORS["sub"](other, self)
+
+    def __truediv__(self, other: Node | float) -> Node:
         return OPERATORS["div"](self, other)
+
+    def __rtruediv__(self, other: float) -> Node:
+        return OPERATORS["div"](other, self)
+
+    def __matmul__(self, other: Node) -> Node:
+        return OPERATORS["matmul"](self, other)
+
+    def __rmatmul__(self, other: Any) -> Node:
+        return OPERATORS["matmul"](other, self)
+
+    def __pow__(self, exponent: float) -> Node:
+        return OPERATORS["power"](self, exponent)
+
+    def __neg__(self) -> Node:
+        return OPERATORS["neg"](self)
+
+    @property
+    def T(self) -> Node:
+        """The transpose of a weight [n, k]."""
+        return OPERATORS["transpose"](self)
+
+    def reshape(self, *shape: Any) -> Node:
+        """The same elements in another shape, given as numbers or as one sequence."""
+        return OPERATORS["reshape"](self, shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape)
+
+    def sum(self, axis: int = -1, keepdims: bool = False) -> Node:
+        """The sum over the last axis."""
+        return OPERATORS["sum"](self, axis, keepdims)
+
+    def mean(self, axis: int = -1, keepdims: bool = False) -> Node:
+        """The mean over the last axis."""
+        return OPERATORS["mean"](self, axis, keepdims)
 
 
 LEAVES = ("input", "weight", "state")
 
-#: What `+`, `*`, `-` and `/` on nodes mean: filled by `rlx.ir.ops`, which knows the ops and comes after this file.
-OPERATORS: dict[str, Callable[[Node, Node], Node]] = {}
+#: What operators and methods of nodes mean: filled by `rlx.ir.ops`, which knows the ops and comes after this file.
+OPERATORS: dict[str, Callable[..., Node]] = {}
 
 
 def intern(op: str, inputs: tuple[Node, ...], attrs: Attrs, shape: Shape, dtype: DType) -> Node:

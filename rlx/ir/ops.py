@@ -6,15 +6,17 @@ any dtype of the table in `rlx.ir.dtypes`.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
-from typing import Any
+from math import isfinite, prod
+from numbers import Integral, Real
+from typing import Any, TypeAlias
 
 from rlx.errors import ShapeError
 from rlx.ir import flops, infer, meaning, sequences
-from rlx.ir.dims import PAST_SEQ, SEQ, DimLike, Shape
-from rlx.ir.dtypes import DType
+from rlx.ir.dims import PAST_SEQ, SEQ, DimLike, Shape, parse_dim
+from rlx.ir.dtypes import F32, DType
 from rlx.ir.node import LEAVES, OPERATORS, Node, intern
 
 
@@ -44,6 +46,11 @@ class Op:
 
 
 REQUIRED = object()
+
+#: An operand of arithmetic.
+Operand: TypeAlias = Node | float
+
+_TRANSPOSED = ".T"  # ends the name of a weight that is another one's transpose
 
 _LINEAR = {"gated": None, "bias": False, "residual": False, "bf16": False, "out": "f32"}
 _ROPE = {"style": REQUIRED, "norm_eps": None}
@@ -125,7 +132,7 @@ OPS: dict[str, Op] = {
         Op("last_row", {}, infer.last_row, meaning.last_row, flops.each(0), rowwise=False),
         Op("reshape", {"shape": REQUIRED}, infer.reshape, meaning.reshape, flops.each(0), rowwise=False),
         Op("pack", {"layout": REQUIRED}, infer.pack, meaning.identity, flops.each(0), rowwise=False),
-        Op("elementwise", {"expr": REQUIRED}, infer.elementwise, meaning.elementwise, flops.each(4)),
+        Op("elementwise", {"expr": REQUIRED}, infer.elementwise, meaning.elementwise, flops.each(4), True),
         *(Op(name, {}, infer.binary(name), meaning.binary(name), flops.each(1), True) for name in meaning.BINARY),
         *(Op(name, {}, infer.unary(name), meaning.unary(name), flops.each(8), True) for name in meaning.UNARY),
         Op("scale", {"by": REQUIRED}, infer.unary("scale"), meaning.scale, flops.each(1), True),
@@ -305,14 +312,21 @@ def last_row(x: Node) -> Node:
     return make("last_row", x)
 
 
-def reshape(x: Node, shape: Sequence[DimLike]) -> Node:
-    """The same elements in another shape; a reshape of a reshape is one reshape, to its own shape none."""
+def reshape(x: Node, shape: Sequence[DimLike | str]) -> Node:
+    """The same elements in another shape, of which one dim may be -1: what is left. A reshape of a reshape is one
+    reshape, to its own shape none.
+    """
     source = x.inputs[0] if x.op == "reshape" else x
-    return source if source.shape == tuple(shape) else make("reshape", source, shape=tuple(shape))
+    to = tuple(parse_dim(dim) if isinstance(dim, str) else dim for dim in shape)
+    if -1 in to:
+        at = to.index(-1)
+        to = (*to[:at], infer.rest(source, (*to[:at], *to[at + 1 :])), *to[at + 1 :])
+    return source if source.shape == to else make("reshape", source, shape=to)
 
 
-def softmax(x: Node) -> Node:
+def softmax(x: Node, axis: int = -1) -> Node:
     """exp(x) / sum(exp(x)) over the last axis."""
+    _check_last(x, axis, "softmax")
     return make("softmax", x)
 
 
@@ -351,6 +365,35 @@ def reduce_sum(x: Node) -> Node:
     return make("reduce_sum", x)
 
 
+def mean(x: Node, axis: int = -1, keepdims: bool = False) -> Node:
+    """The mean over the last axis of x [rows, ..., width] -> [rows, ...], or [rows, ..., 1] with `keepdims`."""
+    _check_last(x, axis, "mean")
+    return reduce_mean(x) if keepdims else reshape(reduce_mean(x), x.shape[:-1])
+
+
+def sum(x: Node, axis: int = -1, keepdims: bool = False) -> Node:
+    """The sum over the last axis of x [rows, ..., width] -> [rows, ...], or [rows, ..., 1] with `keepdims`."""
+    _check_last(x, axis, "sum")
+    return reduce_sum(x) if keepdims else reshape(reduce_sum(x), x.shape[:-1])
+
+
+def _check_last(x: Node, axis: int, op: str) -> None:
+    infer.check_nodes(op, (x,))
+    if axis not in (-1, len(x.shape) - 1):
+        hint = "Reduce the last axis: axis=-1. Axis 0 is that of the rows, which are computed independently."
+        raise ShapeError(f"axis {axis!r} is not the last one of {x!r}", where=op, hint=hint)
+
+
+def layer_norm(x: Node, weight: Node | None = None, bias: Node | None = None, *, eps: float = 1e-5) -> Node:
+    """(x - mean) / sqrt(variance + eps) over the last axis, times weight [width] and plus bias [width] where given.
+
+    It is the root-mean-square norm of what is left without the mean.
+    """
+    infer.check_nodes("layer_norm", (x,))
+    y = rms_norm(sub(x, reduce_mean(x)), weight, eps=eps)
+    return y if bias is None else add(y, bias)
+
+
 def slice(x: Node, start: int, stop: int, *, axis: int = 1) -> Node:
     """Elements start .. stop of an axis that is not that of the rows; the whole axis is x itself."""
     return x if (start, stop) == (0, x.shape[axis]) else make("slice", x, axis=axis, start=start, stop=stop)
@@ -376,24 +419,171 @@ def clamp_min(x: Node, low: float) -> Node:
     return make("clamp_min", x, low=float(low))
 
 
-def add(x: Node, y: Node) -> Node:
-    """x + y; y may be a row [width] for every row, a column [..., 1] for every element of its row, or a scalar [1]."""
-    return make("add", x, y)
+def add(x: Operand, y: Operand) -> Node:
+    """x + y. One of them may be smaller: a number, a row [width] for every row, a column [..., 1] for every element of
+    its row, or a scalar [1].
+    """
+    return _binary("add", x, y)
 
 
-def sub(x: Node, y: Node) -> Node:
-    """x - y; y as in `add`."""
-    return make("sub", x, y)
+def sub(x: Operand, y: Operand) -> Node:
+    """x - y; operands as in `add`."""
+    return _binary("sub", x, y)
 
 
-def mul(x: Node, y: Node) -> Node:
-    """x * y; y as in `add`."""
-    return make("mul", x, y)
+def mul(x: Operand, y: Operand) -> Node:
+    """x * y; operands as in `add`."""
+    for value, number in ((x, y), (y, x)):
+        if isinstance(value, Node) and _is_number(number):
+            return scale(value, _number(number, "mul"))
+    return _binary("mul", x, y)
 
 
-def div(x: Node, y: Node) -> Node:
-    """x / y; y as in `add`."""
-    return make("div", x, y)
+def div(x: Operand, y: Operand) -> Node:
+    """x / y; operands as in `add`."""
+    return _binary("div", x, y)
+
+
+def maximum(x: Operand, y: Operand) -> Node:
+    """The larger of x and y, NaN where either is NaN; operands as in `add`."""
+    return _binary("maximum", x, y)
+
+
+def minimum(x: Operand, y: Operand) -> Node:
+    """The smaller of x and y, NaN where either is NaN; operands as in `add`."""
+    infer.check_nodes("minimum", [v for v in (x, y) if not _is_number(v)] or (x,))
+    return neg(maximum(*(neg(v) if isinstance(v, Node) else -v for v in (x, y))))
+
+
+def power(x: Node, exponent: float) -> Node:
+    """x to a power: a whole number from -8 to 8, 0.5 or -0.5.
+
+    Raises:
+        ShapeError: another exponent.
+    """
+    if exponent in (0.5, -0.5):
+        return sqrt(x) if exponent > 0 else div(1.0, sqrt(x))
+    if not _is_number(exponent) or exponent != int(exponent) or not 1 <= abs(exponent) <= 8:
+        hint = "Give a whole number from 1 to 8, 0.5, or the negative of one of them."
+        raise ShapeError(f"no op computes the power {exponent!r}", where="power", hint=hint)
+    result = x
+    for bit in f"{abs(int(exponent)):b}"[1:]:
+        result = mul(result, result)
+        result = mul(result, x) if bit == "1" else result
+    return result if exponent > 0 else div(1.0, result)
+
+
+def _binary(op: str, x: Any, y: Any) -> Node:
+    """An op of two operands of which either may be a number, or be repeated to the shape of the other."""
+    numbers = [_number(v, op) if _is_number(v) else None for v in (x, y)]
+    if numbers == [None, None]:
+        infer.check_nodes(op, (x, y))
+        if infer.repeats(x.shape, y.shape) and x.dtype is y.dtype is F32:
+            return make("elementwise", y, x, expr=(op, 1, 0))
+        return make(op, x, y)
+    operand = y if _is_number(x) else x
+    infer.check_nodes(op, (operand,))
+    return make("elementwise", operand, expr=(op, *(0 if n is None else ("const", n) for n in numbers)))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _number(value: Any, op: str) -> float:
+    number = float(value)
+    if not isfinite(number):
+        raise ShapeError(f"{number} is no finite number", where=op, hint="Give a number that float32 can hold.")
+    return number
+
+
+def matmul(x: Node, y: Node) -> Node:
+    """The product of matrices, as `x @ y`.
+
+    x [rows, k] times a weight y [k, n] -> [rows, n]; `x @ w.T` takes a weight w [n, k], as `linear` does. Two values
+    with a matrix in each row, [rows, m, k] and [rows, k, n], are multiplied row by row -> [rows, m, n].
+
+    Raises:
+        ShapeError: other operands, or sizes that do not fit.
+    """
+    infer.check_nodes("matmul", (x, y))
+    if len(x.shape) == len(y.shape) == 3 and y.op != "weight":
+        return make("mix", y, x)
+    if y.op != "weight" or len(y.shape) != 2 or len(x.shape) != 2:
+        hint = "It multiplies x [rows, k] by a weight [k, n], or matrix by matrix x [rows, m, k] by y [rows, k, n]."
+        raise ShapeError(f"found {x!r} and {y!r}", where="matmul", hint=hint)
+    if x.shape[1] != y.shape[0]:
+        advice = "Write x @ w.T for a weight w [n, k]." if x.shape[1] == y.shape[1] else None
+        raise ShapeError(f"{x!r} and {y!r}: {x.shape[1]} and {y.shape[0]} differ", where="matmul", hint=advice)
+    if y.dtype.is_quantized and not y.name.endswith(_TRANSPOSED):
+        hint = "Its blocks lie along its rows: declare it as [n, k] and write x @ w.T."
+        raise ShapeError(f"{y!r} cannot be transposed", where="matmul", hint=hint)
+    return linear(x, transpose(y))
+
+
+def transpose(weight: Node) -> Node:
+    """The transpose of a weight [n, k], as `w.T`: the weight `w.T` [k, n], which takes its numbers from `w`.
+
+    Raises:
+        ShapeError: no matrix of weights.
+    """
+    infer.check_nodes("transpose", (weight,))
+    if weight.op != "weight" or len(weight.shape) != 2:
+        hint = "Only weights [n, k] can be transposed: the first axis of any other value is that of its rows."
+        raise ShapeError(f"found {weight!r}", where="transpose", hint=hint)
+    # Without the checks of `leaf`: a transpose of blocks is no weight, but that in `x @ w.T` is undone.
+    name = {**dict(weight.attrs), "name": transposed(weight.name)}
+    return intern("weight", (), tuple(name.items()), weight.shape[::-1], weight.dtype)
+
+
+def transposed(name: str) -> str:
+    """The name of a weight's transpose: `w.T` of `w`, and back."""
+    return name.removesuffix(_TRANSPOSED) if name.endswith(_TRANSPOSED) else name + _TRANSPOSED
+
+
+def index(x: Node, key: Any) -> Node:
+    """Part of a value, as `x[key]`: axes from 1 on by numbers and slices, the last row by -1, rows of a table by ids.
+
+    Raises:
+        ShapeError: another key; what it asks for is not known before the program runs, or is not there.
+    """
+    keys = key if isinstance(key, tuple) else (key,)
+    if len(keys) == 1 and isinstance(keys[0], Node):
+        return embedding(x, keys[0])
+    if Ellipsis in [k for k in keys if not isinstance(k, Node)]:
+        at = keys.index(Ellipsis)
+        keys = (*keys[:at], *[builtins.slice(None)] * (len(x.shape) - len(keys) + 1), *keys[at + 1 :])
+    if len(keys) > len(x.shape):
+        raise ShapeError(f"{len(keys)} indices for {x!r}", where="index")
+    part, gone = x, list[int]()
+    for axis, chosen in enumerate(keys):
+        part = _rows(part, chosen) if axis == 0 else _cut(part, axis, chosen)
+        gone += [axis] * isinstance(chosen, Integral)
+    return reshape(part, [d for axis, d in enumerate(part.shape) if axis not in gone]) if gone else part
+
+
+def _rows(x: Node, key: Any) -> Node:
+    if key == builtins.slice(None):
+        return x
+    if key in (-1, builtins.slice(-1, None)):
+        return last_row(x)
+    what = f"rows cannot be chosen by {key!r}: how many there are is known at run time"
+    raise ShapeError(what, where="index", hint="x[-1:] is the last row; the axes after the first can be cut.")
+
+
+def _cut(x: Node, axis: int, key: Any) -> Node:
+    size = x.shape[axis]
+    if not isinstance(size, int) or not isinstance(key, Integral | builtins.slice):
+        hint = "Cut axes of a fixed size, by numbers and slices."
+        raise ShapeError(f"axis {axis} of {x!r} cannot be cut by {key!r}", where="index", hint=hint)
+    if isinstance(key, Integral):
+        start, stop, step = int(key) + size * (key < 0), int(key) + size * (key < 0) + 1, 1
+    else:
+        start, stop, step = key.indices(size)
+    if step != 1 or not 0 <= start < stop <= size:
+        hint = "Slices have a step of 1 and at least one element."
+        raise ShapeError(f"{key!r} is no part of axis {axis} of {x!r}", where="index", hint=hint)
+    return slice(x, start, stop, axis=axis)
 
 
 def silu(x: Node) -> Node:
@@ -447,4 +637,20 @@ def neg(x: Node) -> Node:
 
 
 # Here and not in node.py, which cannot know the ops.
-OPERATORS.update(add=add, sub=sub, mul=mul, div=div)
+OPERATORS.update(
+    add=add, sub=sub, mul=mul, div=div, neg=neg, power=power, matmul=matmul, transpose=transpose, index=index,
+    reshape=reshape, sum=sum, mean=mean,
+)  # fmt: skip
+
+#: What a user writes: the builders, without the table and what the compiler does with it.
+__all__ = [
+    "add", "argmax", "attention", "causal_conv", "clamp_min", "concat", "div", "embedding", "exp", "expert_linear",
+    "gated_delta", "gelu_erf", "gelu_tanh", "index", "kv_write", "last_row", "layer_norm", "linear", "matmul",
+    "maximum", "mean", "minimum", "mix", "mul", "neg", "pick", "power", "quantize", "reduce_mean", "reduce_sum", "relu",
+    "reshape", "rms_norm", "rope", "rope_angles", "scale", "sigmoid", "silu", "slice", "softcap", "softmax", "softplus",
+    "sqrt", "sub", "sum", "take", "tanh", "top_k", "transpose",
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__

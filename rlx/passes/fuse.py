@@ -150,7 +150,10 @@ def regions(graph: Graph, log: Log = SILENT, *, merge: bool = True) -> Graph:
 def _region(old: Node, inputs: tuple[Node, ...], inline: list[bool]) -> Node:
     operands: list[Node] = []
     arguments = [_absorb(n, inlined, operands) for n, inlined in zip(inputs, inline, strict=True)]
-    expr = (old.op, *arguments, *(v for _, v in old.attrs))
+    if old.op == "elementwise":
+        expr = _renumber(old["expr"], arguments)
+    else:
+        expr = (old.op, *arguments, *(v for _, v in old.attrs))
     return ops.make("elementwise", *operands, expr=expr)
 
 
@@ -168,7 +171,8 @@ def _operand(node: Node, operands: list[Node]) -> int:
     return operands.index(node)
 
 
-def _renumber(expr: Any, numbers: list[int]) -> Any:
+def _renumber(expr: Any, numbers: list[Any]) -> Any:
+    """The expression with its operands replaced by other ones, or by expressions."""
     if isinstance(expr, int):
         return numbers[expr]
     name, *arguments = expr

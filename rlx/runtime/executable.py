@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from rlx.errors import ArgumentError, BusyError
 from rlx.ir import dims, text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
+from rlx.ir.ops import transposed
 from rlx.ir.verify import verify
 from rlx.passes.layout import ROWS_LAYOUT
 from rlx.passes.options import MAX_PAST, MAX_SLOTS
@@ -76,7 +77,8 @@ class Executable(Inspectable):
         self._rooms, self._ids = guards.rooms(form), guards.row_numbers(self.graph)
         self._program.bind(self._states.addresses[0])
         weights = compiled.manifest["weights"]
-        self.bind(**{name: value for name, value in source.constants.items() if name in weights})
+        self._order = [name for name in source.inputs if name in rows] + [n for n in rows if n not in source.inputs]
+        self.bind(**{name: value for name, value in source.constants.items() if _leaves(name, weights)})
 
     def bind(self, **weights: Any) -> Executable:
         """Sets weights by name.
@@ -91,9 +93,11 @@ class Executable(Inspectable):
         self._check_open()
         rows = self._compiled.manifest["weights"]
         for name, value in weights.items():
-            if name not in rows:
+            leaves = _leaves(name, rows)
+            if not leaves:
                 raise ArgumentError(f"no weight is called {name!r}", hint=f"Weights: {', '.join(rows) or 'none'}.")
-            self._bind_one(name, rows[name], value)
+            for leaf in leaves:
+                self._bind_one(leaf, rows[leaf], value if leaf == name else _transposed(name, value, rows[leaf]))
         self._program.bind(self._tensors.addresses)
         return self
 
@@ -108,10 +112,11 @@ class Executable(Inspectable):
         else:
             self._tensors.add_matrix(name, raw, dtype, *shape)
 
-    def __call__(self, **values: Any) -> dict[str, np.ndarray]:
+    def __call__(self, *arrays: Any, **values: Any) -> dict[str, np.ndarray]:
         """Runs one step.
 
         Args:
+            arrays: inputs in the order in which the graph declared them.
             values: inputs (and weights) by name; values of symbols as integers.
 
         Returns:
@@ -124,15 +129,28 @@ class Executable(Inspectable):
         """
         self._check_open()
         manifest = self._compiled.manifest
-        self.bind(**{name: value for name, value in values.items() if name in manifest["weights"]})
+        values = {**self._by_name(arrays, values), **values}
+        weights = {name: value for name, value in values.items() if _leaves(name, manifest["weights"])}
+        self.bind(**weights)
         free = set(manifest["symbols"]) - set(manifest["inputs"])
         symbols = {name: value for name, value in values.items() if name in free}
-        inputs = {k: v for k, v in values.items() if k not in manifest["weights"] and k not in symbols}
+        inputs = {k: v for k, v in values.items() if k not in weights and k not in symbols}
         env, ready = self._extents(self._inputs(inputs), symbols)
         for name, value in ready.items():
             self._program.inputs[name].reshape(-1)[: value.size] = value.reshape(-1)
         self._program.run(**env)
         return {name: self._program.output(name, **env).copy() for name in manifest["outputs"]}
+
+    def _by_name(self, arrays: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
+        """Inputs that came without their names."""
+        order = self._order
+        if len(arrays) > len(order):
+            hint = f"The graph declares {', '.join(order) or 'none'}; weights and symbols are given by name."
+            raise ArgumentError(f"{len(arrays)} arrays for {len(order)} inputs", hint=hint)
+        found = dict(zip(order, arrays, strict=False))
+        if twice := found.keys() & named.keys():
+            raise ArgumentError(f"inputs are given twice: {', '.join(sorted(twice))}", hint="Give them by name.")
+        return found
 
     def _inputs(self, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The inputs as arrays of their types."""
@@ -265,20 +283,36 @@ def compile(
     workers = worker_count(threads, chosen.threads)
     room = _Room(options.seq[1] if slots is None else 1, ctx, window_ctx, slots)
     executable = Executable(compiled, compiler, graph, threads=workers, room=room)
-    return executable.bind(**{name: value for name, value in weights.items() if name in compiled.manifest["weights"]})
+    held = compiled.manifest["weights"]
+    return executable.bind(**{name: value for name, value in weights.items() if _leaves(name, held)})
 
 
 def _split(graph: Graph, given: Mapping[str, Any]) -> tuple[dict[str, tuple[int, int]], dict[str, Any]]:
     """What `bind` says of symbols, as ranges, and of weights."""
     known = {*graph.symbols, *_DEFAULTED}
     weights = {name: value for name, value in given.items() if name not in known}
-    for name in weights.keys() - graph.leaves("weight").keys():
+    leaves = graph.leaves("weight")
+    for name in (name for name in weights if not _leaves(name, leaves)):
         has = ", ".join([*sorted(graph.symbols), *graph.leaves("weight")])
         raise ArgumentError(f"the graph has no symbol and no weight {name!r}", where="bind", hint=f"It has: {has}.")
     for name in set(graph.symbols) - given.keys() - _DEFAULTED:
         hint = f'Give its lowest and highest value: bind={{"{name}": (1, 64)}}.'
         raise ArgumentError(f"the symbol {name} has no range", where=f"graph {graph.name!r}", hint=hint)
     return {name: _range(name, value) for name, value in given.items() if name in known}, weights
+
+
+def _leaves(name: str, leaves: Container[str]) -> list[str]:
+    """The weights that take their numbers from `name`: itself and its transpose, see `rlx.ops.transpose`."""
+    return [leaf for leaf in (name, transposed(name)) if leaf in leaves]
+
+
+def _transposed(name: str, value: Any, row: Mapping[str, Any]) -> np.ndarray:
+    """The transpose of what is given for the weight `name`, whose transpose is that of the row."""
+    shape = tuple(map(int, row["shape"][::-1]))
+    given = np.asarray(value)
+    if given.shape != shape:
+        raise ArgumentError(f"expected shape {list(shape)}, found {list(given.shape)}", where=f"weight {name!r}")
+    return np.ascontiguousarray(given.T)
 
 
 def _range(name: str, value: Any) -> tuple[int, int]:

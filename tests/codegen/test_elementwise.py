@@ -42,6 +42,7 @@ MEANING: dict[str, Any] = {
     "sub": np.subtract,
     "mul": np.multiply,
     "div": np.divide,
+    "maximum": np.maximum,
     "scale": np.multiply,
     "softcap": lambda x, cap: cap * np.tanh(x / cap),
 }

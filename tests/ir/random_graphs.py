@@ -285,7 +285,7 @@ STEPS: dict[str, Callable[[Builder], Node]] = {
     "softcap": lambda b: ops.softcap(b.some(), b.draw(st.sampled_from([0.5, 30.0]))),
     "clamp_min": lambda b: ops.clamp_min(b.some(), b.draw(st.sampled_from([0.0, -0.5]))),
     "sqrt": lambda b: ops.sqrt(ops.clamp_min(b.some(), 0.1)),  # not where it is steep
-    **{op: _binary(op) for op in ("add", "sub", "mul")},
+    **{op: _binary(op) for op in ("add", "sub", "mul", "maximum")},
     **{
         op: (lambda b, op=op: ops.make(op, b.some()))
         for op in ("silu", "gelu_tanh", "gelu_erf", "sigmoid", "tanh", "neg", "softplus", "relu")

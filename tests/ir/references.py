@@ -59,6 +59,7 @@ SCALAR: dict[str, Callable[..., float]] = {
     "sub": lambda x, y: x - y,
     "mul": lambda x, y: x * y,
     "div": lambda x, y: x / y,
+    "maximum": lambda x, y: x if x > y else y,
 }
 
 

@@ -186,7 +186,7 @@ def test_a_state_keeps_its_layout_when_rebuilt() -> None:
     assert ops.rebuild(tiled, (), shape=(2, 32, 16))["layout"] == "tiles"
 
 
-@pytest.mark.parametrize("dim", [1.5, "SEQ", True, None, 0, -1])
+@pytest.mark.parametrize("dim", [1.5, "2 SEQ", "", True, None, 0, -1])
 def test_what_is_no_dim_is_refused(dim: Any) -> None:
     with pytest.raises(ShapeError, match="input 'x': "):
         Graph().input("x", [dim, 64])
@@ -196,7 +196,7 @@ def test_integers_of_numpy_are_dims() -> None:
     assert Graph().weight("w", [np.int64(32), 64]) is Graph().weight("w", [32, 64])
 
 
-@pytest.mark.parametrize("dtype", ["f32", np.float32, None])
+@pytest.mark.parametrize("dtype", ["f33", np.complex64, int, None])
 def test_what_is_no_dtype_is_refused(dtype: Any) -> None:
     with pytest.raises(ShapeError, match=r"weight 'w': .* is no dtype\. Give one of rlx\.dtypes"):
         Graph().weight("w", [64], dtype)
@@ -205,14 +205,14 @@ def test_what_is_no_dtype_is_refused(dtype: Any) -> None:
 @pytest.mark.parametrize(
     "use",
     [
-        lambda x: x + 1,
-        lambda x: x * 0.5,
+        lambda x: x + np.zeros(64),
+        lambda x: np.zeros(64) - x,
         lambda x: ops.linear(x, np.zeros((32, 64), np.float32)),
         lambda x: ops.silu(2),
     ],
 )
 def test_operands_that_are_no_nodes_are_refused(use: Callable[[Any], Node]) -> None:
-    with pytest.raises(ShapeError, match=r"expected nodes of a graph, found (int|float|ndarray)\. Graph\.weight and"):
+    with pytest.raises(ShapeError, match=r"expected nodes of a graph, found (int|ndarray)\. Graph\.weight and"):
         use(rows(Graph()))
 
 

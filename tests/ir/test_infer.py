@@ -82,7 +82,7 @@ MISFITS = [
     (lambda: ops.reshape(X, [CTX, 64]), "reshape: found operands f32[SEQ, 64]. Expected the [CTX, 64]"),
     (lambda: ops.make("pack", X, layout="r16k4"), "pack: found operands f32[SEQ, 64]. Expected a weight [n, k]"),
     (lambda: ops.add(X, HEAD_COLUMN), "the second a row [width], a column [..., 1] or a scalar [1]"),
-    (lambda: ops.add(COLUMN, X), "add: found operands f32[SEQ, 1], f32[SEQ, 64]"),
+    (lambda: ops.make("add", COLUMN, X), "add: found operands f32[SEQ, 1], f32[SEQ, 64]"),
     (lambda: ops.sub(HEADS, COLUMN), "sub: found operands f32[SEQ, 4, 16], f32[SEQ, 1]"),
     (lambda: ops.sqrt(IDS), "sqrt: found operands i32[SEQ]"),
     (lambda: ops.make("clamp_min", X), "clamp_min: attribute low is missing"),

@@ -29,6 +29,7 @@ BINARY: dict[str, Callable[[Emitter, ir.Value, ir.Value], ir.Value]] = {
     "sub": lambda e, x, y: e.b.fsub(x, y),
     "mul": lambda e, x, y: e.b.fmul(x, y),
     "div": lambda e, x, y: e.b.fdiv(x, y),
+    "maximum": vmath.maximum,
 }
 UNARY: dict[str, Callable[[Emitter, ir.Value], ir.Value]] = vmath.UNARY | {"neg": lambda e, x: e.b.fneg(x)}
 WITH_NUMBER: dict[str, Callable[[Emitter, ir.Value, float], ir.Value]] = {
