@@ -1,4 +1,4 @@
-"""What `rlx run` and `rlx chat` have in common: options, what goes in front of a prompt, and the answer to it."""
+"""Shared by `rlx run` and `rlx chat`: options, the system message, template variables, and generating the answer."""
 
 from __future__ import annotations
 
@@ -21,27 +21,29 @@ INTERRUPTED_ANSWER = "interrupted"
 
 system_option = click.option("--system", metavar="TEXT", help="A system message before the prompt.")
 thinking_option = click.option(
-    "--thinking/--no-thinking", default=None, help="Whether the model thinks before it answers, if it can do both."
+    "--thinking/--no-thinking",
+    default=None,
+    help="Whether the model thinks before it answers.",
 )
 speculative_option = click.option(
     "--speculative",
     type=click.Choice(["prompt-lookup", "mtp"]),
-    help="Check several guessed tokens at once; the answer is the same. mtp: by the model's own head.",
+    help="Guess tokens and check several at once; the answer is the same. mtp: guess by the model's own head.",
 )
 
 
 def readable(word: str) -> str:
-    """An argument with U+FFFD for bytes that are not UTF-8, which Python keeps as surrogates."""
+    """An argument in which U+FFFD replaces bytes that are not UTF-8 (which Python keeps as surrogates)."""
     return word.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def system_messages(system: str | None) -> list[Message]:
-    """What a conversation begins with, before the user says anything."""
+    """The messages in front of the first question."""
     return [] if system is None else [{"role": "system", "content": readable(system)}]
 
 
 def template_variables(runner: CachedRunner, thinking: bool | None) -> dict[str, Any]:
-    """What the options tell the chat template; `ChatTemplateError` if it would not listen."""
+    """The variables of the chat template that the options set; `ChatTemplateError` if the template ignores them."""
     from rlx.text.chat import thinking_variables
 
     return thinking_variables(runner.tokenizer, thinking, "--thinking")
@@ -49,7 +51,7 @@ def template_variables(runner: CachedRunner, thinking: bool | None) -> dict[str,
 
 @dataclass(frozen=True)
 class Answerer:
-    """How the prompts of one command are answered.
+    """Generates the answers of one command.
 
     Attributes:
         runner: who answers.
@@ -71,12 +73,12 @@ class Answerer:
         interrupts: Interrupts | None = None,
         marks: Mapping[int, str] | None = None,
     ) -> tuple[Answer, str]:
-        """The answer to a prompt, and why it ended. What is there when the user interrupts it stays.
+        """The answer to a prompt, and why it ended. After an interrupt the answer holds the tokens generated so far.
 
         Args:
             out: where the text goes as it comes; None keeps it.
             before: called before any text is shown.
-            interrupts: who catches Ctrl-C, if not this call alone.
+            interrupts: handles Ctrl-C; by default only during this call.
             marks: as for `Answer`.
         """
         if interrupts is None:

@@ -1,4 +1,4 @@
-"""`rlx bench MODEL`: speed beside what the machine can do, and where the time goes."""
+"""`rlx bench MODEL`: measures speed, compares it with the limits of the machine, and shows where the time goes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _COUNT = click.IntRange(1)
 
 @click.command(cls=Command)
 @model_argument
-@click.option("--prompt", type=_COUNT, default=512, show_default=True, metavar="N", help="Tokens of the prefill.")
-@click.option("--generate", type=_COUNT, default=64, show_default=True, metavar="N", help="Tokens decoded one by one.")
-@click.option("--repeat", type=_COUNT, default=3, show_default=True, metavar="N", help="Runs; the median counts.")
+@click.option("--prompt", type=_COUNT, default=512, show_default=True, metavar="N", help="Tokens of the prompt.")
+@click.option("--generate", type=_COUNT, default=64, show_default=True, metavar="N", help="Number of tokens to decode.")
+@click.option("--repeat", type=_COUNT, default=3, show_default=True, metavar="N", help="Runs; the median is shown.")
 @click.option("--threads", type=_COUNT, metavar="N", help="Workers; the physical cores by default.")
-@click.option("--precision", type=click.Choice(["auto", "exact"]), help="Arithmetic of the linears.")
+@click.option("--precision", type=click.Choice(["auto", "exact"]), help="Arithmetic of the matrix products.")
 @click.option("--kv-dtype", type=click.Choice([dtype.name for dtype in KV_DTYPES]), help="Type of the KV cache.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @debug_option
@@ -60,7 +60,7 @@ def bench(model: str | None, prompt: int, generate: int, repeat: int, as_json: b
 def measure(
     engine: Engine, prompt: int, generate: int, repeat: int, warm: Callable[[], object] = lambda: None
 ) -> dict[str, Any]:
-    """Medians of several runs, with the machine's read bandwidth measured in between; `warm` is called before them."""
+    """Medians of several runs, interleaved with measurements of the read bandwidth; `warm` is called before them."""
     from rlx.runners import costs
 
     ids = [(7919 * i) % engine.config.vocab_size for i in range(prompt)]
@@ -100,7 +100,7 @@ def measure(
 
 
 def _row(t: OpTime, bandwidth: float, peaks: dict[str, float]) -> dict[str, Any]:
-    """A line of the table; `limit` is what the kernel is near, `share_of_limit` how near."""
+    """A row of the table; `limit` is the limit that the kernel is nearest to, `share_of_limit` the fraction reached."""
     seconds, limit = max(t.seconds, 1e-12), t.limit(bandwidth, peaks)
     rates = {"gb_per_s": t.bytes / seconds / 1e9, "gflop_per_s": t.flops / seconds / 1e9}
     near = {"limit": limit.name, "share_of_limit": limit.share}
@@ -123,7 +123,7 @@ def _show(result: dict[str, Any]) -> None:
 
 
 def _cells(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """Where one step's time goes, and which of the machine's limits each kernel is near."""
+    """The time of one step by kernel, and the limit of the machine that each kernel is nearest to."""
     total = sum(r["ms"] for r in rows)
     for r in rows:
         figures = f"{r['ms']:.3f}", f"{r['ms'] / total:.0%}", f"{r['gb_per_s']:.1f}", f"{r['gflop_per_s']:.1f}"

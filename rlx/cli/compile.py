@@ -1,4 +1,4 @@
-"""`rlx compile`: makes a model's programs ahead of its first use, or checks that a profile fits it."""
+"""`rlx compile`: compiles a model's programs ahead of its first use, or checks that a profile fits the model."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ CONFIG = "config.json"
 @click.command(name="compile", cls=Command)
 @model_argument
 @engine_options
-@click.option("--shape", metavar="NAME", help="In place of MODEL the shape of a published one, such as qwen3-0.6b.")
+@click.option("--shape", metavar="NAME", help="The shape of a published model, such as qwen3-0.6b, instead of MODEL.")
 @click.option(
     "--weights",
     metavar="TYPE",
-    help="With a config.json or --shape: the type of the weights to come, such as Q4_K_M, Q8_0 or BF16.",
+    help="With a config.json or --shape: the type of the weights, such as Q4_K_M, Q8_0 or BF16.",
 )
 @click.option(
     "--batch",
     type=click.IntRange(1),
     default=1,
     metavar="N",
-    help="Also the programs that generate up to N sequences side by side (generate_batch).",
+    help="Also compile the programs for batches of up to N sequences (generate_batch).",
 )
-@click.option("--check", is_flag=True, help="Only check that profile and options fit the model; compile nothing.")
+@click.option("--check", is_flag=True, help="Only check that profile and options fit the model.")
 @shown_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @debug_option
@@ -53,7 +53,7 @@ def compile_(
     shown: Shown,
     as_json: bool,
 ) -> None:
-    """Compile the programs of MODEL, so that its first run need not.
+    """Compile the programs of MODEL ahead of its first run.
 
     Without MODEL it is the one that the profile names (`model = "FILE"`), else the one beside the profile, else the
     demo model. A config.json, or a directory with one and no weights, compiles ahead of the download: with --weights
@@ -77,7 +77,7 @@ def compile_(
 
 
 def _source(model: str | None, engine: dict[str, Any], shape: str | None, weights: str | None) -> str | WeightLoader:
-    """What is compiled: the path of a model, or a header without weights."""
+    """The model to compile: its path, or a header without weights."""
     if shape is not None:
         if model is not None:
             raise click.UsageError(f"--shape {shape} takes the place of a MODEL, and {model} is one")
@@ -96,7 +96,7 @@ def _source(model: str | None, engine: dict[str, Any], shape: str | None, weight
 
 
 def _config_alone(name: str) -> Path | None:
-    """The configuration that is compiled without weights: a JSON file that is no index, or alone in a directory."""
+    """The configuration to compile without weights: a JSON file that is no index, or one alone in a directory."""
     path = Path(name).expanduser()
     if path.is_dir():
         from rlx.weights.locate import models_in
@@ -148,7 +148,7 @@ def _rows(bucket: tuple[int, int]) -> str:
 
 
 def _check(model: str | WeightLoader, engine: dict[str, Any], batch: int, as_json: bool) -> None:
-    """Whatever does not fit is an error; otherwise a line a program that a compile would make."""
+    """Raises an error for what does not fit; otherwise prints a line per program that would be compiled."""
     from rlx.runners.batch import batch_programs
 
     with open_plan(model, engine) as plan:

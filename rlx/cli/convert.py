@@ -39,7 +39,7 @@ def convert(source: str, out: str, target: str, force: bool) -> None:
 
 
 def _left_out(names: tuple[str, ...]) -> list[str]:
-    """One line for each part of the checkpoint that is no part of the language model."""
+    """Prints a line for each part of the checkpoint that does not belong to the language model."""
     parts = Counter(_part(name) for name in names)
     return [
         f"left out: {part} ({count} tensors)" if count > 1 else f"left out: {part}" for part, count in parts.items()
@@ -47,6 +47,6 @@ def _left_out(names: tuple[str, ...]) -> list[str]:
 
 
 def _part(name: str) -> str:
-    """What a tensor belongs to: `model.vision_tower.*`, `visual.*`; a lone tensor is its own part."""
+    """The part that a tensor belongs to, such as `model.vision_tower.*` or `visual.*`; a single tensor is a part."""
     pieces = name.split(".")
     return ".".join([*pieces[: 2 if pieces[0] == "model" else 1], "*"]) if len(pieces) > 2 else name

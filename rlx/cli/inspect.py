@@ -1,4 +1,4 @@
-"""`rlx inspect`: what is in a model file, what it would take to run it, and whether it runs at all.
+"""`rlx inspect`: shows the contents of a model file, whether rlx can run it, and what that needs.
 
 Reads headers only: no weights, no compiler. `describe` gives the facts, `show` the page.
 """
@@ -73,7 +73,7 @@ def describe(loader: WeightLoader, tensors: bool = False) -> dict[str, Any]:
 
 
 def _formats(loader: WeightLoader) -> list[dict[str, Any]]:
-    """One row a storage type, the largest first."""
+    """One row per storage type, the largest first."""
     rows: dict[str, dict[str, Any]] = {}
     for info in loader.tensors.values():
         row = rows.setdefault(info.dtype.name, {"dtype": info.dtype.name, "tensors": 0, "parameters": 0, "bytes": 0})
@@ -84,7 +84,7 @@ def _formats(loader: WeightLoader) -> list[dict[str, Any]]:
 
 
 def _summary(metadata: Mapping[str, Any], key: str) -> Any:
-    """A value, or for a long array what it is; a vocabulary is not decoded for that."""
+    """A value, or a description of a long array, whose elements are not decoded."""
     kind = getattr(metadata, "type_of", lambda key: "")(key)
     if kind.startswith("array") and metadata.count(key) > 16:  # type: ignore[attr-defined]
         return f"{kind} [{metadata.count(key)}]"  # type: ignore[attr-defined]
@@ -93,14 +93,14 @@ def _summary(metadata: Mapping[str, Any], key: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become text."""
+    """Replaces NaN and infinity, which JSON lacks, by text."""
     if isinstance(value, list):
         return [_plain(part) for part in value]
     return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 def _runnable(loader: WeightLoader) -> dict[str, Any]:
-    """Whether rlx runs the model; if so its sizes and what it needs, if not the reason."""
+    """Whether rlx can run the model; if so its sizes and needs, otherwise the reason."""
     from rlx import models
     from rlx.ir.dtypes import DTYPES
     from rlx.runners.auto import runner_class
@@ -156,7 +156,7 @@ def _memory(graphs: Mapping[str, Graph], config: ModelConfig) -> dict[str, Any]:
 
 
 def _weight_bytes(graph: Graph) -> int:
-    """What weights take in memory; a table that is only looked up stays in the file and takes nothing."""
+    """Memory of the weights in bytes; a table that is only looked up stays in the file and needs none."""
     from rlx.codegen.layouts import packed_bytes
     from rlx.passes.layout import MATRIX_LAYOUT, layout
     from rlx.passes.options import Options
@@ -221,7 +221,7 @@ def _page(title: str, rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _short(value: Any) -> str:
-    """A value on one line, cut where it is long."""
+    """A value on one line, truncated if it is long."""
     if isinstance(value, float):
         return f"{value:.6g}"
     text = value if isinstance(value, str) else json.dumps(value)
@@ -230,7 +230,7 @@ def _short(value: Any) -> str:
 
 
 def _count(number: int) -> str:
-    """A count for people: 5.0 M."""
+    """A readable count, such as 5.0 M."""
     for unit, divisor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= divisor:
             return f"{number / divisor:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""The `rlx` command: its subcommands, found by name and imported when asked for, and what becomes of an error.
+"""The `rlx` command: finds and imports subcommands by name, and reports errors.
 
 Nothing here imports more than click, so that `rlx --help` is quick; each subcommand imports what it needs when it runs.
 """
@@ -39,19 +39,19 @@ _DEBUG = "rlx.debug"
 
 
 class Mistake(click.ClickException):
-    """What the user can put right: one message on stderr."""
+    """An error that the user can fix: one message on stderr."""
 
     exit_code = 2
 
 
 class Bug(click.ClickException):
-    """What only we can put right."""
+    """An error in rlx."""
 
     exit_code = 1
 
 
 class Commands(Group):
-    """The group of subcommands. Every error of theirs passes through `invoke`."""
+    """The group of subcommands; `invoke` reports their errors."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -65,7 +65,7 @@ class Commands(Group):
         return command
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The environment variables; an option wins over its variable."""
+        """Lists the environment variables; an option overrides its variable."""
         rows = [(f"{v.name}", f"{v.meaning}  [{v.values}; default: {v.default}]") for v in env.VARIABLES]
         with formatter.section("Environment"):
             formatter.write_dl(rows)
@@ -102,7 +102,7 @@ class Commands(Group):
 
 
 def show_mistake(ctx: click.Context, error: RlxError) -> None:
-    """Prints an error as a command that ends with it does, for one that goes on."""
+    """Prints an error for a command that continues, as for one that ends."""
     _show_traceback(ctx, error)
     Mistake(message(error, ctx)).show()
 
@@ -123,7 +123,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """A warning as a user wants it: what it says, not where in the code it was given."""
+    """Prints a warning without its place in the code."""
     from rlx.cli.wording import in_options, option_names
 
     ctx = click.get_current_context(silent=True)
@@ -160,7 +160,7 @@ def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) 
 )
 @debug_option
 def cli() -> None:
-    """Run language models through native code compiled for this machine."""
+    """Run language models with native code compiled for this machine."""
 
 
 def main(leave_quietly: Callable[[], None] = lambda: None) -> None:

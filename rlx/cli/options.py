@@ -1,4 +1,4 @@
-"""Options that several subcommands share: how to open a model. `sampling.py` has those about the answer."""
+"""Options for opening a model, shared by several subcommands. `sampling.py` has the options about the answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _ENGINE: dict[str, Decorator] = {
         "--threads", type=click.IntRange(1), metavar="N", help="Worker threads; the physical cores by default."
     ),
     "max_seq": click.option(
-        "--max-seq", type=click.IntRange(1), metavar="N", help="Tokens the context holds, prompt and answer together."
+        "--max-seq",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Context size in tokens, for prompt and answer together.",
     ),
     "kv_dtype": click.option(
         "--kv-dtype", type=click.Choice([dtype.name for dtype in KV_DTYPES]), help="Type of the KV cache."
@@ -36,24 +39,24 @@ _ENGINE: dict[str, Decorator] = {
     "precision": click.option(
         "--precision",
         type=click.Choice(["auto", "exact"]),
-        help="exact: float32 throughout, slower. auto, the default: int8 or bf16 where that is close.",
+        help="exact: float32 arithmetic, slower. auto, the default: int8 or bf16 where it is accurate enough.",
     ),
-    "profile": click.option("--profile", metavar="FILE", help="A compile profile (TOML); options given here win."),
+    "profile": click.option("--profile", metavar="FILE", help="A compile profile (TOML); options override it."),
     "cache": click.option("--cache", type=click.Choice(env.CACHE_POLICIES), help="How to use the compile cache."),
     "keep_packed": click.option(
-        "--keep-packed", is_flag=True, help="Keep the packed weights in the cache, for later starts to map."
+        "--keep-packed", is_flag=True, help="Store the packed weights in the cache, so that later starts load faster."
     ),
-    "dump_ir": click.option("--dump-ir", metavar="DIR", help="Write every program after every pass to DIR, as text."),
+    "dump_ir": click.option("--dump-ir", metavar="DIR", help="Write the IR of every program after every pass to DIR."),
 }
 
 
 def engine_options(command: Command) -> Command:
-    """Adds the options of `auto_runner`; the command gets them as the dict `engine`."""
+    """Adds the options of `auto_runner`; the command receives them as the dict `engine`."""
     return collected(command, "engine", _ENGINE, dict)
 
 
 def model_argument(command: Command) -> Command:
-    """Adds MODEL and `--model`, either of which gives the argument `model`, None without both."""
+    """Adds MODEL and `--model`; either sets the argument `model`, which is None without them."""
 
     @wraps(command)
     def merged(*args: Any, model: str | None, named_model: str | None, **values: Any) -> Any:
@@ -67,7 +70,7 @@ def model_argument(command: Command) -> Command:
 
 
 def collected(command: Command, name: str, options: dict[str, Decorator], make: Callable[..., Any]) -> Command:
-    """`command` with more options, whose values become one argument."""
+    """`command` with more options, whose values it receives as one argument."""
 
     @wraps(command)
     def collecting(*args: Any, **values: Any) -> Any:
@@ -81,7 +84,7 @@ def collected(command: Command, name: str, options: dict[str, Decorator], make: 
 
 
 def compile_cache(policy: str | None) -> CompileCache | None:
-    """A compile cache of that policy in the usual place; None leaves the policy to the profile and the environment."""
+    """The default compile cache with a policy; None if the profile and the environment choose the policy."""
     if policy is None:
         return None
     from rlx.runtime.cache import CompileCache
@@ -90,7 +93,7 @@ def compile_cache(policy: str | None) -> CompileCache | None:
 
 
 def model_path(model: str | None, engine: dict[str, Any], *, tell_demo: bool = False) -> str:
-    """What to open: MODEL, or what the profile of `--profile` stands beside or names, or the demo model.
+    """The model to open: MODEL, else the model that `--profile` names or that lies beside it, else the demo model.
 
     Where the profile decides, a line on stderr says what was taken.
 
@@ -112,13 +115,13 @@ def model_path(model: str | None, engine: dict[str, Any], *, tell_demo: bool = F
 
 
 def named(model: str | WeightLoader) -> str:
-    """A model as a user reads it."""
+    """The name of a model, for messages."""
     return model if isinstance(model, str) else str(model.path)
 
 
 @contextmanager
 def open_plan(model: str | WeightLoader, engine: dict[str, Any]) -> Iterator[Plan]:
-    """What would be run for a path, and how: the header is read, nothing is compiled or loaded.
+    """The plan for a model: reads the header; compiles and loads nothing.
 
     Raises:
         ModelFileError, ProfileError, ArgumentError, TargetError: as `auto_runner`.
@@ -136,7 +139,7 @@ def open_plan(model: str | WeightLoader, engine: dict[str, Any]) -> Iterator[Pla
 def open_runner(
     model: str | WeightLoader | None, engine: dict[str, Any], progress: Progress | None, *, load: bool = True
 ) -> CachedRunner:
-    """The runner for what `model_path` finds, or for an open file; with `load` its weights are packed at once."""
+    """The runner for the model that `model_path` finds, or for an open file; `load` packs its weights at once."""
     from rlx.runners import auto_runner
 
     options = {**engine, "cache": compile_cache(engine["cache"])}

@@ -1,4 +1,4 @@
-"""What the command line shows: the streamed answer and its speed, progress bars, sizes.
+"""The output of the command line: the streamed answer and its speed, progress bars, tables.
 
 Text goes to stdout, everything about it to stderr, so that a pipe gets the text alone.
 """
@@ -29,12 +29,12 @@ _PIPE_WIDTH = 200  # columns of a table that no terminal cuts off
 
 
 def printable(text: str) -> str:
-    """`text` with control characters written out, for text of a model or a file that goes to a terminal."""
+    """`text` with escaped control characters: for text of a model or a file that is shown in a terminal."""
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def stdout() -> TextIO:
-    """stdout, which from now on writes a ? for what its encoding lacks."""
+    """stdout, set to write ? for characters that its encoding lacks."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     return sys.stdout
@@ -86,7 +86,7 @@ def _blocks(heads: Sequence[str], rows: Iterable[Sequence[str]], out: TextIO) ->
 
 
 class Out(Protocol):
-    """Where the text of an answer goes: a text stream, or what stands in front of one."""
+    """Receives the text of an answer: a text stream, or a wrapper of one."""
 
     def write(self, text: str, /) -> object: ...
     def flush(self) -> object: ...
@@ -136,7 +136,7 @@ class Answer:
         self._show(self._answer.push(token, may_stop=len(self.ids) >= self._min_tokens))
 
     def finish(self) -> None:
-        """No more tokens: shows what was held back, and ends the line if there is one."""
+        """Ends the answer: shows the text that was held back, and ends the line."""
         self._before()
         self._show(self._answer.finish())
         if self._out is not None and self.ids:
@@ -154,17 +154,17 @@ class Answer:
 
     @property
     def first_seconds(self) -> float | None:
-        """From the start to the first token, the prompt's computation included; None if there is none."""
+        """Seconds from the start to the first token, including the prefill; None without tokens."""
         return self._first - self._start if self.ids else None
 
     @property
     def rate(self) -> float | None:
-        """Tokens a second from the first token to the last; None if there are fewer than two."""
+        """Tokens per second, from the first to the last token; None with fewer than two tokens."""
         seconds = self._last - self._first
         return (len(self.ids) - 1) / seconds if len(self.ids) > 1 and seconds > 0 else None
 
     def prompt_rate(self, tokens: int) -> float | None:
-        """Tokens of the prompt a second, up to the first token of the answer."""
+        """Prompt tokens per second, until the first token of the answer."""
         return tokens / self.first_seconds if self.first_seconds else None
 
 
@@ -196,7 +196,7 @@ def speeds(report: Mapping[str, Any]) -> str:
 
 
 def sampled(sampling: Mapping[str, Any]) -> str | None:
-    """How tokens were chosen, if they were drawn or penalized."""
+    """The sampling options in words; None for plain greedy."""
     options = [f"{name} {value}" for name, value in sampling.items() if name not in ("greedy", "recommended")]
     if sampling["greedy"] and len(options) == 1:  # the temperature of 0
         return None
@@ -215,7 +215,7 @@ def _rate(rate: float | None) -> str:
 
 
 class Bars:
-    """Progress bars on stderr, if that is a terminal; elsewhere nothing. Call it as `auto_runner`'s `progress`.
+    """Progress bars on stderr if it is a terminal, otherwise nothing. It can be the `progress` of `auto_runner`.
 
     Args:
         file: instead of stderr.
@@ -243,7 +243,7 @@ class Bars:
             progress.update(other, visible=name == next(reversed(self._tasks)))
 
     def waiting(self, what: str) -> None:
-        """`what` goes on for an unknown time; other bars go away."""
+        """Replaces all bars by one without an end: `what` takes an unknown time."""
         self._muted = False
         if (progress := self._running()) is not None:
             for task in self._tasks.values():
@@ -252,14 +252,14 @@ class Bars:
             self._task(progress, what)
 
     def pause(self) -> None:
-        """Takes the bars away, so that something else may be written, until `waiting` is called."""
+        """Removes the bars, so that other output can be written, until `waiting` is called."""
         self._muted = True
         if self._progress is not None:
             self._progress.stop()
         self._progress, self._tasks = None, {}
 
     def close(self) -> None:
-        """Takes the bars away for good; more than once does no harm."""
+        """Removes the bars for good; may be called again."""
         self.pause()
         self._shown = False
 

@@ -1,4 +1,4 @@
-"""`rlx profile`: writes a compile profile with this machine's defaults, shows the one that a model is run with."""
+"""`rlx profile`: writes a compile profile with the defaults of this machine, or shows the profile of a model."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def profile() -> None:
 
 @profile.command()
 @click.argument("model")
-@click.option("-o", "--output", metavar="FILE", help="Where to; - is stdout. FAMILY.rlx.toml beside MODEL by default.")
-@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option(
+    "-o", "--output", metavar="FILE", help="Output file, - for stdout; FAMILY.rlx.toml beside MODEL by default."
+)
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @debug_option
 def init(model: str, output: str | None, force: bool) -> None:
     """Write a profile for MODEL: every key, with a comment.
@@ -56,7 +58,7 @@ def init(model: str, output: str | None, force: bool) -> None:
 @engine_options
 @debug_option
 def show(model: str | None, engine: dict[str, Any]) -> None:
-    """Show the profile that MODEL is run with.
+    """Show the profile that MODEL uses.
 
     It is that of --profile, the one beside the weights, or the defaults.
     """
@@ -67,13 +69,13 @@ def show(model: str | None, engine: dict[str, Any]) -> None:
 
 
 def _from(profile: Path, weights: Path) -> str:
-    """How a profile names the model: by its name beside it, else by its whole path."""
+    """The model's name in a profile: its file name if it lies beside the profile, else its full path."""
     weights = weights.absolute()
     return weights.name if weights.parent == profile.absolute().parent else str(weights)
 
 
 def effective(plan: Plan) -> CompileProfile:
-    """The profile of a plan with everything filled in that it leaves open."""
+    """The profile of a plan, with defaults filled in."""
     setup = plan.setup
     return replace(
         setup.profile,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("target", metavar="TYPE")
 @click.option("--threads", type=click.IntRange(1), metavar="N", help="Worker threads; the physical cores by default.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
-@click.option("--requantize", is_flag=True, help="Take an IN that is quantized already, and lose twice.")
+@click.option("--requantize", is_flag=True, help="Accept an IN that is quantized already; errors add up.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @debug_option
 def quantize(

@@ -1,4 +1,4 @@
-"""Options about the choice of tokens and the end of an answer, for the subcommands that generate."""
+"""Options for sampling and for the end of an answer, shared by the subcommands that generate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _Window(click.ParamType):  # type: ignore[type-arg]
-    """A number of tokens, or the word for all of them."""
+    """A number of tokens, or `all`."""
 
     name = "window"
 
@@ -40,25 +40,25 @@ _ALL = "all"
 # Parameter name -> type, metavar and help; the defaults are the model's own.
 _VALUES: dict[str, tuple[Any, str, str]] = {
     "temperature": (float, "T", "Divides the logits; 0 takes the likeliest token."),
-    "top_k": (int, "K", "Choose among the K likeliest tokens."),
-    "top_p": (float, "P", "Choose among the likeliest that together reach P."),
-    "min_p": (float, "P", "Leave out what is below P times the likeliest."),
-    "typical_p": (float, "P", "Choose among the most typical that together reach P."),
-    "top_n_sigma": (float, "N", "Leave out logits N standard deviations below the largest."),
-    "xtc_probability": (float, "P", "How often XTC leaves out the top choices."),
-    "xtc_threshold": (float, "P", "What XTC counts as a top choice; 0.1 by default."),
-    "repetition_penalty": (float, "R", "Above 1: avoid tokens of the window."),
-    "frequency_penalty": (float, "F", "Taken off for each time that a token is in the window."),
-    "presence_penalty": (float, "F", "Taken off once for a token in the window."),
-    "repetition_window": (_Window(), "N", "Tokens that the penalties look back, or 'all'; 64 by default."),
-    "dry_multiplier": (float, "M", "Strength of DRY, against repeated sequences; 0 is off."),
-    "dry_base": (float, "B", "How DRY grows with the length; 1.75 by default."),
-    "dry_allowed_length": (int, "N", "Repeated sequences shorter than N tokens are free; 2 by default."),
-    "dry_penalty_last_n": (_Window(), "N", "Tokens that DRY looks back, or 'all', the default."),
-    "mirostat": (int, "2", "2: Mirostat 2 in the place of the filters."),
-    "mirostat_tau": (float, "T", "The surprise that Mirostat aims at, in bits; 5 by default."),
-    "mirostat_eta": (float, "E", "How fast Mirostat follows; 0.1 by default."),
-    "seed": (int, "N", "Of the random numbers; another each time by default."),
+    "top_k": (int, "K", "Keep the K likeliest tokens."),
+    "top_p": (float, "P", "Keep the likeliest tokens whose probabilities reach P."),
+    "min_p": (float, "P", "Keep tokens at least P times as likely as the likeliest."),
+    "typical_p": (float, "P", "Keep the most typical tokens whose probabilities reach P."),
+    "top_n_sigma": (float, "N", "Keep logits within N standard deviations of the largest."),
+    "xtc_probability": (float, "P", "Probability that XTC removes the top choices."),
+    "xtc_threshold": (float, "P", "Probability above which a token is a top choice; 0.1 by default."),
+    "repetition_penalty": (float, "R", "Above 1: penalize tokens in the window."),
+    "frequency_penalty": (float, "F", "Subtracted for each occurrence of a token in the window."),
+    "presence_penalty": (float, "F", "Subtracted once for a token in the window."),
+    "repetition_window": (_Window(), "N", "Size of the window in tokens, or 'all'; 64 by default."),
+    "dry_multiplier": (float, "M", "Strength of DRY, which penalizes repeated sequences; 0 is off."),
+    "dry_base": (float, "B", "Growth of DRY with the length of the sequence; 1.75 by default."),
+    "dry_allowed_length": (int, "N", "DRY ignores sequences shorter than N tokens; 2 by default."),
+    "dry_penalty_last_n": (_Window(), "N", "Tokens that DRY searches, or 'all', the default."),
+    "mirostat": (int, "2", "2: Mirostat 2 replaces the filters."),
+    "mirostat_tau": (float, "T", "Target surprise of Mirostat in bits; 5 by default."),
+    "mirostat_eta": (float, "E", "Learning rate of Mirostat; 0.1 by default."),
+    "seed": (int, "N", "Seed of the random numbers; different each time by default."),
 }
 _SAMPLING: dict[str, Decorator] = {
     **{
@@ -67,42 +67,42 @@ _SAMPLING: dict[str, Decorator] = {
     },
     "dry_sequence_breakers": click.option(
         "--dry-sequence-breaker", "dry_sequence_breakers", multiple=True, metavar="TEXT",
-        help="DRY does not look across TEXT; may be repeated. A line break, : \" and * by default.",
+        help="A repeated sequence ends at TEXT; may be given again. A line break, : \" and * by default.",
     ),
     "logit_bias": click.option(
         "--logit-bias", type=_Bias(), multiple=True, metavar="ID=BIAS",
-        help="Added to the logit of a token, -inf bans it; may be repeated.",
+        help="Add BIAS to the logit of token ID; -inf bans it; may be given again.",
     ),
 }  # fmt: skip
 _ENDING: dict[str, Decorator] = {
     "max_tokens": click.option(
         "--max-tokens", type=click.IntRange(1), default=256, show_default=True, metavar="N",
-        help="Tokens of the answer.",
+        help="Maximum number of tokens of the answer.",
     ),
     "min_tokens": click.option(
         "--min-tokens", type=click.IntRange(0), default=0, metavar="N",
-        help="The answer does not end before it has N tokens.",
+        help="Minimum number of tokens of the answer.",
     ),
     "stop": click.option(
-        "--stop", multiple=True, metavar="TEXT", help="End the answer before TEXT; may be repeated."
+        "--stop", multiple=True, metavar="TEXT", help="End the answer before TEXT; may be given again."
     ),
 }  # fmt: skip
 
 
 def sampling_options(command: Command) -> Command:
-    """Adds the options of `SampleOpts`; the command gets those that were given as the dict `sample`."""
+    """Adds the options of `SampleOpts`; the command receives the given ones as the dict `sample`."""
     return collected(command, "sample", _SAMPLING, _given)
 
 
 def ending_options(command: Command) -> Command:
-    """Adds `--max-tokens`, `--min-tokens` and `--stop`; the command gets them as the dict `ending`."""
+    """Adds `--max-tokens`, `--min-tokens` and `--stop`; the command receives them as the dict `ending`."""
     return collected(command, "ending", _ENDING, _ending)
 
 
 def sample_opts(recommended: SampleOpts | None, given: dict[str, Any]) -> SampleOpts:
-    """What the model's files recommend, greedy if nothing, with those options that were given in their places.
+    """The recommended options of the model (greedy without a recommendation), overridden by the given ones.
 
-    An option that would do nothing is a mistake: a filter without a temperature, or beside Mirostat.
+    An option without an effect is an error: a filter at temperature 0 or with Mirostat.
     """
     from rlx.sampling import SampleOpts
     from rlx.sampling.options import combined
@@ -114,7 +114,7 @@ def sample_opts(recommended: SampleOpts | None, given: dict[str, Any]) -> Sample
 
 
 def described(opts: SampleOpts, recommended: SampleOpts | None) -> dict[str, Any]:
-    """How tokens are chosen, for a report: the options that differ from their defaults, and whose choice they are."""
+    """The sampling options for a report: those that differ from their defaults, and whether they are recommended."""
     from rlx.sampling import SampleOpts
 
     plain = SampleOpts()
@@ -124,7 +124,7 @@ def described(opts: SampleOpts, recommended: SampleOpts | None) -> dict[str, Any
 
 
 def _given(**values: Any) -> dict[str, Any]:
-    """The values that were given; they are checked at once, before a model is opened."""
+    """The values that were given, checked before a model is opened."""
     from rlx.sampling import SampleOpts
 
     given = {name: value for name, value in values.items() if value not in (None, ())}

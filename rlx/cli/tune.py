@@ -1,4 +1,4 @@
-"""`rlx tune`: measures the numbers in kernels that are chosen by measurement, for this machine."""
+"""`rlx tune`: measures the machine-dependent numbers in kernels."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-@click.option("--show", is_flag=True, help="Show the numbers in force and measure nothing.")
-@click.option("--reset", is_flag=True, help="Forget what was measured, for every target.")
-@click.option("--dry-run", is_flag=True, help="Measure and keep nothing.")
+@click.option("--show", is_flag=True, help="Show the present numbers without measuring.")
+@click.option("--reset", is_flag=True, help="Delete the measured numbers of all targets.")
+@click.option("--dry-run", is_flag=True, help="Measure without storing the result.")
 @click.option("--threads", type=click.IntRange(1), metavar="N", help="Workers; the physical cores by default.")
 @click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), default=45.0, show_default=True, help="About how long."
+    "--seconds", type=click.FloatRange(0, min_open=True), default=45.0, show_default=True, help="Approximate duration."
 )
 @debug_option
 def tune(show: bool, reset: bool, dry_run: bool, threads: int | None, seconds: float) -> None:
-    """Measure what suits this machine best, and use it from now on.
+    """Measure which numbers suit this machine, and use them.
 
     A few numbers in the kernels of linear layers, such as how far ahead memory is asked for, depend on the machine.
     They are measured for the target (RLX_TARGET) and kept in the cache's folder. They change speed and never a result;
@@ -120,7 +120,7 @@ def _reset() -> None:
 
 
 def _writable() -> Store:
-    """The store, if the policy lets one write to it.
+    """The store, if the cache policy allows writing to it.
 
     Raises:
         CacheError: it does not.
@@ -144,7 +144,7 @@ def _warn_if_busy() -> None:
 
 
 def _changes(tuning: Tuning, target: Target) -> str:
-    """What differs from the defaults, in a line."""
+    """The numbers that differ from the defaults, in one line."""
     from rlx.codegen.tuning import Tuning
 
     default = Tuning.default(target.level).as_dict()

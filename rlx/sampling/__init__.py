@@ -1,7 +1,7 @@
 """Sampling stage: the last row of logits -> the next token.
 
-`options.py` says what may be asked for, `recommended.py` what the makers of a model ask for. `sampler.py` chooses:
-`penalties.py` changes logits first, `filters.py` and `mirostat.py` say which tokens are left.
+`options.py` defines the options, and `recommended.py` reads those that a model's files recommend. `sampler.py` chooses
+a token: `penalties.py` changes logits first, then `filters.py` or `mirostat.py` select the tokens to draw from.
 """
 
 from rlx.sampling.options import SampleOpts

@@ -1,9 +1,9 @@
-"""Which tokens may be drawn: the filters of sampling, one small function each.
+"""The sampling filters, which select the tokens that may be drawn: one small function each.
 
-Sampling stage, under `sampler.py`. A filter takes the logits of the tokens that are left, floating point, in ascending
-order of their ids and free of NaN and +inf, and returns the places that it keeps, ascending and never none. Equal
-logits are told apart by their places, the first one first. Shares and surprises are computed in float64 whatever the
-type of the logits, and a filter that looks only at the order copies nothing.
+Sampling stage, under `sampler.py`. A filter gets the logits of the remaining tokens: floating point, in ascending order
+of token ids, without NaN and +inf. It returns the indices that it keeps, ascending, at least one. Of equal logits the
+first is preferred. Probabilities and surprises are computed in float64 for any type of logits. Filters that only need
+the order make no copy.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Logits = npt.NDArray[np.floating[Any]]
 Floats = npt.NDArray[np.float64]
 Filter = Callable[[Logits], Places]
 
-_CHUNK = 256  # logits whose largest is looked at first
-_FIRST_GUESS = 128  # tokens among which the nucleus is sought first
+_CHUNK = 256  # logits per chunk; the maxima of chunks are compared first
+_FIRST_GUESS = 128  # tokens that are first searched for the nucleus
 
 
 def filters_of(opts: SampleOpts) -> tuple[Filter, ...]:
-    """The filters that are on, in their order."""
+    """The filters that the options turn on, in the order in which they run."""
     filters = (
         (partial(top_n_sigma, count=opts.top_n_sigma), opts.top_n_sigma > 0),
         (partial(largest, count=opts.top_k), opts.top_k > 0),
@@ -40,7 +40,7 @@ def filters_of(opts: SampleOpts) -> tuple[Filter, ...]:
 
 
 def tempered(logits: Logits, temperature: float = 1.0) -> Floats:
-    """How far each is from the largest, over the temperature: a new array, which its user may work on in place."""
+    """(logits - max) / temperature, float64: a new array, which the caller may change in place."""
     below: Floats = np.subtract(logits, logits.max(), dtype=np.float64)
     if temperature != 1:
         with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf
@@ -49,21 +49,21 @@ def tempered(logits: Logits, temperature: float = 1.0) -> Floats:
 
 
 def weights(logits: Logits, temperature: float = 1.0) -> Floats:
-    """Shares up to a factor, float64: softmax(logits / temperature) in which the likeliest is 1."""
+    """Unnormalized probabilities, float64: softmax(logits / temperature), scaled so that the largest is 1."""
     found = tempered(logits, temperature)
     np.exp(found, out=found)  # in place: the pages of another array would cost more than the exponentials
     return found
 
 
 def log_shares(logits: Logits) -> Floats:
-    """The logarithm of the softmax, float64; -inf where the share is 0."""
+    """log softmax(logits), float64; -inf for a probability of 0."""
     found = tempered(logits)
     found -= log(np.exp(found).sum())
     return found
 
 
 def largest(logits: Logits, count: int) -> Places:
-    """Top-k: the `count` largest."""
+    """Top-k: the indices of the `count` largest logits."""
     if count >= len(logits):
         return np.arange(len(logits))
     if count < len(logits) // _CHUNK:
@@ -86,28 +86,28 @@ def _nth_largest(values: Logits, count: int) -> Any:
 
 
 def top_p(logits: Logits, share: float) -> Places:
-    """The nucleus: the fewest of the largest that together have at least `share`; at least one."""
-    wanted, count = share * weights(logits).sum(), _FIRST_GUESS
+    """The nucleus: the smallest set of the likeliest tokens whose probabilities sum to at least `share`."""
+    target, count = share * weights(logits).sum(), _FIRST_GUESS
     while True:
         places = largest(logits, count)
         found = logits[places]
         shares = weights(np.sort(found)[::-1]).cumsum()
-        if shares[-1] >= wanted or count >= len(logits):
-            size = int(shares.searchsorted(wanted)) + 1
+        if shares[-1] >= target or count >= len(logits):
+            size = int(shares.searchsorted(target)) + 1
             return places[largest(found, size)]
         count *= 32
 
 
 def min_p(logits: Logits, share: float) -> Places:
-    """What is at least `share` times as likely as the likeliest."""
+    """Tokens that are at least `share` times as likely as the likeliest."""
     border = np.float64(logits.max()) + log(share)
     return np.flatnonzero(logits >= border)
 
 
 def top_n_sigma(logits: Logits, count: float) -> Places:
-    """What lies within `count` standard deviations of the largest (Tang et al. 2024); what is -inf does not count.
+    """Logits within `count` standard deviations of the largest (Tang et al. 2024).
 
-    The deviation is that of the logits as a population.
+    The standard deviation is that of the population of finite logits.
     """
     finite = logits[logits > -np.inf]
     border = np.float64(logits.max()) - count * finite.std(dtype=np.float64)
@@ -115,9 +115,9 @@ def top_n_sigma(logits: Logits, count: float) -> Places:
 
 
 def typical_p(logits: Logits, share: float) -> Places:
-    """The fewest of the most typical that together have at least `share`; at least one (Meister et al. 2022).
+    """The smallest set of the most typical tokens whose probabilities sum to at least `share` (Meister et al. 2022).
 
-    Typical is a token whose surprise, -ln p, is near the entropy, which is the surprise to be expected.
+    A token is the more typical, the nearer its surprise (-ln p) is to the entropy, which is the expected surprise.
     """
     logs = log_shares(logits)
     shares = np.exp(logs)
@@ -128,10 +128,10 @@ def typical_p(logits: Logits, share: float) -> Places:
 
 
 def xtc_excluded(logits: Logits, threshold: float) -> Places:
-    """What XTC leaves out when it acts: of the tokens with a share of at least `threshold` all but the least likely.
+    """The tokens that XTC removes: all with a probability of at least `threshold`, except the least likely of them.
 
-    Nothing if there are not two of them. The last is the least likely of equals. Definition: the pull request of its
-    author, oobabooga/text-generation-webui 6335.
+    With fewer than two such tokens it removes none. Of equal ones the last counts as the least likely. Definition: the
+    pull request of its author, oobabooga/text-generation-webui 6335.
     """
     shares = weights(logits)
     above = np.flatnonzero((shares >= threshold * shares.sum()) & (shares > 0))

@@ -1,4 +1,4 @@
-"""Mirostat 2: a bound on the surprise of a token that follows what was drawn (Basu et al. 2021).
+"""Mirostat 2: an adaptive bound on the surprise of the next token (Basu et al. 2021).
 
 Sampling stage, under `sampler.py`.
 """
@@ -15,9 +15,16 @@ _BITS = 1 / log(2)
 
 
 class Mirostat:
-    """The state of Mirostat 2: the bound, in bits, at first twice the surprise that is aimed at.
+    """The state of Mirostat 2.
 
-    The surprise of a token, -log2 p, is that in the distribution before anything is left out, after the temperature.
+    The surprise of a token is -log2 p, after the temperature and before any token is removed.
+
+    Args:
+        tau: the target surprise in bits.
+        eta: the learning rate of the bound.
+
+    Attributes:
+        bound: the largest surprise allowed, in bits; at first twice the target.
     """
 
     def __init__(self, tau: float, eta: float) -> None:
@@ -25,18 +32,18 @@ class Mirostat:
         self._surprises: Floats = np.empty(0)
 
     def keep(self, logits: Logits) -> Places:
-        """The tokens that surprise no more than the bound, or the least surprising one."""
+        """The indices of the tokens whose surprise is within the bound; the least surprising one if there is none."""
         self._surprises = -log_shares(logits) * _BITS
         kept = np.flatnonzero(self._surprises <= self.bound)
         return kept if len(kept) else np.array([self._surprises.argmin()])
 
     def accept(self, token: int) -> None:
-        """Moves the bound after `token` was chosen from the logits that `keep` saw last."""
+        """Updates the bound after `token` was chosen from the logits of the last call of `keep`."""
         if token < len(self._surprises) and np.isfinite(self._surprises[token]):
             self.bound -= self._eta * (float(self._surprises[token]) - self._tau)
 
     def copy(self) -> Mirostat:
-        """Another with the same state; the arrays are never changed, so they are shared."""
+        """A copy of the state. The arrays are shared, because they are never changed."""
         other = Mirostat(self._tau, self._eta)
         other.bound, other._surprises = self.bound, self._surprises
         return other

@@ -1,6 +1,6 @@
-"""How to choose the next token: the options, their ranges and their defaults.
+"""The sampling options, their ranges and their defaults.
 
-Sampling stage. `sampler.py` follows them, `recommended.py` reads a model's own.
+Sampling stage. `sampler.py` applies them, `recommended.py` reads those in a model's files.
 """
 
 from __future__ import annotations
@@ -21,45 +21,48 @@ Breaker = str | tuple[int, ...]
 @known_fields
 @dataclass(frozen=True, slots=True)
 class SampleOpts:
-    """How to choose the next token. The defaults draw from the model's distribution as it is.
+    """How to choose the next token. The defaults sample from the model's distribution without changes.
 
-    The steps, in their order, which is that of llama.cpp's default chain: `logit_bias`, the penalties (repetition, then
-    frequency and presence), DRY, `top_n_sigma`, `top_k`, `typical_p`, `top_p`, `min_p`, XTC, `temperature`, the draw.
-    The filters therefore see the distribution before the temperature, and each the tokens that those before it left.
+    The steps run in the order of llama.cpp's default chain: `logit_bias`, the penalties (repetition, then frequency and
+    presence), DRY, `top_n_sigma`, `top_k`, `typical_p`, `top_p`, `min_p`, XTC, `temperature`, the draw. Each filter
+    works on the tokens that the steps before it kept, and on probabilities before the temperature.
+
+    Example: `SampleOpts(temperature=0.7, top_p=0.9, seed=1)`.
 
     Attributes:
-        temperature: divides the logits before the draw; 0 takes the likeliest token and draws nothing.
+        temperature: divides the logits before the draw; 0 takes the likeliest token, without a random number.
         top_k: keep the k likeliest tokens; 0 keeps all.
-        top_p: keep the likeliest tokens until their share reaches p, the one that reaches it included; 1 keeps all
-            (Holtzman et al. 2020).
+        top_p: keep the likeliest tokens until their probabilities sum to top_p, including the token that reaches it;
+            1 keeps all (Holtzman et al. 2020).
         min_p: keep tokens at least min_p times as likely as the likeliest; 0 keeps all (Nguyen et al. 2024).
-        repetition_penalty: for tokens among the last `repetition_window`, positive logits are divided by it and others
-            multiplied (Keskar et al. 2019, CTRL, section 4.1); 1 changes nothing.
-        seed: of the random numbers, 0 to 2**64 - 1; None takes one from the operating system.
-        repetition_window: how many tokens back the three penalties look, the prompt included; None means all of them.
-        typical_p: keep the tokens whose surprise is nearest the entropy, until their share reaches typical_p; 1 keeps
-            all. The likeliest token may go (Meister et al. 2022).
+        repetition_penalty: for the last `repetition_window` tokens, divides positive logits, multiplies negative ones
+            (Keskar et al. 2019, CTRL, section 4.1); 1 changes nothing.
+        seed: of the random number generator, 0 to 2**64 - 1; None takes one from the operating system.
+        repetition_window: number of last tokens that the three penalties apply to, prompt included; None is all.
+        typical_p: keep the tokens whose surprise (-ln p) is nearest the entropy, until their probabilities sum to
+            typical_p; 1 keeps all. This may remove the likeliest token (Meister et al. 2022).
         top_n_sigma: keep logits within n standard deviations of the largest; 0 keeps all (Tang et al. 2024).
-        frequency_penalty: taken off a logit for each time that its token is in the window.
-        presence_penalty: taken off a logit once if its token is in the window.
-        xtc_probability: how often XTC acts on a token: of the tokens with a share of at least `xtc_threshold` it leaves
-            out all but the least likely; 0 never.
-        xtc_threshold: above 0.5 no two tokens reach it, and XTC does nothing.
-        dry_multiplier: strength of DRY, which penalizes a token that would make a repeated sequence longer, by
-            `dry_multiplier * dry_base ** (length - dry_allowed_length)`; 0 is off.
-        dry_base: at least 1.
-        dry_allowed_length: repeated sequences shorter than that are free.
-        dry_penalty_last_n: how many tokens back DRY looks, the prompt included; None means all of them.
-        dry_sequence_breakers: a repeated sequence does not reach across these: texts, which stand for every token that
-            contains them, or sequences of token ids.
-        mirostat: 2 puts Mirostat 2 in the place of all filters and XTC: tokens more surprising than a bound are left
-            out, and the bound follows the surprise of what was drawn (Basu et al. 2021). 0 is off.
-        mirostat_tau: the surprise that Mirostat aims at, in bits.
-        mirostat_eta: how fast its bound follows.
-        logit_bias: added to the logits of these ids; -inf bans a token. A mapping or pairs; kept as pairs by id.
+        frequency_penalty: subtracted from a logit for each occurrence of its token in the window.
+        presence_penalty: subtracted from a logit once if its token occurs in the window.
+        xtc_probability: probability that XTC applies to a draw: it removes all tokens with a probability of at least
+            `xtc_threshold` except the least likely of them; 0 is off.
+        xtc_threshold: above 0.5 XTC does nothing, because no two tokens reach it.
+        dry_multiplier: strength of DRY, which subtracts `dry_multiplier * dry_base ** (length - dry_allowed_length)`
+            from the logit of a token that would continue a repeated sequence; 0 is off.
+        dry_base: growth of the DRY penalty per token of the sequence; at least 1.
+        dry_allowed_length: shorter repeated sequences are not penalized.
+        dry_penalty_last_n: number of last tokens that DRY searches, prompt included; None is all.
+        dry_sequence_breakers: a repeated sequence ends at these: texts (every token that contains one), or sequences
+            of token ids.
+        mirostat: 2 replaces all filters and XTC by Mirostat 2, which removes tokens whose surprise is above a bound;
+            the bound adapts to the surprise of the tokens drawn (Basu et al. 2021). 0 is off.
+        mirostat_tau: target surprise of Mirostat, in bits.
+        mirostat_eta: learning rate of Mirostat's bound.
+        logit_bias: token id -> number added to its logit; -inf bans a token. A mapping or pairs; stored as pairs sorted
+            by id.
 
     Raises:
-        SamplingError: an option of the wrong type or out of its range.
+        SamplingError: an option has the wrong type or is out of its range.
     """
 
     temperature: float = 1.0
@@ -99,35 +102,35 @@ class SampleOpts:
 
     @classmethod
     def greedy(cls) -> SampleOpts:
-        """Always the likeliest token, the lowest id among equals."""
+        """Always the likeliest token; of equal ones, that with the lowest id."""
         return cls(temperature=0.0)
 
     @property
     def is_greedy(self) -> bool:
-        """Whether nothing is drawn: the likeliest token is taken, after bias and penalties."""
+        """Whether the likeliest token is taken, after bias and penalties, without a draw."""
         return self.temperature == 0
 
     @property
     def is_plain_greedy(self) -> bool:
-        """Whether the choice is the largest of the model's own logits, so that native code may make it."""
+        """Whether the choice is the largest unchanged logit, which native code can find."""
         return self.is_greedy and not (self.logit_bias or self.has_penalties or self.dry_multiplier)
 
     @property
     def has_penalties(self) -> bool:
-        """Whether tokens are penalized for being in the window."""
+        """Whether one of the three penalties is on."""
         return self.repetition_penalty != 1 or bool(self.frequency_penalty or self.presence_penalty)
 
 
 Sample = SampleOpts | Literal["recommended"] | None
-"""How a call chooses tokens: these options, what the model's files recommend, or as the runner does."""
+"""How a call chooses tokens: options, "recommended" for those of the model's files, or None for the runner's."""
 
 
 def resolved(sample: SampleOpts | str | None, recommended: SampleOpts | None, default: SampleOpts) -> SampleOpts:
     """The options that `sample` stands for.
 
     Args:
-        recommended: what the model's files say; None if they do not, which then means greedily.
-        default: for None.
+        recommended: the options in the model's files, if any; without them "recommended" means greedy.
+        default: the options for None.
 
     Raises:
         SamplingError: `sample` is a text other than "recommended".
@@ -142,7 +145,7 @@ def resolved(sample: SampleOpts | str | None, recommended: SampleOpts | None, de
     return sample
 
 
-# What changes the draw, and so does nothing where nothing is drawn; what Mirostat takes the place of.
+# Options that Mirostat replaces, and options that have no effect without a draw.
 _FILTERS = ("top_k", "top_p", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold")
 _OF_DRAWS = (*_FILTERS, "mirostat", "mirostat_tau", "mirostat_eta")
 
@@ -152,11 +155,10 @@ def combined(base: SampleOpts, changes: Mapping[str, Any], spelled: Callable[[st
 
     Args:
         changes: options by name.
-        spelled: how the caller's interface writes an option, for messages.
+        spelled: the spelling of an option in the caller's interface, for error messages.
 
     Raises:
-        SamplingError: an option is out of its range, or would do nothing: a filter without a temperature, or beside
-            Mirostat.
+        SamplingError: an option is out of its range, or has no effect: a filter at temperature 0 or with Mirostat.
     """
     opts = replace(base, **changes)
     idle = [spelled(name) for name in _OF_DRAWS if name in changes]
@@ -165,14 +167,14 @@ def combined(base: SampleOpts, changes: Mapping[str, Any], spelled: Callable[[st
         raise SamplingError(what, where="sampling")
     replaced = [spelled(name) for name in _FILTERS if name in changes]
     if opts.mirostat and replaced:
-        what = f"{replaced[0]} does nothing beside Mirostat, which takes the place of the filters"
+        what = f"{replaced[0]} does nothing with Mirostat, which replaces the filters"
         raise SamplingError(what, where="sampling")
     return opts
 
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Values that an option may have: whole or finite numbers from `low` to `high`, and None if it is optional."""
+    """The values allowed for an option: whole or finite numbers from `low` to `high`, and None if it is optional."""
 
     low: float
     high: float = inf
@@ -232,7 +234,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _biases(value: Any) -> tuple[tuple[int, float], ...]:
-    """Pairs of id and bias, by id; `SamplingError` for anything else."""
+    """Pairs of id and bias, sorted by id; `SamplingError` for anything else."""
     try:
         pairs = dict(value.items() if isinstance(value, Mapping) else value)
     except (TypeError, ValueError):
@@ -247,7 +249,7 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
 
 
 def _breakers(value: Any) -> tuple[Breaker, ...]:
-    """Texts and sequences of ids, none of them empty; `SamplingError` for anything else."""
+    """Non-empty texts and sequences of ids; `SamplingError` for anything else."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise SamplingError(
             f"dry_sequence_breakers is {value!r}, expected a sequence of texts or of sequences of ids",

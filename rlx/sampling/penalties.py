@@ -1,4 +1,4 @@
-"""What changes logits because of what was said: bias, penalties for repeated tokens, DRY for repeated sequences.
+"""Changes to logits: bias, penalties for repeated tokens, and DRY for repeated sequences.
 
 Sampling stage, under `sampler.py`. Everything here works in place on a float64 copy of the logits.
 """
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.intp]
 
-_BEYOND_ALL = 1e30  # a penalty so large that a longer repetition need not be measured
+_BEYOND_ALL = 1e30  # a penalty this large is not increased further
 
 
 def add_bias(logits: Floats, bias: Sequence[tuple[int, float]]) -> None:
-    """Adds to the logits of single ids; `SamplingError` for an id outside the vocabulary."""
+    """Adds the bias to the logits of its ids; `SamplingError` for an id outside the vocabulary."""
     for token, value in bias:
         if token >= len(logits):
             what = f"logit_bias names token {token}, and the vocabulary holds {len(logits)}"
@@ -44,18 +44,18 @@ def penalize(logits: Floats, recent: Ids, opts: SampleOpts) -> None:
 
 
 class Dry:
-    """DRY: penalizes tokens that would make a repetition longer than is allowed.
+    """DRY: penalizes tokens that would continue a repeated sequence.
 
-    If the last n tokens occurred before, the token that followed them there is penalized, by n, and of several such
-    places the longest counts. No repetition reaches across a sequence breaker, and a breaker is never penalized itself.
+    If the last n tokens occurred before, the token that followed them is penalized; the penalty grows with n. Of
+    several earlier occurrences the longest counts. Repetitions end at sequence breakers, which are never penalized.
     Definition: the pull request of its author, oobabooga/text-generation-webui 5677.
 
     Args:
-        opts: its `dry_*` options.
-        tokenizer: asked for one if there are breakers given as text.
+        opts: its `dry_*` options are used.
+        tokenizer: called for the tokenizer if a breaker is given as text.
 
     Raises:
-        SamplingError: there are, and there is no tokenizer.
+        SamplingError: a breaker is given as text, and there is no tokenizer.
     """
 
     def __init__(self, opts: SampleOpts, tokenizer: Callable[[], Tokenizer] | None = None) -> None:
@@ -66,13 +66,13 @@ class Dry:
         self._breakers = _Breakers(opts, tokenizer)
 
     def penalize(self, logits: Floats, recent: Ids) -> None:
-        """Takes the penalties off `logits`; `recent` are the tokens that count, the last one last."""
+        """Subtracts the penalties from `logits`; `recent` are the tokens to search, in order."""
         for token, length in self.repetitions(recent).items():
             if length >= self._allowed:
                 logits[token] -= self._multiplier * self._base ** (length - self._allowed)
 
     def repetitions(self, recent: Ids) -> dict[int, int]:
-        """Tokens that followed an earlier occurrence of the last ones, and how many of these were repeated there."""
+        """Token -> length of the longest earlier sequence that equals the last tokens and that it followed."""
         longest: dict[int, int] = {}
         limit = self._breakers.unbroken(recent, self._longest)
         if limit < self._allowed:
@@ -90,10 +90,10 @@ class Dry:
 
 
 class _Breakers:
-    """Where a repetition ends: tokens, sequences of tokens, and texts that may begin and end inside a token.
+    """Sequence breakers: tokens, sequences of tokens, and texts that may begin and end inside a token.
 
     Attributes:
-        tokens: those that break by themselves.
+        tokens: tokens that are breakers by themselves.
     """
 
     def __init__(self, opts: SampleOpts, tokenizer: Callable[[], Tokenizer] | None) -> None:
@@ -115,7 +115,7 @@ class _Breakers:
         self._reach = max(map(len, [*self._texts, *self._sequences]), default=0)
 
     def unbroken(self, recent: Ids, most: int) -> int:
-        """How many tokens there are behind the last breaker in `recent`, or `most` if there are more."""
+        """The number of tokens after the last breaker in `recent`, at most `most`."""
         tail = recent[max(len(recent) - most - self._reach, 0) :].tolist()
         behind = [at for at, token in enumerate(tail, 1) if token in self.tokens]
         behind += [
@@ -124,7 +124,7 @@ class _Breakers:
         return min(len(tail) - max([*behind, *self._behind_texts(tail)], default=0), most)
 
     def _behind_texts(self, tail: list[int]) -> list[int]:
-        """The places behind the tokens in which a text breaker ends, the last one of each."""
+        """For each text breaker, the index after the token in which its last occurrence ends."""
         if self._bytes_of is None:
             return []
         pieces = [self._bytes_of(token) for token in tail]

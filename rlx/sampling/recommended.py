@@ -1,7 +1,7 @@
-"""How the makers of a model want its tokens chosen: what its files say, as `SampleOpts`.
+"""The sampling options that a model's files recommend, as `SampleOpts`.
 
-Sampling stage, over the open file. Read are `generation_config.json` beside a safetensors checkpoint, by the meaning
-that transformers gives it, and the keys `general.sampling.*` of a GGUF file, whose names are llama.cpp's.
+Sampling stage, over the open file. For safetensors this reads `generation_config.json`, with the meaning that
+transformers gives it; for GGUF the keys `general.sampling.*`, whose names are llama.cpp's.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _GGUF_KEYS = {
     "mirostat_eta": "mirostat_eta",
 }
 _HF_KEYS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
-_HF_PENALTIES = ("repetition_penalty",)  # what holds without `do_sample` too
-_HF_TOP_K = 50  # of transformers, where the file names none
+_HF_PENALTIES = ("repetition_penalty",)  # apply without `do_sample` too
+_HF_TOP_K = 50  # the default of transformers
 _WHOLE_CONTEXT = -1  # as a window, in llama.cpp
 
 
 def recommended(loader: WeightLoader) -> SampleOpts | None:
-    """The options that the model's files recommend; None if they recommend none, or greedy choices and nothing else.
+    """The options that the model's files recommend; None without a recommendation, or if it is plain greedy.
 
-    A value that is out of range is left out with a warning: it is a hint, and no reason to refuse a model.
+    A value out of its range is ignored with a warning: a recommendation is no reason to refuse a model.
     """
     if loader.format == "gguf":
         return _from_gguf(loader.metadata, str(loader.path))
@@ -46,9 +46,9 @@ def recommended(loader: WeightLoader) -> SampleOpts | None:
 
 
 def gguf_keys(opts: SampleOpts) -> dict[str, int | float]:
-    """The keys of a GGUF file that recommend `opts`; those that change nothing are left out.
+    """The keys of a GGUF file that recommend `opts`, without those that have no effect.
 
-    The format has no key for what is not in `_GGUF_KEYS`, such as `typical_p`.
+    The format has no key for options that are missing in `_GGUF_KEYS`, such as `typical_p`.
     """
     off = SampleOpts()
     values = {key: getattr(opts, name) for key, name in _GGUF_KEYS.items()}
@@ -66,7 +66,7 @@ def _from_gguf(metadata: Mapping[str, Any], where: str) -> SampleOpts | None:
 
 
 def _from_transformers(config: Mapping[str, Any], where: str) -> SampleOpts | None:
-    """Without `do_sample` transformers is greedy whatever the other keys say, but penalizes all the same."""
+    """Without `do_sample`, transformers is greedy whatever the other keys say, but applies the penalty."""
     draws = config.get("do_sample") is True
     names = _HF_KEYS if draws else _HF_PENALTIES
     found = dict(_valid({name: config[name] for name in names if config.get(name) is not None}, where))
@@ -80,11 +80,11 @@ def _from_transformers(config: Mapping[str, Any], where: str) -> SampleOpts | No
 
 
 def _valid(given: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
-    """The values that are there and in their ranges, with a warning for the others."""
+    """The values within their ranges; the others cause a warning."""
     for name, value in given.items():
         try:
             SampleOpts(**{name: value})
         except SamplingError as error:
-            warnings.warn(f"{where}: the recommended {error.what}; it is left out", stacklevel=4)
+            warnings.warn(f"{where}: the recommended {error.what}; it is ignored", stacklevel=4)
         else:
             yield name, value

@@ -1,7 +1,7 @@
-"""From logits to a token: the sampler that follows `SampleOpts`.
+"""The sampler: from logits to a token, as `SampleOpts` says.
 
 Sampling stage, between the last row of logits and the next token. `penalties.py` changes logits, `filters.py` and
-`mirostat.py` say which tokens are left, and one uniform random number a token picks among them.
+`mirostat.py` select tokens, and one uniform random number draws one of them.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Ids = npt.NDArray[np.intp]
 class Sampler:
     """Chooses the tokens of one generation.
 
-    The generator of random numbers (PCG64) advances by one number from token to token: equal logits, options and seed
-    give equal tokens, and two draws of one sampler are independent. Ties are broken by the id, the lowest first.
+    The random number generator (PCG64) advances by one number per token, so that equal logits, options and seeds give
+    equal tokens. Of equally likely tokens, that with the lowest id comes first.
 
     Args:
         opts: the options.
         history: tokens before the first draw (the prompt), for the penalties and DRY.
-        tokenizer: called for the tokenizer where DRY has sequence breakers that are texts.
+        tokenizer: called for the tokenizer if DRY has sequence breakers that are texts.
 
     Raises:
-        SamplingError: `opts` is something else, or it needs a tokenizer and there is none.
+        SamplingError: `opts` is no `SampleOpts`, or it needs a tokenizer and there is none.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class Sampler:
         self._recent = deque(history, _window(opts))
 
     def sample(self, logits: Logits, banned: Collection[int] = ()) -> int:
-        """The next token for `logits`, float[vocab]; it joins the history.
+        """Chooses the next token for `logits`, float[vocab], and appends it to the history.
 
         Args:
-            banned: ids that are not to be chosen, whatever their logits.
+            banned: ids that are never chosen.
 
         Raises:
-            NumericalError: a NaN or +inf among the logits, or nothing but -inf. A single -inf excludes its token.
+            NumericalError: a logit is NaN or +inf, or all are -inf. A single -inf excludes its token.
             SamplingError: bias and `banned` leave no token, or name one outside the vocabulary.
         """
         token = self._likeliest(logits, banned) if self.opts.is_greedy else self._draw(logits, banned)
@@ -70,19 +70,18 @@ class Sampler:
         return token
 
     def accept(self, token: int) -> None:
-        """Takes `token` into the history as if it had been drawn, for who draws from `distribution` or has a draft.
+        """Appends `token` to the history as if it had been drawn: for callers of `distribution`, and for drafts.
 
-        With Mirostat it moves the bound too, by the surprise of `token` in the distribution that was computed last.
+        With Mirostat this also updates the bound, by the surprise of `token` in the last distribution computed.
         """
         self._recent.append(token)
         if self._mirostat:
             self._mirostat.accept(token)
 
     def distribution(self, logits: Logits, banned: Collection[int] = ()) -> tuple[Ids, Floats]:
-        """Ascending ids and their probabilities (float64, sum 1) as the next draw sees them; it draws nothing.
+        """Ids, ascending, and their probabilities in the next draw (float64, sum 1). Nothing is drawn.
 
-        XTC acts in some draws only: the probabilities are those over both cases. With Mirostat they depend on its
-        bound, which moves from token to token.
+        XTC applies at random; the probabilities average over both cases. With Mirostat they depend on its bound.
         """
         if self.opts.is_greedy:
             return np.array([self._likeliest(logits, banned)]), np.ones(1)
@@ -90,7 +89,7 @@ class Sampler:
         return np.arange(len(shares)) if ids is None else ids, shares / shares.sum()
 
     def copy(self) -> Sampler:
-        """Another sampler that goes on from the same state, random numbers included; for drafts that may be dropped."""
+        """A copy with the same state, including the random number generator; for drafts that may be discarded."""
         other = object.__new__(Sampler)
         other.opts, other._filters, other._dry = self.opts, self._filters, self._dry
         other._random, other._recent = deepcopy(self._random), self._recent.copy()
@@ -124,7 +123,7 @@ class Sampler:
         return ids, self._mixed(values, shares) if self.opts.xtc_probability else shares
 
     def _mixed(self, values: Logits, shares: Floats) -> Floats:
-        """Over the draws in which XTC leaves out the top choices, and those in which it does not."""
+        """The mixture of the draws in which XTC applies and of those in which it does not."""
         gone, probability = xtc_excluded(values, self.opts.xtc_threshold), self.opts.xtc_probability
         left = np.delete(np.arange(len(values)), gone)
         without = weights(values[left], self.opts.temperature)
@@ -133,7 +132,7 @@ class Sampler:
         return shares
 
     def _filtered(self, values: Logits) -> tuple[Ids | None, Logits]:
-        """What the filters leave: ascending ids, or None for all, and their logits."""
+        """The tokens that the filters keep: ascending ids, or None for all, and their logits."""
         ids: Ids | None = None
         for keep in self._filters:
             places = keep(values)
@@ -141,7 +140,7 @@ class Sampler:
         return ids, values
 
     def _changed(self, logits: Logits, banned: Collection[int]) -> Logits:
-        """The logits after bias, penalties and DRY; the same array where none of them has anything to do."""
+        """The logits after bias, penalties and DRY; the same array if none of them applies."""
         opts = self.opts
         if not (opts.logit_bias or banned or self._recent):
             return logits
@@ -157,7 +156,7 @@ class Sampler:
 
 
 def _window(opts: SampleOpts) -> int | None:
-    """How much of the history is looked at; None is all of it."""
+    """How many tokens of the history are needed; None is all."""
     windows = [opts.repetition_window] if opts.has_penalties else []
     windows += [opts.dry_penalty_last_n] if opts.dry_multiplier else []
     bounded = [window for window in windows if window is not None]
@@ -169,12 +168,12 @@ def _last(recent: Ids, window: int | None) -> Ids:
 
 
 def _check_top(top: Any, logits: Logits) -> None:
-    """`SamplingError` if bias and bans leave no token, `NumericalError` if the model's arithmetic is broken."""
+    """`SamplingError` if bias and bans exclude every token, `NumericalError` if a logit is NaN or infinite."""
     if isfinite(top):
         return
     if top == -np.inf and isfinite(logits.max()):
         hint = "ban fewer tokens: logit_bias of -inf and min_tokens do"
-        raise SamplingError("no token is left to choose", where="sampling", hint=hint)
+        raise SamplingError("bias and bans exclude every token", where="sampling", hint=hint)
     raise NumericalError(
         f"the largest logit is {top}", where="sampling",
         hint="the weights or the arithmetic are broken: check the file, or try precision='exact'",

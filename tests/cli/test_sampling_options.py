@@ -108,7 +108,7 @@ def test_what_would_do_nothing_is_refused(option: str) -> None:
 
 def test_filters_beside_mirostat_are_refused() -> None:
     result = rlx("Hi", "--temperature", "1", "--mirostat", "2", "--top-p", "0.5")
-    assert (result.exit_code, "--top-p does nothing beside Mirostat" in result.stderr) == (2, True)
+    assert (result.exit_code, "--top-p does nothing with Mirostat" in result.stderr) == (2, True)
     assert rlx("Hi", "--temperature", "1", "--mirostat", "2", "--dry-multiplier", "1").exit_code == 0
 
 
