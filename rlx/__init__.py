@@ -3,8 +3,7 @@
     import rlx
 
     runner = rlx.auto_runner("model.gguf")
-    ids = runner.chat_ids([{"role": "user", "content": "What is 27 + 45?"}])
-    print(runner.tokenizer.decode(runner.generate(ids, 64), skip_special_tokens=True))
+    print(runner.chat("What is 27 + 45?", max_tokens=64).text)
 
 The compiler alone: `rlx.Graph`, `rlx.ops`, `rlx.compile`. Names are imported when they are first used, so that
 `import rlx` and `rlx --help` stay quick.
@@ -53,7 +52,20 @@ if TYPE_CHECKING:
     from rlx.ir.dims import CTX, PAST_SEQ, SEQ, Dim
     from rlx.ir.graph import Graph
     from rlx.profile import CompileProfile
-    from rlx.runners import GemmaRunner, Llama32Runner, LmRunner, Qwen3Runner, Qwen35Runner, auto_runner
+    from rlx.runners import (
+        Answer,
+        FinishReason,
+        GemmaRunner,
+        Generation,
+        Llama32Runner,
+        LmRunner,
+        Qwen3Runner,
+        Qwen35Runner,
+        Step,
+        Stream,
+        TokenLogprob,
+        auto_runner,
+    )
     from rlx.runners.token_generator import GemmaGenerator, TokenGenerator
     from rlx.runtime.cache import CompileCache
     from rlx.runtime.devices import Device, devices
@@ -65,6 +77,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    **dict.fromkeys(("Answer", "FinishReason", "Generation", "Step", "Stream", "TokenLogprob"), "rlx.runners"),
     "Snapshot": "rlx.runtime.snapshot",
     "devices": "rlx.runtime.devices",
     "Device": "rlx.runtime.devices",
@@ -113,6 +126,7 @@ __all__ = [
     "PAST_SEQ",
     "SEQ",
     "AmbiguousModelError",
+    "Answer",
     "ArgumentError",
     "BusyError",
     "CacheError",
@@ -126,8 +140,10 @@ __all__ = [
     "Dim",
     "DownloadError",
     "Executable",
+    "FinishReason",
     "GemmaGenerator",
     "GemmaRunner",
+    "Generation",
     "GgufError",
     "Graph",
     "GraphError",
@@ -150,10 +166,13 @@ __all__ = [
     "ShapeError",
     "Snapshot",
     "SnapshotError",
+    "Step",
+    "Stream",
     "StreamDetokenizer",
     "Target",
     "TargetError",
     "TokenGenerator",
+    "TokenLogprob",
     "Tokenizer",
     "TokenizerError",
     "UnknownArgumentError",

@@ -58,6 +58,9 @@ VARIABLES = (
         "RLX_COMPILE_AHEAD", "0 | 1", "1", "With 1, an idle runner compiles in the background what later calls need."
     ),
     Variable(
+        "RLX_GEMMA_DYNAMIC_DECODE", "0 | 1", "0", "With 1, with_inference_caches of a generator decodes in one program."
+    ),
+    Variable(
         "RLX_DEBUG",
         "0 .. 7",
         "0",
@@ -162,6 +165,15 @@ def compile_ahead() -> bool:
     """
     value = _integer("RLX_COMPILE_AHEAD", 0, 1)
     return value is None or bool(value)
+
+
+def dynamic_decode() -> bool:
+    """RLX_GEMMA_DYNAMIC_DECODE: whether `with_inference_caches` decodes by one program for every past.
+
+    Raises:
+        ArgumentError: it is neither 0 nor 1.
+    """
+    return bool(_integer("RLX_GEMMA_DYNAMIC_DECODE", 0, 1))
 
 
 def debug_level() -> int:

@@ -9,16 +9,24 @@ from rlx.runners.auto import auto_runner
 from rlx.runners.base import LmRunner
 from rlx.runners.cached import CachedRunner
 from rlx.runners.families import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner
+from rlx.runners.generation import Generation, Step, Stream, TokenLogprob
 from rlx.runners.stopping import FinishReason, Stopping
+from rlx.runners.text_runner import Answer, TextRunner
 
 __all__ = [
+    "Answer",
     "CachedRunner",
     "FinishReason",
     "GemmaRunner",
+    "Generation",
     "Llama32Runner",
     "LmRunner",
     "Qwen3Runner",
     "Qwen35Runner",
+    "Step",
     "Stopping",
+    "Stream",
+    "TextRunner",
+    "TokenLogprob",
     "auto_runner",
 ]

@@ -6,7 +6,7 @@ by name before anything is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from rlx.runtime.devices import device as find_device
 from rlx.sampling.options import Sample
 
 if TYPE_CHECKING:
+    from rlx.runners.configured import Config
     from rlx.weights.loader import WeightLoader
 
 Progress = Callable[[str, int, int], None]
@@ -112,7 +113,7 @@ def auto_runner(
     keep_packed: bool = False,
     compile_ahead: bool | Sequence[int] | None = None,
     device: str | Device | None = None,
-    config: str | PathLike[str] | Mapping[str, Any] | None = None,
+    config: Config | None = None,
     sample: Sample = None,
     speculative: str | None = None,
 ) -> FamilyRunner:
@@ -140,7 +141,8 @@ def auto_runner(
             for every bucket, or the numbers of tokens of the calls to come, such as [30, 1]. By default what
             RLX_COMPILE_AHEAD says, and yes without it. Only with `load`.
         device: what to run on; see `rlx.devices()`.
-        config: a `config.json`, or what stands in one, for safetensors weights that lie without theirs.
+        config: a `config.json`, or what stands in one, for safetensors weights that lie without theirs. A file that has
+            its own must be of the same model.
         sample: how tokens are chosen by calls that do not say: a `SampleOpts`, or "recommended" for what the model's
             files recommend (`runner.recommended_sample`); greedily by default.
         speculative: `prompt-lookup` or `mtp`: how `generate` guesses where a call says nothing else.
@@ -151,12 +153,12 @@ def auto_runner(
         ArgumentError, ProfileError, TargetError: an option is out of its range.
         ResourceError: the system refuses memory, threads or file descriptors.
     """
+    from rlx.runners.configured import open_with
     from rlx.runners.model_choice import choose_model
-    from rlx.weights.loader import open_weights
 
     find_device(device)
     if isinstance(path, str | PathLike) or path is None:
-        loader = open_weights(choose_model(path, profile).path, config=config)
+        loader = open_with(choose_model(path, profile).path, config)
     else:
         loader = path
     try:

@@ -6,7 +6,7 @@ it; where Python's keyword arguments do, `Qwen3Runner.from_path(path, max_seq=81
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -14,6 +14,7 @@ from rlx.errors import ArgumentError, MultimodalError
 
 if TYPE_CHECKING:
     from rlx.profile import ProfileLike
+    from rlx.runners.configured import Config
     from rlx.runners.stopping import OnToken
     from rlx.runtime.cache import CompileCache
     from rlx.runtime.compile import Progress
@@ -47,7 +48,7 @@ class RunnerBuilder(Generic[R]):
         self._source = path
         return self
 
-    def config(self, config: Path | Mapping[str, Any]) -> Self:
+    def config(self, config: Config) -> Self:
         """A `config.json`, or what stands in one, for safetensors weights that lie without theirs."""
         return self._with("config", config)
 

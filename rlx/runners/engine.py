@@ -117,16 +117,32 @@ class Engine:
         """
         loader = path if isinstance(path, WeightLoader) else open_weights(path)
         try:
-            plan = Plan.of(loader, **choices)
-            engine = cls(plan, progress, keep_packed, expected_rows(compile_ahead, plan.setup) if load else ())
-            if load:
-                try:
-                    engine._load()
-                except BaseException:
-                    engine.ahead.close()
-                    raise
+            return cls.of(
+                loader, progress=progress, load=load, keep_packed=keep_packed, compile_ahead=compile_ahead, **choices
+            )
         except BaseException:
             loader.close()
+            raise
+
+    @classmethod
+    def of(
+        cls,
+        loader: WeightLoader,
+        *,
+        progress: Progress | None = None,
+        load: bool = True,
+        keep_packed: bool = False,
+        compile_ahead: bool | Sequence[int] | None = False,
+        **choices: Any,
+    ) -> Engine:
+        """As `open`, of an open file, which stays open if this fails."""
+        plan = Plan.of(loader, **choices)
+        engine = cls(plan, progress, keep_packed, expected_rows(compile_ahead, plan.setup) if load else ())
+        try:
+            if load:
+                engine._load()
+        except BaseException:
+            engine.close(keep_file=True)
             raise
         return engine
 
@@ -470,8 +486,8 @@ class Engine:
             "programs": {phase: replace(table.stats) for phase, table in self._programs.tables.items()},
         }
 
-    def close(self) -> None:
-        """Stops the workers and the background compile, and gives the memory back."""
+    def close(self, *, keep_file: bool = False) -> None:
+        """Stops the workers, gives the memory back and, unless `keep_file` is set, closes the model file."""
         self.ahead.close()
         self._pool.close()
         if self._predictor:
@@ -479,7 +495,8 @@ class Engine:
         self._programs.close()
         self._tensors.close()
         self._states.close()
-        self._weights.close()
+        if not keep_file:
+            self._weights.close()
 
 
 class Scratch:

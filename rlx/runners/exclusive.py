@@ -79,8 +79,8 @@ class Use:
         """Whether nothing of it runs any more, and nothing can run again unless its own thread resumes a stream."""
         if self.done:
             return True
-        if self._frame is not None:
-            return _is_finished(self._frame)
+        if (frame := self._frame) is not None:  # another thread may end the call meanwhile
+            return _is_finished(frame)
         if (generator := self._unfinished()) is None:
             return True
         other_thread = self._thread is not threading.current_thread() and self._thread.is_alive()

@@ -6,10 +6,10 @@ the engine builds the graph from the model's own configuration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
+from rlx.arguments import OPENING, check_arguments
 from rlx.errors import named_refusals
 from rlx.runners.builder import RunnerBuilder
 from rlx.runners.cached import CachedRunner
@@ -19,8 +19,12 @@ from rlx.runtime.devices import device as find_device
 from rlx.sampling.options import Sample
 
 if TYPE_CHECKING:
+    from rlx.runners.configured import Config
     from rlx.runners.token_engine import TokenEngine
     from rlx.weights.loader import WeightLoader
+
+
+_FROM_PATH = ("path", "config", "sample", "on_token", "streams", "speculative")
 
 
 class FamilyRunner(CachedRunner):
@@ -36,7 +40,7 @@ class FamilyRunner(CachedRunner):
         cls,
         path: str | PathLike[str] | WeightLoader,
         *,
-        config: str | PathLike[str] | Mapping[str, Any] | None = None,
+        config: Config | None = None,
         device: str | Device | None = None,
         sample: Sample = None,
         on_token: OnToken | None = None,
@@ -47,7 +51,8 @@ class FamilyRunner(CachedRunner):
         """Opens a GGUF file, a safetensors file or a model directory; an open `WeightLoader` is taken over.
 
         Args:
-            config: a `config.json`, or what stands in one, for safetensors weights that lie without theirs.
+            config: a `config.json`, or what stands in one, for safetensors weights that lie without theirs. A file that
+                has its own must be of the same model.
             device: what to run on; see `rlx.devices()`.
             sample, on_token, streams, speculative: as for `CachedRunner`.
             options: those of `auto_runner`.
@@ -57,12 +62,11 @@ class FamilyRunner(CachedRunner):
             ModelFileError: the file cannot be used, and why.
             TargetError: there is no such device.
         """
-        place = find_device(device)
-        if config is not None and isinstance(path, str | PathLike):
-            from rlx.weights.loader import open_weights
+        from rlx.runners.configured import open_with
 
-            path = open_weights(path, config=config)
-        engine = open_engine(path, options)
+        check_arguments(f"{cls.__name__}.from_path", options, [*_FROM_PATH, *sorted(OPENING)])
+        place = find_device(device)
+        engine = open_engine(path if config is None else open_with(path, config), options)
         try:
             return cls(engine, device=place, sample=sample, on_token=on_token, streams=streams, speculative=speculative)
         except BaseException:

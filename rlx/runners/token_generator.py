@@ -7,21 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from rlx import env
+from rlx.arguments import OPENING, check_arguments
+from rlx.errors import ArgumentError
+from rlx.models import FAMILIES
 from rlx.passes.options import MAX_PAST
 from rlx.profile import CompileProfile, ProfileLike
 from rlx.profile.keys import MAX_PROGRAMS
+from rlx.runners.auto import sniff
 from rlx.runners.checks import TokenIds, check_ids
+from rlx.runners.configured import open_with
 from rlx.runners.modes import past_buckets
+from rlx.runners.original_names import OriginalNames, bound
 from rlx.runners.setup import profile_beside
-from rlx.runners.token_history import TokenHistory
-from rlx.runtime.devices import device
+from rlx.runtime.devices import device as find_device
 from rlx.runtime.limits import whole
 
 if TYPE_CHECKING:
@@ -32,57 +37,96 @@ if TYPE_CHECKING:
 _INPUTS = 3  # kinds of inputs that a prompt may have: tokens, embeddings, embeddings with a bias
 
 
-class TokenGenerator(TokenHistory):
+class TokenGenerator(OriginalNames):
     """A model that is asked for one token after the other. Make one with `from_path`; it serves every family.
+
+        with TokenGenerator.from_path("model.gguf", max_seq=512) as generator:
+            generator.prefill([1, 2, 3])
+            print(generator.generate_cached(8))
 
     The `with_` methods choose compile profiles and cache modes (docs/caches.md) and return the generator itself. All
     modes give the same tokens.
     """
 
-    def __init__(
-        self, source: str | PathLike[str] | WeightLoader, options: dict[str, Any], include_mtp: bool = False
-    ) -> None:
-        super().__init__(_open(source, options))
-        self._options, self._mtp = options, include_mtp
+    def __init__(self, loader: WeightLoader, options: Mapping[str, Any], include_mtp: bool = False) -> None:
+        self._loader, self._options, self._mtp = loader, dict(options), include_mtp
+        super().__init__(_engine(loader, self._options))
 
     # ---------------------------------------------------------------------------------------------- ways to one
 
     @classmethod
-    def from_path(cls, path: str | PathLike[str], **options: Any) -> Self:
-        """Opens a GGUF file, a safetensors file or a model directory.
+    def from_path(cls, *arguments: Any, **options: Any) -> Self:
+        """Opens a GGUF file, a safetensors file or a model directory: `from_path(path, ...)`.
+
+        The original's order, `from_path(config, path, device)`, is accepted, too.
 
         Args:
+            arguments: the path, what `auto_runner` takes; or config, path and device.
             options: `config`, `device`, `threads`, `max_seq`, `kv_dtype`, `precision`, `profile`, `cache`, `progress`,
                 `dump_ir`, those of `auto_runner`. The weights are packed when they are first needed.
 
         Raises:
+            ArgumentError: an argument is missing, unknown or given twice.
+            ConfigError: a config is given for another model than the file's.
             ModelFileError: the file cannot be used, and why.
             TargetError: there is no such device.
         """
-        return cls(path, options)
+        found = bound("from_path", arguments, options, ("path",), ("config", "path", "device"))
+        return cls._opened("from_path", found.pop("path"), found)
 
     @classmethod
-    def from_path_with_mtp(cls, path: str | PathLike[str], include_mtp: bool = True, **options: Any) -> Self:
-        """As `from_path`; with `include_mtp` the tensors that predict further tokens are in `weights_cache`, too."""
-        return cls(path, options, include_mtp)
+    def from_path_with_mtp(cls, *arguments: Any, **options: Any) -> Self:
+        """As `from_path`; with `include_mtp`, which is True unless it is given, the tensors that predict further tokens
+        are in `weights_cache`, too.
 
-    @classmethod
-    def from_loader(cls, loader: WeightLoader, **options: Any) -> Self:
-        """As `from_path`, of an open file, which then belongs to the generator."""
-        return cls(loader, options)
-
-    @classmethod
-    def from_loader_at(cls, loader: WeightLoader, weights_path: str | PathLike[str], **options: Any) -> Self:
-        """As `from_loader`, with the profile `<family>.rlx.toml`, such as `gemma.rlx.toml`, if it lies beside
-        `weights_path`, a file or a folder.
+        Args:
+            arguments: the path and `include_mtp`; or, in the original's order, config, path, device and `include_mtp`.
         """
-        generator = cls(loader, options)
+        ours, original = ("path", "include_mtp"), ("config", "path", "device", "include_mtp")
+        orders = (ours, original) if len(arguments) != 2 or isinstance(arguments[1], bool) else (original,)
+        found = bound("from_path_with_mtp", arguments, options, *orders)
+        return cls._opened("from_path_with_mtp", found.pop("path"), found, bool(found.pop("include_mtp", True)))
+
+    @classmethod
+    def from_loader(cls, *arguments: Any, **options: Any) -> Self:
+        """As `from_path`, of an open file: `from_loader(loader, ...)`, or in the original's order (config, loader,
+        device).
+
+        The loader then belongs to the generator: it must stay open as long as the generator, which closes it. The
+        original copies all weights out of it instead.
+        """
+        found = bound("from_loader", arguments, options, ("loader",), ("config", "loader", "device"))
+        return cls._opened("from_loader", found.pop("loader"), found)
+
+    @classmethod
+    def from_loader_at(cls, *arguments: Any, **options: Any) -> Self:
+        """As `from_loader`, with the profile `<family>.rlx.toml`, such as `gemma.rlx.toml`, if it lies beside
+        `weights_path`, a file or a folder, and no other is given.
+
+        Args:
+            arguments: the loader and `weights_path`; or, in the original's order, config, loader, device and
+                `weights_path`.
+        """
+        ours, original = ("loader", "weights_path"), ("config", "loader", "device", "weights_path")
+        found = bound("from_loader_at", arguments, options, ours, original)
+        if "weights_path" not in found:
+            raise ArgumentError("weights_path is missing", where="from_loader_at", hint="from_loader needs none")
+        path = Path(found.pop("weights_path"))
+        path = path / "weights" if path.is_dir() else path
+        if found.get("profile") is None:
+            arch = sniff(found["loader"]).arch
+            found["profile"] = None if arch is None else profile_beside(path, FAMILIES[arch].runner)
+        return cls._opened("from_loader_at", found.pop("loader"), found)
+
+    @classmethod
+    def _opened(cls, where: str, source: Any, options: dict[str, Any], include_mtp: bool = False) -> Self:
+        check_arguments(where, options, ("config", *sorted(OPENING)))
+        find_device(options.pop("device", None))
+        loader = open_with(source, options.pop("config", None))
         try:
-            path = Path(weights_path)
-            found = profile_beside(path / "weights" if path.is_dir() else path, generator.config.family)
-            return generator if found is None else generator._with_profile(CompileProfile.load(found))
+            return cls(loader, {"load": False, **options}, include_mtp)
         except BaseException:
-            generator.close()
+            loader.close()
             raise
 
     # ---------------------------------------------------------------------------------------------- profiles
@@ -96,17 +140,15 @@ class TokenGenerator(TokenHistory):
         Raises:
             ProfileError: the two differ in what both phases share, or one is for another family.
         """
-        return self._with_profile(CompileProfile.of_phases(prefill, decode))
-
-    def _with_profile(self, profile: CompileProfile) -> Self:
+        profile = CompileProfile.of_phases(prefill, decode)
         with self._exclusive("with_compile_profiles"):
             options = {**self._options, "profile": profile}
-            old, new = self._engine, _open(self._engine.weights.loader.path, options)
+            old, new = self._engine, _engine(self._loader, options)
             new.modes = replace(old.modes, ranges=new.modes.ranges)
             for phase, table in old.tables.items():
                 new.tables[phase].limit(table.capacity)
             self._engine, self._options = new, options
-            old.close()
+            old.close(keep_file=True)
             self._start([])
         return self
 
@@ -169,10 +211,13 @@ class TokenGenerator(TokenHistory):
     def with_inference_caches(self, max_seq: int) -> Self:
         """Both caches for contexts of up to `max_seq` tokens: dynamic prefill, and decode in buckets up to there.
 
+        As in the original, decode is dynamic where the environment has RLX_GEMMA_DYNAMIC_DECODE=1.
+
         Raises:
-            ArgumentError: `max_seq` is no whole number above 0.
+            ArgumentError: `max_seq` is no whole number above 0, or the variable is neither 0 nor 1.
         """
-        return self.with_dynamic_prefill_cache(_INPUTS).with_decode_cache(max_seq)
+        self.with_dynamic_prefill_cache(_INPUTS)
+        return self.with_dynamic_decode_cache(_INPUTS) if env.dynamic_decode() else self.with_decode_cache(max_seq)
 
     def _with(self, phase: str, capacity: int, **modes: Any) -> Self:
         with self._exclusive("with a cache"):
@@ -202,13 +247,8 @@ GemmaGenerator = TokenGenerator
 """The name that it has in RLX. It serves every family alike."""
 
 
-def _open(source: Any, options: Mapping[str, Any]) -> Engine:
+def _engine(loader: WeightLoader, options: Mapping[str, Any]) -> Engine:
+    """An engine over an open file, which stays open if this fails."""
     from rlx.runners.engine import Engine
-    from rlx.weights.loader import open_weights
 
-    options = {"load": False, **options}
-    device(options.pop("device", None))
-    config = options.pop("config", None)
-    if config is not None and isinstance(source, str | PathLike):
-        source = open_weights(source, config=config)
-    return Engine.open(source, **options)
+    return Engine.of(loader, **options)

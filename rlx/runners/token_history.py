@@ -60,11 +60,11 @@ class TokenHistory:
         Args:
             ids: the tokens, which the history holds, and of which layers with embeddings of their own (Gemma 3n and 4)
                 look those up.
-            embeds: numbers [len(ids), hidden]: what the first layer sees, so with the model's scale applied; `embed`
-                gives those of tokens.
-            attn_bias: numbers [len(ids), len(ids)] or [heads, len(ids), len(ids)], added to the scaled scores of every
-                layer in place of the causal mask: 0 opens a key and -inf closes it, later ones included. A sliding
-                window still hides what it has left behind. Tokens behind the prompt are causal.
+            embeds: numbers [len(ids), hidden], or flat in that order: what the first layer sees, so with the model's
+                scale applied; `embed` gives those of tokens.
+            attn_bias: numbers [len(ids), len(ids)] or [heads, len(ids), len(ids)], or flat in that order; added to the
+                scaled scores of every layer in place of the causal mask: 0 opens a key and -inf closes it, later ones
+                included. A sliding window still hides what it has left behind. Tokens behind the prompt are causal.
 
         Raises:
             PromptError: as `prefill`; a wrong shape; a NaN; an infinite number, but for -inf in the bias; a row of the
@@ -174,10 +174,6 @@ class TokenHistory:
         """As `generate`, by `step_cached`."""
         with self._exclusive("generate_cached"):
             return self._generate(self._step_cached, n, opts, on_token, stop_ids)
-
-    def generate_cached_with(self, n: int, opts: SampleOpts, on_token: OnToken) -> list[int]:
-        """As `generate_cached`; `on_token` is called with every new token, and a False from it stops."""
-        return self.generate_cached(n, opts, on_token=on_token)
 
     def _generate(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -40,9 +41,10 @@ class Given:
         """Of what a caller passes, copies for `count` tokens.
 
         Args:
-            embeds: numbers [count, hidden].
-            bias: None, or numbers [count, count] or [heads, count, count], added to the scaled scores in place of the
-                causal mask: 0 opens a key and -inf closes it, later ones included. Windows still hold.
+            embeds: numbers [count, hidden], or flat in that order.
+            bias: None, or numbers [count, count] or [heads, count, count], or flat in that order; added to the scaled
+                scores in place of the causal mask: 0 opens a key and -inf closes it, later ones included. Windows
+                still hold.
 
         Raises:
             PromptError: another shape, something that is no number, a NaN, or a row whose bias closes every key.
@@ -110,6 +112,8 @@ def feed(inputs: Mapping[str, Any], ids: Sequence[int], past: int, given: Given 
 
 def _numbers(where: str, value: Any, shapes: list[tuple[int, ...]], hint: str | None = None) -> Floats:
     array = np.asarray(value)
+    if array.ndim == 1:  # flat, in the order of a shape
+        array = next((array.reshape(shape) for shape in shapes if prod(shape) == array.size), array)
     if array.dtype.kind not in "fiu" or array.shape not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         raise PromptError(f"expected numbers {wanted}, found {array.dtype} {list(array.shape)}", where=where, hint=hint)

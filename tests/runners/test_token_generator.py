@@ -375,7 +375,7 @@ N, HIDDEN = 12, 64
 BAD_EMBEDS = {
     "another width": (np.zeros((N, HIDDEN + 1)), r"embeds: expected numbers \[12, 64\], found float64 \[12, 65\]"),
     "another length": (np.zeros((N - 1, HIDDEN)), r"found float64 \[11, 64\]"),
-    "flat": (np.zeros(N * HIDDEN), r"found float64 \[768\]"),
+    "another size": (np.zeros(N * HIDDEN + 1), r"found float64 \[769\]"),
     "texts": (np.full((N, HIDDEN), "x"), r"embeds: expected numbers"),
     "a NaN": (np.where(np.eye(N, HIDDEN), np.nan, 1), r"nan at \[0, 0\] is not finite"),
     "an infinity": (np.full((N, HIDDEN), np.inf), "is not finite"),

@@ -1,0 +1,60 @@
+"""docs/python.md, the reference for Python users: it has every method, and its examples run on the demo model."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlx
+from rlx import demo
+from rlx.arguments import SAMPLING
+from rlx.runners.families import FamilyRunner
+from rlx.runners.text_runner import _CHAT, _OPTIONS
+from rlx.sampling import SampleOpts
+
+PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
+SPANS = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", PAGE, flags=re.S)))))
+
+
+def public(owner: type) -> set[str]:
+    return {name for name in dir(owner) if not name.startswith("_")}
+
+
+def arguments(function: Any) -> set[str]:
+    return set(inspect.signature(function).parameters) - {"self"}
+
+
+@pytest.mark.parametrize("owner", [FamilyRunner, rlx.TokenGenerator, rlx.Answer, rlx.Step, rlx.TokenLogprob])
+def test_every_method_is_on_the_page(owner: type) -> None:
+    assert public(owner) - SPANS - {"FAMILY"} == set()
+
+
+METHODS = [rlx.LmRunner.generate, FamilyRunner.embed, FamilyRunner.chat_ids, FamilyRunner.compile]
+
+
+@pytest.mark.parametrize("function", [rlx.auto_runner, *METHODS])
+def test_every_argument_is_on_the_page(function: Any) -> None:
+    assert arguments(function) - SPANS == set()
+
+
+def test_the_options_of_the_text_methods() -> None:
+    assert {*_CHAT, *_OPTIONS} <= SPANS
+    assert set(SAMPLING) == arguments(SampleOpts)
+
+
+def test_the_examples_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.gguf").symlink_to(demo.path())
+    names: dict[str, Any] = {}
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    for number, block in enumerate(blocks):
+        exec(compile(block, f"docs/python.md, example {number + 1}", "exec"), names)
+    out = capsys.readouterr().out
+    assert "27 + 45 = 72." in out and "qwen3 " in out
+    assert names["text"] == "brave fox" and "".join(names["pieces"]) and names["perplexity"] > 1
