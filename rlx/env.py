@@ -53,7 +53,12 @@ VARIABLES = (
     ),
     Variable("RLX_CACHE_DIR", "a folder", "the user's cache folder", "Where compiled programs are kept; yours alone."),
     Variable("RLX_CACHE_LIMIT", "a size, such as 500M or 2G", "2G", "Size of that folder; the least recently used go."),
-    Variable("RLX_THREADS", "1 .. 1024", "physical cores allowed", "Number of worker threads."),
+    Variable(
+        "RLX_THREADS",
+        "1 .. 1024",
+        "physical cores allowed",
+        "Number of worker threads; at most 8 per CPU are used.",
+    ),
     Variable(
         "RLX_COMPILE_AHEAD", "0 | 1", "1", "With 1, an idle runner compiles in the background what later calls need."
     ),

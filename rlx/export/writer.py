@@ -1,7 +1,7 @@
-"""Writing a GGUF file: header first, then tensor by tensor, into place only when it is whole.
+"""Writes a GGUF file: the header, then tensor by tensor. The file appears when it is whole.
 
-Last step of the export stage. The header needs every tensor's type and shape and none of the values, so the bytes of a
-tensor are asked for when its turn comes and forgotten when they are written.
+Last step of the export stage. The header needs the type and shape of every tensor but none of the values, so the bytes
+of one tensor at a time are made, written and freed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Progress = Callable[[str, int, int], None]  # (what, done, total), in bytes of t
 
 QUANTIZATION_VERSION = 2
 ALIGNMENT = 32
-MAX_NAME_BYTES = 63  # what readers of the format take
-# Written anew, or no longer true of one whole file.
+MAX_NAME_BYTES = 63  # the longest name that readers of the format accept
+# Keys that are written anew, or that are no longer true for one whole file.
 _DROPPED = frozenset({
     "general.architecture", "general.alignment", "general.file_type", "general.quantization_version",
     "split.no", "split.count", "split.tensors.count",
@@ -44,13 +44,13 @@ _DROPPED = frozenset({
 
 @dataclass(frozen=True)
 class Planned:
-    """A tensor of the file to be.
+    """A tensor to be written.
 
     Attributes:
         name: GGUF name.
         shape: row-major.
         dtype: type in the file.
-        pieces: makes its bytes, in order and in pieces of any size, uint8.
+        pieces: makes its bytes in order: 1-D uint8 arrays of any size.
     """
 
     name: str
@@ -64,10 +64,10 @@ class Planned:
 
 
 def check_output(out: Path, source: Path, *, force: bool) -> None:
-    """Whether the file may be written, before any work is done.
+    """Checks whether the file may be written, before any work is done.
 
     Raises:
-        ArgumentError: it is a file of the source, it exists and `force` is not set, it is no regular file, or its
+        ArgumentError: `out` is a file of the source, exists while `force` is not set, is no regular file, or its
             folder does not exist.
     """
     if _is_read(out, source):
@@ -97,13 +97,13 @@ def _is_read(out: Path, source: Path) -> bool:
 def write_gguf(
     out: Path, model: ExportModel, plan: Sequence[Planned], file_type: int, progress: Progress | None = None
 ) -> int:
-    """Writes the file under another name beside `out` and moves it there when it is whole; an error leaves nothing.
+    """Writes the file under another name beside `out` and renames it when it is whole. An error leaves nothing behind.
 
     What killed processes left in that folder is removed first.
 
     Args:
-        out: replaced if it exists: see `check_output`.
-        model: whose metadata is written, besides the file type and the version of the block formats.
+        out: replaced if it exists; see `check_output`.
+        model: its metadata is written, with the file type and the version of the block formats.
         plan: the tensors in their order in the file.
         file_type: `general.file_type`, a `gguf.LlamaFileType`.
 
@@ -158,7 +158,7 @@ def _named_errors(out: Path) -> Iterator[None]:
 def _start(
     path: Path, arch: str, metadata: Mapping[str, tuple[Any, Any]], plan: Sequence[Planned], file_type: int
 ) -> GGUFWriter:
-    """A writer that stands where the data section begins."""
+    """A writer that has written everything before the data section."""
     from gguf import GGMLQuantizationType, GGUFWriter
 
     writer = GGUFWriter(None, arch)
@@ -186,7 +186,7 @@ def _add(writer: GGUFWriter, key: str, value: Any, kind: Any) -> None:
 
     scalar, element = kind if isinstance(kind, tuple) else (kind, None)
     if scalar == GGUFValueType.ARRAY and len(value) == 0:
-        return  # the writer has no form for it, and readers treat it as a key that is not there
+        return  # GGUFWriter cannot write empty arrays, and readers treat them as absent keys
     writer.add_key_value(key, value, scalar, element)
 
 

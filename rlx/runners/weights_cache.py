@@ -1,6 +1,6 @@
-"""A model's weights as numbers: a mapping that reads a tensor from the file when it is asked for.
+"""A model's weights as float32 arrays: a mapping that reads a tensor from the file at each access.
 
-Runners stage, for callers that compute with single tensors themselves, such as embeddings that they mix with others.
+Runners stage, for callers that compute with single tensors, such as embeddings that they mix with others.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ EMBEDDINGS = "token_embd.weight"
 class WeightsCache(Mapping[str, npt.NDArray[np.float32]]):
     """Canonical name (that of GGUF, such as `blk.0.attn_q.weight`) -> values, f32 of the tensor's shape.
 
-    Nothing is kept: every access reads the file and gives an array of its own.
+    Nothing is cached: every access reads the file and returns a new array.
 
     Args:
         weights, config: of an open model.
-        mtp: whether blocks behind the layers, which predict further tokens, are shown.
+        mtp: whether the blocks of an MTP head, which predict further tokens, are included.
     """
 
     def __init__(self, weights: ModelWeights, config: ModelConfig, *, mtp: bool = False) -> None:
@@ -33,7 +33,7 @@ class WeightsCache(Mapping[str, npt.NDArray[np.float32]]):
         self._names = [name for name in weights.names if mtp or not self._predicts(name)]
 
     def __getitem__(self, name: str) -> npt.NDArray[np.float32]:
-        """The values as the model computes with them: of some norms the file stores another number.
+        """The values that the model computes with; files store some norms and decay rates in another form.
 
         Raises:
             KeyError: there is no such tensor.
@@ -56,7 +56,7 @@ class WeightsCache(Mapping[str, npt.NDArray[np.float32]]):
         return len(self._names)
 
     def embed(self, ids: list[int]) -> npt.NDArray[np.float32]:
-        """f32 [len(ids), hidden]: what the first layer sees of tokens. Only their rows are read.
+        """The input of the first layer for tokens, f32 [len(ids), hidden]. Only their rows are read.
 
         Raises:
             WeightError: the file has no table of embeddings.
@@ -64,12 +64,12 @@ class WeightsCache(Mapping[str, npt.NDArray[np.float32]]):
         info = self._weights.info(EMBEDDINGS)
         rows, width = info.shape
         if max(ids, default=0) >= rows:
-            raise WeightError(f"token {max(ids)} has no row in a table of {rows}", where=EMBEDDINGS)
+            raise WeightError(f"token id {max(ids)} is out of range: there are {rows} embeddings", where=EMBEDDINGS)
         raw = self._weights.raw(EMBEDDINGS).reshape(rows, -1)[ids]
         values = dequantize(raw.reshape(-1), info.dtype, (len(ids), width))
         return values * np.float32(self._config.embedding_scale)
 
     def _predicts(self, name: str) -> bool:
-        """Whether a tensor belongs to a block behind the layers, or to what joins it to them."""
+        """Whether a tensor belongs to an MTP head: a block after the layers, or what connects it to them."""
         block = name.split(".")[1] if name.startswith("blk.") else ""
         return ".nextn." in name or (block.isdigit() and int(block) >= self._config.layers)

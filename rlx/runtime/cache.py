@@ -1,7 +1,7 @@
-"""The compile cache in memory: loaded programs, least recently used out first, over the store on disk.
+"""The compile cache in memory: an LRU table of loaded programs, over the store on disk.
 
-Compile cache: `get_or_compile` is the one verb. A program is looked for in memory, then in the store, then built; a
-policy may forbid one of these. Two threads that want one key compile it once.
+Compile cache: `get_or_compile` looks a program up in memory, then in the store, and builds it if neither has it. The
+policy may forbid one of these steps. Two threads that need the same key compile it once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MISSING = object()
 
 
 class Files(Protocol):
-    """The files that a program was built into, as `load` gets them."""
+    """The files of a built program, as `load` gets them."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ class Files(Protocol):
 
 @dataclass(frozen=True)
 class CacheStats:
-    """What a cache has done so far.
+    """Counters of a cache.
 
     Attributes:
         hits_memory, hits_disk, misses: requests found in memory, in the store, and nowhere.
@@ -72,11 +72,18 @@ class CacheStats:
 class CompileCache:
     """Compiled programs by key.
 
-    A program dropped from memory is closed if it has `close()`; who keeps one beyond the next request holds his own.
+    A program that is dropped from memory is closed if it has `close()`. A caller that keeps a program beyond its next
+    request holds an instance of its own.
+
+    >>> cache = CompileCache()  # in memory only
+    >>> cache.get_or_compile(CompileKey("pack", "x"), lambda: {"a": b"1"}, lambda files: files.read("a"))
+    b'1'
+    >>> cache.stats.compiles
+    1
 
     Args:
         capacity: programs kept in memory.
-        store: where programs outlive the process; None keeps them in memory only.
+        store: keeps programs on disk for other processes; None keeps them in memory only.
         policy: see `rlx.env.Policy`.
 
     Raises:
@@ -121,8 +128,8 @@ class CompileCache:
         """The program of a key.
 
         Args:
-            build: makes the program's files; called only where the key is found nowhere.
-            load: makes the program from its files. What it raises is passed on, and nothing is remembered.
+            build: makes the program's files; called only if neither memory nor store has the key.
+            load: makes the program from its files. Its errors are passed on, and the program is not kept.
 
         Raises:
             CacheError: the policy is "readonly" and the key is not stored.
@@ -166,12 +173,12 @@ class CompileCache:
 
     @contextmanager
     def _alone(self, digest: str) -> Iterator[None]:
-        """One thread a key; the others wait, then find it in memory."""
+        """Lets one thread at a time build a key; the others wait, then find it in memory."""
         with self._lock:
             lock = self._building.setdefault(digest, threading.Lock())
         with lock:
             yield
-            with self._lock:  # not after a failure: the next to build must wait for those who wait already
+            with self._lock:  # not after a failure: threads that wait already build it one after the other
                 self._building.pop(digest, None)
 
     def _count(self, **more: float) -> None:

@@ -1,7 +1,7 @@
-"""A packed copy of a model's weights in the compile cache's folder: a later start maps it instead of packing.
+"""A packed copy of a model's weights in the compile cache's folder: later starts map it instead of packing.
 
-Runtime, beside `rlx.runtime.tensors`. The copy is an entry of the store like compiled programs, so `rlx cache` lists
-and removes it, and the size limit evicts it. The matrices are in one large file, which processes map and share.
+Runtime, beside `rlx.runtime.tensors`. The copy is an entry of the store, like a compiled program: `rlx cache` lists and
+removes it, and the size limit evicts it. The matrices are in one large file, which processes map and share.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SOURCES = ("models/**/*.py", "weights/**/*.py", "runtime/tensors.py", "runtime/
 
 
 class MappedWeights:
-    """The matrices of a copy, mapped.
+    """The mapped matrices of a copy.
 
     Args:
         file: the file, open for reading; it may be closed afterwards.
@@ -51,13 +51,13 @@ class MappedWeights:
         self.addresses = {name: base + at for name, at in places.items()}
 
     def close(self) -> None:
-        """Unmaps the file; the addresses mean nothing any more."""
+        """Unmaps the file; its addresses are invalid afterwards."""
         self.addresses = {}
         self._map.close()
 
 
 class KeptWeights:
-    """The copy of one model's packed weights that a cache has, or shall have.
+    """The copy of one model's packed weights in a cache, whether it is there yet or not.
 
     Args:
         cache: the compile cache, which has a store.
@@ -74,7 +74,7 @@ class KeptWeights:
         self._store, self._policy, self._key = cache.store, cache.policy, key
 
     def find(self) -> MappedWeights | None:
-        """The copy, if there is a whole one. A damaged one is reported, and removed unless the cache is read-only."""
+        """The copy, or None. A damaged copy is reported, and removed unless the cache is read-only."""
         if self._policy == "redo":
             return None
         entry = self._store.get(self._key, discard=self._policy == "on")
@@ -87,7 +87,11 @@ class KeptWeights:
             return None
 
     def keep(self, packed: Mapping[str, memoryview]) -> None:
-        """Stores a copy for the next start; a read-only cache stays as it is."""
+        """Stores a copy for later starts; does nothing if the cache is read-only.
+
+        Args:
+            packed: name -> bytes of a packed matrix.
+        """
         if self._policy == "readonly":
             return
         places, pieces, end = dict[str, int](), list[memoryview](), 0
@@ -108,11 +112,11 @@ def packed_rows(weights: Mapping[str, Any]) -> dict[str, Any]:
 def weights_key(
     compiler: Compiler, name: str, stamps: Iterable[tuple[str, int, int]], weights: Mapping[str, Any]
 ) -> CompileKey:
-    """What a packed copy depends on: the model's files, how each weight lies, the target, all versions.
+    """The key of a packed copy: the model's files, the layout of each weight, the target, all versions.
 
     Args:
         name: of the model, for people.
-        stamps: path, size and time of change of each of the model's files.
+        stamps: path, size in bytes and modification time in nanoseconds of each of the model's files.
         weights: the manifest's table.
     """
     rows = digest_text(json.dumps(packed_rows(weights), sort_keys=True))

@@ -1,9 +1,9 @@
 """The key of a compiled program: everything that changes its code and nothing else, as values a person can read.
 
-Compile cache: two programs with equal keys have equal code, so one stands for the other. A key is compared by its
-digest, the SHA-256 of its canonical JSON. `diff` of two keys answers "why did it recompile".
+Compile cache: programs with equal keys have equal code. Keys are compared by their digest, the SHA-256 of their
+canonical JSON. `diff` lists the fields in which two keys differ; `rlx.runtime.misses` explains them.
 
-Making a key imports neither Numba nor llvmlite: their versions come from the installed packages' metadata.
+Making a key imports neither Numba nor llvmlite: their versions come from the metadata of the installed packages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from rlx.errors import ArgumentError, CacheError
 
-#: Raised when the meaning of a stored entry's files changes: entries of other formats are never looked at.
+#: To be increased when the meaning of the files of an entry changes. Entries of other formats have other keys.
 FORMAT = 1
 
 #: What a key may hold, recursively: values that JSON writes in one way only.
@@ -53,11 +53,15 @@ ABSENT = Absent.ABSENT
 
 @dataclass(frozen=True, eq=False)
 class CompileKey:
-    """What a program was compiled for. Immutable, hashable, equal by digest.
+    """The key of a program. Immutable and hashable; two keys are equal if their digests are.
+
+    >>> key = CompileKey("program", "tiny", phase="decode", bucket=[1, 1])
+    >>> diff(key, CompileKey("program", "tiny", phase="prefill", bucket=[2, 16]))
+    [('phase', 'decode', 'prefill'), ('bucket', [1, 1], [2, 16])]
 
     Attributes:
-        kind: what the code is: "program", "pack", "runtime", and "peak" and "linear", which only measure; or "weights",
-            of packed weights that are kept.
+        kind: "program"; "pack", code that packs weights; "runtime", the worker loop; "peak" and "linear", code that
+            `rlx bench` and `rlx tune` measure; "weights", a packed copy of weights.
         name: for people: a model's family and size; tells small programs without a graph apart.
         graph: digest of the symbolic graph's text.
         phase: "prefill", "decode" or "batch"; or "greedy", a decode that gives the likeliest token, "verify", a prefill
@@ -66,7 +70,7 @@ class CompileKey:
         states: storage format of each cache and recurrent state.
         target: level, triple, processor model and features.
         profile: the compile profile's contents.
-        options: what else was chosen: rows, symbols, the numbers that `rlx tune` measures, ...
+        options: further choices: rows, symbols, the numbers that `rlx tune` measures, ...
         versions: of everything that makes code, see `versions`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Numbers that a caller may choose, checked before anything is made from them."""
+"""Checks of numbers that a caller may choose: threads, the length of the context."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def worker_count(*choices: Any) -> int:
 
 
 def context_length(name: str, value: Any) -> int:
-    """How many positions a KV cache shall hold.
+    """A number of positions for the KV cache.
 
     Raises:
         ArgumentError: it is no whole number from 1 to 2^20, the most that programs are compiled for.
@@ -67,11 +67,11 @@ def context_length(name: str, value: Any) -> int:
 
 
 class ContextWarning(UserWarning):
-    """A context is longer than what the model was trained for."""
+    """The context is longer than the one the model was trained with."""
 
 
 def warn_beyond(trained: int, max_seq: int) -> None:
-    """Warns of a context of `max_seq` tokens for a model that knows `trained` of them, rope scaling included."""
+    """Warns if the context of `max_seq` tokens is longer than the model's own, rope scaling included."""
     if max_seq > trained:
         what = f"a context of {max_seq} tokens is longer than the {trained} of the model: behind them answers get worse"
         warnings.warn(what, ContextWarning, stacklevel=7)

@@ -21,7 +21,7 @@ _OLD_SECONDS = 86_400.0  # where locks do not work, and of folders that earlier 
 
 @contextlib.contextmanager
 def temporary(root: Folder) -> Iterator[tuple[Folder, Folder]]:
-    """(parent, new folder) on the store's file system; the new one is removed at the end unless it was renamed."""
+    """(parent, new folder) on the store's file system. The new one is removed at the end unless it was renamed."""
     with root.make(BASE) as base:
         made = _held(base)
         try:

@@ -1,7 +1,7 @@
-"""Measured tunings, as `rlx tune` leaves them in the compile cache's folder: one file, one entry a target and machine.
+"""Measured tunings, which `rlx tune` writes into the compile cache's folder: one file, an entry per target and machine.
 
-An entry counts for the machine it was measured on and for the sources it was measured with. A file or an entry that
-cannot be used is reported, and the level's defaults hold. Nothing in the file is executed, and every number is checked.
+An entry is valid for the machine and the compiler sources that it was measured with. A file or an entry that cannot be
+used is reported, and the level's defaults hold. Nothing in the file is executed, and every number is checked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Measured:
     Attributes:
         tuning: the numbers.
         date: when they were measured, in ISO 8601.
-        threads: how many workers measured.
+        threads: number of workers during the measurement.
     """
 
     tuning: Tuning
@@ -43,7 +43,7 @@ class Measured:
 
 
 def tuned(target: Target, cache: CompileCache) -> Target:
-    """The target with what was measured for it, if anything was; one that brings a tuning keeps it."""
+    """The target with the tuning that was measured for it, if there is one. A tuning that it has already stays."""
     if target.tuned or cache.store is None or cache.policy == "off":
         return target
     found = find(cache.store, target)
@@ -51,7 +51,7 @@ def tuned(target: Target, cache: CompileCache) -> Target:
 
 
 def find(store: Store, target: Target) -> Measured | None:
-    """What was measured for a target on this machine, with these sources. Reports what cannot be used."""
+    """The measurement for a target on this machine, with these sources, or None. Warns of a file it cannot use."""
     path = store.root / FILE
     if store.problem:
         return None
@@ -65,7 +65,7 @@ def find(store: Store, target: Target) -> Measured | None:
 
 
 def keep(store: Store, target: Target, measured: Measured) -> Path:
-    """Adds an entry, in place of an older one of the same target; returns the file.
+    """Writes an entry, replacing an older one of the same target; returns the path of the file.
 
     Raises:
         CacheError: the folder cannot be written.
@@ -99,12 +99,12 @@ def remove(store: Store) -> bool:
 
 
 def place(target: Target) -> str:
-    """An entry's name: the digest of the target and of the machine's name."""
+    """The name of an entry: a digest of the target and of the machine's name, 16 hexadecimal digits."""
     return digest_text(json.dumps([target.describe(), machine()], sort_keys=True))[:16]
 
 
 def machine() -> str:
-    """The processor as it calls itself: machines that share a cache folder may differ in caches and memory."""
+    """The processor's own name. Machines that share a cache folder may differ in caches and memory."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         for line in file.read(_INFO_BYTES).splitlines():
             name, _, value = line.partition(":")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import doctest
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlx.errors import ArgumentError, CacheError
+from rlx.runtime import cache as caches
 from rlx.runtime import key as keys
 from rlx.runtime.key import ABSENT, CompileKey, diff, digest_text, flatten, source_digest, versions
 
@@ -238,3 +240,7 @@ def test_a_renamed_source_invalidates(package: Path) -> None:
     before = digest(package)
     (package / "ir/graph.py").rename(package / "ir/graphs.py")
     assert digest(package) != before
+
+
+def test_the_examples_in_the_docstrings_hold() -> None:
+    assert [doctest.testmod(module).failed for module in (keys, caches)] == [0, 0]
