@@ -17,7 +17,7 @@ COMMAND = "rlx.command"
 # Those with one dash are whole words: -no is not -n o, so that a prompt that begins with a dash is never cut.
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "--model": ("-m", "-hf", "--hf-repo"),
-    "--prompt": ("-p", "--n-prompt"),
+    "--prompt": ("-p",),
     "--file": ("-f",),
     "--system": ("-sys", "--system-prompt"),
     "--max-tokens": ("-n", "--n-predict", "--predict", "--max-new-tokens"),
