@@ -172,9 +172,15 @@ class Modules:
             module = Module(text, self._target)
             self._begun[digest] = module, self._pool.submit(module.compile)
 
-    def results(self) -> dict[str, Compiled]:
-        """Every module that was added, by its name; waits until they are compiled."""
-        self._collect(list(self._begun))
+    def results(self, waiting: Callable[[], object] = lambda: None) -> dict[str, Compiled]:
+        """Every module that was added, by its name; waits until they are compiled.
+
+        Args:
+            waiting: called before each one that is waited for. What it raises ends the wait.
+        """
+        for digest in list(self._begun):
+            waiting()
+            self._collect([digest])
         return {name: self._found[digest] for name, digest in self._digests.items()}
 
     def _collect(self, digests: list[str]) -> None:

@@ -139,8 +139,8 @@ class Compiler:
             cache's folder is taken into account, unless the target brings a tuning.
         cache: the compile cache; a new in-memory one over the default store by default.
         progress: told what is compiled, such as ("compiling the prefill program", 11, 31) before the twelfth of its
-            31 kernels. The total is 1 until the kernels are counted. It is called in the thread that compiles, and not
-            for what is found in the cache.
+            31 kernels; the last again while LLVM finishes. The total is 1 until the kernels are counted. It is called
+            in the thread that compiles, and not for what is found in the cache.
 
     Attributes:
         compiled: what it has compiled, in order.
@@ -258,9 +258,16 @@ class Compiler:
         program = pipeline.lower(graph, options, dump, reports)
         marks.append(time.perf_counter())
         with Modules(self.target, _compiled(self.target)) as modules:
-            linked = link.link_program(program, self.target, modules.add, on_kernel)
+            count = (0, 1)
+
+            def counted(*at: int) -> None:
+                nonlocal count
+                count = at[0], at[1]
+                on_kernel(*count)
+
+            linked = link.link_program(program, self.target, modules.add, counted)
             marks.append(time.perf_counter())
-            files |= _files(modules.results())
+            files |= _files(modules.results(lambda: on_kernel(*count)))
         marks.append(time.perf_counter())
         files["manifest.json"] = json.dumps(linked.manifest)
         kernels = fold(Event(symbol, name) for symbol, name in link.uses(program, linked.manifest))

@@ -95,6 +95,22 @@ def test_equal_modules_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "times_3" in first["b"].text
 
 
+def test_a_wait_for_modules_can_be_ended() -> None:
+    """The background compile is held up, or given up, between two modules."""
+    known: dict[str, Compiled] = {}
+
+    def waiting() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError), Modules(TARGET, known) as modules:
+        for number in range(2, 6):
+            modules.add(f"m{number}", times(number))
+        modules.results(waiting)  # the last one is waited for in any case
+    with Modules(TARGET, known) as modules:
+        modules.add("again", times(5))
+        assert "times_5" in modules.results()["again"].text
+
+
 def test_what_llvm_refuses_is_named() -> None:
     for text in ("define nonsense", "define i64 @f() {\n  ret i32 0\n}"):
         with Modules(TARGET, {}) as modules, pytest.raises(CompileError, match="LLVM refuses the program"):

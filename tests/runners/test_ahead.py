@@ -197,10 +197,10 @@ def end_of_process(code: str, tmp_path: Path, demo_model: Path) -> subprocess.Co
     return subprocess.run([sys.executable, "-c", head + code], capture_output=True, text=True, timeout=300)
 
 
-ENDS: dict[str, tuple[str, int]] = {
-    "the script ends": ("", 0),
-    "an error": ("raise SystemExit(3)", 3),
-    "an interrupt": ("import signal; signal.raise_signal(signal.SIGINT)", -2),
+ENDS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "the script ends": ("", (0,)),
+    "an error": ("raise SystemExit(3)", (3,)),
+    "an interrupt": ("import signal; signal.raise_signal(signal.SIGINT)", (-2, 1, 130)),  # Python's, which differ
 }
 
 
@@ -208,10 +208,8 @@ ENDS: dict[str, tuple[str, int]] = {
 def test_a_process_ends_while_it_compiles(how: str, demo_model: Path, tmp_path: Path) -> None:
     code, expected = ENDS[how]
     done = end_of_process(code, tmp_path, demo_model)
-    assert done.returncode in (expected, 130 if expected == -2 else expected), done.stderr
-    assert done.stderr == "" or (expected == -2 and "KeyboardInterrupt" in done.stderr)
-    assert "Fatal" not in done.stderr
-    assert "Warning" not in done.stderr
+    assert done.returncode in expected, done.stderr
+    assert done.stderr == "" or (how == "an interrupt" and done.stderr.endswith("KeyboardInterrupt\n"))
 
 
 def test_a_stream_that_goes_on_keeps_the_runner_busy(demo_model: Path, tmp_path: Path) -> None:

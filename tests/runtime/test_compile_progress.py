@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import subprocess
 import sys
@@ -39,8 +40,9 @@ def test_kernels_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "rlx"):
         made = compiler(cache, events)
         program = made.program(graph(), OPTIONS)
-    assert [event[0] for event in events] == [WHAT] * 5
-    assert [event[1:] for event in events] == [(0, 1), (0, 3), (1, 3), (2, 3), (3, 3)]
+    assert {event[0] for event in events} == {WHAT}
+    counts = [count for count, _ in itertools.groupby(event[1:] for event in events)]  # the last again for each module
+    assert counts == [(0, 1), (0, 3), (1, 3), (2, 3), (3, 3)]
     assert len(program.kernels) == 3, "an independent count: what the program calls"
 
     (record,) = made.compiled
