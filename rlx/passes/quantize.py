@@ -49,7 +49,10 @@ def quantize(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
     choices = {n: _choice(n, options) for n in graph.nodes() if n.op in _WEIGHT}
     rounds = any(kind != "f32" for kind, _ in choices.values())
     for node, (kind, reason) in choices.items():
-        (log.done if kind != "f32" else log.missed)(f"{kind} activations", names[node], reason)
+        if kind == "f32":
+            log.missed("rounded activations", names[node], reason)
+        else:
+            log.done(f"{kind} activations", names[node], reason)
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if old.op == "attention":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +25,8 @@ class Event:
     Attributes:
         rule: name of the rule or choice.
         where: name of the value; `*` stands for the number of a layer.
-        detail: what the value became; of a miss, the reason.
+        detail: what the value became; of a miss, the reason. In names here, `*` is the same layer, `*-1` the layer
+            before.
         layers: the numbers that `*` stands for; empty where there is none.
         count: number of values.
     """
@@ -173,31 +174,33 @@ SILENT: Log = _Silent()
 
 def fold(events: Iterable[Event]) -> tuple[Event, ...]:
     """Joins events at values whose names differ only in the number of a layer. The first of a kind gives the order."""
-    groups: dict[tuple[str, str, str], list[int]] = {}
-    counts: dict[tuple[str, str, str], int] = {}
+    groups: dict[tuple[str, str, str], list[Event]] = {}
     for event in events:
-        number = _NUMBER.search(event.where)
-        layer = number[0] if number else None
-        key = (event.rule, _starred(event.where, layer), _starred_names(event.detail, layer))
-        groups.setdefault(key, []).extend([] if layer is None else [int(layer)])
-        counts[key] = counts.get(key, 0) + 1
+        layer = _layer(event)
+        where = event.where if layer is None else _NUMBER.sub("*", event.where, count=1)
+        groups.setdefault((event.rule, where, _relative(event.detail, layer)), []).append(event)
     folded = []
-    for (rule, where, detail), layers in groups.items():
-        numbers, count = tuple(sorted(set(layers))), counts[rule, where, detail]
-        if len(numbers) == 1:
-            where, detail = (text.replace("*", str(numbers[0])) for text in (where, detail))
-        folded.append(Event(rule, where, detail, numbers if len(numbers) > 1 else (), count))
+    for (rule, where, detail), group in groups.items():
+        layers = tuple(sorted({layer for layer in map(_layer, group) if layer is not None}))
+        if len(layers) > 1:
+            folded.append(Event(rule, where, detail, layers, len(group)))
+        else:
+            folded.append(replace(group[0], count=len(group)))
     return tuple(folded)
 
 
-def _starred(name: str, layer: str | None) -> str:
-    """A name with `*` in place of the number of the layer."""
-    return _NUMBER.sub(lambda m: "*" if m[0] == layer else m[0], name, count=1)
+def _layer(event: Event) -> int | None:
+    """The number of the layer in the name of the value."""
+    number = _NUMBER.search(event.where)
+    return int(number[0]) if number else None
 
 
-def _starred_names(text: str, layer: str | None) -> str:
-    """A text with `*` in place of that number in the names in it."""
-    return _NAME.sub(lambda match: _starred(match[0], layer), text)
+def _relative(text: str, layer: int | None) -> str:
+    """A text with `*` in place of the layer in the names in it, and `*-1` in place of the layer before."""
+    if layer is None:
+        return text
+    stars = {str(layer): "*", str(layer - 1): "*-1"}
+    return _NAME.sub(lambda name: _NUMBER.sub(lambda n: stars.get(n[0], n[0]), name[0], count=1), text)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

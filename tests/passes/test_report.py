@@ -65,21 +65,21 @@ def test_a_shape_is_the_reason_of_a_miss(bias: list[int], reason: str) -> None:
     ("dtype", "options", "rule", "reason"),
     [
         (Q8_0, Options(), "q8a activations", "q8_0 weights have integer codes"),
-        (Q8_0, Options(precision="exact"), "f32 activations", "precision is exact"),
-        (F16, Options(), "f32 activations", "the weights are f16"),
-        (BF16, Options(), "f32 activations", "bf16 weights are read for one row: bf16 activations are no faster"),
+        (Q8_0, Options(precision="exact"), "rounded activations", "precision is exact"),
+        (F16, Options(), "rounded activations", "the weights are f16"),
+        (BF16, Options(), "rounded activations", "bf16 weights are read for one row: bf16 activations are no faster"),
         (BF16, Options(seq=(2, 8), all_rows=True), "bf16 activations", "bf16 weights"),
         (
             BF16,
             Options(seq=(2, 8), all_rows=True, bf16_dots=False),
-            "f32 activations",
+            "rounded activations",
             "no bf16 dot products on the target, or turned off",
         ),
     ],
 )
 def test_the_choice_of_activations_has_a_reason(dtype: object, options: Options, rule: str, reason: str) -> None:
     quantize = reports(toy.build(toy.Toy(dtype=dtype)), options)["quantize"]  # type: ignore[arg-type]
-    chosen = quantize.missed if rule.startswith("f32") else quantize.done
+    chosen = quantize.missed if rule.startswith("rounded") else quantize.done
     assert {(e.rule, e.detail) for e in chosen if e.rule.endswith("activations")} == {(rule, reason)}
 
 
@@ -109,6 +109,8 @@ def test_events_fold_by_the_number_of_a_layer() -> None:
         Event("r", "blk.9.z.2"),
     )
     assert fold(events)[0].place == "blk.{0-1,3}.q"
+    before = [Event("r", f"blk.{i}.q", f"%blk.{i - 1}.x.2 has 2 readers") for i in (1, 2)]
+    assert fold(before) == (Event("r", "blk.*.q", "%blk.*-1.x.2 has 2 readers", (1, 2), 2),)
     assert fold([Event("r", "blk.1.q", "as %blk.2.q"), Event("r", "blk.2.q", "as %blk.2.q")])[0].count == 1
 
 
