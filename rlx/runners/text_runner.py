@@ -183,9 +183,8 @@ class TextRunner(LmRunner):
         """How many tokens an answer may have."""
         if max_tokens is None and self.max_seq is None:
             raise ArgumentError("max_tokens is needed where nothing bounds the context", where=call.where)
-        if checked_count("max_tokens", max_tokens) is None:
-            return max(0, (self.max_seq or 0) - len(call.ids) + 1)
-        return max_tokens or 0
+        found = checked_count("max_tokens", max_tokens)
+        return (self.max_seq or 0) + 1 if found is None else found  # more than there is room for
 
     def _token_options(self, call: _Call, options: dict[str, Any]) -> dict[str, Any]:
         """The options of `generate` in those of `chat`: sampling options become one `SampleOpts`."""

@@ -54,12 +54,12 @@ class ThinkingSplitter:
     def __init__(self, tags: ThinkingTags | None, is_open: bool = False) -> None:
         self._tags, self._held = tags, ""
         self._state = "answer" if tags is None else "thinking" if is_open else "start"
-        self._blank = True  # nothing of this state has been given out: leading space is dropped
+        self._blank = tags is not None  # nothing of this state has been given out: leading space is dropped
 
     def push(self, text: str) -> tuple[str, str]:
         """More text: what is certainly reasoning, and what is certainly answer."""
         if self._state == "answer" and not self._held:
-            return "", self._answer(text)
+            return "", self._stripped(text)
         self._held += text
         return self._start() if self._state == "start" else self._thinking()
 
@@ -87,14 +87,11 @@ class ThinkingSplitter:
             self._state, self._held = "answer", ""
             thought = self._stripped(thought).rstrip()
             self._blank = True
-            return thought, self._answer(rest)
+            return thought, self._stripped(rest)
         waits = next((n for n in range(min(len(end) - 1, len(thought)), 0, -1) if thought.endswith(end[:n])), 0)
         certain = thought[: len(thought) - waits].rstrip()
         self._held = thought[len(certain) :]
         return self._stripped(certain), ""
-
-    def _answer(self, text: str) -> str:
-        return self._stripped(text)
 
     def _stripped(self, text: str) -> str:
         """The text, without leading space where nothing came before it."""

@@ -1,0 +1,72 @@
+"""Unknown keyword arguments are named, with our argument for those of other libraries."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from fake_engine import FakeEngine
+
+import rlx
+from rlx.arguments import NOTES, OPENING, SAMPLING, SYNONYMS, known_arguments
+from rlx.errors import ArgumentError, UnknownArgumentError
+from rlx.runners.cached import CachedRunner
+from rlx.runners.text_runner import _CHAT, _OPTIONS
+
+GENERATE = CachedRunner(FakeEngine()).generate
+
+CALLS: list[tuple[Callable[..., Any], str, str]] = [
+    (rlx.auto_runner, "n_ctx", "Use max_seq="),
+    (rlx.auto_runner, "model_path", "Use path="),
+    (rlx.auto_runner, "n_threads", "Use threads="),
+    (rlx.auto_runner, "temperature", "Use sample=SampleOpts(temperature=...)"),
+    (rlx.auto_runner, "top_k", "Use sample=SampleOpts(top_k=...)"),
+    (rlx.auto_runner, "n_gpu_layers", "Leave it out: rlx runs on the CPU"),
+    (rlx.auto_runner, "max_sec", "Did you mean max_seq=?"),
+    (GENERATE, "max_tokens", "Use n_new="),
+    (GENERATE, "n_predict", "Use n_new="),
+    (GENERATE, "temperature", "Use sample=SampleOpts(temperature=...)"),
+    (GENERATE, "repeat_penalty", "Use sample=SampleOpts(repetition_penalty=...)"),
+    (GENERATE, "max_seq", "Give max_seq= when the model is opened"),
+    (GENERATE, "callback", "Use on_token="),
+    (GENERATE, "do_sample", "Leave it out: tokens are drawn with sample=SampleOpts(temperature=...)"),
+    (rlx.SampleOpts, "temp", "Use temperature="),
+    (rlx.SampleOpts, "repeat_penalty", "Use repetition_penalty="),
+    (rlx.SampleOpts, "nonsense", "There is temperature, top_k, top_p"),
+    (rlx.Qwen3Runner.from_path, "n_ctx", "Use max_seq="),
+    (rlx.TokenGenerator.from_path, "n_threads", "Use threads="),
+]
+
+
+@pytest.mark.parametrize(("call", "name", "hint"), CALLS, ids=lambda value: value if isinstance(value, str) else None)
+def test_an_unknown_argument_is_named(call: Callable[..., Any], name: str, hint: str) -> None:
+    required = ("x",) if "from_path" in repr(call) else ()
+    with pytest.raises(UnknownArgumentError, match=re.escape(f"there is no argument '{name}'. {hint}")) as caught:
+        call(*required, **{name: 1})
+    assert isinstance(caught.value, ArgumentError) and isinstance(caught.value, TypeError)
+
+
+def test_every_synonym_leads_to_an_argument() -> None:
+    ours = {"path", "config", "sample", "speculative", "ids", "messages", "prompt", "prompts", "n", *OPENING, *SAMPLING}
+    ours |= {*inspect.signature(rlx.LmRunner.generate).parameters, "max_tokens", "all_positions", *_CHAT, *_OPTIONS}
+    assert {name for names in SYNONYMS.values() for name in names} <= ours
+    assert not set(NOTES) & ours
+    assert {field.name for field in fields(rlx.SampleOpts)} == SAMPLING
+    assert set(inspect.signature(rlx.auto_runner).parameters) == {*OPENING, "path", "config", "sample", "speculative"}
+
+
+def test_a_wrapped_function_keeps_its_signature() -> None:
+    @known_arguments
+    def function(a: int, *, b: int = 2) -> int:
+        """What it does."""
+        return a + b
+
+    assert (function(1, b=3), function.__doc__, str(inspect.signature(function))) == (
+        4, "What it does.", "(a: 'int', *, b: 'int' = 2) -> 'int'",
+    )  # fmt: skip
+    with pytest.raises(TypeError, match="missing 1 required"):
+        function()  # type: ignore[call-arg]
