@@ -1,6 +1,6 @@
 """RLX_DEBUG from level 2 on: where the time of steps goes, and what the compiler made of each program.
 
-Runtime stage, beside `compile.py`. Nothing here runs while RLX_DEBUG is off.
+Runtime stage, beside `compile.py`. Nothing here runs while RLX_DEBUG is off, so what it needs is imported when it runs.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 from rlx import trace
 from rlx.codegen.target import Target
-from rlx.ir import text
 from rlx.ir.graph import Graph
 from rlx.runtime.inspection import Inspectable
-from rlx.runtime.profiling import OpTime, op_times, region_seconds
 
 if TYPE_CHECKING:
     from rlx.runtime.compile import CompiledProgram
     from rlx.runtime.native import NativeProgram
+    from rlx.runtime.profiling import OpTime
 
 
 class _View(Inspectable):
@@ -46,6 +45,8 @@ def show_program(compiled: CompiledProgram, target: Target) -> None:
 def watch(program: NativeProgram, compiled: CompiledProgram) -> None:
     """At level 2 and above, the times of the program's steps are added up, and written when it is closed."""
     if trace.shows(trace.KERNELS):
+        from rlx.ir import text
+
         times = StepTimes(program.name, text.loads(compiled.final))
         program.observer = times.add
         program.finish = weakref.finalize(program, times.show)  # at the end of the process at the latest
@@ -68,6 +69,8 @@ class StepTimes:
 
     def add(self, program: NativeProgram, extents: Mapping[str, int], seconds: float, steps: int) -> None:
         """Adds steps that took `seconds` together, in equal parts; the last one says how they are divided."""
+        from rlx.runtime.profiling import OpTime, op_times, region_seconds
+
         self.steps, self.seconds = self.steps + steps, self.seconds + seconds
         env = {**extents, "PAST_SEQ": extents.get("PAST_SEQ", 0) + steps // 2}  # of the step in the middle
         for kind in op_times(program, self.graph, env, region_seconds(program, seconds)):

@@ -7,7 +7,6 @@ was just compiled. The assembly is made from the stored LLVM modules, and is exa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from rlx.codegen.target import Target
@@ -150,6 +149,8 @@ def _matching(kernel: str | None, names: Sequence[str]) -> list[str]:
 
 def unknown(what: str, name: str, known: Sequence[str]) -> ArgumentError:
     """The error about a name that is none of the known ones."""
+    from difflib import get_close_matches
+
     close = get_close_matches(name, known, 1, 0.5)
     meant = f"Did you mean {close[0]}? " if close else ""
     return ArgumentError(f"no {what} is called {name!r}", hint=f"{meant}There are: {', '.join(known) or 'none'}.")
