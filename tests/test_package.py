@@ -24,7 +24,7 @@ from rlx.ir import dtypes
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 IMPORTED_AS = {"markdown-it-py": "markdown_it"}  # where a package has another name than what it is imported as
-HEAVY = {"numba", "llvmlite", "gguf", "safetensors", "jinja2", "rich", "tokenizers"}
+HEAVY = {"numba", "llvmlite", "gguf", "safetensors", "jinja2", "rich", "tokenizers", "prompt_toolkit", "markdown_it"}
 
 
 def python(*args: str) -> str:

@@ -124,6 +124,7 @@ def test_a_full_context_says_what_can_be_done(desk: Desk) -> None:
     long = "a fox " * 30
     result = desk.chat(*[f"{long}{i}\r" for i in range(6)], "/undo\r", "/clear\r", "Hi\r", args=("--max-tokens", "9"))
     assert result.exit_code == 0
+    assert "of the context left; /undo or /clear make room)" in result.stderr
     assert "the conversation with this message has" in result.stderr
     assert all(word in result.stderr for word in ("/undo", "/clear", "drop-oldest", "--max-seq"))
     assert desk.prompts[-1] == turns("Hi")

@@ -1,4 +1,4 @@
-"""One `rlx chat`: a model, a conversation and its settings, and the way from a question to a stored answer."""
+"""A chat session: a model, a conversation and its settings; answers questions and stores the answers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ _ROOM = (
     "it stays as it is: /undo takes back the last exchange, /clear begins anew; `/set drop-oldest on`, or "
     "--drop-oldest on the command line, forgets the oldest messages; a larger --max-seq holds more"
 )
+_NEARLY_FULL = 10  # warn when less than this part of the context is left
 _PROMPT_END = 32  # tokens of a prompt in which a template may open the thinking
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What is known of the last answer: the tokens of its prompt, those of them that were not computed again."""
+    """The last answer, with the number of tokens of its prompt, and how many of those were reused from the session."""
 
     prompt: int
     reused: int
@@ -44,12 +45,12 @@ class Session:
     """A conversation with a model.
 
     Args:
-        runner: answers.
-        model: how the user named it; None for the demo model.
-        settings: how it answers.
-        interrupts: catches Ctrl-C.
-        bars: show what keeps the user waiting.
-        conversation: what was said before.
+        runner: the model.
+        model: its name as the user gave it; None for the demo model.
+        settings: sampling and display.
+        interrupts: handles Ctrl-C.
+        bars: progress bars for loading, compiling and prefill.
+        conversation: the messages so far.
 
     Attributes:
         last: about the last answer; None before the first.
@@ -100,7 +101,7 @@ class Session:
         if self.interrupts.run(lambda: prompts.append(self._prompt(question))):
             say_end(INTERRUPTED_ANSWER)
             return False
-        ids, values = prompts[0], self.settings.values
+        ids = prompts[0]
         reused, answerer = self.runner.stats()["reused_tokens"], self._answerer()
         display = self._display(ids)
         marks = self._mark_tokens() if display else None
@@ -115,8 +116,16 @@ class Session:
         if answer.ids:
             self.conversation.exchanges.append((question, said(self.runner, answer, end)))
         if end not in _COMPLETE:
-            say_end(end, values["drop_oldest"])
+            say_end(end)
+        self._warn_of_end(len(ids) + len(answer.ids))
         return bool(answer.ids)
+
+    def _warn_of_end(self, used: int) -> None:
+        """Says so when little of the context is left, before a message is refused."""
+        limit = self.runner.max_seq
+        left = max(limit - used, 0)
+        if left < limit // _NEARLY_FULL and not self.settings.values["drop_oldest"]:
+            click.echo(f"({counted(left, 'token')} of the context left; /undo or /clear make room)", err=True)
 
     def _answerer(self) -> Answerer:
         settings = self.settings
@@ -193,7 +202,6 @@ def said(runner: CachedRunner, answer: Answer, end: str) -> str:
     return "".join(map(text.push, ids)) + text.finish()
 
 
-def say_end(end: str, drop_oldest: bool = False) -> None:
-    """Why an answer ended, and at the end of the context what can be done."""
-    more = "; /undo or /clear make room" if end == "context" and not drop_oldest else ""
-    click.echo(f"({ENDS[end]}{more})", err=True)
+def say_end(end: str) -> None:
+    """Says why an answer ended."""
+    click.echo(f"({ENDS[end]})", err=True)
