@@ -1,8 +1,8 @@
-"""A child process with hard limits, for work on input that nobody vouches for.
+"""A child process with hard limits, for work on untrusted input.
 
-Text stage: chat templates (`dialect.py`) always run in one, tokenizers (`fast.py`) where their files hold parts whose
-cost is not bounded. A template is a program, and a regular expression may take exponential time: no check beforehand
-bounds them, the limits of a process do. `confined_main.py` is what runs in the child.
+Text stage. Chat templates (`dialect.py`) always run in one; tokenizers (`fast.py`) run in one if their file has
+components of unbounded cost. A template is a program, and a regular expression may take exponential time. No check in
+advance can bound them, but process limits can. `confined_main.py` is the program of the child.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class ConfinedError(Exception):
 
 
 class Confined:
-    """A process that answers requests with one program; started at first use, and again after it was ended.
+    """A child process that answers requests. It starts at the first request, and again after it has ended.
 
-    Several threads may call it. After a fork the new process starts a child of its own. The child ends with its parent,
-    and Ctrl-C does not reach it.
+    It is thread-safe: calls wait for each other. A forked process starts its own child. The child ends when its parent
+    does, and Ctrl-C in the terminal does not reach it.
 
     Args:
         program: a module beside this one, with `prepare()` and `handle(request) -> result`.

@@ -3,11 +3,10 @@
 Text stage; `confined.py` starts it as `python -I -S confined_main.py`. It imports nothing of rlx, so that it starts
 quickly. A message is a length (u64, little-endian) and that many bytes of JSON.
 
-The first message says where modules are found and which program to load: a module with `prepare()`, which imports all
-that it will need, and `handle(request) -> result`. After that the process gives up what an
-attacker could use: it can open no file and no socket (`RLIMIT_NOFILE` 0), start no process or thread (`RLIMIT_NPROC`
-0, which does not bind root) and use no more memory than it is given (`RLIMIT_AS`). A timer that counts CPU time ends
-the process in the middle of a request that takes too long.
+The first message holds the module search path and the program: a module with `prepare()`, which imports everything it
+needs, and `handle(request) -> result`. Then the process drops its privileges: it can open no file or socket
+(`RLIMIT_NOFILE` 0), start no process or thread (`RLIMIT_NPROC` 0, which the kernel ignores for root), and use a fixed
+amount of memory (`RLIMIT_AS`). A timer over CPU time kills the process if a request takes too long.
 """
 
 from __future__ import annotations

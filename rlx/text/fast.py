@@ -1,8 +1,9 @@
-"""The `tokenizers` package behind two functions, and the test for files that it may read in our own process.
+"""A wrapper of the `tokenizers` package, and the check whether a file may be read in the main process.
 
-Text stage, used by `from_hf.py`: in our process for files whose cost is bounded by their kinds of components, else as a
-program of `confined.py`. A `tokenizer.json` chooses its normalizers and regular expressions itself: replacements that
-double a text 26 times, or an expression that takes exponential time, are valid. This module imports nothing of rlx.
+Text stage, used by `from_hf.py`. A `tokenizer.json` chooses its own normalizers and regular expressions, and valid
+files can be hostile: 26 replacements that each double the text, or an expression that takes exponential time. Files
+whose components have bounded cost run in the main process; all others run in a child process (`confined.py`), where
+this module is the program. It imports nothing of rlx.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-MAX_COMPONENTS, MAX_GROWTH, MAX_PREPEND = 64, 64, 16  # of what runs in our own process
+MAX_COMPONENTS, MAX_GROWTH, MAX_PREPEND = 64, 64, 16  # in the main process
 _SPARE_IDS = 65_536
 _NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Strip", "StripAccents", "Prepend", "Replace"}
 _CUTS = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "Whitespace", "WhitespaceSplit"}
@@ -26,7 +27,7 @@ _HEAVY = (b'"Precompiled"', b'"precompiled_charsmap"')
 
 @contextmanager
 def no_panic() -> Iterator[None]:
-    """A panic of the package, a `BaseException` that nobody expects, becomes a `ValueError`."""
+    """Turns a panic of the package, which is a `BaseException`, into a `ValueError`."""
     try:
         yield
     except BaseException as error:
@@ -78,7 +79,7 @@ class FastTokenizer:
             }
 
     def is_bounded(self) -> bool:
-        """Whether encoding takes time and memory in proportion to the text, by the kinds of the components."""
+        """Whether the kinds of the components guarantee time and memory proportional to the text."""
         with no_panic():
             fast = self._fast
             steps, cuts, ends = (_flat(part) for part in (fast.normalizer, fast.pre_tokenizer, fast.post_processor))
@@ -93,9 +94,10 @@ class FastTokenizer:
 
 
 def may_read(data: bytes, expressions: frozenset[str]) -> bool:
-    """Whether the package may read the file in our own process: its regular expressions are among `expressions`.
+    """Whether the package may read the file in the main process: all its regular expressions are in `expressions`.
 
-    Expressions are compiled when the file is read, so that this looks at the bytes, without the time to parse them.
+    The package compiles expressions while it reads the file, so this check runs first. It searches the bytes instead of
+    parsing them, which would add a third to the time of opening.
     """
     if _ESCAPED_ASCII.search(data) or any(word in data for word in _HEAVY):
         return False

@@ -197,10 +197,10 @@ def _assemble(
     )
 
 
-def _framing(token: int | None, wanted: bool, name: str) -> tuple[int, ...]:
-    if wanted and token is None:
+def _framing(token: int | None, enabled: bool, name: str) -> tuple[int, ...]:
+    if enabled and token is None:
         raise TokenizerError(f"the key is missing, but add_{name}_token is on", where=f"{_GGML}{name}_token_id")
-    return (token,) if wanted and token is not None else ()
+    return (token,) if enabled and token is not None else ()
 
 
 def _sentencepiece(keys: _Keys) -> Tokenizer:

@@ -57,7 +57,7 @@ def _assemble(backend: _Backend, config: Mapping[str, Any], folder: Path) -> Tok
 
 
 class _Backend:
-    """The `tokenizers` package, in this process or, for a file whose cost is not bounded, in a confined one."""
+    """The `tokenizers` package: in this process, or in a child process for a file with components of unbounded cost."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._lock = file, Lock()
@@ -124,7 +124,7 @@ class _Backend:
 
 
 class _ConfinedTokenizer:
-    """A `FastTokenizer` in a confined process."""
+    """A `FastTokenizer` in a child process."""
 
     def __init__(self, data: bytes) -> None:
         memory = _MEMORY + _MEMORY_A_BYTE * len(data)
@@ -138,7 +138,7 @@ class _ConfinedTokenizer:
 
 
 def _bounded(data: bytes) -> FastTokenizer | None:
-    """The file in our own process, if its encoder takes time and memory in proportion to a text."""
+    """A tokenizer in this process, or None if the file has components of unbounded cost."""
     if not may_read(data, KNOWN_EXPRESSIONS):
         return None
     found = FastTokenizer(data)
@@ -161,11 +161,11 @@ def _config_id(vocabulary: Vocabulary, config: Mapping[str, Any], name: str) -> 
     return vocabulary.ids[text]
 
 
-def _chosen(wanted: object, token: int | None, framing: tuple[int, ...]) -> tuple[int, ...]:
-    """What stands at one end of a text: the configuration's switch decides where it is set, else the post-processor."""
-    if not isinstance(wanted, bool):
+def _chosen(enabled: object, token: int | None, framing: tuple[int, ...]) -> tuple[int, ...]:
+    """The special tokens at one end of a text. The configuration's switch wins over the post-processor."""
+    if not isinstance(enabled, bool):
         return framing
-    if not wanted or token is None:
+    if not enabled or token is None:
         return ()
     return framing or (token,)
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back: the one class that every model's tokenizer becomes.
+"""Text to token ids and back: the class of every tokenizer, whatever file it comes from.
 
 Text stage: built by `from_gguf.py` or `from_hf.py`; used by the runners, `detokenize.py` and `chat.py`.
 """
@@ -74,7 +74,7 @@ class Tokenizer:
 
     @cached_property
     def control_splitter(self) -> SpecialSplitter:
-        """Finds the texts of `special_ids`, for who must keep them out of a text."""
+        """Splits a text at the texts of `special_ids`, to keep control tokens out of user text."""
         return SpecialSplitter({self.vocabulary.tokens[token]: token for token in self.special_ids})
 
     @cached_property
@@ -135,8 +135,8 @@ class Tokenizer:
         """The ids whose bytes contain those of `text`."""
         found = self._containing.get(text)
         if found is None:
-            wanted = text.encode()
-            found = frozenset(token for token in range(self.vocab_size) if wanted in self.token_bytes(token))
+            part = text.encode()
+            found = frozenset(token for token in range(self.vocab_size) if part in self.token_bytes(token))
             self._containing[text] = found
         return found
 

@@ -1,6 +1,7 @@
-"""Where the chat template ends an answer: the control tokens that a model was trained to stop with.
+"""The end-of-turn token: the control token that the chat template puts behind an answer.
 
-Text stage, used by `tokenizer.py`. Files name their end of text, often not their end of turn; the template shows it.
+Text stage, used by `tokenizer.py`. Model files name the end-of-text token, but often not the end-of-turn token. It is
+found by rendering the template.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _QUESTION, _ANSWER = {"role": "user", "content": "qzquestion"}, {"role": "assist
 def turn_ends(tokenizer: Tokenizer) -> frozenset[int]:
     """The control token behind an answer, if the template puts the same one there before a next turn and at the end.
 
-    What stands there in one case only is a part of something else, such as the head of the next turn. A template that
-    cannot be rendered ends nothing here; who uses it gets its error.
+    A token that follows in one case only belongs to something else, such as the head of the next turn. If the template
+    cannot be rendered the result is empty; using the template raises its error.
     """
     if tokenizer.chat_template is None:
         return frozenset()

@@ -31,7 +31,7 @@ from rlx.weights.mapped import Buffer, MappedFile, MappedTensors, TensorInfo
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_KEYS, MIN_KEY_BYTES = 65_536, 14  # length, one letter, type, one byte
-MAX_TENSORS, MIN_TENSOR_BYTES = 1_048_576, 33  # length, one letter, dimension count, one dimension, type, offset
+MAX_TENSORS, MIN_TENSOR_BYTES = 1 << 18, 33  # length, one letter, dimension count, one dimension, type, offset
 MAX_KEY_BYTES, MAX_NAME_BYTES, MAX_STRING_BYTES = 65_535, 63, 64 << 20
 MAX_DIMS = 4
 MIN_ALIGNMENT, DEFAULT_ALIGNMENT, MAX_ALIGNMENT = 8, 32, 65_536

@@ -1,6 +1,6 @@
 """Values of a GGUF file's metadata: located when the header is read, decoded when asked for.
 
-Part of the weights stage, under `gguf.py`. A vocabulary of 150,000 strings costs nothing until somebody wants it.
+Part of the weights stage, under `gguf.py`. A vocabulary of 150,000 strings costs nothing until it is read.
 """
 
 from __future__ import annotations
