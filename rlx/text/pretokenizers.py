@@ -96,7 +96,7 @@ def byte_level_bpe(vocabulary: Vocabulary, hidden: Sequence[int], merges: Sequen
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, level])
-    return _refusing(lambda text: list(backend.encode(text, add_special_tokens=False).ids), index)
+    return _refusing(_encoder(backend), index)
 
 
 def gemma4_bpe(vocabulary: Vocabulary, hidden: Sequence[int], merges: Sequence[str], unknown: int | None) -> Encode:
@@ -107,7 +107,7 @@ def gemma4_bpe(vocabulary: Vocabulary, hidden: Sequence[int], merges: Sequence[s
     unk_token = None if unknown is None else vocabulary.tokens[unknown]
     backend = _backend(models.BPE, index, merges, unk_token=unk_token, fuse_unk=True, byte_fallback=True)
     backend.normalizer = normalizers.Replace(" ", SPACE)
-    return lambda text: list(backend.encode(text, add_special_tokens=False).ids)
+    return _encoder(backend)
 
 
 def _backend(
@@ -120,6 +120,17 @@ def _backend(
             return Tokenizer(model(vocab=index, merges=_pairs(merges), **options))
     except Exception as error:  # the package raises bare exceptions
         raise TokenizerError(f"the merges do not fit the tokens ({error})", where="tokenizer.ggml.merges") from error
+
+
+def _encoder(backend: tokenizers.Tokenizer) -> Encode:
+    def encode(text: str) -> list[int]:
+        try:
+            with no_panic():
+                return list(backend.encode(text, add_special_tokens=False).ids)
+        except Exception as error:  # the package raises bare exceptions
+            raise TokenizerError(f"the text cannot be encoded ({error})", where="tokenizer.ggml.merges") from error
+
+    return encode
 
 
 def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:

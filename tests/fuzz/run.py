@@ -116,11 +116,12 @@ def _child(kind: str, seed: int, first: int, last: int, folder: Path, write: int
     from tests.fuzz.targets import KINDS
 
     warnings.simplefilter("ignore")
-    begin = _memory()
+    os.environ["RUST_BACKTRACE"] = "0"  # panics of the tokenizers package are written to stderr
     for number in range(first, last):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         KINDS[kind].make(random.Random(f"{kind}/{seed}/{number}"), folder)
+        begin = _memory()
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         before = sum(os.times()[:4])
         way, detail = _outcome(KINDS[kind].use, folder)

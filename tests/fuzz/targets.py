@@ -204,7 +204,7 @@ def component(rng: random.Random, depth: int = 0) -> Any:
     if depth < 3 and rng.random() < 0.4:
         inner = component(rng, depth + 1)
         name = rng.choice(("normalizers", "pretokenizers", "processors", "decoders"))
-        return {"type": "Sequence", name: [inner] * rng.choice((0, 1, 2, 26, 500))}
+        return {"type": "Sequence", name: [inner] * rng.choice((0, 1, 2, 26, 500) if depth == 0 else (1, 2))}
     return rng.choice([
         {"type": "Replace", "pattern": pattern, "content": rng.choice(("", "a", "aa", "a" * 5000))},
         {"type": "Prepend", "prepend": rng.choice(("", "a", "a" * 5000))},
