@@ -189,7 +189,7 @@ def speeds(report: Mapping[str, Any]) -> str:
         sampled(report["sampling"]),
         report["profile"] and f"by {report['profile']}",
         compiles
-        and f"{report['compile_seconds']:.2f} s of these times compiled {counted(compiles, 'piece')} of code"
+        and f"compiled {counted(compiles, 'piece')} of code in {report['compile_seconds']:.2f} s, some while loading"
         f"{_compile_reason(report['compiled'])}",
     ]
     return "; ".join(part for part in parts if part)

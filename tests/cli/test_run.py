@@ -104,7 +104,7 @@ def test_a_first_run_says_that_it_compiled(scripted: Scripted, monkeypatch: pyte
 
     assert "compiled" not in rlx("Hi").stderr
     install(monkeypatch, make)
-    said = "; 0.75 s of these times compiled 3 pieces of code: no entry has model 'qwen3'\n"
+    said = "; compiled 3 pieces of code in 0.75 s, some while loading: no entry has model 'qwen3'\n"
     assert rlx("Hi").stderr.endswith(said)
     found = json.loads(rlx("Hi", "--json").stdout)
     assert (found["compiles"], found["compile_seconds"]) == (3, 0.75)
