@@ -76,6 +76,7 @@ class Folder:
 
     def __init__(self, path: Path, parent: Folder | None = None) -> None:
         self.path, self._descriptor = path, None
+        self._below: dict[str, Folder] = {}  # folders in here that hold files which were read
         where, at = parent._place(path.name) if parent else (path, {})
         if not BY_DESCRIPTOR:
             info = os.stat(where, follow_symlinks=False)
@@ -127,7 +128,9 @@ class Folder:
             folder = self
             try:
                 for part in name.split("/")[:-1]:
-                    folder = stack.enter_context(folder.child(part))
+                    if part not in folder._below:
+                        folder._below[part] = folder.child(part)
+                    folder = folder._below[part]
                 where, at = folder._place(name.rsplit("/", 1)[-1])
                 file = stack.enter_context(os.fdopen(os.open(where, _READ, **at), "rb"))
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
@@ -254,7 +257,10 @@ class Folder:
             os.close(descriptor)
 
     def close(self) -> None:
-        """Lets go of the descriptor; more than once does no harm."""
+        """Closes the descriptor, and those of folders in here that were read; more than once does no harm."""
+        for below in self._below.values():
+            below.close()
+        self._below = {}
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
