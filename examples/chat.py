@@ -9,43 +9,36 @@ from __future__ import annotations
 import sys
 
 import rlx
-from rlx import demo
 from rlx.runners import CachedRunner
 
 LONGEST = 256  # tokens of an answer
 
 
-def recent(runner: CachedRunner, messages: list[dict[str, str]]) -> list[int]:
-    """The ids of the conversation; its oldest turns are dropped where they leave no room for an answer."""
-    while len(ids := runner.chat_ids(messages)) + LONGEST > runner.max_seq and len(messages) > 1:
+def drop_old(runner: CachedRunner, messages: list[dict[str, str]]) -> None:
+    """Drops the oldest turns of a conversation where they leave no room for an answer."""
+    while len(runner.chat_ids(messages)) + LONGEST > runner.max_seq and len(messages) > 1:
         del messages[:2]
-    return ids
 
 
-def answer(runner: CachedRunner, ids: list[int]) -> str:
+def answer(runner: CachedRunner, messages: list[dict[str, str]]) -> str:
     """Prints the answer while it is made, and returns it."""
-    text = rlx.StreamDetokenizer(runner.tokenizer, skip_special_tokens=True, continues=True)
     parts: list[str] = []
-
-    def show(token: int) -> bool:
-        parts.append(text.push(token))
-        print(parts[-1], end="", flush=True)
-        return True  # False would stop the generation
-
-    runner.generate(ids, LONGEST, on_token=show)
-    parts.append(text.finish())
-    print(parts[-1])
+    for step in runner.chat_stream(messages, max_tokens=LONGEST, sample="recommended"):
+        parts.append(step.text)
+        print(step.text, end="", flush=True)
+    print()
     return "".join(parts)
 
 
 def main() -> None:
-    path = sys.argv[1] if len(sys.argv) > 1 else demo.path()
+    path = sys.argv[1] if len(sys.argv) > 1 else None  # the demo model
     messages: list[dict[str, str]] = []
     with rlx.auto_runner(path) as runner:
         try:
             while True:
                 messages.append({"role": "user", "content": input("> ")})
-                messages.append({"role": "assistant", "content": answer(runner, recent(runner, messages))})
+                drop_old(runner, messages)
+                messages.append({"role": "assistant", "content": answer(runner, messages)})
         except (EOFError, KeyboardInterrupt):
             print()
 

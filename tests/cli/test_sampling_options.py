@@ -97,6 +97,12 @@ def test_what_the_model_recommends_is_the_default(monkeypatch: pytest.MonkeyPatc
     install(monkeypatch, make)
     assert ids() == ids() == ids("--temperature", "4") != ids("--seed", "2")
     assert ids("--top-k", "1") == ids("--temperature", "0") != ids()
+    reports = [json.loads(rlx("Hi", "--json", "--max-tokens", "1", *more).stdout) for more in ((), ("--top-k", "3"))]
+    assert [report["sampling"] for report in reports] == [
+        {"greedy": False, "recommended": True, "temperature": 4.0, "seed": 1},
+        {"greedy": False, "recommended": False, "temperature": 4.0, "seed": 1, "top_k": 3},
+    ]
+    assert "sampled with temperature 4.0, seed 1, as the model recommends" in rlx("Hi", "--max-tokens", "1").stderr
 
 
 @pytest.mark.parametrize("option", ["--typical-p", "--top-n-sigma", "--xtc-probability", "--mirostat-tau"])
