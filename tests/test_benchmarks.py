@@ -204,7 +204,7 @@ def test_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     patience = module("timed_tasks", monkeypatch).Patience
     now = time.monotonic()
     assert not patience(3).enough(now - 1e6) and not patience(3).over
-    assert patience(3, row_seconds=5).enough(now - 6) and not patience(3, row_seconds=5).enough(now - 4)
+    assert patience(3, row_seconds=1e5).enough(now - 2e5) and not patience(3, row_seconds=1e5).enough(now)
     assert patience(3, end=now - 1).over and patience(3, end=now - 1).enough(now)
 
 

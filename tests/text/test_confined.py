@@ -137,11 +137,12 @@ SCRIPT = """
 import os, sys, time
 from rlx.text.confined import Confined
 child = Confined(sys.argv[1], memory=256 << 20)
-print(child.call(["pid"]), flush=True)
-if sys.argv[2] == "kill": os.kill(os.getpid(), 9)
-if sys.argv[2] == "interrupt":
-    try: child.call(["sleep", 60])
-    except KeyboardInterrupt: print(child.call(["count"]), flush=True)
+try:
+    print(child.call(["pid"]), flush=True)
+    if sys.argv[2] == "kill": os.kill(os.getpid(), 9)
+    if sys.argv[2] == "interrupt": child.call(["sleep", 60])
+except KeyboardInterrupt:
+    print(child.call(["count"]), flush=True)
 """
 
 
@@ -152,7 +153,7 @@ def test_it_ends_with_its_parent(program: str, end: str) -> None:
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     if end == "interrupt":
-        time.sleep(0.3)
+        time.sleep(0.3)  # asleep by then, most likely; if not, the interrupt is no other
         os.killpg(parent.pid, signal.SIGINT)  # as a terminal does: the child is in no group of the terminal's
         assert parent.stdout.readline() == "1\n"
     parent.wait(30)
