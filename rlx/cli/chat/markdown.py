@@ -222,7 +222,17 @@ def _rich_markdown(tokens: list[Token]) -> Any:
             yield self.text
 
     class Code(markdown.CodeBlock):
+        info = ""
+
+        @classmethod
+        def create(cls, markdown: markdown.Markdown, token: Any) -> Code:
+            code = cls("text", markdown.code_theme)
+            code.info = token.info.strip()
+            return code
+
         def __rich_console__(self, console: Any, options: Any) -> Any:
+            if self.info:  # what stands behind the opening fence: a language, or text of a fence that is not complete
+                yield Text(self.info, style="cyan")
             yield Text(str(self.text).rstrip("\n"), style="cyan", no_wrap=False)
 
     class Drawing(markdown.Markdown):
