@@ -13,6 +13,9 @@ import click
 COMMAND = "rlx.command"
 """Key of `click.Context.meta`: the subcommand that is run."""
 
+TYPED = "rlx.typed"
+"""Key of `click.Context.meta`: the words that name it, such as "rlx profile show"."""
+
 # Option -> what other tools call it, where it means the same. A command takes the names of the options that it has.
 # Those with one dash are whole words: -no is not -n o, so that a prompt that begins with a dash is never cut.
 ALIASES: Mapping[str, tuple[str, ...]] = {
@@ -82,7 +85,9 @@ class Command(click.Command):
             raise _explained(error, words, ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
-        ctx.meta[COMMAND] = self
+        if callable(ctx.obj):  # what `main` has to do when words are parsed and modules are there
+            ctx.obj()
+        ctx.meta[COMMAND], ctx.meta[TYPED] = self, " ".join(["rlx", *ctx.command_path.split()[1:]])
         return super().invoke(ctx)
 
 

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import click
 
 from rlx import env
-from rlx.cli.command import COMMAND, Group
+from rlx.cli.command import COMMAND, TYPED, Group
 from rlx.errors import RlxError
 
 # Subcommand -> where it is. A new one is a row here and a click command in a module that imports little.
@@ -111,8 +111,7 @@ def message(error: Exception, ctx: click.Context) -> str:
     """What a user of the command line reads about an error."""
     from rlx.cli.wording import message as in_words
 
-    command = ctx.meta.get(COMMAND)
-    return in_words(error, command, f"rlx {command.name}" if command else "rlx")
+    return in_words(error, ctx.meta.get(COMMAND), ctx.meta.get(TYPED, "rlx"))
 
 
 def _show_warning(
@@ -163,16 +162,20 @@ def cli() -> None:
     """Run language models with native code compiled for this machine."""
 
 
+def _interruptible() -> None:
+    """From here on an interrupt is a `KeyboardInterrupt`: until a command runs there is nothing to clean up."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def main(leave_quietly: Callable[[], None] = lambda: None) -> None:
     """Parses `sys.argv`, runs, exits with 0, 2 for a user's mistake, 130 after an interrupt, or 1.
 
     Args:
         leave_quietly: makes an interrupt end the process at once; called when all is written.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        cli(prog_name="rlx")
+        cli(prog_name="rlx", obj=_interruptible)
     finally:
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError, OSError, ValueError):  # none there, or closed

@@ -166,6 +166,7 @@ def test_the_one_model_beside_a_profile_is_taken(model: Path, tmp_path: Path) ->
     said = check("--profile", profile)
     assert f"{tmp_path}: there are 2 models here: m-Q8_0.gguf (Q8_0, " in said
     assert f"rlx compile {tmp_path}:Q8_0" in said
+    assert f"rlx profile show {tmp_path}:Q8_0" in run("profile", "show", tmp_path).stderr
     assert check("--profile", profile, beside).startswith(f"{profile}: fits {beside};")
 
 
