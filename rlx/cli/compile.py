@@ -56,9 +56,9 @@ def compile_(
     """Compile the programs of MODEL ahead of its first run.
 
     Without MODEL it is the one that the profile names (`model = "FILE"`), else the one beside the profile, else the
-    demo model. A config.json, or a directory with one and no weights, compiles ahead of the download: with --weights
-    TYPE the programs of a GGUF file of that type, without it those of the safetensors checkpoint. For --shape the type
-    is Q4_K_M unless --weights names another.
+    demo model, or for a profile of another family the shape of a published model. A config.json, or a directory with
+    one and no weights, compiles ahead of the download: with --weights TYPE the programs of a GGUF file of that type,
+    without it those of the safetensors checkpoint. For --shape the type is Q4_K_M unless --weights names another.
 
     Prints a line a program: phase, rows it takes, seconds, kernels, size, whether it was compiled or in the cache, and
     its digest for `rlx cache show`; under it why it was compiled. The options must be those of the later run, because
@@ -78,9 +78,10 @@ def compile_(
 
 def _source(model: str | None, engine: dict[str, Any], shape: str | None, weights: str | None) -> str | WeightLoader:
     """The model to compile: its path, or a header without weights."""
+    if shape is not None and model is not None:
+        raise click.UsageError(f"--shape {shape} takes the place of a MODEL, and {model} is one")
+    shape = shape or _usual_shape(model, engine.get("profile"))
     if shape is not None:
-        if model is not None:
-            raise click.UsageError(f"--shape {shape} takes the place of a MODEL, and {model} is one")
         from rlx.export.unwritten import header_of_shape
 
         return header_of_shape(shape, weights)
@@ -93,6 +94,18 @@ def _source(model: str | None, engine: dict[str, Any], shape: str | None, weight
     if weights is not None:
         raise click.UsageError(f"--weights {weights} is for a config.json or --shape; {path} has weights")
     return path
+
+
+def _usual_shape(model: str | None, profile: str | None) -> str | None:
+    """The shape to compile for a profile of a family of which there is no model; None where there is one."""
+    from rlx.models.shapes import USUAL
+    from rlx.runners.model_choice import family_without_model
+
+    family = family_without_model(model, profile)
+    if family is None:
+        return None
+    click.echo(f"model: the shape {USUAL[family]} ({profile} is for '{family}' and nothing names a model)", err=True)
+    return USUAL[family]
 
 
 def _config_alone(name: str) -> Path | None:

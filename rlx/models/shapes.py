@@ -126,6 +126,9 @@ SHAPES = {
     ),
 }
 
+#: For each runner family the shape to compile for where nothing names a model: the one that most people try first.
+USUAL = {"llama32": "llama-3.2-1b", "qwen3": "qwen3-0.6b", "qwen35": "qwen3.5-0.8b", "gemma": "gemma-3-1b"}
+
 # ---------------------------------------------------------------------------------------------------- tensors
 
 Tensors = Iterator[tuple[str, tuple[int, ...]]]

@@ -46,6 +46,27 @@ def choose_model(path: str | os.PathLike[str] | None, profile: ProfileLike = Non
         AmbiguousModelError: several models lie beside the profile.
         ProfileError: the profile cannot be read, or it is for another family than the demo model's.
     """
+    choice = _chosen(path, profile)
+    if isinstance(choice, ModelChoice):
+        return choice
+    where = profile if isinstance(profile, str | os.PathLike) else None
+    what = f"it is for the family '{choice}', and nothing names a model: the demo model is of '{demo.FAMILY}'"
+    hint = f'name one: `rlx compile MODEL --profile {where or "FILE"}`, or model = "MODEL" at the top of the profile'
+    raise ProfileError(what, where=where or "profile", hint=hint)
+
+
+def family_without_model(path: str | os.PathLike[str] | None, profile: ProfileLike = None) -> str | None:
+    """The family for which `choose_model` finds no model; None where it finds one.
+
+    Raises:
+        AmbiguousModelError, ProfileError: the profile is wrong in another way.
+    """
+    choice = _chosen(path, profile)
+    return None if isinstance(choice, ModelChoice) else choice
+
+
+def _chosen(path: str | os.PathLike[str] | None, profile: ProfileLike) -> ModelChoice | str:
+    """The model of a call, or the family of a profile for which there is none."""
     if path is not None:
         return ModelChoice(path, "named")
     if profile is None:
@@ -60,12 +81,7 @@ def choose_model(path: str | os.PathLike[str] | None, profile: ProfileLike = Non
     models = [] if file is None else models_in(folder)
     if models:
         return ModelChoice(choose(models, None, str(folder)).path, "beside")
-    if loaded.family not in (None, demo.FAMILY):
-        what = f"it is for the family '{loaded.family}', and nothing names a model"
-        what = f"{what}: the demo model is of '{demo.FAMILY}'"
-        hint = f'name one: `rlx compile MODEL --profile {file or "FILE"}`, or model = "MODEL" at the top of the profile'
-        raise ProfileError(what, where=file or "profile", hint=hint)
-    return ModelChoice(demo.path(), "demo")
+    return loaded.family if loaded.family not in (None, demo.FAMILY) else ModelChoice(demo.path(), "demo")
 
 
 def _named_in(folder: Path, model: str) -> str | Path:

@@ -14,7 +14,8 @@ import rlx
 from rlx import demo
 from rlx.cli.main import cli
 from rlx.codegen.target import Target
-from rlx.profile.keys import KEYS
+from rlx.models.shapes import SHAPES, USUAL
+from rlx.profile.keys import FAMILIES, KEYS
 from rlx.runners.setup import Plan
 from rlx.runtime.compile import Compiler
 from rlx.weights import open_weights
@@ -177,9 +178,20 @@ def test_without_a_model_anywhere_it_is_the_demo_model(tmp_path: Path, demo_mode
     assert check("--profile", profile).startswith(f"{told}{profile}: fits {demo_model};")
     assert check().startswith(f"{told}no profile; the defaults: fits {demo_model};")
     profile.write_text("family = 'gemma'\n")
-    said = check("--profile", profile)
+    said = run("run", "--profile", profile, "hi").stderr
     assert f"{profile}: it is for the family 'gemma', and nothing names a model: the demo model is of 'qwen3'" in said
     assert f'`rlx compile MODEL --profile {profile}`, or model = "MODEL" at the top of the profile' in said
+
+
+def test_a_profile_of_a_family_without_a_model_compiles_for_a_published_shape(tmp_path: Path) -> None:
+    assert set(USUAL) == set(FAMILIES) and set(USUAL.values()) <= set(SHAPES)
+    for family, shape in USUAL.items():
+        profile = tmp_path / f"{family}.rlx.toml"
+        profile.write_text(f"family = '{family}'\n")
+        said = check("--profile", profile)
+        if family != demo.FAMILY:
+            told = f"model: the shape {shape} ({profile} is for '{family}' and nothing names a model)\n"
+            assert said.startswith(f"{told}{profile}: fits {shape}-Q4_K_M;"), said
 
 
 def test_the_runner_asks_in_the_same_order(model: Path, tmp_path: Path) -> None:
