@@ -1,11 +1,12 @@
-"""Compiling ahead: the programs that calls will need are compiled in the background, while nobody uses the runner.
+"""Ahead-of-time compile in the background: programs that later calls need are compiled while the runner is idle.
 
-Runners stage, under the engine. A cold start compiles while weights are packed, a chat while its user types. Before
-each kernel the background thread waits until the runner is idle, or until a call waits for the program that is being
-compiled. So a call is slowed down for about one kernel, and a call that needs the program finds it begun.
+Runners stage, under the engine. A cold start compiles while weights are packed; a chat compiles while its user types.
+Before each kernel the background thread waits until the runner is idle, or until a call waits for the program that is
+being compiled. A call is therefore delayed by at most about one kernel. A call that needs the program waits only for
+the rest of its compile.
 
-The thread has the usual priority: a call may have to wait for it. It ends with the runner or with the process, at the
-next kernel.
+The thread has normal priority, because a call may wait for it. When the runner is closed or the process exits, the
+thread stops at the next kernel.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from rlx.runners.setup import Setup
 from rlx.runtime.compile import Progress
 from rlx.runtime.limits import whole
 
-_LOOK = 0.02  # seconds between two looks at whether the runner is idle
+_LOOK = 0.02  # seconds between two checks whether the runner is idle
 
 
 def expected_rows(chosen: Any, setup: Setup) -> list[int]:
     """Row counts of the calls whose programs are compiled ahead; 0 for greedy generation.
 
     Args:
-        chosen: `compile_ahead` of `Engine.open`. With True: long prompts, single tokens, then the other buckets.
+        chosen: `compile_ahead` of `Engine.open`. True means: long prompts, single tokens, then the other buckets.
 
     Raises:
-        ArgumentError: it is something else, or a count is no whole number above 0.
+        ArgumentError: `chosen` has another type, or a count is not a whole number above 0.
     """
     if setup.cache.policy == "readonly":  # nothing may be compiled
         return []
-    most = setup.cache.capacity  # more would drive each other out
+    most = setup.cache.capacity  # more programs would evict each other
     if chosen is None:
         chosen = env.compile_ahead()
     if isinstance(chosen, bool):
@@ -52,18 +53,18 @@ def expected_rows(chosen: Any, setup: Setup) -> list[int]:
 
 
 class CompileAheadWarning(UserWarning):
-    """A program could not be compiled in the background; the call that needs it tries again."""
+    """A background compile failed; the call that needs the program compiles it again."""
 
 
 class _StoppedError(Exception):
-    """The background thread shall end."""
+    """Tells the background thread to end."""
 
 
 class Ahead:
     """Compiles programs in a background thread.
 
     Args:
-        progress: told what is compiled for a call; what the background compiles for later is not told.
+        progress: called for programs that a call waits for; not for programs that the background compiles for later.
 
     Attributes:
         is_busy: whether the runner is in use now; the owner of the engine sets it.
@@ -74,13 +75,13 @@ class Ahead:
         self._progress = progress
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
-        self._current: Hashable = None  # what the thread compiles
-        self._needed: Hashable = None  # what a call waits for
+        self._current: Hashable = None  # the program that the thread compiles
+        self._needed: Hashable = None  # the program that a call waits for
 
     def start(self, jobs: Iterable[Callable[[], object]]) -> None:
-        """Runs jobs, each of which compiles a program, one after the other; once."""
+        """Starts the thread, once. It runs the jobs in order; each job compiles one program."""
         if self._thread is None and not self._closed.is_set():
-            # No daemon: one that is inside LLVM when the process ends would crash it.
+            # No daemon thread: one that is inside LLVM at process exit would crash the process.
             _close_at_exit()
             _all.add(self)
             self._thread = threading.Thread(target=self._run, args=(list(jobs),), name="rlx-ahead")
@@ -88,7 +89,7 @@ class Ahead:
 
     @contextmanager
     def compiling(self, what: Hashable) -> Iterator[None]:
-        """Around the compile of a program: the background thread works on while a call waits for what it compiles."""
+        """Wraps the compile of a program. The background thread continues while a call waits for its program."""
         slot = "_current" if self._is_own() else "_needed"
         setattr(self, slot, what)
         try:
@@ -97,7 +98,7 @@ class Ahead:
             setattr(self, slot, None)
 
     def tell(self, what: str, done: int, total: int) -> None:
-        """What the compiler calls before each kernel: passes it on, and holds the background thread up."""
+        """Called by the compiler before each kernel: reports progress, and pauses the background thread if need be."""
         if self._is_own():
             self._wait_until_idle()
             if not self._is_needed():
@@ -106,7 +107,7 @@ class Ahead:
             self._progress(what, done, total)
 
     def close(self) -> None:
-        """Ends the thread after the kernel that it compiles; more than once does no harm."""
+        """Ends the thread after its current kernel. Can be called more than once."""
         self._closed.set()
         if self._thread and not self._is_own():
             self._thread.join()
@@ -124,7 +125,7 @@ class Ahead:
             except _StoppedError:
                 return
             except Exception as error:
-                what = f"compiling ahead failed, and is tried again when the program is needed: {error}"
+                what = f"background compile failed; it is repeated when the program is needed: {error}"
                 warnings.warn(what, CompileAheadWarning, stacklevel=1)
 
     def _wait_until_idle(self) -> None:
@@ -145,10 +146,11 @@ _all: weakref.WeakSet[Ahead] = weakref.WeakSet()
 
 @cache
 def _close_at_exit() -> None:
-    """At the end of the main thread, closes all before Python waits for them, and before pools of threads are closed.
+    """Registers `_close_all` to run at the end of the main thread.
 
-    What `atexit` knows comes after both. The functions that come before are called last registered first, and pools
-    register theirs when they are imported.
+    It must run before Python joins the remaining threads and before thread pools close. `atexit` handlers run after
+    both. `threading._register_atexit` handlers run earlier, the last registered first; thread pools register theirs on
+    import, so `concurrent.futures.thread` is imported first.
     """
     import atexit
     import concurrent.futures.thread  # noqa: F401

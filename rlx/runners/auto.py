@@ -1,7 +1,7 @@
-"""From a path to the runner that fits: the architecture named in the file decides.
+"""Opens a model with the runner that fits: the architecture named in the file decides.
 
-Runners stage, the way in. The file's header is read first, so that a model of an architecture that rlx lacks is refused
-by name before anything is loaded.
+Runners stage, the entry point. The file's header is read first, so an unsupported architecture is reported by name
+before anything is loaded.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from rlx.weights.loader import WeightLoader
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is.
+"""Progress callback: (what is being done, amount done, total).
 
-Weights come as ("packing weights", bytes, bytes), programs as ("compiling the prefill program", 11, 31): kernels.
+Weights: ("packing weights", bytes, bytes). Programs: ("compiling the prefill program", 11, 31), counted in kernels.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Sniffed:
-    """What a file says it is.
+    """The architecture that a file names.
 
     Attributes:
-        key: where it says so: `general.architecture` in GGUF, `model_type` in `config.json`.
-        found: what stands there.
-        arch: the row of `rlx.models.FAMILIES`, or None if rlx lacks it.
-        note: for an architecture that rlx knows of but lacks, what is missing.
+        key: the metadata key: `general.architecture` in GGUF, `model_type` in `config.json`.
+        found: its value.
+        arch: the row of `rlx.models.FAMILIES`; None if rlx does not support the architecture.
+        note: for a known but unsupported architecture, what is missing.
     """
 
     key: str
@@ -48,11 +48,11 @@ class Sniffed:
     note: str | None = None
 
 
-# Architectures that exist and that this version lacks: GGUF names and `model_type`s -> what they need. An error that
-# says "not yet" is of more use than one that says "what is this".
+# Known architectures that this version does not support: GGUF names and `model_type`s -> what is missing. The error can
+# then say "not supported yet" instead of "unknown".
 _MOE = "it is a mixture of experts"
 _VISION = "it takes images"
-_OTHER = "its layers differ from those of the families that are there"
+_OTHER = "its layers differ from those of the supported families"
 KNOWN_UNIMPLEMENTED: dict[str, str] = {
     **dict.fromkeys(("qwen3next", "qwen3_next"), "its projections are laid out differently than those of Qwen 3.5"),
     **dict.fromkeys(("qwen2moe", "qwen2_moe", "gpt-oss", "gpt_oss"), _MOE),
@@ -68,11 +68,11 @@ KNOWN_UNIMPLEMENTED: dict[str, str] = {
 
 
 def sniff(loader: WeightLoader) -> Sniffed:
-    """What the open file says it is; `ConfigError` if it says nothing."""
+    """The architecture that the open file names; `ConfigError` if it names none."""
     key = "general.architecture" if loader.format == "gguf" else "model_type"
     found = loader.metadata.get(key)
     if not isinstance(found, str) or not found:
-        hint = "the file is no language model, or its metadata was cut off: get it again"
+        hint = "the file is not a language model, or its metadata is incomplete: get it again"
         raise ConfigError(f"'{key}' is {found!r}, expected the name of an architecture", where=loader.path, hint=hint)
     if loader.format == "gguf":
         arch = found if found in FAMILIES else None
@@ -82,18 +82,18 @@ def sniff(loader: WeightLoader) -> Sniffed:
 
 
 def runner_class(loader: WeightLoader) -> type[FamilyRunner]:
-    """The runner for the open file.
+    """The runner class for the open file.
 
     Raises:
-        ConfigError: the file does not say what it is.
-        UnsupportedModelError: rlx lacks the architecture; the message says whether that is known, and what there is.
+        ConfigError: the file names no architecture.
+        UnsupportedModelError: rlx does not support the architecture; the message lists those that it supports.
     """
     found = sniff(loader)
     if found.arch is not None:
         return RUNNERS[FAMILIES[found.arch].runner]
     what = f"the architecture '{found.found}' ({found.key}) is unknown"
     if found.note:
-        what = f"the architecture '{found.found}' ({found.key}) is known but not there yet: {found.note}"
+        what = f"the architecture '{found.found}' ({found.key}) is known but not supported yet: {found.note}"
     raise UnsupportedModelError(what, where=loader.path, hint=f"Supported: {', '.join(SUPPORTED[loader.format])}")
 
 
@@ -129,27 +129,27 @@ def auto_runner(
         kv_dtype: type of the KV cache: "f32", "f16", "bf16", "q8_0" or "q4_0".
         precision: "exact" (weights dequantized exactly, float32 arithmetic) or "auto" (int8 or bf16 activations where
             they are close enough); by default what the profile says, or "auto".
-        profile: a compile profile: a file, a table, or a `CompileProfile`; the arguments here win over it. By default
-            `<family>.rlx.toml` beside the weights, if it is there.
-        cache: a `CompileCache`; the default one, on disk and shared between runs, by default.
-        progress: told how far loading is, and what is compiled, then and later.
+        profile: a compile profile: a file, a table, or a `CompileProfile`; the arguments here override it. The default
+            is `<family>.rlx.toml` beside the weights, if it exists.
+        cache: a `CompileCache`; by default the one on disk that all runs share.
+        progress: called while weights load and programs compile, then and later.
         dump_ir: a folder for the text of every program after every pass.
         load: False leaves the weights in the file until they are first needed.
         keep_packed: keep a packed copy of the weights in the compile cache's folder, about as large as the file; later
             starts map it instead of packing.
-        compile_ahead: whether the runner compiles in the background, while nobody uses it, what later calls need: True
-            for every bucket, or the numbers of tokens of the calls to come, such as [30, 1]. By default what
-            RLX_COMPILE_AHEAD says, and yes without it. Only with `load`.
+        compile_ahead: whether the runner compiles programs for later calls in the background while it is idle: True
+            for every bucket, or the numbers of tokens of the calls to come, such as [30, 1]. The default is the
+            environment variable RLX_COMPILE_AHEAD, else True. Needs `load`.
         device: what to run on; see `rlx.devices()`.
-        config: a `config.json`, or what stands in one, for safetensors weights that lie without theirs. A file that has
-            its own must be of the same model.
-        sample: how tokens are chosen by calls that do not say: a `SampleOpts`, or "recommended" for what the model's
-            files recommend (`runner.recommended_sample`); greedily by default.
-        speculative: `prompt-lookup` or `mtp`: how `generate` guesses where a call says nothing else.
+        config: a `config.json` (path or contents) for safetensors weights without one. For a file that has its own, it
+            must describe the same model.
+        sample: default sampling options of calls that give none: a `SampleOpts`, or "recommended" for those in the
+            model's files (`runner.recommended_sample`); greedy by default.
+        speculative: `prompt-lookup` or `mtp`: the default of `generate` for speculative decoding.
 
     Raises:
         AmbiguousModelError: the directory holds several models.
-        ModelFileError: the file cannot be used, and why; `UnsupportedModelError` names the architectures there are.
+        ModelFileError: the file cannot be used; `UnsupportedModelError` lists the supported architectures.
         ArgumentError, ProfileError, TargetError: an option is out of its range.
         ResourceError: the system refuses memory, threads or file descriptors.
     """

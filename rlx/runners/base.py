@@ -1,7 +1,7 @@
-"""What every language model runner offers, and the reference way to generate.
+"""The interface of every language model runner, and the reference implementation of generation.
 
-Runners stage. `LmRunner.generate` here computes the whole context anew for every token: slow, without state, and the
-measure for the cached decode in `cached.py`.
+Runners stage. `LmRunner.generate` here recomputes the whole context for every token: slow, stateless, and the reference
+that the cached decode in `cached.py` is checked against.
 """
 
 from __future__ import annotations
@@ -40,27 +40,27 @@ if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer
 
 OnBatchToken = Callable[[int, int], bool | None]
-"""Called with a prompt's number and every new token; False ends that generation, anything else goes on."""
+"""Called with a prompt's number and every new token; False ends that generation."""
 
 GREEDY = SampleOpts.greedy()
 SPECULATIONS = ("prompt-lookup", "mtp")
 
 
 class LmRunner(ABC):
-    """A language model that can be asked for logits and for text.
+    """A language model that returns logits and generates tokens.
 
-    A subclass gives `family`, `vocab_size` and `predict_logits`; the rest works on top of them. One caller at a time: a
-    second thread gets a `BusyError` at once, and so does a callback that calls its own runner.
+    A subclass provides `family`, `vocab_size` and `predict_logits`; the other methods build on these. One caller at a
+    time: a second thread gets a `BusyError` at once, and so does a callback that calls its own runner.
     """
 
     _on_token: OnToken | None = None
-    """The callback of calls that give none."""
+    """The default callback of calls that give none."""
     _streams = True
-    """Whether the callback is called while tokens come, not when all are there."""
+    """Whether the default callback is called per token; otherwise after the last token."""
     _sample: SampleOpts | None = None
-    """How tokens are chosen by calls that do not say."""
+    """Default sampling options of calls that give none."""
     _speculative: str | None = None
-    """How calls guess that do not say."""
+    """Default speculative decoding of calls that give none."""
     _exclusive: Exclusive
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
@@ -76,26 +76,26 @@ class LmRunner(ABC):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """Width of the logits; ids run from 0 to one less."""
+        """Number of logits; token ids are 0 to `vocab_size - 1`."""
 
     @property
     def max_seq(self) -> int | None:
-        """How many tokens the context holds; None if nothing bounds it."""
+        """How many tokens the context holds; None if it is unlimited."""
         return None
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Text to ids and back.
+        """Converts text to token ids and back.
 
         Raises:
-            TokenizerError: there is none.
+            TokenizerError: the runner has none.
         """
-        hint = "give and take token ids, and leave stop strings out"
+        hint = "use token ids, without stop strings"
         raise TokenizerError(f"the {self.family} runner has no tokenizer", where="tokenizer", hint=hint)
 
     @property
     def stop_ids(self) -> Set[int]:
-        """Tokens that end a generation: the end of a text or of a turn."""
+        """Token ids that end a generation: end of text or end of a chat message."""
         return frozenset()
 
     @property
@@ -105,7 +105,7 @@ class LmRunner(ABC):
 
     @abstractmethod
     def predict_logits(self, ids: TokenIds, all_positions: bool = False) -> Logits:
-        """Logits of the token after `ids`; leaves no state behind.
+        """Logits of the token after `ids`. Stateless: the session is not changed.
 
         Args:
             ids: the context, at least one token.
@@ -115,7 +115,7 @@ class LmRunner(ABC):
             float32[vocab_size], or float32[len(ids), vocab_size] with `all_positions`.
 
         Raises:
-            PromptError: `ids` is empty, longer than the context, or holds something that is no id.
+            PromptError: `ids` is empty, longer than the context, or holds an invalid token id.
             NumericalError: a logit is NaN or infinite.
         """
 
@@ -136,33 +136,34 @@ class LmRunner(ABC):
         """Up to `n_new` tokens that continue `ids`, greedily unless `sample` or the runner says otherwise.
 
         It ends with the first of: one of `stop_ids`; a stop string; a token for which `on_token` returns False; `n_new`
-        tokens; a full context. The token that ends it is in the result. The last token needs no room in the context, so
-        a prompt of `max_seq` tokens still gets one.
+        tokens; a full context. The result includes the token that ends it. The last token is not stored in the context,
+        so a prompt of `max_seq` tokens still gets one.
 
             answer = runner.generate(runner.tokenizer.encode("Once upon"), 20)
             print(answer.text, answer.finish_reason)
 
         Args:
             ids: the prompt, at least one token.
-            n_new: how many tokens at most.
-            on_token: called once for every token of the result, in order. What it raises ends the generation and comes
-                through; the runner stays usable.
-            sample: how to choose tokens: a `SampleOpts`, or "recommended" for what the model's files recommend;
-                `default_sample` if None.
-            stop_at_eog: False goes on behind `stop_ids`.
-            stop: texts that end it; `Generation.text` is what came before them.
-            min_tokens: before as many, no token is one of `stop_ids` and no stop string counts.
-            speculative: `prompt-lookup` or `mtp` checks several guessed tokens at once; the result is the same. The
-                runner's own choice if None.
+            n_new: maximum number of tokens.
+            on_token: called once for every token of the result, in order. An exception from it ends the generation and
+                propagates; the runner stays usable.
+            sample: sampling options: a `SampleOpts`, or "recommended" for those in the model's files; `default_sample`
+                if None.
+            stop_at_eog: False continues after `stop_ids`.
+            stop: strings that end the generation; `Generation.text` ends before them.
+            min_tokens: until there are this many tokens, `stop_ids` are not chosen and stop strings are ignored.
+            speculative: `prompt-lookup` or `mtp`: speculative decoding checks several guessed tokens in one step; the
+                result is the same. None takes the runner's default.
             top_logprobs: also report log-probabilities in `Generation.steps`: of each token, and of this many of the
-                likeliest at its place.
+                likeliest tokens at its position.
 
         Returns:
-            A list of ids that also knows its `text`, `finish_reason` and `steps`.
+            A list of token ids with the attributes `text`, `finish_reason` and `steps`.
 
         Raises:
-            PromptError: the prompt is empty, does not fit into the context, or holds something that is no id.
-            ArgumentError: a count is no whole number, or negative; a stop string is empty; no such speculation.
+            PromptError: the prompt is empty, longer than the context, or holds an invalid token id.
+            ArgumentError: a count is negative or not a whole number, a stop string is empty, or `speculative` is
+                unknown.
             NumericalError: a logit is NaN or infinite.
             BusyError: the runner is in use, or was closed.
         """
@@ -191,20 +192,21 @@ class LmRunner(ABC):
         speculative: str | None = None,
         top_logprobs: int | None = None,
     ) -> Stream:
-        """The tokens of `generate` one at a time, each computed when it is asked for.
+        """The tokens of `generate` as an iterator. Each token is computed on demand.
 
-        The arguments are checked at once. A stream that is not finished keeps other threads out; close it, drop it, or
-        use the runner in the same thread, which ends it.
+        Arguments are checked immediately. An unfinished stream blocks other threads. To end it, close it, drop it, or
+        call the runner again in the same thread.
 
             for step in runner.stream(ids, 20):
                 print(step.text, end="", flush=True)
 
         Returns:
-            An iterator of `Step`: `token`, `text`, `logprob` (of the model's own distribution), `top_logprobs` and, in
+            An iterator of `Step`: `token`, `text`, `logprob` (under the model's own distribution), `top_logprobs` and,
+                in
             the last one, `finish_reason`.
 
         Raises:
-            What `generate` does.
+            As `generate`.
         """
         ending = Ending(n_new, stop_at_eog, stop, min_tokens, None, pieces=True)
         request = self._request(ids, ending, sample, self._guesses(speculative), top_logprobs)
@@ -223,23 +225,23 @@ class LmRunner(ABC):
         min_tokens: int = 0,
         top_logprobs: int | None = None,
     ) -> list[Generation]:
-        """`generate` for several prompts, side by side where the runner can: the same tokens, more of them a second.
+        """`generate` for several prompts at once: the same tokens at a higher total rate, where the runner can batch.
 
-        Prompts may have any lengths. Each generation ends by itself, and the session, if there is one, stays as it was.
+        Prompts may differ in length. Each generation ends independently. The session, if there is one, is unchanged.
 
         Args:
             prompts: at least one, each as for `generate`.
-            n_new: how many tokens at most, of each.
+            n_new: maximum number of tokens for each prompt.
             on_token: called with the prompt's number and the token; False ends that generation only. Tokens of one
-                generation come in order; of different ones as they are computed.
+                generation come in order; tokens of different generations may interleave.
             sample: as for `generate`. With a seed, prompt i gets the tokens of `generate` with the seed `seed + i`.
-            stop_at_eog, stop, min_tokens, top_logprobs: as for `generate`, for each of them.
+            stop_at_eog, stop, min_tokens, top_logprobs: as for `generate`, for each prompt.
 
         Returns:
-            A generation for each prompt, in their order.
+            One generation per prompt, in the order of the prompts.
 
         Raises:
-            PromptError: there are no prompts, or what `generate` says about one of them: `where` has its number.
+            PromptError: there are no prompts, or one of them is invalid as for `generate`; `where` has its number.
             ArgumentError, NumericalError, BusyError: as `generate`.
         """
         opts, requests = self._sampling(sample), []
@@ -258,31 +260,31 @@ class LmRunner(ABC):
         return [self.checked_ids(ids, f"prompt {i}") for i, ids in enumerate(prompts)]
 
     def _together(self, requests: list[Request], length: int, use: Use) -> list[Generation]:
-        """Every request's tokens, here one after the other; `length`: of the longest prompt and answer, at most."""
+        """The tokens of every request, one request at a time. `length`: maximum length of a prompt with its answer."""
         return [collected(self._source(request), request, use) for request in requests]
 
     @property
     def recommended_sample(self) -> SampleOpts | None:
-        """How the makers of the model want tokens to be chosen; None if its files do not say."""
+        """The sampling options in the model's files; None if there are none."""
         return None
 
     @property
     def default_sample(self) -> SampleOpts:
-        """How tokens are chosen where a call does not say: greedily, unless the runner was opened with a `sample`."""
+        """The sampling options of calls that give none: greedy, unless the runner was opened with a `sample`."""
         return self._sample or GREEDY
 
     def _sampling(self, sample: Sample) -> SampleOpts:
-        """What a call's `sample` means."""
+        """Resolves a call's `sample` argument."""
         return resolved(sample, self.recommended_sample, self.default_sample)
 
     def _guesses(self, speculative: str | None) -> str | None:
-        """How a call guesses: as it says, else as the runner does."""
+        """The speculative decoding of a call: its argument, else the runner's default."""
         return checked_speculation(self._speculative if speculative is None else speculative)
 
     def _request(
         self, ids: TokenIds, ending: Ending, sample: Sample, speculative: str | None, top_logprobs: int | None
     ) -> Request:
-        """A generation, its arguments checked."""
+        """A generation with checked arguments."""
         context, tokenizer = self.checked_ids(ids), lambda: self.tokenizer
         stopping = ending.behind(len(context), self.max_seq, self.stop_ids if ending.stop_at_eog else (), tokenizer)
         sampler = Sampler(self._sampling(sample), context, tokenizer)
@@ -290,10 +292,10 @@ class LmRunner(ABC):
         return Request(context, sampler, stopping, tokenizer, speculative, alternatives=alternatives)
 
     def _source(self, request: Request) -> Source:
-        """The tokens of a generation; here each computes the whole context anew."""
+        """The tokens of a generation; here each step recomputes the whole context."""
         if request.speculative:
             hint = "leave `speculative` out"
-            raise ArgumentError("nothing is speculated without a cache", where="generate", hint=hint)
+            raise ArgumentError("speculative decoding needs a cache", where="generate", hint=hint)
         context = list(request.context)
 
         def after(token: int) -> Logits:
@@ -303,34 +305,34 @@ class LmRunner(ABC):
         return stepwise(lambda: self._logits(context), after, request)
 
     def _logits(self, context: list[int]) -> Logits:
-        """`predict_logits` for a caller that uses the runner already."""
+        """`predict_logits` without the check for exclusive use: the caller holds it already."""
         return self.predict_logits(context)
 
     def score(self, ids: TokenIds) -> Logits:
-        """Log-probabilities of a text's tokens, each given what precedes it; leaves no state behind.
+        """Log-probabilities of a text's tokens, each given the tokens before it. Stateless.
 
         Returns:
-            float32[len(ids) - 1]: natural logarithms, of `ids[i + 1]` after `ids[: i + 1]` at i.
+            float32[len(ids) - 1], natural logarithms: element i is that of `ids[i + 1]` after `ids[: i + 1]`.
 
         Raises:
-            PromptError: there are fewer than two ids, more than the context holds, or something that is no id.
+            PromptError: there are fewer than two ids, more than the context holds, or an invalid token id.
             NumericalError: a logit is NaN or infinite.
         """
         context = self.checked_ids(ids)
         if len(context) < 2:
-            raise PromptError("one token has nothing before it", where="score", hint="give at least two tokens")
+            raise PromptError("a single token has no predecessor", where="score", hint="give at least two tokens")
         with self._exclusive("score") as use:
             rows = self._all_logits(context)
             use.closing(rows)
             return np.concatenate([log_probs(piece, after) for piece, after in _with_next(rows, context)])
 
     def _all_logits(self, context: list[int]) -> Generator[Logits, None, None]:
-        """The logits after every token but the last, float32[some rows, vocab] at a time."""
+        """The logits after every token but the last, in pieces float32[some rows, vocab]."""
         yield self.predict_logits(context[:-1], all_positions=True)
 
     @property
     def supports_multimodal(self) -> bool:
-        """Whether `generate_multimodal` works."""
+        """Whether `generate_multimodal` works; False for all families."""
         return False
 
     def generate_multimodal(
@@ -340,11 +342,11 @@ class LmRunner(ABC):
         *arguments: Any,
         **options: Any,
     ) -> Generation:
-        """As `generate`, for a text with images. No family takes images yet: it is there to say so.
+        """`generate` for text with images. No family supports images yet, so this always raises.
 
         Args:
             images: arrays uint8[height, width, 3].
-            arguments, options: as for `generate`; or, in the order of the original with the bytes of one image: width,
+            arguments, options: as for `generate`; or, in RLX's order with the encoded bytes of one image: width,
                 height, tokenizer, n_new, on_token.
 
         Raises:
@@ -352,11 +354,11 @@ class LmRunner(ABC):
         """
         raise MultimodalError(
             f"the {self.family} runner takes text only", where="generate_multimodal",
-            hint="leave the images out; `supports_multimodal` tells beforehand",
+            hint="leave the images out; `supports_multimodal` says whether a runner takes images",
         )  # fmt: skip
 
-    def close(self) -> None:  # noqa: B027 - a runner may well hold nothing
-        """Give back what the runner holds."""
+    def close(self) -> None:  # noqa: B027 - a runner may hold no resources
+        """Releases what the runner holds."""
 
     def __enter__(self) -> Self:
         return self
@@ -368,26 +370,26 @@ class LmRunner(ABC):
         return f"<{type(self).__name__}: {self.family}, {self.vocab_size} tokens, context {self.max_seq}>"
 
     def checked_ids(self, ids: TokenIds, what: str = "prompt") -> list[int]:
-        """`ids` as a new list that fits into the context; `PromptError` says what is wrong with it."""
+        """`ids` as a new list that fits the context; `PromptError` says what is wrong with it."""
         return fit_context(check_ids(ids, self.vocab_size, what), self.max_seq, what)
 
 
 def checked_speculation(name: str | None) -> str | None:
-    """`name`; `ArgumentError` if it is no way to guess."""
+    """`name`; `ArgumentError` if there is no such speculative decoding."""
     if name not in (None, *SPECULATIONS):
-        hint = f"there is {', '.join(map(repr, SPECULATIONS))}, and None"
+        hint = f"give {', '.join(map(repr, SPECULATIONS))}, or None"
         raise ArgumentError(f"speculative is {name!r}", where="generate", hint=hint)
     return name
 
 
 def _with_own_seed(opts: SampleOpts, number: int) -> SampleOpts:
-    """Options for one of several generations, so that they differ and can be had again."""
-    seed = getattr(opts, "seed", None)  # what is no SampleOpts the sampler refuses
+    """Options for one of several generations: a different, reproducible seed for each."""
+    seed = getattr(opts, "seed", None)  # the sampler reports what is not a SampleOpts
     return opts if seed is None else replace(opts, seed=(seed + number) % 2**64)
 
 
 def _with_next(pieces: Iterable[Logits], ids: list[int]) -> Iterator[tuple[Logits, list[int]]]:
-    """Pieces of logits with the tokens that come after each of their rows."""
+    """Pairs each piece of logits with the tokens that come after its rows."""
     at = 1
     for rows in pieces:
         yield rows, ids[at : at + len(rows)]

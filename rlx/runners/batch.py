@@ -1,8 +1,8 @@
-"""Several generations in one program: each step computes one token of every sequence that goes on.
+"""Batched generation: each step computes one token of every running sequence.
 
-Runners stage, over the engine. A step of many rows reads the weights once for all of them, so that tokens a second grow
-with the rows as long as memory is the limit. Every sequence has a slot of its own in the states. Prompts are computed
-one after the other by the programs of a single sequence; when a sequence ends, the next prompt takes its slot.
+Runners stage, over the engine. A step of many rows reads the weights once for all of them, so tokens per second grow
+with the rows as long as memory bandwidth is the limit. Every sequence has its own slot in the states. Prompts are
+computed one after the other by the single-sequence programs; when a sequence ends, the next prompt takes its slot.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from rlx.runners.wanted import GREEDY, Wanted
 from rlx.runtime.kv import States
 from rlx.runtime.session import Session
 
-SLOTS = 32  # sequences at once at most: from here on arithmetic is the limit, and more of them bring nothing
+SLOTS = 32  # maximum number of sequences at once: beyond it arithmetic is the limit, and batching gains nothing
 _ROWS = ((1, 1), (2, 8), (9, SLOTS))
 
 
 def batch_program(rows: int) -> Wanted:
-    """The program whose steps have so many rows; a single one needs none of its own."""
+    """The spec of the program for steps of `rows` rows; one row uses the single-sequence program."""
     return Wanted(next(bounds for bounds in _ROWS if rows <= bounds[1]), sequences=rows > 1)
 
 
 def batch_programs(sequences: int) -> list[Wanted]:
-    """All that steps of up to so many sequences run beside the programs of a single one.
+    """Specs of the programs that batches of up to `sequences` sequences need besides the single-sequence programs.
 
     Raises:
         ArgumentError: the number is below 1.
     """
     if sequences < 1:
-        raise ArgumentError(f"a batch of {sequences} sequences", where="batch", hint="Give a number from 1 on.")
+        raise ArgumentError(f"a batch of {sequences} sequences", where="batch", hint="Give a number of at least 1.")
     return [batch_program(bounds[1]) for bounds in _ROWS[1:] if bounds[0] <= sequences]
 
 
 def programs_of(
     profile: CompileProfile, batch: int = 1, phase: str | None = None, rows: int | None = None
 ) -> list[Wanted]:
-    """What `compile` makes for a model.
+    """Specs of the programs that `compile` makes for a model.
 
     Args:
-        batch: sequences side by side, at most.
+        batch: maximum number of sequences in a batch.
         phase: "prefill", "decode", "greedy" or "batch"; all by default.
-        rows: only the programs that take so many; all by default.
+        rows: only programs that accept this number of rows; all by default.
 
     Raises:
-        ArgumentError: nothing is left.
+        ArgumentError: no program matches.
     """
     table = [*map(Wanted, profile.ranges), GREEDY, *batch_programs(batch)]
     of_phase = [w for w in table if phase in (None, w.kind)]
@@ -65,14 +65,14 @@ def programs_of(
 
 
 class Batch:
-    """Sequences of an engine side by side, each in a slot: a context, inside which the engine serves nobody else.
+    """A batch of sequences on one engine, each in a slot: a context manager. The engine serves nothing else inside it.
 
     Args:
-        states: of all slots; closed afterwards.
-        programs: the engine's.
-        kept: the engine's session, which it has again afterwards.
-        enter: makes a session that of the engine.
-        forward: appends ids to the engine's session; the logits after the last.
+        states: the states of all slots; closed on exit.
+        programs: the engine's programs.
+        kept: the engine's own session; restored on exit.
+        enter: makes a session the engine's current one.
+        forward: appends ids to the engine's current session and returns the logits after the last.
     """
 
     def __init__(
@@ -89,16 +89,16 @@ class Batch:
         self._sessions = [Session(states.slot(i), checkpoints=False) for i in range(slots)]
 
     def start(self, slot: int, prompt: Sequence[int]) -> Logits:
-        """A new sequence in a slot, in place of the one before: the logits after its prompt, float32[vocab]."""
+        """Starts a new sequence in a slot and drops the previous one: the logits after its prompt, float32[vocab]."""
         self._sessions[slot].rewind(0)
         return self._alone(slot, prompt)
 
     def step(self, tokens: Mapping[int, int]) -> Logits:
-        """One more token for each of some slots: the logits after it, float32[len(tokens), vocab], in their order."""
+        """Appends one token to some slots: the logits after each, float32[len(tokens), vocab], in the same order."""
         if len(tokens) == 1:
             ((slot, token),) = tokens.items()
             return self._alone(slot, [token])[None]
-        self._enter(self._sessions[0])  # programs of batches count slots from the first one
+        self._enter(self._sessions[0])  # batch programs address slots relative to the first one
         rows = len(tokens)
         program = self._programs[batch_program(rows)]
         sessions = [self._sessions[slot] for slot in tokens]
@@ -127,17 +127,17 @@ class Batch:
 
 
 class BatchEngine(Protocol):
-    """What generations side by side need of an engine."""
+    """The part of an engine that batched generation uses."""
 
     def batch(self, slots: int, length: int) -> AbstractContextManager[Batch]:
-        """Inside, sequences of at most `length` tokens in so many slots; afterwards the session is what it was."""
+        """A context with `slots` sequences of at most `length` tokens; on exit the session is restored."""
 
 
 def generate_together(engine: BatchEngine, requests: Sequence[Request], length: int) -> list[Generation]:
-    """The tokens of every request, computed side by side, in the requests' order.
+    """The tokens of every request, computed as a batch, in the order of the requests.
 
     Args:
-        length: of the longest prompt with its answer, at most.
+        length: maximum length of a prompt with its answer.
 
     Raises:
         NumericalError: a logit of one of them is NaN or infinite.
@@ -149,7 +149,7 @@ def generate_together(engine: BatchEngine, requests: Sequence[Request], length: 
     live: dict[int, int] = {}  # slot -> request
 
     def take(slot: int, i: int, logits: Logits) -> None:
-        """The next token of a request; if there is to be another, the request keeps the slot."""
+        """Chooses the next token of a request; an unfinished request keeps its slot."""
         request = requests[i]
         found[i].append(request.sampler.sample(check_finite(logits, f"sequence {i}"), request.stopping.banned))
         reason = request.stopping.push(found[i][-1])

@@ -1,7 +1,7 @@
-"""Runners put together a choice at a time: `Qwen3Runner.builder().weights(path).max_seq(8192).build()`.
+"""Builder for runners: `Qwen3Runner.builder().weights(path).max_seq(8192).build()`.
 
-Runners stage, beside `families.py`. Every choice is an option of `auto_runner` under the name that the original has for
-it; where Python's keyword arguments do, `Qwen3Runner.from_path(path, max_seq=8192)` says the same.
+Runners stage, beside `families.py`. Each method sets one option of `auto_runner`, under the name that RLX uses for it.
+`Qwen3Runner.from_path(path, max_seq=8192)` is the equivalent with keyword arguments.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Path = str | PathLike[str]
 
 
 class RunnerBuilder(Generic[R]):
-    """Collects choices; `build` opens the model. Each method returns the builder, and the last call of each counts.
+    """Collects options; `build` opens the model. Each method returns the builder; a repeated call overrides the first.
 
     Args:
-        name: of the class that it builds.
-        open_runner: opens a model: that class's `from_path`.
+        name: name of the class to build.
+        open_runner: the `from_path` of that class.
     """
 
     def __init__(self, name: str, open_runner: Callable[..., R]) -> None:
@@ -44,12 +44,12 @@ class RunnerBuilder(Generic[R]):
         return self
 
     def weights(self, path: Path | WeightLoader) -> Self:
-        """The model: a GGUF file, a safetensors file or index, a directory that holds one, or an open loader."""
+        """The model: a GGUF file, a safetensors file or index, a model directory, or an open loader."""
         self._source = path
         return self
 
     def config(self, config: Config) -> Self:
-        """A `config.json`, or what stands in one, for safetensors weights that lie without theirs."""
+        """A `config.json` (path or contents) for safetensors weights without one."""
         return self._with("config", config)
 
     def device(self, device: str | Device) -> Self:
@@ -57,14 +57,14 @@ class RunnerBuilder(Generic[R]):
         return self._with("device", device)
 
     def max_seq(self, tokens: int) -> Self:
-        """How many tokens the context holds, prompt and answer together."""
+        """Context length in tokens, prompt and answer together."""
         return self._with("max_seq", tokens)
 
     def packed(self, packed: bool = True) -> Self:
         """Whether quantized weights stay quantized; False dequantizes them exactly and computes in float32.
 
-        The original unpacks a model into float32 memory here. rlx keeps the one packed copy in either case: what
-        differs is the arithmetic, so False is `precision("exact")`.
+        RLX unpacks a model into float32 memory here. rlx always keeps the single packed copy; only the arithmetic
+        differs, so False is `precision("exact")`.
         """
         return self._with("precision", None if packed else "exact")
 
@@ -73,14 +73,14 @@ class RunnerBuilder(Generic[R]):
         return self._with("precision", precision)
 
     def sample(self, sample: Sample) -> Self:
-        """How tokens are chosen by calls that do not say; "recommended" for what the model's files recommend."""
+        """Default sampling options of calls that give none; "recommended" for those in the model's files."""
         return self._with("sample", sample)
 
     def stream(self, on_token: OnToken | bool) -> Self:
-        """A callback for the tokens of calls that give none of their own.
+        """Default callback for the tokens of calls that give none, or whether callbacks are called per token.
 
-        With True, the default, callbacks get each token as it comes; with False, as in the original, all of them when
-        the generation is over. Such a callback cannot stop it.
+        True, the default, calls them for each token as it is generated. False calls them for all tokens after the last,
+        as RLX does; such a callback cannot stop the generation.
         """
         return self._with("streams" if isinstance(on_token, bool) else "on_token", on_token)
 
@@ -89,19 +89,19 @@ class RunnerBuilder(Generic[R]):
         return self._with("profile", profile)
 
     def cache(self, cache: CompileCache) -> Self:
-        """The compile cache; the default one, on disk and shared between runs, otherwise."""
+        """The compile cache; by default the one on disk that all runs share."""
         return self._with("cache", cache)
 
     def keep_packed(self, kept: bool = True) -> Self:
-        """Whether a packed copy of the weights is kept in the compile cache's folder, which later starts map."""
+        """Whether to keep a packed copy of the weights in the compile cache's folder; later starts map it."""
         return self._with("keep_packed", kept)
 
     def compile_ahead(self, ahead: bool | Sequence[int] = True) -> Self:
-        """Whether an idle runner compiles in the background what later calls need; see `auto_runner`."""
+        """Whether an idle runner compiles programs for later calls in the background; see `auto_runner`."""
         return self._with("compile_ahead", ahead)
 
     def threads(self, threads: int) -> Self:
-        """Native workers."""
+        """Number of native worker threads."""
         return self._with("threads", threads)
 
     def kv_dtype(self, name: str) -> Self:
@@ -109,34 +109,34 @@ class RunnerBuilder(Generic[R]):
         return self._with("kv_dtype", name)
 
     def mtp(self, enabled: bool = True) -> Self:
-        """Whether `generate` speculates with the model's MTP head where a call says nothing else."""
+        """Whether `generate` uses MTP drafts by default."""
         return self._with("speculative", "mtp" if enabled else None)
 
     def mmproj(self, path: Path) -> Self:
-        """A vision projector: refused, since no family takes images yet.
+        """A vision projector: always refused, since no family supports images yet.
 
         Raises:
             MultimodalError: always.
         """
         raise MultimodalError(
             f"the {self._name} takes text only, {path} is a vision projector", where="mmproj",
-            hint="leave it out; `supports_multimodal` tells beforehand",
+            hint="leave it out; `supports_multimodal` says whether a runner takes images",
         )  # fmt: skip
 
     def progress(self, progress: Progress) -> Self:
-        """Told how far loading is."""
+        """Callback that reports the progress of loading."""
         return self._with("progress", progress)
 
     def build(self) -> R:
         """Opens the model.
 
         Raises:
-            ArgumentError: no weights were named.
-            ModelFileError: the file cannot be used, and why.
+            ArgumentError: `weights` was not called.
+            ModelFileError: the file cannot be used.
         """
         if self._source is None:
             hint = f"call {self._name}.builder().weights(path) first"
-            raise ArgumentError("no weights were named", where="build", hint=hint)
+            raise ArgumentError("no weights are set", where="build", hint=hint)
         return self._open(self._source, **self._options)
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
-"""A runner over an engine: one session in the KV cache, a step a token.
+"""A runner over an engine: one session in the KV cache, one step per token.
 
-Runners stage, between `engine.py` (token ids in, logits out) and whoever wants text. The session is the tokens in the
-cache: `prefill_logits` and `generate` start one, `decode_logits` continues it, `predict_logits` leaves it alone.
+Runners stage, between `engine.py` (token ids in, logits out) and code that works with text. The session is the tokens
+in the cache: `prefill_logits` and `generate` start one, `decode_logits` continues it, `predict_logits` does not use it.
 """
 
 from __future__ import annotations
@@ -41,28 +41,29 @@ More = Callable[[int, int, Sequence[int]], list[int]]
 
 
 class CachedRunner(TextRunner):
-    """A `TextRunner` that keeps what it has computed.
+    """A `TextRunner` that caches what it has computed.
 
-    One thread at a time: a second one gets a `BusyError` at once instead of a wrong answer, and so does a callback that
-    calls its own runner. A closed runner is busy for good.
+    One caller at a time: a second thread gets a `BusyError` at once, and so does a callback that calls its own runner.
+        A
+    closed runner always raises `BusyError`.
 
     Args:
         engine: a loaded model; closed with the runner.
-        device: what it runs on.
-        sample: how tokens are chosen by calls that do not say; "recommended" for what the model's files recommend, and
-            greedily by default.
-        on_token: the callback of calls that give none of their own.
-        streams: whether `generate` calls it with each token as it comes; False calls it when all tokens are there, when
-            it can no longer stop the generation.
-        speculative: how `generate` and `stream` guess where a call says nothing else: `prompt-lookup`, `mtp` or not.
+        device: the device that the model runs on.
+        sample: default sampling options of calls that give none; "recommended" for those in the model's files; greedy
+            by default.
+        on_token: default callback of calls that give none.
+        streams: whether `generate` calls it for each token as it is generated. False calls it after the last token; it
+            then cannot stop the generation.
+        speculative: default speculative decoding of `generate` and `stream`: `prompt-lookup`, `mtp` or None.
 
     Raises:
-        ArgumentError: there is no such speculation.
+        ArgumentError: `speculative` is unknown.
         UnsupportedModelError: the engine holds a model of another family.
     """
 
     FAMILY: ClassVar[str | None] = None
-    """The one family a subclass is for; None takes any."""
+    """The family that a subclass supports; None for any."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class CachedRunner(TextRunner):
         if self.FAMILY not in (None, found):
             raise UnsupportedModelError(
                 f"{type(self).__name__} runs the family '{self.FAMILY}', this model is of '{found}'",
-                hint="rlx.auto_runner picks the runner that fits",
+                hint="rlx.auto_runner picks the right runner",
             )
         self._engine, self._device, self._on_token, self._streams = engine, device, on_token, streams
         self._sample = None if sample is None else resolved(sample, engine.recommended, GREEDY)
@@ -116,8 +117,8 @@ class CachedRunner(TextRunner):
         """The model's tokenizer, built at first use.
 
         Raises:
-            TokenizerError: the file has none that can be built.
-            BusyError: the runner was closed before anyone asked.
+            TokenizerError: the file has none, or it cannot be built.
+            BusyError: the runner was closed before the first use.
         """
         if self._exclusive.closed:
             raise BusyError("the runner was closed", where="tokenizer", hint="open the model again")
@@ -125,11 +126,11 @@ class CachedRunner(TextRunner):
 
     @property
     def stop_ids(self) -> Set[int]:
-        """The tokenizer's `eog_ids`; `TokenizerError` if the file has no tokenizer that can be built."""
+        """The tokenizer's `eog_ids`; `TokenizerError` if the file has no usable tokenizer."""
         try:
             return self.tokenizer.eog_ids
         except TokenizerError as error:
-            hint = "without a tokenizer nothing says where an answer ends: generate(..., stop_at_eog=False)"
+            hint = "stop ids come from the tokenizer: use generate(..., stop_at_eog=False)"
             raise TokenizerError(error.what, where=error.where, hint=hint) from error
 
     # ---------------------------------------------------------------------------------------------- logits
@@ -151,22 +152,22 @@ class CachedRunner(TextRunner):
                 yield check_finite(rows, "score")
 
     def embed(self, ids: TokenIds, pooling: str = "mean", normalize: bool = True) -> Logits:
-        """A text as one vector: the hidden states in front of the head, after the final norm. Leaves no state behind.
+        """A text as one vector: the hidden states after the final norm, pooled. Stateless.
 
         Args:
-            pooling: `mean` over all positions, or `last`, which alone has seen all of the text.
-            normalize: scaled to length 1, so that a product of two vectors is the cosine of their angle.
+            pooling: `mean` over all positions, or `last`, the only position that has seen the whole text.
+            normalize: scale to length 1, so that the dot product of two vectors is their cosine similarity.
 
         Returns:
             float32[hidden].
 
         Raises:
-            PromptError: `ids` is empty, longer than the context, or holds something that is no id.
-            ArgumentError: there is no such pooling.
+            PromptError: `ids` is empty, longer than the context, or holds an invalid token id.
+            ArgumentError: `pooling` is unknown.
             NumericalError: a hidden state is NaN or infinite.
         """
         if pooling not in POOLINGS:
-            hint = f"there is {' and '.join(map(repr, POOLINGS))}"
+            hint = f"give {' or '.join(map(repr, POOLINGS))}"
             raise ArgumentError(f"pooling is {pooling!r}", where="embed", hint=hint)
         with self._exclusive("embed"):
             engine = self._engine
@@ -179,14 +180,14 @@ class CachedRunner(TextRunner):
         return np.asarray(vector / (length or 1.0), np.float32)
 
     def prefill_logits(self, ids: TokenIds) -> Logits:
-        """Starts a session with `ids`. What they share with the session before is not computed again.
+        """Starts a session with `ids`. The prefix that they share with the previous session is not recomputed.
 
         Returns:
             float32[vocab_size], the logits after the last of `ids`.
 
         Raises:
-            PromptError: `ids` is empty, longer than the context, or holds something that is no id; the session before
-                stays as it was.
+            PromptError: `ids` is empty, longer than the context, or holds an invalid token id; the previous session is
+                unchanged.
             NumericalError: a logit is NaN or infinite.
         """
         with self._exclusive("prefill_logits"):
@@ -200,7 +201,7 @@ class CachedRunner(TextRunner):
             float32[vocab_size], the logits after it.
 
         Raises:
-            PromptError: there is no session, the context is full, or `token` is no id.
+            PromptError: there is no session, the context is full, or `token` is not a valid token id.
             NumericalError: a logit is NaN or infinite.
         """
         with self._exclusive("decode_logits"):
@@ -211,7 +212,7 @@ class CachedRunner(TextRunner):
 
     @property
     def past_seq(self) -> int:
-        """How many tokens the session holds."""
+        """Number of tokens in the session."""
         return self._engine.past
 
     def reset(self) -> None:
@@ -221,7 +222,7 @@ class CachedRunner(TextRunner):
             engine.reset()
 
     def snapshot(self) -> Snapshot:
-        """A copy of the session: its ids, the used part of every cache, and the recurrent states.
+        """A copy of the session: its token ids, the used part of every cache, and the recurrent states.
 
         It is immutable, and `Snapshot.save` writes it to a file.
         """
@@ -230,10 +231,10 @@ class CachedRunner(TextRunner):
             return engine.snapshot()
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Goes on from a snapshot, in place of the session; the context may have another length than it had there.
+        """Replaces the session by a snapshot. The context may be longer or shorter than that of the snapshot's runner.
 
         Raises:
-            SnapshotError: it is of another model, or of another type of cache; the session stays.
+            SnapshotError: it is of another model, or of another KV cache type; the session is unchanged.
             PromptError: it holds more tokens than the context.
         """
         with self._exclusive("restore"):
@@ -243,15 +244,15 @@ class CachedRunner(TextRunner):
     # ---------------------------------------------------------------------------------------------- text
 
     def disable_decode_compile_cache(self) -> None:
-        """From now on `generate` computes the whole context anew for every token: slow, and the measure of the rest."""
+        """Makes `generate` recompute the whole context for every token: slow, for comparison with the cached path."""
         self._cached, self._speculative = False, None
 
     def generate_packed(self, ids: TokenIds, n_new: int, on_token: OnToken | None = None, **options: Any) -> Generation:
-        """`generate`, under the name that the original has for it with packed weights: they are always packed here."""
+        """Alias of `generate`: RLX's name for it with packed weights. rlx always packs weights."""
         return self.generate(ids, n_new, on_token, **options)
 
     def generate_stoppable(self, ids: TokenIds, n_new: int, on_token: OnToken, **options: Any) -> Generation:
-        """`generate`, under the name of the original where the callback may stop it; here it always may."""
+        """Alias of `generate`: RLX's name for it with a callback that may stop it. In rlx every callback may."""
         return self.generate(ids, n_new, on_token, **options)
 
     @property
@@ -259,9 +260,9 @@ class CachedRunner(TextRunner):
         return self._engine.recommended
 
     def _source(self, request: Request) -> Source:
-        """The tokens of a generation: the prompt is computed once, then a step a token.
+        """The tokens of a generation: the prompt is computed once, then one step per token.
 
-        It starts a session of its own, which afterwards holds the prompt and all tokens of the result but the last.
+        It starts a new session, which finally holds the prompt and all tokens of the result but the last.
         """
         return self._session_source(request) if self._cached else super()._source(request)
 
@@ -278,7 +279,7 @@ class CachedRunner(TextRunner):
         return stepwise(first, lambda token: self._decode(engine, token), request)
 
     def _speculative_source(self, engine: TokenEngine, request: Request) -> Source:
-        """The same tokens, with guessed ones checked several at a time."""
+        """The same tokens with speculative decoding: several drafts are checked in one step."""
         if request.is_free and engine.repeats:
             yield from self._drafted_source(engine, request)
             return
@@ -292,7 +293,7 @@ class CachedRunner(TextRunner):
                 speculation.finish()
 
     def _drafted_source(self, engine: TokenEngine, request: Request) -> Source:
-        """The same tokens, where nobody needs to see one before the next ones are guessed."""
+        """The same tokens with drafts, several per native call: no caller observes single tokens."""
 
         def first() -> Logits:
             return self._prefill(engine, request.context)
@@ -315,12 +316,12 @@ class CachedRunner(TextRunner):
         return generate_together(self._engine, requests, length)
 
     def _prefill(self, engine: TokenEngine, ids: list[int]) -> Logits:
-        """The logits after `ids`, which become the session; what the session has of them already is kept."""
+        """The logits after `ids`, which become the session; a shared prefix is reused."""
         try:
             engine.trim(shared := min(shared_prefix(engine.ids, ids), len(ids) - 1))
             self._reused += shared
             return check_finite(engine.forward(ids[shared:]), "prefill")
-        except BaseException:  # an interrupt too: half a prompt is no session
+        except BaseException:  # KeyboardInterrupt included: a partial prompt must not stay in the session
             engine.reset()
             raise
 
@@ -329,7 +330,7 @@ class CachedRunner(TextRunner):
         if past >= engine.max_seq:
             raise PromptError(
                 f"the context is full: it holds {past} tokens", where="decode_logits",
-                hint="start anew with prefill_logits, or open the model with a larger max_seq",
+                hint="start a new session with prefill_logits, or open the model with a larger max_seq",
             )  # fmt: skip
         try:
             return check_finite(engine.forward([token]), f"position {past}")
@@ -347,17 +348,17 @@ class CachedRunner(TextRunner):
         phase: str | None = None,
         rows: int | None = None,
     ) -> Sequence[Any]:
-        """Compiles every program ahead, or finds it in the cache.
+        """Compiles every program, or finds it in the cache.
 
         Args:
-            on_program: called with each record as it is ready: `phase`, `bucket`, `kernels`, `object_bytes`, `seconds`,
-                `cached`.
-            batch: how many prompts `generate_batch` will get at once, at most.
+            on_program: called with each record when it is ready: `phase`, `bucket`, `kernels`, `object_bytes`,
+                `seconds`, `cached`.
+            batch: maximum number of prompts that `generate_batch` will compute at once.
             phase: "prefill", "decode", "greedy" or "batch": only the programs of this phase.
-            rows: only the programs that take so many rows.
+            rows: only programs that accept this number of rows.
 
         Raises:
-            ArgumentError: `batch` is below 1, or no program is of that phase or takes so many rows.
+            ArgumentError: `batch` is below 1, or no program matches `phase` and `rows`.
             CompileError: a program cannot be compiled.
             CacheError: the cache is read-only and lacks a program.
         """
@@ -367,9 +368,9 @@ class CachedRunner(TextRunner):
 
     @property
     def programs(self) -> ReadyPrograms:
-        """The programs that were compiled or loaded so far, each with `ir`, `source`, `llvm`, `asm` and `explain`.
+        """The programs compiled or loaded so far, each with `ir`, `source`, `llvm`, `asm` and `explain`.
 
-        Example: `print(runner.programs["decode"].asm("linear"))`; `runner.compile()` makes those that are missing.
+        Example: `print(runner.programs["decode"].asm("linear"))`; `runner.compile()` makes the missing ones.
 
         Raises:
             BusyError: the runner is in use or closed.
@@ -378,16 +379,17 @@ class CachedRunner(TextRunner):
             return self._engine.ready
 
     def stats(self) -> Mapping[str, Any]:
-        """What the engine holds: bytes, threads, counters of the compile cache; what was `compiled`; `reused_tokens`:
-        tokens of prompts that did not have to be computed because the session held them already; and `speculation`: how
-        many `steps` with guesses there were, and how many tokens were `drafted` and `accepted`.
+        """Sizes and counters of the engine: bytes, threads, compile cache counters, and what was `compiled`.
+
+        `reused_tokens` counts prompt tokens that were not recomputed because the session held them. `speculation`
+        counts `steps` with drafts, and how many tokens were `drafted` and `accepted`.
         """
         with self._exclusive("stats"):
             engine = self._engine
             return {**engine.stats(), "reused_tokens": self._reused, "speculation": asdict(self._speculated)}
 
     def close(self) -> None:
-        """Gives back the memory and the threads, and ends a stream of this thread; more than once does no harm."""
+        """Releases memory and threads, and ends this thread's stream. Can be called more than once."""
         if not self._exclusive.closed:
             with self._exclusive("close"):
                 self._exclusive.closed = True
@@ -399,12 +401,12 @@ class CachedRunner(TextRunner):
 
 
 def _in_runs(first: Callable[[], Logits], more: More, request: Request, most: int) -> Source:
-    """The source where nobody needs to see a token before the next one is computed.
+    """The source for generations whose single tokens no caller observes: several tokens per native call.
 
     Args:
         first: the logits after the prompt.
-        more: tokens after one: at most so many, and none behind a stop.
-        most: tokens that the context has room for.
+        more: returns tokens after a given one: at most so many, and none after a stop id.
+        most: number of tokens that the context has room for.
     """
     stopping, found = request.stopping, [request.sampler.sample(first())]
     while True:
@@ -414,10 +416,10 @@ def _in_runs(first: Callable[[], Logits], more: More, request: Request, most: in
 
 
 def shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences have in common at their start."""
+    """Length of the common prefix of two sequences."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _drafter(engine: TokenEngine, request: Request) -> AbstractContextManager[Drafter]:
-    """Who guesses the tokens of a generation, while it lasts."""
+    """A context manager that gives the drafter of a generation."""
     return engine.predicting() if request.speculative == "mtp" else nullcontext(PromptLookup(request.context))

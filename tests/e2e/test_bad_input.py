@@ -199,7 +199,7 @@ FILES: dict[str, tuple[Make, type[RlxError], list[str]]] = {
     "architecture to come": (
         lambda m, p: broken.rewrite(m, p, keys={"general.architecture": "qwen2moe"}),
         UnsupportedModelError,
-        ["'qwen2moe' (general.architecture) is known but not there yet: it is a mixture of experts", "Supported: "],
+        ["'qwen2moe' (general.architecture) is known but not supported yet: it is a mixture of experts", "Supported: "],
     ),
     "unknown tensor type": (
         lambda m, p: broken.with_tensor_type(m, p, Q, 99),
@@ -471,7 +471,7 @@ def test_sessions_and_counts(runner: Any) -> None:
         with raising(SamplingError, "expected a SampleOpts"):
             runner.generate([1], 2, sample=sample)
     assert len(runner.generate([1] * 64, 5, stop_at_eog=False)) == 1, "a full context still has a next token"
-    with raising(PromptError, "the context is full: it holds 64 tokens. Start anew with prefill_logits"):
+    with raising(PromptError, "the context is full: it holds 64 tokens. Start a new session with prefill_logits"):
         runner.decode_logits(1)
 
 

@@ -113,7 +113,7 @@ def test_a_failure_is_a_warning_and_the_next_job_runs(runner: Runner) -> None:
     def fail() -> None:
         raise ValueError("no such kernel")
 
-    with pytest.warns(CompileAheadWarning, match="tried again when the program is needed: no such kernel"):
+    with pytest.warns(CompileAheadWarning, match="repeated when the program is needed: no such kernel"):
         runner.ahead.start([fail, runner.job])
         runner.ahead.wait()
     assert runner.done == [0, 1, 2]

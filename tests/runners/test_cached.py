@@ -474,7 +474,7 @@ def test_scores_are_log_probabilities_of_the_next_tokens() -> None:
     np.testing.assert_allclose(runner.score(PROMPT), expected[np.arange(4), PROMPT[1:]], atol=1e-5)
     np.testing.assert_allclose(LmRunner.score(runner, PROMPT), runner.score(PROMPT), atol=1e-6)
     assert runner.past_seq == 1, "the session stays"
-    with pytest.raises(PromptError, match="nothing before it"):
+    with pytest.raises(PromptError, match="no predecessor"):
         runner.score([3])
 
 
@@ -503,7 +503,7 @@ def test_without_the_cache_every_token_is_a_prefill() -> None:
     runner.disable_decode_compile_cache()
     assert runner.generate(PROMPT, 3) == naive(FakeEngine(), PROMPT, 3)
     assert engine.calls == [5, 6, 7]
-    with pytest.raises(ArgumentError, match="without a cache"):
+    with pytest.raises(ArgumentError, match="needs a cache"):
         runner.generate(PROMPT, 3, speculative="prompt-lookup")
 
 
