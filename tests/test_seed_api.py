@@ -289,7 +289,7 @@ def test_the_generator(item: str, gemma: Generator) -> None:
 
 
 def test_a_config_of_another_model_is_refused(gemma: Generator, qwen3: Runner, goldens: Path) -> None:
-    with pytest.raises(rlx.ConfigError, match="config that was given is of another model: its arch is 'qwen3'"):
+    with pytest.raises(rlx.ConfigError, match="given config describes another model: its arch is 'qwen3'"):
         rlx.GemmaGenerator.from_path(qwen3.runner.config, gemma.path, CPU)
     with pytest.raises(rlx.ConfigError, match="its arch is 'gemma3', the file's is 'qwen3'"):
         rlx.auto_runner(qwen3.path, config=goldens / "gemma3" / "hf" / "config.json")

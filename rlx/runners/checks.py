@@ -1,4 +1,4 @@
-"""Checks of what goes into a model and of what comes out: token ids and logits.
+"""Checks of model inputs and outputs: token ids and logits.
 
 Runners stage, under the runners and the generator.
 """
@@ -26,7 +26,7 @@ def _is_whole(value: Any) -> bool:
 def check_ids(ids: TokenIds, vocab_size: int, what: str) -> list[int]:
     """`ids` as a list of at least one Python int inside the vocabulary; `PromptError` otherwise."""
     if isinstance(ids, str | bytes):
-        hint = "make ids of it first: runner.tokenizer.encode(text), or runner.chat_ids(messages)"
+        hint = "convert it to ids first: runner.tokenizer.encode(text), or runner.chat_ids(messages)"
         raise PromptError(f"expected token ids, found a {type(ids).__name__}", where=what, hint=hint)
     if not isinstance(ids, Sequence | np.ndarray):
         raise PromptError(f"expected a sequence of token ids, found a {type(ids).__name__}", where=what)
@@ -49,7 +49,7 @@ def check_ids(ids: TokenIds, vocab_size: int, what: str) -> list[int]:
 
 def _refuse_ids(ids: Any, what: str) -> NoReturn:
     wrong = [(at, token) for at, token in enumerate(ids) if not _is_whole(token)]
-    at, token = wrong[0] if wrong else max(enumerate(ids), key=lambda pair: abs(pair[1]))  # all whole: one is huge
+    at, token = wrong[0] if wrong else max(enumerate(ids), key=lambda pair: abs(pair[1]))  # no wrong type: a huge int
     raise PromptError(f"expected a token id at position {at}, found {token!r}", where=what)
 
 
@@ -66,7 +66,7 @@ def fit_context(ids: list[int], max_seq: int | None, what: str) -> list[int]:
 def check_finite(logits: Logits, where: str) -> Logits:
     """`logits`, [..., vocab]; `NumericalError` if one of them is NaN or infinite."""
     with np.errstate(all="ignore"):
-        if isfinite(np.add.reduce(logits, axis=None)):  # one pass without a mask; no other kind of number does that
+        if isfinite(np.add.reduce(logits, axis=None)):  # one pass, no mask: the sum of finite logits is finite
             return logits
     for row in logits.reshape(-1, logits.shape[-1]):
         if not np.isfinite(row).all():

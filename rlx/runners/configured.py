@@ -1,7 +1,7 @@
-"""A model file together with a configuration that the caller has.
+"""Opens a model file with a configuration from the caller.
 
-Runners stage, in front of the engine. A safetensors checkpoint may lie without its `config.json`; a GGUF file has its
-own configuration, and one that is given beside it must describe the same model.
+Runners stage, in front of the engine. A safetensors checkpoint may lack its `config.json`. A GGUF file has its own
+configuration; one given in addition must describe the same model.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from rlx.weights.loader import model_format, resolve_model_path
 from rlx.weights.safetensors import read_config
 
 Config = str | PathLike[str] | Mapping[str, Any] | ModelConfig
-"""A `config.json`, what stands in one, or the `config` of a runner."""
+"""A `config.json` (path or contents), or the `config` of a runner."""
 
-_SIZES = ("arch", "hidden", "heads", "each")  # what tells models apart in whatever file they are
+_SIZES = ("arch", "hidden", "heads", "each")  # compared to tell models apart, in every file format
 
 
 def open_with(source: str | PathLike[str] | WeightLoader, config: Config | None) -> WeightLoader:
-    """The open model file. A loader that is passed belongs to the caller's callee from then on, also if this fails.
+    """The open model file. Takes ownership of a loader that is passed, also on failure.
 
     Args:
-        config: for safetensors weights that lie without theirs; of a file that has its own, it is compared with that.
+        config: for safetensors weights without a configuration; compared with the file's own if it has one.
 
     Raises:
         ConfigError: `config` describes another model than the file.
-        ModelFileError: the file cannot be used, and why.
+        ModelFileError: the file cannot be used.
     """
     if config is None:
         return source if isinstance(source, WeightLoader) else open_weights(source)
@@ -58,11 +58,11 @@ def _check(loader: WeightLoader, config: Config) -> None:
     for name in names:
         mine, theirs = getattr(own, name), getattr(given, name)
         if mine != theirs:
-            what = f"the config that was given is of another model: its {name} is {_shown(theirs)}, the file's"
+            what = f"the given config describes another model: its {name} is {_shown(theirs)}, the file's"
             hint = "leave the config out: the file has its own"
             raise ConfigError(f"{what} is {_shown(mine)}", where=loader.path, hint=hint)
 
 
 def _shown(value: Any) -> str:
-    """A value for a message; of the layers their number and the first one."""
+    """A value for a message; for layers, their number and the first one."""
     return f"{len(value)} layers like {value[0]}" if isinstance(value, tuple) and value else repr(value)

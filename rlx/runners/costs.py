@@ -1,4 +1,4 @@
-"""What an engine's programs cost: the time of each region, bytes and operations of a step, and the machine's limits.
+"""Cost measurements of an engine's programs: time per region, bytes and operations per step, and machine limits.
 
 Runners stage, beside `engine.py`, for `rlx bench` and the benchmarks.
 """
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from rlx.runners.engine import Engine
 
 MEMORY_BYTES = 512 << 20  # several times the last-level cache
-LEAST_BYTES = 1 << 20  # below, handing out the work takes longer than reading
+LEAST_BYTES = 1 << 20  # below this, distributing the work takes longer than reading
 
 
 def profile_step(engine: Engine, ids: Sequence[int] = (1,), repeat: int = 5) -> list[OpTime]:
-    """Runs the ids several times and says where the time went, longest first: of every region the median."""
+    """Runs the ids several times: the median time of every region, the longest first."""
     engine._load()
     engine._catch_up()
-    engine._session.mark()  # to go back here at the cost of a copy
+    engine._session.mark()  # so that rewinding costs only a copy
     wanted, env = engine._wanted(len(ids), engine.past), {"SEQ": len(ids), "PAST_SEQ": engine.past}
     program, graph, steps = engine._programs[wanted], engine._programs.final_graph(wanted), []
     for _ in range(repeat):
@@ -40,33 +40,33 @@ def profile_step(engine: Engine, ids: Sequence[int] = (1,), repeat: int = 5) -> 
 
 
 def step_bytes(engine: Engine, past: int) -> int:
-    """Bytes of weights and cache that decoding one token after `past` others reads."""
+    """Bytes of weights and cache that decoding one token reads after `past` others."""
     return profiling.step_bytes(engine._programs.final_graph(DECODE), {"SEQ": 1, "PAST_SEQ": past})
 
 
 def step_flops(engine: Engine, rows: int, past: int = 0) -> int:
-    """Operations of a call with `rows` ids, at most those of the largest bucket, after `past` others."""
+    """Arithmetic operations of a call with `rows` ids, at most the largest bucket, after `past` others."""
     return profiling.step_flops(
         engine._programs.final_graph(engine._wanted(rows, past)), {"SEQ": rows, "PAST_SEQ": past}
     )
 
 
 def batch_work(engine: Engine, sequences: int, past: int) -> tuple[int, int]:
-    """(bytes of weights and caches, operations) of one token each for sequences of `past` tokens side by side."""
+    """(bytes of weights and caches, operations) of one batch step: one token each for sequences of `past` tokens."""
     graph, env = engine._programs.final_graph(batch_program(sequences)), {"SEQ": sequences, "PAST_SEQ": past}
     return profiling.step_bytes(graph, env), profiling.step_flops(graph, env)
 
 
 def read_bandwidth(engine: Engine, nbytes: int = MEMORY_BYTES) -> float:
-    """Bytes a second, in GB/s, that the engine's workers can read.
+    """Read bandwidth of the engine's workers in GB/s.
 
     Args:
-        nbytes: how much they read over and over: more than a cache holds for the bandwidth of memory, or as much as a
-            step reads, which a cache may hold.
+        nbytes: size of the buffer that they read repeatedly. For memory bandwidth, larger than the last-level cache; to
+            model a step, as much as the step reads, which may fit the cache.
     """
     return machine.read_bandwidth(engine._pool, nbytes=min(max(nbytes, LEAST_BYTES), MEMORY_BYTES))
 
 
 def arithmetic_peaks(engine: Engine) -> dict[str, float]:
-    """Operations a second, in 10^9, that the workers reach in registers, for every kind that the target has."""
+    """Peak arithmetic rate of the workers in 10^9 operations per second, for every kind that the target supports."""
     return machine.arithmetic_peaks(engine._compiler, engine._pool)

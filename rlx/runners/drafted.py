@@ -1,6 +1,6 @@
-"""Several greedy tokens a step, and many steps in one native call, with drafts of the model's own head.
+"""Greedy generation with MTP drafts: several tokens per step, many steps per native call.
 
-Runners stage, beside `greedy.py`, where one token is a step.
+Runners stage, beside `greedy.py`, which generates one token per step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlx.runtime.given import feed
 from rlx.runtime.native import NativeProgram
 from rlx.runtime.session import Session
 
-TOKENS = 256  # of one call at most
+TOKENS = 256  # maximum number per call
 
 
 def drafted_run(
@@ -31,12 +31,12 @@ def drafted_run(
     rows: int,
     counters: Counters,
 ) -> list[int]:
-    """As `greedy_run`: appends `token` and what the model finds likeliest after it. Without drafts it does nothing.
+    """As `greedy_run`: appends `token` and the likeliest tokens after it. Returns [] if there are no drafts.
 
     Args:
-        drafter: its head has heard of the session.
+        drafter: its MTP head has followed the session.
         count, stops, rows: as in `greedy_run`.
-        counters: counted up.
+        counters: incremented.
 
     Raises:
         NumericalError: as `greedy_run`.
@@ -66,8 +66,9 @@ def drafted_run(
 
 
 def _models(programs: Programs, session: Session) -> tuple[NativeProgram, NativeProgram]:
-    """The programs that verify, the first to run first: they say what is likeliest after each row, and what the head
-    takes.
+    """The two verifying programs, in the order in which they run; one for each buffer of the recurrent states.
+
+    They return the likeliest token after each row, and the hidden states for the MTP head.
     """
     wanted = Wanted(ROWS, all_rows=True, hidden=True, greedy=True, verifies=bool(session.recurrent))
     turns = (session.states.turn, 1 - session.states.turn) if session.recurrent else (0, 0)

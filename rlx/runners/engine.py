@@ -1,8 +1,8 @@
-"""The engine under every runner: a model's programs, weights and session, and one verb, `forward`.
+"""The engine under every runner: a model's programs, weights and session, with one main method, `forward`.
 
-It knows nothing of sampling or text. A call appends token ids to the session and returns logits; the ids run through
-the smallest program whose bucket holds them, and longer ones in chunks of the largest. How the session's caches and
-recurrent states go back to an earlier length is in `rlx.runtime.session`.
+It does not sample and does not process text. `forward` appends token ids to the session and returns logits. The ids run
+in the smallest program whose bucket holds them; longer inputs run in chunks of the largest bucket.
+`rlx.runtime.session` describes how caches and recurrent states return to an earlier length.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ from rlx.sampling import SampleOpts
 from rlx.sampling.recommended import recommended
 from rlx.weights import WeightLoader, open_weights
 
-ALL_ROWS_VALUES = 1 << 24  # most logits that one call keeps when every position is wanted
+ALL_ROWS_VALUES = 1 << 24  # maximum number of logits per step when those of every position are requested
 
 
 class Engine:
     """A loaded model. Make one with `Engine.open`.
 
     Attributes:
-        ahead: what compiles in the background.
-        modes: which program a call runs in.
-        most_rows: of a call of `verify`.
+        ahead: compiles programs in the background.
+        modes: chooses the program of a call.
+        most_rows: maximum number of rows in a call of `verify`.
         tables: the programs in memory, "prefill", "decode" and "batch".
-        profile: what they are compiled with.
+        profile: the compile profile of the programs.
         weights: the open file.
     """
 
     _pool: WorkerPool
     _tensors: Tensors
-    _predictor: Predictor | None = None  # made when it is first wanted
-    _hearing = False  # whether it is told what is computed
-    _last: NativeProgram | None = None  # what the last step ran
+    _predictor: Predictor | None = None  # created at first use
+    _hearing = False  # whether the MTP head receives the hidden states
+    _last: NativeProgram | None = None  # the program of the last step
 
     def __init__(
         self, plan: Plan, progress: Progress | None = None, keep_packed: bool = False, ahead: Sequence[int] = ()
@@ -106,14 +106,14 @@ class Engine:
             path: a file or directory, or an open `WeightLoader`, which the engine then owns.
             progress: called with (what, done, total) while weights are packed.
             load: False leaves the weights in the file until the first `forward`.
-            keep_packed: map the packed weights from a copy in the cache's folder; without one, leave one there.
-            compile_ahead: compile programs in the background while `ahead.is_busy()` is false: for calls of so many
-                rows, in this order, or with True for all. None: as RLX_COMPILE_AHEAD says. Only with `load`.
+            keep_packed: map the packed weights from a copy in the cache's folder; write that copy if it is missing.
+            compile_ahead: compile programs in the background while `ahead.is_busy()` is false: a list of row counts, in
+                this order, or True for all. None: as RLX_COMPILE_AHEAD says. Needs `load`.
             choices: those of `Choices`.
 
         Raises:
-            ArgumentError: `keep_packed` with a cache that has no folder; `compile_ahead` is none of these.
-            ModelFileError and its subclasses: the file cannot be used, and why.
+            ArgumentError: `keep_packed` with a cache that has no folder, or an invalid `compile_ahead`.
+            ModelFileError and its subclasses: the file cannot be used.
         """
         loader = path if isinstance(path, WeightLoader) else open_weights(path)
         try:
@@ -135,7 +135,7 @@ class Engine:
         compile_ahead: bool | Sequence[int] | None = False,
         **choices: Any,
     ) -> Engine:
-        """As `open`, of an open file, which stays open if this fails."""
+        """As `open`, for an open file; the file stays open if this fails."""
         plan = Plan.of(loader, **choices)
         engine = cls(plan, progress, keep_packed, expected_rows(compile_ahead, plan.setup) if load else ())
         try:
@@ -147,12 +147,12 @@ class Engine:
         return engine
 
     def _expected(self, rows: Sequence[int]) -> list[Wanted]:
-        """The programs for calls of so many rows, each once; 0 stands for the one of greedy generation."""
+        """Specs of the programs for calls of these row counts, without duplicates; 0 is greedy generation."""
         largest = self.most_rows
         return list(dict.fromkeys(Wanted(self.modes.bucket(min(n, largest))) if n else GREEDY for n in rows))
 
     def _load(self) -> None:
-        """Packs every weight, once."""
+        """Packs all weights, once."""
         if self._loaded:
             return
         for name, value in self.graph.constants.items():
@@ -163,7 +163,7 @@ class Engine:
         self._loaded = True
 
     def _kept(self, rows: Mapping[str, Any]) -> KeptWeights:
-        """The copy of the packed weights in the cache's folder, there or not."""
+        """The packed-weight cache in the cache's folder, existing or not."""
         loader = self._weights.loader
         return KeptWeights(self._compiler.cache, weights_key(self._compiler, loader.path.name, loader.stamps(), rows))
 
@@ -171,18 +171,18 @@ class Engine:
 
     @property
     def past(self) -> int:
-        """How many tokens the session holds."""
+        """Number of tokens in the session."""
         return len(self._session.ids)
 
     @property
     def ids(self) -> list[int]:
-        """The tokens of the session; a copy."""
+        """The token ids of the session; a copy."""
         return self._session.ids.tolist()
 
     def forward(self, ids: Sequence[int], all_rows: bool = False) -> np.ndarray:
         """Appends ids to the session.
 
-        An error or an interrupt on the way leaves a session that holds the ids of the chunks that were done.
+        After an error or an interrupt the session holds the ids of the chunks that were finished.
 
         Returns:
             float32 [vocab], the logits after the last id, or with `all_rows` [len(ids), vocab].
@@ -194,11 +194,11 @@ class Engine:
         return np.concatenate(rows) if all_rows else rows[-1][0]
 
     def forward_rows(self, ids: Sequence[int]) -> Iterator[np.ndarray]:
-        """As `forward` with `all_rows`, in pieces, float32 [some rows, vocab], each computed when it is asked for."""
+        """As `forward` with `all_rows`, in pieces float32 [some rows, vocab], each computed on demand."""
         return self._steps(ids, True)
 
     def hidden_rows(self, ids: Sequence[int]) -> Iterator[np.ndarray]:
-        """As `forward_rows`, but what the head multiplies: float32 [some rows, hidden]."""
+        """As `forward_rows`, but returns the hidden states before the head: float32 [some rows, hidden]."""
         return self._steps(ids, False, HIDDEN)
 
     def _steps(self, ids: Sequence[int], all_rows: bool, output: str = LOGITS) -> Iterator[np.ndarray]:
@@ -210,10 +210,10 @@ class Engine:
             self._session.mark()
 
     def verify(self, ids: Sequence[int]) -> np.ndarray:
-        """As `forward` with `all_rows`, for ids of which all but the first may turn out wrong.
+        """As `forward` with `all_rows`, for drafts: all ids but the first may be rejected.
 
-        Recurrent states stay as they are until the next call, before which `trim` costs nothing. Then they become those
-        after the ids that are left.
+        Recurrent states are unchanged until the next call. `trim` is free before it. The next call then updates the
+        states by the ids that remain.
 
         Raises:
             PromptError: as `forward`.
@@ -223,19 +223,19 @@ class Engine:
         return self._step(ids, True, aside=len(ids) > 1 and bool(self._session.recurrent))
 
     def give(self, count: int, embeds: Any, bias: Any = None) -> Given:
-        """What `forward_given` takes: embeddings of `count` positions, and perhaps a bias, see `Given.checked`.
+        """The prompt embeddings for `forward_given`: `count` positions, optionally with a bias; see `Given.checked`.
 
         Raises:
-            PromptError: they do not fit, or the bias opens later keys over more positions than a call has rows.
+            PromptError: wrong shapes, or the bias opens later keys in a prompt that is longer than one chunk.
         """
         given = Given.checked(embeds, bias, count, self.config.hidden, self.config.heads)
         given.check_calls(self._setup.profile.buckets[-1])
         return given
 
     def forward_given(self, ids: Sequence[int], given: Given) -> np.ndarray:
-        """Starts a session of `ids` that is computed from what is given in place of their embeddings; as `forward`.
+        """Starts a session of `ids`, computed from prompt embeddings; otherwise as `forward`.
 
-        Layers with embeddings of their own look those of `ids` up. An error leaves an empty session.
+        Layers with their own embedding tables look `ids` up there. After an error the session is empty.
         """
         self.reset()
         self._session.given = given
@@ -247,30 +247,30 @@ class Engine:
 
     @property
     def repeats(self) -> bool:
-        """Whether `greedy` can run: one program serves every past."""
+        """Whether `greedy` can run: it needs one decode program for every past."""
         return self.modes.decode == "dynamic"
 
     def greedy(self, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
-        """Appends `token` and what the model finds likeliest after it: `greedy_run`; `PromptError` as `forward`."""
+        """Appends `token` and the likeliest tokens after it: `greedy_run`; `PromptError` as `forward`."""
         self._prepare([token])
         self._catch_up()
         room = min(count, self.max_seq - self.past)
         return greedy_run(self._programs[GREEDY], self._session, token, room, stops, self._rows)
 
     def drafted(self, drafter: HeadDrafter, token: int, count: int, stops: Sequence[int], sums: Counters) -> list[int]:
-        """As `greedy`, with drafts of the model's own head: `drafted_run`."""
+        """As `greedy`, with MTP drafts: `drafted_run`."""
         self._prepare([token])
         self._catch_up()
         room = min(count, self.max_seq - self.past)
         return drafted_run(self._programs, self._session, drafter, token, room, stops, self._rows, sums)
 
     def _prepare(self, ids: Sequence[int]) -> None:
-        """The weights are there, and the cache has room for the ids."""
+        """Checks the ids and that the cache has room for them, and loads the weights."""
         if not len(ids):
             raise PromptError("no token ids were given", hint="Give at least one.")
         if max(ids) >= self._rows:
-            what = f"token {max(ids)} has no row in a table of {self._rows} that every token is looked up in"
-            raise PromptError(what, hint="Such tokens stand for parts of pictures or sound: leave them out.")
+            what = f"token id {max(ids)} is out of range: the smallest embedding table has {self._rows} rows"
+            raise PromptError(what, hint="Ids above stand for parts of images or sound: leave them out.")
         if self.past + len(ids) > self.max_seq:
             raise PromptError(
                 f"{len(ids)} tokens after {self.past} do not fit the context of {self.max_seq}",
@@ -279,7 +279,7 @@ class Engine:
         self._load()
 
     def _chunks(self, ids: Sequence[int], all_rows: bool) -> Iterator[Sequence[int]]:
-        """The ids in pieces that the programs take."""
+        """Splits the ids into chunks that fit the buckets."""
         largest = self._setup.profile.buckets[-1]
         if all_rows:
             fitting = [b for b in self._setup.profile.buckets if b * self.config.vocab_size <= ALL_ROWS_VALUES]
@@ -291,7 +291,7 @@ class Engine:
             at = end
 
     def program_for(self, rows: int, past: int) -> NativeProgram:
-        """The program for a call of some rows behind `past` positions, compiled if need be."""
+        """The program for a call of `rows` rows after `past` positions, compiled if necessary."""
         return self._programs[self._wanted(rows, past)]
 
     def _wanted(
@@ -313,7 +313,7 @@ class Engine:
         return program.output(output, **env).copy()
 
     def _catch_up(self) -> None:
-        """Takes what the states lack of the session's ids into them: what was verified, or has to be computed again."""
+        """Brings the states up to the session's ids: applies verified rows, and recomputes what a rewind dropped."""
         session = self._session
         session.settle()
         self._advance()
@@ -323,7 +323,7 @@ class Engine:
             session.mark()
 
     def _advance(self) -> None:
-        """Makes the recurrent states those after what the last step verified."""
+        """Advances the recurrent states by the rows that the last step verified."""
         (count, there), last = self._session.ahead, self._last
         if count and last and last.then and not last.closed:
             if not there:
@@ -333,12 +333,13 @@ class Engine:
     # -- the session ----------------------------------------------------------------------------------------------
 
     def trim(self, length: int) -> None:
-        """Forgets everything after position `length`; exact to rounding for every kind of state.
+        """Drops everything after the first `length` tokens; exact up to rounding for every kind of state.
 
-        Full caches forget for free, and so do windowed ones for as many tokens as they have room for beyond the window.
-        Otherwise, and whenever there are recurrent states, this copies a checkpoint back: the newest at or before
-        `length` of those at the ends of the last calls with several ids. The ids between the two, or all where there is
-        no such checkpoint, are computed again by the next `forward`.
+        This is free for full caches, and for rings up to the number of tokens that they hold beyond the window.
+        Otherwise, and with recurrent states, it restores a checkpoint: the newest at or before `length`. Checkpoints
+            are taken at the
+        end of calls with several ids; only the last ones are kept. The next `forward` recomputes the ids after the
+        checkpoint, or all ids if there is no checkpoint.
 
         Raises:
             ArgumentError: the session holds fewer tokens, or `length` is negative.
@@ -350,7 +351,7 @@ class Engine:
             self._predictor.forget(length)
 
     def reset(self) -> None:
-        """Forgets everything."""
+        """Empties the session."""
         self.trim(0)
 
     def snapshot(self) -> Snapshot:
@@ -360,12 +361,12 @@ class Engine:
         return self._session.snapshot(self._identity)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Replaces the session by a copied one, also of another engine over the same model.
+        """Replaces the session by a snapshot, also by one of another engine of the same model.
 
-        The context may have another length; the cache types must be the same.
+        The context length may differ; the cache types must be the same.
 
         Raises:
-            SnapshotError: it is of another model or other state formats; the session stays.
+            SnapshotError: it is of another model or other state formats; the session is unchanged.
             PromptError: it holds more tokens than the context.
         """
         self._session.check(snapshot)
@@ -380,29 +381,29 @@ class Engine:
             self._predictor.forget(0)
 
     def scratch(self) -> Scratch:
-        """A session of its own: inside, it is empty; afterwards it is what it was before."""
+        """A context with a temporary, empty session; on exit the previous session is restored."""
         return Scratch(self)
 
     def swap(self, session: Session | None = None) -> None:
-        """Makes a session the current one; the engine's own by default."""
+        """Makes a session the current one; by default the engine's own."""
         session = self._home if session is None else session
         self._session.leave()
         self._session = session
         self._programs.bind(session.states.addresses)
 
     def recover(self) -> None:
-        """Makes the engine's own session the current one after an interrupt, wherever that came."""
+        """Makes the engine's own session current again after an interrupt at any point."""
         self._hearing = False
         self.swap()
 
     def batch(self, slots: int, length: int) -> Batch:
-        """`slots` sequences of at most `length` tokens side by side; afterwards the session is what it was."""
+        """A context with `slots` sequences of at most `length` tokens; on exit the session is restored."""
         self._load()
         states = States(self.graph, length, self._setup.profile.buckets[-1], slots=slots)
         return Batch(states, slots, self._programs, self._home, self.swap, self.forward)
 
     def new_session(self) -> Session:
-        """An empty session with states of its own."""
+        """An empty session with new states."""
         return Session(States(self.graph, self.max_seq, self._setup.profile.buckets[-1]))
 
     @property
@@ -411,29 +412,29 @@ class Engine:
 
     @cached_property
     def _rows(self) -> int:
-        """Rows of the smallest table of embeddings: a layer's own may have fewer than the vocabulary."""
+        """Rows of the smallest embedding table; a layer's own table may be smaller than the vocabulary."""
         return min(ids.rows for ids in row_numbers(self.graph))
 
     @cached_property
     def _identity(self) -> str:
         return identity(self.graph, self._weights.loader)
 
-    # -- the head for further tokens ----------------------------------------------------------------------------------
+    # -- the MTP head -------------------------------------------------------------------------------------------------
 
     def predicting(self, drafts: int = DRAFTS) -> Predicting:
-        """Inside, the model's own head for further tokens follows the session, and drafts up to `drafts` in a row.
+        """A context in which the MTP head follows the session and drafts up to `drafts` tokens in a row.
 
-        Its weights are loaded the first time.
+        Its weights are loaded at first use.
 
         Raises:
-            UnsupportedModelError: the model has none.
-            WeightError: it lacks a tensor, or one has another shape than it should.
+            UnsupportedModelError: the model has no MTP head.
+            WeightError: a tensor is missing or has the wrong shape.
         """
         self._predictor = self._predictor or self._new_predictor()
         return Predicting(self, HeadDrafter(self._predictor, lambda: self.past, drafts))
 
     def hear(self, hearing: bool) -> None:
-        """Whether the head is told what is computed."""
+        """Sets whether the MTP head receives the hidden states of each step."""
         self._hearing = hearing
 
     def _new_predictor(self) -> Predictor:
@@ -450,12 +451,12 @@ class Engine:
         phase: str | None = None,
         rows: int | None = None,
     ) -> list[ProgramRecord]:
-        """Compiles (or finds in the cache) the programs of buckets and batches, and what packs the weights."""
+        """Compiles (or finds in the cache) the programs of buckets and batches, and the weight packers."""
         return self._programs.prepare(programs_of(self._setup.profile, batch, phase, rows), on_program)
 
     @property
     def ready(self) -> ReadyPrograms:
-        """The programs that were compiled or loaded so far, to look into."""
+        """The programs that were compiled or loaded so far, for inspection."""
         return self._programs.ready()
 
     @cached_property
@@ -465,11 +466,11 @@ class Engine:
 
     @cached_property
     def recommended(self) -> SampleOpts | None:
-        """How the model's files want tokens to be chosen; None if they do not say."""
+        """The sampling options in the model's files; None if there are none."""
         return recommended(self._weights.loader)
 
     def stats(self) -> dict[str, Any]:
-        """What the engine holds, in bytes, and has done; threads; counters of the caches; what was compiled."""
+        """Memory in bytes by use, threads, counters of the caches, and the programs that were compiled."""
         return {
             "weights_bytes": self._tensors.nbytes,
             "kept_bytes": self._tensors.kept_bytes,
@@ -487,7 +488,7 @@ class Engine:
         }
 
     def close(self, *, keep_file: bool = False) -> None:
-        """Stops the workers, gives the memory back and, unless `keep_file` is set, closes the model file."""
+        """Stops the workers, releases memory and, unless `keep_file` is set, closes the model file."""
         self.ahead.close()
         self._pool.close()
         if self._predictor:
@@ -500,15 +501,15 @@ class Engine:
 
 
 class Scratch:
-    """An empty session in place of an engine's own, as a context manager.
+    """Replaces an engine's session by an empty one, as a context manager.
 
-    These two are classes and no generators: a generator that an interrupt leaves suspended would finish later, when
-    the engine is at work on something else.
+    `Scratch` and `Predicting` are classes, not generators. An interrupt can leave a generator suspended; it would
+    then finish later, while the engine computes something else.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._session: Session | None = None  # the engine's own serves where it is empty
+        self._session: Session | None = None  # None: the engine's own session was empty and is used
 
     def __enter__(self) -> Engine:
         if self._engine.past:
@@ -525,7 +526,7 @@ class Scratch:
 
 
 class Predicting:
-    """An engine whose head for further tokens is told what is computed, as a context manager."""
+    """Connects the MTP head to an engine, as a context manager: the head receives the hidden states of each step."""
 
     def __init__(self, engine: Engine, drafter: HeadDrafter) -> None:
         self._engine, self._drafter = engine, drafter

@@ -1,11 +1,11 @@
-"""One caller at a time: a second one gets a `BusyError` at once, instead of a wrong answer or a wait.
+"""Exclusive use: one caller at a time. A second caller gets a `BusyError` at once instead of waiting.
 
 Runners stage, under `base.py` and `token_history.py`.
 
-There is no lock that somebody has to open again. An interrupt (Ctrl-C) may come between any two instructions, so the
-code that would open a lock may never run. Instead, every use says by its state whether it still goes on: a call as long
-as Python executes its frame, a stream as long as its generator can continue. The uses of an object form a chain, and
-the last one owns the object; the next caller joins the chain behind a use that is over.
+There is no lock that must be released. An interrupt (Ctrl-C) may arrive between any two instructions, so code that
+releases a lock may never run. Instead, whether a use is active follows from its state: a call is active while Python
+executes its frame, a stream while its generator can continue. The uses of an object form a linked list. The last one
+owns the object. The next caller appends itself once the last use is over.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _NEXT = "next"
 
 
 class Use:
-    """The use of an object by one call, as a context manager, or by one stream.
+    """One use of an object: by a call, as a context manager, or by a stream.
 
-    A `with` statement over it must stand in a plain function: the frame of a generator goes on while it is suspended.
+    The `with` statement must be in a plain function: the frame of a generator stays active while it is suspended.
 
     Args:
-        exclusive: the object.
-        doing: the method that uses it, for messages.
+        exclusive: the object's `Exclusive`.
+        doing: name of the method that uses the object, for messages.
     """
 
     __slots__ = ("_ended_by", "_exclusive", "_frame", "_generator", "_thread", "after", "doing", "done", "failed")
@@ -53,14 +53,14 @@ class Use:
         self._frame = None
 
     def closing(self, generator: Generator[Any, None, None]) -> None:
-        """Makes the generator a part of this use: whoever takes over closes it first."""
+        """Attaches a generator to this use: the next owner closes it first."""
         self._generator = weakref.ref(cast("GeneratorType[Any, None, None]", generator))
 
     def resume(self) -> None:
-        """For a stream, before it computes the next token: makes it the owner, unless it is over.
+        """For a stream, before it computes the next token: takes ownership, unless the stream is over.
 
         Raises:
-            BusyError: another use has ended it, or the object is in use.
+            BusyError: another use has ended the stream, or the object is in use.
         """
         self.check()
         if self._unfinished() is not None:
@@ -68,7 +68,7 @@ class Use:
             self._exclusive.take(self)
 
     def check(self) -> None:
-        """For a stream: raises a `BusyError` if another use has ended it."""
+        """For a stream: raises `BusyError` if another use has ended it."""
         if self._ended_by is not None:
             raise BusyError(
                 f"this stream was ended by a call of {self._ended_by}", where=self.doing,
@@ -76,7 +76,7 @@ class Use:
             )  # fmt: skip
 
     def is_over(self) -> bool:
-        """Whether nothing of it runs any more, and nothing can run again unless its own thread resumes a stream."""
+        """Whether it is inactive: no code of it runs, and only its own thread could resume its stream."""
         if self.done:
             return True
         if (frame := self._frame) is not None:  # another thread may end the call meanwhile
@@ -87,7 +87,7 @@ class Use:
         return not (generator.gi_running or other_thread)
 
     def end(self, by: str) -> bool:
-        """Closes its generator, if that is suspended; False if another thread has just resumed it."""
+        """Closes its suspended generator; False if another thread has just resumed it."""
         self._frame = None
         if (generator := self._unfinished()) is not None:
             self._ended_by = by
@@ -99,7 +99,7 @@ class Use:
         return True
 
     def _unfinished(self) -> GeneratorType[Any, None, None] | None:
-        """Its generator; None if there is none, if it is over, or if nobody has it any more."""
+        """Its generator; None if there is none, or it is finished or garbage-collected."""
         generator = None if self._generator is None else self._generator()
         return None if generator is None or generator.gi_frame is None else generator
 
@@ -110,14 +110,14 @@ class Use:
 
 
 class Exclusive:
-    """What lets one caller at a time use an object.
+    """Grants the use of an object to one caller at a time.
 
     Args:
-        what: what the object is called in messages.
+        what: name of the object in messages.
 
     Attributes:
-        closed: whether nobody may use it any more.
-        restore: called for a use whose predecessor did not end well: it may have been interrupted anywhere.
+        closed: True once the object is closed; every later use is refused.
+        restore: called before a use whose predecessor failed or was interrupted.
     """
 
     def __init__(self, what: str) -> None:
@@ -127,22 +127,22 @@ class Exclusive:
         self._last.done = True
 
     def __call__(self, doing: str) -> Use:
-        """A use; as a context manager it raises `BusyError` if someone else uses the object, or if it is closed."""
+        """Creates a use. As a context manager it raises `BusyError` if the object is in use or closed."""
         return Use(self, doing)
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody uses the object now, for a thread that does not use it itself."""
+        """Whether the object is unused. To be called from a thread that does not use it itself."""
         last = self._last
         while (newer := last.after.get(_NEXT)) is not None:
             last = newer
         return last.is_over()
 
     def take(self, use: Use) -> None:
-        """Makes `use` the owner; one that owns it already stays.
+        """Makes `use` the owner; no effect if it is already.
 
         Raises:
-            BusyError: another use goes on, a callback's caller included, or the object is closed.
+            BusyError: another use is active (that of a callback's caller counts), or the object is closed.
         """
         last = self._last
         while True:
@@ -154,15 +154,15 @@ class Exclusive:
             if not (last.is_over() and last.end(use.doing)):
                 raise BusyError(
                     f"the {self._what} is in use: {last.who}", where=use.doing,
-                    hint="one thread at a time, and not from a callback of its own; close a stream that another thread "
-                    f"has not finished, or open a {self._what} for each thread",
+                    hint="one thread at a time can use it, and not from its own callback; close a stream that another "
+                    f"thread has not finished, or open a {self._what} for each thread",
                 )  # fmt: skip
             if last.after.setdefault(_NEXT, use) is use:  # one atomic operation: only one caller joins here
                 break
         if self.restore is not None and last is not use and (last.failed or not last.done):
             self.restore()
         self._last = use
-        if self.closed:  # since we looked
+        if self.closed:  # by another thread, since the check above
             use.done = True
             self._refuse_if_closed(use)
 
@@ -172,9 +172,9 @@ class Exclusive:
 
 
 def _is_finished(frame: FrameType) -> bool:
-    """Whether Python no longer executes a frame of a plain function. Of one that is over it drops the variables."""
+    """Whether Python no longer executes the frame of a plain function. Clears the variables of a finished frame."""
     try:
-        frame.clear()  # refuses a frame that is executing, in whatever thread
+        frame.clear()  # raises RuntimeError for an executing frame, in whatever thread
     except RuntimeError:
         return False
     return True

@@ -1,7 +1,7 @@
-"""The runners by family name: what `auto_runner` picks from, and what a program that knows its model can use directly.
+"""The runner class of each family, for `auto_runner` and for code that knows its model's family.
 
-Runners stage. A family is one row of `rlx.models`' table; its runner differs from the others by its name only, because
-the engine builds the graph from the model's own configuration.
+Runners stage. A family is one row of the table in `rlx.models`. The classes differ only in the family that they accept,
+because the engine builds the graph from the model's own configuration.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FamilyRunner(CachedRunner):
 
     @classmethod
     def builder(cls) -> RunnerBuilder[Self]:
-        """Choices one at a time: `builder().weights(path).max_seq(8192).build()`."""
+        """A builder, which sets options one at a time: `builder().weights(path).max_seq(8192).build()`."""
         return RunnerBuilder(cls.__name__, cls.from_path)
 
     @classmethod
@@ -48,18 +48,19 @@ class FamilyRunner(CachedRunner):
         speculative: str | None = None,
         **options: Any,
     ) -> Self:
-        """Opens a GGUF file, a safetensors file or a model directory; an open `WeightLoader` is taken over.
+        """Opens a GGUF file, a safetensors file, a model directory or an open `WeightLoader`, which the runner then
+        owns.
 
         Args:
-            config: a `config.json`, or what stands in one, for safetensors weights that lie without theirs. A file that
-                has its own must be of the same model.
+            config: a `config.json` (path or contents) for safetensors weights without one. For a file that has its own,
+                it must describe the same model.
             device: what to run on; see `rlx.devices()`.
             sample, on_token, streams, speculative: as for `CachedRunner`.
             options: those of `auto_runner`.
 
         Raises:
-            UnsupportedModelError: the model is of another family, or rlx has no such architecture.
-            ModelFileError: the file cannot be used, and why.
+            UnsupportedModelError: the model is of another family, or rlx does not support its architecture.
+            ModelFileError: the file cannot be used.
             TargetError: there is no such device.
         """
         from rlx.runners.configured import open_with
@@ -105,7 +106,7 @@ RUNNERS: dict[str, type[FamilyRunner]] = {
 
 @named_refusals()
 def open_engine(path: str | PathLike[str] | WeightLoader, options: dict[str, Any]) -> TokenEngine:
-    """`Engine.open`; imported here because an engine brings the compiler's front door along."""
+    """`Engine.open`; imported here because the engine imports the compiler."""
     from rlx.runners.engine import Engine
 
     engine: TokenEngine = Engine.open(path, **{"compile_ahead": None, **options})

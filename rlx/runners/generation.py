@@ -1,8 +1,8 @@
-"""What a generation is asked for, what comes out of it, and the loop between the two.
+"""A generation: its request, its result, and the loop between them.
 
-Runners stage, under `base.py`. Every way of computing tokens - anew for each one, cached, speculative, several in one
-native call - is a source: a generator of tokens, which computes the next one when it is asked and not before. So the
-loop that reports and stops is written once, and a source that is closed early has computed nothing in vain.
+Runners stage, under `base.py`. Tokens come from a source: a lazy generator, which computes each token on demand. There
+is one source for each way of computing tokens: without a cache, cached, speculative, and several tokens per native
+call. The loop that reports and stops is the same for all. A source that is closed early has computed no extra tokens.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 Logits = npt.NDArray[np.float32]
 Source = Generator[tuple[int, Logits | None], None, None]
-"""Tokens with the logits each was chosen by, float32[vocab]; None where nobody asked for them."""
+"""Tokens with the logits each was chosen from, float32[vocab]; None if nobody requested them."""
 
 
 @dataclass
 class Ending:
-    """What ends a generation, as the caller says it.
+    """The caller's limits for a generation.
 
     Attributes:
-        n_new: tokens at most.
-        stop_at_eog: whether the model's stop ids count.
+        n_new: maximum number of tokens.
+        stop_at_eog: whether the model's stop ids end it.
         stop, min_tokens, on_token, pieces: as for `Stopping`.
     """
 
@@ -49,7 +49,7 @@ class Ending:
     def behind(
         self, prompt: int, max_seq: int | None, stop_ids: Iterable[int], tokenizer: Callable[[], Tokenizer]
     ) -> Stopping:
-        """What ends a generation behind `prompt` tokens in a context of `max_seq`; `ArgumentError` for wrong values."""
+        """The `Stopping` after `prompt` tokens in a context of `max_seq`; `ArgumentError` for invalid values."""
         if checked_count("n_new", self.n_new) is None:
             raise ArgumentError("n_new is None, expected a whole number of at least 0", where="generate")
         return Stopping(
@@ -71,13 +71,13 @@ class Request:
     Attributes:
         context: the prompt's ids.
         sampler: chooses the tokens.
-        stopping: says when it is over.
-        tokenizer: gives the tokenizer; `TokenizerError` if there is none.
+        stopping: decides when the generation ends.
+        tokenizer: returns the tokenizer; `TokenizerError` if there is none.
         speculative: `prompt-lookup`, `mtp` or None.
-        watched: whether someone looks at every token as it comes, or at its logits. If nobody does, and the sampler
-            takes the likeliest, tokens may be computed several at a time.
-        alternatives: how many of the likeliest tokens are reported at each step; None also leaves out the
-            log-probabilities of the tokens themselves, where nobody streams.
+        watched: whether a caller observes each token, or its logits, before the next one is computed. If not, and the
+            sampler is greedy, one native call may compute several tokens.
+        alternatives: how many of the likeliest tokens each step reports. None reports none, and no log-probabilities of
+            the chosen tokens either, except in a stream.
     """
 
     context: list[int]
@@ -90,19 +90,19 @@ class Request:
 
     @property
     def is_free(self) -> bool:
-        """Whether each token but the last is the likeliest, and nobody looks at it before the next one is computed."""
+        """Whether tokens are greedy and unobserved, so that one native call may compute several of them."""
         plain = self.sampler.opts.is_plain_greedy and not self.stopping.banned
         return plain and not self.watched
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token that could come next.
+    """A candidate for the next token.
 
     Attributes:
         token: its id.
-        text: what it stands for, with its leading space; a part of a character is U+FFFD.
-        logprob: natural logarithm of the probability that the model gave it.
+        text: its text, with its leading space; an incomplete character is U+FFFD.
+        logprob: natural logarithm of its probability under the model.
     """
 
     token: int
@@ -116,12 +116,12 @@ class Step:
 
     Attributes:
         token: its id.
-        logprob: natural logarithm of the probability that the model gave it, before penalties, filters and temperature.
-        finish_reason: why the stream ends with it; None if it goes on.
-        text: the text that is complete with it, perhaps none: a part of a character waits for the rest, and what may
-            begin a stop string waits until that is decided. The texts of all steps are `Generation.text`.
-        top_logprobs: the likeliest tokens of this step, the likeliest first; as many as `top_logprobs` asked for.
-        thinking: in a stream of `chat`, text of the model's reasoning, which is then not in `text`.
+        logprob: natural logarithm of its probability under the model, before penalties, filters and temperature.
+        finish_reason: why the stream ends with it; None if it continues.
+        text: the text that this token completes, possibly empty. An incomplete character is held back, and so is a
+            possible beginning of a stop string. The texts of all steps together are `Generation.text`.
+        top_logprobs: the likeliest tokens of this step, the likeliest first; as many as `top_logprobs` requested.
+        thinking: in a stream of `chat`, text of the model's reasoning; it is not part of `text`.
     """
 
     token: int
@@ -133,10 +133,10 @@ class Step:
 
 
 class Generation(list[int]):
-    """The tokens of a generation: a list of ids, with its text and the reason why it ended.
+    """The result of a generation: a list of token ids, with its text and the reason why it ended.
 
     Attributes:
-        steps: log-probabilities of each token, where `top_logprobs` asked for them; else None.
+        steps: log-probabilities of each token if `top_logprobs` requested them; else None.
     """
 
     def __init__(self, tokens: Iterable[int], request: Request, steps: list[Step] | None = None) -> None:
@@ -162,14 +162,14 @@ class Generation(list[int]):
 
 
 class Stream(Iterator[Step]):
-    """The tokens of a generation, each computed when it is asked for; an iterator of `Step`.
+    """The tokens of a generation, computed on demand: an iterator of `Step`.
 
-    A stream that is not finished owns its runner in other threads. A further call in its own thread ends it: the
-    stream then raises a `BusyError` if somebody continues it.
+    An unfinished stream blocks its runner for other threads. A call of the runner in the same thread ends the stream;
+    continuing the stream then raises `BusyError`.
 
     Args:
-        use: of the runner.
-        steps: what it yields.
+        use: the exclusive use of the runner.
+        steps: the steps.
     """
 
     def __init__(self, use: Use, steps: Generator[Step, None, None]) -> None:
@@ -177,19 +177,19 @@ class Stream(Iterator[Step]):
         use.closing(steps)
 
     def __next__(self) -> Step:
-        """The next token; `BusyError` if the runner is in use, or was used for something else meanwhile."""
+        """The next token; `BusyError` if the runner is in use, or another call has ended the stream."""
         self._use.resume()
         for step in self._steps:
             return step
-        self._use.check()  # another thread may have ended it since we looked
+        self._use.check()  # another thread may have ended it since the check above
         raise StopIteration
 
     def mapped(self, change: Callable[[Generator[Step, None, None]], Generator[Step, None, None]]) -> Stream:
-        """The same stream with changed steps, in place of this one."""
+        """Replaces this stream by one with transformed steps."""
         return Stream(self._use, change(self._steps))
 
     def close(self) -> None:
-        """Ends it; more than once does no harm. The runner's session keeps the tokens that were computed."""
+        """Ends the stream. Can be called more than once. The session keeps the tokens that were computed."""
         self._steps.close()
 
     def __enter__(self) -> Self:
@@ -200,11 +200,11 @@ class Stream(Iterator[Step]):
 
 
 def stepwise(first: Callable[[], Logits], after: Callable[[int], Logits], request: Request) -> Source:
-    """The source that computes a token at a time.
+    """The source that computes one token per step.
 
     Args:
-        first: the logits after the prompt.
-        after: the logits after one more token.
+        first: returns the logits after the prompt.
+        after: returns the logits after one more token.
     """
     logits = first()
     while True:
@@ -214,7 +214,7 @@ def stepwise(first: Callable[[], Logits], after: Callable[[int], Logits], reques
 
 
 def tokens(source: Source, stopping: Stopping) -> Source:
-    """What a source gives until the generation is over; a source that is not needed is never started."""
+    """The tokens of a source until the generation ends; a source that is not needed is never started."""
     with closing(source):
         while stopping.reason is None:
             token, logits = next(source)
@@ -232,26 +232,26 @@ def steps(source: Source, request: Request) -> Generator[Step, None, None]:
 
 
 def step_of(token: int, logits: Logits, request: Request) -> Step:
-    """The token that was pushed last as a step."""
+    """The `Step` of the token that was pushed last."""
     logprob = float(log_probs(logits[None], [token])[0])
     stopping = request.stopping
     return Step(token, logprob, stopping.reason, stopping.piece, _likeliest(token, logprob, logits, request))
 
 
 def _likeliest(token: int, logprob: float, logits: Logits, request: Request) -> tuple[TokenLogprob, ...]:
-    """The likeliest tokens of a step, of equals the lower id first."""
+    """The likeliest tokens of a step; ties go to the lower id."""
     count = min(request.alternatives or 0, len(logits))
     if not count:
         return ()
     bound = np.partition(logits, len(logits) - count)[len(logits) - count]
     among = np.flatnonzero(logits >= bound)
     ids = among[np.argsort(-logits[among], kind="stable")][:count].tolist()
-    bytes_of, shift = request.tokenizer().token_bytes, logprob - float(logits[token])  # log softmax: logit plus shift
+    bytes_of, shift = request.tokenizer().token_bytes, logprob - float(logits[token])  # log softmax is logit + shift
     return tuple(TokenLogprob(i, bytes_of(i).decode("utf-8", "replace"), float(logits[i]) + shift) for i in ids)
 
 
 def collected(source: Source, request: Request, use: Use) -> Generation:
-    """All of a generation."""
+    """Runs a generation to its end."""
     if request.alternatives is None:
         chosen = tokens(source, request.stopping)
         use.closing(chosen)
@@ -265,9 +265,9 @@ def collected(source: Source, request: Request, use: Use) -> Generation:
 
 
 def log_probs(logits: Logits, ids: Iterable[int]) -> npt.NDArray[np.float32]:
-    """log softmax(logits)[i, ids[i]]: float32[n] of float32[n, vocab]; sums of exponentials in float64."""
+    """log softmax(logits)[i, ids[i]]: float32[n] from float32[n, vocab]; sums of exponentials in float64."""
     found = np.empty(len(logits), np.float32)
-    for i, (row, token) in enumerate(zip(logits, ids, strict=True)):  # a row at a time: no second [n, vocab]
+    for i, (row, token) in enumerate(zip(logits, ids, strict=True)):  # row by row: avoids a second [n, vocab] array
         top: Any = row.max()
         found[i] = row[token] - top - np.log(np.exp(row - top).sum(dtype=np.float64))
     return found

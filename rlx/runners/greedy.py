@@ -1,6 +1,6 @@
-"""Several greedy tokens in one native call.
+"""Greedy generation of several tokens in one native call.
 
-Runners stage, beside the engine: for generations in which nobody needs to see a token before the next one is computed.
+Runners stage, beside the engine: for generations in which no caller observes a token before the next one is computed.
 """
 
 from __future__ import annotations
@@ -11,29 +11,30 @@ from rlx.errors import NumericalError
 from rlx.runtime.native import NativeProgram
 from rlx.runtime.session import Session
 
-#: Steps and seconds of one call at most: an interrupt must wait for its end.
+#: Maximum steps and seconds per call: an interrupt has to wait until the call returns.
 STEPS, SECONDS = 32, 0.05
 
 
 def greedy_run(
     program: NativeProgram, session: Session, token: int, count: int, stops: Sequence[int], rows: int
 ) -> list[int]:
-    """Appends `token` to the session and what the model finds likeliest after it, token by token.
+    """Appends `token` to the session, then the likeliest tokens after it, one by one.
 
-    Of equally likely tokens the lowest is taken. All tokens of the result but the last are in the session, too.
+    Ties go to the lower token id. The session then also holds all tokens of the result but the last.
 
     Args:
-        program: of one row, with the output `token`; its weights and states are bound.
-        count: how many tokens are wanted, and the context has room for; fewer may come, but one at least.
-        stops: tokens after which it ends.
-        rows: of the table that tokens are looked up in; a token without a row ends it, too.
+        program: a program for one row with the output `token`; weights and states are bound.
+        count: maximum number of tokens, for which the context must have room. At least one is returned, possibly
+            fewer than `count`.
+        stops: token ids that end the run.
+        rows: number of rows of the embedding table; a token id beyond it also ends the run.
 
     Raises:
         NumericalError: a logit is NaN or infinite; the session ends before the token that it followed.
     """
     past = session.done
     program.inputs["tokens"][:1] = token
-    if "positions" in program.inputs:  # not if every layer is recurrent
+    if "positions" in program.inputs:  # absent if every layer is recurrent
         program.inputs["positions"][:1] = past
     steps = min(count, STEPS)
     session.begin(steps)
@@ -43,7 +44,7 @@ def greedy_run(
 
 
 def end_run(session: Session, token: int, found: Sequence[int]) -> None:
-    """Ends a step that appended `token` and all that was found but the last; `NumericalError` as `greedy_run`."""
+    """Adds `token` and all of `found` but the last to the session; `NumericalError` as `greedy_run`."""
     session.end([token, *found[:-1]])
     if found[-1] < 0:
         session.rewind(session.done - 1)

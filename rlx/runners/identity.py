@@ -1,4 +1,4 @@
-"""What tells one model from another, for copies of sessions: engines restore only those of their own model."""
+"""Identity of a model, for snapshots: an engine restores only snapshots of its own model."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import hashlib
 from rlx.ir.graph import Graph
 from rlx.weights import WeightLoader
 
-SAMPLES, SAMPLE_BYTES = 256, 64  # tensors of a file that are looked at, spread evenly, and bytes of each
+SAMPLES, SAMPLE_BYTES = 256, 64  # number of tensors that are sampled, evenly spread, and bytes of each
 
 
 def identity(graph: Graph, loader: WeightLoader) -> str:
-    """SHA-256 over a model's equations with the types of its states, its constants, and samples of its weights.
+    """SHA-256 of a model's graph with its state types, its constants, and samples of its weights.
 
-    It is there to catch mistakes: files that differ in places not sampled have one identity.
+    It detects mistakes, not manipulation: files that differ only outside the samples have the same identity.
     """
     digest = hashlib.sha256(graph.canonical().encode())
     for name in sorted(graph.constants):

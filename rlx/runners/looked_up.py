@@ -1,7 +1,7 @@
-"""Greedy tokens with guesses of prompt lookup, where nobody needs to see one before the next ones are computed.
+"""Greedy generation with prompt lookup, for callers that do not observe single tokens.
 
-Runners stage, beside `greedy.py`. Where there is nothing to guess, runs of plain steps are one native call: the longer
-nothing was found, the longer the run, since a guess that its tokens would allow comes late by as many.
+Runners stage, beside `greedy.py`. Without a draft, several plain steps run in one native call. The run length grows
+while no draft is found: drafts are looked for only between runs, so a long run finds them late.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ import numpy as np
 from rlx.runners.checks import check_finite
 from rlx.runners.speculative import Counters, Drafter, VerifyingEngine, proposed
 
-LONGEST = 8  # run of plain steps
+LONGEST = 8  # maximum number of plain steps in a run
 
 
 class RunningEngine(VerifyingEngine, Protocol):
-    """What is needed of an engine; `rlx.runners.engine.Engine` says it in full."""
+    """The part of an engine that this module uses; `rlx.runners.engine.Engine` implements it."""
 
     def greedy(self, token: int, count: int, stops: Sequence[int] = ()) -> list[int]: ...
 
 
 class LookedUp:
-    """The tokens of one generation, some at a time.
+    """Computes the tokens of one generation, some at a time.
 
     Args:
         engine: its session holds the prompt.
-        drafter: knows the prompt.
-        counters: counted up.
+        drafter: has observed the prompt.
+        counters: incremented.
     """
 
     def __init__(self, engine: RunningEngine, drafter: Drafter, counters: Counters) -> None:
         self._engine, self._drafter, self._counters, self._run = engine, drafter, counters, 1
 
     def more(self, token: int, count: int, stops: Sequence[int]) -> list[int]:
-        """Appends `token` and what is likeliest after it; as `greedy`, `NumericalError` included."""
+        """Appends `token` and the likeliest tokens after it; as `greedy`, `NumericalError` included."""
         drafter = self._drafter
         drafter.observe(token)
         drafts = proposed(drafter, self._engine, count - 1)
@@ -52,14 +52,14 @@ class LookedUp:
         return found
 
     def _verified(self, ids: list[int], stops: Sequence[int]) -> list[int]:
-        """The tokens after the first id and after the drafts behind it that are right."""
+        """The tokens after the first id and after each accepted draft behind it."""
         engine, past = self._engine, self._engine.past
         rows = engine.verify(ids)
         chosen, right = rows.argmax(1).tolist(), 1
         while right < len(ids) and ids[right] == chosen[right - 1] and chosen[right - 1] not in stops:
             right += 1
         finite = np.isfinite(rows[:right]).all(1)
-        right = right if finite.all() else int(finite.argmin())  # the rows in front of the first that is broken
+        right = right if finite.all() else int(finite.argmin())  # only the rows before the first non-finite one
         engine.trim(past + right)
         if not right:
             check_finite(rows[0], f"position {past}")

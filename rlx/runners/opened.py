@@ -1,6 +1,6 @@
-"""An open file as a model: its configuration, and its weights with everything that its builder asks for.
+"""Reads a model from an open file: its configuration and its weights, with all tensors that its graph needs.
 
-Runners stage, under the engine and the commands that look at a model without running it.
+Runners stage, under the engine and the commands that inspect a model without running it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from rlx.weights.prediction import WithPrediction, predicting_blocks
 
 
 def open_model(loader: WeightLoader) -> tuple[models.ModelConfig, ModelWeights]:
-    """What the file says about the model, and its tensors under the names that `models.build` uses.
+    """The model's configuration, and its tensors under the names that `models.build` uses.
 
     Raises:
-        ConfigError, UnsupportedModelError, WeightError: the file cannot be used, and why.
+        ConfigError, UnsupportedModelError, WeightError: the file cannot be used.
     """
     config = models.config_from(loader.format, loader.metadata, loader.tensors.__contains__, where=loader.path)
     if loader.format == "safetensors" and predicting_blocks(loader, config.arch):
@@ -32,14 +32,14 @@ def open_model(loader: WeightLoader) -> tuple[models.ModelConfig, ModelWeights]:
 
 
 def tokenizer_of(loader: WeightLoader) -> text.Tokenizer:
-    """The model's own tokenizer; `TokenizerError` if the file has none that can be built."""
+    """The model's own tokenizer; `TokenizerError` if the file has none, or it cannot be built."""
     if loader.format == "gguf":
         return text.tokenizer_from_gguf(loader.metadata)
     return text.tokenizer_from_hf(loader.path.parent)
 
 
 def has_chat_template(loader: WeightLoader) -> bool:
-    """Whether the model's files hold a chat template. The tokenizer is not built."""
+    """Whether the model's files contain a chat template. Does not build the tokenizer."""
     if loader.format == "gguf":
         return isinstance(loader.metadata.get("tokenizer.chat_template"), str)
     return "default" in text.templates_from_hf(loader.path.parent)
@@ -50,18 +50,18 @@ def _matrices(graph: Graph) -> list[Node]:
 
 
 def check_types(graph: Graph, weights: ModelWeights) -> None:
-    """Whether there are kernels for every matrix of a graph; `UnsupportedModelError` otherwise."""
+    """Checks that there are kernels for every matrix of a graph; `UnsupportedModelError` otherwise."""
     for node in _matrices(graph):
         if node.dtype not in PACKED_DTYPES:
             raise UnsupportedModelError(
-                f"tensor {weights.info(node.name).name!r} has type {node.dtype}, which no kernel reads yet",
+                f"tensor {weights.info(node.name).name!r} has type {node.dtype}, which rlx has no kernel for",
                 where=weights.loader.path,
                 hint=f"Use a file in {', '.join(t.name.upper() for t in PACKED_DTYPES)}.",
             )
 
 
 class Source:
-    """A model file as `rlx.runtime.tensors.Source`: of small tensors what the graph computes with."""
+    """A model file as `rlx.runtime.tensors.Source`; small tensors have the values that the graph computes with."""
 
     def __init__(self, weights: ModelWeights, config: models.ModelConfig) -> None:
         self.raw, self.pieces, self.release = weights.raw, weights.pieces, weights.release

@@ -1,4 +1,4 @@
-"""The generator's methods that the original has under names of their own, in its order of arguments.
+"""Aliases of generator methods, with RLX's names and its order of arguments.
 
 Runners stage, between `token_history.py` and `token_generator.py`. Each is one call of a method with keyword arguments.
 """
@@ -16,10 +16,10 @@ from rlx.sampling import SampleOpts
 
 
 class OriginalNames(TokenHistory):
-    """A history with the original's further names."""
+    """A `TokenHistory` with RLX's further method names."""
 
     def generate_cached_with(self, n: int, opts: SampleOpts, on_token: OnToken) -> list[int]:
-        """As `generate_cached`; `on_token` is called with every new token, and a False from it stops."""
+        """As `generate_cached`; `on_token` is called with every new token, and False from it ends the generation."""
         return self.generate_cached(n, opts, on_token=on_token)
 
     def generate_from_embeds_with(
@@ -31,13 +31,13 @@ class OriginalNames(TokenHistory):
     def generate_from_embeds_with_bias(
         self, ids: TokenIds, embeds: Any, attn_bias: Any, n: int, opts: SampleOpts
     ) -> list[int]:
-        """As `generate_from_embeds`, with a bias on attention; None is causal."""
+        """As `generate_from_embeds`, with an attention bias; None is the causal mask."""
         return self.generate_from_embeds(ids, embeds, n, opts, attn_bias=attn_bias)
 
     def generate_from_embeds_with_bias_and_callback(
         self, ids: TokenIds, embeds: Any, attn_bias: Any, n: int, opts: SampleOpts, on_token: OnToken
     ) -> list[int]:
-        """As `generate_from_embeds`, with both."""
+        """As `generate_from_embeds`, with a bias and a callback."""
         return self.generate_from_embeds(ids, embeds, n, opts, attn_bias=attn_bias, on_token=on_token)
 
 
@@ -45,10 +45,10 @@ def bound(where: str, arguments: Sequence[Any], options: Mapping[str, Any], *ord
     """Positional arguments by name, together with `options`.
 
     Args:
-        orders: of names, ours first; the first one that is long enough counts.
+        orders: tuples of argument names, rlx's own order first; the first that is long enough applies.
 
-    Raises:
-        ArgumentError: there are too many, one is given twice, or the first of our order is missing.
+        Raises:
+            ArgumentError: too many arguments, one is given twice, or the first of rlx's own order is missing.
     """
     names = next((order for order in orders if len(arguments) <= len(order)), None)
     ways = " or ".join(f"({', '.join(order)})" for order in orders)

@@ -438,7 +438,7 @@ NO_IDS: list[tuple[Any, str]] = [
     ([[1], [1, 2]], "prompt: expected a token id at position 0, found [1]"),
     (np.array([1.0]), "prompt: expected a token id at position 0, found"),
     (np.array(3), "prompt: expected a sequence of token ids, found one number. Give [id]"),
-    ("hello", "prompt: expected token ids, found a str. Make ids of it first: runner.tokenizer.encode(text)"),
+    ("hello", "prompt: expected token ids, found a str. Convert it to ids first: runner.tokenizer.encode(text)"),
     (3, "prompt: expected a sequence of token ids, found a int"),
     (None, "prompt: expected a sequence of token ids, found a NoneType"),
     ({1, 2}, "prompt: expected a sequence of token ids, found a set"),

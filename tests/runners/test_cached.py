@@ -282,7 +282,7 @@ def test_a_second_thread_is_refused_while_the_first_is_at_work() -> None:
 
 def test_a_callback_may_not_call_its_own_runner() -> None:
     runner = CachedRunner(FakeEngine())
-    with pytest.raises(BusyError, match="not from a callback of its own"):
+    with pytest.raises(BusyError, match="not from its own callback"):
         runner.generate(PROMPT, 3, lambda token: runner.reset())
     assert len(runner.generate(PROMPT, 3)) == 3
 
