@@ -1,6 +1,6 @@
-"""Which model is meant: the one that is named, else the profile's, else the one beside the profile, else the demo.
+"""Model selection: the named model, else the profile's, else the one beside the profile, else the demo model.
 
-Runners stage, in front of `auto.py`; the command line asks it too.
+Runners stage, in front of `auto.py`; the command line uses it too.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Origin = Literal["named", "profile", "beside", "demo"]
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """A model and why it is this one.
+    """A model and where the choice comes from.
 
     Attributes:
-        path: what `open_weights` takes.
-        origin: "named" by the caller, by the key `model` of the "profile", the one model "beside" the profile's file,
-            or the "demo" model.
+        path: an argument for `open_weights`.
+        origin: "named" by the caller; "profile": its key `model`; "beside": the only model in the folder of the
+            profile's file; or "demo".
     """
 
     path: str | os.PathLike[str]
@@ -39,34 +39,35 @@ def choose_model(path: str | os.PathLike[str] | None, profile: ProfileLike = Non
     """The model of a call.
 
     Args:
-        path: what the caller named; None: nothing.
+        path: the caller's argument, or None.
         profile: the compile profile: a file, a table, or a `CompileProfile`.
 
     Raises:
-        AmbiguousModelError: several models lie beside the profile.
-        ProfileError: the profile cannot be read, or it is for another family than the demo model's.
+        AmbiguousModelError: there are several models beside the profile.
+        ProfileError: the profile cannot be read, or no model is named and the profile is not for the demo model's
+            family.
     """
     choice = _chosen(path, profile)
     if isinstance(choice, ModelChoice):
         return choice
     where = profile if isinstance(profile, str | os.PathLike) else None
-    what = f"it is for the family '{choice}', and nothing names a model: the demo model is of '{demo.FAMILY}'"
+    what = f"it is for the family '{choice}', and no model is named: the demo model is of '{demo.FAMILY}'"
     hint = f'name one: `rlx compile MODEL --profile {where or "FILE"}`, or model = "MODEL" at the top of the profile'
     raise ProfileError(what, where=where or "profile", hint=hint)
 
 
 def family_without_model(path: str | os.PathLike[str] | None, profile: ProfileLike = None) -> str | None:
-    """The family for which `choose_model` finds no model; None where it finds one.
+    """The profile's family if `choose_model` finds no model for it; otherwise None.
 
     Raises:
-        AmbiguousModelError, ProfileError: the profile is wrong in another way.
+        AmbiguousModelError, ProfileError: the profile is invalid for another reason.
     """
     choice = _chosen(path, profile)
     return None if isinstance(choice, ModelChoice) else choice
 
 
 def _chosen(path: str | os.PathLike[str] | None, profile: ProfileLike) -> ModelChoice | str:
-    """The model of a call, or the family of a profile for which there is none."""
+    """The model of a call; if there is none, the profile's family."""
     if path is not None:
         return ModelChoice(path, "named")
     if profile is None:
@@ -85,7 +86,7 @@ def _chosen(path: str | os.PathLike[str] | None, profile: ProfileLike) -> ModelC
 
 
 def _named_in(folder: Path, model: str) -> str | Path:
-    """What a profile in `folder` calls a model: a path from there, or the name of a downloaded one."""
+    """Resolves a profile's `model` key: a path relative to the profile's folder, or the name of a downloaded model."""
     base, _ = split_quantization(model)
     here = [folder / Path(name).expanduser() for name in (model, base)]
     return model if hub.is_name(base) and not any(path.exists() for path in here) else here[0]

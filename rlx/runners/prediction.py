@@ -1,13 +1,13 @@
-"""Drafts by the model's own head that predicts a further token (multi-token prediction).
+"""MTP drafts: the model's own head for multi-token prediction drafts tokens.
 
-Runners stage, beside `engine.py`. The head is one more layer with a cache of its own. At position p it takes what the
-model's head multiplied there and the token that came after, and says what may follow that token. While a generation
-speculates, the engine tells a `Predictor` what it computed, row by row; before the next drafts are made, the rows that
-were chosen go through the layer. Drafts after the first take the layer's own results for those of the model.
+Runners stage, beside `engine.py`. The MTP head is one more layer with its own KV cache. Its input at position p is the
+model's last hidden state there and the token that follows p; it predicts the token after that one. During speculative
+decoding the engine passes the hidden states of each step to a `Predictor`. Before the next drafts are made, the rows of
+accepted tokens run through the head. Drafts after the first use the head's own hidden states instead of the model's.
 
-What the layer does not know does no harm but fewer accepted drafts: where a session was restored, or went on unheard,
-its cache begins anew at the first position it hears of. Rotation makes attention depend on distances only, so positions
-may be counted from there.
+Rows that the head has not seen only reduce the number of accepted drafts. After a restored session, or after steps
+without the head, its cache starts anew at the first position it receives. Its positions can be counted from there,
+because with rotary embeddings attention depends only on distances.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ from rlx.weights import ModelWeights
 
 Floats = npt.NDArray[np.float32]
 
-DRAFTS = 3  # in a row at most: each is a step of the layer, and less likely to come than the one before
-# Ids that are drafted: the first ones. Merges made them early, so they are the frequent ones, and on a large vocabulary
-# most of a draft's time goes into the head.
+DRAFTS = 3  # maximum in a row: each costs a step of the head, and is less likely to be accepted than the one before
+# Only the first ids are drafted. BPE merges create frequent tokens early, so low ids are frequent; with a large
+# vocabulary most of a draft's time goes into the output matrix.
 HEAD_ROWS = 1 << 15
-CARRIED = ("next_hidden", HIDDEN)  # from a draft to the next one
-ROWS = (2, MOST + 1)  # of a call that computes a token and drafts
+CARRIED = ("next_hidden", HIDDEN)  # output and input that connect one draft to the next
+ROWS = (2, MOST + 1)  # row counts of a step that verifies a token and its drafts
 
 
 class Predictor:
-    """The layer, its cache, and how much of the session it has seen.
+    """The MTP head, its KV cache, and the part of the session that it has processed.
 
     Args:
         programs: those of `models.build_predictor`'s graph, bound to `states`.
-        ranges: rows of each program.
-        states: the layer's cache, with room for every position.
-        rows: ids that it drafts.
+        ranges: row range of each program.
+        states: the head's KV cache, with room for every position.
+        rows: number of ids that it can draft, counted from 0.
     """
 
     def __init__(self, programs: Programs, ranges: Sequence[tuple[int, int]], states: States, rows: int) -> None:
         self._programs, self._ranges, self.states, self._rows = programs, ranges, states, rows
         self._by_rows: dict[int, NativeProgram] = {}
-        self._base = self._next = 0  # positions [base, next) have been through the layer
-        self._start = 0  # of the rows that have not
+        self._base = self._next = 0  # the head has processed positions [base, next)
+        self._start = 0  # position of the first stored row that it has not processed
         self._ids: list[int] = []
         self._hidden: Floats | None = None
 
@@ -73,11 +73,11 @@ class Predictor:
         tensors: Tensors,
         progress: Progress | None,
     ) -> Predictor:
-        """The layer of an open model, whose other weights are in `tensors` already; its own join them.
+        """The MTP head of an open model. `tensors` holds the model's weights; the head's are added.
 
         Raises:
-            UnsupportedModelError: the model has none.
-            WeightError: it lacks a tensor, or one has another shape than it should.
+            UnsupportedModelError: the model has no MTP head.
+            WeightError: a tensor is missing or has the wrong shape.
         """
         rows, head = min(config.vocab_size, HEAD_ROWS), models.predictor_head(config)
         graph = models.build_predictor(config, weights, setup.kv_type, rows, place=weights.place)
@@ -94,7 +94,7 @@ class Predictor:
         return cls(programs, setup.profile.ranges, states, rows)
 
     def hear(self, start: int, ids: Sequence[int], hidden: Floats) -> None:
-        """The model has computed `ids` at the positions from `start` on; hidden [len(ids), width], copied."""
+        """Receives a step of the model: `ids` from position `start` on, and hidden [len(ids), width] (copied)."""
         self.catch_up(start, ids[0])
         if not self._base <= start <= self._next + 1:
             self._base = self._next = start
@@ -104,19 +104,19 @@ class Predictor:
         self._ids, self._hidden = list(ids[known:]), hidden[known:].copy()
 
     def forget(self, length: int) -> None:
-        """The session was cut to its first `length` tokens."""
+        """Follows a rewind: the session was cut to its first `length` tokens."""
         del self._ids[max(0, length - self._start) :]
-        # What the layer has made of the last position goes with the token behind it: it stays until it is made anew.
+        # The head's row of the last position depends on the token after it: drop it; it is computed again.
         self._next = max(min(self._next, length - 1), self._base)
         if length <= self._base:
             self._base = self._next = length
 
     def catch_up(self, length: int, token: int, count: int = 1) -> list[int]:
-        """Puts the rows before position `length` through the layer, where `token` comes next.
+        """Runs the rows before position `length` through the head; `token` is the id at `length`.
 
         Returns:
-            At most `count` tokens that may follow `token`, those behind the first from the layer's own results; none if
-            nothing was heard of the row before it.
+            At most `count` drafts for what follows `token`, all but the first from the head's own hidden states. Empty
+            if the hidden state of the row before `length` is not known.
         """
         rows = length - self._start
         if self._hidden is None or not 0 < rows <= len(self._ids):
@@ -131,7 +131,7 @@ class Predictor:
         return found
 
     def _drafts(self, position: int, ids: Sequence[int], hidden: Floats, count: int) -> list[int]:
-        """At most `count` tokens that may follow the last of `ids`, which go through the layer: one native call."""
+        """At most `count` drafts after the last of `ids`, which run through the head first: one native call."""
         last = len(ids) - 1
         program, env = self.fed(position + last, ids[last:], hidden[last:])
         first = None
@@ -142,7 +142,7 @@ class Predictor:
         return [token for token in found if token >= 0]
 
     def fed(self, position: int, ids: Sequence[int], hidden: Floats) -> tuple[NativeProgram, dict[str, int]]:
-        """The program for some rows, from a position of the session on, with its inputs in place; and its extents."""
+        """The program for these rows at a session position, with its inputs set; and its symbol values."""
         rows, past = len(ids), position - self._base
         if rows not in self._by_rows:
             self._by_rows[rows] = self._programs[Wanted(next(r for r in self._ranges if r[0] <= rows <= r[1]))]
@@ -152,19 +152,19 @@ class Predictor:
         return program, {"SEQ": rows, "PAST_SEQ": past, **self.states.extents}
 
     def heads(self) -> Heads:
-        """Its programs for rounds of drafts."""
+        """The programs of the head for rounds of drafts."""
         one, some = (self._programs[Wanted(rows)] for rows in ((1, 1), ROWS))
         for program, rows in ((one, 1), (some, ROWS[0])):
             program.prepare({"SEQ": rows, "PAST_SEQ": 0, **self.states.extents})
         return Heads(one, some, CARRIED, self._rows)
 
     def seen(self, length: int) -> int:
-        """How many rows the layer has, all of which are before position `length`."""
+        """Number of rows that the head has processed; they end at position `length`."""
         assert self._next == length
         return length - self._base
 
     def went_on(self, start: int) -> None:
-        """All rows before position `start` have been through the layer meanwhile."""
+        """Notes that native rounds have processed all rows before position `start`."""
         self._next = self._start = start
         self._ids = []
 
@@ -174,11 +174,11 @@ class Predictor:
 
 
 class HeadDrafter:
-    """A `Drafter` that asks the model's own head.
+    """A `Drafter` that uses the MTP head.
 
     Args:
-        past: how many tokens the session holds, all of them chosen; asked when drafts are wanted.
-        most: drafts in a row at most.
+        past: returns the number of tokens in the session; all of them are accepted when drafts are requested.
+        most: maximum number of drafts in a row.
     """
 
     def __init__(self, predictor: Predictor, past: Callable[[], int], most: int = DRAFTS) -> None:
@@ -204,16 +204,16 @@ class HeadDrafter:
         return drafts
 
     def forget(self, length: int) -> None:
-        """The session was cut to its first `length` tokens."""
+        """Follows a rewind: the session was cut to its first `length` tokens."""
         self._predictor.forget(length)
 
     def rounds(self, models: tuple[NativeProgram, NativeProgram], ids: Sequence[int], **limits: Any) -> Rounds:
-        """Goes on from a token and its drafts, which `propose` made, without Python in between.
+        """Runs rounds of drafting and verifying in one native call, from a token and its drafts by `propose`.
 
         Args:
             models: as in `run_rounds`.
             ids: the token and its drafts.
-            limits: of `run_rounds`.
+            limits: as in `run_rounds`.
         """
         predictor, start = self._predictor, self._past()
         most, seen = min(self._most, MOST), predictor.seen(start)

@@ -1,6 +1,6 @@
-"""A table of native programs in memory: the least recently used goes first, and everything is counted.
+"""A table of native programs in memory with least-recently-used eviction and counters.
 
-Runners stage, under `programs.py`, which keeps one a phase.
+Runners stage, under `programs.py`, which has one table per phase.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from rlx.runtime.native import NativeProgram
 
 @dataclass
 class TableStats:
-    """What a table has done so far.
+    """Counters of a table.
 
     Attributes:
-        hits, misses: requests whose program was there, and was not.
-        compiles: misses that ran the compiler; the others were in the compile cache.
-        evictions: programs dropped for others.
-        seconds: time the misses took.
-        code_bytes: object code of the programs that the misses brought.
+        hits, misses: requests whose program was in the table, and was not.
+        compiles: misses that ran the compiler; the other misses were found in the compile cache.
+        evictions: programs evicted for others.
+        seconds: total time of the misses.
+        code_bytes: total object code of the programs that the misses loaded.
     """
 
     hits: int = 0
@@ -36,7 +36,7 @@ class TableStats:
 
 @dataclass(frozen=True)
 class Made:
-    """A program that was not in the table, and what it took."""
+    """A program after a miss, and what it cost."""
 
     program: NativeProgram
     compiled: bool
@@ -48,7 +48,7 @@ class ProgramTable:
     """Programs by key.
 
     Attributes:
-        capacity: programs kept at most; None for any number.
+        capacity: maximum number of programs; None for any number.
         stats: the counters.
     """
 
@@ -58,7 +58,7 @@ class ProgramTable:
         self._programs: OrderedDict[Hashable, NativeProgram] = OrderedDict()
 
     def get(self, key: Hashable, make: Callable[[], Made]) -> NativeProgram:
-        """The program of a key, made if it is not there."""
+        """The program of a key; calls `make` on a miss."""
         if key in self._programs:
             self._programs.move_to_end(key)
             self.stats.hits += 1
@@ -73,7 +73,7 @@ class ProgramTable:
         return made.program
 
     def limit(self, capacity: int | None) -> None:
-        """Sets the capacity; programs beyond it go at once.
+        """Sets the capacity; excess programs are evicted at once.
 
         Raises:
             ArgumentError: it is not above 0.
@@ -94,7 +94,7 @@ class ProgramTable:
         return list(self._programs)
 
     def items(self) -> list[tuple[Any, NativeProgram]]:
-        """Keys and programs, in that order."""
+        """Keys and programs, the least recently used first."""
         return list(self._programs.items())
 
     def __iter__(self) -> Iterator[NativeProgram]:

@@ -1,4 +1,4 @@
-"""The programs of one model: compiled when they are first wanted, bound to its weights and to the session's states.
+"""The programs of one model: compiled on first use, and bound to its weights and to the session's states.
 
 Runners stage, under the engine.
 """
@@ -30,19 +30,20 @@ _NO_STATES: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {})
 
 
 class Programs:
-    """The native programs of a model, in a table for each phase.
+    """The native programs of a model, in one table per phase.
 
     Args:
-        graph: the model, symbolic; its output "hidden" is only there where it is wanted.
+        graph: the model, with symbolic sizes; its output "hidden" is dropped from programs that do not return it.
         setup: the compile profile and the folder of dumps.
-        pool: the workers; asked for when a program is bound, so they may be started late.
-        addresses: where the weights are, by name; asked for when a program is bound, so they may be loaded late.
-        packed: tables that another graph of the model multiplies.
-        ahead: what compiles in the background, if anything does.
+        pool: returns the workers; called when a program is bound, so that they can be started late.
+        addresses: returns the addresses of the weights by name; called when a program is bound, so that they can be
+            loaded late.
+        packed: names of tables that another graph of the model uses as matrices.
+        ahead: the background compile, if there is one.
 
     Attributes:
         tables: "prefill", "decode" and "batch"; without a capacity at first.
-        weights: of every weight how it lies in memory, as in the manifest of each program that reads it.
+        weights: memory layout of every weight, as in the manifest of each program that reads it.
     """
 
     def __init__(
@@ -78,9 +79,9 @@ class Programs:
         return Made(program, fresh, time.perf_counter() - start, code_bytes)
 
     def _instance(self, wanted: Wanted) -> tuple[NativeProgram, int]:
-        """A program of one's own, and the bytes of its code."""
+        """A new instance of a program, and the bytes of its code."""
         compiled = self.compile(wanted)
-        assert compiled.manifest["weights"].items() <= self.weights.items()  # they were packed before it was made
+        assert compiled.manifest["weights"].items() <= self.weights.items()  # the weights are packed before any compile
         program = compiled.instance(self._pool())
         program.bind(self._addresses())
         program.bind(self._states[wanted.turn])
@@ -90,14 +91,14 @@ class Programs:
         return chain.from_iterable(self.tables.values())
 
     def bind(self, states: tuple[Mapping[str, int], Mapping[str, int]]) -> None:
-        """From now on every program works on the states at these addresses, by turn."""
+        """Binds every program to the states at these addresses; recurrent states have two buffers, chosen by `turn`."""
         self._states = states
         for table in self.tables.values():
             for wanted, program in table.items():
                 program.bind(states[wanted.turn])
 
     def compile(self, wanted: Wanted) -> CompiledProgram:
-        """The program's code, from the cache if it is there."""
+        """The program's code, from the compile cache if possible."""
         start, compiles = time.perf_counter(), len(self._compiler.compiled)
         dump = self._setup.dump_ir / wanted.name if self._setup.dump_ir else None
         graph, options, key = self._asked(wanted)
@@ -109,24 +110,24 @@ class Programs:
         return compiled
 
     def compile_missing(self, wanted: Wanted) -> None:
-        """Compiles a program that the cache lacks; one that it has is not loaded."""
+        """Compiles a program unless the compile cache has it; loads nothing."""
         if not self._compiler.cache.has(self._asked(wanted)[-1]):
             self.compile(wanted)
 
     def _asked(self, wanted: Wanted) -> tuple[Graph, Options, CompileKey]:
-        """What the compiler is asked for."""
+        """The compiler's arguments for a spec: graph, options and compile key."""
         graph, options = wanted.variant(self._graph), wanted.options(self._setup.profile, self._packed)
         return graph, options, self._compiler.program_key(graph, options, self._name)
 
     def ready(self) -> ReadyPrograms:
-        """The programs that were compiled or loaded so far, to look into."""
+        """The programs that were compiled or loaded so far, for inspection."""
         target, rows = self._compiler.target, list(self._records.items())
         return ReadyPrograms([ReadyProgram(w.name, row, partial(self.compile, w), target) for w, row in rows])
 
     def prepare(
         self, table: Iterable[Wanted], on_program: Callable[[ProgramRecord], None] | None = None
     ) -> list[ProgramRecord]:
-        """Compiles the programs or finds them in the cache, and what packs their weights; loads none of them."""
+        """Compiles the programs or finds them in the cache, and the packers of their weights; loads none of them."""
         records = []
         for wanted in table:
             start, compiles = time.perf_counter(), len(self._compiler.compiled)
@@ -141,12 +142,12 @@ class Programs:
         return records
 
     def final_graph(self, wanted: Wanted) -> Graph:
-        """The graph after all passes, whose node numbers the manifest uses."""
+        """The graph after all passes, with the node numbers that the manifest uses."""
         return ir_text.loads(self.compile(wanted).final)
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of the programs' own memory."""
+        """Total arena size of the programs in bytes."""
         return sum(p.arena_bytes + (p.then.arena_bytes if p.then else 0) for p in self._all())
 
     def close(self) -> None:

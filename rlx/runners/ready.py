@@ -1,4 +1,4 @@
-"""The programs of a model that are ready to run, to look into: `runner.programs`.
+"""The compiled or loaded programs of a model, for inspection: `runner.programs`.
 
 Runners stage, beside `programs.py`.
 """
@@ -18,17 +18,17 @@ from rlx.runtime.inspection import Inspectable
 
 @dataclass(frozen=True)
 class ProgramRecord:
-    """One line about a program that is ready to run.
+    """Facts about a program that is ready to run.
 
     Attributes:
-        phase: prefill, decode or batch; greedy is a decode step that gives the likeliest token and no logits, and
-            verify one over several guessed tokens.
-        bucket: smallest and largest number of rows that a call of it takes.
-        kernels: how many kernels it has.
+        phase: "prefill", "decode" or "batch"; "greedy" is a decode step that returns the likeliest token and no logits;
+            "verify" checks several drafts.
+        bucket: smallest and largest number of rows in a call.
+        kernels: number of kernels.
         object_bytes: size of its code.
         seconds: time to compile or load it.
         cached: whether it was found in the compile cache.
-        digest: of its key, as `rlx cache` shows it.
+        digest: of its compile key, as `rlx cache` shows it.
         reason: why it was compiled; "" if it was in the cache.
     """
 
@@ -52,7 +52,7 @@ class ReadyProgram(Inspectable):
     """A program of a runner, with `ir`, `source`, `llvm`, `asm` and `explain`: see `Inspectable`.
 
     Attributes:
-        name: of the program, such as "prefill-17-512": its phase, its rows, and what else it takes or gives.
+        name: such as "prefill-17-512": phase, rows, and variants of inputs or outputs.
         record: its phase, bucket, sizes and digest.
     """
 
@@ -69,7 +69,7 @@ class ReadyProgram(Inspectable):
 
 
 class ReadyPrograms(Sequence[ReadyProgram]):
-    """Programs in the order in which they were made.
+    """The programs of a model, in the order in which they were compiled or loaded.
 
     Example: `print(runner.programs["decode"].explain())`.
     """
@@ -88,8 +88,8 @@ class ReadyPrograms(Sequence[ReadyProgram]):
         """By position, by name ("prefill-17-512"), or the first of a phase ("decode").
 
         Raises:
-            ArgumentError: no program that is ready is called so.
-            IndexError: there are fewer.
+            ArgumentError: no program has this name or phase.
+            IndexError: the position is out of range.
         """
         if isinstance(which, slice):
             return ReadyPrograms(self._programs[which])
@@ -98,8 +98,8 @@ class ReadyPrograms(Sequence[ReadyProgram]):
         found = [p for p in self._programs if which in (p.name, p.record.phase)]
         if not found:
             has = ", ".join(p.name for p in self._programs) or "none"
-            hint = f"Ready are: {has}. runner.compile() makes the rest."
-            raise ArgumentError(f"no program that is ready is called {which!r}", hint=hint)
+            hint = f"The programs are: {has}. runner.compile() makes the missing ones."
+            raise ArgumentError(f"no program is named {which!r}", hint=hint)
         return found[0]
 
     def __repr__(self) -> str:

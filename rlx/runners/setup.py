@@ -1,7 +1,6 @@
-"""What is decided about an engine before a compiler or a thread is started: arguments and profile merged, defaults
-filled in, the model's graph built and checked.
+"""Settings of an engine: merges arguments, profile and defaults, and builds and checks the model's graph.
 
-Runners stage, under the engine.
+Runners stage, under the engine. This happens before a compiler or a thread is started.
 """
 
 from __future__ import annotations
@@ -22,28 +21,28 @@ from rlx.runtime.kv import kv_dtype as cache_type
 from rlx.runtime.limits import context_length, warn_beyond, worker_count
 from rlx.weights import ModelWeights, WeightLoader
 
-DEFAULT_CONTEXT = 4096  # positions, where the model allows more and the user asked for nothing
+DEFAULT_CONTEXT = 4096  # positions, if the model allows more and the user gave no max_seq
 
 
 def profile_beside(weights: Path, family: str) -> Path | None:
-    """`<family>.rlx.toml` in the folder of a model file, if it is there."""
+    """`<family>.rlx.toml` in the folder of a model file; None if it does not exist."""
     path = weights.parent / f"{family}.rlx.toml"
     return path if path.exists() else None
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What a caller may choose about an engine; None leaves it to the profile or to a default.
+    """A caller's options for an engine; None takes the profile's value or a default.
 
     Attributes:
-        threads: workers; the physical cores this process may use by default.
-        max_seq: positions the KV cache has room for; the model's context, at most 4096, by default.
+        threads: workers; by default the physical cores that this process may use.
+        max_seq: positions the KV cache has room for; by default the model's context, at most 4096.
         kv_dtype: "f32", "f16", "bf16", "q8_0" or "q4_0".
-        precision: "auto" or "exact", in both phases; what the profile says by default.
-        profile: a path, table or `CompileProfile`; the choices above win over it. `<family>.rlx.toml` beside the
-            weights by default, if it is there.
-        cache: the compile cache; the usual one by default.
-        dump_ir: a folder for the text after every pass, one sub-folder a program.
+        precision: "auto" or "exact", in both phases; by default the profile's.
+        profile: a path, table or `CompileProfile`; the options above override it. By default `<family>.rlx.toml`
+            beside the weights, if it exists.
+        cache: the compile cache; by default the shared one.
+        dump_ir: a folder for the text after every pass, one sub-folder per program.
     """
 
     threads: int | None = None
@@ -57,11 +56,11 @@ class Choices:
 
 @dataclass(frozen=True)
 class Setup:
-    """The choices of one engine, complete.
+    """The complete settings of one engine.
 
     Attributes:
         profile: with the arguments merged in: the precision of both phases is set.
-        source: the file that the profile is from; None if it is from none.
+        source: the profile's file; None if it has none.
         kv_type: type of the KV cache.
     """
 
@@ -76,12 +75,12 @@ class Setup:
 
     @staticmethod
     def of(config: models.ModelConfig, weights: ModelWeights, chosen: Choices) -> Setup:
-        """What is chosen wins over the profile.
+        """Merges a caller's options with the profile; options win.
 
         Raises:
-            ArgumentError: a choice is out of its range.
+            ArgumentError: an option is out of its range.
             ProfileError: the profile cannot be read, has an unknown key or value, or is for another family.
-            TargetError: this machine lacks the level.
+            TargetError: this CPU does not support the level.
         """
         given = chosen.profile
         if given is None:
@@ -111,7 +110,7 @@ def _check_family(profile: CompileProfile, family: str, source: Path | None) -> 
 
 @dataclass(frozen=True)
 class Plan:
-    """A model that can be run, and how."""
+    """A model that can be run, and its settings."""
 
     config: models.ModelConfig
     weights: ModelWeights
@@ -120,13 +119,13 @@ class Plan:
 
     @staticmethod
     def of(loader: WeightLoader, **choices: Any) -> Plan:
-        """Reads the file's header and builds the graph; no weight is touched.
+        """Reads the file's header and builds the graph; reads no weights.
 
         Args:
             choices: those of `Choices`.
 
         Raises:
-            ConfigError, UnsupportedModelError, WeightError: the file cannot be used, and why.
+            ConfigError, UnsupportedModelError, WeightError: the file cannot be used.
             ArgumentError, ProfileError, TargetError: see `Setup.of`.
         """
         chosen = Choices(**choices)

@@ -1,10 +1,10 @@
-"""Speculative decoding: a drafter guesses some tokens, one step of several rows says what the model thinks of them.
+"""Speculative decoding: a drafter proposes tokens, and one step of several rows verifies them.
 
-Runners stage, between an engine and the loop that chooses tokens. `Speculation.step` gives that loop the same logits as
-steps of one token would, in the same order; only where they come from differs. What is sampled from them is therefore
-distributed as without drafts, penalties and seeds included. It is the sampling of Leviathan et al. (arXiv 2211.17192)
-for drafts without a distribution of their own: drawing from the model's distribution and comparing accepts a draft with
-the model's probability of it, and what is drawn otherwise is distributed as the rest.
+Runners stage, between an engine and the loop that chooses tokens. `Speculation.step` returns the same logits in the
+same order as steps of one token; only the number of rows per step differs. Sampling is therefore unchanged, penalties
+and seeds included. This is the method of Leviathan et al. (arXiv 2211.17192) for deterministic drafts: a token is drawn
+from the model's distribution and compared with the draft. A draft is thus accepted with the model's probability of it,
+and a rejected draft is replaced by a token with the remaining distribution.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from rlx.runtime.loop_drafts import MEMORY, WORTH
 
 Logits = npt.NDArray[np.float32]
 
-MOST = 15  # drafts of a step at most
+MOST = 15  # maximum number of drafts per step
 
 
 class Drafter(Protocol):
-    """Guesses how a text goes on."""
+    """Proposes how a text continues."""
 
     def observe(self, token: int) -> None:
-        """The text has one more token."""
+        """Appends one token to the text."""
         ...
 
     def propose(self, limit: int) -> list[int]:
-        """At most `limit` tokens that may come next; none where guessing does not pay."""
+        """At most `limit` drafts for the next tokens; none if drafting does not pay."""
         ...
 
 
 class VerifyingEngine(Protocol):
-    """What speculation needs of an engine; `rlx.runners.engine.Engine` says it in full."""
+    """The part of an engine that speculation uses; `rlx.runners.engine.Engine` implements it."""
 
     max_seq: int
     most_rows: int
@@ -49,19 +49,19 @@ class VerifyingEngine(Protocol):
 
 
 def proposed(drafter: Drafter, engine: VerifyingEngine, left: int) -> list[int]:
-    """Drafts behind the next token, of which `left` and those that the engine has room for are wanted at most."""
+    """Drafts after the next token: at most `left`, and no more than the engine has room for."""
     room = min(left, engine.max_seq - engine.past - 1, engine.most_rows - 1, MOST)
     return drafter.propose(room) if room > 0 else []
 
 
 @dataclass
 class Counters:
-    """What speculation did so far.
+    """Counters of speculative decoding.
 
     Attributes:
         steps: calls of the model.
-        drafted: tokens that were guessed.
-        accepted: those that came.
+        drafted: tokens that were proposed.
+        accepted: drafts that were accepted.
     """
 
     steps: int = 0
@@ -70,15 +70,15 @@ class Counters:
 
 
 class Speculation:
-    """Logits for one generation, a row a token, computed several at a time.
+    """The logits of one generation, one row per token, computed several rows at a time.
 
     Args:
         engine: its session holds the prompt.
-        drafter: knows the prompt.
-        count: how many rows are wanted at most.
-        check: called with the rows of a step, and if it raises with each that is handed out: what it raises then comes
-            through.
-        counters: counted up.
+        drafter: has observed the prompt.
+        count: maximum number of rows that are needed.
+        check: called with all rows of a step. If it raises, it is called again with each row that is used, and its
+            exception then propagates.
+        counters: incremented.
     """
 
     def __init__(
@@ -91,16 +91,16 @@ class Speculation:
     ) -> None:
         self._engine, self._drafter, self._left, self._check = engine, drafter, count, check
         self._counters = Counters() if counters is None else counters
-        self._past = engine.past  # tokens of the session that were chosen
-        self._drafts: list[int] = []  # in the session too, but not yet chosen
+        self._past = engine.past  # accepted tokens in the session
+        self._drafts: list[int] = []  # tokens in the session that are not accepted yet
         self._rows: list[Logits] = []  # the logits after each of them
-        self._sound = False  # all these rows have passed the check
+        self._sound = False  # whether all these rows have passed the check
 
     def step(self, token: int) -> Logits:
         """The logits after one more token, float32[vocab].
 
         Raises:
-            NumericalError: what `check` raises; the token does not count then.
+            NumericalError: from `check`; the token is then not counted.
         """
         self._drafter.observe(token)
         self._left -= 1
@@ -116,7 +116,7 @@ class Speculation:
         return row
 
     def _verify(self, token: int) -> None:
-        """Asks for the logits after a token, and after the drafts that may follow it."""
+        """Computes the logits after a token and after each draft that may follow it."""
         self.finish()
         drafts = proposed(self._drafter, self._engine, self._left)
         rows = self._engine.verify([token, *drafts])
@@ -124,20 +124,20 @@ class Speculation:
         try:
             self._check(rows, "verification")
             self._sound = True
-        except NumericalError:  # perhaps in a row after a guess that does not come
+        except NumericalError:  # possibly in a row after a draft that will be rejected
             self._sound = False
         self._counters.steps += 1
         self._counters.drafted += len(drafts)
 
     def finish(self) -> None:
-        """Takes the drafts that were not chosen out of the session."""
+        """Removes the drafts that were not accepted from the session."""
         self._drafts, self._rows = [], []
         if self._engine.past > self._past:
             self._engine.trim(self._past)
 
 
 class Hits:
-    """How often guesses were right lately, and what that says about the next ones."""
+    """Estimates the acceptance rate of drafts, as a moving average."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -146,7 +146,7 @@ class Hits:
         self.rate += (hit - self.rate) / MEMORY
 
     def worth(self, limit: int) -> int:
-        """How many drafts in a row pay, were each as likely to be right as the last ones."""
+        """How many drafts in a row pay, assuming that each is accepted at the current rate."""
         count, reached = 0, self.rate
         while count < limit and reached >= WORTH:
             count, reached = count + 1, reached * self.rate
@@ -154,22 +154,22 @@ class Hits:
 
 
 class PromptLookup:
-    """Guesses that the text goes on as it did before: after the last place where its newest tokens stood together.
+    """Prompt lookup: proposes what followed the last occurrence of the newest tokens.
 
-    The longest of a few lengths of match counts. For every length it keeps how often such a guess was right, also while
-    it proposes nothing, so texts that do not repeat themselves cost a few microseconds a token and no drafts.
+    It matches n-grams of a few lengths; the longest match wins. It tracks the acceptance rate of each length, also
+    without proposing. A text without repetitions therefore costs a few microseconds per token and no drafts.
 
     Args:
         ids: the text so far.
     """
 
-    SIZES = (6, 4, 3, 2)  # tokens of a match, the longest first
+    SIZES = (6, 4, 3, 2)  # n-gram lengths, the longest first
 
     def __init__(self, ids: Iterable[int]) -> None:
         self._ids: list[int] = []
-        self._after: list[dict[tuple[int, ...], int]] = [{} for _ in self.SIZES]  # where the text went on
+        self._after: list[dict[tuple[int, ...], int]] = [{} for _ in self.SIZES]  # n-gram -> position after it
         self._hits = [Hits(rate) for rate in (0.9, 0.8, 0.7, 0.5)]
-        self._match: tuple[int, int] | None = None  # which size, and where the text went on
+        self._match: tuple[int, int] | None = None  # index of the length, and position after the match
         for token in ids:
             self.observe(token)
 
@@ -190,5 +190,5 @@ class PromptLookup:
         if self._match is None:
             return []
         size, at = self._match
-        period = len(self._ids) - at  # what lies behind the end is the same again
+        period = len(self._ids) - at  # a continuation beyond the end of the text repeats
         return [self._ids[at + i % period] for i in range(self._hits[size].worth(limit))]

@@ -1,7 +1,7 @@
-"""What ends a generation: an end token, a stop string, the callback, the number of tokens, the context.
+"""Stopping conditions of a generation: stop id, stop string, callback, number of tokens, context.
 
-Runners stage, under the loop that generates. A `Stopping` is fed token by token and says when it is over; `AnswerText`
-is the text that belongs to the answer.
+Runners stage, under the generation loop. `Stopping` receives each token and decides whether it was the last.
+`AnswerText` is the text of the answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer
 
 OnToken = Callable[[int], bool | None]
-"""Called with every new token; False ends the generation, anything else goes on."""
+"""Called with every new token; False ends the generation."""
 
 NOTHING: frozenset[int] = frozenset()
 
@@ -28,45 +28,45 @@ class FinishReason(StrEnum):
     """Why a generation ended."""
 
     STOP = "stop"
-    """The model said that it ends: one of the stop ids."""
+    """The model generated one of the stop ids."""
     STOP_STRING = "stop_string"
     """The text contains one of the stop strings."""
     CALLBACK = "callback"
     """`on_token` returned False."""
     LENGTH = "length"
-    """As many tokens as were asked for."""
+    """The requested number of tokens is reached."""
     CONTEXT = "context"
-    """No room in the context."""
+    """The context is full."""
 
 
 class Stopping:
-    """Ends one generation. The token that ends it is part of the result.
+    """The stopping conditions of one generation. The result includes the token that ends it.
 
         while stopping.reason is None:
             token = sampler.sample(logits, stopping.banned)
             stopping.push(token)
 
-    Of several reasons the first of `FinishReason` is given.
+    If several conditions hold, the first in the order of `FinishReason` is reported.
 
     Args:
-        max_tokens: how many tokens at most; None for any number.
-        room: how many tokens the context has room for; None if nothing bounds it.
+        max_tokens: maximum number of tokens; None for any number.
+        room: how many tokens the context has room for; None if it is unlimited.
         stop_ids: tokens that end the generation.
-        stop: texts that end it, wherever they begin and end within tokens; one text or several.
-        tokenizer: called for the tokenizer if there are stop strings.
-        min_tokens: before as many tokens neither `stop_ids` nor `stop` end it, and `banned` keeps `stop_ids` out.
-        on_token: called once with every token, before anything is decided.
-        pieces: whether `piece` is wanted although there are no stop strings; it stays empty without a tokenizer.
+        stop: strings that end it, at any place within tokens; one string or several.
+        tokenizer: returns the tokenizer; called if there are stop strings.
+        min_tokens: until there are this many tokens, `stop_ids` and `stop` have no effect, and `banned` has `stop_ids`.
+        on_token: called once with every token, before the conditions are checked.
+        pieces: whether to provide `piece` without stop strings, too; it stays empty if there is no tokenizer.
 
     Attributes:
-        reason: why it is over; None if it goes on.
-        count: how many tokens there are.
-        piece: the text that became certain with the last token.
+        reason: why it ended; None if it continues.
+        count: number of tokens so far.
+        piece: the text that the last token completed.
         stop_ids: the tokens that end it.
 
     Raises:
-        ArgumentError: a number that is none or negative, more `min_tokens` than `max_tokens`, an empty stop string,
-            stop strings without a tokenizer, or a callback that cannot be called.
+        ArgumentError: a number is negative or no number, `min_tokens` exceeds `max_tokens`, a stop string is empty,
+            stop strings have no tokenizer, or the callback is not callable.
     """
 
     def __init__(
@@ -98,25 +98,26 @@ class Stopping:
 
     @property
     def left(self) -> int | None:
-        """How many tokens may come at most; None if nothing bounds them."""
+        """Maximum number of further tokens; None if it is unlimited."""
         bounds = [most - self.count for most in (self._max, self._room) if most is not None]
         return min(bounds, default=None)
 
     @property
     def banned(self) -> Set[int]:
-        """Ids that the next token must not be: the stop ids, as long as there are fewer than `min_tokens`."""
+        """Ids that the next token must not be: the stop ids, until there are `min_tokens` tokens."""
         return self.stop_ids if self.count < self._min else NOTHING
 
     @property
     def text(self) -> str | None:
-        """The text of the answer without the stop string, as far as it is certain; None if nobody asked for text.
+        """The confirmed text of the answer without the stop string; None if neither stop strings nor pieces are
+        requested.
 
-        What is held back, because a stop string may begin there, is part of it once the generation is over.
+        Text that may begin a stop string is held back; it is included once the generation is over.
         """
         return self._answer.text if self._answer else None
 
     def push(self, token: int) -> FinishReason | None:
-        """Counts one more token; the reason if it was the last one."""
+        """Adds one token; returns the finish reason if it is the last one."""
         self.count, self.piece = self.count + 1, ""
         halted = says_stop(self._on_token, token)
         self.reason = self._said(token) or (FinishReason.CALLBACK if halted else self._full())
@@ -125,7 +126,7 @@ class Stopping:
         return self.reason
 
     def _said(self, token: int) -> FinishReason | None:
-        """Whether the model came to an end with `token`."""
+        """The finish reason if `token` completes a stop id or a stop string."""
         if token in self.stop_ids and self.count > self._min:
             return FinishReason.STOP
         if self._answer:
@@ -159,13 +160,13 @@ def answer_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 
 class AnswerText:
-    """Token ids to the text of an answer, which ends before the first stop string.
+    """Converts token ids to the text of an answer, which ends before the first stop string.
 
-    Of several stop strings the one that is complete first counts, so that it does not matter how the text was cut into
-    tokens; of those complete at one character, the longest. Control tokens have no text, but for those of `keep`.
+    Of several stop strings the one that is completed first counts, however the text is split into tokens; of those
+    completed at the same character, the longest. Control tokens have no text, except those of `keep`.
 
     Attributes:
-        text: what belongs to the answer for certain: a beginning of a stop string is held back.
+        text: the confirmed text; a possible beginning of a stop string is held back.
         stopped_at: the stop string that was found.
     """
 
@@ -181,15 +182,15 @@ class AnswerText:
         return "".join(self._pieces)
 
     def push(self, token: int, may_stop: bool = True) -> str:
-        """One more token: the text that is now certain, perhaps none.
+        """Adds one token; returns the newly confirmed text, possibly empty.
 
         Args:
-            may_stop: False takes a stop string that `token` completes for text like any other.
+            may_stop: if False, a stop string that `token` completes is ordinary text.
         """
         return self._release(self._detokenizer.push(token), may_stop)
 
     def finish(self) -> str:
-        """No more tokens: the rest of the text."""
+        """Ends the text; returns the rest of it."""
         rest = self._release(self._detokenizer.finish(), True)
         held, self._held = self._held, ""
         self._pieces.append(held)
@@ -212,25 +213,25 @@ class AnswerText:
         return text[:certain]
 
     def _first_stop(self, text: str, start: int) -> tuple[int, int, str] | None:
-        """End and begin of the stop string in `text` that is complete first, and the string."""
+        """(end, begin, string) of the stop string that is completed first in `text`."""
         begins = ((text.find(stop, start), stop) for stop in self._stop)
         return min(((begin + len(stop), begin, stop) for begin, stop in begins if begin >= 0), default=None)
 
     def _beginning(self, text: str) -> int:
-        """How many of the last characters may be the beginning of a stop string."""
+        """Number of characters at the end of `text` that may begin a stop string."""
         longest = max(map(len, self._stop), default=1) - 1
         sizes = range(min(longest, len(text)), 0, -1)
         return next((size for size in sizes if any(stop.startswith(text[-size:]) for stop in self._stop)), 0)
 
 
 def says_stop(on_token: OnToken | None, token: int) -> bool:
-    """Only a False stops, NumPy's included: a callback that returns None or a number of characters goes on."""
+    """Whether the callback returned False, or NumPy's False; None and other values continue."""
     answer = on_token(token) if on_token else None
     return isinstance(answer, bool | np.bool_) and not answer
 
 
 def stop_strings(stop: Any) -> tuple[str, ...]:
-    """One text or several as a tuple; `ArgumentError` for anything else, and for an empty one."""
+    """One string or several as a tuple; `ArgumentError` for other types and for an empty string."""
     texts = (stop,) if isinstance(stop, str) else stop
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise ArgumentError(f"stop is {stop!r}, expected a text or several", where="generate")

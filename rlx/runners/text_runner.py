@@ -1,7 +1,7 @@
-"""Text in, text out: conversations and completions over a runner of tokens.
+"""Text input and output: conversations and completions on top of a token runner.
 
-Runners stage, over `base.py`. A prompt becomes ids by the model's tokenizer and chat template; the tokens of the answer
-become its text, and its reasoning where the model writes any.
+Runners stage, over `base.py`. The model's tokenizer and chat template turn a prompt into ids. The tokens of the answer
+are converted to text, and to the model's reasoning if it writes any.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _CHAT = ("tools", "thinking", "variables")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model answered.
+    """The answer of a model.
 
     Attributes:
         text: the answer, without control tokens, reasoning and stop string.
-        thinking: the model's reasoning; empty if it wrote none.
+        thinking: the model's reasoning; empty if there is none.
         generation: the tokens.
-        prompt_tokens: of the prompt.
+        prompt_tokens: number of tokens in the prompt.
     """
 
     text: str
@@ -45,7 +45,7 @@ class Answer:
 
     @property
     def ids(self) -> list[int]:
-        """The tokens, the one that ended it included."""
+        """The tokens, including the one that ended the answer."""
         return list(self.generation)
 
     @property
@@ -55,7 +55,7 @@ class Answer:
 
     @property
     def steps(self) -> list[Step] | None:
-        """Log-probabilities of each token, where `top_logprobs` asked for them; else None."""
+        """Log-probabilities of each token if `top_logprobs` requested them; else None."""
         return self.generation.steps
 
     @property
@@ -69,7 +69,7 @@ class Answer:
 
 
 class TextRunner(LmRunner):
-    """An `LmRunner` with methods that take and give text."""
+    """An `LmRunner` with methods that take and return text."""
 
     def chat(self, messages: Messages, max_tokens: int | None = None, **options: Any) -> Answer:
         """The model's answer to a conversation.
@@ -79,27 +79,28 @@ class TextRunner(LmRunner):
             messages += [answer.message, {"role": "user", "content": "And in words?"}]
 
         Args:
-            messages: `{"role": ..., "content": ...}`, or a text: one message of the user. A content is a text or a list
-                of parts `{"type": "text", "text": ...}`.
-            max_tokens: of the answer, reasoning included; as many as the context holds by default.
+            messages: a list of `{"role": ..., "content": ...}`, or a string: one user message. A content is a string or
+                a list of parts `{"type": "text", "text": ...}`.
+            max_tokens: maximum length of the answer, reasoning included; by default what the context has room for.
             tools: JSON schemas of functions that the model may call.
-            thinking: whether the model reasons before it answers, if it can do both; None leaves it to the template.
-            variables: others that the chat template reads.
-            sample: a `SampleOpts`, or "recommended"; as for `generate` if None. Options of `SampleOpts`, such as
-                `temperature` or `seed`, may be given themselves and are put in their places.
+            thinking: whether the model reasons before it answers, if it supports both; None takes the template's
+                default.
+            variables: further variables of the chat template.
+            sample: a `SampleOpts`, or "recommended"; None as for `generate`. Single options of `SampleOpts`, such as
+                `temperature` or `seed`, can be given as keyword arguments; they override `sample`.
             stop, min_tokens, speculative, top_logprobs: as for `generate`.
 
         Raises:
-            ChatTemplateError: the model has no chat template, or it refuses the messages.
-            MultimodalError: a message has an image or a sound.
+            ChatTemplateError: the model has no chat template, or the template rejects the messages.
+            MultimodalError: a message contains an image or audio.
             UnknownArgumentError: there is no such option.
-            SamplingError: an option is out of its range, or would do nothing because nothing is drawn.
+            SamplingError: an option is out of its range, or has no effect because decoding is greedy.
             PromptError, ArgumentError, NumericalError, BusyError: as `generate`.
         """
         return self._answered(self._chat_call("chat", messages, options), max_tokens, options)
 
     def chat_stream(self, messages: Messages, max_tokens: int | None = None, **options: Any) -> Stream:
-        """The answer of `chat` as it comes: an iterator of `Step` with `text` and `thinking`.
+        """`chat` as a stream: an iterator of `Step` with `text` and `thinking`.
 
             for step in runner.chat_stream("Tell me a story.", max_tokens=200):
                 print(step.text, end="", flush=True)
@@ -107,23 +108,23 @@ class TextRunner(LmRunner):
         return self._streamed(self._chat_call("chat_stream", messages, options), max_tokens, options)
 
     def complete(self, prompt: str, max_tokens: int | None = None, **options: Any) -> Answer:
-        """A text that continues `prompt`, which goes to the model as it is, without a chat template.
+        """The model's continuation of a text, without a chat template.
 
             print(runner.complete("Once upon a time", max_tokens=20).text)
 
         Args:
-            prompt: control tokens in it are text like any other.
-            max_tokens: as many as the context holds by default.
+            prompt: the text; control tokens in it are ordinary text.
+            max_tokens: maximum number of tokens; by default what the context has room for.
             options: `sample`, `stop`, `min_tokens`, `speculative`, `top_logprobs` and sampling options, as for `chat`.
 
         Raises:
-            TokenizerError: the model has no tokenizer, or `prompt` is no text.
+            TokenizerError: the model has no tokenizer, or `prompt` is not a string.
             PromptError, SamplingError, ArgumentError, NumericalError, BusyError: as `chat`.
         """
         return self._answered(_Call("complete", self.tokenizer.encode(prompt)), max_tokens, options)
 
     def complete_stream(self, prompt: str, max_tokens: int | None = None, **options: Any) -> Stream:
-        """The text of `complete` as it comes: an iterator of `Step`."""
+        """`complete` as a stream: an iterator of `Step`."""
         return self._streamed(_Call("complete_stream", self.tokenizer.encode(prompt)), max_tokens, options)
 
     def chat_ids(
@@ -132,16 +133,16 @@ class TextRunner(LmRunner):
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> list[int]:
-        """The prompt for a conversation: the model's chat template, up to where the answer begins.
+        """The token ids of a conversation, formatted with the model's chat template, up to the start of the answer.
 
         Args:
-            messages: as for `chat`; the text of control tokens in a content stays text.
+            messages: as for `chat`; control tokens in a content are ordinary text.
             tools: JSON schemas of functions that the model may call.
-            variables: others that the template reads, such as `enable_thinking=False`.
+            variables: further variables of the template, such as `enable_thinking=False`.
 
         Raises:
-            ChatTemplateError: the model has no template, or it refuses the messages.
-            MultimodalError: a message has an image or a sound.
+            ChatTemplateError: the model has no chat template, or the template rejects the messages.
+            MultimodalError: a message contains an image or audio.
         """
         from rlx.text.chat import chat_ids
 
@@ -158,7 +159,7 @@ class TextRunner(LmRunner):
         return _Call(where, ids, tags, tags is not None and tags.is_open(self.tokenizer, ids))
 
     def _answered(self, call: _Call, max_tokens: int | None, options: dict[str, Any]) -> Answer:
-        """All of an answer."""
+        """The complete answer."""
         found = self.generate(call.ids, self._most(call, max_tokens), **self._token_options(call, options))
         text = call.text(self.tokenizer, options)
         pieces = [text.push(token, found.finish_reason) for token in found[:-1]]
@@ -167,7 +168,7 @@ class TextRunner(LmRunner):
         return Answer(said, thinking, found, len(call.ids))
 
     def _streamed(self, call: _Call, max_tokens: int | None, options: dict[str, Any]) -> Stream:
-        """An answer as it comes."""
+        """The answer as a stream."""
         stream = self.stream(call.ids, self._most(call, max_tokens), **self._token_options(call, options))
         text = call.text(self.tokenizer, options)
 
@@ -180,14 +181,14 @@ class TextRunner(LmRunner):
         return stream.mapped(spoken)
 
     def _most(self, call: _Call, max_tokens: int | None) -> int:
-        """How many tokens an answer may have."""
+        """Maximum number of tokens of an answer."""
         if max_tokens is None and self.max_seq is None:
-            raise ArgumentError("max_tokens is needed where nothing bounds the context", where=call.where)
+            raise ArgumentError("max_tokens is required: the context is unlimited", where=call.where)
         found = checked_count("max_tokens", max_tokens)
-        return (self.max_seq or 0) + 1 if found is None else found  # more than there is room for
+        return (self.max_seq or 0) + 1 if found is None else found  # more than the context has room for
 
     def _token_options(self, call: _Call, options: dict[str, Any]) -> dict[str, Any]:
-        """The options of `generate` in those of `chat`: sampling options become one `SampleOpts`."""
+        """Converts options of `chat` to those of `generate`: sampling options become one `SampleOpts`."""
         check_arguments(call.where, options, call.known)
         sampling = {name: options[name] for name in options if name in SAMPLING}
         others = {name: options[name] for name in options if name not in SAMPLING}
@@ -198,13 +199,13 @@ class TextRunner(LmRunner):
 
 @dataclass(frozen=True)
 class _Call:
-    """A prompt to be answered with text.
+    """A prompt that is answered with text.
 
     Attributes:
-        where: the method, for messages.
+        where: name of the method, for messages.
         ids: the prompt.
-        tags: around reasoning; None if there is none.
-        is_open: the prompt ends inside the reasoning.
+        tags: the tags around reasoning; None if there are none.
+        is_open: whether the prompt ends inside the reasoning.
     """
 
     where: str
@@ -214,17 +215,17 @@ class _Call:
 
     @property
     def known(self) -> list[str]:
-        """The options that the method has, its arguments first."""
+        """The options of the method, its positional arguments first."""
         own = ("messages", "max_tokens", *_CHAT) if self.where.startswith("chat") else ("prompt", "max_tokens")
         return [*own, *_OPTIONS, *sorted(SAMPLING)]
 
     def text(self, tokenizer: Tokenizer, options: Mapping[str, Any]) -> _AnswerText:
-        """What turns the tokens of the answer into its text."""
+        """The converter from the tokens of the answer to its text."""
         return _AnswerText(self, tokenizer, stop_strings(options.get("stop", ())), options.get("min_tokens") or 0)
 
 
 class _AnswerText:
-    """The tokens of an answer as pieces of reasoning and of text."""
+    """Splits the tokens of an answer into reasoning and text."""
 
     def __init__(self, call: _Call, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int) -> None:
         from rlx.text.thinking import ThinkingSplitter
@@ -234,10 +235,10 @@ class _AnswerText:
         self._min, self._count = min_tokens, 0
 
     def push(self, token: int, reason: FinishReason | None, last: bool = False) -> tuple[str, str]:
-        """The reasoning and the text that are certain with one more token."""
+        """Adds one token; returns the newly confirmed reasoning and text."""
         self._count += 1
         piece = ""
-        if not (last and reason == FinishReason.STOP):  # the token that says so has no text
+        if not (last and reason == FinishReason.STOP):  # a stop id has no text
             piece = self._text.push(token, may_stop=self._count >= self._min)
         thinking, said = self._splitter.push(piece + self._text.finish() if last else piece)
         if last:

@@ -1,4 +1,4 @@
-"""What runners need of an engine: token ids in, logits out. `rlx.runners.engine.Engine` is the one there is."""
+"""The engine interface of the runners: token ids in, logits out. `rlx.runners.engine.Engine` implements it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class TokenEngine(Protocol):
-    """What a runner needs of an engine; `rlx.runners.engine.Engine` is the one there is.
+    """The engine interface of the runners; `rlx.runners.engine.Engine` implements it.
 
     Attributes:
         max_seq: how many tokens the cache has room for.
-        ahead: what compiles in the background.
-        most_rows: of a call of `verify`.
-        past: how many it holds.
-        ids: those tokens.
+        ahead: compiles programs in the background.
+        most_rows: maximum number of rows in a call of `verify`.
+        past: number of tokens in the session.
+        ids: the token ids of the session.
     """
 
     @property
@@ -49,26 +49,26 @@ class TokenEngine(Protocol):
     most_rows: int
 
     def forward(self, ids: Sequence[int], all_rows: bool = False) -> Logits:
-        """Appends `ids` to the cache; float32[vocab] after the last, or float32[len(ids), vocab], the caller's own."""
+        """Appends `ids`: the logits after the last, float32[vocab], or after each, float32[len(ids), vocab]; a copy."""
         ...
 
     def forward_rows(self, ids: Sequence[int]) -> Iterator[Logits]:
-        """As `forward` with `all_rows`, some rows at a time."""
+        """As `forward` with `all_rows`, in pieces of some rows."""
         ...
 
     def hidden_rows(self, ids: Sequence[int]) -> Iterator[Logits]:
-        """As `forward_rows`, but what the head multiplies: float32[some rows, hidden]."""
+        """As `forward_rows`, but returns the hidden states before the head: float32[some rows, hidden]."""
         ...
 
     def verify(self, ids: Sequence[int]) -> Logits:
-        """As `forward` with `all_rows`, for ids of which all but the first may turn out wrong and be trimmed."""
+        """As `forward` with `all_rows`, for drafts: all ids but the first may be rejected and trimmed."""
         ...
 
     def predicting(self) -> AbstractContextManager[HeadDrafter]:
-        """Inside, the model's own head for further tokens follows the session, and drafts.
+        """A context in which the MTP head follows the session and drafts tokens.
 
         Raises:
-            UnsupportedModelError: the model has none.
+            UnsupportedModelError: the model has no MTP head.
         """
         ...
 
@@ -78,41 +78,44 @@ class TokenEngine(Protocol):
         ...
 
     def greedy(self, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
-        """Appends `token`, and the likeliest after it, to one of `stops` at most: 1 to `count` tokens, the last of them
-        not appended.
+        """Appends `token` and the likeliest tokens after it, at most until one of `stops`.
+
+        Returns:
+            1 to `count` tokens; the last one is not appended.
 
         Raises:
-            NumericalError: a logit is NaN or infinite; what it followed is not appended.
+            NumericalError: a logit is NaN or infinite; the token that would follow is not appended.
         """
         ...
 
     def drafted(self, drafter: HeadDrafter, token: int, count: int, stops: Sequence[int], sums: Counters) -> list[int]:
-        """As `greedy`, inside `predicting`, with drafts; none, and nothing appended, where there are no drafts. It adds
-        to `sums`.
+        """As `greedy`, inside `predicting`, with MTP drafts. Returns [] and appends nothing if there are no drafts.
+
+        Adds to the counters `sums`.
         """
         ...
 
     def trim(self, length: int) -> None:
-        """Forgets everything behind the first `length` tokens, of which there are at least as many."""
+        """Drops everything after the first `length` tokens; the session must hold at least as many."""
         ...
 
     def reset(self) -> None:
-        """Forgets everything."""
+        """Empties the session."""
         ...
 
     def snapshot(self) -> Snapshot: ...
     def restore(self, snapshot: Snapshot) -> None: ...
 
     def recover(self) -> None:
-        """Ends `scratch`, `batch` and `predicting` after an interrupt, wherever that came; the session stays valid."""
+        """Ends `scratch`, `batch` and `predicting` after an interrupt at any point; the session stays valid."""
         ...
 
     def scratch(self) -> AbstractContextManager[object]:
-        """Inside, the cache is empty; afterwards it is what it was before."""
+        """A context with a temporary, empty session; on exit the previous session is restored."""
         ...
 
     def batch(self, slots: int, length: int) -> AbstractContextManager[Batch]:
-        """Inside, sequences of at most `length` tokens in so many slots; afterwards the session is what it was."""
+        """A context with `slots` sequences of at most `length` tokens; on exit the session is restored."""
         ...
 
     def compile(

@@ -1,6 +1,6 @@
-"""A generator of tokens: a history of tokens with compile profiles and cache modes to choose.
+"""A token generator: a token history with selectable compile profiles and cache modes.
 
-Runners stage, the last layer over `token_history.py`. RLX has it for Gemma; here it serves every family alike.
+Runners stage, the last layer over `token_history.py`. RLX has it for Gemma only; here it supports every family.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from rlx.runners.weights_cache import WeightsCache
     from rlx.weights.loader import WeightLoader
 
-_INPUTS = 3  # kinds of inputs that a prompt may have: tokens, embeddings, embeddings with a bias
+_INPUTS = 3  # kinds of prompt input: tokens, embeddings, embeddings with a bias
 
 
 class TokenGenerator(OriginalNames):
-    """A model that is asked for one token after the other. Make one with `from_path`; it serves every family.
+    """Generates tokens step by step. Make one with `from_path`; it supports every family.
 
         with TokenGenerator.from_path("model.gguf", max_seq=512) as generator:
             generator.prefill([1, 2, 3])
             print(generator.generate_cached(8))
 
-    The `with_` methods choose compile profiles and cache modes (docs/caches.md) and return the generator itself. All
-    modes give the same tokens.
+    The `with_` methods choose compile profiles and cache modes (docs/caches.md) and return the generator itself. The
+    generated tokens are the same in all modes.
     """
 
     def __init__(self, loader: WeightLoader, options: Mapping[str, Any], include_mtp: bool = False) -> None:
@@ -58,17 +58,17 @@ class TokenGenerator(OriginalNames):
     def from_path(cls, *arguments: Any, **options: Any) -> Self:
         """Opens a GGUF file, a safetensors file or a model directory: `from_path(path, ...)`.
 
-        The original's order, `from_path(config, path, device)`, is accepted, too.
+        RLX's order, `from_path(config, path, device)`, is accepted, too.
 
         Args:
-            arguments: the path, what `auto_runner` takes; or config, path and device.
+            arguments: the path; or config, path and device.
             options: `config`, `device`, `threads`, `max_seq`, `kv_dtype`, `precision`, `profile`, `cache`, `progress`,
-                `dump_ir`, those of `auto_runner`. The weights are packed when they are first needed.
+                `dump_ir`, as for `auto_runner`. The weights are packed at first use.
 
         Raises:
             ArgumentError: an argument is missing, unknown or given twice.
-            ConfigError: a config is given for another model than the file's.
-            ModelFileError: the file cannot be used, and why.
+            ConfigError: `config` describes another model than the file.
+            ModelFileError: the file cannot be used.
             TargetError: there is no such device.
         """
         found = bound("from_path", arguments, options, ("path",), ("config", "path", "device"))
@@ -76,11 +76,10 @@ class TokenGenerator(OriginalNames):
 
     @classmethod
     def from_path_with_mtp(cls, *arguments: Any, **options: Any) -> Self:
-        """As `from_path`; with `include_mtp`, which is True unless it is given, the tensors that predict further tokens
-        are in `weights_cache`, too.
+        """As `from_path`. With `include_mtp`, True by default, `weights_cache` also has the tensors of the MTP head.
 
         Args:
-            arguments: the path and `include_mtp`; or, in the original's order, config, path, device and `include_mtp`.
+            arguments: the path and `include_mtp`; or, in RLX's order, config, path, device and `include_mtp`.
         """
         ours, original = ("path", "include_mtp"), ("config", "path", "device", "include_mtp")
         orders = (ours, original) if len(arguments) != 2 or isinstance(arguments[1], bool) else (original,)
@@ -89,23 +88,22 @@ class TokenGenerator(OriginalNames):
 
     @classmethod
     def from_loader(cls, *arguments: Any, **options: Any) -> Self:
-        """As `from_path`, of an open file: `from_loader(loader, ...)`, or in the original's order (config, loader,
-        device).
+        """As `from_path`, for an open file: `from_loader(loader, ...)`, or in RLX's order (config, loader, device).
 
-        The loader then belongs to the generator: it must stay open as long as the generator, which closes it. The
-        original copies all weights out of it instead.
+        The generator takes ownership of the loader and closes it; the loader must stay open until then. RLX copies all
+        weights out of it instead.
         """
         found = bound("from_loader", arguments, options, ("loader",), ("config", "loader", "device"))
         return cls._opened("from_loader", found.pop("loader"), found)
 
     @classmethod
     def from_loader_at(cls, *arguments: Any, **options: Any) -> Self:
-        """As `from_loader`, with the profile `<family>.rlx.toml`, such as `gemma.rlx.toml`, if it lies beside
-        `weights_path`, a file or a folder, and no other is given.
+        """As `from_loader`, with the profile `<family>.rlx.toml`, such as `gemma.rlx.toml`, beside `weights_path`.
+
+        `weights_path` is a file or a folder. The profile is used if it exists and no other is given.
 
         Args:
-            arguments: the loader and `weights_path`; or, in the original's order, config, loader, device and
-                `weights_path`.
+            arguments: the loader and `weights_path`; or, in RLX's order, config, loader, device and `weights_path`.
         """
         ours, original = ("loader", "weights_path"), ("config", "loader", "device", "weights_path")
         found = bound("from_loader_at", arguments, options, ours, original)
@@ -132,13 +130,13 @@ class TokenGenerator(OriginalNames):
     # ---------------------------------------------------------------------------------------------- profiles
 
     def with_compile_profiles(self, prefill: ProfileLike, decode: ProfileLike) -> Self:
-        """Compiles with the prefill of one profile and the decode of another; the history is forgotten.
+        """Compiles prefill with one profile and decode with another; clears the history.
 
         Args:
             prefill, decode: each as `CompileProfile.load` takes it.
 
         Raises:
-            ProfileError: the two differ in what both phases share, or one is for another family.
+            ProfileError: the profiles differ in options that both phases share, or one is for another family.
         """
         profile = CompileProfile.of_phases(prefill, decode)
         with self._exclusive("with_compile_profiles"):
@@ -154,39 +152,41 @@ class TokenGenerator(OriginalNames):
 
     @property
     def prefill_profile(self) -> CompileProfile:
-        """The profile that prompts are compiled with, its choices in both phases."""
+        """The profile for prefill, with these options in both phases."""
         return self._engine.profile.for_phase("prefill")
 
     @property
     def decode_profile(self) -> CompileProfile:
-        """The profile that steps of one token are compiled with."""
+        """The profile for decode."""
         return self._engine.profile.for_phase("decode")
 
     # ---------------------------------------------------------------------------------------------- cache modes
 
     def with_prefill_cache(self, capacity: int) -> Self:
-        """Exact prefill: a program for each length of a prompt, of which the `capacity` last used ones are kept.
+        """Exact prefill: one program per prompt length; the `capacity` most recently used ones stay loaded.
 
         Raises:
-            ArgumentError: `capacity` is no whole number above 0.
+            ArgumentError: `capacity` is not a whole number above 0.
         """
         return self._with("prefill", whole("capacity", capacity, 1, MAX_PROGRAMS), prefill="exact")
 
     def with_dynamic_prefill_cache(self, capacity: int) -> Self:
-        """Dynamic prefill: one program for every length; `capacity` programs are kept, one for each kind of input
-        (tokens, embeddings, embeddings with a bias).
+        """Dynamic prefill: one program for every length and each kind of input; `capacity` programs stay loaded.
+
+        The kinds are tokens, embeddings, and embeddings with a bias.
 
         Raises:
-            ArgumentError: `capacity` is no whole number above 0.
+            ArgumentError: `capacity` is not a whole number above 0.
         """
         return self._with("prefill", whole("capacity", capacity, 1, MAX_PROGRAMS), prefill="dynamic")
 
     def with_decode_cache(self, max_past: int) -> Self:
-        """Bucketed decode: a program for each power of two that the past is rounded up to, as far as `max_past`; from
-        there on the dynamic program.
+        """Bucketed decode: one program per power of two, to which the past is rounded up, as far as `max_past`.
+
+        The dynamic program runs beyond `max_past`.
 
         Raises:
-            ArgumentError: `max_past` is no whole number above 0.
+            ArgumentError: `max_past` is not a whole number above 0.
         """
         buckets = past_buckets(whole("max_past", max_past, 1, MAX_PAST))
         return self._with("decode", buckets + 1, decode="buckets", max_past=int(max_past))
@@ -195,26 +195,27 @@ class TokenGenerator(OriginalNames):
         """Dynamic decode, the default: one program for every past; `capacity` as for `with_dynamic_prefill_cache`.
 
         Raises:
-            ArgumentError: `capacity` is no whole number above 0.
+            ArgumentError: `capacity` is not a whole number above 0.
         """
         return self._with("decode", whole("capacity", capacity, 1, MAX_PROGRAMS), decode="dynamic")
 
     def with_exact_decode_cache(self, capacity: int) -> Self:
-        """Exact decode: a program for each past, of which the `capacity` last used ones are kept. It compiles for every
-        token, and is there to compare the others with.
+        """Exact decode: one program per past; the `capacity` most recently used ones stay loaded.
+
+        It compiles for every token and exists for comparison.
 
         Raises:
-            ArgumentError: `capacity` is no whole number above 0.
+            ArgumentError: `capacity` is not a whole number above 0.
         """
         return self._with("decode", whole("capacity", capacity, 1, MAX_PROGRAMS), decode="exact")
 
     def with_inference_caches(self, max_seq: int) -> Self:
-        """Both caches for contexts of up to `max_seq` tokens: dynamic prefill, and decode in buckets up to there.
+        """Both caches for contexts of up to `max_seq` tokens: dynamic prefill, and bucketed decode up to `max_seq`.
 
-        As in the original, decode is dynamic where the environment has RLX_GEMMA_DYNAMIC_DECODE=1.
+        As in RLX, decode is dynamic if the environment variable RLX_GEMMA_DYNAMIC_DECODE is 1.
 
         Raises:
-            ArgumentError: `max_seq` is no whole number above 0, or the variable is neither 0 nor 1.
+            ArgumentError: `max_seq` is not a whole number above 0, or the variable is neither 0 nor 1.
         """
         self.with_dynamic_prefill_cache(_INPUTS)
         return self.with_dynamic_decode_cache(_INPUTS) if env.dynamic_decode() else self.with_decode_cache(max_seq)
@@ -229,26 +230,26 @@ class TokenGenerator(OriginalNames):
 
     @property
     def weights_cache(self) -> WeightsCache:
-        """The model's tensors as numbers, each read from the file when it is asked for."""
+        """The model's tensors as float32 arrays, read from the file at each access."""
         from rlx.runners.weights_cache import WeightsCache
 
         return WeightsCache(self._engine.weights, self.config, mtp=self._mtp)
 
     def embed(self, ids: TokenIds) -> npt.NDArray[np.float32]:
-        """The embeddings of tokens, float32[len(ids), hidden], as `prefill_from_embeds` takes them.
+        """The embeddings of tokens, float32[len(ids), hidden], as input for `prefill_from_embeds`.
 
         Raises:
-            PromptError: `ids` is empty or holds something that is no id.
+            PromptError: `ids` is empty or holds an invalid token id.
         """
         return self.weights_cache.embed(check_ids(ids, self.config.vocab_size, "ids"))
 
 
 GemmaGenerator = TokenGenerator
-"""The name that it has in RLX. It serves every family alike."""
+"""RLX's name for it. It supports every family."""
 
 
 def _engine(loader: WeightLoader, options: Mapping[str, Any]) -> Engine:
-    """An engine over an open file, which stays open if this fails."""
+    """An engine over an open file; the file stays open if this fails."""
     from rlx.runners.engine import Engine
 
     return Engine.of(loader, **options)

@@ -1,7 +1,7 @@
-"""A history of tokens over an engine: steps that choose the next one, and logits for who chooses himself.
+"""A token history over an engine: steps that choose the next token, and logits for callers that choose it themselves.
 
-Runners stage, over `engine.py`: the same sessions as `cached.py`, driven a call at a time. The history is `tokens`; the
-session in the caches is a prefix of it. A step computes what the session lacks of the history, and appends a token.
+Runners stage, over `engine.py`: the same sessions as `cached.py`, driven one call at a time. The history is `tokens`;
+the session in the caches is a prefix of it. A step computes the rest of the history and appends one token.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class TokenHistory:
-    """The tokens so far, and ways to add to them.
+    """The tokens so far, and methods that append to them.
 
-    One thread at a time, as `LmRunner`: a second one gets a `BusyError`.
+    One caller at a time, as `LmRunner`: a second thread gets a `BusyError`.
 
     Args:
         engine: a model; closed with the history.
@@ -37,38 +37,37 @@ class TokenHistory:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._tokens: list[int] = []
-        self._logits: Logits | None = None  # after the whole history, where that is in the session
-        self._given: Given | None = None  # what the history begins with in place of embeddings
+        self._logits: Logits | None = None  # after the whole history, if the session holds all of it
+        self._given: Given | None = None  # prompt embeddings that the history starts with
         self._sampler: Sampler | None = None
         self._exclusive = Exclusive("generator")
-        self._exclusive.restore = lambda: self._engine.recover()  # profiles put another engine in its place
+        self._exclusive.restore = lambda: self._engine.recover()  # late binding: profiles replace the engine
 
     # ---------------------------------------------------------------------------------------------- the history
 
     def prefill(self, ids: TokenIds) -> None:
-        """Replaces the history by a prompt. Nothing is computed: the next step does it.
+        """Replaces the history by a prompt. The next step computes it.
 
         Raises:
-            PromptError: `ids` is empty, longer than the context, or holds something that is no id.
+            PromptError: `ids` is empty, longer than the context, or holds an invalid token id.
         """
         with self._exclusive("prefill"):
             self._start(self._checked(ids))
 
     def prefill_from_embeds(self, ids: TokenIds, embeds: Any, attn_bias: Any = None) -> None:
-        """As `prefill`, with embeddings in place of the tokens' own.
+        """As `prefill`, with prompt embeddings instead of the tokens' own embeddings.
 
         Args:
-            ids: the tokens, which the history holds, and of which layers with embeddings of their own (Gemma 3n and 4)
-                look those up.
-            embeds: numbers [len(ids), hidden], or flat in that order: what the first layer sees, so with the model's
-                scale applied; `embed` gives those of tokens.
+            ids: the tokens for the history; layers with their own embedding tables (Gemma 3n and 4) look them up there.
+            embeds: numbers [len(ids), hidden], or flat in that order: the input of the first layer, with the model's
+                embedding scale applied, as `embed` returns it.
             attn_bias: numbers [len(ids), len(ids)] or [heads, len(ids), len(ids)], or flat in that order; added to the
-                scaled scores of every layer in place of the causal mask: 0 opens a key and -inf closes it, later ones
-                included. A sliding window still hides what it has left behind. Tokens behind the prompt are causal.
+                scaled scores of every layer and replaces the causal mask: 0 opens a key, -inf masks it, including later
+                keys. Sliding windows still apply. Tokens after the prompt are causal.
 
         Raises:
-            PromptError: as `prefill`; a wrong shape; a NaN; an infinite number, but for -inf in the bias; a row of the
-                bias that closes everything; later keys opened over more tokens than a call takes.
+            PromptError: as `prefill`; a wrong shape; NaN; an infinite number except -inf in the bias; a row of the bias
+                that masks every key; later keys opened in a prompt that is longer than one chunk.
         """
         with self._exclusive("prefill_from_embeds"):
             tokens = self._checked(ids)
@@ -76,12 +75,12 @@ class TokenHistory:
 
     @property
     def tokens(self) -> list[int]:
-        """The history: the prompt, and what came after; a copy."""
+        """The history, prompt and generated tokens; a copy."""
         return list(self._tokens)
 
     @property
     def past_seq(self) -> int:
-        """How many tokens of the history the caches hold: all but the last after a step, all after `*_get_logits`."""
+        """Number of tokens in the caches: all but the last after a step, all after `*_get_logits`."""
         return self._engine.past
 
     def _checked(self, ids: TokenIds) -> list[int]:
@@ -94,9 +93,9 @@ class TokenHistory:
     # ---------------------------------------------------------------------------------------------- one token
 
     def step(self, opts: SampleOpts = GREEDY) -> int:
-        """Computes the whole history anew, chooses a token and appends it: slow, and the measure for `step_cached`.
+        """Recomputes the whole history, chooses a token and appends it: slow, for comparison with `step_cached`.
 
-        Options that stay equal from step to step go on with their random numbers; others begin with their seed.
+        Equal options in consecutive steps continue one random number sequence; changed options restart from their seed.
 
         Raises:
             PromptError: there is no history, or the context is full.
@@ -106,7 +105,7 @@ class TokenHistory:
             return self._step(opts)
 
     def step_cached(self, opts: SampleOpts = GREEDY) -> int:
-        """As `step`, computing only what the caches lack: the prompt at first, then one token.
+        """As `step`, but computes only tokens that are not cached: the prompt at first, then one token.
 
         Afterwards `past_seq == len(tokens) - 1`: the new token is the input of the next step.
         """
@@ -134,7 +133,7 @@ class TokenHistory:
         if not self._tokens:
             raise PromptError("there is no history", where="step", hint="call prefill with a prompt first")
         fit_context(self._tokens, engine.max_seq, "history")
-        if past >= len(self._tokens):  # an interrupt came between a step and its token
+        if past >= len(self._tokens):  # an interrupt between a step and appending its token
             engine.reset()
             past = 0
         if past == 0 and self._given is not None:
@@ -146,7 +145,7 @@ class TokenHistory:
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """What fails inside leaves the session at the length that it had, or empty."""
+        """On an error, cuts the session back to its previous length, or less."""
         past = self._engine.past
         try:
             yield
@@ -159,11 +158,11 @@ class TokenHistory:
     def generate(
         self, n: int, opts: SampleOpts = GREEDY, *, on_token: OnToken | None = None, stop_ids: Set[int] = NOTHING
     ) -> list[int]:
-        """`n` tokens by `step`, fewer where one is in `stop_ids`, `on_token` returns False, or the context is full.
+        """`n` tokens by `step`; fewer if one is in `stop_ids`, `on_token` returns False, or the context is full.
 
         Raises:
-            ArgumentError: `n` is no whole number of at least 0.
-            PromptError, NumericalError: as `step`; what was generated before stays in the history.
+            ArgumentError: `n` is not a whole number of at least 0.
+            PromptError, NumericalError: as `step`; tokens generated before stay in the history.
         """
         with self._exclusive("generate"):
             return self._generate(self._step, n, opts, on_token, stop_ids)
@@ -209,7 +208,7 @@ class TokenHistory:
     # ---------------------------------------------------------------------------------------------- logits
 
     def prefill_get_last_logits(self, ids: TokenIds) -> Logits:
-        """Replaces the history by `ids` and computes it; chooses nothing. Afterwards `past_seq == len(tokens)`.
+        """Replaces the history by `ids` and computes it, without choosing a token. Then `past_seq == len(tokens)`.
 
         Returns:
             float32[vocab_size], the logits after the last of `ids`.
@@ -222,14 +221,14 @@ class TokenHistory:
             return self._get_logits()
 
     def decode_get_logits(self, token: int) -> Logits:
-        """Appends a token of the caller's choice and computes it. Afterwards `past_seq == len(tokens)`.
+        """Appends a token that the caller chose and computes it. Then `past_seq == len(tokens)`.
 
         Returns:
             float32[vocab_size], the logits after it.
 
         Raises:
-            PromptError: there is no history, the context is full, or `token` is no id.
-            NumericalError: a logit is NaN or infinite; the history then stays as it was.
+            PromptError: there is no history, the context is full, or `token` is not a valid token id.
+            NumericalError: a logit is NaN or infinite; the history is then unchanged.
         """
         with self._exclusive("decode_get_logits"):
             checked = check_ids([token], self.config.vocab_size, "token")
@@ -246,7 +245,7 @@ class TokenHistory:
         with self._whole():
             logits = self._compute()
         if self._sampler is not None:
-            self._sampler = None  # the history has tokens that it did not see
+            self._sampler = None  # it has not seen all tokens of the history
         self._logits = logits
         return logits.copy()
 
@@ -263,17 +262,17 @@ class TokenHistory:
         return self._engine.max_seq
 
     def sync_device(self) -> None:
-        """Waits for what the device still does. A CPU does nothing behind a call's back: it returns at once."""
+        """Waits for pending work of the device. Returns at once: CPU calls are synchronous."""
         with self._exclusive("sync_device"):
             pass
 
     def stats(self) -> dict[str, Any]:
-        """What the engine holds and has done; `programs` are the counters of the tables of programs, by phase."""
+        """Sizes and counters of the engine; `programs` has the counters of the program tables by phase."""
         with self._exclusive("stats"):
             return self._engine.stats()
 
     def close(self) -> None:
-        """Gives back the memory and the threads; once is enough, more does no harm."""
+        """Releases memory and threads. Can be called more than once."""
         if not self._exclusive.closed:
             with self._exclusive("close"):
                 self._exclusive.closed = True

@@ -1,6 +1,6 @@
-"""What a call wants of a program: how many rows, behind how many positions, with which inputs and outputs.
+"""Program spec: which of a model's programs a call needs - number of rows, past, inputs and outputs.
 
-Runners stage, under `programs.py`, which has a program for each.
+Runners stage, under `programs.py`, which has one program per spec.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from rlx.profile import CompileProfile
 
 Range = tuple[int, int]
 
-LOGITS, HIDDEN = "logits", "hidden"  # outputs; the second is what the head multiplies
+LOGITS, HIDDEN = "logits", "hidden"  # output names; "hidden" is the hidden state that the head multiplies
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which of a model's programs a call needs.
+    """The spec of one program.
 
     Attributes:
         seq: (smallest, largest) number of rows.
-        all_rows: whether the logits of every row are wanted, not those of the last one only.
-        hidden: whether what the head multiplies is wanted, of every row.
-        past: (smallest, largest) number of positions before them; None for any.
-        embeds: whether the caller gives embeddings in place of tokens.
-        bias: heads of a bias on attention in place of the causal mask, 1 for all; 0 for none.
-        greedy: whether the likeliest token is wanted, the output "token" i32 [rows], and no logits.
-        sequences: whether every row is the one new token of a sequence of its own.
-        verifies: whether rows may turn out wrong, so that recurrent states stay and new ones are written beside them.
-        advances: whether only that is done, for the first rows of such a call.
-        turn: the side of the recurrent states that is read then, 0 or 1.
+        all_rows: whether it returns the logits of every row, not only of the last.
+        hidden: whether it returns the hidden states before the head, for every row.
+        past: (smallest, largest) number of past positions; None for any.
+        embeds: whether it takes prompt embeddings instead of tokens.
+        bias: number of heads of an attention bias that replaces the causal mask, 1 if all heads share it; 0: no bias.
+        greedy: whether it returns the likeliest token, as output "token" i32 [rows], instead of logits.
+        sequences: whether every row is the next token of a separate sequence.
+        verifies: whether rows may be rejected: it then leaves the recurrent states and writes new ones beside them.
+        advances: whether it only updates the recurrent states, by the accepted rows of a verifying program.
+        turn: which of the two buffers of the recurrent states a verifying program reads, 0 or 1.
     """
 
     seq: Range
@@ -60,7 +60,7 @@ class Wanted:
 
     @property
     def name(self) -> str:
-        """For a folder of dumps."""
+        """Name of the folder for dumps."""
         past = f"-past-{self.past[0]}-{self.past[1]}" if self.past else ""
         extra = (
             "-all" * self.all_rows
@@ -79,21 +79,21 @@ class Wanted:
         return (("PAST_SEQ", self.past),) if self.past else ()
 
     def options(self, profile: CompileProfile, packed: tuple[str, ...] = ()) -> Options:
-        """The compiler's options, by a profile.
+        """The compiler's options under a profile.
 
         Args:
-            packed: tables that another graph of the model multiplies.
+            packed: names of tables that another graph of the model uses as matrices.
         """
         more = {"all_rows": self.all_rows, "symbols": self.symbols, "whole": (HIDDEN,), "packed": packed}
         return profile.options(self.seq, sequences=self.sequences, **more)
 
     @property
     def advancing(self) -> Wanted:
-        """What moves the states by rows of a program that verifies."""
+        """The spec of the program that updates the recurrent states after this verifying program."""
         return Wanted((1, self.seq[1]), all_rows=True, advances=True, turn=self.turn)
 
     def variant(self, graph: Graph) -> Graph:
-        """The model's graph with the inputs that it takes and the outputs that it has."""
+        """The model's graph with the inputs and outputs of this spec."""
         if self.advances:
             return variants.advancing(graph)
         outputs = {name: node for name, node in graph.outputs.items() if self.hidden or name != HIDDEN}

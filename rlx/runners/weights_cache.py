@@ -1,6 +1,6 @@
 """A model's weights as float32 arrays: a mapping that reads a tensor from the file at each access.
 
-Runners stage, for callers that compute with single tensors, such as embeddings that they mix with others.
+Runners stage, for callers that use single tensors, such as embeddings that they combine with others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class WeightsCache(Mapping[str, npt.NDArray[np.float32]]):
 
     Args:
         weights, config: of an open model.
-        mtp: whether the blocks of an MTP head, which predict further tokens, are included.
+        mtp: whether the tensors of the MTP head are included.
     """
 
     def __init__(self, weights: ModelWeights, config: ModelConfig, *, mtp: bool = False) -> None:
@@ -37,7 +37,7 @@ class WeightsCache(Mapping[str, npt.NDArray[np.float32]]):
 
         Raises:
             KeyError: there is no such tensor.
-            UnsupportedModelError: it has a type whose values cannot be read as numbers.
+            UnsupportedModelError: its type cannot be converted to numbers.
         """
         if name not in self:
             raise KeyError(name)
@@ -56,7 +56,7 @@ class WeightsCache(Mapping[str, npt.NDArray[np.float32]]):
         return len(self._names)
 
     def embed(self, ids: list[int]) -> npt.NDArray[np.float32]:
-        """The input of the first layer for tokens, f32 [len(ids), hidden]. Only their rows are read.
+        """The input of the first layer for tokens, f32 [len(ids), hidden]. Reads only their rows.
 
         Raises:
             WeightError: the file has no table of embeddings.
@@ -70,6 +70,6 @@ class WeightsCache(Mapping[str, npt.NDArray[np.float32]]):
         return values * np.float32(self._config.embedding_scale)
 
     def _predicts(self, name: str) -> bool:
-        """Whether a tensor belongs to an MTP head: a block after the layers, or what connects it to them."""
+        """Whether a tensor belongs to the MTP head: a block after the layers, or the tensors that connect it."""
         block = name.split(".")[1] if name.startswith("blk.") else ""
         return ".nextn." in name or (block.isdigit() and int(block) >= self._config.layers)

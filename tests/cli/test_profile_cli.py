@@ -179,7 +179,7 @@ def test_without_a_model_anywhere_it_is_the_demo_model(tmp_path: Path, demo_mode
     assert check().startswith(f"{told}no profile; the defaults: fits {demo_model};")
     profile.write_text("family = 'gemma'\n")
     said = run("run", "--profile", profile, "hi").stderr
-    assert f"{profile}: it is for the family 'gemma', and nothing names a model: the demo model is of 'qwen3'" in said
+    assert f"{profile}: it is for the family 'gemma', and no model is named: the demo model is of 'qwen3'" in said
     assert f'`rlx compile MODEL --profile {profile}`, or model = "MODEL" at the top of the profile' in said
 
 

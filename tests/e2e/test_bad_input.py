@@ -209,7 +209,7 @@ FILES: dict[str, tuple[Make, type[RlxError], list[str]]] = {
     "tensor type without kernels": (
         lambda m, p: broken.rewrite(m, p, change=of_activations),
         UnsupportedModelError,
-        [f"tensor '{Q}' has type q8_1, which no kernel reads yet", "Use a file in F32, F16"],
+        [f"tensor '{Q}' has type q8_1, which rlx has no kernel for", "Use a file in F32, F16"],
     ),
     "tensor of integers": (
         lambda m, p: broken.with_tensor_type(m, p, Q, 24),

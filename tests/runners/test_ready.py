@@ -22,7 +22,7 @@ def runner() -> Iterator[CachedRunner]:
 
 def test_only_what_was_made_is_there(runner: CachedRunner) -> None:
     assert [program.name for program in runner.programs] == ["decode-1-1"]
-    with pytest.raises(ArgumentError, match=r"no program that is ready is called 'prefill'. Ready are: decode-1-1\."):
+    with pytest.raises(ArgumentError, match=r"no program is named 'prefill'\. The programs are: decode-1-1\."):
         runner.programs["prefill"]
 
 
