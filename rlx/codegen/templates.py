@@ -128,9 +128,9 @@ _known: dict[Any, str] = {}
 
 @dataclass(frozen=True)
 class _Archive:
-    """The version of Python that wrote it, and where each template lies in the texts: start and size."""
+    """The versions that wrote it, and where each template lies in the texts: start and size."""
 
-    python: str
+    versions: dict[str, str]
     templates: dict[str, tuple[int, int]]
     texts: bytes
 
@@ -145,7 +145,7 @@ def write_archive(templates: Iterable[Template], path: Path = ARCHIVE) -> int:
     texts = {digest: text.encode() for digest, text in sorted((t.digest, t.lower()) for t in templates)}
     starts = itertools.accumulate(map(len, texts.values()), initial=0)
     index = {digest: [start, len(text)] for (digest, text), start in zip(texts.items(), starts, strict=False)}
-    head = {"python": platform.python_version(), "templates": index}
+    head = {"versions": installed_versions(), "templates": index}
     whole = json.dumps(head).encode() + b"\n" + b"".join(texts.values())
     path.write_bytes(lzma.compress(whole, preset=9 | lzma.PRESET_EXTREME))
     return len(texts)
@@ -165,10 +165,18 @@ def _archive() -> _Archive | None:
         raise CompileError(f"it is damaged: {error}", where=ARCHIVE, hint="Install rlx again.") from error
 
 
-def archive_python() -> str | None:
-    """The version of Python that the archive was written with: others number their basic blocks in another way."""
+def archive_versions() -> dict[str, str] | None:
+    """The versions that the archive was written with, as in `installed_versions`; None if there is no archive."""
     archive = _archive()
-    return archive.python if archive else None
+    return archive.versions if archive else None
+
+
+def installed_versions() -> dict[str, str]:
+    """The versions that templates depend on.
+
+    With another Numba or llvmlite no template of the archive is found. Another Python numbers basic blocks differently.
+    """
+    return {"python": platform.python_version(), **_packages()}
 
 
 @cache
@@ -179,12 +187,17 @@ def _source_digest(module: str) -> str:
 
 
 @cache
-def _versions() -> list[Any]:
-    """What Numba's front end depends on beside the sources: its version, llvmlite's, and its settings."""
+def _packages() -> dict[str, str]:
+    """The versions of Numba and llvmlite."""
     from importlib import metadata
 
+    return {name: metadata.version(name) for name in ("numba", "llvmlite")}
+
+
+def _versions() -> list[Any]:
+    """What Numba's front end depends on beside the sources: versions and settings."""
     settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("NUMBA_"))
-    return [metadata.version("numba"), metadata.version("llvmlite"), settings]
+    return [*_packages().values(), settings]
 
 
 def _name(value: Any) -> str:

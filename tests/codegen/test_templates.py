@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -41,6 +40,16 @@ def _sums(x: Ptr, out: Ptr, begin: int, end: int) -> None:
         out[i] = total + f32(i32(COUNT)) / f32(FACTOR)
 
 
+@pytest.fixture
+def archive_fits() -> None:
+    """Skips a test of the archive where Numba or llvmlite is another than the archive was written with."""
+    archived, installed = templates.archive_versions(), templates.installed_versions()
+    assert archived is not None, REMEDY
+    for name in ("numba", "llvmlite"):
+        if archived[name] != installed[name]:
+            pytest.skip(f"the archive was written with {name} {archived[name]}, {installed[name]} is installed")
+
+
 def made(make: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Template:
     """The template of the kernel that a call makes."""
     found: list[Template] = []
@@ -76,11 +85,12 @@ KERNELS: dict[str, Callable[[], object]] = {
 }
 
 
+@pytest.mark.usefixtures("archive_fits")
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_template_of_the_archive_is_numbas_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     template = made(KERNELS[name], monkeypatch)
     assert template.shipped() is not None, REMEDY
-    if templates.archive_python() != platform.python_version():
+    if templates.archive_versions() != templates.installed_versions():
         pytest.skip("another Python numbers basic blocks in another way")
     assert template.llvm() == from_numba(template, template.holes)
 
@@ -121,6 +131,7 @@ def tool() -> ModuleType:
     return module
 
 
+@pytest.mark.usefixtures("archive_fits")
 def test_the_archive_has_every_template(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Template, "llvm", lambda self: "")
     found = tool().templates()
@@ -128,6 +139,7 @@ def test_the_archive_has_every_template(monkeypatch: pytest.MonkeyPatch) -> None
     assert [t.fn.__name__ for t in found if t.shipped() is None] == [], REMEDY
 
 
+@pytest.mark.usefixtures("archive_fits")
 def test_a_changed_source_or_version_is_another_template(monkeypatch: pytest.MonkeyPatch) -> None:
     template = made(KERNELS["norm"], monkeypatch)
     assert template.shipped() is not None, REMEDY
@@ -137,6 +149,14 @@ def test_a_changed_source_or_version_is_another_template(monkeypatch: pytest.Mon
             other = made(KERNELS["norm"], changed)
             assert other.digest != template.digest
             assert other.shipped() is None
+
+
+def test_with_other_versions_the_archive_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "_packages", lambda: {"numba": "0.68.99", "llvmlite": "0.50.99"})
+    assert templates.archive_versions() != templates.installed_versions()
+    template = made(KERNELS["quantize"], monkeypatch)
+    assert template.shipped() is None
+    assert template.llvm() == from_numba(template, template.holes)
 
 
 def test_a_source_tree_without_the_archive_lowers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -174,6 +194,7 @@ def test_an_archive_written_twice_is_the_same(monkeypatch: pytest.MonkeyPatch, t
         templates._archive.cache_clear()
 
 
+@pytest.mark.usefixtures("archive_fits")
 def test_rlxs_own_kernels_need_no_numba() -> None:
     code = (
         "import sys; from rlx.codegen.kernels.norm import rms_norm; rms_norm(64, 1e-6); print('numba' in sys.modules)"
