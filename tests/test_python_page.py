@@ -46,9 +46,7 @@ def test_the_options_of_the_text_methods() -> None:
     assert set(SAMPLING) == arguments(SampleOpts)
 
 
-def test_the_examples_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     Path("model.gguf").symlink_to(demo.path())
     names: dict[str, Any] = {}

@@ -133,6 +133,6 @@ def dtype(value: Any) -> DType:
     name = name.lower().removeprefix("torch.")
     found = DTYPES.get(_ALIASES.get(name, name))
     if found is None:
-        hint = "Give one of rlx.dtypes, such as rlx.dtypes.F32, or its name, such as \"f32\"."
+        hint = 'Give one of rlx.dtypes, such as rlx.dtypes.F32, or its name, such as "f32".'
         raise ShapeError(f"{value!r} is no dtype", hint=hint)
     return found
