@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,7 @@ class Answerer:
         out: Out | None,
         before: Callable[[], object],
         interrupts: Interrupts | None = None,
-        marks: Mapping[int, str] | None = None,
+        keep: Set[int] = frozenset(),
     ) -> tuple[Answer, str]:
         """The answer to a prompt, and why it ended. After an interrupt the answer holds the tokens generated so far.
 
@@ -79,13 +79,13 @@ class Answerer:
             out: where the text goes as it comes; None keeps it.
             before: called before any text is shown.
             interrupts: handles Ctrl-C; by default only during this call.
-            marks: as for `Answer`.
+            keep: as for `Answer`.
         """
         if interrupts is None:
             with Interrupts() as own:
-                return self(ids, out, before, own, marks)
+                return self(ids, out, before, own, keep)
         stop, least, most = (self.ending[name] for name in ("stop", "min_tokens", "max_tokens"))
-        answer = Answer(self.runner.tokenizer, out, before, stop, least, marks)
+        answer = Answer(self.runner.tokenizer, out, before, stop, least, keep)
         options: dict[str, Any] = {"stop": stop, "min_tokens": least, "speculative": self.speculative}
         end: list[str] = []
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO
 from rlx.env import size as size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
     from rich.progress import Progress
 
@@ -102,7 +102,7 @@ class Answer:
         before: called before any text is shown.
         stop: the text ends before the first of these.
         min_tokens: but not before there are as many tokens.
-        marks: control tokens that `out` gets as text nevertheless.
+        keep: control tokens that have a text nevertheless.
 
     Attributes:
         ids: the tokens so far.
@@ -115,13 +115,12 @@ class Answer:
         before: Callable[[], object],
         stop: Sequence[str] = (),
         min_tokens: int = 0,
-        marks: Mapping[int, str] | None = None,
+        keep: Set[int] = frozenset(),
     ) -> None:
         from rlx.runners.stopping import AnswerText
 
         self.ids: list[int] = []
-        self._marks = marks or {}
-        self._answer, self._min_tokens = AnswerText(tokenizer, stop), min_tokens
+        self._answer, self._min_tokens = AnswerText(tokenizer, stop, keep), min_tokens
         self._out, self._before = out, before
         self._start = self._first = self._last = time.perf_counter()
 
@@ -132,7 +131,6 @@ class Answer:
             self._first = self._last
             self._before()
         self.ids.append(token)
-        self._show(self._marks.get(token, ""))
         self._show(self._answer.push(token, may_stop=len(self.ids) >= self._min_tokens))
 
     def finish(self) -> None:

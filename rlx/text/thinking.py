@@ -1,7 +1,7 @@
 """Reasoning in an answer: where a model's thinking ends and what it says begins.
 
-Text stage, used by the runners' text methods. Models that reason write it between two tags in front of the answer; the
-chat template may have written the first tag already, as the end of the prompt.
+Text stage, used by the runners' text methods and by `rlx chat`. Models that reason write it between two tags in front
+of the answer; the chat template may have written the first tag already, as the end of the prompt.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from dataclasses import dataclass
 
 from rlx.text.tokenizer import Tokenizer
 
-_TAGS = (("<think>", "</think>"), ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"))
+_TAGS = (
+    ("<think>", "</think>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<thinking>", "</thinking>"),
+    ("<|channel>thought", "<channel|>"),
+)
 _TAIL = 16  # tokens at the end of a prompt that are looked at for an open tag
 
 
@@ -32,9 +38,9 @@ class ThinkingTags:
         return None
 
     def ids(self, tokenizer: Tokenizer) -> frozenset[int]:
-        """The tokens that are a whole tag."""
-        found = (tokenizer.token_to_id(tag) for tag in (self.begin, self.end))
-        return frozenset(token for token in found if token is not None)
+        """The control tokens that are a tag or a part of one: texts of answers must not leave them out."""
+        texts = {token: tokenizer.vocabulary.tokens[token] for token in tokenizer.special_ids}
+        return frozenset(token for token, text in texts.items() if text and (text in self.begin or text in self.end))
 
     def is_open(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends inside the reasoning."""
@@ -44,7 +50,8 @@ class ThinkingTags:
 class ThinkingSplitter:
     """Splits the text of an answer, piece by piece, into reasoning and answer.
 
-    Line breaks and spaces around the tags belong to neither. What may be a part of a tag waits for the next piece.
+    Only a tag at the start of an answer begins reasoning: an answer may speak of tags later. Line breaks and spaces
+    around the tags belong to neither. What may be a part of a tag waits for the next piece.
 
     Args:
         tags: of the model; None takes everything for the answer.

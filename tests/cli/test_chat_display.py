@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from rlx.cli.chat.display import Display
 from rlx.cli.chat.markdown import MarkdownStream
-from rlx.cli.chat.thinking import ThinkingSplitter, thinking_marks
 from rlx.cli.output import printable
+from rlx.text.thinking import ThinkingSplitter, ThinkingTags
 
-MARKS = (("<think>", "</think>"),)
+TAGS = ThinkingTags("<think>", "</think>")
 
 
 class Screen(io.StringIO):
@@ -164,33 +164,13 @@ def test_no_text_breaks_it(pieces: list[str], size: int) -> None:
 # ---------------------------------------------------------------------------------------------------- thinking
 
 
-def test_marks_are_those_of_the_template() -> None:
-    assert thinking_marks("{{ '<think>' }} x {{ '</think>' }}") == MARKS
-    assert thinking_marks("{% if enable_thinking %}{% endif %}") == ()
-
-
-@pytest.mark.parametrize("size", [1, 2, 5, 100])
-def test_thinking_is_told_from_the_answer(size: int) -> None:
-    text = "<think>\nhm <b\n</think>\n\nyes, <think> is a mark"
-    splitter = ThinkingSplitter(MARKS)
-    parts = [part for at in range(0, len(text), size) for part in splitter.push(text[at : at + size])]
-    parts += splitter.finish()
-    assert "".join(part for thinks, part in parts if thinks) == "\nhm <b\n"
-    assert "".join(part for thinks, part in parts if not thinks) == "\n\nyes, <think> is a mark"
-
-
-def test_the_template_may_open_the_thinking() -> None:
-    assert ThinkingSplitter(MARKS, "<|im_start|>assistant\n<think>\n").is_thinking
-    assert not ThinkingSplitter(MARKS, "<|im_start|>assistant\n<think>\n\n</think>\n\n").is_thinking
-
-
 @pytest.mark.parametrize(
     ("fold", "expected"),
     [(False, ["one", "two", "", "yes and no", ""]), (True, ["(thought: 2 words)", "", "yes and no", ""])],
 )
 @pytest.mark.parametrize("markdown", [True, False])
 def test_thinking_is_dim_or_folded(fold: bool, expected: list[str], markdown: bool, screen: Screen) -> None:
-    display = Display(screen, ThinkingSplitter(MARKS), markdown=markdown, fold=fold)
+    display = Display(screen, ThinkingSplitter(TAGS), markdown=markdown, fold=fold)
     for char in "<think>\none\ntwo\n</think>\n\nyes and no":
         display.write(char)
     display.finish()
@@ -201,7 +181,7 @@ def test_control_characters_never_reach_the_terminal(screen: Screen) -> None:
     sent: list[str] = []
     write = screen.write
     screen.write = lambda text: sent.append(text) or write(text)  # type: ignore[method-assign]
-    display = Display(screen, ThinkingSplitter(MARKS), markdown=True, fold=False)
+    display = Display(screen, ThinkingSplitter(TAGS), markdown=True, fold=False)
     display.write(printable("*a*\x1b]0;title\x07 \x9b2J\n```\n\x1b[31m\n```\n&#27;[31m\n"))
     display.finish()
     left = re.sub(r"\x1b\[[0-9;]*[AJKmD]", "", "".join(sent))

@@ -80,6 +80,32 @@ def test_reasoning_is_apart(
     assert found.message.get("reasoning_content", "") == expected[0]
 
 
+@pytest.mark.parametrize(
+    ("template", "tags"),
+    [
+        ("{{ '<think>' }} x {{ '</think>' }}", ("<think>", "</think>")),
+        ("<|channel>thought x <channel|>", ("<|channel>thought", "<channel|>")),
+        ("{% if enable_thinking %}{% endif %}", None),
+    ],
+)
+def test_the_template_tells_the_tags(template: str, tags: tuple[str, str] | None, tokenizer: Tokenizer) -> None:
+    found = ThinkingTags.of(replace(tokenizer, chat_templates={"default": template}))
+    assert found == (None if tags is None else ThinkingTags(*tags))
+
+
+def test_a_prompt_may_open_and_close_the_reasoning(tokenizer: Tokenizer) -> None:
+    tags = ThinkingTags("<think>", "</think>")
+    for prompt, is_open in (("assistant\n<think>\n", True), ("assistant\n<think>\n\n</think>\n\n", False), ("", False)):
+        assert tags.is_open(tokenizer, tokenizer.encode(prompt)) == is_open
+
+
+def test_control_tokens_of_tags(tokenizer: Tokenizer) -> None:
+    """A control token counts if it is a part of a tag: in others, `thought` behind it is text."""
+    (begin,) = tokenizer.encode("<|im_start|>", add_special_tokens=False, parse_special=True)
+    assert ThinkingTags("<|im_start|>thought", "</thought>").ids(tokenizer) == {begin}
+    assert ThinkingTags("<think>", "</think>").ids(tokenizer) == frozenset()
+
+
 def test_a_template_without_a_switch(tokenizer: Tokenizer) -> None:
     with pytest.raises(ChatTemplateError, match="thinking: the model's chat template has no enable_thinking"):
         talking(tokenizer, "x").chat(ONE, thinking=True)

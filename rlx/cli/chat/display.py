@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TextIO
 
 from rlx.cli.chat.markdown import MarkdownStream
-from rlx.cli.chat.thinking import ThinkingSplitter
 from rlx.cli.output import counted
+from rlx.text.thinking import ThinkingSplitter
 
 _DIM, _NORMAL = "\x1b[2m", "\x1b[22m"
 
@@ -24,7 +24,7 @@ class Display:
     def __init__(self, out: TextIO, thinking: ThinkingSplitter, *, markdown: bool, fold: bool) -> None:
         self._out, self._thinking, self._fold = out, thinking, fold
         self._markdown = MarkdownStream(out) if markdown else None
-        self._thought = ""  # since the last opening mark, as far as it was shown
+        self._thought = ""  # as far as it is shown
         self._said = ""
 
     def isatty(self) -> bool:
@@ -35,14 +35,12 @@ class Display:
         self._out.flush()
 
     def write(self, text: str) -> None:
-        for is_thinking, part in self._thinking.push(text):
-            self._part(is_thinking, part)
+        self._parts(*self._thinking.push(text))
         self._out.flush()
 
     def finish(self) -> None:
         """The answer is over: what was held back, and the end of the line."""
-        for is_thinking, part in self._thinking.finish():
-            self._part(is_thinking, part)
+        self._parts(*self._thinking.finish())
         self._end_thinking()
         if self._markdown is not None:
             self._markdown.finish()
@@ -50,12 +48,13 @@ class Display:
             self._out.write("\n")
         self._out.flush()
 
-    def _part(self, is_thinking: bool, text: str) -> None:
-        if is_thinking:
-            self._think(text)
+    def _parts(self, thinking: str, text: str) -> None:
+        if thinking:
+            self._think(thinking)
+        if not text:
             return
         self._end_thinking()
-        text = text if self._said else text.lstrip("\n")  # templates put empty lines behind thinking
+        text = text if self._said else text.lstrip("\n")
         self._said += text
         if self._markdown is not None:
             self._markdown.write(text)
@@ -63,11 +62,10 @@ class Display:
             self._out.write(text)
 
     def _think(self, text: str) -> None:
-        text = text if self._thought else text.lstrip("\n")
-        if self._fold and not self._thought and text:
-            self._out.write(f"{_DIM}(thinking){_NORMAL}")
-        elif not self._fold and text:
+        if not self._fold:
             self._out.write(f"{_DIM}{text}{_NORMAL}")
+        elif not self._thought:
+            self._out.write(f"{_DIM}(thinking){_NORMAL}")
         self._thought += text
 
     def _end_thinking(self) -> None:
@@ -76,5 +74,5 @@ class Display:
         if self._fold:
             self._out.write(f"\r\x1b[K{_DIM}(thought: {counted(len(self._thought.split()), 'word')}){_NORMAL}\n\n")
         else:
-            self._out.write("\n" * (2 - len(self._thought) + len(self._thought.rstrip("\n"))))
+            self._out.write("\n\n")
         self._thought = ""

@@ -14,10 +14,10 @@ import click
 from rlx.cli.answering import INTERRUPTED_ANSWER, Answerer, Message, template_variables
 from rlx.cli.chat.conversation import Conversation
 from rlx.cli.chat.settings import Settings
-from rlx.cli.chat.thinking import ThinkingSplitter, thinking_marks
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.output import ENDS, Answer, Bars, counted, stdout
 from rlx.errors import PromptError
+from rlx.text.thinking import ThinkingSplitter, ThinkingTags
 
 if TYPE_CHECKING:
     from rlx.cli.chat.display import Display
@@ -29,7 +29,6 @@ _ROOM = (
     "--drop-oldest on the command line, forgets the oldest messages; a larger --max-seq holds more"
 )
 _NEARLY_FULL = 10  # warn when less than this part of the context is left
-_PROMPT_END = 32  # tokens of a prompt in which a template may open the thinking
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Session:
         self.interrupts, self._bars, self.conversation = interrupts, bars, conversation
         self.last: Turn | None = None
         self.is_full = False  # whether the last question did not fit
-        self._marks = thinking_marks(runner.tokenizer.chat_template or "")
+        self._tags = ThinkingTags.of(runner.tokenizer)
 
     @property
     def used(self) -> int:
@@ -104,10 +103,10 @@ class Session:
         ids = prompts[0]
         reused, answerer = self.runner.stats()["reused_tokens"], self._answerer()
         display = self._display(ids)
-        marks = self._mark_tokens() if display else None
+        keep = self._tags.ids(self.runner.tokenizer) if display and self._tags else frozenset()
         self._bars.waiting("reading the prompt")
         try:
-            answer, end = answerer(ids, display or stdout(), self._bars.pause, self.interrupts, marks)
+            answer, end = answerer(ids, display or stdout(), self._bars.pause, self.interrupts, keep)
         finally:
             self._bars.pause()
             if display is not None:
@@ -171,16 +170,10 @@ class Session:
             return None
         from rlx.cli.chat.display import Display
 
-        splitter = ThinkingSplitter(self._marks, self.runner.tokenizer.decode(ids[-_PROMPT_END:]))
+        is_open = self._tags is not None and self._tags.is_open(self.runner.tokenizer, ids)
+        splitter = ThinkingSplitter(self._tags, is_open)
         values = self.settings.values
         return Display(stdout(), splitter, markdown=values["markdown"], fold=values["fold_thinking"])
-
-    def _mark_tokens(self) -> dict[int, str]:
-        """Control tokens that mark thinking, which text otherwise leaves out."""
-        tokenizer = self.runner.tokenizer
-        texts = {token: tokenizer.vocabulary.tokens[token] for token in tokenizer.special_ids}
-        marks = [mark for pair in self._marks for mark in pair]
-        return {token: text for token, text in texts.items() if any(text in mark for mark in marks)}
 
 
 def can_draw() -> bool:
