@@ -16,7 +16,7 @@ from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.profile import CompileProfile
 from rlx.runners.opened import check_types, open_model
-from rlx.runtime.cache import CompileCache
+from rlx.runtime.cache import CompileCache, checked_cache
 from rlx.runtime.kv import kv_dtype as cache_type
 from rlx.runtime.limits import context_length, warn_beyond, worker_count
 from rlx.weights import ModelWeights, WeightLoader
@@ -96,7 +96,7 @@ class Setup:
             cache_type(chosen.kv_dtype or profile.kv_dtype, profile.is_exact, models.cache_dtype(config, weights)),
             worker_count(chosen.threads, profile.threads),
             min(config.context, DEFAULT_CONTEXT) if length is None else context_length("max_seq", length),
-            CompileCache.default(profile.cache, profile.capacity) if chosen.cache is None else chosen.cache,
+            checked_cache(CompileCache.default(profile.cache, profile.capacity) if chosen.cache is None else chosen.cache),
             Path(chosen.dump_ir) if chosen.dump_ir else None,
         )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, cast
 
 from rlx import env, trace
-from rlx.errors import CacheError
+from rlx.errors import ArgumentError, CacheError
 from rlx.profile.keys import MAX_PROGRAMS
 from rlx.runtime.entry import Entry, encode
 from rlx.runtime.key import CompileKey
@@ -268,3 +268,11 @@ def _close(program: Any) -> None:
     close = getattr(program, "close", None)
     if callable(close):
         close()
+
+
+def checked_cache(cache: object) -> CompileCache:
+    """The argument `cache` of a call; `ArgumentError` if it is not a compile cache."""
+    if not isinstance(cache, CompileCache):
+        hint = "rlx.CompileCache.default() is one."
+        raise ArgumentError(f"cache is {cache!r}, expected a CompileCache", hint=hint)
+    return cache

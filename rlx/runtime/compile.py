@@ -32,7 +32,7 @@ from rlx.passes import pipeline
 from rlx.passes.layout import MATRIX_LAYOUT
 from rlx.passes.options import Options
 from rlx.passes.report import Event, PassReport, Report, fold
-from rlx.runtime.cache import CompileCache, Files
+from rlx.runtime.cache import CompileCache, Files, checked_cache
 from rlx.runtime.debug import show_program, watch
 from rlx.runtime.inspection import REPORT
 from rlx.runtime.key import CompileKey, digest_text, versions
@@ -152,10 +152,7 @@ class Compiler:
     def __init__(
         self, target: Target | None = None, cache: CompileCache | None = None, progress: Progress | None = None
     ) -> None:
-        if not isinstance(cache, CompileCache | None):
-            hint = "rlx.CompileCache.default() is one."  # type: ignore[unreachable]
-            raise ArgumentError(f"cache is {cache!r}, expected a CompileCache", hint=hint)
-        self.cache = cache if cache is not None else CompileCache.default()
+        self.cache = CompileCache.default() if cache is None else checked_cache(cache)
         self.target = tuned(target or Target.host(), self.cache)
         self.compiled: list[Compilation] = []
         self._progress = progress or (lambda what, done, total: None)
@@ -365,7 +362,7 @@ def program_name(graph: Graph) -> str:
     weights = [node for name, node in graph.leaves("weight").items() if name not in graph.constants]
     count = sum(prod(dim for dim in node.shape if isinstance(dim, int)) for node in weights)
     for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
-        if count >= unit:
+        if count >= 0.9995 * unit:  # what three digits round up to the unit
             return f"{graph.name} {count / unit:.3g}{letter}"
     return f"{graph.name} {count}" if count else graph.name
 

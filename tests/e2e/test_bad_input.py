@@ -375,7 +375,7 @@ def test_profiles(text: str, model: Path, tmp_path: Path, cli: Rlx) -> None:
 
 def test_profiles_that_are_no_files(model: Path, tmp_path: Path, cli: Rlx) -> None:
     missing = tmp_path / "missing.toml"
-    message = "the profile cannot be read: No such file or directory"
+    message = "the file cannot be read: No such file or directory"
     with raising(ProfileError, f"missing.toml: {message}"):
         rlx.auto_runner(model, profile=missing)
     refused(cli("compile", model, "--profile", missing), str(missing), message)
