@@ -89,6 +89,8 @@ class Setup:
         loaded = CompileProfile.load(given)
         _check_family(loaded, config.family, source)
         profile, length = loaded.with_precision(chosen.precision, "auto"), chosen.max_seq
+        cache = CompileCache.default(profile.cache, profile.capacity) if chosen.cache is None else chosen.cache
+        checked_cache(cache)
         return Setup(
             profile,
             source,
@@ -96,7 +98,7 @@ class Setup:
             cache_type(chosen.kv_dtype or profile.kv_dtype, profile.is_exact, models.cache_dtype(config, weights)),
             worker_count(chosen.threads, profile.threads),
             min(config.context, DEFAULT_CONTEXT) if length is None else context_length("max_seq", length),
-            checked_cache(CompileCache.default(profile.cache, profile.capacity) if chosen.cache is None else chosen.cache),
+            cache,
             Path(chosen.dump_ir) if chosen.dump_ir else None,
         )
 

@@ -102,8 +102,8 @@ class TextRunner(LmRunner):
     def chat_stream(self, messages: Messages, max_tokens: int | None = None, **options: Any) -> Stream:
         """`chat` as a stream: an iterator of `Step` with `text` and `thinking`.
 
-            for step in runner.chat_stream("Tell me a story.", max_tokens=200):
-                print(step.text, end="", flush=True)
+        for step in runner.chat_stream("Tell me a story.", max_tokens=200):
+            print(step.text, end="", flush=True)
         """
         return self._streamed(self._chat_call("chat_stream", messages, options), max_tokens, options)
 
