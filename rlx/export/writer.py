@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import ArgumentError, ModelFileError, OutputError, ResourceError, named_refusals
-from rlx.export.partial import into_place
 from rlx.ir.dtypes import DType
+from rlx.partial_file import into_place
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter

@@ -15,7 +15,8 @@ from rlx import models
 from rlx.errors import ConfigError
 from rlx.models import ModelConfig
 from rlx.weights import WeightLoader, open_weights
-from rlx.weights.loader import model_format, resolve_model_path
+from rlx.weights.loader import model_format
+from rlx.weights.locate import resolve_model_path
 from rlx.weights.safetensors import read_config
 
 Config = str | PathLike[str] | Mapping[str, Any] | ModelConfig

@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -31,6 +30,7 @@ import numpy as np
 
 from rlx.errors import SnapshotError
 from rlx.json_file import open_regular, parse_object
+from rlx.partial_file import into_place
 
 Array = np.ndarray[Any, Any]
 
@@ -86,13 +86,8 @@ class Snapshot:
         """
         path = Path(path)
         try:
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-                try:
-                    self._write(file)  # type: ignore[arg-type]
-                except BaseException:
-                    os.unlink(file.name)
-                    raise
-            os.replace(file.name, path)
+            with into_place(path, 0o600) as partial, partial.open("wb") as file:
+                self._write(file)
         except OSError as error:
             raise SnapshotError(f"the snapshot cannot be written: {error.strerror}", where=path) from error
 

@@ -28,8 +28,8 @@ def load_tokenizer(path: str | PathLike[str]) -> Tokenizer:
         AmbiguousModelError: the folder holds several models.
         ModelFileError: the path or the GGUF file cannot be used.
     """
-    from rlx.weights.loader import model_format, resolve_model_path
-    from rlx.weights.locate import models_in
+    from rlx.weights.loader import model_format
+    from rlx.weights.locate import models_in, resolve_model_path
 
     given = Path(path).expanduser()
     if given.is_dir() and not models_in(given):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlx.cli.answering import Message
 from rlx.errors import ChatError
+from rlx.json_file import read_bytes
+from rlx.partial_file import into_place
 
 FORMAT = "rlx-chat-1"  # of a saved conversation
 _MAX_BYTES = 64 << 20
@@ -68,8 +68,12 @@ def save(path: str, conversation: Conversation, model: str | None, settings: Map
         hint = "it stays as it is: choose another name"
         raise ChatError("the file is there and is no saved conversation", where=path, hint=hint)
     saved = {"format": FORMAT, "model": model, "messages": conversation.messages(), "settings": dict(settings)}
+    text = json.dumps(saved, ensure_ascii=False, indent=2) + "\n"
     try:
-        _write(file, json.dumps(saved, ensure_ascii=False, indent=2) + "\n")
+        with into_place(file, 0o600) as partial, partial.open("wb") as out:
+            out.write(text.encode("utf-8", "surrogatepass"))
+            out.flush()
+            os.fsync(out.fileno())
     except OSError as error:
         raise ChatError(f"it cannot be written: {error.strerror}", where=path) from error
     return replaces
@@ -80,21 +84,6 @@ def _found(path: str) -> Path:
     if "\0" in path:
         raise ChatError(f"{path!r} is no file name")
     return Path(os.path.realpath(os.path.expanduser(path)))
-
-
-def _write(path: Path, text: str) -> None:
-    """Puts a file in its place when it is complete; an error leaves what was there."""
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogatepass") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(partial)
-        raise
 
 
 def _is_saved(path: Path) -> bool:
@@ -133,15 +122,9 @@ def load(path: str) -> tuple[Conversation, dict[str, Any]]:
 
 def _read(file: Path, path: str) -> dict[str, Any]:
     """The JSON object in a file; a list of messages as the object that has it."""
-    try:
-        if not file.is_file():  # a FIFO would wait for ever
-            raise ChatError("there is no such file", where=path)
-        with file.open("rb") as opened:
-            data = opened.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise ChatError(f"it cannot be read: {error.strerror}", where=path) from error
-    if len(data) > _MAX_BYTES:
-        raise ChatError(f"it has more than {_MAX_BYTES >> 20} MiB", where=path)
+    if not file.exists():
+        raise ChatError("there is no such file", where=path)
+    data = read_bytes(file, ChatError, _MAX_BYTES)
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:

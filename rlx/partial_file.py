@@ -1,7 +1,8 @@
 """A file that appears when it is whole: written under another name beside it, and renamed.
 
-Export stage. The process that writes a partial file holds a lock on it. A killed process loses its locks, so a partial
-file that nobody holds is left over, and the next one that writes into the folder removes it.
+Used by every stage that writes a file for the user. The process that writes a partial file holds a lock on it. A killed
+process loses its locks, so a partial file that nobody holds is left over, and the next one that writes into the folder
+removes it.
 """
 
 from __future__ import annotations
@@ -26,14 +27,17 @@ _FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os
 
 
 @contextlib.contextmanager
-def into_place(out: Path) -> Iterator[Path]:
+def into_place(out: Path, mode: int = 0o666) -> Iterator[Path]:
     """A name beside `out` for the body to write to; at the end it becomes `out`, after an error it is removed.
+
+    Args:
+        mode: permissions of the file, less the umask.
 
     Raises:
         OSError: the folder cannot be written.
     """
     collect(out.parent)
-    partial, lock = _new(out)
+    partial, lock = _new(out, mode)
     try:
         yield partial
         partial.replace(out)
@@ -43,11 +47,11 @@ def into_place(out: Path) -> Iterator[Path]:
             os.close(lock)
 
 
-def _new(out: Path) -> tuple[Path, int | None]:
+def _new(out: Path, mode: int) -> tuple[Path, int | None]:
     """An empty file and the descriptor that locks it. Before it is locked it may be taken for left over; then again."""
     while True:
-        partial = out.with_name(f"{out.name}.rlx-{os.getpid()}-{secrets.token_hex(4)}.partial")
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
+        partial = out.with_name(f"{out.name[:200]}.rlx-{os.getpid()}-{secrets.token_hex(4)}.partial")
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, mode)
         if _flock is None:
             os.close(descriptor)
             return partial, None

@@ -12,7 +12,7 @@ import pytest
 
 from rlx.errors import OutputError, ResourceError
 from rlx.export.convert import convert
-from rlx.export.partial import collect, into_place
+from rlx.partial_file import collect, into_place
 
 
 @pytest.fixture
@@ -32,6 +32,16 @@ def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
     assert names(tmp_path) == ["m.gguf"]
     assert out.read_bytes() == b"x"
     assert out.stat().st_mode & 0o777 == 0o666 & ~current_umask()
+    with into_place(out, 0o600) as partial:
+        partial.write_bytes(b"secret")
+    assert out.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_long_name(tmp_path: Path) -> None:
+    out = tmp_path / ("n" * 250)
+    with into_place(out) as partial:
+        partial.write_bytes(b"x")
+    assert names(tmp_path) == [out.name]
 
 
 def current_umask() -> int:
