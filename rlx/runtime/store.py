@@ -447,8 +447,8 @@ class Store:
         needed = sum(row.nbytes for row in rows if row.digest in own)
         self._warn(
             "small",
-            f"the limit of the compile cache {self.root}, {_size(self.limit)}, is too small: this process stored"
-            f" {_size(needed)}, evicts what it stored itself, and the next start compiles it again."
+            f"the limit of the compile cache {self.root}, {env.size(self.limit)}, is too small: this process stored"
+            f" {env.size(needed)}, evicts what it stored itself, and the next start compiles it again."
             f" Raise RLX_CACHE_LIMIT (to {_limit_text(2 * needed)}, for example), or say RLX_CACHE=off",
         )
 
@@ -462,14 +462,6 @@ class Store:
 
     def _note_total(self, nbytes: int) -> None:
         self.write_file(_TOTAL, str(nbytes).encode())
-
-
-def _size(nbytes: int) -> str:
-    """Bytes for people, in the unit of RLX_CACHE_LIMIT."""
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.3g} {name}"
-    return f"{nbytes} byte{'s' * (nbytes != 1)}"
 
 
 def _limit_text(nbytes: int) -> str:
