@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,20 +15,8 @@ import pytest
 
 from rlx.errors import NumericalError
 from rlx.runners.ahead import Ahead
-from rlx.runners.ready import ReadyPrograms
+from rlx.runners.ready import ProgramRecord, ReadyPrograms
 from rlx.runtime.compile import Compilation
-
-
-@dataclass(frozen=True)
-class Record:
-    phase: str
-    bucket: tuple[int, int]
-    kernels: int
-    object_bytes: int
-    seconds: float
-    cached: bool
-    digest: str = "0" * 64
-    reason: str = ""
 
 
 def tokens_as_numbers(eog_ids: Collection[int] = ()) -> Any:
@@ -91,7 +79,10 @@ class FakeEngine(Stepwise):
         self._embed = random.normal(size=(vocab_size, 8))
         self._mix, self._head = random.normal(size=(8, 8)), random.normal(size=(8, vocab_size))
         self._states, self._ids = [np.zeros(8)], list[int]()
-        self.records = [Record("decode", (1, 1), 9, 4000, 0.5, False), Record("prefill", (2, 16), 12, 9000, 0.01, True)]
+        self.records = [
+            ProgramRecord("decode", (1, 1), 9, 4000, 0.5, False, "0" * 64),
+            ProgramRecord("prefill", (2, 16), 12, 9000, 0.01, True, "0" * 64),
+        ]
 
     @property
     def past(self) -> int:
@@ -167,11 +158,11 @@ class FakeEngine(Stepwise):
 
     def compile(
         self,
-        on_program: Callable[[Record], None] | None = None,
+        on_program: Callable[[ProgramRecord], None] | None = None,
         batch: int = 1,
         phase: str | None = None,
         rows: int | None = None,
-    ) -> list[Record]:
+    ) -> list[ProgramRecord]:
         self.prepared = batch
         for record in self.records:
             if on_program:
@@ -257,4 +248,4 @@ def with_config(engine: FakeEngine, **changes: Any) -> FakeEngine:
     return engine
 
 
-__all__ = ["FakeEngine", "Opened", "Record", "install", "replace", "with_config"]
+__all__ = ["FakeEngine", "Opened", "install", "replace", "with_config"]

@@ -137,10 +137,9 @@ class CachedRunner(TextRunner):
 
     def predict_logits(self, ids: TokenIds, all_positions: bool = False) -> Logits:
         with self._exclusive("predict_logits"):
-            engine = self._engine
             context = self.checked_ids(ids)
-            with engine.scratch():
-                return check_finite(engine.forward(context, all_positions), "predict_logits")
+            with self._engine.scratch():
+                return check_finite(self._engine.forward(context, all_positions), "predict_logits")
 
     def _logits(self, context: list[int]) -> Logits:
         with self._engine.scratch():
@@ -170,10 +169,9 @@ class CachedRunner(TextRunner):
             hint = f"give {' or '.join(map(repr, POOLINGS))}"
             raise ArgumentError(f"pooling is {pooling!r}", where="embed", hint=hint)
         with self._exclusive("embed"):
-            engine = self._engine
             context = self.checked_ids(ids)
-            with engine.scratch():
-                pieces = [check_finite(rows, "embed") for rows in engine.hidden_rows(context)]
+            with self._engine.scratch():
+                pieces = [check_finite(rows, "embed") for rows in self._engine.hidden_rows(context)]
         total = np.sum([rows.sum(0, dtype=np.float64) for rows in pieces], 0)
         vector = total / len(context) if pooling == "mean" else pieces[-1][-1].astype(np.float64)
         length = float(np.linalg.norm(vector)) if normalize else 1.0
@@ -191,8 +189,7 @@ class CachedRunner(TextRunner):
             NumericalError: a logit is NaN or infinite.
         """
         with self._exclusive("prefill_logits"):
-            engine = self._engine
-            return self._prefill(engine, self.checked_ids(ids))
+            return self._prefill(self._engine, self.checked_ids(ids))
 
     def decode_logits(self, token: int) -> Logits:
         """Continues the session by one token.
@@ -205,10 +202,9 @@ class CachedRunner(TextRunner):
             NumericalError: a logit is NaN or infinite.
         """
         with self._exclusive("decode_logits"):
-            engine = self._engine
-            if not engine.past:
+            if not self._engine.past:
                 raise PromptError("there is no session", where="decode_logits", hint="call prefill_logits first")
-            return self._decode(engine, check_ids([token], self.vocab_size, "token")[0])
+            return self._decode(self._engine, check_ids([token], self.vocab_size, "token")[0])
 
     @property
     def past_seq(self) -> int:
@@ -218,8 +214,7 @@ class CachedRunner(TextRunner):
     def reset(self) -> None:
         """Ends the session."""
         with self._exclusive("reset"):
-            engine = self._engine
-            engine.reset()
+            self._engine.reset()
 
     def snapshot(self) -> Snapshot:
         """A copy of the session: its token ids, the used part of every cache, and the recurrent states.
@@ -227,8 +222,7 @@ class CachedRunner(TextRunner):
         It is immutable, and `Snapshot.save` writes it to a file.
         """
         with self._exclusive("snapshot"):
-            engine = self._engine
-            return engine.snapshot()
+            return self._engine.snapshot()
 
     def restore(self, snapshot: Snapshot) -> None:
         """Replaces the session by a snapshot. The context may be longer or shorter than that of the snapshot's runner.
@@ -238,8 +232,7 @@ class CachedRunner(TextRunner):
             PromptError: it holds more tokens than the context.
         """
         with self._exclusive("restore"):
-            engine = self._engine
-            engine.restore(snapshot)
+            self._engine.restore(snapshot)
 
     # ---------------------------------------------------------------------------------------------- text
 
@@ -363,8 +356,7 @@ class CachedRunner(TextRunner):
             CacheError: the cache is read-only and lacks a program.
         """
         with self._exclusive("compile"):
-            engine = self._engine
-            return engine.compile(on_program, batch, phase, rows)
+            return self._engine.compile(on_program, batch, phase, rows)
 
     @property
     def programs(self) -> ReadyPrograms:
@@ -385,8 +377,7 @@ class CachedRunner(TextRunner):
         counts `steps` with drafts, and how many tokens were `drafted` and `accepted`.
         """
         with self._exclusive("stats"):
-            engine = self._engine
-            return {**engine.stats(), "reused_tokens": self._reused, "speculation": asdict(self._speculated)}
+            return {**self._engine.stats(), "reused_tokens": self._reused, "speculation": asdict(self._speculated)}
 
     def close(self) -> None:
         """Releases memory and threads, and ends this thread's stream. Can be called more than once."""

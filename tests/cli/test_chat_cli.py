@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ import gguf
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from fake_engine import Opened, install
+from fake_engine import Opened
 from talker import END, USER, Talker, raising, turns
 
 from rlx import demo
@@ -23,22 +22,12 @@ from rlx.cli.main import cli
 from rlx.runners import CachedRunner
 from rlx.text import Tokenizer, load_tokenizer
 
+pytestmark = pytest.mark.usefixtures("opened")
+
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return load_tokenizer(demo.path())
-
-
-@pytest.fixture
-def talker() -> Talker:
-    return Talker()
-
-
-@pytest.fixture(autouse=True)
-def opened(monkeypatch: pytest.MonkeyPatch, talker: Talker) -> Iterator[Opened]:
-    opened = install(monkeypatch, talker.make)
-    yield opened
-    assert all(engine.closed for engine in opened.engines), "every engine is given back, whatever happened"
 
 
 @pytest.fixture

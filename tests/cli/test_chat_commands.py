@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from desk import Desk
-from fake_engine import Opened, install
 from talker import END, Talker, turns
 
 from rlx.cli.chat.conversation import FORMAT, Conversation, load, save
@@ -19,22 +17,7 @@ from rlx.cli.chat.settings import Settings
 from rlx.errors import ChatError
 from rlx.sampling import SampleOpts
 
-
-@pytest.fixture
-def talker() -> Talker:
-    return Talker()
-
-
-@pytest.fixture(autouse=True)
-def opened(monkeypatch: pytest.MonkeyPatch, talker: Talker) -> Iterator[Opened]:
-    opened = install(monkeypatch, talker.make)
-    yield opened
-    assert all(engine.closed for engine in opened.engines)
-
-
-@pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch, talker: Talker) -> Desk:
-    return Desk(monkeypatch, talker)
+pytestmark = pytest.mark.usefixtures("opened")
 
 
 # ---------------------------------------------------------------------------------------------------- commands

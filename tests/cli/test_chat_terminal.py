@@ -7,13 +7,12 @@ import signal
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from desk import Desk
-from fake_engine import Opened, install
 from prompt_toolkit.input import create_pipe_input
 from talker import SLOW, WAITS, Talker, Terminal, turns
 
@@ -22,28 +21,13 @@ from rlx.cli.interrupts import Interrupts
 from rlx.cli.output import Answer, Bars
 from rlx.runners import CachedRunner
 
+pytestmark = pytest.mark.usefixtures("opened")
+
 PASTE = "\x1b[200~{}\x1b[201~"
 
 
 def interrupt(*_: object, **__: object) -> None:
     os.kill(os.getpid(), signal.SIGINT)
-
-
-@pytest.fixture
-def talker() -> Talker:
-    return Talker()
-
-
-@pytest.fixture(autouse=True)
-def opened(monkeypatch: pytest.MonkeyPatch, talker: Talker) -> Iterator[Opened]:
-    opened = install(monkeypatch, talker.make)
-    yield opened
-    assert all(engine.closed for engine in opened.engines)
-
-
-@pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch, talker: Talker) -> Desk:
-    return Desk(monkeypatch, talker)
 
 
 # ---------------------------------------------------------------------------------------------------- Ctrl-C
