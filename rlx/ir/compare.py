@@ -1,4 +1,4 @@
-"""How two graphs differ, in words: what `rlx cache diff` says of two programs."""
+"""Differences between two graphs as text; used by `rlx cache diff`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlx.ir import printer
 from rlx.ir.graph import Graph
 from rlx.ir.node import LEAVES, Node
 
-_SHOWN = 3  # places of one kind
+_SHOWN = 3  # differing values that are listed
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class Difference:
     """One way in which two graphs differ.
 
     Attributes:
-        what: such as "output token", "state dtype", "op linear"; a count in brackets where there are several places.
-        left, right: in the first and in the second graph; "" where that graph has no such thing.
+        what: such as "output token", "state dtype", "op linear"; with a count in brackets if several places differ.
+        left, right: in the first and in the second graph; "" if that graph has no counterpart.
     """
 
     what: str
@@ -28,9 +28,9 @@ class Difference:
 
 
 def differences(a: Graph, b: Graph) -> list[Difference]:
-    """What differs: outputs; shapes and dtypes of inputs, weights and states; counts of ops; the first places.
+    """The differences: outputs; shapes and dtypes of inputs, weights and states; counts of ops; the first values.
 
-    Empty exactly where the two graphs compute the same.
+    Empty if and only if the two graphs compute the same.
 
     >>> from rlx.ir import ops
     >>> a, b = Graph("a"), Graph("b")
@@ -57,7 +57,7 @@ def _range(bound: tuple[int, int] | None) -> str:
 
 
 def _named(kind: str, a: Mapping[str, Node], b: Mapping[str, Node]) -> list[Difference]:
-    """Values that have names in a graph's interface. Equal changes of several of them are one row."""
+    """Named values: inputs, weights, states, outputs. Equal changes of several of them share one row."""
     only_a, only_b = [name for name in a if name not in b], [name for name in b if name not in a]
     rows = [Difference(f"{kind} {name}", _type(a[name]), "") for name in only_a[:_SHOWN]]
     rows += [Difference(f"{kind} {name}", "", _type(b[name])) for name in only_b[:_SHOWN]]
@@ -85,7 +85,7 @@ def _counts(a: Graph, b: Graph) -> list[Difference]:
 
 
 def _places(a: Graph, b: Graph) -> list[Difference]:
-    """The first computed values of one name that are computed in another way, or are in one graph only."""
+    """The first computed values with equal names that are computed differently, or exist in one graph only."""
     left, right = _lines(a), _lines(b)
     names = [*left, *(name for name in right if name not in left)]
     rows = [(name, left.get(name, ""), right.get(name, "")) for name in names]
@@ -98,7 +98,7 @@ def _places(a: Graph, b: Graph) -> list[Difference]:
 
 
 def _lines(graph: Graph) -> dict[str, str]:
-    """Name -> how it is computed, of every value but leaves."""
+    """Name -> IR line of every value except leaves."""
     names = graph.names()
     nodes = (node for node in graph.nodes() if node.op not in LEAVES)
     return {names[node]: printer.line(node, names).partition(" = ")[2] for node in nodes}

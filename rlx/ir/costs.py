@@ -1,4 +1,4 @@
-"""What a node costs: floating-point operations by the op table, and the bytes that it must touch."""
+"""The cost of a node: floating-point operations from the op table, and the bytes that it must access."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def _size(node: Node, env: Mapping[str, int]) -> tuple[int, ...]:
 def _touched(
     node: Node, sizes: list[tuple[int, ...]], result: tuple[int, ...], attrs: Mapping[str, Any]
 ) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
-    """The part of each operand that is read, and of the result that is written."""
+    """The elements of each operand that are read, and of the result that are written."""
     if node.op == "embedding":
         return [result, sizes[1]], result
     if node.op == "expert_linear":
-        experts = min(prod(sizes[1]), sizes[2][0])  # the chosen ones, were they all different
+        experts = min(prod(sizes[1]), sizes[2][0])  # upper bound: all chosen experts differ
         return [*sizes[:2], *((experts, *s[1:]) for s in sizes[2:])], result
     if node.op == "last_row":
         return [result], result

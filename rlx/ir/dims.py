@@ -1,8 +1,8 @@
 """Symbolic dimensions: integers and affine forms over named symbols.
 
-`SEQ` is the number of new tokens in a call, `PAST_SEQ` the number of tokens already in the KV cache, `CTX` the cache's
-capacity, `WINDOW_CTX` that of a cache that keeps a sliding window only, and `SLOTS` the number of sequences that states
-have room for in a batch. A dim without symbols is a plain `int`, so static shapes stay ordinary tuples.
+`SEQ` is the number of new tokens in a call, `PAST_SEQ` the number of tokens already in the KV cache, `CTX` the capacity
+of a full cache, `WINDOW_CTX` that of a ring, and `SLOTS` the number of sequences that the states of a batch have room
+for. A dim without symbols is a plain `int`, so static shapes stay ordinary tuples.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Dim:
     `Dim("N")` is the symbol N, a size that is known when the program runs.
 
     Raises:
-        GraphError: a symbol's name is no word of letters, digits and `_`.
+        GraphError: a symbol's name is not a word of letters, digits and `_`.
     """
 
     __slots__ = ("const", "terms")
@@ -83,7 +83,7 @@ def _normal(terms: Mapping[str, int], const: int) -> DimLike:
 
 
 def symbol(name: str) -> Dim:
-    """The dim that is just the symbol `name`."""
+    """The dim that consists of the symbol `name`."""
     return Dim({name: 1})
 
 
@@ -97,7 +97,7 @@ def symbols(dim: DimLike) -> frozenset[str]:
 
 
 def bind(dim: DimLike, env: Mapping[str, DimLike]) -> DimLike:
-    """Replaces the symbols that `env` knows; the rest stay."""
+    """Replaces the symbols in `env`; the others stay."""
     if not isinstance(dim, Dim):
         return dim
     result: DimLike = dim.const
@@ -107,7 +107,7 @@ def bind(dim: DimLike, env: Mapping[str, DimLike]) -> DimLike:
 
 
 def value(dim: DimLike, env: Mapping[str, int]) -> int:
-    """The number a dim stands for; `GraphError` if `env` lacks one of its symbols."""
+    """The number that a dim evaluates to; `GraphError` if `env` lacks one of its symbols."""
     bound = bind(dim, env)
     if isinstance(bound, Dim):
         missing = ", ".join(sorted(symbols(bound)))

@@ -1,4 +1,4 @@
-"""Data types: one row a type, GGUF block formats included.
+"""Data types: one row per type, GGUF block formats included.
 
 A block format stores `block` consecutive elements of a row in `nbytes` bytes; scalar types have a block of one.
 Source of ids, block sizes and byte counts: the GGUF registry (ggml.h; the `gguf` package's `GGML_QUANT_SIZES`), which
@@ -17,14 +17,14 @@ from rlx.errors import ShapeError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """A storage type. Types are compared by identity: there is one object a row.
+    """A storage type. There is one object per type; types are compared by identity.
 
     Attributes:
         name: lower-case name, as printed in IR text.
-        block: elements a block.
-        nbytes: bytes a block.
-        numpy: name of the NumPy type whose bytes these are, or None for block formats; bf16 is held as uint16.
-        ggml: the type's id in a GGUF file, or None where GGUF has none.
+        block: elements per block.
+        nbytes: bytes per block.
+        numpy: name of the NumPy type with the same bytes; None for block formats. bf16 is held as uint16.
+        ggml: the type's id in a GGUF file; None if GGUF has no such type.
     """
 
     name: str
@@ -43,7 +43,7 @@ class DType:
 
     @property
     def has_integer_codes(self) -> bool:
-        """Whether values are integers times scales: what int8 activations can be multiplied with."""
+        """Whether values are integers times scales, so that they can be multiplied with int8 activations."""
         return self.is_quantized and self is not F8_E4M3
 
     def row_bytes(self, elements: int) -> int:
@@ -98,22 +98,22 @@ MXFP4 = DType("mxfp4", 32, 17, None, 39)
 NVFP4 = DType("nvfp4", 64, 36, None, 40)
 Q1_0 = DType("q1_0", 128, 18, None, 41)
 
-# Numbers of 8 bits as safetensors checkpoints have them, brought into blocks: an f32 scale, then 32 e4m3fn bytes.
+# 8-bit floats of safetensors checkpoints, rearranged into blocks: an f32 scale, then 32 e4m3fn bytes.
 F8_E4M3 = DType("f8_e4m3", 32, 36)
 
-# An int8 activation row: see rlx/codegen/layouts.py for its bytes. Never found in a file.
+# An int8 activation row: see rlx/codegen/layouts.py for its bytes. Does not occur in files.
 Q8A = DType("q8a", 32, 44)
 
-#: What a linear takes as activations: f32, or what `quantize` prepares from it.
+#: Activation types of a linear: f32, or the output types of `quantize`.
 ACTIVATIONS: dict[str, DType] = {t.name: t for t in (F32, Q8A, BF16)}
 
-#: What caches of keys and values may hold.
+#: Types of KV caches.
 KV_DTYPES = (F32, F16, BF16, Q8_0, Q4_0)
 
-#: What names a type: see `dtype`.
+#: Values that `dtype` accepts.
 DTypeLike: TypeAlias = DType | str | type[Any] | Any
 
-#: Names that NumPy and PyTorch have for types of the table.
+#: NumPy's and PyTorch's names for types of the table.
 _ALIASES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64", "int8": "i8", "int16": "i16",
             "int32": "i32", "int64": "i64", "uint8": "u8", "float": "f32", "half": "f16"}  # fmt: skip
 
@@ -122,10 +122,10 @@ BY_GGML: dict[int, DType] = {t.ggml: t for t in DTYPES.values() if t.ggml is not
 
 
 def dtype(value: Any) -> DType:
-    """The type that a value names: a `DType`, a name such as "f32", "float32" or "q4_k", a type of NumPy or PyTorch.
+    """Converts a value to a type: a `DType`, a name such as "f32", "float32" or "q4_k", a type of NumPy or PyTorch.
 
     Raises:
-        ShapeError: it names none.
+        ShapeError: the value names no type.
     """
     if isinstance(value, DType):
         return value

@@ -1,4 +1,4 @@
-"""How many floating-point operations an op does: (operand sizes, result size, attributes) -> a count.
+"""Floating-point operation counts: (operand sizes, result size, attributes) -> a count.
 
 The cost column of the op table in `rlx.ir.ops`.
 """
@@ -47,7 +47,7 @@ def gated_delta(ins: Sizes, out: tuple[int, ...], attrs: Mapping[str, Any]) -> i
 
 
 def attention(ins: Sizes, out: tuple[int, ...], attrs: Mapping[str, Any]) -> int:
-    """Two products of head_dim for each query head and visible key; a bias makes later keys visible, too."""
+    """Two dot products of head_dim per query head and visible key; with a bias later keys are visible, too."""
     rows, heads, head_dim = ins[0]
     if len(ins) > 3:
         return 4 * heads * head_dim * rows * int(attrs["length"])

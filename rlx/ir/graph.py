@@ -1,7 +1,7 @@
 """Graphs: nodes under named outputs.
 
-A `Graph` only names the outputs, holds the values of constants, and remembers what the passes have learnt (phase and
-bounds of the symbols); the nodes are shared (`rlx.ir.node`).
+A `Graph` names the outputs, holds the values of constants, and records what the passes determine (phase and bounds of
+the symbols). Graphs share their nodes (`rlx.ir.node`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _DIMS = 'give a whole number, a symbol such as rlx.SEQ or "N", or a form such as
 
 
 class Graph:
-    """A program before it is code: inputs, weights and states, ops over them, named outputs.
+    """A computation: named outputs over ops, inputs, weights and states.
 
     Args:
         name: shown in dumps and cache listings.
         outputs: name -> node; more can be added with `output`.
-        constants: values of the weights that the graph itself supplies (rope frequencies and the like).
+        constants: values of weights that the graph itself supplies (rope frequencies and the like).
         phase: "graph" as built; the pipeline sets "prefill", "decode" or "batch".
         bounds: symbol -> (lowest, highest) value, set by the specialize pass.
 
@@ -51,15 +51,15 @@ class Graph:
         self.bounds: dict[str, tuple[int, int]] = dict(bounds or {})
         self.inputs: list[str] = []
         self._named: dict[Node, str] = {}
-        self._origin: tuple[Graph, Mapping[Node, Node] | None] | None = None  # the graph before, node -> node in it
-        self._names: tuple[Any, dict[Node, str]] = (None, {})  # the last result of `names`, and what for
+        self._origin: tuple[Graph, Mapping[Node, Node] | None] | None = None  # the graph before, new node -> old node
+        self._names: tuple[Any, dict[Node, str]] = (None, {})  # cache of `names`: its key, the last result
 
     def input(self, name: str, shape: Sequence[DimLike | str], dtype: DTypeLike = F32) -> Node:
         """A value that every call supplies.
 
         Args:
             shape: numbers, and symbols for sizes that are known when the program runs: `rlx.SEQ`, `rlx.Dim("N")` or
-                "N", or a form such as "2*N+1". `rlx.compile` wants a range for symbols of your own.
+                "N", or a form such as "2*N+1". `rlx.compile` needs a range for every other symbol than rlx's own.
             dtype: one of `rlx.dtypes`, its name ("f32", "float32"), or a type of NumPy or PyTorch.
         """
         return self._leaf("input", name, shape, dtype)
@@ -81,7 +81,7 @@ class Graph:
         return self._leaf("state", name, shape, dtype)
 
     def output(self, name: str, node: Node) -> Node:
-        """Names a result; `GraphError` for a second one of the name, or if it is no node."""
+        """Names a result; `GraphError` if the name is taken or `node` is not a node."""
         if not isinstance(node, Node):
             raise GraphError(f"expected a node, found {type(node).__name__}", where=f"output {name!r}")
         if name in self.outputs:
@@ -90,11 +90,10 @@ class Graph:
         return node
 
     def named(self, name: str, node: Node) -> Node:
-        """Calls a value by a name in IR text, and returns it. It changes no code and no compile key.
+        """Names a value in IR text and returns it. Names do not affect the code or the compile key.
 
-        A second value of the same name gets a number behind it; characters other than letters, digits, `_` and `.`
-        become `_`.
-
+        A name that is taken gets a number appended. Characters other than letters, digits, `_` and `.` are replaced
+        by `_`.
         Example: `scores = graph.named("scores", q @ k)`.
         """
         self._named.setdefault(node, names.sanitize(name))
@@ -102,14 +101,14 @@ class Graph:
         return node
 
     def names(self) -> dict[Node, str]:
-        """What IR text calls each node that an output reaches: see `rlx.ir.names`."""
+        """The name in IR text of each node that an output reaches: see `rlx.ir.names`."""
         state = list(self.outputs.items())
         if self._names[0] != state:
             self._names = state, names.value_names(self.outputs, self._known())
         return self._names[1]
 
     def _known(self) -> dict[Node, str]:
-        """Names that are given: in this graph, or in the one that it was made from."""
+        """Names that are set already: in this graph, or in the one that it was derived from."""
         if self._origin is None:
             return self._named
         source, back = self._origin
@@ -147,8 +146,9 @@ class Graph:
         return sorted(found)
 
     def map(self, rebuild: Callable[[Node, tuple[Node, ...]], Node], **changes: Any) -> Graph:
-        """A graph whose nodes are rebuilt bottom-up: `rebuild(old, new_inputs) -> new`. A new node has the old one's
-        name.
+        """A graph whose nodes are rebuilt bottom-up: `rebuild(old, new_inputs) -> new`.
+
+        A new node keeps the name of the old one.
         """
         new: dict[Node, Node] = {}
         for node in self.nodes():
@@ -168,7 +168,7 @@ class Graph:
         return copy
 
     def users(self) -> dict[Node, list[Node]]:
-        """node -> the nodes that read it, one entry an operand position."""
+        """node -> the nodes that read it, one entry per operand position."""
         table: dict[Node, list[Node]] = {n: [] for n in self.nodes()}
         for node in table:
             for operand in node.inputs:
@@ -186,7 +186,7 @@ class Graph:
         return printer.dumps(self.name, self.phase, self.bounds, self.outputs, self.names())
 
     def canonical(self) -> str:
-        """The text with numbers for names: equal for equal graphs, whatever their values are called."""
+        """The IR text with numbers as names: equal for equal graphs, independent of their names."""
         return printer.dumps(self.name, self.phase, self.bounds, self.outputs, names.numbers(self.outputs))
 
     def __repr__(self) -> str:
@@ -204,7 +204,7 @@ class Graph:
 
 
 def _dim(value: Any, where: str) -> DimLike:
-    """A dim as a caller gave it; NumPy's integers become Python's, and text is read."""
+    """Converts a caller's dim: NumPy integers become Python's, strings are parsed."""
     if isinstance(value, Dim):
         return value
     if isinstance(value, str):

@@ -27,7 +27,7 @@ def _check(ok: bool, op: str, inputs: Inputs, expected: str) -> None:
 
 
 def check_nodes(op: str, inputs: Sequence[Any]) -> None:
-    """Raises `ShapeError` for an operand that is no node, such as a number or an array."""
+    """Raises `ShapeError` for an operand that is not a node, such as a number or an array."""
     for operand in inputs:
         if not isinstance(operand, Node):
             hint = "Graph.weight and Graph.constant make nodes for arrays"
@@ -39,7 +39,7 @@ def leaf(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
 
 
 def unary(op: str) -> Rule:
-    """One f32 operand, a result of its shape."""
+    """One f32 operand; the result has its shape."""
 
     def rule(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
         _check(len(inputs) == 1 and inputs[0].dtype is F32, op, inputs, "one f32 operand")
@@ -49,7 +49,7 @@ def unary(op: str) -> Rule:
 
 
 def repeats(small: Shape, full: Shape) -> bool:
-    """Whether a row, a column or a scalar can be repeated to another shape."""
+    """Whether a row, a column or a scalar can be broadcast to another shape."""
     return small != full and small in (full[-1:], (*full[:-1], 1), (1,))
 
 
@@ -79,7 +79,7 @@ def elementwise(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
 
 
 def _check_expr(expr: Any, count: int) -> None:
-    """An expression is an operand's number below `count`, or (op, its operands..., its attribute values...)."""
+    """Checks an expression: an operand's number below `count`, or (op, its operands..., its attribute values...)."""
     if isinstance(expr, int) and 0 <= expr < count:
         return
     if not (isinstance(expr, tuple) and expr and expr[0] in ARITY and len(expr) > ARITY[expr[0]]):
@@ -177,7 +177,7 @@ def kv_write(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     ok = len(inputs) == 2 and inputs[0].op == "state" and len(inputs[0].shape) == 3 and len(inputs[1].shape) == 3
     ok = ok and (inputs[0].shape[0], inputs[0].shape[2]) == inputs[1].shape[1:] and inputs[1].dtype is F32
     _check(ok, "kv_write", inputs, "a state [heads, CTX, head_dim] and f32 x [rows, heads, head_dim]")
-    if isinstance(attrs["dtype"], str):  # else it is the variable of a rule
+    if isinstance(attrs["dtype"], str):  # otherwise it is a variable of a rewrite rule
         _check(attrs["dtype"] == inputs[0].dtype.name, "kv_write", inputs, f"a cache of dtype {attrs['dtype']}")
     return inputs[0].shape, inputs[0].dtype
 
@@ -192,7 +192,7 @@ def attention(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     _check(len(inputs) in (3, 4) and all(len(n.shape) == 3 for n in inputs), "attention", inputs, expected)
     q, k, v = inputs[:3]
     heads, kv_heads = q.shape[1], k.shape[0]
-    if not (isinstance(heads, int) and isinstance(kv_heads, int)):  # only in the patterns of rules
+    if not (isinstance(heads, int) and isinstance(kv_heads, int)):  # only in patterns of rewrite rules
         return (q.shape[0], v.shape[2] * heads if isinstance(heads, int) else q.shape[2]), _rounded("attention", attrs)
     ok = k.shape == v.shape and q.shape[2] == k.shape[2] and heads % kv_heads == 0
     _check(ok and q.dtype is F32, "attention", inputs, expected)
@@ -204,7 +204,7 @@ def attention(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
 
 
 def _rounded(op: str, attrs: Attrs) -> DType:
-    """The dtype of results that may be rounded as they are written."""
+    """The dtype of results that may be rounded when they are written."""
     _activations(op, attrs["out"], ("f32", "bf16"))
     return ACTIVATIONS[attrs["out"]]
 
@@ -245,7 +245,7 @@ def take(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
 
 
 def reduce(op: str) -> Rule:
-    """One number for each row."""
+    """One number per row."""
 
     def rule(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
         ok = len(inputs) == 1 and inputs[0].dtype is F32 and len(inputs[0].shape) >= 2
@@ -275,7 +275,7 @@ def concat(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
 
 
 def _without_aside(op: str, inputs: Inputs, attrs: Attrs) -> Inputs:
-    """The operands without the one that a state is written to in place of the first."""
+    """The operands without the last one of an op with `aside`: the state that is written instead of the first."""
     if not attrs["aside"]:
         return inputs
     first, last = inputs[:1], inputs[1:][-1:]
@@ -313,7 +313,7 @@ def gated_delta(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
 
 
 def one_index(op: str) -> Rule:
-    """An index of each row."""
+    """One index per row."""
 
     def rule(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
         _check(_is_rows(inputs), op, inputs, "f32 x [rows, width]")
@@ -323,7 +323,7 @@ def one_index(op: str) -> Rule:
 
 
 def linear_pick(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
-    """For one row: its kernel keeps one largest value."""
+    """For one row only: its kernel tracks a single maximum."""
     fits = len(inputs) == 2 and inputs[0].shape[:1] == (1,) and inputs[0].dtype in ACTIVATIONS.values()
     fits = fits and len(inputs[1].shape) == 2 and inputs[0].shape[1:] == inputs[1].shape[1:]
     _check(fits, "linear_pick", inputs, "x [1, k], weight [n, k]")
@@ -355,7 +355,7 @@ def reshape(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
 
 
 def rest(x: Node, others: Shape) -> DimLike:
-    """The dim of a reshape of x that its other dims leave."""
+    """The dim for -1 in a reshape of x to the other dims."""
     (whole, symbols), (part, taken) = _elements(x.shape), _elements(others)
     left = [symbol for symbol in symbols if symbol not in taken]
     _check(part > 0 and whole % part == 0 and len(symbols) - len(taken) == len(left), "reshape", (x,),

@@ -1,4 +1,4 @@
-"""The interpreter: runs a graph with the NumPy meanings. Slow, simple, and the reference for everything compiled."""
+"""The interpreter: runs a graph with the NumPy meanings. Slow and simple; the reference for compiled code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(
     """Evaluates a graph.
 
     Args:
-        feeds: name -> array for every input, weight (dequantized values) and state; constants are the graph's own.
+        feeds: name -> array for every input, weight (dequantized values) and state; constants come from the graph.
         env: symbol -> value.
         dtype: the float type to compute in; float64 gives a reference for float32 kernels.
 

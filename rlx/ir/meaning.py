@@ -1,4 +1,4 @@
-"""What every op means, in NumPy: the living definition that the interpreter, the rule tests and the kernel tests use.
+"""The meaning of every op in NumPy: the definition that the interpreter, the rule tests and the kernel tests use.
 
 Each function takes the operands as arrays (quantized weights as their dequantized values), the attributes as a dict and
 the values of the symbols, and returns the result. They follow the operands' float type, so float64 operands give a
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 Attrs = Mapping[str, Any]
 Env = Mapping[str, int]
 Meaning = Callable[[list[Array], Attrs, Env], Array]
-Effect = Callable[[list[Array], Attrs, Env], tuple[Array, Array]]  # the result, and the state behind the first operand
+Effect = Callable[[list[Array], Attrs, Env], tuple[Array, Array]]  # -> the result, the new value of the first operand
 
 
 def sigmoid(x: Array) -> Array:
@@ -110,7 +110,7 @@ def reduce_sum(x: list[Array], a: Attrs, env: Env) -> Array:
     return x[0].sum(-1, keepdims=True)
 
 
-# Elementwise ops with a number beside their operand: name -> (meaning, the number's attribute).
+# Elementwise ops with a numeric attribute: name -> (meaning, name of the attribute).
 WITH_NUMBER: dict[str, tuple[Meaning, str]] = {
     "scale": (scale, "by"),
     "softcap": (softcap, "cap"),
@@ -230,8 +230,9 @@ def rms_norm(x: list[Array], a: Attrs, env: Env) -> Array:
 
 
 def quantize(x: list[Array], a: Attrs, env: Env) -> Array:
-    """The values that prepared activations stand for: bf16 to nearest even; q8a rounds each 32 elements to 127 steps
-    of their largest magnitude.
+    """The values that quantized activations represent.
+
+    bf16: rounded to nearest even. q8a: each block of 32 elements rounded to 127 steps of its largest magnitude.
     """
     if a["out"] == "bf16":
         return round_to(x[0], "bf16")
@@ -304,7 +305,7 @@ def attention(x: list[Array], a: Attrs, env: Env) -> Array:
     group, capacity = heads // k.shape[0], k.shape[1]
     if length > capacity and (a["window"] is None or rows + a["window"] - 1 > capacity):
         raise GraphError(f"{length} positions, {rows} of them new, do not fit a cache of {capacity}")
-    places = np.arange(length) % capacity  # what was overwritten is hidden by the window
+    places = np.arange(length) % capacity  # the window masks positions that were overwritten
     k, v = np.repeat(k[:, places], group, 0), np.repeat(v[:, places], group, 0)
     scores = np.einsum("rhd,htd->hrt", q, k) * a["scale"]
     if a["softcap"] is not None:

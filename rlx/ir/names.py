@@ -1,4 +1,4 @@
-"""Value names: what IR text calls the values of a graph, derived from what each value is.
+"""Value names: the names of a graph's values in IR text, derived from what each value is.
 
 The product with the weight `blk.3.attn_q.weight` is `%blk.3.attn_q`, its rotation is `%blk.3.attn_q.rope`, and the
 state `k.3` after the write is `%k.3.write`. A pass keeps the names of what it rebuilds (`Graph.map`), so the texts of
@@ -23,11 +23,12 @@ _SUFFIX = {"pack": "packed", "kv_write": "write", "rope_kv_write": "write", "rop
 
 
 def value_names(outputs: Mapping[str, Node], known: Mapping[Node, str]) -> dict[Node, str]:
-    """A name for every node under the outputs, each used once. Where several values would have one name, the second
-    and later ones in topological order get a number: `x`, `x.2`.
+    """A unique name for every node under the outputs.
+
+    Values that would have the same name are numbered from the second one on in topological order: `x`, `x.2`.
 
     Args:
-        known: names that are given already, by the builder of the graph or in the graph before a pass.
+        known: names set by the builder of the graph, or in the graph before a pass.
     """
     nodes = topological(outputs.values())
     names: dict[Node, str] = {}
@@ -46,7 +47,7 @@ def value_names(outputs: Mapping[str, Node], known: Mapping[Node, str]) -> dict[
     for name, node in outputs.items():
         if node not in names and sanitize(name) not in taken:
             give(node, sanitize(name))
-    stems = dict(names)  # what the names of the values computed from a value begin with
+    stems = dict(names)  # prefix for the names of values computed from a value
     for node in nodes:
         if node not in names:
             stems[node], name = _derived(node, names, stems)
@@ -55,7 +56,7 @@ def value_names(outputs: Mapping[str, Node], known: Mapping[Node, str]) -> dict[
 
 
 def numbers(outputs: Mapping[str, Node]) -> dict[Node, str]:
-    """Every node's place in topological order, as text: names that depend on nothing but the graph's structure."""
+    """Every node's index in topological order, as text: names that depend only on the graph's structure."""
     return {node: str(i) for i, node in enumerate(topological(outputs.values()))}
 
 
@@ -65,7 +66,7 @@ def sanitize(name: str) -> str:
 
 
 def _derived(node: Node, names: Mapping[Node, str], stems: Mapping[Node, str]) -> tuple[str, str]:
-    """(stem, name) of a node whose operands have theirs."""
+    """(stem, name) of a node whose operands are named already."""
     suffix = _SUFFIX.get(node.op, node.op)
     if not node.inputs:
         return node.op, node.op
@@ -73,13 +74,13 @@ def _derived(node: Node, names: Mapping[Node, str], stems: Mapping[Node, str]) -
     if node.op in _WEIGHTED and (weight := next(filter(None, map(_weight, node.inputs)), None)):
         stem = sanitize(weight.removesuffix(".weight"))
         return stem, stem if stem != sanitize(weight) else f"{stem}.{suffix}"
-    if node.op in ("pack", "quantize", "last_row"):  # another form of the same value
+    if node.op in ("pack", "quantize", "last_row"):  # the same value in another form
         return stems[first], f"{names[first]}.{node['out'] if node.op == 'quantize' else suffix}"
     if node.op in _WRITES:
         return names[first], f"{names[first]}.{suffix}"
     values = [i for i in node.inputs if i.op not in LEAVES] or [first]
-    ordered = values[::-1] if node.op in _BINARY else values  # x + f(x): the name is that of f
-    stem = max((stems[value] for value in ordered), key=_layer)  # the first of the highest layer
+    ordered = values[::-1] if node.op in _BINARY else values  # x + f(x) is named after f
+    stem = max((stems[value] for value in ordered), key=_layer)  # of the highest layer; ties go to the first
     return stem, f"{stem}.{suffix}"
 
 
@@ -89,7 +90,7 @@ def _layer(stem: str) -> int:
 
 
 def _weight(node: Node) -> str | None:
-    """The name of the weight that a node is, or is packed from."""
+    """The name of the weight that a node is, or that it packs."""
     source = node.inputs[0] if node.op == "pack" else node
     return source.name if source.op == "weight" else None
 

@@ -1,7 +1,7 @@
 """Nodes: the values of a graph, immutable and interned.
 
-Two nodes with the same op, inputs and attributes are the same object, so common subexpressions are shared by
-construction, equality is `is`, and code that nothing reaches does not exist.
+Two nodes with the same op, inputs and attributes are the same object. Common subexpressions are therefore shared,
+equality is `is`, and unreachable code does not exist.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Node:
     shape: Shape
     dtype: DType
 
-    #: NumPy's operators leave arithmetic with a node to the node.
+    #: NumPy's operators return NotImplemented for a node, so that the node's own operators are used.
     __array_ufunc__ = None
 
     def __getitem__(self, key: Any) -> Any:
-        """An attribute by its name; by anything else part of the value, see `rlx.ops.index`."""
+        """An attribute by its name; with another key part of the value, see `rlx.ops.index`."""
         if not isinstance(key, str):
             return OPERATORS["index"](self, key)
         for name, value in self.attrs:
@@ -116,12 +116,12 @@ class Node:
 
 LEAVES = ("input", "weight", "state")
 
-#: What operators and methods of nodes mean: filled by `rlx.ir.ops`, which knows the ops and comes after this file.
+#: Operators and methods of nodes; set by `rlx.ir.ops`, which imports this module.
 OPERATORS: dict[str, Callable[..., Node]] = {}
 
 
 def intern(op: str, inputs: tuple[Node, ...], attrs: Attrs, shape: Shape, dtype: DType) -> Node:
-    """The one node with these contents."""
+    """The unique node with these contents."""
     key = (op, inputs, attrs, shape, dtype)
     with _lock:
         node = _interned.get(key)

@@ -1,4 +1,4 @@
-"""THE op table: name, attributes, shape rule, NumPy meaning, cost. One row an op; the builders below make the nodes.
+"""The op table: name, attributes, shape rule, NumPy meaning, cost. One row per op; the builders below make the nodes.
 
 The meaning lives in `rlx.ir.meaning`. Floating-point values are float32 unless a row says otherwise; weights may have
 any dtype of the table in `rlx.ir.dtypes`.
@@ -32,7 +32,7 @@ class Op:
         elementwise: True if it may join an elementwise region.
         rowwise: True if row r of the result depends only on row r of the operands that have as many rows.
         effect: True if the op also updates its first operand, a state, in place; its meaning is (result, new state).
-            With the attribute `aside` it leaves that as it is and updates its last operand, a state like it.
+            With the attribute `aside` that state is unchanged, and the last operand, an equal state, is updated.
     """
 
     name: str
@@ -50,7 +50,7 @@ REQUIRED = object()
 #: An operand of arithmetic.
 Operand: TypeAlias = Node | float
 
-_TRANSPOSED = ".T"  # ends the name of a weight that is another one's transpose
+_TRANSPOSED = ".T"  # suffix of the name of a transposed weight
 
 _LINEAR = {"gated": None, "bias": False, "residual": False, "bf16": False, "out": "f32"}
 _ROPE = {"style": REQUIRED, "norm_eps": None}
@@ -60,7 +60,7 @@ _ASIDE = {"aside": False}
 
 
 def _by_sequence(row: Op) -> Op:
-    """The row of an op over a state, whose rows may be sequences of their own: see `rlx.ir.sequences`."""
+    """The row of an op over a state, extended by the attribute `sequences`: see `rlx.ir.sequences`."""
     rule, meant = sequences.rule(row.name, row.infer), sequences.meaning(row.name, row.meaning)
     return replace(row, attrs={**row.attrs, "sequences": False}, infer=rule, meaning=meant)
 
@@ -149,7 +149,7 @@ def make(op: str, *inputs: Node, **attrs: Any) -> Node:
     """The node of any op in the table: checks the attributes, applies the shape rule, interns.
 
     Raises:
-        ShapeError: the operands do not fit or are no nodes, an attribute is missing or unknown.
+        ShapeError: the operands do not fit or are not nodes, or an attribute is missing or unknown.
     """
     row = OPS.get(op)
     if row is None:
@@ -175,7 +175,7 @@ def leaf(op: str, name: str, shape: Shape, dtype: DType, **attrs: Any) -> Node:
 
 
 def rebuild(node: Node, inputs: Sequence[Node], **changes: Any) -> Node:
-    """The same op over other operands, with some attributes changed; shapes are derived anew."""
+    """The same op over other operands, with some attributes changed; the shape is recomputed."""
     if not changes and tuple(inputs) == node.inputs:
         return node
     if node.op in LEAVES:
@@ -185,7 +185,7 @@ def rebuild(node: Node, inputs: Sequence[Node], **changes: Any) -> Node:
 
 
 def derive(node: Node) -> Node:
-    """What the op table makes of a node's operands and attributes: the node itself, unless it was forged."""
+    """Recomputes a node from its operands and attributes: the node itself, unless it was built by other means."""
     attrs = dict(node.attrs)
     if node.op in LEAVES:
         return leaf(node.op, attrs.pop("name"), node.shape, node.dtype, **attrs)
@@ -198,12 +198,12 @@ def updated(node: Node) -> Node:
 
 
 def one_row(node: Node) -> Node:
-    """What a node whose rows are sequences of their own does with one of them, over leaves of that size."""
+    """For a node with `sequences`: the node for a single row, over leaves of that size."""
     operands = sequences.one_row(node.inputs, dict(node.attrs), node.op)
     return make(node.op, *operands, **{**dict(node.attrs), "sequences": False})
 
 
-# -- builders: the vocabulary in which models and rules are written ---------------------------------------------------
+# -- builders: models and rules are written with these ----------------------------------------------------------------
 
 
 def embedding(table: Node, ids: Node, *, scale: float = 1.0) -> Node:
@@ -215,8 +215,8 @@ def linear(x: Node, weight: Node, bias: Node | None = None, *, bf16: bool = Fals
     """x [rows, k] times the transpose of weight [n, k] (any dtype), plus bias [n] -> f32 [rows, n].
 
     Args:
-        bf16: whether precision "auto" may round x to bf16 where the weight is bf16 (see `rlx.passes.quantize`). Not
-            for results whose order decides, as a router's.
+        bf16: whether precision "auto" may round x to bf16 if the weight is bf16 (see `rlx.passes.quantize`). Not
+            for results that are ranked, such as those of a router.
     """
     y = make("linear", x, weight, bf16=bf16)
     return y if bias is None else add(y, bias)
@@ -227,17 +227,18 @@ def expert_linear(
 ) -> Node:
     """For every row and slot the linear layer of one expert, ids i32[rows, slots] -> f32 [rows, slots, n].
 
-    x [rows, k], the same for every slot, or [rows, slots, k]; weight [experts, n, k] (any dtype). With `gated`, an
-    activation, the result is gated(x weight^T) * (x up^T). `bf16` is that of `linear`. The attribute `tiles`, which the
-    pass `quantize` sets, has bf16 rows multiplied on tile registers.
+    x [rows, k], the same for every slot, or [rows, slots, k]; weight [experts, n, k] (any dtype). `gated` is the name
+    of an activation; the result is then gated(x weight^T) * (x up^T). `bf16` as in `linear`. The attribute `tiles`, set
+    by the pass `quantize`, multiplies bf16 rows in tile registers.
     """
     return make("expert_linear", *filter(None, (x, ids, weight, up)), gated=gated, bf16=bf16)
 
 
 def causal_conv(state: Node, x: Node, weight: Node) -> Node:
-    """Depthwise causal convolution of x [rows, channels] with weight [channels, taps]; the state f32 [taps - 1,
-    channels] holds the rows before and is updated in place. With the attribute `aside` it stays, and what it would
-    become goes to one more operand, a state like it.
+    """Depthwise causal convolution of x [rows, channels] with weight [channels, taps].
+
+    The state f32 [taps - 1, channels] holds the previous rows and is updated in place. With the attribute `aside` it is
+    unchanged, and one more operand, an equal state, receives the new value.
     """
     return make("causal_conv", state, x, weight)
 
@@ -260,7 +261,7 @@ def rms_norm(x: Node, weight: Node | None = None, *, eps: float) -> Node:
 
 
 def quantize(x: Node, out: str = "q8a") -> Node:
-    """x [rows, k] as prepared activation rows: "q8a", int8 with a scale for each 32 elements, or "bf16"."""
+    """x [rows, k] quantized for a linear: "q8a", int8 with a scale per 32 elements, or "bf16"."""
     return make("quantize", x, out=out)
 
 
@@ -277,7 +278,7 @@ def rope(x: Node, angles: Node, *, style: str) -> Node:
 def kv_write(cache: Node, x: Node, *, at: DimLike = PAST_SEQ, wrap: bool = False) -> Node:
     """Stores x [rows, heads, head_dim] in the state cache [heads, CTX, head_dim] from position `at` on, in place.
 
-    With `wrap` position p is stored at p modulo the capacity: the cache keeps the newest positions only.
+    With `wrap` position p is stored at p modulo the capacity, so the cache holds only the newest positions.
     """
     return make("kv_write", cache, x, at=at, dtype=cache.dtype.name, wrap=wrap)
 
@@ -296,12 +297,12 @@ def attention(
     """Causal attention of q [rows, heads, head_dim] over caches [kv_heads, CTX, head_dim] -> [rows, heads * head_dim].
 
     The queries are the last rows of `length` positions; a window w admits keys with query - key < w. With a window the
-    caches may wrap (see `kv_write`): they need room for rows + w - 1 positions. The attribute `bf16`, which the pass
-    `quantize` sets, rounds q, k and v to bf16 first; `out`, which `fuse` sets, the result.
+    caches may wrap (see `kv_write`): they need room for rows + w - 1 positions. The attribute `bf16`, set by the pass
+    `quantize`, rounds q, k and v to bf16 first; `out`, set by `fuse`, rounds the result.
 
     Args:
-        bias: f32 [rows, 1 or heads, length], added to the scores, scaled and capped, in place of the causal mask: 0
-            opens a key and -inf closes it, later ones than the query included. The window still holds.
+        bias: f32 [rows, 1 or heads, length], added to the scores after scaling and capping; replaces the causal mask:
+            0 opens a key, -inf masks it, including keys after the query. The window still applies.
     """
     operands = filter(None, (q, k, v, bias))
     return make("attention", *operands, scale=float(scale), window=window, softcap=softcap, length=length)
@@ -313,8 +314,9 @@ def last_row(x: Node) -> Node:
 
 
 def reshape(x: Node, shape: Sequence[DimLike | str]) -> Node:
-    """The same elements in another shape, of which one dim may be -1: what is left. A reshape of a reshape is one
-    reshape, to its own shape none.
+    """The same elements in another shape; one dim may be -1 and is inferred.
+
+    A reshape of a reshape becomes one reshape; a reshape to the operand's own shape becomes the operand.
     """
     source = x.inputs[0] if x.op == "reshape" else x
     to = tuple(parse_dim(dim) if isinstance(dim, str) else dim for dim in shape)
@@ -336,7 +338,7 @@ def argmax(x: Node) -> Node:
 
 
 def pick(x: Node) -> Node:
-    """As `argmax`, but -1 for a row that holds a NaN or an infinity: the greedy choice by logits."""
+    """As `argmax`, but -1 for a row that holds a NaN or an infinity: greedy sampling from logits."""
     return make("pick", x)
 
 
@@ -387,7 +389,7 @@ def _check_last(x: Node, axis: int, op: str) -> None:
 def layer_norm(x: Node, weight: Node | None = None, bias: Node | None = None, *, eps: float = 1e-5) -> Node:
     """(x - mean) / sqrt(variance + eps) over the last axis, times weight [width] and plus bias [width] where given.
 
-    It is the root-mean-square norm of what is left without the mean.
+    It is the root-mean-square norm of x - mean.
     """
     infer.check_nodes("layer_norm", (x,))
     y = rms_norm(sub(x, reduce_mean(x)), weight, eps=eps)
@@ -395,12 +397,12 @@ def layer_norm(x: Node, weight: Node | None = None, bias: Node | None = None, *,
 
 
 def slice(x: Node, start: int, stop: int, *, axis: int = 1) -> Node:
-    """Elements start .. stop of an axis that is not that of the rows; the whole axis is x itself."""
+    """Elements start .. stop of an axis other than the rows; the whole axis returns x itself."""
     return x if (start, stop) == (0, x.shape[axis]) else make("slice", x, axis=axis, start=start, stop=stop)
 
 
 def concat(*parts: Node, axis: int = 1) -> Node:
-    """Values one after the other along an axis that is not that of the rows."""
+    """Joins values along an axis other than the rows."""
     return parts[0] if len(parts) == 1 else make("concat", *parts, axis=axis)
 
 
@@ -420,8 +422,8 @@ def clamp_min(x: Node, low: float) -> Node:
 
 
 def add(x: Operand, y: Operand) -> Node:
-    """x + y. One of them may be smaller: a number, a row [width] for every row, a column [..., 1] for every element of
-    its row, or a scalar [1].
+    """x + y. One of them may be smaller: a number, a row [width] that applies to every row, a column [..., 1] that
+    applies to every element of its row, or a scalar [1].
     """
     return _binary("add", x, y)
 
@@ -474,7 +476,7 @@ def power(x: Node, exponent: float) -> Node:
 
 
 def _binary(op: str, x: Any, y: Any) -> Node:
-    """An op of two operands of which either may be a number, or be repeated to the shape of the other."""
+    """An op of two operands, either of which may be a number or be broadcast to the shape of the other."""
     numbers = [_number(v, op) if _is_number(v) else None for v in (x, y)]
     if numbers == [None, None]:
         infer.check_nodes(op, (x, y))
@@ -522,30 +524,31 @@ def matmul(x: Node, y: Node) -> Node:
 
 
 def transpose(weight: Node) -> Node:
-    """The transpose of a weight [n, k], as `w.T`: the weight `w.T` [k, n], which takes its numbers from `w`.
+    """The transpose of a weight [n, k], as `w.T`: the weight `w.T` [k, n], which takes its values from `w`.
 
     Raises:
-        ShapeError: no matrix of weights.
+        ShapeError: the node is not a weight matrix.
     """
     infer.check_nodes("transpose", (weight,))
     if weight.op != "weight" or len(weight.shape) != 2:
         hint = "Only weights [n, k] can be transposed: the first axis of any other value is that of its rows."
         raise ShapeError(f"found {weight!r}", where="transpose", hint=hint)
-    # Without the checks of `leaf`: a transpose of blocks is no weight, but that in `x @ w.T` is undone.
+    # Skips the checks of `leaf`: a transposed block format is not a valid weight, but `x @ w.T` undoes the transpose.
     name = {**dict(weight.attrs), "name": transposed(weight.name)}
     return intern("weight", (), tuple(name.items()), weight.shape[::-1], weight.dtype)
 
 
 def transposed(name: str) -> str:
-    """The name of a weight's transpose: `w.T` of `w`, and back."""
+    """The name of a weight's transpose: `w` -> `w.T` and back."""
     return name.removesuffix(_TRANSPOSED) if name.endswith(_TRANSPOSED) else name + _TRANSPOSED
 
 
 def index(x: Node, key: Any) -> Node:
-    """Part of a value, as `x[key]`: axes from 1 on by numbers and slices, the last row by -1, rows of a table by ids.
+    """Part of a value, as `x[key]`: numbers and slices for axes from 1 on, -1 for the last row, ids for rows of a
+    table.
 
     Raises:
-        ShapeError: another key; what it asks for is not known before the program runs, or is not there.
+        ShapeError: another kind of key, or an index that is out of range or not known at compile time.
     """
     keys = key if isinstance(key, tuple) else (key,)
     if len(keys) == 1 and isinstance(keys[0], Node):
@@ -636,13 +639,13 @@ def neg(x: Node) -> Node:
     return make("neg", x)
 
 
-# Here and not in node.py, which cannot know the ops.
+# Defined here because node.py cannot import the ops.
 OPERATORS.update(
     add=add, sub=sub, mul=mul, div=div, neg=neg, power=power, matmul=matmul, transpose=transpose, index=index,
     reshape=reshape, sum=sum, mean=mean,
 )  # fmt: skip
 
-#: What a user writes: the builders, without the table and what the compiler does with it.
+#: The public API: the builders, without the table and the compiler's functions.
 __all__ = [
     "add", "argmax", "attention", "causal_conv", "clamp_min", "concat", "div", "embedding", "exp", "expert_linear",
     "gated_delta", "gelu_erf", "gelu_tanh", "index", "kv_write", "last_row", "layer_norm", "linear", "matmul",

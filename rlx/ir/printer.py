@@ -1,4 +1,4 @@
-"""Prints graphs: one line a node. `rlx.ir.text` reads it back."""
+"""Prints graphs, one line per node. `rlx.ir.text` parses the text."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rlx.ir.node import LEAVES, Node, topological
 
 
 def dumps(name: str, phase: str, limits: Bounds, outputs: Mapping[str, Node], names: Mapping[Node, str]) -> str:
-    """A graph as text. Values of constants are not part of it.
+    """A graph as text, without the values of constants.
 
     Args:
-        names: what each node under the outputs is called (`rlx.ir.names`).
+        names: the name of each node under the outputs (`rlx.ir.names`).
     """
     lines = [f"graph {quote(name)} {phase} {{"]
     lines += [f"  bound {s} {low}..{high}" for s, (low, high) in sorted(limits.items())]
@@ -25,7 +25,7 @@ def dumps(name: str, phase: str, limits: Bounds, outputs: Mapping[str, Node], na
 
 
 def parts(nodes: Iterable[Node]) -> tuple[list[Node], list[Node], list[Node]]:
-    """Nodes in the order of their lines: leaves, packed weights (computed once, at load), what a step computes."""
+    """Nodes in the order of their lines: leaves, packed weights (computed once at load), nodes of a step."""
     leaves, load, step = list[Node](), list[Node](), list[Node]()
     for node in nodes:
         (leaves if node.op in LEAVES else load if node.op == "pack" else step).append(node)
@@ -33,7 +33,7 @@ def parts(nodes: Iterable[Node]) -> tuple[list[Node], list[Node], list[Node]]:
 
 
 def line(node: Node, names: Mapping[Node, str]) -> str:
-    """`%y = rms_norm(%x, %w) {eps=1e-06} : f32[SEQ, 64]`; attributes at their defaults are left out."""
+    """`%y = rms_norm(%x, %w) {eps=1e-06} : f32[SEQ, 64]`; attributes with default values are omitted."""
     head = f" {quote(node.name)}" if node.op in LEAVES else f"({', '.join(f'%{names[i]}' for i in node.inputs)})"
     defaults = ops.OPS[node.op].attrs
     shown = [f"{k}={_attr(v)}" for k, v in node.attrs if v != defaults[k] and not (k == "name" and node.op in LEAVES)]
@@ -42,7 +42,7 @@ def line(node: Node, names: Mapping[Node, str]) -> str:
 
 
 def quote(name: str) -> str:
-    return json.dumps(name, ensure_ascii=False)  # JSON's escapes are Python's too
+    return json.dumps(name, ensure_ascii=False)  # Python parses JSON's escapes, too
 
 
 def _attr(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Rounding: the values that f16, bf16, q8_0 and q4_0 hold, and the bits of bf16, which NumPy lacks.
+"""Rounding: the values that f16, bf16, q8_0 and q4_0 can represent, and the bits of bf16, which NumPy lacks.
 
 Part of the IR's meanings, next to `meaning.py`. The formulas of blocks are those of the GGUF registry's reference
 encoders, in f32; a test compares them with the `gguf` package.
@@ -15,17 +15,17 @@ Array = np.ndarray[Any, Any]
 
 
 def round_to(x: Array, dtype: str) -> Array:
-    """The values as f16 or bf16 hold them, to nearest even."""
+    """The values rounded to f16 or bf16, to nearest even."""
     if dtype == "bf16":
         return from_bf16(to_bf16(x.astype(np.float32))).astype(x.dtype)
     return x.astype(np.float16 if dtype == "f16" else np.float32).astype(x.dtype)
 
 
 def to_bf16(values: Array) -> Array:
-    """float32 numbers -> the bits of the nearest bf16 numbers, uint16: their upper halves, ties to even."""
+    """float32 numbers -> the bits of the nearest bf16 numbers, uint16: the upper halves, ties to even."""
     bits = values.view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)  # the carry would turn some NaNs into zero
+    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)  # rounding would carry some NaNs to zero
 
 
 def from_bf16(bits: Array) -> Array:
@@ -43,7 +43,7 @@ def _q8_0(blocks: Array) -> tuple[Array, Array]:
 
 
 def _q4_0(blocks: Array) -> tuple[Array, Array]:
-    """The first element of largest magnitude gets code -8; codes reach from there to 7."""
+    """The first element of the largest magnitude gets code -8; the largest code is 7."""
     first = np.abs(blocks).argmax(-1)[..., None]
     scales = np.take_along_axis(blocks, first, -1) / np.float32(-8)
     codes = np.floor(blocks * _inverse(scales) + np.float32(8.5))
@@ -55,12 +55,12 @@ def _inverse(scales: Array) -> Array:
     return np.where(np.isfinite(inverse), inverse, np.float32(0))
 
 
-#: Elements of a block, and its scale and codes.
+#: Elements per block, and the function for scales and codes.
 BLOCKS: dict[str, tuple[int, Callable[[Array], tuple[Array, Array]]]] = {"q8_0": (32, _q8_0), "q4_0": (32, _q4_0)}
 
 
 def round_blocks(x: Array, dtype: str) -> Array:
-    """The values of x, rounded to blocks along the last axis; what is not finite makes its whole block NaN."""
+    """The values of x, rounded to blocks along the last axis; a block with a non-finite value becomes NaN."""
     size, codes_of = BLOCKS[dtype]
     blocks = x.astype(np.float32).reshape(*x.shape[:-1], -1, size)
     with np.errstate(all="ignore"):

@@ -1,8 +1,8 @@
-"""Rewrite rules: a rule is two graphs, before and after, written with the op builders.
+"""Rewrite rules: a rule is a pair of graphs, before and after, written with the op builders.
 
-The leaves of the two graphs are the rule's variables: a symbol in a leaf's shape stands for any dim, an `AttrVar` for
-any attribute value. Shapes are checked when the module is imported, and one parametrized test evaluates both sides of
-every rule on random data. A value inside the matched pattern must have no other reader, or the work would be doubled.
+The leaves of the two graphs are the rule's variables: a symbol in a leaf's shape matches any dim, an `AttrVar` any
+attribute value. Shapes are checked on import. A parametrized test evaluates both sides of every rule on random data.
+Values inside a match must have no other readers; otherwise the rewrite would duplicate their work.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from rlx.ir.dtypes import F32, DType
 from rlx.ir.graph import Graph
 from rlx.ir.node import LEAVES, Node
 
-#: Collects why a pattern does not match: (a node, what is wrong with it).
+#: Receives why a pattern does not match: (a node, the reason).
 Why = list[tuple[Node, str]]
-#: Told of each rewrite: the rule, and the name of the value that it rewrote.
+#: Called for each rewrite: the rule, and the name of the value that it rewrote.
 OnRewrite = Callable[["Rule", str], None]
 
 
 @dataclass(frozen=True)
 class AttrVar:
-    """Stands for any attribute value; the test uses the example."""
+    """Matches any attribute value; the test uses the example."""
 
     name: str
     example: Any
@@ -34,7 +34,7 @@ class AttrVar:
 
 @dataclass(frozen=True)
 class Computed:
-    """An attribute of the after-graph computed from matched ones."""
+    """An attribute of the after-graph that is computed from matched attributes."""
 
     fn: Callable[..., Any]
     args: tuple[AttrVar, ...]
@@ -42,7 +42,7 @@ class Computed:
 
 @dataclass
 class Match:
-    """What the variables of a rule stand for."""
+    """The values of a rule's variables."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
     dims: dict[str, DimLike] = field(default_factory=dict)
@@ -55,10 +55,10 @@ class Match:
 
 @dataclass(frozen=True)
 class Rule:
-    """`before` becomes `after`.
+    """Replaces `before` by `after`.
 
     Attributes:
-        any_dtype: variables that match values of every dtype (weights, prepared activations); the rest must be equal.
+        any_dtype: variables that match values of every dtype (weights, quantized activations); others must be equal.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Rule:
     any_dtype: frozenset[str] = frozenset()
 
     def match(self, node: Node, why: Why | None = None) -> Match | None:
-        """What the variables stand for if the node is the pattern; otherwise None, and `why` gets the reasons."""
+        """The match if the node has the pattern; otherwise None, and `why` receives the reasons."""
         return _match(self.before, node, Match(), self.any_dtype, why)
 
     def apply(self, match: Match) -> Node:
@@ -80,7 +80,7 @@ def var(name: str, shape: Sequence[DimLike | str], dtype: DType = F32) -> Node:
 
 
 def state_var(name: str, shape: Sequence[DimLike | str], dtype: DType = F32) -> Node:
-    """A variable that only a state matches."""
+    """A variable that matches only a state."""
     return ops.leaf("state", name, _shape(shape), dtype)
 
 
@@ -105,7 +105,7 @@ def _match(pattern: Node, node: Node, found: Match, free: frozenset[str], why: W
 
 
 def _orders(node: Node) -> list[tuple[Node, ...]]:
-    """The orders in which the operands may stand."""
+    """The orders of operands to try."""
     swaps = node.op in _COMMUTATIVE and node.inputs[0].shape == node.inputs[1].shape
     return [node.inputs, node.inputs[::-1]] if swaps else [node.inputs]
 
@@ -148,7 +148,7 @@ def _attrs(pattern: Node, node: Node, found: Match, why: Why | None) -> Match | 
 
 
 def _refuse(why: Why | None, node: Node, reason: str) -> Match | None:
-    """No match, for this reason."""
+    """Reports a reason and returns no match."""
     if why is not None:
         why.append((node, reason))
     return None
@@ -184,9 +184,9 @@ def _by_op(rules: Iterable[Rule]) -> dict[str, list[Rule]]:
 
 
 def _sweep(graph: Graph, by_op: Mapping[str, Sequence[Rule]], on_rewrite: OnRewrite | None) -> Graph:
-    """Visits each node once; the rules see operands that are rewritten already, so a chain folds in one sweep."""
+    """Visits each node once; rules see rewritten operands, so one sweep folds a chain."""
     before = graph.readers()
-    readers: dict[Node, int] = {}  # of the new nodes
+    readers: dict[Node, int] = {}  # number of readers of each new node
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         new = ops.rebuild(old, inputs)
@@ -214,16 +214,16 @@ def _first_match(
     return None, None
 
 
-#: The reason of a rule that would match, but was not applied because the caller left it out.
+#: The reason reported for a rule that matches, but that the caller disabled.
 OFF = "the rule is off"
 
 # -- misses -----------------------------------------------------------------------------------------------------------
 
 
 def misses(graph: Graph, rules: Iterable[Rule]) -> Iterator[tuple[Rule, Node, str]]:
-    """Where the ops of a rule's pattern are in a graph that the rule does not apply to: (rule, node, reason).
+    """Near misses: places that have the ops of a rule's pattern, but where it does not apply: (rule, node, reason).
 
-    Rules of a single op are left out: an op with other attributes is no near miss.
+    Rules of a single op are skipped: an op with other attributes is not a near miss.
     """
     readers, names, by_op = graph.readers(), graph.names(), _by_op(rules)
     for node in readers:
@@ -235,7 +235,7 @@ def misses(graph: Graph, rules: Iterable[Rule]) -> Iterator[tuple[Rule, Node, st
 
 
 def _has_ops(pattern: Node, node: Node) -> bool:
-    """Whether the ops of a pattern are there, whatever the attributes and the shapes."""
+    """Whether the ops of a pattern match, regardless of attributes and shapes."""
     if pattern.op in LEAVES:
         return True
     if pattern.op != node.op or len(pattern.inputs) != len(node.inputs):
@@ -244,7 +244,7 @@ def _has_ops(pattern: Node, node: Node) -> bool:
 
 
 def _reason(rule: Rule, node: Node, readers: Mapping[Node, int], names: Mapping[Node, str]) -> str | None:
-    """Why a rule whose ops are there is not applied; None if the root's attributes are not those of the pattern."""
+    """Why a rule with matching ops does not apply; None if only the attributes of the root differ."""
     if _attrs(rule.before, node, Match(), None) is None:
         return None
     why: Why = []

@@ -1,9 +1,9 @@
-"""Rows that are sequences of their own: what the attribute `sequences` makes of an op that touches a state.
+"""Batches: the attribute `sequences`, with which each row of an op over a state belongs to a separate sequence.
 
-Ordinarily the rows of a call follow one another in one sequence, behind PAST_SEQ others. With `sequences` every row is
-the one new token of a sequence of its own. States then have a leading axis of slots, and the op has two operands more:
+By default the rows of a call are consecutive tokens of one sequence, after PAST_SEQ others. With `sequences` every row
+is the next token of a separate sequence. States then have a leading axis of slots, and the op has two more operands:
 `slots` i32[rows], the slot of each row's sequence, all different, and `past` i32[rows], its PAST_SEQ. Row r is computed
-as the op without the attribute computes one row, with SEQ 1 and PAST_SEQ past[r], over slot slots[r].
+as the op without the attribute computes one row, with SEQ 1 and PAST_SEQ past[r], on the states of slot slots[r].
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlx.ir.infer import Rule
 from rlx.ir.meaning import Array, Attrs, Env
 from rlx.ir.node import Node, intern
 
-#: Of every op that touches a state: what its operands are, and its result. s a state, r rows, w a weight of all rows.
+#: Operands and result of every op over a state: s is a state, r has rows, w is a weight shared by all rows.
 _ROLES = {
     "kv_write": ("sr", "s"),
     "rope_kv_write": ("srr", "s"),
@@ -32,18 +32,18 @@ OPS = tuple(_ROLES)
 
 
 def roles(op: str, attrs: Mapping[str, Any]) -> tuple[str, str]:
-    """A letter for each operand of an op, those of `sequences` aside, and one for its result: s, r or w, see above."""
+    """The roles of an op's operands, without those that `sequences` adds, and of its result: s, r or w, see above."""
     operands, result = _ROLES[op]
     return ("srwr" if attrs.get("norm_eps") is not None else operands), result
 
 
 def is_by_sequence(node: Node) -> bool:
-    """Whether the rows of a node are sequences of their own."""
+    """Whether the rows of a node belong to separate sequences."""
     return node.op in _ROLES and bool(node["sequences"])
 
 
 def one_row(inputs: tuple[Node, ...], attrs: Attrs, op: str) -> tuple[Node, ...]:
-    """The operands of one row: rows of one, states without their slots. Leaves stand for what other nodes compute."""
+    """The operands for one row: one row of each, states without slots. Leaves replace computed operands."""
     letters, _ = roles(op, attrs)
     return tuple(_stand_in(i, n, letter) for i, (n, letter) in enumerate(zip(inputs[:-2], letters, strict=True)))
 
@@ -54,7 +54,7 @@ def _stand_in(i: int, node: Node, role: str) -> Node:
     if role == "r":
         return intern("input", (), (("name", f"row {i}"),), (1, *node.shape[1:]), node.dtype)
     state = node
-    while state.inputs:  # a write, whose first operand is the state
+    while state.inputs:  # a write; its first operand is the state
         state = state.inputs[0]
     return intern("state", (), state.attrs, state.shape[1:], state.dtype)
 
@@ -89,7 +89,7 @@ def _fit(letters: str, inputs: tuple[Node, ...]) -> bool:
 
 
 def meaning(op: str, plain: Any) -> Any:
-    """The meaning of an op with and without `sequences`, of `rlx.ir.meaning`'s kinds."""
+    """The meaning of an op with and without `sequences`, with a signature as in `rlx.ir.meaning`."""
 
     def by_sequence(x: list[Array], a: Attrs, env: Env) -> Any:
         if not a["sequences"]:

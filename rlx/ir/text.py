@@ -17,7 +17,7 @@ from rlx.ir.node import LEAVES, Node
 
 
 def dumps(graph: Graph) -> str:
-    """The graph as text, as `str(graph)`."""
+    """The graph as text; same as `str(graph)`."""
     return str(graph)
 
 
@@ -36,10 +36,10 @@ _NODE = re.compile(
 
 
 def loads(text: str) -> Graph:
-    """The graph of a text that `dumps` wrote. Values of constants are not part of the text.
+    """Parses the text of `dumps`. The text does not contain the values of constants.
 
     Raises:
-        IrSyntaxError: a line is no valid node, bound or output; the message has its number.
+        IrSyntaxError: a line is not a valid node, bound or output; the message has its number.
     """
     lines = [entry.strip() for entry in text.rstrip().split("\n")]
     head = _HEAD.match(lines[0])
@@ -89,7 +89,7 @@ def _parse_node(match: re.Match[str], shape: Shape, nodes: dict[str, Node]) -> N
 
 
 def _parse_attrs(text: str) -> dict[str, Any]:
-    # Dims are written <SEQ+1>: as one-element sets of a string, which no other attribute is, they parse as literals.
+    # Dims are written <SEQ+1>. They are parsed as one-element sets of a string, a type that no attribute has.
     try:
         call = ast.parse(f"f({re.sub(r'<([^<>]*)>', _dim_literal, text)})", mode="eval").body
     except SyntaxError as error:

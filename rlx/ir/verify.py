@@ -1,4 +1,4 @@
-"""The verifier: re-derives every shape and checks what is legal in each phase. It runs after every pass."""
+"""The verifier: recomputes every shape and checks what is legal in each phase. It runs after every pass."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rlx.ir.node import LEAVES, Node
 
 WRITES = ("kv_write", "rope_kv_write")
 
-_verified: WeakSet[Node] = WeakSet()  # nodes never change, so each is derived again once
+_verified: WeakSet[Node] = WeakSet()  # nodes are immutable, so each is checked once
 
 
 def verify(graph: Graph) -> None:
     """Raises `GraphError` naming the first node that breaks a rule.
 
-    Rules: there are outputs; leaf names are unique; every node's shape, dtype and attributes are what the op table
-    derives; constants are f32 weights with the value's shape; a state is written at most once and its old value is not
-    read beside the write; once specialized every symbol has bounds.
+    Rules: there are outputs; leaf names are unique; every node's shape, dtype and attributes agree with the op table;
+    constants are f32 weights with the value's shape; a state is written at most once, and its old value is not read
+    beside the write; after specialization every symbol has bounds.
     """
     if not graph.outputs:
         raise GraphError("the graph has no outputs", where=f"graph {graph.name!r}", hint="Name one with Graph.output.")

@@ -1,9 +1,9 @@
 """Models: a family's equations as a symbolic graph. Between the open file and the passes; imports only `ir`.
 
-`keys.py` reads metadata; `gguf_config.py` and `hf_config.py`, with the rows of `architectures.py`, turn it into the
-`config.py` of the model; `views.py` says which tensors are parts of others, `builder.py` declares the weights,
-`blocks.py` holds what families share, and each family file reads like its paper. A new family is a file, a row here and
-a row in `ARCHITECTURES`.
+`keys.py` reads metadata; `gguf_config.py` and `hf_config.py`, with the rows of `architectures.py`, convert it to the
+model's `config.py`. `views.py` lists tensors that are parts of others, `builder.py` declares the weights, `blocks.py`
+holds blocks that families share, and each family file follows the equations of its paper. A new family needs a file, a
+row here and a row in `ARCHITECTURES`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Build = Callable[[ModelConfig, Weights, DType], Graph]
 
 
 class Family(NamedTuple):
-    """What runs and what builds an architecture."""
+    """The runner and the builder of an architecture."""
 
     runner: str
     build: Build
@@ -77,17 +77,18 @@ def build(
     hidden: bool = False,
     place: Callable[[str], str] | None = None,
 ) -> Graph:
-    """The graph of a model: what it computes, with no regard to how.
+    """The graph of a model: the computation only, without implementation choices.
 
-    Inputs "tokens" and "positions", i32 [SEQ]; states "k.{layer}" and "v.{layer}", [kv_heads, CTX, head_dim] of
-    `kv_dtype`, WINDOW_CTX in place of CTX for layers with a window, and those of recurrent layers; output "logits", f32
-    [SEQ, vocab_size], of every row. Matrices are weights of the file's dtype, small tensors are weights of f32 whose
-    values the loader passes through `config.value(name, stored)`; all have their canonical names, or those of `views`.
+    Inputs "tokens" and "positions", i32 [SEQ]. States "k.{layer}" and "v.{layer}", [kv_heads, CTX, head_dim] of
+    `kv_dtype`, with WINDOW_CTX instead of CTX for layers with a window, and the states of recurrent layers. Output
+    "logits", f32 [SEQ, vocab_size], for every row. Matrices are weights of the file's dtype. Small tensors are f32
+    weights; the loader passes their values through `config.value(name, stored)`. All have canonical names, or those of
+    `views`.
 
     Args:
         kv_dtype: f32, f16, bf16, q8_0 or q4_0.
-        hidden: there is one more output, "hidden" f32 [SEQ, hidden]: what the head multiplies.
-        place: canonical name -> what errors show instead: the file, and the tensor's name there.
+        hidden: adds the output "hidden" f32 [SEQ, hidden]: the hidden states before the head.
+        place: canonical name -> its replacement in errors: the file, and the tensor's name there.
 
     Raises:
         ArgumentError: KV caches cannot have this dtype.
@@ -106,34 +107,34 @@ def build_predictor(
     *,
     place: Callable[[str], str] | None = None,
 ) -> Graph:
-    """The graph of the head that predicts a further token (multi-token prediction), where a model has one.
+    """The graph of the MTP head (multi-token prediction), for models that have one.
 
-    Inputs "tokens" and "positions", i32 [SEQ], and "hidden" f32 [SEQ, hidden]: the output of this name of the row
-    before each token or, for drafts of drafts, this graph's "next_hidden". States "k.{layers}" and "v.{layers}".
-    Outputs "next_hidden" f32 [SEQ, hidden], and "token" i32 [SEQ], the likeliest of the first `rows` ids to come after
-    each token, -1 if a logit is NaN or infinite. The weight `DRAFT_HEAD` [rows, hidden] is to be bound to the first
-    rows of `predictor_head(config)`.
+    Inputs "tokens" and "positions", i32 [SEQ], and "hidden" f32 [SEQ, hidden]: for each token the model's output
+    "hidden" of the row before it or, after the first draft, this graph's "next_hidden". States "k.{layers}" and
+    "v.{layers}". Outputs "next_hidden" f32 [SEQ, hidden], and "token" i32 [SEQ], the likeliest of the first `rows` ids
+    after each token, -1 if a logit is NaN or infinite. The weight `DRAFT_HEAD` [rows, hidden] must be bound to the
+    first rows of `predictor_head(config)`.
 
     Raises:
-        UnsupportedModelError: the model has no such head.
+        UnsupportedModelError: the model has no MTP head.
         WeightError: as `build`.
     """
     if config.delta is None or not weights.has(f"blk.{config.layers}.nextn.eh_proj.weight"):
         where = place("output.weight").rpartition(", ")[0] if place else None
         hint = 'Use speculative="prompt-lookup", which needs none, or a file with the tensors "nextn" ("mtp").'
-        raise UnsupportedModelError("the model has no head that predicts further tokens", where=where, hint=hint)
+        raise UnsupportedModelError("the model has no MTP head", where=where, hint=hint)
     with _placed(config, place):
         return qwen35_mtp.build_predictor(config, weights, kv_dtype, rows)
 
 
 def predictor_head(config: ModelConfig) -> str:
-    """The name of the matrix whose first rows are `DRAFT_HEAD`."""
+    """The name of the matrix whose first rows serve as `DRAFT_HEAD`."""
     return "token_embd.weight" if config.tied else "output.weight"
 
 
 @contextmanager
 def _placed(config: ModelConfig, place: Callable[[str], str] | None) -> Iterator[None]:
-    """Errors inside name the file, and the tensor as the file does."""
+    """Adds the file to errors, and replaces the tensor's canonical name by that in the file."""
     try:
         yield
     except ModelFileError as error:

@@ -1,10 +1,10 @@
-"""How the architectures differ: one row each.
+"""Differences between the architectures, one row each.
 
 Part of the models stage, read by `gguf_config.py` and `hf_config.py`. A new architecture is a row here, a row in
 `rlx.models.FAMILIES` and the equations in a family file.
 
-Sources: llama.cpp for what GGUF files leave unsaid; the configuration classes of transformers, whose defaults published
-`config.json` files rely on.
+Sources: llama.cpp for defaults that GGUF files omit; the configuration classes of transformers for defaults that
+published `config.json` files omit.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ def none_slides(keys: Keys, layers: int) -> list[bool]:
 
 
 def _all_slide(keys: Keys, layers: int) -> list[bool]:
-    """Mistral: every layer has the window, if the file has one."""
+    """Mistral: every layer has a window if the file has the key."""
     return ["sliding_window" in keys] * layers
 
 
 def _all_slide_if_asked(keys: Keys, layers: int) -> list[bool]:
-    """Qwen 3 MoE: every layer has the window, with `use_sliding_window`."""
+    """Qwen 3 MoE: every layer has a window if `use_sliding_window` is true."""
     return [keys.flag("use_sliding_window", False) and "sliding_window" in keys] * layers
 
 
 def _upper_layers_slide(keys: Keys, layers: int) -> list[bool]:
-    """Qwen: with `use_sliding_window`, the layers from `max_window_layers` on."""
+    """Qwen: the layers from `max_window_layers` on have a window if `use_sliding_window` is true."""
     first = keys.integer("max_window_layers", (0, 1 << 31), layers)
     return [slides and layer >= first for layer, slides in enumerate(_all_slide_if_asked(keys, layers))]
 
 
 def _every_nth_is_full(n: int) -> Sliding:
-    """Gemma: every `n`-th layer attends to everything, unless the file has another period."""
+    """Gemma: every `n`-th layer has no window, unless the file has another period."""
 
     def slides(keys: Keys, layers: int) -> list[bool]:
         key = "sliding_window_pattern" if "sliding_window_pattern" in keys else "_sliding_window_pattern"
@@ -50,7 +50,7 @@ def _every_nth_is_full(n: int) -> Sliding:
 
 
 def by_period(period: int, layers: int) -> list[bool]:
-    """False for every `period`-th layer, which attends to everything, and True for the others."""
+    """Whether each layer has a window: False for every `period`-th one, True for the others."""
     return [(layer + 1) % period != 0 for layer in range(layers)]
 
 
@@ -61,37 +61,38 @@ class Architecture:
     Attributes:
         family: the runner family.
         model_types: `model_type` in `config.json`, of the text part and of models that contain it.
-        hf_variants: further model types with what differs for them: fields of this row.
-        gguf_rope: rope style of its GGUF files; of safetensors it is always "neox".
+        hf_variants: further model types, each with the fields of this row that differ.
+        gguf_rope: rope style of its GGUF files; it is always "neox" for safetensors.
         gguf_period: in GGUF every n-th layer has no window; None: no layer has one.
         gguf_window: default window of its GGUF files, 0 for none.
         gguf_caps: (attention, logits): default softcaps of its GGUF files, 0 for none.
-        gguf_local_heads: GGUF has keys of their own for the head sizes of sliding layers.
+        gguf_local_heads: GGUF has separate keys for the head sizes of sliding layers.
         shares_kv: the last layers may read keys and values of earlier ones.
-        partial_rope: the part of a head that turns, where `config.json` does not say; None: always all of it.
-        attention_scale: factor of q k^T; None: 1/sqrt(head size), or what the file says.
-        hf_sliding: which layers slide according to a `config.json` without `layer_types`.
-        hf_ends_full: its last layer never slides, whatever `config.json` says.
-        local_base: default base of a rope of their own for sliding layers, None if they share the model's.
+        partial_rope: default for the rotated part of a head if `config.json` does not have it; None: always all of it.
+        attention_scale: factor of q k^T; None: 1/sqrt(head size), or the file's value.
+        hf_sliding: which layers slide if `config.json` has no `layer_types`.
+        hf_ends_full: its last layer never slides, even if `config.json` lists it as sliding.
+        local_base: default base of the separate rope of sliding layers; None if they share the model's.
         hf_base: default of `rope_theta`.
-        hf_activation: keys of the activation in `config.json`; the first that is there counts.
-        hf_activation_names: what its files call activations differently than others.
-        activation: in GGUF, which has no key for it.
-        norm_offset: what the norm weights of its safetensors lack.
-        plain_norms: norms that lack nothing.
+        hf_activation: keys of the activation in `config.json`; the first existing one counts.
+        hf_activation_names: names of activations that its files use differently from others.
+        activation: the activation for GGUF, which has no key for it.
+        norm_offset: number to add to the norm weights of its safetensors.
+        plain_norms: norms without that offset.
         experts: "none", "may", or "must": whether its layers have experts.
         hf_experts: keys of `config.json` for the experts' count, their number used, and whether their weights are
             normalized (None: they always are).
-        shared_expert: beside the others there is one that every token goes to.
+        shared_expert: there is an additional expert for every token.
         hybrid: most of its layers are recurrent.
         streams: it has several copies of the residual stream.
-        bf16: its linears bear activations that are rounded to bf16, as measured: cosines of 0.9998 and more with the
-            exact logits of its golden checkpoints. The others fall to 0.985 to 0.999.
+        bf16: its linears tolerate activations rounded to bf16. Measured as the cosine with the exact logits of its
+            golden
+            checkpoints: at least 0.9998. The other architectures fall to 0.985 to 0.999.
         scales_embedding: embeddings are multiplied by sqrt(hidden).
         biases: linear layers that must have a bias; others may.
         wide_scale_layers: layer count of the one model whose attention scale is 1/sqrt(hidden/heads), which GGUF does
             not store.
-        hf_defaults: values of keys that published files leave out; a null is not left out.
+        hf_defaults: values of keys that published files omit; a null does not count as omitted.
     """
 
     family: str
@@ -251,7 +252,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma": Architecture(
         "gemma",
         ("gemma",),
-        # The first files say "gelu" in the older key; the model was trained with the approximation by tanh.
+        # The first files say "gelu" in the older key; the model was trained with the tanh approximation.
         hf_activation=("hidden_activation", "hidden_act"),
         hf_activation_names={"gelu": "gelu_tanh"},
         activation="gelu_tanh",

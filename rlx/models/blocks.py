@@ -1,4 +1,4 @@
-"""The blocks that families share: short functions over a `Model`; what differs between families is an argument.
+"""Blocks that families share: short functions over a `Model`; arguments express the differences between families.
 
 Part of the models stage, called by the family files. Shapes: x is f32 [SEQ, hidden]; SEQ, PAST_SEQ, CTX and WINDOW_CTX
 are the symbols of `rlx.ir.dims`.
@@ -36,7 +36,7 @@ def tokens(model: Model) -> Node:
 
 
 def rope_angles(model: Model) -> Angles:
-    """Input "positions" i32 [SEQ] -> for each rope of the model its cosines and sines f32 [SEQ, rope.dims]."""
+    """Input "positions" i32 [SEQ] -> cosines and sines f32 [SEQ, rope.dims] for each rope of the model."""
     positions = model.graph.input("positions", [SEQ], I32)
     config = model.config
     ropes = {config.rope_of(i) for i, layer in enumerate(config.each) if not layer.recurrent}
@@ -66,8 +66,9 @@ def width(x: Node) -> int:
 
 
 def linear(model: Model, x: Node, name: str, size: int) -> Node:
-    """x [SEQ, k] -> [SEQ, size] by the weight `name` [size, k], times its scale [1] where it has one, plus its bias
-    where it has one or must.
+    """x [SEQ, k] -> [SEQ, size] by the weight `name` [size, k].
+
+    Multiplies by the weight's scale [1] if it has one, and adds its bias if it has one or must have one.
     """
     y = ops.linear(x, model.weight(f"{name}.weight", size, width(x)), bf16=model.config.bf16)
     if model.has(f"{name}.scale"):
@@ -93,9 +94,9 @@ def attention(
     over that of an earlier layer.
 
     Args:
-        head_norms: q and k are normalized head by head before the rotation.
-        value_norms: so is v, without a weight.
-        gated: the result is multiplied by the sigmoid of a projection of x.
+        head_norms: normalizes q and k per head before the rotation.
+        value_norms: normalizes v per head, without a weight.
+        gated: multiplies the result by the sigmoid of a projection of x.
     """
     config, here = model.config, model.here
     turn = angles[config.rope_of(model.layer)]
@@ -118,7 +119,7 @@ def attention(
 
 
 def _keys_values(model: Model, x: Node, turn: Node, head_norms: bool, value_norms: bool) -> tuple[Node, Node]:
-    """The layer's caches after the keys and values of x were written behind the positions they hold."""
+    """The layer's caches after writing the keys and values of x."""
     k = _heads(model, x, "attn_k", model.here.kv_heads)
     v = k if model.here.keys_as_values else _heads(model, x, "attn_v", model.here.kv_heads)
     if head_norms:
@@ -135,7 +136,7 @@ def _heads(model: Model, x: Node, name: str, heads: int) -> Node:
 
 
 def _cached(model: Model, name: str, x: Node) -> Node:
-    """A cache after x [SEQ, kv_heads, head_dim] was written; that of a layer with a window keeps no more than it."""
+    """A cache after writing x [SEQ, kv_heads, head_dim]; for a layer with a window it is a ring."""
     slides = model.here.window is not None
     shape: Shape = (model.here.kv_heads, WINDOW_CTX if slides else CTX, model.here.head_dim)
     return ops.kv_write(model.graph.state(f"{name}.{model.layer}", shape, model.kv_dtype), x, wrap=slides)
@@ -148,8 +149,8 @@ def gated_mlp(model: Model, x: Node, *, suffix: str = "", ffn: int | None = None
     """down(activation(gate(x)) * up(x)) of one layer (arXiv 2002.05202).
 
     Args:
-        suffix: of the names of its weights.
-        ffn: its width, the layer's by default.
+        suffix: appended to the names of its weights.
+        ffn: its width; by default the layer's.
     """
     gate, up = (linear(model, x, f"{name}{suffix}", ffn or model.here.ffn) for name in ("ffn_gate", "ffn_up"))
     if model.here.sparsity is not None:
@@ -159,7 +160,7 @@ def gated_mlp(model: Model, x: Node, *, suffix: str = "", ffn: int | None = None
 
 
 def _outliers(x: Node, deviations: float) -> Node:
-    """What lies that many standard deviations above the mean of its row, counted from there; 0 elsewhere."""
+    """max(0, x - (mean + deviations * standard deviation)), row by row."""
     above = x - ops.reduce_mean(x)
     spread = ops.sqrt(ops.reduce_mean(above * above))
     return ops.relu(above - ops.scale(spread, deviations))
@@ -171,11 +172,13 @@ def feed_forward(model: Model, x: Node) -> Node:
 
 
 def mixture(model: Model, x: Node, routed: Node | None = None) -> Node:
-    """A weighted sum of the feed-forward blocks of a few experts (arXiv 2401.04088): those with the largest
-    probability by a softmax over all, which is their weight.
+    """Mixture of experts (arXiv 2401.04088): a weighted sum of the feed-forward blocks of a few experts.
+
+    The experts with the largest probabilities are used; a softmax over all experts gives the probabilities, which are
+    also the weights.
 
     Args:
-        routed: what the router sees, x by default.
+        routed: the router's input, x by default.
     """
     config, experts = model.config, model.config.experts
     assert experts is not None
@@ -194,7 +197,7 @@ def mixture(model: Model, x: Node, routed: Node | None = None) -> Node:
 
 
 def _expert_linear(model: Model, x: Node, name: str, ids: Node, size: int) -> Node:
-    """x [SEQ, k] or [SEQ, used, k] -> [SEQ, used, size] by the experts `ids`, times their scales if there are any."""
+    """x [SEQ, k] or [SEQ, used, k] -> [SEQ, used, size] by the experts `ids`, times their scales if they have any."""
     experts = model.config.experts
     assert experts is not None
     weight = model.weight(f"{name}.weight", experts.count, size, width(x))
@@ -205,20 +208,21 @@ def _expert_linear(model: Model, x: Node, name: str, ids: Node, size: int) -> No
     return y
 
 
-# -- embeddings of each layer's own -----------------------------------------------------------------------------------
+# -- per-layer embeddings ---------------------------------------------------------------------------------------------
 
 
 def per_layer_inputs(model: Model, x: Node) -> Node | None:
-    """What each layer gets of every token beside the residual stream, f32 [SEQ, layers, per_layer]: the token's own
-    embedding for the layer and a projection of x, its embedding. None for models without.
+    """The additional input of each layer for each token, f32 [SEQ, layers, per_layer]; None for models without it.
+
+    It is the token's embedding for the layer plus a projection of x, the token's main embedding.
 
     Raises:
-        ConfigError: the file has such embeddings, but its configuration does not say how wide they are.
+        ConfigError: the file has per-layer embeddings, but its configuration does not give their width.
     """
     config, size = model.config, model.config.per_layer
     if not size:
         if model.has("per_layer_token_embd.weight"):
-            raise ConfigError("the embeddings of each layer's own have no width", where="per_layer_token_embd.weight")
+            raise ConfigError("the per-layer embeddings have no width", where="per_layer_token_embd.weight")
         return None
     whole = config.layers * size
     table = model.weight("per_layer_token_embd.weight", model.rows("per_layer_token_embd.weight"), whole)
@@ -229,7 +233,7 @@ def per_layer_inputs(model: Model, x: Node) -> Node | None:
 
 
 def per_layer_input(model: Model, x: Node, inputs: Node) -> Node:
-    """What the layer makes of its own part of `inputs` and of x: norm(proj(activation(gate(x)) * part))."""
+    """The layer's function of its slice of `inputs` and of x: norm(proj(activation(gate(x)) * slice))."""
     size = model.config.per_layer
     part = ops.reshape(ops.slice(inputs, model.layer, model.layer + 1), [SEQ, size])
     y = ACTIVATIONS[model.config.activation](linear(model, x, "inp_gate", size)) * part
@@ -237,8 +241,9 @@ def per_layer_input(model: Model, x: Node, inputs: Node) -> Node:
 
 
 def head(model: Model, x: Node) -> Graph:
-    """The finished graph: the last norm, whose result is the output "hidden" f32 [SEQ, hidden], and the output "logits"
-    f32 [SEQ, vocab_size].
+    """The finished graph. Adds the last norm and the head.
+
+    Outputs: "hidden" f32 [SEQ, hidden], the result of the norm, and "logits" f32 [SEQ, vocab_size].
     """
     config = model.config
     x = model.graph.output("hidden", norm(model, x, "output_norm"))

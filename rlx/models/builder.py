@@ -1,6 +1,6 @@
-"""The graph under construction: declares a model's weights after checking them against the file.
+"""The graph under construction: declares a model's weights and checks them against the file.
 
-Part of the models stage: family files hand a `Model` to the blocks of `rlx.models.blocks`.
+Part of the models stage: family files pass a `Model` to the blocks of `rlx.models.blocks`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MISMATCH = "the tensors and the metadata are not of one model: get the file aga
 
 
 class Tensor(Protocol):
-    """What a file says about one tensor; the shape is row-major."""
+    """Type and shape of one tensor in a file; the shape is row-major."""
 
     @property
     def dtype(self) -> DType: ...
@@ -46,12 +46,12 @@ class Weights(Protocol):
 
 @dataclass(frozen=True)
 class Model:
-    """A graph and what is built into it, seen from one layer or from outside the layers.
+    """A graph under construction, seen from one layer or from outside the layers.
 
     Attributes:
-        kv_dtype: of the KV caches.
+        kv_dtype: type of the KV caches.
         layer: number of the layer, -1 outside.
-        caches: layer -> its keys and values after the new ones were written, for layers that share them.
+        caches: layer -> its caches after writing the new keys and values, for layers that share them.
     """
 
     graph: Graph
@@ -75,7 +75,7 @@ class Model:
         return self.weights.has(self._full(name))
 
     def rows(self, name: str) -> int:
-        """The first dimension of a tensor of the layer, where only the tensor says it; 1 if it is missing."""
+        """The first dimension of a tensor of the layer, if the configuration does not have it; 1 if it is missing."""
         full = self._full(name)
         return self.weights.info(full).shape[0] if self.weights.has(full) else 1
 
@@ -102,7 +102,7 @@ class Model:
         return self.weights.array(full)
 
     def named(self, name: str, node: Node) -> Node:
-        """Calls a value of the layer by a name in IR text, `%blk.3.attn`, and returns it."""
+        """Names a value of the layer in IR text, such as `%blk.3.attn`, and returns it."""
         return self.graph.named(self._full(name), node)
 
     def _checked(self, full: str, shape: tuple[int, ...], *, floats: bool = False) -> Tensor:
@@ -124,10 +124,10 @@ class Model:
 
 
 def cache_dtype(config: ModelConfig, weights: Weights) -> str:
-    """Type of the KV caches where nothing else is asked for: f16, but f32 for models that magnify its rounding.
+    """Default type of the KV caches: f16, but f32 for models that amplify its rounding errors.
 
-    Those are models that predict one residual stream from another (measured: cosines of 0.993 with f16), and routers
-    over unrounded weights, which choose another expert where two are nearly tied (0.992).
+    These are models that predict one residual stream from another (measured: cosines of 0.993 with f16), and routers
+    with unrounded weights, which choose another expert when two are nearly tied (0.992).
     """
     routed = next((i for i, layer in enumerate(config.each) if layer.sparse), None)
     name = f"blk.{routed}.ffn_down_exps.weight"
@@ -139,7 +139,7 @@ def start(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Model:
     """An empty graph for the model.
 
     Raises:
-        ArgumentError: KV caches cannot have this dtype.
+        ArgumentError: KV caches do not support this dtype.
     """
     if kv_dtype not in KV_DTYPES:
         known = ", ".join(d.name for d in KV_DTYPES)

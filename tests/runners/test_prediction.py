@@ -270,6 +270,6 @@ def test_nothing_is_drafted_from_what_is_no_number(checkpoint: Path) -> None:
 
 def test_a_model_without_the_head_says_so(goldens: Path) -> None:
     with auto_runner(goldens / "qwen35" / "model-f16.gguf", max_seq=32) as runner:
-        with pytest.raises(UnsupportedModelError, match=r"model-f16\.gguf: the model has no head that predicts"):
+        with pytest.raises(UnsupportedModelError, match=r"model-f16\.gguf: the model has no MTP head"):
             runner.generate([1, 2], 2, speculative="mtp")
         assert len(runner.generate([1, 2], 2, stop_at_eog=False)) == 2, "and stays usable"
