@@ -1,7 +1,7 @@
-"""What callers pass, as arrays of the type and shape that native code expects.
+"""Conversion of a caller's values to arrays of the type and shape that native code expects.
 
-Runtime: the door of `rlx.runtime.executable`. Conversions that lose nothing, or only precision, are made; others are
-errors.
+Runtime: input checks of `rlx.runtime.executable`. Lossless conversions, and those that only lose precision, are made;
+others are errors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def of_kind(where: str, value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """`value` as an array of `dtype`: numbers for a float type, whole numbers in range for an integer type.
 
     Raises:
-        ArgumentError: it is something else.
+        ArgumentError: it has another kind of values.
     """
     target, found = np.dtype(dtype), _array(where, value)
     allowed = "fiub" if target.kind == "f" else "iu"
@@ -35,7 +35,7 @@ def of_kind(where: str, value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def numbers(where: str, value: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """As `of_kind`, and of this shape."""
+    """As `of_kind`, with a check of the shape."""
     found = of_kind(where, value, dtype)
     if found.shape != shape:
         raise ArgumentError(f"expected shape {list(shape)}, found {list(found.shape)}", where=where)
@@ -43,10 +43,10 @@ def numbers(where: str, value: Any, shape: tuple[int, ...], dtype: npt.DTypeLike
 
 
 def storage(where: str, value: Any, shape: tuple[int, ...], dtype: DType) -> npt.NDArray[np.uint8]:
-    """The bytes of a matrix in its storage type, uint8 [nbytes]: as given, or converted from numbers of its shape.
+    """The bytes of a matrix in its storage type, uint8 [nbytes]: unchanged, or converted from numbers of its shape.
 
     Raises:
-        ArgumentError: it is neither.
+        ArgumentError: the value is neither.
     """
     found, size = _array(where, value), dtype.size(shape)
     if found.dtype == np.uint8 and found.nbytes == size and dtype is not F32:

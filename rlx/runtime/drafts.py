@@ -1,4 +1,4 @@
-"""Rounds of drafts: what a model's own head guesses is verified, and guessed on, in one native call.
+"""Rounds of MTP drafts: the model verifies drafts and its MTP head makes the next ones, in one native call.
 
 Runtime, beside `native.py`: it fills in the plan of `rlx_drafts` (`loop_drafts.py`).
 """
@@ -17,13 +17,13 @@ from rlx.runtime.native import NativeProgram
 
 @dataclass(frozen=True)
 class Heads:
-    """The programs of a head for further tokens, ready to run.
+    """The programs of an MTP head, ready to run.
 
     Attributes:
-        one, some: of one row, and of several; the inputs `tokens`, `positions` and what is carried, the output `token`.
-        carried: of a row of the head its result that stands for the model's in the next one, and the input that takes
-            either; the model's output has the same name as the input.
-        rows: of the table that its tokens are looked up in.
+        one, some: for one row, and for several; inputs `tokens`, `positions` and the carried one, output `token`.
+        carried: (output, input): the head's output that replaces the model's hidden state in its next step, and the
+            input that takes either; the model's output has the same name as the input.
+        rows: number of rows of the head's embedding table.
     """
 
     one: NativeProgram
@@ -34,14 +34,14 @@ class Heads:
 
 @dataclass(frozen=True)
 class Rounds:
-    """What came of some rounds.
+    """The result of some rounds.
 
     Attributes:
-        tokens: those that the model chose.
-        right: how many of them the last round gave; its rows, up to there, are in the results of the program whose turn
-            it was.
-        rounds, drafted, accepted: calls of the model, guesses, and those that came.
-        rate: how often guesses were right lately.
+        tokens: the tokens that the model chose.
+        right: how many of them come from the last round; its rows, up to there, are in the results of the program that
+            ran last.
+        rounds, drafted, accepted: calls of the model, drafts, and accepted drafts.
+        rate: the recent acceptance rate of drafts.
     """
 
     tokens: list[int]
@@ -64,20 +64,20 @@ def run_rounds(
     stops: Sequence[int],
     seconds: float,
 ) -> Rounds:
-    """Runs the model on a token and its drafts, and goes on with the drafts of its head.
+    """Runs the model on a token and its drafts, and continues with drafts of the MTP head.
 
     Args:
-        models: they take turns, each on the recurrent states that the other one wrote; one and the same where there are
-            none. Their outputs are `token` i32[rows] and what the head takes; inputs and extents of the first round are
-            in place, and the second one is prepared as well, and what they lead to.
-        heads: prepared; the rows before those of the first round have been through the head.
-        most: drafts of a round at most.
-        seen: how many rows the head has.
-        rate: how often guesses were right lately.
-        count: tokens at most; at least as many as the first round has rows.
-        rows: of the table that tokens are looked up in; it ends after a token that has none there.
-        stops: tokens after which it ends.
-        seconds: after so many it returns as soon as the round it is in is over.
+        models: two programs that alternate, each on the recurrent states that the other one wrote; twice the same
+            program without recurrent states. Their outputs are `token` i32[rows] and the head's input. Inputs and
+            symbol values of the first round are set; the second program and their follow-up programs are prepared.
+        heads: prepared; the head has processed all rows before the first round.
+        most: maximum number of drafts in a round.
+        seen: number of rows that the head has processed.
+        rate: the recent acceptance rate of drafts.
+        count: maximum number of tokens; at least the number of rows of the first round.
+        rows: number of rows of the embedding table; a token id beyond it ends the run.
+        stops: token ids that end the run.
+        seconds: time limit; the run ends after the current round.
     """
     found, ends = array("i", bytes(4 * count)), array("i", stops)
     one, some, taken = heads.one, heads.some, heads.carried[1]

@@ -1,6 +1,6 @@
-"""What a caller gives in place of token embeddings and of the causal mask, for the first positions of a session.
+"""Prompt embeddings: a caller's embeddings, and an optional attention bias, for the first positions of a session.
 
-Runtime, part of a session: positions that must be computed again need it again.
+Runtime, part of a session: positions that are recomputed need them again.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from rlx.errors import PromptError
 
 Floats = npt.NDArray[np.float32]
 
-CLOSED = -1e9  # a bias of so much or less closes a key for certain
+CLOSED = -1e9  # a bias of at most this value masks a key
 _MASK_HINT = "Give float32 [n, n] or [heads, n, n]: 0 opens a key, -inf closes it."
 
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """The embeddings of the first positions, and perhaps a bias.
+    """The embeddings of the first positions, and an optional attention bias.
 
     Attributes:
-        embeds: f32 [n, hidden], what the first layer sees.
+        embeds: f32 [n, hidden], the input of the first layer.
         bias: f32 [n, heads, n], or None for causal attention.
     """
 
@@ -38,16 +38,16 @@ class Given:
 
     @staticmethod
     def checked(embeds: Any, bias: Any, count: int, hidden: int, heads: int) -> Given:
-        """Of what a caller passes, copies for `count` tokens.
+        """Checks a caller's values and copies them, for `count` tokens.
 
         Args:
             embeds: numbers [count, hidden], or flat in that order.
             bias: None, or numbers [count, count] or [heads, count, count], or flat in that order; added to the scaled
-                scores in place of the causal mask: 0 opens a key and -inf closes it, later ones included. Windows
-                still hold.
+                scores and replaces the causal mask: 0 opens a key, -inf masks it, including later keys. Windows still
+                apply.
 
         Raises:
-            PromptError: another shape, something that is no number, a NaN, or a row whose bias closes every key.
+            PromptError: another shape, a value that is not a number, NaN, or a row whose bias masks every key.
         """
         rows = _numbers("embeds", embeds, [(count, hidden)])
         _refuse("embeds", rows, ~np.isfinite(rows), "is not finite")
@@ -60,30 +60,30 @@ class Given:
         return Given(rows, np.ascontiguousarray(table.swapaxes(0, 1)))
 
     def first(self, count: int) -> Given | None:
-        """What is left of it for a session of `count` tokens."""
+        """The part for a session that is cut to `count` tokens; None if nothing is left."""
         if count >= len(self):
             return self
         bias = None if self.bias is None else self.bias[:count, :, :count]
         return Given(self.embeds[:count], bias) if count else None
 
     def check_calls(self, most: int) -> None:
-        """Whether calls of at most `most` rows can compute it; `PromptError` as `end`."""
+        """Checks that calls of at most `most` rows can compute it; `PromptError` as `end`."""
         end = 0
         while end < len(self):
             end = self.end(end, most)
 
     def end(self, start: int, most: int) -> int:
-        """Where a call of at most `most` rows that begins at `start` ends: no row before it sees a key behind it.
+        """End of a call of at most `most` rows from `start`, such that no row of it sees a key after its end.
 
         Raises:
-            PromptError: the bias opens later keys over a longer span than that.
+            PromptError: the bias opens later keys over a longer span.
         """
         stop = min(start + most, len(self))
         if self.bias is None or stop == len(self):
             return stop
         seen = np.any(self.bias > CLOSED, axis=1)  # [n, n]
         last = seen.shape[1] - 1 - seen[:, ::-1].argmax(axis=1)
-        reach = np.maximum.accumulate(last)[start:stop]  # the last key that a row of the call up to here sees
+        reach = np.maximum.accumulate(last)[start:stop]  # the last key that any row so far sees
         ends = np.flatnonzero(reach <= np.arange(start, stop))
         if not len(ends):
             what = f"the bias opens later keys over more than {most} tokens from position {start} on"
@@ -92,16 +92,16 @@ class Given:
 
 
 def feed(inputs: Mapping[str, Any], ids: Sequence[int], past: int, given: Given | None) -> None:
-    """Fills in the inputs that a program has, for `ids` behind `past` positions.
+    """Writes the inputs of a program, for `ids` after `past` positions.
 
     Args:
-        inputs: name -> memory, of the size of the largest call and used from the front.
-        given: what the rows are computed from, if it is something else than `ids`.
+        inputs: name -> memory for the largest call, filled from the start.
+        given: prompt embeddings, if the rows are computed from these.
     """
     rows = len(ids)
-    if "tokens" in inputs:  # not if nothing is looked up
+    if "tokens" in inputs:  # absent if there is no embedding lookup
         inputs["tokens"][:rows] = ids
-    if "positions" in inputs:  # not if every layer is recurrent
+    if "positions" in inputs:  # absent if every layer is recurrent
         inputs["positions"][:rows] = range(past, past + rows)
     if given is not None:
         inputs["embeds"][:rows] = given.embeds[past : past + rows]
@@ -121,7 +121,7 @@ def _numbers(where: str, value: Any, shapes: list[tuple[int, ...]], hint: str | 
 
 
 def _refuse(where: str, values: Floats, wrong: Any, what: str) -> None:
-    """`PromptError` for the first value that is `wrong`, a mask of the same shape."""
+    """`PromptError` for the first value at which the mask `wrong`, of the same shape, is true."""
     if wrong.any():
         at = [int(i) for i in np.argwhere(wrong)[0]]
         raise PromptError(f"{values[tuple(at)]} at {at} {what}", where=where)

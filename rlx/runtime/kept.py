@@ -1,7 +1,7 @@
-"""A packed copy of a model's weights in the compile cache's folder: later starts map it instead of packing.
+"""Packed-weight cache: packed weights in the compile cache's folder; later starts map them instead of packing.
 
-Runtime, beside `rlx.runtime.tensors`. The copy is an entry of the store, like a compiled program: `rlx cache` lists and
-removes it, and the size limit evicts it. The matrices are in one large file, which processes map and share.
+Runtime, beside `rlx.runtime.tensors`. It is an entry of the store, like a compiled program: `rlx cache` lists and
+removes it, and the size limit evicts it. All matrices are in one large file, which processes map and share.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from rlx.runtime.folder import Damage
 from rlx.runtime.key import CompileKey, digest_text, source_digest
 
 DATA, LAYOUT = "weights.bin", "layout.json"
-ALIGNMENT = 4096  # of a matrix in the file: each begins on a page of its own
+ALIGNMENT = 4096  # of a matrix in the file: each starts on a new page
 
 # What reads and arranges weights before they are packed; the packing itself is among the generators of code.
 _SOURCES = ("models/**/*.py", "weights/**/*.py", "runtime/tensors.py", "runtime/kept.py")
 
 
 class MappedWeights:
-    """The mapped matrices of a copy.
+    """The mapped matrices of a packed-weight cache.
 
     Args:
         file: the file, open for reading; it may be closed afterwards.
-        places: name -> where in the file it begins.
+        places: name -> offset in the file.
 
     Attributes:
         addresses: name -> address of the packed matrix.
@@ -57,14 +57,14 @@ class MappedWeights:
 
 
 class KeptWeights:
-    """The copy of one model's packed weights in a cache, whether it is there yet or not.
+    """The packed-weight cache of one model, existing or not.
 
     Args:
-        cache: the compile cache, which has a store.
+        cache: the compile cache, which must have a store.
         key: see `weights_key`.
 
     Raises:
-        ArgumentError: the cache keeps nothing on disk.
+        ArgumentError: the compile cache has no store on disk.
     """
 
     def __init__(self, cache: CompileCache, key: CompileKey) -> None:
@@ -74,7 +74,7 @@ class KeptWeights:
         self._store, self._policy, self._key = cache.store, cache.policy, key
 
     def find(self) -> MappedWeights | None:
-        """The copy, or None. A damaged copy is reported, and removed unless the cache is read-only."""
+        """The mapped weights, or None. A damaged entry is reported, and removed unless the cache is read-only."""
         if self._policy == "redo":
             return None
         entry = self._store.get(self._key, discard=self._policy == "on")
@@ -83,11 +83,11 @@ class KeptWeights:
         try:
             with entry.open_file(DATA) as file:
                 return MappedWeights(file, json.loads(entry.read(LAYOUT)))
-        except (OSError, Damage):  # evicted since
+        except (OSError, Damage):  # evicted in the meantime
             return None
 
     def keep(self, packed: Mapping[str, memoryview]) -> None:
-        """Stores a copy for later starts; does nothing if the cache is read-only.
+        """Stores packed weights for later starts; does nothing if the cache is read-only.
 
         Args:
             packed: name -> bytes of a packed matrix.
@@ -105,17 +105,17 @@ class KeptWeights:
 
 
 def packed_rows(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """The rows of a manifest's table of weights that are packed."""
+    """The packed rows of a manifest's table of weights."""
     return {name: row for name, row in weights.items() if row["layout"] not in (ROWS_LAYOUT, FILE_LAYOUT)}
 
 
 def weights_key(
     compiler: Compiler, name: str, stamps: Iterable[tuple[str, int, int]], weights: Mapping[str, Any]
 ) -> CompileKey:
-    """The key of a packed copy: the model's files, the layout of each weight, the target, all versions.
+    """The key of a packed-weight cache: the model's files, the layout of each weight, the target, all versions.
 
     Args:
-        name: of the model, for people.
+        name: name of the model, for listings.
         stamps: path, size in bytes and modification time in nanoseconds of each of the model's files.
         weights: the manifest's table.
     """

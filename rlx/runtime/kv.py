@@ -1,8 +1,8 @@
-"""Memory of the states between steps: caches of keys and values, and recurrent states. All are updated in place.
+"""Memory of the states between steps: KV caches and recurrent states. All are updated in place.
 
-There are three kinds (docs/caches.md). A full cache has room for `ctx` positions. A ring, a cache whose writes wrap,
-keeps the newest positions only, as many as the sliding windows over it need. A recurrent state is one value for all
-positions so far. Memory is anonymous: positions that were never written cost none, and everything starts as zeros.
+There are three kinds (docs/caches.md). A full cache has room for `ctx` positions. A ring holds only the newest
+positions, as many as the sliding windows over it need; its writes wrap. A recurrent state is one value for all
+positions so far. Memory is anonymous: unused positions take none, and everything starts as zeros.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from rlx.runtime.memory import AlignedBuffer
 
 Array = np.ndarray[Any, Any]
 
-_LINE = 64  # bytes: where a recurrent state may start
-RING = 64  # the capacity of a ring is a multiple: attention reads positions in aligned groups of so many
+_LINE = 64  # alignment of a recurrent state in bytes
+RING = 64  # ring capacities are multiples of it: attention reads positions in aligned groups of this size
 
 
 def kv_dtype(name: str | None, exact: bool, default: str = "f16") -> DType:
-    """The cache's type: by default f32 for exact precision, else `default`; docs/caches.md states the error of each."""
+    """The cache's type: by default f32 for exact precision, else `default`; docs/caches.md lists the error of each."""
     chosen = name or ("f32" if exact else default)
     known = {dtype.name: dtype for dtype in KV_DTYPES}
     if chosen not in known:
@@ -41,12 +41,12 @@ def kv_dtype(name: str | None, exact: bool, default: str = "f16") -> DType:
 
 
 def capacities(graph: Graph, ctx: int, rows: int) -> dict[str, int]:
-    """The symbols of cache sizes, for sessions of `ctx` positions in calls of at most `rows`.
+    """The symbols of cache sizes, for sessions of `ctx` positions and calls of at most `rows` rows.
 
-    CTX is `ctx` rounded up to whole tiles. WINDOW_CTX is window + rows - 1, what the first row of a call sees and the
-    call's rows, plus 63, since the first group of 64 that is read may begin before the window, rounded up to a multiple
-    of 64. `window` is the largest over such caches. It is never above `ctx`, rounded up in the same way, and just that
-    where attention without a window reads such a cache.
+    CTX is `ctx` rounded up to whole tiles. WINDOW_CTX is window + rows - 1 (the positions that the first row sees plus
+    the rows of the call), plus 63 (attention reads aligned groups of 64, and the first may begin before the window),
+    rounded up to a multiple of 64. `window` is the largest over all rings. WINDOW_CTX never exceeds `ctx`, rounded up
+    in the same way, and equals it if attention without a window reads such a cache.
     """
     needed, window = _round_up(ctx, RING), largest_window(graph)
     if window is not None:
@@ -55,14 +55,14 @@ def capacities(graph: Graph, ctx: int, rows: int) -> dict[str, int]:
 
 
 def largest_window(graph: Graph) -> int | None:
-    """The largest sliding window over rings; None if there is no ring, or one is read without a window."""
+    """The largest sliding window over rings; None if there is no ring, or attention reads one without a window."""
     rings = {root(n) for n in graph.nodes() if n.op in WRITES and n["wrap"]}
     windows = [n["window"] for n in graph.nodes() if n.op == "attention" and root(n.inputs[1]) in rings]
     return max(windows) if windows and None not in windows else None
 
 
 def state_bytes(graph: Graph, ctx: int, rows: int) -> int:
-    """What `States(graph, ctx, rows)` takes when every position is used."""
+    """Bytes of `States(graph, ctx, rows)` when every position is used."""
     sizes = capacities(graph, ctx, rows)
     return sum(n.dtype.size([dims.value(d, sizes) for d in n.shape]) for n in graph.leaves("state").values())
 
@@ -78,7 +78,7 @@ class State:
     Attributes:
         kind: "full", "ring", "recurrent", or "fixed" if nothing updates it.
         shape: of a cache [heads, capacity, head_dim].
-        tiled: a cache of keys, whose positions lie 16 together in memory (see `kv_tiles.py`).
+        tiled: whether it is a key cache, with tiles of 16 positions in memory (see `kv_tiles.py`).
     """
 
     name: str
@@ -89,12 +89,12 @@ class State:
 
     @property
     def element(self) -> str:
-        """The NumPy type of copies: bf16 as uint16, blocks as uint8."""
+        """The NumPy type of copies: uint16 for bf16, uint8 for blocks."""
         return self.dtype.numpy or "uint8"
 
     @property
     def width(self) -> int:
-        """Elements of a copy's rows: numbers, or the bytes of blocks."""
+        """Elements per row of a copy: numbers, or the bytes of blocks."""
         return row_width(self.dtype, self.shape[-1])
 
     @property
@@ -104,7 +104,7 @@ class State:
 
     @property
     def format(self) -> str:
-        """Kind, type and shape without the capacity: what a copy must agree in."""
+        """Kind, type and shape without the capacity; a snapshot must have the same."""
         shape = self.shape if self.kind in ("recurrent", "fixed") else (self.shape[0], self.shape[2])
         return f"{self.kind} {self.dtype.name} {list(shape)}"
 
@@ -115,22 +115,22 @@ class States:
     Args:
         graph: a graph before or after specialization.
         ctx: positions the caches have room for; rounded up to a multiple of 16.
-        rows: the most that a call brings.
-        window_ctx: capacity of rings instead of `capacities`'; rounded up to a multiple of 64.
-        slots: sequences there is memory for: every state as often, one behind the other. These are those of the first
-            slot; `slot` gives the others.
+            rows: maximum number of rows in a call.
+            window_ctx: capacity of rings instead of that of `capacities`; rounded up to a multiple of 64.
+            slots: number of sequences to hold. Each state has one copy per slot, one after the other. This object is
+                the first slot; `slot` returns the others.
 
-    Recurrent states have two sides. Programs for tokens that may turn out wrong read one and write the other, whose
-    names end in "'"; all others work on the first one in place. Memory that is not written costs nothing here either.
+        Recurrent states have two buffers. Programs that verify drafts read one and write the other, whose names end in
+        "'"; all other programs update the first one in place. Unused memory costs nothing here either.
 
-    Attributes:
-        extents: values of CTX, WINDOW_CTX and SLOTS, which programs take at run time.
-        turn: the side on which the recurrent states are, 0 or 1; whatever reads or sets them here does so there.
-        window: the largest sliding window over rings, None without.
+        Attributes:
+            extents: values of CTX, WINDOW_CTX and SLOTS, which programs take at run time.
+            turn: which buffer holds the recurrent states, 0 or 1; the methods read and write that one.
+            window: the largest sliding window over rings; None without rings.
 
-    Raises:
-        GraphError: a key cache of fixed size has no whole tiles, or a ring no whole groups of 64.
-    """
+        Raises:
+            GraphError: a key cache of fixed size is not a multiple of a tile, or a ring not a multiple of 64.
+        """
 
     def __init__(self, graph: Graph, ctx: int, rows: int, window_ctx: int | None = None, slots: int = 1) -> None:
         self.extents = {**capacities(graph, ctx, rows), "SLOTS": slots}
@@ -142,7 +142,7 @@ class States:
             _check_capacity(state)
         caches = {name: s for name, s in self.table.items() if s.kind != "recurrent"}
         self._buffers = {name: AlignedBuffer(slots * s.nbytes) for name, s in caches.items()}
-        # Recurrent states lie side by side, so that all of them are one copy.
+        # Recurrent states are contiguous, so that one copy saves all of them.
         sizes = {name: _round_up(slots * self.table[name].nbytes, _LINE) for name in self.names("recurrent")}
         ends = list(itertools.accumulate(sizes.values(), initial=0))
         self._starts = dict(zip(sizes, ends, strict=False))
@@ -154,14 +154,14 @@ class States:
         return self.extents["CTX"]
 
     def slot(self, number: int) -> States:
-        """The states of another slot: a view, which lives as long as this."""
+        """The states of another slot: a view, valid as long as this object."""
         view = copy(self)
         view._slot = number
         return view
 
     @property
     def addresses(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        """Where the states of this slot lie, in both turns; behind each those of the next slots."""
+        """Addresses of this slot's states, for both values of `turn`; the next slots follow each state."""
         caches = {name: buffer.address for name, buffer in self._buffers.items()}
         turns = []
         for read, written in (self._sides, self._sides[::-1]):
@@ -172,14 +172,14 @@ class States:
         return turns[0], turns[1]
 
     def home(self) -> None:
-        """Brings the recurrent states to the first side."""
+        """Moves the recurrent states to the first buffer."""
         if self.turn:
             self._sides[0].view("uint8", self._sides[0].nbytes)[...] = self._all_recurrent
             self.turn = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all slots when every position is used, with one side of recurrent states."""
+        """Bytes of all slots when every position is used, with one buffer of recurrent states."""
         return sum(buffer.nbytes for buffer in (*self._buffers.values(), self._sides[0]))
 
     def names(self, kind: str) -> list[str]:
@@ -188,16 +188,16 @@ class States:
 
     @property
     def ring_capacity(self) -> int | None:
-        """Positions that every ring has room for, None without rings."""
+        """Capacity of the rings in positions; None without rings."""
         return min((self.table[name].shape[1] for name in self.names("ring")), default=None)
 
     def first_read(self, length: int) -> int:
-        """The first position in rings that a step at `length` reads, masked or not: the group of 64 begins there."""
+        """First ring position that a step at `length` reads, masked or not: the start of its group of 64."""
         oldest = max(0, length - self.window + 1) if self.window else 0
         return oldest // RING * RING
 
     def zero(self) -> None:
-        """Recurrent states as they were at the start. Caches need none of it: what was forgotten is not read."""
+        """Resets recurrent states to zeros. Caches need no reset: dropped positions are not read."""
         for name in self.names("recurrent"):
             self._whole(name)[...] = 0
 
@@ -245,7 +245,7 @@ class States:
         return buffer.view(state.element, shape, start + self._slot * state.nbytes)
 
     def _tiles(self, name: str, begin: int, end: int) -> tuple[Array, slice]:
-        """The tiles [heads, tiles, 16 * width] that hold places begin .. end, and which of their places those are."""
+        """The tiles [heads, tiles, 16 * width] that hold places begin .. end, and the range of those places in them."""
         heads, capacity, _ = self.table[name].shape
         whole = self._whole(name).reshape(heads, capacity // TILE, -1)
         first = begin // TILE
@@ -265,7 +265,7 @@ class States:
             return
         tiles, inside = self._tiles(name, begin, end)
         dtype = self.table[name].dtype
-        rows = rows_of(tiles, dtype).copy()  # the other places of the first and the last tile stay
+        rows = rows_of(tiles, dtype).copy()  # preserves the other places of the first and the last tile
         rows[:, inside] = values
         tiles[...] = tiles_of(rows, dtype)
 
@@ -280,7 +280,7 @@ def _frozen(array: Array) -> Array:
 
 
 def _pieces(start: int, stop: int, capacity: int) -> Iterator[tuple[int, int, int]]:
-    """Where positions start .. stop lie: (position less start, first place, place behind the last) of each run."""
+    """Contiguous runs of positions start .. stop: (position - start, first place, end place) of each."""
     at = start
     while at < stop:
         place = at % capacity
@@ -295,7 +295,7 @@ def _states(graph: Graph, sizes: Mapping[str, int]) -> Iterator[State]:
     keys = {root(n.inputs[1]) for n in graph.nodes() if n.op == "attention"}
     for name, node in graph.leaves("state").items():
         shape = tuple(dims.value(d, sizes) for d in node.shape)
-        # Before the layout pass nothing says tiles yet: it tiles what attention reads as keys.
+        # The layout pass marks tiled caches. Before it, these are the caches that attention reads as keys.
         yield State(name, kinds.get(node, "fixed"), node.dtype, shape, node["layout"] == "tiles" or node in keys)
 
 

@@ -1,8 +1,8 @@
-"""Tiles of keys and rows: how the positions of a key cache, which lie 16 together, become rows and tiles again.
+"""Conversion of key caches between tiles of 16 positions and rows.
 
-Runtime, under `kv.py`. Of f32, f16 and bf16 a tile is [head_dim][16 positions]. Of block types it is, block after block
-of 32 elements, 16 scales of two bytes and then the codes as pieces [n][16 positions]; see
-`rlx.codegen.kernels.attention_cache`. A row has the blocks of one position: bytes, which are only ever moved.
+Runtime, under `kv.py`. A tile of f32, f16 or bf16 is [head_dim][16 positions]. A tile of a block type has, for each
+block of 32 elements, 16 scales of two bytes and then the codes as pieces [n][16 positions]; see
+`rlx.codegen.kernels.attention_cache`. A row holds the blocks of one position, as bytes that are moved unchanged.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from rlx.ir.dtypes import Q4_0, Q8_0, DType
 
 Array = np.ndarray[Any, Any]
 
-TILE = 16  # positions of a tile of keys
+TILE = 16  # positions per tile of keys
 _SCALE = 2  # bytes
-_PIECE = {Q8_0: 1, Q4_0: 4}  # bytes of a position's codes that lie together
+_PIECE = {Q8_0: 1, Q4_0: 4}  # consecutive bytes of one position's codes
 
 
 def row_width(dtype: DType, head_dim: int) -> int:
-    """Array elements of a head's position: numbers, or the bytes of its blocks."""
+    """Array elements per head and position: numbers, or the bytes of its blocks."""
     return dtype.row_bytes(head_dim) if dtype.is_quantized else head_dim
 
 

@@ -1,12 +1,13 @@
-"""The worker loop, and how programs wait for each other's work, as LLVM IR text.
+"""The worker loop, and how workers of a program wait for each other, as LLVM IR text.
 
-Runtime: compiled by the same target as every program and kept in the same store, so no C compiler is needed and a warm
+Runtime: compiled for the same target as every program and kept in the same store. No C compiler is needed, and a warm
 start runs no LLVM pass. `rlx.runtime.threads` loads it and gives it threads.
 
-Waits look and pause for some microseconds, then sleep in the kernel. A pure spin lets one worker without a CPU stall
-all others, and yielding is no better: on a busy machine each `sched_yield` gives a neighbour a whole time slice. Two
-competing processes on two CPUs left 2 steps a second of 170 with either, and 60 to 90 with sleep. Where a step takes
-its work from counters, `rlx_phase` waits for work, not for workers, and even a late worker costs next to nothing.
+A wait spins for some microseconds, then sleeps in the kernel. With pure spinning, one worker without a CPU stalls all
+others. Yielding is no better: on a busy machine each `sched_yield` gives a neighbour a whole time slice. Two competing
+processes on two CPUs fell from 170 to 2 steps per second with either, and to 60 to 90 with sleeping. Steps that take
+their work from counters use `rlx_phase`, which waits for work, not for workers; a late worker then costs almost
+nothing.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from rlx.runtime.loop_jobs import READ, REPEAT
 
 SYMBOLS = ("rlx_barrier", "rlx_phase", "rlx_worker", "rlx_run", "rlx_share", "rlx_read", "rlx_repeat", "rlx_drafts")
 
-# The pool's memory. Words that different threads write lie 128 bytes apart: CPUs prefetch cache lines in pairs.
-# A signal is { i32 value, i32 sleepers }.
+# Layout of the pool's memory. Words that different threads write are 128 bytes apart: CPUs prefetch pairs of cache
+# lines. A signal is { i32 value, i32 sleepers }.
 #   size: { i64 workers, i64 spin in a job, i64 spin of an idle worker }, nanoseconds
-#   tick: signal rung for a new job and for a finished phase     finished: signal that the caller of a job waits for
-#   gate: i64, see CLOSED, then ptr job, ptr context             done: i64, workers that did their share of this job
-#   arrived: i64, workers at the barrier                         generation: signal, rung when a barrier opens
+#   tick: signal for a new job and for a finished phase          finished: signal that the caller of a job waits for
+#   gate: i64, see CLOSED, then ptr job, ptr context             done: i64, workers that finished their share of the job
+#   arrived: i64, workers at the barrier                         generation: signal that the barrier has opened
 _LINE = 128
 OFFSETS = {name: _LINE * i for i, name in enumerate("size tick gate done finished arrived generation".split())}
 POOL_BYTES = _LINE * len(OFFSETS)
 
-#: The gate is the job's number in the upper half, and who may enter in the lower: CLOSED nobody, EVERYONE each worker
-#: once and the caller waits for all, else whoever is free; the low bits count the workers inside.
+#: The gate: the upper half is the number of the job, the lower half says who may enter. CLOSED: nobody. EVERYONE: each
+#: worker once, and the caller waits for all. Otherwise: any free worker; the low bits count the workers inside.
 CLOSED, EVERYONE, INSIDE = 1 << 31, 1 << 30, (1 << 30) - 1
 
 _TEMPLATE = """; The worker loop of rlx.
@@ -51,8 +52,8 @@ define internal i64 @now() nounwind {{
   ret i64 %ns
 }}
 
-; Change a signal and wake who sleeps on it. seq_cst here and in @await: either the waiter sees the new value before it
-; sleeps, or we see the sleeper.
+; Change a signal and wake its sleepers. seq_cst here and in @await: either the waiter sees the new value before it
+; sleeps, or this function sees the sleeper.
 define internal void @ring(ptr %signal) nounwind noinline {{
 entry:
   %old = atomicrmw add ptr %signal, i32 1 seq_cst, align 8
@@ -61,11 +62,11 @@ out:
   ret void
 }}
 
-; Look for %spin ns whether the signal's value is another than %old.
+; Spin for up to %spin ns until the signal's value differs from %old.
 define internal i1 @look(ptr %signal, i32 %old, i64 %spin) nounwind noinline {{
 entry:
   br label %quick
-quick:                                            ; a few looks before the clock is read at all
+quick:                                            ; some checks before the first read of the clock
   %i = phi i32 [ 0, %entry ], [ %i.next, %quick.pause ]
   %value.quick = load atomic i32, ptr %signal acquire, align 8
   %came.quick = icmp ne i32 %value.quick, %old
@@ -94,7 +95,7 @@ no:
   ret i1 false
 }}
 
-; Wait until the signal's value is another than %old: look for %spin ns, then sleep.
+; Wait until the signal's value differs from %old: spin for %spin ns, then sleep.
 define internal void @await(ptr %signal, i32 %old, i64 %spin) nounwind noinline {{
 entry:
   %came = call i1 @look(ptr %signal, i32 %old, i64 %spin)
@@ -104,7 +105,7 @@ out:
   ret void
 }}
 
-; All workers of the pool meet. The last to arrive opens the next generation.
+; Barrier for all workers of the pool. The last to arrive opens the next generation.
 define void @rlx_barrier(ptr %pool) nounwind {{
 entry:
   %n = load i64, ptr %pool, align 8
@@ -131,9 +132,9 @@ out:
   ret void
 }}
 
-; A phase ends when its work is done, whoever did it: a worker without a CPU holds nobody up. %worker has done %mine of
-; %total units; %done, zero before the job, adds them up. True: all are done, go on. False, and never for worker 0: it
-; takes long, return from the step; you are called again, and find the phases before this one done.
+; End of a phase: it ends when all its work is done, by whichever worker, so a worker without a CPU delays nobody.
+; %worker has done %mine of %total units; %done, zero before the job, is their sum. Returns true when all are done.
+; Returns false, never for worker 0, after a long wait: return from the step; on the next call earlier phases are done.
 define i1 @rlx_phase(ptr %pool, ptr %done, i64 %mine, i64 %total, i64 %worker) nounwind {{
 entry:
   %n = load i64, ptr %pool, align 8
@@ -173,8 +174,8 @@ no:
   ret i1 false
 }}
 
-; A worker's life: wait for a job, enter if the gate is open, leave, and enter the same job again only after a tick,
-; when it may be needed. A null job ends it.
+; Main loop of a worker: wait for a job, enter if the gate is open, leave. Enter the same job again only after a tick,
+; when there may be more work. A null job ends the loop.
 define void @rlx_worker(ptr %pool, i64 %index) nounwind {{
 entry:
   %n = load i64, ptr %pool, align 8
@@ -188,7 +189,7 @@ entry:
   %done.at = getelementptr inbounds i8, ptr %pool, i64 {done}
   %finished.at = getelementptr inbounds i8, ptr %pool, i64 {finished}
   br label %idle
-idle:                                             ; %last: job that was left at tick %left
+idle:                                             ; %last: the job that was left at tick %left
   %last = phi i64 [ 0, %entry ], [ %last, %wait ], [ %last, %enter ], [ %number, %leave ], [ %number, %shared ],
     [ %number, %report ]
   %left = phi i32 [ 0, %entry ], [ %left, %wait ], [ %left, %enter ], [ %left.now, %leave ], [ %left.now, %shared ],
@@ -224,12 +225,12 @@ work:
   call void %job(ptr %context, i64 %index, i64 %n)
   %left.now = load atomic i32, ptr %tick.at acquire, align 8
   br i1 %free, label %leave, label %shared
-leave:                                            ; the caller, if it closed the gate, waits for the last one inside
+leave:                                            ; a caller that has closed the gate waits for the last worker inside
   %gate.before = atomicrmw sub ptr %gate.at, i64 1 acq_rel, align 8
   %lower = and i64 %gate.before, 4294967295
   %empty = icmp eq i64 %lower, {closed_one}
   br i1 %empty, label %report, label %idle
-shared:                                           ; the caller waits for all shares
+shared:                                           ; the caller waits until all shares are done
   %done.before = atomicrmw add ptr %done.at, i64 1 acq_rel, align 8
   %all = icmp eq i64 %done.before, %others.before
   br i1 %all, label %report, label %idle
@@ -240,7 +241,7 @@ end:
   ret void
 }}
 
-; Publish a job, do worker 0's part of it, and wait for the others.
+; Publish a job, run worker 0's part, and wait for the others.
 define internal void @start(ptr %pool, ptr %job, ptr %context, i64 %mode) nounwind noinline {{
 entry:
   %n = load i64, ptr %pool, align 8
@@ -292,13 +293,13 @@ out:
   ret void
 }}
 
-; Every worker does its share of the job, once.
+; Run the job once on every worker.
 define void @rlx_run(ptr %pool, ptr %job, ptr %context) nounwind {{
   call void @start(ptr %pool, ptr %job, ptr %context, i64 {everyone})
   ret void
 }}
 
-; Whoever is free helps with the job; when worker 0 is through, it is done.
+; Run the job here; free workers join. It is done when worker 0 returns and all that joined have left.
 define void @rlx_share(ptr %pool, ptr %job, ptr %context) nounwind {{
   call void @start(ptr %pool, ptr %job, ptr %context, i64 0)
   ret void
@@ -308,15 +309,15 @@ define void @rlx_share(ptr %pool, ptr %job, ptr %context) nounwind {{
 {repeat}
 {drafts}"""
 
-# sleepers counts those who sleep in the kernel: one that is woken is taken off by who woke him, who then needs no more
-# system calls while the woken waits for a CPU.
+# `sleepers` counts threads that sleep in the kernel. The waking thread subtracts those that it wakes, so it makes no
+# further system calls while they wait for a CPU.
 _SLEEP_FUTEX = """sleep:
   %sleepers.at = getelementptr inbounds i8, ptr %signal, i64 4
   %asleep.before = atomicrmw add ptr %sleepers.at, i32 1 seq_cst, align 4
   %value = load atomic i32, ptr %signal seq_cst, align 8
   %same = icmp eq i32 %value, %old
   br i1 %same, label %sleep.in, label %sleep.off
-sleep.in:                                         ; FUTEX_WAIT_PRIVATE: the kernel looks at the value once more
+sleep.in:                                         ; FUTEX_WAIT_PRIVATE: the kernel checks the value once more
   %expected = zext i32 %old to i64
   %rc = call i64 (i64, ...) @syscall(i64 {call}, ptr %signal, i64 128, i64 %expected, ptr null)
   %woken = icmp eq i64 %rc, 0
@@ -333,13 +334,13 @@ _WAKE_FUTEX = """  %sleepers.at = getelementptr inbounds i8, ptr %signal, i64 4
   %asleep = load atomic i32, ptr %sleepers.at seq_cst, align 4
   %any = icmp ne i32 %asleep, 0
   br i1 %any, label %wake, label %out
-wake:                                             ; FUTEX_WAKE_PRIVATE, everyone
+wake:                                             ; FUTEX_WAKE_PRIVATE: all sleepers
   %woken = call i64 (i64, ...) @syscall(i64 {call}, ptr %signal, i64 129, i64 2147483647)
   %woken.narrow = trunc i64 %woken to i32
   %asleep.after = atomicrmw sub ptr %sleepers.at, i32 %woken.narrow seq_cst, align 4
   br label %out"""
 
-_SLEEP_NAPS = """sleep:                                            ; no futex here: naps that grow to 2 ms
+_SLEEP_NAPS = """sleep:                                            ; without a futex: naps that grow to 2 ms
   %nap = phi i32 [ 1, %entry ], [ %nap.next, %sleep ]
   %napped = call i32 @usleep(i32 %nap)
   %nap.twice = shl i32 %nap, 1

@@ -1,27 +1,27 @@
-"""Steps with drafts, one after the other without Python in between, as LLVM IR text beside the worker loop.
+"""Rounds of MTP drafts in native code, as LLVM IR text beside the worker loop.
 
-A round: the model computes the newest token and the drafts behind it in one step and chooses a token after each row.
-Rows are right up to the first whose choice is not the draft behind it. Where not all are, the recurrent states are made
-again, for the right ones. These go, with what was chosen, through the model's head for further tokens, which makes the
-next drafts.
+One round: the model verifies the newest token and the drafts after it in one step, and chooses a token after each row.
+Rows are accepted up to the first one whose chosen token differs from the next draft. If some rows are rejected, the
+recurrent states are recomputed for the accepted rows. The accepted rows and the chosen tokens then run through the MTP
+head, which makes the next drafts.
 """
 
 from __future__ import annotations
 
 from rlx.runtime.loop_jobs import PLAN, load, place
 
-# The model's program, 8 bytes a field: how it is run, what it chose after each row and what it hands the head, its
-# inputs, and the extents SEQ and PAST_SEQ. Then the program that does its work on recurrent states again for the first
-# rows: how it is run (with a null job there is nothing to do), and SEQ.
+# Fields of the model's program, 8 bytes each: its job, the chosen token of each row, the hidden states for the head,
+# its inputs, and the symbols SEQ and PAST_SEQ. Then the program that recomputes the recurrent states for the first
+# rows: its job (null if there is nothing to do), and SEQ.
 JOB = ("job", "context", "counters", "counter_bytes")
 MODEL = (
     *JOB, "chosen", "hidden", "tokens", "positions", "seq", "past",
     *(f"again_{name}" for name in JOB), "again_seq",
 )  # fmt: skip
-# The plan: `now` and `next` are two such programs, which take turns: each reads the recurrent states that the other one
-# wrote. The head has a program for one row and one for several, each the first step of a plan of `rlx_repeat`, with
-# inputs of its own; `one` does the steps behind the first in both. `seen`: how many rows the head has before those of
-# the first round.
+# The plan. `now` and `next` are two such programs, which alternate: each reads the recurrent states that the other one
+# wrote. The head has a program for one row and one for several rows; each runs the first step of a plan of
+# `rlx_repeat`, with separate inputs. `one` runs the steps after the first in both. `seen`: rows that the head has
+# processed before the first round.
 PROGRAMS = (
     "now", "next",
     "one", "one_tokens", "one_hidden", "one_position", "one_past",
@@ -29,13 +29,13 @@ PROGRAMS = (
     "hidden_bytes",
 )  # fmt: skip
 RUN = ("seen", "most", "rows", "stops", "stop_count", "found", "count", "nanoseconds")
-# What comes back: rounds, drafts, those that came, rows of the last round that were right; and, in and out, how often
-# drafts were right lately, a double.
+# Results: rounds, drafts, accepted drafts, accepted rows of the last round. Input and output: the recent acceptance
+# rate of drafts, a double.
 RESULTS = ("rounds", "drafted", "accepted", "right", "rate")
 DRAFTS_PLAN = (*PROGRAMS, *RUN, *RESULTS)
 
-WORTH = 0.5  # a draft is worth its row if it is likelier than this to be reached and right
-MEMORY = 8  # tokens after which an old hit or miss counts for little
+WORTH = 0.5  # a draft is worth its row if the probability that it is reached and accepted is at least this
+MEMORY = 8  # number of tokens over which the acceptance rate is averaged
 
 _NUMBERS = {
     "counter_bytes", "again_counter_bytes", "hidden_bytes", "seen", "most", "rows", "stop_count", "count", "nanoseconds"
@@ -46,7 +46,7 @@ _MODEL = "".join(load(name, MODEL, "i64" if name in _NUMBERS else "ptr", "%turn"
 _NEXT = "".join(load(name, MODEL, "ptr", "%other", "next.") for name in ("tokens", "positions", "seq", "past"))
 _RESULTS = "".join(place(name, DRAFTS_PLAN) for name in RESULTS)
 
-DRAFTS = f"""; Counts hits and then perhaps a miss into a rate.
+DRAFTS = f"""; Update an acceptance rate by some hits and possibly one miss.
 define internal double @rated(double %rate, i64 %hits, i1 %miss) nounwind {{
 entry:
   br label %more
@@ -69,7 +69,7 @@ end:
   ret double %new
 }}
 
-; How many drafts in a row pay, one at least.
+; Number of drafts in a row that pay, at least one.
 define internal i64 @worth(double %rate, i64 %most) nounwind {{
 entry:
   br label %more
@@ -88,7 +88,7 @@ end:
   ret i64 %count
 }}
 
-; Numbers from %first on.
+; Store %count consecutive numbers from %first on.
 define internal void @count_up(ptr %positions, i64 %first, i64 %count) nounwind {{
 entry:
   br label %more
@@ -112,8 +112,8 @@ define internal void @add_to(ptr %sum, i64 %more) nounwind {{
   ret void
 }}
 
-; Rounds until there are enough tokens, one ends the run, no draft is left to make, or the time is up; returns how many
-; tokens there are. The inputs of the first round are in place.
+; Run rounds until there are enough tokens, a token ends the run, there are no more drafts, or the time is up. Returns
+; the number of tokens. The inputs of the first round are set.
 define i64 @rlx_drafts(ptr %pool, ptr %plan) nounwind {{
 entry:
 {_FIELDS}{_RESULTS}
@@ -123,7 +123,7 @@ entry:
   %some.found = getelementptr inbounds i8, ptr %some, i64 {8 * PLAN.index("found")}
   %begun = call i64 @now()
   br label %verify
-verify:                                           ; %done tokens so far; the head has %behind rows
+verify:                                           ; %done: tokens so far; %behind: rows that the head has processed
   %turn = phi ptr [ %now, %entry ], [ %other, %again ]
   %other = phi ptr [ %next, %entry ], [ %turn, %again ]
   %done = phi i64 [ 0, %entry ], [ %done.next, %again ]
@@ -163,7 +163,7 @@ accept:
   %recurrent = icmp ne ptr %again_job, null
   %redo = and i1 %miss, %recurrent
   br i1 %redo, label %less, label %check
-less:                                             ; the states beside are those after too many rows
+less:                                             ; the new states include rejected rows: recompute them
   store i64 %right.rows, ptr %again_seq, align 8
   call void @llvm.memset.p0.i64(ptr %again_counters, i8 0, i64 %again_counter_bytes, i1 false)
   call void @start(ptr %pool, ptr %again_job, ptr %again_context, i64 0)
@@ -171,12 +171,12 @@ less:                                             ; the states beside are those 
 check:
   %done.next = add i64 %done, %right.rows
   %left = sub i64 %count, %done.next
-  %few = icmp sle i64 %left, 1                    ; of a round with drafts at least two tokens may come
+  %few = icmp sle i64 %left, 1                    ; a round with drafts may return two tokens or more
   %late = call i1 @late(i64 %begun, i64 %nanoseconds)
   %full = or i1 %few, %late
   %over = or i1 %last, %full
   br i1 %over, label %out, label %guess
-guess:                                            ; the right rows go through the head, with what was chosen after each
+guess:                                            ; run the accepted rows and their chosen tokens through the head
   %worth = call i64 @worth(double %rate, i64 %most)
   %room = sub i64 %left, 1
   %near = icmp ult i64 %room, %worth

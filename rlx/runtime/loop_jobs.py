@@ -1,12 +1,12 @@
-"""Two jobs that need no program of their own, as LLVM IR text beside the worker loop (`rlx.runtime.loop`)."""
+"""Two jobs that do not belong to a program, as LLVM IR text beside the worker loop (`rlx.runtime.loop`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Reads memory as fast as it comes, for `read_bandwidth`; ctx = { base, lines a stream, sums }. Each worker reads four
-# runs of memory side by side with 64-byte loads, prefetching 512 bytes ahead; it stores the sum so that the loads stay.
-READ = """; The step of the bandwidth measurement.
+# Reads memory at full speed, for `read_bandwidth`; ctx = { base, lines per stream, sums }. Each worker reads four
+# streams in parallel with 64-byte loads, prefetching 512 bytes ahead. It stores the sum so that LLVM keeps the loads.
+READ = """; The job of the bandwidth measurement.
 define void @rlx_read(ptr %ctx, i64 %worker, i64 %n) nounwind {
 entry:
   %base = load ptr, ptr %ctx, align 8
@@ -65,14 +65,14 @@ end:
 }
 """
 
-# The plan of repeated steps, 8 bytes a field. Of a step: what `rlx_share` runs, counters that must be zero before it,
-# where it leaves the token that it chose, and another result, which the next step takes. The first step may be another
-# program's. What moves from step to step: PAST_SEQ among the extents, and the inputs: the token, its position, and the
-# one that takes the other result; `result` and `operand` may be null where no bytes are carried. Then the ids that end
-# the run, and room for those found; `rows`: ids from there on cannot be looked up.
+# The plan of repeated steps, 8 bytes per field. Of a step: the job of `rlx_share`, counters that must be zero before
+# it, the address of its chosen token, and that of another result, which the next step takes. The first step may belong
+# to another program. Updated from step to step: PAST_SEQ among the symbols, and the inputs: the token, its position,
+# and the operand that takes the other result; `result` and `operand` may be null if no bytes are carried. Then the ids
+# that end the run, and the buffer for the tokens found. `rows`: ids from there on are out of range.
 STEP = ("job", "context", "counters", "counter_bytes", "chosen", "result")
 FIXED = (*STEP, *(f"first_{name}" for name in STEP), "past", "position", "token", "operand", "carried_bytes")
-VARYING = ("rows", "stops", "stop_count", "found", "count", "nanoseconds")  # from run to run
+VARYING = ("rows", "stops", "stop_count", "found", "count", "nanoseconds")  # fields that change from run to run
 PLAN = (*FIXED, *VARYING)
 
 _NUMBERS = (
@@ -81,12 +81,12 @@ _NUMBERS = (
 
 
 def place(name: str, plan: Sequence[str], base: str = "%plan", prefix: str = "") -> str:
-    """Where a field of the plan at `base` lies, as `%name.at`."""
+    """IR for the address of a field of the plan at `base`, as `%name.at`."""
     return f"  %{prefix}{name}.at = getelementptr inbounds i8, ptr {base}, i64 {8 * plan.index(name)}\n"
 
 
 def load(name: str, plan: Sequence[str], kind: str = "ptr", base: str = "%plan", prefix: str = "") -> str:
-    """The field, as `%name`."""
+    """IR that loads the field, as `%name`."""
     value = f"  %{prefix}{name} = load {kind}, ptr %{prefix}{name}.at, align 8\n"
     return place(name, plan, base, prefix) + value
 
@@ -96,9 +96,9 @@ _STEP_NOW = "".join(
     for name in STEP
 )
 
-# A step for every token, each fed the one that the step before chose: until there are enough, one is among the stops or
-# cannot be looked up, or the time is up.
-REPEAT = f"""; Whether nothing can follow a token: it is among the stops, or has no row in the table of %rows.
+# One step per token, each fed the token that the step before chose. Ends when there are enough tokens, one is a stop id
+# or out of range, or the time is up.
+REPEAT = f"""; Whether a token ends the run: it is a stop id, or out of range for a table of %rows rows.
 define internal i1 @ends(i32 %id, i64 %rows, ptr %stops, i64 %stop_count) nounwind {{
 entry:
   %id.wide = sext i32 %id to i64
@@ -120,7 +120,7 @@ no:
   ret i1 false
 }}
 
-; Whether so many nanoseconds have gone since it was %begun.
+; Whether %nanoseconds have passed since %begun.
 define internal i1 @late(i64 %begun, i64 %nanoseconds) nounwind {{
   %clock = call i64 @now()
   %spent = sub i64 %clock, %begun
@@ -128,7 +128,7 @@ define internal i1 @late(i64 %begun, i64 %nanoseconds) nounwind {{
   ret i1 %late
 }}
 
-; Repeat a step that chooses a token; returns how many tokens there are.
+; Repeat a step that chooses a token. Returns the number of tokens.
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1 immarg)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1 immarg)
 

@@ -1,7 +1,7 @@
-"""Memory that native code works in: aligned buffers from the kernel.
+"""Memory for native code: aligned buffers from the kernel.
 
-Runtime: activations, KV caches, packed weights and the worker pool live in `AlignedBuffer`s; programs hold their raw
-addresses. Pages come zeroed and become resident only when they are first touched.
+Runtime: activations, KV caches, packed weights and the worker pool are in `AlignedBuffer`s; programs hold their raw
+addresses. Pages are zeroed and become resident at the first access.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy.typing as npt
 from rlx.errors import ArgumentError, BusyError, ResourceError
 
 HUGE_PAGE = 2 << 20
-_SLAB = 64 << 20  # bytes of a slab: what is not taken yet costs no memory
-_BLOCK = 4096  # where a slab's blocks begin: streams of different blocks share no page
+_SLAB = 64 << 20  # bytes per slab; the unused part takes no memory
+_BLOCK = 4096  # alignment of a slab's blocks: different blocks share no page
 _SYSTEM: str = sys.platform
 
 
@@ -30,8 +30,8 @@ class AlignedBuffer:
     """Zeroed private memory whose address is a multiple of the page size.
 
     Args:
-        nbytes: size in bytes; 0 gives a buffer with an address and no room.
-        huge: start at a multiple of 2 MiB and ask the kernel for huge pages (fewer TLB misses on long reads).
+        nbytes: size in bytes; 0 gives an empty buffer with a valid address.
+        huge: align to 2 MiB and request huge pages from the kernel (fewer TLB misses in long reads).
 
     Raises:
         ArgumentError: `nbytes` is negative.
@@ -74,12 +74,12 @@ class AlignedBuffer:
         return self._bytes[at : at + need].view(kind).reshape(dims)
 
     def close(self) -> None:
-        """Give the memory back. Views that still live keep it until they go."""
+        """Releases the memory. Existing views keep it alive until they are deleted."""
         if self._map is None:
             return
         memory, self._map = self._map, None
         del self._bytes
-        with contextlib.suppress(BufferError):  # a view is alive; the pages go when it does
+        with contextlib.suppress(BufferError):  # views exist; the pages are released with the last one
             memory.close()
 
     def __enter__(self) -> AlignedBuffer:
@@ -109,13 +109,14 @@ class Block:
 
 
 class Slabs:
-    """Many blocks in few buffers, so that small ones lie in huge pages too: of a buffer of its own only whole huge
-    pages would, and a matrix of 2 MiB would be read through 512 entries of the TLB.
+    """Many blocks in few buffers, so that small blocks get huge pages, too.
+
+    A separate buffer gets huge pages only for whole huge pages: a matrix of 2 MiB could need 512 TLB entries.
     """
 
     def __init__(self) -> None:
         self._buffers: list[AlignedBuffer] = []
-        self._end = 0  # of what is taken of the last buffer
+        self._end = 0  # end of the used part of the last buffer
 
     def take(self, nbytes: int) -> Block:
         """The next block, zeroed, at a multiple of 4096 bytes.
@@ -131,7 +132,7 @@ class Slabs:
         return block
 
     def close(self) -> None:
-        """Gives all blocks back."""
+        """Releases all blocks."""
         for buffer in self._buffers:
             buffer.close()
         self._buffers, self._end = [], 0
@@ -141,7 +142,7 @@ def _reserve(nbytes: int) -> mmap.mmap:
     try:
         if _SYSTEM == "win32":
             return mmap.mmap(-1, nbytes)
-        # Private: Python's default is shared memory, which a forked child would write into and which gets no huge page.
+        # Private: Python's default is shared memory, which a forked child would modify and which gets no huge pages.
         return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         hint = "use a shorter context or a smaller model, or raise the memory limit of this process"
@@ -150,5 +151,5 @@ def _reserve(nbytes: int) -> mmap.mmap:
 
 def _advise_huge(memory: mmap.mmap, start: int, nbytes: int) -> None:
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel built without huge pages: the buffer works, reads are slower
+        with contextlib.suppress(OSError):  # a kernel without huge pages: the buffer works, reads are slower
             memory.madvise(mmap.MADV_HUGEPAGE, start, nbytes)

@@ -1,4 +1,4 @@
-"""A native program: object code, its manifest, and the memory it runs on. Bound once, then one native call a step."""
+"""A native program: object code, its manifest, and its memory. Bound once; then each step is one native call."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from rlx.runtime.threads import WorkerPool
 Observer = Callable[["NativeProgram", Mapping[str, int], float, int], None]
 
 _names = itertools.count()
-_NOWHERE = np.zeros(64, np.int64)  # in the place of inputs and extents that a program lacks
+_NOWHERE = np.zeros(64, np.int64)  # dummy memory for inputs and symbols that a program lacks
 
 
 class NativeCode:
     """Object code loaded into this process. The code is freed with this object.
 
     Args:
-        objects: they may call each other.
-        symbols: the functions that are called from here.
+        objects: object files, which may call each other.
+        symbols: functions that Python calls.
 
     Raises:
         CompileError: the objects do not load.
@@ -45,8 +45,8 @@ class NativeCode:
             builder.add_object_img(code)
         for symbol in symbols:
             builder.export_symbol(symbol)
-        # JITLink puts an object's sections side by side. LLVM's older loader may map them more than 2 GiB apart once a
-        # model fills the address space, and then aborts the process.
+        # JITLink places an object's sections side by side. LLVM's older loader may map them more than 2 GiB apart when
+        # a model fills the address space, and then aborts the process.
         self._jit = llvm.create_lljit_compiler(use_jit_link=True)
         try:
             self._tracker = builder.link(self._jit, f"rlx{next(_names)}")
@@ -59,15 +59,15 @@ class NativeProgram:
     """One instance of a compiled program, ready to run once its weights and states are bound.
 
     Args:
-        code, manifest: what the linker made (`rlx.codegen.link`); several instances share them.
-        pool: the workers that run it.
+            code, manifest: output of the linker (`rlx.codegen.link`); several instances share them.
+            pool: the workers that run it.
 
-    Attributes:
-        then: a program that goes on from results of this one.
-        closed: whether its memory was given back.
-        observer: called after steps with the program, their extents, the seconds that they took together, and how many
-            there were; see `rlx.runtime.debug`.
-        finish: called when the program is closed.
+        Attributes:
+            then: a follow-up program that reads results of this one.
+            closed: whether its memory was released.
+            observer: called after steps with the program, their symbol values, their total seconds and their number;
+                see `rlx.runtime.debug`.
+            finish: called when the program is closed.
     """
 
     then: NativeProgram | None = None
@@ -79,7 +79,7 @@ class NativeProgram:
         self.manifest, self.pool = manifest, pool
         self._code = code
         self.arena_bytes: int = manifest["arena"] + pool.n * manifest["private"]
-        self.arena = AlignedBuffer(self.arena_bytes, huge=True)  # then the workers' own memory, one after the other
+        self.arena = AlignedBuffer(self.arena_bytes, huge=True)  # followed by the scratch memory of each worker
         regions = manifest["regions"]
         self._args = np.zeros(max(1, len(manifest["args"])), np.uint64)
         self._extents = np.zeros(max(1, len(manifest["symbols"])), np.int64)
@@ -92,10 +92,10 @@ class NativeProgram:
         self._positions = self._by_name()
         self._step, self._context_address = self._code.addresses["step"], self._context.ctypes.data
         shapes = {row: tuple(map(dims.parse_dim, manifest["outputs"][row]["shape"])) for row in manifest["outputs"]}
-        # Of each result its shape and the symbols in it; and the views that were asked for, by the values of those.
+        # For each result its shape and the symbols in it; and a cache of its views, by the values of these symbols.
         self._shapes = {name: (shape, sorted(set().union(*map(dims.symbols, shape)))) for name, shape in shapes.items()}
         self._views: dict[tuple[Any, ...], np.ndarray] = {}
-        self._plans: dict[tuple[Any, ...], list[int]] = {}  # of `repeat`, by what is carried and the first program
+        self._plans: dict[tuple[Any, ...], list[int]] = {}  # plans of `repeat`, by carried value and first program
         self.inputs = {name: self._view(row, self._most(row)) for name, row in manifest["inputs"].items()}
 
     def _make_context(self) -> np.ndarray:
@@ -104,7 +104,7 @@ class NativeProgram:
         return np.array([*tables, self.pool.pool_address, phase, self.times.ctypes.data], np.uint64)
 
     def _place_arena(self) -> set[str]:
-        """Fills in the addresses inside the arena; returns the names that must still be bound."""
+        """Sets the addresses inside the arena; returns the names that must still be bound."""
         bases = {"arena": self.arena.address, "private": self.arena.address + self.manifest["arena"]}
         for i, (kind, where) in enumerate(self.manifest["args"]):
             if kind in bases:
@@ -119,7 +119,7 @@ class NativeProgram:
         return table
 
     def bind(self, addresses: Mapping[str, int]) -> None:
-        """Sets the address of weights and states; names that the program does not use are ignored."""
+        """Sets the addresses of weights and states; ignores names that the program does not use."""
         for name, address in addresses.items():
             for i in self._positions.get(name, ()):
                 self._args[i] = address
@@ -128,15 +128,15 @@ class NativeProgram:
             self.then.bind(addresses)
 
     def lead(self, then: NativeProgram) -> None:
-        """From now on `then` has the results of this program for states of the same names, and is closed with it."""
+        """Makes `then` the follow-up program: its states are results of this program with the same names."""
         then.bind({name: self.result(name) for name in self.manifest["outputs"]})
         self.then = then
 
     def run(self, **extents: int) -> None:
-        """One step, on all workers. Inputs lie in `inputs`, results in `output`; the caller keeps extents in bounds.
+        """Runs one step on all workers. The caller writes `inputs`, reads `output` and keeps symbols in bounds.
 
         Raises:
-            ArgumentError: a weight or state is not bound, or an extent is missing or out of bounds.
+            ArgumentError: a weight or state is not bound, or a symbol is missing or out of bounds.
         """
         self.prepare(extents)
         self._taken.fill(0)
@@ -156,20 +156,20 @@ class NativeProgram:
         carried: tuple[str, str] | None = None,
         first: NativeProgram | None = None,
     ) -> list[int]:
-        """Steps of one row, each on the token that the one before chose, without Python in between.
+        """Runs steps of one row in one native call; each step takes the token that the step before chose.
 
-        For programs whose output `token` i32[1] names the token, to be the input `tokens`; the first one, and its
-        position if there is an input `positions`, lie in `inputs`. PAST_SEQ and the position grow by one a step.
+        For programs whose output `token` i32[1] becomes the input `tokens`. The first token, and its position if there
+        is an input `positions`, are in `inputs`. PAST_SEQ and the position grow by one per step.
 
         Args:
-            count: steps at most.
-            rows: of the table that tokens are looked up in; it ends after a token that has none there.
-            stops: tokens after which it ends.
-            seconds: after so many it returns as soon as the step it is in is over.
-            extents: of the first step.
-            carried: an output of a step, and the input of the next one that it becomes.
-            first: a program with the same outputs that does the first step, which may have several rows: its inputs are
-                there and it is `prepared`. Here `extents` and the position are then those of its last row.
+            count: maximum number of steps.
+            rows: number of rows of the embedding table; a token id beyond it ends the run.
+            stops: token ids that end the run.
+            seconds: time limit; the run ends after the current step.
+            extents: symbol values of the first step.
+            carried: an output of a step, and the input of the next step that receives it.
+            first: a program with the same outputs for the first step, which may have several rows: its inputs are set
+                and it is `prepared`. `extents` and the position are then those of its last row.
 
         Returns:
             The tokens found, 1 to `count`.
@@ -197,7 +197,7 @@ class NativeProgram:
         carried: tuple[str, str] | None = None,
         first: NativeProgram | None = None,
     ) -> array[int]:
-        """The plan of `repeat`: `rlx.runtime.loop_jobs.PLAN`; `found` is where the tokens shall lie."""
+        """The plan of `repeat`: `rlx.runtime.loop_jobs.PLAN`; `found` is the address for the tokens."""
         varying = {
             "rows": rows,
             "stops": stops.buffer_info()[0],
@@ -209,7 +209,7 @@ class NativeProgram:
         return array("Q", (*self._fixed_plan(carried, first), *map(varying.__getitem__, VARYING)))
 
     def _fixed_plan(self, carried: tuple[str, str] | None, first: NativeProgram | None) -> list[int]:
-        """The part of a plan that is the same for every run: the values of `FIXED`."""
+        """The part of a plan that all runs share: the values of `FIXED`."""
         key = carried, first
         if key not in self._plans:
             of_first = (first or self)._step_fields(carried)
@@ -226,12 +226,12 @@ class NativeProgram:
         return self._plans[key]
 
     def _step_fields(self, carried: tuple[str, str] | None) -> dict[str, int]:
-        """How a step is run and where it leaves its results: the values of `STEP` by name."""
+        """The job of a step and the addresses of its results: the values of `STEP` by name."""
         result = self.result(carried[0]) if carried else 0
         return {**self.job(), "chosen": self.result("token"), "result": result}
 
     def job(self) -> dict[str, int]:
-        """How a step is run: `rlx_share`'s job, and the counters that must be zero before it."""
+        """The job of a step for `rlx_share`, and the counters that must be zero before it."""
         return {
             "job": self._step,
             "context": self._context_address,
@@ -240,20 +240,20 @@ class NativeProgram:
         }
 
     def extent(self, symbol: str) -> int:
-        """Where the value of a symbol lies; of one that the program does not have, memory that nobody reads."""
+        """Address of a symbol's value; dummy memory if the program does not have the symbol."""
         symbols = self.manifest["symbols"]
         return (self._extents[symbols.index(symbol) :] if symbol in symbols else _NOWHERE).ctypes.data
 
     def input(self, name: str) -> int:
-        """Where an input lies; of one that the program does not have, memory that nobody reads, of some tokens."""
+        """Address of an input; dummy memory for a few tokens if the program does not have it."""
         return int(self.inputs.get(name, _NOWHERE).ctypes.data)
 
     def result(self, name: str) -> int:
-        """Where a result lies."""
+        """Address of a result."""
         return int(self.arena.address + self.manifest["outputs"][name]["offset"])
 
     def prepare(self, extents: Mapping[str, int]) -> None:
-        """Checks that everything is bound, and writes the extents; `ArgumentError` as `run`."""
+        """Checks that everything is bound, and writes the symbol values; `ArgumentError` as `run`."""
         if self._unbound:
             names = ", ".join(sorted(self._unbound)[:5])
             hint = "Give them when compiling (bind=...), with bind(), or with the call."

@@ -1,12 +1,13 @@
-"""A session: the token ids so far, and the states that stand for them.
+"""A session: the token ids so far, and the states that result from them.
 
-Runtime, between a model's engine and the memory of `rlx.runtime.kv`. It answers how states go back: full caches by
-forgetting, since positions behind the session are not read; rings as long as what is needed has not been overwritten;
-recurrent states never, so they return to a checkpoint and the ids behind it are computed again. A step whose ids may
-turn out wrong leaves recurrent states as they are and writes new ones beside them, which are taken afterwards.
+Runtime, between a model's engine and the memory of `rlx.runtime.kv`. It implements rewinding. Full caches rewind for
+free, because positions after the session are never read. Rings can rewind until needed positions are overwritten.
+Recurrent states cannot rewind: they are restored from a checkpoint, and the ids after it are computed again. A step
+    that
+verifies drafts leaves recurrent states unchanged and writes new ones beside them, which are adopted afterwards.
 
-A step is `begin`, the program, `end`. Until `end` the ids do not count; if it never comes, because of an interrupt, the
-next `settle` brings the states back to the ids that do. So ids and states cannot disagree.
+A step is `begin`, the program, `end`. Its ids count only after `end`. If an interrupt prevents `end`, the next `settle`
+restores states that agree with the ids. Ids and states are therefore always consistent.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from rlx.runtime.snapshot import Snapshot
 Array = np.ndarray[Any, Any]
 Arrays = Mapping[str, Array]
 
-CHECKPOINTS = 4  # places a session can go back to at once, the newest ones
-CHECKPOINT_BYTES = 512 << 20  # of all of them; the oldest go first, and one that is larger is not kept
-_EVERYTHING = 1 << 62  # a position behind all others
+CHECKPOINTS = 4  # maximum number of checkpoints; the newest ones are kept
+CHECKPOINT_BYTES = 512 << 20  # limit for all of them; the oldest are dropped first, and a larger one is not made
+_EVERYTHING = 1 << 62  # larger than every position
 
 
 @dataclass
 class _Checkpoint:
-    """A length that the session can go back to. A copy is made when a step would destroy what it needs, not before."""
+    """A length that the session can rewind to. Data is copied only when a step would destroy it."""
 
     length: int
     recurrent: Array | None = None
@@ -46,37 +47,38 @@ class _Checkpoint:
 
 
 class Session:
-    """The ids of a session and the states behind them, which belong to it from the start: they are zeros.
+    """The ids of a session and its states, which the session owns and which start as zeros.
 
     Args:
-        checkpoints: whether it notes lengths to go back to.
+        checkpoints: whether to record checkpoints.
 
     Attributes:
         ids: the tokens so far; `array("i")`, four bytes each.
-        done: how many of them the states contain. Fewer than `ids` after going back: the rest must be computed again.
+        done: how many ids the states contain. After a rewind it may be less than `len(ids)`: the rest must be
+            recomputed.
         recurrent: the names of the recurrent states.
-        given: what the first positions were computed from in place of token embeddings and the causal mask, if so.
+        given: the prompt embeddings that the session started with, or None.
     """
 
     def __init__(self, states: States, checkpoints: bool = True) -> None:
         self.states, self.ids, self.done = states, array("i"), 0
         self.given: Given | None = None
         self._notes = checkpoints
-        self._floor = self._kept = 0  # rings hold the positions from here on; from where before the step
-        self._torn = False  # recurrent states may be those of any length
+        self._floor = self._kept = 0  # first position that rings hold: now, and before the current step
+        self._torn = False  # whether recurrent states may be inconsistent with every length
         self._checkpoints: list[_Checkpoint] = []
-        self._ahead = 0  # ids up to there are in caches, and what takes them into recurrent states is known
+        self._ahead = 0  # caches hold the ids up to there, and recurrent states can be advanced by them
         self.recurrent, self._rings = states.names("recurrent"), states.names("ring")
         self._room = states.ring_capacity or _EVERYTHING
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
     def begin(self, rows: int, *, aside: bool = False, turns: bool = False) -> None:
-        """To be called before programs write `rows` positions behind `done`.
+        """Call before programs write `rows` positions after `done`.
 
         Args:
-            aside: recurrent states stay, new ones are written beside them.
-            turns: so they are, but both sides take turns.
+            aside: recurrent states are unchanged; new ones are written beside them.
+            turns: the same, but the two buffers alternate.
         """
         if not (aside or turns):
             self.states.home()
@@ -86,7 +88,7 @@ class Session:
         self._kept, self._floor, self._torn, self._ahead = self._floor, lost, not aside, 0
 
     def end(self, ids: Sequence[int], *, aside: bool = False) -> None:
-        """The programs have run on `ids`, which may be fewer than were announced; as `begin`."""
+        """Call after the programs have run on `ids`, possibly fewer than announced; `aside` as in `begin`."""
         end = self.done + len(ids)
         self.ids[self.done : end] = array("i", ids)
         if aside:
@@ -97,48 +99,48 @@ class Session:
 
     @property
     def ahead(self) -> tuple[int, bool]:
-        """How many of the next ids a step computed aside, and whether the states beside are those after them."""
+        """How many of the next ids a step has verified, and whether the states beside contain exactly these."""
         right = max(0, min(self._ahead, len(self.ids)) - self.done)
         return right, self.done + right == self._ahead
 
     def take(self, count: int) -> None:
-        """The states beside are those after the next `count` ids: they become the session's."""
-        self._torn = True  # an interrupt must not come between the two
+        """Adopts the states beside, which contain the next `count` ids."""
+        self._torn = True  # an interrupt between the two assignments must be detected
         self.states.turn ^= 1
         self.done += count
         self._ahead, self._torn = 0, False
 
     def leave(self) -> None:
-        """What the last step computed aside will not be there any more."""
+        """Discards what the last step computed beside the states."""
         self._ahead = 0
 
     def settle(self) -> None:
-        """Puts the states in order after a step that did not reach its end."""
+        """Makes the states consistent after a step that was interrupted."""
         if self._torn:
             self.rewind(len(self.ids))
 
     def given_at(self, position: int) -> Given | None:
-        """What the position is computed from, if it is something else than its id."""
+        """The prompt embeddings if the position is computed from them, else None."""
         return self.given if self.given is not None and position < len(self.given) else None
 
     def call_end(self, start: int, most: int) -> int:
-        """Where a call of at most `most` rows that begins at `start` ends, so that what was given is not mixed."""
+        """End of a call of at most `most` rows from `start`: a call must not mix prompt embeddings and tokens."""
         given = self.given_at(start)
         return start + most if given is None else given.end(start, most)
 
     def mark(self) -> None:
-        """Makes `done` a length to go back to; free until states are overwritten that it needs."""
+        """Records a checkpoint at `done`; data is copied only when a later step would overwrite it."""
         there = self._checkpoints[-1].length if self._checkpoints else 0
         if self._notes and self.done > there and (self.recurrent or self._rings):
             self._checkpoints = [*self._checkpoints, _Checkpoint(self.done)][-CHECKPOINTS:]
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Bytes of the copies that checkpoints hold."""
+        """Total bytes of the copies in checkpoints."""
         return sum(c.nbytes for c in self._checkpoints)
 
     def _save(self, lost: int) -> None:
-        """Copies what checkpoints need and the next step destroys; `lost`: positions below leave the rings."""
+        """Copies data that checkpoints need and the next step destroys; positions below `lost` leave the rings."""
         copied = False
         for checkpoint in self._checkpoints:
             if checkpoint.recurrent is None:
@@ -152,13 +154,13 @@ class Session:
         while copied and sum(c.nbytes for c in self._checkpoints) > CHECKPOINT_BYTES:
             del self._checkpoints[0]
 
-    # -- going back -----------------------------------------------------------------------------------------------
+    # -- rewinding ------------------------------------------------------------------------------------------------
 
     def rewind(self, length: int) -> None:
-        """Forgets the ids behind the first `length`; what the states then lack of the rest is left to be done again.
+        """Drops the ids after the first `length`. Ids that the states then lack must be recomputed.
 
-        Free where the states allow it, else a copy from the newest checkpoint that is not behind `length`. Without one
-        everything must be done again.
+        Free if the states allow it; otherwise restores the newest checkpoint at or before `length`. Without one,
+        everything must be recomputed.
         """
         del self.ids[length:]
         self.given = self.given.first(length) if self.given is not None else None
@@ -171,18 +173,18 @@ class Session:
             self._return_to(max(there, key=lambda c: c.length, default=_Checkpoint(0)))
 
     def _reaches(self, checkpoint: _Checkpoint) -> bool:
-        """Whether rings can go back there: with what the checkpoint has of them, or as they are."""
+        """Whether rings can rewind there: with the checkpoint's copy, or as they are."""
         whole = checkpoint.rings is not None or not self._rings
         return whole or self.states.first_read(checkpoint.length) >= self._floor
 
     def _can_stand_at(self, length: int) -> bool:
-        """Whether the states can go on from there as they are."""
+        """Whether the states can continue from there without a checkpoint."""
         if self.recurrent and (self._torn or length != self.done):
             return False
         return not self._rings or self.states.first_read(length) >= self._floor
 
     def _return_to(self, checkpoint: _Checkpoint) -> None:
-        self._torn, self._ahead = True, 0  # an interrupt in between must not leave a mixture that seems whole
+        self._torn, self._ahead = True, 0  # an interrupt while copying must be detected
         if checkpoint.length == 0:
             self.states.zero()
             self._floor = 0
@@ -198,13 +200,13 @@ class Session:
     # -- snapshots ------------------------------------------------------------------------------------------------
 
     def snapshot(self, model: str) -> Snapshot:
-        """A copy of the session, whose ids must all be done.
+        """A copy of the session; all ids must be in the states.
 
         Raises:
-            SnapshotError: the session began with embeddings, for which ids do not stand.
+            SnapshotError: the session started with prompt embeddings, which ids cannot represent.
         """
         if self.given is not None:
-            hint = "Give the embeddings again where it shall go on."
+            hint = "Prefill again with the embeddings instead of restoring."
             raise SnapshotError("a session that began with embeddings has no snapshot", where="snapshot", hint=hint)
         copy, length = self.states.copy_positions, self.done
         arrays = {name: copy(name, 0, length) for name in self.states.names("full")}
@@ -213,7 +215,7 @@ class Session:
         return Snapshot(tuple(self.ids), arrays, self._formats(), model)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Becomes the session that was copied, which `check` must have passed; an interrupt leaves an empty one."""
+        """Replaces the session by a snapshot that has passed `check`; an interrupt leaves an empty session."""
         self._checkpoints, self._torn, self._floor, self.given = [], True, _EVERYTHING, None
         self._ahead = 0
         del self.ids[:]
@@ -231,11 +233,10 @@ class Session:
         self._checkpoints = [_Checkpoint(length)]
 
     def check(self, snapshot: Snapshot) -> None:
-        """Whether a snapshot can be restored.
+        """Checks that a snapshot can be restored.
 
         Raises:
-            SnapshotError: it is something else, the states have other formats, or the arrays are not what the formats
-                say.
+            SnapshotError: it is not a snapshot, the states have other formats, or the arrays do not match the formats.
         """
         if not isinstance(snapshot, Snapshot):
             raise SnapshotError(f"expected a Snapshot, found a {type(snapshot).__name__}", where="restore")

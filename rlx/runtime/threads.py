@@ -1,8 +1,8 @@
 """Worker threads that stay in native code.
 
 Runtime: a compiled program is one native `step` function that workers enter with their index. The workers are Python
-threads that call `rlx_worker` once, with the GIL released, and come back only when the pool closes. What they do there,
-and how programs wait for each other, is LLVM IR in `rlx.runtime.loop`.
+threads that call `rlx_worker` once, with the GIL released, and return only when the pool closes. The loop inside, and
+the waits between workers, are LLVM IR in `rlx.runtime.loop`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ["SYMBOLS", "RuntimeLibrary", "WorkerPool", "runtime_llvm"]
 
 MAX_WORKERS = 1024
 
-# How long a wait looks before it sleeps, in nanoseconds. In a job: beyond the usual difference between workers, below
-# the cost of waking (5 to 30 us). Idle: the time a caller needs between two steps without much work of its own, such as
-# 30 us from token to token, or 70 where a step verified several.
+# How long a wait spins before it sleeps, in nanoseconds. In a job: more than the usual difference between workers, less
+# than the cost of waking (5 to 30 us). Idle: the time between two steps of a caller without much other work, such as
+# 30 us between tokens, or 70 us after a verifying step.
 JOB_SPIN = 10_000
 IDLE_SPIN = 100_000
 
@@ -69,7 +69,7 @@ class RuntimeLibrary:
 
 
 class _Crew:
-    """The threads and the memory of a pool. Apart from the pool, so that a forgotten pool is collected and stopped."""
+    """The threads and the memory of a pool. Separate from the pool, so that an unused pool is collected and stopped."""
 
     def __init__(self, n: int, library: RuntimeLibrary) -> None:
         self.n, self.library = n, library
@@ -79,8 +79,8 @@ class _Crew:
         self.running = self.closed = False
 
     def start(self) -> None:
-        """Fresh words at the same address, because programs hold it; fresh threads."""
-        # With more workers than CPUs someone always waits for a CPU, and who spins keeps it from him.
+        """Resets the words at the same address, which programs hold, and starts new threads."""
+        # With more workers than CPUs some worker always waits for a CPU; a spinning worker would block it.
         spins = (JOB_SPIN, IDLE_SPIN) if self.n <= usable_cpus() else (0, 0)
         words = np.zeros(POOL_BYTES // 8, np.int64)
         words[:3] = self.n, *spins
@@ -102,7 +102,7 @@ class _Crew:
         self.threads.append(thread)
 
     def halt(self) -> None:
-        """Stop the workers and wait for them."""
+        """Stops the workers and waits for them."""
         if self.threads:
             self.library.run(self.memory.address, None, None)
         for thread in self.threads:
@@ -117,7 +117,7 @@ class _Crew:
                 self.memory.close()
 
     def forget(self) -> None:
-        """In a forked child: the threads stayed behind, and one of them may have held the lock."""
+        """For a forked child: the threads do not exist there, and one of them may have held the lock."""
         self.lock, self.threads, self.running = threading.Lock(), [], False
 
 
@@ -137,7 +137,7 @@ class WorkerPool:
     """`n` workers that run a native step together: the calling thread is worker 0, the others wait in native code.
 
     A step is `void step(ptr ctx, i64 worker, i64 n)`. Workers stop when the pool is closed or collected, and at exit.
-    After a fork the child's pool starts its own workers at the next `run`, at the same `pool_address`.
+    After a fork the child's pool starts new workers at the next `run`, at the same `pool_address`.
 
     Args:
         n: number of workers, 1 to 1024.
@@ -160,14 +160,13 @@ class WorkerPool:
 
     @property
     def pool_address(self) -> int:
-        """What programs pass to `rlx_phase` and `rlx_barrier`; the same for the pool's whole life."""
+        """The address that programs pass to `rlx_phase` and `rlx_barrier`; constant for the pool's life."""
         return self._crew.memory.address
 
     def run(self, fn_address: int, ctx_address: int) -> None:
-        """Run `fn(ctx, worker, n)` once on each worker and return when the last is done.
+        """Runs `fn(ctx, worker, n)` once on each worker and returns when the last is done.
 
-        For steps in which every worker has a share of its own, or that meet at `rlx_barrier`. Callers in other threads
-        queue.
+        For steps with a fixed share per worker, or that use `rlx_barrier`. Callers in other threads queue.
 
         Raises:
             ArgumentError: `fn_address` is null.
@@ -176,10 +175,11 @@ class WorkerPool:
         self._start(self.library.run, fn_address, ctx_address)
 
     def share(self, fn_address: int, ctx_address: int) -> None:
-        """Run `fn(ctx, 0, n)` here while whoever is free helps, and return when all who helped are through.
+        """Runs `fn(ctx, 0, n)` here while free workers join; returns when all of them are done.
 
-        For steps that take their work from counters and end their phases with `rlx_phase`: a worker may come late, not
-        at all, or more than once, so one without a CPU holds nobody up. Callers in other threads queue.
+        For steps that take their work from counters and end their phases with `rlx_phase`: a worker may join late,
+            never,
+        or more than once, so a worker without a CPU delays nobody. Callers in other threads queue.
 
         Raises:
             ArgumentError: `fn_address` is null.
@@ -188,9 +188,9 @@ class WorkerPool:
         self._start(self.library.share, fn_address, ctx_address)
 
     def repeat(self, plan_address: int) -> int:
-        """Run a step again and again, as `share` does, each fed the token that the one before chose.
+        """Runs a step repeatedly, as `share` does; each takes the token that the step before chose.
 
-        The plan is a row of 8-byte fields, `rlx.runtime.loop_jobs.PLAN`. Returns the number of steps done.
+        The plan is an array of 8-byte fields, `rlx.runtime.loop_jobs.PLAN`. Returns the number of steps done.
 
         Raises:
             BusyError: the pool is closed.
@@ -198,9 +198,10 @@ class WorkerPool:
         return int(self._call(self.library.repeat, plan_address))
 
     def drafts(self, plan_address: int) -> int:
-        """Run steps of a model with drafts that its head makes in between.
+        """Runs verifying steps of a model alternating with drafts of its MTP head.
 
-        The plan is a row of 8-byte fields, `rlx.runtime.loop_drafts.DRAFTS_PLAN`. Returns the number of tokens found.
+        The plan is an array of 8-byte fields, `rlx.runtime.loop_drafts.DRAFTS_PLAN`. Returns the number of tokens
+        found.
 
         Raises:
             BusyError: the pool is closed.
@@ -213,7 +214,7 @@ class WorkerPool:
         self._call(how, fn_address, ctx_address)
 
     def _call(self, native: Callable[..., Any], *addresses: int) -> Any:
-        """A native function of the pool, for one caller at a time; the workers are there."""
+        """Calls a native function of the pool, for one caller at a time; starts the workers if necessary."""
         with self._crew.lock:
             if not self._crew.running:
                 self._restart()
@@ -225,7 +226,7 @@ class WorkerPool:
         self._crew.start()
 
     def close(self) -> None:
-        """Stop the workers. A running step finishes first. Closing twice is fine."""
+        """Stops the workers, after the running step. Can be called more than once."""
         self._finalizer()
 
     def __enter__(self) -> WorkerPool:
