@@ -1,6 +1,6 @@
-"""The tensors that a configuration calls for, found by building its graph: for models whose weights are not there.
+"""The tensors that a configuration requires, found by building its graph: for models without weights.
 
-Part of the models stage, beside `builder.py`: the family files say which tensors there are, and of what shape.
+Part of the models stage, beside `builder.py`: the family files determine which tensors there are, and their shapes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Expected:
-    """A tensor that a file would hold."""
+    """A tensor that a file would have."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -29,12 +29,12 @@ class Expected:
 
 @dataclass(frozen=True)
 class ExpectedWeights:
-    """In the place of a file while a graph is built: takes every tensor to be there, in the shape that is asked for.
+    """Replaces a file while a graph is built: assumes that every requested tensor exists in the expected shape.
 
     Attributes:
-        dtype: of every tensor.
-        rows: first dimensions that only the tensors themselves say, by name without the layer.
-        shapes: canonical name -> shape of each tensor that was asked for.
+        dtype: type of every tensor.
+        rows: first dimensions that only the tensors themselves have, by name without the layer.
+        shapes: canonical name -> shape of each tensor that was requested.
     """
 
     dtype: DType
@@ -42,15 +42,15 @@ class ExpectedWeights:
     shapes: Shapes = field(default_factory=dict)
 
     def has(self, name: str, /) -> bool:
-        """Whether the file has an optional tensor: only those whose size is known."""
+        """Whether the file has an optional tensor: only if its size is known."""
         return _in_layer(name) in self.rows
 
     def info(self, name: str, /) -> Expected:
-        """Of an optional tensor its rows; of others what `expect` was told."""
+        """An optional tensor with its known rows; other tensors as `expect` recorded them."""
         return Expected(self.shapes.get(name, (self.rows.get(_in_layer(name), 1),)), self.dtype)
 
     def expect(self, name: str, shape: tuple[int, ...]) -> Expected:
-        """Notes that the model has this tensor."""
+        """Records that the model has this tensor."""
         self.shapes[name] = shape
         return Expected(shape, self.dtype)
 
@@ -62,8 +62,8 @@ def expected_shapes(config: ModelConfig, rows: Mapping[str, int], has_name: Call
     """Canonical name -> shape, row-major, of every tensor of a checkpoint of this model.
 
     Args:
-        rows: first dimensions that a checkpoint's tensors alone say, by name in the layer or decoder.
-        has_name: whether checkpoints have a tensor of this name; where not, it is a part of another, see `views`.
+        rows: first dimensions that only a checkpoint's tensors have, by name in the layer or decoder.
+        has_name: whether checkpoints have a tensor of this name; if not, it is a part of another one, see `views`.
 
     Raises:
         UnsupportedModelError, ConfigError: as `rlx.models.build`.

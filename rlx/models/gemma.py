@@ -1,9 +1,9 @@
 """Gemma 1, 2 and 3, text.
 
-A family file: the equations of one decoder, top to bottom. Embeddings are scaled by sqrt(hidden). Gemma 2 normalizes
-each half of a layer behind it too, caps scores and logits, and lets every second layer see a window only; Gemma 3 has
-norms on the heads of q and k in place of the caps, and five layers of six with a window and a rope of their own. Caps,
-windows and ropes are the configuration's. Sources: Gemma (arXiv 2403.08295), Gemma 2 (arXiv 2408.00118), Gemma 3 (arXiv
+A family file: the equations of one decoder, top to bottom. Embeddings are scaled by sqrt(hidden). Gemma 2 also
+normalizes the output of each half of a layer, caps scores and logits, and gives every second layer a window. Gemma 3
+replaces the caps by norms on the heads of q and k; five layers of six have a window and a separate rope. Caps, windows
+and ropes come from the configuration. Sources: Gemma (arXiv 2403.08295), Gemma 2 (arXiv 2408.00118), Gemma 3 (arXiv
 2503.19786).
 """
 
@@ -19,8 +19,11 @@ from rlx.models.config import ModelConfig
 
 
 def build(config: ModelConfig, weights: Weights, kv_dtype: DType, *, post_norms: bool, head_norms: bool) -> Graph:
-    """The graph of a Gemma model, with norms behind attention and MLP or without, on the heads of q and k or without;
-    see `rlx.models.build`.
+    """The graph of a Gemma model; see `rlx.models.build`.
+
+    Args:
+        post_norms: adds norms after attention and MLP.
+        head_norms: adds norms on the heads of q and k.
     """
     model = start(config, weights, kv_dtype)
     x = embedding(model)

@@ -1,5 +1,5 @@
-"""Gemma 3n: several copies of the residual stream of which one is computed (AltUp), low-rank residuals (LAuReL),
-embeddings of each layer's own, sparse gates, and keys and values that the last layers share.
+"""Gemma 3n: several residual streams of which one is computed (AltUp), low-rank residuals (LAuReL), per-layer
+embeddings, sparse gates, and keys and values shared by the last layers.
 
 A family file: the equations of one decoder, top to bottom. Sources: AltUp (arXiv 2301.13310), LAuReL (arXiv
 2411.07501), the published implementation in transformers. Streams are f32 [SEQ, hidden] each; the first is computed.
@@ -22,7 +22,7 @@ from rlx.models.blocks import linear, norm
 from rlx.models.builder import Model, Weights, start
 from rlx.models.config import ModelConfig
 
-_LEAST = 1e-5  # mean square up to which a stream is scaled
+_LEAST = 1e-5  # lower bound of the mean square when a stream is scaled
 
 
 def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
@@ -47,7 +47,7 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
 
 
 def compute(layer: Model, x: Node, angles: blocks.Angles) -> Node:
-    """What an ordinary decoder layer computes, with a low-rank residual beside attention."""
+    """An ordinary decoder layer with a low-rank residual beside attention."""
     y = norm(layer, x, "attn_norm")
     rank = layer.rows("laurel_l.weight")
     low = linear(layer, linear(layer, y, "laurel_l", rank), "laurel_r", layer.config.hidden)
@@ -66,7 +66,7 @@ def predict(layer: Model, streams: list[Node]) -> list[Node]:
 
 
 def correct(layer: Model, predicted: list[Node], computed: Node) -> list[Node]:
-    """Each prediction plus a share of what the computed stream differs from its own."""
+    """Adds to each prediction a share of the difference between the computed stream and its prediction."""
     shares = _coefficients(layer, computed, "altup_correct_coef", len(predicted))
     shares = shares + layer.graph.constant("one", np.ones(1, np.float32))
     news = computed - predicted[0]
@@ -80,6 +80,6 @@ def _coefficients(layer: Model, x: Node, name: str, count: int) -> Node:
 
 
 def _like(y: Node, x: Node) -> Node:
-    """y with the mean square of x, row by row."""
+    """y, scaled to the mean square of x, row by row."""
     target, own = (ops.reduce_mean(part * part) for part in (x, y))
     return y * (ops.sqrt(target) / ops.sqrt(ops.clamp_min(own, _LEAST)))

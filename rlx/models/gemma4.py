@@ -1,4 +1,4 @@
-"""Gemma 4: dense, with embeddings of each layer's own (E2B, E4B), and with experts.
+"""Gemma 4: dense, with per-layer embeddings (E2B, E4B), and with experts.
 
 A family file: the equations of one decoder, top to bottom. Source: the published implementation in transformers.
 """
@@ -40,12 +40,12 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
 
 
 def dense(layer: Model, x: Node) -> Node:
-    """The feed-forward block that every token goes through."""
+    """The feed-forward block for every token."""
     return gated_mlp(layer, norm(layer, x, "ffn_norm"))
 
 
 def both(layer: Model, x: Node) -> Node:
-    """The dense block beside the experts, whose router sees x in its own scale."""
+    """The dense block beside the experts; the router has a separate scale for x."""
     width = layer.config.hidden
     routed = ops.scale(ops.rms_norm(x, eps=layer.config.eps), width**-0.5) * layer.weight("ffn_gate_inp.scale", width)
     experts = mixture(layer, norm(layer, x, "pre_ffw_norm_2"), routed)

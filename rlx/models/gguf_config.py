@@ -17,12 +17,12 @@ from rlx.models.keys import CAP, EPS, HEADS, WIDTH, Keys, is_integer, known
 
 HasTensor = Callable[[str], bool]
 
-# Keys that change what a model computes -> (the only value that rlx computes, why not another).
+# Keys that change the computation -> (the only supported value, why others are not supported).
 _ONLY: dict[str, tuple[Any, str]] = {
     "pooling_type": (0, "this is an embedding or ranking model"),
     "attention.causal": (True, "attention in both directions is not supported"),
 }
-_PLAIN: dict[str, tuple[Any, str]] = {  # those of architectures without such layers
+_PLAIN: dict[str, tuple[Any, str]] = {  # for architectures without such layers
     "expert_count": (0, "mixtures of experts are not supported for this architecture"),
     "nextn_predict_layers": (0, "layers for multi-token prediction are not supported for this architecture"),
     "attention.shared_kv_layers": (0, "sharing keys and values between layers is not supported for this architecture"),
@@ -38,12 +38,12 @@ def from_gguf(metadata: Mapping[str, Any], has_tensor: HasTensor, *, where: obje
 
     Raises:
         ConfigError: a key is missing, of the wrong type, out of range, or contradicts another.
-        UnsupportedModelError: an unknown architecture, or behaviour that rlx does not have.
+        UnsupportedModelError: an unknown architecture, or a feature that rlx does not support.
     """
     arch, row = known(Keys(metadata, where), "general.architecture", {n: (n, r) for n, r in ARCHITECTURES.items()})
     keys = Keys(metadata, where, f"{arch}.")
     _require(keys, row)
-    # Blocks for multi-token prediction come last and are no layers of the model.
+    # MTP blocks come last and are not layers of the model.
     blocks = keys.integer("block_count", (1, 1024))
     layers = blocks - keys.integer("nextn_predict_layers", (0, min(blocks - 1, 64)), 0)
     hidden, heads = keys.integer("embedding_length", (1, 1 << 20)), keys.same("attention.head_count", HEADS, layers)
@@ -92,7 +92,7 @@ def _vocab_size(keys: Keys, metadata: Mapping[str, Any]) -> int:
     tokens = "tokenizer.ggml.tokens"
     if "vocab_size" in keys or tokens not in metadata:
         return keys.integer("vocab_size", WIDTH)
-    count = getattr(metadata, "count", None)  # of a reader that need not decode the array for it
+    count = getattr(metadata, "count", None)  # readers can count an array without decoding it
     found = int(count(tokens) if count else len(metadata[tokens]))
     if not found:
         raise ConfigError(f"'{tokens}' is empty, expected the vocabulary", where=keys.where)
@@ -103,7 +103,7 @@ def _vocab_size(keys: Keys, metadata: Mapping[str, Any]) -> int:
 
 
 def _head_dims(keys: Keys, row: Architecture, hidden: int, heads: int) -> tuple[int, int]:
-    """Sizes of a head, of layers without window and of those with one; keys and values have the same."""
+    """Head sizes of layers without a window and of those with one; keys and values have the same."""
     if "attention.key_length" not in keys and hidden % heads:
         keys.wrong("embedding_length", hidden, f"a multiple of attention.head_count, which is {heads}")
     full = keys.even("attention.key_length", HEADS, hidden // heads)
@@ -131,7 +131,7 @@ def _attention_scale(keys: Keys, row: Architecture, layers: int, width: float, h
 
 
 def _windows(keys: Keys, row: Architecture, layers: int) -> list[int | None]:
-    """Key and pattern count only for architectures that have windows; a window of 0 is none."""
+    """Reads the window key and the pattern, only for architectures with windows; a window of 0 means none."""
     window = keys.integer("attention.sliding_window", (0, 1 << 31), row.gguf_window) if row.gguf_period else 0
     if not window:
         return [None] * layers
@@ -178,7 +178,7 @@ def _layers(
 
 
 def _recurrent(keys: Keys, row: Architecture, layers: int) -> list[bool]:
-    """The array counts before the period; both may cover blocks behind the layers."""
+    """The array wins over the period; both may cover blocks after the layers."""
     key, blocks = "attention.recurrent_layers", keys.integer("block_count", (1, 1024))
     if not row.hybrid:
         return [False] * layers
@@ -188,13 +188,13 @@ def _recurrent(keys: Keys, row: Architecture, layers: int) -> list[bool]:
 
 
 def _keys_as_values(row: Architecture, layer: int, window: int | None, source: int, has_tensor: HasTensor) -> bool:
-    """Of architectures that allow it, layers without window whose values have no projection of their own."""
+    """For architectures that allow it: layers without a window that have no projection for values."""
     may = row.gguf_local_heads and window is None and source == layer
     return may and not (has_tensor(f"blk.{layer}.attn_v.weight") or has_tensor(f"blk.{layer}.attn_qkv.weight"))
 
 
 def _sparsity(keys: Keys, layers: int) -> list[float | None]:
-    """Standard deviations; minus infinity keeps everything."""
+    """Standard deviations; minus infinity means no sparsity."""
     key = "activation_sparsity_scale"
     if key not in keys:
         return [None] * layers
@@ -217,7 +217,7 @@ def _experts(keys: Keys, row: Architecture, layers: int) -> Experts | None:
 
 
 def _delta(keys: Keys) -> DeltaNet:
-    """The state's sizes; in GGUF value heads share key heads in turn."""
+    """The state's sizes; in GGUF value heads share key heads in turn ("tiled")."""
     size, heads = keys.integer("ssm.state_size", HEADS), keys.integer("ssm.time_step_rank", HEADS)
     groups, inner = keys.integer("ssm.group_count", HEADS), keys.integer("ssm.inner_size", WIDTH)
     if inner != size * heads:

@@ -1,7 +1,7 @@
 """A model's configuration from a parsed `config.json`.
 
-Part of the models stage. Source: the configuration classes of transformers, versions 4 and 5, whose key spellings
-differ here and there.
+Part of the models stage. Source: the configuration classes of transformers, versions 4 and 5, whose keys differ in some
+places.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from rlx.models.keys import CAP, EPS, HEADS, WIDTH, Keys, known
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
-_OVERRIDES = {"head_dim", "num_key_value_heads", "intermediate_size"}  # what `per_layer_config` may change
-_PARTS = (0.0, 0.999999)  # of a normal distribution, which are cut off
-_SPARSE_LAYERS = 10  # of Gemma 3n, by default
-_VISION_ONLY = (None, False, "vision")  # attention in both directions between tokens of a picture is no matter of text
+_OVERRIDES = {"head_dim", "num_key_value_heads", "intermediate_size"}  # keys allowed in `per_layer_config`
+_PARTS = (0.0, 0.999999)  # range of the part of a normal distribution that is cut off
+_SPARSE_LAYERS = 10  # default of Gemma 3n
+_VISION_ONLY = (None, False, "vision")  # bidirectional attention between image tokens does not affect text
 
 
 def from_hf(config: Mapping[str, Any], *, where: object = "config.json") -> ModelConfig:
-    """Reads a parsed `config.json`, as transformers 5 or an earlier version wrote it; of a model with several parts,
-    its `text_config`.
+    """Reads a parsed `config.json` of transformers 5 or earlier; for a model with several parts, its `text_config`.
+
 
     Args:
         where: shown in errors: the file.
 
     Raises:
         ConfigError: a key is missing, of the wrong type, out of range, or contradicts another.
-        UnsupportedModelError: an unknown model type, or behaviour that rlx does not have.
+        UnsupportedModelError: an unknown model type, or a feature that rlx does not support.
     """
     arch, row, keys = _text_keys(config, where)
     _require(keys, row)
@@ -74,9 +74,9 @@ def from_hf(config: Mapping[str, Any], *, where: object = "config.json") -> Mode
 
 
 def _text_keys(config: Mapping[str, Any], where: object) -> tuple[str, Architecture, Keys]:
-    """The architecture and the keys of the text part, with the model type's defaults for those that are absent.
+    """The architecture and the keys of the text part, with the model type's defaults for absent keys.
 
-    A null is not absent: of a softcap it means none, whatever the default.
+    A null is not absent: for a softcap it means none, whatever the default.
     """
     outer = Keys(config, where)
     arch, row = known(outer, "model_type", MODEL_TYPES)
@@ -111,7 +111,7 @@ def _activation(keys: Keys, row: Architecture) -> str:
 
 
 def _biases(keys: Keys, row: Architecture) -> tuple[str, ...]:
-    """The linear layers that must have a bias: the architecture's, and those that two switches add."""
+    """The linear layers that must have a bias: the architecture's, and those of two switches."""
     attention = ("attn_q", "attn_k", "attn_v", "attn_output") if keys.flag("attention_bias", False) else ()
     mlp = ("ffn_gate", "ffn_up", "ffn_down") if keys.flag("mlp_bias", False) else ()
     return tuple(dict.fromkeys((*row.biases, *attention, *mlp)))
@@ -133,7 +133,7 @@ def _attention_scale(keys: Keys, row: Architecture, head_dim: int) -> float:
 
 
 def _rope_dims(each: tuple[Layer, ...], head_dim: int) -> tuple[int, int]:
-    """Head sizes of the layers without window, and of those with one."""
+    """Head sizes of the layers without a window, and of those with one."""
     full = {layer.head_dim for layer in each if layer.window is None and not layer.recurrent}
     local = {layer.head_dim for layer in each if layer.window is not None}
     return (full or {head_dim}).pop(), (local or {head_dim}).pop()
@@ -157,7 +157,7 @@ def _windows(keys: Keys, row: Architecture, kinds: list[str] | None, layers: int
 
 
 def _kinds(keys: Keys, row: Architecture, layers: int) -> list[str] | None:
-    """`layer_types`, where the file has them."""
+    """`layer_types`, if the file has them."""
     if "layer_types" not in keys:
         return None
     allowed = (_FULL, _LINEAR) if row.hybrid else (_FULL, _SLIDING)
@@ -207,7 +207,7 @@ def _layers(keys: Keys, row: Architecture, layers: int, heads: int, head_dim: in
 
 
 def _own(keys: Keys, layer: int, full: bool, same_kv: bool) -> Keys:
-    """Heads of one layer: the file's, those for layers without window, those for this layer alone."""
+    """The head sizes of one layer: the file's, overridden for layers without a window and for this layer."""
     found = {key: keys.get(key) for key in ("head_dim", "num_key_value_heads") if key in keys}
     full = full and "per_layer_config" not in keys
     if full and "global_head_dim" in keys:
@@ -235,7 +235,7 @@ def _sparse(keys: Keys, row: Architecture, layers: int) -> list[bool]:
 
 
 def _sparsity(keys: Keys, row: Architecture, layers: int) -> list[float | None]:
-    """The file says which part of a normal distribution is cut off; Gemma 3n has a default."""
+    """Reads the part of a normal distribution that is cut off; Gemma 3n has a default."""
     key = "activation_sparsity_pattern"
     first = _SPARSE_LAYERS if row.streams and layers > _SPARSE_LAYERS else 0
     if key not in keys:

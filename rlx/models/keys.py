@@ -40,7 +40,7 @@ class Keys:
         return name in self.mapping and self.mapping[name] is not None
 
     def get(self, key: str, default: Any = _ABSENT, expected: str = "a value") -> Any:
-        """The value as it stands; without a default an absent key is an error."""
+        """The unchecked value; an absent key without a default is an error."""
         if key in self:
             return self.mapping[self.prefix + key]
         if default is _ABSENT:
@@ -53,15 +53,13 @@ class Keys:
         return int(self._read(key, default, expected, lambda v: is_integer(v) and allowed[0] <= v <= allowed[1]))
 
     def integers(self, key: str, allowed: tuple[int, int], layers: int, default: int | None = None) -> tuple[int, ...]:
-        """An integer in the inclusive range for each layer, from an array of them or from one for all; `ConfigError`
-        otherwise.
-        """
+        """One integer in the inclusive range per layer, from an array or one number for all; else `ConfigError`."""
         if not isinstance(plain(self.get(key, default)), list):
             return (self.integer(key, allowed, default),) * layers
         return tuple(self.elements(key, lambda keys: keys.integer(key, allowed), layers))
 
     def same(self, key: str, allowed: tuple[int, int], layers: int, default: int | None = None) -> int:
-        """An integer that all layers have in common; `UnsupportedModelError` for an array whose elements differ."""
+        """An integer that is equal for all layers; `UnsupportedModelError` for an array with different elements."""
         found = self.integers(key, allowed, layers, default)
         if any(value != found[0] for value in found):
             self.unsupported(key, found, "layers of different sizes are not supported for this architecture")
@@ -89,21 +87,21 @@ class Keys:
         return str(self._read(key, default, "a string", lambda v: isinstance(v, str)))
 
     def choice(self, key: str, known: Mapping[str, str], default: str | None = None) -> str:
-        """What the string stands for in `known`; `UnsupportedModelError` for a string that is not there."""
+        """The meaning of the string by the table `known`; `UnsupportedModelError` for an unknown string."""
         found = self.text(key, default)
         if found not in known:
             self.unsupported(key, found, f"supported are {', '.join(known)}")
         return known[found]
 
     def elements(self, key: str, read: Callable[[Keys], T], count: int | None = None) -> list[T]:
-        """The elements of an array, each read and checked as if it alone stood under the key.
+        """The elements of an array, each read and checked as a single value under the key.
 
         Args:
-            read: reads the key from the mapping it is given, such as `lambda keys: keys.flag(key)`.
-            count: how many there must be, one a layer; None for any number.
+            read: reads the key from a mapping, such as `lambda keys: keys.flag(key)`.
+            count: required number of elements, one per layer; None for any number.
 
         Raises:
-            ConfigError: the key is missing or holds no array of that length; what `read` raises.
+            ConfigError: the key is missing or not an array of that length; or an error of `read`.
         """
         expected = "an array" if count is None else f"{count} elements"
         found = plain(self.get(key, expected=expected))
@@ -112,7 +110,7 @@ class Keys:
         return [read(Keys({self.prefix + key: each}, self.where, self.prefix)) for each in found]
 
     def nested(self, key: str, *, optional: bool = False) -> Keys:
-        """The keys of an object in this one; `ConfigError` if it is no object, or absent and not `optional`."""
+        """The keys of a nested object; `ConfigError` if it is not an object, or absent and not `optional`."""
         found = self.get(key, {} if optional else _ABSENT, "an object")
         if not isinstance(found, Mapping):
             self.wrong(key, found, "an object")
@@ -120,7 +118,7 @@ class Keys:
         return Keys({prefix + name: value for name, value in found.items()}, self.where, prefix)
 
     def require(self, key: str, only: Any, because: str) -> None:
-        """`UnsupportedModelError` if the key is there and has any value but `only`."""
+        """`UnsupportedModelError` if the key is present with another value than `only`."""
         if plain(self.get(key, only)) != only:
             self.unsupported(key, self.get(key), because)
 
@@ -129,7 +127,7 @@ class Keys:
         raise ConfigError(f"'{self.prefix}{key}' is {_show(found)}, expected {expected}", where=self.where)
 
     def unsupported(self, key: str, found: Any, because: str) -> NoReturn:
-        """Raises the `UnsupportedModelError` for a value that means something rlx does not have."""
+        """Raises the `UnsupportedModelError` for a value whose meaning rlx does not support."""
         raise UnsupportedModelError(f"'{self.prefix}{key}' is {_show(found)}: {because}", where=self.where)
 
     def _read(self, key: str, default: Any, expected: str, valid: Callable[[Any], bool]) -> Any:
@@ -142,7 +140,7 @@ class Keys:
 
 
 def known(keys: Keys, key: str, names: Mapping[str, T]) -> T:
-    """What the string under `key` stands for; `UnsupportedModelError` with the names that are known."""
+    """The meaning of the string under `key`; `UnsupportedModelError` lists the known names."""
     found = keys.text(key)
     if found not in names:
         hint = f"Supported are {', '.join(names)}."
@@ -151,12 +149,12 @@ def known(keys: Keys, key: str, names: Mapping[str, T]) -> T:
 
 
 def is_integer(value: object) -> bool:
-    """True for an int that is no bool."""
+    """Whether it is an int and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def plain(value: Any) -> Any:
-    """An array of any kind as a list of Python values; anything else as it is."""
+    """An array of any kind as a list of Python values; other values unchanged."""
     if isinstance(value, str | Mapping):
         return value
     if isinstance(value, Sequence):

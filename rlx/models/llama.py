@@ -1,7 +1,7 @@
-"""Llama 1 to 3.2 and what was built like it: Mistral, Mixtral, TinyLlama, SmolLM, Vicuna.
+"""Llama 1 to 3.2 and models of the same architecture: Mistral, Mixtral, TinyLlama, SmolLM, Vicuna.
 
 A family file: the equations of one decoder, top to bottom. Sources: Llama (arXiv 2302.13971), Llama 3 (arXiv
-2407.21783) for its rope scaling, which lies in the frequencies, Mixtral (arXiv 2401.04088) for the experts.
+2407.21783) for its rope scaling, which is part of the frequencies, Mixtral (arXiv 2401.04088) for the experts.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from rlx.models.config import ModelConfig
 
 
 def build(config: ModelConfig, weights: Weights, kv_dtype: DType, *, head_norms: bool) -> Graph:
-    """The graph of a Qwen model, with norms on the heads of q and k or without; see `rlx.models.build`."""
+    """The graph of a Qwen model; `head_norms` adds norms on the heads of q and k; see `rlx.models.build`."""
     model = start(config, weights, kv_dtype)
     x = embedding(model)
     angles = rope_angles(model)

@@ -1,7 +1,7 @@
-"""Qwen 3.5, dense and with experts: three of four layers remember through a gated delta rule instead of attention.
+"""Qwen 3.5, dense and with experts: three of four layers use a gated delta rule instead of attention.
 
 A family file: the equations of one decoder, top to bottom. Sources: gated delta networks (arXiv 2412.06464), the
-technical report of Qwen 3 (arXiv 2505.09388) for the rest; the experts beside one that every token goes to are those of
+technical report of Qwen 3 (arXiv 2505.09388) for the rest; the shared expert, which every token uses, is that of
 DeepSeekMoE (arXiv 2401.06066).
 """
 
@@ -30,7 +30,7 @@ def build(config: ModelConfig, weights: Weights, kv_dtype: DType) -> Graph:
 
 
 def block(layer: Model, x: Node, angles: Angles) -> Node:
-    """One layer: x f32 [SEQ, hidden] -> the same."""
+    """One layer: x f32 [SEQ, hidden] -> f32 [SEQ, hidden]."""
     y = norm(layer, x, "attn_norm")
     recurrent = layer.here.recurrent
     x = x + (delta_net(layer, y) if recurrent else attention(layer, y, angles, head_norms=True, gated=True))
@@ -59,7 +59,7 @@ def delta_net(layer: Model, x: Node) -> Node:
 
 
 def _convolved(layer: Model, x: Node, part: str, heads: int, size: int) -> Node:
-    """A projection of x that has seen the few tokens before it, in heads [SEQ, heads, size]."""
+    """A projection of x after a short causal convolution, in heads [SEQ, heads, size]."""
     net, channels = layer.config.delta, heads * size
     assert net is not None
     state = layer.graph.state(f"conv_{part}.{layer.layer}", (net.taps - 1, channels))
@@ -69,13 +69,13 @@ def _convolved(layer: Model, x: Node, part: str, heads: int, size: int) -> Node:
 
 
 def _unit(layer: Model, x: Node) -> Node:
-    """x / sqrt(sum(x^2) + eps) over the last axis: an RMS norm but for the number of elements."""
+    """x / sqrt(sum(x^2) + eps) over the last axis: an RMS norm with a sum instead of a mean."""
     size = layer.config.delta.key_dim if layer.config.delta else 1
     return ops.scale(ops.rms_norm(x, eps=_UNIT_EPS / size), size**-0.5)
 
 
 def shared_expert(layer: Model, x: Node) -> Node:
-    """The expert that every token goes to, weighted by a gate of its own."""
+    """The shared expert, which every token uses, weighted by its own gate."""
     experts = layer.config.experts
     assert experts is not None
     gate = ops.sigmoid(linear(layer, x, "ffn_gate_inp_shexp", 1))

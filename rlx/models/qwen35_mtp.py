@@ -1,6 +1,7 @@
-"""The head of Qwen 3.5 that predicts the token after the next: one more layer, over the model's own embedding and head.
+"""The MTP head of Qwen 3.5, which predicts the token after the next: one more layer, with the model's embedding and
+head.
 
-A family file, beside `qwen35.py`, whose block it is made of. Source: the multi-token prediction of DeepSeek-V3 (arXiv
+A family file, beside `qwen35.py`, whose block it uses. Source: the multi-token prediction of DeepSeek-V3 (arXiv
 2412.19437, section 2.2).
 """
 

@@ -1,7 +1,7 @@
-"""Rotary embeddings: which frequencies a file asks for, and their values.
+"""Rotary embeddings: the frequencies that a file specifies, and their values.
 
 Part of the models stage, read by `config.py` and used by `blocks.py`. A file's scaling becomes part of the inverse
-frequencies, so the graph knows one rope op only.
+frequencies, so the graph has a single rope op.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Yarn:
         fast, slow: rotations within the original context above which a frequency is kept, and below which it is
             divided in full.
         context: the original context length.
-        whole: the borders between them are rounded to whole pairs, outwards.
+        whole: whether the borders between them are rounded outwards to whole pairs.
     """
 
     factor: float
@@ -66,11 +66,11 @@ class Rope:
 
     Attributes:
         base: theta.
-        dims: elements of a head that it spans, paired as the style says.
+        dims: number of head elements that it spans, paired according to the style.
         factor: linear scaling: every frequency is divided by it.
         llama3, yarn: scaling of that kind, or None.
-        divisors: name of the tensor [dims/2] that divides the frequencies one by one, or None.
-        turning: how many of the elements it spans turn, the first pairs; None for all. The others stay as they are.
+        divisors: name of the tensor [dims/2] with a divisor for each frequency, or None.
+        turning: how many of these elements are rotated, the first pairs; None for all. The others are unchanged.
         scale: factor of sines and cosines.
     """
 
@@ -87,8 +87,8 @@ class Rope:
 def inv_freq(rope: Rope, divisors: npt.NDArray[np.float32] | None = None) -> npt.NDArray[np.float32]:
     """Inverse frequencies float32 [dims/2]: base^(-2i/dims) (arXiv 2104.09864), scaled.
 
-    The power and its reciprocal are rounded to float32 one after the other, as transformers does; an angle at a large
-    position shows the difference.
+    The power and its reciprocal are rounded to float32 separately, as in transformers; angles at large positions depend
+    on it.
 
     Args:
         divisors: the values of the tensor `rope.divisors`.
@@ -108,17 +108,17 @@ def inv_freq(rope: Rope, divisors: npt.NDArray[np.float32] | None = None) -> npt
 
 
 def _llama3(inverse: npt.NDArray[np.float64], scaling: Llama3) -> npt.NDArray[np.float64]:
-    """1 for high frequencies, 1/factor for low ones, linear between: in rotations within the original context."""
+    """Factor 1 for high frequencies, 1/factor for low ones, linear between: by rotations in the original context."""
     rotations = scaling.context * inverse / (2 * pi)
     keep = np.clip((rotations - scaling.low) / (scaling.high - scaling.low), 0, 1)
     return (1 - keep) / scaling.factor + keep
 
 
 def _yarn(rope: Rope, scaling: Yarn) -> npt.NDArray[np.float64]:
-    """1 for the first, fast pairs, 1/factor for the last, linear between, in numbers of pairs."""
+    """Factor 1 for the first, fast pairs, 1/factor for the last, linear between, by the index of the pair."""
 
     def pair(rotations: float) -> float:
-        """The pair (a real number) that turns this often within the original context."""
+        """The pair (a real number) with this many rotations in the original context."""
         return rope.dims * log(scaling.context / (rotations * 2 * pi)) / (2 * log(rope.base))
 
     low, high = pair(scaling.fast), pair(scaling.slow)
@@ -131,7 +131,7 @@ def _yarn(rope: Rope, scaling: Yarn) -> npt.NDArray[np.float64]:
 
 
 def yarn_scale(factor: float, weight: float = 1.0) -> float:
-    """What YaRN multiplies sines and cosines by: 1 + 0.1 weight ln(factor)."""
+    """YaRN's factor of sines and cosines: 1 + 0.1 weight ln(factor)."""
     return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -141,20 +141,20 @@ def yarn_scale(factor: float, weight: float = 1.0) -> float:
 def from_gguf(
     keys: Keys, dims: int, local_dims: int | None, has_tensor: Callable[[str], bool], context: int
 ) -> tuple[Rope, Rope | None]:
-    """The rope of a GGUF file and, with `local_dims`, that of its sliding-window layers, which no scaling applies to.
+    """The rope of a GGUF file and, with `local_dims`, that of its sliding-window layers, which is not scaled.
 
     Args:
-        dims, local_dims: elements of a head that they span.
-        context: the model's context length, which YaRN's own defaults to.
+        dims, local_dims: number of head elements that they span.
+        context: the model's context length, the default of YaRN's original length.
 
     Raises:
-        ConfigError: a key of the wrong type or out of range; with `local_dims`, no base.
-        UnsupportedModelError: a scaling that rlx does not have; without `local_dims`, another base for those layers.
+        ConfigError: a key of the wrong type or out of range; with `local_dims`, a missing base.
+        UnsupportedModelError: an unsupported scaling; without `local_dims`, another base for those layers.
     """
     for name in _LONGROPE:
         if has_tensor(name):
             raise UnsupportedModelError(f"the tensor {name} asks for longrope scaling", where=keys.where)
-    # A family with two ropes has no common base that could stand in for the global one.
+    # A family with two ropes has no common base that could replace the global one.
     base = keys.number("rope.freq_base", POSITIVE, None if local_dims else 10_000.0)
     if not local_dims:
         keys.require("rope.freq_base_swa", base, "a rope of its own for some layers is not supported here")
@@ -164,7 +164,7 @@ def from_gguf(
 
 
 def _gguf_scaling(keys: Keys, context: int) -> dict[str, Any]:
-    """Fields of `Rope`: the default of the type is linear, of the factor 0, which stands for 1."""
+    """Fields of `Rope`: the default type is linear; the default factor is 0, which means 1."""
     kind = keys.choice("rope.scaling.type", {kind: kind for kind in ("none", "linear", "yarn")}, "linear")
     old = keys.number("rope.scale_linear", (0, 1e6), 0.0)
     factor = keys.number("rope.scaling.factor", (0, 1e6), old) or 1.0
@@ -193,14 +193,14 @@ def from_hf(
     `rope_local_base_freq`.
 
     Args:
-        dims: elements of a head of the layers without window, and of those with one.
-        base, local_base: the model type's own defaults; no `local_base`: all layers share one rope.
-        partial: the model type's own default of the part of a head that turns.
+        dims: head sizes of the layers without a window, and of those with one.
+        base, local_base: the model type's defaults; without `local_base` all layers share one rope.
+        partial: the model type's default for the rotated part of a head.
         context: the model's context length.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.
-        UnsupportedModelError: a rope type that rlx does not have.
+        UnsupportedModelError: an unsupported rope type.
     """
     parameters = keys.nested("rope_parameters", optional=True)
     partial = keys.number("partial_rotary_factor", PART, partial)
@@ -215,14 +215,14 @@ def from_hf(
 
 
 def _hf_rope(keys: Keys, dims: int, base: float, partial: float, context: int) -> Rope:
-    """One object of rope parameters; `base` where it has no `rope_theta`."""
+    """One object of rope parameters; `base` is the default of `rope_theta`."""
     part = keys.number("partial_rotary_factor", PART, partial)
     base = keys.number("rope_theta", POSITIVE, base)
     kind = keys.choice("rope_type" if "rope_type" in keys else "type", _KINDS, "default")
     turning = int(dims * part)
     if turning < 2 or turning % 2:
         keys.wrong("partial_rotary_factor", part, f"an even number of a head's {dims} elements to turn")
-    if kind == "proportional":  # as if all elements turned, but the slow pairs stay
+    if kind == "proportional":  # frequencies as if all elements were rotated, but the slow pairs are not
         return Rope(base, dims, factor=keys.number("factor", FACTOR, 1.0), turning=turning if turning < dims else None)
     if kind == "linear":
         return Rope(base, turning, factor=keys.number("factor", FACTOR))
@@ -248,7 +248,7 @@ def _hf_yarn(keys: Keys, base: float, dims: int, context: int) -> Rope:
 
 
 def hf_yarn_scale(keys: Keys) -> float:
-    """What an object of YaRN's parameters says that sines and cosines are multiplied by."""
+    """The factor of sines and cosines for an object of YaRN's parameters."""
     factor = keys.number("factor", FACTOR)
     mscale, all_dims = keys.number("mscale", (0, 1e3), 0.0), keys.number("mscale_all_dim", (0, 1e3), 0.0)
     scale = yarn_scale(factor)

@@ -1,4 +1,4 @@
-"""The sizes of published models by name, and the tensors and metadata that a GGUF file of them has.
+"""The sizes of published models by name, and the tensors and metadata of their GGUF files.
 
 Part of the models stage. `rlx compile --shape NAME` compiles for one without its weights; `benchmarks/make_model.py`
 writes files of them with random weights.
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts: how many, how many a token goes to, and the width of one."""
+    """A mixture of experts: number of experts, number used per token, and width of one."""
 
     count: int
     used: int
@@ -26,7 +26,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Layers with a gated delta rule: heads of keys and of values, their size, and the taps of the convolution."""
+    """Layers with a gated delta rule: key and value heads, their size, and the taps of the convolution."""
 
     key_heads: int
     value_heads: int
@@ -44,8 +44,8 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What gemma4 adds: layers that share keys and values and are twice as wide, windowed heads of another size,
-    embeddings of each layer's own, a cap on the logits.
+    """Additions of gemma4: layers that share keys and values and are twice as wide, another head size for windowed
+    layers, per-layer embeddings, a cap on the logits.
     """
 
     layers: int
@@ -56,10 +56,11 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The numbers of one model.
+    """The sizes of one model.
 
-    `rope_factor` is llama's frequency divisor or gemma3's linear position scale; of every `period` layers the last is
-    a full one, where the others have a window (gemma4) or a delta rule (qwen35).
+    `rope_factor` is llama's frequency divisor or gemma3's linear position scale. In models that mix two kinds of
+    layers, the last of every `period` layers has full attention; the others have a window (gemma4) or a delta rule
+    (qwen35).
     """
 
     arch: str
@@ -82,7 +83,7 @@ class Shape:
     shared: Shared | None = None
 
     def full(self, layer: int) -> bool:
-        """Whether a layer of a model that mixes two kinds is the kind that sees everything."""
+        """Whether a layer has full attention in a model that mixes two kinds of layers."""
         return not self.period or (layer + 1) % self.period == 0
 
     def shares(self, layer: int) -> bool:
@@ -98,7 +99,7 @@ SHAPES = {
     "qwen3-30b-a3b": Shape(
         "qwen3moe", 2048, 6144, 48, 32, 4, 128, 151936, 40960, tied=False, experts=Experts(128, 8, 768)
     ),
-    # The same with fewer layers and experts: what a token reads of a layer is what it reads of the whole model's.
+    # The same with fewer layers and experts: a token reads as much of a layer as in the whole model.
     "qwen3-30b-a3b-cut": Shape(
         "qwen3moe", 2048, 6144, 8, 32, 4, 128, 151936, 40960, tied=False, experts=Experts(32, 8, 768)
     ),
@@ -126,7 +127,7 @@ SHAPES = {
     ),
 }
 
-#: For each runner family the shape to compile for where nothing names a model: the one that most people try first.
+#: Runner family -> the shape to compile for if no model is named: the one that most people try first.
 USUAL = {"llama32": "llama-3.2-1b", "qwen3": "qwen3-0.6b", "qwen35": "qwen3.5-0.8b", "gemma": "gemma-3-1b"}
 
 # ---------------------------------------------------------------------------------------------------- tensors
@@ -152,7 +153,7 @@ def tensors(s: Shape) -> Tensors:
 
 
 def layer_tensors(s: Shape, layer: int) -> Tensors:
-    """Those of one layer, without its prefix."""
+    """The tensors of one layer, without its prefix."""
     yield "attn_norm.weight", (s.hidden,)
     yield from delta_rule(s, s.delta) if s.delta and not s.full(layer) else attention(s, layer)
     if s.arch in ("gemma3", "gemma4"):
@@ -253,7 +254,7 @@ def metadata(s: Shape) -> dict[str, Any]:
 
 def _delta_metadata(s: Shape, d: Delta) -> dict[str, Any]:
     rotated = s.head_dim // 4
-    third = -(-rotated // 6)  # of the rotated pairs, for time, height and width of a picture: 11, 11, 10 of 32
+    third = -(-rotated // 6)  # pairs each for time, height and width of an image: 11, 11, 10 of 32
     return {
         "rope.dimension_count": rotated,
         "rope.dimension_sections": [third, third, rotated // 2 - 2 * third, 0],
@@ -290,7 +291,7 @@ def rope_freqs(s: Shape) -> npt.NDArray[np.float32]:
 
 
 def _quarter_rope(s: Shape) -> npt.NDArray[np.float64]:
-    """Gemma 4's divisors: a quarter of the pairs turns, the rest practically not."""
+    """Gemma 4's divisors: a quarter of the pairs is rotated, the others practically not."""
     pairs = s.head_dim // 2
     return np.where(np.arange(pairs) < pairs // 4, 1.0, 1e30)
 

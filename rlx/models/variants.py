@@ -1,6 +1,6 @@
-"""Variants of a model's graph: embeddings in place of tokens, a bias on attention, tokens that may turn out wrong.
+"""Variants of a model's graph: prompt embeddings instead of tokens, an attention bias, verification of drafts.
 
-Part of the models stage, from one finished graph to another, so that they serve every family alike.
+Part of the models stage. Each maps a finished graph to another one, so they work for every family.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from rlx.ir.dims import PAST_SEQ, SEQ
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 
-# What lies between two updates of recurrent states and costs so little that it is computed twice.
+# Ops between two updates of recurrent states that are cheap enough to be computed twice.
 _CHEAP = frozenset(["rms_norm", "reshape", *(name for name, row in ops.OPS.items() if row.elementwise)])
 
 
 def from_embeds(graph: Graph) -> Graph:
-    """The model over the input "embeds" f32 [SEQ, hidden]: what the first layer sees, the scale applied.
+    """The model with the input "embeds" f32 [SEQ, hidden] as input of the first layer, embedding scale applied.
 
-    The input "tokens" stays where layers have embeddings of their own.
+    The input "tokens" stays if layers have their own embedding tables.
     """
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
@@ -32,7 +32,7 @@ def with_bias(graph: Graph, heads: int) -> Graph:
     """The model with the input "bias" f32 [SEQ, heads, PAST_SEQ + SEQ] on the attention of every layer.
 
     Args:
-        heads: 1, for all query heads, or as many as there are.
+        heads: 1, for all query heads, or the number of query heads.
     """
     bias = graph.input("bias", [SEQ, heads, PAST_SEQ + SEQ])
 
@@ -43,19 +43,19 @@ def with_bias(graph: Graph, heads: int) -> Graph:
 
 
 def verifying(graph: Graph) -> Graph:
-    """The model for tokens of which some may turn out wrong: recurrent states stay as they are.
+    """The model for verifying drafts, of which some may be rejected: recurrent states are unchanged.
 
-    What they become with all the tokens goes to states beside them, whose names end in "'". There are outputs more,
-    "kept.0" and so on: what `advancing` needs to take in the first of the tokens only.
+    The states after all tokens are written to states beside them, whose names end in "'". There are additional outputs,
+    "kept.0" and so on: the values that `advancing` needs to advance the states by the accepted tokens only.
     """
     kept = {name: node for node, name in _kept(graph).items()}
     return graph.replace(outputs={**graph.outputs, **kept}).map(_aside)
 
 
 def advancing(graph: Graph) -> Graph:
-    """What updates the recurrent states of a model, and nothing else, for the first SEQ of the rows of `verifying`.
+    """Only the updates of a model's recurrent states, for the first SEQ of the rows of `verifying`.
 
-    It writes to the same states beside them. The outputs "kept.0" and so on are states here: they live between calls.
+    It writes to the same states beside. The outputs "kept.0" and so on are states here: they persist between calls.
     """
     kept = _kept(graph)
 
@@ -67,7 +67,7 @@ def advancing(graph: Graph) -> Graph:
 
 
 def _aside(node: Node, inputs: tuple[Node, ...]) -> Node:
-    """A node over other operands; what it would update in place goes to the state beside that."""
+    """A node over other operands; an update in place is redirected to the state beside."""
     if node.op not in ops.EFFECTS:
         return ops.rebuild(node, inputs)
     state = inputs[0]
@@ -75,9 +75,9 @@ def _aside(node: Node, inputs: tuple[Node, ...]) -> Node:
 
 
 def _kept(graph: Graph) -> dict[Node, str]:
-    """What recurrent states are updated from, but for weights and what other such updates give: value -> name."""
+    """Inputs of the updates of recurrent states, without weights and results of other such updates: value -> name."""
     nodes = graph.nodes()
-    again: set[Node] = set()  # computed from what an update gives
+    again: set[Node] = set()  # computed from the result of an update
     for node in nodes:
         if node.op in ops.EFFECTS or (node.op in _CHEAP and not again.isdisjoint(node.inputs)):
             again.add(node)

@@ -1,6 +1,6 @@
-"""Tensors that a file keeps together and the builders want apart: which rows of which tensor each of them is.
+"""Views: tensors that files store as one but builders need separately - which rows of which tensor each of them is.
 
-Part of the models stage, between the configuration and the builders; `rlx.weights` cuts the rows out.
+Part of the models stage, between the configuration and the builders; `rlx.weights` extracts the rows.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import NamedTuple
 from rlx.models.config import DeltaNet, Layer, ModelConfig
 
 HasTensor = Callable[[str], bool]
-_ALONE = ("attn_q", "attn_k", "attn_v", "ffn_gate_exps", "ffn_up_exps")  # parts that files also have on their own
+_ALONE = ("attn_q", "attn_k", "attn_v", "ffn_gate_exps", "ffn_up_exps")  # parts that some files store separately
 
 
 class View(NamedTuple):
-    """Rows [start, start + rows) of every `period` rows of the tensor `source` are a tensor called `name`.
+    """The tensor `name` is the rows [start, start + rows) of every `period` rows of the tensor `source`.
 
-    Names are canonical. Every matrix of a stack is cut in the same way; a period of all rows of the stack means one of
-    its matrices.
+    Names are canonical. Every matrix of a stack is cut in the same way; if the period is the number of rows of the
+    whole stack, the view is one of its matrices.
     """
 
     name: str
@@ -48,9 +48,7 @@ def views(config: ModelConfig, has_tensor: HasTensor) -> Iterator[View]:
 
 
 def place_in(config: ModelConfig, name: str) -> tuple[str, str]:
-    """The tensor that files have in the place of `name`, and what to add to it in an error: for parts that no file has
-    on their own.
-    """
+    """The tensor that files store instead of `name`, and a suffix for errors: for parts that no file has separately."""
     whole = next((view.source for view in views(config, lambda _: True) if view.name == name), name)
     if whole == name or name.split(".")[-2] in _ALONE:
         return name, ""
@@ -58,7 +56,7 @@ def place_in(config: ModelConfig, name: str) -> tuple[str, str]:
 
 
 def _of_layer(config: ModelConfig, layer: Layer) -> Iterator[View]:
-    """What a layer's tensors, where the file has them, are cut into; names without the layer."""
+    """The views of a layer, for tensors that the file has; names without the layer."""
     if layer.recurrent:
         assert config.delta is not None
         yield from _recurrent(config.delta)
@@ -73,7 +71,7 @@ def _attention(config: ModelConfig, layer: Layer) -> Iterator[View]:
     q, kv = config.heads * layer.head_dim, layer.kv_heads * layer.head_dim
     for end in ("weight", "bias"):
         yield from _parts(f"attn_qkv.{end}", {f"attn_q.{end}": q, f"attn_k.{end}": kv, f"attn_v.{end}": kv})
-        if config.delta is not None:  # head by head first the query, then its gate
+        if config.delta is not None:  # per head first the query, then its gate
             yield View(f"attn_query.{end}", f"attn_q.{end}", 0, layer.head_dim, 2 * layer.head_dim)
             yield View(f"attn_query_gate.{end}", f"attn_q.{end}", layer.head_dim, layer.head_dim, 2 * layer.head_dim)
     if config.delta is not None:
@@ -87,7 +85,7 @@ def _recurrent(net: DeltaNet) -> Iterator[View]:
 
 
 def _parts(source: str, sizes: dict[str, int]) -> Iterator[View]:
-    """One part after the other; the scale of the whole is that of each."""
+    """Consecutive parts; each part has the scale of the whole."""
     at, period = 0, sum(sizes.values())
     for name, size in sizes.items():
         yield View(name, source, at, size, period)

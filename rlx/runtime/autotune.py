@@ -1,14 +1,15 @@
-"""Autotuning: measures candidates for the numbers of a `Tuning`, with the real kernels and workers.
+"""Autotuning: measures candidate values for each number of a `Tuning`, with the real kernels and workers.
 
-    for number, its candidates and the linears that it matters to:
+    for number, its candidates and the linears that it affects:
         for round:
-            for the value in force, each candidate, and the value in force once more:
+            for the current value, each candidate, and the current value once more:
                 time each linear once
         ratio of a candidate = median over rounds of the geometric mean over linears of its time / that of the first
-        the fastest candidate is taken if it is faster by more than the noise, and in nine of ten rounds
+        the fastest candidate is chosen if it is faster by more than the noise, and in nine of ten rounds
 
-Runs are interleaved, so what else the machine does hits all candidates. What the value in force loses or wins against
-itself is noise, in one round and in the median. Each number is measured with those before it as they were chosen.
+Runs are interleaved, so that other load on the machine affects all candidates. The noise is the difference between the
+two measurements of the current value, per round and in the median. Numbers are measured one after the other, each with
+the values chosen before.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from rlx.runtime.compile import Compiler
 from rlx.runtime.memory import AlignedBuffer
 from rlx.runtime.threads import WorkerPool
 
-#: A candidate must be faster than the value in force by this share of the time at least.
+#: Minimum improvement of a candidate over the current value, as a share of the time.
 LEAST_GAIN = 0.03
-ROUNDS = (5, 25)  # of a number: at least, at most
-_OFTEN = 0.9  # share of the rounds in which it must be faster at all
+ROUNDS = (5, 25)  # per number: minimum, maximum
+_OFTEN = 0.9  # minimum share of the rounds in which a candidate must be faster
 
-_K, _PREFILL, _PREFILL_N, _FEW_N = 2048, 512, 2048, 16384  # of the linears that are timed
+_K, _PREFILL, _PREFILL_N, _FEW_N = 2048, 512, 2048, 16384  # sizes of the timed linears
 _DEFAULT_CACHE, _LEAST_BYTES, _MOST_BYTES = 32 << 20, 64 << 20, 512 << 20
-# Any bytes between these are numbers of a sane size in all formats: codes, f16 and f32 scales, bf16 weights.
+# Random bytes in this range give numbers of a normal size in all formats: codes, f16 and f32 scales, bf16 weights.
 _BYTES = (0x18, 0x20)
 
 
@@ -72,7 +73,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Stage:
-    """A number of the tuning, the values that are tried, and the linears that it matters to."""
+    """A number of the tuning, its candidate values, and the linears that it affects."""
 
     name: str
     values: tuple[int, ...]
@@ -81,13 +82,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class Row:
-    """What a value of a number came to.
+    """The result for one value of a number.
 
     Attributes:
-        speed: of all linears together, in `unit`: "GB/s" of weights, or "GFLOP/s". Measured of the value in force;
-            of the others what their ratio makes of that.
-        ratio: time relative to the value in force.
-        chosen: whether it is in force from now on.
+        speed: of all linears together, in `unit`: "GB/s" of weights, or "GFLOP/s". Measured for the current value,
+            computed from `ratio` for the others.
+        ratio: time relative to the current value.
+        chosen: whether it is used from now on.
     """
 
     name: str
@@ -100,11 +101,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What `tune` found.
+    """The result of `tune`.
 
     Attributes:
-        rows: of every number that was measured, the value that was in force first.
-        skipped: the numbers for which no time was left; they stay as they are.
+        rows: for every number that was measured, the original value first.
+        skipped: the numbers for which there was no time; they are unchanged.
     """
 
     tuning: Tuning
@@ -116,13 +117,13 @@ class Timer(Protocol):
     """Times linears."""
 
     def prepare(self, tuning: Tuning, case: Case) -> Callable[[], float]:
-        """Compiles a linear and runs it once; the function runs it again and returns the seconds that took."""
+        """Compiles a linear and runs it once; the returned function runs it again and returns its seconds."""
 
 
 def stages(target: Target, nbytes: int) -> list[Stage]:
-    """What is measured for a target; `nbytes` is room for weights, more than the last cache holds.
+    """The measurements for a target; `nbytes` of weights must exceed the last-level cache.
 
-    Decode reads all of it, which a model's weights are like: no part is in a cache when it comes again.
+    Decode reads all of them, as with a real model: no part is still cached when it is read again.
     """
     codes = (Q8_0, Q4_K, Q6_K)
     decode = [*((d, "q8a") for d in codes), (BF16, "f32")]
@@ -149,7 +150,7 @@ def stages(target: Target, nbytes: int) -> list[Stage]:
 
 
 def _case(dtype: DType, act: str, rows: int, nbytes: int, wanted: int | None = None) -> Case:
-    """A linear whose weights take at most `nbytes`; `wanted` bytes of them, or as many rows as a prompt suits."""
+    """A linear with at most `nbytes` of weights: about `wanted` bytes, or a size typical for prompts if None."""
     most = nbytes // packed_bytes(dtype, BLOCK_ROWS, _K) * BLOCK_ROWS
     usual = _PREFILL_N if rows == _PREFILL else _FEW_N
     return Case(dtype, act, rows, most if wanted else min(most, usual))
@@ -165,7 +166,7 @@ def tune(
     """Measures stage after stage, for about `seconds` together.
 
     Args:
-        start: the values in force at first, as a rule the target's defaults.
+        start: the initial values, usually the target's defaults.
         progress: called with (stages done, stages).
     """
     tuning, rows, skipped, end = start, list[Row](), list[str](), time.monotonic() + seconds
@@ -182,7 +183,7 @@ def tune(
 
 
 def _measure(stage: Stage, tuning: Tuning, timer: Timer, end: float) -> list[Row]:
-    """A row a value, that in force first."""
+    """One row per value, the current one first."""
     now = getattr(tuning, stage.name)
     values = [now, *(v for v in stage.values if v != now)]
     runs = [[timer.prepare(replace(tuning, **{stage.name: v}), case) for case in stage.cases] for v in values]
@@ -199,7 +200,7 @@ def _measure(stage: Stage, tuning: Tuning, timer: Timer, end: float) -> list[Row
 
 
 def _interleaved(runs: Sequence[Sequence[Callable[[], float]]], end: float) -> NDArray[np.float64]:
-    """Seconds [rounds, candidates, linears]; every round begins with another candidate."""
+    """Seconds [rounds, candidates, linears]; every round starts with another candidate."""
     found, (least, most) = list[NDArray[np.float64]](), ROUNDS
     while len(found) < least or (len(found) < most and time.monotonic() < end):
         row = np.zeros((len(runs), len(runs[0])))
@@ -211,10 +212,10 @@ def _interleaved(runs: Sequence[Sequence[Callable[[], float]]], end: float) -> N
 
 
 def judge(seconds: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:
-    """-> (time of each candidate relative to the first, number of the one to take).
+    """-> (time of each candidate relative to the first, index of the chosen one).
 
     Args:
-        seconds: [rounds, candidates, linears]; the first and the last candidate are the value in force.
+        seconds: [rounds, candidates, linears]; the first and the last candidate are the current value.
     """
     relative = np.exp(np.log(seconds / seconds[:, :1]).mean(axis=2))
     ratios = np.median(relative, axis=0)
@@ -229,14 +230,14 @@ class Bench:
     """Times linears on synthetic weights, with a pool's workers. Close it, or use it in a `with`.
 
     Args:
-        target: whose kernels are timed.
-        pool: who runs them.
-        nbytes: room for weights.
+        target: the target of the kernels.
+        pool: the workers.
+        nbytes: size of the weights in bytes.
     """
 
     def __init__(self, target: Target, pool: WorkerPool, nbytes: int) -> None:
         self._target, self._pool = target, pool
-        self._cache = CompileCache(capacity=1024, policy="off")  # candidates are no use to anyone else
+        self._cache = CompileCache(capacity=1024, policy="off")  # nobody else can use the candidates
         self._weights = AlignedBuffer(nbytes, huge=True)
         piece = np.random.default_rng(0).integers(*_BYTES, min(nbytes, 1 << 20), dtype=np.uint8)
         room = self._weights.view(np.uint8, nbytes)
@@ -249,7 +250,7 @@ class Bench:
         """See `Timer`.
 
         Raises:
-            RlxError: the results are not those of the other tunings, bit for bit, or none.
+            RlxError: the results are missing, or differ in any bit from those of the other tunings.
         """
         target = replace(self._target, tuned=tuning)
         single, again = case.rows == 1, macro_rows(case.k, case.act, target)
@@ -272,7 +273,7 @@ class Bench:
         result.fill(0xFFFFFFFF)  # NaN
         run()
         self._check(case, result)
-        run.__dict__["owners"] = code, out  # what the addresses are of
+        run.__dict__["owners"] = code, out  # keeps the memory at these addresses alive
         return run
 
     def _check(self, case: Case, result: NDArray[Any]) -> None:
@@ -300,7 +301,7 @@ class Bench:
 
 
 def _activations(act: str, rows: int, k: int) -> NDArray[np.uint8]:
-    """Random rows as a kernel reads them."""
+    """Random rows in a kernel's input format."""
     x = np.random.default_rng(1).standard_normal((rows, k)).astype(np.float32)
     if act == "q8a":
         return q8a_quantize(x)
@@ -308,7 +309,7 @@ def _activations(act: str, rows: int, k: int) -> NDArray[np.uint8]:
 
 
 def weight_bytes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """Room for weights that no cache holds: twice the last one's size, from 64 to 512 MiB."""
+    """Size of weights that exceeds every cache: twice the last-level cache, from 64 to 512 MiB."""
     return min(_MOST_BYTES, max(_LEAST_BYTES, 2 * max(_caches(root), default=_DEFAULT_CACHE)))
 
 

@@ -1,6 +1,6 @@
-"""RLX_DEBUG from level 2 on: where the time of steps goes, and what the compiler made of each program.
+"""RLX_DEBUG from level 2 on: the time of steps by kind of work, and the compiler's output for each program.
 
-Runtime stage, beside `compile.py`. Nothing here runs while RLX_DEBUG is off, so what it needs is imported when it runs.
+Runtime stage, beside `compile.py`. None of this runs while RLX_DEBUG is off, so imports are inside the functions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _View(Inspectable):
 
 
 def show_program(compiled: CompiledProgram, target: Target) -> None:
-    """Writes what levels 3 to 7 show of a program that was compiled or loaded."""
+    """Writes the output of levels 3 to 7 for a program that was compiled or loaded."""
     if not trace.shows(trace.PASSES):
         return
     view, title = _View(compiled, target), compiled.key.title
@@ -43,22 +43,22 @@ def show_program(compiled: CompiledProgram, target: Target) -> None:
 
 
 def watch(program: NativeProgram, compiled: CompiledProgram) -> None:
-    """At level 2 and above, the times of the program's steps are added up, and written when it is closed."""
+    """At level 2 and above: adds up the times of the program's steps, and writes them when it is closed."""
     if trace.shows(trace.KERNELS):
         from rlx.ir import text
 
         times = StepTimes(program.name, text.loads(compiled.final))
         program.observer = times.add
-        program.finish = weakref.finalize(program, times.show)  # at the end of the process at the latest
+        program.finish = weakref.finalize(program, times.show)  # at process exit at the latest
 
 
 @dataclass
 class StepTimes:
-    """The steps of a program, added up.
+    """Totals over the steps of a program.
 
     Attributes:
         graph: its final graph.
-        kinds: of each kind of work the totals.
+        kinds: totals of each kind of work.
     """
 
     name: str
@@ -68,11 +68,11 @@ class StepTimes:
     kinds: dict[str, OpTime] = field(default_factory=dict)
 
     def add(self, program: NativeProgram, extents: Mapping[str, int], seconds: float, steps: int) -> None:
-        """Adds steps that took `seconds` together, in equal parts; the last one says how they are divided."""
+        """Adds steps that took `seconds` together, in equal parts; the last one gives the division by kind."""
         from rlx.runtime.profiling import OpTime, op_times, region_seconds
 
         self.steps, self.seconds = self.steps + steps, self.seconds + seconds
-        env = {**extents, "PAST_SEQ": extents.get("PAST_SEQ", 0) + steps // 2}  # of the step in the middle
+        env = {**extents, "PAST_SEQ": extents.get("PAST_SEQ", 0) + steps // 2}  # the middle step
         for kind in op_times(program, self.graph, env, region_seconds(program, seconds)):
             total = self.kinds.setdefault(kind.label, OpTime(kind.label))
             total.seconds += kind.seconds
@@ -82,7 +82,7 @@ class StepTimes:
                 total.operations[name] += count * steps
 
     def show(self) -> None:
-        """Writes the table, the longest first; nothing if there was no step."""
+        """Writes the table, the longest first; writes nothing if there was no step."""
         if self.steps:
             trace.show(trace.KERNELS, str(self))
 

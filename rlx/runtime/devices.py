@@ -1,4 +1,4 @@
-"""Devices that programs run on: one kind, the CPU. Other names are refused with a list of what there is."""
+"""Devices that programs run on: only the CPU. Other names are refused with a list of the known ones."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ DEFAULT_SEQ, DEFAULT_CTX = (1, 512), 1024
 
 @dataclass(frozen=True)
 class _Room:
-    """What the states have room for, see `States`; `slots` is None where the rows are those of one sequence."""
+    """The capacities of the states, see `States`; `slots` is None if all rows belong to one sequence."""
 
     rows: int
     ctx: int
@@ -44,14 +44,14 @@ class _Room:
 
 
 class Executable(Inspectable):
-    """A compiled graph with memory of its own.
+    """A compiled graph with its own memory.
 
-    Call it with one array an input, by name; symbols are read off the inputs' shapes, and those that no shape shows
-    (`PAST_SEQ`) are given by name and default to their lowest value. Weights are bound once with `bind`, or passed
-    like inputs. States start as zeros and keep what a call wrote.
+    Call it with one array per input. Symbols are inferred from the inputs' shapes; symbols that occur in no shape
+    (`PAST_SEQ`) are given by name and default to their lowest value. Weights are bound once with `bind`, or passed like
+    inputs. States start as zeros and keep the values that calls write.
 
     Attributes:
-        graph: the graph as it was compiled, after all passes.
+        graph: the graph after all passes.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Executable(Inspectable):
         self._tensors = Tensors(compiler, self._pool)
         self._program = compiled.instance(self._pool)
         self.graph: Graph = text.loads(compiled.final)
-        form = self.graph if room.slots is None else source  # states as one sequence has them
+        form = self.graph if room.slots is None else source  # the states of a single sequence
         self._states = States(form, room.ctx, room.rows, room.window_ctx, room.slots or 1)
         self._slots = room.slots
         rows = compiled.manifest["inputs"]
@@ -84,11 +84,11 @@ class Executable(Inspectable):
         """Sets weights by name.
 
         Args:
-            weights: numbers of the weight's shape, or the bytes of its storage type as uint8: of a quantized weight the
-                blocks as a GGUF file has them. bf16 weights also come as uint16.
+                weights: numbers of the weight's shape, or the bytes of its storage type as uint8: for a quantized
+                    weight the blocks as in a GGUF file. bf16 weights may also be uint16.
 
-        Raises:
-            ArgumentError: a name is unknown, or an array is no such thing.
+            Raises:
+                ArgumentError: a name is unknown, or an array is neither.
         """
         self._check_open()
         rows = self._compiled.manifest["weights"]
@@ -108,7 +108,7 @@ class Executable(Inspectable):
             return
         raw = arrays.storage(f"weight {name!r}", value, shape, dtype)
         if row["layout"] == "file":
-            self._tensors.add_table(name, raw.copy())  # the caller's array may change
+            self._tensors.add_table(name, raw.copy())  # the caller may modify the array
         else:
             self._tensors.add_matrix(name, raw, dtype, *shape)
 
@@ -142,7 +142,7 @@ class Executable(Inspectable):
         return {name: self._program.output(name, **env).copy() for name in manifest["outputs"]}
 
     def _by_name(self, arrays: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
-        """Inputs that came without their names."""
+        """Maps positional inputs to their names."""
         order = self._order
         if len(arrays) > len(order):
             hint = f"The graph declares {', '.join(order) or 'none'}; weights and symbols are given by name."
@@ -153,7 +153,7 @@ class Executable(Inspectable):
         return found
 
     def _inputs(self, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """The inputs as arrays of their types."""
+        """The inputs converted to arrays of their types."""
         rows = self._compiled.manifest["inputs"]
         for names, what in ((given.keys() - rows, "unknown"), (rows.keys() - given, "missing")):
             if names:
@@ -165,7 +165,7 @@ class Executable(Inspectable):
     def _extents(
         self, inputs: dict[str, np.ndarray], given: Mapping[str, Any]
     ) -> tuple[dict[str, int], dict[str, np.ndarray]]:
-        """Values of the symbols, from the inputs' shapes and what the caller gave; and the inputs, which fit them."""
+        """The values of the symbols, from the inputs' shapes and from the caller; checks the inputs against them."""
         bounds = self._compiled.manifest["bounds"]
         env = self._states.extents | {s: whole(s, value, *bounds[s]) for s, value in given.items()}
         for symbol, size in self._states.extents.items():
@@ -199,12 +199,12 @@ class Executable(Inspectable):
             raise BusyError("the executable was closed", where=f"program {self._program.name}")
 
     def reset(self) -> None:
-        """Recurrent states are zeros again. Caches need no reset: a call reads positions below its own only."""
+        """Sets recurrent states to zeros. Caches need no reset: a call reads only earlier positions."""
         self._check_open()
         for slot in range(self._slots or 1):
             self._states.slot(slot).zero()
 
-    # -- what was made; `Inspectable` has ir, source, llvm, asm and explain ----------------------------------------
+    # -- inspection; `Inspectable` has ir, source, llvm, asm and explain -------------------------------------------
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -213,7 +213,7 @@ class Executable(Inspectable):
         return {**self._compiled.stats, **sizes, "cached": self._compiled.cached}
 
     def close(self) -> None:
-        """Stops the workers and frees the memory; more than once does no harm."""
+        """Stops the workers and releases the memory. Can be called more than once."""
         self._closed = True
         self._pool.close()
         self._program.close()
@@ -245,24 +245,25 @@ def compile(
     """Compiles a graph to native code.
 
     Args:
-        bind: values of symbols (an int, or a (lowest, highest) range), and of weights (see `Executable.bind`). `SEQ`
-            defaults to (1, 512), `CTX`, the capacity of caches, to 1024, `WINDOW_CTX`, that of caches that wrap, to
-            what their windows need.
+        bind: values of symbols (an int, or a (lowest, highest) range), and of weights (see `Executable.bind`).
+            Defaults: `SEQ` (1, 512); `CTX`, the capacity of caches, 1024; `WINDOW_CTX`, that of rings, what their
+                windows need.
         precision: "exact" (the default) or "auto", see `rlx.passes.options.Options`.
         profile: a `CompileProfile`, a table or a file: precision, fusions, passes, target level, threads and compile
-            cache, where the arguments do not say. SEQ of 1, and sequences, are decode, else it is prefill. Family,
-            buckets and type of the KV cache are for runners.
+            cache, unless an argument sets them. A SEQ of 1, and `sequences`, use the decode phase, otherwise prefill.
+            Family, buckets and type of the KV cache apply only to runners.
         target: a level, "generic", "avx2", "avx512", "amx" or "native", or a `Target`.
-        threads: workers; the physical cores by default.
-        cache: the compile cache; the default one on disk otherwise.
+        threads: number of workers; by default the physical cores.
+        cache: the compile cache; by default the one on disk.
         dump_ir: a folder for the text after every pass.
-        sequences: a number, at least 2, makes every row of a call the one new token of a sequence of its own, and gives
-            the states as many slots. The program then has two inputs more: `slots` i32[SEQ], the slot of each row's
-            sequence, and `past` i32[SEQ], how many tokens that holds; `SEQ` runs from 1 to `sequences`.
+        sequences: a number of at least 2 makes a batch program: every row of a call is the next token of a separate
+            sequence, and the states have this many slots. The program then has two more inputs: `slots` i32[SEQ], the
+            slot of each row's sequence, and `past` i32[SEQ], the number of tokens it holds; `SEQ` runs from 1 to
+            `sequences`.
 
     Raises:
         GraphError, ShapeError: the graph does not verify.
-        ArgumentError: `bind` names what the graph does not have, or a value is out of its range or missing.
+        ArgumentError: `bind` has an unknown name, or a value is out of its range or missing.
         ProfileError: the profile has an unknown key or value.
         CompileError: an op has no kernel for these types.
     """
@@ -288,7 +289,7 @@ def compile(
 
 
 def _split(graph: Graph, given: Mapping[str, Any]) -> tuple[dict[str, tuple[int, int]], dict[str, Any]]:
-    """What `bind` says of symbols, as ranges, and of weights."""
+    """Splits `bind` into ranges of symbols and values of weights."""
     known = {*graph.symbols, *_DEFAULTED}
     weights = {name: value for name, value in given.items() if name not in known}
     leaves = graph.leaves("weight")
@@ -302,12 +303,12 @@ def _split(graph: Graph, given: Mapping[str, Any]) -> tuple[dict[str, tuple[int,
 
 
 def _leaves(name: str, leaves: Container[str]) -> list[str]:
-    """The weights that take their numbers from `name`: itself and its transpose, see `rlx.ops.transpose`."""
+    """The weights that take their values from `name`: itself and its transpose, see `rlx.ops.transpose`."""
     return [leaf for leaf in (name, transposed(name)) if leaf in leaves]
 
 
 def _transposed(name: str, value: Any, row: Mapping[str, Any]) -> np.ndarray:
-    """The transpose of what is given for the weight `name`, whose transpose is that of the row."""
+    """The transpose of the value for the weight `name`; `row` describes the transposed weight."""
     shape = tuple(map(int, row["shape"][::-1]))
     given = np.asarray(value)
     if given.shape != shape:

@@ -1,7 +1,7 @@
-"""What must hold before a graph's native code runs, because the code itself checks nothing.
+"""Input checks before a graph's native code runs, because native code itself checks nothing.
 
-Runtime: read off a compiled graph once, looked at by `rlx.runtime.executable` before every call. Of a model's graph,
-which is known, the engine asks only how many tokens its tables have rows for.
+Runtime: derived from a compiled graph once, and run by `rlx.runtime.executable` before every call. For a model's graph
+the engine only checks token ids against the embedding tables.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rlx.runtime.kv import RING
 
 @dataclass(frozen=True)
 class Room:
-    """A cache of `capacity` positions is used up to `end`, by `rows` rows that begin at `end - rows`.
+    """A use of a cache of `capacity` positions up to `end`, by `rows` rows that start at `end - rows`.
 
     Attributes:
-        kept: how many positions the use needs at once, besides the rows, where positions may wrap; else None.
+        kept: for rings, how many positions the use needs besides the rows; None for full caches.
     """
 
     state: str
@@ -36,7 +36,7 @@ class Room:
     kept: int | None = None
 
     def check(self, env: Mapping[str, int]) -> None:
-        """`ArgumentError` if the positions do not lie inside the cache."""
+        """`ArgumentError` if the positions are not inside the cache."""
         end, rows, capacity = (dims.value(dim, env) for dim in (self.end, self.rows, self.capacity))
         wraps = self.kept is not None and rows + self.kept <= capacity and capacity % RING == 0
         if not 0 <= end - rows <= end or (end > capacity and not wraps):
@@ -51,13 +51,13 @@ class Room:
 
 @dataclass(frozen=True)
 class Ids:
-    """The values of an input are row numbers of a table of `rows`."""
+    """An input whose values are row numbers of a table with `rows` rows."""
 
     name: str
     rows: int
 
     def check(self, inputs: Mapping[str, np.ndarray]) -> None:
-        """`ArgumentError` if one is outside the table."""
+        """`ArgumentError` if a value is out of range."""
         values = inputs[self.name]
         outside = values[(values < 0) | (values >= self.rows)]
         if outside.size:
@@ -65,19 +65,19 @@ class Ids:
 
 
 def check_slots(slots: np.ndarray, count: int) -> None:
-    """`ArgumentError` if these are not different numbers of slots below `count`."""
+    """`ArgumentError` unless these are different slot numbers below `count`."""
     found = slots.tolist()
     if len(set(found)) < len(found) or not 0 <= min(found, default=0) <= max(found, default=0) < count:
         hint = "Every row needs a slot of its own."
         raise ArgumentError(f"slots {found} are not different numbers from 0 to {count - 1}", hint=hint)
 
 
-# Ops whose second operand holds numbers -> (operand, axis) that says how many they choose from.
+# Ops whose second operand holds row numbers -> (operand, axis) that gives the number of rows.
 _CHOICES = {"embedding": (0, 0), "expert_linear": (2, 0), "take": (0, -1)}
 
 
 def rooms(graph: Graph) -> list[Room]:
-    """One for every use of a cache, equal ones once."""
+    """The checks for every use of a cache, without duplicates."""
     return list(dict.fromkeys(room for node in graph.nodes() for room in _rooms(node)))
 
 
@@ -93,10 +93,10 @@ def _rooms(node: Node) -> Iterator[Room]:
 
 
 def row_numbers(graph: Graph) -> list[Ids]:
-    """One for every input that chooses rows of a table, experts, or elements of a row.
+    """The checks for every input that selects rows of a table, experts, or elements of a row.
 
     Raises:
-        CompileError: the numbers are computed by an op that may give any number.
+        CompileError: the numbers are computed by an op whose results are unbounded.
     """
     chosen = [(node, *_CHOICES[node.op]) for node in graph.nodes() if node.op in _CHOICES]
     tables = [(node.inputs[1], int(str(node.inputs[of].shape[axis]))) for node, of, axis in chosen]

@@ -1,7 +1,7 @@
-"""What the compiler made of a graph, to read: IR after each pass, kernels, LLVM modules, assembly, and the report.
+"""Inspection of a compiled program: IR after each pass, kernels, LLVM modules, assembly, and the report.
 
-All of it is stored with the program in the compile cache, so a program that was found there shows as much as one that
-was just compiled. The assembly is made from the stored LLVM modules, and is exactly the stored code's.
+All of it is stored with the program in the compile cache, so a program from the cache shows the same as one that was
+just compiled. The assembly is generated from the stored LLVM modules and is that of the stored code.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ REPORT = "explain.json"  # the file of an entry
 
 
 class Inspectable:
-    """Something with a compiled program that can be read stage by stage."""
+    """An object with a compiled program whose stages can be read."""
 
     _compiled: CompiledProgram
     _target: Target
 
     def explain(self) -> Report:
-        """What each pass did, by which rule and where, what rules missed and why, and which kernels were chosen.
+        """The report: what each pass did and by which rule, near misses with reasons, and the chosen kernels.
 
         `print` it for text; `Report.as_dict` gives plain data.
 
         Raises:
-            CacheError: the program was evicted from the compile cache since it was loaded.
+            CacheError: the program was evicted from the compile cache after it was loaded.
         """
         return Report.from_json(self._compiled.files.read(REPORT))
 
     @property
     def stages(self) -> list[str]:
-        """Names of the stages that `ir` knows, in order: "graph" as it was built, then the passes."""
+        """Names of the stages that `ir` accepts, in order: "graph" as built, then the passes."""
         return [name.split("-", 1)[1] for name in self._stages]
 
     @property
@@ -62,10 +62,10 @@ class Inspectable:
         """Readable source of the kernels: specialized Python, or the outline of a tile kernel.
 
         Args:
-            kernel: a symbol of `kernels`, or a part of one; all kernels by default.
+            kernel: a name in `kernels`, or a part of one; all kernels by default.
 
         Raises:
-            ArgumentError: no kernel is called so.
+            ArgumentError: no kernel has this name.
             CacheError: as `explain`.
         """
         chosen = _matching(kernel, self.kernels)
@@ -75,7 +75,7 @@ class Inspectable:
         """The optimized LLVM modules: the kernels, the step, the regions.
 
         Args:
-            kernel: a symbol of `kernels`, the name of a region, "program" for the step, or a part of one of those.
+            kernel: a name in `kernels`, the name of a region, "program" for the step, or a part of one of those.
 
         Raises:
             ArgumentError, CacheError: as `source`.
@@ -97,7 +97,7 @@ class Inspectable:
 
     @property
     def _stages(self) -> list[str]:
-        """With their numbers: "04-fuse"."""
+        """Stage names with numbers: "04-fuse"."""
         names = self._compiled.files.names
         return [name[len("ir/") : -len(".txt")] for name in names if name.startswith("ir/")]
 
@@ -112,8 +112,8 @@ class Inspectable:
 def disassembly(entry: Entry, name: str) -> str:
     """The assembly of an object file of a cache entry, for the entry's own target.
 
-    It is made from the LLVM module that is stored beside the object. The first line warns if the LLVM of this
-    installation makes other code of that module than the stored code.
+    It is generated from the LLVM module stored beside the object. The first line is a warning if this installation's
+    LLVM generates other code from that module than the stored code.
 
     Args:
         name: such as "program.o".
@@ -135,7 +135,7 @@ def disassembly(entry: Entry, name: str) -> str:
 
 
 def _matching(kernel: str | None, names: Sequence[str]) -> list[str]:
-    """The names that a kernel's name stands for: itself, else those that it is a part of.
+    """The names that match: the exact name, else all names that contain it.
 
     Raises:
         ArgumentError: there is none.
@@ -148,7 +148,7 @@ def _matching(kernel: str | None, names: Sequence[str]) -> list[str]:
 
 
 def unknown(what: str, name: str, known: Sequence[str]) -> ArgumentError:
-    """The error about a name that is none of the known ones."""
+    """The error for an unknown name."""
     from difflib import get_close_matches
 
     close = get_close_matches(name, known, 1, 0.5)

@@ -1,4 +1,4 @@
-"""Checks of numbers that a caller may choose: threads, the length of the context."""
+"""Checks of numbers from the caller: threads, context length."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rlx.errors import ArgumentError
 from rlx.passes.options import MAX_PAST
 from rlx.runtime.threads import MAX_WORKERS
 
-MAX_PER_CPU = 8  # worker threads: enough to test with, and not yet so many that nothing goes on
+MAX_PER_CPU = 8  # worker threads: enough for tests, few enough that the machine still makes progress
 
 
 def whole(name: str, value: Any, least: int, most: int) -> int:
     """`value` as an int.
 
     Raises:
-        ArgumentError: it is no whole number from `least` to `most`.
+        ArgumentError: it is not a whole number from `least` to `most`.
     """
     number = int(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else None
     if number is None or not least <= number <= most:
@@ -35,11 +35,11 @@ class ThreadsWarning(UserWarning):
 def worker_count(*choices: Any) -> int:
     """The first choice that is not None; else RLX_THREADS, else the physical cores this process may use.
 
-    More workers than CPUs wait for each other: 1024 of them on two CPUs took 17 times as long. Beyond the CPUs there is
-    a warning, and `MAX_PER_CPU` a CPU are the most.
+    More workers than CPUs wait for each other: 1024 of them on two CPUs took 17 times as long. Above the number of CPUs
+    there is a warning; the limit is `MAX_PER_CPU` per CPU.
 
     Raises:
-        ArgumentError: it is no whole number from 1 to 1024.
+        ArgumentError: it is not a whole number from 1 to 1024.
     """
     found = next((choice for choice in choices if choice is not None), None)
     if found is None and env.threads() is None:
@@ -58,10 +58,10 @@ def worker_count(*choices: Any) -> int:
 
 
 def context_length(name: str, value: Any) -> int:
-    """A number of positions for the KV cache.
+    """Checks a context length.
 
     Raises:
-        ArgumentError: it is no whole number from 1 to 2^20, the most that programs are compiled for.
+        ArgumentError: it is not a whole number from 1 to 2^20, the maximum that programs are compiled for.
     """
     return whole(name, value, 1, MAX_PAST)
 

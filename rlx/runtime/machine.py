@@ -1,4 +1,4 @@
-"""What the machine can do, measured: read bandwidth and arithmetic peaks, beside which `rlx bench` puts a model."""
+"""Measurements of the machine: read bandwidth and peak arithmetic rates, which `rlx bench` compares a model with."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def read_bandwidth(pool: WorkerPool, seconds: float = 0.3, nbytes: int = 512 << 
 
     Args:
         pool: the workers that read; its library holds the kernel.
-        seconds: how long to measure; the fastest pass counts, since noise only ever slows one down.
-        nbytes: memory to read; take several times the last-level cache.
+        seconds: how long to measure; the fastest pass counts, since noise only slows passes down.
+        nbytes: size of the memory to read; several times the last-level cache.
     """
     if not seconds > 0:
         raise ArgumentError(f"seconds = {seconds}", where="read_bandwidth", hint="give a time above 0")
@@ -31,7 +31,7 @@ def read_bandwidth(pool: WorkerPool, seconds: float = 0.3, nbytes: int = 512 << 
         raise ArgumentError(f"nbytes = {nbytes} is less than a line a worker", where="read_bandwidth")
     total = lines * pool.n * _STREAMS * _LINE
     with AlignedBuffer(total, huge=True) as data, AlignedBuffer(4096 + pool.n * _SUM_BYTES) as sums:
-        data.view(np.uint8, total).fill(1)  # untouched pages would all be the one page of zeros, which fits a cache
+        data.view(np.uint8, total).fill(1)  # untouched pages would all map to one zero page, which fits a cache
         fastest = _fastest_pass(pool, data.address, lines, sums, seconds)
         _check_sums(sums, pool.n, lines)
     return total / fastest / 1e9
@@ -50,7 +50,7 @@ def _fastest_pass(pool: WorkerPool, base: int, lines: int, sums: AlignedBuffer, 
 
 
 def _check_sums(sums: AlignedBuffer, n: int, lines: int) -> None:
-    """Every byte is 1, so each worker's sum of 64-bit words is known: a kernel that skips memory is not believed."""
+    """Every byte is 1, so each worker's sum of 64-bit words is known: this detects a kernel that skips memory."""
     expected = lines * _STREAMS * (_LINE // 8) * 0x0101010101010101 % 2**64
     found = sums.view(np.uint64, n * _SUM_BYTES // 8)[:: _SUM_BYTES // 8]
     if not (found == expected).all():
@@ -65,13 +65,14 @@ def arithmetic_peaks(compiler: Compiler, pool: WorkerPool) -> dict[str, float]:
 
 
 def arithmetic_peak(kind: str, compiler: Compiler, pool: WorkerPool, seconds: float = 0.1) -> float:
-    """Multiplications and additions a second, in 10^9, of all workers together, with every operand in a register.
+    """Peak arithmetic rate in 10^9 operations per second, of all workers together, with all operands in registers.
 
     Args:
-        kind: "int8", dots of bytes summed in i32, "bf16", dots of pairs summed in f32, or "f32", fused multiply-adds.
+        kind: "int8" (dot products of bytes summed in i32), "bf16" (dot products of pairs summed in f32), or "f32"
+            (fused multiply-adds).
 
     Raises:
-        CompileError: the compiler's target has no such arithmetic (see `rlx.codegen.kernels.peak.kinds`).
+        CompileError: the compiler's target does not support this arithmetic (see `rlx.codegen.kernels.peak.kinds`).
     """
     from rlx.codegen.kernels.peak import operations
 

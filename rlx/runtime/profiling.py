@@ -1,5 +1,5 @@
-"""Where a step's time goes: cycle counts that every step records, beside each op's arithmetic and traffic; and which of
-the machine's limits that is near.
+"""Profile of a step: time per kind of work from the cycle counts that every step records, with operations, bytes and
+the nearest limit of the machine.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from rlx.ir.node import Node
 from rlx.ir.ops import EFFECTS
 from rlx.runtime.native import NativeProgram
 
-BARRIER_SECONDS = 4e-6  # a region that takes less mostly waits: for the hand-out of work, its workers, its first loads
-BARRIER_SHARE = 0.05  # so does one that the machine's other limits would let take less than this of its time
-_UNITS = {"int8": ("int8", "f32"), "bf16": ("amx-bf16", "bf16", "f32"), "f32": ("f32",)}  # the first that there is
+BARRIER_SECONDS = 4e-6  # shorter regions mostly wait: for the distribution of work, for workers, for the first loads
+BARRIER_SHARE = 0.05  # so do regions whose work needs less than this share of their time by the machine's other limits
+_UNITS = {"int8": ("int8", "f32"), "bf16": ("amx-bf16", "bf16", "f32"), "f32": ("f32",)}  # the first available one
 _READERS = ("linear", "expert_linear", "linear_pick", "attention", "embedding", *EFFECTS)
 
 
@@ -28,11 +28,10 @@ class OpTime:
     """Totals of one kind of work over a step.
 
     Attributes:
-        label: the ops of the region's units; for linears with the weights' types. What goes before them counts with
-            them, as done once.
-        seconds: wall time of its regions, barrier included, as worker 0 saw them.
-        bytes: of operands read and results written.
-        operations: multiplications, additions and the like, by the arithmetic that does them: "int8", "bf16" or "f32".
+        label: the ops of the region's units; for linears with the weights' types. Prologues are included, counted once.
+        seconds: wall time of its regions, barrier included, measured on worker 0.
+        bytes: operands read and results written.
+        operations: additions, multiplications and the like, by arithmetic: "int8", "bf16" or "f32".
     """
 
     label: str
@@ -43,15 +42,15 @@ class OpTime:
 
     @property
     def flops(self) -> int:
-        """Operations of every kind."""
+        """Operations of all kinds."""
         return self.operations.total()
 
     def limit(self, bandwidth: float, peaks: Mapping[str, float]) -> Limit:
-        """The limit that this work is nearest to, as in a roofline plot.
+        """The nearest limit, as in a roofline plot.
 
         Args:
-            bandwidth: bytes that all workers read a second, in 10^9.
-            peaks: operations that they do a second, in 10^9, by kind (`rlx.codegen.kernels.peak.kinds`).
+            bandwidth: read bandwidth of all workers, in 10^9 bytes per second.
+            peaks: their peak rates, in 10^9 operations per second, by kind (`rlx.codegen.kernels.peak.kinds`).
         """
         arithmetic = sum(n / _peak(kind, peaks) for kind, n in self.operations.items())
         least, name = max((self.bytes / bandwidth, "memory"), (arithmetic, "arithmetic"))
@@ -62,11 +61,12 @@ class OpTime:
 
 @dataclass(frozen=True)
 class Limit:
-    """What bounds a kind of work.
+    """The limit of a kind of work.
 
     Attributes:
-        name: "memory", "arithmetic", or "barrier" where the work itself is too little to bound anything.
-        share: of the time, what memory or arithmetic alone would take; above 1 where data come from a cache instead.
+        name: "memory", "arithmetic", or "barrier" if there is too little work to reach either.
+        share: the time that memory or arithmetic alone would take, divided by the measured time; above 1 if the data
+            come from a cache.
     """
 
     name: str
@@ -74,12 +74,12 @@ class Limit:
 
 
 def _peak(kind: str, peaks: Mapping[str, float]) -> float:
-    """That of the units which do an arithmetic: AMX tiles multiply bf16 only."""
+    """Peak rate of the units that compute a kind of arithmetic; AMX tiles multiply only bf16."""
     return next(peaks[unit] for unit in _UNITS[kind] if unit in peaks)
 
 
 def region_seconds(program: NativeProgram, seconds: float) -> np.ndarray:
-    """Splits the last step's `seconds` over its regions, float64 [regions]."""
+    """Distributes the last step's `seconds` over its regions, float64 [regions]."""
     marks = program.times[0].astype(np.float64)
     spent: np.ndarray = np.diff(marks) * (seconds / max(1.0, marks[-1] - marks[0]))
     return spent
@@ -90,8 +90,8 @@ def op_times(program: NativeProgram, graph: Graph, env: Mapping[str, int], secon
 
     Args:
         graph: the program's final graph, whose node numbers the manifest uses.
-        env: the step's extents; attention's cost is that of PAST_SEQ + SEQ positions.
-        seconds: of each region.
+        env: symbol values of the step; the cost of attention is that of PAST_SEQ + SEQ positions.
+        seconds: time of each region.
     """
     nodes, totals = graph.nodes(), dict[str, OpTime]()
     sizes = _filled(env)
@@ -109,7 +109,7 @@ def op_times(program: NativeProgram, graph: Graph, env: Mapping[str, int], secon
 
 
 def _filled(env: Mapping[str, int]) -> dict[str, int]:
-    """The extents of a step, and caches that are full of what it sees."""
+    """The symbol values of a step, with cache capacities set to the positions that it sees."""
     length = env.get("PAST_SEQ", 0) + env.get("SEQ", 1)
     return dict(env) | {"CTX": length, "WINDOW_CTX": length}
 
@@ -122,14 +122,14 @@ def _label(node: Node) -> str:
 
 
 def _arithmetic(node: Node) -> str:
-    """What multiplies in it: the type of a linear's activations decides, attention may take bf16, all else is f32."""
+    """The arithmetic of a node: by the activation type for linears, possibly bf16 for attention, otherwise f32."""
     if node.op in ("linear", "expert_linear", "linear_pick"):
         return {Q8A: "int8", BF16: "bf16"}.get(node.inputs[0].dtype, "f32")
     return "bf16" if node.op == "attention" and node["bf16"] else "f32"
 
 
 def step_bytes(graph: Graph, env: Mapping[str, int]) -> int:
-    """Bytes of weights and states that one step must read: each weight once, caches as far as they are seen."""
+    """Bytes of weights and states that one step must read: each weight once, caches up to the current position."""
     sizes = _filled(env)
     return sum(cost(n, sizes)[1] for n in graph.nodes() if n.op in _READERS)
 

@@ -1,6 +1,6 @@
-"""A session at rest, in memory and in a file.
+"""Snapshots: copies of a session, in memory and in a file.
 
-Runtime, beside `session.py`, which makes snapshots and goes on from them. A file is, little-endian:
+Runtime, beside `session.py`, which makes and restores snapshots. File format, little-endian:
 
     magic     8 bytes  "RLXSNAP\\0"
     version   u32      2
@@ -10,8 +10,8 @@ Runtime, beside `session.py`, which makes snapshots and goes on from them. A fil
     ids       i32 each
     arrays    their elements, one array after the other
 
-`load` checks every size against the size of the file before it allocates anything, and whether a snapshot fits a model
-is for `Session.check` to say.
+`load` checks every size against the size of the file before it allocates memory. `Session.check` checks that a snapshot
+fits a model.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _AGAIN = "the file is damaged: take the snapshot again"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Snapshot:
-    """A session at rest, immutable: restored, it goes on as the original would have.
+    """An immutable copy of a session. A restored session continues exactly as the original would have.
 
     Attributes:
         ids: the tokens so far.
-        arrays: by state: of a full cache its positions [heads, len(ids), head_dim]; of a ring the newest that it held,
-            [heads, at most its capacity, head_dim]; of a recurrent state all of it. bf16 as uint16, heads of q8_0 and
-            q4_0 as their blocks' bytes; read-only.
-        formats: by state: kind, type and shape, which must be those of the session it is restored into.
-        model: what tells one model from another.
+        arrays: by state. Full cache: its positions [heads, len(ids), head_dim]. Ring: the newest positions that it
+            held, [heads, at most its capacity, head_dim]. Recurrent state: all of it. bf16 is uint16, heads of q8_0 and
+            q4_0 are the bytes of their blocks; read-only.
+        formats: by state: kind, type and shape; the session that restores the snapshot must have the same.
+        model: identity of the model.
 
     Example:
         >>> runner.snapshot().save("story.rlxsnap")
@@ -67,19 +67,19 @@ class Snapshot:
 
     @property
     def position(self) -> int:
-        """Where the next token goes."""
+        """Position of the next token."""
         return len(self.ids)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays and of the ids, at four each."""
+        """Bytes of the arrays and of the ids (four each)."""
         return sum(a.nbytes for a in self.arrays.values()) + 4 * len(self.ids)
 
     def __repr__(self) -> str:
         return f"<Snapshot of {self.position} tokens, {self.nbytes} bytes>"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a file that another process can `load`: all of it or, if something fails, nothing.
+        """Writes a file that another process can `load`. On an error no file is written.
 
         Raises:
             SnapshotError: the file cannot be written.
@@ -108,10 +108,10 @@ class Snapshot:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Snapshot:
-        """The snapshot in a file that `save` wrote.
+        """Reads a file that `save` wrote.
 
         Raises:
-            SnapshotError: there is no such file, or it is damaged, or something else, or of another version of rlx.
+            SnapshotError: the file does not exist, is damaged, is not a snapshot, or is of another version of rlx.
         """
         path = Path(path)
         with open_regular(path, SnapshotError) as (file, size):
@@ -174,7 +174,7 @@ def _described(header: dict[str, Any], path: Path) -> tuple[int, dict[str, tuple
 def _fitting(
     ids: int, arrays: Mapping[str, tuple[str, list[int]]], left: int, path: Path
 ) -> list[tuple[np.dtype[Any], list[int]]]:
-    """Type and shape of the ids and of each array, which together take the bytes that are left, and not one more."""
+    """Type and shape of the ids and of each array; together they must take exactly the remaining bytes."""
     if ids > MAX_IDS:
         _fail(f"it is said to have {ids} ids, at most {MAX_IDS} are allowed", path)
     every = [(np.dtype("<i4"), [ids]), *((np.dtype(dtype), shape) for dtype, shape in arrays.values())]

@@ -1,7 +1,7 @@
 """Temporary folders of the store: an entry is written in one and renamed into place.
 
-Compile cache: a temporary folder is locked by the process that writes it. A killed process loses its locks, so a folder
-that nobody holds is left over, and the next process that opens the cache for writing removes it.
+Compile cache: a temporary folder is locked by the process that writes it. A killed process loses its locks, so an
+unlocked folder is left over; the next process that opens the cache for writing removes it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlx.runtime.folder import Folder
 
 BASE = "tmp"
 _PREFIX = "new-"
-_OLD_SECONDS = 86_400.0  # where locks do not work, and of folders that earlier versions of rlx made
+_OLD_SECONDS = 86_400.0  # age limit if locks do not work, and for folders of earlier versions of rlx
 
 
 @contextlib.contextmanager
@@ -32,7 +32,7 @@ def temporary(root: Folder) -> Iterator[tuple[Folder, Folder]]:
 
 
 def _held(base: Folder) -> Folder:
-    """A new folder, locked. Before it is locked another process may take it for left over; then another is made."""
+    """A new locked folder. If another process removes it as left over before it is locked, another one is made."""
     while True:
         with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
             made = stack.enter_context(base.make(f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"))
@@ -44,7 +44,7 @@ def _held(base: Folder) -> Folder:
 
 
 def collect(root: Folder) -> None:
-    """Removes what killed processes left."""
+    """Removes folders that killed processes left over."""
     with contextlib.suppress(FileNotFoundError), root.child(BASE) as base:
         for name in base.names():
             with contextlib.suppress(OSError):
@@ -60,4 +60,4 @@ def _collect(base: Folder, name: str) -> None:
     with base.child(name) as folder:
         held = folder.is_held()
         if is_old if held is None else not held:
-            base.remove_tree(name)  # while it is open, so that a process that has just made it waits and makes another
+            base.remove_tree(name)  # while locked: a process that has just made it waits, then makes another

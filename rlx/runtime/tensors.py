@@ -1,10 +1,9 @@
 """Weights in memory: matrices packed once for their kernels, small tensors as float32, one copy for every program.
 
-Runtime, between an open file and the programs. How a weight lies is its row's "layout" in a program's manifest: "rows"
-is float32 as it is; "r16k4" is packed (`rlx.codegen.layouts`), a stack [E, n, k] matrix after matrix, each with rows of
-its own up to a multiple of 16; "file" is the file's own bytes, which stay where they are: a table of which few rows are
-read needs no memory beside the mapping. Packed matrices may also lie in a copy that an earlier process left in the
-cache's folder (`rlx.runtime.kept`).
+Runtime, between an open file and the programs. The "layout" in a weight's row of a program's manifest: "rows" is plain
+float32. "r16k4" is packed (`rlx.codegen.layouts`); a stack [E, n, k] is packed matrix by matrix, the rows of each
+padded to a multiple of 16. "file" is the mapped file itself: a table of which few rows are read needs no further
+memory. Packed matrices may also be mapped from the packed-weight cache of an earlier process (`rlx.runtime.kept`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Source(Protocol):
     """Where weights come from: an open model file."""
 
     def raw(self, name: str) -> np.ndarray:
-        """The tensor's bytes, uint8 [nbytes]: read-only where they are the file's own, else a copy."""
+        """The tensor's bytes, uint8 [nbytes]: read-only if they are the mapped file, else a copy."""
         ...
 
     def pieces(self, name: str) -> Iterable[np.ndarray]:
@@ -43,7 +42,7 @@ class Source(Protocol):
         ...
 
     def release(self, name: str) -> None:
-        """The tensor's file pages are no longer needed."""
+        """Releases the tensor's file pages."""
         ...
 
 
@@ -59,27 +58,27 @@ class Tensors:
         self.compiler, self.pool = compiler, pool
         self.addresses: dict[str, int] = {}
         self._slabs, self._blocks = Slabs(), dict[str, Block]()
-        self._tables: dict[str, np.ndarray] = {}  # keeps the mapping alive
+        self._tables: dict[str, np.ndarray] = {}  # keeps the mappings alive
         self._kept: MappedWeights | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory; what lies in a mapped file takes none."""
+        """Bytes of memory, without mapped files."""
         return sum(block.nbytes for block in self._blocks.values())
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of packed weights that lie in a copy in the cache's folder."""
+        """Bytes of packed weights that are mapped from the packed-weight cache."""
         return self._kept.nbytes if self._kept else 0
 
     def add_array(self, name: str, value: np.ndarray) -> None:
-        """A small float32 tensor, as it is."""
+        """Adds a small float32 tensor unchanged."""
         block = self._slabs.take(value.size * 4)
         block.view(np.float32, value.shape)[...] = value
         self._keep(name, block)
 
     def add_table(self, name: str, raw: np.ndarray) -> None:
-        """A tensor as its bytes in the file; where `raw` is read-only, it stays where it is, else it is copied."""
+        """Adds a tensor as its bytes in the file; uses a read-only `raw` in place, otherwise copies it."""
         if not raw.flags.writeable:
             self._tables[name] = raw
             self.addresses[name] = raw.ctypes.data
@@ -92,7 +91,7 @@ class Tensors:
         """Packs a matrix [n, k] or a stack [E, n, k], given as its bytes in the file.
 
         Raises:
-            ShapeError: the bytes are too many or too few, or the type cannot be packed.
+            ShapeError: the number of bytes is wrong, or the type cannot be packed.
         """
         size = dtype.size(shape)
         if raw.nbytes != size:
@@ -103,7 +102,7 @@ class Tensors:
         """Packs a stack [E, n, k] (or a matrix: a stack of one), given matrix by matrix, with all workers.
 
         Raises:
-            ShapeError: a piece is no matrix of this type and shape, or there are more or fewer than E.
+            ShapeError: a piece is not a matrix of this type and shape, or there are more or fewer than E.
         """
         count, (n, k) = prod(shape[:-2]), shape[-2:]
         size, packed, done = dtype.size((n, k)), packed_bytes(dtype, n, k), 0
@@ -132,10 +131,10 @@ class Tensors:
         progress: Progress | None = None,
         kept: KeptWeights | None = None,
     ) -> None:
-        """Loads every weight of a manifest's table that is not here yet, reporting bytes done.
+        """Loads every weight of a manifest's table that is not loaded yet, reporting the bytes done.
 
         Args:
-            kept: where packed matrices come from if a copy is there, and where one is left if not.
+            kept: the packed-weight cache: packed matrices are mapped from it if it exists; otherwise it is written.
         """
         copy = kept.find() if kept else None
         if copy:
@@ -184,7 +183,7 @@ class Tensors:
 
 
 def _nbytes(row: Mapping[str, Any]) -> int:
-    """Bytes of the file that are read now: none of a table that stays in it."""
+    """Bytes of the file that are read now; 0 for a table that is used in place."""
     if row["layout"] == FILE_LAYOUT:
         return 0
     return DTYPES[row["dtype"]].size(tuple(map(int, row["shape"])))

@@ -1,7 +1,7 @@
 """Measured tunings, which `rlx tune` writes into the compile cache's folder: one file, an entry per target and machine.
 
-An entry is valid for the machine and the compiler sources that it was measured with. A file or an entry that cannot be
-used is reported, and the level's defaults hold. Nothing in the file is executed, and every number is checked.
+An entry is valid for the machine and the compiler sources that it was measured with. If a file or an entry cannot be
+used, a warning says so, and the level's defaults apply. The file is data only, and every number is checked.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rlx.runtime.key import digest_text, versions
 from rlx.runtime.store import CacheWarning, Store
 
 FILE, FORMAT = "tuning.json", 1
-_VERSIONS = ("rlx", "generator", "llvm")  # of what a measurement depends on
-_INFO_BYTES = 4096  # of /proc/cpuinfo, which says everything once a core
+_VERSIONS = ("rlx", "generator", "llvm")  # versions that a measurement depends on
+_INFO_BYTES = 4096  # of /proc/cpuinfo; it repeats everything per core
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Measured:
 
 
 def tuned(target: Target, cache: CompileCache) -> Target:
-    """The target with the tuning that was measured for it, if there is one. A tuning that it has already stays."""
+    """The target with its measured tuning, if there is one. A tuning that is already set stays."""
     if target.tuned or cache.store is None or cache.policy == "off":
         return target
     found = find(cache.store, target)
@@ -51,7 +51,7 @@ def tuned(target: Target, cache: CompileCache) -> Target:
 
 
 def find(store: Store, target: Target) -> Measured | None:
-    """The measurement for a target on this machine, with these sources, or None. Warns of a file it cannot use."""
+    """The measurement for a target on this machine, with these sources, or None. Warns about an unusable file."""
     path = store.root / FILE
     if store.problem:
         return None
@@ -65,7 +65,7 @@ def find(store: Store, target: Target) -> Measured | None:
 
 
 def keep(store: Store, target: Target, measured: Measured) -> Path:
-    """Writes an entry, replacing an older one of the same target; returns the path of the file.
+    """Writes an entry, replacing an older one for the same target; returns the path of the file.
 
     Raises:
         CacheError: the folder cannot be written.
@@ -104,7 +104,7 @@ def place(target: Target) -> str:
 
 
 def machine() -> str:
-    """The processor's own name. Machines that share a cache folder may differ in caches and memory."""
+    """The processor's model name. Machines that share a cache folder may differ in caches and memory."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         for line in file.read(_INFO_BYTES).splitlines():
             name, _, value = line.partition(":")
@@ -117,7 +117,7 @@ def _read(store: Store) -> Mapping[str, Any]:
     """The entries of the file; none if there is no file.
 
     Raises:
-        ValueError: it is no such file.
+        ValueError: it is not such a file.
         OSError: it cannot be read or trusted.
     """
     text = store.read_file(FILE)
