@@ -1,11 +1,12 @@
-"""Tile registers, next to `tiles.py`: eight of 16 rows of 64 bytes, and the product of two of them.
+"""AMX tile registers for the emitter of `tiles.py`: eight tiles of 16 rows of 64 bytes, and their matrix products.
 
-A product adds A [rows, 32] times B to C [rows, 16] in f32. B has a row for two k: 16 columns' pairs of bf16, which is
-how `dots.bf16_pairs` leaves packed weights. Each result is summed in one order whatever the number of rows; rounding is
-to nearest even and subnormals count as zero, as in `dots.dot_bf16`.
+A bf16 product computes C f32[rows, 16] += A bf16[rows, 32] times B. A row of B holds two consecutive k: one pair of
+bf16 for each of 16 columns, the form that `dots.bf16_pairs` makes of packed weights. The order of each sum does not
+depend on the number of rows. Rounding is to nearest even and subnormals count as zero, as in `dots.dot_bf16`.
 
-How many rows a tile has is its configuration, which lies in memory and is loaded at run time (80 ns). That clears the
-registers of the running thread, and `release` gives them up: a kernel that uses tiles begins and ends so.
+The tile configuration holds the number of rows of each tile. It is a structure in memory that a kernel loads at run
+time (80 ns). Loading it clears the tile registers of the running thread, and `release` frees them. A kernel that uses
+tiles begins with `configure` and ends with `release`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from llvmlite import ir
 
 from rlx.codegen.tiles import I8, I16, Emitter, Index
 
-#: Tile registers, rows of one, bytes of a row, and the k of a product of bf16.
+#: Number of tile registers, rows of a tile, bytes of a row, and the k of a bf16 product.
 COUNT, ROWS, ROW_BYTES, DEPTH = 8, 16, 64, 32
 #: Bytes of a full tile.
 BYTES = ROWS * ROW_BYTES
@@ -25,7 +26,7 @@ _PALETTE, _WIDTHS_AT, _HEIGHTS_AT, _CONFIG_BYTES = 1, 16, 48, 64
 
 
 class Tiles:
-    """The tile registers of a kernel, by number."""
+    """The tile registers of a kernel, addressed by number."""
 
     def __init__(self, e: Emitter) -> None:
         self.e = e
@@ -37,7 +38,7 @@ class Tiles:
             e.store(ir.Constant(I16, ROW_BYTES), e.at(self._config, _WIDTHS_AT + 2 * tile))
 
     def configure(self, rows: Sequence[Index]) -> None:
-        """Gives the tiles 0 and up these numbers of rows, 1 to 16, and clears them."""
+        """Sets the number of rows (1 to 16) of tiles 0 and up, and clears all tiles."""
         e = self.e
         for tile, count in enumerate(rows):
             e.store(e.b.trunc(e.i64(count), I8), e.at(self._config, _HEIGHTS_AT + tile))
@@ -50,7 +51,7 @@ class Tiles:
         self._call("llvm.x86.tilezero", _number(tile))
 
     def load(self, tile: int, pointer: ir.Value, stride: Index) -> None:
-        """Loads the rows, which lie `stride` bytes apart."""
+        """Loads the rows of a tile, `stride` bytes apart in memory."""
         self._call("llvm.x86.tileloadd64", _number(tile), pointer, self.e.i64(stride))
 
     def store(self, tile: int, pointer: ir.Value, stride: Index) -> None:
@@ -61,7 +62,7 @@ class Tiles:
         self._call("llvm.x86.tdpbf16ps", *map(_number, (c, a, b)))
 
     def dot_int8(self, c: int, a: int, b: int) -> None:
-        """c i32[rows, 16] += a i8[rows, 64] times b, which has a row for four k."""
+        """c i32[rows, 16] += a i8[rows, 64] times b, where a row of b holds four consecutive k of 16 columns."""
         self._call("llvm.x86.tdpbssd", *map(_number, (c, a, b)))
 
     def _call(self, name: str, *operands: ir.Value) -> None:
@@ -69,5 +70,5 @@ class Tiles:
 
 
 def _number(tile: int) -> ir.Value:
-    """Which tile: part of the instruction."""
+    """The tile's number as a constant: it is an immediate operand of the instruction."""
     return ir.Constant(I8, tile)

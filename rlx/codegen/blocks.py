@@ -1,28 +1,31 @@
-"""The quantized types: how a file stores their blocks, and which packed form (see layouts.py) each one takes.
+"""The quantized types: how a file stores their blocks, and how each type is packed (see layouts.py).
 
-A type is a row of `BLOCKS`. In the packed form every type is cut into sub-blocks of 32 k and its values are
+A type is a row of `BLOCKS`. The packed form divides every type into sub-blocks of 32 k. The values are
 
     scale * (code - zero) - low
 
-with one scale (and, where there are any, one low) for 32 k or for each 16 k. Where a type has levels, a code is looked
-up first: a table of at most 16 numbers, `zero` above what they stand for, so that they are unsigned. How scale and low
-are made of a superblock's f16 numbers (d, dmin), both times the type's unit, and a sub-block's fields has a name,
-`Blocks.scales`:
+There is one scale per sub-block or per 16 k. Some types also have a low, the offset that is subtracted, for the same
+number of k. For a type with levels, the code is an index into a table of at most 16 numbers, the levels. They are
+stored unsigned, as the number they stand for plus `zero`.
+
+`Blocks.scales` names the formula of scale and low. Its inputs are the superblock's f16 numbers (d, dmin), both times
+the type's unit, and the fields of the sub-block:
 
 | name | numbers of a superblock | fields of a sub-block | scale | low |
 |---|---|---|---|---|
 | `d` | | f16 d | d | |
 | `d_m` | | f16 d, f16 m | d | -m |
 | `one` | d | | d | |
-| `d_s` | d | i8 s, or two: one a 16 k | d * s | |
+| `d_s` | d | i8 s, or two: one per 16 k | d * s | |
 | `d_s_m` | d, dmin | u8 s, u8 m | d * s | dmin * m |
-| `d_sm` | d, dmin | two u8, one a 16 k: s low, m high nibble | d * s | dmin * m |
+| `d_sm` | d, dmin | two u8, one per 16 k: s in the low nibble, m in the high one | d * s | dmin * m |
 | `f32` | | f32 d | d | |
 | `e8m0` | | u8 e | 2^(e - 128) | |
-| `e4m3` | | two u8, one a 16 k: e4m3 numbers | half of the number, 0 for 0x7f | |
+| `e4m3` | | two u8, one per 16 k: e4m3 numbers | half of the number, 0 for 0x7f | |
 
-The codes of F8_E4M3 are numbers themselves, in the OCP's 8-bit form e4m3fn: a sign, four bits of exponent (bias 7),
-three of mantissa, subnormals, no infinity, all ones is NaN. A value is such a number, as f32, times its scale.
+The codes of F8_E4M3 are floating-point numbers, in the 8-bit format e4m3fn of the OCP: a sign bit, four exponent bits
+(bias 7) and three mantissa bits. The format has subnormals and no infinity; exponent and mantissa of all ones are NaN.
+A value is such a number, as f32, times its scale.
 """
 
 from __future__ import annotations
@@ -42,17 +45,17 @@ class Blocks:
     """One quantized type.
 
     Attributes:
-        superblock: k of a superblock, the file's block.
-        head: f16 numbers a superblock and row.
-        field_bytes: bytes of a sub-block's fields a row.
-        planes: the bits of a code in pieces, lowest first: each piece has vectors of its own.
-        zero: the code that means 0, where there is no low.
-        scales: how scales and lows are made: see the table above.
-        read: file blocks `uint8[blocks of 16 rows, 16, superblocks, bytes]` -> their parts.
-        halves: whether each 16 k have a scale of their own.
-        levels: what a code stands for, `zero` added; None for itself.
-        unit: what the numbers of a superblock count, a power of two.
-        floats: whether codes are numbers of the form e4m3fn.
+        superblock: k of a superblock, which is one block of the file.
+        head: number of f16 numbers per superblock and row.
+        field_bytes: bytes of a sub-block's fields per row.
+        planes: widths in bits of the parts of a code, lowest bits first; each part is stored in separate vectors.
+        zero: the code that means 0, for types without lows.
+        scales: name of the formula of scales and lows, see the table above.
+        read: reader of file blocks, `uint8[blocks of 16 rows, 16, superblocks, bytes]` -> their parts.
+        halves: whether there is one scale per 16 k instead of one per 32 k.
+        levels: the number that each code stands for, plus `zero`; None if a code stands for itself.
+        unit: factor of the f16 numbers of a superblock, a power of two.
+        floats: whether codes are e4m3fn numbers.
     """
 
     superblock: int
@@ -69,7 +72,7 @@ class Blocks:
 
     @property
     def bits(self) -> int:
-        """Width of a code, looked up where there are levels."""
+        """Bits of a code, or of a level for types with levels."""
         return max(self.levels).bit_length() if self.levels else sum(self.planes)
 
     @property
@@ -79,32 +82,32 @@ class Blocks:
 
     @property
     def parts(self) -> int:
-        """Scales a sub-block, and lows where there are any."""
+        """Scales per sub-block; the number of lows is the same for types that have them."""
         return 2 if self.halves else 1
 
     @property
     def subs(self) -> int:
-        """Sub-blocks a superblock."""
+        """Sub-blocks per superblock."""
         return self.superblock // 32
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of 16 rows before the sub-blocks."""
+        """Bytes of a superblock's f16 numbers for 16 rows. The sub-blocks follow them."""
         return 32 * self.head
 
     @property
     def codes_at(self) -> int:
-        """Bytes of 16 rows' fields before a sub-block's codes."""
+        """Bytes of a sub-block's fields for 16 rows. The codes follow them."""
         return 16 * self.field_bytes
 
     @property
     def stride(self) -> int:
-        """Bytes of a sub-block of 16 rows."""
+        """Bytes of a sub-block for 16 rows."""
         return self.codes_at + 64 * sum(self.planes)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a superblock of 16 rows."""
+        """Bytes of a superblock for 16 rows."""
         return self.head_bytes + self.subs * self.stride
 
 
@@ -113,17 +116,17 @@ def _coded(zero: int, *levels: int) -> tuple[int, ...]:
 
 
 def _signed(zero: int, *sizes: int) -> tuple[int, ...]:
-    """Levels of codes whose top bit is a sign."""
+    """Levels of codes whose highest bit is the sign."""
     return _coded(zero, *sizes, *(-size for size in sizes))
 
 
-# Levels, all of them numbers of the formats (source: the `gguf` package's reference dequantization, ggml's tables).
+# Levels, as the formats define them (source: the `gguf` package's reference dequantization, ggml's tables).
 _IQ4 = _coded(128, -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _IQ3_S = _signed(15, 1, 3, 5, 7, 9, 11, 13, 15)
 _IQ3_XXS = _signed(62, 4, 12, 20, 28, 36, 44, 52, 62)
-_IQ2 = _signed(43, 8, 25, 43, 0)  # the codebooks have three sizes: the fourth is never met
-_IQ1 = _coded(9, -7, 1, 9, 0, -9, -1, 7, 0)  # eighths of -1, 0, 1 plus or minus an eighth
-_E2M1 = _signed(12, 0, 1, 2, 3, 4, 6, 8, 12)  # twice the numbers of four bits
+_IQ2 = _signed(43, 8, 25, 43, 0)  # the codebooks use three magnitudes; the fourth code does not occur
+_IQ1 = _coded(9, -7, 1, 9, 0, -9, -1, 7, 0)  # -1, 0 or 1, plus or minus 1/8, all in units of 1/8
+_E2M1 = _signed(12, 0, 1, 2, 3, 4, 6, 8, 12)  # twice the 4-bit floating-point numbers
 
 #: Every quantized type that is packed.
 BLOCKS: dict[DType, Blocks] = {

@@ -1,7 +1,8 @@
-"""Taking apart the blocks of the types with codebooks (see `grids.py` and `blocks.py`).
+"""Readers of the types with codebooks: file blocks into codes and fields, in NumPy (see `grids.py` and `blocks.py`).
 
-A code is the codebook's, with one bit above it: the element's sign, or for IQ1_S and IQ1_M the sign of what is added
-to it. Scales come as odd numbers: a file's s stands for (s + 1/2) times a power of two, so 2 s + 1 times half of it.
+A code is the codebook's code with one more bit on top: the sign of the element, or for IQ1_S and IQ1_M the sign of the
+shift that is added to it. Scales are returned as odd numbers: s in the file stands for (s + 1/2) times a power of two,
+which equals 2 s + 1 times half that power.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _BITS = np.arange(8, dtype=np.uint8)
 
 
 def read_iq2_xxs(raw: Bytes) -> Parts:
-    """Eight times four bytes of entries, then a word of four seven-bit signs and a scale."""
+    """Eight groups of 8 bytes: four entries of one byte, then a word of four 7-bit sign fields and a 4-bit scale."""
     words = _words(raw[..., 2:], np.uint32, (8, 2))
     entries = np.ascontiguousarray(words[..., 0]).view(np.uint8)
     codes = _codes("iq2_xxs", entries, 2, _bits(_eighth(_sevens(words[..., 1]))))
@@ -30,14 +31,14 @@ def read_iq2_xxs(raw: Bytes) -> Parts:
 
 
 def read_iq2_xs(raw: Bytes) -> Parts:
-    """Words of a nine-bit entry and a seven-bit sign."""
+    """32 words of a 9-bit entry and a 7-bit sign field, then 8 bytes of two scales each."""
     words = _words(raw[..., 2:66], np.uint16, (32,))
     codes = _codes("iq2_xs", words & _u16(511), 2, _bits(_eighth((words >> _u16(9)).astype(np.uint8))))
     return Parts(halves(raw, 0), by_halves(_odd(pairs(raw[..., 66:], 1))), codes)
 
 
 def read_iq2_s(raw: Bytes) -> Parts:
-    """Low bytes of entries, signs, the entries' high crumbs, scales."""
+    """The low bytes of the entries, the signs, the two high bits of each entry, the scales."""
     codes = _codes("iq2_s", _entries(raw[..., 2:34], _spread(raw[..., 66:74], _CRUMBS, 3)), 2, _bits(raw[..., 34:66]))
     return Parts(halves(raw, 0), by_halves(_odd(pairs(raw[..., 74:], 1))), codes)
 
@@ -49,20 +50,23 @@ def read_iq3_xxs(raw: Bytes) -> Parts:
 
 
 def read_iq3_s(raw: Bytes) -> Parts:
-    """Low bytes of entries, their ninth bits, signs, scales."""
+    """The low bytes of the entries, their ninth bits, the signs, the scales."""
     codes = _codes("iq3_s", _entries(raw[..., 2:66], _spread(raw[..., 66:74], _BITS, 1)), 3, _bits(raw[..., 74:106]))
     return Parts(halves(raw, 0), [_odd(pairs(raw[..., 106:], 1))], codes)
 
 
 def read_iq1_s(raw: Bytes) -> Parts:
-    """Low bytes of entries; for each 32 elements a word of their high bits, a scale, and the sign of the shift."""
+    """The low bytes of the entries, then a word per 32 elements: the entries' high bits, a scale, the shift's sign."""
     words = _words(raw[..., 34:], np.uint16, (8,))
     codes = _codes("iq1_s", _entries(raw[..., 2:34], _spread(words, _THREES, 7)), 2, _every(words >> _u16(15), 32))
     return Parts(halves(raw, 0), [_odd((words >> _u16(12)) & _u16(7))], codes)
 
 
 def read_iq1_m(raw: Bytes) -> Parts:
-    """As IQ1_S with a nibble each 8 elements; the last words hold four scales and a quarter of the f16 number each."""
+    """Like IQ1_S, with a nibble per 8 elements for the high bits of an entry and the sign of its shift.
+
+    Each of the last four words holds four scales and 4 bits of the f16 number.
+    """
     high, words = pairs(raw[..., 32:48], 1), _words(raw[..., 48:], np.uint16, (4,))
     codes = _codes("iq1_s", _entries(raw[..., :32], high & _u8(7)), 2, _every(high >> _u8(3), 8))
     d = np.bitwise_or.reduce((words >> _u16(12)) << np.arange(0, 16, 4, dtype=np.uint16), axis=-1)
@@ -75,7 +79,7 @@ def _words(raw: Bytes, kind: Any, shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 def _codes(grid: str, entries: NDArray[Any], width: int, tops: Bytes) -> Bytes:
-    """Entries [..., count] and the bit above the codes of each element [..., 256] -> codes."""
+    """Entries [..., count] and the highest bit of each element's code [..., 256] -> codes [..., 256]."""
     low: Bytes = grids.codes(grid)[entries]
     return low.reshape(tops.shape) | (tops << _u8(width))
 
@@ -85,7 +89,7 @@ def _entries(low: Bytes, high: NDArray[Any]) -> NDArray[np.uint16]:
 
 
 def _spread(words: NDArray[Any], shifts: NDArray[Any], mask: int) -> NDArray[Any]:
-    """Bit fields of words [..., n], one after the other."""
+    """The bit fields of words [..., n], concatenated."""
     fields: NDArray[Any] = (words[..., None] >> shifts) & words.dtype.type(mask)
     return fields.reshape(*words.shape[:-1], -1)
 
@@ -95,7 +99,7 @@ def _sevens(words: NDArray[np.uint32]) -> Bytes:
 
 
 def _eighth(signs: Bytes) -> Bytes:
-    """Seven signs with the eighth that makes the negative ones even in number."""
+    """Adds the eighth sign bit to seven: their parity, so that the number of negative signs is even."""
     parity = signs ^ (signs >> _u8(4))
     parity = parity ^ (parity >> _u8(2))
     eighth: Bytes = ((parity ^ (parity >> _u8(1))) & _u8(1)) << _u8(7)

@@ -1,4 +1,4 @@
-"""Calls of kernels: what `select.py` finds for a node, and what the linker makes code of."""
+"""Kernel calls: `select.py` builds one for each node, and the linker generates the code that makes it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from rlx.ir import dims
 from rlx.ir.dims import DimLike
 from rlx.ir.node import Node
 
-SCRATCH = -1  # in the place of an operand's number: the private buffer of a work unit
+SCRATCH = -1  # instead of an operand's number: the scratch buffer of a work unit
 
 
 @dataclass(frozen=True)
 class Units:
-    """ceil(dim / per) * times work units.
+    """The number of work units of a call: ceil(dim / per) * times.
 
     Attributes:
-        busy: how many of them have something to do, if that is less: the first ones.
-        together: how many a worker best takes at once.
+        busy: number of units that have work, if fewer than all; they are the first ones.
+        together: preferred number of units that a worker takes at once.
     """
 
     dim: DimLike
@@ -29,7 +29,7 @@ class Units:
     together: int = 1
 
     def most(self, limits: dims.Bounds) -> int:
-        """Units that have something to do, at most."""
+        """Upper bound of the number of units that have work."""
         count = -(-dims.bounds(self.dim, limits)[1] // self.per) * self.times
         return count if self.busy is None else min(count, self.busy)
 
@@ -39,10 +39,11 @@ class Call:
     """One kernel call of a region.
 
     Attributes:
-        args: what is passed for each of `kernel.buffers`: the number of an operand, the number of operands for the
-            result, or `SCRATCH`. Numbers, not nodes, so that the call serves the same node of another layer.
+        args: the argument for each of `kernel.buffers`: the index of an operand, the number of operands for the result,
+            or `SCRATCH`. Indices, not nodes, so that equal nodes of other layers can share the call.
         extents: one dim for each of `kernel.extents`.
-        scratch: bytes of the private buffer a work unit needs. It holds zeros at first, then what the last step left.
+        scratch: bytes of scratch memory per work unit. It is zero before the first step; after that it keeps what the
+            previous step wrote.
     """
 
     node: Node
@@ -53,6 +54,6 @@ class Call:
     scratch: int = 0
 
     def buffers(self) -> Iterator[Node | None]:
-        """The node behind each buffer, None for the scratch buffer."""
+        """The node that each buffer belongs to, None for the scratch buffer."""
         values = (*self.node.inputs, self.node)
         return (None if a == SCRATCH else values[a] for a in self.args)

@@ -1,14 +1,14 @@
-"""Dot products on every target, next to `tiles.py`: int8, the step of quantized linears, and pairs of bf16.
+"""Dot products for the emitter of `tiles.py`, on every target: int8 for quantized linears, and pairs of bf16.
 
-One step multiplies 64 codes of weights (16 rows x 4 k, unsigned, `bits` wide) with 64 signed bytes and adds each four
-neighbours to an i32 lane. VNNI is that instruction. Machines without it have it in two, u8 x s8 -> pairs in i16 ->
-i32, where the i16 must not saturate: that holds for codes of up to 7 bits. Codes of 8 bits are made signed and their
-sign is moved to the other operand: |q| <= 128 and |a| <= 127 give at most 32512 a pair. `bits` of a type whose codes
-are looked up are those of its levels, at which every code arrives here.
+An int8 step multiplies 64 weight codes (16 rows x 4 k, unsigned, `bits` wide) with 64 signed bytes of activations and
+adds each group of four neighbouring products to an i32 lane. VNNI does this in one instruction. Other targets need two:
+u8 x s8 products summed in pairs to i16, then pairs of i16 to i32. The i16 sums must not saturate, which holds for codes
+of up to 7 bits. Codes of 8 bits are made signed and their sign is moved to the other operand: |q| <= 128 and
+|a| <= 127 give at most 32512 per pair. For types with levels, the operands are the levels and `bits` is their width.
 
-A step on bf16 multiplies 32 numbers of weights (16 rows x 2 k) with as many of activations and adds each two neighbours
-to an f32 lane, rounding to nearest even after each; subnormals count as zero. Only machines with the instruction have
-it: elsewhere bf16 weights become f32.
+A bf16 step multiplies 32 weights (16 rows x 2 k) with 32 activations and adds each pair of neighbouring products to an
+f32 lane. It rounds to nearest even after each addition; subnormals count as zero. It needs the AVX-512 BF16
+instruction: on other targets bf16 weights are converted to f32.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ def dot_kind(target: Target) -> str:
 
 
 def span(target: Target, bits: int) -> int:
-    """How many steps over codes of `bits` bits may share one widening to i32; 1 where sharing would save nothing."""
+    """Number of steps over codes of `bits` bits that may share one widening to i32; 1 where sharing saves nothing."""
     if dot_kind(target) != "maddubs":
         return 1
     return {2: 8, 3: 8, 4: 8, 5: 4, 6: 2}.get(bits, 1)  # so that span * 2 * (2^bits - 1) * 127 < 2^15
 
 
 def ready(e: Emitter, codes: ir.Value, bits: int) -> ir.Value:
-    """Unsigned codes -> the form in which `dot_u8s8` takes them."""
+    """Unsigned codes -> the form that `dot_u8s8` takes."""
     return e.b.xor(codes, ir.Constant(I8X64, [-128] * 64)) if _is_signed(e.target, bits) else codes
 
 
 def zero_left(target: Target, bits: int, zero: int) -> int:
-    """What `ready` leaves of the codes' zero point: the caller takes it times the activations' sum from the result."""
+    """The zero point that remains after `ready`. The caller subtracts it times the sum of the activations."""
     return zero - 128 if _is_signed(target, bits) else zero
 
 
 def dot_u8s8(e: Emitter, acc: ir.Value, codes: Vectors, activations: Vectors, bits: int) -> ir.Value:
-    """acc i32x16 + the sums of four neighbouring products, exact.
+    """acc i32x16 + the exact sums of four neighbouring products.
 
     Args:
         codes: at most `span(bits)` vectors of 64 codes from `ready`.
-        activations: as many vectors of 64 int8 within [-127, 127].
+        activations: the same number of vectors of 64 int8 within [-127, 127].
     """
     kind = dot_kind(e.target)
     if kind == "portable":
@@ -66,12 +66,12 @@ def dot_u8s8(e: Emitter, acc: ir.Value, codes: Vectors, activations: Vectors, bi
 
 
 def bf16_pairs(e: Emitter, pointer: ir.Value) -> ir.Value:
-    """16 bf16 of one k, then 16 of the next, as packed weights lie -> each row's two side by side."""
+    """Interleaves packed weights: 16 bf16 of one k and 16 of the next in memory -> one pair per row."""
     return _side_by_side(e, e.load(vector(I16, 2 * LANES), pointer))
 
 
 def bf16_row(e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
-    """32 f32 -> the same in bf16, in their order; rounded as by `bf16_rounded`."""
+    """Two vectors of 16 f32 -> 32 bf16 in the same order, rounded as by `bf16_rounded`."""
     if e.target.has_bf16_dots:
         both = e.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", BF16X32, [high, low])
         return e.b.bitcast(both, vector(I16, 2 * LANES))
@@ -79,7 +79,7 @@ def bf16_row(e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
 
 
 def bf16_rounded(e: Emitter, even: ir.Value, odd: ir.Value) -> ir.Value:
-    """16 f32 of one k, 16 of the next -> the same in bf16, to nearest even; subnormals may become zero."""
+    """16 f32 of one k and 16 of the next -> 16 pairs of bf16, rounded to nearest even; subnormals may become zero."""
     return _side_by_side(e, bf16_row(e, even, odd))
 
 
@@ -88,7 +88,7 @@ def _side_by_side(e: Emitter, both: ir.Value) -> ir.Value:
 
 
 def dot_bf16(e: Emitter, acc: ir.Value, weights: ir.Value, activations: ir.Value) -> ir.Value:
-    """acc f32x16 + the sums of two neighbouring products of bf16, the odd one first."""
+    """acc f32x16 + the sums of two neighbouring bf16 products. The odd product is added first."""
     return e.call("llvm.x86.avx512bf16.dpbf16ps.512", F32X16, [acc, weights, activations])
 
 
@@ -97,7 +97,7 @@ def _is_signed(target: Target, bits: int) -> bool:
 
 
 def _vnni(e: Emitter, acc: ir.Value, codes: Vectors, xs: Vectors, bits: int) -> ir.Value:
-    name = f"llvm.x86.avx512.vpdpbusd.{acc.type.count * 32}"  # the 256-bit one is AVX-VNNI's instruction too
+    name = f"llvm.x86.avx512.vpdpbusd.{acc.type.count * 32}"  # the 256-bit intrinsic also selects AVX-VNNI
     for code, x in zip(codes, xs, strict=True):
         acc = e.call(name, acc.type, [acc, code, x])
     return acc
@@ -118,7 +118,7 @@ def _maddubs(e: Emitter, acc: ir.Value, codes: Vectors, xs: Vectors, bits: int) 
 
 
 def _move_sign(e: Emitter, code: ir.Value, x: ir.Value, wide: bool) -> list[ir.Value]:
-    """|code|, and x with the code's sign."""
+    """The operands |code| and x * sign(code), whose product is code * x."""
     size = e.call(f"llvm.abs.{mangle(code.type)}", code.type, [code, ir.Constant(I1, 0)])
     if not wide:
         return [size, e.call("llvm.x86.avx2.psign.b", x.type, [x, code])]
@@ -127,7 +127,7 @@ def _move_sign(e: Emitter, code: ir.Value, x: ir.Value, wide: bool) -> list[ir.V
 
 
 def _portable(e: Emitter, acc: ir.Value, codes: Vectors, xs: Vectors) -> ir.Value:
-    """Even and odd bytes apart, as i16 lanes; LLVM makes the sums of pairs its target's multiply-add."""
+    """Multiplies even and odd bytes separately, as i16 lanes. LLVM turns the sums of pairs into multiply-adds."""
     i16, i32 = vector(I16, 32), vector(I32, 32)
     eight, low = ir.Constant(i16, [8] * 32), ir.Constant(i16, [255] * 32)
     for code, x in zip(codes, xs, strict=True):

@@ -1,8 +1,8 @@
-"""Codebooks of the IQ types: a byte or so of the file is the number of an entry, 4 or 8 small codes at once.
+"""Codebooks of the IQ types. The file stores the index of an entry, and an entry is 4 or 8 small codes.
 
-The `gguf` package holds them, and is asked only where a file with such weights is packed: by the NumPy layout, or when
-a packing kernel is compiled. The kernel calls a function per codebook; `define` puts that function and its table into
-the kernel's module, as private constant data, so object code stands alone and a warm start needs no `gguf`.
+The tables come from the `gguf` package, which is imported only to pack such weights: by the NumPy layout, or when a
+packing kernel is compiled. The kernel calls one function per codebook. `define` adds that function and its table to the
+kernel's module, as private constant data. So the object code is self-contained and a warm start does not need `gguf`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DECLARED = re.compile(r'^declare (i\d+) @"?grid_(\w+?)"?\(.*$', re.MULTILINE)
 
 @cache
 def codes(name: str) -> NDArray[np.uint8]:
-    """The codebook of a type: code i stands for the i-th of its magnitudes; `uint8[entries, 4 or 8]`."""
+    """The codebook of a type, `uint8[entries, 4 or 8]`. Code i stands for the i-th magnitude of the type."""
     from gguf import quants
 
     kind: Any = getattr(quants, name.upper())
@@ -32,13 +32,13 @@ def codes(name: str) -> NDArray[np.uint8]:
 
 @cache
 def _words(name: str) -> NDArray[Any]:
-    """An entry a word: u32 of 4 codes or u64 of 8, the first in the lowest byte."""
+    """One word per entry: u32 of 4 codes or u64 of 8, the first code in the lowest byte."""
     entries = codes(name)
     return entries.view(f"<u{entries.shape[1]}")[:, 0]
 
 
 def _primitive(name: str, count: int) -> Primitive:
-    """`grid_<name>(i)`: the codes of entry i, a byte each."""
+    """`grid_<name>(i)`: the codes of entry i, one byte per code."""
     symbol, bits = f"grid_{name}", 8 * count
 
     def llvm(builder: Any, operands: Any) -> Any:
@@ -60,7 +60,7 @@ grid_iq3_s = _primitive("iq3_s", 4)
 
 
 def define(llvm: str) -> str:
-    """LLVM assembly with the codebooks that it declares."""
+    """Replaces the codebook declarations in LLVM assembly by their definitions."""
     return _DECLARED.sub(lambda found: _definition(found[1], found[2]), llvm)
 
 

@@ -1,9 +1,9 @@
-"""Hand out: how the workers of a step get the units of a call.
+"""Dynamic scheduling: how the workers of a step take the units of a call.
 
-The units of a call are cut into ranges, and the ranges into as many shares, each in one piece, as there are workers,
-but no more than `SHARES`. A worker takes range after range of its own share, so that its weights follow each other: the
-hardware, and the prefetches of the kernels, run ahead into the range that comes next. When nothing is left there, it
-takes from the other shares, so a slow worker leaves its work to the others.
+The units of a call are divided into ranges, and the ranges into contiguous shares: one per worker, at most `SHARES`. A
+worker takes the ranges of its own share in order. So it reads weights sequentially, and the prefetches of the hardware
+and of the kernels reach into its next range. When its own share is empty, a worker steals ranges from the other shares.
+This balances the load when a worker is slow.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rlx.codegen.calls import Units
 from rlx.ir import dims
 from rlx.ir.dims import DimLike
 
-CHUNKS = 32  # ranges that a call's units are cut into at most: small enough to balance, large enough to stream
-FEWEST = 16  # ranges that are left where units go together
-SHARES = 8  # of a call at most: a worker without work looks into each
+CHUNKS = 32  # most ranges of a call: ranges are small enough to balance the load, large enough to stream weights
+FEWEST = 16  # fewest ranges that remain when ranges are rounded up to `Units.together`
+SHARES = 8  # most shares of a call: an idle worker looks into each of them
 
 
 class Text:
-    """Lines of a function body with fresh value names."""
+    """The lines of an LLVM function body, with generated value names."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -37,7 +37,7 @@ class Text:
         return self.value(f"load {kind}, ptr {self.value(f'getelementptr {kind}, ptr {table}, i64 {index}')}")
 
     def dim(self, dim: DimLike, symbols: list[str]) -> str:
-        """The value of a dim; `%ext` has those of the symbols."""
+        """The value of a dim. `%ext` points to the values of the symbols."""
         if isinstance(dim, int):
             return str(dim)
         total = str(dim.const)
@@ -48,7 +48,7 @@ class Text:
         return total
 
     def units(self, units: Units, symbols: list[str]) -> str:
-        """How many units there are."""
+        """The number of units."""
         if isinstance(units.dim, int):
             return str(units.most({}))
         count = self.ceil_div(self.dim(units.dim, symbols), str(units.per))
@@ -67,7 +67,7 @@ class Text:
 
 
 def grain(units: Units, bounds: dims.Bounds) -> int:
-    """Units of a range: a multiple of those that go together, where that leaves enough ranges."""
+    """Units per range: a multiple of `units.together` if enough ranges remain."""
     most = units.most(bounds)
     size = max(1, most // CHUNKS)
     return size if most < FEWEST * units.together else -(-size // units.together) * units.together
@@ -75,12 +75,15 @@ def grain(units: Units, bounds: dims.Bounds) -> int:
 
 @dataclass(frozen=True)
 class Handout:
-    """The loop in which a worker takes ranges of a call's units, over `%stream`, `%streams` and `%turns`.
+    """The loop in which a worker takes ranges of a call's units.
+
+    The generated code reads `%stream` (the worker's own share), `%streams` (the number of shares) and `%turns` (the
+    counters of the shares).
 
     Attributes:
-        c: number of the call in its region.
-        units: how many there are.
-        grain: units of a range.
+        c: index of the call in its region.
+        units: the number of units, an LLVM value.
+        grain: units per range.
         stride: bytes from the counters of one share to those of the next, in `%turns`.
     """
 
@@ -90,7 +93,7 @@ class Handout:
     stride: int
 
     def begin(self, t: Text) -> tuple[str, str]:
-        """Opens the loop's body, where the units of the result, [start, end), are to be done; closed by `end`."""
+        """Opens the body of the loop; `end` closes it. Returns (start, end): the body computes units [start, end)."""
         c = self.c
         ranges = t.ceil_div(self.units, str(self.grain))
         share, counter = t.ceil_div(ranges, "%streams"), t.value(f"getelementptr i64, ptr %turns, i64 {c}")
@@ -102,12 +105,13 @@ class Handout:
         return start, t.least(t.value(f"add i64 {start}, {self.grain}"), self.units)
 
     def end(self, t: Text) -> None:
-        """Closes the loop's body, and the loop."""
+        """Closes the body and the loop."""
         t.lines += [f"  br label %take{self.c}", f"done{self.c}:"]
 
 
-#: The number of a range that is nobody's yet, or -1 if there is none. It is looked for in the shares of `%share` ranges
-#: from `%turn` on, which counts them beginning with the own one, `%stream`; `%counter` is that of share 0.
+#: Takes a range and returns its number, or -1 if none is left. The search goes through the shares, of `%share` ranges
+#: each, starting with the own one, `%stream`. `%turn` points to the number of shares that were already found empty, and
+#: `%counter` to the counter of share 0.
 TAKE = """define i64 @take(
   ptr %counter, i64 %stride, ptr %turn, i64 %stream, i64 %streams, i64 %share, i64 %ranges
 ) noinline {
@@ -146,11 +150,14 @@ none:
 
 
 def stride(calls: int) -> int:
-    """Bytes of a share's counters, for all calls of a step: shares have cache lines of their own, in pairs."""
+    """Bytes of a share's counters for all calls of a step: a multiple of 128, so that shares use separate cache lines.
+
+    128 bytes are a pair of lines, because hardware prefetches lines in pairs.
+    """
     return -(-8 * calls // 128) * 128
 
 
 def counter_bytes(manifest: Mapping[str, Any]) -> int:
-    """Bytes of a program's counters: for each share one a call, then one a region."""
+    """Bytes of a program's counters: for each share one per call, then one per region."""
     regions = manifest["regions"]
     return SHARES * stride(sum(map(len, regions))) + 8 * len(regions)

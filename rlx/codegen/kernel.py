@@ -1,7 +1,7 @@
-"""What a kernel is: a C-ABI function over raw pointers and extents that does a range of independent work units.
+"""Kernels: C-ABI functions over raw pointers and extents that compute a range of independent work units.
 
 `void symbol(ptr b0, ..., i64 e0, ..., i64 begin, i64 end)`: buffers, run-time extents, then the units `[begin, end)`.
-Workers take ranges of units as they come (`handout.py`), so every split of the units must give the same bits.
+Workers take ranges of units dynamically (`handout.py`), so every split of the units must give the same bits.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import ParamSpec
 
 P = ParamSpec("P")
 
-#: Kernels that a function marked `once` keeps.
+#: Size of the cache of a function marked `once`, in kernels.
 KEPT = 64
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One compiled-from text kernel.
+    """One kernel as text, before it is compiled.
 
     Attributes:
-        symbol: the function's name, unique by its text, so equal kernels are compiled once.
+        symbol: the function's name with a digest of its text, so that equal kernels are compiled once.
         buffers: the pointer parameters' names, in order.
         extents: the names of the i64 run-time extents, in order (`seq`, `past`, `ctx`, `rows`, `n`, `k`).
         llvm: LLVM assembly of a module that defines `symbol`.
-        source: the text a person reads: specialized Python, or the outline of a tile kernel.
-        calls: kernels that this one calls, whose modules must be linked, too.
+        source: readable form of the kernel: specialized Python, or the outline of a tile kernel.
+        calls: kernels that this one calls; their modules must be linked too.
     """
 
     symbol: str
@@ -40,13 +40,13 @@ class Kernel:
 
 
 def symbol(template: str, text: str) -> str:
-    """The name of a kernel: its template and a digest of the text that makes it what it is."""
+    """The name of a kernel: its template and a digest of its text."""
     return f"{template}_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
 def once(write: Callable[P, Kernel]) -> Callable[P, Kernel]:
-    """Marks a function that writes kernels: for equal arguments it gives the kernel that it wrote before.
+    """Caches a function that generates kernels: equal arguments give the kernel of the earlier call.
 
-    Programs of one model have most of their kernels in common, and a large one takes as long to write as to compile.
+    The programs of a model share most of their kernels, and a large kernel takes as long to generate as to compile.
     """
     return lru_cache(KEPT, typed=True)(write)  # type: ignore[return-value]  # all arguments are hashable

@@ -1,17 +1,17 @@
-"""How weights and activations lie in memory for the kernels: the packed layout "r16k4" and the int8 rows "q8a".
+"""Memory layouts of weights and activations for the kernels: packed weights "r16k4" and int8 activation rows "q8a".
 
-This file is the definition: NumPy, vectorized, read by tests, by the interpreter and as the oracle of the native
-packing kernels. Code generation reads the same sizes and offsets from here.
+This module defines the layouts, in vectorized NumPy. Tests and the interpreter use it, and the native packing kernels
+are checked against it. Code generation reads its sizes and offsets from here.
 
-Packed weights [N, K]: rows in blocks of 16, the last one filled up with rows of zero bytes, block after block; inside
-a block K runs in superblocks of contiguous bytes. "Group g" is 4 consecutive k; the 64-byte vector of a group holds at
-byte r * 4 + j the code of row r at k = 4 * g + j: one operand of a 16-lane int8 dot product, so nothing is ever summed
-across lanes. f32, f16 and bf16 have superblocks of 1 k: 16 elements, one a row.
+Packed weights [N, K] are stored in row blocks of 16 rows, one after the other. Rows of zero bytes pad the last block.
+Inside a row block, superblocks of contiguous bytes follow each other along K. "Group g" is 4 consecutive k. The 64-byte
+vector of a group holds, at byte r * 4 + j, the code of row r at k = 4 * g + j. Such a vector is one operand of a
+16-lane int8 dot product, so no sum crosses lanes. f32, f16 and bf16 have superblocks of 1 k: 16 elements, one per row.
 
-A quantized superblock is its f16 numbers (16 rows of the first, 16 of the second), then sub-blocks of 32 k. A sub-block
-is its fields, 16 rows of each, then its codes in planes, lowest bits first. A plane of w bits is w vectors: bits w * i
-and up of vector j hold those bits of group j + w * i. So codes of 4 bits are 4 vectors, each with group j in its low
-and group j + 4 in its high nibbles.
+A quantized superblock consists of its f16 numbers (the first for 16 rows, then the second for 16 rows) and of
+sub-blocks of 32 k. A sub-block consists of its fields, each for 16 rows, and of its codes in planes, lowest bits first.
+A plane of w bits is w vectors: bits w * i and up of vector j hold those bits of group j + w * i. For example, codes of
+4 bits take 4 vectors: vector j holds group j in its low and group j + 4 in its high nibbles.
 
 | type | superblock | numbers | fields of a sub-block | planes | bytes of 16 rows |
 |---|---|---|---|---|---|
@@ -21,21 +21,21 @@ and group j + 4 in its high nibbles.
 | q5_0 | 32 k | | f16 d | 4, 1 | 352 |
 | q5_1 | 32 k | | f16 d, f16 m | 4, 1 | 384 |
 | iq4_xs | 256 k | d | i8 scale | 4 | 2208 |
-| q2_k | 256 k | d, dmin | 2 x u8 scale and min, one a 16 k | 2 | 1344 |
-| q3_k | 256 k | d | 2 x i8 scale, one a 16 k | 2, 1 | 1824 |
+| q2_k | 256 k | d, dmin | 2 x u8 scale and min, one per 16 k | 2 | 1344 |
+| q3_k | 256 k | d | 2 x i8 scale, one per 16 k | 2, 1 | 1824 |
 | q4_k | 256 k | d, dmin | u8 scale, u8 min | 4 | 2368 |
 | q5_k | 256 k | d, dmin | u8 scale, u8 min | 4, 1 | 2880 |
-| q6_k | 256 k | d | 2 x i8 scale, one a 16 k | 4, 2 | 3360 |
+| q6_k | 256 k | d | 2 x i8 scale, one per 16 k | 4, 2 | 3360 |
 | tq1_0, tq2_0 | 256 k | d | | 2 | 1056 |
 | iq1_s, iq2_xxs | 256 k | d | i8 scale | 2, 1 | 1696 |
-| iq1_m, iq2_xs, iq2_s | 256 k | d | 2 x i8 scale, one a 16 k | 2, 1 | 1824 |
+| iq1_m, iq2_xs, iq2_s | 256 k | d | 2 x i8 scale, one per 16 k | 2, 1 | 1824 |
 | iq3_xxs, iq3_s | 256 k | d | i8 scale | 4 | 2208 |
 | mxfp4 | 32 k | | u8 scale, e8m0 | 4 | 272 |
-| nvfp4 | 64 k | | 2 x u8 scale, e4m3, one a 16 k | 4 | 576 |
+| nvfp4 | 64 k | | 2 x u8 scale, e4m3, one per 16 k | 4 | 576 |
 | f8_e4m3 | 32 k | | f32 scale | 8 | 576 |
 
-Scales keep the file's own precision (f32, f16, 4-, 6- and 8-bit integers or floats), so packing rounds nothing.
-Codebooks are gone: their entries and signs have become a small code per element (see `blocks.py`).
+Scales keep the precision of the file (f32, f16, 4-, 6- and 8-bit integers or floats), so packing does not round.
+Packed weights have no codebook indices: each element has a small code instead (see `blocks.py`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Floats = NDArray[np.float32]
 
 _u8 = np.uint8
 
-#: Rows of a row block: the 16 lanes of every vector.
+#: Rows of a row block: one per lane of a 16-lane vector.
 BLOCK_ROWS = 16
 
 
@@ -68,9 +68,9 @@ class Packing:
 
     Attributes:
         superblock: k of a superblock.
-        nbytes: bytes of a superblock of 16 rows.
+        nbytes: bytes of a superblock for 16 rows.
         pack: file blocks `uint8[blocks of 16 rows, 16, superblocks, bytes]` -> `uint8[.., superblocks, nbytes]`.
-        unpack: the way back to values, `float32[.., superblocks, superblock k, 16]`.
+        unpack: packed bytes -> values, `float32[.., superblocks, superblock k, 16]`.
     """
 
     superblock: int
@@ -101,7 +101,7 @@ def pack(dtype: DType, raw: Bytes, n: int, k: int) -> Bytes:
 
 
 def unpack(dtype: DType, packed: Bytes, n: int, k: int) -> Floats:
-    """Packed bytes -> the weight's values, `float32[n, k]`, bit for bit those of the GGUF reference dequantization."""
+    """Packed bytes -> the weight's values, `float32[n, k]`, equal bit by bit to the GGUF reference dequantization."""
     packing = _packing(dtype, k)
     if packed.dtype != np.uint8 or packed.size != packed_bytes(dtype, n, k):
         raise ShapeError(f"expected {packed_bytes(dtype, n, k)} packed bytes of {dtype}, found {packed.size}")
@@ -111,15 +111,16 @@ def unpack(dtype: DType, packed: Bytes, n: int, k: int) -> Floats:
 
 
 def q8a_bytes(k: int) -> int:
-    """Bytes of one q8a row: k int8 codes, k/32 f32 scales, k/16 i32 sums of the codes of each 16."""
+    """Bytes of one q8a row: k int8 codes, k/32 f32 scales, k/16 i32 sums of 16 codes each."""
     return Q8A.row_bytes(k)
 
 
 def q8a_quantize(x: Floats) -> Bytes:
     """f32[rows, k] -> q8a rows, `uint8[rows, 1.375 k]`.
 
-    scale = max|x| / 127 over 32 elements; code = x / scale rounded half to even, within +-127; a block of zeros has
-    scale 0. A block with NaN or infinity gets codes 0 and that NaN or infinity as scale, so products come out NaN.
+    For each block of 32 elements, scale = max|x| / 127 and code = x / scale, rounded half to even, within +-127. The
+    scale of a block of zeros is 0. A block with NaN or infinity has codes 0 and that value as its scale, so products
+    are NaN.
     """
     rows, k = x.shape
     blocks = x.reshape(rows, -1, 32)
@@ -134,7 +135,7 @@ def q8a_quantize(x: Floats) -> Bytes:
 
 
 def q8a_dequantize(rows: Bytes, k: int) -> Floats:
-    """q8a rows -> the values they stand for, `float32[rows, k]`: code times scale."""
+    """q8a rows -> their values, `float32[rows, k]`: code times scale."""
     codes = rows[:, :k].view(np.int8).reshape(len(rows), -1, 32)
     scales = np.ascontiguousarray(rows[:, k : k + k // 8]).view(np.float32)
     return (codes.astype(np.float32) * scales[:, :, None]).reshape(len(rows), k)
@@ -166,7 +167,7 @@ def _codes(vectors: Bytes) -> Bytes:
 
 
 def _plane(codes: Bytes, first: int, width: int) -> Bytes:
-    """Some bits of codes [..., 8 groups, 64] -> [..., width, 64]."""
+    """Bits `first` to `first + width - 1` of codes [..., 8 groups, 64] -> a plane [..., width, 64]."""
     bits = ((codes >> _u8(first)) & _u8((1 << width) - 1)).reshape(*codes.shape[:-2], 8 // width, width, 64)
     plane: Bytes = np.bitwise_or.reduce(bits << _shifts(width), axis=-3)
     return plane
@@ -187,7 +188,7 @@ def _by_row(field: NDArray[Any]) -> Bytes:
 
 
 def _join(*parts: Bytes, lead: int) -> Bytes:
-    """Flattens each part's axes from `lead` on and lays the parts one after the other."""
+    """Flattens the axes of each part from `lead` on and concatenates the parts."""
     return np.concatenate([p.reshape(*p.shape[:lead], -1) for p in parts], axis=-1)
 
 
@@ -197,7 +198,7 @@ def _split(packed: Bytes, *sizes: int) -> list[Bytes]:
 
 
 def _f16(field: Bytes) -> Floats:
-    """The f16 numbers in the last axis, as f32."""
+    """The bytes of the last axis, read as f16 numbers and converted to f32."""
     return np.ascontiguousarray(field).view(np.float16).astype(np.float32)
 
 
@@ -238,7 +239,7 @@ def _unpack_blocks(row: Blocks, packed: Bytes) -> Floats:
 
 
 def _meaning(row: Blocks) -> Floats:
-    """What each code stands for before it is scaled: `float32[number of codes]`."""
+    """The number that each code stands for before scaling: `float32[number of codes]`."""
     if row.floats:
         return _e4m3(np.arange(256, dtype=np.uint8))
     numbers = np.arange(2 ** sum(row.planes)) if row.levels is None else np.array(row.levels)
@@ -246,24 +247,24 @@ def _meaning(row: Blocks) -> Floats:
 
 
 def _e4m3(bits: Bytes) -> Floats:
-    """Numbers of the form e4m3fn: see `blocks.py`."""
+    """The values of e4m3fn numbers (see `blocks.py`)."""
     size = np.where(bits & _u8(127) == 127, np.float32(np.nan), _e4m3_size(bits))
     return np.where(bits & _u8(128), -size, size)
 
 
 def _e4m3_size(bits: Bytes) -> Floats:
-    """Without sign and NaN."""
+    """Magnitudes of e4m3fn numbers; NaN is not handled."""
     exponent, mantissa = ((bits >> _u8(3)) & _u8(15)).astype(np.int32), (bits & _u8(7)).astype(np.float32)
     return np.where(exponent > 0, np.ldexp(mantissa + 8, exponent - 10), np.ldexp(mantissa, -9))
 
 
 def _a_part(scales: list[Floats]) -> Floats:
-    """Scales of one sub-block [..., subs, 16] -> [..., subs, parts, 1, 16]."""
+    """Scales [..., subs, 16], one array per part of a sub-block -> [..., subs, parts, 1, 16]."""
     return np.stack(scales, axis=-2)[..., None, :]
 
 
 def _bytes(fields: NDArray[Any]) -> list[NDArray[Any]]:
-    """Fields of one byte each."""
+    """Splits fields of one byte each."""
     return np.split(fields, fields.shape[-1] // BLOCK_ROWS, axis=-1)
 
 
@@ -290,11 +291,11 @@ def _scales_e8m0(head: list[Floats], fields: Bytes) -> list[Floats]:
 
 
 def _scales_e4m3(head: list[Floats], fields: Bytes) -> list[Floats]:
-    """As the reference reads a scale of NVFP4: the sign does not count, and 0x7f is 0."""
+    """Scales of NVFP4, read like the reference does: the sign is ignored, and 0x7f is 0."""
     return _bytes(np.where(fields == 0x7F, np.float32(0), _e4m3_size(fields) * np.float32(0.5)))
 
 
-#: (numbers of a superblock [..., 1, 16], fields [..., subs, bytes]) -> scales, then lows, [..., subs, 16] each.
+#: (f16 numbers of a superblock [..., 1, 16], fields [..., subs, bytes]) -> scales, then lows, [..., subs, 16] each.
 _SCALES: dict[str, Callable[[list[Floats], Bytes], list[Floats]]] = {
     "d": lambda head, fields: [_f16(fields)],
     "d_m": _scales_d_m,

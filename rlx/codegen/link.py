@@ -1,20 +1,21 @@
-"""Link: writes the LLVM modules of a program (kernels, regions, and the function `step`) and its manifest.
+"""Link: generates the LLVM modules of a program (kernels, regions, and the function `step`) and its manifest.
 
 `void step(ptr ctx, i64 worker, i64 workers)` runs the regions in order. Every worker calls it. Inside a region, workers
 take ranges of the units of each kernel call (`handout.py`). The region ends when all of its units are done. A worker
-that waits long for the others leaves the step, and skips what is done when it comes back.
+that waits long for the others returns from the step. When it calls the step again, it skips the finished regions.
 
-A region is a function of its buffers. Regions of equal layers are one function, called with other rows of the argument
-table.
+A region is a function that takes its buffers as arguments. Equal layers share one function, which is called with
+different rows of the argument table.
 
-The prologue of a region is a function too. A worker calls it, in its private memory, after it has taken units that read
-it. The region cannot end before those units are done, so the operands of the prologue do not change meanwhile.
+The prologue of a region is a function too. It writes to the private memory of the worker that calls it. A worker calls
+it after taking the first units that read its results. The region cannot end before those units are done, so the
+operands of the prologue do not change meanwhile.
 
 ctx is a table of pointers:
 
 - args: the argument table, with the address of every buffer.
 - extents: i64, the values of the symbols, in the order of the manifest.
-- counters: i64, zero before a step: for each share the ranges taken of each call, then per region its finished units.
+- counters: i64, zero before a step: for each share, the ranges taken of each call; then the finished units per region.
 - pool and phase: the worker pool, and `rlx_phase`, which waits for the end of a region.
 - times: i64, per worker the cycle count at the start and after each region.
 """
@@ -44,7 +45,7 @@ CONTEXT = ("args", "extents", "counters", "pool", "phase", "times")
 #: Takes the name and the text of a module.
 Emit = Callable[[str, str], None]
 
-#: Takes how many kernels are written, and how many there are.
+#: Takes the number of kernels generated so far, and the total.
 OnKernel = Callable[[int, int], None]
 
 
@@ -66,7 +67,7 @@ class _Linker:
     kernels: dict[str, Kernel] = field(default_factory=dict)
     regions: set[str] = field(default_factory=set)
     selected: dict[Any, _Bound] = field(default_factory=dict)
-    calls: dict[Any, Call | None] = field(default_factory=dict)  # by signature, None before it is written
+    calls: dict[Any, Call | None] = field(default_factory=dict)  # by signature, None before it is generated
     scratch: int = 0
     private: int = 0
     stride: int = 0  # bytes of a share's counters
@@ -75,12 +76,12 @@ class _Linker:
 def link_program(
     program: Program, target: Target, emit: Emit, on_kernel: OnKernel = lambda done, total: None
 ) -> Linked:
-    """Selects the kernels of every region, and writes the modules.
+    """Selects the kernels of every region, and generates the modules.
 
     Args:
-        on_kernel: called with (kernels written, kernels of the program) before each.
+        on_kernel: called with (kernels generated, kernels of the program) before each kernel.
         emit: called once with the name and the text of each module: `kernels/<symbol>`, `regions/<symbol>`, and
-            `program` for the step. A module can be compiled while the next ones are written.
+            `program` for the step. The caller can compile a module while the next ones are generated.
     """
     symbols = sorted(program.graph.bounds)
     linker = _Linker(program, target, symbols, emit, on_kernel, scratch=program.arena, private=program.private)
@@ -94,11 +95,11 @@ def link_program(
 
 @dataclass(frozen=True)
 class _Bound:
-    """The function of a region, and the calls of one region that uses it.
+    """A region with the name of its function, which equal regions share.
 
     Attributes:
         function: name of the function.
-        number: of the region.
+        number: index of the region.
         first: the calls of the prologue.
         calls: the calls of the region.
     """
@@ -145,7 +146,7 @@ def _call(linker: _Linker, node: Node) -> Call:
 
 
 def _functions(linker: _Linker, number: int, first: tuple[Call, ...], calls: tuple[Call, ...]) -> str:
-    """Writes the module of a region: its function and its prologue. Returns the name, a digest of both."""
+    """Emits the module of a region: its function and its prologue. Returns the name, which has a digest of both."""
     table = sum(len(c.kernel.buffers) for c in first)
     before = "\n".join(_emit_prologue(linker, number, first)) if first else ""
     body = "\n".join(_emit_region(linker, number, calls, table))
@@ -164,7 +165,7 @@ def _functions(linker: _Linker, number: int, first: tuple[Call, ...], calls: tup
 
 # -- LLVM text ------------------------------------------------------------------------------------------------------
 
-#: `%stream` of `%streams` is the share of this worker.
+#: Parameters of a region's function. `%stream` is the worker's own share of the `%streams` shares.
 _REGION = (
     "ptr %args, ptr %ext, ptr %turns, ptr %finished, ptr %pool, ptr %phase, i64 %worker, i64 %own, "
     "i64 %stream, i64 %streams"
@@ -177,7 +178,7 @@ _DECLARED = (
 
 
 def _emit_prologue(linker: _Linker, number: int, calls: tuple[Call, ...]) -> Iterator[str]:
-    """The body of a prologue: each call with all its units. Results and scratch are in private memory of the worker."""
+    """The body of a prologue: each call with all its units. Results and scratch are in the worker's private memory."""
     t, at = Text(), 0
     for call in calls:
         buffers = _buffers(linker, t, number, call, at, own_results=True)
@@ -188,10 +189,10 @@ def _emit_prologue(linker: _Linker, number: int, calls: tuple[Call, ...]) -> Ite
 
 
 def _emit_region(linker: _Linker, number: int, calls: tuple[Call, ...], at: int) -> Iterator[str]:
-    """The body of a region: the units of each call are handed out, then the worker waits for the end of the region.
+    """The body of a region: the worker takes ranges of each call's units, then waits for the end of the region.
 
     Args:
-        at: the region's first row of the argument table.
+        at: first row of the region's calls in the argument table.
     """
     t = Text()
     units = [t.units(call.units, linker.symbols) for call in calls]
@@ -215,7 +216,7 @@ def _emit_region(linker: _Linker, number: int, calls: tuple[Call, ...], at: int)
 
 
 def _emit_units(linker: _Linker, t: Text, call: Call, buffers: list[str], handout: Handout, prologue: bool) -> None:
-    """A worker's units of a call. Before its first units it runs the prologue, if there is one."""
+    """The loop in which a worker computes units of a call. It runs the prologue, if there is one, before the first."""
     c = handout.c
     start, end = handout.begin(t)
     if prologue:
@@ -229,7 +230,7 @@ def _emit_units(linker: _Linker, t: Text, call: Call, buffers: list[str], handou
 
 
 def _emit_call(linker: _Linker, t: Text, call: Call, buffers: list[str], begin: str, end: str) -> None:
-    """A call of a kernel for the units [begin, end)."""
+    """Calls a kernel for the units [begin, end)."""
     extents = [t.dim(d, linker.symbols) for d in call.extents]
     passed = [f"ptr {b}" for b in buffers] + [f"i64 {e}" for e in (*extents, begin, end)]
     t.lines.append(f"  call void @{call.kernel.symbol}({', '.join(passed)})")
@@ -238,7 +239,7 @@ def _emit_call(linker: _Linker, t: Text, call: Call, buffers: list[str], begin: 
 def _buffers(linker: _Linker, t: Text, number: int, call: Call, at: int, own_results: bool = False) -> list[str]:
     """The pointers of a call, from row `at` of the argument table on.
 
-    The table has the private memory of worker 0, so the offset of this worker's memory is added.
+    The table holds addresses in the private memory of worker 0, so the offset of this worker's memory is added.
     """
     found = []
     for i, own in enumerate(_is_own(linker.program, number, call, own_results)):
@@ -248,7 +249,7 @@ def _buffers(linker: _Linker, t: Text, number: int, call: Call, at: int, own_res
 
 
 def _is_own(program: Program, number: int, call: Call, own_results: bool) -> list[bool]:
-    """For each buffer of a call, whether it lies in private memory."""
+    """For each buffer of a call, whether it is in private memory."""
     return [
         own_results if node in (None, call.node) else program.operand(node, number).kind == "private"
         for node in call.buffers()
@@ -256,7 +257,7 @@ def _is_own(program: Program, number: int, call: Call, own_results: bool) -> lis
 
 
 def _step(linker: _Linker, regions: list[_Bound]) -> str:
-    """The module of the step, and of what all regions call."""
+    """The module of the step and of the functions that all regions call."""
     declared = ["declare i64 @llvm.umin.i64(i64, i64)", "declare i64 @llvm.readcyclecounter()"]
     declared += [f"declare i1 @{name}({_types(_REGION)})" for name in sorted(linker.regions)]
     body = "\n".join(_emit_step(linker, len(regions)))
@@ -268,13 +269,16 @@ def _types(parameters: str) -> str:
     return ", ".join(parameter.split()[0] for parameter in parameters.split(", "))
 
 
-#: The step's table of regions: the function, the first row of its arguments, the number of its first call.
+#: Fields of the step's table of regions: the function, the first row of its arguments, the number of its first call.
 _ROW = {"function": "ptr", "args": "i64", "call": "i64"}
 _ROW_TYPE = f"{{ {', '.join(_ROW.values())} }}"
 
 
 def _table(regions: list[_Bound]) -> str:
-    """The regions as a table. As code, one call after the other, they would be the largest part of the program."""
+    """The table of regions, as LLVM constant data.
+
+    A table is much smaller than code: a sequence of calls would be the largest part of the program.
+    """
     args = accumulate((sum(len(c.kernel.buffers) for c in r.all_calls) for r in regions), initial=0)
     calls = accumulate((len(r.calls) for r in regions), initial=0)
     lines = [
@@ -342,14 +346,14 @@ def _manifest(linker: _Linker, regions: list[_Bound]) -> dict[str, Any]:
 
 
 def uses(program: Program, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(symbol of a kernel, name of the value it computes) for every call of a step, in order."""
+    """(kernel symbol, name of the value that it computes) for every call of a step, in order."""
     nodes, names = program.graph.nodes(), program.graph.names()
     for calls in chain(*zip(manifest["prologues"], manifest["regions"], strict=True)):
         yield from ((symbol, names[nodes[number]]) for number, symbol in calls)
 
 
 def _arguments(linker: _Linker, region: _Bound) -> Iterator[list[Any]]:
-    """The region's rows of the argument table: [kind, offset or name]."""
+    """The rows of a region in the argument table: [kind, offset or name]."""
     for i, call in enumerate(region.all_calls):
         own_results = i < len(region.first)
         for node, own in zip(call.buffers(), _is_own(linker.program, region.number, call, own_results), strict=True):

@@ -1,7 +1,7 @@
-"""LLVM assembly text in, object code out. The only place that runs LLVM's passes.
+"""Compiles LLVM assembly to object code. This is the only module that runs LLVM's passes.
 
-A program is many modules: one for each kernel, and one with the step that calls them. They are compiled apart, so that
-they can be side by side, and so that a kernel that several programs call is compiled once. They meet when they are
+A program has many modules: one per kernel, one per region, and one with the step. Modules are compiled separately, so
+that they can be compiled in parallel and so that programs can share compiled kernels. They are linked when they are
 loaded (`rlx.runtime.native`).
 """
 
@@ -20,27 +20,27 @@ from rlx.errors import CompileError
 
 _HINT = "This is a bug of rlx; please report it."
 
-# The contexts of modules that are not closed. LLVM's code would run into freed memory if a context went first, and the
-# garbage collector knows no order.
+# The contexts of open modules. A context must outlive its module, or LLVM accesses freed memory; the garbage collector
+# does not guarantee that order.
 _contexts: dict[int, Any] = {}
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A module as object code, and the optimized assembly that it was emitted from."""
+    """A compiled module: its object code, and the optimized LLVM assembly that the code was emitted from."""
 
     code: bytes
     text: str
 
 
 class Module:
-    """A module on its way to object code. Whoever makes one closes it.
+    """An LLVM module to compile. The caller must close it, or use it in a `with` statement.
 
     Args:
         text: LLVM assembly.
 
     Raises:
-        CompileError: LLVM refuses the text.
+        CompileError: LLVM rejects the text.
     """
 
     def __init__(self, text: str, target: Target) -> None:
@@ -48,7 +48,7 @@ class Module:
 
         self._machine, self._module, self._code = target.machine(), None, b""  # the first initializes LLVM
         self._text = ""
-        # A context of its own, because LLVM lets only one thread at a time work on what shares a context.
+        # Each module has its own context: only one thread at a time may work on modules that share one.
         self._context = _contexts[id(self)] = llvm.create_context()
         try:
             self._module = llvm.parse_assembly(text, self._context)
@@ -59,11 +59,13 @@ class Module:
             raise CompileError(f"LLVM refuses the program: {error}", hint=_HINT) from error
 
     def compile(self) -> None:
-        """The long part. It holds neither Python's lock nor llvmlite's, so threads compile modules side by side.
+        """Optimizes the module and emits its code. Takes most of the time of a compile.
 
-        Code is emitted from the optimized module as it reads back from its text: emitting changes a module, and the
-        order in which a module lists the uses of a value is not part of its text. So `assembly` of the text is exactly
-        the code that was emitted.
+        It holds neither the GIL nor llvmlite's lock, so threads can compile modules in parallel.
+
+        The optimized module is written as text and parsed again before code is emitted. Emission depends on the order
+        of the use lists, which the text does not contain, and it changes the module. This way `assembly` of the text
+        shows exactly the code that was emitted.
         """
         import llvmlite.binding as llvm
 
@@ -73,19 +75,19 @@ class Module:
             self._code = _emit(module, self._machine)
 
     def result(self) -> Compiled:
-        """What `compile` made."""
+        """The result of `compile`."""
         return Compiled(self._code, self._text)
 
     def emit(self) -> bytes:
-        """Object code of a module that is optimized already: of the text of a `Compiled`, its code."""
+        """Object code of an already optimized module. For the text of a `Compiled` this is its code."""
         return _emit(self._module, self._machine)
 
     def assembly(self) -> str:
-        """Machine assembly of a module that is optimized already: of the text of a `Compiled`, that of its code."""
+        """Machine assembly of an already optimized module. For the text of a `Compiled` this matches its code."""
         return str(self._machine.emit_assembly(self._module))
 
     def close(self) -> None:
-        """Frees the module; more than once does no harm."""
+        """Frees the module. Further calls do nothing."""
         if self._module is not None:
             self._module.close()
         _contexts.pop(id(self), None)
@@ -98,11 +100,11 @@ class Module:
 
 
 def optimize(module: Any, machine: Any) -> None:
-    """Runs the optimizing pipeline in place."""
+    """Runs the optimization pipeline on the module in place."""
     import llvmlite.binding as llvm
 
     options = llvm.create_pipeline_tuning_options(speed_level=3)
-    options.slp_vectorization = False  # tile kernels are vectors already; loop kernels have loops
+    options.slp_vectorization = False  # tile kernels are vector code already; loop kernels use the loop vectorizer
     builder = llvm.create_pass_builder(machine, options)
     passes = builder.getModulePassManager()  # held: an interrupt during the call would be lost in its `__del__`
     _unlocked("LLVMPY_RunNewModulePassManager")(passes, module, builder)
@@ -124,7 +126,7 @@ def _emit(module: Any, machine: Any) -> bytes:
 
 @cache
 def _unlocked(name: str) -> Callable[..., Any]:
-    """A function of llvmlite's library without the lock that llvmlite puts around each, whatever it works on."""
+    """A function of llvmlite's library, called without llvmlite's global lock."""
     from llvmlite.binding import ffi
 
     locked = getattr(ffi.lib, name)
@@ -134,7 +136,7 @@ def _unlocked(name: str) -> Callable[..., Any]:
 
 
 def compile_module(text: str, target: Target) -> Compiled:
-    """Compiles one module; `CompileError` if LLVM refuses it."""
+    """Compiles one module; `CompileError` if LLVM rejects it."""
     with Module(text, target) as module:
         module.compile()
         return module.result()
@@ -147,23 +149,23 @@ def assembly(text: str, target: Target) -> str:
 
 
 class Modules:
-    """Compiles modules side by side, on as many cores as this process may use, while the caller writes more of them.
+    """Compiles modules in parallel, on all cores that this process may use, while the caller generates more of them.
 
-    Leaving the `with` statement early drops those that have not begun.
+    Leaving the `with` statement cancels the modules whose compilation has not started.
 
     Args:
-        known: what was compiled before, by a digest of the text; it is not compiled again. Results join it.
+        known: compiled modules by a digest of their text. They are not compiled again; new results are added.
     """
 
     def __init__(self, target: Target, known: MutableMapping[str, Compiled]) -> None:
         self._target, self._known = target, known
         self._pool = ThreadPoolExecutor(cpu_count(), "rlx-llvm")
         self._digests: dict[str, str] = {}
-        self._found: dict[str, Compiled] = {}  # of its own, because others may drop what is known
+        self._found: dict[str, Compiled] = {}  # kept here too, because others may remove entries of `known`
         self._begun: dict[str, tuple[Module, Future[None]]] = {}
 
     def add(self, name: str, text: str) -> None:
-        """Begins with a module; `CompileError` if LLVM refuses it, or one before."""
+        """Starts to compile a module; `CompileError` if LLVM rejects this module or an earlier one."""
         self._collect([digest for digest, (_, future) in self._begun.items() if future.done()])
         self._digests[name] = digest = hashlib.sha256(text.encode()).hexdigest()
         if found := self._known.get(digest):
@@ -173,10 +175,10 @@ class Modules:
             self._begun[digest] = module, self._pool.submit(module.compile)
 
     def results(self, waiting: Callable[[], object] = lambda: None) -> dict[str, Compiled]:
-        """Every module that was added, by its name; waits until they are compiled.
+        """Waits for all modules that were added, and returns them by name.
 
         Args:
-            waiting: called before each one that is waited for. What it raises ends the wait.
+            waiting: called before the wait for each module. An exception that it raises ends the wait.
         """
         for digest in list(self._begun):
             waiting()
@@ -184,7 +186,7 @@ class Modules:
         return {name: self._found[digest] for name, digest in self._digests.items()}
 
     def _collect(self, digests: list[str]) -> None:
-        """Takes what was made of modules, and frees them, which are several times as large."""
+        """Stores the results of modules, and frees the modules, which are several times as large as the results."""
         for digest in digests:
             module, future = self._begun[digest]
             future.result()

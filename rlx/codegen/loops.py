@@ -1,12 +1,13 @@
-"""Loop kernels: plain Python functions over pointers, with holes in capitals, lowered to LLVM by Numba's front end
-(`templates.py`).
+"""Loop kernels: plain Python functions over pointers, lowered to LLVM by Numba's front end (`templates.py`).
 
-A kernel is an ordinary function `(buffers..., extents..., begin, end)` that does the work units [begin, end). Module
-names that are bound to `HOLE`, in capitals, are its holes: literals that `specialize` fills in. The same text runs
-under plain Python on NumPy arrays, which is how it is debugged, and how it is tested next to its compiled form.
+A loop kernel is a function `(buffers..., extents..., begin, end)` that computes the work units [begin, end). Its holes
+are compile-time constants: module-level names in capitals that are bound to `HOLE`, for which `specialize` fills in
+literals. The same function runs under plain Python on NumPy arrays. This is how kernels are debugged, and how tests
+check the compiled form.
 
-What a kernel may use: integers, f32 arithmetic, `range`, comparisons, `a if c else b`, indexing, the primitives of
-`scalars.py` and helpers that are written the same way. No `min`, `max`, lists, strings, closures, recursion, `raise`.
+A kernel may use integers, f32 arithmetic, `range`, comparisons, `a if c else b`, indexing, the primitives of
+`scalars.py`, and helpers under the same rules. It may not use `min`, `max`, lists, strings, closures, recursion or
+`raise`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from rlx.codegen.templates import NAME, Template
 from rlx.errors import CompileError
 from rlx.ir.dtypes import DType
 
-#: A pointer inside a kernel: indexable, of the element type its parameter declares.
+#: A pointer inside a kernel. It can be indexed; the kernel's parameter declares the element type.
 Ptr: TypeAlias = Any
 #: A number inside a kernel.
 Scalar: TypeAlias = Any
-#: A function that kernels call; also the type of a hole that one fills.
+#: A function that kernels call; also the type of a hole for such a function.
 Helper: TypeAlias = Callable[..., Any]
 
 
@@ -40,7 +41,7 @@ class _Hole:
 HOLE: Any = _Hole()
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
-#: What a reduction needs to be vectorized. Never `nnan` or `ninf`: NaN and infinity must come through.
+#: The flags that a reduction needs to be vectorized. Not `nnan` or `ninf`: NaN and infinity must propagate.
 SUM_FLAGS = ("arcp", "contract", "nsz", "reassoc")
 FLAGS = frozenset(SUM_FLAGS)
 
@@ -52,7 +53,7 @@ _lock = threading.Lock()
 
 
 def fastmath(*flags: str) -> Callable[[Fn], Fn]:
-    """Marks a helper function: its float operations carry these LLVM flags when lowered, those of its caller do not."""
+    """Marks a helper function: its float operations get these LLVM flags. The operations of its callers do not."""
 
     def mark(fn: Fn) -> Fn:
         fn.fastmath = _checked_flags(flags, fn)  # type: ignore[attr-defined]
@@ -68,14 +69,14 @@ def holes_of(fn: Callable[..., Any]) -> frozenset[str]:
 
 
 def specialize(fn: Callable[..., Any], holes: Mapping[str, Any]) -> Callable[..., Any]:
-    """A function with the text of `fn` and its holes filled, in its helpers too: still plain Python.
+    """A copy of `fn` with the holes filled in it and in its helpers. The copy is a plain Python function.
 
     Args:
         fn: a kernel template.
         holes: a value for each hole: int, float, bool, a tuple of ints, or a helper function.
 
     Raises:
-        CompileError: a hole without a value, or a value without a hole.
+        CompileError: a hole has no value, or a value has no hole.
     """
     helpers = [value for value in holes.values() if isinstance(value, FunctionType)]
     wanted = holes_of(fn).union(*map(holes_of, helpers))
@@ -86,7 +87,7 @@ def specialize(fn: Callable[..., Any], holes: Mapping[str, Any]) -> Callable[...
 
 
 def _filled(fn: Callable[..., Any], holes: Mapping[str, Any]) -> Callable[..., Any]:
-    """`fn` itself without holes; else a copy, the same one for equal values."""
+    """A copy of `fn` with its holes filled, cached by the values; `fn` itself if it has no holes."""
     own = {n: holes[n] for n in fn.__code__.co_names if fn.__globals__.get(n) is HOLE}
     values = {n: _filled(v, holes) if isinstance(v, FunctionType) else v for n, v in own.items()}
     callees = {n: _filled(callee, holes) for n, callee in _callees(fn).items()}
@@ -110,7 +111,7 @@ def loop_kernel(
     flags: Sequence[str] = (),
     alias: bool = False,
 ) -> Kernel:
-    """Lowers a kernel template for given holes; once a process for equal arguments.
+    """Lowers a kernel template with the values of its holes. The result is cached for the process.
 
     Args:
         fn: the template `(buffers..., extents..., begin, end)`.
@@ -118,10 +119,10 @@ def loop_kernel(
         params: name and dtype of each buffer. f16 and bf16 are indexed as u16 bits, block formats and q8a as bytes.
         extents: names of the run-time extents, i64.
         flags: LLVM fast-math flags of the template's own float operations (see `SUM_FLAGS`).
-        alias: whether buffers may overlap. If not, LLVM is told so and vectorizes without checks at run time.
+        alias: whether buffers may overlap. If not, pointers are `noalias` and LLVM vectorizes without run-time checks.
 
     Raises:
-        CompileError: the signature, the holes or the flags do not fit, or the text cannot be lowered.
+        CompileError: the signature, the holes or the flags do not fit, or Numba cannot lower the function.
     """
     _check_signature(fn, [name for name, _ in params], extents)
     chosen = _checked_flags(flags, fn)
@@ -134,12 +135,12 @@ def loop_kernel(
 
 
 def python_form(kernel: Kernel) -> Callable[..., Any]:
-    """The plain Python function that a loop kernel was lowered from, to run on flat NumPy arrays.
+    """The plain Python function that a loop kernel was lowered from. It runs on flat NumPy arrays.
 
     Arrays have the element types of the parameters (uint16 for f16 and bf16, uint8 for block formats and q8a).
 
     Raises:
-        CompileError: it is no loop kernel of this process.
+        CompileError: this process did not lower a loop kernel of that name.
     """
     if kernel.symbol not in _python:
         raise CompileError("not a loop kernel that this process lowered", where=kernel.symbol)
@@ -173,7 +174,7 @@ def _stored_as(dtype: DType) -> str:
 
 
 def _identity(value: Any) -> str:
-    """A hole's value as part of a key: 1, 1.0 and True are different literals, so equality will not do."""
+    """A hole's value as part of a key. 1, 1.0 and True are equal in Python but different literals."""
     return f"function {id(value)}" if isinstance(value, FunctionType) else repr(value)
 
 
@@ -194,7 +195,7 @@ def _checked_flags(flags: Sequence[str], fn: Callable[..., Any]) -> tuple[str, .
 def _source(
     fn: Callable[..., Any], holes: Mapping[str, Any], params: Sequence[tuple[str, DType]], flags: tuple[str, ...]
 ) -> str:
-    """The text a person reads: holes and buffers as comments, the helpers in the order of their use, the kernel."""
+    """The readable form: holes and buffers as comments, the helpers in the order of their use, the kernel."""
     values = (f"#   {name} = {getattr(value, '__name__', value)}" for name, value in sorted(holes.items()))
     header = [f"# {fn.__name__.strip('_')}({', '.join(f'{name}: {dtype}' for name, dtype in params)})", *values]
     if flags:
@@ -215,6 +216,6 @@ def _helpers(fn: Callable[..., Any], found: list[Callable[..., Any]]) -> list[Ca
 
 
 def _callees(fn: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    """The helper functions that `fn` calls, by the name it calls them."""
+    """The helper functions that `fn` calls, by their names in `fn`."""
     values = {name: fn.__globals__.get(name) for name in fn.__code__.co_names}
     return {name: value for name, value in values.items() if isinstance(value, FunctionType)}

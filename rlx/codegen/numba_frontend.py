@@ -1,11 +1,11 @@
-"""From a plain Python function to LLVM assembly, through Numba's type inference and lowering and nothing else of it.
+"""Lowers a plain Python function to LLVM assembly with Numba's type inference and lowering.
 
-Numba's public `cfunc` compiles for the host and optimizes twice on the way; rlx optimizes once, for its own target. So
-this module runs the front half of Numba's pipeline on small contexts of its own: only the registries that scalar loops
-need are loaded, functions get the C calling convention at once, there is no Python API, no reference counting and no
-environment object to strip afterwards. Numba's internals are private API: pyproject pins the minor version.
+Numba's public `cfunc` compiles for the host and optimizes twice; rlx optimizes once, for its own target. So this module
+runs only the front end of Numba's pipeline, on reduced contexts. They load only the registries that scalar loops need
+and use the C calling convention from the start. The output has no Python API calls, no reference counting and no
+environment object. Numba's internals are private API, so pyproject pins the minor version.
 
-Importing this module imports Numba, so `loops.py` does it on the first lowering.
+Importing this module imports Numba, so `templates.py` imports it only for the first lowering.
 """
 # mypy: disable-error-code="misc,name-defined,no-untyped-call,untyped-decorator,attr-defined,assignment"
 
@@ -30,7 +30,7 @@ from numba.core.typing.templates import AbstractTemplate, ConcreteTemplate, buil
 from rlx.codegen.scalars import Primitive
 from rlx.errors import CompileError
 
-#: Layout of x86-64. Lowering only asks it whether a value fits registers; the linker sets the real one.
+#: Data layout of x86-64. Lowering uses it only to see whether a value fits registers; the real one is set later.
 _DATA_LAYOUT = "e-m:e-p270:32:32-p271:32:32-p272:64:64-i64:64-i128:128-f80:128-n8:16:32:64-S128"
 _FLOAT_OPS = frozenset({"fadd", "fsub", "fmul", "fdiv", "frem", "fcmp"})
 _LABEL = re.compile(r'"?B(\d+)[.\w]*"?:')
@@ -39,7 +39,7 @@ _LOCK = threading.RLock()
 
 
 def _numba_type(name: str) -> Any:
-    """`f32`, `u8`, `i64`, ..., `*u8`, `none`."""
+    """The Numba type of a name such as `f32`, `u8`, `i64`, `*u8` or `none`."""
     if name.startswith("*"):
         return types.CPointer(_numba_type(name[1:]))
     kinds = {"f": "float", "i": "int", "u": "uint"}
@@ -54,7 +54,7 @@ def _type_name(ty: Any) -> str:
 
 @dataclass
 class _Text:
-    """The LLVM text of one Python function, and everything it calls."""
+    """The LLVM text of one Python function and of everything that it calls."""
 
     function: str
     signature: Any
@@ -63,7 +63,7 @@ class _Text:
 
 
 class _CConvention(callconv.BaseCallConv):
-    """Arguments and the value as C passes them; a kernel cannot raise, so there is no status to return."""
+    """The C calling convention. Kernels cannot raise, so functions return no status."""
 
     def _make_call_helper(self, builder: Any) -> None:
         return None
@@ -99,10 +99,10 @@ class _CConvention(callconv.BaseCallConv):
 
 
 class _TypingContext(typing.BaseContext):
-    """Types of operators, casts, ranges, pointers and tuples.
+    """A typing context for operators, casts, ranges, pointers and tuples only.
 
-    Builtins that Numba implements as overloads (`min`, `max`, `sum`, ...) are left out: the first of them loads the
-    whole CPU target, which costs more than all lowering.
+    It omits the builtins that Numba implements as overloads (`min`, `max`, `sum`, ...). Loading one of them loads the
+    whole CPU target, which takes longer than all lowering.
     """
 
     def _load_builtins(self) -> None:
@@ -119,9 +119,9 @@ class _TypingContext(typing.BaseContext):
                 self._merge_global(value, ty)
 
     def resolve_value_type(self, val: Any) -> Any:
-        """The type of a global: of `range`, `float` and the like from the registry.
+        """The type of a global. Classes such as `range` and `float` are looked up in the registry first.
 
-        Numba first looks whether a class is one of its typed containers, and loads them and the CPU target for it.
+        Numba would first check whether a class is one of its typed containers. That loads them and the CPU target.
         """
         known = self._lookup_global(val) if isinstance(val, type) else None
         return super().resolve_value_type(val) if known is None else known
@@ -134,7 +134,7 @@ class _TypingContext(typing.BaseContext):
 
 
 class _TargetContext(base.BaseContext):
-    """Lowering of builtins only."""
+    """A target context that lowers builtins only."""
 
     environment = None
     target_data = llvm.create_target_data(_DATA_LAYOUT)
@@ -158,7 +158,7 @@ class _TargetContext(base.BaseContext):
 _REGISTRY = imputils.Registry("rlx loops")
 
 
-# Numba's own versions leave out `inbounds`, without which LLVM checks at run time that addresses do not wrap.
+# Numba's own versions omit `inbounds`. Without it LLVM adds run-time checks that addresses do not wrap.
 @_REGISTRY.lower(operator.getitem, types.CPointer, types.Integer)
 def _load_item(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     return builder.load(builder.gep(args[0], [args[1]], inbounds=True))
@@ -177,7 +177,7 @@ def _set_flags(module: Any, flags: tuple[str, ...]) -> None:
 
 
 class _Library:
-    """Stands where Numba expects a code library: hands out a module and keeps the one function lowered into it."""
+    """Replaces Numba's code library: creates a module and keeps the one function that is lowered into it."""
 
     recorded_timings = None
 
@@ -222,7 +222,7 @@ _PASSES = (
 
 
 class _Pipeline(compiler.CompilerBase):
-    """Numba's pipeline without object mode, parallel loops, inlining, reference counting and its back end."""
+    """Numba's pipeline without object mode, parallel loops, inlining, reference counting and the back end."""
 
     def define_pipelines(self) -> list[Any]:
         manager = PassManager("rlx")
@@ -233,7 +233,7 @@ class _Pipeline(compiler.CompilerBase):
 
 
 class Frontend:
-    """The contexts, and the functions that were lowered with them."""
+    """The Numba contexts, and a cache of the functions lowered with them."""
 
     def __init__(self) -> None:
         self.typing = _TypingContext()
@@ -285,7 +285,7 @@ class Frontend:
         return type(primitive.name, (ConcreteTemplate,), {"key": primitive, "cases": [case]})
 
     def _helper(self, fn: Any) -> Any:
-        """A template that lowers `fn` for the argument types of each call it meets, once."""
+        """A template that lowers `fn` once for each combination of argument types in calls."""
 
         def generic(template: Any, args: Any, kws: Any) -> Any:
             text = self._helper_text(fn, tuple(map(types.unliteral, args)))
@@ -324,7 +324,7 @@ def _call(name: str, signature: Any) -> Any:
 
 
 def _assemble(library: _Library, signature: Any, callees: list[_Text]) -> _Text:
-    """Splits the printed module into its definition and declarations; those of Python callees are dropped."""
+    """Splits the printed module into its definition and declarations. Declarations of Python callees are dropped."""
     text = _Text(library.name, signature)
     for callee in callees:
         text.declarations |= callee.declarations
@@ -341,13 +341,13 @@ def _assemble(library: _Library, signature: Any, callees: list[_Text]) -> _Text:
 
 
 def _keep_loops(text: str) -> str:
-    """Tells LLVM not to unroll: it would flatten a loop over the 32 elements of a block before vectorizing it.
+    """Disables unrolling of loops. LLVM would unroll a loop over the 32 elements of a block before it vectorizes it.
 
-    Numba names a basic block by its bytecode offset, `B38` or, when lowering splits it, `B38.endif`; a branch to an
-    offset not above the own one closes a loop.
+    Numba names a basic block by its bytecode offset, such as `B38`, or `B38.endif` when lowering splits it. A branch to
+    the same or a lower offset is the back edge of a loop.
     """
     lines = text.split("\n")
-    ids: dict[tuple[int, int], int] = {}  # one a loop, even if several branches close it
+    ids: dict[tuple[int, int], int] = {}  # one per loop, also if it has several back edges
     function, at = 0, -1
     for i, line in enumerate(lines):
         if line.startswith("define"):

@@ -1,7 +1,7 @@
-"""A step around one kernel: workers share its units. What packing and the benchmarks run, without a program.
+"""A step function for a single kernel, whose units all workers share. Packing and benchmarks use it without a program.
 
-`void range_<symbol>(ptr ctx, i64 worker, i64 workers)`; ctx holds 64-bit words: the kernel's buffers, its extents, the
-number of units, the grain, and a counter that must be zero before the step.
+`void range_<symbol>(ptr ctx, i64 worker, i64 workers)`. ctx holds 64-bit words: the kernel's buffers, its extents, the
+number of units, the grain (units per range), and a counter that must be zero before the step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from rlx.codegen.kernel import Kernel
 
 
 def range_step(kernel: Kernel) -> tuple[str, str]:
-    """-> (name of the step, LLVM assembly of it)."""
+    """Returns (name of the step function, its LLVM assembly)."""
     buffers, extents = len(kernel.buffers), len(kernel.extents)
     words = buffers + extents + 3
     kinds = ["ptr"] * buffers + ["i64"] * (words - buffers - 1)

@@ -1,8 +1,8 @@
-"""What a loop kernel may call: casts, bit casts, square root and angle functions, unaligned access, half floats.
+"""Functions that loop kernels may call: casts, bit casts, math functions, unaligned access, 16-bit floats.
 
-A `Primitive` has two meanings, a Python one and an LLVM one; everything else here is plain Python over them, so it is
-lowered like the kernels that call it. Arithmetic is 32-bit on purpose: write `f32(0.5)`, never `0.5`, because NumPy
-would keep single precision where the compiled form would widen to double.
+A `Primitive` has two implementations, one in Python and one in LLVM. All other functions here are plain Python over
+primitives, and are lowered like the kernels that call them. Arithmetic is 32-bit: write `f32(0.5)`, never `0.5`. With
+`0.5`, NumPy would keep single precision but the compiled form would widen to double.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class Primitive:
     """A scalar operation that Python has no operator for.
 
     Attributes:
-        name: what it is called in kernels.
+        name: its name in kernels.
         args: types of the operands; `*u8` is a byte pointer.
         result: type of the value, or `none`.
-        python: what it means on NumPy scalars and byte arrays.
-        llvm: `(builder, operands) -> value`, what it means in LLVM.
+        python: the implementation on NumPy scalars and byte arrays.
+        llvm: the implementation in LLVM, `(builder, operands) -> value`.
     """
 
     name: str
@@ -136,8 +136,9 @@ def _store(name: str, dtype: str, scalar: Any) -> Primitive:
 
 @cache
 def stack_memory(dtype: str, count: int) -> Primitive:
-    """`memory()`: a pointer to `count` numbers of the call, on a 64-byte line. One object a size: kernels are equal if
-    theirs is.
+    """`memory()`: a pointer to stack memory for `count` numbers, aligned to 64 bytes.
+
+    The primitive is cached by its arguments, so that equal kernels have equal holes.
     """
 
     def llvm(builder: Any, operands: Any) -> Any:
@@ -169,8 +170,8 @@ store_i32 = _store("store_i32", "i32", i32)
 store_f32 = _store("store_f32", "f32", f32)
 
 # ------------------------------------------------------------------------------------------------ half floats
-# Bit arithmetic instead of LLVM's `half`: the baseline x86 has no conversion instructions and LLVM would call into a
-# runtime library there. It vectorizes, and it does not depend on the thread's denormal mode.
+# The conversions use bit arithmetic instead of LLVM's `half`. Baseline x86 has no conversion instructions, and LLVM
+# would call a runtime library there. Bit arithmetic vectorizes, and does not depend on the thread's denormal mode.
 
 
 def f16_to_f32(half: Any) -> Any:
@@ -185,12 +186,12 @@ def f16_to_f32(half: Any) -> Any:
 
 
 def f32_to_f16(x: Any) -> Any:
-    """Half-precision bits (u16) of a value, rounded to nearest even; overflow is infinity, NaN stays NaN."""
+    """Half-precision bits (u16) of a value, rounded to nearest even. Overflow gives infinity, NaN stays NaN."""
     bits = as_bits(x)
     magnitude = u32(bits & u32(0x7FFFFFFF))
     odd = u32((magnitude >> u32(13)) & u32(1))
     normal = u32(u32(magnitude + u32(0xFFF) + odd) - u32(0x38000000)) >> u32(13)
-    # Next to 0.5 a step of f32 is 2^-24, the step of half subnormals: the addition does the rounding.
+    # Near 0.5 the spacing of f32 numbers is 2^-24, that of half subnormals: adding 0.5 rounds to a half subnormal.
     tiny = u32(as_bits(as_f32(magnitude) + f32(0.5)) - u32(0x3F000000))
     half = tiny if magnitude < u32(0x38800000) else normal
     half = u32(0x7C00) if magnitude >= u32(0x477FF000) else half
@@ -214,7 +215,7 @@ def f32_to_bf16(x: Any) -> Any:
 
 
 def keep_f32(x: Any) -> Any:
-    """The conversion of a buffer that holds f32: none."""
+    """The conversion for buffers of f32: returns the value unchanged."""
     return f32(x)
 
 
@@ -222,15 +223,18 @@ def keep_f32(x: Any) -> Any:
 
 
 def round_even(x: Any) -> Any:
-    """Nearest integer of |x| < 2^22 as i32, ties to even: adding 1.5 * 2^23 leaves it in the mantissa's low bits."""
+    """Nearest integer of x as i32, ties to even, for |x| < 2^22.
+
+    Adding 1.5 * 2^23 leaves the integer in the low bits of the mantissa.
+    """
     return i32(as_bits(x + f32(12582912.0)) - u32(0x4B400000))
 
 
 def exp(x: Any) -> Any:
     """e^x for x <= 88, error below 2 units in the last place; below -87.3 it is 0, NaN stays NaN.
 
-    Range reduction to |r| <= ln(2)/2 with ln(2) in two parts, then the Taylor polynomial of degree 7 (its remainder
-    is 5e-9 there), then 2^n through the exponent bits. A call of libm would not vectorize.
+    The range is reduced to |r| <= ln(2)/2, with ln(2) in two parts. The Taylor polynomial of degree 7 gives e^r (its
+    remainder is 5e-9), and the exponent bits give 2^n. A call of libm would not vectorize.
     """
     low = x < f32(-87.3)
     y = f32(-87.3) if low else x
@@ -245,15 +249,15 @@ def exp(x: Any) -> Any:
     p = p * r + f32(0.5)
     p = p * r + f32(1.0)
     p = p * r + f32(1.0)
-    # n as an integer is in the low bits of `shifted`; converting it would be undefined for NaN.
+    # The integer n is in the low bits of `shifted`. A conversion of `n` to an integer would be undefined for NaN.
     scale = as_f32(u32(u32(as_bits(shifted) - u32(0x4B400000 - 127)) << u32(23)))
     return f32(0.0) if low else p * scale
 
 
 def order_key(x: Any) -> Any:
-    """An i32 that orders as x does: -0 equals +0, and every NaN is the greatest, so that a search finds it.
+    """An i32 with the order of x: -0 equals +0, and every NaN is greater than all numbers, so that a search finds it.
 
-    Without branches, which LLVM would thread through a running maximum until it no longer vectorizes.
+    The code has no branches. With branches, LLVM's jump threading would stop a running maximum from being vectorized.
     """
     bits = i32(as_bits(x))
     magnitude = i32(bits & i32(0x7FFFFFFF))

@@ -1,6 +1,6 @@
-"""Select: which kernel does the work of a node. One ordered table: op -> function that builds the call.
+"""Kernel selection: chooses the kernel for each node, by a table from op to the function that builds the call.
 
-A call is a kernel, the values whose buffers it gets, the run-time extents it asks for and its number of work units.
+A call names the kernel, the values whose buffers it takes, the run-time extents and the number of work units.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlx.passes.program import root
 
 
 def rows(node: Node) -> DimLike:
-    """Number of rows of a value whose last axis is the row."""
+    """Number of rows of a value: the product of all axes but the last."""
     static = prod(d for d in node.shape[:-1] if isinstance(d, int))
     symbolic = [d for d in node.shape[:-1] if isinstance(d, dims.Dim)]
     if len(symbolic) > 1:
@@ -32,12 +32,16 @@ def rows(node: Node) -> DimLike:
 
 
 def width(node: Node) -> int:
-    """Elements of a row, which kernels have as a literal."""
+    """Elements of a row: the last axis, which must be static because kernels have it as a literal."""
     return static(node, -1)
 
 
 def static(node: Node, axis: int) -> int:
-    """An extent that kernels have as a literal."""
+    """The size of an axis that must be static, because kernels have it as a literal.
+
+    Raises:
+        CompileError: the size is symbolic.
+    """
     size = node.shape[axis]
     if not isinstance(size, int):
         raise CompileError(f"axis {axis} must be static, found {size}", where=repr(node), hint="Bind its symbol.")
@@ -158,7 +162,7 @@ def _attention(n: Node, target: Target) -> Call:
 def _attention_of_a_row(
     n: Node, shape: tuple[int, int, int], target: Target, extents: Sequence[DimLike], options: dict[str, Any]
 ) -> Call:
-    """Over ranges of positions, where there are too few KV heads for all workers."""
+    """The call for one query row. It splits the positions into ranges if there are too few KV heads for all workers."""
     from rlx.codegen.kernels import attention_split as ranges
     from rlx.codegen.kernels.attention import attention
 
@@ -221,7 +225,7 @@ def _concat(n: Node, target: Target) -> Call:
 
 
 def _around(n: Node, axis: int) -> tuple[int, int]:
-    """Runs of contiguous elements in a row of a value cut along an axis, and elements that one index moves by."""
+    """The sizes around an axis: (contiguous runs per index of axis 0, elements per index of the axis)."""
     sizes = [static(n, i) for i in range(1, len(n.shape))]
     return prod(sizes[: axis - 1]), prod(sizes[axis:])
 
@@ -259,7 +263,7 @@ def _linear_pick(n: Node, target: Target) -> Call:
 def _top_k(n: Node, target: Target) -> Call:
     from rlx.codegen.kernels.reduce import top_k
 
-    scratch = 4 * n["k"]  # a unit's k largest values, which nobody reads
+    scratch = 4 * n["k"]  # the k largest values of a unit, which the kernel writes and nothing reads
     return _call(n, top_k(width(n.inputs[0]), n["k"]), Units(rows(n)), args=(0, SCRATCH, 1), scratch=scratch)
 
 
@@ -320,7 +324,7 @@ KERNELS: dict[str, Callable[[Node, Target], Call]] = {
 
 
 def select(node: Node, target: Target) -> Call:
-    """The call for a node; `CompileError` where no kernel serves it."""
+    """The kernel call for a node; `CompileError` if no kernel supports it."""
     build = KERNELS.get(node.op)
     if build is None:
         raise CompileError(f"no kernel serves {node!r}", hint=f"Ops with kernels: {', '.join(KERNELS)}.")

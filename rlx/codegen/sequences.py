@@ -1,9 +1,10 @@
-"""Rows that are sequences of their own: a loop over rows around the kernel that serves one.
+"""Batches of sequences: a kernel that loops over rows and calls the kernel of a single row.
 
-Codegen, between `select.py`, which finds the kernel of one row, and the linker. The units of a row are those of the
-kernel, so that the workers share rows and heads alike, and each row has the bits it would have alone:
+Each row is a separate sequence, with its own states and its own length. `select.py` finds the kernel for one row, and
+this module wraps it before it is linked. The units are those of the inner kernel times the number of rows, so workers
+share rows and heads. The result of a row has the same bits as in a batch of one:
 
-    for unit in begin .. end:                           # in runs of one row
+    for unit in begin .. end:                           # the units of one row per call
         row, own = unit // of_a_row, unit % of_a_row
         kernel(x + row * row_bytes, state + slots[row] * slot_bytes, ..., past=lengths[row], own)
 """
@@ -30,17 +31,17 @@ from rlx.passes.memory import ALIGN
 
 @dataclass(frozen=True)
 class _Step:
-    """How a buffer of the kernel moves: `nbytes` from a row to the next, or from a slot to the next."""
+    """The stride of a buffer of the kernel: `nbytes` from one row to the next, or from one slot to the next."""
 
     by_slot: bool
     nbytes: DimLike
 
 
 def by_sequence(node: Node, single: Call, target: Target) -> Call:
-    """The call for a node whose rows are sequences of their own; `single` is that of one row of it.
+    """The call for a node whose rows are separate sequences. `single` is the call for one row of it.
 
     Raises:
-        CompileError: the number of a row's units is not known now.
+        CompileError: the number of units per row is not known at compile time.
     """
     of_a_row = single.units.most({}) if isinstance(single.units.dim, int) else single.units.busy
     if of_a_row is None:
@@ -48,7 +49,8 @@ def by_sequence(node: Node, single: Call, target: Target) -> Call:
     scratch = -(-single.scratch * of_a_row // ALIGN) * ALIGN
     steps = [_step(node, arg, scratch) for arg in single.args]
     slots, past = len(node.inputs) - 2, len(node.inputs) - 1
-    args = [past + 1 if arg == slots else arg for arg in single.args]  # of one row the result comes where slots are now
+    # In the call of a single row, the result has the index that `slots` has here.
+    args = [past + 1 if arg == slots else arg for arg in single.args]
     extents = [dims.bind(extent, {"PAST_SEQ": 0}) for extent in single.extents]
     return replace(
         single,
@@ -62,7 +64,7 @@ def by_sequence(node: Node, single: Call, target: Target) -> Call:
 
 
 def _step(node: Node, arg: int, scratch: int) -> _Step:
-    """How the buffer of an operand, the result or the scratch memory moves."""
+    """The stride of the buffer of an operand, of the result or of the scratch memory."""
     operands, result = roles(node.op, dict(node.attrs))
     if arg == SCRATCH:
         return _Step(False, scratch)
@@ -76,7 +78,10 @@ def _step(node: Node, arg: int, scratch: int) -> _Step:
 
 
 def _loop(single: Call, of_a_row: int, steps: Sequence[_Step], target: Target) -> Kernel:
-    """The kernel over rows; extents are those of one row, of positions what is not `past`, then the bytes of slots."""
+    """The kernel that loops over rows.
+
+    Its extents are those of the inner kernel, with `past` set to 0 in them, then the slot strides in bytes.
+    """
     inner = single.kernel
     names = [f"slot_bytes_{name}" for name, step in zip(inner.buffers, steps, strict=True) if step.by_slot]
     e = Emitter(target, [*inner.buffers, "slots", "lengths"], [*inner.extents, *names])
@@ -103,12 +108,12 @@ def _loop(single: Call, of_a_row: int, steps: Sequence[_Step], target: Target) -
 
 
 def _times_past(dim: DimLike) -> int:
-    """How often PAST_SEQ is in a dim."""
+    """The coefficient of PAST_SEQ in a dim."""
     return dict(dim.terms).get("PAST_SEQ", 0) if isinstance(dim, dims.Dim) else 0
 
 
 def _outline(inner: Kernel, of_a_row: int, steps: Sequence[_Step]) -> str:
-    """What a person reads instead of the loop."""
+    """The readable outline of the loop."""
     moved = [
         f"{name} + {'slots[row]' if step.by_slot else 'row'} * {step.nbytes}" if step.nbytes else name
         for name, step in zip(inner.buffers, steps, strict=True)

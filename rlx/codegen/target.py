@@ -1,13 +1,13 @@
-"""What machine the code is for: instruction set level, features and cores. First stop of code generation.
+"""The target machine of code generation: instruction set level, features and number of cores.
 
-A level is a promise about instructions. `amx` means AVX-512 with its dot products and tile registers; `avx512` means F,
-BW, VL and DQ; `avx2` means AVX2, FMA and F16C; `generic` is the triple's baseline and portable vector IR. Within a
-level, the dot-product instructions of the machine (VNNI, AVX-VNNI) are used when present. A name such as
-`avx512-vnni-bf16` is a level without some of these features: the code of another machine, on this one. Everything that
-changes code is in `describe()` and `tuning`, which belong into cache keys.
+A level is a set of required instructions. `amx` means AVX-512 with its dot products and tile registers; `avx512` means
+F, BW, VL and DQ; `avx2` means AVX2, FMA and F16C; `generic` is the triple's baseline and portable vector IR. Within a
+level, the machine's dot-product instructions (VNNI, AVX-VNNI) are used if present. A name such as `avx512-vnni-bf16` is
+a level without some of these features. It makes this machine run the code of a machine that lacks them. `describe()`
+and `tuning` together contain everything that changes code, so both belong in cache keys.
 
-Tile registers need the kernel's permission, which this file asks for before it says that the machine has them. It is
-the whole process's, so it counts for threads that run already, and for children after a fork.
+Tile registers need permission from the operating system. This module requests it before it reports that the machine has
+them. The permission holds for the whole process, including threads that already run and children after a fork.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rlx import env
 from rlx.codegen.tuning import Tuning
 from rlx.errors import TargetError
 
-#: Levels from the plainest to the widest. `native` is the widest one that the machine has.
+#: Levels from the narrowest to the widest. `native` is the widest one that the machine supports.
 LEVELS = ("generic", "avx2", "avx512", "amx")
 
 _AVX512 = frozenset({"avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq"})
 _TILES = frozenset({"amx-tile", "amx-int8", "amx-bf16"})
-_SLOW_BESIDE_TILES = frozenset({"avx512bf16"})  # processors with tiles have these dots at half the rate of f32
+_SLOW_BESIDE_TILES = frozenset({"avx512bf16"})  # on processors with tiles, these dot products run at half the f32 rate
 
-#: Instructions a level stands for: the machine must have all of them.
+#: Features that a level requires: the machine must have all of them.
 REQUIRED: dict[str, frozenset[str]] = {
     "generic": frozenset(),
     "avx2": frozenset({"avx", "avx2", "fma", "f16c"}),
@@ -45,7 +45,7 @@ _AVX2_EXTRAS = frozenset(
 
 _AVX512_EXTRAS = frozenset({"avx512cd", "avx512vnni", "avx512bf16", "avx512vbmi", "avx512fp16"})
 
-#: Instructions a level uses when the machine has them, beyond the required ones.
+#: Features that a level uses if the machine has them, beyond the required ones.
 OPTIONAL: dict[str, frozenset[str]] = {
     "generic": frozenset(),
     "avx2": _AVX2_EXTRAS,
@@ -65,14 +65,14 @@ _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # the system cal
 
 @dataclass(frozen=True)
 class Target:
-    """The machine that code is made for. Immutable and hashable.
+    """The machine that code is generated for. Immutable and hashable.
 
     Attributes:
         level: `generic`, `avx2`, `avx512` or `amx`.
         triple: LLVM target triple.
-        cpu: LLVM name of the level's processor model, not of this machine, so equal levels give equal code.
-        features: LLVM feature string: what the level may use and this machine has.
-        tuned: numbers measured for the machine; None takes the cache folder's, else the level's defaults.
+        cpu: LLVM name of the level's processor model, not of this machine's, so that equal levels give equal code.
+        features: LLVM feature string: the features that the level may use and that this machine has.
+        tuned: tuning measured for the machine; None takes the cache folder's, else the level's defaults.
     """
 
     level: str
@@ -86,12 +86,12 @@ class Target:
         """The target of this machine at `level`: `native`, `generic`, `avx2`, `avx512` or `amx`.
 
         A level may be followed by `-feature` for each feature to leave out, as in `avx512-vnni-bf16`. `native` is then
-        the widest level that does not need them. None means the environment variable RLX_TARGET, or `native` where
+        the widest level that does not require them. None means the environment variable RLX_TARGET, or `native` if
         that is unset or empty.
 
         Raises:
             TargetError: the level or a feature is unknown, this machine lacks the level's instructions, or the level
-                is not what it is without the feature.
+                requires a feature that is to be left out.
         """
         name, *names = (level or env.target() or "native").split("-")
         triple, features = _host()
@@ -101,7 +101,7 @@ class Target:
 
     @property
     def tuning(self) -> Tuning:
-        """The numbers that kernels read: those measured, or the level's defaults."""
+        """The tuning that kernels use: the measured one, or the level's defaults."""
         return self.tuned or Tuning.default(self.level)
 
     @property
@@ -126,7 +126,7 @@ class Target:
 
     @property
     def vectors(self) -> str:
-        """The level of the vector registers, `generic`, `avx2` or `avx512`: what decides how vector code is tiled."""
+        """The level of the vector registers, `generic`, `avx2` or `avx512`. It decides how vector code is tiled."""
         return "avx512" if self.level == "amx" else self.level
 
     @property
@@ -136,7 +136,7 @@ class Target:
 
     @property
     def vector_room(self) -> int:
-        """How many vectors of 16 f32 the registers hold."""
+        """Number of 16-lane f32 vectors that the registers hold."""
         return {"generic": 4, "avx2": 8, "avx512": 32}[self.vectors]
 
     def has(self, feature: str) -> bool:
@@ -144,10 +144,10 @@ class Target:
         return f"+{feature}" in self.features.split(",")
 
     def without(self, *features: str) -> Target:
-        """The same target without some optional features, by their LLVM names: how to reach other machines' code.
+        """The same target without some optional features, given by LLVM name. It generates another machine's code.
 
         Raises:
-            TargetError: a feature is part of the level.
+            TargetError: the level requires a feature.
         """
         fixed = REQUIRED[self.level] & set(features)
         if fixed:
@@ -166,24 +166,24 @@ class Target:
         )
 
     def describe(self) -> dict[str, str]:
-        """Everything about the target but its tuning that changes code, for cache keys."""
+        """The properties of the target that change code, without the tuning. For cache keys."""
         return {"level": self.level, "triple": self.triple, "cpu": self.cpu, "features": self.features}
 
 
 def supported_levels(features: frozenset[str]) -> tuple[str, ...]:
-    """The levels that a machine with these LLVM features has."""
+    """The levels that a machine with these LLVM features supports."""
     return tuple(level for level in LEVELS if REQUIRED[level] <= features)
 
 
 def cpu_count() -> int:
-    """Physical cores this process may use by affinity and cgroup quota; hyper-threads count once. At least 1."""
+    """Physical cores that this process may use, by affinity and cgroup quota. Hyper-threads count once. At least 1."""
     allowed = _affinity()
     cores = len({_siblings(cpu) & allowed for cpu in allowed})
     return max(1, int(min(cores, cgroup_quota())))
 
 
 def usable_cpus() -> float:
-    """Logical CPUs this process may use at a time: the smaller of its affinity and its cgroup quota."""
+    """Logical CPUs that this process may use at a time: the smaller of its affinity and its cgroup quota."""
     return min(len(_affinity()), cgroup_quota())
 
 
@@ -229,10 +229,10 @@ def _target(level: str, triple: str, features: frozenset[str]) -> Target:
     allowed = REQUIRED[level] | OPTIONAL[level]
     if level == "avx512" and features >= _TILES:
         allowed -= _SLOW_BESIDE_TILES
-    # The level's processor model implies a few features; one that this machine lacks must be taken back by name.
+    # The level's processor model implies a few features. Those that this machine lacks are disabled by name.
     missing = _BASELINE_OF_CPU[_CPU[level]] - features
     flags = [f"+{f}" for f in sorted(allowed & features)] + [f"-{f}" for f in sorted(missing)]
-    # LLVM splits 512-bit vectors in two on the v4 model unless told otherwise.
+    # On the v4 model LLVM splits 512-bit vectors in two unless this feature is off.
     return Target(level, triple, _CPU[level], ",".join(flags + ["-prefer-256-bit"] * (level in ("avx512", "amx"))))
 
 
@@ -251,7 +251,7 @@ def _host() -> tuple[str, frozenset[str]]:
 
 
 def _tiles_permitted() -> bool:
-    """Asks the kernel for the tile registers, for this process and its children; others than Linux are not asked."""
+    """Requests the tile registers from the Linux kernel, for this process and its children. Other systems: false."""
     if sys.platform != "linux":
         return False
     return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
@@ -273,7 +273,7 @@ def _affinity() -> frozenset[int]:
 
 
 def _siblings(cpu: int) -> frozenset[int]:
-    """The logical CPUs that share the core of `cpu`; itself alone where the system does not say."""
+    """The logical CPUs that share the core of `cpu`; only `cpu` if the system does not report them."""
     text = _read(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
     return parse_cpu_list(text) if text else frozenset({cpu})
 
@@ -304,7 +304,7 @@ def _groups(root: Path) -> list[tuple[str, str]]:
 
 
 def _ancestors(path: str) -> list[str]:
-    """The folder, each folder above it and the mount itself: inside a container the path may not be visible."""
+    """The folder, each folder above it and the mount itself. Inside a container the folder may not be visible."""
     parts = [part for part in path.strip("/").split("/") if part]
     return ["/".join(parts[:count]) for count in range(len(parts), -1, -1)]
 

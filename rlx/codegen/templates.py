@@ -1,13 +1,14 @@
-"""Loop kernels as LLVM templates: what Numba's front end makes of a kernel, with its numbers left open.
+"""LLVM templates of loop kernels: the output of Numba's front end with placeholders for numeric constants.
 
 Kernels that differ in numbers only (a width, an epsilon) have the same types and the same instructions. So a kernel is
-lowered once, with a marker in the place of each number, and a template is filled in by writing the numbers into it. The
-text is the one that Numba makes of the kernel with these numbers, character by character.
+lowered once, with a marker value for each number, and the markers are replaced by placeholders. Filling in the numbers
+gives exactly the text that Numba would produce for them.
 
-The package brings the templates of its own kernels (`templates.xz`), because importing Numba and inferring types is a
-quarter of a cold start. A template's name there is a digest of everything that it is made of: the sources of the kernel
-and its helpers, the types, the kinds of its holes, this module and the front end, the versions of Numba and llvmlite.
-Whatever differs is simply not found, and lowered here and now. `python tools/lower_loops.py` writes the archive.
+The package contains an archive with the templates of its own kernels (`templates.xz`), because importing Numba and
+inferring types takes a quarter of a cold start. The key of a template there is a digest of all of its inputs: the
+sources of the kernel and its helpers, the types, the kinds of its holes, this module and the front end, the versions of
+Numba and llvmlite. If the archive lacks a key, the kernel is lowered at run time. `python tools/lower_loops.py` writes
+the archive.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ARCHIVE = Path(__file__).with_name("templates.xz")
 NAME = "kernel"
 
 _FRONTEND = "rlx.codegen.numba_frontend"
-_INT, _FLOAT = 0x3A5EED0000000001, 1.0 + 2.0**-30  # the first markers of either kind
+_INT, _FLOAT = 0x3A5EED0000000001, 1.0 + 2.0**-30  # the first integer marker and the first float marker
 _INT_STEP, _FLOAT_STEP = 0x10100000000, 2.0**-40
 _FIELD = re.compile(r"<<(\w+)>>")
 
@@ -45,15 +46,15 @@ Value = int | float
 
 @dataclass(frozen=True)
 class Template:
-    """What a kernel is lowered from.
+    """The inputs of the lowering of a kernel.
 
     Attributes:
-        fn: the function, its holes open.
-        holes: a value for each: numbers that a marker may stand for, and others.
-        helpers: every function that it calls, those in holes included.
-        types: of the parameters, as the front end writes them.
+        fn: the function, with open holes.
+        holes: the value of each hole: a number, for which a marker may stand, or another value.
+        helpers: all functions that it calls, including those in holes.
+        types: types of the parameters, in the front end's notation.
         flags, alias: as in `loop_kernel`.
-        specialize: fills holes.
+        specialize: the function that fills holes.
     """
 
     fn: Callable[..., Any]
@@ -65,7 +66,7 @@ class Template:
     specialize: Callable[[Callable[..., Any], Mapping[str, Any]], Callable[..., Any]]
 
     def llvm(self) -> str:
-        """The LLVM assembly of the kernel with its numbers, in which it is called `NAME`.
+        """The LLVM assembly of the kernel with its numbers filled in. The function's name is `NAME`.
 
         Raises:
             CompileError: Numba cannot lower it.
@@ -77,7 +78,7 @@ class Template:
         return _FIELD.sub(lambda field: _literal(self.holes[field[1]]), text)
 
     def lower(self) -> str:
-        """The template's text, from Numba's front end."""
+        """The text of the template, made by Numba's front end."""
         from rlx.codegen.numba_frontend import FRONTEND
 
         markers = self._markers
@@ -89,7 +90,7 @@ class Template:
         return text
 
     def shipped(self) -> str | None:
-        """The text in the archive, which holds functions of this package only."""
+        """The text from the archive, or None. The archive holds only functions of this package."""
         if not self.fn.__module__.startswith("rlx.") or (archive := _archive()) is None:
             return None
         if self.digest not in archive.templates:
@@ -99,7 +100,7 @@ class Template:
 
     @cached_property
     def digest(self) -> str:
-        """The template's name: a digest of what it is made of."""
+        """The key of the template in the archive: a digest of its inputs."""
         functions = self.fn, *self.helpers
         holes = {name: type(v).__name__ if name in self._markers else _name(v) for name, v in self.holes.items()}
         read = [(n, fn.__globals__.get(n)) for fn in functions for n in fn.__code__.co_names if n not in holes]
@@ -114,7 +115,7 @@ class Template:
 
     @cached_property
     def _markers(self) -> dict[str, Value]:
-        """A marker for each hole that is a number: integers that fit i64, and floats."""
+        """A marker for each numeric hole: integers that fit i64, and floats."""
         ints = [name for name, v in sorted(self.holes.items()) if type(v) is int and -(1 << 63) <= v < 1 << 63]
         floats = [name for name, v in sorted(self.holes.items()) if type(v) is float]
         return {
@@ -128,7 +129,7 @@ _known: dict[Any, str] = {}
 
 @dataclass(frozen=True)
 class _Archive:
-    """The versions that wrote it, and where each template lies in the texts: start and size."""
+    """The archive in memory: the versions that wrote it, and the (start, size) of each template in the texts."""
 
     versions: dict[str, str]
     templates: dict[str, tuple[int, int]]
@@ -136,9 +137,10 @@ class _Archive:
 
 
 def write_archive(templates: Iterable[Template], path: Path = ARCHIVE) -> int:
-    """Lowers templates and writes them to an archive; returns how many there are. Equal templates give equal bytes.
+    """Lowers templates and writes them to an archive. Returns their number. Equal templates give equal bytes.
 
-    They are compressed in one piece, because they are much alike: behind a line with the place of each, as JSON.
+    The archive is a line of JSON with the index, then the texts. All is compressed as one stream, because the texts are
+    similar to each other.
     """
     import lzma
 
@@ -153,7 +155,11 @@ def write_archive(templates: Iterable[Template], path: Path = ARCHIVE) -> int:
 
 @cache
 def _archive() -> _Archive | None:
-    """The archive; None where there is none, or Python was built without LZMA."""
+    """The archive; None if the file is missing or Python was built without LZMA.
+
+    Raises:
+        CompileError: the archive is damaged.
+    """
     try:
         import lzma
 
@@ -181,7 +187,7 @@ def installed_versions() -> dict[str, str]:
 
 @cache
 def _source_digest(module: str) -> str:
-    spec = importlib.util.find_spec(module)  # the front end is not imported for it
+    spec = importlib.util.find_spec(module)  # does not import the front end
     assert spec and spec.origin
     return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
 
@@ -195,18 +201,18 @@ def _packages() -> dict[str, str]:
 
 
 def _versions() -> list[Any]:
-    """What Numba's front end depends on beside the sources: versions and settings."""
+    """The inputs of Numba's front end other than sources: versions and settings."""
     settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("NUMBA_"))
     return [*_packages().values(), settings]
 
 
 def _name(value: Any) -> str:
-    """A hole's value that is no marker's, or a function, for a digest."""
+    """The name in a digest of a function or of a hole's value that has no marker."""
     if isinstance(value, FunctionType):
         return f"{value.__module__}.{value.__qualname__}"
     return f"primitive {value.name}" if isinstance(value, Primitive) else repr(value)
 
 
 def _literal(value: Value) -> str:
-    """A number as LLVM assembly writes it: a float in the hexadecimal form of its f64."""
+    """A number in LLVM assembly. Floats are written as the hexadecimal bits of their f64."""
     return f"0x{struct.pack('>d', value).hex()}" if isinstance(value, float) else str(value)

@@ -1,8 +1,8 @@
-"""The small vocabulary in which tile kernels are written, over `llvmlite.ir`.
+"""The emitter of tile kernels: loops, vector arithmetic and memory access over `llvmlite.ir`.
 
-Tile kernels need registers, so they are written as vector code: 16 f32 or i32 lanes, or 64 int8 lanes, whatever the
-machine. LLVM splits those for narrower targets. Which instruction does a job on which target is decided here and
-in `dots.py` and nowhere else; a kernel reads as the loops and tiles it is made of.
+Tile kernels control the use of registers, so they are written as vector code: 16 f32 or i32 lanes, or 64 int8 lanes, on
+every machine. LLVM splits these vectors for narrower targets. Only this module, `dots.py` and `amx.py` choose
+target-specific instructions for common operations, so that the code of a kernel shows its loops and tiles.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ FLOAT, HALF, POINTER = ir.FloatType(), ir.HalfType(), ir.PointerType()
 
 
 def vector(element: ir.Type, lanes: int = LANES) -> ir.VectorType:
-    """The type of a vector of lanes."""
+    """The type of a vector with this number of lanes."""
     return ir.VectorType(element, lanes)
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
-    """LLVM's bfloat, which llvmlite has no type for: operands of dot products, never constants."""
+    """LLVM's `bfloat`, which llvmlite lacks. Used for operands of dot products, never for constants."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -45,14 +45,15 @@ class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
 
 F32X16, I32X16, I8X64, BF16X32 = vector(FLOAT), vector(I32), vector(I8, 64), vector(_BFloat(), 32)
 
-#: A run-time value, or a number known now.
+#: A run-time value, or a number known at compile time.
 Index: TypeAlias = ir.Value | int
 
 _LANE_ZERO = ir.Constant(I32X16, [0] * LANES)  # a shuffle that repeats the first lane
 _PLACEHOLDER = "__KERNEL__"
 
-# Rounds of a transpose: of vectors whose numbers differ in a bit, the lanes of the pair that make the first, and how
-# far behind them those of the second lie. Fours of lanes are interleaved as the instructions of every level do it.
+# The rounds of a 16 x 16 transpose, as (bit, lanes, shift). A round replaces each pair of vectors whose indices differ
+# only in `bit`: the first result takes `lanes` of the concatenated pair, the second the lanes plus `shift`. Groups of
+# four lanes are interleaved in the way that the shuffle instructions of every level do it.
 _UNPACK = [first + lane for first in (0, 4, 8, 12) for lane in (0, 16, 1, 17)]
 _FOURS = [first + lane for first in (0, 16, 8, 24) for lane in range(4)]
 _EIGHTS = [first + lane for first in (0, 16) for lane in range(8)]
@@ -61,7 +62,13 @@ _ROUNDS = ((2, _UNPACK, 2), (1, _UNPACK, 2), (4, _FOURS, 4), (8, _EIGHTS, 8))
 
 @dataclass
 class Loop:
-    """A counted loop while it is written: `i` counts, `values` are carried; assign `values` before the loop ends."""
+    """A counted loop under construction.
+
+    Attributes:
+        i: the counter.
+        values: the loop-carried values. Assign the values of the next iteration before the loop ends.
+        results: the carried values after the last iteration.
+    """
 
     i: ir.Value
     values: list[ir.Value]
@@ -69,10 +76,10 @@ class Loop:
 
 
 class Emitter:
-    """Writes one kernel: a C function over buffers, extents and a range [begin, end) of work units.
+    """Generates one kernel: a C function over buffers, extents and a range [begin, end) of work units.
 
     Args:
-        target: the machine the code is for.
+        target: the machine that the code is for.
         buffers: names of the pointer parameters.
         extents: names of the i64 parameters between the pointers and begin, end.
     """
@@ -92,7 +99,7 @@ class Emitter:
         self.b: ir.IRBuilder = ir.IRBuilder(self.function.append_basic_block("body"))
 
     def finish(self, template: str, source: str) -> Kernel:
-        """Closes the function and names it by its text."""
+        """Ends the function and names it by `template` and a digest of its text."""
         self.b.ret_void()
         ir.IRBuilder(self._entry).branch(self.function.blocks[1])
         text = _as_written(str(self.module), self._loops)
@@ -113,7 +120,7 @@ class Emitter:
         return _splat(I32X16, str(x))
 
     def mul_add(self, i: Index, stride: Index, start: Index = 0) -> Index:
-        """start + i * stride in i64, computed now where all three are known."""
+        """start + i * stride in i64; a Python int if all three are known at compile time."""
         known = isinstance(i, int) and isinstance(stride, int)
         scaled: Index = i * stride if known else self.b.mul(self.i64(i), self.i64(stride))
         if _is_zero(start):
@@ -122,7 +129,7 @@ class Emitter:
         return scaled + start if known else self.b.add(self.i64(scaled), self.i64(start))
 
     def at(self, pointer: ir.Value, *terms: Index | tuple[Index, Index]) -> ir.Value:
-        """The address some bytes after `pointer`: the sum of the terms, a pair being index times stride."""
+        """The address `pointer` plus the sum of the terms in bytes. A pair stands for index times stride."""
         for term in terms:
             offset = self.mul_add(*term) if isinstance(term, tuple) else term
             pointer = self.b.gep(pointer, [self.i64(offset)], source_etype=I8) if not _is_zero(offset) else pointer
@@ -135,15 +142,15 @@ class Emitter:
         self.b.store(value, pointer, align=align)
 
     def stack(self, nbytes: int) -> ir.Value:
-        """Scratch memory of the call, on a 64-byte line."""
+        """Stack memory of the kernel's call, aligned to 64 bytes."""
         slot = ir.IRBuilder(self._entry).alloca(ir.ArrayType(I8, nbytes))
         slot.align, slot.type = 64, POINTER  # llvmlite still types it as a pointer to the array
         return slot
 
     def prefetch(self, pointer: ir.Value, nbytes: int, level: int = 1) -> None:
-        """Asks for the lines of the next `nbytes` bytes, to be read, into the cache of a level and those further out.
+        """Prefetches the cache lines of `nbytes` bytes for reading, into the cache of a level and the outer levels.
 
-        Level 1 is for what is needed at once; more than a few lines would drive out what is there.
+        Level 1 is for data that is needed soon. More than a few lines would evict other data from that cache.
         """
         for line in range(0, nbytes, 64):
             hints = [ir.Constant(I32, hint) for hint in (0, 4 - level, 1)]  # read, how near, data
@@ -157,15 +164,15 @@ class Emitter:
         return self.b.shuffle_vector(single, anything, _LANE_ZERO)
 
     def splat_f32(self, pointer: ir.Value) -> ir.Value:
-        """The f32 at `pointer`, in all lanes."""
+        """The f32 at `pointer` in all lanes."""
         return self.splat(self.load(FLOAT, pointer, 4))
 
     def splat_i32(self, pointer: ir.Value) -> ir.Value:
-        """The i32 (or the four bytes) at `pointer`, in all lanes."""
+        """The i32 (or four bytes) at `pointer` in all lanes."""
         return self.splat(self.load(I32, pointer))
 
     def tail_mask(self, count: ir.Value) -> ir.Value:
-        """The first `count` (i64) of 16 lanes: all of them where `count` is 16 or more, none where it is negative."""
+        """A mask of the first `count` (i64) of 16 lanes: all lanes if `count` exceeds 16, none if it is negative."""
         limit = self.splat(self.b.trunc(self.clamp(count, 0, LANES), I32))
         return self.b.icmp_signed("<", ir.Constant(I32X16, list(range(LANES))), limit)
 
@@ -184,7 +191,7 @@ class Emitter:
         return self.b.select(self.b.icmp_signed(">", x, y), x, y)
 
     def load_as_f32(self, dtype: DType, pointer: ir.Value, mask: ir.Value | None = None) -> ir.Value:
-        """16 numbers of type f32, f16 or bf16, as f32; lanes outside the mask are 0 and not touched in memory."""
+        """Loads 16 numbers of type f32, f16 or bf16 as f32. Lanes outside the mask are 0, and are not read."""
         element = {F32: FLOAT, F16: I16, BF16: I16}[dtype]
         raw = self.masked_load(element, pointer, mask) if mask is not None else self.load(vector(element), pointer)
         if dtype is F32:
@@ -211,14 +218,14 @@ class Emitter:
     # --- 16-bit floats ------------------------------------------------------------------------------------------------
 
     def bf16_to_f32(self, bits: ir.Value) -> ir.Value:
-        """<16 x i16> bf16 bits -> f32: they are the upper half."""
+        """<16 x i16> bf16 bits -> f32. The bits are the upper half of the f32."""
         return self.b.bitcast(self.b.shl(self.b.zext(bits, I32X16), self.i32(16)), F32X16)
 
     def half_to_f32(self, bits: ir.Value) -> ir.Value:
         """<16 x i16> f16 bits -> f32."""
         if self.target.has("f16c"):
             return self.b.fpext(self.b.bitcast(bits, vector(HALF)), F32X16)
-        # Without the instruction: place the fields, then a multiplication rebiases normals and subnormals alike.
+        # Without the instruction: shift the fields into place; a multiplication then rebiases normals and subnormals.
         wide = self.b.zext(bits, I32X16)
         magnitude = self.b.shl(self.b.and_(wide, self.i32(0x7FFF)), self.i32(13))
         scaled = self.b.bitcast(self.b.fmul(self.b.bitcast(magnitude, F32X16), self.f32(2.0**112)), I32X16)
@@ -234,7 +241,7 @@ class Emitter:
         b, i = self.b, self.i32
         bits = b.bitcast(value, I32X16)
         size = b.and_(bits, i(0x7FFFFFFF))
-        # Adding 0.5 lines the bits of a subnormal half up at the bottom of the mantissa and rounds them.
+        # Adding 0.5 moves the bits of a subnormal half to the low end of the mantissa, and rounds them.
         small = b.sub(b.bitcast(b.fadd(b.bitcast(size, F32X16), self.f32(0.5)), I32X16), i(0x3F000000))
         odd = b.and_(b.lshr(size, i(13)), i(1))
         normal = b.lshr(b.add(b.add(size, odd), i(0xFFF - (112 << 23))), i(13))
@@ -244,7 +251,7 @@ class Emitter:
         return b.trunc(b.or_(half, b.lshr(b.and_(bits, i(-0x80000000)), i(16))), vector(I16))
 
     def f32_to_bf16(self, value: ir.Value) -> ir.Value:
-        """f32 -> <16 x i16> bf16 bits, round to nearest even, NaN quiet."""
+        """f32 -> <16 x i16> bf16 bits, rounded to nearest even; NaN becomes a quiet NaN."""
         bits = self.b.bitcast(value, I32X16)
         odd = self.b.and_(self.b.lshr(bits, self.i32(16)), self.i32(1))
         rounded = self.b.add(self.b.add(bits, odd), self.i32(0x7FFF))
@@ -256,7 +263,10 @@ class Emitter:
 
     @contextmanager
     def loop(self, start: Index, stop: Index, step: int = 1, carry: Sequence[ir.Value] = ()) -> Iterator[Loop]:
-        """`for i in range(start, stop, step)`; later, `results` are the carried values and `i` the first not run."""
+        """`for i in range(start, stop, step)`, with the carried values `carry`.
+
+        After the loop, `results` holds the carried values and `i` the first value that was not run.
+        """
         before = self.b.block
         head, body, done = (self.function.append_basic_block(name) for name in ("head", "loop", "done"))
         self.b.branch(head)
@@ -276,9 +286,9 @@ class Emitter:
         self.b.position_at_end(done)
 
     def tiled(self, start: Index, stop: Index, sizes: Sequence[int], body: Callable[[int, ir.Value], None]) -> None:
-        """Covers range(start, stop) with tiles of the sizes, the largest first: `body(size, first)` writes one.
+        """Covers range(start, stop) with tiles of the given sizes, largest first. `body(size, first)` emits a tile.
 
-        What is smaller than the last size stays uncovered.
+        A remainder smaller than the last size is not covered.
         """
         for size in sizes:
             with self.loop(start, self.b.sub(self.i64(stop), self.i64(size - 1)), size) as loop:
@@ -287,7 +297,10 @@ class Emitter:
 
     @contextmanager
     def cut(self, length: Index) -> Iterator[tuple[ir.Value, ir.Value, ir.Value]]:
-        """The units [begin, end) cut at multiples of `length`: (number of the piece, its first and last unit there)."""
+        """A loop over the units [begin, end), split at multiples of `length`.
+
+        Yields (number of the piece, its first unit, its end), where units are counted from the start of the piece.
+        """
         size, begin, end = self.i64(length), self.args["begin"], self.args["end"]
         less = self.i64(length - 1) if isinstance(length, int) else self.b.sub(length, self.i64(1))
         with self.loop(self.b.udiv(begin, size), self.b.udiv(self.b.add(end, less), size)) as piece:
@@ -301,7 +314,7 @@ class Emitter:
             yield
 
     def call(self, name: str, result: ir.Type, operands: Sequence[ir.Value]) -> ir.Value:
-        """Calls an intrinsic, which is declared by its first use."""
+        """Calls an intrinsic, and declares it on first use."""
         known = self.module.globals.get(name)
         callee = known or ir.Function(self.module, ir.FunctionType(result, [o.type for o in operands]), name)
         return self.b.call(callee, operands)
@@ -309,23 +322,23 @@ class Emitter:
     # --- f32 arithmetic -----------------------------------------------------------------------------------------------
 
     def fma(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
-        """x * y + z: one instruction and one rounding where the target has it, else two."""
+        """x * y + z: one instruction with one rounding if the target has FMA, else two."""
         return self.call(f"llvm.fmuladd.{mangle(x.type)}", x.type, [x, y, z])
 
     def max(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """The larger lane by lane; y where either is NaN. One instruction."""
+        """Lanewise maximum; y where either is NaN. One instruction."""
         return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
 
     def min(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """The smaller lane by lane; y where either is NaN. One instruction."""
+        """Lanewise minimum; y where either is NaN. One instruction."""
         return self.b.select(self.b.fcmp_ordered("<", x, y), x, y)
 
     def scale_by_power(self, x: ir.Value, n: ir.Value) -> ir.Value:
-        """x * 2^n for f32 lanes n that are whole numbers within +-252: one rounding, also to infinity or subnormals."""
+        """x * 2^n, for lanes n that are whole numbers within +-252. Rounds once, also to infinity or subnormals."""
         if self.target.vectors == "avx512":
             operands = [x, n, ir.Constant(F32X16, None), ir.Constant(I16, -1), ir.Constant(I32, 4)]
             return self.call("llvm.x86.avx512.mask.scalef.ps.512", F32X16, operands)
-        # A bit trick: 1.5 * 2^23 + n holds the integer n in its low bits. Two factors reach beyond one exponent.
+        # 1.5 * 2^23 + n holds the integer n in its low bits. Two factors, because 2^n may exceed the exponent range.
         shifted = self.b.bitcast(self.b.fadd(n, self.f32(12582912.0)), I32X16)
         whole = self.b.sub(shifted, self.i32(0x4B400000))
         half = self.b.ashr(whole, self.i32(1))
@@ -339,11 +352,11 @@ class Emitter:
         return self.b.sitofp(x if x.type.element == I32 else self.b.sext(x, I32X16), F32X16)
 
     def reduce_max(self, x: ir.Value) -> ir.Value:
-        """The largest lane, in all lanes. A NaN may be missed."""
+        """The largest lane, in all lanes. NaN lanes may be ignored."""
         return self._fold(x, self.max)
 
     def reduce_add(self, x: ir.Value) -> ir.Value:
-        """The sum of the lanes, in all lanes: pairs at distance 8, 4, 2, 1."""
+        """The sum of the lanes, in all lanes. Adds pairs at distance 8, 4, 2 and 1."""
         return self._fold(x, self.b.fadd)
 
     def _fold(self, x: ir.Value, combine: Any) -> ir.Value:
@@ -354,22 +367,22 @@ class Emitter:
     # --- pieces of vectors --------------------------------------------------------------------------------------------
 
     def pick(self, x: ir.Value, lanes: Sequence[int]) -> ir.Value:
-        """Some lanes of x."""
+        """The given lanes of x, as a vector."""
         order = ir.Constant(vector(I32, len(lanes)), list(lanes))
         return self.b.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), order)
 
     def pieces(self, x: ir.Value, lanes: int) -> list[ir.Value]:
-        """A vector cut into vectors of `lanes`."""
+        """Splits a vector into vectors of `lanes` lanes."""
         count = x.type.count
         return [x] if count == lanes else [self.pick(x, range(at, at + lanes)) for at in range(0, count, lanes)]
 
     def concat(self, low: ir.Value, high: ir.Value) -> ir.Value:
-        """Two vectors one after the other."""
+        """Concatenates two vectors."""
         order = ir.Constant(vector(I32, 2 * low.type.count), list(range(2 * low.type.count)))
         return self.b.shuffle_vector(low, high, order)
 
     def transpose(self, rows: Sequence[ir.Value]) -> list[ir.Value]:
-        """16 vectors of 16 lanes -> those whose vector i holds lane i of each."""
+        """Transposes 16 vectors of 16 lanes: result i holds lane i of each vector."""
         done = list(rows)
         for bit, lanes, shift in _ROUNDS:
             orders = [ir.Constant(I32X16, [lane + more for lane in lanes]) for more in (0, shift)]
@@ -380,9 +393,10 @@ class Emitter:
 
 
 def _as_written(text: str, loops: Sequence[ir.MDValue]) -> str:
-    """The module, its loops marked to stay as they are: unrolling is done by hand, and LLVM would take long over it.
+    """The text of the module with metadata that disables unrolling of its loops.
 
-    Such a mark must refer to itself, which llvmlite cannot write.
+    Kernels are unrolled by hand, and LLVM's unrolling would take long. Loop metadata must refer to itself, which
+    llvmlite cannot write.
     """
     if not loops:
         return text
@@ -394,7 +408,7 @@ def _as_written(text: str, loops: Sequence[ir.MDValue]) -> str:
 
 @cache
 def _splat(type_: ir.VectorType, number: str) -> ir.Value:
-    """A vector constant of equal lanes, in LLVM's short form, which llvmlite does not write."""
+    """A vector constant with equal lanes, in LLVM's short `splat` form, which llvmlite does not write."""
     constant = ir.FormattedConstant(I1, f"splat ({type_.element} {number})")
     constant.type = type_
     return constant
@@ -410,7 +424,7 @@ def _is_zero(x: Index) -> bool:
 
 
 def mangle(type_: ir.Type) -> str:
-    """The suffix of an overloaded intrinsic: v16f32 and the like."""
+    """The type suffix of an overloaded intrinsic, such as `v16f32`."""
     if isinstance(type_, ir.VectorType):
         return f"v{type_.count}{mangle(type_.element)}"
     return {FLOAT: "f32", HALF: "f16"}.get(type_) or f"i{type_.width}"

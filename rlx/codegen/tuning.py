@@ -1,7 +1,7 @@
-"""The numbers in linear kernels that are chosen by measurement: how far to prefetch, how many rows go together.
+"""The parameters of linear kernels that `rlx tune` measures, such as the prefetch distance and the rows of a tile.
 
-They change speed and never a result: the order of every sum is the same under any tuning. Numbers that sums depend on,
-such as the ranges that attention is cut into, are no part of it.
+Tuning changes speed and never a result: the order of every sum is the same under any tuning. Parameters that change the
+order of sums, such as the ranges of attention, are not part of it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from rlx.errors import ArgumentError
 
-# Field -> (least, most, step) of its values.
+# Field -> (minimum, maximum, step) of its values.
 _RANGES = {
     "prefetch": (64, 1 << 16, 64),
     "streams": (1, 8, 1),
@@ -26,22 +26,24 @@ _RANGES = {
 
 @dataclass(frozen=True)
 class Tuning:
-    """What `rlx tune` chooses. The defaults are those of AVX-512; `default` has those of every level.
+    """The parameters that `rlx tune` chooses. Field defaults are those of AVX-512; `default` has those of every level.
 
     Attributes:
-        prefetch: bytes ahead of the reader of streamed weights: about latency times bandwidth of a core. Plain
-            weights, which take the least arithmetic, are fetched twice as far ahead.
-        streams: places at which a worker reads weights for one row, far apart. Some prefetchers follow several at once
-            and stop at the end of a page; others lose their way.
+        prefetch: prefetch distance in bytes for streamed weights: about latency times bandwidth of a core. Plain
+            weights, which need the least arithmetic, use twice the distance.
+        streams: number of distant places at which a worker reads weights in parallel, for one row. Some hardware
+            prefetchers follow several streams and stop at the end of a page; others handle several streams badly.
         macro_rows_int8: rows of int8 activations that share one unpacking of a chunk of weights.
         macro_rows_float: the same for f32 and bf16 activations.
         tile_rows_int8: rows of int8 activations whose sums are in registers at once, over unpacked weights.
-        tile_rows_float: the same for f32 and bf16 activations; narrower registers hold the sums of as many fewer rows.
-        unpack_from_int8: with fewer rows of int8 activations, weights are streamed for each tile of rows: unpacking
-            them to memory costs more than reading them again from the cache.
-        unpack_from_plain: the same for weights that are plain numbers; below AVX-512 they are always unpacked.
-        macro_bytes_tiles: bytes of bf16 activations that share one unpacking on tile registers: what stays in the
-            second cache.
+        tile_rows_float: the same for f32 and bf16 activations with 512-bit registers; narrower registers hold
+            proportionally fewer rows.
+        unpack_from_int8: fewest rows of int8 activations for which weights are unpacked to memory. With fewer rows,
+            weights are streamed for each tile of rows, because unpacking costs more than reading them again from the
+            cache.
+        unpack_from_plain: the same for plain weights (f32, f16, bf16); below AVX-512 they are always unpacked.
+        macro_bytes_tiles: bytes of bf16 activations that share one unpacking on tile registers. They should fit the
+            L2 cache.
 
     Raises:
         ArgumentError: a number is out of its range.
@@ -67,7 +69,7 @@ class Tuning:
 
     @staticmethod
     def default(level: str) -> Tuning:
-        """What holds for a target's level as long as nothing was measured."""
+        """The tuning of a target's level before anything is measured."""
         others = {
             "generic": Tuning(tile_rows_int8=4, unpack_from_int8=0),
             "avx2": Tuning(unpack_from_int8=0),
@@ -76,5 +78,5 @@ class Tuning:
         return others.get(level, Tuning())
 
     def as_dict(self) -> dict[str, int]:
-        """The numbers by name, for keys and files."""
+        """The parameters by name, for keys and files."""
         return asdict(self)

@@ -1,7 +1,7 @@
-"""exp, tanh and their kin on 16 f32 lanes, as polynomials: the functions of tile kernels, next to `tiles.py`.
+"""Math functions of tile kernels on 16 f32 lanes, such as exp and tanh, approximated by polynomials.
 
-Each formula states its source or how its coefficients were made, and how far it may be from the true value. All
-coefficients are minimax fits (Remez exchange in float64, rounded to f32) made for this file. NaN stays NaN.
+The constants `*_ERROR` bound the errors. All coefficients are minimax fits (Remez exchange in float64, rounded to f32)
+made for this file. NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from llvmlite import ir
 
 from rlx.codegen.tiles import I32X16, Emitter, mangle
 
-# Ceilings of the errors, measured against float64 over all magnitudes and rounded up.
-#: |exp(x) - e^x| <= EXP_ERROR * e^x, for results that are no subnormal numbers.
+# Upper bounds of the errors, measured against float64 over all magnitudes and rounded up.
+#: |exp(x) - e^x| <= EXP_ERROR * e^x, for results that are not subnormal.
 EXP_ERROR = 1.2e-7
 #: |tanh(x) error| <= TANH_ERROR * |tanh(x)|.
 TANH_ERROR = 2.5e-7
-#: |sigmoid(x) error| <= SIGMOID_ERROR * sigmoid(x), likewise.
+#: |sigmoid(x) error| <= SIGMOID_ERROR * sigmoid(x), for results that are not subnormal.
 SIGMOID_ERROR = 2e-7
-#: |silu(x) error| <= SILU_ERROR * |silu(x)|, for x >= -88; below that the result, of less than 1e-36, is 0.
+#: |silu(x) error| <= SILU_ERROR * |silu(x)|, for x >= -88. For smaller x, |silu(x)| is below 1e-36 and the result is 0.
 SILU_ERROR = 2.5e-7
-#: |gelu(x) error| <= GELU_ERROR * |x|, both forms: the error of the probability that multiplies x.
+#: |gelu(x) error| <= GELU_ERROR * |x| for both forms. It is the error of the factor of x, a probability.
 GELU_ERROR = 3e-7
-#: |softplus(x) error| <= SOFTPLUS_ERROR * softplus(x), for results that are no subnormal numbers.
+#: |softplus(x) error| <= SOFTPLUS_ERROR * softplus(x), for results that are not subnormal.
 SOFTPLUS_ERROR = 3e-7
 
 # e^r = 1 + r + r^2 (c0 + c1 r + ...) for |r| <= ln(2) / 2.
@@ -58,7 +58,7 @@ def exp(e: Emitter, x: ir.Value) -> ir.Value:
 
 
 def tanh(e: Emitter, x: ir.Value) -> ir.Value:
-    """tanh |x| = m / (m + 2) with m = e^(2 |x|) - 1, taken apart so that small x lose nothing; the sign is put back."""
+    """tanh(x) from tanh |x| = m / (m + 2) with m = e^(2 |x|) - 1. m is computed without cancellation for small x."""
     sign = e.b.and_(e.b.bitcast(x, I32X16), e.i32(-0x80000000))
     size = e.b.bitcast(e.b.xor(e.b.bitcast(x, I32X16), sign), x.type)
     # Beyond 9.02 the result rounds to 1.
@@ -89,7 +89,7 @@ def gelu_tanh(e: Emitter, x: ir.Value) -> ir.Value:
 
 def gelu_erf(e: Emitter, x: ir.Value) -> ir.Value:
     """x * P(N(0, 1) < x) = x / 2 * (1 + erf(x / sqrt(2)))."""
-    # Beyond 12.5 the tail is below 1e-35, where nothing changes any more; smaller still would be slow subnormals.
+    # Beyond 12.5 the tail is below 1e-35 and no longer affects the result. The clamp avoids slow subnormals.
     size = clamp(e, absolute(e, x), 0.0, 12.5)
     t = e.b.fdiv(e.f32(1.0), e.fma(size, e.f32(0.25), e.f32(1.0)))
     bell = exp(e, e.b.fmul(e.b.fmul(size, size), e.f32(-0.5)))
@@ -99,7 +99,7 @@ def gelu_erf(e: Emitter, x: ir.Value) -> ir.Value:
 
 
 def softplus(e: Emitter, x: ir.Value) -> ir.Value:
-    """ln(1 + e^x) = max(x, 0) + ln(1 + e^-|x|): nothing overflows, and where x is very negative e^x is left."""
+    """ln(1 + e^x) = max(x, 0) + ln(1 + e^-|x|). This form cannot overflow, and equals e^x for very negative x."""
     u = exp(e, e.b.fneg(absolute(e, x)))
     d = e.b.fdiv(u, e.fma(u, e.f32(0.5), e.f32(1.0)))
     square = e.b.fmul(d, d)
@@ -107,7 +107,7 @@ def softplus(e: Emitter, x: ir.Value) -> ir.Value:
 
 
 def relu(e: Emitter, x: ir.Value) -> ir.Value:
-    """The positive part."""
+    """max(x, 0); NaN stays NaN."""
     return clamp_min(e, x, 0.0)
 
 
@@ -117,12 +117,12 @@ def sqrt(e: Emitter, x: ir.Value) -> ir.Value:
 
 
 def clamp_min(e: Emitter, x: ir.Value, low: float) -> ir.Value:
-    """x, or `low` where x is less."""
+    """x, or `low` where x is less; NaN stays NaN."""
     return e.max(e.f32(low), x)
 
 
 def maximum(e: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
-    """The larger of two; NaN where either is NaN."""
+    """Lanewise maximum; NaN where either is NaN."""
     return e.b.select(e.b.fcmp_unordered("uno", x, x), x, e.max(x, y))
 
 
@@ -142,7 +142,7 @@ def clamp(e: Emitter, x: ir.Value, low: float, high: float) -> ir.Value:
 
 
 def _exp_parts(e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Whole n and r' with e^x = 2^n (1 + r'): Cody and Waite's two-step reduction x = n ln(2) + r."""
+    """(n, r') with integer n and e^x = 2^n (1 + r'), by Cody and Waite's two-step reduction x = n ln(2) + r."""
     n = e.b.fsub(e.fma(x, e.f32(_LOG2_E), e.f32(_ROUND)), e.f32(_ROUND))
     r = e.fma(n, e.f32(-_LN2_LOW), e.fma(n, e.f32(-_LN2_HIGH), x))
     return n, e.fma(e.b.fmul(r, r), polynomial(e, r, _EXP), r)
