@@ -1,8 +1,8 @@
 """Attention over a KV cache: causal or with a bias, grouped query heads, optional sliding window and score softcap.
 
-A unit is a tile of rows of one KV head; the query heads of its group are further rows of the same tile, so keys and
-values are read once for all of them. Softmax runs online over chunks of 64 positions, so scratch memory is the same
-for any context:
+A unit is a tile of rows of one KV head. All query heads of the group belong to the tile, so the kernel reads keys and
+values once for all of them. A query is one row of one query head. The softmax is computed online over chunks of 64
+positions, so the size of scratch memory does not depend on the context:
 
     queries = copy of the unit's rows; largest = -1e30; total = 0; mix = 0
     for chunk of 64 positions that some row sees:
@@ -14,13 +14,14 @@ for any context:
         mix = mix * shrink + weights . values           # lanes are elements of the head
     out = mix / total
 
-Chunks lie at multiples of 64 whatever the tile, so a row's bits depend neither on the rows beside it nor on the split.
+Chunks always start at multiples of 64. So the bits of a row depend neither on the other rows of the tile nor on the
+split of the units.
 
-With a window the caches may be rings, where position t lies at t modulo ctx, a multiple of 64: a chunk is then in one
-piece. Its positions before the window may have been overwritten; they are masked like those of any chunk.
+With a window the caches may be rings: position t is stored at t modulo ctx. ctx is a multiple of 64, so a chunk is
+contiguous. Positions of a chunk before the window may have been overwritten; they are masked.
 
-What a cache's type changes is in `attention_cache.py`; a single row may be cut into ranges, see `attention_split.py`;
-many rows may have products of bf16, see `attention_bf16.py`.
+`attention_cache.py` reads the types of caches, `attention_split.py` splits the positions of a single row into ranges,
+and `attention_bf16.py` has bf16 products for many rows.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from rlx.errors import CompileError
 from rlx.ir.dtypes import ACTIVATIONS, F32, DType
 
 KEY_TILES = CHUNK // LANES
-_NO_SCORE = -1e30  # below any score, and finite: the difference of two of them is 0
+_NO_SCORE = -1e30  # below any score, and finite: the difference of two of these is 0, not NaN
 
 
 @once
@@ -64,30 +65,37 @@ def attention(
     """A kernel for attention of `seq` rows at positions past .. past + seq, whose keys and values are in the cache.
 
     Row r sees positions t <= past + r and, with a window, past + r - t < window. With a bias it sees t < past + seq,
-    and the window holds for those before it.
+    and the window applies only to positions before its own.
 
-    Buffers: `q` f32[seq, heads, head_dim]; `k` in key tiles [kv_heads, ctx / 16, head_dim, 16]; `v` in rows [kv_heads,
-    ctx, head_dim] (for blocks see `attention_cache.py`); with `bias` `bias` f32[seq, bias, past + seq]; with `split`
-    `scratch`, `scratch_bytes` a unit; `out` f32 or bf16 [seq, heads, head_dim], which must not overlap the others. Keys
-    past the last position may hold anything; values past it are not read. A NaN among the values reaches every row of
-    the units that read it, and a row whose bias closes everything is NaN. Extents: `seq`, `past`, `ctx` (a multiple of
-    16).
-    Units: see `units`; with `split`, kv_heads times its parts, of which those past the row's ranges do nothing. With a
-    window `past + seq` may exceed ctx, if ctx is a multiple of 64 and at least seq + window - 1: position t is then
-    read at t modulo ctx.
+    Buffers:
+        q: f32[seq, heads, head_dim].
+        k: key tiles [kv_heads, ctx / 16, head_dim, 16] (for blocks see `attention_cache.py`). Keys past the last
+            position may hold anything.
+        v: rows [kv_heads, ctx, head_dim] (for blocks see `attention_cache.py`). Values past the last position are not
+            read. A NaN among the values reaches every row of the units that read it.
+        bias: only with `bias`: f32[seq, bias, past + seq]. A row whose bias masks all positions is NaN.
+        scratch: only with `split`: `scratch_bytes` per unit.
+        out: f32 or bf16 [seq, heads, head_dim]. It must not overlap the others.
+
+    Extents: `seq`, `past`, `ctx` (a multiple of 16). With a window, `past + seq` may exceed ctx if ctx is a multiple of
+    64 and at least seq + window - 1: position t is then read at t modulo ctx.
+
+    Units: see `units`. With `split` there are kv_heads times its parts; units beyond the row's ranges do nothing.
 
     Args:
         kv_dtype: type of both caches: f32, f16, bf16, q8_0 or q4_0.
         scale: factor of the scores, before the cap.
-        softcap: c for c * tanh(score / c), None for none.
-        rows_static: `seq`, where it is known: the code then holds no more than that takes.
-        split: how a single row is cut into ranges; needs `rows_static` of 1.
-        bias: heads of what is added to the scores after the cap: 1, for all, or `heads`; None for causal attention.
-        out: what the result is written as, `f32` or `bf16`, to nearest even.
-        writer: what writes the products: `TiledAttention` and `DottedAttention` have them of bf16, for what `fits`.
+        softcap: c for c * tanh(score / c), None for no cap.
+        rows_static: the value of `seq` if it is known at compile time; the code is then specialized for it.
+        split: how the positions of a single row are split into ranges; requires `rows_static=1`.
+        bias: number of heads of the bias, 1 (shared by all) or `heads`. The bias is added to the scores after the cap.
+            None for causal attention.
+        out: type of the result, `f32` or `bf16`, rounded to nearest even.
+        writer: class that generates the kernel. `TiledAttention` and `DottedAttention` have bf16 products, for shapes
+            that `attention_bf16.fits` accepts.
 
     Raises:
-        CompileError: an option out of its range.
+        CompileError: an option is out of its range.
     """
     if heads % kv_heads or heads <= 0:
         raise CompileError(f"{heads} query heads are no multiple of {kv_heads} KV heads", where="attention")
@@ -108,17 +116,18 @@ def attention(
 
 
 class AttentionWriter:
-    """An attention kernel while it is written; products are of f32."""
+    """Generates an attention kernel with f32 products."""
 
     bf16: ClassVar[bool] = False
-    held: ClassVar[int] = 1  # chunks that are weighed at once
+    held: ClassVar[int] = 1  # chunks whose weights are computed together
 
     def __init__(self, e: Emitter, shape: Shape) -> None:
         self.e, self.shape = e, shape
         self.cache = cache_reader(e, shape.dtype, shape.head_dim)
         queries = self._room()
-        # For each query: a copy of it, its scores, the mix of values; and as vectors of 16 equal lanes, but for the
-        # total, the largest score, the factor that shrinks what came before, the total of the weights.
+        # Scratch memory per query: a copy of it, its scores, the mix of values; then the largest score, the factor that
+        # rescales earlier sums, and the total of the weights. The last three are vectors. Their lanes are equal except
+        # for the total, whose lanes are partial sums.
         self.query = e.stack(64 * queries * shape.vectors)
         self.scores = e.stack(4 * queries * CHUNK * self.held)
         self.mix = e.stack(64 * queries * shape.vectors)
@@ -127,7 +136,7 @@ class AttentionWriter:
         self.tail_mask = e.tail_mask(e.i64(self.tail)) if self.tail else None
 
     def _room(self) -> int:
-        """Queries that scratch memory is for."""
+        """Number of queries that scratch memory has room for."""
         return self.shape.row_tile * self.shape.group
 
     def write(self) -> None:
@@ -145,14 +154,14 @@ class AttentionWriter:
             self._finish(unit)
 
     def _run(self, unit: Unit) -> None:
-        """The sums over a unit's positions."""
+        """Computes the sums over the positions of a unit."""
         e = self.e
         self._start(unit)
         with e.loop(unit.first, unit.last, CHUNK) as c:
             self._add(unit, Chunks(c.i, 1))
 
     def _write_ranges(self, how: Split) -> None:
-        """One row; a unit is a range of the positions of a KV head, the first ranges of all heads first."""
+        """The kernel for one row. A unit is a range of positions of a KV head, numbered part * kv_heads + head."""
         e, kv_heads = self.e, self.e.i64(self.shape.kv_heads)
         slots = Slots(e, self.shape.kv_heads, self.shape.group, self.shape.vectors)
         one, last = e.i64(1), e.b.add(e.args["past"], e.i64(1))
@@ -169,7 +178,7 @@ class AttentionWriter:
                         self._hand_in(unit, own, slots)
 
     def _hand_in(self, unit: Unit, own: Range, slots: Slots) -> None:
-        """The range's sums to where the others find them; the last range adds up."""
+        """Stores the sums of a range in its scratch slot. The last unit of a head to finish adds up all ranges."""
         e, vectors = self.e, range(self.shape.vectors)
         with e.loop(0, unit.queries) as query:
             places = [e.at(base, (query.i, 64)) for base in (self.largest, self.total)]
@@ -184,7 +193,7 @@ class AttentionWriter:
             self._finish(unit)
 
     def _add(self, unit: Unit, chunks: Chunks) -> None:
-        """The share of some chunks of the sums of all queries."""
+        """Adds some chunks to the sums of all queries."""
         e = self.e
         with e.loop(0, chunks.count) as slot:
             self._score(unit, self._chunk(chunks, slot.i))
@@ -193,17 +202,17 @@ class AttentionWriter:
         self._mix(unit, chunks)
 
     def _chunk(self, chunks: Chunks, slot: Index) -> Chunk:
-        """One of the chunks that are weighed at once."""
+        """Chunk number `slot` of `chunks`."""
         start = self.e.i64(self.e.mul_add(slot, CHUNK, chunks.first))
         return Chunk(slot, start, self._place(start), self._place(self.e.b.add(start, self.e.i64(CHUNK))))
 
     def _place(self, start: ir.Value) -> ir.Value:
-        """Where the chunk from a position on lies in the caches."""
+        """The place in the caches of the chunk that starts at a position."""
         return start if self.shape.window is None else self.e.b.srem(start, self.e.args["ctx"])
 
     def _unit(self, unit: ir.Value, tiles: ir.Value) -> Unit:
         e, shape = self.e, self.shape
-        # The last rows see the most positions: they go first, so that no worker starts on them when others are done.
+        # The last rows see the most positions. They are the first units, so that the longest work starts first.
         tile = e.b.sub(e.b.sub(tiles, e.i64(1)), e.b.srem(unit, tiles))
         row = e.b.mul(tile, e.i64(shape.row_tile))
         rows = e.smin(shape.row_tile, e.b.sub(e.args["seq"], row))
@@ -221,23 +230,23 @@ class AttentionWriter:
         return e.b.and_(e.smax(e.b.sub(position, e.i64(window - 1)), 0), e.i64(-CHUNK))
 
     def _sizes(self) -> tuple[int, ...]:
-        """Queries of a tile: what the registers hold, and what is left over."""
+        """Sizes of tiles of queries, largest first: as many as the registers hold, then smaller ones for the rest."""
         sizes = (6, 2, 1) if self.cache.widest * (6 + 1) < self.e.target.vector_room else (2, 1)
         if self.shape.rows_static != self.shape.row_tile:
             return sizes
-        queries = self.shape.row_tile * self.shape.group  # of every unit: equal tiles, since each loads all keys
+        queries = self.shape.row_tile * self.shape.group  # tiles are equal in size, because each one loads all keys
         size = -(-queries // -(-queries // sizes[0]))
         return (size, queries % size) if queries % size else (size,)
 
     def _abreast(self, count: int) -> int:
-        """How many vectors of keys or values are taken at once: registers hold them and their sums, `count` of each."""
-        held = count + 1 if count > 1 else 1  # what serves one query only is used and gone
+        """Number of vectors of keys or values loaded at once: registers hold them and `count` sums for each."""
+        held = count + 1 if count > 1 else 1  # for one query, a loaded vector is used once and needs no register
         return max(n for n in (1, 2, 4, 8) if n <= self.cache.widest or n * held < self.e.target.vector_room)
 
     # --- before and after ---------------------------------------------------------------------------------------------
 
     def _start(self, unit: Unit) -> None:
-        """Copies the queries side by side and clears the sums."""
+        """Copies the queries to scratch memory and clears the sums."""
         e = self.e
         with e.loop(0, unit.queries) as query:
             source = self._element(e.args["q"], unit, query.i)
@@ -260,7 +269,7 @@ class AttentionWriter:
                 e.store_from_f32(dtype, e.b.fdiv(mixed, total), place, self._mask(v))
 
     def _element(self, base: ir.Value, unit: Unit, query: ir.Value, nbytes: int = 4) -> ir.Value:
-        """Address of a query's head in numbers [seq, heads, head_dim] of `nbytes` bytes."""
+        """Address of a query's head in an array [seq, heads, head_dim] of elements of `nbytes` bytes."""
         e, shape = self.e, self.shape
         row = e.b.add(unit.row, e.b.sdiv(query, e.i64(shape.group)))
         member = e.b.srem(query, e.i64(shape.group))
@@ -277,7 +286,7 @@ class AttentionWriter:
     # --- scores -------------------------------------------------------------------------------------------------------
 
     def _score(self, unit: Unit, chunk: Chunk) -> None:
-        """The plain scores of all queries with the positions of a chunk."""
+        """Computes the raw scores of all queries for the positions of a chunk."""
 
         def score(count: int, query: ir.Value) -> None:
             together = min(KEY_TILES, self._abreast(count))
@@ -290,7 +299,7 @@ class AttentionWriter:
         e, row_bytes = self.e, self.cache.row_bytes
         keys = self._chosen_keys(unit, chunk, tiles)
         queries = [e.at(self._vector(self.query, query, 0), 64 * self.shape.vectors * i) for i in range(count)]
-        # What comes next is fetched meanwhile: values here, the next chunk's keys while values are mixed.
+        # Prefetches the values of the chunk. `_mix_vectors` prefetches the keys of the next chunk.
         values = e.at(self._cache("v", unit, chunk.place), tiles.start * LANES * row_bytes)
         results = self.cache.dots(keys, queries, values)
         for i in range(count):
@@ -299,8 +308,9 @@ class AttentionWriter:
                 e.store(results[i * len(tiles) + j], place, 64)
 
     def _chosen_keys(self, unit: Unit, chunk: Chunk, tiles: range) -> list[ir.Value]:
-        """Addresses of a chunk's tiles of keys. The cache ends somewhere behind the last position: tiles past it are
-        read as the last one, and masked.
+        """Addresses of a chunk's tiles of keys.
+
+        The cache may end after the last position. A tile past the last one is replaced by the last one, and masked.
         """
         e = self.e
         first = e.b.ashr(chunk.place, e.i64(4))
@@ -309,14 +319,14 @@ class AttentionWriter:
         return [e.at(self._cache("k", unit), (tile, LANES * self.cache.row_bytes)) for tile in chosen]
 
     def _cache(self, name: str, unit: Unit, place: Index = 0) -> ir.Value:
-        """Address of a head's keys or values from a place on."""
+        """Address of a head's keys or values at a place of the cache."""
         e, row_bytes = self.e, self.cache.row_bytes
         return e.at(e.args[name], (e.b.mul(unit.head, e.args["ctx"]), row_bytes), (place, row_bytes))
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
     def _weigh(self, unit: Unit, chunks: Chunks, query: ir.Value) -> None:
-        """A query's scores of some chunks -> weights relative to the largest score so far."""
+        """Turns a query's scores of some chunks into weights, relative to the largest score so far."""
         e = self.e
         places = [e.at(base, (query, 64)) for base in (self.largest, self.shrink, self.total)]
         before, total = (e.load(F32X16, place, 64) for place in places[::2])
@@ -336,11 +346,11 @@ class AttentionWriter:
             e.store(value, place, 64)
 
     def _largest(self, scores: list[ir.Value]) -> ir.Value:
-        """The largest of a chunk's scores in each lane."""
+        """The lanewise maximum of a chunk's scores."""
         return self.e.max(*(self.e.max(scores[i], scores[i + 1]) for i in range(0, KEY_TILES, 2)))
 
     def _seen_scores(self, unit: Unit, chunk: Chunk, query: ir.Value) -> list[ir.Value]:
-        """A query's scores of a chunk, with all that is done to them; its plain ones are in scratch memory."""
+        """A query's final scores of a chunk: the raw scores from scratch memory, scaled, capped, biased and masked."""
         e = self.e
         row = e.b.add(unit.row, e.b.sdiv(query, e.i64(self.shape.group)))
         position = e.b.sub(e.b.add(e.args["past"], row), chunk.start)  # relative to the chunk
@@ -351,7 +361,7 @@ class AttentionWriter:
         return [self._visible(score, position, end, tile) for tile, score in enumerate(scores)]
 
     def _scores(self, chunk: Chunk, query: ir.Value) -> ir.Value:
-        """Address of what is kept for a query and the positions of a chunk: scores, and later what was made of them."""
+        """Address in scratch memory of a query's scores for a chunk, which the weights replace later."""
         return self.e.at(self.scores, (chunk.slot, 4 * CHUNK * self._room()), (query, 4 * CHUNK))
 
     def _kept(self, chunk: Chunk, query: ir.Value) -> list[ir.Value]:
@@ -365,12 +375,12 @@ class AttentionWriter:
         self._keep(weights, chunk, query)
 
     def _capped(self, score: ir.Value) -> ir.Value:
-        """Scale and cap."""
+        """Scales and caps a score."""
         score = self.e.b.fmul(score, self.e.f32(self.shape.scale))
         return score if self.shape.softcap is None else vmath.softcap(self.e, score, self.shape.softcap)
 
     def _biased(self, unit: Unit, chunk: Chunk, query: ir.Value, scores: list[ir.Value]) -> list[ir.Value]:
-        """A query's scores of a chunk plus its bias, of which the positions behind the last are not touched."""
+        """A query's scores of a chunk plus its bias. The bias of positions after the last one is not read."""
         e, heads, group = self.e, self.shape.bias, self.e.i64(self.shape.group)
         row, member = e.b.add(unit.row, e.b.sdiv(query, group)), e.b.srem(query, group)
         line = row if heads == 1 else e.mul_add(row, self.shape.heads, e.mul_add(unit.head, group, member))
@@ -382,8 +392,9 @@ class AttentionWriter:
         return [e.b.fadd(score, bias) for score, bias in zip(scores, added, strict=True)]
 
     def _visible(self, score: ir.Value, position: ir.Value, end: ir.Value, tile: int) -> ir.Value:
-        """The scores of 16 positions, -inf for those that the query does not see. `position` is the query's, `end` the
-        last one that it may see, both counted from the chunk's start.
+        """The scores of 16 positions, with -inf for those that the query does not see.
+
+        `position` is the position of the query and `end` the last one that it may see, both relative to the chunk.
         """
         e, window = self.e, self.shape.window
         lanes = ir.Constant(I32X16, list(range(LANES * tile, LANES * (tile + 1))))
@@ -397,7 +408,7 @@ class AttentionWriter:
     # --- values -------------------------------------------------------------------------------------------------------
 
     def _mix(self, unit: Unit, chunks: Chunks) -> None:
-        """Adds the values of the chunks, weighted, to the mixes of all queries. Here there is one chunk."""
+        """Adds the weighted values of the chunks to the mixes of all queries. In this class there is one chunk."""
         e, whole = self.e, self.shape.head_dim // LANES
         chunk = self._chunk(chunks, 0)
 
@@ -442,7 +453,7 @@ class AttentionWriter:
             e.store(mix, place, 64)
 
     def _shrunk(self, query: ir.Value, count: int, first: Index, vectors: int) -> tuple[list[ir.Value], list[ir.Value]]:
-        """Vectors of what `count` queries have mixed so far: where they are, and shrunk as `_weigh` found."""
+        """Vectors of the mixes of `count` queries: their addresses, and their values times the factor of `_weigh`."""
         e = self.e
         start = self._vector(self.mix, query, first)
         places = [e.at(start, 64 * (self.shape.vectors * i + v)) for i in range(count) for v in range(vectors)]

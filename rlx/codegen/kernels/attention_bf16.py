@@ -1,21 +1,21 @@
-"""Attention with products of bf16, for the rows of a prompt.
+"""Attention with bf16 products, for prefill.
 
     for up to 4 chunks of 64 positions that some row of the unit sees:
         for chunk:
-            keys, values = the chunk's, rounded to bf16, as tiles: pairs of elements, pairs of positions
+            keys, values = those of the chunk, rounded to bf16, as tiles: pairs of elements, pairs of positions
             for some queries:
                 scores = queries . keys
         for query: weights of all their scores, as in `attention.py`, rounded to bf16
         for some queries:
             mix = mix * shrink + weights . values       # the sums of all chunks in registers
 
-Queries, keys, values and weights are rounded; sums, softmax and the mix stay f32. What is before, between and after the
-products is `attention.py`'s. The products are left to `attention_tiles.py` and `attention_dots.py`. For both a tile is
-16 lines of 64 bytes, each of 16 pairs: two elements of 16 keys, or 16 elements of two values.
+Queries, keys, values and weights are rounded to bf16; sums, softmax and the mix stay f32. `attention.py` has the code
+around the products, and `attention_tiles.py` and `attention_dots.py` implement the products. In both, a tile is 16
+lines of 64 bytes. A line holds 16 pairs: two elements of 16 keys, or 16 elements of two values.
 
-Chunks are weighed together between two multiples of 256 positions, so which those are depends on nothing else. A unit
-has more queries than in f32, because they share the conversion of keys and values. Queries are multiplied some at a
-time: what fills the last ones up holds anything and reaches nothing.
+Weights are computed together for the chunks between two multiples of 256 positions. So the grouping depends only on the
+positions. A unit has more queries than in f32, because they share the conversion of keys and values. Queries are
+multiplied in groups of `together`. Unused places of the last group hold arbitrary data, and their results are not used.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from rlx.codegen.tiles import F32X16, LANES, Emitter, Index
 from rlx.errors import CompileError
 from rlx.ir.dtypes import BF16, F16, DType
 
-STEPS = CHUNK // DEPTH  # tiles that a vector of a chunk's values takes
+STEPS = CHUNK // DEPTH  # tiles per vector of a chunk's values
 
 
 def fits(head_dim: int, kv_dtype: DType) -> bool:
-    """Whether bf16 serves: whole tiles of the head, and caches of numbers that hold no more than 16 bits."""
+    """Whether bf16 products are possible: heads of whole tiles, and caches of f16 or bf16."""
     return head_dim % DEPTH == 0 and kv_dtype in (F16, BF16)
 
 
 class RoundedAttention(AttentionWriter, ABC):
-    """The kernel while it is written. Units: `units(..., bf16=True)`.
+    """Generates an attention kernel with bf16 products. Units: `units(..., bf16=True)`.
 
     Raises:
-        CompileError: a shape that does not fit, or one whose number of rows is known.
+        CompileError: the shape does not fit, or has `rows_static`.
     """
 
     bf16 = True
     held = 4
-    together: ClassVar[int]  # queries that are multiplied at a time
+    together: ClassVar[int]  # queries that are multiplied at once
 
     def __init__(self, e: Emitter, shape: Shape) -> None:
         if shape.rows_static is not None or not fits(shape.head_dim, shape.dtype):
@@ -73,7 +73,7 @@ class RoundedAttention(AttentionWriter, ABC):
         with e.loop(0, unit.queries) as query:
             for v in range(0, vectors, 2):
                 pair = [e.load(F32X16, self._vector(self.query, query.i, v + i), 64) for i in (0, 1)]
-                # A row of bf16 is half as long, and lies before what is still to be read.
+                # In place: a bf16 row is half as long, so it only overwrites queries that have been read.
                 e.store(dots.bf16_row(e, *pair), e.at(self.query, (query.i, self.query_bytes), 2 * LANES * v), 64)
 
     def _run(self, unit: Unit) -> None:
@@ -96,11 +96,11 @@ class RoundedAttention(AttentionWriter, ABC):
 
     @abstractmethod
     def _score_together(self, chunk: Chunk, query: ir.Value) -> None:
-        """The plain scores of the queries from `query` on with a chunk."""
+        """Computes the raw scores of `together` queries, from `query` on, for a chunk."""
 
     @abstractmethod
     def _mix_together(self, chunks: Chunks, query: ir.Value) -> None:
-        """Adds the values of the chunks, weighted, to the mixes of the queries from `query` on."""
+        """Adds the weighted values of the chunks to the mixes of `together` queries, from `query` on."""
 
     # --- operands -----------------------------------------------------------------------------------------------------
 
@@ -110,11 +110,11 @@ class RoundedAttention(AttentionWriter, ABC):
             self.e.store(dots.bf16_row(self.e, *weights[i : i + 2]), place, 64)
 
     def _weight_row(self, slot: Index, query: ir.Value, offset: Index) -> ir.Value:
-        """Address of a query's weights of a chunk, bf16[64], or of those some bytes on."""
+        """Address of a query's weights of a chunk, bf16[64], plus `offset` bytes."""
         return self.e.at(self.weights, (slot, 2 * CHUNK * self._room()), (query, 2 * CHUNK), offset)
 
     def _value_tile(self, slot: Index, step: Index, vector: Index) -> ir.Value:
-        """Address of a vector of the values of 32 positions of a chunk."""
+        """Address of the tile with a vector of the values of 32 positions of a chunk."""
         return self.e.at(self.values, (slot, self.value_bytes), (step, self.shape.vectors * BYTES), (vector, BYTES))
 
     def _convert_keys(self, unit: Unit, chunk: Chunk) -> None:
@@ -128,7 +128,7 @@ class RoundedAttention(AttentionWriter, ABC):
                 e.store(pairs, e.at(target, tile * BYTES), 64)
 
     def _convert_values(self, unit: Unit, chunk: Chunk) -> None:
-        """Positions past the last one are zeros: what lies there is not read, and may be no number."""
+        """Converts the values of a chunk. Positions past the last one become zeros; their memory is not read."""
         e, row_bytes = self.e, self.cache.row_bytes
         start, count = self._cache("v", unit, chunk.place), e.smin(CHUNK, e.b.sub(unit.last, chunk.start))
         whole = e.b.and_(count, e.i64(-2))
@@ -145,12 +145,12 @@ class RoundedAttention(AttentionWriter, ABC):
             self._store_values(chunk, position.i, [zeros] * self.shape.vectors)
 
     def _both(self, first: ir.Value, second: ir.Value) -> list[tuple[ir.Value, ir.Value]]:
-        """The addresses of the vectors of two rows of values."""
+        """Pairs of addresses: the vectors of two rows of values."""
         places = [v * self.cache.vector_bytes for v in range(self.shape.vectors)]
         return [(self.e.at(first, at), self.e.at(second, at)) for at in places]
 
     def _store_values(self, chunk: Chunk, position: ir.Value, pairs: list[ir.Value]) -> None:
-        """The values of two positions, as a line of each tile of their step."""
+        """Stores the values of two positions, as a line of each tile of their step."""
         e = self.e
         step = e.b.lshr(position, e.i64(5))
         row = e.b.lshr(e.b.and_(position, e.i64(DEPTH - 1)), e.i64(1))
@@ -159,6 +159,6 @@ class RoundedAttention(AttentionWriter, ABC):
             e.store(pair, e.at(target, v * BYTES), 64)
 
     def _pairs(self, even: ir.Value, odd: ir.Value) -> ir.Value:
-        """16 numbers of a cache and 16 others, side by side in bf16."""
+        """16 numbers of a cache and 16 others, interleaved as bf16 pairs."""
         e, dtype = self.e, self.shape.dtype
         return dots.bf16_rounded(e, e.load_as_f32(dtype, even), e.load_as_f32(dtype, odd))

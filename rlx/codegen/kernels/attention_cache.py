@@ -1,16 +1,16 @@
-"""How attention reads caches: products of queries with keys, and values as f32, for every type that a cache may have.
+"""Readers of KV caches for attention: products of queries with keys, and values as f32, for every cache type.
 
-Caches of f32, f16 and bf16 hold numbers: a tile of keys is [head_dim][16 positions], a row of values [head_dim].
+In caches of f32, f16 and bf16, a tile of keys is [head_dim][16 positions] and a row of values is [head_dim].
 
-Caches of q8_0 and q4_0 hold blocks of 32 elements of a head, each with an f16 scale, in 34 or 18 bytes a position:
+In caches of q8_0 and q4_0, 32 elements of a head at a position make a block of 34 or 18 bytes, with an f16 scale:
 
-    values   rows of the blocks of a GGUF file: the scale, then 32 bytes, or 16 whose low nibbles are elements 0..15
-             and whose high ones 16..31
+    values   rows of blocks in GGUF order: the scale, then 32 bytes of q8_0, or 16 bytes of q4_0, whose low nibbles
+             are elements 0..15 and whose high nibbles are elements 16..31
     keys     for every 16 positions block after block: 16 scales; then [32 elements][16 positions] bytes of q8_0, or
              [4][16 positions] words of q4_0, whose nibble j in word i is element 8 i + j
 
-so that a load is one element of 16 positions, or 16 elements of a head. Values are exact products of codes and scales;
-scores are sums over the codes of a block, times its scale. Nothing is rounded to less than f32.
+With these layouts a load takes one element of 16 positions, or 16 elements of a head. Values are exact products of
+codes and scales. Scores are sums over the codes of a block, times its scale. All results have the precision of f32.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ NUMBERS = (F32, F16, BF16)
 BLOCKS = (Q8_0, Q4_0)
 
 _STEP = 8  # elements of a head whose codes are unpacked together
-_NIBBLES = ir.Constant(F32X16, [float(code - 8) for code in range(16)])  # what a code of q4_0 stands for
+_NIBBLES = ir.Constant(F32X16, [float(code - 8) for code in range(16)])  # the number that each code of q4_0 stands for
 
 
 class CacheReader(Protocol):
-    """The loads of one cache type, while a kernel is written.
+    """Emits the loads of one cache type.
 
     Attributes:
-        row_bytes: bytes of a head's position, in rows and in tiles.
+        row_bytes: bytes of a head per position, in rows and in tiles.
         vector_bytes: bytes of 16 elements of a position, or of one element of 16 positions.
-        widest: vectors that `values` is asked for at once are a multiple of this.
+        widest: the number of vectors in a call of `values` must be a multiple of this.
     """
 
     row_bytes: int
@@ -45,23 +45,23 @@ class CacheReader(Protocol):
     widest: int
 
     def dots(self, keys: Sequence[ir.Value], queries: Sequence[ir.Value], ahead: ir.Value) -> list[ir.Value]:
-        """Products of queries with tiles of 16 keys: for each query one vector a tile.
+        """Products of queries with tiles of 16 keys: for each query, one vector per tile.
 
         Args:
             keys: addresses of tiles.
             queries: addresses of f32[head_dim].
-            ahead: what is read next: as many bytes as the tiles have are fetched from here on.
+            ahead: address to prefetch from; the number of bytes is that of the tiles.
         """
 
     def values(self, row: ir.Value, first: Index, count: int, mask: ir.Value | None) -> list[ir.Value]:
-        """`count` vectors of a row, from vector `first` on; lanes outside the mask are 0 and not touched."""
+        """`count` vectors of a row, from vector `first` on. Lanes outside the mask are 0, and are not read."""
 
 
 def cache_reader(e: Emitter, dtype: DType, head_dim: int) -> CacheReader:
     """The reader for caches of a type.
 
     Raises:
-        CompileError: no cache has this type, or its blocks do not divide the head.
+        CompileError: caches cannot have this type, or its block size does not divide the head.
     """
     if dtype in NUMBERS:
         return _Numbers(e, dtype, head_dim)
@@ -77,7 +77,7 @@ def cache_reader(e: Emitter, dtype: DType, head_dim: int) -> CacheReader:
 def _products(
     e: Emitter, queries: Sequence[ir.Value], keys: Sequence[ir.Value], sums: Sequence[ir.Value]
 ) -> list[ir.Value]:
-    """Every query times every key vector, added to the sums."""
+    """The sums plus the product of every query with every key vector."""
     pairs = [(query, key) for query in queries for key in keys]
     return [e.fma(query, key, total) for (query, key), total in zip(pairs, sums, strict=True)]
 
@@ -133,7 +133,7 @@ class _Blocks:
         return block.results
 
     def _codes(self, tile: ir.Value, step: ir.Value) -> list[ir.Value]:
-        """8 elements of 16 keys, as f32."""
+        """The codes of 8 elements of 16 keys, as f32."""
         e = self.e
         if self.dtype is Q8_0:
             start = e.at(tile, (step, _STEP * LANES))
@@ -142,10 +142,10 @@ class _Blocks:
         return self._nibbles(words, range(0, 4 * _STEP, 4))
 
     def _nibbles(self, words: ir.Value, bits: Sequence[int], scale: ir.Value | None = None) -> list[ir.Value]:
-        """The codes of q4_0 that begin at some bits of each word, as f32; times a scale, equal in all lanes."""
+        """The q4_0 codes at these bit offsets of each word, as f32, times a scale that is equal in all lanes."""
         e = self.e
         shifted = [e.b.lshr(words, e.i32(bit)) if bit else words for bit in bits]
-        if e.target.vectors == "avx512":  # a table of what the codes stand for; the instruction looks at four bits
+        if e.target.vectors == "avx512":  # a table lookup: the instruction uses the low four bits as the index
             table = _NIBBLES if scale is None else e.b.fmul(_NIBBLES, scale)
             return [e.call("llvm.x86.avx512.permvar.sf.512", F32X16, [table, word]) for word in shifted]
         codes = [e.b.fsub(e.to_f32(e.b.and_(word, e.i32(15))), e.f32(8.0)) for word in shifted]

@@ -1,6 +1,6 @@
-"""The products of `attention_bf16.py` by dot products: 4 queries with four tiles, 4 x 4 vectors of sums at a time.
+"""The products of `attention_bf16.py` as AVX-512 dot products: 4 queries times four tiles, 4 x 4 vectors of sums.
 
-The registers have room for 6 queries, which were no faster as measured and divide no usual number of queries.
+The registers have room for 6 queries. As measured, 6 are not faster, and they do not divide usual numbers of queries.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from rlx.errors import CompileError
 
 
 class DottedAttention(RoundedAttention):
-    """The kernel while it is written.
+    """Generates an attention kernel with bf16 dot products.
 
     Raises:
-        CompileError: the target has no dot products of bf16, or the shape does not fit.
+        CompileError: the target has no bf16 dot products, or the shape does not fit.
     """
 
     together = 4
@@ -40,7 +40,7 @@ class DottedAttention(RoundedAttention):
             left = e.at(self.query, (query, self.query_bytes), (s.i, ROW_BYTES))
             right = e.at(self.keys, (s.i, KEY_TILES * BYTES))
             s.values = self._products(left, self.query_bytes, right, s.values)
-        for i, total in enumerate(s.results):  # a query's are side by side
+        for i, total in enumerate(s.results):  # the scores of a query are contiguous
             e.store(total, e.at(self._scores(chunk, query), 64 * i), 64)
 
     def _mix_together(self, chunks: Chunks, query: ir.Value) -> None:
@@ -57,8 +57,9 @@ class DottedAttention(RoundedAttention):
                 e.store(mix, place, 64)
 
     def _products(self, left: ir.Value, stride: int, right: ir.Value, sums: Sequence[ir.Value]) -> list[ir.Value]:
-        """`sums`, query by query, plus rows of `left`, which lie `stride` bytes apart, times as many tiles as there are
-        sums of a query.
+        """`sums` plus rows of `left` times tiles of `right`: one tile for each sum of a query.
+
+        Sums are ordered query by query. The rows of `left` are `stride` bytes apart.
         """
         e, tiles = self.e, len(sums) // self.together
         with e.loop(0, ROWS, 1, sums) as line:

@@ -1,4 +1,4 @@
-"""What an attention kernel is made for: the numbers that are literals in its code, and how its work is cut up."""
+"""Parameters of attention kernels: the constants of the code, and the division of the work into units and chunks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rlx.codegen.kernels.attention_split import Split
 from rlx.codegen.tiles import LANES, Index
 from rlx.ir.dtypes import DType
 
-CHUNK = 64  # positions whose scores are held at once
-_QUERIES = 32  # queries (rows times heads of a group) of a unit, about
-_BF16_QUERIES = 128  # with products of bf16: they share the conversion of keys and values
+CHUNK = 64  # positions of a chunk, whose scores are in scratch memory together
+_QUERIES = 32  # approximate number of queries (rows times heads of a group) of a unit
+_BF16_QUERIES = 128  # the same with bf16 products: more, because queries share the conversion of keys and values
 
 
 def row_tile(heads: int, kv_heads: int, head_dim: int, rows_static: int | None = None, *, bf16: bool = False) -> int:
-    """Rows of a unit: there are ceil(seq / row_tile) * kv_heads units."""
+    """Rows of a unit. There are ceil(seq / row_tile) * kv_heads units."""
     most = max(1, (_BF16_QUERIES if bf16 else _QUERIES) // (heads // kv_heads))
     return most if rows_static is None else min(most, rows_static)
 
@@ -24,13 +24,13 @@ def row_tile(heads: int, kv_heads: int, head_dim: int, rows_static: int | None =
 def units(
     seq: int, heads: int, kv_heads: int, head_dim: int, rows_static: int | None = None, *, bf16: bool = False
 ) -> int:
-    """Work units for `seq` rows."""
+    """Number of work units for `seq` rows."""
     return -(-seq // row_tile(heads, kv_heads, head_dim, rows_static, bf16=bf16)) * kv_heads
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The literals of one attention kernel, see `rlx.codegen.kernels.attention`."""
+    """The compile-time parameters of an attention kernel, see `rlx.codegen.kernels.attention`."""
 
     heads: int
     kv_heads: int
@@ -47,7 +47,7 @@ class Shape:
 
     @property
     def group(self) -> int:
-        """Query heads of a KV head."""
+        """Query heads per KV head."""
         return self.heads // self.kv_heads
 
     @property
@@ -60,7 +60,7 @@ class Shape:
         return -(-self.head_dim // LANES)
 
     def outline(self) -> str:
-        """What a person reads instead of the vector code."""
+        """The readable outline of the kernel."""
         unit = (
             f"{self.row_tile} rows of one KV head" if self.split is None else "positions of one KV head, then added up"
         )
@@ -83,13 +83,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Unit:
-    """One unit at run time.
+    """One unit, as run-time values.
 
     Attributes:
         head: its KV head.
         row, rows: its rows are [row, row + rows).
         queries: rows times group.
-        first, last: the positions it sees are [first, last); `first` is rounded down to a chunk.
+        first, last: its rows see positions in [first, last). `first` is rounded down to the start of a chunk.
     """
 
     head: ir.Value
@@ -102,11 +102,11 @@ class Unit:
 
 @dataclass(frozen=True)
 class Chunks:
-    """Chunks that are weighed at once, at run time.
+    """Chunks whose weights are computed together, as run-time values.
 
     Attributes:
-        first: the position where they begin.
-        count: how many there are.
+        first: the position of the first chunk.
+        count: the number of chunks.
     """
 
     first: ir.Value
@@ -115,13 +115,13 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Chunk:
-    """64 positions at run time.
+    """A chunk of 64 positions, as run-time values.
 
     Attributes:
-        slot: its number among those that are weighed at once.
-        start: the first of them.
-        place: where they begin in the caches.
-        following: where the next 64 begin.
+        slot: its number in `Chunks`.
+        start: its first position.
+        place: its place in the caches.
+        following: the place of the next chunk in the caches.
     """
 
     slot: Index

@@ -1,14 +1,14 @@
-"""Attention of one row cut into ranges of positions, so that all workers have a share of a long context.
+"""Attention of a single row, split into ranges of positions, so that all workers share a long context.
 
-A unit is a range of one KV head. Each puts its largest scores, the sums of its weights and its mixes of values into
-scratch memory, and counts itself at its head; the last to come adds the ranges up, in their order. So the result
-depends on the ranges only, which depend on the number of positions: neither on the workers nor on who was last.
+A unit is a range of one KV head. It stores its largest scores, the sums of its weights and its mixes of values in
+scratch memory, and increments the counter of the head. The last unit to finish adds up the ranges, in their order. So
+the result depends only on the ranges, which depend on the number of positions, and not on the order of the workers.
 
     positions = those that the row sees, from a multiple of 64 on
-    active = min(parts, ceil(positions / least)); size = ceil(positions / active) up to a multiple of 64
+    active = min(parts, ceil(positions / least)); size = ceil(positions / active), rounded up to a multiple of 64
     range i = [i size, (i + 1) size)
 
-A context of one range goes straight to the result.
+If there is only one range, its unit writes the result directly.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from llvmlite import ir
 from rlx.codegen import vmath
 from rlx.codegen.tiles import F32X16, I64, LANES, Emitter, Index
 
-UNITS = 32  # ranges of all heads together: what the linker cuts a call into at most
-WORTH = 128  # positions of one head that are worth a unit of their own; shorter ranges cost more than they bring
-_FEW = 8  # units that may find nothing to do without being noticed
+UNITS = 32  # most ranges of all heads together: the most ranges that the linker divides a call into
+WORTH = 128  # positions of one head that justify a unit; shorter ranges cost more than they save
+_FEW = 8  # number of units whose overhead is negligible even if they have no work
 
 
 @dataclass(frozen=True)
 class Split:
-    """How positions are cut into ranges.
+    """How positions are split into ranges.
 
     Attributes:
-        parts: ranges of a head at most.
-        least: positions from which on there are two.
+        parts: most ranges of a head.
+        least: positions per range: with more positions than this there are two ranges.
     """
 
     parts: int
@@ -39,9 +39,9 @@ class Split:
 
 
 def split(kv_heads: int, window: int | None) -> Split | None:
-    """How to cut the attention of one row; None where the heads alone are units enough, or a window too short for it.
+    """How to split the attention of one row; None if there are enough heads, or if the window is too short.
 
-    With many heads the first cut comes later: they are shares by themselves.
+    With many heads, a context is split only when it is longer, because the heads already give work to the workers.
     """
     parts, least = UNITS // kv_heads, WORTH * kv_heads
     if window is not None:
@@ -50,29 +50,32 @@ def split(kv_heads: int, window: int | None) -> Split | None:
 
 
 def few(kv_heads: int, how: Split) -> bool:
-    """Whether a call may have all units that there can be, rather than as many as its length has."""
+    """Whether a call may always have the largest number of units, instead of a number that depends on the length."""
     return kv_heads * how.parts <= _FEW
 
 
 def scratch_bytes(group: int, head_dim: int) -> int:
-    """Scratch memory of a unit. In a call's, a line for the count of each head comes first, zero before the first call,
-    then the ranges in the order of the units: those that a length does not have need no memory.
+    """Bytes of scratch memory per unit.
+
+    The scratch memory of a call begins with one cache line per head for its counter, zero before the first call. The
+    ranges follow in the order of the units, so ranges that a length does not use need no memory.
     """
     return 64 + _slot_bytes(group, -(-head_dim // LANES))
 
 
 def _slot_bytes(group: int, vectors: int) -> int:
-    """A range: for every query head of the group the largest score, weights, mixes."""
+    """Bytes of a range: for every query head of the group the largest score, the sum of weights and the mixes."""
     return 64 * group * (2 + vectors)
 
 
 @dataclass(frozen=True)
 class Range:
-    """A unit's range at run time.
+    """The range of a unit, as run-time values.
 
     Attributes:
-        part: its number; `active` is how many there are.
-        first, last: its positions are [first, last), none where first is not below.
+        part: its number.
+        active: the number of ranges.
+        first, last: its positions are [first, last); it is empty if first >= last.
     """
 
     part: ir.Value
@@ -82,7 +85,7 @@ class Range:
 
 
 def range_of(e: Emitter, how: Split, part: ir.Value, first: ir.Value, last: ir.Value, step: int) -> Range:
-    """Range `part` of positions [first, last), where first is a multiple of `step`, as all ranges begin at."""
+    """Range `part` of positions [first, last). All ranges start at multiples of `step`, and so must `first`."""
     b = e.b
     count = b.sub(last, first)
     wanted = e.smin(how.parts, b.udiv(b.add(count, e.i64(how.least - 1)), e.i64(how.least)))
@@ -94,10 +97,11 @@ def range_of(e: Emitter, how: Split, part: ir.Value, first: ir.Value, last: ir.V
 
 
 class Slots:
-    """The scratch memory of a call while its kernel is written.
+    """Emits accesses to the scratch memory of a call.
 
     Args:
-        group, vectors: query heads of a KV head, vectors of a head.
+        group: query heads per KV head.
+        vectors: vectors of a head.
     """
 
     def __init__(self, e: Emitter, kv_heads: int, group: int, vectors: int) -> None:
@@ -109,13 +113,13 @@ class Slots:
         return self.e.at(first, (head, self.slot), (query, 64 * (2 + self.vectors)))
 
     def put(self, head: ir.Value, part: Index, query: ir.Value, sums: list[ir.Value]) -> None:
-        """Stores the sums of a query: largest score, weights, mixes."""
+        """Stores the sums of a query: largest score, sum of weights, mixes."""
         place = self._at(head, part, query)
         for i, value in enumerate(sums):
             self.e.store(value, self.e.at(place, 64 * i), 64)
 
     def is_last(self, head: ir.Value, active: ir.Value) -> ir.Value:
-        """Counts a range that is done; whether the others of its head are, too. The count then starts anew."""
+        """Counts a finished range. Returns whether all ranges of the head are finished, and then resets the count."""
         e = self.e
         count = e.at(e.args["scratch"], (head, 64))
         before = e.b.atomic_rmw("add", count, ir.Constant(I64, 1), "acq_rel")
@@ -125,7 +129,7 @@ class Slots:
         return last
 
     def added(self, head: ir.Value, active: ir.Value, query: ir.Value, least: float) -> list[ir.Value]:
-        """The weights and mixes of all ranges, relative to the largest score of all."""
+        """The sums of weights and mixes over all ranges, relative to the largest score of all ranges."""
         e = self.e
         with e.loop(0, active, 1, [e.f32(least)]) as p:
             p.values = [e.max(e.load(F32X16, self._at(head, p.i, query), 64), p.values[0])]

@@ -1,4 +1,4 @@
-"""The products of `attention_bf16.py` on tile registers: 32 queries with two tiles, 2 x 2 tiles of sums at a time."""
+"""The products of `attention_bf16.py` on AMX tile registers: 32 queries times two tiles, 2 x 2 tiles of sums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SUMS, _LEFT, _RIGHT = (0, 1, 2, 3), (4, 5), (6, 7)  # tile registers: sums by r
 
 
 class TiledAttention(RoundedAttention):
-    """The kernel while it is written, for targets with tiles of bf16."""
+    """Generates an attention kernel for targets with bf16 tiles."""
 
     together = ROWS * len(_LEFT)
 
@@ -39,7 +39,7 @@ class TiledAttention(RoundedAttention):
             self._sums(e.at(self._scores(chunk, query), 64 * first), 4 * CHUNK, self.tiles.store)
 
     def _mix(self, unit: Unit, chunks: Chunks) -> None:
-        """Tiles cannot be multiplied by `shrink` once they are loaded."""
+        """Rescales the mixes in memory first, because tile registers cannot be multiplied by `shrink`."""
         e, vectors = self.e, self.shape.vectors
         with e.loop(0, unit.queries) as query:
             for place, mix in zip(*self._shrunk(query.i, 1, 0, vectors), strict=True):
@@ -58,7 +58,7 @@ class TiledAttention(RoundedAttention):
             self._sums(place, 64 * vectors, self.tiles.store)
 
     def _product(self, left: ir.Value, stride: int, right: ir.Value) -> None:
-        """sums += 32 rows of `left`, which lie `stride` bytes apart, times two tiles."""
+        """sums += 32 rows of `left`, `stride` bytes apart, times two tiles of `right`."""
         e, tiles = self.e, self.tiles
         for j, b in enumerate(_RIGHT):
             tiles.load(b, e.at(right, j * BYTES), ROW_BYTES)
@@ -68,7 +68,7 @@ class TiledAttention(RoundedAttention):
                 tiles.dot_bf16(_SUMS[i * len(_RIGHT) + j], a, b)
 
     def _sums(self, place: ir.Value, stride: int, move: object) -> None:
-        """Loads or stores the four sums, whose rows lie `stride` bytes apart."""
+        """Loads or stores the four tiles of sums, whose rows are `stride` bytes apart in memory."""
         for number, c in enumerate(_SUMS):
             i, j = divmod(number, len(_RIGHT))
             move(c, self.e.at(place, i * ROWS * stride + j * ROW_BYTES), stride)  # type: ignore[operator]

@@ -1,7 +1,7 @@
-"""Causal depthwise convolution over rows, with a state that holds the rows before: the short filter of hybrid models.
+"""Causal depthwise convolution over rows, the short filter of hybrid models. Its state holds the previous rows.
 
-A unit is a block of channels, from the first row to the last. The newest rows stay in registers: they are what the next
-row needs, and after the last row they are the state.
+A unit computes all rows of a block of channels. The newest rows stay in registers: the next row needs them, and after
+the last row they are the new state.
 
     window = state                                      # taps - 1 vectors, oldest first
     for row: out[row] = sum(w[i] * (window + [x[row]])[i]); window = window[1:] + [x[row]]
@@ -18,22 +18,22 @@ from rlx.codegen.tiles import F32X16, FLOAT, LANES, Emitter
 from rlx.errors import CompileError
 from rlx.ir.dtypes import F32
 
-CHANNELS = 64  # of a unit: there are ceil(channels / CHANNELS) units
+CHANNELS = 64  # channels of a unit: there are ceil(channels / CHANNELS) units
 _VECTORS = CHANNELS // LANES
 
 
 def causal_conv(channels: int, taps: int, target: Target, *, aside: bool = False) -> Kernel:
-    """A kernel for y[row, c] = sum_i w[c, i] u[row + i, c], u being the state followed by x.
+    """A kernel for y[row, c] = sum_i w[c, i] u[row + i, c], where u is the state followed by x.
 
     Buffers: `state` f32[taps - 1, channels], updated to the last rows of u; `x` f32[rows, channels]; `w` f32[channels,
     taps]; `out` f32[rows, channels], which may be `x`. Extent: `rows`. Units: blocks of `CHANNELS` channels. Each sum
     runs from the oldest row to the newest, so bits do not depend on how rows are split into calls.
 
     Args:
-        aside: leave the state as it is, and write what it would become to the buffer `after`, in front of `out`.
+        aside: leave `state` unchanged and write the new state to the buffer `after`, which precedes `out`.
 
     Raises:
-        CompileError: no channels or no taps.
+        CompileError: `channels` or `taps` is less than 1.
     """
     if channels < 1 or taps < 1:
         raise CompileError(f"{channels} channels and {taps} taps", where="causal_conv")
@@ -43,7 +43,7 @@ def causal_conv(channels: int, taps: int, target: Target, *, aside: bool = False
 
 
 class _Conv:
-    """A convolution kernel while it is written."""
+    """Generates a convolution kernel."""
 
     def __init__(self, e: Emitter, channels: int, taps: int) -> None:
         self.e, self.channels, self.taps = e, channels, taps
@@ -62,7 +62,10 @@ class _Conv:
                     self._block(1, e.i64(whole), self.tail)
 
     def _block(self, vectors: int, first: ir.Value, tail: int = 0) -> None:
-        """All rows of some vectors of channels, `first` on; `tail` channels of one vector where it is not whole."""
+        """All rows of `vectors` vectors of channels, from vector `first` on.
+
+        `tail` is the number of channels of a partial vector, or 0.
+        """
         e, window = self.e, self.taps - 1
         mask = e.tail_mask(e.i64(tail)) if tail else None
         w = e.at(e.args["w"], (first, 64 * self.taps))
@@ -89,7 +92,7 @@ class _Conv:
         return total
 
     def _weights(self, place: ir.Value, tail: int) -> list[ir.Value]:
-        """The weights of 16 channels, which lie channel by channel, as a vector a tap."""
+        """The weights of 16 channels as one vector per tap. In memory they are ordered channel by channel."""
         e = self.e
         parts = [self._weight_part(e.at(place, 64 * i), i, tail) for i in range(self.taps)]
         while len(parts) & (len(parts) - 1):
@@ -106,7 +109,7 @@ class _Conv:
 
 
 def _outline(channels: int, taps: int, after: str) -> str:
-    """What a person reads instead of the vector code."""
+    """The readable outline of the kernel."""
     return (
         f"for block in range(begin, end):  # {CHANNELS} of {channels} channels\n"
         f"    u = concat(state, x)[:, block]\n"

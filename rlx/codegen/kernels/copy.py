@@ -1,4 +1,4 @@
-"""Moving f32 rows unchanged."""
+"""Copies f32 rows unchanged."""
 
 from __future__ import annotations
 

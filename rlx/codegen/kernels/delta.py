@@ -1,11 +1,13 @@
-"""The gated delta rule: a linear attention whose state is corrected towards each new value, and decays.
+"""The gated delta rule: a linear attention with a recurrent state that decays and is corrected towards each new value.
 
     S = exp(g) S;  d = beta (v - S^T k);  S = S + k d^T;  out = scale S^T q         (arXiv 2412.06464)
 
-Two forms: token by token (`delta_serial.py`), which decoding runs, and in chunks of tokens (`delta_chunk.py`), which
-prefill runs where the tokens fill a chunk; and a plain one for odd shapes (`delta_plain.py`). Here is the choice
-between them, and of the strips of columns that units are. A kernel for several rows holds both forms, so a few tokens
-that are verified together cost what they would one by one, and give the same bits where panels are equally wide.
+There are three forms. Decode uses the serial form, token by token (`delta_serial.py`). Prefill uses the chunked form if
+the tokens fill a chunk (`delta_chunk.py`). Shapes that are not multiples of 16 use a plain form (`delta_plain.py`).
+
+This module chooses the form and the strip, which is the block of columns that a unit computes. A kernel for several
+rows contains both the serial and the chunked form. So verifying a few tokens together costs the same as computing them
+one by one, and gives the same bits if the panels have the same width.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ from rlx.codegen.target import Target
 from rlx.codegen.tiles import LANES, Emitter
 from rlx.errors import CompileError
 
-CHUNK = 16  # tokens of a chunk: more are more arithmetic, fewer do not fill a vector
-_DECODE_STRIP, _SERIAL_STRIP, _CHUNK_STRIP = 64, 64, 128  # columns of a unit, at most
-_STATE_BYTES = 64 << 10  # of the copy of a strip that the chunked form keeps, at most
+CHUNK = 16  # tokens of a chunk: more need more arithmetic, fewer do not fill a vector
+_DECODE_STRIP, _SERIAL_STRIP, _CHUNK_STRIP = 64, 64, 128  # most columns of a unit, by form
+_STATE_BYTES = 64 << 10  # most bytes of the chunked form's copy of a strip
 
 
 def strip(key_dim: int, value_dim: int, *, rows_static: int | None = None, serial: bool = False) -> int:
-    """Columns of a unit: there are heads * value_dim / strip units."""
+    """Columns of a unit. There are heads * value_dim / strip units."""
     if rows_static == 1:
         most = _DECODE_STRIP
     elif serial:
@@ -36,7 +38,7 @@ def strip(key_dim: int, value_dim: int, *, rows_static: int | None = None, seria
 
 
 def units(heads: int, key_dim: int, value_dim: int, *, rows_static: int | None = None, serial: bool = False) -> int:
-    """Work units of a call."""
+    """Number of work units of a call."""
     if _is_odd(key_dim, value_dim):
         return heads
     return heads * (value_dim // strip(key_dim, value_dim, rows_static=rows_static, serial=serial))
@@ -61,19 +63,19 @@ def gated_delta(
 
     Buffers: `state` f32[heads, key_dim, value_dim], updated in place; `q`, `k` f32[rows, key_heads, key_dim]; `v`
     f32[rows, heads, value_dim]; `g` (at most 0), `beta` f32[rows, heads]; `out` f32[rows, heads, value_dim], which must
-    not overlap the others. Extents: `rows`; none where `rows_static` is 1, but for sides that are no multiples of 16.
-    Units: see `units`. A number that is not finite reaches the later rows of its head, and in the chunked form possibly
-    earlier ones of its chunk.
+    not overlap the others. Extents: `rows`. There is no extent if `rows_static` is 1 and key_dim and value_dim are
+    multiples of 16. Units: see `units`. NaN and infinity propagate to later rows of the head. In the chunked form they
+    may also reach earlier rows of the chunk.
 
     Args:
-        order: "tiled", head h uses key head h % key_heads, or "grouped", h // (heads / key_heads).
-        rows_static: `rows`, where it is known and the state is updated in place.
-        serial: token by token where the default would be in chunks.
+        order: "tiled": head h uses key head h % key_heads. "grouped": it uses key head h // (heads / key_heads).
+        rows_static: the value of `rows`, if it is known at compile time and the state is updated in place.
+        serial: use the serial form where the default is the chunked form.
         chunk: tokens of a chunk, a multiple of 16.
-        aside: leave the state as it is, and write what it would become to the buffer `after`, in front of `out`.
+        aside: leave `state` unchanged and write the new state to the buffer `after`, which precedes `out`.
 
     Raises:
-        CompileError: a shape that no code is written for.
+        CompileError: the shape, the chunk or the order is not supported.
     """
     if key_heads < 1 or heads < 1 or heads % key_heads:
         raise CompileError(f"{heads} heads are no multiple of {key_heads} key heads", where="gated_delta")
@@ -108,7 +110,7 @@ def _is_odd(key_dim: int, value_dim: int) -> bool:
 
 
 def _outline(shape: Shape, chunk: int | None) -> str:
-    """What a person reads instead of the vector code; `chunk` is None for token by token."""
+    """The readable outline of the kernel. `chunk` is None for the serial form."""
     key_head = f"h % {shape.key_heads}" if shape.order == "tiled" else f"h // {shape.heads // shape.key_heads}"
     how = f"in chunks of {chunk} tokens, fewer token by token" if chunk else "token by token"
     return (

@@ -1,17 +1,18 @@
-"""The gated delta rule in chunks of tokens: small matrix products instead of one pass over the state a token.
+"""The gated delta rule in chunks of tokens: small matrix products instead of one pass over the state per token.
 
-With decay(t, i) the product of exp(g) over the tokens after i up to t, and decay(t) that from the chunk's start:
+decay(t, i) is the product of exp(g) over the tokens after i up to t, and decay(t) that from the chunk's start up to t:
 
     A[t, i] = -beta_t decay(t, i) k_t . k_i for i < t;  P[t, i] = scale decay(t, i) q_t . k_i for i <= t
     D[t] = beta_t (v_t - decay(t) S^T k_t) + sum_i A[t, i] D[i]         # forward substitution: the deltas
     out[t] = scale decay(t) S^T q_t + sum_i P[t, i] D[i]
     S = decay(end) S + sum_i decay(end, i) k_i D[i]^T
 
-(the UT transform of arXiv 2406.06484, gated as in arXiv 2412.06464). A and P need keys and queries only, and are made
-once a chunk; the rest is done panel by panel. Tokens that the last chunk lacks repeat its last one with beta 0 and g 0.
+(the UT transform of arXiv 2406.06484, gated as in arXiv 2412.06464). A and P do not depend on the values or the state,
+and are computed once per chunk. The rest is computed panel by panel. A partial last chunk is padded: its last token is
+repeated with beta 0 and g 0.
 
-In chunks of 16 the arithmetic is 3.4 multiply-adds an element of the state and token, where the token-serial form has
-3 and a multiplication: the gain is small, and longer chunks lose it.
+Chunks of 16 take 3.4 multiply-adds per element of the state and token. The serial form takes 3 and a multiplication. So
+the gain is small, and longer chunks have none.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from rlx.codegen.tiles import F32X16, FLOAT, I32, I32X16, LANES, Emitter, Index
 
 
 def panel_vectors(level: str) -> int:
-    """Vectors of a panel: with `tile_rows`, what the registers hold as sums."""
+    """Vectors of a panel. Together with `tile_rows` it is chosen so that the registers hold the sums."""
     return {"avx512": 2, "avx2": 2, "generic": 1}[level]
 
 
@@ -37,7 +38,7 @@ def tile_rows(level: str) -> int:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """Numbers in memory: (row, step) lies at `base` + row * `row_bytes` + step * `step_bytes`."""
+    """A matrix in memory: (row, step) is at `base` + row * `row_bytes` + step * `step_bytes`."""
 
     base: ir.Value
     row_bytes: int
@@ -45,7 +46,7 @@ class _Matrix:
 
 
 class Chunked:
-    """A kernel of the chunked form while it is written.
+    """Generates a kernel of the chunked form.
 
     Args:
         chunk: tokens of a chunk, a multiple of 16.
@@ -57,7 +58,7 @@ class Chunked:
         self.line = 4 * chunk  # bytes of a row of a matrix of tokens by tokens
         self.blocks = chunk // LANES
         dim = shape.key_dim
-        # Tokens are lanes, [block][element][16 tokens]: what their products want, and so a tile's numbers share a line.
+        # Layout [block][element][16 tokens]: products have tokens as lanes, and a tile's tokens share a cache line.
         self.keys, self.queries = e.stack(4 * chunk * dim), e.stack(4 * chunk * dim)
         self.decays, self.mixing, self.reading = (e.stack(self.line * chunk) for _ in range(3))  # decay(t, i), A, P
         self.gates, self.betas, self.passed = (e.stack(self.line) for _ in range(3))  # exp(g), beta, decay(t)
@@ -75,7 +76,7 @@ class Chunked:
             self._copy_state(strip, inward=False)
 
     def _from(self, at: Place, row: ir.Value) -> Place:
-        """The same unit with `row` as its row 0."""
+        """The addresses of the same unit with `row` as row 0."""
         e, shape = self.e, self.shape
         q, k = (e.at(base, (row, shape.key_row)) for base in (at.q, at.k))
         v, out = (e.at(base, (row, shape.value_row)) for base in (at.v, at.out))
@@ -83,7 +84,7 @@ class Chunked:
         return Place(at.state, q, k, v, g, beta, out, at.after)
 
     def _copy_state(self, strip: Place, inward: bool) -> None:
-        """The strip between its place and its copy, in which panels lie one after the other."""
+        """Copies the strip of the state to the packed copy (`inward`) or back. The copy is stored panel by panel."""
         e, shape = self.e, self.shape
         with e.loop(0, shape.panels) as p:
             there = (e.at(strip.state if inward else strip.after, (p.i, shape.panel)), shape.state_row)
@@ -109,10 +110,10 @@ class Chunked:
                 self._read(panel, state, t.i, count)
             self._advance(state, count)
 
-    # --- once a chunk -------------------------------------------------------------------------------------------------
+    # --- once per chunk -----------------------------------------------------------------------------------------------
 
     def _gather(self, at: Place, count: ir.Value) -> None:
-        """Copies the chunk's keys and queries, with tokens as lanes."""
+        """Copies the chunk's keys and queries, transposed so that tokens are lanes."""
         e, shape, size = self.e, self.shape, 4 * self.shape.key_dim
         last = e.b.sub(count, e.i64(1))
         for block in range(self.blocks):
@@ -125,9 +126,9 @@ class Chunked:
                         e.store(lanes, e.at(target, (column.i, LANES), block * LANES * size + 64 * i))
 
     def _gate(self, at: Place, count: ir.Value) -> None:
-        """exp(g), beta, decay(t) and decay(t, i) of the chunk.
+        """Computes exp(g), beta, decay(t) and decay(t, i) of the chunk.
 
-        Decays are products, not exponentials of differences of sums: those would cancel behind a large g.
+        Decays are computed as products. Exponentials of differences of sums would suffer cancellation after a large g.
         """
         e, shape = self.e, self.shape
         zero = ir.Constant(FLOAT, 0.0)
@@ -150,14 +151,14 @@ class Chunked:
             t.values = [passed, *decays]
 
     def _before(self, t: ir.Value, block: int, value: ir.Value, otherwise: float) -> ir.Value:
-        """The value in the lanes of tokens before t."""
+        """`value` in the lanes of tokens before t, `otherwise` in the other lanes."""
         e = self.e
         tokens = ir.Constant(I32X16, list(range(LANES * block, LANES * (block + 1))))
         earlier = e.b.icmp_signed("<", tokens, e.splat(e.b.trunc(t, I32)))
         return e.b.select(earlier, value, e.f32(otherwise))
 
     def _relate(self, first: ir.Value, block: int) -> None:
-        """The rows of A and P of a tile of tokens, in the columns of a block."""
+        """Computes the rows of A and P of a tile of tokens, in the columns of a block."""
         e = self.e
         lanes = e.at(self.keys, 64 * block * self.shape.key_dim)
         keys, queries = (self._tokens(base, first) for base in (self.keys, self.queries))
@@ -174,10 +175,10 @@ class Chunked:
             after = e.b.add(token, e.i64(1))
             e.store(self._before(after, block, reading, 0.0), e.at(self.reading, row))
 
-    # --- once a panel -------------------------------------------------------------------------------------------------
+    # --- once per panel -----------------------------------------------------------------------------------------------
 
     def _solve(self, at: Place, state: ir.Value, first: ir.Value, count: ir.Value) -> None:
-        """The deltas of a tile of tokens."""
+        """Computes the deltas D of a tile of tokens by forward substitution."""
         e, shape, vectors = self.e, self.shape, self.shape.vectors
         sums = self._times_state(self.keys, state, first)
         for r in range(self.tile):
@@ -199,7 +200,7 @@ class Chunked:
         self._store_tile(sums, e.at(self.deltas, (first, shape.panel)))
 
     def _read(self, at: Place, state: ir.Value, first: ir.Value, count: ir.Value) -> None:
-        """The result of a tile of tokens."""
+        """Computes the result of a tile of tokens."""
         e, shape, vectors = self.e, self.shape, self.shape.vectors
         sums = self._times_state(self.queries, state, first)
         for r in range(self.tile):
@@ -217,7 +218,7 @@ class Chunked:
                     e.store(sums[r * vectors + v], e.at(at.out, (token, shape.value_row), 64 * v))
 
     def _advance(self, state: ir.Value, count: ir.Value) -> None:
-        """The state after the chunk."""
+        """Updates the state to the end of the chunk."""
         e, shape, vectors = self.e, self.shape, self.shape.vectors
         with e.loop(0, count) as t:
             rest = e.splat_f32(e.at(self.decays, self.line * (self.chunk - 1), (t.i, 4)))
@@ -236,7 +237,7 @@ class Chunked:
             self._store_tile(sums, tile)
 
     def _fetch(self, at: Place, panel: ir.Value) -> None:
-        """Asks for a panel's share of the keys, queries and gates of the next chunk: they lie in many places."""
+        """Prefetches a panel's share of the next chunk's keys, queries and gates, which are scattered in memory."""
         e, shape = self.e, self.shape
         share = 64 * -(-shape.key_dim // (LANES * shape.panels))
         with e.loop(self.chunk, 2 * self.chunk) as t:
@@ -246,13 +247,13 @@ class Chunked:
                 e.prefetch(e.at(base, (t.i, shape.gate_row)), 4, level=2)
 
     def _times_state(self, tokens: ir.Value, state: ir.Value, first: ir.Value) -> list[ir.Value]:
-        """Keys or queries of a tile of tokens times a panel of the state."""
+        """The product of a tile of tokens (keys or queries) with a panel of the state."""
         shape = self.shape
         zeros = [self.e.f32(0.0)] * (self.tile * shape.vectors)
         return self._multiply([self._tokens(tokens, first)], state, shape.panel, shape.vectors, 0, shape.key_dim, zeros)
 
     def _tokens(self, lanes: ir.Value, first: ir.Value) -> _Matrix:
-        """A tile of tokens of keys or queries."""
+        """The keys or queries of a tile of tokens, as a matrix."""
         e = self.e
         block, lane = e.b.ashr(first, e.i64(4)), e.b.and_(first, e.i64(LANES - 1))
         return _Matrix(e.at(lanes, (block, 64 * self.shape.key_dim), (lane, 4)), 4, 64)
@@ -271,9 +272,9 @@ class Chunked:
         stop: Index,
         sums: list[ir.Value],
     ) -> list[ir.Value]:
-        """sums[row, v] + sum over steps of left[row, step] * right[step, v]: a tile of rows of each left matrix.
+        """sums[row, v] + sum over steps of left[row, step] * right[step, v], for a tile of rows of each left matrix.
 
-        Rows of `right` lie `stride` bytes apart.
+        Rows of `right` are `stride` bytes apart.
         """
         e = self.e
         with e.loop(start, stop, 1, sums) as step:

@@ -1,7 +1,7 @@
-"""The gated delta rule for states whose sides are no multiples of 16: token by token, a unit a head.
+"""The gated delta rule for states whose dimensions are not multiples of 16: token by token, one unit per head.
 
-A loop kernel, on which LLVM's vectorizer puts the tails. Published models have sides of 128 and take the forms of
-`delta.py`'s other files.
+This is a loop kernel, so LLVM's vectorizer handles partial vectors. Published models have dimensions of 128 and use
+`delta_serial.py` and `delta_chunk.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from rlx.codegen.loops import HOLE, SUM_FLAGS, Ptr, Scalar, fastmath, loop_kerne
 from rlx.codegen.scalars import exp, f32
 from rlx.ir.dtypes import F32
 
-#: Holes: value heads, key heads, value heads of a key head, whether those take turns, sides of a state, the scale.
+#: Holes: value heads, key heads, value heads per key head, whether heads are in "tiled" order (see `delta.py`), the
+#: dimensions of a state, the scale.
 HEADS: int = HOLE
 KEY_HEADS: int = HOLE
 GROUP: int = HOLE
@@ -28,7 +29,7 @@ BUFFERS = ("state", "q", "k", "v", "g", "beta", "out")
 def plain(
     heads: int, key_heads: int, key_dim: int, value_dim: int, *, scale: float, order: str, aside: bool = False
 ) -> Kernel:
-    """The kernel of `delta.gated_delta`, with the extent `rows`; a unit is a head."""
+    """The kernel of `delta.gated_delta` for any shape, with the extent `rows`. A unit is a head."""
     holes: dict[str, Any] = {
         "HEADS": heads,
         "KEY_HEADS": key_heads,
@@ -58,7 +59,7 @@ def _gated_delta(
             value = (row * HEADS + head) * VALUE_DIM
             decay = exp(g[row * HEADS + head])
             step = beta[row * HEADS + head]
-            # `out` holds S^T k, then the delta, then the result.
+            # `out` holds S^T k first, then the delta, then the result.
             clear(out, value)
             for i in range(KEY_DIM):
                 read(state, (head * KEY_DIM + i) * VALUE_DIM, decay, k[key + i], out, value)
@@ -78,7 +79,7 @@ def clear(out: Ptr, at: int) -> None:
 
 @fastmath(*SUM_FLAGS)
 def read(state: Ptr, at: int, decay: Scalar, weight: Scalar, out: Ptr, to: int) -> None:
-    """Decays a row of the state and adds it to `out`, weighted."""
+    """Multiplies a row of the state by `decay`, and adds it times `weight` to `out`."""
     for j in range(VALUE_DIM):
         kept = decay * state[at + j]
         state[at + j] = kept

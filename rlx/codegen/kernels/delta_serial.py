@@ -1,11 +1,11 @@
-"""The gated delta rule token by token: what decoding runs, and what the chunked form is measured against.
+"""The gated delta rule token by token: the form that decode uses, and the baseline for the chunked form.
 
-A token goes twice over a panel of the state, which lies in the first cache:
+A token takes two passes over a panel of the state, which is in the L1 cache:
 
     delta = beta (v - exp(g) S^T k)
     S = exp(g) S + k delta^T; out = scale S^T q         # in one pass
 
-Of several tokens the first takes the panel from the state to a packed copy, and the last one back.
+With several tokens, the first one moves the panel from the state to a packed copy, and the last one moves it back.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from rlx.codegen import vmath
 from rlx.codegen.kernels.delta_shape import Place, Rows, Shape, locate
 from rlx.codegen.tiles import F32X16, Emitter, Index
 
-_AHEAD = 48  # rows of the state asked for before they are needed, where they come from memory
-_TOKENS_AHEAD = 8  # the same for tokens of a text
-_CHAINS = 8  # independent sums that hide the latency of a multiply-add
+_AHEAD = 48  # prefetch distance in rows of the state, where the state comes from memory
+_TOKENS_AHEAD = 8  # prefetch distance in tokens
+_CHAINS = 8  # independent sums, to hide the latency of a multiply-add
 
 
 def panel_vectors(level: str, single: bool) -> int:
-    """Vectors of a panel: for one token what makes long reads, else what leaves registers for several rows of sums."""
+    """Vectors of a panel: long reads for a single token, else few enough to keep several rows of sums in registers."""
     return 4 if single else {"avx512": 4, "avx2": 2, "generic": 1}[level]
 
 
 class Serial:
-    """A kernel of the token-serial form while it is written; `single` where there is one token, known now."""
+    """Generates a kernel of the serial form. `single`: there is always exactly one token."""
 
     def __init__(self, e: Emitter, shape: Shape, single: bool) -> None:
         self.e, self.shape, self.single = e, shape, single
         wide = {"avx512": 1, "avx2": 2, "generic": 4}[e.target.vectors]  # registers of a vector
-        self.together = max(1, _CHAINS // (shape.vectors * wide))  # rows of the state at once
+        self.together = max(1, _CHAINS // (shape.vectors * wide))  # rows of the state per loop iteration
         self.packed = None if single else e.stack(shape.key_dim * shape.panel)
 
     def write(self) -> None:
@@ -60,14 +60,14 @@ class Serial:
         return e.b.select(condition, yes[0], no[0]), e.b.select(condition, e.i64(yes[1]), e.i64(no[1]))
 
     def _fetch(self, at: Place, row: ir.Value) -> None:
-        """Asks for what a later token needs: rows are far apart."""
+        """Prefetches the data of a later token, because rows are far apart in memory."""
         e, shape = self.e, self.shape
         for base in (at.q, at.k):
             e.prefetch(e.at(base, (row, shape.key_row)), 4 * shape.key_dim, level=2)
         e.prefetch(e.at(at.v, (row, shape.value_row)), shape.panel, level=2)
 
     def _token(self, at: Place, row: Index, source: Rows, target: Rows) -> None:
-        """One token over one panel of the state, which may move by it."""
+        """Computes one token for one panel of the state, read from `source` and written to `target`."""
         e, shape = self.e, self.shape
         decay = vmath.exp(e, e.splat_f32(e.at(at.g, (row, shape.gate_row))))
         beta = e.splat_f32(e.at(at.beta, (row, shape.gate_row)))
@@ -80,14 +80,14 @@ class Serial:
             e.store(e.b.fmul(total, e.f32(shape.scale)), e.at(out, 64 * i))
 
     def _mixed(self, k: ir.Value, state: Rows) -> list[ir.Value]:
-        """S^T k, a vector of columns each."""
+        """S^T k, one vector per 16 columns."""
         e, vectors = self.e, self.shape.vectors
         with e.loop(0, self.shape.key_dim, self.together, self._zeros()) as d:
             sums = []
             for u in range(self.together):
                 factor = e.splat_f32(e.at(k, (d.i, 4), 4 * u))
                 line = e.at(state[0], (d.i, state[1]), (u, state[1]))
-                if self.single:  # rows far apart: what a machine fetches ahead by itself comes too late
+                if self.single:  # rows are far apart, so the hardware prefetcher is too late
                     e.prefetch(e.at(line, (_AHEAD, state[1])), self.shape.panel)
                 for v in range(vectors):
                     sums.append(e.fma(factor, e.load(F32X16, e.at(line, 64 * v)), d.values[u * vectors + v]))
@@ -97,7 +97,7 @@ class Serial:
     def _update(
         self, q: ir.Value, k: ir.Value, states: tuple[Rows, Rows], decay: ir.Value, delta: list[ir.Value]
     ) -> list[ir.Value]:
-        """S = decay S + k delta^T, from one place to another or the same -> the new S^T q."""
+        """Computes S = decay S + k delta^T, where source and target may be equal. Returns the new S^T q."""
         e, vectors = self.e, self.shape.vectors
         with e.loop(0, self.shape.key_dim, self.together, self._zeros()) as d:
             sums = []
@@ -115,7 +115,7 @@ class Serial:
         return [self.e.f32(0.0)] * (self.together * self.shape.vectors)
 
     def _totals(self, sums: list[ir.Value]) -> list[ir.Value]:
-        """The sums of the rows done together, added up."""
+        """Adds up the partial sums of the rows that an iteration computes together."""
         vectors = self.shape.vectors
         totals = sums[:vectors]
         for u in range(1, self.together):

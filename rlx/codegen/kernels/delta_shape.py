@@ -1,8 +1,8 @@
-"""What the two forms of the gated delta rule share: the shape of the problem and where a unit finds its data.
+"""Shared by the serial and the chunked form of the gated delta rule: the shape, and the addresses of a unit's data.
 
-Columns of a state never meet in the delta rule, so a unit is a strip of columns of one head. Both forms go through a
-strip in panels of a few vectors, and keep a panel in a packed copy while they do more than one row: rows of a state lie
-a power of two apart, and a strip of them would use a fraction of the first cache.
+In the delta rule the columns of a state are independent. So a unit is a strip of columns of one head. Both forms
+process a strip in panels of a few vectors. For more than one row they work on a packed copy of the panel: the rows of a
+state are a power of two apart in memory, so a strip would map to only a part of the sets of the L1 cache.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from llvmlite import ir
 
 from rlx.codegen.tiles import F32X16, Emitter, Index
 
-#: Rows of a panel: where they start, and the bytes from one to the next.
+#: The rows of a panel: the address of the first one, and the bytes from one to the next.
 Rows: TypeAlias = tuple[ir.Value, Index]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What makes a kernel of the gated delta rule: see `delta.gated_delta`.
+    """The compile-time parameters of a kernel of the gated delta rule, see `delta.gated_delta`.
 
     Attributes:
         strip: columns of a unit, a divisor of value_dim.
-        vectors: vectors of a panel, a divisor of those of a strip.
+        vectors: vectors of a panel, a divisor of the vectors of a strip.
     """
 
     heads: int
@@ -69,7 +69,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Place:
-    """Addresses of a unit's data, in row 0: of its strip, or of one panel of it; `after` is where the state goes."""
+    """Addresses of row 0 of a unit's data, for its strip or for one panel of it. `after` receives the new state."""
 
     state: ir.Value
     q: ir.Value
@@ -81,12 +81,12 @@ class Place:
     after: ir.Value
 
     def shifted(self, e: Emitter, offset: Index) -> Place:
-        """The same, some bytes of columns further."""
+        """The same, with the columns moved by `offset` bytes."""
         return replace(self, **{name: e.at(getattr(self, name), offset) for name in ("state", "v", "out", "after")})
 
 
 def locate(e: Emitter, shape: Shape, unit: ir.Value) -> Place:
-    """Where a unit's data lie; units count strips of a head, then heads."""
+    """The addresses of a unit's data. Units are numbered head * strips + strip."""
     strips = shape.value_dim // shape.strip
     head, strip = e.b.sdiv(unit, e.i64(strips)), e.b.srem(unit, e.i64(strips))
     if shape.order == "tiled":
@@ -111,7 +111,7 @@ def locate(e: Emitter, shape: Shape, unit: ir.Value) -> Place:
 
 
 def copy_rows(e: Emitter, count: int, vectors: int, source: Rows, target: Rows) -> None:
-    """Copies `count` rows of some vectors."""
+    """Copies `count` rows of `vectors` vectors."""
     with e.loop(0, count) as row:
         for v in range(vectors):
             value = e.load(F32X16, e.at(source[0], (row.i, source[1]), 64 * v))
@@ -119,5 +119,5 @@ def copy_rows(e: Emitter, count: int, vectors: int, source: Rows, target: Rows) 
 
 
 def divisor(number: int, most: int) -> int:
-    """The largest divisor up to `most`."""
+    """The largest divisor of `number` that is at most `most`."""
     return max(d for d in range(1, min(number, most) + 1) if number % d == 0)

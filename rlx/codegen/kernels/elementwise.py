@@ -1,10 +1,10 @@
-"""Elementwise regions: an expression over rows of f32, computed in one pass over memory.
+"""Fused elementwise kernels: an expression over rows of f32, computed in one pass over memory.
 
     for row in begin .. end:
         for i in 0 .. width:
             out[row, i] = expression(a[row, i], b[i], c[row], d[0], ...)
 
-The expression is a nested tuple such as ("mul", ("silu", 0), 1); a number stands for an operand.
+The expression is a nested tuple such as ("mul", ("silu", 0), 1). An integer is the index of an operand.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlx.codegen.tiles import LANES, Emitter
 from rlx.errors import CompileError
 from rlx.ir.dtypes import F32
 
-#: ("add", 0, 1), ("silu", 0), ("scale", 0, 0.5), ("const", 2.0), or the number of an operand.
+#: ("add", 0, 1), ("silu", 0), ("scale", 0, 0.5), ("const", 2.0), or the index of an operand.
 Expression: TypeAlias = tuple[Any, ...] | int
 
 BINARY: dict[str, Callable[[Emitter, ir.Value, ir.Value], ir.Value]] = {
@@ -42,19 +42,19 @@ KINDS = ("full", "row", "column", "scalar")
 
 
 def elementwise(expr: Expression, inputs: Sequence[str], width: int, target: Target) -> Kernel:
-    """A kernel that evaluates `expr` for every element of `rows` rows. One work unit is one row.
+    """A kernel that evaluates `expr` for every element of `rows` rows. A unit is a row.
 
-    Buffers: one f32 buffer an operand, then `out f32[rows, width]`, which may be one of the full operands.
+    Buffers: one f32 buffer per operand, then `out f32[rows, width]`, which may be one of the full operands.
     Extents: `rows`.
 
     Args:
         expr: nested tuples of the ops in `UNARY`, `BINARY`, `WITH_NUMBER` and `const`.
-        inputs: an operand is `full` (f32[rows, width]), `row` (f32[width], the same for all rows), `column`
-            (f32[rows, 1], one number a row) or `scalar` (f32[1]).
+        inputs: the kind of each operand: `full` (f32[rows, width]), `row` (f32[width], the same for all rows),
+            `column` (f32[rows, 1], one number per row) or `scalar` (f32[1]).
         width: elements of a row.
 
     Raises:
-        CompileError: an unknown op, kind or operand number.
+        CompileError: an op, a kind or the index of an operand is unknown.
     """
     unknown = set(inputs) - set(KINDS)
     if unknown:
@@ -82,7 +82,11 @@ def elementwise(expr: Expression, inputs: Sequence[str], width: int, target: Tar
 
 
 def evaluate(e: Emitter, expr: Expression, operands: Sequence[ir.Value]) -> ir.Value:
-    """Code for an expression over 16 lanes."""
+    """Emits an expression over 16 lanes.
+
+    Raises:
+        CompileError: an op or the index of an operand is unknown.
+    """
     if isinstance(expr, int):
         if not 0 <= expr < len(operands):
             raise CompileError(f"operand {expr} of {len(operands)}", where="elementwise")
@@ -109,7 +113,7 @@ def _outline(expr: Expression, inputs: Sequence[str], width: int) -> str:
 
 
 def written(expr: Expression, operands: Sequence[str]) -> str:
-    """The expression as a formula."""
+    """The expression as a readable formula."""
     if isinstance(expr, int):
         return operands[expr]
     op, *rest = expr

@@ -1,8 +1,8 @@
-"""Looking up rows of a packed table (layout r16k4, see layouts.py), dequantized to f32.
+"""Embedding lookup: rows of a packed table (layout r16k4, see layouts.py), dequantized to f32.
 
 A row is one of the 16 lanes of its row block. Values are computed in the order of the reference dequantization,
-d * sc * q - dmin * mn, each step rounded to f32, so they are equal to it bit for bit before the scale. Quantized types
-share one kernel, filled with what their row of `blocks.py` says.
+d * sc * q - dmin * mn, with each step rounded to f32. So before the scale they equal the reference bit by bit. All
+quantized types share one kernel. The type's row of `blocks.py` determines its holes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ BLOCK_BYTES: int = HOLE
 SUPERBLOCKS: int = HOLE
 SUPERBLOCK: int = HOLE
 SUPERBLOCK_BYTES: int = HOLE
-#: The factor of every value; `VALUES(table, at, lane, out, to)` writes a superblock's values of one lane.
+#: The factor of every value. `VALUES(table, at, lane, out, to)` writes the values of one lane of a superblock.
 SCALE: float = HOLE
 VALUES: Helper = HOLE
-#: Of a quantized type: where its sub-blocks start, how many there are, their bytes, where their codes start, scales a
-#: sub-block, the code that means 0, the widths of a code's two planes.
+#: For a quantized type: the offset of the sub-blocks in a superblock, their number, their size in bytes, the offset of
+#: the codes in a sub-block, scales per sub-block, the code that means 0, the widths of a code's two planes.
 HEAD_BYTES: int = HOLE
 SUBS: int = HOLE
 SUB_BYTES: int = HOLE
@@ -36,23 +36,23 @@ PARTS: int = HOLE
 ZERO: int = HOLE
 FIRST_BITS: int = HOLE
 SECOND_BITS: int = HOLE
-#: `FACTOR(table, at, start, lane, part)` and `LOW` of the same make a scale and a low of the superblock at `at` and the
-#: sub-block at `start`; `CODE(table, start, group, byte)` reads a code, `NUMBER(code)` is what it stands for, an f32.
+#: `FACTOR(table, at, start, lane, part)` and `LOW` with the same arguments return a scale and a low, for the superblock
+#: at `at` and the sub-block at `start`. `CODE(table, start, group, byte)` reads a code, and `NUMBER(code)` is its f32.
 FACTOR: Helper = HOLE
 LOW: Helper = HOLE
 CODE: Helper = HOLE
 NUMBER: Helper = HOLE
-#: What the numbers of a superblock count, where scales are such a number times a byte.
+#: The factor of a superblock's f16 numbers, for scales of the form `d_s`.
 UNIT: float = HOLE
-#: The type's levels, as two words of bytes.
+#: The levels of the type, one byte each, in two 64-bit words.
 FIRST_LEVELS: int = HOLE
 LAST_LEVELS: int = HOLE
 
 
 def embedding(dtype: DType, width: int, scale: float = 1.0) -> Kernel:
-    """Packed table [vocab, width], ids i32[seq] -> f32[seq, width], times scale. A unit is a row.
+    """A kernel: packed table [vocab, width], ids i32[seq] -> f32[seq, width], times scale. A unit is a row.
 
-    Buffers table, ids, out. The ids are not checked: the caller vouches for them.
+    Buffers: table, ids, out. The kernel does not check the ids; the caller must.
 
     Raises:
         CompileError: the type has no packed layout.
@@ -70,7 +70,7 @@ def embedding(dtype: DType, width: int, scale: float = 1.0) -> Kernel:
 
 
 def superblocks(dtype: DType, width: int) -> int:
-    """Superblocks of a row; `ShapeError` if they do not divide it."""
+    """Number of superblocks of a row; `ShapeError` if they do not divide it."""
     size = PACKINGS[dtype].superblock
     if width % size or width <= 0:
         raise ShapeError(f"rows of {width} do not hold whole superblocks of {dtype}, {size} elements")
@@ -78,7 +78,7 @@ def superblocks(dtype: DType, width: int) -> int:
 
 
 def value_holes(dtype: DType) -> dict[str, Any]:
-    """`VALUES` of a type and the holes that it reads, all but `SCALE`."""
+    """The hole `VALUES` of a type, and the holes that it reads except `SCALE`."""
     return _block_holes(BLOCKS[dtype]) if dtype in BLOCKS else {"VALUES": _VALUES[dtype]}
 
 
@@ -120,17 +120,17 @@ def bf16_values(table: Ptr, at: int, lane: int, out: Ptr, to: int) -> None:
 
 
 def half_at(table: Ptr, at: int, lane: int) -> Scalar:
-    """The f16 of a lane in a vector of 16 of them."""
+    """The f16 number of a lane in a vector of 16."""
     return f16_to_f32(load_u16(table, at + lane * 2))
 
 
 def signed(byte: Scalar) -> Scalar:
-    """A byte as the i8 it holds."""
+    """A byte read as i8."""
     return i32(byte) - i32(256) if i32(byte) > i32(127) else i32(byte)
 
 
 def block_values(table: Ptr, at: int, lane: int, out: Ptr, to: int) -> None:
-    """A superblock of a quantized type."""
+    """Writes the values of one lane of a superblock of a quantized type."""
     for sub in range(SUBS):
         start = at + HEAD_BYTES + sub * SUB_BYTES
         for part in range(PARTS):
@@ -187,19 +187,19 @@ def own_f32(table: Ptr, at: int, start: int, lane: int, part: int) -> Scalar:
 
 
 def power(table: Ptr, at: int, start: int, lane: int, part: int) -> Scalar:
-    """2^(x - 128): an exponent of f32, but for the two subnormals."""
+    """2^(x - 128): x - 1 is the f32 exponent field, except for the two subnormal results."""
     x = u32(table[start + lane])
     subnormal = u32(1 << 21) if x == u32(0) else u32(1 << 22)
     return as_f32(subnormal if x < u32(2) else u32(u32(x - u32(1)) << u32(23)))
 
 
 def half_e4m3(table: Ptr, at: int, start: int, lane: int, part: int) -> Scalar:
-    """The sign does not count, and 0x7f is 0."""
+    """Half of an e4m3 number without its sign; 0x7f gives 0."""
     x = u32(table[start + part * 16 + lane])
     return f32(0.0) if x == u32(127) else e4m3_size(x) * f32(0.5)
 
 
-#: Scale and low of each way to make them: see `blocks.py`.
+#: Functions for scale and low, by the name of the formula (`Blocks.scales`, see `blocks.py`).
 _SCALES: dict[str, tuple[Helper, Helper]] = {
     "d": (own, nothing),
     "d_m": (own, own_minimum),
@@ -217,7 +217,7 @@ _SCALES: dict[str, tuple[Helper, Helper]] = {
 
 
 def piece(table: Ptr, at: int, group: int, byte: int, bits: int) -> Scalar:
-    """The bits of a code that one plane holds."""
+    """The bits of a code that are stored in one plane."""
     shift = group // bits * bits
     return (u32(table[at + group % bits * 64 + byte]) >> u32(shift)) & u32((1 << bits) - 1)
 
@@ -236,20 +236,23 @@ def integer(code: Scalar) -> Scalar:
 
 
 def level(code: Scalar) -> Scalar:
-    """What the type's levels say of a code."""
+    """The number that a code stands for, by the levels of the type."""
     word = u64(FIRST_LEVELS) if code < u32(8) else u64(LAST_LEVELS)
     return integer(u32(word >> u64((code & u32(7)) * u32(8))) & u32(255))
 
 
 def e4m3(code: Scalar) -> Scalar:
-    """The value of an e4m3fn number: see `blocks.py`."""
+    """The value of an e4m3fn number (see `blocks.py`)."""
     sign = f32(-1.0) if code > u32(127) else f32(1.0)
     is_nan = (code & u32(127)) == u32(127)
     return as_f32(u32(0x7FC00000)) if is_nan else e4m3_size(code) * sign
 
 
 def e4m3_size(code: Scalar) -> Scalar:
-    """The same without sign and NaN: exponent and mantissa in the places of an f16, whose exponent is 8 larger."""
+    """The magnitude of an e4m3fn number; NaN is not handled.
+
+    Exponent and mantissa are moved to their places in an f16. Its exponent bias is 8 larger, hence the factor 2^8.
+    """
     return f16_to_f32(u32(code & u32(127)) << u32(7)) * f32(256.0)
 
 

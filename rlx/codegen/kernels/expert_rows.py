@@ -1,17 +1,17 @@
-"""What all linear kernels of experts have in common: which rows they take, unit by unit, and where these lie.
+"""Common part of the linear kernels of experts: the units, the rows that belong to each unit, and their addresses.
 
-With one row, as in decode, a unit is 16 results of one slot: only the weights of the chosen experts are read.
+With one row, as in decode, a unit is 16 results of one slot. The kernel reads only the weights of the chosen experts.
 
     for slot that has units in begin .. end:
-        the row times those blocks of its expert
+        multiply the row by those blocks of its expert
 
-With more, a unit is 16 results of one expert, whatever rows chose it. About 16 units of one expert make a stretch, and
-a stretch of each expert comes before the next of any: experts differ in rows, and so every range of units has some of
-many experts.
+With more rows, a unit is 16 results of one expert for all rows that chose it. About 16 units of one expert form a
+stretch. Stretches are ordered by their number first and by expert second. The number of rows differs between experts,
+so this order mixes many experts in each range of units and balances the load.
 
     for stretch that has units in begin .. end:
         for macro tile of the pairs (row, slot) that chose the expert, found by a scan of the ids:
-            those rows times the blocks
+            multiply those rows by the blocks
 
 A pair has the number row * slots + slot, in ids and in the result.
 """
@@ -27,17 +27,18 @@ from rlx.codegen.kernels.results import ResultWriter
 from rlx.codegen.layouts import row_blocks
 from rlx.codegen.tiles import I1, I16, I32, I64, LANES
 
-_STRETCH = 16  # units of a stretch at most: enough that finding an expert's rows is little beside their work
+_STRETCH = 16  # most units of a stretch: enough that the search for an expert's rows takes little of the time
 
 
 @dataclass(frozen=True)
 class Experts:
-    """How many there are, and how they are used.
+    """The experts of a kernel.
 
     Attributes:
-        n: results of one.
-        slots: experts of a row.
-        x_slots: each slot has a row of activations of its own.
+        count: number of experts.
+        n: results per expert and row.
+        slots: experts per row.
+        x_slots: whether each slot has its own row of activations.
     """
 
     count: int
@@ -52,26 +53,26 @@ class Experts:
 
     @property
     def stretch(self) -> int:
-        """Units of a stretch: stretches are equal, but the last one of an expert may have units without work."""
+        """Units of a stretch. All stretches are equal; the last one of an expert may have units without work."""
         return -(-self.blocks // -(-self.blocks // _STRETCH))
 
     def units(self, *, single: bool) -> int:
-        """Work units, of any number of rows or of a single one."""
+        """Number of work units, for a single row or for any number of rows."""
         if single:
             return self.slots * self.blocks
         return self.count * self.stretch * -(-self.blocks // self.stretch)
 
 
 class ExpertWriter(ResultWriter):
-    """A kernel while it is written; those who inherit from it multiply the rows of a macro tile.
+    """Base class of the generators of expert kernels. Subclasses multiply the rows of a macro tile.
 
     Attributes:
-        pairs: scratch memory, the numbers of the pairs of the macro tile.
-        most: how many it has at most.
+        pairs: scratch memory with the numbers of the macro tile's pairs.
+        most: most pairs of a macro tile.
     """
 
     def take(self, experts: Experts, most: int) -> None:
-        """Says whose rows they are, and how many make a macro tile."""
+        """Sets the experts, and the most rows of a macro tile."""
         e = self.e
         self.experts, self.most = experts, 1 if self.shape.single else most
         self.pairs, self.first_block = e.stack(8 * self.most), e.i64(0)
@@ -79,10 +80,10 @@ class ExpertWriter(ResultWriter):
 
     @abstractmethod
     def multiply_pairs(self, count: ir.Value, first: ir.Value, last: ir.Value) -> None:
-        """The `count` pairs of the macro tile times the units [first, last) of their expert."""
+        """Multiplies the `count` pairs of the macro tile by the units [first, last) of their expert."""
 
     def write_units(self) -> None:
-        """The units [begin, end)."""
+        """Emits the loop over the units [begin, end)."""
         if self.shape.single:
             self._write_slots()
         else:
@@ -116,14 +117,14 @@ class ExpertWriter(ResultWriter):
     # --- the pairs of an expert ---------------------------------------------------------------------------------------
 
     def _count(self, expert: ir.Value) -> ir.Value:
-        """How many pairs chose an expert."""
+        """Number of pairs that chose an expert."""
         e = self.e
         with e.loop(0, self._all_pairs(), LANES, [e.i64(0)]) as z:
             z.values = [e.b.add(z.values[0], self._how_many(self._hits(expert, z.i)))]
         return z.results[0]
 
     def _list(self, expert: ir.Value, first: ir.Value) -> None:
-        """Lists the pairs of a macro tile, from the expert's pair number `first` on."""
+        """Stores the numbers of a macro tile's pairs, from the `first`-th pair of the expert on."""
         e = self.e
         with e.loop(0, self._all_pairs(), LANES, [e.b.neg(first)]) as z:
             hits = self._hits(expert, z.i)
@@ -142,17 +143,17 @@ class ExpertWriter(ResultWriter):
         return self.e.b.mul(self.e.args["rows"], self.e.i64(self.experts.slots))
 
     def _hits(self, expert: ir.Value, first: ir.Value) -> ir.Value:
-        """Of 16 pairs a bit for each one that chose the expert."""
+        """A 16-bit mask of 16 pairs: a bit is set if the pair chose the expert."""
         e = self.e
         mask = e.tail_mask(e.b.sub(self._all_pairs(), first))
         ids = e.masked_load(I32, e.at(e.args["ids"], (first, 4)), mask)
         same = e.b.icmp_signed("==", ids, e.splat(e.b.trunc(expert, I32)))
         return e.b.bitcast(e.b.and_(same, mask), I16)
 
-    # --- where a linear finds what it multiplies ----------------------------------------------------------------------
+    # --- addresses of activations, results and weights ----------------------------------------------------------------
 
     def activations_of(self, row: ir.Value) -> ir.Value:
-        """The activations of a row of the macro tile."""
+        """Address of the activations of a row of the macro tile."""
         e, sharing = self.e, 1 if self.experts.x_slots else self.experts.slots
         return e.at(e.args["x"], (e.b.udiv(self._result_row(row), e.i64(sharing)), self.shape.row_bytes))
 

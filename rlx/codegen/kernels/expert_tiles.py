@@ -1,14 +1,14 @@
-"""Linear layers of experts on tile registers: bf16 activations times weights of any type, which become bf16.
+"""Linear layers of experts on tile registers: bf16 activations times weights of any type, converted to bf16.
 
     for macro tile of the pairs of an expert, in a stretch of its units:
         for panel of at most 512 k:
-            copy the activations of the pairs together, tile by tile
+            gather the activations of the pairs, tile by tile
             for pair of row blocks of W:
                 unpack the panel of both blocks, and multiply, as `linear_tiles.py` does
 
-Rows of one expert lie anywhere, and a tile is loaded from rows that lie evenly: copying them costs little, as all
-blocks of the stretch share the copy. Rows of 2 KiB and more would also compete for the same few lines of the first
-cache, which copied tiles do not.
+The rows of an expert are scattered, but a tile load needs rows at a constant stride, so the rows are copied. The copy
+is cheap, because all blocks of the stretch share it. It also avoids conflict misses: rows of 2 KiB and more would
+compete for the same few lines of the L1 cache.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rlx.codegen.kernels.linear_tiles import PAIR, TOTALS, Piece, Strides, TileW
 from rlx.codegen.kernels.multiply import Shape
 from rlx.codegen.tiles import I8X64, Emitter
 
-_PANEL = 512  # k of a panel at most: both blocks' weights stay in the first cache, as few rows share them
+_PANEL = 512  # most k of a panel: few rows share the weights of both blocks, so these must stay in the L1 cache
 _MOST = 4 * PAIR  # rows of a macro tile
 
 
 class ExpertTiles(ExpertWriter, TileWriter):
-    """A kernel while it is written."""
+    """Generates a linear kernel of experts on tile registers."""
 
     def __init__(self, e: Emitter, shape: Shape, experts: Experts) -> None:
         super().__init__(e, shape, _PANEL)
@@ -41,7 +41,10 @@ class ExpertTiles(ExpertWriter, TileWriter):
         self.tiles.release()
 
     def multiply_pairs(self, count: ir.Value, first: ir.Value, last: ir.Value) -> None:
-        """A single row brings more units than a stretch has: as many as there is scratch memory for go together."""
+        """Multiplies the units in groups of at most a stretch, because scratch memory is limited.
+
+        A single row has more units than a stretch.
+        """
         e, stretch = self.e, self.experts.stretch
         with e.loop(first, last, stretch) as u, e.loop(0, self.panels) as p:
             self._copy(p.i, count)
@@ -50,7 +53,7 @@ class ExpertTiles(ExpertWriter, TileWriter):
                 self.multiply_piece(Piece(self.copies, totals, e.i64(0), count, unit, end, p.i))
 
     def _copy(self, panel: ir.Value, count: ir.Value) -> None:
-        """The panel of the pairs' activations: of 16 rows a tile for each 32 k."""
+        """Copies the panel of the pairs' activations: one tile per 16 rows and 32 k."""
         e, strides = self.e, self.strides
         with e.loop(0, count) as r:
             x = e.at(self.activations_of(r.i), (panel, self.panel_steps * ROW_BYTES))

@@ -1,8 +1,8 @@
 """Linear layers of experts: out[row, slot] = x[row] or x[row, slot] times packed W[ids[row, slot]] transposed.
 
-`expert_rows.py` says what a unit is and finds the rows of an expert. With one row, W is streamed as a linear with one
-row does it; with more, it is unpacked once for all rows of a macro tile. All arithmetic is that of `linear.py`, or of
-`linear_tiles.py` where tiles serve, so the bits are those of a linear of the expert alone, whatever rows share a tile.
+`expert_rows.py` defines the units and finds the rows of an expert. With one row, W is streamed as in a linear with one
+row. With more rows, W is unpacked once for all rows of a macro tile. The arithmetic is that of `linear.py`, or of
+`linear_tiles.py` with tiles. So results have the bits of a linear of the expert alone, whatever rows share a tile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlx.ir.dtypes import DType
 
 
 def units(n: int, *, experts: int, slots: int, single: bool = False) -> int:
-    """Work units of `expert_linear` with the same options."""
+    """Number of work units of `expert_linear` with the same options."""
     return Experts(experts, n, slots).units(single=single)
 
 
@@ -41,19 +41,20 @@ def expert_linear(
     tiles: bool = False,
     single: bool = False,
 ) -> Kernel:
-    """A kernel for out = x We^T, or gate(x We^T) * (x Ue^T) where gated, e the expert of each row and slot.
+    """A kernel for out = x We^T, or gate(x We^T) * (x Ue^T) if gated, where e is the expert of each row and slot.
 
     Buffers: `x` (q8a, f32 or bf16 rows, [rows, k], or [rows, slots, k] with `x_slots`), `ids` i32[rows, slots], `w`
-    (experts packed [n, k] each, one after the other), `w_up` where gated, `out` f32[rows, slots, n], which overlaps
-    nothing. The ids are not checked: the caller vouches for them. Extents: `rows` unless `single`. Units: `units`.
+    (one packed matrix [n, k] per expert, concatenated), `w_up` if gated, `out` f32[rows, slots, n], which must not
+    overlap the others. The kernel does not check the ids; the caller must. Extents: `rows` unless `single`. Units: see
+    `units`.
 
     Args:
         dtype, act, gated: as for `linear.linear`.
-        tiles: bf16 activations are multiplied on tile registers; else by dot products, which take bf16 weights only.
-        single: there is one row, as in decode.
+        tiles: multiply bf16 activations on tile registers; else by dot products, which take bf16 weights only.
+        single: there is exactly one row, as in decode.
 
     Raises:
-        CompileError: an option out of its range.
+        CompileError: an option is out of its range.
         ShapeError: k does not fit the type's blocks.
     """
     if tiles and not linear_tiles.fits(act, k, target):
@@ -67,12 +68,12 @@ def expert_linear(
 
 
 class _ExpertVectors(ExpertWriter, linear.LinearWriter):
-    """A kernel of vectors while it is written."""
+    """Generates a linear kernel of experts in vector code."""
 
     def __init__(self, e: Emitter, shape: Shape, experts: Experts) -> None:
         super().__init__(e, shape)
         self.take(experts, self.macro_rows)
-        self.places = e.stack(8 * self.most)  # where the activations of each row are
+        self.places = e.stack(8 * self.most)  # the address of each row's activations
 
     def write(self) -> None:
         self.write_units()
@@ -96,7 +97,7 @@ class _ExpertVectors(ExpertWriter, linear.LinearWriter):
 
 
 def _outline(shape: Shape, experts: Experts) -> str:
-    """What a person reads instead of the vector code."""
+    """The readable outline of the kernel."""
     n, slots, stretch = experts.n, experts.slots, experts.stretch
     product = f"dot({'x[row, slot]' if experts.x_slots else 'x[row]'}, w[e, i])"
     if shape.gated:

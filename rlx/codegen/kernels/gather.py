@@ -1,4 +1,4 @@
-"""Chosen elements of rows: the numbers behind the indices that a search gave."""
+"""Gathers elements of rows by index, such as the indices that `top_k` returns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rlx.codegen.kernel import Kernel
 from rlx.codegen.loops import HOLE, Ptr, loop_kernel
 from rlx.ir.dtypes import F32, I32
 
-#: Holes: results a row; elements from a row of x to the next, 0 if there is one row for all.
+#: Holes: results per row; elements from one row of x to the next, 0 if all rows share one.
 K: int = HOLE
 STRIDE: int = HOLE
 
@@ -14,7 +14,7 @@ STRIDE: int = HOLE
 def take(width: int, k: int, *, shared: bool = False) -> Kernel:
     """f32[rows, width], or f32[width] if `shared`, and i32[rows, k] -> f32[rows, k].
 
-    Buffers x, ids, out; a unit is a row. Ids must lie in 0..width - 1; nothing checks them here.
+    Buffers: x, ids, out. A unit is a row. Ids must be in 0..width - 1; the kernel does not check them.
     """
     holes = {"K": k, "STRIDE": 0 if shared else width}
     return loop_kernel(_take, holes, [("x", F32), ("ids", I32), ("out", F32)])

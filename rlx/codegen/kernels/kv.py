@@ -1,10 +1,10 @@
-"""Writing rows of K and V into their caches, in the cache's own type and layout.
+"""Writes rows of K and V to their caches, in the type and layout of the cache.
 
     "rows":    [heads][ctx][head_dim]
     "k_tiles": [heads][ctx / 16][head_dim][16], position t of a head at (t // 16, d, t % 16)
 
-f16 and bf16 are rounded to nearest even; q8_0 and q4_0 are quantized in blocks, see `kv_blocks.py`. A cache that wraps
-keeps the newest positions only: position p lies at p modulo ctx.
+f16 and bf16 are rounded to nearest even; q8_0 and q4_0 are quantized in blocks, see `kv_blocks.py`. A ring (`wrap`)
+keeps only the newest positions: position p is stored at p modulo ctx.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from rlx.codegen.scalars import f32_to_bf16, f32_to_f16, keep_f32
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import BF16, DTYPES, F16, F32, DType
 
-#: Holes: heads, their size, elements from one row of x to the next.
+#: Holes: number of heads, elements of a head, elements from one row of x to the next.
 HEADS: int = HOLE
 HEAD_DIM: int = HOLE
 X_STRIDE: int = HOLE
-#: Cache elements from one of a head to the next: 1 in rows, 16 in tiles. The conversion to the stored type.
+#: Stride in the cache from one element of a head to the next, in elements: 1 in rows, 16 in tiles. `STORE` converts to
+#: the stored type.
 SPREAD: int = HOLE
 STORE: Helper = HOLE
-#: Where a position lies among the ctx places of a cache.
+#: `PLACE(position, ctx)` is the index of a position in a cache of ctx positions.
 PLACE: Helper = HOLE
 
 EXTENTS = ("past", "ctx")
@@ -42,17 +43,19 @@ def kv_write(
     wrap: bool = False,
     x_stride: int | None = None,
 ) -> Kernel:
-    """x f32[seq, heads, head_dim] -> cache, at position past + row. A unit is row * heads + head; extents past, ctx.
+    """A kernel that writes x f32[seq, heads, head_dim] to the cache, row r at position past + r.
+
+    Buffers: x, cache. Extents: past, ctx. A unit is row * heads + head.
 
     Args:
         kv_dtype: type of the cache: f32, f16, bf16, q8_0 or q4_0.
         layout: `rows` or `k_tiles`.
-        wrap: positions are taken modulo ctx; a call brings at most ctx rows.
+        wrap: positions are taken modulo ctx; a call has at most ctx rows.
         x_stride: elements from one row of x to the next, if x is a slice of wider rows.
 
     Raises:
-        ArgumentError: another type or layout.
-        ShapeError: the blocks of the type do not divide the head.
+        ArgumentError: the type or the layout is not supported.
+        ShapeError: the block size of the type does not divide the head.
     """
     dtype = cache_dtype(kv_dtype)
     holes: dict[str, Any] = {"HEADS": heads, "X_STRIDE": x_stride or heads * head_dim, "HEAD_DIM": head_dim}
@@ -62,7 +65,11 @@ def kv_write(
 
 
 def cache_dtype(kv_dtype: str | DType) -> DType:
-    """The type of a cache by itself or its name."""
+    """The type of a cache, given as a type or by name.
+
+    Raises:
+        ArgumentError: caches cannot have this type.
+    """
     dtype = DTYPES.get(str(kv_dtype))
     if dtype not in (*_STORE, *QUANTIZED):
         raise ArgumentError(f"a KV cache holds {', '.join(map(str, (*_STORE, *QUANTIZED)))}, not {kv_dtype}")
@@ -70,7 +77,12 @@ def cache_dtype(kv_dtype: str | DType) -> DType:
 
 
 def cache_holes(dtype: DType, head_dim: int, layout: str, wrap: bool = False) -> dict[str, Any]:
-    """The holes of kernels that write a cache: `SPREAD`, `STORE` and `PLACE`, or of block types those of `put_head`."""
+    """The holes of kernels that write a cache: `SPREAD`, `STORE` and `PLACE`; for block types those of `put_head`.
+
+    Raises:
+        ArgumentError: the layout is unknown.
+        ShapeError: the block size of the type does not divide the head.
+    """
     if layout not in _SPREAD:
         raise ArgumentError(f"the layout of a cache is rows or k_tiles, not {layout!r}")
     place = {"PLACE": place_in_ring if wrap else place_in_row}
@@ -80,17 +92,17 @@ def cache_holes(dtype: DType, head_dim: int, layout: str, wrap: bool = False) ->
 
 
 def place_in_row(position: int, ctx: int) -> int:
-    """Positions lie one after the other."""
+    """The place of a position in a full cache: positions are stored in order."""
     return position
 
 
 def place_in_ring(position: int, ctx: int) -> int:
-    """Positions ctx apart share a place."""
+    """The place of a position in a ring."""
     return position % ctx
 
 
 def cache_offset(head: int, position: int, ctx: int) -> int:
-    """Where element 0 of a head at a position lies in a cache whose elements are `SPREAD` apart."""
+    """The index in the cache of element 0 of a head at a position. The head's elements are `SPREAD` apart."""
     place: int = PLACE(position, ctx)
     inside = place & (SPREAD - 1)
     return (head * ctx + place - inside) * HEAD_DIM + inside

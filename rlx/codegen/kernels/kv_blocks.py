@@ -1,10 +1,10 @@
-"""Writing heads into caches of q8_0 and q4_0: blocks of 32 elements, quantized as the GGUF registry's encoders do it.
+"""Writes heads to caches of q8_0 and q4_0: blocks of 32 elements, quantized like the encoders of the GGUF registry.
 
     q8_0    scale = max|x| / 127, code = x / scale rounded to nearest, halves away from zero
     q4_0    scale = m / -8 with m the first element of largest magnitude, code = floor(x / scale + 8.5), at most 15
 
-where x / scale is a product with the f32 inverse, and scales are stored as f16. Where the bytes lie is defined in
-`attention_cache.py`. A block with NaN or infinity becomes all NaN: its scale is that, its codes stand for 0.
+x / scale is computed as a product with the f32 inverse, and scales are stored as f16. `attention_cache.py` defines the
+layout of the bytes. A block with NaN or infinity reads as all NaN: its scale is that value, and its codes stand for 0.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from rlx.codegen.scalars import as_bits, as_f32, f32, f32_to_f16, i32, store_u16
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import Q4_0, Q8_0, DType
 
-#: Holes: bytes of a block, blocks of a head, positions that lie together: 1 in rows, 16 in tiles.
+#: Holes: bytes of a block, blocks of a head, positions that are interleaved: 1 in rows, 16 in tiles.
 BLOCK_BYTES: int = HOLE
 BLOCKS: int = HOLE
 TOGETHER: int = HOLE
-#: Elements of a q4_0 block that share a byte: from one byte to the next, and from the low to the high nibble.
+#: Strides in a q4_0 block, in elements: from one byte to the next, and from the low nibble of a byte to the high one.
 LOW_STEP: int = HOLE
 HIGH: int = HOLE
 #: `ENCODE(x, src, cache, scale, codes, inside)` writes 32 elements.
 ENCODE: Helper = HOLE
-#: Where a position lies among the ctx places of a cache.
+#: `PLACE(position, ctx)` is the index of a position in a cache of ctx positions.
 PLACE: Helper = HOLE
 
 QUANTIZED = (Q8_0, Q4_0)
 
 
 def block_holes(dtype: DType, head_dim: int, together: int) -> dict[str, Any]:
-    """The holes of `put_head` but for `PLACE`.
+    """The holes of `put_head` except `PLACE`.
 
     Raises:
-        ShapeError: the blocks do not divide the head.
+        ShapeError: the block size does not divide the head.
     """
     if head_dim % dtype.block:
         hint = "Choose f16: block types need heads of whole blocks."
@@ -47,7 +47,7 @@ def block_holes(dtype: DType, head_dim: int, together: int) -> dict[str, Any]:
 
 
 def put_head(x: Ptr, src: int, cache: Ptr, head: int, position: int, ctx: int) -> None:
-    """Elements from `src` on become a head's position in a cache."""
+    """Writes the head that starts at element `src` of x to a position of the cache."""
     place: int = PLACE(position, ctx)
     inside = place & (TOGETHER - 1)
     start = (head * ctx + place - inside) * (BLOCKS * BLOCK_BYTES)
@@ -57,7 +57,7 @@ def put_head(x: Ptr, src: int, cache: Ptr, head: int, position: int, ctx: int) -
 
 
 def magnitude(x: Scalar) -> Scalar:
-    """The bits of |x|, which compare as the numbers do; NaN is the greatest."""
+    """The bits of |x|. They have the same order as the magnitudes, with NaN as the greatest."""
     return u32(as_bits(x) & u32(0x7FFFFFFF))
 
 
@@ -80,7 +80,7 @@ def first_of(x: Ptr, src: int, top: Scalar) -> Scalar:
 
 
 def inverse(step: Scalar) -> Scalar:
-    """1 / step, or 0 where that is no finite number: codes are then those of 0."""
+    """1 / step, or 0 if that is not finite. With 0, all codes are those of 0."""
     inv = f32(1.0) / step if step != f32(0.0) else f32(0.0)
     return inv if magnitude(inv) < u32(0x7F800000) else f32(0.0)
 

@@ -1,22 +1,22 @@
-"""Linear layers: out[rows, n] = x[rows, k] times packed W[n, k] transposed, with what follows it in the same pass.
+"""Linear layers: out[rows, n] = x[rows, k] times packed W[n, k] transposed, with bias, gate and residual fused.
 
     for macro tile of rows, 48 or 144 by default:
         for group of units in begin .. end:             # a unit: 16 rows of W, the 16 lanes of a result vector
             if there are enough rows to share it:
                 for chunk of 256 k:
                     unpack the chunk of W into scratch memory
-                    for tile of rows: total[tile] += part of the chunk, and fetch what comes next
-            for the rows left (in decode, the one row there is):
+                    for tile of rows: total[tile] += part of the chunk, and prefetch the next weights
+            for the remaining rows (in decode, the only row):
                 for chunk of 256 k: total += part of the chunk, W streamed and unpacked in registers
             out = gate(total + bias) ... + residual
 
     part, int8 activations:    for sub-block of 32 k: part += int8 dots * weight scale * activation scale
     part, f32 activations:     for k: part += dequantized weight * activation
-    part, bf16 activations:    for pair of k: part += bf16 dots of weights as they are
+    part, bf16 activations:    for pair of k: part += bf16 dots of bf16 weights
 
-Every result is summed in the same order whatever the number of rows, the tile it falls in, the split of the units and
-the target's tuning, so its bits never depend on them. With f32 activations the weights are dequantized exactly. On
-targets with tile registers `linear_tiles.py` multiplies bf16 activations.
+The order of each sum does not depend on the number of rows, the tile of the result, the split of the units or the
+target's tuning. So the bits of a result never depend on them either. With f32 activations the weights are dequantized
+exactly. On targets with tile registers `linear_tiles.py` multiplies bf16 activations.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from rlx.codegen.tiles import BF16X32, F32X16, I8X64, Emitter
 from rlx.errors import CompileError, ShapeError
 from rlx.ir.dtypes import BF16, DType
 
-#: What a gated linear may apply to its gate.
+#: The functions that a gated linear may apply to its gate.
 GATES = ("silu", "gelu_tanh", "gelu_erf")
 
-_TERMS = 1 << 18  # bytes of stack for the rows' terms at most: very wide layers take fewer rows at a time
+_TERMS = 1 << 18  # most bytes of stack for the rows' terms: very wide layers have smaller macro tiles
 
 
 def units(n: int) -> int:
-    """Work units of a linear with `n` results a row: blocks of 16."""
+    """Number of work units of a linear with `n` results per row: blocks of 16."""
     return -(-n // BLOCK_ROWS)
 
 
 def macro_rows(k: int, act: str, target: Target) -> int | None:
-    """After how many rows the units begin again, for those that follow; None where each unit has all rows."""
+    """Rows of a unit, if units are per macro tile of rows; None if each unit has all rows."""
     return linear_tiles.macro_rows(k, target) if linear_tiles.fits(act, k, target) else None
 
 
@@ -69,25 +69,29 @@ def linear(
     single: bool = False,
     out: str = "f32",
 ) -> Kernel:
-    """A kernel for out = x W^T, or gate(x Wg^T) * (x Wu^T) where gated; then plus residual. Bias goes to each product.
+    """A kernel for out = x W^T, or gate(x Wg^T) * (x Wu^T) if gated.
 
-    Buffers: `x` (q8a rows, or f32 or bf16 [rows, k]), `w` (packed [n, k]), `w_up` where gated, `bias` f32[n] and
-    `bias_up` where gated, `residual` f32[rows, n], `out` f32 or bf16 [rows, n]. `residual` may be an f32 `out` itself;
-    nothing else may overlap `out`. Extents: `rows` unless `single`, and `n`: linears of one k that differ in n share
-    their code, like Q, K, V and the head. Units: `units(n)`, as many times as there are `macro_rows`; ranges of an even
-    number of units suit it best.
+    A bias is added to each product, the residual to the result.
+
+    Buffers: `x` (q8a rows, or f32 or bf16 [rows, k]), `w` (packed [n, k]), `w_up` if gated, `bias` f32[n] and `bias_up`
+    if gated, `residual` f32[rows, n], `out` f32 or bf16 [rows, n]. `residual` may be the same buffer as an f32 `out`;
+    nothing else may overlap `out`. Extents: `rows` unless `single`, and `n`. Linears with equal k and different n share
+    their code, like Q, K, V and the head. Units: `units(n)`, per macro tile if `macro_rows` is not None. Ranges with an
+    even number of units are fastest.
 
     Args:
         dtype: a type of `layouts.PACKED_DTYPES`.
-        act: `f32` (exact weights), `q8a` (integer dot products, weights of integer codes only) or `bf16` (only where
-            the target multiplies bf16: tiles take bf16 weights and all that come in blocks, which they round to bf16,
-            and k in multiples of 32; dot products of pairs bf16 weights and an even k).
+        act: type of the activations, which determines the arithmetic:
+            `f32`: weights are dequantized exactly.
+            `q8a`: integer dot products, for weights with integer codes only.
+            `bf16`: only if the target multiplies bf16. Tile registers take bf16 weights and all block types, which they
+            round to bf16, and k in multiples of 32. Dot products of pairs take bf16 weights and an even k.
         gated: None, `silu`, `gelu_tanh` or `gelu_erf`.
-        single: there is one row, as in decode: only the streaming half of the kernel is made.
-        out: what results are written as, `f32` or `bf16`, to nearest even.
+        single: there is exactly one row, as in decode; the kernel then contains only the streaming code.
+        out: type of the results, `f32` or `bf16`, rounded to nearest even.
 
     Raises:
-        CompileError: an option out of its range.
+        CompileError: an option is out of its range.
         ShapeError: k does not fit the type's blocks.
     """
     in_tiles = linear_tiles.fits(act, k, target)
@@ -100,14 +104,15 @@ def linear(
 
 @dataclass(frozen=True)
 class _Tiles:
-    """How many rows and blocks go together: as many sums as the registers hold.
+    """Sizes of register tiles: as many sums as the registers hold.
 
     Attributes:
-        shared: rows of a tile over unpacked weights, the largest first, multiples of the smallest. What is left of
-            the rows by the smallest is streamed.
-        streamed: rows of a tile over streamed weights, the largest first.
+        shared: sizes of tiles over unpacked weights, in rows, largest first. All are multiples of the smallest. The
+            remaining rows, fewer than the smallest size, are streamed.
+        streamed: sizes of tiles over streamed weights, in rows, largest first.
         blocks: row blocks of a tile over unpacked weights.
-        least: fewer rows are all streamed: unpacking to memory costs more than reading weights again from the cache.
+        least: with fewer rows, all rows are streamed: unpacking to memory would cost more than reading weights again
+            from the cache.
     """
 
     shared: tuple[int, ...]
@@ -141,12 +146,14 @@ class _Scratch:
 
 @dataclass(frozen=True)
 class _Shared:
-    """Blocks whose sums are in registers together, and the rows that share them, at run time.
+    """Blocks whose sums are in registers together, and the rows that share them, as run-time values.
 
     Attributes:
-        macro, rows: the first row, and how many there are.
+        macro: the first row.
+        rows: the number of rows.
         unit: the first unit of the blocks' group.
-        first: where their totals begin among those of a row.
+        first: the index of the first block's total among the totals of a row.
+        blocks: the addresses of the blocks.
     """
 
     macro: ir.Value
@@ -157,7 +164,7 @@ class _Shared:
 
 
 class LinearWriter(StreamWriter):
-    """A linear kernel while it is written. `experts.py` has one whose rows and blocks lie elsewhere."""
+    """Generates a linear kernel. `experts.py` has a subclass with other addresses of rows and blocks."""
 
     def __init__(self, e: Emitter, shape: Shape) -> None:
         super().__init__(e, shape)
@@ -172,7 +179,7 @@ class LinearWriter(StreamWriter):
         self.packed_lines = -(-unpack.chunk_bytes(shape.dtype) // 64)  # of memory, in a chunk of packed weights
         terms = e.stack(self.macro_rows * multiply.term_bytes) if multiply.terms_a_sub else None
         self.group = max(1, tiles.blocks // len(shape.weights))  # units that are multiplied together
-        self.sums = self.group * len(shape.weights)  # of a row, for a group
+        self.sums = self.group * len(shape.weights)  # sums of a row for a group
         totals = e.stack(64 * self.macro_rows * self.sums)
         self.scratch = _Scratch(e.stack(tiles.blocks * self.chunk_bytes), totals, terms)
 
@@ -183,7 +190,7 @@ class LinearWriter(StreamWriter):
             self._write_rows()
 
     def _write_single(self) -> None:
-        """One row: the units stream past it."""
+        """The kernel for one row: streams the weights of all units."""
         e, first = self.e, self.e.i64(0)
         if self.scratch.terms:
             self.multiply.write_terms(e.args["x"], self.scratch.terms)
@@ -200,7 +207,7 @@ class LinearWriter(StreamWriter):
             self._macro_tile(m.i, count, e.args["begin"], e.args["end"])
 
     def _macro_tile(self, macro: ir.Value, count: ir.Value, begin: ir.Value, end: ir.Value) -> None:
-        """`count` rows, from `macro` on, times the units [begin, end)."""
+        """Multiplies `count` rows, from `macro` on, by the units [begin, end)."""
         e = self.e
         with e.loop(begin, end, self.group) as u:
             last = e.smin(e.b.add(u.i, e.i64(self.group)), end)
@@ -211,7 +218,7 @@ class LinearWriter(StreamWriter):
                 self._streamed_rows(macro, done, count, v.i)
 
     def _rows(self, macro: ir.Value, row: ir.Value, count: int) -> Rows:
-        """`count` rows, from `row` on, of those that begin at `macro`."""
+        """`count` rows of the macro tile that begins at `macro`, from its row `row` on."""
         e = self.e
         first = e.at(e.args["x"], (e.b.add(macro, row), self.shape.row_bytes))
         return Rows([e.at(first, i * self.shape.row_bytes) for i in range(count)], self._terms(row))
@@ -222,13 +229,13 @@ class LinearWriter(StreamWriter):
     # --- weights unpacked once for many rows --------------------------------------------------------------------------
 
     def _shared_rows(self, macro: ir.Value, count: ir.Value, unit: ir.Value, last: ir.Value) -> ir.Value:
-        """The totals of as many rows as fill tiles, for the units [unit, last); returns how many rows that is."""
+        """Computes the totals of the rows that fill tiles, for the units [unit, last). Returns the number of rows."""
         e, tiles = self.e, self.tiles
         smallest = tiles.shared[-1]
         done = e.b.sub(count, e.b.urem(count, e.i64(smallest)))
         if tiles.least:
             done = e.b.select(e.b.icmp_signed("<", count, e.i64(tiles.least)), e.i64(0), done)
-        second = e.b.sub(last, e.i64(1))  # where there is no second unit, the first is computed twice
+        second = e.b.sub(last, e.i64(1))  # if there is no second unit, the first one is computed twice
         group = [unit, second][: self.group]
         blocks = [self._block(name, u) for u in group for name in self.shape.weights]
         with e.when(e.b.icmp_signed(">", done, e.i64(0))):
@@ -240,7 +247,7 @@ class LinearWriter(StreamWriter):
         return done
 
     def _shared_chunk(self, shared: _Shared, chunk: ir.Value) -> None:
-        """Adds a chunk of a tile's blocks to the totals of all rows. What comes next is fetched meanwhile."""
+        """Adds a chunk of a tile's blocks to the totals of all rows, and prefetches the next chunk."""
         e, tiles = self.e, self.tiles
         self._unpack([self.chunk(block, chunk) for block in shared.blocks], chunk)
         following = [self._following(block, chunk) for block in shared.blocks]
@@ -256,20 +263,20 @@ class LinearWriter(StreamWriter):
         e.tiled(0, shared.rows, tiles.shared, tile)
 
     def _following(self, block: ir.Value, chunk: ir.Value) -> ir.Value:
-        """The chunk that is unpacked after this one: the block's next, or the first of the group behind."""
+        """Address of the chunk that is unpacked next: the next one of the block, or the first one of the next group."""
         e, following = self.e, self.e.b.add(chunk, self.e.i64(1))
         more = e.b.icmp_signed("<", following, e.i64(self.shape.chunks))
         return e.b.select(more, self.chunk(block, following), e.at(block, self.group * self.shape.block_bytes))
 
     def _fetch(self, places: Sequence[ir.Value], first: ir.Value, count: ir.Value) -> None:
-        """Asks for some lines of chunks: each tile of rows for few, so that they come while it is computed."""
+        """Prefetches some cache lines of chunks. Each tile of rows prefetches a few, to overlap with its arithmetic."""
         e = self.e
         with e.loop(first, e.smin(e.b.add(first, count), self.packed_lines)) as line:
             for place in places:
                 e.prefetch(e.at(place, (line.i, 64)), 64)
 
     def _unpack(self, starts: Sequence[ir.Value], chunk: ir.Value) -> None:
-        """A chunk of each block into scratch memory: ready codes and scales, f32 weights [256, 16], or bf16 pairs."""
+        """Unpacks a chunk of each block to scratch memory: codes and scales, f32 weights [256, 16], or bf16 pairs."""
         e, format_ = self.e, self.shape.format
         for i, start in enumerate(starts):
             target = e.at(self.scratch.chunk, i * self.chunk_bytes)
@@ -310,7 +317,7 @@ class LinearWriter(StreamWriter):
         return s.results
 
     def _shared_floats(self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value) -> Sums:
-        """Even and odd steps at once, so that activations are read once."""
+        """The float sums of a chunk. One loop computes even and odd steps, so that activations are read once."""
         e, pair = self.e, self.shape.pair
         step = gcd(self.shape.k // pair, 4)
         zeros = self.multiply.zeros(rows, len(places))
@@ -330,7 +337,7 @@ class LinearWriter(StreamWriter):
         return Sub(lambda g: e.load(I8X64, e.at(place, (g, 64)), 64), scales, in_memory=True)
 
     def _streamed_rows(self, macro: ir.Value, done: ir.Value, count: ir.Value, unit: ir.Value) -> None:
-        """The rows from `done` on that fill no tile of those, times a unit."""
+        """Multiplies the rows from `done` on, which do not fill a tile over unpacked weights, by a unit."""
 
         def tile(rows: int, row: ir.Value) -> None:
             self.streamed_tile(self._rows(macro, row, rows), self.e.b.add(macro, row), [unit])
@@ -339,7 +346,12 @@ class LinearWriter(StreamWriter):
 
 
 def check(dtype: DType, k: int, act: str, gated: str | None, target: Target, in_tiles: bool) -> None:
-    """Raises what `linear` raises."""
+    """Checks the options of `linear`.
+
+    Raises:
+        CompileError: an option is out of its range.
+        ShapeError: k does not fit the type's blocks.
+    """
     if dtype not in PACKINGS:
         raise CompileError(f"no linear kernel reads {dtype} weights", hint=f"It reads {', '.join(map(str, PACKINGS))}.")
     fits = {"f32": True, "q8a": dtype.has_integer_codes, "bf16": dtype is BF16 or (in_tiles and dtype.is_quantized)}
@@ -357,7 +369,7 @@ def check(dtype: DType, k: int, act: str, gated: str | None, target: Target, in_
 
 
 def _outline(shape: Shape) -> str:
-    """What a person reads instead of the vector code."""
+    """The readable outline of the kernel."""
     product = "dot(x[row], w[i])" + " + bias[i]" * shape.bias
     if shape.gated:
         product = f"{shape.gated}({product}) * (dot(x[row], w_up[i])" + " + bias_up[i]" * shape.bias + ")"

@@ -1,13 +1,14 @@
-"""The head of a greedy step: a linear of one row whose results are not kept, only where the largest of them is.
+"""The output layer of a greedy step: a linear of one row that returns only the index of its largest result.
 
     for tile of 64 units in begin .. end:
         logits = linear(x, w) of the tile, on the stack
         for unit of the tile:
-            key = order(cap(logits)), the greatest there is where one is NaN or infinite
+            key = order(cap(logits)), the greatest key if one is NaN or infinite
             best, column = the larger of (best, column) and (key, its column), lane by lane
     atomically: largest = max(largest, (best, ~column)); the last of all units writes the result and clears the memory
 
-Keys are compared before columns and columns are negated, so of equals the lowest index wins, whoever came first.
+Keys are compared before columns, and columns are complemented. So among equal logits the lowest index wins, whatever
+the order of the workers.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from rlx.codegen.layouts import BLOCK_ROWS
 from rlx.codegen.target import Target
 from rlx.codegen.tiles import F32X16, I32, I32X16, I64, LANES, POINTER, Emitter, vector
 
-TILE = 64  # units whose logits are on the stack at a time: 4 KiB, read again while they are in the nearest cache
-SCRATCH_BYTES = 128  # the largest pair so far, and on a line of its own the units that are done
-_COUNT = 64  # where that number lies
+TILE = 64  # units whose logits are on the stack at the same time: 4 KiB, which stay in the L1 cache
+SCRATCH_BYTES = 128  # the largest pair so far, and in a separate cache line the number of finished units
+_COUNT = 64  # byte offset of that number
 _INFINITE, _SIGN, _LOWEST, _NO_NUMBER = 0x7F800000, 0x7FFFFFFF, -0x80000000, 0x7FFFFFFF
 
 
 def linear_pick(inner: Kernel, cap: float | None, target: Target) -> Kernel:
-    """x, w -> i32[1], the index of the first largest of x W^T; -1 if one is NaN or infinite.
+    """A kernel: x, w -> i32[1], the index of the first largest element of x W^T; -1 if one is NaN or infinite.
 
-    Buffers: `x` and `w` of `inner`; `scratch`, of `SCRATCH_BYTES`, zeros before the first call and after each; `out`.
-    Extents: `n`. Units: those of `inner`.
+    Buffers: `x` and `w` of `inner`; `scratch` of `SCRATCH_BYTES`, which is zero before the first call and after each
+    call; `out`. Extents: `n`. Units: those of `inner`.
 
     Args:
-        inner: a linear of a single row, with neither bias nor residual.
-        cap: c for c * tanh(x / c) of the results, None for none. It may make unequal ones equal.
+        inner: a linear of a single row, without bias and residual.
+        cap: c for c * tanh(x / c) of the results, None for no cap. It can make different results equal.
     """
     e = Emitter(target, ["x", "w", "scratch", "out"], ["n"])
     types = [POINTER] * len(inner.buffers) + [I64] * (len(inner.extents) + 2)
@@ -45,7 +46,7 @@ def linear_pick(inner: Kernel, cap: float | None, target: Target) -> Kernel:
     begin, end, n = (e.args[name] for name in ("begin", "end", "n"))
     with e.loop(begin, end, TILE, [e.i32(_LOWEST), e.i32(0)]) as tiles:
         last = e.smin(e.b.add(tiles.i, e.i64(TILE)), end)
-        out = e.at(tile, (tiles.i, -4 * LANES))  # where row 0 would begin
+        out = e.at(tile, (tiles.i, -4 * LANES))  # so that the results of unit `tiles.i` are at `tile`
         e.b.call(function, [e.args["x"], e.args["w"], out, n, tiles.i, last])
         with e.loop(tiles.i, last, 1, tiles.values) as unit:
             unit.values = _larger(e, out, unit.i, unit.values, cap)
@@ -55,7 +56,7 @@ def linear_pick(inner: Kernel, cap: float | None, target: Target) -> Kernel:
 
 
 def _larger(e: Emitter, logits: ir.Value, unit: ir.Value, best: list[ir.Value], cap: float | None) -> list[ir.Value]:
-    """Keys and columns of the best so far, with a unit more."""
+    """Updates the best keys and columns with the logits of a unit."""
     first = e.b.mul(unit, e.i64(BLOCK_ROWS))
     value = e.load(F32X16, e.at(logits, (unit, 4 * LANES)), 4)
     value = value if cap is None else vmath.softcap(e, value, cap)
@@ -70,7 +71,7 @@ def _larger(e: Emitter, logits: ir.Value, unit: ir.Value, best: list[ir.Value], 
 
 
 def _largest_pair(e: Emitter, keys: ir.Value, columns: ir.Value) -> ir.Value:
-    """The largest of the lanes as one u64: the key with its sign turned, then the column negated."""
+    """The largest lane as one u64: the key with its sign bit inverted, then the complement of the column."""
     wide = vector(I64)
     high = e.b.zext(e.b.xor(keys, e.i32(_LOWEST)), wide)
     low = e.b.zext(e.b.xor(columns, e.i32(-1)), wide)
@@ -79,7 +80,7 @@ def _largest_pair(e: Emitter, keys: ir.Value, columns: ir.Value) -> ir.Value:
 
 
 def _add(e: Emitter, pair: ir.Value) -> None:
-    """Counts the units [begin, end) and their largest in; whoever counts the last ones writes the result."""
+    """Merges the largest pair of the units [begin, end) and counts them. The last call to finish writes the result."""
     scratch, mine = e.args["scratch"], e.b.sub(e.args["end"], e.args["begin"])
     count = e.at(scratch, _COUNT)
     e.b.atomic_rmw("umax", scratch, pair, "monotonic")

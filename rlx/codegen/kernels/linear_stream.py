@@ -1,12 +1,12 @@
-"""Weights streamed past a few rows of activations: the half of a linear that decoding uses.
+"""The streaming half of linear kernels: weights are read once and unpacked in registers, for few rows as in decode.
 
-    for i in range of a part's units:                   # parts: as many as there are streams, in one piece each
+    for i in range of a part's units:                   # parts: contiguous, one per stream
         for chunk of 256 k:
-            for part: total[part] += part of the chunk, W unpacked in registers; what comes next is fetched
+            for part: total[part] += part of the chunk, W unpacked in registers; prefetch the next weights
         out = gate(total + bias) ... + residual
 
-What a worker reads next in a part lies behind the unit, and after a part's last unit behind the other parts: there the
-same part of the next range begins.
+In a part, the next weights follow the unit in memory. After the last unit of a part, a worker skips the other parts and
+continues with the same part of its next range. Prefetches take that into account.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rlx.codegen.tiles import Emitter, Index
 
 
 def parts(target: Target, matrices: int) -> int:
-    """Parts of a range that one row is multiplied with side by side, by a linear with 1 matrix or 2."""
+    """Number of parts of a range that a linear with 1 or 2 matrices reads in parallel, for one row."""
     return max(1, target.tuning.streams // matrices)
 
 
@@ -37,9 +37,9 @@ class _Stream:
     """A chunk of a row block.
 
     Attributes:
-        start: where it lies.
-        header: the values of its header.
-        ahead: bytes from what is read to what is fetched.
+        start: its address.
+        header: the f16 numbers of its superblock, as f32.
+        ahead: prefetch distance in bytes.
     """
 
     start: ir.Value
@@ -48,20 +48,20 @@ class _Stream:
 
 
 class StreamWriter(ResultWriter):
-    """A linear kernel while it is written: how rows meet weights that are read where they lie."""
+    """Generates the streaming half of a linear kernel: products of rows with packed weights."""
 
     def __init__(self, e: Emitter, shape: Shape) -> None:
         super().__init__(e, shape)
         self.multiply = Multiplier(e, e.target, shape)
-        self.step_bytes = shape.pair * PACKINGS[shape.dtype].nbytes  # of plain weights as they are packed
-        self.distance = e.target.tuning.prefetch * (1 if shape.format else 2)  # bytes that are fetched ahead
+        self.step_bytes = shape.pair * PACKINGS[shape.dtype].nbytes  # packed bytes of a step of plain weights
+        self.distance = e.target.tuning.prefetch * (1 if shape.format else 2)  # prefetch distance in bytes
 
     def chunk(self, block: ir.Value, chunk: ir.Value) -> ir.Value:
-        """Where a chunk of a row block lies."""
+        """Address of a chunk of a row block."""
         return self.e.at(block, (chunk, unpack.chunk_bytes(self.shape.dtype)))
 
     def stream_units(self, rows: Rows, begin: ir.Value, end: ir.Value) -> None:
-        """One row times the units [begin, end), a unit of each part at a time."""
+        """Multiplies one row by the units [begin, end), one unit of each part at a time."""
         e, first = self.e, self.e.i64(0)
         sides = parts(e.target, len(self.shape.weights))
         count = e.b.sub(end, begin)
@@ -76,7 +76,7 @@ class StreamWriter(ResultWriter):
                 self.streamed_tile(rows, first, [u.i])
 
     def streamed_tile(self, rows: Rows, row: ir.Value, units: Sequence[ir.Value], skip: Index = 0) -> None:
-        """Some rows, from `row` on, times some units; `skip` bytes lie between each and what is read after it."""
+        """Multiplies some rows, from `row` on, by some units. The next read is `skip` bytes after the end of a unit."""
         e = self.e
         blocks = [self._block(name, unit) for unit in units for name in self.shape.weights]
         with e.loop(0, self.shape.chunks, 1, self.multiply.zeros(rows, len(blocks))) as c:
@@ -87,14 +87,14 @@ class StreamWriter(ResultWriter):
                 self._finish(e.b.add(row, e.i64(i)), unit, [next(totals) for _ in self.shape.weights])
 
     def _ahead(self, chunk: ir.Value, skip: Index) -> ir.Value:
-        """Bytes from a chunk to what is fetched meanwhile, which for the last chunks of a unit lies behind `skip`."""
+        """Prefetch distance of a chunk, in bytes. For the last chunks of a unit it includes `skip`."""
         e = self.e
         last = self.shape.chunks - -(-self.distance // unpack.chunk_bytes(self.shape.dtype))
         leaves = e.b.icmp_signed(">=", chunk, e.i64(last))
         return e.b.add(e.i64(self.distance), e.b.select(leaves, e.i64(skip), e.i64(0)))
 
     def _stream(self, blocks: Sequence[ir.Value], rows: Rows, chunk: ir.Value, ahead: ir.Value) -> Sums:
-        """The part of a chunk."""
+        """The products of the rows with a chunk of each block."""
         starts, format_ = [self.chunk(block, chunk) for block in blocks], self.shape.format
         streams = [_Stream(start, format_.chunk(self.e, start) if format_ else [], ahead) for start in starts]
         zeros = self.multiply.zeros(rows, len(blocks))
@@ -140,12 +140,12 @@ class StreamWriter(ResultWriter):
         return unpack.weights_f32(e, format_, format_.codes(e, place), format_.scales(e, stream.header, place))
 
     def load_step(self, place: ir.Value) -> ir.Value:
-        """Plain weights of one step: 16 rows in f32, or 16 pairs of bf16."""
+        """Loads plain weights of one step: 16 rows as f32, or 16 pairs of bf16."""
         if self.shape.pair == 1:
             return self.e.load_as_f32(self.shape.dtype, place)
         return dots.bf16_pairs(self.e, place)
 
 
 def halves(values: Sums) -> list[Sums]:
-    """The first half of some sums and the second."""
+    """Splits sums into the first half and the second."""
     return [values[: len(values) // 2], values[len(values) // 2 :]]

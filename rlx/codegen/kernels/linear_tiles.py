@@ -1,4 +1,4 @@
-"""Linear layers on tile registers: bf16 activations times weights of any type, which become bf16.
+"""Linear layers on tile registers: bf16 activations times weights of any type, converted to bf16.
 
     for macro tile of rows that has units in begin .. end:      # a unit: its rows times one row block of W
         for pair of row blocks of W:
@@ -8,15 +8,15 @@
                     2 x 2 tiles of sums += their activations times the panel, 32 k at a time
                     after the last panel: out = gate(total + bias) ... + residual
 
-A macro tile has as many rows as the second cache holds. All its units come before those of the next one, so a worker
-that fetches range after range finds them there. The sums of 32 rows and 32 columns stay in registers for a whole panel.
-Rows that do not fill 16 get tiles of their own height, so nothing is read past the last row.
+A macro tile has as many rows as the L2 cache holds. Units are ordered by macro tile first, so a worker that takes range
+after range finds the activations in that cache. The sums of 32 rows and 32 columns stay in registers for a whole panel.
+A remainder of fewer than 16 rows uses tiles with that number of rows, so nothing is read past the last row.
 
-An int8 product would need each tile of sums scaled every 32 k, which costs more than unpacking saves once there are
-more than a few rows; and bf16 rounds activations less than int8 does.
+int8 products are not used here. They would have to scale each tile of sums every 32 k, which costs more than unpacking
+saves once there are more than a few rows. Also, bf16 rounds activations less than int8 does.
 
-Every result is summed in the same order whatever the number of rows and the split of the units. `linear.py` sums in
-another one, and rounds other numbers, so a program of one row and a program of many agree within rounding only.
+The order of each sum does not depend on the number of rows or the split of the units. `linear.py` sums in another order
+and rounds different values. So a program of one row and a program of many rows agree only within rounding.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from rlx.codegen.target import Target
 from rlx.codegen.tiles import Emitter
 from rlx.ir.dtypes import BF16
 
-#: Rows of the register tile, and bytes of a row's sums.
+#: Rows of the 2 x 2 register tile, and bytes of a row of its sums.
 PAIR, TOTALS = 2 * ROWS, 2 * ROW_BYTES
 
-_BLOCKS = 2  # row blocks of a panel: of two units, or the two matrices of a gated linear
+_BLOCKS = 2  # row blocks of a panel: two units, or the two matrices of a gated linear
 _SUMS, _X, _W = (0, 1, 2, 3), (4, 5), (6, 7)  # tile registers: sums by row and block, activations, weights
-_PANEL = 4096  # k of a panel at most: 256 KiB of the second cache
-_FEWEST, _MOST = 4 * PAIR, 16 * PAIR  # rows of a macro tile: unpacking is shared by them, their totals are scratch
+_PANEL = 4096  # most k of a panel: 256 KiB of the L2 cache
+_FEWEST, _MOST = 4 * PAIR, 16 * PAIR  # rows of a macro tile: more share the unpacking, but need more scratch memory
 
 
 def macro_rows(k: int, target: Target) -> int:
-    """Rows of a macro tile, whose activations are read again for each pair of blocks.
+    """Rows of a macro tile. Their activations are read again for each pair of blocks.
 
     There are ceil(rows / macro_rows) * ceil(n / 16) units.
     """
@@ -56,21 +56,21 @@ def macro_rows(k: int, target: Target) -> int:
 
 
 def fits(act: str, k: int, target: Target) -> bool:
-    """Whether tiles serve a linear: bf16 rows of whole tiles."""
+    """Whether a linear can use tiles: bf16 activations on a target with bf16 tiles, and k a multiple of 32."""
     return act == "bf16" and target.has_bf16_tiles and k % DEPTH == 0
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What is multiplied at once: the rows of a macro tile times a panel of one or two row blocks.
+    """One multiplication step: the rows of a macro tile times a panel of one or two row blocks.
 
     Attributes:
-        x: the panel of the first row.
-        totals: the sums of the first row: 16 of each block, those of the next row after them.
+        x: address of the panel in the first row.
+        totals: address of the sums, row by row: 16 per block.
         row: number of the first row.
-        count: how many rows there are.
-        unit, last: the units [unit, last) whose blocks they are.
-        panel: the panel's number.
+        count: number of rows.
+        unit, last: the blocks are those of the units [unit, last).
+        panel: number of the panel.
     """
 
     x: ir.Value
@@ -84,7 +84,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Strides:
-    """Bytes from a tile of activations to the tile of the next 32 k and of the next 16 rows, and between its rows."""
+    """Strides of activations in bytes: to the tile of the next 32 k, to that of the next 16 rows, and between rows."""
 
     step: int
     tile: int
@@ -92,10 +92,10 @@ class Strides:
 
 
 class TileWriter(ResultWriter):
-    """A linear kernel on tiles while it is written. `expert_tiles.py` has one that copies its rows together first."""
+    """Generates a linear kernel on tiles. `expert_tiles.py` has a subclass that gathers its rows first."""
 
     def __init__(self, e: Emitter, shape: Shape, widest: int = _PANEL) -> None:
-        """`widest`: k of a panel at most, a multiple of 256."""
+        """`widest` is the most k of a panel, a multiple of 256."""
         super().__init__(e, shape)
         self.tiles = Tiles(e)
         self.multiply = Multiplier(e, e.target, shape)
@@ -120,20 +120,20 @@ class TileWriter(ResultWriter):
 
     @contextmanager
     def loop_units(self, first: ir.Value, last: ir.Value) -> Iterator[tuple[ir.Value, ir.Value]]:
-        """The units [first, last), so many at a time that two blocks go together: the first of them, and the end."""
+        """A loop over the units [first, last), two row blocks at a time. Yields the first unit and the end."""
         e, together = self.e, _BLOCKS // len(self.shape.weights)
         with e.loop(first, last, together) as u:
             yield u.i, e.smin(e.b.add(u.i, e.i64(together)), last)
 
     def multiply_piece(self, piece: Piece) -> None:
-        """Adds the products of a piece to its totals, and writes the results after the last panel."""
+        """Adds the products of a piece to its totals. Writes the results after the last panel."""
         self._unpack(piece)
         self._multiply(piece)
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
     def _unpack(self, at: Piece) -> None:
-        """The panel of both blocks: for each 32 k a tile of each. A lone unit leaves the other block's as it was."""
+        """Unpacks the panel of both blocks: one tile per block and 32 k. A single unit leaves the other block as is."""
         e, names = self.e, self.shape.weights
         with e.loop(at.unit, at.last) as v:
             for j, name in enumerate(names):
@@ -168,7 +168,7 @@ class TileWriter(ResultWriter):
     # --- sums ---------------------------------------------------------------------------------------------------------
 
     def _multiply(self, at: Piece) -> None:
-        """The rows of the macro tile times the panel."""
+        """Multiplies the rows of the macro tile by the panel."""
         e = self.e
         rest = e.b.urem(at.count, e.i64(PAIR))
         full = e.b.sub(at.count, rest)
@@ -185,12 +185,12 @@ class TileWriter(ResultWriter):
             self._product(at, full, rest, _X[:1])
 
     def _configure(self, *heights: ir.Value) -> None:
-        """The rows of the first and of the second tile of activations, and with them of the sums."""
+        """Configures the rows of the two tiles of activations, and of the tiles of sums that belong to them."""
         full = self.e.i64(ROWS)
         self.tiles.configure([h for h in heights for _ in _W] + list(heights) + [full] * (COUNT - _W[0]))
 
     def _product(self, at: Piece, row: ir.Value, count: ir.Value, parts: Sequence[int]) -> None:
-        """`count` rows from `row` of the macro tile on, for which the tiles `parts` of activations are configured."""
+        """Multiplies `count` rows of the macro tile, from `row` on. `parts` are the tiles of activations to use."""
         e, tiles, strides = self.e, self.tiles, self.strides
         x = e.at(at.x, (row, strides.tile // ROWS))
         totals = e.at(at.totals, (row, TOTALS)) if self.panels > 1 else at.totals
@@ -212,7 +212,7 @@ class TileWriter(ResultWriter):
             self._finish_rows(place, _BLOCKS, count, e.b.add(at.row, row), v.i)
 
     def _start(self, panel: ir.Value, sums: Sequence[int], places: Sequence[ir.Value]) -> None:
-        """Zeros, or what the panels before have left."""
+        """Initializes the sums: zeros for the first panel, else the totals of the earlier panels."""
         e, tiles = self.e, self.tiles
         for c in sums:
             tiles.zero(c)
@@ -222,6 +222,6 @@ class TileWriter(ResultWriter):
                     tiles.load(c, place, TOTALS)
 
     def steps(self, panel: ir.Value) -> ir.Value:
-        """Steps of 32 k of a panel: the last one may be short."""
+        """Number of steps of 32 k in a panel; the last panel may have fewer."""
         e, steps = self.e, self.panel_steps
         return e.smin(steps, e.b.sub(e.i64(self.shape.k // DEPTH), e.b.mul(panel, e.i64(steps))))

@@ -1,11 +1,11 @@
-"""Looking up rows of a table that stays in the model file, its bytes as they are there, dequantized to f32.
+"""Embedding lookup in a table that stays in the model file, in the layout of the file, dequantized to f32.
 
-Such a table is only looked up: a few rows are read of what may be gigabytes, so nothing is packed at load. There is no
-second set of decoders. Each superblock of a row is moved into scratch memory, as the first row of a packed block, by
-the function that packs, and its values are read there by the function that looks up in packed tables. So they are
-those of the reference dequantization bit for bit before the scale. Plain numbers are read where they lie.
+Such a table is used for lookup only. A step reads a few rows of possibly gigabytes, so packing it at load would be a
+waste. The kernel reuses the decoders of packed tables: the packing function of `pack.py` moves each superblock of a row
+to scratch memory, as row 0 of a packed block, and the function of `embedding.py` reads its values there. So before the
+scale the values equal the reference dequantization bit by bit. Plain numbers are read directly from the file.
 
-Wide rows are cut into pieces, so that workers share a single row.
+Wide rows are split into pieces, so that workers share a single row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlx.codegen.scalars import i64, stack_memory, u32
 from rlx.errors import CompileError
 from rlx.ir.dtypes import F32, I32, U8, DType
 
-#: Holes: elements of a row, its bytes in the file; superblocks of a row, their elements and bytes in the file.
+#: Holes: elements of a row, bytes of a row in the file, superblocks of a row, elements and file bytes of a superblock.
 WIDTH: int = HOLE
 ROW_BYTES: int = HOLE
 SUPERBLOCKS: int = HOLE
@@ -32,32 +32,32 @@ FILE_BYTES: int = HOLE
 #: Pieces of a row, superblocks of a piece.
 PIECES: int = HOLE
 PIECE: int = HOLE
-#: `SCRATCH()` is memory for a packed superblock; the other two are those of `pack.py` and `embedding.py`.
+#: `SCRATCH()` returns memory for a packed superblock. `MOVE` is that of `pack.py`, `VALUES` that of `embedding.py`.
 SCRATCH: Helper = HOLE
 MOVE: Helper = HOLE
 VALUES: Helper = HOLE
 
-#: Elements of a piece, at least.
+#: Fewest elements of a piece.
 _LEAST = 1024
 
 
 def pieces(dtype: DType, width: int) -> int:
-    """Work units of a row."""
+    """Number of work units per row."""
     count = width // PACKINGS[dtype].superblock
     return -(-count // _piece(dtype, count))
 
 
 def _piece(dtype: DType, count: int) -> int:
-    """Superblocks of a piece: equal pieces but for the last one."""
+    """Superblocks of a piece. All pieces of a row are equal, except that the last one may be shorter."""
     most = max(1, count * PACKINGS[dtype].superblock // _LEAST)
     return -(-count // most)
 
 
 def lookup(dtype: DType, width: int, scale: float = 1.0) -> Kernel:
-    """Table [vocab, width] as a file holds it, ids i32[rows] -> f32[rows, width], times scale.
+    """A kernel: table [vocab, width] in the layout of the file, ids i32[rows] -> f32[rows, width], times scale.
 
-    Buffers table (at any address), ids, out. The ids are not checked: the caller vouches for them. Units:
-    `pieces(dtype, width)` a row.
+    Buffers: table (at any address), ids, out. The kernel does not check the ids; the caller must. Units:
+    `pieces(dtype, width)` per row.
 
     Raises:
         CompileError: the type has no packed layout.

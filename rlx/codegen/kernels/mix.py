@@ -1,8 +1,9 @@
-"""Mixing the parts of a row: a small matrix of coefficients times a few long vectors, row by row.
+"""Mixes the parts of each row: a small matrix of coefficients times a few long vectors.
 
     out[row, i, c] = sum over j of coefficients[row, i, j] * values[row, j, c], in the order of j
 
-Coefficients stay in registers while columns pass; a vector of values is read once for as many results as that allows.
+Coefficients stay in registers during the loop over columns. A loaded vector of values serves all results whose
+coefficients are in registers.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ from rlx.codegen.tiles import LANES, Emitter
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import F32
 
-#: Columns of a work unit: one row is spread over many workers.
+#: Columns of a work unit, so that workers share a row.
 CHUNK = 512
-#: Coefficients in registers at a time.
+#: Coefficients that are in registers at the same time.
 HELD = 16
 
 
 def chunks(width: int) -> int:
-    """Work units of a row."""
+    """Number of work units per row."""
     return -(-width // CHUNK)
 
 
 def mix(m: int, n: int, width: int, target: Target) -> Kernel:
-    """values f32[rows, n, width], coefficients f32[rows, m, n] -> f32[rows, m, width].
+    """A kernel: values f32[rows, n, width], coefficients f32[rows, m, n] -> f32[rows, m, width].
 
-    Buffers: values, coefficients, out. Extents: none. A work unit is a chunk of columns of one row, `chunks(width)` a
-    row.
+    Buffers: values, coefficients, out. Extents: none. A unit is a chunk of columns of one row; there are
+    `chunks(width)` per row.
 
     Raises:
         ArgumentError: m or n is not in 1..16.
@@ -52,7 +53,7 @@ def mix(m: int, n: int, width: int, target: Target) -> Kernel:
 def _some_results(
     e: Emitter, sizes: tuple[int, int, int], row: ir.Value, columns: tuple[ir.Value, ir.Value], results: range
 ) -> None:
-    """The columns [start, stop) of some of a row's m results."""
+    """Computes the columns [start, stop) of some of the m results of a row."""
     m, n, width = sizes
     values = e.at(e.args["values"], (row, 4 * n * width))
     out = e.at(e.args["out"], (row, 4 * m * width))

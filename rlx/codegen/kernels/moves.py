@@ -1,8 +1,9 @@
-"""Moving one row's superblock from the file into the packed layout: one function a type, called by `pack.py`.
+"""Moves one row's superblock from the file layout to the packed layout: one function per type, called by `pack.py`.
 
-`move(raw, at, out, to, row, keep)`: file bytes at `at`, packed bytes at `to`, `row` one of 16; `keep` is all ones, or
-zero for a row of zeros. Four consecutive codes of a row are one 32-bit word in the file and one in the packed vector,
-so bit fields are split and joined in all four bytes at once. Types with codebooks are in `moves_grids.py`.
+`move(raw, at, out, to, row, keep)` reads file bytes at offset `at` and writes packed bytes at offset `to`. `row` is the
+row in its block of 16. `keep` is a mask: all ones, or zero to write a row of zeros. Four consecutive codes of a row are
+one 32-bit word in the file and in the packed vector, so a bit field is split or joined in all four bytes at once. The
+types with codebooks are in `moves_grids.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from rlx.codegen.scalars import load_u16, load_u32, store_u16, store_u32, u8, u1
 
 
 def word(raw: Ptr, at: int, keep: Scalar) -> Scalar:
-    """Four bytes of the file, or zeros."""
+    """Four bytes of the file, masked by `keep`."""
     return u32(load_u32(raw, at) & keep)
 
 
@@ -21,7 +22,7 @@ def move_half(raw: Ptr, at: int, out: Ptr, to: int, keep: Scalar) -> None:
 
 
 def spread(codes: Scalar, out: Ptr, to: int, step: int) -> None:
-    """The four bytes of a word to places `step` bytes apart."""
+    """Stores the four bytes of a word, `step` bytes apart."""
     for j in range(4):
         out[to + j * step] = u8(codes >> u32(8 * j))
 
@@ -31,7 +32,7 @@ def join_nibbles(low: Scalar, high: Scalar) -> Scalar:
 
 
 def four_bits(bits: Scalar) -> Scalar:
-    """The low four bits of a word, one in each byte: copies at distances of 7 put bit j at bit 8 j."""
+    """The low four bits of a word, one in each byte. The product adds copies shifted by 7: bit j moves to bit 8 j."""
     return u32(u32((bits & u32(15)) * u32(0x00204081)) & u32(0x01010101))
 
 
@@ -50,13 +51,13 @@ def move_q8_0(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> N
 
 
 def move_nibbles(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    """32 elements in 16 bytes: the file's byte i already holds elements i and i + 16."""
+    """32 elements in 16 bytes. No bits change: byte i of the file already holds elements i and i + 16."""
     for j in range(4):
         store_u32(out, to + j * 64 + row * 4, word(raw, at + j * 4, keep))
 
 
 def move_fifth_bits(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    """Bit i of a word, that of element i = 4 g + j, to bit g of byte j."""
+    """Moves bit i of a word, which belongs to element i = 4 g + j, to bit g of byte j."""
     bits = word(raw, at, keep)
     plane = u32(0)
     for g in range(8):
@@ -100,7 +101,7 @@ def move_iq4_xs(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) ->
 
 
 def move_k_head(raw: Ptr, at: int, out: Ptr, to: int, row: int, step: int, keep: Scalar) -> None:
-    """d, dmin and the eight 6-bit scales and mins of Q4_K and Q5_K, whose sub-blocks lie `step` bytes apart."""
+    """Moves d, dmin and the eight 6-bit scales and mins of Q4_K and Q5_K. Sub-blocks are `step` bytes apart."""
     move_half(raw, at, out, to + row * 2, keep)
     move_half(raw, at + 2, out, to + 32 + row * 2, keep)
     a = word(raw, at + 4, keep)
@@ -116,7 +117,7 @@ def move_k_head(raw: Ptr, at: int, out: Ptr, to: int, row: int, step: int, keep:
 
 
 def move_k_nibbles(raw: Ptr, at: int, out: Ptr, to: int, row: int, step: int, keep: Scalar) -> None:
-    """The low four bits of Q4_K and Q5_K: 32 bytes hold a sub-block in low nibbles and the next one in high ones."""
+    """The low four bits of Q4_K and Q5_K. 32 bytes hold one sub-block in low nibbles, the next one in high nibbles."""
     for pair in range(4):
         for j in range(4):
             a = word(raw, at + pair * 32 + j * 4, keep)
@@ -132,8 +133,9 @@ def move_q4_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> N
 
 
 def move_crumbs(raw: Ptr, at: int, out: Ptr, to: int, row: int, step: int, keep: Scalar) -> None:
-    """Two bits of each element: 32 bytes hold those of four sub-blocks, which lie `step` bytes apart, the next 32 of
-    the other four.
+    """Two bits of each element. 32 bytes hold those of four sub-blocks, the next 32 bytes those of the other four.
+
+    Packed sub-blocks are `step` bytes apart.
     """
     for half in range(2):
         for j in range(2):
@@ -149,7 +151,7 @@ def move_crumbs(raw: Ptr, at: int, out: Ptr, to: int, row: int, step: int, keep:
 
 
 def move_bits(raw: Ptr, at: int, out: Ptr, to: int, row: int, sub: int, keep: Scalar) -> None:
-    """One bit each of a sub-block's elements: bit s of 32 bytes is that of sub-block s."""
+    """One bit of each element of a sub-block. Bit s of 32 bytes belongs to sub-block s."""
     bits = u32(0)
     for g in range(8):
         bits = u32(bits | (((word(raw, at + g * 4, keep) >> u32(sub)) & u32(0x01010101)) << u32(g)))
@@ -179,7 +181,7 @@ def move_q3_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> N
     for sub in range(8):
         first = to + 32 + sub * 224
         for half in range(2):
-            # Scale i: a low nibble in byte i % 8, the high crumb in byte i % 4 of a word.
+            # Scale i: its low four bits are a nibble of byte i % 8, its high two bits are in byte i % 4 of a word.
             i = sub * 2 + half
             low = u32(raw[at + 96 + (i & 7)] & keep) >> u32((i >> 3) * 4)
             top = (high >> u32((i & 3) * 8 + (i >> 2) * 2)) & u32(3)
@@ -194,7 +196,7 @@ def move_q6_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> N
         first = to + 32 + sub * 416 + row
         out[first] = u8(raw[at + 192 + sub * 2] & keep)
         out[first + 16] = u8(raw[at + 193 + sub * 2] & keep)
-    for pair in range(4):  # 32 bytes hold a sub-block in low nibbles and the one after the next in high ones
+    for pair in range(4):  # 32 bytes hold sub-block s in low nibbles and sub-block s + 2 in high nibbles
         for j in range(4):
             a = word(raw, at + pair * 32 + j * 4, keep)
             b = word(raw, at + pair * 32 + 16 + j * 4, keep)
@@ -208,7 +210,10 @@ def move_q6_k(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> N
 
 
 def digits(bytes_: Scalar, turns: int) -> Scalar:
-    """Ternary digit number `turns` of four bytes: a byte is a fraction of 256, times 3 its next digit comes out."""
+    """Ternary digit number `turns` of each of four bytes.
+
+    A byte is a fixed-point fraction of 256. Multiplying it by 3 gives the next digit as the integer part.
+    """
     power = u32(u64(0x511B090301) >> u64(8 * turns)) & u32(255)  # 3^turns
     even = u32(u32(u32((bytes_ & u32(0x00FF00FF)) * power) & u32(0x00FF00FF)) * u32(3)) >> u32(8)
     odd = u32(u32(u32(((bytes_ >> u32(8)) & u32(0x00FF00FF)) * power) & u32(0x00FF00FF)) * u32(3)) >> u32(8)
@@ -216,7 +221,10 @@ def digits(bytes_: Scalar, turns: int) -> Scalar:
 
 
 def four_digits(raw: Ptr, at: int, group: int, keep: Scalar) -> Scalar:
-    """Elements 4 * group and up of a block: digits of 32 bytes five times, of 16 bytes five times, of 4 four times."""
+    """Elements 4 * group to 4 * group + 3 of a block.
+
+    A block has 32 bytes of five digits each, then 16 bytes of five digits, then 4 bytes of four digits.
+    """
     if group < 40:
         return digits(word(raw, at + (group & 7) * 4, keep), group >> 3)
     if group < 60:
@@ -248,7 +256,7 @@ def move_mxfp4(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> 
 
 
 def move_nvfp4(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    """16 elements in 8 bytes, low nibbles first; a packed byte joins one of the first 16 and one of the second."""
+    """16 elements per 8 bytes, low nibbles first. A packed byte joins one of the first 16 and one of the second 16."""
     for sub in range(2):
         first = to + sub * 288
         codes = at + 4 + sub * 16

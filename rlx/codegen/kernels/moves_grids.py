@@ -1,7 +1,7 @@
-"""Moving the types with codebooks: entries and signs become a code per element (see `grids.py`, `blocks_grids.py`).
+"""Packs the types with codebooks: entries and signs become one code per element (see `grids.py`, `blocks_grids.py`).
 
-Codes of 3 bits are a plane of 2 bits, from the codebook, and a plane of signs. Four entries of 8 elements make a
-sub-block: entry p is groups 2 p and 2 p + 1, whose crumbs lie at bits 2 p of the plane's two vectors.
+Codes of 3 bits have a plane of 2 bits, from the codebook, and a plane of signs. A sub-block has four entries of 8
+elements. Entry p covers groups 2 p and 2 p + 1, whose 2-bit fields are at bits 2 p of the plane's two vectors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def odd(scale: Scalar) -> Scalar:
 
 
 def eighth(signs: Scalar) -> Scalar:
-    """Seven signs with the eighth that makes the negative ones even in number."""
+    """Adds the eighth sign bit to seven: their parity, so that the number of negative signs is even."""
     seven = u32(signs & u32(127))
     parity = u32(seven ^ (seven >> u32(4)))
     parity = u32(parity ^ (parity >> u32(2)))
@@ -25,12 +25,12 @@ def eighth(signs: Scalar) -> Scalar:
 
 
 def eight_bits(signs: Scalar, p: int) -> Scalar:
-    """The signs of entry p in the plane of signs: bit g of a byte is that of group g."""
+    """The signs of entry p in the plane of signs, where bit g of a byte belongs to group g."""
     return u32((four_bits(signs) | (four_bits(u32(signs >> u32(4))) << u32(1))) << u32(2 * p))
 
 
 def store_codes(out: Ptr, to: int, row: int, low: Scalar, top: Scalar) -> None:
-    """The two planes of a sub-block."""
+    """Stores the two planes of a sub-block."""
     store_u32(out, to + row * 4, u32(low))
     store_u32(out, to + 64 + row * 4, u32(low >> u64(32)))
     store_u32(out, to + 128 + row * 4, top)
@@ -55,7 +55,7 @@ def move_iq2_xxs(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -
 
 
 def move_two_scales(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> None:
-    """A byte of scales, for 16 elements each."""
+    """Moves a byte of two scales, for 16 elements each."""
     scales = u32(raw[at] & keep)
     out[to + row] = odd(scales & u32(15))
     out[to + 16 + row] = odd(scales >> u32(4))
@@ -92,7 +92,7 @@ def move_iq2_s(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> 
         store_codes(out, first + 32, row, low, top)
 
 
-# --- three bits: an entry is a group ----------------------------------------------------------------------------------
+# --- three bits: an entry is one group --------------------------------------------------------------------------------
 
 
 def with_signs(codes: Scalar, signs: Scalar) -> Scalar:
@@ -134,11 +134,11 @@ def move_iq3_s(raw: Ptr, at: int, out: Ptr, to: int, row: int, keep: Scalar) -> 
             store_u32(out, first + 16 + j * 64 + row * 4, codes)
 
 
-# --- one bit: the plane of signs holds those of the shifts ------------------------------------------------------------
+# --- one bit: the plane of signs holds the signs of the shifts --------------------------------------------------------
 
 
 def eight_equal(bit: Scalar, p: int) -> Scalar:
-    """As `eight_bits`, of one bit for all elements of entry p."""
+    """Like `eight_bits`, with one bit for all elements of entry p."""
     return u32(((bit & u32(1)) * u32(0x03030303)) << u32(2 * p))
 
 

@@ -1,7 +1,7 @@
 """The inner steps of a linear: some k of some rows times some row blocks of weights, summed in registers.
 
-`linear.py` decides which rows and blocks go together and where the weights come from; the arithmetic, and with it the
-order of every sum, is here. Sums are a list, row by row and block by block within a row.
+This module has the arithmetic, and so defines the order of every sum. `linear.py` chooses the rows and blocks of a
+tile, and loads the weights. Sums are a list ordered by row, then by block.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from rlx.ir.dtypes import ACTIVATIONS, DType
 
 Sums = list[ir.Value]
 
-_ORIGIN, _ORIGIN_BITS = 1.5 * 2.0**23, 0x4B400000  # an f32 among those that are 1 apart, 2^22 of them to each side
+_ORIGIN, _ORIGIN_BITS = 1.5 * 2.0**23, 0x4B400000  # the middle of the range where the spacing of f32 numbers is 1
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What makes a linear kernel: see `linear.linear`.
+    """The compile-time parameters of a linear kernel, see `linear.linear`.
 
     Attributes:
         ragged: the last row block may hold fewer than 16 rows.
-        single: there is one row of activations.
-        out: what results are written as, f32 or bf16.
+        single: there is exactly one row of activations.
+        out: type of the results, f32 or bf16.
     """
 
     dtype: DType
@@ -72,7 +72,7 @@ class Shape:
 
     @property
     def format(self) -> Format | None:
-        """How codes are read; None for weights that are plain numbers."""
+        """The format of quantized weights; None for plain numbers (f32, f16, bf16)."""
         return FORMATS.get(self.dtype)
 
     @property
@@ -92,12 +92,12 @@ class Shape:
 
 @dataclass
 class Sub:
-    """A sub-block of 32 k of one row block, ready for dots.
+    """A sub-block of 32 k of one row block, ready for dot products.
 
     Attributes:
-        code: the vector of a group: of any group at run time where the codes are in memory, else of a known one.
-        scales: the scale vectors, then those of the lows.
-        in_memory: whether the codes are.
+        code: returns the code vector of a group. The group may be a run-time value if the codes are in memory.
+        scales: the scale vectors, then the vectors of the lows.
+        in_memory: whether the codes are in memory, not in registers.
     """
 
     code: Callable[[Index], ir.Value]
@@ -110,8 +110,8 @@ class Rows:
     """Some rows of activations.
 
     Attributes:
-        x: where each row is.
-        terms: the terms of all rows, one after the other (see `Multiplier.write_terms`), None where there are none.
+        x: the address of each row.
+        terms: the address of the terms of all rows (see `Multiplier.write_terms`); None if there are none.
     """
 
     x: Sequence[ir.Value]
@@ -129,7 +129,7 @@ class Multiplier:
         self.e, self.target, self.shape = e, target, shape
 
     def steps(self, chunk: ir.Value, step: int) -> Index:
-        """Steps of `step` k in a chunk: the last chunk may be short."""
+        """Number of steps of `step` k in a chunk; the last chunk may have fewer."""
         if self.shape.k % CHUNK == 0:
             return CHUNK // step
         done = self.e.b.mul(chunk, self.e.i64(CHUNK // step))
@@ -137,29 +137,34 @@ class Multiplier:
 
     # --- integer activations ------------------------------------------------------------------------------------------
     #
-    # Unsigned codes give sums that lack the zero point (or the minimum) times the sum of the activations. That product
-    # is the same for all weights but for its scale, so it is made once a row: the row's terms.
+    # Dot products of unsigned codes must be corrected by the zero point (or the minimum) times the sum of the
+    # activations. Apart from the scale, that product is the same for all weights. So it is computed once per row; these
+    # products are the row's terms.
     #
-    # A sum is below 2^22. One that starts at the bits of the origin instead of 0 ends as the bits of an f32, the origin
-    # plus the sum, so it needs no conversion: one multiply-add scales it and takes origin times scale away. That rounds
-    # once, like the product of sum and scale: scales have 19 bits at most, which makes origin times scale exact.
+    # An integer sum is below 2^22. If it starts at the bits of the origin instead of 0, the result is the bits of the
+    # f32 number origin + sum, and needs no conversion. One multiply-add scales it and subtracts origin times scale. It
+    # rounds once, like the product of sum and scale: scales have at most 19 bits, so origin times scale is exact.
 
     @cached_property
     def origin(self) -> int:
-        """What integer sums start at. AVX-512 and single rows gain nothing; scales in e8m0 times it may overflow."""
+        """The start value of integer sums: the bits of the origin, or 0.
+
+        It is 0 where the origin saves nothing (AVX-512, single rows), and for e8m0 scales, because their product with
+        the origin may overflow.
+        """
         format_ = self.shape.format
         fits = format_ is not None and format_.row.scales != "e8m0" and not self.shape.single
         return _ORIGIN_BITS if fits and self.target.vectors == "avx2" else 0
 
     @cached_property
     def zero(self) -> int:
-        """The zero point that the dot products leave in."""
+        """The zero point that remains in the dot products and must be corrected."""
         format_ = self.shape.format
         return dots.zero_left(self.target, format_.row.bits, format_.row.zero) if format_ and self.shape.integer else 0
 
     @cached_property
     def terms_a_sub(self) -> int:
-        """Terms a sub-block: one, two where each half has its own scale, none where nothing is left to correct."""
+        """Terms per sub-block: one, or two if each half has its own scale, or 0 if nothing must be corrected."""
         format_ = self.shape.format
         if not format_ or not self.shape.integer or not (self.zero or format_.row.lows):
             return 0
@@ -171,7 +176,7 @@ class Multiplier:
         return 4 * self.terms_a_sub * (self.shape.k // SUB)
 
     def write_terms(self, x: ir.Value, terms: ir.Value) -> None:
-        """One row's terms: origin - zero * sums of its codes (i32); for types with minima -scale * sums (f32)."""
+        """Stores a row's terms: origin - zero * sums of its codes (i32); for types with lows, -scale * sums (f32)."""
         e, k = self.e, self.shape.k
         scales, sums = e.at(x, k), e.at(x, k + k // 8)
         whole = k // CHUNK * (CHUNK // SUB)
@@ -195,7 +200,7 @@ class Multiplier:
         return e.b.fneg(e.b.fmul(e.b.sitofp(sums, factors.type), factors))
 
     def integer_step(self, subs: Sequence[Sub], rows: Rows, sub: Index, parts: Sums) -> Sums:
-        """Adds sub-block `sub` of the row to `parts`: exact integer sums times weight scale times activation scale."""
+        """Adds sub-block `sub` to `parts`: exact integer sums times weight scale times activation scale."""
         e, format_ = self.e, self.shape.format
         assert format_ is not None
         scaled = self._scaled(subs, self._sums(subs, rows, sub, 0), 0)
@@ -228,12 +233,12 @@ class Multiplier:
         return e.b.fsub(e.b.bitcast(total, F32X16), e.f32(_ORIGIN)) if self.origin else e.to_f32(total)
 
     def _term(self, rows: Rows, row: int, sub: Index, half: int = 0) -> ir.Value:
-        """Address of a row's term."""
+        """Address of a row's term for a sub-block, or for one half of it."""
         assert rows.terms is not None
         return self.e.at(rows.terms, row * self.term_bytes + 4 * half, (sub, 4 * self.terms_a_sub))
 
     def _sums(self, subs: Sequence[Sub], rows: Rows, sub: Index, half: int) -> Sums:
-        """The integer sums of a sub-block, or of one half of it where halves have scales of their own."""
+        """The integer sums of a sub-block, or of one half of it if each half has its own scale."""
         e, format_ = self.e, self.shape.format
         assert format_ is not None
         count = GROUPS // 2 if format_.row.halves else GROUPS
@@ -246,7 +251,7 @@ class Multiplier:
             for first in groups[::span]:
                 sums = self._dots(subs, rows, sub, [first + i for i in range(span)], sums)
             return sums
-        # A loop here is as fast as copies of its body where registers are wide, and much less for LLVM to do.
+        # With wide registers, a loop is as fast as an unrolled one, and much faster to compile.
         step = max(span, 2)
         with e.loop(groups.start, groups.stop, step, sums) as loop:
             for first in range(0, step, span):
@@ -269,18 +274,18 @@ class Multiplier:
 
     # --- float activations --------------------------------------------------------------------------------------------
     #
-    # A step is one k of f32 or two of bf16: four bytes of a row either way. Even and odd steps are summed apart: two
-    # chains of additions hide more of their latency than one.
+    # A step is one k of f32 or two of bf16, in both cases four bytes of a row. Even and odd steps have separate sums,
+    # because two chains of additions hide more latency than one.
 
     def float_step(self, i: int, blocks: Sequence[ir.Value], rows: Rows, first: Index, sums: Sums) -> Sums:
-        """Adds the step `first + i` to the sums of its parity. `blocks` are its weights, a vector a block."""
+        """Adds step `first + i` to the sums of its parity. `blocks` are its weights, one vector per block."""
         e = self.e
         places = [e.at(x, 4 * i, (first, 4)) for x in rows.x]
         activations = [self._float(p) for p in places for _ in blocks]
         return [self._add_step(w, x, s) for w, x, s in zip(list(blocks) * rows.count, activations, sums, strict=True)]
 
     def _float(self, place: ir.Value) -> ir.Value:
-        """One row's part of a step, for all lanes."""
+        """A row's activations of a step, in all lanes."""
         return self.e.splat_f32(place) if self.shape.pair == 1 else self.e.b.bitcast(self.e.splat_i32(place), BF16X32)
 
     def _add_step(self, weights: ir.Value, activations: ir.Value, sums: ir.Value) -> ir.Value:
@@ -289,9 +294,9 @@ class Multiplier:
         return dots.dot_bf16(self.e, sums, weights, activations)
 
     def zeros(self, rows: Rows, blocks: int) -> Sums:
-        """Sums to start from."""
+        """Sums of zero."""
         return [self.e.f32(0.0)] * (rows.count * blocks)
 
     def add(self, sums: Sums, more: Sums) -> Sums:
-        """Sum by sum."""
+        """Elementwise addition of two lists of sums."""
         return [self.e.b.fadd(a, b) for a, b in zip(sums, more, strict=True)]

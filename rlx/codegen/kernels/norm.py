@@ -1,8 +1,8 @@
-"""Root-mean-square norm (arXiv 1910.07467) over rows, as f32 or straight into prepared activation rows.
+"""Root-mean-square norm (arXiv 1910.07467) over rows. The result is f32, or directly prepared activation rows.
 
     y = x / sqrt(mean(x^2) + eps) [* w]
 
-The squares are summed in f32 with as many partial sums as the target has lanes.
+The squares are summed in f32, with one partial sum per vector lane of the target.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ PREPARE: Helper = HOLE
 
 
 def rms_norm(width: int, eps: float, *, out: str = "f32", weighted: bool = True) -> Kernel:
-    """f32[rows, width] -> f32[rows, width], or prepared rows. Buffers x, [w f32[width],] out; a unit is a row.
+    """f32[rows, width] -> f32[rows, width], or prepared rows. Buffers: x, [w f32[width],] out. A unit is a row.
 
     Args:
         width: elements of a row.
         eps: added to the mean of the squares.
-        out: `f32`, `q8a` or `bf16`.
+        out: type of the result: `f32`, `q8a` or `bf16`.
         weighted: whether there is a weight.
 
     Raises:
-        ArgumentError: `out` is something else.
+        ArgumentError: `out` is another type.
         ShapeError: the width does not fit `out` (see `quantize`).
     """
     holes: dict[str, Any] = {"WIDTH": width, "EPS": float(eps), "VALUE": weighted_value if weighted else scaled_value}
@@ -61,7 +61,7 @@ def sum_of_squares(x: Ptr, start: int, stop: int) -> Scalar:
 
 
 def rms_factor(x: Ptr, src: int, width: int, eps: float) -> Scalar:
-    """1 / sqrt(mean(x^2) + eps) of `width` elements from `src` on."""
+    """1 / sqrt(mean(x^2) + eps) over `width` elements from `src` on."""
     return f32(1.0) / sqrt(sum_of_squares(x, src, src + width) / f32(width) + f32(eps))
 
 
@@ -94,7 +94,7 @@ def _rms_norm_plain_quantize(x: Ptr, out: Ptr, begin: int, end: int) -> None:
         PREPARE(x, x, out, src, row * ROW_SIZE, WIDTH, rms_factor(x, src, WIDTH, EPS))
 
 
-#: By whether rows are prepared, and whether there is a weight.
+#: Templates by (whether rows are prepared, whether there is a weight).
 _TEMPLATES: dict[tuple[bool, bool], Helper] = {
     (False, True): _rms_norm,
     (False, False): _rms_norm_plain,

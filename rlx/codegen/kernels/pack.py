@@ -1,6 +1,6 @@
-"""Packing a weight's file bytes into the kernels' layout "r16k4" (see layouts.py), superblock by superblock.
+"""Packs the file bytes of a weight into the layout "r16k4" (see layouts.py), superblock by superblock.
 
-What a superblock of a type takes is in `moves.py` and `moves_grids.py`. Rows beyond the last one are read as zeros.
+`moves.py` and `moves_grids.py` have the code for one superblock of each type. Rows beyond the last one become zeros.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlx.errors import CompileError
 from rlx.ir import dtypes
 from rlx.ir.dtypes import U8, DType
 
-#: Holes: elements of a superblock, its bytes in one row of the file and packed (16 rows).
+#: Holes: elements of a superblock, its bytes in the file (one row), its packed bytes (16 rows).
 SUPERBLOCK: int = HOLE
 FILE_BYTES: int = HOLE
 PACKED_BYTES: int = HOLE
@@ -26,9 +26,9 @@ MOVE: Helper = HOLE
 
 
 def pack(dtype: DType) -> Kernel:
-    """File bytes of a weight [n, k] -> its packed bytes. Buffers raw, out; extents n, k; a unit is a block of 16 rows.
+    """File bytes of a weight [n, k] -> its packed bytes. Buffers: raw, out. Extents: n, k. A unit is a row block.
 
-    `k` must be a multiple of the type's superblock; the caller has checked it (`layouts.packed_bytes` does).
+    `k` must be a multiple of the type's superblock. The caller must check it (`layouts.packed_bytes` does).
 
     Raises:
         CompileError: the type has no packed layout.
@@ -54,7 +54,7 @@ def _pack(raw: Ptr, out: Ptr, n: int, k: int, begin: int, end: int) -> None:
                 MOVE(raw, (source * count + s) * FILE_BYTES, out, to, row, keep)
 
 
-#: What is `MOVE` for each type that can be packed.
+#: The hole `MOVE` of each type that can be packed.
 MOVES: dict[DType, Helper] = {
     dtypes.F32: moves.move_f32,
     dtypes.F16: moves.move_f16,

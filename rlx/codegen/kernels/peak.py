@@ -1,7 +1,7 @@
-"""Arithmetic peaks: the inner step of a GEMM with nothing around it, its operands in registers.
+"""Peak arithmetic throughput: kernels with only the inner step of a GEMM, whose operands stay in registers.
 
-What a linear's GFLOP/s are held against. One unit is `STEPS` steps on independent sums: as many as hide the latency of
-the multiply-add and stay in registers.
+Benchmarks compare the GFLOP/s of a linear with this peak. One unit is `STEPS` steps on independent sums: enough sums to
+hide the latency of the multiply-add, and few enough to stay in registers.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from rlx.codegen.tiles import BF16X32, F32X16, I8X64, I32X16, Emitter
 from rlx.errors import CompileError
 
 STEPS = 4096
-#: Products of one step on one sum, by kind.
+#: Number of products of one step on one sum, by kind.
 PRODUCTS = {"int8": 64, "bf16": 32, "f32": 16, "amx-int8": 16 * 16 * 64, "amx-bf16": 16 * 16 * 32}
 
 _TILE_CHAINS = 4  # the other four tiles hold operands
 
 
 def chains(kind: str, target: Target) -> int:
-    """Independent sums: half of the registers of the widest level, most of them elsewhere."""
+    """Number of independent sums: half of the registers with AVX-512, most of them on lower levels; 4 AMX tiles."""
     return _TILE_CHAINS if kind.startswith("amx") else {"avx512": 16, "avx2": 6}.get(target.vectors, 3)
 
 
@@ -33,17 +33,20 @@ def operations(kind: str, target: Target) -> int:
 
 
 def kinds(target: Target) -> tuple[str, ...]:
-    """The kinds that a target has instructions for."""
+    """The kinds of arithmetic that a target has instructions for."""
     needs = {"bf16": "avx512bf16", "amx-int8": "amx-int8", "amx-bf16": "amx-bf16"}
     return tuple(kind for kind in PRODUCTS if kind not in needs or target.has(needs[kind]))
 
 
 def peak(kind: str, target: Target) -> Kernel:
-    """A kernel of pure arithmetic, "int8" or "bf16" dots, "f32" multiply-adds, or products of tiles ("amx-int8",
-    "amx-bf16"). Buffer: `data`, 64 bytes, read and written.
+    """A kernel of pure arithmetic. Buffer: `data`, 64 bytes, read and written.
+
+    Args:
+        kind: `int8` or `bf16` dot products, `f32` multiply-adds, or tile products (`amx-int8`, `amx-bf16`).
+        target: the machine that the code is for.
 
     Raises:
-        CompileError: the target has no such arithmetic.
+        CompileError: the target has no instructions for this kind.
     """
     if kind not in kinds(target):
         raise CompileError(f"no {kind} arithmetic to measure", where=f"target {target.level}")
@@ -53,12 +56,12 @@ def peak(kind: str, target: Target) -> Kernel:
 
 
 def _vectors(e: Emitter, kind: str) -> None:
-    """The sums begin with the data and 0, 1, 2 and so on; their sum is what the data become."""
+    """Sum i starts as the data plus i. At the end, the total of all sums replaces the data."""
     wide = I32X16 if kind == "int8" else F32X16
     start = e.load(wide, e.args["data"], 64)
     add = e.b.add if kind == "int8" else e.b.fadd
     numbers = range(chains(kind, e.target))
-    different = [add(start, e.i32(i) if kind == "int8" else e.f32(i)) for i in numbers]  # or LLVM keeps only one
+    different = [add(start, e.i32(i) if kind == "int8" else e.f32(i)) for i in numbers]  # LLVM would merge equal sums
     with e.loop(e.args["begin"], e.args["end"], 1, different) as unit:
         with e.loop(0, STEPS, 1, unit.values) as step:
             step.values = [_step(e, kind, start, total) for total in step.values]
@@ -70,7 +73,7 @@ def _vectors(e: Emitter, kind: str) -> None:
 
 
 def _tiles(e: Emitter, kind: str) -> None:
-    """Operands are tiles whose rows are all the data; those become the first row of the last tile of sums."""
+    """All rows of the operand tiles are the data. At the end, row 0 of the last tile of sums replaces the data."""
     tiles = Tiles(e)
     tiles.configure([e.i64(ROWS)] * COUNT)
     for tile in range(COUNT):

@@ -1,9 +1,9 @@
-"""Prepared activation rows: int8 "q8a" (see layouts.py) or bf16 from f32, and the row helpers that fused norms share.
+"""Prepares activation rows: f32 to int8 "q8a" (see layouts.py) or bf16. Fused norms use the same row helpers.
 
     scale = max|x| / 127 over 32 elements        code = x / scale, rounded half to even, within +-127
 
-A block of zeros gets scale 0 and codes 0. A block with NaN or infinity gets codes 0 and that value as its scale, so
-that every product with it comes out NaN. bf16 is rounded to nearest even, NaN stays NaN.
+A block of zeros has scale 0 and codes 0. A block with NaN or infinity has codes 0 and that value as its scale, so every
+product with it is NaN. bf16 is rounded to nearest even; NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -14,28 +14,31 @@ from rlx.codegen.scalars import as_bits, as_f32, f32, f32_to_bf16, i32, round_ev
 from rlx.errors import ArgumentError, ShapeError
 from rlx.ir.dtypes import ACTIVATIONS, F32, Q8A
 
-#: Holes: elements and size of a row; `VALUE(x, w, src, i, factor)` gives element i of the row.
+#: Holes: elements of a row, size of a prepared row. `VALUE(x, w, src, i, factor)` returns element i of the row.
 WIDTH: int = HOLE
 ROW_SIZE: int = HOLE
 VALUE: Helper = HOLE
-#: `PREPARE(x, w, out, src, dst, width, factor)` makes a row: see `quantize_row`.
+#: `PREPARE(x, w, out, src, dst, width, factor)` writes a prepared row, see `quantize_row`.
 PREPARE: Helper = HOLE
 
 
 def quantize(width: int, out: str = "q8a") -> Kernel:
-    """f32[rows, width] -> prepared rows. Buffers x, out; no extents; a unit is a row.
+    """f32[rows, width] -> prepared rows. Buffers: x, out. No extents. A unit is a row.
 
     Raises:
         ArgumentError: `out` is neither q8a nor bf16.
-        ShapeError: the width is no multiple of 32 (of 2 for bf16).
+        ShapeError: the width is not a multiple of 32 (of 2 for bf16).
     """
     holes = {**row_holes(width, out), "VALUE": plain}
     return loop_kernel(_quantize, holes, [("x", F32), ("out", ACTIVATIONS[out])])
 
 
 def row_holes(width: int, out: str) -> dict[str, object]:
-    """The size of a prepared row, `WIDTH` and `ROW_SIZE` (bytes of q8a, elements of bf16), and `PREPARE`, which makes
-    it: arguments as for `quantize_row`.
+    """The holes `WIDTH`, `ROW_SIZE` (in bytes for q8a, in elements for bf16) and `PREPARE` of prepared rows.
+
+    Raises:
+        ArgumentError: `out` is neither q8a nor bf16.
+        ShapeError: the width is not a multiple of 32 (of 2 for bf16).
     """
     if out not in _PREPARE:
         raise ArgumentError(f"no activation row is made of {out!r}", hint=f"Rows: {', '.join(_PREPARE)}.")
@@ -51,9 +54,9 @@ def plain(x: Ptr, w: Ptr, src: int, i: int, factor: Scalar) -> Scalar:
 
 
 def quantize_row(x: Ptr, w: Ptr, out: Ptr, src: int, dst: int, width: int, factor: Scalar) -> None:
-    """The q8a row of VALUE(x, w, src, 0 .. width - 1, factor), at byte `dst` of out.
+    """Writes the q8a row of VALUE(x, w, src, 0 .. width - 1, factor) at byte `dst` of out.
 
-    The width is no hole, so that rows of all widths share one lowering; it becomes a literal when this is inlined.
+    The width is a parameter and not a hole, so that all widths share one lowering. It becomes a literal by inlining.
     """
     scales = dst + width
     sums = scales + (width >> 3)
@@ -61,7 +64,7 @@ def quantize_row(x: Ptr, w: Ptr, out: Ptr, src: int, dst: int, width: int, facto
         start = block * 32
         top = u32(0)
         for i in range(start, start + 32):
-            # Without their sign bit floats compare as integers, and NaN is the greatest.
+            # Without the sign bit, the bits of floats compare like integers, with NaN as the greatest.
             size = u32(as_bits(VALUE(x, w, src, i, factor)) & u32(0x7FFFFFFF))
             top = size if size > top else top
         scale = as_f32(top) / f32(127.0)
@@ -82,7 +85,7 @@ def quantize_row(x: Ptr, w: Ptr, out: Ptr, src: int, dst: int, width: int, facto
 
 
 def round_row(x: Ptr, w: Ptr, out: Ptr, src: int, dst: int, width: int, factor: Scalar) -> None:
-    """The same as bf16, at element `dst` of out."""
+    """Writes the bf16 row of VALUE(x, w, src, 0 .. width - 1, factor) at element `dst` of out."""
     for i in range(width):
         out[dst + i] = f32_to_bf16(VALUE(x, w, src, i, factor))
 

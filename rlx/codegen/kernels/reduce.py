@@ -1,6 +1,6 @@
-"""One result, or a few, a row: sum, mean, maximum, the index of the maximum, the k largest.
+"""Reductions of rows: sum, mean, maximum, the index of the maximum, the k largest elements.
 
-Searches treat NaN as the largest value, so that a NaN among logits is seen and not skipped.
+Searches treat NaN as the largest value, so that a NaN among logits is found.
 """
 
 from __future__ import annotations
@@ -11,37 +11,42 @@ from rlx.codegen.scalars import as_bits, f32, i32, maximum, order_key
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import F32, I32
 
-#: Holes: elements of a row, blocks of 64 of them rounded up, results a row, `REDUCE(x, start, stop)`.
+#: Holes: elements of a row, number of blocks of 64 elements (rounded up), results per row, `REDUCE(x, start, stop)`.
 WIDTH: int = HOLE
 BLOCKS: int = HOLE
 K: int = HOLE
 REDUCE: Helper = HOLE
 
-#: Elements of which the largest is found first, without branches: wide enough for vectors, cheap to search again.
+#: Elements of a block. Its largest element is found without branches: it is long enough for vectors, and cheap to
+#: search a second time.
 BLOCK = 64
-#: Elements that are summed at a time in the lanes of vectors, and those whose partial sums are summed.
+#: Elements of a part, which is summed in vector lanes, and of a block of parts, whose sums are added.
 PART = 256
 SUM_BLOCK = 64 * PART
 
 
 def row_reduce(width: int, kind: str) -> Kernel:
-    """f32[rows, width] -> f32[rows]: `sum`, `mean` or `max` (NaN if there is one). Buffers x, out; a unit is a row."""
+    """f32[rows, width] -> f32[rows]: `sum`, `mean` or `max` (NaN if there is one). Buffers: x, out. A unit is a row.
+
+    Raises:
+        ArgumentError: the kind is unknown.
+    """
     if kind not in _REDUCE:
         raise ArgumentError(f"kind must be one of {', '.join(_REDUCE)}, found {kind!r}", where="row_reduce")
     return loop_kernel(_row_reduce, {"WIDTH": width, "REDUCE": _REDUCE[kind]}, [("x", F32), ("out", F32)])
 
 
 def argmax(width: int) -> Kernel:
-    """f32[rows, width] -> i32[rows], the index of the first largest element. Buffers x, out; a unit is a row.
+    """f32[rows, width] -> i32[rows], the index of the first largest element. Buffers: x, out. A unit is a row.
 
-    The first NaN wins over everything else, as in NumPy.
+    If a row has NaN, the result is the index of the first NaN, as in NumPy.
     """
     holes = {"WIDTH": width, "BLOCKS": -(-width // BLOCK)}
     return loop_kernel(_argmax, holes, [("x", F32), ("out", I32)])
 
 
 def pick(width: int) -> Kernel:
-    """As `argmax`, but -1 for a row that holds a NaN or an infinity."""
+    """Like `argmax`, but -1 for a row that holds a NaN or an infinity."""
     holes = {"WIDTH": width, "BLOCKS": -(-width // BLOCK)}
     return loop_kernel(_pick, holes, [("x", F32), ("out", I32)])
 
@@ -49,7 +54,7 @@ def pick(width: int) -> Kernel:
 def top_k(width: int, k: int) -> Kernel:
     """f32[rows, width] -> values f32[rows, k], indices i32[rows, k] of the k largest, descending.
 
-    Buffers x, values, indices; a unit is a row. Of equals the lower index comes first; NaN counts as the largest.
+    Buffers: x, values, indices. A unit is a row. Equal elements are ordered by index; NaN counts as the largest.
 
     Raises:
         ArgumentError: k is not in 1..width.
@@ -76,7 +81,7 @@ def block_sum(x: Ptr, start: int, stop: int) -> Scalar:
 
 
 def row_sum(x: Ptr, start: int, stop: int) -> Scalar:
-    """Sums of sums of parts: no running total swallows many small terms."""
+    """Hierarchical summation of a row. A single running total would lose many small terms to rounding."""
     total = block_sum(x, start, start + (stop - start) % SUM_BLOCK)
     for at in range(start + (stop - start) % SUM_BLOCK, stop, SUM_BLOCK):
         total += block_sum(x, at, at + SUM_BLOCK)
@@ -119,7 +124,7 @@ def first_with_key(x: Ptr, start: int, stop: int, key: Scalar) -> int:
 
 
 def first_largest(x: Ptr, src: int) -> int:
-    """Where the first largest of the WIDTH elements from `src` on lies among them."""
+    """The index, relative to `src`, of the first largest of the WIDTH elements from `src` on."""
     best = i32(-0x80000000)
     where = 0
     for block in range(BLOCKS):
@@ -132,7 +137,7 @@ def first_largest(x: Ptr, src: int) -> int:
 
 
 def largest_size(x: Ptr, start: int, stop: int) -> Scalar:
-    """The bits of the largest magnitude: those of infinity, or above them, if there is an infinity or a NaN."""
+    """The bits of the largest magnitude. They are at least those of infinity if there is an infinity or a NaN."""
     top = i32(0)
     for i in range(start, stop):
         size = i32(i32(as_bits(x[i])) & i32(0x7FFFFFFF))
@@ -153,7 +158,7 @@ def _pick(x: Ptr, out: Ptr, begin: int, end: int) -> None:
 
 
 def insert(x: Ptr, values: Ptr, indices: Ptr, src: int, i: int, dst: int, count: int) -> None:
-    """Puts x[src + i] into the `count` sorted results from `dst` on; of K results the last falls out."""
+    """Inserts x[src + i] into the `count` sorted results from `dst` on. If there are K already, the last is dropped."""
     key = order_key(x[src + i])
     at = dst + (count if count < K else K - 1)
     while at > dst and order_key(values[at - 1]) < key:

@@ -1,8 +1,10 @@
-"""Rotary position embedding (arXiv 2104.09864): the table of angles, and turning heads, optionally RMS-normed first.
+"""Rotary position embedding (arXiv 2104.09864): the table of angles, and the rotation of heads.
+
+An RMS norm of each head can be fused before the rotation.
 
     (a, b) -> (a cos - b sin, a sin + b cos)     for the pairs (2i, 2i + 1), "interleaved", or (i, i + n/2), "neox"
 
-Elements from n on pass. Turned keys can go straight into the K cache.
+Elements from n on are not rotated. Rotated keys can be written directly to the K cache.
 """
 
 from __future__ import annotations
@@ -19,31 +21,32 @@ from rlx.codegen.scalars import cos, f32, keep_f32, sin, stack_memory
 from rlx.errors import ArgumentError, ShapeError
 from rlx.ir.dtypes import F32, I32, DType
 
-#: Holes of `rope_angles`: pairs, factor of both columns.
+#: Holes of `rope_angles`: number of pairs, factor of cosines and sines.
 HALF: int = HOLE
 SCALE: float = HOLE
-#: Holes of `rope`: heads, their size, elements from one row of x to the next, epsilon of the norm.
+#: Holes of `rope`: number of heads, elements of a head, elements from one row of x to the next, epsilon of the norm.
 HEADS: int = HOLE
 HEAD_DIM: int = HOLE
 X_STRIDE: int = HOLE
 EPS: float = HOLE
-#: Elements that turn; from one pair to the next and from a pair's first element to its second.
+#: Number of rotated elements; strides from one pair to the next, and from a pair's first element to its second.
 N_ROT: int = HOLE
 STEP: int = HOLE
 GAP: int = HOLE
-#: Output elements from one of a head to the next, the conversion to the stored type, the value that turns.
+#: Stride of a head's elements in the output, the conversion to the stored type, the value that is rotated.
 SPREAD: int = HOLE
 STORE: Helper = HOLE
 VALUE: Helper = HOLE
-#: Memory for a turned head that goes into blocks.
+#: Memory for a rotated head, before it is quantized in blocks.
 HEAD: Helper = HOLE
 
 
 def rope_angles(half: int, *, scale: float = 1.0) -> Kernel:
     """positions i32[seq], inv_freq f32[half] -> f32[seq, 2 * half]: cosines, then sines, of position * inv_freq.
 
-    The product is rounded to f32, as every reference does; `scale` (the attention factor of YaRN) multiplies the
-    result. Buffers positions, inv_freq, out; a unit is a row. Calls the libm's `cosf` and `sinf`.
+    The product is rounded to f32, as in all reference implementations. `scale` (the attention factor of YaRN) is a
+    factor of the cosines and sines. Buffers: positions, inv_freq, out. A unit is a row. Calls `cosf` and `sinf` of
+    libm.
     """
     params = [("positions", I32), ("inv_freq", F32), ("out", F32)]
     return loop_kernel(_rope_angles, {"HALF": half, "SCALE": float(scale)}, params)
@@ -64,17 +67,17 @@ def rope(
     """x f32[seq, heads, head_dim], [w f32[head_dim],] angles f32[seq, n_rot] -> out. A unit is row * heads + head.
 
     Args:
-        n_rot: how many elements of a head turn, even.
+        n_rot: number of rotated elements of a head, even.
         style: `interleaved` or `neox`.
-        norm_eps: given, each head is RMS-normed with w first.
+        norm_eps: epsilon of an RMS norm with weight w, which is applied to each head first; None for no norm.
         store: `rows`: out is f32[seq, heads, head_dim]. `k_tiles`: out is the K cache of `kv_dtype`, written at
             position past + row; extents past, ctx.
         wrap: positions of the cache are taken modulo ctx.
         x_stride: elements from one row of x to the next, if x is a slice of wider rows.
 
     Raises:
-        ArgumentError: an unknown style or store, or a `kv_dtype` that does not belong to it.
-        ShapeError: `n_rot` is odd or larger than a head, or the blocks of `kv_dtype` do not divide the head.
+        ArgumentError: the style or store is unknown, or `kv_dtype` does not fit the store.
+        ShapeError: `n_rot` is odd or larger than a head, or the block size of `kv_dtype` does not divide the head.
     """
     if style not in ("interleaved", "neox"):
         raise ArgumentError(f"style must be interleaved or neox, found {style!r}", where="rope")
@@ -112,7 +115,7 @@ def _rope_angles(positions: Ptr, inv_freq: Ptr, out: Ptr, begin: int, end: int) 
 
 
 def turn_head(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, src: int, turn: int, dst: int, factor: Scalar) -> None:
-    """One head: elements VALUE(x, w, src, 0 .. HEAD_DIM - 1, factor), angles from `turn` on, output from `dst` on."""
+    """Rotates one head: elements VALUE(x, w, src, 0 .. HEAD_DIM - 1, factor), angles from `turn` on, to out[dst ..]."""
     for i in range(HALF):
         c = angles[turn + i]
         s = angles[turn + HALF + i]

@@ -1,4 +1,4 @@
-"""Parts of f32 rows, and rows put together from parts: runs of contiguous elements, moved as vectors."""
+"""Slices and concatenations of f32 rows: copies of contiguous elements (runs), as vectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlx.codegen.tiles import FLOAT, LANES, Emitter, vector
 
 
 def slice_rows(width: int, start: int, stop: int, target: Target) -> Kernel:
-    """f32[rows, width] -> f32[rows, stop - start], elements start .. stop of each. Buffers x, out; a unit is a row."""
+    """f32[rows, width] -> f32[rows, stop - start], elements start .. stop of each. Buffers: x, out. A unit is a row."""
     e = Emitter(target, ["x", "out"], [])
     with e.loop(e.args["begin"], e.args["end"]) as row:
         source = e.at(e.args["x"], (row.i, 4 * width), 4 * start)
@@ -21,7 +21,7 @@ def slice_rows(width: int, start: int, stop: int, target: Target) -> Kernel:
 
 
 def concat_rows(widths: Sequence[int], target: Target) -> Kernel:
-    """f32[rows, width], one buffer a width -> f32[rows, sum of the widths], the parts one after the other.
+    """f32[rows, width], one buffer per width -> f32[rows, sum of the widths], the rows concatenated.
 
     Buffers: x0, x1, ..., out. A unit is a row.
     """
@@ -39,7 +39,7 @@ def concat_rows(widths: Sequence[int], target: Target) -> Kernel:
 
 
 def _copy_run(e: Emitter, source: ir.Value, out: ir.Value, count: int) -> None:
-    """Moves `count` numbers: whole vectors in a loop, the rest by halves, so that no mask is needed."""
+    """Copies `count` numbers: whole vectors in a loop, then vectors of 8, 4, 2 and 1 lanes instead of a mask."""
     whole = count // LANES * LANES
     with e.loop(0, whole, LANES) as loop:
         e.store(e.load(vector(FLOAT), e.at(source, (loop.i, 4))), e.at(out, (loop.i, 4)))

@@ -2,7 +2,8 @@
 
     y = exp(x - max(x)) / sum(exp(x - max(x)))
 
-Three passes: the largest element, the exponentials and their sum (of sums of parts, see `reduce.py`), the division.
+There are three passes: the largest element, the exponentials and their sum (a sum of parts, see `reduce.py`), and the
+multiplication by the inverse of the sum.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ WIDTH: int = HOLE
 
 
 def softmax(width: int) -> Kernel:
-    """f32[rows, width] -> f32[rows, width]. Buffers x, out; a unit is a row.
+    """f32[rows, width] -> f32[rows, width]. Buffers: x, out. A unit is a row.
 
-    Entries of -infinity get 0. A row with NaN or +infinity, or of -infinity only, is NaN.
+    Entries of -infinity become 0. A row with NaN or +infinity, or with -infinity only, becomes NaN.
     """
     return loop_kernel(_softmax, {"WIDTH": width}, [("x", F32), ("out", F32)])
 

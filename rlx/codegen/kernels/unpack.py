@@ -1,11 +1,11 @@
-"""Packed weights in registers: how a linear kernel reads each type of the layout that `layouts.py` defines.
+"""Unpacks packed weights to registers, for linear kernels: each type of the layout that `layouts.py` defines.
 
-A quantized type is read in sub-blocks of 32 k: eight vectors of 64 unsigned codes (one a group of 4 k, 16 rows each)
-and vectors of 16 scales, for all 32 k or for each 16 ("halves"). A weight is then
+A quantized type is read in sub-blocks of 32 k: eight vectors of 64 unsigned codes (one per group of 4 k, 16 rows each)
+and vectors of 16 scales, one per sub-block or one per half of it. A weight is then
 
-    scale * (code - zero)    or, for types with minima,    scale * code - low
+    scale * (code - zero)    or, for types with lows,    scale * code - low
 
-The codes of F8_E4M3 are no integers: `weights_f32` reads them, int8 dots cannot.
+The codes of F8_E4M3 are not integers: `weights_f32` can read them, int8 dot products cannot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlx.codegen.layouts import PACKINGS
 from rlx.codegen.tiles import F32X16, I8, I8X64, I32X16, Emitter, vector
 from rlx.ir.dtypes import F16, F32, DType
 
-#: k of a chunk: the codes of a chunk are summed in registers, chunks are summed in f32.
+#: k of a chunk: a chunk is summed in registers, and the sums of chunks are added in f32.
 CHUNK = 256
 #: k of a sub-block and its groups of 4 k.
 SUB, GROUPS = 32, 8
@@ -28,26 +28,26 @@ SUB, GROUPS = 32, 8
 
 @dataclass(frozen=True)
 class Format:
-    """How one quantized type is read: its row of the layout, in instructions.
+    """Emits the reads of one quantized type.
 
     Attributes:
-        row: the type's row; its `bits` are those of the codes that come out here.
+        row: the type's row of `BLOCKS`; `bits` is the width of the codes that `codes` returns.
     """
 
     row: Blocks
 
     @property
     def vectors(self) -> int:
-        """Scale vectors of a sub-block: the scales, then the lows."""
+        """Number of vectors of scales and lows per sub-block."""
         return self.row.parts * (2 if self.row.lows else 1)
 
     def chunk(self, e: Emitter, chunk: ir.Value) -> list[ir.Value]:
-        """The numbers of a superblock, loaded once a chunk."""
+        """The f16 numbers of a superblock as f32, loaded once per chunk."""
         numbers = [e.load_as_f32(F16, e.at(chunk, 32 * i)) for i in range(self.row.head)]
         return numbers if self.row.unit == 1 else [e.b.fmul(n, e.f32(self.row.unit)) for n in numbers]
 
     def scales(self, e: Emitter, header: list[ir.Value], sub: ir.Value) -> list[ir.Value]:
-        """(numbers from `chunk`, sub-block) -> the scale vectors, f32."""
+        """(numbers from `chunk`, sub-block) -> the vectors of scales, then of lows, f32."""
         return _SCALES[self.row.scales](e, header, sub, self.row.parts)
 
     def codes(self, e: Emitter, sub: ir.Value) -> list[ir.Value]:
@@ -73,10 +73,11 @@ def sub_block(e: Emitter, format_: Format, chunk: ir.Value, s: ir.Value) -> ir.V
 
 
 def weights_f32(e: Emitter, format_: Format, codes: list[ir.Value], scales: list[ir.Value]) -> list[ir.Value]:
-    """The 32 weight vectors of a sub-block in f32, exactly as dequantization defines them.
+    """The 32 weight vectors of a sub-block in f32, equal to the reference dequantization.
 
-    scale * code has at most 24 bits, so it is exact, and the multiply-add rounds once, as the reference does. Levels
-    are made signed first: scales of MXFP4 reach 2^127, so that scale * zero would overflow where the value does not.
+    scale * code has at most 24 bits, so it is exact, and the multiply-add rounds once, like the reference. Levels are
+    converted to signed numbers first. The reason is that scales of MXFP4 reach 2^127: scale * zero would overflow where
+    the value does not.
     """
     row = format_.row
     if row.floats or row.levels:
@@ -101,12 +102,12 @@ def _without_zero(e: Emitter, row: Blocks, codes: ir.Value) -> ir.Value:
 
 
 def _signed_byte(e: Emitter, word: ir.Value, byte: int) -> ir.Value:
-    """An i8 of each word, as f32."""
+    """One signed byte of each word, as f32."""
     return e.to_f32(e.b.ashr(_move(e, word, 24 - 8 * byte), e.i32(24)))
 
 
 def _e4m3(e: Emitter, word: ir.Value, byte: int) -> ir.Value:
-    """An e4m3fn number of each word, as f32, without depending on how f32 subnormals are treated."""
+    """One e4m3fn number of each word, as f32. The result does not depend on the mode for f32 subnormals."""
     sign = e.b.and_(_move(e, word, 24 - 8 * byte), e.i32(-0x80000000))
     size = e.b.and_(_move(e, word, 20 - 8 * byte), e.i32(0x07F00000))
     is_nan = e.b.icmp_unsigned("==", size, e.i32(0x07F00000))
@@ -115,15 +116,15 @@ def _e4m3(e: Emitter, word: ir.Value, byte: int) -> ir.Value:
 
 
 def _e4m3_size(e: Emitter, size: ir.Value) -> ir.Value:
-    """Exponent and mantissa at bits 20 to 26 -> the bits of that f32, NaN left aside."""
+    """Exponent and mantissa at bits 20 to 26 -> the bits of the f32 magnitude. NaN is not handled."""
     normal = e.b.bitcast(e.b.add(size, e.i32((127 - 7) << 23)), F32X16)
-    # Without exponent, m * 2^-9 reads as 2^-7 * (1 + m / 8): twice that is 2^-6 too large.
+    # With exponent 0 the value is m * 2^-9, but `normal` is 2^-7 * (1 + m / 8). Twice `normal` is 2^-6 too large.
     small = e.fma(normal, e.f32(2.0), e.f32(-(2.0**-6)))
     value = e.b.select(e.b.icmp_unsigned("<", size, e.i32(1 << 23)), small, normal)
     return e.b.bitcast(value, I32X16)
 
 
-# --- scales: (header's values, sub-block, parts) -> scales, then lows -----------------------------------------------
+# --- scales: (f16 numbers, sub-block, parts) -> scales, then lows ---------------------------------------------------
 
 
 def _scales_d(e: Emitter, header: list[ir.Value], sub: ir.Value, parts: int) -> list[ir.Value]:
@@ -159,7 +160,7 @@ def _scales_f32(e: Emitter, header: list[ir.Value], sub: ir.Value, parts: int) -
 
 
 def _scales_e8m0(e: Emitter, header: list[ir.Value], sub: ir.Value, parts: int) -> list[ir.Value]:
-    """2^(x - 128): an exponent of f32, but for the two subnormals."""
+    """2^(x - 128): x - 1 is the f32 exponent field, except for the two subnormal results."""
     (x,) = _unsigned(e, sub, 1)
     subnormal = e.b.select(e.b.icmp_unsigned("==", x, e.i32(0)), e.i32(1 << 21), e.i32(1 << 22))
     normal = e.b.shl(e.b.sub(x, e.i32(1)), e.i32(23))
@@ -197,7 +198,7 @@ _SCALES: dict[str, Callable[[Emitter, list[ir.Value], ir.Value, int], list[ir.Va
 
 
 def _plane(e: Emitter, plane: ir.Value, first: int, width: int) -> list[ir.Value]:
-    """Bits `first` and up of all groups' codes, in words of 4 codes."""
+    """The bits of a plane, moved to bits `first` and up of the codes: one vector per group, in words of 4 codes."""
     words = [e.load(I32X16, e.at(plane, 64 * j)) for j in range(width)]
     if width == 8:
         return words
@@ -210,14 +211,14 @@ def _mask(e: Emitter, word: ir.Value, byte: int) -> ir.Value:
 
 
 def _move(e: Emitter, word: ir.Value, left: int) -> ir.Value:
-    """All bits moved left (right where negative); the caller masks what crossed a byte."""
+    """Shifts words left, or right if negative. The caller masks the bits that crossed a byte."""
     if left == 0:
         return word
     return e.b.shl(word, e.i32(left)) if left > 0 else e.b.lshr(word, e.i32(-left))
 
 
 def _look_up(e: Emitter, codes: ir.Value, levels: Sequence[int]) -> ir.Value:
-    """Codes of up to 4 bits -> the levels they stand for: a byte shuffle of each 16 bytes where the target has it."""
+    """Codes of up to 4 bits -> their levels, by a byte shuffle of each 16 bytes if the target has one."""
     if e.target.level == "generic":
         return _select(e, codes, levels)
     wide = e.target.vectors == "avx512"
@@ -229,7 +230,7 @@ def _look_up(e: Emitter, codes: ir.Value, levels: Sequence[int]) -> ir.Value:
 
 
 def _select(e: Emitter, codes: ir.Value, levels: Sequence[int]) -> ir.Value:
-    """The same by choosing between neighbours, bit by bit of the code."""
+    """The same as `_look_up` with selects: each bit of the code halves the candidates."""
     values = [ir.Constant(I8X64, [level] * 64) for level in levels]
     for bit in [1 << i for i in range(len(levels).bit_length() - 1)]:
         is_set = e.b.icmp_unsigned("!=", e.b.and_(codes, ir.Constant(I8X64, [bit] * 64)), ir.Constant(I8X64, None))
