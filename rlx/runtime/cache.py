@@ -20,7 +20,6 @@ from rlx.profile.keys import MAX_PROGRAMS
 from rlx.runtime.entry import Entry, encode
 from rlx.runtime.key import CompileKey
 from rlx.runtime.limits import whole
-from rlx.runtime.misses import why
 from rlx.runtime.store import Store
 
 T = TypeVar("T")
@@ -220,6 +219,8 @@ class CompileCache:
 
     def why(self, key: CompileKey) -> str:
         """Why a key that is not in the cache is compiled: the nearest entry and what differs, or the policy."""
+        from rlx.runtime.misses import why  # a warm start needs no reason
+
         return why(key, self.store, self.policy)
 
     def _lacks(self, key: CompileKey) -> CacheError:

@@ -33,7 +33,6 @@ from rlx.passes.layout import MATRIX_LAYOUT
 from rlx.passes.options import Options
 from rlx.passes.report import Event, PassReport, Report, fold
 from rlx.runtime.cache import CompileCache, Files, checked_cache
-from rlx.runtime.debug import show_program, watch
 from rlx.runtime.inspection import REPORT
 from rlx.runtime.key import CompileKey, digest_text, versions
 from rlx.runtime.native import NativeCode, NativeProgram
@@ -87,7 +86,10 @@ class CompiledProgram:
     def instance(self, pool: WorkerPool) -> NativeProgram:
         """A program with memory of its own."""
         program = NativeProgram(self.code, self.manifest, pool)
-        watch(program, self)
+        if trace.shows(trace.KERNELS):
+            from rlx.runtime.debug import watch
+
+            watch(program, self)
         return program
 
     @property
@@ -183,7 +185,10 @@ class Compiler:
             seconds = time.perf_counter() - start
             size = sum(map(len, native))
             program = CompiledProgram(code, manifest, files, text, stats, size, key, not built, seconds)
-            show_program(program, self.target)
+            if trace.shows(trace.PASSES):
+                from rlx.runtime.debug import show_program
+
+                show_program(program, self.target)
             return program
 
         program = self._get(key, what, build, load)

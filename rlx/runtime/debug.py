@@ -28,8 +28,6 @@ class _View(Inspectable):
 
 def show_program(compiled: CompiledProgram, target: Target) -> None:
     """Writes the output of levels 3 to 7 for a program that was compiled or loaded."""
-    if not trace.shows(trace.PASSES):
-        return
     view, title = _View(compiled, target), compiled.key.title
     trace.show_whole(trace.PASSES, f"passes of {title}", str(view.explain()))
     if trace.shows(trace.SOURCE):
@@ -43,13 +41,12 @@ def show_program(compiled: CompiledProgram, target: Target) -> None:
 
 
 def watch(program: NativeProgram, compiled: CompiledProgram) -> None:
-    """At level 2 and above: adds up the times of the program's steps, and writes them when it is closed."""
-    if trace.shows(trace.KERNELS):
-        from rlx.ir import text
+    """Adds up the times of the program's steps, and writes them when it is closed: level 2."""
+    from rlx.ir import text
 
-        times = StepTimes(program.name, text.loads(compiled.final))
-        program.observer = times.add
-        program.finish = weakref.finalize(program, times.show)  # at process exit at the latest
+    times = StepTimes(program.name, text.loads(compiled.final))
+    program.observer = times.add
+    program.finish = weakref.finalize(program, times.show)  # at the end of the process at the latest
 
 
 @dataclass

@@ -202,11 +202,11 @@ class _Downloads:
 
     def fetch(self, files: Iterable[RemoteFile]) -> list[Path]:
         """All files, in their order; the snapshot becomes the current one when they are all there."""
-        wanted = list(files)
+        files = list(files)
         for folder in (self.storage / "blobs", self.storage / "refs", self.snapshot, self.locks):
             folder.mkdir(parents=True, exist_ok=True)
-        self._check_room(wanted)
-        paths = [self._file(file) for file in wanted]
+        self._check_room(files)
+        paths = [self._file(file) for file in files]
         reference = self.storage / "refs" / "main"
         written = reference.with_name(f"main.{os.getpid()}.partial")
         written.write_text(self.repository.commit, encoding="utf-8")
