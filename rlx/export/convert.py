@@ -1,7 +1,7 @@
-"""`convert`: a safetensors checkpoint in, one GGUF file out, tokenizer and configuration included.
+"""`convert`: converts a safetensors checkpoint to one GGUF file, tokenizer and configuration included.
 
-The export stage put together for float types: the tensors keep the type they have, or get another one that is asked
-for; small ones that readers want in float32 become that. `quantize.py` makes smaller files.
+The export stage for float types: tensors keep their type, or get the requested one; small tensors that readers expect
+in float32 become float32. `quantize.py` makes smaller files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TYPES: dict[str, DType] = {"F32": F32, "F16": F16, "BF16": BF16}
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written.
+    """The result of `convert`.
 
     Attributes:
         path: the file.
@@ -38,7 +38,7 @@ class Converted:
         type: the type of most numbers in it: F32, F16 or BF16.
         nbytes: its size.
         tensors: (name, type in the checkpoint, type in the file) of each tensor, in the order of the file.
-        left_out: the checkpoint's names of tensors that are no part of the language model.
+        left_out: names in the checkpoint of tensors that are not part of the language model.
     """
 
     path: Path
@@ -68,21 +68,21 @@ def convert(
 
     Args:
         source: a folder with `model.safetensors` or its index, `config.json` and tokenizer; or one of the first two.
-        out: the file to write; it appears when it is whole.
+        out: the file to write; it is created only when it is complete.
         target: F32, F16 or BF16 for all matrices, or "auto": each keeps its own, and FP8 becomes BF16.
         force: replaces `out` if it exists.
         progress: called with ("writing tensors", bytes done, bytes in all).
-        cache: where compiled conversions are kept; the usual compile cache by default.
+        cache: the cache for compiled conversions; by default the shared compile cache.
 
     Raises:
-        ArgumentError: an unknown type, or an `out` that is not to be written.
+        ArgumentError: an unknown type, or an `out` that must not be written.
         OutputError, ResourceError: the file cannot be written, the disk is full, or memory runs out.
-        ModelFileError: no safetensors model there; its subclasses name the key or tensor that is missing or wrong, or
-            the architecture that is unknown.
-        TokenizerError: no tokenizer, or one that GGUF has no form for.
+        ModelFileError: there is no safetensors model; its subclasses name the missing or wrong key or tensor, or the
+            unknown architecture.
+        TokenizerError: there is no tokenizer, or GGUF cannot represent it.
     """
     wanted, path = _target(target), Path(out)
-    if path.suffix.lower() == ".safetensors":  # by force it would replace what is read
+    if path.suffix.lower() == ".safetensors":  # with `force` it could replace its own source
         raise ArgumentError("the result is a GGUF file", where=path, hint="Give it a name that ends in .gguf.")
     check_output(path, Path(source), force=force)
     with open_checkpoint(source) as model:
@@ -96,10 +96,10 @@ def convert(
 
 
 def open_checkpoint(source: str | os.PathLike[str]) -> ExportModel:
-    """The checkpoint in GGUF's terms; in a folder with GGUF files beside, the checkpoint all the same.
+    """Describes a checkpoint in GGUF's terms, also if its folder contains GGUF files, too.
 
     Raises:
-        ModelFileError: there is none; see `convert`.
+        ModelFileError: there is no checkpoint; see `convert`.
     """
     path = Path(source)
     inside = [path / name for name in (SINGLE_NAME, INDEX_NAME) if (path / name).is_file()]
@@ -119,7 +119,7 @@ def _check_format(loader: WeightLoader) -> None:
 
 
 def _target(name: str) -> DType | None:
-    """The type of all matrices; None: each has its own."""
+    """The type of all matrices; None: each keeps its own."""
     if name.lower() == AUTO:
         return None
     if name.upper() not in TYPES:

@@ -1,4 +1,4 @@
-"""A safetensors checkpoint as an `ExportModel`: configuration, tensors and tokenizer in GGUF's terms.
+"""Describes a safetensors checkpoint as an `ExportModel`: configuration, tensors and tokenizer in GGUF's terms.
 
 Export stage, called by `opened.open_model`.
 """
@@ -33,7 +33,7 @@ class Described:
     Attributes:
         config: the text part of its configuration.
         metadata: the keys `<architecture>.*` with their types.
-        tensors: in the order of the file to be.
+        tensors: in the order of the output file.
         weights: the checkpoint's own tensors.
     """
 
@@ -48,7 +48,7 @@ class Described:
 
 
 def describe(source: WeightLoader, where: Path) -> Described:
-    """The checkpoint's configuration and tensors; no weight is read.
+    """The checkpoint's configuration and tensors; reads no weights.
 
     Args:
         where: its `config.json`, for messages.
@@ -66,7 +66,7 @@ def describe(source: WeightLoader, where: Path) -> Described:
 
 
 def model_from_hf(source: WeightLoader) -> ExportModel:
-    """Describes the checkpoint; reads its configuration and tokenizer, no weights.
+    """Describes the checkpoint; reads its configuration and tokenizer, but no weights.
 
     Raises:
         ConfigError, UnsupportedModelError, WeightError, TokenizerError: see `open_model`.
@@ -94,7 +94,7 @@ def _tensors(config: TextConfig, weights: ModelWeights) -> list[ExportTensor]:
     found = [] if rope is None else [rope]
     for canonical in weights.names:
         if canonical == "output.weight" and config.tied:
-            continue  # the embedding table again
+            continue  # a copy of the embedding table
         info, raw = weights.info(canonical), partial(weights.raw, canonical)
         for name, change in changes(config, canonical):
             found.append(export_tensor(name, info, raw, change, where=weights.place(canonical)))
@@ -119,7 +119,7 @@ def _general(arch: str, folder: Path, tensors: Sequence[ExportTensor]) -> Metada
 
 
 def _sampling(source: WeightLoader) -> Metadata:
-    """What the checkpoint recommends about the choice of tokens."""
+    """The checkpoint's recommended sampling options."""
     from gguf import GGUFValueType
 
     opts = recommended(source)
@@ -129,7 +129,7 @@ def _sampling(source: WeightLoader) -> Metadata:
 
 
 def _name(folder: Path) -> str:
-    """What the model is called: its folder, or its repository if the folder is a snapshot in a download cache."""
+    """Name of the model: its folder, or its repository if the folder is a snapshot in a download cache."""
     folder = folder.absolute()
     if _COMMIT.fullmatch(folder.name) and folder.parent.name == "snapshots":
         return folder.parent.parent.name.split("--")[-1]
@@ -137,7 +137,7 @@ def _name(folder: Path) -> str:
 
 
 def _size_label(tensors: Sequence[ExportTensor]) -> str:
-    """The number of parameters for people, `7B`, or experts times their size, `8x7B`."""
+    """The number of parameters as a label, `7B`, or number of experts times their size, `8x7B`."""
     from gguf import size_label
 
     experts = [tensor.shape for tensor in tensors if tensor.name.endswith(_EXPERTS)]

@@ -1,7 +1,7 @@
-"""`config.json` in GGUF's terms: the architecture and its metadata keys.
+"""Converts `config.json` to GGUF's architecture and metadata keys.
 
-Export stage, read by `hf.py`. Which keys a family has, and under which names `config.json` says the same, follows the
-reference converter of the format; every value is checked, because what GGUF cannot say must not get lost on the way.
+Export stage, read by `hf.py`. The keys of a family, and their counterparts in `config.json`, follow the reference
+converter of the format. Every value is checked, so that nothing that GGUF cannot represent is lost silently.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlx.export.hf_rope import RopeConfig, rope_config, write_rope
 from rlx.models.architectures import MODEL_TYPES, Architecture, by_period
 from rlx.models.keys import Keys, is_integer, plain
 
-# What published files leave out, beyond what the table of architectures says.
+# Defaults that published files omit, in addition to those in the table of architectures.
 _QWEN35_DEFAULTS = {
     "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
 }  # fmt: skip
@@ -29,7 +29,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 _SIZE, _LAYERS = (1, 1 << 31), (1, 1024)
 _SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attention"
-# The architectures whose GGUF loaders know which layers slide without being told, and how: every n-th does not.
+# Architectures whose GGUF loaders have a built-in rule for sliding layers: every n-th layer does not slide.
 _PERIODS = {"gemma2": 2, "gemma3": 6}
 _ACTIVATIONS = {
     "silu": ("silu", "swish"),
@@ -43,7 +43,7 @@ class TextConfig(Keys):
     Attributes:
         arch: `general.architecture`.
         row: how the architecture differs from others.
-        predicting: blocks behind the layers that predict further tokens.
+        predicting: number of MTP blocks after the layers.
     """
 
     predicting = 0
@@ -72,7 +72,7 @@ class TextConfig(Keys):
 
     @property
     def experts(self) -> int:
-        """Experts a layer, 0 for none; two families of configurations name it differently."""
+        """Number of experts per layer, 0 for none; two groups of configurations name the key differently."""
         key = "num_experts" if "num_experts" in self else "num_local_experts"
         return self.integer(key, (0, 1024), 0)
 
@@ -82,7 +82,7 @@ class TextConfig(Keys):
 
     @property
     def layer_types(self) -> list[str]:
-        """The attention of every layer; without the list, what the architecture's rule says."""
+        """The attention type of every layer: `layer_types`, else by the architecture's rule."""
         if "layer_types" in self:
             known = {kind: kind for kind in (_SLIDING, _FULL, _LINEAR)}
             found = self.elements("layer_types", lambda each: each.choice("layer_types", known), self.layers)
@@ -110,7 +110,7 @@ class TextConfig(Keys):
         return [kind == _LINEAR for kind in self.layer_types]
 
     def of_full_layers(self, published: str, key: str) -> int | None:
-        """A size of Gemma 4's full-attention layers: under a key of its own, or as exceptions of single layers."""
+        """A size of Gemma 4's full-attention layers: from a separate key, or from overrides of single layers."""
         if published in self and "per_layer_config" not in self:
             return self.integer(published, _SIZE)
         exceptions = self.nested("per_layer_config", optional=True).mapping
@@ -148,7 +148,7 @@ def metadata_from_config(config: TextConfig) -> Metadata:
 
     Raises:
         ConfigError: a key is missing, of the wrong type or out of range.
-        UnsupportedModelError: something that GGUF has no key for and that its readers compute otherwise.
+        UnsupportedModelError: a setting that GGUF has no key for and that its readers compute differently.
     """
     _check(config)
     out = Writer(config.arch)
@@ -181,7 +181,7 @@ def _common(config: TextConfig, out: Writer) -> None:
 
 
 def _feed_forward(config: TextConfig, out: Writer) -> None:
-    """One number, or one a layer; a model whose every layer has experts may have none."""
+    """One width, or one per layer; a model with experts in every layer may have none."""
     value = plain(config.get("intermediate_size", None if config.experts else 0))
     if value is None:
         return
@@ -194,7 +194,7 @@ def _feed_forward(config: TextConfig, out: Writer) -> None:
 
 
 def _check(config: TextConfig) -> None:
-    """Refuses what GGUF cannot say, and its readers take for granted."""
+    """Refuses settings that GGUF cannot represent and whose value its readers assume."""
     gelu = config.arch.startswith("gemma")
     for key in ("hidden_activation", "hidden_act"):
         if key in config:
@@ -202,7 +202,7 @@ def _check(config: TextConfig) -> None:
             if config.text(key) not in allowed:
                 config.unsupported(key, config.get(key), f"GGUF files of {config.arch} mean {allowed[0]}")
             break
-    if config.arch != "gemma4":  # there it may say "vision", which is about images only
+    if config.arch != "gemma4":  # for gemma4 it may be "vision", which affects only images
         config.require("use_bidirectional_attention", False, "attention in both directions is not supported")
     elif config.get("use_bidirectional_attention", None) is True:
         config.unsupported("use_bidirectional_attention", True, "attention in both directions is not supported")
@@ -222,7 +222,7 @@ def _has_windows(config: TextConfig) -> bool:
 
 
 def _check_scale(config: TextConfig) -> None:
-    """GGUF does not store the scale of Gemma's scores: readers derive it from the sizes."""
+    """GGUF does not store the scale of Gemma's attention scores: readers derive it from the sizes."""
     if "query_pre_attn_scalar" not in config or config.arch not in ("gemma2", "gemma3"):
         return
     wide = config.layers == config.row.wide_scale_layers
@@ -236,7 +236,7 @@ def _check_scale(config: TextConfig) -> None:
 
 
 def _nothing(config: TextConfig, out: Writer) -> None:
-    """The common keys say all."""
+    """No keys besides the common ones."""
 
 
 def _llama(config: TextConfig, out: Writer) -> None:
@@ -275,7 +275,7 @@ def _qwen35moe(config: TextConfig, out: Writer) -> None:
 
 
 def _softcaps(config: TextConfig, out: Writer) -> None:
-    """Caps on scores and logits. Where there is none but readers assume one, GGUF cannot say so."""
+    """Caps on scores and logits. GGUF cannot express the absence of a cap that readers assume."""
     for key, assumed in zip(("attn_logit_softcapping", "final_logit_softcapping"), config.row.gguf_caps, strict=True):
         if cap := config.number(key, (0.0, 1e6), 0.0):
             out.f32(key, cap)
@@ -324,7 +324,7 @@ def _gemma4(config: TextConfig, out: Writer) -> None:
     if full is not None and config.flag("attention_k_eq_v", False):
         heads = [config.kv_heads if slides else full for slides in config.sliding]
         out.integers("attention.head_count_kv", heads)
-    out.u32("rope.dimension_count", config.full_head_dim)  # the part that does not turn is in rope_freqs.weight
+    out.u32("rope.dimension_count", config.full_head_dim)  # rope_freqs.weight marks the part that is not rotated
     out.u32("rope.dimension_count_swa", config.head_dim)
 
 

@@ -1,4 +1,4 @@
-"""GGUF keys as they are collected: each with its value and its type.
+"""Collects GGUF keys with their values and types.
 
 Export stage, used by the readers of `config.json` and of tokenizers.
 """
@@ -12,7 +12,7 @@ Metadata = dict[str, tuple[Any, Any]]
 
 
 class Writer:
-    """Collects keys under the architecture's prefix with their GGUF types."""
+    """Collects keys under the architecture's prefix, with their GGUF types."""
 
     def __init__(self, arch: str) -> None:
         self.arch, self.found = arch, Metadata()

@@ -1,7 +1,7 @@
-"""The name that GGUF has for a byte-level pre-tokenizer of a `tokenizer.json`.
+"""Finds GGUF's name for the byte-level pre-tokenizer of a `tokenizer.json`.
 
-Export stage, under `hf_tokenizer.py`. The patterns behind the names are those of `rlx.text.pretokenizers`: a name is
-found only if the tokenizer that it stands for cuts a text as the file's own.
+Export stage, under `hf_tokenizer.py`. `rlx.text.pretokenizers` has the patterns of each name. A name matches only if
+its tokenizer splits text exactly as the file's own.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from rlx.errors import TokenizerError
 from rlx.text.pretokenizers import PRE_TOKENIZERS
 
-_NFC_LOST = ("qwen35",)  # its checkpoints bring texts to normal form C, readers of its GGUF files do not
+_NFC_LOST = ("qwen35",)  # its checkpoints normalize text to form C, readers of its GGUF files do not
 
 
 def pre_tokenizer_name(fast: Mapping[str, Any], where: Path) -> str:
-    """`tokenizer.ggml.pre` for a parsed tokenizer.json; `TokenizerError` if no name stands for what it does."""
+    """`tokenizer.ggml.pre` for a parsed tokenizer.json; `TokenizerError` if no name matches."""
     patterns = tuple(_patterns(fast.get("pre_tokenizer") or {}, where))
     nfc, ignore = _nfc(fast.get("normalizer") or {}, where), bool(fast["model"].get("ignore_merges"))
     for name, known in PRE_TOKENIZERS.items():
@@ -30,7 +30,7 @@ def pre_tokenizer_name(fast: Mapping[str, Any], where: Path) -> str:
 
 
 def _patterns(step: Mapping[str, Any], where: Path) -> Iterator[str]:
-    """The expressions that a text is cut by, one after the other."""
+    """The regular expressions that split a text, in order."""
     kind = step.get("type")
     if kind == "Sequence":
         for part in step.get("pretokenizers", []):
@@ -48,7 +48,7 @@ def _patterns(step: Mapping[str, Any], where: Path) -> Iterator[str]:
 
 
 def _nfc(normalizer: Mapping[str, Any], where: Path) -> bool:
-    """Whether texts are brought to normal form C; nothing else may happen to them."""
+    """Whether text is normalized to form C; any other normalizer is an error."""
     steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
     if any(step.get("type") != "NFC" for step in steps):
         raise TokenizerError(f"a normalizer {dict(normalizer)} has no form in GGUF", where=where)

@@ -1,6 +1,6 @@
-"""Which tensors a checkpoint must have.
+"""The tensors that a checkpoint must have.
 
-Export stage, read by `hf.py`. Readers of GGUF stop at the first that is missing; here it is named before work begins.
+Export stage, read by `hf.py`. GGUF readers fail at the first missing tensor; this check names it before the conversion.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GEMMA4_EXPERTS = ("ffn_gate_inp", "ffn_gate_up_exps", "ffn_down_exps", "pre_ffw
 
 
 def check_tensors(config: TextConfig, found: Collection[str], weights: ModelWeights) -> None:
-    """Compares GGUF names with what the configuration promises.
+    """Compares GGUF names with those that the configuration requires.
 
     Raises:
         WeightError: a tensor is missing.
@@ -64,7 +64,7 @@ def _fail_missing(name: str, config: TextConfig, weights: ModelWeights) -> None:
 
 
 def required(config: TextConfig) -> Iterator[str]:
-    """The GGUF names of all tensors that must be there."""
+    """The GGUF names of all required tensors."""
     yield "token_embd.weight"
     yield "output_norm.weight"
     if not config.tied:
@@ -129,7 +129,7 @@ def _attention(config: TextConfig, layer: int) -> Iterator[str]:
     names = [*_ATTENTION, *(_HEAD_NORMS if normed else ())]
     if (
         config.layers - config.shared_kv_layers <= layer < config.layers
-    ):  # reads the keys and values of an earlier layer
+    ):  # this layer reads the keys and values of an earlier one
         names = [name for name in names if name not in ("attn_k", "attn_v", "attn_k_norm")]
     if config.arch == "gemma4" and not config.sliding[layer] and config.flag("attention_k_eq_v", False):
         names = [name for name in names if name != "attn_v"]

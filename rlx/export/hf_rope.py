@@ -1,6 +1,6 @@
-"""Rotary embeddings of a `config.json` in GGUF's terms: keys, and the tensor of divisors where there is no key.
+"""Converts the rotary embeddings of a `config.json` to GGUF keys, or to a tensor of divisors if there is no key.
 
-Export stage, under `hf_config.py`. Reads `rope_parameters`, flat or one object an attention type, and the older
+Export stage, under `hf_config.py`. Reads `rope_parameters`, flat or one object per attention type, and the older
 `rope_theta`, `rope_scaling` and `rope_local_base_freq`.
 """
 
@@ -21,10 +21,10 @@ from rlx.models.rope import hf_yarn_scale, yarn_scale
 if TYPE_CHECKING:
     from rlx.export.hf_keys import Writer
 
-# Two architectures whose files leave the base out, because their readers know it: the default of the format.
+# Two architectures whose files omit the base; their readers use the default of the format.
 _IMPLIED = {"gemma": 10_000.0, "gemma2": 10_000.0}
 _FACTOR, _CONTEXT = (1e-6, 1e6), (1, 1 << 31)
-_NEVER = 1e30  # the divisor of a frequency that does not turn
+_NEVER = 1e30  # the divisor of a frequency that is not rotated
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class RopeConfig:
     """The ropes of one model.
 
     Attributes:
-        full: parameters of the layers without window, of all layers where there is one rope.
-        base, local_base: theta of those layers, and of the layers with a window; None where they share it.
+        full: parameters of the layers without a window, or of all layers if there is one rope.
+        base, local_base: theta of those layers, and of the layers with a window; None if they share it.
         kind: default, linear, llama3, yarn or proportional.
         partial: rotated share of a head.
         context: `max_position_embeddings`.
-        sections: of a rope with several positions a token, or None.
+        sections: sizes of the sections of a rope with several positions per token, or None.
     """
 
     full: Keys
@@ -56,11 +56,11 @@ def rope_config(config: Keys, row: Architecture) -> RopeConfig:
     """Reads the ropes.
 
     Args:
-        row: the architecture, which knows the bases that a file may leave out.
+        row: the architecture, with the defaults of bases that files omit.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.
-        UnsupportedModelError: a rope type that GGUF or its readers do not have.
+        UnsupportedModelError: a rope type that GGUF or its readers do not support.
     """
     local_base, whole = row.local_base, 1.0 if row.partial_rope is None else row.partial_rope
     parameters = config.nested("rope_parameters", optional=True)
@@ -92,10 +92,10 @@ def _sections(full: Keys) -> list[int] | None:
 
 
 def write_rope(rope: RopeConfig, arch: str, out: Writer) -> None:
-    """The keys `rope.*`, but for sizes.
+    """The keys `rope.*`, except sizes.
 
     Raises:
-        UnsupportedModelError: a rope that readers of this architecture's files do not compute.
+        UnsupportedModelError: a rope that readers of this architecture's files do not support.
     """
     _check(rope, arch)
     if arch.startswith("qwen35"):
@@ -130,7 +130,7 @@ def _write_yarn(rope: RopeConfig, out: Writer) -> None:
         if key in rope.full:
             out.f32(f"rope.scaling.{name}", rope.full.number(key, (0.0, 1e6)))
     own = hf_yarn_scale(rope.full) / yarn_scale(rope.full.number("factor", _FACTOR))
-    if own != 1:  # readers multiply YaRN's default by it; of `yarn_attn_factor` they make nothing
+    if own != 1:  # readers multiply YaRN's default by it; they ignore `yarn_attn_factor`
         out.f32("rope.scaling.attn_factor", own)
 
 
@@ -138,11 +138,11 @@ def divisors(rope: RopeConfig, head_dim: int) -> npt.NDArray[np.float32] | None:
     """`rope_freqs.weight` float32 [head_dim / 2], which divides the frequencies, or None.
 
     Args:
-        head_dim: of the layers that use it: those without a window.
+        head_dim: head size of the layers that use it, those without a window.
     """
     if rope.kind == "llama3":
         return _llama3(rope, head_dim)
-    if rope.kind == "proportional":  # the first pairs turn, the others never
+    if rope.kind == "proportional":  # the first pairs are rotated, the others are not
         turning, factor = int(head_dim * rope.partial / 2), rope.full.number("factor", _FACTOR, 1.0)
         return np.array([factor] * turning + [_NEVER] * (head_dim // 2 - turning), np.float32)
     return None

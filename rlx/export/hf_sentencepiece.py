@@ -1,9 +1,9 @@
 """The pieces of a SentencePiece model file (`tokenizer.model`).
 
-Export stage, under `hf_tokenizer.py`. The file is a protocol buffer (sentencepiece_model.proto, ModelProto): field 1,
-repeated, is a piece with its text (1), score (2, float32) and type (3, 1 if absent; the numbers are those of
-`TokenType`); field 2 is the trainer's specification with the kind of model (3: 2 is BPE); field 3 the normalizer's,
-with `add_dummy_prefix` (3, true if absent). The rest is skipped.
+Export stage, under `hf_tokenizer.py`. The file is a protocol buffer (sentencepiece_model.proto, ModelProto). Field 1,
+repeated: a piece with text (1), score (2, float32) and type (3, 1 if absent; numbers as in `TokenType`). Field 2: the
+trainer's specification with the kind of model (3: 2 is BPE). Field 3: the normalizer's, with `add_dummy_prefix` (3,
+true if absent). Other fields are skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Piece:
 class SentencePieceModel:
     """Attributes:
     pieces: in the order of their ids.
-    space_prefix: a space is put before a text.
+    space_prefix: whether a space is put before a text.
     """
 
     pieces: list[Piece]
@@ -39,7 +39,7 @@ class SentencePieceModel:
 
 
 def is_sentencepiece(file: Path) -> bool:
-    """Whether the file begins as such a model does; others are called `tokenizer.model` too."""
+    """Whether the file starts as such a model; other formats also use the name `tokenizer.model`."""
     if not file.is_file():
         return False
     with file.open("rb") as opened:
@@ -47,7 +47,7 @@ def is_sentencepiece(file: Path) -> bool:
 
 
 def read_sentencepiece(file: Path) -> SentencePieceModel:
-    """Read a BPE model; `TokenizerError` if the file is damaged or of another kind."""
+    """Reads a BPE model; `TokenizerError` if the file is damaged or of another kind."""
     try:
         return _read(file.read_bytes(), file)
     except (IndexError, struct.error, UnicodeDecodeError, TypeError, AttributeError) as error:
@@ -110,7 +110,7 @@ def _fields(buffer: bytes) -> Iterator[tuple[int, int | float | bytes]]:
 
 
 def _varint(buffer: bytes, at: int) -> tuple[int, int]:
-    """A number in groups of 7 bits, the lowest first, and where it ends."""
+    """A number in groups of 7 bits, the lowest first, and the offset after it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = buffer[at]

@@ -1,7 +1,7 @@
-"""The tensors of a checkpoint as GGUF has them: named, stacked, reordered, with what is baked into their values.
+"""Converts the tensors of a checkpoint to those of GGUF: names, stacks, order of elements, values.
 
-Export stage, read by `hf.py`; `rlx.weights.names` translates the names. A change of order is done on the stored bytes,
-so a tensor that only moves keeps its type; a change of values gives float32.
+Export stage, read by `hf.py`; `rlx.weights.names` translates the names. Reordering works on the stored bytes, so the
+tensor keeps its type; a change of values gives float32.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from rlx.weights.values import dequantize
 Array = npt.NDArray[Any]
 Move = Callable[[Array], Array]
 
-_STORED: dict[DType, str] = {F32: "<f4", F16: "<f2", BF16: "<u2"}  # the types whose elements can be moved
+_STORED: dict[DType, str] = {F32: "<f4", F16: "<f2", BF16: "<u2"}  # types whose elements can be reordered
 
 
 @dataclass(frozen=True)
 class Change:
-    """What happens to a tensor on its way.
+    """The conversion of a tensor.
 
     Attributes:
-        shape: of the result, given that of the source (stacked).
-        move: reorders elements, on an array of any type.
-        compute: gives other values, on float32.
+        shape: shape of the result, from that of the source (stacked).
+        move: reorders the elements of an array of any type.
+        compute: changes the values, in float32.
     """
 
     shape: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda shape: shape
@@ -45,7 +45,7 @@ class Change:
 def export_tensor(
     name: str, info: TensorInfo, raw: Callable[[], Bytes], change: Change, *, where: object
 ) -> ExportTensor:
-    """The tensor `name` of the GGUF file; nothing is read yet.
+    """The tensor `name` of the GGUF file; reads nothing yet.
 
     Args:
         info: type and shape of the source.
@@ -70,7 +70,7 @@ def export_tensor(
     def values() -> Floats:
         if info.dtype in _STORED:
             found = dequantize(stored(), info.dtype, shape)
-        else:  # in blocks, which do not move one by one
+        else:  # block formats: elements cannot be moved individually
             found = moved(dequantize(raw(), info.dtype, info.shape))
         return found if change.compute is None else change.compute(found)
 
@@ -79,7 +79,7 @@ def export_tensor(
 
 
 def rope_tensor(config: TextConfig) -> ExportTensor | None:
-    """`rope_freqs.weight`, for the ropes whose frequencies GGUF has no keys for."""
+    """`rope_freqs.weight`, for ropes whose frequencies GGUF keys cannot express."""
     values = divisors(config.rope, config.full_head_dim if config.arch == "gemma4" else config.head_dim)
     if values is None:
         return None
@@ -90,11 +90,11 @@ def _bytes(array: Array) -> Bytes:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-# -- which change a tensor needs --------------------------------------------------------------------------------------
+# -- the conversion of each tensor ------------------------------------------------------------------------------------
 
 
 def changes(config: TextConfig, canonical: str) -> Iterator[tuple[str, Change]]:
-    """(GGUF name, change) of everything that becomes of the tensor with this canonical name."""
+    """(GGUF name, conversion) of every output of the tensor with this canonical name."""
     prefix, name = in_layer(canonical)
     if name == "ffn_gate_up_exps.weight" and config.arch != "gemma4":
         yield f"{prefix}ffn_gate_exps.weight", _half(0)
@@ -104,14 +104,14 @@ def changes(config: TextConfig, canonical: str) -> Iterator[tuple[str, Change]]:
 
 
 def in_layer(canonical: str) -> tuple[str, str]:
-    """`blk.3.` and the name in the layer; an empty prefix for tensors of the whole decoder."""
+    """(`blk.3.`, the name in the layer); the prefix is empty for tensors of the whole decoder."""
     parts = canonical.split(".", 2)
     return (f"blk.{parts[1]}.", parts[2]) if parts[0] == "blk" else ("", canonical)
 
 
 def _change(config: TextConfig, name: str) -> Change:
-    """The change of a tensor, by its name in the layer (or in the decoder)."""
-    offset = np.float32(config.row.norm_offset)  # GGUF readers multiply by the weight as it stands
+    """The conversion of a tensor, by its name in the layer (or in the decoder)."""
+    offset = np.float32(config.row.norm_offset)  # GGUF readers use the stored weight without an offset
     if offset and name.endswith("norm.weight") and name.removesuffix(".weight") not in config.row.plain_norms:
         return Change(compute=lambda values: values + offset)
     if config.arch == "llama" and name.split(".")[0] in ("attn_q", "attn_k"):
@@ -126,37 +126,37 @@ def _change(config: TextConfig, name: str) -> Change:
 
 
 def _half(which: int) -> Change:
-    """Gate or up of experts that are stored in one matrix [experts, 2 * ffn, hidden]."""
+    """Gate or up projection of experts that are stored as one matrix [experts, 2 * ffn, hidden]."""
     return Change(
         lambda shape: (shape[0], shape[1] // 2, *shape[2:]), lambda array: np.split(array, 2, axis=1)[which]
     )  # fmt: skip
 
 
 def _padded(array: Array, rows: int) -> Array:
-    """With rows of zeros for tokens that have no embedding of their own (those of images and sound)."""
+    """Appends rows of zeros for tokens without an embedding (those of images and sound)."""
     missing = max(rows - len(array), 0)
     return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)]) if missing else array
 
 
 def interleaved(array: Array, heads: int) -> Array:
-    """Rows of each head [2, d/2] as [d/2, 2]: rope over neighbouring pairs instead of halves."""
+    """Rows of each head [2, d/2] as [d/2, 2]: for rope over neighbouring pairs instead of halves."""
     split = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
     return split.swapaxes(1, 2).reshape(array.shape)
 
 
 def retiled(array: Array, groups: int, heads: int) -> Array:
-    """Rows of `heads` heads, stored group by group, as the first head of every group, then the second of every one."""
+    """Reorders the rows of `heads` heads from group by group to: the first head of each group, then the second ones."""
     split = array.reshape(groups, heads // groups, -1, *array.shape[1:])
     return split.swapaxes(0, 1).reshape(array.shape)
 
 
 def _delta_rule(config: TextConfig, name: str) -> Change:
-    """Qwen 3.5's recurrent layers: V heads that share a K head stand apart in GGUF, together in checkpoints."""
+    """Qwen 3.5's recurrent layers: V heads that share a K head are adjacent in checkpoints, but not in GGUF."""
     groups = config.integer("linear_num_key_heads", (1, 1 << 16))
     heads = config.integer("linear_num_value_heads", (1, 1 << 16))
     if heads % groups:
         config.wrong("linear_num_value_heads", heads, f"a multiple of linear_num_key_heads, which is {groups}")
-    keys = 2 * groups * config.integer("linear_key_head_dim", (1, 1 << 16))  # rows of Q and K, before those of V
+    keys = 2 * groups * config.integer("linear_key_head_dim", (1, 1 << 16))  # rows of Q and K, which come before V
 
     def tiled(array: Array) -> Array:
         return retiled(array, groups, heads)

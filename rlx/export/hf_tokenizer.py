@@ -1,8 +1,8 @@
-"""The tokenizer of a checkpoint as `tokenizer.*` keys.
+"""Converts the tokenizer of a checkpoint to `tokenizer.*` keys.
 
-Export stage, read by `hf.py`. Three kinds of vocabulary: `llama` (SentencePiece, by scores), `gpt2` (byte-level BPE, by
-merges and a named pre-tokenizer) and `gemma4` (BPE over characters, by merges). Texts, types and paddings of tokens
-follow the reference converter; special ids, switches and chat templates come from the `gguf` package's reader of them.
+Export stage, read by `hf.py`. There are three kinds of vocabulary: `llama` (SentencePiece, by scores), `gpt2`
+(byte-level BPE, by merges and a named pre-tokenizer) and `gemma4` (BPE over characters, by merges). Token texts, types
+and padding follow the reference converter; the `gguf` package reads special ids, switches and chat templates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _SENTENCEPIECE_ARCHS = ("llama", "gemma", "gemma2", "gemma3", "gemma3n")
 _ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0
-# Gemma 4: what a program that reads the answer must see.
+# Gemma 4: control tokens that programs need in the output.
 _SHOWN = frozenset({
     "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>',
 })  # fmt: skip
@@ -40,9 +40,9 @@ class Tokens:
     Attributes:
         model: `tokenizer.ggml.model`.
         pre: `tokenizer.ggml.pre`, or None where the model has no such key.
-        texts, kinds, scores: a token each; no scores where merges decide.
-        merges: the model goes by them.
-        space_prefix: `tokenizer.ggml.add_space_prefix`, or None to leave it to the reader.
+        texts, kinds, scores: one per token; no scores if the model uses merges.
+        merges: whether the model uses merges.
+        space_prefix: `tokenizer.ggml.add_space_prefix`, or None for the reader's default.
     """
 
     model: str
@@ -58,10 +58,10 @@ def tokenizer_metadata(folder: Path, config: TextConfig, size: int) -> Metadata:
     """The keys `tokenizer.*`.
 
     Args:
-        size: rows of the embedding table; the vocabulary is filled up to it.
+        size: rows of the embedding table; the vocabulary is padded to it.
 
     Raises:
-        TokenizerError: there is no tokenizer, or GGUF has no form for it.
+        TokenizerError: there is no tokenizer, or GGUF cannot represent it.
         ConfigError: `vocab_size` is not `size`.
     """
     if "vocab_size" in config and (said := config.integer("vocab_size", (1, 1 << 31))) != size:
@@ -69,9 +69,9 @@ def tokenizer_metadata(folder: Path, config: TextConfig, size: int) -> Metadata:
     try:
         tokens = _tokens(_Files(folder), config, size)
         found = _entries(tokens) | _special_entries(_special_vocabulary(folder, tokens), tokens, folder)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:  # JSON of another form
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:  # JSON with unexpected contents
         raise TokenizerError(f"the tokenizer's files are not what they should be ({error!r})", where=folder) from error
-    if config.arch == "gemma" and "<end_of_turn>" in tokens.texts:  # the one family whose files do not name it
+    if config.arch == "gemma" and "<end_of_turn>" in tokens.texts:  # the one family whose files omit its id
         found |= _token_id("eot", tokens.texts.index("<end_of_turn>"))
     return found
 
@@ -91,7 +91,7 @@ class _Files:
         return found if isinstance(found, dict) else {}
 
     def added(self) -> dict[int, Mapping[str, Any]]:
-        """Tokens added to the vocabulary, by id; of two files that list them tokenizer_config.json counts."""
+        """Tokens added to the vocabulary, by id; tokenizer_config.json wins over the other file."""
         listed = {int(entry["id"]): entry for entry in self.fast.get("added_tokens") or []}
         return listed | {int(i): entry for i, entry in (self.config.get("added_tokens_decoder") or {}).items()}
 
@@ -108,7 +108,7 @@ class _Files:
 
 
 def _tokens(files: _Files, config: TextConfig, size: int) -> Tokens:
-    """The vocabulary, from the file that says most about it."""
+    """The vocabulary, from the most detailed file."""
     if config.arch in _SENTENCEPIECE_ARCHS and is_sentencepiece(files.sentencepiece):
         return _from_sentencepiece(files, config, size)
     if not files.fast:
@@ -144,8 +144,8 @@ def _from_sentencepiece(files: _Files, config: TextConfig, size: int) -> Tokens:
 
 
 def _add(tokens: Tokens, files: _Files, size: int) -> None:
-    """Puts the added tokens over what the vocabulary has at their ids."""
-    earlier = read_object(files.folder / "added_tokens.json")  # before there was tokenizer_config.json's list
+    """Replaces vocabulary entries by added tokens with the same id."""
+    earlier = read_object(files.folder / "added_tokens.json")  # used before tokenizer_config.json had a list
     listed = {int(token): {"content": text} for text, token in earlier.items()} | files.added()
     for token, entry in listed.items():
         if token < size:
@@ -158,11 +158,11 @@ def _added(entry: Mapping[str, Any]) -> tuple[str, int]:
     text = str(entry["content"])
     if entry.get("special") or _looks_special(text):
         return text, TokenType.CONTROL
-    return text.replace(SPACE, " "), TokenType.USER_DEFINED  # such a token is compared with the text as it stands
+    return text.replace(SPACE, " "), TokenType.USER_DEFINED  # such a token is matched against the raw text
 
 
 def _looks_special(text: str) -> bool:
-    """Tokens that some models publish as plain ones, although they never stand for text."""
+    """Whether a token is a control token that some models publish as a normal one."""
     return (
         text in ("<pad>", "<mask>", "<2mass>", "[@BOS@]")
         or (text.startswith("<|") and text.endswith("|>"))
@@ -172,7 +172,7 @@ def _looks_special(text: str) -> bool:
 
 
 def _space_prefix(files: _Files, config: TextConfig, found: bool) -> bool | None:
-    """Gemma never puts a space before a text; a reader puts one unless it is told not to."""
+    """Gemma never puts a space before a text; readers do by default."""
     if config.arch != "llama":
         return False
     said = files.config.get("add_prefix_space")
@@ -182,7 +182,7 @@ def _space_prefix(files: _Files, config: TextConfig, found: bool) -> bool | None
 
 
 def _from_merges(files: _Files, config: TextConfig, size: int) -> Tokens:
-    """A SentencePiece vocabulary that is there as tokenizer.json only: the rank of a merge stands for the score."""
+    """A SentencePiece vocabulary that exists only as tokenizer.json: the rank of a merge replaces the score."""
     vocabulary = files.vocabulary(size)
     ranks: dict[str, int] = {}
     for rank, pair in enumerate(files.model.get("merges") or []):
@@ -258,7 +258,7 @@ def _gemma4_kind(text: str | None, appended: bool, special: frozenset[str]) -> i
 
 
 def _named(config: Mapping[str, Any]) -> frozenset[str]:
-    """The texts that tokenizer_config.json gives a role: `bos_token` and its like, and lists of further ones."""
+    """The texts with a role in tokenizer_config.json: `bos_token` and the like, and lists of further ones."""
     found = [value for key, value in config.items() if key.endswith("_token") and not isinstance(value, bool)]
     for key in ("extra_special_tokens", "additional_special_tokens", "model_specific_special_tokens"):
         more = config.get(key) or []
@@ -285,7 +285,7 @@ def _entries(tokens: Tokens) -> Metadata:
 
 
 def _special_entries(special: SpecialVocab, tokens: Tokens, folder: Path) -> Metadata:
-    """Merges, special ids, what is added to a text, and chat templates."""
+    """Merges, special ids, tokens added to every text, and chat templates."""
     from gguf import GGUFValueType, GGUFWriter
 
     if tokens.merges and not special.merges:
@@ -313,7 +313,7 @@ def _special_vocabulary(folder: Path, tokens: Tokens) -> SpecialVocab:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the package's remarks about templates that it does not know in full."""
+    """Suppresses the package's warnings about templates that it does not fully support."""
     log = logging.getLogger("gguf.vocab")
     before, log.disabled = log.disabled, True
     try:

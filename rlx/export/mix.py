@@ -1,14 +1,14 @@
-"""Which type each tensor of a quantized file gets.
+"""Chooses the type of each tensor in a quantized file.
 
-Part of the export stage. The rules are llama.cpp's for the same file types (facts from its 0.3.36 Python release, and
-compared with it tensor by tensor), so that a file of a given name costs and loses what people expect of that name:
+Part of the export stage. The rules are those of llama.cpp for the same file types (facts from its 0.3.36 Python
+release, compared with it tensor by tensor), so that a file type has the size and quality that users expect:
 
 - Only matrices whose name ends in "weight" are quantized; norms, routers, convolutions and other small ones are not.
-- The output matrix, or the token table where it is tied, gets six bits or more.
+- The output matrix, or the token table if it is tied, gets six bits or more.
 - In the K_M mixes value and down projections get six bits in the first and the last eighth of the layers and in every
   third one between.
-- Models with 8 experts spend more on attention, where the bytes are few; those of 80 layers on values.
-- Rows that are no multiple of a type's block get a type of smaller blocks, at last F16.
+- Models with 8 experts use more bits for attention, which has few weights; those with 80 layers for values.
+- Rows that are not a multiple of a type's block get a type with smaller blocks, or else F16.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlx.ir.dtypes import BF16, F16, F32, F64, Q4_0, Q4_K, Q5_0, Q5_1, Q5_K, Q6_
 
 @dataclass(frozen=True)
 class FileType:
-    """A type of file, by the name people know.
+    """A file type, by its common name.
 
     Attributes:
         name: as on the command line.
@@ -53,25 +53,25 @@ FILE_TYPES: dict[str, FileType] = {
     )
 }
 
-# Parts of the names of matrices that keep their type: tiny, or looked up, or read by something that takes no blocks.
+# Parts of the names of matrices that keep their type: tiny ones, tables, or inputs of ops without block formats.
 _KEPT = re.compile(
     r"_norm\.weight|ffn_gate_inp\.weight|altup|laurel|per_layer_model_proj|ssm_conv1d|shortconv\.conv\.weight"
     r"|\.position_embd|\.patch_embd|\.patch_merger|\.rel_pos|attn_rel_b\.weight|^position_embd\.weight$"
     r"|^token_types\.weight$|indexer\.[qk]_proj\.weight"
 )
-# Of these, what readers want in float32, as they do everything with one dimension.
+# Those of them that readers expect in float32, as they do all one-dimensional tensors.
 _SMALL = re.compile(
     r"norm\.weight|ffn_gate_inp|ssm_conv1d|shortconv\.conv|altup_(?:correct|predict)_coef|position_embd|token_types"
 )
 _VALUES = re.compile(r"attn_(?:v|qkv|kv_b)\.weight")
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _TABLES = ("token_embd.weight", "per_layer_token_embd.weight")
-_NARROW = {Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0}  # blocks of 32 in place of 256
+_NARROW = {Q4_K: Q5_0, Q5_K: Q5_1, Q6_K: Q8_0}  # types with blocks of 32 instead of 256
 _70B_LAYERS = 80
 
 
 class Tensor(Protocol):
-    """What a rule looks at: `rlx.export.model.ExportTensor` and the like."""
+    """The properties of a tensor that the rules use: `rlx.export.model.ExportTensor` and the like."""
 
     @property
     def name(self) -> str: ...
@@ -82,7 +82,7 @@ class Tensor(Protocol):
 
 
 def file_type(name: str) -> FileType:
-    """The file type of this name, in capitals or not.
+    """The file type of this name, in upper or lower case.
 
     Raises:
         ArgumentError: there is none.
@@ -101,7 +101,7 @@ def tensor_types(tensors: Sequence[Tensor], arch: str, metadata: Mapping[str, An
     Args:
         tensors: all tensors of the model; their order does not matter.
         arch: the model's architecture.
-        metadata: GGUF keys with their values; of these, the numbers of layers, experts and heads count.
+        metadata: GGUF keys with their values; the rules use the numbers of layers, experts and heads.
     """
     mix = _Mix(tensors, arch, metadata, target)
     order = sorted(range(len(tensors)), key=lambda i: (_layer(tensors[i].name), tensors[i].name))
@@ -110,14 +110,14 @@ def tensor_types(tensors: Sequence[Tensor], arch: str, metadata: Mapping[str, An
 
 
 def is_kept(tensor: Tensor) -> bool:
-    """Whether a tensor keeps its numbers as they are in every type of file."""
+    """Whether a tensor is not quantized in any file type."""
     dims = len(tensor.shape) - next((i for i, n in enumerate(tensor.shape) if n != 1), len(tensor.shape))
     number = tensor.dtype.is_float or tensor.dtype.is_quantized
     return not number or dims < 2 or not tensor.name.endswith("weight") or _KEPT.search(tensor.name) is not None
 
 
 def kept_type(tensor: Tensor) -> DType:
-    """The type of a tensor that is kept: its own where GGUF has it, but float32 instead of halves for small ones."""
+    """The type of a tensor that is not quantized: its own if GGUF has it; float32 for small 16-bit ones."""
     converted = tensor.dtype.ggml is None  # FP8 of a checkpoint
     if tensor.dtype in (F16, BF16, F64) or converted:
         small = len(tensor.shape) < 2 or _SMALL.search(tensor.name) is not None
@@ -131,9 +131,9 @@ def _layer(name: str) -> int:
 
 
 class _Mix:
-    """The rules for one model, and how many tensors of the kinds that change from layer to layer went by.
+    """The rules for one model, with counters of the tensor kinds whose type depends on the layer.
 
-    Layers count by what they have: the third value projection is the third, wherever it stands.
+    Layers are counted by kind of tensor: the third value projection counts as the third, whatever its layer's number.
     """
 
     def __init__(self, tensors: Sequence[Tensor], arch: str, metadata: Mapping[str, Any], target: FileType) -> None:
@@ -150,7 +150,7 @@ class _Mix:
         self.values_seen = self.downs_seen = 0
 
     def type_of(self, tensor: Tensor) -> DType:
-        """The type of the next tensor, in the order of layers."""
+        """The type of the next tensor; tensors come in the order of layers."""
         if is_kept(tensor):
             return kept_type(tensor)
         if not self.target.dtype.is_quantized:
@@ -184,18 +184,18 @@ class _Mix:
 
     def _down(self, name: str) -> DType:
         at, self.downs_seen = self.downs_seen, self.downs_seen + 1
-        at = _layer(name) if self.experts > 1 else at  # a layer has several, in some files one an expert
+        at = _layer(name) if self.experts > 1 else at  # a layer has several; some files store one per expert
         return Q6_K if self.target.mixed and more_bits(at, self.layers) else self.target.dtype
 
 
 def more_bits(layer: int, layers: int) -> bool:
-    """Whether a K_M mix spends six bits on this layer."""
+    """Whether a K_M mix uses six bits in this layer."""
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
 def _fitting(dtype: DType, columns: int) -> DType:
-    """The type itself, or one whose blocks divide the row."""
+    """The type itself, or one whose blocks divide the row length."""
     if columns % dtype.block:
         dtype = _NARROW.get(dtype, dtype)
     return F16 if columns % dtype.block else dtype

@@ -1,8 +1,8 @@
-"""A model ready to be written as GGUF, whatever it was read from.
+"""A model ready to be written as GGUF, whatever its source.
 
-First step of the export stage: a GGUF file (here) or a safetensors directory (`hf.py`) in GGUF's terms: its keys, its
-tensor names, its row order. What follows (`convert`, `quantize`) only chooses types and writes. Nothing is read before
-it is asked for; a tensor costs memory while its values are in use.
+First step of the export stage: describes a GGUF file (here) or a safetensors directory (`hf.py`) in GGUF's terms: keys,
+tensor names, row order. The following steps (`convert`, `quantize`) only choose types and write. Values are read
+lazily; a tensor takes memory only while its values are in use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlx.weights.values import dequantize
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-# Said anew by whoever writes the file: how it is quantized, laid out and divided.
+# Keys that the writer of the file sets: quantization, layout and split of the file.
 WRITERS_KEYS = frozenset({
     "general.file_type", "general.quantization_version", "general.alignment",
     "split.no", "split.count", "split.tensors.count",
@@ -34,14 +34,14 @@ WRITERS_KEYS = frozenset({
 
 @dataclass(frozen=True)
 class ExportTensor:
-    """One tensor of the file to be.
+    """One tensor of the output file.
 
     Attributes:
         name: GGUF name.
         shape: row-major, the reverse of GGUF's `ne`.
         dtype: type in the source.
-        values: dequantized float32 of `shape`, permutations and additions done; reads the source.
-        raw: 1-D bytes where they can be copied unchanged as `dtype`, else None.
+        values: returns dequantized float32 of `shape`, after permutations and additions; reads the source.
+        raw: returns the 1-D bytes if they can be copied unchanged as `dtype`; else None.
     """
 
     name: str
@@ -56,13 +56,13 @@ class ExportModel(Closing):
     """A source of GGUF metadata and tensors; a context manager that closes the source.
 
     Attributes:
-        path: what was opened.
+        path: the opened path.
         arch: `general.architecture`.
         metadata: GGUF key -> (value, its `gguf.GGUFValueType`), and (value, (ARRAY, type of the elements)) of an
             array; strings in arrays are str, or bytes where they come from a GGUF file, which may hold any bytes.
             Without `WRITERS_KEYS`.
-        tensors: in the order in which they are to be written.
-        left_out: the source's names of tensors that are no part of the language model.
+        tensors: in the order of the output file.
+        left_out: names in the source of tensors that are not part of the language model.
         close: closes the source; tensors can no longer be read.
     """
 
@@ -78,7 +78,7 @@ class ExportModel(Closing):
 
 
 def model_from_gguf(file: GgufFile) -> ExportModel:
-    """The model of an open file, which then belongs to it; `ConfigError` if the file does not say its architecture."""
+    """Describes an open file and takes ownership of it; `ConfigError` if the file names no architecture."""
     if "general.architecture" not in file.metadata:
         raise ConfigError("the key 'general.architecture' is missing", where=file.path)
     return ExportModel(
@@ -92,7 +92,7 @@ def model_from_gguf(file: GgufFile) -> ExportModel:
 
 
 def _gguf_entry(file: GgufFile, key: str) -> tuple[Any, Any]:
-    """A key's value with its type, exactly as the file has them."""
+    """A key's value and type, exactly as in the file."""
     from gguf import GGUFValueType
 
     kinds = {

@@ -1,4 +1,4 @@
-"""The way into the export stage: a path becomes a model in GGUF's terms, whichever format it is in."""
+"""Entry point of the export stage: opens a path of any supported format as a model in GGUF's terms."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rlx.weights.safetensors import SafetensorsFile
 
 
 def open_model(path: str | os.PathLike[str]) -> ExportModel:
-    """Open a GGUF file or a safetensors checkpoint with its configuration and tokenizer.
+    """Opens a GGUF file or a safetensors checkpoint with its configuration and tokenizer.
 
     Raises:
-        ModelFileError: nothing there that can be read; its subclasses say which file breaks which rule, which key or
-            tensor is missing, and what is not supported.
-        TokenizerError: a checkpoint's tokenizer is missing or cannot be written as GGUF.
+        ModelFileError: there is no readable model; subclasses name the invalid file, the missing key or tensor, or the
+            unsupported feature.
+        TokenizerError: a checkpoint's tokenizer is missing, or GGUF cannot represent it.
     """
     source = open_weights(path)
     try:

@@ -1,7 +1,7 @@
-"""`quantize`: a model file in, a smaller GGUF file out.
+"""`quantize`: converts a model file to a smaller GGUF file.
 
-The export stage put together: every tensor of the source gets the type its name, shape and layer call for, is read,
-encoded and written, one after the other. Memory: the largest tensor in float32, and a slice of its bytes.
+The export stage in full: every tensor of the source gets a type by its name, shape and layer, and is read, encoded and
+written, one after the other. Memory: the largest tensor in float32, and a slice of its bytes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rlx.runtime.cache import CompileCache
 
 @dataclass(frozen=True)
 class Quantized:
-    """What was written.
+    """The result of `quantize`.
 
     Attributes:
         path: the file.
         target: its type.
         nbytes: its size.
         tensors: (name, type in the source, type in the file) of each tensor, in the order of the file.
-        left_out: the source's names of tensors that are no part of the language model.
-        parameters: numbers in all tensors.
+        left_out: names in the source of tensors that are not part of the language model.
+        parameters: total number of values.
     """
 
     path: Path
@@ -50,7 +50,7 @@ class Quantized:
 
     @property
     def bits(self) -> float:
-        """Bits of the file a number in it."""
+        """Bits of the file per value."""
         return 8 * self.nbytes / self.parameters
 
 
@@ -70,16 +70,16 @@ def quantize(
 
     Args:
         source: a GGUF file, or a folder with safetensors, configuration and tokenizer.
-        out: the file to write; it appears when it is whole.
-        target: a name in `rlx.export.mix.FILE_TYPES`, in capitals or not.
-        threads: workers; the physical cores this process may use by default.
+        out: the file to write; it is created only when it is complete.
+        target: a name in `rlx.export.mix.FILE_TYPES`, in upper or lower case.
+        threads: number of workers; by default the physical cores that this process may use.
         force: replaces `out` if it exists.
-        requantize: takes tensors that are quantized already, whose errors then add up.
+        requantize: accepts tensors that are already quantized; the errors of both quantizations add up.
         progress: called with ("writing tensors", bytes done, bytes in all).
-        cache: where compiled encoders are kept; the usual compile cache by default.
+        cache: the cache for compiled encoders; by default the shared compile cache.
 
     Raises:
-        ArgumentError: an unknown type, an `out` that is not to be written, or a source that is quantized.
+        ArgumentError: an unknown type, an `out` that must not be written, or a quantized source.
         OutputError, ResourceError: the file cannot be written, the disk is full, or memory runs out.
         WeightError: numbers that are not finite or beyond the type's range.
         ModelFileError: the source cannot be read.
@@ -101,7 +101,7 @@ def quantize(
 
 def _check_source(model: ExportModel, types: Iterable[DType]) -> None:
     for tensor, dtype in zip(model.tensors, types, strict=True):
-        in_gguf = tensor.dtype.ggml is not None  # FP8 checkpoints are how some models are published
+        in_gguf = tensor.dtype.ggml is not None  # FP8 checkpoints may be requantized: some models exist only in FP8
         if tensor.dtype.is_quantized and in_gguf and tensor.dtype is not dtype:
             what = f"{tensor.name} is {tensor.dtype} already and would become {dtype}: the errors of both would add up"
             hint = "Take the F16 or BF16 file of the model, or requantize=True if there is none."

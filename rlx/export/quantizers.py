@@ -1,7 +1,7 @@
-"""Float32 numbers in, bytes of a GGUF type out: the encoders, compiled and run by worker threads.
+"""Encoders: float32 numbers to the bytes of a GGUF type, compiled and run by worker threads.
 
-Part of the export stage: `mix.py` chooses a tensor's type, this makes its bytes, `writer.py` writes them. An encoder
-is a loop kernel like those that pack weights: it goes through the compile cache, and workers share its blocks.
+Part of the export stage: `mix.py` chooses a tensor's type, this module encodes its values, `writer.py` writes them. An
+encoder is a loop kernel like those that pack weights: it uses the compile cache, and workers share its blocks.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from rlx.weights.closing import Closing
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-SLICE = 4 << 20  # numbers encoded at a time: an interrupt waits for one slice, and a slice is all the memory used
+SLICE = 4 << 20  # numbers encoded at a time: limits memory, and the delay of an interrupt
 COPY = 16 << 20  # bytes copied at a time
-_GRAINS = 64  # ranges that a slice's blocks are cut into for the workers
+_GRAINS = 64  # number of ranges of a slice that workers take
 _HALF = 65504.0  # the greatest half-precision number
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """How a type is made.
+    """The parameters of an encoder.
 
     Attributes:
-        unit: numbers a unit of the kernel.
-        limit: magnitudes above it do not fit the type.
+        unit: numbers per unit of the kernel.
+        limit: greatest magnitude that the type can represent.
         kernel: name of the kernel's function.
-        holes: what its holes are filled with, helpers by their names.
-        search: of a K type: how many steps are tried, the first, their distance (see `k_quants.py`).
+        holes: values for the kernel's holes; helpers by their names.
+        search: for a K type: how many steps are tried, the first, their distance (see `k_quants.py`).
     """
 
     unit: int
@@ -57,7 +57,7 @@ class Encoder:
     search: tuple[int, float, float] | None = None
 
 
-#: Every type that can be made. Of a K type's search, twice as much would lower the error by a few thousandths of it.
+#: Every type with an encoder. Twice the search of a K type would lower the error by only a few thousandths of it.
 ENCODERS: dict[DType, Encoder] = {
     F16: Encoder(1024, _HALF, "encode_halves", {"CONVERT": "f32_to_f16"}),
     BF16: Encoder(1024, float.fromhex("0x1.FEp127"), "encode_halves", {"CONVERT": "f32_to_bf16"}),
@@ -73,7 +73,7 @@ ROUNDS = 2
 
 
 class EncoderCompiler(Compiler):
-    """A compiler that also makes encoders."""
+    """A compiler that also compiles encoders."""
 
     def encoder(self, dtype: DType) -> NativeCode:
         """The step that encodes numbers as this type, see `rlx.codegen.ranges`; its one symbol is the step."""
@@ -82,7 +82,8 @@ class EncoderCompiler(Compiler):
 
 
 def kernel(dtype: DType) -> Kernel:
-    """f32 numbers -> bytes of a type. Buffers x, out; for F16 and BF16 the extent n, how many numbers there are.
+    """The kernel from f32 numbers to the bytes of a type. Buffers x, out; F16 and BF16 also have n, the count of
+    numbers.
 
     Raises:
         ArgumentError: there is no encoder for this type.
@@ -103,7 +104,7 @@ def kernel(dtype: DType) -> Kernel:
 
 @cache
 def _source_digest() -> str:
-    """Of the encoders' sources: those that every key has a digest of are the ones that running a model needs."""
+    """Digest of the encoders' sources, which the keys of other programs do not include."""
     from rlx.export import k_quants, simple_quants
 
     modules = (k_quants, simple_quants, sys.modules[__name__])
@@ -120,8 +121,8 @@ class Quantizer(Closing):
     """Encodes tensors with worker threads; a context manager that stops them.
 
     Args:
-        threads: workers; RLX_THREADS or the physical cores this process may use by default.
-        cache: where compiled encoders are kept; the usual compile cache by default.
+        threads: number of workers; by default RLX_THREADS or the physical cores that this process may use.
+        cache: the cache for compiled encoders; by default the shared compile cache.
 
     Raises:
         ArgumentError: `threads` is out of range.
@@ -137,11 +138,12 @@ class Quantizer(Closing):
         Args:
             values: float32 of any shape; rows are along the last axis.
             dtype: F32 or a type in `ENCODERS`.
-            name: the tensor's, for messages.
+            name: name of the tensor, for messages.
 
         Raises:
             ArgumentError: there is no encoder for this type.
-            WeightError: a row is no multiple of the type's block, or a number is not finite or beyond the type's range.
+            WeightError: a row is not a multiple of the type's block, or a number is not finite or beyond the type's
+                range.
         """
         if values.ndim == 0 or values.shape[-1] % dtype.block:
             what = f"rows of {values.shape[-1] if values.ndim else 1} numbers are no multiple of the {dtype.block}"
@@ -154,7 +156,7 @@ class Quantizer(Closing):
             yield part.view(np.uint8) if dtype is F32 else self._encode(part, dtype)
 
     def planned(self, tensor: ExportTensor, dtype: DType) -> Planned:
-        """What to write for a tensor: its bytes as they are where it has the type already, else encoded ones."""
+        """The output of a tensor: its bytes unchanged if it has the type already, otherwise encoded ones."""
 
         def pieces() -> Iterator[Bytes]:
             if tensor.raw is not None and dtype is tensor.dtype:
@@ -184,7 +186,7 @@ class Quantizer(Closing):
 
 
 def _check(part: Floats, limit: float, dtype: DType, name: str) -> None:
-    """Least and greatest tell everything: either is NaN if any number is."""
+    """Checks minimum and maximum: both are NaN if any number is."""
     low, high = float(part.min()), float(part.max())
     if not (np.isfinite(low) and np.isfinite(high)):
         hint = "The file is damaged, or the model was saved wrongly: get it again."

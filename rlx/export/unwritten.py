@@ -1,7 +1,7 @@
-"""Models whose weights are not there, as headers: from a `config.json`, or from a shape's name.
+"""Headers of models without weights: from a `config.json`, or from the name of a shape.
 
-Export stage: what `rlx convert` and `rlx quantize` would write, without a byte of the weights, so that the programs of
-a file that is still being downloaded can be compiled. The compile keys are those of that file.
+Export stage: the header that `rlx convert` or `rlx quantize` would write, without any weights. With it, programs can be
+compiled for a file that is still being downloaded. The compile keys are those of that file.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from rlx.weights.mapped import TensorInfo
 from rlx.weights.names import file_names
 from rlx.weights.safetensors import read_config
 
-DEFAULT_TYPE = "Q4_K_M"  # of a shape's file: the type that most people download
+DEFAULT_TYPE = "Q4_K_M"  # file type for a shape: the one that most people download
 _CHECKPOINTS = {"float32": F32, "float16": F16, "bfloat16": BF16}
 _ROPE = "rope_freqs.weight"
 
 
 @dataclass(frozen=True)
 class _Planned:
-    """A tensor whose type is still to be chosen."""
+    """A tensor whose type is not chosen yet."""
 
     name: str
     shape: tuple[int, ...]
@@ -68,7 +68,7 @@ def header_of_config(path: str | os.PathLike[str], weights: str | None = None) -
             itself, in the type that the configuration names (`dtype` or `torch_dtype`), else BF16.
 
     Raises:
-        ConfigError, UnsupportedModelError: the configuration cannot be used, and why.
+        ConfigError, UnsupportedModelError: the configuration cannot be used.
         ArgumentError: an unknown type.
     """
     path = Path(path)
@@ -102,7 +102,7 @@ def _known(name: str) -> Shape:
 
 
 def _typed(planned: Iterable[Any], arch: str, keys: dict[str, Any], target: FileType) -> list[TensorInfo]:
-    """The tensors with the types that `rlx convert` or `rlx quantize` gives them."""
+    """The tensors with the types that `rlx convert` or `rlx quantize` would choose."""
     tensors = list(planned)
     if target.dtype.is_quantized:
         types = tensor_types(tensors, arch, keys, target)
@@ -112,7 +112,7 @@ def _typed(planned: Iterable[Any], arch: str, keys: dict[str, Any], target: File
 
 
 def _stored(value: Any) -> Any:
-    """Metadata as a GGUF file gives it back: its floats are float32."""
+    """Metadata as read back from a GGUF file: its floats are float32."""
     if isinstance(value, dict):
         return {key: _stored(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -129,10 +129,10 @@ def _values(shape: Shape, infos: Iterable[TensorInfo]) -> dict[str, Any]:
 
 
 def _rows(config: dict[str, Any], arch: str, vocabulary: int) -> dict[str, int]:
-    """Sizes that a checkpoint's tensors say, and `config.json` under other names (Gemma 3n and 4)."""
+    """Sizes that only a checkpoint's tensors have, or `config.json` under other names (Gemma 3n and 4)."""
     text = {**config, **(config.get("text_config") or {})}
     found = {"laurel_l.weight": text.get("laurel_rank")}
-    if arch == "gemma4":  # a factor for each expert; elsewhere only quantized files have such scales
+    if arch == "gemma4":  # a scale for each expert; for other architectures only quantized files have such scales
         found["ffn_down_exps.scale"] = text.get("num_experts")
     if text.get("hidden_size_per_layer_input"):
         found["per_layer_token_embd.weight"] = text.get("vocab_size_per_layer_input", vocabulary)

@@ -1,7 +1,7 @@
-"""Writes a GGUF file: the header, then tensor by tensor. The file appears when it is whole.
+"""Writes a GGUF file: the header, then tensor by tensor. The file is created only when it is complete.
 
-Last step of the export stage. The header needs the type and shape of every tensor but none of the values, so the bytes
-of one tensor at a time are made, written and freed.
+Last step of the export stage. The header needs the types and shapes of all tensors, but no values, so the bytes of one
+tensor at a time are made, written and freed.
 """
 
 from __future__ import annotations

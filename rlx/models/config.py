@@ -1,7 +1,7 @@
-"""What a model is: sizes and switches of the whole and of each layer, whatever file they came from.
+"""A model's configuration: sizes and switches of the whole and of each layer, independent of the file format.
 
 Part of the models stage: `gguf_config.py` and `hf_config.py` read it from an open file, the builders use it.
-`architectures.py` says how the architectures differ.
+`architectures.py` lists the differences between architectures.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from rlx.models.rope import Rope
 
 @dataclass(frozen=True)
 class Layer:
-    """What may differ from layer to layer.
+    """Settings of one layer.
 
     Attributes:
-        kv_heads, head_dim: of attention.
+        kv_heads, head_dim: sizes of attention.
         ffn: width of the dense feed-forward block.
-        window: positions a query sees, itself included, or None for all.
-        recurrent: a gated delta rule takes the place of attention.
-        sparse: experts take the place of the dense feed-forward block, or stand beside it.
+        window: number of positions that a query sees, itself included; None for all.
+        recurrent: whether a gated delta rule replaces attention.
+        sparse: whether experts replace the dense feed-forward block, or stand beside it.
         source: the layer whose keys and values it reads: its own number, unless it shares those of an earlier layer.
-        keys_as_values: values are made by the projection of the keys.
-        sparsity: the gate keeps what lies this many standard deviations above its mean; None keeps everything.
+        keys_as_values: whether the projection of the keys also gives the values.
+        sparsity: the gate keeps only values this many standard deviations above its mean; None keeps everything.
     """
 
     kv_heads: int
@@ -47,10 +47,10 @@ class Experts:
     """A mixture of experts.
 
     Attributes:
-        count, used: experts of a layer, and how many of them a token goes to.
+        count, used: experts per layer, and how many of them a token uses.
         ffn: width of one expert.
-        shared: width of the expert that every token goes to, 0 for none.
-        normalize: the weights of the chosen experts are made to sum to 1.
+        shared: width of the shared expert, which every token uses; 0 for none.
+        normalize: whether the weights of the chosen experts are scaled to sum to 1.
         scale: factor of those weights.
     """
 
@@ -68,9 +68,9 @@ class DeltaNet:
 
     Attributes:
         key_heads, value_heads, key_dim, value_dim: heads and their sizes.
-        taps: of the causal convolution in front.
+        taps: taps of the causal convolution before the delta rule.
         heads: how value heads share key heads, "tiled" or "grouped": see the op `gated_delta`.
-        log_decay: the file stores the logarithm of the decay rate, without its sign.
+        log_decay: whether the file stores the logarithm of the (positive) decay rate.
     """
 
     key_heads: int
@@ -151,25 +151,24 @@ class ModelConfig:
 
     @property
     def layers(self) -> int:
-        """How many layers there are."""
+        """Number of layers."""
         return len(self.each)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """For each layer the positions a query sees, or None for all."""
+        """Window of each layer in positions; None for all positions."""
         return tuple(layer.window for layer in self.each)
 
     @property
     def predictor(self) -> ModelConfig:
-        """The model with one more layer: the block of hybrid models that predicts a further token, which is like their
-        layers with attention.
-        """
+        """The model with one more layer: the MTP block of hybrid models, which is like their attention layers."""
         like = next((layer for layer in reversed(self.each) if not layer.recurrent), self.each[-1])
         return replace(self, each=(*self.each, replace(like, source=self.layers)))
 
     def value(self, name: str, stored: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """What the graph computes with, from what the file stores under the canonical `name`: the same for all but
-        some norms and decay rates.
+        """Converts stored values to those that the graph uses, by canonical name.
+
+        They are equal except for some norms and decay rates.
         """
         if name.endswith("norm.weight") and name.split(".")[-2] not in self.plain_norms:
             return stored + np.float32(self.norm_offset)
@@ -183,8 +182,9 @@ class ModelConfig:
 
 
 def sources(windows: Sequence[int | None], shared: int, where: object) -> list[int]:
-    """For each layer the one whose keys and values it reads: the last `shared` layers read those of the last layer
-    of their kind, with a window or without, before them.
+    """For each layer the one whose keys and values it reads.
+
+    The last `shared` layers read those of the last earlier layer of their kind, with or without a window.
 
     Raises:
         ConfigError: there is no such layer.
