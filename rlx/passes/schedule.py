@@ -40,7 +40,7 @@ def schedule(graph: Graph, options: Options | None = None, log: Log = SILENT) ->
     """The program whose regions are the levels of the data-flow graph, in order."""
     nodes, names = graph.nodes(), graph.names()
     prologues = "prologue" in (options or Options()).fusions
-    refusals = {n: _shared_because(n, graph.bounds) for n in nodes if n.op in OWN}
+    refusals = {n: shared_because(n, graph.bounds) for n in nodes if n.op in OWN}
     own = {n for n, reason in refusals.items() if prologues and not reason}
     for node, reason in refusals.items():
         if node not in own:
@@ -60,12 +60,7 @@ def schedule(graph: Graph, options: Options | None = None, log: Log = SILENT) ->
     return program
 
 
-def is_own(node: Node, limits: Bounds) -> bool:
-    """Whether every worker may compute the node for itself, for all values of the symbols within their bounds."""
-    return node.op in OWN and not _shared_because(node, limits)
-
-
-def _shared_because(node: Node, limits: Bounds) -> str:
+def shared_because(node: Node, limits: Bounds) -> str:
     """Why a node of an op in `OWN` is not computed by every worker; empty if it may be."""
     used = {s for n in (node, *node.inputs) for d in n.shape for s in symbols(d)}
     if not used <= limits.keys():

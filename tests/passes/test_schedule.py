@@ -20,7 +20,7 @@ from rlx.passes import pipeline
 from rlx.passes.layout import layout
 from rlx.passes.options import FUSIONS, Options
 from rlx.passes.program import Program, is_work, root
-from rlx.passes.schedule import OWN_COST, OWN_COST_ROWS, is_own, schedule, signature, verify_schedule
+from rlx.passes.schedule import OWN, OWN_COST, OWN_COST_ROWS, schedule, shared_because, signature, verify_schedule
 
 DECODE, FEW, PREFILL, EXACT = Options(), Options(seq=(2, 16)), Options(seq=(2, 512)), Options(precision="exact")
 G = Graph()
@@ -142,7 +142,7 @@ def test_a_prologue_reads_what_is_its_own() -> None:
     ],
 )
 def test_a_worker_computes_for_itself_what_is_small(node: Node, expected: bool) -> None:
-    assert is_own(node, {"SEQ": (2, 16)}) == expected
+    assert (node.op in OWN and not shared_because(node, {"SEQ": (2, 16)})) == expected
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
