@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from rlx.runners.setup import Plan
 
 
+#: Keys whose default depends on the machine, the environment or other keys. Written as values they would override it.
+_DEPENDENT = ("precision.kv_dtype", "backend.cpu.level", "backend.cpu.threads", "cache.policy")
+
+
 @click.group(cls=Group)
 def profile() -> None:
     """Write and show compile profiles.
@@ -37,13 +41,13 @@ def profile() -> None:
 def init(model: str, output: str | None, force: bool) -> None:
     """Write a profile for MODEL: every key, with a comment.
 
-    The values are those that hold on this machine without it, so as it is written it changes nothing; change what you
-    want to be different.
+    The values are the defaults of MODEL, so the file as written changes nothing. Those that depend on the machine, the
+    environment or other keys begin with a #: remove it to fix them.
     """
     with open_plan(model, {"profile": {}}) as plan:
         weights = plan.weights.loader.path
         path = Path(output) if output not in (None, "-") else weights.parent / f"{plan.config.family}.rlx.toml"
-        text = replace(effective(plan), model=_from(path, weights)).to_toml(comments=True)
+        text = replace(effective(plan), model=_from(path, weights)).to_toml(comments=True, commented_out=_DEPENDENT)
     if output == "-":
         click.echo(text, nl=False)
         return

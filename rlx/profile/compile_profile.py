@@ -5,7 +5,7 @@ A profile is part of a compile key through what it changes: two that choose the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -236,12 +236,13 @@ class CompileProfile:
         flat = {path: value for path, value in chosen.items() if value is not None}
         return {path: list(value) if isinstance(value, tuple) else value for path, value in flat.items()}
 
-    def to_toml(self, comments: bool = False) -> str:
+    def to_toml(self, comments: bool = False, commented_out: Collection[str] = ()) -> str:
         """The profile as a TOML file; `load` reads it back equal.
 
         Args:
             comments: before each key what it means, and its choices.
+            commented_out: paths of shared keys that are written behind a #, such as `cache.policy`; not read back.
         """
         from rlx.profile.write import to_toml
 
-        return to_toml(self.common(), {phase: getattr(self, phase).flat() for phase in PHASES}, comments)
+        return to_toml(self.common(), {phase: getattr(self, phase).flat() for phase in PHASES}, comments, commented_out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from rlx.profile.keys import KEYS, Key
@@ -13,13 +13,13 @@ from rlx.profile.read import Flat
 WIDTH = 100  # columns of a comment
 
 
-def to_toml(common: Flat, phases: dict[str, Flat], comments: bool) -> str:
+def to_toml(common: Flat, phases: dict[str, Flat], comments: bool, commented_out: Collection[str] = ()) -> str:
     """The file: what all phases agree on in the sections, the rest below [prefill] and [decode]."""
     first, *others = phases.values()
     agreed = {path: value for path, value in first.items() if all(o.get(path) == value for o in others)}
     shared = {**common, **agreed}
     lines = [_HEAD] if comments else []
-    lines += _sections({path: shared[path] for path in KEYS if path in shared}, "", comments)
+    lines += _sections({path: shared[path] for path in KEYS if path in shared}, "", comments, commented_out)
     for phase, flat in phases.items():
         own = {path: flat[path] for path in KEYS if path in flat and path not in agreed}
         lines += _sections(own, f"{phase}.", False)
@@ -32,7 +32,7 @@ _HEAD = """\
 """
 
 
-def _sections(flat: Flat, prefix: str, comments: bool) -> Iterator[str]:
+def _sections(flat: Flat, prefix: str, comments: bool, commented_out: Collection[str] = ()) -> Iterator[str]:
     """The lines of a part of the file; keys without a section first."""
     section = ""
     for path, value in flat.items():
@@ -42,7 +42,7 @@ def _sections(flat: Flat, prefix: str, comments: bool) -> Iterator[str]:
             yield f"\n[{prefix}{section}]"
         if comments:
             yield from _comment(key)
-        yield f"{key.name} = {_value(value)}"
+        yield f"{'# ' if path in commented_out else ''}{key.name} = {_value(value)}"
 
 
 def _comment(key: Key) -> list[str]:

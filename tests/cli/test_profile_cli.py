@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,10 @@ def test_init_writes_what_holds_already(model: Path, beside: Path) -> None:
     assert digests(model) == before == digests(model, beside)
     written = rlx.CompileProfile.load(beside)
     assert written.family == "gemma"
-    assert {*written.common(), *written.prefill.flat()} == {*KEYS}, "every key"
+    machine = {"precision.kv_dtype", "backend.cpu.level", "backend.cpu.threads", "cache.policy"}
+    assert {*written.common(), *written.prefill.flat()} == {*KEYS} - machine
+    for path in machine:
+        assert re.search(rf"^# {KEYS[path].name} = ", beside.read_text(), re.MULTILINE), path
     with open_weights(model) as loader:
         usual, read = Plan.of(loader, profile={}).setup, Plan.of(loader).setup
     assert read.source == beside
@@ -65,6 +69,19 @@ def test_init_writes_what_holds_already(model: Path, beside: Path) -> None:
     assert (usual.cache.policy, usual.cache.capacity) == (read.cache.policy, read.cache.capacity)
     beside.write_text(beside.read_text().replace('mode = "auto"', 'mode = "exact"'))
     assert digests(model) != before
+
+
+def test_environment_and_precision_hold_beside_a_written_profile(
+    model: Path, beside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("profile", "init", model).exit_code == 0
+    for name, value in (("RLX_CACHE", "readonly"), ("RLX_THREADS", "1"), ("RLX_TARGET", "generic")):
+        monkeypatch.setenv(name, value)
+    with open_weights(model) as loader:
+        setup = Plan.of(loader, precision="exact").setup
+    assert setup.source == beside
+    assert (setup.cache.policy, setup.threads, setup.target.level) == ("readonly", 1, "generic")
+    assert setup.kv_type.name == "f32", "of exact programs, if the profile does not say"
 
 
 def test_init_writes_over_nothing(model: Path, beside: Path, tmp_path: Path) -> None:
