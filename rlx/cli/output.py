@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+import textwrap
 import time
 from io import TextIOWrapper
 from types import TracebackType
@@ -62,7 +63,7 @@ def table(
     found, columns = [[printable(cell) for cell in row] for row in rows], width(out)
     widest = [max(map(len, column)) for column in zip(heads, *found, strict=True)]
     if sum(widest) + 2 * (len(heads) - 1) > columns:
-        _blocks(heads, found, out)
+        _blocks(heads, found, out, columns)
         return
     from rich import box
     from rich.console import Console
@@ -77,12 +78,19 @@ def table(
     Console(file=out, width=columns).print(table)
 
 
-def _blocks(heads: Sequence[str], rows: Iterable[Sequence[str]], out: TextIO) -> None:
-    """Rows one below the other: the first cell, then the others that hold something, each behind its head."""
+def _blocks(heads: Sequence[str], rows: Iterable[Sequence[str]], out: TextIO, columns: int) -> None:
+    """Rows one below the other: the first cell, then the others that hold something, each behind its head.
+
+    With two columns the second needs no head. Cells wrap at words.
+    """
     indent = max(map(len, heads[1:]), default=0)
     for first, *others in rows:
         out.write(f"{first}\n")
-        out.writelines(f"  {head:{indent}}  {cell}\n" for head, cell in zip(heads[1:], others, strict=True) if cell)
+        for head, cell in zip(heads[1:], others, strict=True):
+            start = f"  {head:{indent}}  " if len(heads) > 2 else "    "
+            room = max(columns - len(start), 20)
+            lines = textwrap.wrap(cell, room, break_on_hyphens=False, break_long_words=False)
+            out.write("".join(f"{start if i == 0 else ' ' * len(start)}{line}\n" for i, line in enumerate(lines)))
 
 
 class Out(Protocol):

@@ -211,3 +211,31 @@ def test_a_table_is_readable_in_a_narrow_terminal(
         assert lines[:3] == ["linear-q8_0-residual", "  regions  12", "  ms       0.045"]
         assert lines[5:] == ["attention", "  regions  6", "  GFLOP/s  1", "  near     x"]
         assert max(map(len, lines)) <= columns
+
+
+def test_long_cells_wrap_at_words_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rlx.cli import output
+
+    monkeypatch.setattr(output, "width", lambda file: 30)
+    output.table(("command", "what it does"), [("/save FILE", "write the conversation and the settings")])
+    assert capsys.readouterr().out.splitlines() == ["/save FILE", "    write the conversation and", "    the settings"]
+    output.table(("name", "size", "use"), [("x", "3", "one two three four five six seven")])
+    assert capsys.readouterr().out.splitlines() == [
+        *("x", "  size  3"),
+        *("  use   one two three four", "        five six seven"),
+    ]
+
+
+def test_the_help_of_chat_is_a_table_in_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rlx.cli import output
+    from rlx.cli.chat.commands import COMMANDS
+
+    monkeypatch.setattr(output, "width", lambda file: 80)
+    COMMANDS["help"].act(None, "")  # type: ignore[arg-type]
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split() for line in lines].count(["command", "what", "it", "does"]) == 1
+    assert max(map(len, lines)) <= 80

@@ -168,9 +168,9 @@ def _say(text: str) -> None:
 
 COMMANDS = {
     "help": Command("", "this list", _help),
-    "clear": Command("", "forget the conversation; the system message and the settings stay", _clear),
+    "clear": Command("", "forget the messages; system message and settings stay", _clear),
     "system": Command("[TEXT]", "show or change the system message; - removes it", _system),
-    "set": Command("[NAME [VALUE]]", "show or change settings, such as temperature 0.7; default takes one back", _set),
+    "set": Command("[NAME [VALUE]]", "show or change settings (temperature 0.7); default resets", _set),
     "save": Command("FILE", "write the conversation and the settings to a file (JSON)", _save),
     "load": Command("FILE", "go on with a saved conversation", _load),
     "undo": Command("", "take back the last message and its answer", _undo),
