@@ -22,7 +22,8 @@ _COUNT = ("n_new", "max_tokens", "n")
 #: that a function has.
 SYNONYMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("model", "model_path", "model_name", "model_id", "pretrained_model_name_or_path"), ("path",)),
-    **dict.fromkeys(("weights", "weights_path", "filename", "file"), ("path",)),
+    **dict.fromkeys(("weights_path", "filename", "file"), ("path",)),
+    **dict.fromkeys(("weights", "params", "parameters", "constants", "symbols", "shapes"), ("path", "bind")),
     **dict.fromkeys(("n_ctx", "num_ctx", "ctx_size", "context_length", "context_size"), ("max_seq",)),
     **dict.fromkeys(("max_model_len", "max_length", "max_context", "max_seq_len", "max_kv_size"), ("max_seq",)),
     **dict.fromkeys(("n_threads", "num_threads", "num_thread", "nthreads", "workers"), ("threads",)),

@@ -543,6 +543,11 @@ def transposed(name: str) -> str:
     return name.removesuffix(_TRANSPOSED) if name.endswith(_TRANSPOSED) else name + _TRANSPOSED
 
 
+def declared(name: str) -> str:
+    """The name that a weight was declared with: `w` of `w` and of its transpose."""
+    return name.removesuffix(_TRANSPOSED)
+
+
 def index(x: Node, key: Any) -> Node:
     """Part of a value, as `x[key]`: numbers and slices for axes from 1 on, -1 for the last row, ids for rows of a
     table.

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from rlx.arguments import known_arguments
 from rlx.codegen.target import Target
 from rlx.errors import ArgumentError, BusyError
 from rlx.ir import dims, text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
-from rlx.ir.ops import transposed
+from rlx.ir.ops import declared, transposed
 from rlx.ir.verify import verify
 from rlx.passes.layout import ROWS_LAYOUT
 from rlx.passes.options import MAX_PAST, MAX_SLOTS
@@ -132,6 +133,7 @@ class Executable(Inspectable):
         values = {**self._by_name(arrays, values), **values}
         weights = {name: value for name, value in values.items() if _leaves(name, manifest["weights"])}
         self.bind(**weights)
+        self._program.check_bound(declared)
         free = set(manifest["symbols"]) - set(manifest["inputs"])
         symbols = {name: value for name, value in values.items() if name in free}
         inputs = {k: v for k, v in values.items() if k not in weights and k not in symbols}
@@ -182,7 +184,7 @@ class Executable(Inspectable):
             want = tuple(dims.value(d, env) for d in self._input_shapes[name])
             if inputs[name].shape != want:
                 found = f"expected shape {list(want)}, found {list(inputs[name].shape)}"
-                raise ArgumentError(found, where=f"input {name!r}", hint=f"Its shape is [{', '.join(row['shape'])}].")
+                raise ArgumentError(found, where=f"input {name!r}", hint=_symbolic(row["shape"]))
         places = [env]
         if self._slots is not None:
             guards.check_slots(inputs[SLOT_INPUT], self._slots)
@@ -230,6 +232,7 @@ class Executable(Inspectable):
         self.close()
 
 
+@known_arguments
 def compile(
     graph: Graph,
     bind: Mapping[str, Any] | None = None,
@@ -268,7 +271,7 @@ def compile(
         CompileError: an op has no kernel for these types.
     """
     if not isinstance(graph, Graph):
-        raise ArgumentError(f"expected a Graph, found {graph!r}")
+        raise ArgumentError(f"expected a Graph, found {graph!r}", where="compile", hint="rlx.Graph(name) begins one")
     verify(graph)
     chosen = CompileProfile.load(profile).with_precision(precision, "exact")
     bounds, weights = _split(graph, bind or {})
@@ -305,6 +308,11 @@ def _split(graph: Graph, given: Mapping[str, Any]) -> tuple[dict[str, tuple[int,
 def _leaves(name: str, leaves: Container[str]) -> list[str]:
     """The weights that take their values from `name`: itself and its transpose, see `rlx.ops.transpose`."""
     return [leaf for leaf in (name, transposed(name)) if leaf in leaves]
+
+
+def _symbolic(shape: list[str]) -> str | None:
+    """A hint about a shape with symbols."""
+    return None if all(dim.isdigit() for dim in shape) else f"Its shape is [{', '.join(shape)}]."
 
 
 def _transposed(name: str, value: Any, row: Mapping[str, Any]) -> np.ndarray:

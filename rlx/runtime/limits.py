@@ -73,5 +73,5 @@ class ContextWarning(UserWarning):
 def warn_beyond(trained: int, max_seq: int) -> None:
     """Warns if the context of `max_seq` tokens is longer than the model's own, rope scaling included."""
     if max_seq > trained:
-        what = f"a context of {max_seq} tokens is longer than the {trained} of the model: behind them answers get worse"
+        what = f"a context of {max_seq} tokens is longer than the model's {trained}: beyond them answers get worse"
         warnings.warn(what, ContextWarning, stacklevel=7)

@@ -252,12 +252,16 @@ class NativeProgram:
         """Address of a result."""
         return int(self.arena.address + self.manifest["outputs"][name]["offset"])
 
-    def prepare(self, extents: Mapping[str, int]) -> None:
-        """Checks that everything is bound, and writes the symbol values; `ArgumentError` as `run`."""
+    def check_bound(self, name: Callable[[str], str] = str) -> None:
+        """Raises an `ArgumentError` if weights have no values; `name` turns their names into those the caller uses."""
         if self._unbound:
-            names = ", ".join(sorted(self._unbound)[:5])
+            names = ", ".join(sorted(map(name, self._unbound))[:5])
             hint = "Give them when compiling (bind=...), with bind(), or with the call."
             raise ArgumentError(f"weights have no values: {names}", where=f"program {self.name}", hint=hint)
+
+    def prepare(self, extents: Mapping[str, int]) -> None:
+        """Checks that everything is bound, and writes the symbol values; `ArgumentError` as `run`."""
+        self.check_bound()
         for i, (symbol, low, high) in enumerate(self._limits):
             if not low <= extents.get(symbol, -1) <= high:
                 found = extents.get(symbol, "nothing")

@@ -229,6 +229,27 @@ def test_a_call_without_weights_names_them() -> None:
         exe(x=X)
 
 
+def test_a_transposed_weight_without_values_is_named_as_it_was_declared() -> None:
+    graph = rlx.Graph("transposed")
+    graph.output("y", graph.input("x", [SEQ, WIDTH]) @ graph.weight("w", [WIDTH, ROWS]))
+    with rlx.compile(graph) as exe, pytest.raises(ArgumentError, match=r"weights have no values: w\. Give them"):
+        exe(x=X)
+
+
+def test_unknown_arguments_are_named_with_ours() -> None:
+    for name, advice in (("weights", "Use bind="), ("num_threads", "Use threads="), ("treads", "Did you mean thre")):
+        with pytest.raises(rlx.UnknownArgumentError, match=rf"compile: there is no argument '{name}'\. {advice}"):
+            rlx.compile(projection(), **{name: {}})  # type: ignore[arg-type]
+
+
+def test_a_fixed_shape_is_said_once() -> None:
+    graph = rlx.Graph("fixed")
+    graph.output("y", graph.input("x", [4, WIDTH]) * 2.0)
+    with rlx.compile(graph) as exe, pytest.raises(ArgumentError) as refused:
+        exe(X[:3])
+    assert (refused.value.what, refused.value.hint) == ("expected shape [4, 64], found [3, 64]", None)
+
+
 BLOCKS = gguf.quants.quantize(W, gguf.GGMLQuantizationType.Q8_0)
 WEIGHTS: dict[str, tuple[dtypes.DType, Any, str]] = {
     "unknown": (dtypes.F32, None, "no weight is called 'v'. Weights: w."),

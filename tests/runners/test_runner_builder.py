@@ -138,7 +138,7 @@ def test_a_model_s_own_recommendation_is_asked_for(opened: Opened) -> None:
 
 
 def test_a_context_longer_than_the_model_s_is_warned_of(goldens: Path) -> None:
-    with pytest.warns(ContextWarning, match=r"a context of 100000 tokens is longer than the \d+ of the model"):
+    with pytest.warns(ContextWarning, match=r"a context of 100000 tokens is longer than the model's \d+"):
         rlx.auto_runner(goldens / "qwen3" / "model-f16.gguf", max_seq=100_000, load=False).close()
 
 
