@@ -124,7 +124,7 @@ def _target(name: str) -> DType | None:
         return None
     if name.upper() not in TYPES:
         hint = f"Choose one of {', '.join((AUTO, *TYPES))}; `rlx quantize` writes smaller ones."
-        raise ArgumentError(f"{name!r} is no type to convert to", where="TYPE", hint=hint)
+        raise ArgumentError(f"{name!r} is not a type for conversion", where="TYPE", hint=hint)
     return TYPES[name.upper()]
 
 

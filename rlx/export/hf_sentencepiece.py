@@ -52,7 +52,7 @@ def read_sentencepiece(file: Path) -> SentencePieceModel:
         return _read(file.read_bytes(), file)
     except (IndexError, struct.error, UnicodeDecodeError, TypeError, AttributeError) as error:
         hint = "the download or the copy failed: repeat it"
-        raise TokenizerError(f"the file is no SentencePiece model ({error})", where=file, hint=hint) from error
+        raise TokenizerError(f"the file is not a SentencePiece model ({error})", where=file, hint=hint) from error
 
 
 def _read(buffer: bytes, where: Path) -> SentencePieceModel:

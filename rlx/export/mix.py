@@ -90,7 +90,7 @@ def file_type(name: str) -> FileType:
     found = FILE_TYPES.get(name.upper())
     if found is None:
         raise ArgumentError(
-            f"{name!r} is no type of file", where="TYPE", hint=f"Choose one of {', '.join(FILE_TYPES)}."
+            f"{name!r} is not a file type", where="TYPE", hint=f"Choose one of {', '.join(FILE_TYPES)}."
         )
     return found
 

@@ -97,7 +97,7 @@ def _known(name: str) -> Shape:
     if name not in SHAPES:
         close = difflib.get_close_matches(name, SHAPES, 3)
         hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(SHAPES)}"
-        raise ArgumentError(f"{name!r} is no shape that is known", where="shape", hint=hint)
+        raise ArgumentError(f"{name!r} is not a known shape", where="shape", hint=hint)
     return SHAPES[name]
 
 

@@ -35,7 +35,7 @@ Progress = Callable[[str, int, int], None]  # (what, done, total), in bytes of t
 QUANTIZATION_VERSION = 2
 ALIGNMENT = 32
 MAX_NAME_BYTES = 63  # the longest name that readers of the format accept
-# Keys that are written anew, or that are no longer true for one whole file.
+# Keys that are written again, or that no longer hold for one complete file.
 _DROPPED = frozenset({
     "general.architecture", "general.alignment", "general.file_type", "general.quantization_version",
     "split.no", "split.count", "split.tensors.count",

@@ -142,5 +142,5 @@ def parse_dim(text: str) -> DimLike:
         at = match.end()
         total = total + (int(number) if number else symbol(name) * (int(factor or 1) * (-1 if sign == "-" else 1)))
     if at != len(text) or not text:
-        raise IrSyntaxError(f"{text!r} is no dim", hint="Write an integer or a form such as 2*SEQ+PAST_SEQ+1.")
+        raise IrSyntaxError(f"{text!r} is not a dim", hint="Write an integer or a form such as 2*SEQ+PAST_SEQ+1.")
     return total

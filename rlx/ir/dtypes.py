@@ -134,5 +134,5 @@ def dtype(value: Any) -> DType:
     found = DTYPES.get(_ALIASES.get(name, name))
     if found is None:
         hint = 'Give one of rlx.dtypes, such as rlx.dtypes.F32, or its name, such as "f32".'
-        raise ShapeError(f"{value!r} is no dtype", hint=hint)
+        raise ShapeError(f"{value!r} is not a dtype", hint=hint)
     return found

@@ -121,7 +121,7 @@ class Graph:
         try:
             kind = dtypes.dtype(dtype)
         except ShapeError as error:
-            raise ShapeError(f"{dtype!r} is no dtype", where=where, hint=error.hint) from error
+            raise ShapeError(f"{dtype!r} is not a dtype", where=where, hint=error.hint) from error
         if isinstance(shape, str | Integral | Dim):
             raise ShapeError(f"{shape!r} is no shape", where=where, hint="give a list, such as [rlx.SEQ, 64]")
         if op == "input" and name not in self.inputs:
@@ -211,7 +211,7 @@ def _dim(value: Any, where: str) -> DimLike:
         try:
             return dims.parse_dim(value)
         except IrSyntaxError as error:
-            raise ShapeError(f"{value!r} is no dim", where=where, hint=_DIMS) from error
+            raise ShapeError(f"{value!r} is not a dim", where=where, hint=_DIMS) from error
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ShapeError(f"{value!r} is no dim", where=where, hint=_DIMS)
+        raise ShapeError(f"{value!r} is not a dim", where=where, hint=_DIMS)
     return int(value)

@@ -350,7 +350,7 @@ def last_row(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
 def reshape(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     _check(len(inputs) == 1, "reshape", inputs, "one operand")
     before, after = (_elements(s) for s in (inputs[0].shape, attrs["shape"]))
-    _check(before == after, "reshape", inputs, f"the {list(attrs['shape'])} asked for to hold as many elements")
+    _check(before == after, "reshape", inputs, f"the shape {list(attrs['shape'])} to have as many elements")
     return tuple(attrs["shape"]), inputs[0].dtype
 
 

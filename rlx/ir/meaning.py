@@ -275,7 +275,7 @@ def rope(x: list[Array], a: Attrs, env: Env) -> Array:
 def kv_write(x: list[Array], a: Attrs, env: Env) -> Array:
     """The cache [heads, capacity, head_dim] with rows x [SEQ, heads, head_dim] stored at positions PAST_SEQ onwards.
 
-    With `wrap` position p lies at p modulo the capacity, and the oldest positions are lost.
+    With `wrap` position p is stored at p modulo the capacity, and the oldest positions are lost.
     """
     cache, rows = x
     out, at, capacity = cache.copy(), dims.value(a["at"], env), cache.shape[1]
@@ -295,7 +295,7 @@ def attention(x: list[Array], a: Attrs, env: Env) -> Array:
     """softmax(scale q k^T, masked) v with grouped heads; the queries are the last rows of `length` positions.
 
     q [rows, heads, head_dim], k and v [kv_heads, capacity, head_dim]. A key at t serves the query at p iff t <= p and,
-    with a window w, p - t < w. `softcap` bounds the scores before the mask. With a window, position t lies at t modulo
+    with a window w, p - t < w. `softcap` bounds the scores before the mask. With a window, position t is at t modulo
     the capacity. A bias [rows, 1 or heads, length] is added to the scores in place of the rule t <= p. With bf16, q, k
     and v are rounded first; `out` bf16 rounds the result.
     """

@@ -116,7 +116,7 @@ class ModelConfig:
         biases: linear layers that must have a bias; others use one if the file has it.
         experts: of the sparse layers, or None.
         delta: of the recurrent layers, or None.
-        per_layer: width of the embeddings that each layer has of its own, 0 for none.
+        per_layer: width of the per-layer embeddings, 0 for none.
         streams: copies of the residual stream.
         bf16: linears may take activations rounded to bf16 where precision is "auto".
         stream_scale: what the others learn from the first is scaled element by element.

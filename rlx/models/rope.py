@@ -157,7 +157,7 @@ def from_gguf(
     # A family with two ropes has no common base that could replace the global one.
     base = keys.number("rope.freq_base", POSITIVE, None if local_dims else 10_000.0)
     if not local_dims:
-        keys.require("rope.freq_base_swa", base, "a rope of its own for some layers is not supported here")
+        keys.require("rope.freq_base_swa", base, "a separate rope for some layers is not supported here")
     divisors = DIVISORS if has_tensor(DIVISORS) else None
     rope = Rope(base, dims, divisors=divisors, **_gguf_scaling(keys, context))
     return rope, Rope(keys.number("rope.freq_base_swa", POSITIVE, 10_000.0), local_dims) if local_dims else None

@@ -52,7 +52,7 @@ class LookedUp:
         return found
 
     def _verified(self, ids: list[int], stops: Sequence[int]) -> list[int]:
-        """The tokens after the first id and after each accepted draft behind it."""
+        """The tokens after the first id and after each accepted draft after it."""
         engine, past = self._engine, self._engine.past
         rows = engine.verify(ids)
         chosen, right = rows.argmax(1).tolist(), 1

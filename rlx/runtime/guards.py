@@ -61,7 +61,8 @@ class Ids:
         values = inputs[self.name]
         outside = values[(values < 0) | (values >= self.rows)]
         if outside.size:
-            raise ArgumentError(f"{outside.flat[0]} is no row of a table of {self.rows}", where=f"input {self.name!r}")
+            what = f"{outside.flat[0]} is out of range: the table has {self.rows} rows"
+            raise ArgumentError(what, where=f"input {self.name!r}")
 
 
 def check_slots(slots: np.ndarray, count: int) -> None:

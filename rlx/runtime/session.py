@@ -261,7 +261,7 @@ class Session:
         if state.kind != "fixed" and not fits:
             found = f"{value.dtype}{list(value.shape)}" if value is not None else "nothing"
             what = f"the snapshot's array is {found}, expected {state.element}{shape}"
-            raise SnapshotError(what, where=f"state {name!r}", hint="The snapshot is damaged: take it anew.")
+            raise SnapshotError(what, where=f"state {name!r}", hint="The snapshot is damaged: take the snapshot again.")
 
     def _formats(self) -> dict[str, str]:
         return {name: state.format for name, state in self.states.table.items()}

@@ -131,7 +131,7 @@ def _read(file: BinaryIO, size: int, path: Path) -> Snapshot:
         hint = "take the snapshot again with this version of rlx"
         _fail("this is a ZIP archive, as snapshots were in earlier versions, or something else", path, hint)
     if len(head) < _HEAD.size or not head.startswith(MAGIC):
-        _fail(f"this is no snapshot: it begins with {head[:8]!r}", path, "give a file that Snapshot.save wrote")
+        _fail(f"this is not a snapshot: it begins with {head[:8]!r}", path, "give a file that Snapshot.save wrote")
     _, version, length, digest = _HEAD.unpack(head)
     if version != VERSION:
         _fail(f"its version is {version}, expected {VERSION}", path, "take the snapshot again with this version of rlx")

@@ -47,7 +47,7 @@ def test_json(goldens: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "options", "message"),
     [
-        ("Q9", [], "'Q9' is no type of file. Choose one of F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q4_K_M, Q4_0."),
+        ("Q9", [], "'Q9' is not a file type. Choose one of F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q4_K_M, Q4_0."),
         ("Q8_0", ["--threads", "0"], "--threads"),
         ("Q8_0", [], "the file exists. Give another name, or --force."),
     ],

@@ -274,8 +274,8 @@ def test_row_numbers_outside_the_table_are_refused() -> None:
     with rlx.compile(lookup(), bind={"table": np.arange(512.0).reshape(16, 32)}) as exe:
         assert exe(ids=[15, 0])["y"][:, 0].tolist() == [480.0, 0.0]
         for ids, message in (
-            ([0, 16], "input 'ids': 16 is no row of a table of 16"),
-            ([-1], "input 'ids': -1 is no row of a table of 16"),
+            ([0, 16], "input 'ids': 16 is out of range: the table has 16 rows"),
+            ([-1], "input 'ids': -1 is out of range: the table has 16 rows"),
             ([2**40], f"input 'ids': {2**40} does not fit int32"),
             ([1.0], "input 'ids': expected whole numbers, found float64"),
         ):

@@ -179,8 +179,8 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: A[:, [1, 2]], r"index: axis 1 of .* cannot be cut by \[1, 2\]"),
     (lambda: A[:, 1, 2], r"index: 3 indices for"),
     (lambda: G.input("n", "N"), r"input 'n': 'N' is no shape\. Give a list"),
-    (lambda: G.input("n", ["2N", 3]), r"input 'n': '2N' is no dim\."),
-    (lambda: G.input("n", [3], "float8"), r"input 'n': 'float8' is no dtype\. Give one of rlx\.dtypes"),
+    (lambda: G.input("n", ["2N", 3]), r"input 'n': '2N' is not a dim\."),
+    (lambda: G.input("n", [3], "float8"), r"input 'n': 'float8' is not a dtype\. Give one of rlx\.dtypes"),
     (lambda: A.reshape(-1, 5), r"reshape: .*Expected a shape that \[5\] and -1 can be"),
     (lambda: rlx.Dim("a b"), r"'a b' is no name of a symbol"),
 ]

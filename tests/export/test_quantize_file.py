@@ -265,7 +265,7 @@ def test_a_bad_place_for_the_file(tmp_path: Path) -> None:
 
 
 def test_unknown_types_are_named_before_anything_is_opened(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"'Q3_X' is no type of file"):
+    with pytest.raises(ArgumentError, match=r"'Q3_X' is not a file type"):
         quantize(tmp_path / "missing.gguf", tmp_path / "out.gguf", "Q3_X")
     with pytest.raises(ModelFileError):
         quantize(tmp_path / "missing.gguf", tmp_path / "out.gguf", "Q8_0")

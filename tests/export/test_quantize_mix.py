@@ -233,5 +233,5 @@ def test_names_in_any_case() -> None:
 
 @pytest.mark.parametrize("name", ["Q4_K", "IQ2_XXS", "", "q9"])
 def test_unknown_names(name: str) -> None:
-    with pytest.raises(ArgumentError, match=r"is no type of file. Choose one of F32, F16, BF16, Q8_0"):
+    with pytest.raises(ArgumentError, match=r"is not a file type. Choose one of F32, F16, BF16, Q8_0"):
         file_type(name)

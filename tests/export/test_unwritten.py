@@ -102,7 +102,7 @@ def test_what_a_configuration_cannot_say(goldens: Path, tmp_path: Path) -> None:
         path.write_text(json.dumps({**config, **changes}))
         return path
 
-    with pytest.raises(ArgumentError, match=r"'Q9' is no type of file.*Choose one of F32"):
+    with pytest.raises(ArgumentError, match=r"'Q9' is not a file type.*Choose one of F32"):
         header_of_config(written(), "Q9")
     with pytest.raises(ConfigError, match="the type of the checkpoint is 'int7'"):
         header_of_config(written(dtype="int7"))
@@ -110,7 +110,7 @@ def test_what_a_configuration_cannot_say(goldens: Path, tmp_path: Path) -> None:
         header_of_config(written(quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"}))
     with pytest.raises(UnsupportedModelError, match="model_type"):
         header_of_config(written(model_type="nobody"))
-    with pytest.raises(ArgumentError, match=r"'qwen3-0.6' is no shape that is known\. Did you mean qwen3-0.6b"):
+    with pytest.raises(ArgumentError, match=r"'qwen3-0.6' is not a known shape\. Did you mean qwen3-0.6b"):
         header_of_shape("qwen3-0.6")
     with pytest.raises(ArgumentError, match=r"There are qwen3-0\.6b, qwen3-1\.7b"):
         header_of_shape("zzz")

@@ -88,7 +88,7 @@ def test_what_is_printed(dim: DimLike, text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", " ", "SEQ SEQ*", "2*3", "2SEQ", "+-3", "SEQ**2", "SEQ*2", "SEQ+", "1.5", "(SEQ)"])
 def test_text_that_is_no_dim(text: str) -> None:
-    with pytest.raises(IrSyntaxError, match="is no dim"):
+    with pytest.raises(IrSyntaxError, match="is not a dim"):
         parse_dim(text)
 
 

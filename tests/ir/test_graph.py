@@ -198,7 +198,7 @@ def test_integers_of_numpy_are_dims() -> None:
 
 @pytest.mark.parametrize("dtype", ["f33", np.complex64, int, None])
 def test_what_is_no_dtype_is_refused(dtype: Any) -> None:
-    with pytest.raises(ShapeError, match=r"weight 'w': .* is no dtype\. Give one of rlx\.dtypes"):
+    with pytest.raises(ShapeError, match=r"weight 'w': .* is not a dtype\. Give one of rlx\.dtypes"):
         Graph().weight("w", [64], dtype)
 
 

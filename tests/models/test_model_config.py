@@ -327,7 +327,7 @@ def test_other_mistakes() -> None:
     with pytest.raises(UnsupportedModelError, match="longrope"):
         gguf(LLAMA_GGUF, ("rope_factors_long.weight",))
     assert gguf(GEMMA_2_27B_GGUF, rope__freq_base_swa=1e4).rope == Rope(1e4, 128)
-    with pytest.raises(UnsupportedModelError, match=r"'gemma2.rope.freq_base_swa' is 5000.0: a rope of its own for"):
+    with pytest.raises(UnsupportedModelError, match=r"'gemma2.rope.freq_base_swa' is 5000.0: a separate rope for"):
         gguf(GEMMA_2_27B_GGUF, rope__freq_base_swa=5000.0)
     with pytest.raises(ConfigError, match=r"'gemma3.rope.freq_base' is missing"):
         gguf(GEMMA_GGUF, rope__freq_base=REMOVED)

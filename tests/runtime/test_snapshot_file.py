@@ -80,7 +80,7 @@ def array(name: str = "k.0", dtype: Any = "float16", shape: Any = (2, 3, 8)) -> 
 HEAD = struct.Struct("<8sII32s")
 IDS_AND_ARRAYS = 12 + 96 + 96 + 64  # bytes
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "magic": ({"head": {"magic": b"RLXSNAPX"}}, "this is no snapshot: it begins with b'RLXSNAPX'"),
+    "magic": ({"head": {"magic": b"RLXSNAPX"}}, "this is not a snapshot: it begins with b'RLXSNAPX'"),
     "version": ({"head": {"version": 3}}, "its version is 3, expected 2"),
     "length": ({"head": {"length": 1 << 31}}, "its header is said to have 2147483648 bytes"),
     "digest": ({"head": {"digest": bytes(32)}}, "its digest does not fit"),
@@ -123,7 +123,7 @@ def test_the_rewriting_of_these_tests_is_sound(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"\x80\4nothing", b"GGUF" + bytes(60), b"RLXSNAP\0"])
 def test_files_of_other_kinds(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "s").write_bytes(content)
-    with pytest.raises(SnapshotError, match=r"this is no snapshot: .* Give a file that Snapshot\.save wrote"):
+    with pytest.raises(SnapshotError, match=r"this is not a snapshot: .* Give a file that Snapshot\.save wrote"):
         Snapshot.load(tmp_path / "s")
 
 
