@@ -202,8 +202,7 @@ class LmRunner(ABC):
 
         Returns:
             An iterator of `Step`: `token`, `text`, `logprob` (under the model's own distribution), `top_logprobs` and,
-                in
-            the last one, `finish_reason`.
+            in the last one, `finish_reason`.
 
         Raises:
             As `generate`.

@@ -44,8 +44,7 @@ class CachedRunner(TextRunner):
     """A `TextRunner` that caches what it has computed.
 
     One caller at a time: a second thread gets a `BusyError` at once, and so does a callback that calls its own runner.
-        A
-    closed runner always raises `BusyError`.
+    A closed runner always raises `BusyError`.
 
     Args:
         engine: a loaded model; closed with the runner.

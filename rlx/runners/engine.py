@@ -337,9 +337,8 @@ class Engine:
 
         This is free for full caches, and for rings up to the number of tokens that they hold beyond the window.
         Otherwise, and with recurrent states, it restores a checkpoint: the newest at or before `length`. Checkpoints
-            are taken at the
-        end of calls with several ids; only the last ones are kept. The next `forward` recomputes the ids after the
-        checkpoint, or all ids if there is no checkpoint.
+        are taken at the end of calls with several ids; only the last ones are kept. The next `forward` recomputes the
+        ids after the checkpoint, or all ids if there is no checkpoint.
 
         Raises:
             ArgumentError: the session holds fewer tokens, or `length` is negative.

@@ -3,8 +3,7 @@
 Runtime, between a model's engine and the memory of `rlx.runtime.kv`. It implements rewinding. Full caches rewind for
 free, because positions after the session are never read. Rings can rewind until needed positions are overwritten.
 Recurrent states cannot rewind: they are restored from a checkpoint, and the ids after it are computed again. A step
-    that
-verifies drafts leaves recurrent states unchanged and writes new ones beside them, which are adopted afterwards.
+that verifies drafts leaves recurrent states unchanged and writes new ones beside them, which are adopted afterwards.
 
 A step is `begin`, the program, `end`. Its ids count only after `end`. If an interrupt prevents `end`, the next `settle`
 restores states that agree with the ids. Ids and states are therefore always consistent.

@@ -178,8 +178,7 @@ class WorkerPool:
         """Runs `fn(ctx, 0, n)` here while free workers join; returns when all of them are done.
 
         For steps that take their work from counters and end their phases with `rlx_phase`: a worker may join late,
-            never,
-        or more than once, so a worker without a CPU delays nobody. Callers in other threads queue.
+        never, or more than once, so a worker without a CPU delays nobody. Callers in other threads queue.
 
         Raises:
             ArgumentError: `fn_address` is null.
