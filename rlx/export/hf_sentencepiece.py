@@ -29,9 +29,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """Attributes:
-    pieces: in the order of their ids.
-    space_prefix: whether a space is put before a text.
+    """What a `tokenizer.model` says.
+
+    Attributes:
+        pieces: in the order of their ids.
+        space_prefix: whether a space is put before a text.
     """
 
     pieces: list[Piece]

@@ -47,8 +47,8 @@ def bound(where: str, arguments: Sequence[Any], options: Mapping[str, Any], *ord
     Args:
         orders: tuples of argument names, rlx's own order first; the first that is long enough applies.
 
-        Raises:
-            ArgumentError: too many arguments, one is given twice, or the first of rlx's own order is missing.
+    Raises:
+        ArgumentError: too many arguments, one is given twice, or the first of rlx's own order is missing.
     """
     names = next((order for order in orders if len(arguments) <= len(order)), None)
     ways = " or ".join(f"({', '.join(order)})" for order in orders)

@@ -85,11 +85,11 @@ class Executable(Inspectable):
         """Sets weights by name.
 
         Args:
-                weights: numbers of the weight's shape, or the bytes of its storage type as uint8: for a quantized
-                    weight the blocks as in a GGUF file. bf16 weights may also be uint16.
+            weights: numbers of the weight's shape, or the bytes of its storage type as uint8: for a quantized weight
+                the blocks as in a GGUF file. bf16 weights may also be uint16.
 
-            Raises:
-                ArgumentError: a name is unknown, or an array is neither.
+        Raises:
+            ArgumentError: a name is unknown, or an array is neither.
         """
         self._check_open()
         rows = self._compiled.manifest["weights"]

@@ -115,22 +115,22 @@ class States:
     Args:
         graph: a graph before or after specialization.
         ctx: positions the caches have room for; rounded up to a multiple of 16.
-            rows: maximum number of rows in a call.
-            window_ctx: capacity of rings instead of that of `capacities`; rounded up to a multiple of 64.
-            slots: number of sequences to hold. Each state has one copy per slot, one after the other. This object is
-                the first slot; `slot` returns the others.
+        rows: maximum number of rows in a call.
+        window_ctx: capacity of rings instead of that of `capacities`; rounded up to a multiple of 64.
+        slots: number of sequences to hold. Each state has one copy per slot, one after the other. This object is the
+            first slot; `slot` returns the others.
 
-        Recurrent states have two buffers. Programs that verify drafts read one and write the other, whose names end in
-        "'"; all other programs update the first one in place. Unused memory costs nothing here either.
+    Recurrent states have two buffers. Programs that verify drafts read one and write the other, whose names end in "'";
+    all other programs update the first one in place. Unused memory costs nothing here either.
 
-        Attributes:
-            extents: values of CTX, WINDOW_CTX and SLOTS, which programs take at run time.
-            turn: which buffer holds the recurrent states, 0 or 1; the methods read and write that one.
-            window: the largest sliding window over rings; None without rings.
+    Attributes:
+        extents: values of CTX, WINDOW_CTX and SLOTS, which programs take at run time.
+        turn: which buffer holds the recurrent states, 0 or 1; the methods read and write that one.
+        window: the largest sliding window over rings; None without rings.
 
-        Raises:
-            GraphError: a key cache of fixed size is not a multiple of a tile, or a ring not a multiple of 64.
-        """
+    Raises:
+        GraphError: a key cache of fixed size is not a multiple of a tile, or a ring not a multiple of 64.
+    """
 
     def __init__(self, graph: Graph, ctx: int, rows: int, window_ctx: int | None = None, slots: int = 1) -> None:
         self.extents = {**capacities(graph, ctx, rows), "SLOTS": slots}

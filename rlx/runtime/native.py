@@ -59,15 +59,15 @@ class NativeProgram:
     """One instance of a compiled program, ready to run once its weights and states are bound.
 
     Args:
-            code, manifest: output of the linker (`rlx.codegen.link`); several instances share them.
-            pool: the workers that run it.
+        code, manifest: output of the linker (`rlx.codegen.link`); several instances share them.
+        pool: the workers that run it.
 
-        Attributes:
-            then: a follow-up program that reads results of this one.
-            closed: whether its memory was released.
-            observer: called after steps with the program, their symbol values, their total seconds and their number;
-                see `rlx.runtime.debug`.
-            finish: called when the program is closed.
+    Attributes:
+        then: a follow-up program that reads results of this one.
+        closed: whether its memory was released.
+        observer: called after steps with the program, their symbol values, their total seconds and their number; see
+            `rlx.runtime.debug`.
+        finish: called when the program is closed.
     """
 
     then: NativeProgram | None = None
