@@ -37,6 +37,7 @@ class Interrupt:
         self._at, self._places, self._lines, self.count = at, places, lines, 0
 
     def __enter__(self) -> Interrupt:
+        sys._getframe().f_trace_opcodes = not self._lines  # Python 3.12 looks for one when it begins to trace
         sys.settrace(self._trace)
         return self
 
@@ -46,6 +47,7 @@ class Interrupt:
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
         if not any(place in frame.f_code.co_filename for place in self._places):
             return None
+        frame.f_trace = self._step  # Python 3.13 wants it before f_trace_opcodes
         frame.f_trace_opcodes, frame.f_trace_lines = not self._lines, self._lines
         return self._step
 
