@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -91,6 +92,8 @@ def kernels() -> Iterator[Callable[[], object]]:
 
 
 def main() -> int:
+    if os.environ.get("PYTHONHASHSEED") != "0":  # Numba writes phi nodes in the order of a set of strings
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where the archive would differ")
     if not parser.parse_args().check:
