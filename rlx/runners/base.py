@@ -169,7 +169,8 @@ class LmRunner(ABC):
         """
         on_token = on_token or self._on_token
         late = None if self._streams else on_token
-        ending = Ending(n_new, stop_at_eog, stop, min_tokens, None if late else on_token)
+        watch = None if late else on_token
+        ending = Ending(n_new, stop_at_eog, stop, min_tokens, watch, pieces=top_logprobs is not None)
         request = self._request(ids, ending, sample, self._guesses(speculative), top_logprobs)
         request.watched = bool(ending.on_token or stop) or top_logprobs is not None
         with self._exclusive("generate") as use:
@@ -245,7 +246,8 @@ class LmRunner(ABC):
         """
         opts, requests = self._sampling(sample), []
         for i, context in enumerate(self._contexts(prompts)):
-            ending = Ending(n_new, stop_at_eog, stop, min_tokens, partial(on_token, i) if on_token else None)
+            watch = partial(on_token, i) if on_token else None
+            ending = Ending(n_new, stop_at_eog, stop, min_tokens, watch, pieces=top_logprobs is not None)
             requests.append(self._request(context, ending, _with_own_seed(opts, i), None, top_logprobs))
         longest = max(len(request.context) for request in requests) + n_new
         with self._exclusive("generate_batch") as use:

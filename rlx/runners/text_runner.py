@@ -165,6 +165,8 @@ class TextRunner(LmRunner):
         pieces = [text.push(token, found.finish_reason) for token in found[:-1]]
         pieces += [text.push(token, found.finish_reason, last=True) for token in found[-1:]]
         thinking, said = ("".join(part) for part in zip(*pieces, strict=True)) if pieces else ("", "")
+        if found.steps is not None:
+            found.steps = [replace(s, thinking=t, text=p) for s, (t, p) in zip(found.steps, pieces, strict=True)]
         return Answer(said, thinking, found, len(call.ids))
 
     def _streamed(self, call: _Call, max_tokens: int | None, options: dict[str, Any]) -> Stream:

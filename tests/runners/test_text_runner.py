@@ -74,6 +74,9 @@ def test_reasoning_is_apart(
 ) -> None:
     found = talking(tokenizer, answer, template).chat(ONE, **options)
     assert (found.thinking, found.text) == expected
+    kept = talking(tokenizer, answer, template).chat(ONE, top_logprobs=0, **options).steps
+    assert kept is not None
+    assert ("".join(step.thinking for step in kept), "".join(step.text for step in kept)) == expected
     steps = list(talking(tokenizer, answer, template).chat_stream(ONE, **options))
     assert ("".join(step.thinking for step in steps), "".join(step.text for step in steps)) == expected
     assert [step.token for step in steps] == found.ids
@@ -195,6 +198,8 @@ def test_the_likeliest_tokens_of_each_step() -> None:
     assert list(runner.stream(prompt, 3, top_logprobs=4))[-1].top_logprobs == found.steps[-1].top_logprobs
     (batch,) = runner.generate_batch([prompt], 3, top_logprobs=4)
     assert batch.steps is not None and [s.top_logprobs for s in batch.steps] == [s.top_logprobs for s in found.steps]
+    texts = [step.text for step in runner.stream(prompt, 3)]
+    assert [s.text for s in found.steps] == [s.text for s in batch.steps] == texts and "".join(texts) == found.text
     alone = runner.generate(prompt, 1, top_logprobs=0).steps
     assert alone is not None and alone[0].top_logprobs == () and alone[0].logprob < 0
     with pytest.raises(rlx.ArgumentError, match="top_logprobs is -1"):
