@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import textwrap
+import threading
 import time
 from io import TextIOWrapper
 from types import TracebackType
@@ -223,6 +224,8 @@ def _rate(rate: float | None) -> str:
 class Bars:
     """Progress bars on stderr if it is a terminal, otherwise nothing. It can be the `progress` of `auto_runner`.
 
+    Compiles report from their own threads, so every method holds a lock: two displays at once would leave lines behind.
+
     Args:
         file: instead of stderr.
         show: False shows nothing in a terminal either.
@@ -234,11 +237,15 @@ class Bars:
         self._progress: Progress | None = None
         self._tasks: dict[str, Any] = {}
         self._muted = False
+        self._lock = threading.RLock()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """`done` of `total` of `what`; of a compile, which says "compiling ...", the bar goes away when it is over."""
-        if self._muted or (progress := self._running()) is None:
-            return
+        with self._lock:
+            if not self._muted and (progress := self._running()) is not None:
+                self._update(progress, what, done, total)
+
+    def _update(self, progress: Progress, what: str, done: int, total: int) -> None:
         compiles = what.startswith("compiling ")
         task = self._task(progress, what)
         text = f"{what}: kernel {min(done + 1, total)} of {total}" if compiles and total > 1 else what
@@ -250,19 +257,21 @@ class Bars:
 
     def waiting(self, what: str) -> None:
         """Replaces all bars by one without an end: `what` takes an unknown time."""
-        self._muted = False
-        if (progress := self._running()) is not None:
-            for task in self._tasks.values():
-                progress.remove_task(task)
-            self._tasks = {}
-            self._task(progress, what)
+        with self._lock:
+            self._muted = False
+            if (progress := self._running()) is not None:
+                for task in self._tasks.values():
+                    progress.remove_task(task)
+                self._tasks = {}
+                self._task(progress, what)
 
     def pause(self) -> None:
         """Removes the bars, so that other output can be written, until `waiting` is called."""
-        self._muted = True
-        if self._progress is not None:
-            self._progress.stop()
-        self._progress, self._tasks = None, {}
+        with self._lock:
+            self._muted = True
+            if self._progress is not None:
+                self._progress.stop()
+            self._progress, self._tasks = None, {}
 
     def close(self) -> None:
         """Removes the bars for good; may be called again."""

@@ -239,3 +239,38 @@ def test_the_help_of_chat_is_a_table_in_80_columns(
     lines = capsys.readouterr().err.splitlines()
     assert [line.split() for line in lines].count(["command", "what", "it", "does"]) == 1
     assert max(map(len, lines)) <= 80
+
+
+def test_bars_of_several_threads_share_one_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+    import time
+    from io import StringIO
+
+    from rich.progress import Progress
+
+    from rlx.cli.output import Bars
+
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    made: list[Progress] = []
+    make, together = Progress.__init__, threading.Barrier(4)
+
+    def made_slowly(self: Progress, *args: Any, **options: Any) -> None:
+        time.sleep(0.02)
+        make(self, *args, **options)
+        made.append(self)
+
+    def report(name: str) -> None:
+        together.wait()
+        bars(f"compiling {name}", 0, 2)
+
+    monkeypatch.setattr(Progress, "__init__", made_slowly)
+    with Bars(Terminal()) as bars:
+        threads = [threading.Thread(target=report, args=(name,)) for name in "abcd"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(made) == 1
