@@ -6,6 +6,7 @@ import json
 import os
 import re
 import runpy
+import signal
 import shutil
 import subprocess
 import sys
@@ -54,8 +55,12 @@ def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> R
     def run(*args: object) -> Result:
         monkeypatch.setattr(sys, "argv", ["rlx", *map(str, args)])
         capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_module("rlx", run_name="__main__", alter_sys=True)
+        handler = signal.getsignal(signal.SIGINT)
+        try:
+            with pytest.raises(SystemExit) as ended:
+                runpy.run_module("rlx", run_name="__main__", alter_sys=True)
+        finally:
+            signal.signal(signal.SIGINT, handler)  # the command's own ends the process, which other tests interrupt
         out, err = capfd.readouterr()
         return Result(int(ended.value.code or 0), out, err)
 
