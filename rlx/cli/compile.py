@@ -153,16 +153,13 @@ def _compile(model: str | WeightLoader, engine: dict[str, Any], batch: int, show
 def _line(record: ProgramRecord) -> str:
     origin = "cached" if record.cached else "compiled"
     figures = f"{record.seconds:8.3f} s  {record.kernels:4d} kernels  {size(record.object_bytes):>7}"
-    return f"{record.phase:8}{_rows(record.bucket):>10}{figures}  {origin:8}  {record.digest[:12]}"
-
-
-def _rows(bucket: tuple[int, int]) -> str:
-    return str(bucket[1]) if bucket[0] == bucket[1] else f"{bucket[0]}-{bucket[1]}"
+    return f"{record.phase:8}{record.rows:>10}{figures}  {origin:8}  {record.digest[:12]}"
 
 
 def _check(model: str | WeightLoader, engine: dict[str, Any], batch: int, as_json: bool) -> None:
     """Raises an error for what does not fit; otherwise prints a line per program that would be compiled."""
     from rlx.runners.batch import batch_programs
+    from rlx.runtime.key import range_text
 
     with open_plan(model, engine) as plan:
         setup = plan.setup
@@ -175,6 +172,6 @@ def _check(model: str | WeightLoader, engine: dict[str, Any], batch: int, as_jso
         click.echo(json.dumps({"model": named(model), "profile": source, **facts, "programs": programs}))
         return
     for o in options:
-        click.echo(f"{o.phase:8}{_rows(o.seq):>10}  {o.precision}")
+        click.echo(f"{o.phase:8}{range_text(o.seq):>10}  {o.precision}")
     said = ", ".join(f"{name} {value}" for name, value in facts.items())
     click.echo(f"{source or 'no profile; the defaults'}: fits {named(model)}; {said}", err=True)

@@ -14,6 +14,7 @@ from rlx.codegen.target import Target
 from rlx.errors import ArgumentError
 from rlx.runtime.compile import CompiledProgram
 from rlx.runtime.inspection import Inspectable
+from rlx.runtime.key import range_text
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,7 @@ class ProgramRecord:
     @property
     def rows(self) -> str:
         """The bucket as "1" or "17-512"."""
-        low, high = self.bucket
-        return str(low) if low == high else f"{low}-{high}"
+        return range_text(self.bucket)
 
 
 class ReadyProgram(Inspectable):

@@ -89,8 +89,8 @@ class Setup:
         loaded = CompileProfile.load(given)
         _check_family(loaded, config.family, source)
         profile, length = loaded.with_precision(chosen.precision, "auto"), chosen.max_seq
-        cache = CompileCache.default(profile.cache, profile.capacity) if chosen.cache is None else chosen.cache
-        checked_cache(cache)
+        usual = chosen.cache is None
+        cache = CompileCache.default(profile.cache, profile.capacity) if usual else checked_cache(chosen.cache)
         return Setup(
             profile,
             source,

@@ -140,6 +140,11 @@ def digest_text(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def range_text(bounds: Any) -> str:
+    """A bucket or another range as people read it: (2, 16) -> '2-16', (1, 1) -> '1', None -> ''."""
+    return "-".join(map(str, dict.fromkeys(bounds))) if bounds else ""
+
+
 def flatten(key: CompileKey) -> dict[str, Any]:
     """'target.level' -> 'avx2' and so on: every leaf of a key by its path, in order of the fields."""
     return dict(_leaves("", key.as_dict()))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlx.errors import CacheError
-from rlx.runtime.key import ABSENT, CompileKey
+from rlx.runtime.key import ABSENT, CompileKey, range_text
 from rlx.runtime.store import Store
 
 _SHOWN = 4  # fields in a sentence
@@ -128,7 +128,7 @@ _CONSEQUENCES = {
 
 
 def _program(key: CompileKey) -> dict[str, Any]:
-    bucket = _range(key.bucket)
+    bucket = range_text(key.bucket)
     is_batch = key.phase == "batch"
     past = dict(key.options.get("symbols") or ()).get("PAST_SEQ")  # type: ignore[arg-type]
     return {
@@ -136,7 +136,7 @@ def _program(key: CompileKey) -> dict[str, Any]:
         "KV cache type": kv_type(key),
         "phase": key.phase,
         "SEQ": "1" if is_batch else bucket,
-        "PAST": _range(past) or "any",
+        "PAST": range_text(past) or "any",
         "batch": bucket if is_batch else "",
     }
 
@@ -145,11 +145,6 @@ def kv_type(key: CompileKey) -> str:
     """The type of the KV cache, such as "f16"; "" where there is none."""
     types = {str(dtype) for name, dtype in key.states.items() if _KV_STATE.fullmatch(name)}
     return "+".join(sorted(types))
-
-
-def _range(bounds: Any) -> str:
-    """(2, 16) -> '2-16', (1, 1) -> '1', None -> ''."""
-    return "-".join(map(str, dict.fromkeys(bounds))) if bounds else ""
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
