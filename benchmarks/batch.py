@@ -18,8 +18,8 @@ import time
 
 import numpy as np
 
-from rlx.runners import costs
-from rlx.runners.engine import Engine
+from rlx.runners.engine import costs
+from rlx.runners.engine.engine import Engine
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}  # of worker 0: all there is with one thread
 

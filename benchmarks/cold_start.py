@@ -99,9 +99,10 @@ def child(model: str | None, prompt: str) -> None:
 
         import rlx
         from rlx import demo
-        from rlx.codegen import link, llvm, loops
+        from rlx.backends.cpu import link, llvm, loops
         from rlx.passes import pipeline
-        from rlx.runners import engine, setup
+        from rlx.runners.engine import engine
+        from rlx.runners.opening import setup
         from rlx.runtime import compile as compiling
         from rlx.runtime import native, tensors
         from rlx.text import chat

@@ -23,12 +23,12 @@ from functools import partial
 
 import numpy as np
 
-from rlx.codegen.kernel import Kernel
-from rlx.codegen.kernels import delta
-from rlx.codegen.llvm import compile_module
-from rlx.codegen.ranges import range_step
-from rlx.codegen.target import Target, cpu_count
-from rlx.codegen.tiles import LANES
+from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.kernels.delta import delta
+from rlx.backends.cpu.llvm import compile_module
+from rlx.backends.cpu.ranges import range_step
+from rlx.backends.cpu.target import Target, cpu_count
+from rlx.backends.cpu.tiles import LANES
 from rlx.runtime.compile import Compiler
 from rlx.runtime.machine import arithmetic_peak
 from rlx.runtime.memory import AlignedBuffer

@@ -3,8 +3,8 @@
     python benchmarks/machine.py [--threads N] [--json]
 
 Measured with rlx's own workers, since those are what a model runs on. `versus.py` puts models beside these numbers.
-The peaks are of the kinds that `rlx.codegen.kernels.peak` has for the machine. A barrier is measured with what belongs
-to it in a step: the workers meet, and get the next region's work handed out.
+The peaks are of the kinds that `rlx.backends.cpu.kernels.linear.peak` has for the machine. A barrier is measured with
+what belongs to it in a step: the workers meet, and get the next region's work handed out.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import numpy as np
 from sides import Ids, main
 
 from rlx import SampleOpts, __version__, auto_runner
-from rlx.runners import costs
-from rlx.runners.engine import Engine
+from rlx.runners.engine import costs
+from rlx.runners.engine.engine import Engine
 
 
 class RlxSide:

@@ -26,12 +26,12 @@ from dataclasses import dataclass, field
 
 from rlx import demo
 from rlx.errors import UnsupportedModelError
-from rlx.runners.checks import check_finite
-from rlx.runners.engine import Engine
-from rlx.runners.generation import Logits
-from rlx.runners.looked_up import LookedUp
-from rlx.runners.prediction import HeadDrafter
-from rlx.runners.speculative import Counters, Drafter, PromptLookup, Speculation
+from rlx.runners.engine.engine import Engine
+from rlx.runners.generation.checks import check_finite
+from rlx.runners.generation.requests import Logits
+from rlx.runners.speculation.mtp import HeadDrafter
+from rlx.runners.speculation.prompt_lookup import LookedUp
+from rlx.runners.speculation.speculative import Counters, Drafter, PromptLookup, Speculation
 from rlx.sampling import SampleOpts, Sampler
 from rlx.text.chat import chat_ids
 

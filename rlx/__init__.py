@@ -16,7 +16,7 @@ TYPE_CHECKING = False  # what `typing` would say; to import it costs more than a
 if TYPE_CHECKING:
     from typing import Any
 
-    from rlx.codegen.target import Target
+    from rlx.backends.cpu.target import Target
     from rlx.errors import (
         AmbiguousModelError,
         ArgumentError,
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
         TokenLogprob,
         auto_runner,
     )
-    from rlx.runners.token_generator import GemmaGenerator, TokenGenerator
+    from rlx.runners.generator.token_generator import GemmaGenerator, TokenGenerator
     from rlx.runtime.cache import CompileCache
     from rlx.runtime.devices import Device, devices
     from rlx.runtime.executable import Executable, compile
@@ -81,14 +81,14 @@ _HOME = {
     "Snapshot": "rlx.runtime.snapshot",
     "devices": "rlx.runtime.devices",
     "Device": "rlx.runtime.devices",
-    "Target": "rlx.codegen.target",
+    "Target": "rlx.backends.cpu.target",
     "CTX": "rlx.ir.dims",
     "PAST_SEQ": "rlx.ir.dims",
     "SEQ": "rlx.ir.dims",
     "Dim": "rlx.ir.dims",
     "Graph": "rlx.ir.graph",
     "CompileProfile": "rlx.profile",
-    "GemmaGenerator": "rlx.runners.token_generator",
+    "GemmaGenerator": "rlx.runners.generator.token_generator",
     "GemmaRunner": "rlx.runners",
     "Llama32Runner": "rlx.runners",
     "LmRunner": "rlx.runners",
@@ -100,7 +100,7 @@ _HOME = {
     "Executable": "rlx.runtime.executable",
     "compile": "rlx.runtime.executable",
     "StreamDetokenizer": "rlx.text",
-    "TokenGenerator": "rlx.runners.token_generator",
+    "TokenGenerator": "rlx.runners.generator.token_generator",
     "Tokenizer": "rlx.text",
     "load_tokenizer": "rlx.text",
 }

@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pretend_to_be(name: str) -> None:
     """From now on this machine has what the target has, and no level above it."""
-    from rlx.codegen import target as targets
+    from rlx.backends.cpu import target as targets
 
     triple, features = targets._host()
     target = targets.Target.host(name)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from rlx.errors import NumericalError
-from rlx.runners.ahead import Ahead
-from rlx.runners.ready import ProgramRecord, ReadyPrograms
+from rlx.runners.engine.ahead import Ahead
+from rlx.runners.engine.ready import ProgramRecord, ReadyPrograms
 from rlx.runtime.compile import Compilation
 
 
@@ -224,7 +224,7 @@ class Opened:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], FakeEngine]) -> Opened:
-    """Puts a module in the place of `rlx.runners.engine` whose `Engine.open` calls `make`."""
+    """Puts a module in the place of `rlx.runners.engine.engine` whose `Engine.open` calls `make`."""
     opened = Opened()
 
     def open_(source: Any, **options: Any) -> FakeEngine:
@@ -237,9 +237,9 @@ def install(monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], FakeEngine])
         opened.engines.append(make(path))
         return opened.engines[-1]
 
-    module = ModuleType("rlx.runners.engine")
+    module = ModuleType("rlx.runners.engine.engine")
     module.Engine = SimpleNamespace(open=open_)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "rlx.runners.engine", module)
+    monkeypatch.setitem(sys.modules, "rlx.runners.engine.engine", module)
     return opened
 
 

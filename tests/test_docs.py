@@ -17,9 +17,9 @@ import pytest
 
 import rlx
 from rlx import demo
+from rlx.backends.cpu.layouts import BLOCK_ROWS, PACKINGS
+from rlx.backends.cpu.target import Target
 from rlx.cli.main import cli
-from rlx.codegen.layouts import BLOCK_ROWS, PACKINGS
-from rlx.codegen.target import Target
 from rlx.ir import ops
 from rlx.ir.dtypes import BF16, DTYPES, Q8A, DType
 from rlx.models import SUPPORTED

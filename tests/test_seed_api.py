@@ -331,4 +331,4 @@ def test_the_original_s_variable_for_dynamic_decode(
     value: str, mode: str, gemma: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLX_GEMMA_DYNAMIC_DECODE", value)
-    assert gemma.g.with_inference_caches(64)._engine.modes.decode == mode
+    assert gemma.g.with_inference_caches(64)._engine.bucketing.decode == mode

@@ -1,4 +1,4 @@
-"""Write the templates of rlx's own loop kernels, which the package brings: `rlx/codegen/templates.xz`.
+"""Write the templates of rlx's own loop kernels, which the package brings: `rlx/backends/cpu/templates.xz`.
 
     python tools/lower_loops.py            # after a change of a loop kernel, of the front end, or of Numba's version
     python tools/lower_loops.py --check    # lower everything again and compare: 0 if the archive is what it would be
@@ -18,23 +18,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlx.codegen import loops
-from rlx.codegen.kernels import (
+from rlx.backends.cpu import loops
+from rlx.backends.cpu.kernels.cache import kv
+from rlx.backends.cpu.kernels.delta import plain as delta_plain
+from rlx.backends.cpu.kernels.packing import pack
+from rlx.backends.cpu.kernels.rows import (
     copy,
-    delta_plain,
     embedding,
     gather,
-    kv,
     lookup,
     norm,
-    pack,
     quantize,
     reduce,
     rope,
     softmax,
 )
-from rlx.codegen.layouts import PACKINGS
-from rlx.codegen.templates import ARCHIVE, Template, write_archive
+from rlx.backends.cpu.layouts import PACKINGS
+from rlx.backends.cpu.templates import ARCHIVE, Template, write_archive
 from rlx.errors import RlxError
 from rlx.export import quantizers
 from rlx.ir.dtypes import KV_DTYPES

@@ -18,7 +18,7 @@ from rlx.ir.dtypes import KV_DTYPES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rlx.runners.engine import Engine
+    from rlx.runners.engine.engine import Engine
     from rlx.runtime.profiling import OpTime
 
 _COUNT = click.IntRange(1)
@@ -38,7 +38,7 @@ def bench(model: str | None, prompt: int, generate: int, repeat: int, as_json: b
     """Measure prefill and decode of MODEL, by default the demo model."""
     from rlx import demo
     from rlx.runners.auto import runner_class
-    from rlx.runners.engine import Engine
+    from rlx.runners.engine.engine import Engine
     from rlx.weights import open_weights
 
     loader = open_weights(model if model is not None else demo.path())
@@ -61,7 +61,7 @@ def measure(
     engine: Engine, prompt: int, generate: int, repeat: int, warm: Callable[[], object] = lambda: None
 ) -> dict[str, Any]:
     """Medians of several runs, interleaved with measurements of the read bandwidth; `warm` is called before them."""
-    from rlx.runners import costs
+    from rlx.runners.engine import costs
 
     ids = [(7919 * i) % engine.config.vocab_size for i in range(prompt)]
     engine.forward(ids)  # compiles, and touches every page

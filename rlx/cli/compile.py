@@ -17,7 +17,7 @@ from rlx.cli.output import Bars, counted, size
 from rlx.cli.stages import Shown, shown_options
 
 if TYPE_CHECKING:
-    from rlx.runners.ready import ProgramRecord
+    from rlx.runners.engine.ready import ProgramRecord
     from rlx.weights import WeightLoader
 
 CONFIG = "config.json"
@@ -99,7 +99,7 @@ def _source(model: str | None, engine: dict[str, Any], shape: str | None, weight
 def _usual_shape(model: str | None, profile: str | None) -> str | None:
     """The shape to compile for a profile of a family of which there is no model; None where there is one."""
     from rlx.models.shapes import USUAL
-    from rlx.runners.model_choice import family_without_model
+    from rlx.runners.opening.model_choice import family_without_model
 
     family = family_without_model(model, profile)
     if family is None:
@@ -158,7 +158,7 @@ def _line(record: ProgramRecord) -> str:
 
 def _check(model: str | WeightLoader, engine: dict[str, Any], batch: int, as_json: bool) -> None:
     """Raises an error for what does not fit; otherwise prints a line per program that would be compiled."""
-    from rlx.runners.batch import batch_programs
+    from rlx.runners.engine.batch import batch_programs
     from rlx.runtime.key import range_text
 
     with open_plan(model, engine) as plan:

@@ -104,8 +104,8 @@ def _runnable(loader: WeightLoader) -> dict[str, Any]:
     from rlx import models
     from rlx.ir.dtypes import DTYPES
     from rlx.runners.auto import runner_class
-    from rlx.runners.opened import open_model
-    from rlx.runners.setup import profile_beside
+    from rlx.runners.opening.opened import open_model
+    from rlx.runners.opening.setup import profile_beside
 
     try:
         runner = runner_class(loader)
@@ -157,7 +157,7 @@ def _memory(graphs: Mapping[str, Graph], config: ModelConfig) -> dict[str, Any]:
 
 def _weight_bytes(graph: Graph) -> int:
     """Memory of the weights in bytes; a table that is only looked up stays in the file and needs none."""
-    from rlx.codegen.layouts import packed_bytes
+    from rlx.backends.cpu.layouts import packed_bytes
     from rlx.passes.layout import MATRIX_LAYOUT, layout
     from rlx.passes.options import Options
 

@@ -15,7 +15,7 @@ from rlx.ir.dtypes import KV_DTYPES
 if TYPE_CHECKING:
     from rlx.runners import CachedRunner
     from rlx.runners.auto import Progress
-    from rlx.runners.setup import Plan
+    from rlx.runners.opening.setup import Plan
     from rlx.runtime.cache import CompileCache
     from rlx.weights import WeightLoader
 
@@ -103,7 +103,7 @@ def model_path(model: str | None, engine: dict[str, Any], *, tell_demo: bool = F
     Raises:
         AmbiguousModelError, ProfileError: as `choose_model`.
     """
-    from rlx.runners.model_choice import choose_model
+    from rlx.runners.opening.model_choice import choose_model
 
     profile = engine.get("profile")
     choice = choose_model(model, profile)
@@ -127,7 +127,7 @@ def open_plan(model: str | WeightLoader, engine: dict[str, Any]) -> Iterator[Pla
         ModelFileError, ProfileError, ArgumentError, TargetError: as `auto_runner`.
     """
     from rlx.runners.auto import runner_class
-    from rlx.runners.setup import Plan
+    from rlx.runners.opening.setup import Plan
     from rlx.weights import open_weights
 
     with open_weights(model) if isinstance(model, str) else model as loader:

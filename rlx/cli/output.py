@@ -126,7 +126,7 @@ class Answer:
         min_tokens: int = 0,
         keep: Set[int] = frozenset(),
     ) -> None:
-        from rlx.runners.stopping import AnswerText
+        from rlx.runners.generation.stopping import AnswerText
 
         self.ids: list[int] = []
         self._answer, self._min_tokens = AnswerText(tokenizer, stop, keep), min_tokens

@@ -15,7 +15,7 @@ from rlx.errors import ProfileError
 
 if TYPE_CHECKING:
     from rlx.profile import CompileProfile
-    from rlx.runners.setup import Plan
+    from rlx.runners.opening.setup import Plan
 
 
 #: Keys whose default depends on the machine, the environment or other keys. Written as values they would override it.

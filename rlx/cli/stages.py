@@ -99,17 +99,17 @@ class Shown:
     def _print_stage(self, model: str | WeightLoader, engine: dict[str, Any], batch: int, stage: str) -> None:
         """Runs the passes up to a stage, and prints what they made. No code is made, and nothing is stored."""
         from rlx.passes import pipeline
-        from rlx.runners.batch import programs_of
+        from rlx.runners.engine.batch import programs_of
 
         with open_plan(model, engine) as plan:
             profile, target = plan.setup.profile, plan.setup.target
             bf16 = {"bf16_dots": target.has_bf16_dots, "bf16_tiles": target.has_bf16_tiles}
-            for wanted in programs_of(profile, **self.programs(batch)):
-                _check_stage(stage, wanted.phase)
-                options = wanted.options(profile).effective(**bf16)
-                stages = pipeline.stages(wanted.variant(plan.graph), options)
+            for spec in programs_of(profile, **self.programs(batch)):
+                _check_stage(stage, spec.phase)
+                options = spec.options(profile).effective(**bf16)
+                stages = pipeline.stages(spec.variant(plan.graph), options)
                 text = next(str(result) for name, result in stages if name.split("-", 1)[1] == stage)
-                _print(f"{wanted.name} after {stage}" if stage != "graph" else f"{wanted.name} before all passes", text)
+                _print(f"{spec.name} after {stage}" if stage != "graph" else f"{spec.name} before all passes", text)
 
     def _print_code(self, model: str | WeightLoader, engine: dict[str, Any], batch: int) -> None:
         """Prints a form of the code of programs, which are compiled if they are not in the cache."""

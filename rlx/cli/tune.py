@@ -16,8 +16,8 @@ from rlx.cli.output import Bars, counted, printable, table
 from rlx.errors import CacheError
 
 if TYPE_CHECKING:
-    from rlx.codegen.target import Target
-    from rlx.codegen.tuning import Tuning
+    from rlx.backends.cpu.target import Target
+    from rlx.backends.cpu.tuning import Tuning
     from rlx.runtime.autotune import Outcome, Row
     from rlx.runtime.store import Store
 
@@ -51,7 +51,7 @@ def tune(show: bool, reset: bool, dry_run: bool, threads: int | None, seconds: f
 
 
 def _tune(threads: int | None, seconds: float, dry_run: bool) -> None:
-    from rlx.codegen.target import Target
+    from rlx.backends.cpu.target import Target
     from rlx.runtime.limits import worker_count
     from rlx.runtime.tuned import Measured, keep
 
@@ -72,7 +72,7 @@ def _tune(threads: int | None, seconds: float, dry_run: bool) -> None:
 
 
 def _measure(target: Target, workers: int, seconds: float) -> Outcome:
-    from rlx.codegen.tuning import Tuning
+    from rlx.backends.cpu.tuning import Tuning
     from rlx.runtime import autotune
     from rlx.runtime.compile import Compiler
     from rlx.runtime.threads import WorkerPool
@@ -93,8 +93,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _show() -> None:
-    from rlx.codegen.target import Target
-    from rlx.codegen.tuning import Tuning
+    from rlx.backends.cpu.target import Target
+    from rlx.backends.cpu.tuning import Tuning
     from rlx.runtime.cache import CompileCache
     from rlx.runtime.tuned import FILE, find
 
@@ -136,7 +136,7 @@ def _writable() -> Store:
 
 
 def _warn_if_busy() -> None:
-    from rlx.codegen.target import cpu_count
+    from rlx.backends.cpu.target import cpu_count
 
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load > 0.5 * cpu_count():
@@ -145,7 +145,7 @@ def _warn_if_busy() -> None:
 
 def _changes(tuning: Tuning, target: Target) -> str:
     """The numbers that differ from the defaults, in one line."""
-    from rlx.codegen.tuning import Tuning
+    from rlx.backends.cpu.tuning import Tuning
 
     default = Tuning.default(target.level).as_dict()
     changed = [f"{name} {value}" for name, value in tuning.as_dict().items() if value != default[name]]

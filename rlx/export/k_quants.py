@@ -14,8 +14,8 @@ Between the steps a sub-block's numbers stand, as f32, in the part of the output
 
 from __future__ import annotations
 
-from rlx.codegen.loops import HOLE, SUM_FLAGS, Helper, Ptr, Scalar, fastmath
-from rlx.codegen.scalars import (
+from rlx.backends.cpu.loops import HOLE, SUM_FLAGS, Helper, Ptr, Scalar, fastmath
+from rlx.backends.cpu.scalars import (
     f16_to_f32,
     f32,
     f32_to_f16,
@@ -248,7 +248,7 @@ def integer(out: Ptr, at: int) -> Scalar:
 
 
 def write_integers(out: Ptr, to: int) -> None:
-    """Eight s and eight m of 6 bits in bytes 4 to 15; `rlx.codegen.blocks` says how."""
+    """Eight s and eight m of 6 bits in bytes 4 to 15; `rlx.backends.cpu.blocks` says how."""
     for j in range(4):
         s, m = integer(out, to + 16 + j * 8), integer(out, to + 20 + j * 8)
         s4, m4 = integer(out, to + 48 + j * 8), integer(out, to + 52 + j * 8)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.codegen.kernel import Kernel
+from rlx.backends.cpu.kernel import Kernel
 from rlx.errors import ArgumentError, WeightError
 from rlx.export.model import ExportTensor
 from rlx.export.writer import Planned
@@ -76,7 +76,7 @@ class EncoderCompiler(Compiler):
     """A compiler that also compiles encoders."""
 
     def encoder(self, dtype: DType) -> NativeCode:
-        """The step that encodes numbers as this type, see `rlx.codegen.ranges`; its one symbol is the step."""
+        """The step that encodes numbers as this type, see `rlx.backends.cpu.ranges`; its one symbol is the step."""
         what, options = f"the encoder of {dtype.name}", {"source": _source_digest()}
         return self._range(lambda: kernel(dtype), what=what, kind="encode", name=dtype.name, options=options)
 
@@ -88,7 +88,7 @@ def kernel(dtype: DType) -> Kernel:
     Raises:
         ArgumentError: there is no encoder for this type.
     """
-    from rlx.codegen.loops import loop_kernel
+    from rlx.backends.cpu.loops import loop_kernel
     from rlx.export import k_quants, simple_quants
 
     encoder = _encoder(dtype)

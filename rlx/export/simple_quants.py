@@ -6,8 +6,8 @@ test compares every bit with the `gguf` package's.
 
 from __future__ import annotations
 
-from rlx.codegen.loops import HOLE, Helper, Ptr, Scalar
-from rlx.codegen.scalars import f32, f32_to_bf16, f32_to_f16, i32, store_u16, store_u32, u8, u32
+from rlx.backends.cpu.loops import HOLE, Helper, Ptr, Scalar
+from rlx.backends.cpu.scalars import f32, f32_to_bf16, f32_to_f16, i32, store_u16, store_u32, u8, u32
 
 #: Holes: bytes of a block; the code that means 0, half the number of codes; the conversion of one number.
 BYTES: int = HOLE

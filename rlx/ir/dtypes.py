@@ -101,7 +101,7 @@ Q1_0 = DType("q1_0", 128, 18, None, 41)
 # 8-bit floats of safetensors checkpoints, rearranged into blocks: an f32 scale, then 32 e4m3fn bytes.
 F8_E4M3 = DType("f8_e4m3", 32, 36)
 
-# An int8 activation row: see rlx/codegen/layouts.py for its bytes. Does not occur in files.
+# An int8 activation row: see rlx/backends/cpu/layouts.py for its bytes. Does not occur in files.
 Q8A = DType("q8a", 32, 44)
 
 #: Activation types of a linear: f32, or the output types of `quantize`.

@@ -1,7 +1,7 @@
 """Layout: decides how weights and caches lie in memory, and makes packing a node that runs once at load.
 
-- Matrices of linears are packed in blocks of 16 output rows (`r16k4`, see `rlx.codegen.layouts`). A stack of experts is
-  packed expert by expert.
+- Matrices of linears are packed in blocks of 16 output rows (`r16k4`, see `rlx.backends.cpu.layouts`). A stack of
+  experts is packed expert by expert.
 - A table that is only looked up, in this graph and in all others of the model, stays as it is in the file (`file`).
 - Key caches lie in tiles of 16 positions, so that attention scores need no horizontal sums.
 """

@@ -9,8 +9,8 @@ from rlx.runners.auto import auto_runner
 from rlx.runners.base import LmRunner
 from rlx.runners.cached import CachedRunner
 from rlx.runners.families import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner
-from rlx.runners.generation import Generation, Step, Stream, TokenLogprob
-from rlx.runners.stopping import FinishReason, Stopping
+from rlx.runners.generation.requests import Generation, Step, Stream, TokenLogprob
+from rlx.runners.generation.stopping import FinishReason, Stopping
 from rlx.runners.text_runner import Answer, TextRunner
 
 __all__ = [

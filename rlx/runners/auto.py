@@ -21,7 +21,7 @@ from rlx.runtime.devices import device as find_device
 from rlx.sampling.options import Sample
 
 if TYPE_CHECKING:
-    from rlx.runners.configured import Config
+    from rlx.runners.opening.configured import Config
     from rlx.weights.loader import WeightLoader
 
 Progress = Callable[[str, int, int], None]
@@ -153,8 +153,8 @@ def auto_runner(
         ArgumentError, ProfileError, TargetError: an option is out of its range.
         ResourceError: the system refuses memory, threads or file descriptors.
     """
-    from rlx.runners.configured import open_with
-    from rlx.runners.model_choice import choose_model
+    from rlx.runners.opening.configured import open_with
+    from rlx.runners.opening.model_choice import choose_model
 
     find_device(device)
     if isinstance(path, str | PathLike) or path is None:

@@ -17,9 +17,9 @@ import numpy as np
 
 from rlx.arguments import known_arguments
 from rlx.errors import ArgumentError, MultimodalError, PromptError, TokenizerError
-from rlx.runners.checks import TokenIds, check_ids, fit_context
-from rlx.runners.exclusive import Exclusive, Use
-from rlx.runners.generation import (
+from rlx.runners.generation.checks import TokenIds, check_ids, fit_context
+from rlx.runners.generation.exclusive import Exclusive, Use
+from rlx.runners.generation.requests import (
     Ending,
     Generation,
     Logits,
@@ -31,7 +31,7 @@ from rlx.runners.generation import (
     steps,
     stepwise,
 )
-from rlx.runners.stopping import OnToken, checked_count
+from rlx.runners.generation.stopping import OnToken, checked_count
 from rlx.runtime.devices import Device
 from rlx.sampling import SampleOpts, Sampler
 from rlx.sampling.options import Sample, resolved

@@ -14,8 +14,8 @@ from rlx.errors import ArgumentError, MultimodalError
 
 if TYPE_CHECKING:
     from rlx.profile import ProfileLike
-    from rlx.runners.configured import Config
-    from rlx.runners.stopping import OnToken
+    from rlx.runners.generation.stopping import OnToken
+    from rlx.runners.opening.configured import Config
     from rlx.runtime.cache import CompileCache
     from rlx.runtime.compile import Progress
     from rlx.runtime.devices import Device

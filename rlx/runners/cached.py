@@ -16,16 +16,16 @@ import numpy as np
 
 from rlx.errors import ArgumentError, BusyError, PromptError, TokenizerError, UnsupportedModelError
 from rlx.runners.base import GREEDY, checked_speculation
-from rlx.runners.batch import generate_together
-from rlx.runners.checks import TokenIds, check_finite, check_ids
-from rlx.runners.exclusive import Use
-from rlx.runners.generation import Generation, Logits, Request, Source, stepwise
-from rlx.runners.looked_up import LookedUp
-from rlx.runners.ready import ReadyPrograms
-from rlx.runners.speculative import Counters, Drafter, PromptLookup, Speculation
-from rlx.runners.stopping import OnToken
+from rlx.runners.engine.batch import generate_together
+from rlx.runners.engine.ready import ReadyPrograms
+from rlx.runners.engine.token_engine import TokenEngine
+from rlx.runners.generation.checks import TokenIds, check_finite, check_ids
+from rlx.runners.generation.exclusive import Use
+from rlx.runners.generation.requests import Generation, Logits, Request, Source, stepwise
+from rlx.runners.generation.stopping import OnToken
+from rlx.runners.speculation.prompt_lookup import LookedUp
+from rlx.runners.speculation.speculative import Counters, Drafter, PromptLookup, Speculation
 from rlx.runners.text_runner import TextRunner
-from rlx.runners.token_engine import TokenEngine
 from rlx.runtime.devices import Device
 from rlx.sampling import SampleOpts
 from rlx.sampling.options import Sample, resolved

@@ -13,14 +13,14 @@ from rlx.arguments import OPENING, check_arguments
 from rlx.errors import named_refusals
 from rlx.runners.builder import RunnerBuilder
 from rlx.runners.cached import CachedRunner
-from rlx.runners.stopping import OnToken
+from rlx.runners.generation.stopping import OnToken
 from rlx.runtime.devices import Device
 from rlx.runtime.devices import device as find_device
 from rlx.sampling.options import Sample
 
 if TYPE_CHECKING:
-    from rlx.runners.configured import Config
-    from rlx.runners.token_engine import TokenEngine
+    from rlx.runners.engine.token_engine import TokenEngine
+    from rlx.runners.opening.configured import Config
     from rlx.weights.loader import WeightLoader
 
 
@@ -63,7 +63,7 @@ class FamilyRunner(CachedRunner):
             ModelFileError: the file cannot be used.
             TargetError: there is no such device.
         """
-        from rlx.runners.configured import open_with
+        from rlx.runners.opening.configured import open_with
 
         check_arguments(f"{cls.__name__}.from_path", options, [*_FROM_PATH, *sorted(OPENING)])
         place = find_device(device)
@@ -107,7 +107,7 @@ RUNNERS: dict[str, type[FamilyRunner]] = {
 @named_refusals()
 def open_engine(path: str | PathLike[str] | WeightLoader, options: dict[str, Any]) -> TokenEngine:
     """`Engine.open`; imported here because the engine imports the compiler."""
-    from rlx.runners.engine import Engine
+    from rlx.runners.engine.engine import Engine
 
     engine: TokenEngine = Engine.open(path, **{"compile_ahead": None, **options})
     return engine

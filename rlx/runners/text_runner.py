@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rlx.arguments import SAMPLING, check_arguments
 from rlx.errors import ArgumentError
 from rlx.runners.base import LmRunner
-from rlx.runners.generation import Generation, Step, Stream
-from rlx.runners.stopping import AnswerText, FinishReason, checked_count, stop_strings
+from rlx.runners.generation.requests import Generation, Step, Stream
+from rlx.runners.generation.stopping import AnswerText, FinishReason, checked_count, stop_strings
 from rlx.sampling.options import combined
 
 if TYPE_CHECKING:

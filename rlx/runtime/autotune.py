@@ -24,13 +24,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.codegen.calls import Units
-from rlx.codegen.handout import grain
-from rlx.codegen.kernels.linear import macro_rows, units
-from rlx.codegen.kernels.linear_stream import parts
-from rlx.codegen.layouts import BLOCK_ROWS, packed_bytes, q8a_quantize
-from rlx.codegen.target import Target
-from rlx.codegen.tuning import Tuning
+from rlx.backends.cpu.calls import Units
+from rlx.backends.cpu.kernels.linear.linear import macro_rows, units
+from rlx.backends.cpu.kernels.linear.stream import parts
+from rlx.backends.cpu.layouts import BLOCK_ROWS, packed_bytes, q8a_quantize
+from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.tuning import Tuning
+from rlx.backends.cpu.work_stealing import grain
 from rlx.env import parse_size
 from rlx.errors import RlxError
 from rlx.ir.dtypes import BF16, Q4_K, Q6_K, Q8_0, DType

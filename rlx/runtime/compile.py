@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlx import trace
-from rlx.codegen import link
-from rlx.codegen.kernel import Kernel
-from rlx.codegen.layouts import BLOCK_ROWS
-from rlx.codegen.target import Target
+from rlx.backends.cpu import link
+from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.layouts import BLOCK_ROWS
+from rlx.backends.cpu.target import Target
 from rlx.errors import ArgumentError, named_refusals
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
@@ -40,7 +40,7 @@ from rlx.runtime.threads import RuntimeLibrary, WorkerPool, runtime_llvm
 from rlx.runtime.tuned import tuned
 
 if TYPE_CHECKING:
-    from rlx.codegen.llvm import Compiled
+    from rlx.backends.cpu.llvm import Compiled
 
 #: Compiled modules that a process keeps for a target, for the programs that it compiles next.
 MODULES = 256
@@ -251,7 +251,7 @@ class Compiler:
         return options.effective(bf16_dots=target.has_bf16_dots, bf16_tiles=target.has_bf16_tiles)
 
     def _build_program(self, graph: Graph, options: Options, on_kernel: link.OnKernel) -> dict[str, bytes | str]:
-        from rlx.codegen.llvm import Modules
+        from rlx.backends.cpu.llvm import Modules
 
         files: dict[str, bytes | str] = {}
         marks = [time.perf_counter()]
@@ -282,10 +282,10 @@ class Compiler:
         return files
 
     def packer(self, dtype: DType) -> NativeCode:
-        """The step that packs a matrix of this type, see `rlx.codegen.ranges`; its one symbol is the step."""
+        """The step that packs a matrix of this type, see `rlx.backends.cpu.ranges`; its one symbol is the step."""
 
         def kernel() -> Kernel:
-            from rlx.codegen.kernels.pack import pack
+            from rlx.backends.cpu.kernels.packing.pack import pack
 
             return pack(dtype)
 
@@ -298,20 +298,20 @@ class Compiler:
         )
 
     def peak(self, kind: str) -> NativeCode:
-        """The step that measures an arithmetic peak, see `rlx.codegen.kernels.peak`."""
+        """The step that measures an arithmetic peak, see `rlx.backends.cpu.kernels.linear.peak`."""
 
         def kernel() -> Kernel:
-            from rlx.codegen.kernels.peak import peak
+            from rlx.backends.cpu.kernels.linear.peak import peak
 
             return peak(kind, self.target)
 
         return self._range(kernel, what="a measurement", kind="peak", name=kind)
 
     def linear(self, dtype: DType, k: int, act: str, *, single: bool) -> NativeCode:
-        """The step of a linear of n results, a multiple of 16, that `rlx tune` times, see `rlx.codegen.ranges`."""
+        """The step of a linear of n results, a multiple of 16, that `rlx tune` times, see `rlx.backends.cpu.ranges`."""
 
         def kernel() -> Kernel:
-            from rlx.codegen.kernels.linear import linear
+            from rlx.backends.cpu.kernels.linear.linear import linear
 
             return linear(dtype, BLOCK_ROWS, k, act, self.target, single=single)
 
@@ -322,7 +322,7 @@ class Compiler:
         """A kernel as a step of its own; `what` it is, for whoever waits for it."""
 
         def build(on_kernel: link.OnKernel) -> Built:
-            from rlx.codegen.ranges import range_step
+            from rlx.backends.cpu.ranges import range_step
 
             kernel = make()
             name, step = range_step(kernel)
@@ -344,7 +344,7 @@ class Compiler:
 
     def _objects(self, **texts: str) -> dict[str, bytes | str]:
         """The files of modules by their names."""
-        from rlx.codegen.llvm import Modules
+        from rlx.backends.cpu.llvm import Modules
 
         with Modules(self.target, _compiled(self.target)) as modules:
             for name, text in texts.items():

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlx import trace
-from rlx.codegen.target import Target
+from rlx.backends.cpu.target import Target
 from rlx.ir.graph import Graph
 from rlx.runtime.inspection import Inspectable
 

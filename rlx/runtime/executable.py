@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlx.arguments import known_arguments
-from rlx.codegen.target import Target
+from rlx.backends.cpu.target import Target
 from rlx.errors import ArgumentError, BusyError
 from rlx.ir import dims, text
 from rlx.ir.dtypes import DTYPES

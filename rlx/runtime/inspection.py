@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rlx.codegen.target import Target
+from rlx.backends.cpu.target import Target
 from rlx.errors import ArgumentError
 from rlx.passes.report import Report
 
@@ -91,7 +91,7 @@ class Inspectable:
         Raises:
             ArgumentError, CacheError: as `source`.
         """
-        from rlx.codegen.llvm import assembly
+        from rlx.backends.cpu.llvm import assembly
 
         return "\n".join(f"# {name}\n{assembly(text, self._target)}" for name, text in self._modules(kernel))
 
@@ -122,7 +122,7 @@ def disassembly(entry: Entry, name: str) -> str:
         CacheError: the entry has no such file, or no module for it.
         CompileError: the LLVM of this installation cannot read the module.
     """
-    from rlx.codegen.llvm import Module
+    from rlx.backends.cpu.llvm import Module
 
     level, triple, cpu, features = (str(entry.key.target[word]) for word in ("level", "triple", "cpu", "features"))
     target = Target(level, triple, cpu, features)

@@ -30,7 +30,7 @@ FORMAT = 1
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 # What writes code. The worker loop is IR text in a file of the runtime.
-_GENERATORS = ("ir/**/*.py", "passes/**/*.py", "codegen/**/*.py", "codegen/*.xz", "runtime/loop*.py")
+_GENERATORS = ("ir/**/*.py", "passes/**/*.py", "backends/**/*.py", "backends/**/*.xz", "runtime/loop*.py")
 
 # Numba's settings that change what its front end emits.
 _NUMBA_SETTINGS = (

@@ -2,7 +2,7 @@
 
 Runtime, under `kv.py`. A tile of f32, f16 or bf16 is [head_dim][16 positions]. A tile of a block type has, for each
 block of 32 elements, 16 scales of two bytes and then the codes as pieces [n][16 positions]; see
-`rlx.codegen.kernels.attention_cache`. A row holds the blocks of one position, as bytes that are moved unchanged.
+`rlx.backends.cpu.kernels.attention.cache`. A row holds the blocks of one position, as bytes that are moved unchanged.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx import env
-from rlx.codegen.target import cpu_count, usable_cpus
+from rlx.backends.cpu.target import cpu_count, usable_cpus
 from rlx.errors import ArgumentError
 from rlx.passes.options import MAX_PAST
 from rlx.runtime.threads import MAX_WORKERS

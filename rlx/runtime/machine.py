@@ -59,7 +59,7 @@ def _check_sums(sums: AlignedBuffer, n: int, lines: int) -> None:
 
 def arithmetic_peaks(compiler: Compiler, pool: WorkerPool) -> dict[str, float]:
     """`arithmetic_peak` of every kind that the compiler's target has instructions for."""
-    from rlx.codegen.kernels.peak import kinds
+    from rlx.backends.cpu.kernels.linear.peak import kinds
 
     return {kind: arithmetic_peak(kind, compiler, pool) for kind in kinds(compiler.target)}
 
@@ -72,9 +72,9 @@ def arithmetic_peak(kind: str, compiler: Compiler, pool: WorkerPool, seconds: fl
             (fused multiply-adds).
 
     Raises:
-        CompileError: the compiler's target does not support this arithmetic (see `rlx.codegen.kernels.peak.kinds`).
+        CompileError: the compiler's target does not support this arithmetic (see `peak.kinds`).
     """
-    from rlx.codegen.kernels.peak import operations
+    from rlx.backends.cpu.kernels.linear.peak import operations
 
     (step,) = compiler.peak(kind).addresses.values()
     units, best, end = 64 * pool.n, 0.0, time.perf_counter() + seconds

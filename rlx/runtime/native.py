@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.codegen.handout import counter_bytes
+from rlx.backends.cpu.work_stealing import counter_bytes
 from rlx.errors import ArgumentError, CompileError
 from rlx.ir import dims
 from rlx.ir.dtypes import DTYPES
@@ -59,7 +59,7 @@ class NativeProgram:
     """One instance of a compiled program, ready to run once its weights and states are bound.
 
     Args:
-        code, manifest: output of the linker (`rlx.codegen.link`); several instances share them.
+        code, manifest: output of the linker (`rlx.backends.cpu.link`); several instances share them.
         pool: the workers that run it.
 
     Attributes:

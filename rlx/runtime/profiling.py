@@ -50,7 +50,7 @@ class OpTime:
 
         Args:
             bandwidth: read bandwidth of all workers, in 10^9 bytes per second.
-            peaks: their peak rates, in 10^9 operations per second, by kind (`rlx.codegen.kernels.peak.kinds`).
+            peaks: their peak rates, in 10^9 operations per second, by kind (see `peak.kinds`).
         """
         arithmetic = sum(n / _peak(kind, peaks) for kind, n in self.operations.items())
         least, name = max((self.bytes / bandwidth, "memory"), (arithmetic, "arithmetic"))

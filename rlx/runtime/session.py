@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import SnapshotError
-from rlx.runtime.given import Given
 from rlx.runtime.kv import States
+from rlx.runtime.prompt_embeddings import PromptEmbeddings
 from rlx.runtime.snapshot import Snapshot
 
 Array = np.ndarray[Any, Any]
@@ -56,12 +56,12 @@ class Session:
         done: how many ids the states contain. After a rewind it may be less than `len(ids)`: the rest must be
             recomputed.
         recurrent: the names of the recurrent states.
-        given: the prompt embeddings that the session started with, or None.
+        embeddings: the prompt embeddings that the session started with, or None.
     """
 
     def __init__(self, states: States, checkpoints: bool = True) -> None:
         self.states, self.ids, self.done = states, array("i"), 0
-        self.given: Given | None = None
+        self.embeddings: PromptEmbeddings | None = None
         self._notes = checkpoints
         self._floor = self._kept = 0  # first position that rings hold: now, and before the current step
         self._torn = False  # whether recurrent states may be inconsistent with every length
@@ -118,14 +118,14 @@ class Session:
         if self._torn:
             self.rewind(len(self.ids))
 
-    def given_at(self, position: int) -> Given | None:
+    def embeddings_at(self, position: int) -> PromptEmbeddings | None:
         """The prompt embeddings if the position is computed from them, else None."""
-        return self.given if self.given is not None and position < len(self.given) else None
+        return self.embeddings if self.embeddings is not None and position < len(self.embeddings) else None
 
     def call_end(self, start: int, most: int) -> int:
         """End of a call of at most `most` rows from `start`: a call must not mix prompt embeddings and tokens."""
-        given = self.given_at(start)
-        return start + most if given is None else given.end(start, most)
+        embeddings = self.embeddings_at(start)
+        return start + most if embeddings is None else embeddings.end(start, most)
 
     def mark(self) -> None:
         """Records a checkpoint at `done`; data is copied only when a later step would overwrite it."""
@@ -162,7 +162,7 @@ class Session:
         everything must be recomputed.
         """
         del self.ids[length:]
-        self.given = self.given.first(length) if self.given is not None else None
+        self.embeddings = self.embeddings.first(length) if self.embeddings is not None else None
         self._checkpoints = [c for c in self._checkpoints if c.length <= length]
         at = min(self.done, length)
         if self._can_stand_at(at):
@@ -204,7 +204,7 @@ class Session:
         Raises:
             SnapshotError: the session started with prompt embeddings, which ids cannot represent.
         """
-        if self.given is not None:
+        if self.embeddings is not None:
             hint = "Prefill again with the embeddings instead of restoring."
             raise SnapshotError("a session that began with embeddings has no snapshot", where="snapshot", hint=hint)
         copy, length = self.states.copy_positions, self.done
@@ -215,7 +215,7 @@ class Session:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Replaces the session by a snapshot that has passed `check`; an interrupt leaves an empty session."""
-        self._checkpoints, self._torn, self._floor, self.given = [], True, _EVERYTHING, None
+        self._checkpoints, self._torn, self._floor, self.embeddings = [], True, _EVERYTHING, None
         self._ahead = 0
         del self.ids[:]
         length, floor = snapshot.position, 0

@@ -1,9 +1,9 @@
 """Weights in memory: matrices packed once for their kernels, small tensors as float32, one copy for every program.
 
 Runtime, between an open file and the programs. The "layout" in a weight's row of a program's manifest: "rows" is plain
-float32. "r16k4" is packed (`rlx.codegen.layouts`); a stack [E, n, k] is packed matrix by matrix, the rows of each
+float32. "r16k4" is packed (`rlx.backends.cpu.layouts`); a stack [E, n, k] is packed matrix by matrix, the rows of each
 padded to a multiple of 16. "file" is the mapped file itself: a table of which few rows are read needs no further
-memory. Packed matrices may also be mapped from the packed-weight cache of an earlier process (`rlx.runtime.kept`).
+memory. Packed matrices may also be mapped from the packed-weight cache of an earlier process (`packed_cache.py`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlx.codegen.calls import Units
-from rlx.codegen.handout import grain
-from rlx.codegen.layouts import packed_bytes, row_blocks
+from rlx.backends.cpu.calls import Units
+from rlx.backends.cpu.layouts import packed_bytes, row_blocks
+from rlx.backends.cpu.work_stealing import grain
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import DTYPES, DType
 from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT
 from rlx.runtime.compile import Compiler, Progress
-from rlx.runtime.kept import KeptWeights, MappedWeights, packed_rows
 from rlx.runtime.memory import Block, Slabs
+from rlx.runtime.packed_cache import MappedWeights, PackedWeightCache, packed_rows
 from rlx.runtime.threads import WorkerPool
 
 
@@ -129,7 +129,7 @@ class Tensors:
         weights: Mapping[str, Any],
         source: Source,
         progress: Progress | None = None,
-        kept: KeptWeights | None = None,
+        kept: PackedWeightCache | None = None,
     ) -> None:
         """Loads every weight of a manifest's table that is not loaded yet, reporting the bytes done.
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.codegen.target import usable_cpus
+from rlx.backends.cpu.target import usable_cpus
 from rlx.errors import ArgumentError, BusyError, CompileError, ResourceError
 from rlx.runtime.loop import CLOSED, OFFSETS, POOL_BYTES, SYMBOLS, runtime_llvm
 from rlx.runtime.memory import AlignedBuffer

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlx.codegen.target import Target
-from rlx.codegen.tuning import Tuning
+from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.tuning import Tuning
 from rlx.errors import ArgumentError, CacheError
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.key import digest_text, versions

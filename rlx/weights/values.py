@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from rlx.codegen import layouts
+from rlx.backends.cpu import layouts
 from rlx.errors import UnsupportedModelError
 from rlx.ir.dtypes import F8_E4M3, DType
 from rlx.weights.composed import FLOATS, to_float32

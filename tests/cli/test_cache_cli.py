@@ -14,10 +14,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from rlx.backends.cpu.llvm import compile_module
+from rlx.backends.cpu.target import Target
 from rlx.cli import cache as cli_cache
 from rlx.cli.main import cli
-from rlx.codegen.llvm import compile_module
-from rlx.codegen.target import Target
 from rlx.errors import CacheError
 from rlx.ir import ops
 from rlx.ir.dims import SEQ

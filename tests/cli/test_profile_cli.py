@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 import rlx
 from rlx import demo
+from rlx.backends.cpu.target import Target
 from rlx.cli.main import cli
-from rlx.codegen.target import Target
 from rlx.models.shapes import SHAPES, USUAL
 from rlx.profile.keys import FAMILIES, KEYS
-from rlx.runners.setup import Plan
+from rlx.runners.opening.setup import Plan
 from rlx.runtime.compile import Compiler
 from rlx.weights import open_weights
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.tuning import Tuning
 from rlx.cli.main import cli
-from rlx.codegen.target import Target
-from rlx.codegen.tuning import Tuning
 from rlx.runtime import autotune, tuned
 from rlx.runtime.autotune import Case
 from rlx.runtime.cache import CompileCache

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 import rlx
 from rlx import CTX, SEQ, dtypes, ops
-from rlx.codegen import target as targets
-from rlx.codegen.target import Target, supported_levels
+from rlx.backends.cpu import target as targets
+from rlx.backends.cpu.target import Target, supported_levels
 from rlx.ir.meaning import round_to
 from rlx.passes.options import Options
 from rlx.runtime.compile import Compiler

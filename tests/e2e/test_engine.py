@@ -15,14 +15,14 @@ import pytest
 import toy
 
 import rlx
-from rlx.codegen.target import LEVELS, Target
+from rlx.backends.cpu.target import LEVELS, Target
 from rlx.errors import ArgumentError, BusyError, PromptError, TargetError
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
 from rlx.passes import pipeline
 from rlx.passes.options import FUSIONS, Options
-from rlx.runners import engine as engine_module
-from rlx.runners.engine import Engine
+from rlx.runners.engine import engine as engine_module
+from rlx.runners.engine.engine import Engine
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.store import Store, default_root
 

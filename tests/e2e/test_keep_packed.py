@@ -18,8 +18,8 @@ from rlx.cli.main import cli
 from rlx.env import Policy
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.entry import Listing
-from rlx.runtime.kept import ALIGNMENT, DATA, KeptWeights
 from rlx.runtime.key import CompileKey
+from rlx.runtime.packed_cache import ALIGNMENT, DATA, PackedWeightCache
 from rlx.runtime.store import CacheWarning, Store
 from rlx.weights import open_weights
 from rlx.weights.gguf import GgufFile
@@ -145,11 +145,11 @@ def test_a_read_only_cache_is_read_and_not_written(model: Path, store: Store) ->
 
 def test_redo_makes_it_again(tmp_path: Path) -> None:
     store, key = Store(tmp_path), CompileKey("weights", "some model")
-    KeptWeights(CompileCache(store=store), key).keep({"a": memoryview(bytes(64))})
-    redo = KeptWeights(CompileCache(store=store, policy="redo"), key)
+    PackedWeightCache(CompileCache(store=store), key).keep({"a": memoryview(bytes(64))})
+    redo = PackedWeightCache(CompileCache(store=store, policy="redo"), key)
     assert redo.find() is None
     redo.keep({"a": memoryview(b"x" * 64), "b": memoryview(b"y" * 5000), "c": memoryview(b"z")})
-    found = KeptWeights(CompileCache(store=store), key).find()
+    found = PackedWeightCache(CompileCache(store=store), key).find()
     assert found is not None and found.nbytes == 4 * ALIGNMENT
     for name, expected in (("a", b"x" * 64), ("b", b"y" * 5000), ("c", b"z")):
         assert found.addresses[name] % ALIGNMENT == 0

@@ -10,7 +10,7 @@ import pytest
 import rlx
 from rlx import demo
 from rlx.errors import ArgumentError
-from rlx.runners.engine import Engine
+from rlx.runners.engine.engine import Engine
 
 types = pytest.mark.parametrize("dtype", ["q8_0", "q4_0"])
 PROMPT = "Once upon a time there was"

@@ -17,10 +17,10 @@ from rlx import models
 from rlx.errors import ArgumentError
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32
-from rlx.runners import costs
 from rlx.runners.cached import CachedRunner
-from rlx.runners.engine import Engine
-from rlx.runners.wanted import DECODE
+from rlx.runners.engine import costs
+from rlx.runners.engine.engine import Engine
+from rlx.runners.engine.program_spec import DECODE
 from rlx.weights import ModelWeights, open_weights
 
 Array = np.ndarray[Any, Any]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 CHOSEN = [
-    "tests/codegen/test_expert_tiles.py::test_experts_in_a_program",
-    "tests/codegen/test_target.py::test_native_is_the_widest_level_of_this_machine",
+    "tests/backends/cpu/test_expert_tiles.py::test_experts_in_a_program",
+    "tests/backends/cpu/test_target.py::test_native_is_the_widest_level_of_this_machine",
     "tests/e2e/test_bf16.py::test_the_key_says_whether_rows_may_be_rounded",
 ]
 

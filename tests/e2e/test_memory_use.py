@@ -13,7 +13,7 @@ import pytest
 from resident import rss_bytes
 
 import rlx
-from rlx.runners.engine import Engine
+from rlx.runners.engine.engine import Engine
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.memory import AlignedBuffer
 from rlx.runtime.native import NativeProgram

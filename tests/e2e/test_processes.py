@@ -21,7 +21,7 @@ import pytest
 
 import rlx
 from rlx.errors import CacheError
-from rlx.runners.costs import profile_step, step_bytes
+from rlx.runners.engine.costs import profile_step, step_bytes
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.store import CacheWarning, Store, default_root
 
@@ -107,8 +107,8 @@ SECOND = """
     with rlx.auto_runner(demo.path()) as runner:
         tokens = runner.generate({prompt}, 4, lambda token: times.append(time.time() - started), stop_at_eog=False)
         stats = runner.stats()["cache"]
-    heavy = ("numba", "gguf", "jinja2", "rich", "tokenizers", "transformers", "torch", "rlx.codegen.llvm",
-             "rlx.codegen.numba_frontend", "rlx.codegen.kernels.linear")
+    heavy = ("numba", "gguf", "jinja2", "rich", "tokenizers", "transformers", "torch", "rlx.backends.cpu.llvm",
+             "rlx.backends.cpu.numba_frontend", "rlx.backends.cpu.kernels.linear.linear")
     print(json.dumps({{
         "tokens": tokens, "first": times[0], "compiles": stats.compiles, "misses": stats.misses,
         "disk": stats.hits_disk, "heavy": [name for name in heavy if name in sys.modules],
@@ -341,8 +341,8 @@ def usable(folder: Path, model: Path, usual: list[int]) -> Iterator[None]:
 
 PLACES = {
     "in the passes": ("rlx.passes.pipeline", "lower"),
-    "in the kernels": ("rlx.codegen.link", "link_program"),
-    "in LLVM": ("rlx.codegen.llvm", "optimize"),
+    "in the kernels": ("rlx.backends.cpu.link", "link_program"),
+    "in LLVM": ("rlx.backends.cpu.llvm", "optimize"),
     "in the store": ("rlx.runtime.entry", "fill"),
 }
 

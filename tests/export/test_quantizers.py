@@ -11,8 +11,8 @@ from gguf.quants import dequantize
 from gguf.quants import quantize as reference
 from numpy.typing import NDArray
 
-from rlx.codegen.loops import python_form
-from rlx.codegen.target import Target
+from rlx.backends.cpu.loops import python_form
+from rlx.backends.cpu.target import Target
 from rlx.errors import ArgumentError, WeightError
 from rlx.export import quantizers
 from rlx.export.quantizers import ENCODERS, EncoderCompiler, Quantizer, kernel

@@ -15,7 +15,7 @@ import rlx
 from rlx.errors import ArgumentError, ConfigError, UnsupportedModelError, WeightError
 from rlx.export.unwritten import header_of_config, header_of_shape
 from rlx.models.shapes import SHAPES
-from rlx.runners.setup import Plan
+from rlx.runners.opening.setup import Plan
 from rlx.runtime.compile import Compiler
 from rlx.runtime.store import Store
 from rlx.weights import WeightLoader, open_weights

@@ -89,7 +89,7 @@ def use_model(path: Path) -> None:
     """Opens a model and does everything that comes before compiling, then reads the tokenizer."""
     from rlx import models
     from rlx.ir.dtypes import F16
-    from rlx.runners.opened import check_types, open_model, tokenizer_of
+    from rlx.runners.opening.opened import check_types, open_model, tokenizer_of
     from rlx.weights.loader import open_weights
 
     with open_weights(path) as loader:

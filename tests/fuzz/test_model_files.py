@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlx.errors import ModelFileError, RlxError
-from rlx.runners.opened import open_model
+from rlx.runners.opening.opened import open_model
 from rlx.weights import open_weights
 from rlx.weights.safetensors import parse_header
 

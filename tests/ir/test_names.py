@@ -19,7 +19,7 @@ from rlx.ir.text import dumps, loads
 from rlx.passes import pipeline
 from rlx.passes.options import Options
 from rlx.passes.program import Program
-from rlx.runners.setup import Plan
+from rlx.runners.opening.setup import Plan
 from rlx.weights import open_weights
 
 

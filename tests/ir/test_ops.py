@@ -62,7 +62,7 @@ def test_tails_neither_overflow_nor_cancel(op: str) -> None:
 
 
 def test_quantize_agrees_with_the_int8_rows_of_the_kernels() -> None:
-    from rlx.codegen import layouts
+    from rlx.backends.cpu import layouts
 
     rng = np.random.default_rng(0)
     x = (rng.standard_normal((5, 96)) * rng.uniform(0.01, 100, (5, 1))).astype(np.float32)

@@ -13,8 +13,8 @@ from random_checkpoints import FULL, LINEAR, MODEL_TYPES, Config, checkpoint
 
 from rlx.ir.dtypes import F32
 from rlx.models import build
-from rlx.runners.engine import Engine
-from rlx.runners.opened import open_model
+from rlx.runners.engine.engine import Engine
+from rlx.runners.opening.opened import open_model
 from rlx.runtime.cache import CompileCache
 from rlx.weights import open_weights
 

@@ -19,8 +19,8 @@ from profile_strategies import phases
 
 import rlx
 from rlx import CompileProfile
-from rlx.codegen import target as targets
-from rlx.codegen.target import Target, cpu_count, supported_levels
+from rlx.backends.cpu import target as targets
+from rlx.backends.cpu.target import Target, cpu_count, supported_levels
 from rlx.errors import ProfileError
 from rlx.ir import ops
 from rlx.ir.dtypes import BF16, DTYPES, F16, KV_DTYPES, Q8_0
@@ -29,8 +29,8 @@ from rlx.passes import pipeline
 from rlx.passes.options import PASSES, Options
 from rlx.profile import PhaseProfile
 from rlx.profile.keys import KEYS
-from rlx.runners.model_choice import choose_model
-from rlx.runners.setup import Plan
+from rlx.runners.opening.model_choice import choose_model
+from rlx.runners.opening.setup import Plan
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
 from rlx.runtime.key import CompileKey

@@ -15,9 +15,9 @@ from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.profile import CompileProfile
-from rlx.runners.engine import Engine
-from rlx.runners.modes import Modes
-from rlx.runners.wanted import Wanted
+from rlx.runners.engine.bucketing import Bucketing
+from rlx.runners.engine.engine import Engine
+from rlx.runners.engine.program_spec import ProgramSpec
 from rlx.runtime.kv import States
 from rlx.runtime.session import Session
 
@@ -95,7 +95,7 @@ class Interpreted:
     closed = False
 
     def __init__(self, engine: InterpretedEngine) -> None:
-        self.engine, self.wanted = engine, Wanted((1, 1))
+        self.engine, self.wanted = engine, ProgramSpec((1, 1))
         self.then = Advancing(engine)
         self.inputs = {name: np.zeros(64, np.int32) for name in ("tokens", "positions")}
 
@@ -143,7 +143,7 @@ class Advancing:
         engine.advanced += env["SEQ"]
         feeds = _all(states, states.names("recurrent"))
         feeds |= {name: value[: env["SEQ"]] for name, value in self.kept.items()}
-        _, new = interp.run(Wanted((1, 16), advances=True).variant(engine.graph), {**engine.values, **feeds}, env)
+        _, new = interp.run(ProgramSpec((1, 16), advances=True).variant(engine.graph), {**engine.values, **feeds}, env)
         for name, state in new.items():
             _write(states, name, state)
 
@@ -176,7 +176,7 @@ class InterpretedPrograms:
     def __init__(self, program: Any) -> None:
         self._program = program
 
-    def __getitem__(self, wanted: Wanted) -> Any:
+    def __getitem__(self, wanted: ProgramSpec) -> Any:
         self._program.wanted = wanted
         return self._program
 
@@ -203,7 +203,7 @@ class InterpretedEngine(Engine):
         self.before: Callable[[], None] = lambda: None
         self.after: Callable[[], None] = lambda: None
         self._programs: Any = InterpretedPrograms(Interpreted(self))
-        self.modes = Modes(self._setup.profile.ranges)
+        self.bucketing = Bucketing(self._setup.profile.ranges)
         self._session: Session = self.new_session()
         self._home = self._session
 

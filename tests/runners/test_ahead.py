@@ -13,7 +13,7 @@ import pytest
 
 import rlx
 from rlx.errors import ArgumentError
-from rlx.runners.ahead import Ahead, CompileAheadWarning
+from rlx.runners.engine.ahead import Ahead, CompileAheadWarning
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.store import Store
 

@@ -10,8 +10,8 @@ import pytest
 
 from rlx.errors import ArgumentError, MultimodalError, NumericalError, PromptError
 from rlx.runners.base import LmRunner
-from rlx.runners.checks import TokenIds, check_finite
-from rlx.runners.generation import Logits
+from rlx.runners.generation.checks import TokenIds, check_finite
+from rlx.runners.generation.requests import Logits
 from rlx.sampling import SampleOpts
 
 

@@ -10,12 +10,12 @@ import pytest
 from fake_engine import FakeEngine
 
 from rlx.errors import ArgumentError, BusyError, NumericalError, PromptError, SamplingError
-from rlx.runners import batch as batches
 from rlx.runners.auto import auto_runner
 from rlx.runners.base import LmRunner
-from rlx.runners.batch import SLOTS, batch_program, batch_programs
 from rlx.runners.cached import CachedRunner
-from rlx.runners.stopping import FinishReason
+from rlx.runners.engine import batch as batches
+from rlx.runners.engine.batch import SLOTS, batch_program, batch_programs
+from rlx.runners.generation.stopping import FinishReason
 from rlx.sampling import SampleOpts
 
 PROMPTS = [[3, 1, 4, 1, 5], [2], [7, 1, 8], [2, 8], [1, 8, 2, 8, 1, 8]]

@@ -9,7 +9,7 @@ import numpy as np
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
 from rlx.ir.graph import Graph
-from rlx.runners.identity import SAMPLES, identity
+from rlx.runners.opening.identity import SAMPLES, identity
 
 
 class Loader:

@@ -16,7 +16,7 @@ from fake_engine import FakeEngine
 
 import rlx
 from rlx.runners.cached import CachedRunner
-from rlx.runners.exclusive import Exclusive
+from rlx.runners.generation.exclusive import Exclusive
 
 PROMPT = [3, 1, 4, 1, 5]
 # Session and states bring themselves in order by `settle`. Threads are left out: no code can hold a lock over every
@@ -109,7 +109,7 @@ def test_an_interrupt_at_every_instruction_of_taking_and_giving_back() -> None:
         with exclusive(name):
             pass
 
-    for _ in interrupted(lambda: use("first"), ("/rlx/runners/exclusive.py",)):
+    for _ in interrupted(lambda: use("first"), ("/rlx/runners/generation/exclusive.py",)):
         use("second")
         count += 1
     assert count > 50

@@ -12,8 +12,8 @@ import rlx
 from rlx.passes import pipeline
 from rlx.passes.layout import MATRIX_LAYOUT, weight_table
 from rlx.profile import CompileProfile, PhaseProfile
-from rlx.runners.setup import Plan
-from rlx.runners.wanted import DECODE, GREEDY, Wanted
+from rlx.runners.engine.program_spec import DECODE, GREEDY, ProgramSpec
+from rlx.runners.opening.setup import Plan
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.store import Store
 from rlx.weights import open_weights
@@ -21,10 +21,10 @@ from rlx.weights import open_weights
 WANTED = (
     DECODE,
     GREEDY,
-    Wanted((2, 16)),
-    Wanted((2, 16), hidden=True),
-    Wanted((2, 16), embeds=True),
-    Wanted((1, 4), sequences=True),
+    ProgramSpec((2, 16)),
+    ProgramSpec((2, 16), hidden=True),
+    ProgramSpec((2, 16), embeds=True),
+    ProgramSpec((1, 4), sequences=True),
 )
 _NOTHING = PhaseProfile(fusions=(), passes=())
 PLAIN = CompileProfile(prefill=_NOTHING, decode=_NOTHING)

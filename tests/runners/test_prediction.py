@@ -13,12 +13,13 @@ import pytest
 from heads import BASE, EPS, HEADS, KV_HEADS, LAYER, SIZE, TURNED, echo, random_head, with_head
 
 from rlx.errors import NumericalError, UnsupportedModelError
-from rlx.runners import CachedRunner, auto_runner, prediction
-from rlx.runners import drafted as drafted_runs
-from rlx.runners.engine import Engine
-from rlx.runners.prediction import HeadDrafter, Predictor
-from rlx.runners.speculative import Counters
-from rlx.runners.stopping import FinishReason
+from rlx.runners import CachedRunner, auto_runner
+from rlx.runners.engine.engine import Engine
+from rlx.runners.generation.stopping import FinishReason
+from rlx.runners.speculation import mtp as prediction
+from rlx.runners.speculation import mtp_decode as drafted_runs
+from rlx.runners.speculation.mtp import HeadDrafter, Predictor
+from rlx.runners.speculation.speculative import Counters
 from rlx.sampling import SampleOpts
 
 Array = np.ndarray[Any, Any]

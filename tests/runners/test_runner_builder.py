@@ -13,10 +13,10 @@ from fake_engine import FakeEngine, Opened, install
 
 import rlx
 from rlx.errors import ArgumentError, ConfigError, MultimodalError, TargetError
-from rlx.runners.engine import Engine
+from rlx.runners.engine.engine import Engine
 from rlx.runners.families import RUNNERS
-from rlx.runners.setup import Choices
-from rlx.runners.speculative import PromptLookup
+from rlx.runners.opening.setup import Choices
+from rlx.runners.speculation.speculative import PromptLookup
 from rlx.runtime.limits import ContextWarning
 from rlx.sampling import SampleOpts
 

@@ -14,9 +14,9 @@ from fake_engine import FakeEngine
 
 from rlx.errors import NumericalError
 from rlx.runners import auto_runner
-from rlx.runners.checks import check_finite
-from rlx.runners.looked_up import LookedUp
-from rlx.runners.speculative import MOST, Counters, Hits, PromptLookup, Speculation
+from rlx.runners.generation.checks import check_finite
+from rlx.runners.speculation.prompt_lookup import LookedUp
+from rlx.runners.speculation.speculative import MOST, Counters, Hits, PromptLookup, Speculation
 from rlx.runtime import kv
 from rlx.runtime.session import Session
 from rlx.sampling import SampleOpts, Sampler

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlx import demo
 from rlx.errors import ArgumentError
-from rlx.runners.stopping import AnswerText, FinishReason, Stopping, says_stop
+from rlx.runners.generation.stopping import AnswerText, FinishReason, Stopping, says_stop
 from rlx.sampling import SampleOpts, Sampler
 from rlx.text import Tokenizer, load_tokenizer
 

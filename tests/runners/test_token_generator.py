@@ -18,11 +18,11 @@ from rlx.errors import ArgumentError, BusyError, ProfileError, PromptError, Snap
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32
 from rlx.models import variants
-from rlx.runners.modes import past_bucket, past_buckets
-from rlx.runners.opened import open_model
-from rlx.runners.program_table import Made, ProgramTable
-from rlx.runners.token_generator import GemmaGenerator, TokenGenerator
-from rlx.runners.weights_cache import WeightsCache
+from rlx.runners.engine.bucketing import past_bucket, past_buckets
+from rlx.runners.engine.program_table import Made, ProgramTable
+from rlx.runners.generator.token_generator import GemmaGenerator, TokenGenerator
+from rlx.runners.opening.opened import open_model
+from rlx.runners.opening.weights_cache import WeightsCache
 from rlx.runtime.cache import CompileCache
 from rlx.weights import open_weights
 
@@ -353,16 +353,16 @@ def test_a_session_that_began_with_embeddings(goldens: Path, opened: Open) -> No
     prompt, _, _ = golden(goldens, "qwen35")
     g = opened("qwen35")
     embeds = g.embed(prompt) * np.float32(1.2)
-    engine, given = g._engine, g._engine.give(len(prompt), embeds)
-    engine.forward_given(prompt, given)
+    engine, embeddings = g._engine, g._engine.prompt_embeddings(len(prompt), embeds)
+    engine.forward_embeddings(prompt, embeddings)
     want = engine.forward([5, 6])
     engine.trim(10)
     engine.forward([5, 6])
     engine.trim(10)
-    engine.forward_given(prompt, given)
+    engine.forward_embeddings(prompt, embeddings)
     engine.trim(len(prompt) - 3)  # no checkpoint there: ten to begin with are computed again
     assert error(engine.forward([7]), engine.forward([7])) > 0
-    engine.forward_given(prompt, given)
+    engine.forward_embeddings(prompt, embeddings)
     assert error(engine.forward([5, 6]), want) <= TOLERANCE
     with pytest.raises(SnapshotError, match="began with embeddings"):
         engine.snapshot()

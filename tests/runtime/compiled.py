@@ -7,10 +7,10 @@ from typing import Any
 
 import gguf
 import numpy as np
-from codegen.weight_formats import reference, tame_file_bytes
+from backends.cpu.weight_formats import reference, tame_file_bytes
 
-from rlx.codegen.layouts import PACKED_DTYPES
-from rlx.codegen.target import LEVELS, Target
+from rlx.backends.cpu.layouts import PACKED_DTYPES
+from rlx.backends.cpu.target import LEVELS, Target
 from rlx.errors import TargetError
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32, DType

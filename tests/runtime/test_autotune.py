@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlx.codegen.target import Target
-from rlx.codegen.tuning import Tuning
+from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.tuning import Tuning
 from rlx.errors import RlxError
 from rlx.ir.dtypes import BF16, Q4_K, Q8_0
 from rlx.runtime import autotune

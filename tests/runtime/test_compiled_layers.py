@@ -15,7 +15,7 @@ from rlx.runtime.executable import compile
 
 LENGTH, CHUNKS = 37, (7, 1, 20, 1, 8)
 FOUND = levels()
-# Each type on one level: tests/codegen has every pair.
+# Each type on one level: tests/backends/cpu has every pair.
 EXPERTS = [(FOUND[i % len(FOUND)], t) for i, t in enumerate(("f32", "q8_0", "q4_k", "f16", "mxfp4", "q6_k"))]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from compiled import EXACT_CEILING, INT8_CEILING, check, levels, quantized, weight_cases
 
-from rlx.codegen.select import KERNELS
+from rlx.backends.cpu.select import KERNELS
 from rlx.errors import ProfileError
 from rlx.ir import interp, meaning, ops
 from rlx.ir.dims import CTX, PAST_SEQ, SEQ

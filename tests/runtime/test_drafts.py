@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx.codegen.target import Target
+from rlx.backends.cpu.target import Target
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
 from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.models.variants import advancing, verifying
 from rlx.passes.options import Options
-from rlx.runners.speculative import Hits
+from rlx.runners.speculation.speculative import Hits
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
 from rlx.runtime.drafts import Heads, Rounds, run_rounds

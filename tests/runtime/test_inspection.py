@@ -9,8 +9,8 @@ import pytest
 
 import rlx
 from rlx import ops
-from rlx.codegen.llvm import Module, compile_module
-from rlx.codegen.target import Target
+from rlx.backends.cpu.llvm import Module, compile_module
+from rlx.backends.cpu.target import Target
 from rlx.errors import ArgumentError
 from rlx.ir.text import loads
 from rlx.passes.report import Report

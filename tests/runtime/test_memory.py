@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from resident import rss_bytes
 
-from rlx.codegen.llvm import compile_module
-from rlx.codegen.target import Target
+from rlx.backends.cpu.llvm import compile_module
+from rlx.backends.cpu.target import Target
 from rlx.errors import ArgumentError, BusyError, RlxError
 from rlx.runtime.machine import read_bandwidth
 from rlx.runtime.memory import HUGE_PAGE, AlignedBuffer, Slabs

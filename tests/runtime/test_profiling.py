@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from rlx.cli.main import cli
-from rlx.runners.costs import profile_step
-from rlx.runners.engine import Engine
+from rlx.runners.engine.costs import profile_step
+from rlx.runners.engine.engine import Engine
 from rlx.runtime.profiling import BARRIER_SECONDS, Limit, OpTime
 
 PEAKS = {"int8": 800.0, "amx-int8": 2000.0, "bf16": 400.0, "amx-bf16": 1000.0, "f32": 200.0}

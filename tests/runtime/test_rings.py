@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from compiled import at_once, levels, through
 
-from rlx.codegen.kernels.attention_shape import CHUNK
+from rlx.backends.cpu.kernels.attention.shape import CHUNK
 from rlx.errors import ArgumentError, GraphError
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ, WINDOW_CTX, DimLike

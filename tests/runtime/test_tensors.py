@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from rlx.codegen.layouts import pack, packed_bytes, unpack
+from rlx.backends.cpu.layouts import pack, packed_bytes, unpack
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import DTYPES, F16, F32, Q4_0, Q8_0, DType
 from rlx.runtime.compile import Compiler

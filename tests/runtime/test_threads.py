@@ -14,8 +14,8 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from rlx.codegen.llvm import compile_module
-from rlx.codegen.target import Target
+from rlx.backends.cpu.llvm import compile_module
+from rlx.backends.cpu.target import Target
 from rlx.errors import ArgumentError, BusyError, CompileError, RlxError, TargetError
 from rlx.runtime import threads
 from rlx.runtime.memory import AlignedBuffer
@@ -481,8 +481,8 @@ def test_a_forked_child_has_workers_of_its_own(library: RuntimeLibrary, jobs: Na
 def test_the_interpreter_ends_with_a_pool_open(idle: float) -> None:
     script = f"""
 import time
-from rlx.codegen.llvm import compile_module
-from rlx.codegen.target import Target
+from rlx.backends.cpu.llvm import compile_module
+from rlx.backends.cpu.target import Target
 from rlx.runtime.threads import RuntimeLibrary, WorkerPool, runtime_llvm
 target = Target.host()
 library = RuntimeLibrary(compile_module(runtime_llvm(target.triple), target).code)

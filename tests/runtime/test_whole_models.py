@@ -13,7 +13,7 @@ import pytest
 import toy
 
 from rlx import models
-from rlx.codegen.target import LEVELS, Target
+from rlx.backends.cpu.target import LEVELS, Target
 from rlx.errors import WeightError
 from rlx.ir import interp
 from rlx.ir.dims import value

@@ -101,7 +101,7 @@ def _messages(interrupts: Interrupts, keep_history: bool) -> Iterator[Iterator[s
 
 def _opened(model: str | None, engine: dict[str, Any], bars: Bars, interrupts: Interrupts) -> CachedRunner:
     """The runner; a model without a chat template is refused before its weights are loaded."""
-    from rlx.runners.opened import has_chat_template
+    from rlx.runners.opening.opened import has_chat_template
     from rlx.weights import open_weights
 
     path = model_path(model, engine)

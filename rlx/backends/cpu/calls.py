@@ -1,0 +1,59 @@
+"""Kernel calls: `select.py` builds one for each node, and the linker generates the code that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rlx.backends.cpu.kernel import Kernel
+from rlx.ir import dims
+from rlx.ir.dims import DimLike
+from rlx.ir.node import Node
+
+SCRATCH = -1  # instead of an operand's number: the scratch buffer of a work unit
+
+
+@dataclass(frozen=True)
+class Units:
+    """The number of work units of a call: ceil(dim / per) * times.
+
+    Attributes:
+        busy: number of units that have work, if fewer than all; they are the first ones.
+        together: preferred number of units that a worker takes at once.
+    """
+
+    dim: DimLike
+    per: int = 1
+    times: int = 1
+    busy: int | None = None
+    together: int = 1
+
+    def most(self, limits: dims.Bounds) -> int:
+        """Upper bound of the number of units that have work."""
+        count = -(-dims.bounds(self.dim, limits)[1] // self.per) * self.times
+        return count if self.busy is None else min(count, self.busy)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel call of a region.
+
+    Attributes:
+        args: the argument for each of `kernel.buffers`: the index of an operand, the number of operands for the result,
+            or `SCRATCH`. Indices, not nodes, so that equal nodes of other layers can share the call.
+        extents: one dim for each of `kernel.extents`.
+        scratch: bytes of scratch memory per work unit. It is zero before the first step; after that it keeps what the
+            previous step wrote.
+    """
+
+    node: Node
+    kernel: Kernel
+    args: tuple[int, ...]
+    extents: tuple[DimLike, ...]
+    units: Units
+    scratch: int = 0
+
+    def buffers(self) -> Iterator[Node | None]:
+        """The node that each buffer belongs to, None for the scratch buffer."""
+        values = (*self.node.inputs, self.node)
+        return (None if a == SCRATCH else values[a] for a in self.args)

@@ -1,0 +1,164 @@
+"""Attention with bf16 products, for prefill.
+
+    for up to 4 chunks of 64 positions that some row of the unit sees:
+        for chunk:
+            keys, values = those of the chunk, rounded to bf16, as tiles: pairs of elements, pairs of positions
+            for some queries:
+                scores = queries . keys
+        for query: weights of all their scores, as in `attention.py`, rounded to bf16
+        for some queries:
+            mix = mix * shrink + weights . values       # the sums of all chunks in registers
+
+Queries, keys, values and weights are rounded to bf16; sums, softmax and the mix stay f32. `attention.py` has the code
+around the products, and `attention_tiles.py` and `attention_dots.py` implement the products. In both, a tile is 16
+lines of 64 bytes. A line holds 16 pairs: two elements of 16 keys, or 16 elements of two values.
+
+Weights are computed together for the chunks between two multiples of 256 positions. So the grouping depends only on the
+positions. A unit has more queries than in f32, because they share the conversion of keys and values. Queries are
+multiplied in groups of `together`. Unused places of the last group hold arbitrary data, and their results are not used.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from llvmlite import ir
+
+from rlx.backends.cpu import dots
+from rlx.backends.cpu.amx import BYTES, DEPTH, ROW_BYTES, ROWS
+from rlx.backends.cpu.kernels.attention.attention import KEY_TILES, AttentionWriter
+from rlx.backends.cpu.kernels.attention.shape import CHUNK, Chunk, Chunks, Shape, Unit
+from rlx.backends.cpu.tiles import F32X16, LANES, Emitter, Index
+from rlx.errors import CompileError
+from rlx.ir.dtypes import BF16, F16, DType
+
+STEPS = CHUNK // DEPTH  # tiles per vector of a chunk's values
+
+
+def fits(head_dim: int, kv_dtype: DType) -> bool:
+    """Whether bf16 products are possible: heads of whole tiles, and caches of f16 or bf16."""
+    return head_dim % DEPTH == 0 and kv_dtype in (F16, BF16)
+
+
+class RoundedAttention(AttentionWriter, ABC):
+    """Generates an attention kernel with bf16 products. Units: `units(..., bf16=True)`.
+
+    Raises:
+        CompileError: the shape does not fit, or has `rows_static`.
+    """
+
+    bf16 = True
+    held = 4
+    together: ClassVar[int]  # queries that are multiplied at once
+
+    def __init__(self, e: Emitter, shape: Shape) -> None:
+        if shape.rows_static is not None or not fits(shape.head_dim, shape.dtype):
+            what = f"heads of {shape.head_dim} over {shape.dtype} caches do not fit tiles"
+            raise CompileError(what, where="attention")
+        super().__init__(e, shape)
+        self.steps = shape.head_dim // DEPTH
+        self.query_bytes = 2 * shape.head_dim
+        self.weights = e.stack(2 * self._room() * CHUNK * self.held)
+        self.keys = e.stack(self.steps * KEY_TILES * BYTES)  # [step][tile]
+        self.value_bytes = STEPS * shape.vectors * BYTES  # of a chunk: [step][vector]
+        self.values = e.stack(self.value_bytes * self.held)
+
+    def _room(self) -> int:
+        return -(-super()._room() // self.together) * self.together
+
+    def _start(self, unit: Unit) -> None:
+        super()._start(unit)
+        e, vectors = self.e, self.shape.vectors
+        with e.loop(0, unit.queries) as query:
+            for v in range(0, vectors, 2):
+                pair = [e.load(F32X16, self._vector(self.query, query.i, v + i), 64) for i in (0, 1)]
+                # In place: a bf16 row is half as long, so it only overwrites queries that have been read.
+                e.store(dots.bf16_row(e, *pair), e.at(self.query, (query.i, self.query_bytes), 2 * LANES * v), 64)
+
+    def _run(self, unit: Unit) -> None:
+        e, length = self.e, CHUNK * self.held
+        self._start(unit)
+        with e.loop(e.b.and_(unit.first, e.i64(-length)), unit.last, length) as start:
+            first = e.smax(start.i, unit.first)
+            left = e.b.sub(e.smin(e.b.add(start.i, e.i64(length)), unit.last), first)
+            self._add(unit, Chunks(first, e.b.udiv(e.b.add(left, e.i64(CHUNK - 1)), e.i64(CHUNK))))
+
+    def _score(self, unit: Unit, chunk: Chunk) -> None:
+        self._convert_keys(unit, chunk)
+        self._convert_values(unit, chunk)
+        with self.e.loop(0, unit.queries, self.together) as query:
+            self._score_together(chunk, query.i)
+
+    def _mix(self, unit: Unit, chunks: Chunks) -> None:
+        with self.e.loop(0, unit.queries, self.together) as query:
+            self._mix_together(chunks, query.i)
+
+    @abstractmethod
+    def _score_together(self, chunk: Chunk, query: ir.Value) -> None:
+        """Computes the raw scores of `together` queries, from `query` on, for a chunk."""
+
+    @abstractmethod
+    def _mix_together(self, chunks: Chunks, query: ir.Value) -> None:
+        """Adds the weighted values of the chunks to the mixes of `together` queries, from `query` on."""
+
+    # --- operands -----------------------------------------------------------------------------------------------------
+
+    def _keep_weights(self, weights: list[ir.Value], chunk: Chunk, query: ir.Value) -> None:
+        for i in range(0, KEY_TILES, 2):
+            place = self._weight_row(chunk.slot, query, 2 * LANES * i)
+            self.e.store(dots.bf16_row(self.e, *weights[i : i + 2]), place, 64)
+
+    def _weight_row(self, slot: Index, query: ir.Value, offset: Index) -> ir.Value:
+        """Address of a query's weights of a chunk, bf16[64], plus `offset` bytes."""
+        return self.e.at(self.weights, (slot, 2 * CHUNK * self._room()), (query, 2 * CHUNK), offset)
+
+    def _value_tile(self, slot: Index, step: Index, vector: Index) -> ir.Value:
+        """Address of the tile with a vector of the values of 32 positions of a chunk."""
+        return self.e.at(self.values, (slot, self.value_bytes), (step, self.shape.vectors * BYTES), (vector, BYTES))
+
+    def _convert_keys(self, unit: Unit, chunk: Chunk) -> None:
+        e, pair_bytes = self.e, 2 * self.cache.vector_bytes
+        keys = self._chosen_keys(unit, chunk, range(KEY_TILES))
+        with e.loop(0, self.steps) as step, e.loop(0, ROWS) as row:
+            target = e.at(self.keys, (step.i, KEY_TILES * BYTES), (row.i, ROW_BYTES))
+            for tile, key in enumerate(keys):
+                even = e.at(key, (step.i, ROWS * pair_bytes), (row.i, pair_bytes))
+                pairs = self._pairs(even, e.at(even, self.cache.vector_bytes))
+                e.store(pairs, e.at(target, tile * BYTES), 64)
+
+    def _convert_values(self, unit: Unit, chunk: Chunk) -> None:
+        """Converts the values of a chunk. Positions past the last one become zeros; their memory is not read."""
+        e, row_bytes = self.e, self.cache.row_bytes
+        start, count = self._cache("v", unit, chunk.place), e.smin(CHUNK, e.b.sub(unit.last, chunk.start))
+        whole = e.b.and_(count, e.i64(-2))
+        with e.loop(0, whole, 2) as position:
+            first = e.at(start, (position.i, row_bytes))
+            both = self._both(first, e.at(first, row_bytes))
+            self._store_values(chunk, position.i, [self._pairs(*pair) for pair in both])
+        with e.when(e.b.icmp_signed("<", whole, count)):
+            row, nothing = e.at(start, (whole, row_bytes)), e.f32(0.0)
+            lone = [e.load_as_f32(self.shape.dtype, place) for place, _ in self._both(row, row)]
+            self._store_values(chunk, whole, [dots.bf16_rounded(e, values, nothing) for values in lone])
+        with e.loop(e.b.and_(e.b.add(count, e.i64(1)), e.i64(-2)), CHUNK, 2) as position:
+            zeros = dots.bf16_rounded(e, e.f32(0.0), e.f32(0.0))
+            self._store_values(chunk, position.i, [zeros] * self.shape.vectors)
+
+    def _both(self, first: ir.Value, second: ir.Value) -> list[tuple[ir.Value, ir.Value]]:
+        """Pairs of addresses: the vectors of two rows of values."""
+        places = [v * self.cache.vector_bytes for v in range(self.shape.vectors)]
+        return [(self.e.at(first, at), self.e.at(second, at)) for at in places]
+
+    def _store_values(self, chunk: Chunk, position: ir.Value, pairs: list[ir.Value]) -> None:
+        """Stores the values of two positions, as a line of each tile of their step."""
+        e = self.e
+        step = e.b.lshr(position, e.i64(5))
+        row = e.b.lshr(e.b.and_(position, e.i64(DEPTH - 1)), e.i64(1))
+        target = e.at(self._value_tile(chunk.slot, step, 0), (row, ROW_BYTES))
+        for v, pair in enumerate(pairs):
+            e.store(pair, e.at(target, v * BYTES), 64)
+
+    def _pairs(self, even: ir.Value, odd: ir.Value) -> ir.Value:
+        """16 numbers of a cache and 16 others, interleaved as bf16 pairs."""
+        e, dtype = self.e, self.shape.dtype
+        return dots.bf16_rounded(e, e.load_as_f32(dtype, even), e.load_as_f32(dtype, odd))

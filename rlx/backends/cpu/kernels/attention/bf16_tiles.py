@@ -1,0 +1,74 @@
+"""The products of `attention_bf16.py` on AMX tile registers: 32 queries times two tiles, 2 x 2 tiles of sums."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from rlx.backends.cpu.amx import BYTES, COUNT, ROW_BYTES, ROWS, Tiles
+from rlx.backends.cpu.kernels.attention.attention import KEY_TILES
+from rlx.backends.cpu.kernels.attention.bf16 import STEPS, RoundedAttention
+from rlx.backends.cpu.kernels.attention.shape import CHUNK, Chunk, Chunks, Shape, Unit
+from rlx.backends.cpu.tiles import Emitter
+
+_SUMS, _LEFT, _RIGHT = (0, 1, 2, 3), (4, 5), (6, 7)  # tile registers: sums by row and column, the two operands
+
+
+class TiledAttention(RoundedAttention):
+    """Generates an attention kernel for targets with bf16 tiles."""
+
+    together = ROWS * len(_LEFT)
+
+    def __init__(self, e: Emitter, shape: Shape) -> None:
+        super().__init__(e, shape)
+        self.tiles = Tiles(e)
+
+    def _write_tiles(self) -> None:
+        self.tiles.configure([ROWS] * COUNT)
+        super()._write_tiles()
+        self.tiles.release()
+
+    def _score_together(self, chunk: Chunk, query: ir.Value) -> None:
+        e = self.e
+        for first in range(0, KEY_TILES, len(_RIGHT)):
+            for c in _SUMS:
+                self.tiles.zero(c)
+            with e.loop(0, self.steps) as s:
+                left = e.at(self.query, (query, self.query_bytes), (s.i, ROW_BYTES))
+                right = e.at(self.keys, (s.i, KEY_TILES * BYTES), first * BYTES)
+                self._product(left, self.query_bytes, right)
+            self._sums(e.at(self._scores(chunk, query), 64 * first), 4 * CHUNK, self.tiles.store)
+
+    def _mix(self, unit: Unit, chunks: Chunks) -> None:
+        """Rescales the mixes in memory first, because tile registers cannot be multiplied by `shrink`."""
+        e, vectors = self.e, self.shape.vectors
+        with e.loop(0, unit.queries) as query:
+            for place, mix in zip(*self._shrunk(query.i, 1, 0, vectors), strict=True):
+                e.store(mix, place, 64)
+        super()._mix(unit, chunks)
+
+    def _mix_together(self, chunks: Chunks, query: ir.Value) -> None:
+        e, vectors = self.e, self.shape.vectors
+        with e.loop(0, vectors, len(_RIGHT)) as v:
+            place = self._vector(self.mix, query, v.i)
+            self._sums(place, 64 * vectors, self.tiles.load)
+            with e.loop(0, chunks.count) as slot:
+                for step in range(STEPS):
+                    left = self._weight_row(slot.i, query, step * ROW_BYTES)
+                    self._product(left, 2 * CHUNK, self._value_tile(slot.i, step, v.i))
+            self._sums(place, 64 * vectors, self.tiles.store)
+
+    def _product(self, left: ir.Value, stride: int, right: ir.Value) -> None:
+        """sums += 32 rows of `left`, `stride` bytes apart, times two tiles of `right`."""
+        e, tiles = self.e, self.tiles
+        for j, b in enumerate(_RIGHT):
+            tiles.load(b, e.at(right, j * BYTES), ROW_BYTES)
+        for i, a in enumerate(_LEFT):
+            tiles.load(a, e.at(left, i * ROWS * stride), stride)
+            for j, b in enumerate(_RIGHT):
+                tiles.dot_bf16(_SUMS[i * len(_RIGHT) + j], a, b)
+
+    def _sums(self, place: ir.Value, stride: int, move: object) -> None:
+        """Loads or stores the four tiles of sums, whose rows are `stride` bytes apart in memory."""
+        for number, c in enumerate(_SUMS):
+            i, j = divmod(number, len(_RIGHT))
+            move(c, self.e.at(place, i * ROWS * stride + j * ROW_BYTES), stride)  # type: ignore[operator]

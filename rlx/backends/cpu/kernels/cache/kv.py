@@ -1,0 +1,125 @@
+"""Writes rows of K and V to their caches, in the type and layout of the cache.
+
+    "rows":    [heads][ctx][head_dim]
+    "k_tiles": [heads][ctx / 16][head_dim][16], position t of a head at (t // 16, d, t % 16)
+
+f16 and bf16 are rounded to nearest even; q8_0 and q4_0 are quantized in blocks, see `kv_blocks.py`. A ring (`wrap`)
+keeps only the newest positions: position p is stored at p modulo ctx.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.kernels.cache.kv_blocks import QUANTIZED, block_holes, put_head
+from rlx.backends.cpu.loops import HOLE, Helper, Ptr, loop_kernel
+from rlx.backends.cpu.scalars import f32_to_bf16, f32_to_f16, keep_f32
+from rlx.errors import ArgumentError
+from rlx.ir.dtypes import BF16, DTYPES, F16, F32, DType
+
+#: Holes: number of heads, elements of a head, elements from one row of x to the next.
+HEADS: int = HOLE
+HEAD_DIM: int = HOLE
+X_STRIDE: int = HOLE
+#: Stride in the cache from one element of a head to the next, in elements: 1 in rows, 16 in tiles. `STORE` converts to
+#: the stored type.
+SPREAD: int = HOLE
+STORE: Helper = HOLE
+#: `PLACE(position, ctx)` is the index of a position in a cache of ctx positions.
+PLACE: Helper = HOLE
+
+EXTENTS = ("past", "ctx")
+_STORE: dict[DType, Helper] = {F32: keep_f32, F16: f32_to_f16, BF16: f32_to_bf16}
+_SPREAD = {"rows": 1, "k_tiles": 16}
+
+
+def kv_write(
+    heads: int,
+    head_dim: int,
+    kv_dtype: str | DType,
+    layout: str = "rows",
+    *,
+    wrap: bool = False,
+    x_stride: int | None = None,
+) -> Kernel:
+    """A kernel that writes x f32[seq, heads, head_dim] to the cache, row r at position past + r.
+
+    Buffers: x, cache. Extents: past, ctx. A unit is row * heads + head.
+
+    Args:
+        kv_dtype: type of the cache: f32, f16, bf16, q8_0 or q4_0.
+        layout: `rows` or `k_tiles`.
+        wrap: positions are taken modulo ctx; a call has at most ctx rows.
+        x_stride: elements from one row of x to the next, if x is a slice of wider rows.
+
+    Raises:
+        ArgumentError: the type or the layout is not supported.
+        ShapeError: the block size of the type does not divide the head.
+    """
+    dtype = cache_dtype(kv_dtype)
+    holes: dict[str, Any] = {"HEADS": heads, "X_STRIDE": x_stride or heads * head_dim, "HEAD_DIM": head_dim}
+    template = _kv_write_blocks if dtype in QUANTIZED else _kv_write
+    holes |= cache_holes(dtype, head_dim, layout, wrap)
+    return loop_kernel(template, holes, [("x", F32), ("cache", dtype)], EXTENTS)
+
+
+def cache_dtype(kv_dtype: str | DType) -> DType:
+    """The type of a cache, given as a type or by name.
+
+    Raises:
+        ArgumentError: caches cannot have this type.
+    """
+    dtype = DTYPES.get(str(kv_dtype))
+    if dtype not in (*_STORE, *QUANTIZED):
+        raise ArgumentError(f"a KV cache holds {', '.join(map(str, (*_STORE, *QUANTIZED)))}, not {kv_dtype}")
+    return dtype
+
+
+def cache_holes(dtype: DType, head_dim: int, layout: str, wrap: bool = False) -> dict[str, Any]:
+    """The holes of kernels that write a cache: `SPREAD`, `STORE` and `PLACE`; for block types those of `put_head`.
+
+    Raises:
+        ArgumentError: the layout is unknown.
+        ShapeError: the block size of the type does not divide the head.
+    """
+    if layout not in _SPREAD:
+        raise ArgumentError(f"the layout of a cache is rows or k_tiles, not {layout!r}")
+    place = {"PLACE": place_in_ring if wrap else place_in_row}
+    if dtype in QUANTIZED:
+        return place | block_holes(dtype, head_dim, _SPREAD[layout])
+    return place | {"SPREAD": _SPREAD[layout], "STORE": _STORE[dtype]}
+
+
+def place_in_row(position: int, ctx: int) -> int:
+    """The place of a position in a full cache: positions are stored in order."""
+    return position
+
+
+def place_in_ring(position: int, ctx: int) -> int:
+    """The place of a position in a ring."""
+    return position % ctx
+
+
+def cache_offset(head: int, position: int, ctx: int) -> int:
+    """The index in the cache of element 0 of a head at a position. The head's elements are `SPREAD` apart."""
+    place: int = PLACE(position, ctx)
+    inside = place & (SPREAD - 1)
+    return (head * ctx + place - inside) * HEAD_DIM + inside
+
+
+def _kv_write(x: Ptr, cache: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
+    for unit in range(begin, end):
+        row = unit // HEADS
+        head = unit - row * HEADS
+        src = row * X_STRIDE + head * HEAD_DIM
+        dst = cache_offset(head, past + row, ctx)
+        for i in range(HEAD_DIM):
+            cache[dst + i * SPREAD] = STORE(x[src + i])
+
+
+def _kv_write_blocks(x: Ptr, cache: Ptr, past: int, ctx: int, begin: int, end: int) -> None:
+    for unit in range(begin, end):
+        row = unit // HEADS
+        head = unit - row * HEADS
+        put_head(x, row * X_STRIDE + head * HEAD_DIM, cache, head, past + row, ctx)

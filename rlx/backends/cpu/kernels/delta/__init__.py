@@ -1,0 +1,1 @@
+"""Kernels of the gated delta rule and of its short convolution."""

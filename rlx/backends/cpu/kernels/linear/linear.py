@@ -1,0 +1,386 @@
+"""Linear layers: out[rows, n] = x[rows, k] times packed W[n, k] transposed, with bias, gate and residual fused.
+
+    for macro tile of rows, 48 or 144 by default:
+        for group of units in begin .. end:             # a unit: 16 rows of W, the 16 lanes of a result vector
+            if there are enough rows to share it:
+                for chunk of 256 k:
+                    unpack the chunk of W into scratch memory
+                    for tile of rows: total[tile] += part of the chunk, and prefetch the next weights
+            for the remaining rows (in decode, the only row):
+                for chunk of 256 k: total += part of the chunk, W streamed and unpacked in registers
+            out = gate(total + bias) ... + residual
+
+    part, int8 activations:    for sub-block of 32 k: part += int8 dots * weight scale * activation scale
+    part, f32 activations:     for k: part += dequantized weight * activation
+    part, bf16 activations:    for pair of k: part += bf16 dots of bf16 weights
+
+The order of each sum does not depend on the number of rows, the tile of the result, the split of the units or the
+target's tuning. So the bits of a result never depend on them either. With f32 activations the weights are dequantized
+exactly. On targets with tile registers `linear_tiles.py` multiplies bf16 activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+
+from llvmlite import ir
+
+from rlx.backends.cpu import dots
+from rlx.backends.cpu.kernel import Kernel, once
+from rlx.backends.cpu.kernels.linear import tiles as linear_tiles
+from rlx.backends.cpu.kernels.linear import unpack
+from rlx.backends.cpu.kernels.linear.multiply import Rows, Shape, Sub, Sums
+from rlx.backends.cpu.kernels.linear.stream import StreamWriter, halves
+from rlx.backends.cpu.kernels.linear.unpack import CHUNK, GROUPS, SUB
+from rlx.backends.cpu.layouts import BLOCK_ROWS, PACKINGS
+from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.tiles import BF16X32, F32X16, I8X64, Emitter
+from rlx.errors import CompileError, ShapeError
+from rlx.ir.dtypes import BF16, DType
+
+#: The functions that a gated linear may apply to its gate.
+GATES = ("silu", "gelu_tanh", "gelu_erf")
+
+_TERMS = 1 << 18  # most bytes of stack for the rows' terms: very wide layers have smaller macro tiles
+
+
+def units(n: int) -> int:
+    """Number of work units of a linear with `n` results per row: blocks of 16."""
+    return -(-n // BLOCK_ROWS)
+
+
+def macro_rows(k: int, act: str, target: Target) -> int | None:
+    """Rows of a unit, if units are per macro tile of rows; None if each unit has all rows."""
+    return linear_tiles.macro_rows(k, target) if linear_tiles.fits(act, k, target) else None
+
+
+@once
+def linear(
+    dtype: DType,
+    n: int,
+    k: int,
+    act: str,
+    target: Target,
+    *,
+    residual: bool = False,
+    bias: bool = False,
+    gated: str | None = None,
+    single: bool = False,
+    out: str = "f32",
+) -> Kernel:
+    """A kernel for out = x W^T, or gate(x Wg^T) * (x Wu^T) if gated.
+
+    A bias is added to each product, the residual to the result.
+
+    Buffers: `x` (q8a rows, or f32 or bf16 [rows, k]), `w` (packed [n, k]), `w_up` if gated, `bias` f32[n] and `bias_up`
+    if gated, `residual` f32[rows, n], `out` f32 or bf16 [rows, n]. `residual` may be the same buffer as an f32 `out`;
+    nothing else may overlap `out`. Extents: `rows` unless `single`, and `n`. Linears with equal k and different n share
+    their code, like Q, K, V and the head. Units: `units(n)`, per macro tile if `macro_rows` is not None. Ranges with an
+    even number of units are fastest.
+
+    Args:
+        dtype: a type of `layouts.PACKED_DTYPES`.
+        act: type of the activations, which determines the arithmetic:
+            `f32`: weights are dequantized exactly.
+            `q8a`: integer dot products, for weights with integer codes only.
+            `bf16`: only if the target multiplies bf16. Tile registers take bf16 weights and all block types, which they
+            round to bf16, and k in multiples of 32. Dot products of pairs take bf16 weights and an even k.
+        gated: None, `silu`, `gelu_tanh` or `gelu_erf`.
+        single: there is exactly one row, as in decode; the kernel then contains only the streaming code.
+        out: type of the results, `f32` or `bf16`, rounded to nearest even.
+
+    Raises:
+        CompileError: an option is out of its range.
+        ShapeError: k does not fit the type's blocks.
+    """
+    in_tiles = linear_tiles.fits(act, k, target)
+    check(dtype, k, act, gated, target, in_tiles)
+    shape = Shape(dtype, k, act, residual, bias, gated, ragged=n % BLOCK_ROWS > 0, single=single, out=out)
+    e = Emitter(target, shape.buffers, shape.extents)
+    (linear_tiles.TileWriter if in_tiles else LinearWriter)(e, shape).write()
+    return e.finish(f"linear_{dtype}_{act}", _outline(shape))
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """Sizes of register tiles: as many sums as the registers hold.
+
+    Attributes:
+        shared: sizes of tiles over unpacked weights, in rows, largest first. All are multiples of the smallest. The
+            remaining rows, fewer than the smallest size, are streamed.
+        streamed: sizes of tiles over streamed weights, in rows, largest first.
+        blocks: row blocks of a tile over unpacked weights.
+        least: with fewer rows, all rows are streamed: unpacking to memory would cost more than reading weights again
+            from the cache.
+    """
+
+    shared: tuple[int, ...]
+    streamed: tuple[int, ...]
+    blocks: int
+    least: int = 0
+
+
+def _tiles(target: Target, shape: Shape) -> _Tiles:
+    wide, tuning = target.vectors == "avx512", target.tuning
+    if shape.integer:
+        streamed = (8, 4, 3, 2, 1) if wide else (2, 1)
+        return _Tiles((tuning.tile_rows_int8,), streamed, 2 if wide else 1, tuning.unpack_from_int8)
+    rows = max(1, tuning.tile_rows_float * target.vector_bits // 512)
+    if not wide:
+        return _Tiles((rows,), (1,), 1)
+    shared = (rows, 2) if rows > 2 else (2,)
+    if shape.format is None:
+        return _Tiles(shared, (6, 4, 2, 1), 2, tuning.unpack_from_plain)
+    return _Tiles(shared, (1,), 2)
+
+
+@dataclass(frozen=True)
+class _Scratch:
+    """Stack memory: an unpacked chunk of a tile's blocks, the totals f32[macro rows, sums, 16], the rows' terms."""
+
+    chunk: ir.Value
+    totals: ir.Value
+    terms: ir.Value | None
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """Blocks whose sums are in registers together, and the rows that share them, as run-time values.
+
+    Attributes:
+        macro: the first row.
+        rows: the number of rows.
+        unit: the first unit of the blocks' group.
+        first: the index of the first block's total among the totals of a row.
+        blocks: the addresses of the blocks.
+    """
+
+    macro: ir.Value
+    rows: ir.Value
+    unit: ir.Value
+    first: int
+    blocks: Sequence[ir.Value]
+
+
+class LinearWriter(StreamWriter):
+    """Generates a linear kernel. `experts.py` has a subclass with other addresses of rows and blocks."""
+
+    def __init__(self, e: Emitter, shape: Shape) -> None:
+        super().__init__(e, shape)
+        self.tiles = tiles = _tiles(e.target, shape)
+        tuning, multiply = e.target.tuning, self.multiply
+        most = tuning.macro_rows_int8 if shape.integer else tuning.macro_rows_float
+        fitting = min(most, _TERMS // max(1, multiply.term_bytes))
+        self.macro_rows = max(1, fitting // tiles.shared[0]) * tiles.shared[0]
+        scales = shape.format.vectors if shape.format else 0
+        self.sub_bytes = 64 * (GROUPS + scales if shape.integer else SUB // shape.pair)  # of unpacked weights
+        self.chunk_bytes = self.sub_bytes * CHUNK // SUB
+        self.packed_lines = -(-unpack.chunk_bytes(shape.dtype) // 64)  # of memory, in a chunk of packed weights
+        terms = e.stack(self.macro_rows * multiply.term_bytes) if multiply.terms_a_sub else None
+        self.group = max(1, tiles.blocks // len(shape.weights))  # units that are multiplied together
+        self.sums = self.group * len(shape.weights)  # sums of a row for a group
+        totals = e.stack(64 * self.macro_rows * self.sums)
+        self.scratch = _Scratch(e.stack(tiles.blocks * self.chunk_bytes), totals, terms)
+
+    def write(self) -> None:
+        if self.shape.single:
+            self._write_single()
+        else:
+            self._write_rows()
+
+    def _write_single(self) -> None:
+        """The kernel for one row: streams the weights of all units."""
+        e, first = self.e, self.e.i64(0)
+        if self.scratch.terms:
+            self.multiply.write_terms(e.args["x"], self.scratch.terms)
+        self.stream_units(self._rows(first, first, 1), e.args["begin"], e.args["end"])
+
+    def _write_rows(self) -> None:
+        e = self.e
+        with e.loop(0, e.args["rows"], self.macro_rows) as m:
+            count = e.smin(self.macro_rows, e.b.sub(e.args["rows"], m.i))
+            if self.scratch.terms:
+                with e.loop(0, count) as r:
+                    x = e.at(e.args["x"], (e.b.add(m.i, r.i), self.shape.row_bytes))
+                    self.multiply.write_terms(x, e.at(self.scratch.terms, (r.i, self.multiply.term_bytes)))
+            self._macro_tile(m.i, count, e.args["begin"], e.args["end"])
+
+    def _macro_tile(self, macro: ir.Value, count: ir.Value, begin: ir.Value, end: ir.Value) -> None:
+        """Multiplies `count` rows, from `macro` on, by the units [begin, end)."""
+        e = self.e
+        with e.loop(begin, end, self.group) as u:
+            last = e.smin(e.b.add(u.i, e.i64(self.group)), end)
+            done = self._shared_rows(macro, count, u.i, last)
+            with e.loop(u.i, last) as v:
+                place = e.at(self.scratch.totals, (e.b.sub(v.i, u.i), 64 * len(self.shape.weights)))
+                self._finish_rows(place, self.sums, done, macro, v.i)
+                self._streamed_rows(macro, done, count, v.i)
+
+    def _rows(self, macro: ir.Value, row: ir.Value, count: int) -> Rows:
+        """`count` rows of the macro tile that begins at `macro`, from its row `row` on."""
+        e = self.e
+        first = e.at(e.args["x"], (e.b.add(macro, row), self.shape.row_bytes))
+        return Rows([e.at(first, i * self.shape.row_bytes) for i in range(count)], self._terms(row))
+
+    def _terms(self, row: ir.Value) -> ir.Value | None:
+        return self.scratch.terms and self.e.at(self.scratch.terms, (row, self.multiply.term_bytes))
+
+    # --- weights unpacked once for many rows --------------------------------------------------------------------------
+
+    def _shared_rows(self, macro: ir.Value, count: ir.Value, unit: ir.Value, last: ir.Value) -> ir.Value:
+        """Computes the totals of the rows that fill tiles, for the units [unit, last). Returns the number of rows."""
+        e, tiles = self.e, self.tiles
+        smallest = tiles.shared[-1]
+        done = e.b.sub(count, e.b.urem(count, e.i64(smallest)))
+        if tiles.least:
+            done = e.b.select(e.b.icmp_signed("<", count, e.i64(tiles.least)), e.i64(0), done)
+        second = e.b.sub(last, e.i64(1))  # if there is no second unit, the first one is computed twice
+        group = [unit, second][: self.group]
+        blocks = [self._block(name, u) for u in group for name in self.shape.weights]
+        with e.when(e.b.icmp_signed(">", done, e.i64(0))):
+            with e.loop(0, e.b.mul(done, e.i64(self.sums))) as z:
+                e.store(e.f32(0.0), e.at(self.scratch.totals, (z.i, 64)), 64)
+            with e.loop(0, self.shape.chunks) as c:
+                for first in range(0, len(blocks), tiles.blocks):
+                    self._shared_chunk(_Shared(macro, done, unit, first, blocks[first : first + tiles.blocks]), c.i)
+        return done
+
+    def _shared_chunk(self, shared: _Shared, chunk: ir.Value) -> None:
+        """Adds a chunk of a tile's blocks to the totals of all rows, and prefetches the next chunk."""
+        e, tiles = self.e, self.tiles
+        self._unpack([self.chunk(block, chunk) for block in shared.blocks], chunk)
+        following = [self._following(block, chunk) for block in shared.blocks]
+        lines = e.b.udiv(e.b.add(shared.rows, e.i64(self.packed_lines - 1)), shared.rows)  # for a row
+
+        def tile(rows: int, row: ir.Value) -> None:
+            self._fetch(following, e.b.mul(row, lines), e.b.mul(e.i64(rows), lines))
+            for i in range(rows):
+                self._fetch_results(e.b.add(e.b.add(shared.macro, row), e.i64(i)), shared.unit, self.group)
+            totals = e.at(self.scratch.totals, 64 * shared.first, (row, 64 * self.sums))
+            self._shared_tile(self._rows(shared.macro, row, rows), chunk, totals)
+
+        e.tiled(0, shared.rows, tiles.shared, tile)
+
+    def _following(self, block: ir.Value, chunk: ir.Value) -> ir.Value:
+        """Address of the chunk that is unpacked next: the next one of the block, or the first one of the next group."""
+        e, following = self.e, self.e.b.add(chunk, self.e.i64(1))
+        more = e.b.icmp_signed("<", following, e.i64(self.shape.chunks))
+        return e.b.select(more, self.chunk(block, following), e.at(block, self.group * self.shape.block_bytes))
+
+    def _fetch(self, places: Sequence[ir.Value], first: ir.Value, count: ir.Value) -> None:
+        """Prefetches some cache lines of chunks. Each tile of rows prefetches a few, to overlap with its arithmetic."""
+        e = self.e
+        with e.loop(first, e.smin(e.b.add(first, count), self.packed_lines)) as line:
+            for place in places:
+                e.prefetch(e.at(place, (line.i, 64)), 64)
+
+    def _unpack(self, starts: Sequence[ir.Value], chunk: ir.Value) -> None:
+        """Unpacks a chunk of each block to scratch memory: codes and scales, f32 weights [256, 16], or bf16 pairs."""
+        e, format_ = self.e, self.shape.format
+        for i, start in enumerate(starts):
+            target = e.at(self.scratch.chunk, i * self.chunk_bytes)
+            if format_ is None:
+                with e.loop(0, self.multiply.steps(chunk, self.shape.pair)) as s:
+                    place = e.at(start, (s.i, self.step_bytes))
+                    e.store(self.load_step(place), e.at(target, (s.i, 64)), 64)
+                continue
+            header = format_.chunk(e, start)
+            with e.loop(0, self.multiply.steps(chunk, SUB)) as s:
+                place = unpack.sub_block(e, format_, start, s.i)
+                codes, scales = format_.codes(e, place), format_.scales(e, header, place)
+                if self.shape.integer:
+                    vectors = [dots.ready(e, c, format_.row.bits) for c in codes] + scales
+                else:
+                    vectors = unpack.weights_f32(e, format_, codes, scales)
+                for v, value in enumerate(vectors):
+                    e.store(value, e.at(target, 64 * v, (s.i, self.sub_bytes)), 64)
+
+    def _shared_tile(self, rows: Rows, chunk: ir.Value, totals: ir.Value) -> None:
+        """Adds a chunk of some rows to their totals."""
+        e, blocks = self.e, self.tiles.blocks
+        places = [e.at(self.scratch.chunk, i * self.chunk_bytes) for i in range(blocks)]
+        part = (
+            self._shared_integers(rows, places, chunk)
+            if self.shape.integer
+            else self._shared_floats(rows, places, chunk)
+        )
+        for i, value in enumerate(part):
+            place = e.at(totals, 64 * (i // blocks * self.sums + i % blocks))
+            e.store(e.b.fadd(e.load(F32X16, place, 64), value), place, 64)
+
+    def _shared_integers(self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value) -> Sums:
+        e = self.e
+        with e.loop(0, self.multiply.steps(chunk, SUB), 1, self.multiply.zeros(rows, len(places))) as s:
+            subs = [self._scratch_sub(e.at(place, (s.i, self.sub_bytes))) for place in places]
+            s.values = self.multiply.integer_step(subs, rows, e.mul_add(chunk, CHUNK // SUB, s.i), s.values)
+        return s.results
+
+    def _shared_floats(self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value) -> Sums:
+        """The float sums of a chunk. One loop computes even and odd steps, so that activations are read once."""
+        e, pair = self.e, self.shape.pair
+        step = gcd(self.shape.k // pair, 4)
+        zeros = self.multiply.zeros(rows, len(places))
+        with e.loop(0, self.multiply.steps(chunk, step * pair), 1, zeros + zeros) as s:
+            sums = halves(s.values)
+            first = e.mul_add(e.mul_add(chunk, CHUNK // (step * pair), s.i), step)
+            for i in range(step):
+                type_ = F32X16 if pair == 1 else BF16X32
+                weights = [e.load(type_, e.at(p, 64 * i, (s.i, 64 * step)), 64) for p in places]
+                sums[i % 2] = self.multiply.float_step(i, weights, rows, first, sums[i % 2])
+            s.values = sums[0] + sums[1]
+        return self.multiply.add(*halves(s.results))
+
+    def _scratch_sub(self, place: ir.Value) -> Sub:
+        e = self.e
+        scales = [e.load(F32X16, e.at(place, 64 * v), 64) for v in range(GROUPS, self.sub_bytes // 64)]
+        return Sub(lambda g: e.load(I8X64, e.at(place, (g, 64)), 64), scales, in_memory=True)
+
+    def _streamed_rows(self, macro: ir.Value, done: ir.Value, count: ir.Value, unit: ir.Value) -> None:
+        """Multiplies the rows from `done` on, which do not fill a tile over unpacked weights, by a unit."""
+
+        def tile(rows: int, row: ir.Value) -> None:
+            self.streamed_tile(self._rows(macro, row, rows), self.e.b.add(macro, row), [unit])
+
+        self.e.tiled(done, count, self.tiles.streamed, tile)
+
+
+def check(dtype: DType, k: int, act: str, gated: str | None, target: Target, in_tiles: bool) -> None:
+    """Checks the options of `linear`.
+
+    Raises:
+        CompileError: an option is out of its range.
+        ShapeError: k does not fit the type's blocks.
+    """
+    if dtype not in PACKINGS:
+        raise CompileError(f"no linear kernel reads {dtype} weights", hint=f"It reads {', '.join(map(str, PACKINGS))}.")
+    fits = {"f32": True, "q8a": dtype.has_integer_codes, "bf16": dtype is BF16 or (in_tiles and dtype.is_quantized)}
+    if not fits.get(act):
+        raise CompileError(f"no linear kernel multiplies {dtype} weights with {act} activations")
+    if act == "bf16" and not (target.has_bf16_dots or in_tiles):
+        hint = "Leave the activations in f32."
+        raise CompileError("the target has no dot products of bf16", where=f"target {target.level}", hint=hint)
+    if gated not in (None, *GATES):
+        raise CompileError(f"unknown gate {gated!r}", hint=f"Gates: {', '.join(GATES)}.")
+    if k <= 0 or k % PACKINGS[dtype].superblock:
+        raise ShapeError(f"k = {k} is no multiple of the {PACKINGS[dtype].superblock} elements a superblock of {dtype}")
+    if act == "bf16" and k % 2:
+        raise ShapeError(f"k = {k} is odd: bf16 activations are taken in pairs")
+
+
+def _outline(shape: Shape) -> str:
+    """The readable outline of the kernel."""
+    product = "dot(x[row], w[i])" + " + bias[i]" * shape.bias
+    if shape.gated:
+        product = f"{shape.gated}({product}) * (dot(x[row], w_up[i])" + " + bias_up[i]" * shape.bias + ")"
+    inner = {"q8a": "int8 dots a 32 k, scaled in f32", "bf16": "dots of 2 k, summed in f32"}.get(
+        shape.act, "f32, weights dequantized exactly"
+    )
+    return (
+        f"# x {shape.act}[rows, {shape.k}], w {shape.dtype} packed [n, {shape.k}]\n"
+        f"# {inner}; summed in chunks of {CHUNK} k\n"
+        f"for unit in range(begin, end):\n    for row in range({1 if shape.single else 'rows'}):\n"
+        "        for i in range(16 * unit, min(16 * unit + 16, n)):  # 16 lanes\n"
+        f"            out[row, i] = {product}{' + residual[row, i]' * shape.residual}\n"
+    )

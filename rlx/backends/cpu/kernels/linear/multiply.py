@@ -1,0 +1,302 @@
+"""The inner steps of a linear: some k of some rows times some row blocks of weights, summed in registers.
+
+This module has the arithmetic, and so defines the order of every sum. `linear.py` chooses the rows and blocks of a
+tile, and loads the weights. Sums are a list ordered by row, then by block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from llvmlite import ir
+
+from rlx.backends.cpu import dots
+from rlx.backends.cpu.kernels.linear.unpack import CHUNK, FORMATS, GROUPS, SUB, Format
+from rlx.backends.cpu.layouts import PACKINGS
+from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.tiles import BF16X32, F32X16, FLOAT, I8X64, I32, Emitter, Index, vector
+from rlx.ir.dtypes import ACTIVATIONS, DType
+
+Sums = list[ir.Value]
+
+_ORIGIN, _ORIGIN_BITS = 1.5 * 2.0**23, 0x4B400000  # the middle of the range where the spacing of f32 numbers is 1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The compile-time parameters of a linear kernel, see `linear.linear`.
+
+    Attributes:
+        ragged: the last row block may hold fewer than 16 rows.
+        single: there is exactly one row of activations.
+        out: type of the results, f32 or bf16.
+    """
+
+    dtype: DType
+    k: int
+    act: str
+    residual: bool
+    bias: bool
+    gated: str | None
+    ragged: bool
+    single: bool
+    out: str = "f32"
+
+    @property
+    def extents(self) -> list[str]:
+        return ["n"] if self.single else ["rows", "n"]
+
+    @property
+    def weights(self) -> list[str]:
+        return ["w", "w_up"] if self.gated else ["w"]
+
+    @property
+    def biases(self) -> list[str]:
+        return [name for name in ("bias", "bias_up") if self.bias][: len(self.weights)]
+
+    @property
+    def buffers(self) -> list[str]:
+        return ["x", *self.weights, *self.biases, *["residual"] * self.residual, "out"]
+
+    @property
+    def integer(self) -> bool:
+        """Whether activations are int8."""
+        return self.act == "q8a"
+
+    @property
+    def pair(self) -> int:
+        """k of one step on float activations: one f32, or two bf16."""
+        return 2 if self.act == "bf16" else 1
+
+    @property
+    def format(self) -> Format | None:
+        """The format of quantized weights; None for plain numbers (f32, f16, bf16)."""
+        return FORMATS.get(self.dtype)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of activations."""
+        return ACTIVATIONS[self.act].row_bytes(self.k)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a row block of weights."""
+        return self.k // PACKINGS[self.dtype].superblock * PACKINGS[self.dtype].nbytes
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.k // CHUNK)
+
+
+@dataclass
+class Sub:
+    """A sub-block of 32 k of one row block, ready for dot products.
+
+    Attributes:
+        code: returns the code vector of a group. The group may be a run-time value if the codes are in memory.
+        scales: the scale vectors, then the vectors of the lows.
+        in_memory: whether the codes are in memory, not in registers.
+    """
+
+    code: Callable[[Index], ir.Value]
+    scales: Sequence[ir.Value]
+    in_memory: bool
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of activations.
+
+    Attributes:
+        x: the address of each row.
+        terms: the address of the terms of all rows (see `Multiplier.write_terms`); None if there are none.
+    """
+
+    x: Sequence[ir.Value]
+    terms: ir.Value | None
+
+    @property
+    def count(self) -> int:
+        return len(self.x)
+
+
+class Multiplier:
+    """The arithmetic of one linear kernel."""
+
+    def __init__(self, e: Emitter, target: Target, shape: Shape) -> None:
+        self.e, self.target, self.shape = e, target, shape
+
+    def steps(self, chunk: ir.Value, step: int) -> Index:
+        """Number of steps of `step` k in a chunk; the last chunk may have fewer."""
+        if self.shape.k % CHUNK == 0:
+            return CHUNK // step
+        done = self.e.b.mul(chunk, self.e.i64(CHUNK // step))
+        return self.e.smin(CHUNK // step, self.e.b.sub(self.e.i64(self.shape.k // step), done))
+
+    # --- integer activations ------------------------------------------------------------------------------------------
+    #
+    # Dot products of unsigned codes must be corrected by the zero point (or the minimum) times the sum of the
+    # activations. Apart from the scale, that product is the same for all weights. So it is computed once per row; these
+    # products are the row's terms.
+    #
+    # An integer sum is below 2^22. If it starts at the bits of the origin instead of 0, the result is the bits of the
+    # f32 number origin + sum, and needs no conversion. One multiply-add scales it and subtracts origin times scale. It
+    # rounds once, like the product of sum and scale: scales have at most 19 bits, so origin times scale is exact.
+
+    @cached_property
+    def origin(self) -> int:
+        """The start value of integer sums: the bits of the origin, or 0.
+
+        It is 0 where the origin saves nothing (AVX-512, single rows), and for e8m0 scales, because their product with
+        the origin may overflow.
+        """
+        format_ = self.shape.format
+        fits = format_ is not None and format_.row.scales != "e8m0" and not self.shape.single
+        return _ORIGIN_BITS if fits and self.target.vectors == "avx2" else 0
+
+    @cached_property
+    def zero(self) -> int:
+        """The zero point that remains in the dot products and must be corrected."""
+        format_ = self.shape.format
+        return dots.zero_left(self.target, format_.row.bits, format_.row.zero) if format_ and self.shape.integer else 0
+
+    @cached_property
+    def terms_a_sub(self) -> int:
+        """Terms per sub-block: one, or two if each half has its own scale, or 0 if nothing must be corrected."""
+        format_ = self.shape.format
+        if not format_ or not self.shape.integer or not (self.zero or format_.row.lows):
+            return 0
+        return format_.row.parts
+
+    @property
+    def term_bytes(self) -> int:
+        """Bytes of a row's terms."""
+        return 4 * self.terms_a_sub * (self.shape.k // SUB)
+
+    def write_terms(self, x: ir.Value, terms: ir.Value) -> None:
+        """Stores a row's terms: origin - zero * sums of its codes (i32); for types with lows, -scale * sums (f32)."""
+        e, k = self.e, self.shape.k
+        scales, sums = e.at(x, k), e.at(x, k + k // 8)
+        whole = k // CHUNK * (CHUNK // SUB)
+        for first, last, width in ((0, whole, 8), (whole, k // SUB, 1)):
+            if first < last:
+                with e.loop(first, last, width) as s:
+                    both = e.load(vector(I32, 2 * width), e.at(sums, (s.i, 8)))
+                    value = self._terms(both, e.at(scales, (s.i, 4)), width)
+                    e.store(value, e.at(terms, (s.i, 4 * self.terms_a_sub)))
+
+    def _terms(self, sums: ir.Value, scales: ir.Value, width: int) -> ir.Value:
+        e = self.e
+        if self.terms_a_sub == 1:
+            sums = e.b.add(e.pick(sums, range(0, 2 * width, 2)), e.pick(sums, range(1, 2 * width, 2)))
+        if self.zero:
+            zero, origin = (ir.Constant(sums.type, [x] * sums.type.count) for x in (-self.zero, self.origin))
+            return e.b.add(e.b.mul(sums, zero), origin)
+        factors = e.load(vector(FLOAT, width), scales)
+        if self.terms_a_sub == 2:
+            factors = e.pick(factors, [i // 2 for i in range(2 * width)])
+        return e.b.fneg(e.b.fmul(e.b.sitofp(sums, factors.type), factors))
+
+    def integer_step(self, subs: Sequence[Sub], rows: Rows, sub: Index, parts: Sums) -> Sums:
+        """Adds sub-block `sub` to `parts`: exact integer sums times weight scale times activation scale."""
+        e, format_ = self.e, self.shape.format
+        assert format_ is not None
+        scaled = self._scaled(subs, self._sums(subs, rows, sub, 0), 0)
+        if format_.row.halves:
+            second = [self._number(s) for s in self._sums(subs, rows, sub, 1)]
+            scales = [s.scales[1] for s in subs] * rows.count
+            scaled = [e.fma(s, d, first) for s, d, first in zip(second, scales, scaled, strict=True)]
+        done = []
+        for row in range(rows.count):
+            activation_scale = e.splat_f32(e.at(rows.x[row], self.shape.k, (sub, 4)))
+            for block, weights in enumerate(subs):
+                i = row * len(subs) + block
+                part = e.fma(scaled[i], activation_scale, parts[i])
+                for half, low in enumerate(weights.scales[format_.row.parts :]):
+                    part = e.fma(low, e.splat_f32(self._term(rows, row, sub, half)), part)
+                done.append(part)
+        return done
+
+    def _scaled(self, subs: Sequence[Sub], sums: Sums, half: int) -> Sums:
+        """Integer sums times their scales."""
+        e, count, scales = self.e, len(subs), [s.scales[half] for s in subs]
+        if not self.origin:
+            return [e.b.fmul(e.to_f32(s), scales[i % count]) for i, s in enumerate(sums)]
+        back = [e.b.fmul(d, e.f32(-_ORIGIN)) for d in scales]
+        return [e.fma(e.b.bitcast(s, F32X16), scales[i % count], back[i % count]) for i, s in enumerate(sums)]
+
+    def _number(self, total: ir.Value) -> ir.Value:
+        """An integer sum as f32."""
+        e = self.e
+        return e.b.fsub(e.b.bitcast(total, F32X16), e.f32(_ORIGIN)) if self.origin else e.to_f32(total)
+
+    def _term(self, rows: Rows, row: int, sub: Index, half: int = 0) -> ir.Value:
+        """Address of a row's term for a sub-block, or for one half of it."""
+        assert rows.terms is not None
+        return self.e.at(rows.terms, row * self.term_bytes + 4 * half, (sub, 4 * self.terms_a_sub))
+
+    def _sums(self, subs: Sequence[Sub], rows: Rows, sub: Index, half: int) -> Sums:
+        """The integer sums of a sub-block, or of one half of it if each half has its own scale."""
+        e, format_ = self.e, self.shape.format
+        assert format_ is not None
+        count = GROUPS // 2 if format_.row.halves else GROUPS
+        groups = range(half * count, (half + 1) * count)
+        same = None if self.zero else e.i32(self.origin)
+        start = [same or e.splat_i32(self._term(rows, row, sub, half)) for row in range(rows.count)]
+        sums = [start[row] for row in range(rows.count) for _ in subs]
+        span = min(dots.span(self.target, format_.row.bits), count)
+        if self.target.vectors == "avx2" or not all(s.in_memory for s in subs):
+            for first in groups[::span]:
+                sums = self._dots(subs, rows, sub, [first + i for i in range(span)], sums)
+            return sums
+        # With wide registers, a loop is as fast as an unrolled one, and much faster to compile.
+        step = max(span, 2)
+        with e.loop(groups.start, groups.stop, step, sums) as loop:
+            for first in range(0, step, span):
+                chosen = [e.mul_add(1, first + i, loop.i) for i in range(span)]
+                loop.values = self._dots(subs, rows, sub, chosen, loop.values)
+        return loop.results
+
+    def _dots(self, subs: Sequence[Sub], rows: Rows, sub: Index, groups: Sequence[Index], sums: Sums) -> Sums:
+        """Adds some groups of a sub-block to integer sums."""
+        e, format_, done = self.e, self.shape.format, list(sums)
+        assert format_ is not None
+        codes = [[s.code(g) for g in groups] for s in subs]
+        for row in range(rows.count):
+            places = [e.at(rows.x[row], (sub, SUB), (g, 4)) for g in groups]
+            activations = [e.b.bitcast(e.splat_i32(p), I8X64) for p in places]
+            for block, code in enumerate(codes):
+                i = row * len(subs) + block
+                done[i] = dots.dot_u8s8(e, done[i], code, activations, format_.row.bits)
+        return done
+
+    # --- float activations --------------------------------------------------------------------------------------------
+    #
+    # A step is one k of f32 or two of bf16, in both cases four bytes of a row. Even and odd steps have separate sums,
+    # because two chains of additions hide more latency than one.
+
+    def float_step(self, i: int, blocks: Sequence[ir.Value], rows: Rows, first: Index, sums: Sums) -> Sums:
+        """Adds step `first + i` to the sums of its parity. `blocks` are its weights, one vector per block."""
+        e = self.e
+        places = [e.at(x, 4 * i, (first, 4)) for x in rows.x]
+        activations = [self._float(p) for p in places for _ in blocks]
+        return [self._add_step(w, x, s) for w, x, s in zip(list(blocks) * rows.count, activations, sums, strict=True)]
+
+    def _float(self, place: ir.Value) -> ir.Value:
+        """A row's activations of a step, in all lanes."""
+        return self.e.splat_f32(place) if self.shape.pair == 1 else self.e.b.bitcast(self.e.splat_i32(place), BF16X32)
+
+    def _add_step(self, weights: ir.Value, activations: ir.Value, sums: ir.Value) -> ir.Value:
+        if self.shape.pair == 1:
+            return self.e.fma(weights, activations, sums)
+        return dots.dot_bf16(self.e, sums, weights, activations)
+
+    def zeros(self, rows: Rows, blocks: int) -> Sums:
+        """Sums of zero."""
+        return [self.e.f32(0.0)] * (rows.count * blocks)
+
+    def add(self, sums: Sums, more: Sums) -> Sums:
+        """Elementwise addition of two lists of sums."""
+        return [self.e.b.fadd(a, b) for a, b in zip(sums, more, strict=True)]

@@ -1,0 +1,151 @@
+"""The streaming half of linear kernels: weights are read once and unpacked in registers, for few rows as in decode.
+
+    for i in range of a part's units:                   # parts: contiguous, one per stream
+        for chunk of 256 k:
+            for part: total[part] += part of the chunk, W unpacked in registers; prefetch the next weights
+        out = gate(total + bias) ... + residual
+
+In a part, the next weights follow the unit in memory. After the last unit of a part, a worker skips the other parts and
+continues with the same part of its next range. Prefetches take that into account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+
+from llvmlite import ir
+
+from rlx.backends.cpu import dots
+from rlx.backends.cpu.kernels.linear import unpack
+from rlx.backends.cpu.kernels.linear.multiply import Multiplier, Rows, Shape, Sub, Sums
+from rlx.backends.cpu.kernels.linear.results import ResultWriter
+from rlx.backends.cpu.kernels.linear.unpack import CHUNK, SUB
+from rlx.backends.cpu.layouts import PACKINGS
+from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.tiles import Emitter, Index
+
+
+def parts(target: Target, matrices: int) -> int:
+    """Number of parts of a range that a linear with 1 or 2 matrices reads in parallel, for one row."""
+    return max(1, target.tuning.streams // matrices)
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """A chunk of a row block.
+
+    Attributes:
+        start: its address.
+        header: the f16 numbers of its superblock, as f32.
+        ahead: prefetch distance in bytes.
+    """
+
+    start: ir.Value
+    header: list[ir.Value]
+    ahead: ir.Value
+
+
+class StreamWriter(ResultWriter):
+    """Generates the streaming half of a linear kernel: products of rows with packed weights."""
+
+    def __init__(self, e: Emitter, shape: Shape) -> None:
+        super().__init__(e, shape)
+        self.multiply = Multiplier(e, e.target, shape)
+        self.step_bytes = shape.pair * PACKINGS[shape.dtype].nbytes  # packed bytes of a step of plain weights
+        self.distance = e.target.tuning.prefetch * (1 if shape.format else 2)  # prefetch distance in bytes
+
+    def chunk(self, block: ir.Value, chunk: ir.Value) -> ir.Value:
+        """Address of a chunk of a row block."""
+        return self.e.at(block, (chunk, unpack.chunk_bytes(self.shape.dtype)))
+
+    def stream_units(self, rows: Rows, begin: ir.Value, end: ir.Value) -> None:
+        """Multiplies one row by the units [begin, end), one unit of each part at a time."""
+        e, first = self.e, self.e.i64(0)
+        sides = parts(e.target, len(self.shape.weights))
+        count = e.b.sub(end, begin)
+        size = e.b.udiv(count, e.i64(sides))
+        others = e.b.mul(e.b.sub(count, size), e.i64(self.shape.block_bytes))
+        with e.loop(0, size) as u:
+            is_last = e.b.icmp_signed("==", u.i, e.b.sub(size, e.i64(1)))
+            units = [e.b.add(begin, e.mul_add(size, part, u.i)) for part in range(sides)]
+            self.streamed_tile(rows, first, units, e.b.select(is_last, others, e.i64(0)))
+        if sides > 1:
+            with e.loop(e.b.add(begin, e.b.mul(size, e.i64(sides))), end) as u:
+                self.streamed_tile(rows, first, [u.i])
+
+    def streamed_tile(self, rows: Rows, row: ir.Value, units: Sequence[ir.Value], skip: Index = 0) -> None:
+        """Multiplies some rows, from `row` on, by some units. The next read is `skip` bytes after the end of a unit."""
+        e = self.e
+        blocks = [self._block(name, unit) for unit in units for name in self.shape.weights]
+        with e.loop(0, self.shape.chunks, 1, self.multiply.zeros(rows, len(blocks))) as c:
+            c.values = self.multiply.add(c.values, self._stream(blocks, rows, c.i, self._ahead(c.i, skip)))
+        totals = iter(c.results)
+        for i in range(rows.count):
+            for unit in units:
+                self._finish(e.b.add(row, e.i64(i)), unit, [next(totals) for _ in self.shape.weights])
+
+    def _ahead(self, chunk: ir.Value, skip: Index) -> ir.Value:
+        """Prefetch distance of a chunk, in bytes. For the last chunks of a unit it includes `skip`."""
+        e = self.e
+        last = self.shape.chunks - -(-self.distance // unpack.chunk_bytes(self.shape.dtype))
+        leaves = e.b.icmp_signed(">=", chunk, e.i64(last))
+        return e.b.add(e.i64(self.distance), e.b.select(leaves, e.i64(skip), e.i64(0)))
+
+    def _stream(self, blocks: Sequence[ir.Value], rows: Rows, chunk: ir.Value, ahead: ir.Value) -> Sums:
+        """The products of the rows with a chunk of each block."""
+        starts, format_ = [self.chunk(block, chunk) for block in blocks], self.shape.format
+        streams = [_Stream(start, format_.chunk(self.e, start) if format_ else [], ahead) for start in starts]
+        zeros = self.multiply.zeros(rows, len(blocks))
+        if self.shape.integer:
+            return self._stream_integers(streams, rows, chunk, zeros)
+        return self.multiply.add(*halves(self._stream_floats(streams, rows, chunk, zeros + zeros)))
+
+    def _stream_integers(self, streams: Sequence[_Stream], rows: Rows, chunk: ir.Value, zeros: Sums) -> Sums:
+        e = self.e
+        with e.loop(0, self.multiply.steps(chunk, SUB), 1, zeros) as s:
+            subs = [self._packed_sub(stream, s.i) for stream in streams]
+            s.values = self.multiply.integer_step(subs, rows, e.mul_add(chunk, CHUNK // SUB, s.i), s.values)
+        return s.results
+
+    def _stream_floats(self, streams: Sequence[_Stream], rows: Rows, chunk: ir.Value, zeros: Sums) -> Sums:
+        e, pair = self.e, self.shape.pair
+        step = SUB if self.shape.format else gcd(self.shape.k // pair, 8)
+        with e.loop(0, self.multiply.steps(chunk, step * pair), 1, zeros) as s:
+            weights = [self._packed_floats(stream, s.i, step) for stream in streams]
+            first = e.mul_add(e.mul_add(chunk, CHUNK // (step * pair), s.i), step)
+            sums = halves(s.values)
+            for i, blocks in enumerate(zip(*weights, strict=True)):
+                sums[i % 2] = self.multiply.float_step(i, blocks, rows, first, sums[i % 2])
+            s.values = sums[0] + sums[1]
+        return s.results
+
+    def _packed_sub(self, stream: _Stream, s: ir.Value) -> Sub:
+        e, format_ = self.e, self.shape.format
+        assert format_ is not None
+        place = unpack.sub_block(e, format_, stream.start, s)
+        e.prefetch(e.at(place, stream.ahead), format_.row.stride)
+        codes, bits = format_.codes(e, place), format_.row.bits
+        return Sub(lambda g: dots.ready(e, codes[g], bits), format_.scales(e, stream.header, place), in_memory=False)
+
+    def _packed_floats(self, stream: _Stream, s: ir.Value, step: int) -> list[ir.Value]:
+        e, format_ = self.e, self.shape.format
+        if format_ is None:
+            place = e.at(stream.start, (s, step * self.step_bytes))
+            e.prefetch(e.at(place, stream.ahead), step * self.step_bytes)
+            return [self.load_step(e.at(place, i * self.step_bytes)) for i in range(step)]
+        place = unpack.sub_block(e, format_, stream.start, s)
+        e.prefetch(e.at(place, stream.ahead), format_.row.stride)
+        return unpack.weights_f32(e, format_, format_.codes(e, place), format_.scales(e, stream.header, place))
+
+    def load_step(self, place: ir.Value) -> ir.Value:
+        """Loads plain weights of one step: 16 rows as f32, or 16 pairs of bf16."""
+        if self.shape.pair == 1:
+            return self.e.load_as_f32(self.shape.dtype, place)
+        return dots.bf16_pairs(self.e, place)
+
+
+def halves(values: Sums) -> list[Sums]:
+    """Splits sums into the first half and the second."""
+    return [values[: len(values) // 2], values[len(values) // 2 :]]

@@ -1,0 +1,227 @@
+"""Linear layers on tile registers: bf16 activations times weights of any type, converted to bf16.
+
+    for macro tile of rows that has units in begin .. end:      # a unit: its rows times one row block of W
+        for pair of row blocks of W:
+            for panel of at most 4096 k, one in most layers:
+                unpack the panel of both blocks, every weight rounded to bf16
+                for 32 rows:
+                    2 x 2 tiles of sums += their activations times the panel, 32 k at a time
+                    after the last panel: out = gate(total + bias) ... + residual
+
+A macro tile has as many rows as the L2 cache holds. Units are ordered by macro tile first, so a worker that takes range
+after range finds the activations in that cache. The sums of 32 rows and 32 columns stay in registers for a whole panel.
+A remainder of fewer than 16 rows uses tiles with that number of rows, so nothing is read past the last row.
+
+int8 products are not used here. They would have to scale each tile of sums every 32 k, which costs more than unpacking
+saves once there are more than a few rows. Also, bf16 rounds activations less than int8 does.
+
+The order of each sum does not depend on the number of rows or the split of the units. `linear.py` sums in another order
+and rounds different values. So a program of one row and a program of many rows agree only within rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from rlx.backends.cpu import dots
+from rlx.backends.cpu.amx import BYTES, COUNT, DEPTH, ROW_BYTES, ROWS, Tiles
+from rlx.backends.cpu.kernels.linear import unpack
+from rlx.backends.cpu.kernels.linear.multiply import Multiplier, Shape
+from rlx.backends.cpu.kernels.linear.results import ResultWriter
+from rlx.backends.cpu.kernels.linear.unpack import CHUNK, SUB
+from rlx.backends.cpu.layouts import BLOCK_ROWS
+from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.tiles import Emitter
+from rlx.ir.dtypes import BF16
+
+#: Rows of the 2 x 2 register tile, and bytes of a row of its sums.
+PAIR, TOTALS = 2 * ROWS, 2 * ROW_BYTES
+
+_BLOCKS = 2  # row blocks of a panel: two units, or the two matrices of a gated linear
+_SUMS, _X, _W = (0, 1, 2, 3), (4, 5), (6, 7)  # tile registers: sums by row and block, activations, weights
+_PANEL = 4096  # most k of a panel: 256 KiB of the L2 cache
+_FEWEST, _MOST = 4 * PAIR, 16 * PAIR  # rows of a macro tile: more share the unpacking, but need more scratch memory
+
+
+def macro_rows(k: int, target: Target) -> int:
+    """Rows of a macro tile. Their activations are read again for each pair of blocks.
+
+    There are ceil(rows / macro_rows) * ceil(n / 16) units.
+    """
+    return max(_FEWEST, min(_MOST, target.tuning.macro_bytes_tiles // BF16.row_bytes(k) // PAIR * PAIR))
+
+
+def fits(act: str, k: int, target: Target) -> bool:
+    """Whether a linear can use tiles: bf16 activations on a target with bf16 tiles, and k a multiple of 32."""
+    return act == "bf16" and target.has_bf16_tiles and k % DEPTH == 0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One multiplication step: the rows of a macro tile times a panel of one or two row blocks.
+
+    Attributes:
+        x: address of the panel in the first row.
+        totals: address of the sums, row by row: 16 per block.
+        row: number of the first row.
+        count: number of rows.
+        unit, last: the blocks are those of the units [unit, last).
+        panel: number of the panel.
+    """
+
+    x: ir.Value
+    totals: ir.Value
+    row: ir.Value
+    count: ir.Value
+    unit: ir.Value
+    last: ir.Value
+    panel: ir.Value
+
+
+@dataclass(frozen=True)
+class Strides:
+    """Strides of activations in bytes: to the tile of the next 32 k, to that of the next 16 rows, and between rows."""
+
+    step: int
+    tile: int
+    row: int
+
+
+class TileWriter(ResultWriter):
+    """Generates a linear kernel on tiles. `expert_tiles.py` has a subclass that gathers its rows first."""
+
+    def __init__(self, e: Emitter, shape: Shape, widest: int = _PANEL) -> None:
+        """`widest` is the most k of a panel, a multiple of 256."""
+        super().__init__(e, shape)
+        self.tiles = Tiles(e)
+        self.multiply = Multiplier(e, e.target, shape)
+        self.panels = -(-shape.k // widest)
+        self.panel_chunks = -(-shape.chunks // self.panels)
+        self.panel_steps = self.panel_chunks * CHUNK // DEPTH
+        self.panel = e.stack(self.panel_steps * _BLOCKS * BYTES)
+        self.strides = Strides(ROW_BYTES, ROWS * shape.row_bytes, shape.row_bytes)
+
+    def write(self) -> None:
+        e, most = self.e, macro_rows(self.shape.k, self.e.target)
+        rows = e.i64(1) if self.shape.single else e.args["rows"]
+        blocks = e.b.udiv(e.b.add(e.args["n"], e.i64(BLOCK_ROWS - 1)), e.i64(BLOCK_ROWS))
+        totals = e.stack((most if self.panels > 1 else PAIR) * TOTALS)
+        with e.cut(blocks) as (number, first, last):
+            macro = e.b.mul(number, e.i64(most))
+            count = e.smin(most, e.b.sub(rows, macro))
+            with self.loop_units(first, last) as (unit, end), e.loop(0, self.panels) as p:
+                x = e.at(e.args["x"], (macro, self.shape.row_bytes), (p.i, self.panel_steps * ROW_BYTES))
+                self.multiply_piece(Piece(x, totals, macro, count, unit, end, p.i))
+        self.tiles.release()
+
+    @contextmanager
+    def loop_units(self, first: ir.Value, last: ir.Value) -> Iterator[tuple[ir.Value, ir.Value]]:
+        """A loop over the units [first, last), two row blocks at a time. Yields the first unit and the end."""
+        e, together = self.e, _BLOCKS // len(self.shape.weights)
+        with e.loop(first, last, together) as u:
+            yield u.i, e.smin(e.b.add(u.i, e.i64(together)), last)
+
+    def multiply_piece(self, piece: Piece) -> None:
+        """Adds the products of a piece to its totals. Writes the results after the last panel."""
+        self._unpack(piece)
+        self._multiply(piece)
+
+    # --- weights ------------------------------------------------------------------------------------------------------
+
+    def _unpack(self, at: Piece) -> None:
+        """Unpacks the panel of both blocks: one tile per block and 32 k. A single unit leaves the other block as is."""
+        e, names = self.e, self.shape.weights
+        with e.loop(at.unit, at.last) as v:
+            for j, name in enumerate(names):
+                place = e.at(self.panel, (e.b.sub(v.i, at.unit), len(names) * BYTES), j * BYTES)
+                self._unpack_block(self._block(name, v.i), at.panel, place)
+
+    def _unpack_block(self, block: ir.Value, panel: ir.Value, target: ir.Value) -> None:
+        e, format_ = self.e, self.shape.format
+        first = e.b.mul(panel, e.i64(self.panel_chunks))
+        with e.loop(0, e.smin(self.panel_chunks, e.b.sub(e.i64(self.shape.chunks), first))) as c:
+            chunk = e.b.add(first, c.i)
+            start = e.at(block, (chunk, unpack.chunk_bytes(self.shape.dtype)))
+            header = format_.chunk(e, start) if format_ else []
+            with e.loop(0, self.multiply.steps(chunk, SUB)) as s:
+                step = e.mul_add(c.i, CHUNK // SUB, s.i)
+                for i, pairs in enumerate(self._weights(start, header, s.i)):
+                    e.store(pairs, e.at(target, (step, _BLOCKS * BYTES), ROW_BYTES * i), 64)
+
+    def _weights(self, chunk: ir.Value, header: list[ir.Value], s: ir.Value) -> list[ir.Value]:
+        """Sub-block `s` of a chunk as bf16: 16 vectors of 16 pairs."""
+        e, format_ = self.e, self.shape.format
+        if format_ is None:
+            nbytes = unpack.chunk_bytes(self.shape.dtype) * SUB // CHUNK
+            place = e.at(chunk, (s, nbytes))
+            e.prefetch(e.at(place, e.target.tuning.prefetch), nbytes)
+            return [dots.bf16_pairs(e, e.at(place, at)) for at in range(0, nbytes, ROW_BYTES)]
+        place = unpack.sub_block(e, format_, chunk, s)
+        e.prefetch(e.at(place, e.target.tuning.prefetch), format_.row.stride)
+        weights = unpack.weights_f32(e, format_, format_.codes(e, place), format_.scales(e, header, place))
+        return [dots.bf16_rounded(e, *pair) for pair in zip(weights[::2], weights[1::2], strict=True)]
+
+    # --- sums ---------------------------------------------------------------------------------------------------------
+
+    def _multiply(self, at: Piece) -> None:
+        """Multiplies the rows of the macro tile by the panel."""
+        e = self.e
+        rest = e.b.urem(at.count, e.i64(PAIR))
+        full = e.b.sub(at.count, rest)
+        with e.when(e.b.icmp_signed(">", full, e.i64(0))):
+            self._configure(e.i64(ROWS), e.i64(ROWS))
+            with e.loop(0, full, PAIR) as row:
+                self._product(at, row.i, e.i64(PAIR), _X)
+        with e.when(e.b.icmp_signed(">", rest, e.i64(ROWS))):
+            self._configure(e.i64(ROWS), e.b.sub(rest, e.i64(ROWS)))
+            self._product(at, full, rest, _X)
+        few = e.b.and_(e.b.icmp_signed(">", rest, e.i64(0)), e.b.icmp_signed("<=", rest, e.i64(ROWS)))
+        with e.when(few):
+            self._configure(rest, rest)
+            self._product(at, full, rest, _X[:1])
+
+    def _configure(self, *heights: ir.Value) -> None:
+        """Configures the rows of the two tiles of activations, and of the tiles of sums that belong to them."""
+        full = self.e.i64(ROWS)
+        self.tiles.configure([h for h in heights for _ in _W] + list(heights) + [full] * (COUNT - _W[0]))
+
+    def _product(self, at: Piece, row: ir.Value, count: ir.Value, parts: Sequence[int]) -> None:
+        """Multiplies `count` rows of the macro tile, from `row` on. `parts` are the tiles of activations to use."""
+        e, tiles, strides = self.e, self.tiles, self.strides
+        x = e.at(at.x, (row, strides.tile // ROWS))
+        totals = e.at(at.totals, (row, TOTALS)) if self.panels > 1 else at.totals
+        sums = [(i, j, _SUMS[i * _BLOCKS + j]) for i in range(len(parts)) for j in range(_BLOCKS)]
+        places = [e.at(totals, i * ROWS * TOTALS + j * ROW_BYTES) for i, j, _ in sums]
+        self._start(at.panel, [c for *_, c in sums], places)
+        with e.loop(0, self.steps(at.panel)) as s:
+            w = e.at(self.panel, (s.i, _BLOCKS * BYTES))
+            for i, part in enumerate(parts):
+                tiles.load(part, e.at(x, (s.i, strides.step), i * strides.tile), strides.row)
+                for j in range(_BLOCKS):
+                    if i == 0:
+                        tiles.load(_W[j], e.at(w, j * BYTES), ROW_BYTES)
+                    tiles.dot_bf16(_SUMS[i * _BLOCKS + j], part, _W[j])
+        for (*_, c), place in zip(sums, places, strict=True):
+            tiles.store(c, place, TOTALS)
+        with e.when(e.b.icmp_signed("==", at.panel, e.i64(self.panels - 1))), e.loop(at.unit, at.last) as v:
+            place = e.at(totals, (e.b.sub(v.i, at.unit), len(self.shape.weights) * ROW_BYTES))
+            self._finish_rows(place, _BLOCKS, count, e.b.add(at.row, row), v.i)
+
+    def _start(self, panel: ir.Value, sums: Sequence[int], places: Sequence[ir.Value]) -> None:
+        """Initializes the sums: zeros for the first panel, else the totals of the earlier panels."""
+        e, tiles = self.e, self.tiles
+        for c in sums:
+            tiles.zero(c)
+        if self.panels > 1:
+            with e.when(e.b.icmp_signed(">", panel, e.i64(0))):
+                for c, place in zip(sums, places, strict=True):
+                    tiles.load(c, place, TOTALS)
+
+    def steps(self, panel: ir.Value) -> ir.Value:
+        """Number of steps of 32 k in a panel; the last panel may have fewer."""
+        e, steps = self.e, self.panel_steps
+        return e.smin(steps, e.b.sub(e.i64(self.shape.k // DEPTH), e.b.mul(panel, e.i64(steps))))

@@ -1,0 +1,1 @@
+"""Kernels that work row by row."""

@@ -1,0 +1,31 @@
+"""Copies f32 rows unchanged."""
+
+from __future__ import annotations
+
+from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.loops import HOLE, Ptr, loop_kernel
+from rlx.ir.dtypes import F32
+
+#: Hole: elements of a row.
+WIDTH: int = HOLE
+
+
+def copy_rows(width: int) -> Kernel:
+    """f32[rows, width] -> f32[rows, width]. Buffers x, out; a unit is a row."""
+    return loop_kernel(_copy_rows, {"WIDTH": width}, [("x", F32), ("out", F32)])
+
+
+def last_row(width: int) -> Kernel:
+    """f32[seq, width] -> f32[1, width], the last row. Buffers x, out; extent seq; one unit."""
+    return loop_kernel(_last_row, {"WIDTH": width}, [("x", F32), ("out", F32)], ("seq",))
+
+
+def _copy_rows(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+    for i in range(begin * WIDTH, end * WIDTH):
+        out[i] = x[i]
+
+
+def _last_row(x: Ptr, out: Ptr, seq: int, begin: int, end: int) -> None:
+    for unit in range(begin, end):
+        for i in range(WIDTH):
+            out[unit * WIDTH + i] = x[(seq - 1) * WIDTH + i]

@@ -1,0 +1,324 @@
+"""Memory layouts of weights and activations for the kernels: packed weights "r16k4" and int8 activation rows "q8a".
+
+This module defines the layouts, in vectorized NumPy. Tests and the interpreter use it, and the native packing kernels
+are checked against it. Code generation reads its sizes and offsets from here.
+
+Packed weights [N, K] are stored in row blocks of 16 rows, one after the other. Rows of zero bytes pad the last block.
+Inside a row block, superblocks of contiguous bytes follow each other along K. "Group g" is 4 consecutive k. The 64-byte
+vector of a group holds, at byte r * 4 + j, the code of row r at k = 4 * g + j. Such a vector is one operand of a
+16-lane int8 dot product, so no sum crosses lanes. f32, f16 and bf16 have superblocks of 1 k: 16 elements, one per row.
+
+A quantized superblock consists of its f16 numbers (the first for 16 rows, then the second for 16 rows) and of
+sub-blocks of 32 k. A sub-block consists of its fields, each for 16 rows, and of its codes in planes, lowest bits first.
+A plane of w bits is w vectors: bits w * i and up of vector j hold those bits of group j + w * i. For example, codes of
+4 bits take 4 vectors: vector j holds group j in its low and group j + 4 in its high nibbles.
+
+| type | superblock | numbers | fields of a sub-block | planes | bytes of 16 rows |
+|---|---|---|---|---|---|
+| q8_0 | 32 k | | f16 d | 8 (q + 128) | 544 |
+| q4_0, iq4_nl | 32 k | | f16 d | 4 | 288 |
+| q4_1 | 32 k | | f16 d, f16 m | 4 | 320 |
+| q5_0 | 32 k | | f16 d | 4, 1 | 352 |
+| q5_1 | 32 k | | f16 d, f16 m | 4, 1 | 384 |
+| iq4_xs | 256 k | d | i8 scale | 4 | 2208 |
+| q2_k | 256 k | d, dmin | 2 x u8 scale and min, one per 16 k | 2 | 1344 |
+| q3_k | 256 k | d | 2 x i8 scale, one per 16 k | 2, 1 | 1824 |
+| q4_k | 256 k | d, dmin | u8 scale, u8 min | 4 | 2368 |
+| q5_k | 256 k | d, dmin | u8 scale, u8 min | 4, 1 | 2880 |
+| q6_k | 256 k | d | 2 x i8 scale, one per 16 k | 4, 2 | 3360 |
+| tq1_0, tq2_0 | 256 k | d | | 2 | 1056 |
+| iq1_s, iq2_xxs | 256 k | d | i8 scale | 2, 1 | 1696 |
+| iq1_m, iq2_xs, iq2_s | 256 k | d | 2 x i8 scale, one per 16 k | 2, 1 | 1824 |
+| iq3_xxs, iq3_s | 256 k | d | i8 scale | 4 | 2208 |
+| mxfp4 | 32 k | | u8 scale, e8m0 | 4 | 272 |
+| nvfp4 | 64 k | | 2 x u8 scale, e4m3, one per 16 k | 4 | 576 |
+| f8_e4m3 | 32 k | | f32 scale | 8 | 576 |
+
+Scales keep the precision of the file (f32, f16, 4-, 6- and 8-bit integers or floats), so packing does not round.
+Packed weights have no codebook indices: each element has a small code instead (see `blocks.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlx.backends.cpu.blocks import BLOCKS, Blocks
+from rlx.errors import ShapeError
+from rlx.ir.dtypes import BF16, F16, F32, Q8A, DType
+from rlx.ir.rounding import from_bf16
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+_u8 = np.uint8
+
+#: Rows of a row block: one per lane of a 16-lane vector.
+BLOCK_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How one type is packed.
+
+    Attributes:
+        superblock: k of a superblock.
+        nbytes: bytes of a superblock for 16 rows.
+        pack: file blocks `uint8[blocks of 16 rows, 16, superblocks, bytes]` -> `uint8[.., superblocks, nbytes]`.
+        unpack: packed bytes -> values, `float32[.., superblocks, superblock k, 16]`.
+    """
+
+    superblock: int
+    nbytes: int
+    pack: Callable[[Bytes], Bytes]
+    unpack: Callable[[Bytes], Floats]
+
+
+def row_blocks(n: int) -> int:
+    """Blocks of 16 rows that hold `n` rows."""
+    return -(-n // BLOCK_ROWS)
+
+
+def packed_bytes(dtype: DType, n: int, k: int) -> int:
+    """Bytes of a packed weight [n, k]; `ShapeError` if the type cannot be packed or `k` is no multiple of its block."""
+    packing = _packing(dtype, k)
+    return row_blocks(n) * (k // packing.superblock) * packing.nbytes
+
+
+def pack(dtype: DType, raw: Bytes, n: int, k: int) -> Bytes:
+    """File bytes of a row-major [n, k] weight -> packed bytes, `uint8[packed_bytes(dtype, n, k)]`."""
+    packing = _packing(dtype, k)
+    if raw.dtype != np.uint8 or raw.size != dtype.size((n, k)):
+        raise ShapeError(f"expected {dtype.size((n, k))} bytes of {dtype} for [{n}, {k}], found {raw.size}")
+    padded = np.zeros((row_blocks(n) * BLOCK_ROWS, dtype.row_bytes(k)), np.uint8)
+    padded[:n] = raw.reshape(n, -1)
+    return packing.pack(padded.reshape(row_blocks(n), BLOCK_ROWS, k // packing.superblock, -1)).reshape(-1)
+
+
+def unpack(dtype: DType, packed: Bytes, n: int, k: int) -> Floats:
+    """Packed bytes -> the weight's values, `float32[n, k]`, equal bit by bit to the GGUF reference dequantization."""
+    packing = _packing(dtype, k)
+    if packed.dtype != np.uint8 or packed.size != packed_bytes(dtype, n, k):
+        raise ShapeError(f"expected {packed_bytes(dtype, n, k)} packed bytes of {dtype}, found {packed.size}")
+    values = packing.unpack(packed.reshape(row_blocks(n), k // packing.superblock, packing.nbytes))
+    rows = np.moveaxis(values, -1, 1).reshape(row_blocks(n) * BLOCK_ROWS, k)
+    return np.ascontiguousarray(rows[:n])
+
+
+def q8a_bytes(k: int) -> int:
+    """Bytes of one q8a row: k int8 codes, k/32 f32 scales, k/16 i32 sums of 16 codes each."""
+    return Q8A.row_bytes(k)
+
+
+def q8a_quantize(x: Floats) -> Bytes:
+    """f32[rows, k] -> q8a rows, `uint8[rows, 1.375 k]`.
+
+    For each block of 32 elements, scale = max|x| / 127 and code = x / scale, rounded half to even, within +-127. The
+    scale of a block of zeros is 0. A block with NaN or infinity has codes 0 and that value as its scale, so products
+    are NaN.
+    """
+    rows, k = x.shape
+    blocks = x.reshape(rows, -1, 32)
+    scales = (np.abs(blocks).max(axis=2) / np.float32(127)).astype(np.float32)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.rint(blocks / scales[:, :, None])
+    codes = np.clip(np.where(np.isfinite(ratio), ratio, 0), -127, 127).astype(np.int8)
+    sums = codes.reshape(rows, -1, 16).sum(axis=2, dtype=np.int32)
+    parts = [codes.reshape(rows, k).view(np.uint8), scales.view(np.uint8), sums.view(np.uint8)]
+    assert q8a_bytes(k) == sum(p.shape[1] for p in parts)
+    return np.concatenate(parts, axis=1)
+
+
+def q8a_dequantize(rows: Bytes, k: int) -> Floats:
+    """q8a rows -> their values, `float32[rows, k]`: code times scale."""
+    codes = rows[:, :k].view(np.int8).reshape(len(rows), -1, 32)
+    scales = np.ascontiguousarray(rows[:, k : k + k // 8]).view(np.float32)
+    return (codes.astype(np.float32) * scales[:, :, None]).reshape(len(rows), k)
+
+
+def _packing(dtype: DType, k: int) -> Packing:
+    if dtype not in PACKINGS:
+        raise ShapeError(f"{dtype} has no packed layout", hint=f"Packed types: {', '.join(map(str, PACKINGS))}")
+    if k % PACKINGS[dtype].superblock or k <= 0:
+        raise ShapeError(f"k = {k} is no multiple of the {PACKINGS[dtype].superblock} elements a superblock of {dtype}")
+    return PACKINGS[dtype]
+
+
+# --- codes and their vectors: [..., k, 16 rows] <-> [..., k/4, 64 bytes] ---------------------------------------------
+
+
+def _vectors(codes: Bytes) -> Bytes:
+    """u8[blocks, 16, superblocks, k] -> u8[blocks, superblocks, groups, 64]."""
+    blocks, _, supers, k = codes.shape
+    grouped = codes.reshape(blocks, BLOCK_ROWS, supers, k // 4, 4)
+    return grouped.transpose(0, 2, 3, 1, 4).reshape(blocks, supers, k // 4, 64)
+
+
+def _codes(vectors: Bytes) -> Bytes:
+    """u8[..., groups, 64] -> u8[..., k, 16]."""
+    *lead, groups, _ = vectors.shape
+    grouped = vectors.reshape(*lead, groups, BLOCK_ROWS, 4)
+    return np.swapaxes(grouped, -1, -2).reshape(*lead, groups * 4, BLOCK_ROWS)
+
+
+def _plane(codes: Bytes, first: int, width: int) -> Bytes:
+    """Bits `first` to `first + width - 1` of codes [..., 8 groups, 64] -> a plane [..., width, 64]."""
+    bits = ((codes >> _u8(first)) & _u8((1 << width) - 1)).reshape(*codes.shape[:-2], 8 // width, width, 64)
+    plane: Bytes = np.bitwise_or.reduce(bits << _shifts(width), axis=-3)
+    return plane
+
+
+def _from_plane(plane: Bytes, first: int, width: int) -> Bytes:
+    bits = (plane[..., None, :, :] >> _shifts(width)) & _u8((1 << width) - 1)
+    return bits.reshape(*plane.shape[:-2], 8, 64) << _u8(first)
+
+
+def _shifts(width: int) -> Bytes:
+    return np.arange(0, 8, width, dtype=np.uint8)[:, None, None]
+
+
+def _by_row(field: NDArray[Any]) -> Bytes:
+    """A per-row field [blocks, 16, superblocks, ...] -> bytes [blocks, superblocks, ..., 16 x itemsize]."""
+    return np.ascontiguousarray(np.moveaxis(field, 1, -1)).view(np.uint8)
+
+
+def _join(*parts: Bytes, lead: int) -> Bytes:
+    """Flattens the axes of each part from `lead` on and concatenates the parts."""
+    return np.concatenate([p.reshape(*p.shape[:lead], -1) for p in parts], axis=-1)
+
+
+def _split(packed: Bytes, *sizes: int) -> list[Bytes]:
+    assert sum(sizes) == packed.shape[-1]
+    return np.split(packed, np.cumsum(sizes)[:-1].tolist(), axis=-1)
+
+
+def _f16(field: Bytes) -> Floats:
+    """The bytes of the last axis, read as f16 numbers and converted to f32."""
+    return np.ascontiguousarray(field).view(np.float16).astype(np.float32)
+
+
+# --- plain numbers --------------------------------------------------------------------------------------------------
+
+
+def _pack_scalar(size: int) -> Callable[[Bytes], Bytes]:
+    return lambda raw: _by_row(raw.view(f"u{size}")[..., 0])
+
+
+# --- quantized types --------------------------------------------------------------------------------------------------
+
+
+def _pack_blocks(row: Blocks, raw: Bytes) -> Bytes:
+    parts = row.read(raw)
+    vectors = _vectors(parts.codes)
+    vectors = vectors.reshape(*vectors.shape[:2], row.subs, 8, 64)
+    first = np.cumsum([0, *row.planes]).tolist()
+    planes = [_plane(vectors, at, width) for at, width in zip(first, row.planes, strict=False)]
+    return _join(*map(_by_row, parts.head), _join(*map(_by_row, parts.fields), *planes, lead=3), lead=2)
+
+
+def _unpack_blocks(row: Blocks, packed: Bytes) -> Floats:
+    *head, rest = _split(packed, *[32] * row.head, row.subs * row.stride)
+    fields, *planes = _split(
+        rest.reshape(*rest.shape[:-1], row.subs, row.stride), row.codes_at, *[64 * width for width in row.planes]
+    )
+    scales = _SCALES[row.scales]([_f16(number)[..., None, :] * np.float32(row.unit) for number in head], fields)
+    codes, first = np.zeros((*fields.shape[:-1], 8, 64), np.uint8), 0
+    for plane, width in zip(planes, row.planes, strict=True):
+        codes |= _from_plane(plane.reshape(*plane.shape[:-1], width, 64), first, width)
+        first += width
+    numbers = _meaning(row)[_codes(codes)]
+    values = _a_part(scales[: row.parts]) * numbers.reshape(*fields.shape[:-1], row.parts, 32 // row.parts, BLOCK_ROWS)
+    if row.lows:
+        values -= _a_part(scales[row.parts :])
+    return values.reshape(*packed.shape[:-1], row.superblock, BLOCK_ROWS)
+
+
+def _meaning(row: Blocks) -> Floats:
+    """The number that each code stands for before scaling: `float32[number of codes]`."""
+    if row.floats:
+        return _e4m3(np.arange(256, dtype=np.uint8))
+    numbers = np.arange(2 ** sum(row.planes)) if row.levels is None else np.array(row.levels)
+    return (numbers - row.zero).astype(np.float32)
+
+
+def _e4m3(bits: Bytes) -> Floats:
+    """The values of e4m3fn numbers (see `blocks.py`)."""
+    size = np.where(bits & _u8(127) == 127, np.float32(np.nan), _e4m3_size(bits))
+    return np.where(bits & _u8(128), -size, size)
+
+
+def _e4m3_size(bits: Bytes) -> Floats:
+    """Magnitudes of e4m3fn numbers; NaN is not handled."""
+    exponent, mantissa = ((bits >> _u8(3)) & _u8(15)).astype(np.int32), (bits & _u8(7)).astype(np.float32)
+    return np.where(exponent > 0, np.ldexp(mantissa + 8, exponent - 10), np.ldexp(mantissa, -9))
+
+
+def _a_part(scales: list[Floats]) -> Floats:
+    """Scales [..., subs, 16], one array per part of a sub-block -> [..., subs, parts, 1, 16]."""
+    return np.stack(scales, axis=-2)[..., None, :]
+
+
+def _bytes(fields: NDArray[Any]) -> list[NDArray[Any]]:
+    """Splits fields of one byte each."""
+    return np.split(fields, fields.shape[-1] // BLOCK_ROWS, axis=-1)
+
+
+def _scales_d_m(head: list[Floats], fields: Bytes) -> list[Floats]:
+    d, m = _split(fields, 32, 32)
+    return [_f16(d), -_f16(m)]
+
+
+def _scales_d_s(head: list[Floats], fields: Bytes) -> list[Floats]:
+    return [head[0] * s.view(np.int8).astype(np.float32) for s in _bytes(fields)]
+
+
+def _scales_d_s_m(head: list[Floats], fields: Bytes) -> list[Floats]:
+    return [d * s.astype(np.float32) for d, s in zip(head, _bytes(fields), strict=True)]
+
+
+def _scales_d_sm(head: list[Floats], fields: Bytes) -> list[Floats]:
+    scales = [head[0] * (s & _u8(15)).astype(np.float32) for s in _bytes(fields)]
+    return scales + [head[1] * (s >> _u8(4)).astype(np.float32) for s in _bytes(fields)]
+
+
+def _scales_e8m0(head: list[Floats], fields: Bytes) -> list[Floats]:
+    return [np.ldexp(np.float32(1), fields.astype(np.int32) - 128)]
+
+
+def _scales_e4m3(head: list[Floats], fields: Bytes) -> list[Floats]:
+    """Scales of NVFP4, read like the reference does: the sign is ignored, and 0x7f is 0."""
+    return _bytes(np.where(fields == 0x7F, np.float32(0), _e4m3_size(fields) * np.float32(0.5)))
+
+
+#: (f16 numbers of a superblock [..., 1, 16], fields [..., subs, bytes]) -> scales, then lows, [..., subs, 16] each.
+_SCALES: dict[str, Callable[[list[Floats], Bytes], list[Floats]]] = {
+    "d": lambda head, fields: [_f16(fields)],
+    "d_m": _scales_d_m,
+    "d_s": _scales_d_s,
+    "d_s_m": _scales_d_s_m,
+    "d_sm": _scales_d_sm,
+    "one": lambda head, fields: [np.broadcast_to(head[0], (*fields.shape[:-1], BLOCK_ROWS))],
+    "f32": lambda head, fields: [np.ascontiguousarray(fields).view(np.float32)],
+    "e8m0": _scales_e8m0,
+    "e4m3": _scales_e4m3,
+}
+
+
+def _of_blocks(row: Blocks) -> Packing:
+    return Packing(row.superblock, row.nbytes, partial(_pack_blocks, row), partial(_unpack_blocks, row))
+
+
+PACKINGS: dict[DType, Packing] = {
+    F32: Packing(1, 64, _pack_scalar(4), lambda p: p.view(np.float32)[..., None, :]),
+    F16: Packing(1, 32, _pack_scalar(2), lambda p: _f16(p)[..., None, :]),
+    BF16: Packing(1, 32, _pack_scalar(2), lambda p: from_bf16(p.view(np.uint16))[..., None, :]),
+    **{dtype: _of_blocks(row) for dtype, row in BLOCKS.items()},
+}
+
+#: The types that have a packed layout.
+PACKED_DTYPES: tuple[DType, ...] = tuple(PACKINGS)

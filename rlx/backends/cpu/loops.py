@@ -1,0 +1,221 @@
+"""Loop kernels: plain Python functions over pointers, lowered to LLVM by Numba's front end (`templates.py`).
+
+A loop kernel is a function `(buffers..., extents..., begin, end)` that computes the work units [begin, end). Its holes
+are compile-time constants: module-level names in capitals that are bound to `HOLE`, for which `specialize` fills in
+literals. The same function runs under plain Python on NumPy arrays. This is how kernels are debugged, and how tests
+check the compiled form.
+
+A kernel may use integers, f32 arithmetic, `range`, comparisons, `a if c else b`, indexing, the primitives of
+`scalars.py`, and helpers under the same rules. It may not use `min`, `max`, lists, strings, closures, recursion or
+`raise`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any, TypeAlias, TypeVar
+
+from rlx.backends.cpu.kernel import Kernel, symbol
+from rlx.backends.cpu.templates import NAME, Template
+from rlx.errors import CompileError
+from rlx.ir.dtypes import DType
+
+#: A pointer inside a kernel. It can be indexed; the kernel's parameter declares the element type.
+Ptr: TypeAlias = Any
+#: A number inside a kernel.
+Scalar: TypeAlias = Any
+#: A function that kernels call; also the type of a hole for such a function.
+Helper: TypeAlias = Callable[..., Any]
+
+
+class _Hole:
+    def __repr__(self) -> str:
+        return "HOLE"
+
+
+#: The value of a name that `specialize` fills in: `WIDTH: int = HOLE`.
+HOLE: Any = _Hole()
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+#: The flags that a reduction needs to be vectorized. Not `nnan` or `ninf`: NaN and infinity must propagate.
+SUM_FLAGS = ("arcp", "contract", "nsz", "reassoc")
+FLAGS = frozenset(SUM_FLAGS)
+
+_STORED_AS = {"f16": "u16", "bf16": "u16"}
+_lowered: dict[Any, Kernel] = {}
+_copies: dict[Any, Callable[..., Any]] = {}
+_python: dict[str, Callable[..., Any]] = {}
+_lock = threading.Lock()
+
+
+def fastmath(*flags: str) -> Callable[[Fn], Fn]:
+    """Marks a helper function: its float operations get these LLVM flags. The operations of its callers do not."""
+
+    def mark(fn: Fn) -> Fn:
+        fn.fastmath = _checked_flags(flags, fn)  # type: ignore[attr-defined]
+        return fn
+
+    return mark
+
+
+def holes_of(fn: Callable[..., Any]) -> frozenset[str]:
+    """The names bound to `HOLE` that `fn` and the helpers it calls read."""
+    own = (name for name in fn.__code__.co_names if fn.__globals__.get(name) is HOLE)
+    return frozenset(own).union(*(holes_of(callee) for callee in _callees(fn).values()))
+
+
+def specialize(fn: Callable[..., Any], holes: Mapping[str, Any]) -> Callable[..., Any]:
+    """A copy of `fn` with the holes filled in it and in its helpers. The copy is a plain Python function.
+
+    Args:
+        fn: a kernel template.
+        holes: a value for each hole: int, float, bool, a tuple of ints, or a helper function.
+
+    Raises:
+        CompileError: a hole has no value, or a value has no hole.
+    """
+    helpers = [value for value in holes.values() if isinstance(value, FunctionType)]
+    wanted = holes_of(fn).union(*map(holes_of, helpers))
+    if wanted != holes.keys():
+        missing, unknown = sorted(wanted - holes.keys()), sorted(holes.keys() - wanted)
+        raise CompileError(f"holes without a value: {missing}; values without a hole: {unknown}", where=fn.__name__)
+    return _filled(fn, holes)
+
+
+def _filled(fn: Callable[..., Any], holes: Mapping[str, Any]) -> Callable[..., Any]:
+    """A copy of `fn` with its holes filled, cached by the values; `fn` itself if it has no holes."""
+    own = {n: holes[n] for n in fn.__code__.co_names if fn.__globals__.get(n) is HOLE}
+    values = {n: _filled(v, holes) if isinstance(v, FunctionType) else v for n, v in own.items()}
+    callees = {n: _filled(callee, holes) for n, callee in _callees(fn).items()}
+    changed = {n: callee for n, callee in callees.items() if callee is not fn.__globals__[n]} | values
+    if not changed:
+        return fn
+    key = (fn, tuple(sorted((n, _identity(v)) for n, v in changed.items())))
+    if key not in _copies:
+        copy = FunctionType(fn.__code__, {**fn.__globals__, **changed}, fn.__name__, fn.__defaults__)
+        copy.__dict__.update(fn.__dict__)
+        _copies[key] = copy
+    return _copies[key]
+
+
+def loop_kernel(
+    fn: Callable[..., Any],
+    holes: Mapping[str, Any],
+    params: Sequence[tuple[str, DType]],
+    extents: Sequence[str] = (),
+    *,
+    flags: Sequence[str] = (),
+    alias: bool = False,
+) -> Kernel:
+    """Lowers a kernel template with the values of its holes. The result is cached for the process.
+
+    Args:
+        fn: the template `(buffers..., extents..., begin, end)`.
+        holes: values of its holes (see `specialize`).
+        params: name and dtype of each buffer. f16 and bf16 are indexed as u16 bits, block formats and q8a as bytes.
+        extents: names of the run-time extents, i64.
+        flags: LLVM fast-math flags of the template's own float operations (see `SUM_FLAGS`).
+        alias: whether buffers may overlap. If not, pointers are `noalias` and LLVM vectorizes without run-time checks.
+
+    Raises:
+        CompileError: the signature, the holes or the flags do not fit, or Numba cannot lower the function.
+    """
+    _check_signature(fn, [name for name, _ in params], extents)
+    chosen = _checked_flags(flags, fn)
+    with _lock:
+        filled = specialize(fn, holes)
+        key = (filled, tuple(params), tuple(extents), chosen, alias)
+        if key not in _lowered:
+            _lowered[key] = _lower(fn, filled, holes, params, tuple(extents), chosen, alias)
+        return _lowered[key]
+
+
+def python_form(kernel: Kernel) -> Callable[..., Any]:
+    """The plain Python function that a loop kernel was lowered from. It runs on flat NumPy arrays.
+
+    Arrays have the element types of the parameters (uint16 for f16 and bf16, uint8 for block formats and q8a).
+
+    Raises:
+        CompileError: this process did not lower a loop kernel of that name.
+    """
+    if kernel.symbol not in _python:
+        raise CompileError("not a loop kernel that this process lowered", where=kernel.symbol)
+    return _python[kernel.symbol]
+
+
+def _lower(
+    fn: Callable[..., Any],
+    filled: Callable[..., Any],
+    holes: Mapping[str, Any],
+    params: Sequence[tuple[str, DType]],
+    extents: tuple[str, ...],
+    flags: tuple[str, ...],
+    alias: bool,
+) -> Kernel:
+    types = (*("*" + _stored_as(dtype) for _, dtype in params), *["i64"] * (len(extents) + 2))
+    llvm = Template(fn, holes, tuple(_helpers(filled, [])), types, flags, alias, specialize).llvm()
+    name = symbol(fn.__name__.strip("_"), llvm)
+    _python[name] = filled
+    return Kernel(
+        symbol=name,
+        buffers=tuple(name for name, _ in params),
+        extents=extents,
+        llvm=llvm.replace(f'@"{NAME}"', f"@{name}"),
+        source=_source(filled, holes, params, flags),
+    )
+
+
+def _stored_as(dtype: DType) -> str:
+    return "u8" if dtype.is_quantized else _STORED_AS.get(dtype.name, dtype.name)
+
+
+def _identity(value: Any) -> str:
+    """A hole's value as part of a key. 1, 1.0 and True are equal in Python but different literals."""
+    return f"function {id(value)}" if isinstance(value, FunctionType) else repr(value)
+
+
+def _check_signature(fn: Callable[..., Any], buffers: Sequence[str], extents: Sequence[str]) -> None:
+    wanted = [*buffers, *extents, "begin", "end"]
+    found = list(inspect.signature(fn).parameters)
+    if found != wanted:
+        raise CompileError(f"takes ({', '.join(found)}), not ({', '.join(wanted)})", where=f"loop kernel {fn.__name__}")
+
+
+def _checked_flags(flags: Sequence[str], fn: Callable[..., Any]) -> tuple[str, ...]:
+    if not FLAGS.issuperset(flags):
+        wrong = ", ".join(sorted(set(flags) - FLAGS))
+        raise CompileError(f"fast-math flags {wrong} are not allowed", where=fn.__name__, hint=f"Use {sorted(FLAGS)}")
+    return tuple(sorted(set(flags)))
+
+
+def _source(
+    fn: Callable[..., Any], holes: Mapping[str, Any], params: Sequence[tuple[str, DType]], flags: tuple[str, ...]
+) -> str:
+    """The readable form: holes and buffers as comments, the helpers in the order of their use, the kernel."""
+    values = (f"#   {name} = {getattr(value, '__name__', value)}" for name, value in sorted(holes.items()))
+    header = [f"# {fn.__name__.strip('_')}({', '.join(f'{name}: {dtype}' for name, dtype in params)})", *values]
+    if flags:
+        header.append(f"#   float operations: {' '.join(flags)}")
+    return "\n".join(header) + "\n\n" + "\n\n".join(_text(f) for f in [*_helpers(fn, []), fn])
+
+
+def _text(fn: Callable[..., Any]) -> str:
+    return textwrap.dedent(inspect.getsource(fn))
+
+
+def _helpers(fn: Callable[..., Any], found: list[Callable[..., Any]]) -> list[Callable[..., Any]]:
+    for callee in _callees(fn).values():
+        if callee not in found:
+            _helpers(callee, found)
+            found.append(callee)
+    return found
+
+
+def _callees(fn: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """The helper functions that `fn` calls, by their names in `fn`."""
+    values = {name: fn.__globals__.get(name) for name in fn.__code__.co_names}
+    return {name: value for name, value in values.items() if isinstance(value, FunctionType)}

@@ -1,0 +1,336 @@
+"""Kernel selection: chooses the kernel for each node, by a table from op to the function that builds the call.
+
+A call names the kernel, the values whose buffers it takes, the run-time extents and the number of work units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+from rlx.backends.cpu.calls import SCRATCH, Call, Units
+from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.layouts import BLOCK_ROWS
+from rlx.backends.cpu.target import Target
+from rlx.errors import CompileError
+from rlx.ir import dims
+from rlx.ir.dims import DimLike
+from rlx.ir.node import Node
+from rlx.ir.ops import one_row
+from rlx.ir.sequences import is_by_sequence
+from rlx.passes.program import root
+
+
+def rows(node: Node) -> DimLike:
+    """Number of rows of a value: the product of all axes but the last."""
+    static = prod(d for d in node.shape[:-1] if isinstance(d, int))
+    symbolic = [d for d in node.shape[:-1] if isinstance(d, dims.Dim)]
+    if len(symbolic) > 1:
+        raise CompileError(f"the product of {symbolic} is no affine extent", where=repr(node))
+    return symbolic[0] * static if symbolic else static
+
+
+def width(node: Node) -> int:
+    """Elements of a row: the last axis, which must be static because kernels have it as a literal."""
+    return static(node, -1)
+
+
+def static(node: Node, axis: int) -> int:
+    """The size of an axis that must be static, because kernels have it as a literal.
+
+    Raises:
+        CompileError: the size is symbolic.
+    """
+    size = node.shape[axis]
+    if not isinstance(size, int):
+        raise CompileError(f"axis {axis} must be static, found {size}", where=repr(node), hint="Bind its symbol.")
+    return size
+
+
+def _call(
+    node: Node, kernel: Kernel, units: Units, *extents: DimLike, args: Sequence[int] = (), scratch: int = 0
+) -> Call:
+    return Call(node, kernel, tuple(args) or tuple(range(len(node.inputs) + 1)), extents, units, scratch)
+
+
+def _embedding(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows.embedding import embedding
+    from rlx.backends.cpu.kernels.rows.lookup import lookup, pieces
+
+    table = n.inputs[0]
+    if table.op == "pack" and table["layout"] == "file":
+        kernel = lookup(table.dtype, width(n), n["scale"])
+        return _call(n, kernel, Units(rows(n), times=pieces(table.dtype, width(n))))
+    return _call(n, embedding(table.dtype, width(n), n["scale"]), Units(rows(n)))
+
+
+def _linear(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.linear.linear import linear, macro_rows, units
+    from rlx.backends.cpu.kernels.linear.stream import parts
+
+    x, w = n.inputs[:2]
+    flags = {name: n[name] for name in ("residual", "bias", "gated", "out")}
+    single = rows(n) == 1
+    kernel = linear(w.dtype, width(n), width(w), x.dtype.name, target, single=single, **flags)
+    again = macro_rows(width(w), x.dtype.name, target)
+    if again is None:
+        count = Units(width(n), BLOCK_ROWS, together=parts(target, 2 if n["gated"] else 1) if single else 1)
+    else:
+        count = Units(rows(n), again, units(width(n)))
+    return _call(n, kernel, count, *([] if single else [rows(n)]), width(n))
+
+
+def _expert_linear(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.experts.experts import expert_linear, units
+
+    x, ids, w = n.inputs[:3]
+    experts, slots, single = static(w, 0), static(ids, 1), ids.shape[0] == 1
+    options = {"x_slots": len(x.shape) == 3, "gated": n["gated"], "tiles": n["tiles"], "single": single}
+    kernel = expert_linear(w.dtype, width(n), width(w), x.dtype.name, target, experts=experts, slots=slots, **options)
+    count = units(width(n), experts=experts, slots=slots, single=single)
+    return _call(n, kernel, Units(count), *([] if single else [ids.shape[0]]))
+
+
+def _rms_norm(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows.norm import rms_norm
+
+    return _call(n, rms_norm(width(n), n["eps"], out=n["out"], weighted=len(n.inputs) > 1), Units(rows(n)))
+
+
+def _quantize(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows.quantize import quantize
+
+    return _call(n, quantize(width(n), n["out"]), Units(rows(n)))
+
+
+def _rope_angles(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows.rope import rope_angles
+
+    return _call(n, rope_angles(width(n) // 2, scale=n["scale"]), Units(rows(n)))
+
+
+def _rope(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows.rope import rope
+
+    x, angles = n.inputs[0], n.inputs[-1]
+    return _call(n, rope(static(x, 1), width(x), width(angles), n["style"], norm_eps=n["norm_eps"]), Units(rows(n)))
+
+
+def _kv_write(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.cache.kv import kv_write
+
+    cache, x = n.inputs
+    kernel = kv_write(static(x, 1), width(x), n["dtype"], layout=_cache_layout(cache), wrap=n["wrap"])
+    return _call(n, kernel, Units(rows(x)), n["at"], cache.shape[1], args=(1, 2))
+
+
+def _rope_kv_write(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows.rope import rope
+
+    cache, x, angles = n.inputs[0], n.inputs[1], n.inputs[-1]
+    if _cache_layout(cache) != "k_tiles":
+        raise CompileError("rotated rows go into a key cache only", where=repr(n))
+    store = {"store": "k_tiles", "kv_dtype": n["dtype"], "wrap": n["wrap"]}
+    kernel = rope(static(x, 1), width(x), width(angles), n["style"], norm_eps=n["norm_eps"], **store)
+    return _call(n, kernel, Units(rows(x)), n["at"], cache.shape[1], args=range(1, len(n.inputs) + 1))
+
+
+def _cache_layout(cache: Node) -> str:
+    return {"tiles": "k_tiles", "rows": "rows"}[root(cache)["layout"]]
+
+
+def _attention(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.attention.attention import attention
+    from rlx.backends.cpu.kernels.attention.bf16_dots import DottedAttention
+    from rlx.backends.cpu.kernels.attention.bf16_tiles import TiledAttention
+    from rlx.backends.cpu.kernels.attention.shape import row_tile
+
+    q, k = n.inputs[:2]
+    shape = (static(q, 1), static(k, 0), width(q))
+    options = {"kv_dtype": k.dtype, **{name: n[name] for name in ("scale", "window", "softcap", "out")}}
+    options["bias"] = static(n.inputs[3], 1) if len(n.inputs) > 3 else None
+    extents = (q.shape[0], n["length"] - q.shape[0], k.shape[1])
+    if q.shape[0] == 1:  # decode needs no tiles of query rows
+        return _attention_of_a_row(n, shape, target, extents, options)
+    units = Units(q.shape[0], row_tile(*shape, bf16=n["bf16"]), static(k, 0))
+    in_bf16 = TiledAttention if target.has_bf16_tiles else DottedAttention
+    writer = in_bf16 if n["bf16"] else None
+    return _call(n, attention(*shape, target, writer=writer, **options), units, *extents)
+
+
+def _attention_of_a_row(
+    n: Node, shape: tuple[int, int, int], target: Target, extents: Sequence[DimLike], options: dict[str, Any]
+) -> Call:
+    """The call for one query row. It splits the positions into ranges if there are too few KV heads for all workers."""
+    from rlx.backends.cpu.kernels.attention import split as ranges
+    from rlx.backends.cpu.kernels.attention.attention import attention
+
+    heads, kv_heads, head_dim = shape
+    split = ranges.split(kv_heads, n["window"])
+    kernel = attention(*shape, target, rows_static=1, split=split, **options)
+    if split is None:
+        return _call(n, kernel, Units(kv_heads), *extents)
+    busy = kv_heads * split.parts
+    units = Units(busy) if ranges.few(kv_heads, split) else Units(n["length"], split.least, kv_heads, busy)
+    scratch = ranges.scratch_bytes(heads // kv_heads, head_dim)
+    return _call(n, kernel, units, *extents, args=(*range(len(n.inputs)), SCRATCH, len(n.inputs)), scratch=scratch)
+
+
+def _elementwise(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows.elementwise import elementwise
+
+    full = n.shape
+    kind = {full[-1:]: "row", (*full[:-1], 1): "column", (1,): "scalar", full: "full"}
+    kinds = [kind[i.shape] for i in n.inputs]
+    return _call(n, elementwise(n["expr"], kinds, width(n), target), Units(rows(n)), rows(n))
+
+
+def _reduce(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows.reduce import row_reduce
+
+    return _call(n, row_reduce(width(n.inputs[0]), n.op.removeprefix("reduce_")), Units(rows(n)))
+
+
+def _take(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows.gather import take
+
+    x = n.inputs[0]
+    return _call(n, take(width(x), width(n), shared=len(x.shape) == 1), Units(rows(n)))
+
+
+def _mix(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows import mix
+
+    values, coefficients = n.inputs
+    kernel = mix.mix(static(coefficients, 1), static(values, 1), width(n), target)
+    return _call(n, kernel, Units(n.shape[0], times=mix.chunks(width(n))))
+
+
+def _slice(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows.runs import slice_rows
+
+    outer, inner = _around(n, n["axis"])
+    size = static(n.inputs[0], n["axis"])
+    kernel = slice_rows(size * inner, n["start"] * inner, n["stop"] * inner, target)
+    return _call(n, kernel, Units(n.shape[0], times=outer))
+
+
+def _concat(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows.runs import concat_rows
+
+    outer, inner = _around(n, n["axis"])
+    kernel = concat_rows([static(i, n["axis"]) * inner for i in n.inputs], target)
+    return _call(n, kernel, Units(n.shape[0], times=outer))
+
+
+def _around(n: Node, axis: int) -> tuple[int, int]:
+    """The sizes around an axis: (contiguous runs per index of axis 0, elements per index of the axis)."""
+    sizes = [static(n, i) for i in range(1, len(n.shape))]
+    return prod(sizes[: axis - 1]), prod(sizes[axis:])
+
+
+def _softmax(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows.softmax import softmax
+
+    return _call(n, softmax(width(n)), Units(rows(n)))
+
+
+def _argmax(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows.reduce import argmax
+
+    return _call(n, argmax(width(n.inputs[0])), Units(rows(n.inputs[0])))
+
+
+def _pick(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows.reduce import pick
+
+    return _call(n, pick(width(n.inputs[0])), Units(rows(n.inputs[0])))
+
+
+def _linear_pick(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.linear import linear
+    from rlx.backends.cpu.kernels.linear import pick as linear_pick
+
+    x, w = n.inputs
+    count = static(w, 0)
+    inner = linear.linear(w.dtype, count, width(w), x.dtype.name, target, single=True)
+    units = linear.units(count)
+    scratch = -(-linear_pick.SCRATCH_BYTES // units)
+    kernel = linear_pick.linear_pick(inner, n["cap"], target)
+    return _call(n, kernel, Units(count, BLOCK_ROWS), count, args=(0, 1, SCRATCH, 2), scratch=scratch)
+
+
+def _top_k(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows.reduce import top_k
+
+    scratch = 4 * n["k"]  # the k largest values of a unit, which the kernel writes and nothing reads
+    return _call(n, top_k(width(n.inputs[0]), n["k"]), Units(rows(n)), args=(0, SCRATCH, 1), scratch=scratch)
+
+
+def _last_row(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows.copy import last_row
+
+    x = n.inputs[0]
+    return _call(n, last_row(prod(d for d in x.shape[1:] if isinstance(d, int))), Units(1), x.shape[0])
+
+
+def _causal_conv(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.delta import conv
+
+    kernel = conv.causal_conv(width(n), width(n.inputs[2]), target, aside=n["aside"])
+    return _call(n, kernel, Units(width(n), conv.CHANNELS), rows(n))
+
+
+def _gated_delta(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.delta import delta
+
+    state, keys = n.inputs[:2]
+    heads, key_dim, value_dim = (static(state, axis) for axis in range(3))
+    fixed = 1 if n.shape[0] == 1 and not n["aside"] else None
+    shape = (heads, static(keys, 1), key_dim, value_dim)
+    options = {"scale": n["scale"], "order": n["heads"], "aside": n["aside"]}
+    kernel = delta.gated_delta(*shape, target, rows_static=fixed, **options)
+    count = delta.units(heads, key_dim, value_dim, rows_static=fixed)
+    return _call(n, kernel, Units(count), *([n.shape[0]] if kernel.extents else []))
+
+
+KERNELS: dict[str, Callable[[Node, Target], Call]] = {
+    "embedding": _embedding,
+    "linear": _linear,
+    "expert_linear": _expert_linear,
+    "rms_norm": _rms_norm,
+    "quantize": _quantize,
+    "rope_angles": _rope_angles,
+    "rope": _rope,
+    "kv_write": _kv_write,
+    "rope_kv_write": _rope_kv_write,
+    "attention": _attention,
+    "elementwise": _elementwise,
+    "softmax": _softmax,
+    "argmax": _argmax,
+    "pick": _pick,
+    "linear_pick": _linear_pick,
+    "top_k": _top_k,
+    "last_row": _last_row,
+    "reduce_mean": _reduce,
+    "reduce_sum": _reduce,
+    "take": _take,
+    "mix": _mix,
+    "slice": _slice,
+    "concat": _concat,
+    "causal_conv": _causal_conv,
+    "gated_delta": _gated_delta,
+}
+
+
+def select(node: Node, target: Target) -> Call:
+    """The kernel call for a node; `CompileError` if no kernel supports it."""
+    build = KERNELS.get(node.op)
+    if build is None:
+        raise CompileError(f"no kernel serves {node!r}", hint=f"Ops with kernels: {', '.join(KERNELS)}.")
+    if not is_by_sequence(node):
+        return build(node, target)
+    from rlx.backends.cpu.sequences import by_sequence
+
+    return by_sequence(node, build(one_row(node), target), target)

@@ -1,0 +1,163 @@
+"""Dynamic scheduling: how the workers of a step take the units of a call.
+
+The units of a call are divided into ranges, and the ranges into contiguous shares: one per worker, at most `SHARES`. A
+worker takes the ranges of its own share in order. So it reads weights sequentially, and the prefetches of the hardware
+and of the kernels reach into its next range. When its own share is empty, a worker steals ranges from the other shares.
+This balances the load when a worker is slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlx.backends.cpu.calls import Units
+from rlx.ir import dims
+from rlx.ir.dims import DimLike
+
+CHUNKS = 32  # most ranges of a call: ranges are small enough to balance the load, large enough to stream weights
+FEWEST = 16  # fewest ranges that remain when ranges are rounded up to `Units.together`
+SHARES = 8  # most shares of a call: an idle worker looks into each of them
+
+
+class Text:
+    """The lines of an LLVM function body, with generated value names."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.count = 0
+
+    def value(self, code: str) -> str:
+        self.count += 1
+        self.lines.append(f"  %v{self.count} = {code}")
+        return f"%v{self.count}"
+
+    def load(self, kind: str, table: str, index: int) -> str:
+        return self.value(f"load {kind}, ptr {self.value(f'getelementptr {kind}, ptr {table}, i64 {index}')}")
+
+    def dim(self, dim: DimLike, symbols: list[str]) -> str:
+        """The value of a dim. `%ext` points to the values of the symbols."""
+        if isinstance(dim, int):
+            return str(dim)
+        total = str(dim.const)
+        for name, factor in dim.terms:
+            part = self.load("i64", "%ext", symbols.index(name))
+            part = part if factor == 1 else self.value(f"mul i64 {part}, {factor}")
+            total = part if total == "0" else self.value(f"add i64 {total}, {part}")
+        return total
+
+    def units(self, units: Units, symbols: list[str]) -> str:
+        """The number of units."""
+        if isinstance(units.dim, int):
+            return str(units.most({}))
+        count = self.ceil_div(self.dim(units.dim, symbols), str(units.per))
+        return count if units.times == 1 else self.value(f"mul i64 {count}, {units.times}")
+
+    def ceil_div(self, count: str, by: str) -> str:
+        if by == "1":
+            return count
+        if count.isdigit() and by.isdigit():
+            return str(-(-int(count) // int(by)))
+        less = str(int(by) - 1) if by.isdigit() else self.value(f"sub i64 {by}, 1")
+        return self.value(f"udiv i64 {self.value(f'add i64 {count}, {less}')}, {by}")
+
+    def least(self, a: str, b: str) -> str:
+        return self.value(f"call i64 @llvm.umin.i64(i64 {a}, i64 {b})")
+
+
+def grain(units: Units, bounds: dims.Bounds) -> int:
+    """Units per range: a multiple of `units.together` if enough ranges remain."""
+    most = units.most(bounds)
+    size = max(1, most // CHUNKS)
+    return size if most < FEWEST * units.together else -(-size // units.together) * units.together
+
+
+@dataclass(frozen=True)
+class WorkStealing:
+    """The loop in which a worker takes ranges of a call's units.
+
+    The generated code reads `%stream` (the worker's own share), `%streams` (the number of shares) and `%turns` (the
+    counters of the shares).
+
+    Attributes:
+        c: index of the call in its region.
+        units: the number of units, an LLVM value.
+        grain: units per range.
+        stride: bytes from the counters of one share to those of the next, in `%turns`.
+    """
+
+    c: int
+    units: str
+    grain: int
+    stride: int
+
+    def begin(self, t: Text) -> tuple[str, str]:
+        """Opens the body of the loop; `end` closes it. Returns (start, end): the body computes units [start, end)."""
+        c = self.c
+        ranges = t.ceil_div(self.units, str(self.grain))
+        share, counter = t.ceil_div(ranges, "%streams"), t.value(f"getelementptr i64, ptr %turns, i64 {c}")
+        t.lines += [f"  store i64 0, ptr %turn{c}", f"  br label %take{c}", f"take{c}:"]
+        passed = f"ptr {counter}, i64 {self.stride}, ptr %turn{c}, i64 %stream, i64 %streams, i64 {share}, i64 {ranges}"
+        taken = t.value(f"call i64 @take({passed})")
+        t.lines += [f"  br i1 {t.value(f'icmp slt i64 {taken}, 0')}, label %done{c}, label %work{c}", f"work{c}:"]
+        start = t.value(f"mul i64 {taken}, {self.grain}")
+        return start, t.least(t.value(f"add i64 {start}, {self.grain}"), self.units)
+
+    def end(self, t: Text) -> None:
+        """Closes the body and the loop."""
+        t.lines += [f"  br label %take{self.c}", f"done{self.c}:"]
+
+
+#: Takes a range and returns its number, or -1 if none is left. The search goes through the shares, of `%share` ranges
+#: each, starting with the own one, `%stream`. `%turn` points to the number of shares that were already found empty, and
+#: `%counter` to the counter of share 0.
+TAKE = """define i64 @take(
+  ptr %counter, i64 %stride, ptr %turn, i64 %stream, i64 %streams, i64 %share, i64 %ranges
+) noinline {
+entry:
+  %begin = load i64, ptr %turn
+  br label %look
+look:
+  %at = phi i64 [ %begin, %entry ], [ %after, %next ]
+  %sum = add i64 %stream, %at
+  %around = sub i64 %sum, %streams
+  %whose = call i64 @llvm.umin.i64(i64 %sum, i64 %around)
+  %first = mul i64 %whose, %share
+  %end = add i64 %first, %share
+  %last = call i64 @llvm.umin.i64(i64 %end, i64 %ranges)
+  %left = sub i64 %last, %first
+  %offset = mul i64 %whose, %stride
+  %place = getelementptr i8, ptr %counter, i64 %offset
+  %seen = load atomic i64, ptr %place monotonic, align 8
+  %some = icmp slt i64 %seen, %left
+  br i1 %some, label %try, label %next
+try:
+  %taken = atomicrmw add ptr %place, i64 1 monotonic
+  %mine = icmp slt i64 %taken, %left
+  br i1 %mine, label %found, label %next
+found:
+  store i64 %at, ptr %turn
+  %range = add i64 %first, %taken
+  ret i64 %range
+next:
+  %after = add i64 %at, 1
+  %more = icmp ult i64 %after, %streams
+  br i1 %more, label %look, label %none
+none:
+  ret i64 -1
+}"""
+
+
+def stride(calls: int) -> int:
+    """Bytes of a share's counters for all calls of a step: a multiple of 128, so that shares use separate cache lines.
+
+    128 bytes are a pair of lines, because hardware prefetches lines in pairs.
+    """
+    return -(-8 * calls // 128) * 128
+
+
+def counter_bytes(manifest: Mapping[str, Any]) -> int:
+    """Bytes of a program's counters: for each share one per call, then one per region."""
+    regions = manifest["regions"]
+    return SHARES * stride(sum(map(len, regions))) + 8 * len(regions)

@@ -1,0 +1,1 @@
+"""The engine under every runner: programs, their choice by row count, steps."""

@@ -1,0 +1,164 @@
+"""Ahead-of-time compile in the background: programs that later calls need are compiled while the runner is idle.
+
+Runners stage, under the engine. A cold start compiles while weights are packed; a chat compiles while its user types.
+Before each kernel the background thread waits until the runner is idle, or until a call waits for the program that is
+being compiled. A call is therefore delayed by at most about one kernel. A call that needs the program waits only for
+the rest of its compile.
+
+The thread has normal priority, because a call may wait for it. When the runner is closed or the process exits, the
+thread stops at the next kernel.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from rlx import env
+from rlx.errors import ArgumentError
+from rlx.passes.options import MAX_PAST
+from rlx.runners.opening.setup import Setup
+from rlx.runtime.compile import Progress
+from rlx.runtime.limits import whole
+
+_LOOK = 0.02  # seconds between two checks whether the runner is idle
+
+
+def expected_rows(chosen: Any, setup: Setup) -> list[int]:
+    """Row counts of the calls whose programs are compiled ahead; 0 for greedy generation.
+
+    Args:
+        chosen: `compile_ahead` of `Engine.open`. True means: long prompts, single tokens, then the other buckets.
+
+    Raises:
+        ArgumentError: `chosen` has another type, or a count is not a whole number above 0.
+    """
+    if setup.cache.policy == "readonly":  # nothing may be compiled
+        return []
+    most = setup.cache.capacity  # more programs would evict each other
+    if chosen is None:
+        chosen = env.compile_ahead()
+    if isinstance(chosen, bool):
+        one, *more = setup.profile.buckets
+        return [*more[-1:], one, *reversed(more[:-1]), 0][:most] if chosen else []
+    if not isinstance(chosen, list | tuple):
+        hint = "give True, False, or the row counts of the calls, such as [30, 1]"
+        raise ArgumentError(f"compile_ahead is {chosen!r}", hint=hint)
+    return [whole("compile_ahead", rows, 1, MAX_PAST) for rows in chosen][:most]
+
+
+class CompileAheadWarning(UserWarning):
+    """A background compile failed; the call that needs the program compiles it again."""
+
+
+class _StoppedError(Exception):
+    """Tells the background thread to end."""
+
+
+class Ahead:
+    """Compiles programs in a background thread.
+
+    Args:
+        progress: called for programs that a call waits for; not for programs that the background compiles for later.
+
+    Attributes:
+        is_busy: whether the runner is in use now; the owner of the engine sets it.
+    """
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.is_busy: Callable[[], bool] = lambda: False
+        self._progress = progress
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._current: Hashable = None  # the program that the thread compiles
+        self._needed: Hashable = None  # the program that a call waits for
+
+    def start(self, jobs: Iterable[Callable[[], object]]) -> None:
+        """Starts the thread, once. It runs the jobs in order; each job compiles one program."""
+        if self._thread is None and not self._closed.is_set():
+            # No daemon thread: one that is inside LLVM at process exit would crash the process.
+            _close_at_exit()
+            _all.add(self)
+            self._thread = threading.Thread(target=self._run, args=(list(jobs),), name="rlx-ahead")
+            self._thread.start()
+
+    @contextmanager
+    def compiling(self, what: Hashable) -> Iterator[None]:
+        """Wraps the compile of a program. The background thread continues while a call waits for its program."""
+        slot = "_current" if self._is_own() else "_needed"
+        setattr(self, slot, what)
+        try:
+            yield
+        finally:
+            setattr(self, slot, None)
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """Called by the compiler before each kernel: reports progress, and pauses the background thread if need be."""
+        if self._is_own():
+            self._wait_until_idle()
+            if not self._is_needed():
+                return
+        if self._progress:
+            self._progress(what, done, total)
+
+    def close(self) -> None:
+        """Ends the thread after its current kernel. Can be called more than once."""
+        self._closed.set()
+        if self._thread and not self._is_own():
+            self._thread.join()
+
+    def wait(self) -> None:
+        """Waits until everything is compiled."""
+        if self._thread and not self._is_own():
+            self._thread.join()
+
+    def _run(self, jobs: list[Callable[[], object]]) -> None:
+        for job in jobs:
+            try:
+                self._wait_until_idle()
+                job()
+            except _StoppedError:
+                return
+            except Exception as error:
+                what = f"background compile failed; it is repeated when the program is needed: {error}"
+                warnings.warn(what, CompileAheadWarning, stacklevel=1)
+
+    def _wait_until_idle(self) -> None:
+        while not self._closed.is_set() and self.is_busy() and not self._is_needed():
+            self._closed.wait(_LOOK)
+        if self._closed.is_set():
+            raise _StoppedError
+
+    def _is_needed(self) -> bool:
+        return self._needed is not None and self._needed == self._current
+
+    def _is_own(self) -> bool:
+        return threading.current_thread() is self._thread
+
+
+_all: weakref.WeakSet[Ahead] = weakref.WeakSet()
+
+
+@cache
+def _close_at_exit() -> None:
+    """Registers `_close_all` to run at the end of the main thread.
+
+    It must run before Python joins the remaining threads and before thread pools close. `atexit` handlers run after
+    both. `threading._register_atexit` handlers run earlier, the last registered first; thread pools register theirs on
+    import, so `concurrent.futures.thread` is imported first.
+    """
+    import atexit
+    import concurrent.futures.thread  # noqa: F401
+
+    register: Callable[[Callable[[], None]], object] = getattr(threading, "_register_atexit", atexit.register)
+    register(_close_all)
+
+
+def _close_all() -> None:
+    for ahead in list(_all):
+        ahead.close()

@@ -1,0 +1,92 @@
+"""Cache modes: choose the program of a call by its number of rows and of past positions.
+
+Runners stage, under the engine. docs/caches.md defines the modes and lists what each of them compiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rlx.runners.engine.program_spec import ProgramSpec, Range
+from rlx.runtime.prompt_embeddings import PromptEmbeddings
+
+PREFILL = ("buckets", "exact", "dynamic")
+DECODE = ("dynamic", "buckets", "exact")
+
+_spec = lru_cache(ProgramSpec)  # called for every step; most steps repeat the spec of the last one
+
+
+@dataclass(frozen=True)
+class Bucketing:
+    """How programs are specialized, for calls of several rows (prefill) and of one row (decode).
+
+    Attributes:
+        ranges: (smallest, largest) row count of each bucket.
+        prefill: "buckets": one program for each of `ranges`; "exact": one for each number of rows, as a constant;
+            "dynamic": one for all numbers of rows.
+        decode: "dynamic": one program for every past; "buckets": one for each power of two, to which the past is
+            rounded up, as far as `max_past`; "exact": one for each past, as a constant.
+        max_past: the largest past with a bucket for decode; the dynamic program runs beyond it.
+    """
+
+    ranges: tuple[Range, ...]
+    prefill: str = "buckets"
+    decode: str = "dynamic"
+    max_past: int = 0
+
+    def spec(
+        self,
+        rows: int,
+        past: int,
+        all_rows: bool,
+        hidden: bool,
+        embeddings: PromptEmbeddings | None,
+        max_seq: int,
+        turn: int | None = None,
+    ) -> ProgramSpec:
+        """The spec of the program for a call of `rows` rows after `past` positions, in a context of `max_seq`.
+
+        Args:
+            all_rows, hidden: as in `ProgramSpec`. For the logits of several rows, the program is that of a bucket in
+                every mode: only scoring and verifying request them.
+            embeddings: the prompt embeddings, if the rows are computed from these.
+            turn: as in `ProgramSpec`, for calls whose rows may be rejected.
+        """
+        if all_rows and rows > 1:
+            return _spec(self.bucket(rows), True, hidden, verifies=turn is not None, turn=turn or 0)
+        seq, bounds, bias = self.rows(rows), self.past(rows, past), 0
+        if (
+            embeddings is not None and embeddings.bias is not None
+        ):  # its memory grows with the past, so the past is bounded
+            bounds, bias = (0, past_bucket(max_seq)[1]), embeddings.bias.shape[1]
+        return _spec(seq, False, hidden, bounds, embeddings is not None, bias)
+
+    def bucket(self, rows: int) -> Range:
+        """The range that contains `rows`."""
+        return next(bounds for bounds in self.ranges if bounds[0] <= rows <= bounds[1])
+
+    def rows(self, rows: int) -> Range:
+        """Range of SEQ of the program for a call of `rows` rows."""
+        if rows == 1 or self.prefill == "buckets":
+            return self.bucket(rows)
+        return (rows, rows) if self.prefill == "exact" else (2, self.ranges[-1][1])
+
+    def past(self, rows: int, past: int) -> Range | None:
+        """Range of PAST_SEQ of the program for a call after `past` positions; None for any."""
+        if rows > 1 or self.decode == "dynamic":
+            return None
+        if self.decode == "exact":
+            return (past, past)
+        return past_bucket(past) if past <= self.max_past else None
+
+
+def past_bucket(past: int) -> Range:
+    """The bucket of a past: 0..1, 2, 3..4, 5..8, 9..16 and so on."""
+    high = 1 << (past - 1).bit_length() if past > 1 else 1
+    return (high // 2 + 1 if high > 1 else 0, high)
+
+
+def past_buckets(max_past: int) -> int:
+    """Number of buckets up to a past."""
+    return past_bucket(max_past)[1].bit_length()

@@ -1,0 +1,70 @@
+"""Cost measurements of an engine's programs: time per region, bytes and operations per step, and machine limits.
+
+Runners stage, beside `engine.py`, for `rlx bench` and the benchmarks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlx.runners.engine.batch import batch_program
+from rlx.runners.engine.program_spec import DECODE
+from rlx.runtime import machine, profiling
+from rlx.runtime.profiling import OpTime, op_times, region_seconds
+
+if TYPE_CHECKING:
+    from rlx.runners.engine.engine import Engine
+
+MEMORY_BYTES = 512 << 20  # several times the last-level cache
+LEAST_BYTES = 1 << 20  # below this, distributing the work takes longer than reading
+
+
+def profile_step(engine: Engine, ids: Sequence[int] = (1,), repeat: int = 5) -> list[OpTime]:
+    """Runs the ids several times: the median time of every region, the longest first."""
+    engine._load()
+    engine._catch_up()
+    engine._session.mark()  # so that rewinding costs only a copy
+    spec, env = engine._spec(len(ids), engine.past), {"SEQ": len(ids), "PAST_SEQ": engine.past}
+    program, graph, steps = engine._programs[spec], engine._programs.final_graph(spec), []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        engine.forward(ids)
+        seconds = time.perf_counter() - start
+        engine.trim(env["PAST_SEQ"])
+        steps.append(region_seconds(program, seconds))
+    return op_times(program, graph, env, np.median(steps, axis=0))
+
+
+def step_bytes(engine: Engine, past: int) -> int:
+    """Bytes of weights and cache that decoding one token reads after `past` others."""
+    return profiling.step_bytes(engine._programs.final_graph(DECODE), {"SEQ": 1, "PAST_SEQ": past})
+
+
+def step_flops(engine: Engine, rows: int, past: int = 0) -> int:
+    """Arithmetic operations of a call with `rows` ids, at most the largest bucket, after `past` others."""
+    return profiling.step_flops(engine._programs.final_graph(engine._spec(rows, past)), {"SEQ": rows, "PAST_SEQ": past})
+
+
+def batch_work(engine: Engine, sequences: int, past: int) -> tuple[int, int]:
+    """(bytes of weights and caches, operations) of one batch step: one token each for sequences of `past` tokens."""
+    graph, env = engine._programs.final_graph(batch_program(sequences)), {"SEQ": sequences, "PAST_SEQ": past}
+    return profiling.step_bytes(graph, env), profiling.step_flops(graph, env)
+
+
+def read_bandwidth(engine: Engine, nbytes: int = MEMORY_BYTES) -> float:
+    """Read bandwidth of the engine's workers in GB/s.
+
+    Args:
+        nbytes: size of the buffer that they read repeatedly. For memory bandwidth, larger than the last-level cache; to
+            model a step, as much as the step reads, which may fit the cache.
+    """
+    return machine.read_bandwidth(engine._pool, nbytes=min(max(nbytes, LEAST_BYTES), MEMORY_BYTES))
+
+
+def arithmetic_peaks(engine: Engine) -> dict[str, float]:
+    """Peak arithmetic rate of the workers in 10^9 operations per second, for every kind that the target supports."""
+    return machine.arithmetic_peaks(engine._compiler, engine._pool)

@@ -1,0 +1,1 @@
+"""A generation: its request, when it stops, its result."""

@@ -1,0 +1,1 @@
+"""The token generator: a token history with selectable profiles and cache modes."""

@@ -1,0 +1,139 @@
+"""Settings of an engine: merges arguments, profile and defaults, and builds and checks the model's graph.
+
+Runners stage, under the engine. This happens before a compiler or a thread is started.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlx import models
+from rlx.backends.cpu.target import Target
+from rlx.errors import ProfileError
+from rlx.ir.dtypes import DType
+from rlx.ir.graph import Graph
+from rlx.profile import CompileProfile
+from rlx.runners.opening.opened import check_types, open_model
+from rlx.runtime.cache import CompileCache, checked_cache
+from rlx.runtime.kv import kv_dtype as cache_type
+from rlx.runtime.limits import context_length, warn_beyond, worker_count
+from rlx.weights import ModelWeights, WeightLoader
+
+DEFAULT_CONTEXT = 4096  # positions, if the model allows more and the user gave no max_seq
+
+
+def profile_beside(weights: Path, family: str) -> Path | None:
+    """`<family>.rlx.toml` in the folder of a model file; None if it does not exist."""
+    path = weights.parent / f"{family}.rlx.toml"
+    return path if path.exists() else None
+
+
+@dataclass(frozen=True)
+class Choices:
+    """A caller's options for an engine; None takes the profile's value or a default.
+
+    Attributes:
+        threads: workers; by default the physical cores that this process may use.
+        max_seq: positions the KV cache has room for; by default the model's context, at most 4096.
+        kv_dtype: "f32", "f16", "bf16", "q8_0" or "q4_0".
+        precision: "auto" or "exact", in both phases; by default the profile's.
+        profile: a path, table or `CompileProfile`; the options above override it. By default `<family>.rlx.toml`
+            beside the weights, if it exists.
+        cache: the compile cache; by default the shared one.
+        dump_ir: a folder for the text after every pass, one sub-folder per program.
+    """
+
+    threads: int | None = None
+    max_seq: int | None = None
+    kv_dtype: str | None = None
+    precision: str | None = None
+    profile: Any = None
+    cache: CompileCache | None = None
+    dump_ir: str | Path | None = None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The complete settings of one engine.
+
+    Attributes:
+        profile: with the arguments merged in: the precision of both phases is set.
+        source: the profile's file; None if it has none.
+        kv_type: type of the KV cache.
+    """
+
+    profile: CompileProfile
+    source: Path | None
+    target: Target
+    kv_type: DType
+    threads: int
+    max_seq: int
+    cache: CompileCache
+    dump_ir: Path | None
+
+    @staticmethod
+    def of(config: models.ModelConfig, weights: ModelWeights, chosen: Choices) -> Setup:
+        """Merges a caller's options with the profile; options win.
+
+        Raises:
+            ArgumentError: an option is out of its range.
+            ProfileError: the profile cannot be read, has an unknown key or value, or is for another family.
+            TargetError: this CPU does not support the level.
+        """
+        given = chosen.profile
+        if given is None:
+            given = profile_beside(weights.loader.path, config.family)
+        source = Path(given) if isinstance(given, str | Path) else None
+        loaded = CompileProfile.load(given)
+        _check_family(loaded, config.family, source)
+        profile, length = loaded.with_precision(chosen.precision, "auto"), chosen.max_seq
+        usual = chosen.cache is None
+        cache = CompileCache.default(profile.cache, profile.capacity) if usual else checked_cache(chosen.cache)
+        return Setup(
+            profile,
+            source,
+            Target.host(profile.level),
+            cache_type(chosen.kv_dtype or profile.kv_dtype, profile.is_exact, models.cache_dtype(config, weights)),
+            worker_count(chosen.threads, profile.threads),
+            min(config.context, DEFAULT_CONTEXT) if length is None else context_length("max_seq", length),
+            cache,
+            Path(chosen.dump_ir) if chosen.dump_ir else None,
+        )
+
+
+def _check_family(profile: CompileProfile, family: str, source: Path | None) -> None:
+    if profile.family not in (None, family):
+        what = f"the profile is for the family '{profile.family}', this model is of '{family}'"
+        hint = "`rlx profile init MODEL` writes one for a model."
+        raise ProfileError(what, where=source or "profile", hint=hint)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model that can be run, and its settings."""
+
+    config: models.ModelConfig
+    weights: ModelWeights
+    graph: Graph
+    setup: Setup
+
+    @staticmethod
+    def of(loader: WeightLoader, **choices: Any) -> Plan:
+        """Reads the file's header and builds the graph; reads no weights.
+
+        Args:
+            choices: those of `Choices`.
+
+        Raises:
+            ConfigError, UnsupportedModelError, WeightError: the file cannot be used.
+            ArgumentError, ProfileError, TargetError: see `Setup.of`.
+        """
+        chosen = Choices(**choices)
+        config, weights = open_model(loader)
+        setup = Setup.of(config, weights, chosen)
+        warn_beyond(config.context, setup.max_seq)
+        graph = models.build(config, weights, setup.kv_type, hidden=True, place=weights.place)
+        check_types(graph, weights)
+        return Plan(config, weights, graph, setup)

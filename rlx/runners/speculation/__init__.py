@@ -1,0 +1,1 @@
+"""Speculative decoding: drafts, and steps that verify several of them."""

@@ -1,0 +1,38 @@
+"""The targets that kernel tests run on: every level of this machine, with and without its dot-product instructions.
+
+Level `amx` is `avx512` but for the kernels on tiles, whose tests take `TILE_TARGETS`.
+"""
+
+from __future__ import annotations
+
+from rlx.backends.cpu import target as targets
+from rlx.backends.cpu.target import Target, supported_levels
+
+_HOST = [Target.host(level) for level in supported_levels(targets._host()[1])]
+
+LEVELS = [t for t in _HOST if not t.has_bf16_tiles]
+
+#: The levels of this machine that have tile registers: none or one.
+TILE_TARGETS = [t for t in _HOST if t.has_bf16_tiles]
+
+
+def widest_and_another(turn: int) -> list[Target]:
+    """For what depends on the level little: the widest, and the others in turn."""
+    return [LEVELS[at] for at in sorted({turn % len(LEVELS), len(LEVELS) - 1})]
+
+
+def name(target: Target) -> str:
+    """A short name for test ids."""
+    dots = "vnni" if target.has_vnni256 else "plain"
+    return target.level if target.level == "generic" else f"{target.level}-{dots}"
+
+
+def _without_vnni(target: Target) -> Target:
+    return target.without("avxvnni", "avx512vnni")
+
+
+#: The levels of this machine that have dot products of bf16: none or one.
+BF16_TARGETS = [t for t in LEVELS if t.has_bf16_dots]
+
+#: Every way this machine can compute an int8 dot product.
+DOT_TARGETS = list({name(t): t for level in LEVELS for t in (level, _without_vnni(level))}.values())

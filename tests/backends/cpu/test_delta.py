@@ -1,0 +1,278 @@
+"""The gated delta rule, token by token and in chunks, against its recurrence in float64."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from levels import LEVELS, name
+from native import aligned, run
+from numpy.typing import NDArray
+
+from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.kernels.delta.delta import CHUNK, gated_delta, strip, units
+from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.tiles import F32X16, LANES, Emitter
+from rlx.errors import CompileError
+
+Array = NDArray[Any]
+targets = pytest.mark.parametrize("target", LEVELS, ids=name)
+forms = pytest.mark.parametrize("serial", [True, False], ids=["serial", "chunked"])
+
+#: Largest error against float64, as a share of the largest magnitude of the result or the state.
+DELTA_ERROR = 3e-6
+#: What f32 cannot hold counts as zero.
+SMALLEST = 1e-37
+SCALE = 0.25
+
+
+@cache
+def written(shape: tuple[int, int, int, int], target: Target, order: str, fixed: int | None, serial: bool) -> Kernel:
+    """The kernel, written once."""
+    return gated_delta(*shape, target, scale=SCALE, order=order, rows_static=fixed, serial=serial)
+
+
+def recurrence(state: Array, q: Array, k: Array, v: Array, g: Array, beta: Array, order: str) -> tuple[Array, Array]:
+    """(result, state after), written as I - beta k k^T applied to the decayed state: the rule's other common form."""
+    heads, key_heads = v.shape[1], q.shape[1]
+    s, out = state.astype(np.float64), np.zeros(v.shape)
+    for h in range(heads):
+        source = h % key_heads if order == "tiled" else h // (heads // key_heads)
+        for t in range(len(v)):
+            key, b = k[t, source].astype(np.float64), float(beta[t, h])
+            erased = s[h] - b * np.outer(key, key @ s[h])
+            s[h] = np.exp(float(g[t, h])) * erased + b * np.outer(key, v[t, h])
+            out[t, h] = SCALE * (q[t, source].astype(np.float64) @ s[h])
+    return out, s
+
+
+class Case:
+    """Rows with keys and queries of length 1, and gates of every kind: none, mild, and such that forget all."""
+
+    def __init__(self, rows: int, shape: tuple[int, int, int, int], seed: int = 0) -> None:
+        rng = np.random.default_rng([seed, rows, *shape])
+        self.shape = shape
+        heads, key_heads, key_dim, value_dim = shape
+        q, k = rng.standard_normal((2, rows, key_heads, key_dim))
+        q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+        g = -np.exp(rng.normal(-2, 2, (rows, heads)))
+        beta = 1 / (1 + np.exp(-2 * rng.standard_normal((rows, heads))))
+        kinds = rng.random((2, rows, heads))
+        g[kinds[0] < 0.2], g[kinds[0] < 0.05] = 0, -50
+        beta[kinds[1] < 0.2], beta[kinds[1] < 0.1] = 1, 0
+        v = rng.standard_normal((rows, heads, value_dim))
+        self.state = rng.standard_normal((heads, key_dim, value_dim)).astype(np.float32)
+        self.rows = [x.astype(np.float32) for x in (q, k, v, g, beta)]
+
+    def native(
+        self,
+        target: Target,
+        *,
+        calls: list[int] | None = None,
+        ranges: list[tuple[int, int]] | None = None,
+        serial: bool = False,
+        order: str = "tiled",
+        decode: bool = False,
+    ) -> tuple[Array, Array]:
+        """(result, state after), in calls of some rows each; with `decode`, calls of one row have their own code."""
+        heads, _, key_dim, value_dim = self.shape
+        state, out, start = aligned(self.state), [], 0
+        for count in calls or [len(self.rows[0])]:
+            fixed = 1 if decode and count == 1 else None
+            kernel = written(self.shape, target, order, fixed, serial)
+            rows = [aligned(x[start : start + count]) for x in self.rows]
+            y = np.full((count + 1, heads, value_dim), 7, np.float32)
+            total = units(heads, key_dim, value_dim, rows_static=fixed, serial=serial)
+            for begin, end in ranges or [(0, total)]:
+                extents = {"rows": count} if kernel.extents else {}
+                run(kernel, target, state, *rows, y, begin=begin, end=end, **extents)
+            assert (y[count] == 7).all(), "wrote past its rows"
+            out.append(y[:count])
+            start += count
+        assert start == len(self.rows[0])
+        return np.concatenate(out), state
+
+    def check(self, target: Target, **options: Any) -> None:
+        got = self.native(target, **options)
+        for found, want in zip(got, recurrence(self.state, *self.rows, options.get("order", "tiled")), strict=True):
+            assert np.abs(found - want).max() <= DELTA_ERROR * np.abs(want).max() + SMALLEST, options
+
+
+@targets
+@forms
+@pytest.mark.parametrize("rows", [1, 2, 7, 15, 16, 17, 33, 100])
+def test_lengths(target: Target, serial: bool, rows: int) -> None:
+    Case(rows, (4, 2, 32, 32)).check(target, serial=serial)
+
+
+@targets
+@forms
+@pytest.mark.parametrize("order", ["tiled", "grouped"])
+def test_key_heads(target: Target, serial: bool, order: str) -> None:
+    Case(20, (6, 2, 16, 48)).check(target, serial=serial, order=order)
+
+
+@targets
+@pytest.mark.parametrize("shape", [(4, 2, 24, 40), (3, 1, 16, 20), (2, 2, 7, 16)], ids=str)
+@pytest.mark.parametrize("order", ["tiled", "grouped"])
+def test_odd_sides(target: Target, shape: tuple[int, int, int, int], order: str) -> None:
+    Case(33, shape).check(target, order=order)
+    Case(12, shape).check(target, order=order, calls=[1, 4, 1, 6], decode=True)
+    total = units(shape[0], *shape[2:])
+    Case(5, shape).check(target, order=order, ranges=[(0, 1), (1, total)])
+
+
+@targets
+@forms
+def test_real_heads_over_a_long_text(target: Target, serial: bool) -> None:
+    Case(301, (2, 1, 128, 128)).check(target, serial=serial)
+
+
+@targets
+@pytest.mark.parametrize("shape", [(2, 2, 32, 32), (2, 1, 128, 128), (3, 1, 48, 80), (1, 1, 256, 16)], ids=str)
+def test_one_row(target: Target, shape: tuple[int, int, int, int]) -> None:
+    Case(1, shape).check(target, calls=[1], decode=True)
+
+
+@targets
+@pytest.mark.parametrize("calls", [[1, 7, 64, 28], [99, 1], [16] * 6 + [4], [1] * 100], ids=len)
+def test_texts_in_several_calls(target: Target, calls: list[int]) -> None:
+    case = Case(100, (2, 1, 32, 64))
+    case.check(target, calls=calls)
+    case.check(target, calls=calls, decode=True)
+    case.check(target, calls=calls, serial=True)
+
+
+@targets
+@pytest.mark.parametrize(("rows", "shape"), [(5, (4, 2, 32, 32)), (35, (4, 2, 32, 32)), (5, (3, 1, 7, 20))], ids=str)
+def test_a_state_that_is_written_aside(target: Target, rows: int, shape: tuple[int, int, int, int]) -> None:
+    """Token by token, in chunks, and of odd sides."""
+    case = Case(rows, shape)
+    kernel = gated_delta(*shape, target, scale=SCALE, aside=True)
+    state, out = aligned(case.state), np.full((rows + 1, shape[0], shape[3]), 7, np.float32)
+    after = aligned(np.zeros_like(state))
+    run(kernel, target, state, *map(aligned, case.rows), after, out, end=units(shape[0], *shape[2:]), rows=rows)
+    want, new = case.native(target)
+    np.testing.assert_array_equal(out[:rows], want)
+    np.testing.assert_array_equal(after, new)
+    np.testing.assert_array_equal(state, case.state)
+    assert (out[rows] == 7).all()
+
+
+@targets
+@pytest.mark.parametrize("chunk", [32, 64])
+def test_longer_chunks(target: Target, chunk: int) -> None:
+    case = Case(3 * chunk + 17, (2, 2, 32, 32))
+    kernel = gated_delta(*case.shape, target, scale=SCALE, chunk=chunk)
+    state, out = aligned(case.state), np.zeros_like(case.rows[2])
+    run(kernel, target, state, *map(aligned, case.rows), out, end=2, rows=len(out))
+    for found, want in zip((out, state), recurrence(case.state, *case.rows, "tiled"), strict=True):
+        assert np.abs(found - want).max() <= DELTA_ERROR * np.abs(want).max()
+
+
+@targets
+@forms
+def test_extreme_gates(target: Target, serial: bool) -> None:
+    """Decays of a whole text that are equal: none, such that the sums of g cancel, and beyond the smallest number."""
+    for decay in (0.0, -1e-4, -5.0, -50.0, -1000.0):
+        for beta in (0.0, 1.0):
+            case = Case(40, (2, 2, 32, 16))
+            case.rows[3][:], case.rows[4][:] = decay, beta
+            case.check(target, serial=serial)
+    case = Case(40, (2, 2, 32, 16))
+    case.rows[3][:], case.rows[3][::7] = -1e-3, -300.0
+    case.check(target, serial=serial)
+
+
+@targets
+@forms
+def test_keys_that_are_all_the_same(target: Target, serial: bool) -> None:
+    """Each delta then depends on every one before it."""
+    case = Case(64, (1, 1, 32, 32))
+    case.rows[1][:] = case.rows[1][0]
+    case.rows[3][:] = -0.01
+    case.check(target, serial=serial)
+
+
+@targets
+@forms
+def test_bits_depend_on_no_split_of_the_units(target: Target, serial: bool) -> None:
+    case = Case(40, (2, 1, 32, 256))
+    heads, _, *dims = case.shape
+    total = units(heads, *dims, serial=serial)
+    assert total == {True: 8, False: 4}[serial]
+    ranges = [(total - 1, total), (0, 1), (1, 1), (1, total - 1)]
+    for found, want in zip(
+        case.native(target, serial=serial, ranges=ranges), case.native(target, serial=serial), strict=True
+    ):
+        np.testing.assert_array_equal(found, want)
+    single = Case(1, case.shape)
+    for found, want in zip(
+        single.native(target, ranges=[(5, 8), (0, 5)], decode=True), single.native(target, decode=True), strict=True
+    ):
+        np.testing.assert_array_equal(found, want)
+
+
+@forms
+def test_a_unit_touches_its_columns_only(serial: bool) -> None:
+    case, target = Case(20, (2, 1, 32, 256)), LEVELS[-1]
+    width = strip(32, 256, serial=serial)
+    want, after = case.native(target, serial=serial)
+    got, state = case.native(target, serial=serial, ranges=[(1, 2)])
+    mine = slice(width, 2 * width)
+    np.testing.assert_array_equal(got[:, 0, mine], want[:, 0, mine])
+    np.testing.assert_array_equal(state[0, :, mine], after[0, :, mine])
+    got[:, 0, mine], state[0, :, mine] = 7, case.state[0, :, mine]
+    assert (got == 7).all()
+    np.testing.assert_array_equal(state, case.state)
+
+
+@forms
+def test_a_number_that_is_not_finite_is_not_hidden(serial: bool) -> None:
+    for operand in range(5):
+        case = Case(40, (2, 2, 32, 32))
+        case.rows[operand][20, 1] = np.nan
+        out, _ = case.native(LEVELS[-1], serial=serial)
+        assert np.isnan(out[20, 1]).all()
+        assert np.isfinite(out[:, 0]).all()
+        assert np.isfinite(out[: 20 if serial else 20 // CHUNK * CHUNK]).all()
+
+
+@targets
+def test_transposed_vectors(target: Target) -> None:
+    e = Emitter(target, ["data"], [])
+    places = [e.at(e.args["data"], 64 * i) for i in range(LANES)]
+    for value, place in zip(e.transpose([e.load(F32X16, p) for p in places]), places, strict=True):
+        e.store(value, place)
+    data = np.arange(256, dtype=np.float32).reshape(16, 16)
+    want = data.T.copy()
+    run(e.finish("transpose", ""), target, data, end=1)
+    np.testing.assert_array_equal(data, want)
+
+
+def test_units_and_outline() -> None:
+    assert strip(128, 128) == 128
+    assert strip(128, 128, serial=True) == strip(128, 128, rows_static=1) == 64
+    assert strip(256, 256) == 64
+    assert strip(128, 80) == 80
+    assert strip(128, 144) == 48
+    assert [units(16, 128, 128), units(16, 128, 128, rows_static=1)] == [16, 32]
+    kernel = gated_delta(4, 2, 32, 32, LEVELS[0], scale=0.5, order="grouped")
+    assert kernel.buffers == ("state", "q", "k", "v", "g", "beta", "out")
+    assert kernel.extents == ("rows",)
+    assert gated_delta(4, 2, 32, 32, LEVELS[0], scale=0.5, rows_static=1).extents == ()
+    assert "k[row, h // 2]" in kernel.source
+    assert f"in chunks of {CHUNK} tokens" in kernel.source
+
+
+def test_mistakes_are_refused() -> None:
+    with pytest.raises(CompileError, match="5 heads are no multiple of 2 key heads"):
+        gated_delta(5, 2, 32, 32, LEVELS[0], scale=1.0)
+    with pytest.raises(CompileError, match="state of 32 by 0"):
+        gated_delta(4, 2, 32, 0, LEVELS[0], scale=1.0)
+    with pytest.raises(CompileError, match="chunks of 24 tokens"):
+        gated_delta(4, 2, 32, 32, LEVELS[0], scale=1.0, chunk=24)
+    with pytest.raises(CompileError, match="order 'other'"):
+        gated_delta(4, 2, 32, 32, LEVELS[0], scale=1.0, order="other")

@@ -1,0 +1,218 @@
+"""Elementwise kernels and the vector functions in them, against NumPy in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from levels import LEVELS, name
+from native import aligned, load, run
+from numpy.typing import NDArray
+
+from rlx.backends.cpu import vmath
+from rlx.backends.cpu.kernels.rows.elementwise import Expression, elementwise
+from rlx.backends.cpu.target import Target
+from rlx.errors import CompileError
+
+Array = NDArray[Any]
+targets = pytest.mark.parametrize("target", LEVELS, ids=name)
+
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+def _gelu_tanh(x: Array) -> Array:
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+MEANING: dict[str, Any] = {
+    "exp": np.exp,
+    "tanh": np.tanh,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu_tanh": _gelu_tanh,
+    "gelu_erf": lambda x: 0.5 * x * _erfc(-x / math.sqrt(2)),
+    "softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
+    "relu": lambda x: np.where(x < 0, 0, x),
+    "sqrt": np.sqrt,
+    "clamp_min": lambda x, low: np.where(x < low, low, x),
+    "neg": np.negative,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "maximum": np.maximum,
+    "scale": np.multiply,
+    "softcap": lambda x, cap: cap * np.tanh(x / cap),
+}
+
+
+def meaning(expr: Expression, operands: list[Array]) -> Array:
+    """The expression in float64."""
+    if isinstance(expr, int):
+        return operands[expr].astype(np.float64)
+    op, *rest = expr
+    if op == "const":
+        return np.float64(rest[0])  # type: ignore[return-value]
+    numbers = rest[1:] if op in ("scale", "softcap", "clamp_min") else []
+    return MEANING[op](*(meaning(r, operands) for r in rest[: len(rest) - len(numbers)]), *numbers)  # type: ignore[no-any-return]
+
+
+def everywhere() -> Array:
+    """Numbers of all magnitudes, dense where the functions bend."""
+    parts = [np.linspace(-110, 95, 60_000), np.linspace(-1, 1, 20_000), np.logspace(-37, 2, 10_000)]
+    return np.concatenate([*parts, -parts[2]]).astype(np.float32)
+
+
+@targets
+@pytest.mark.parametrize(
+    ("function", "ceiling", "low", "high"),
+    [
+        ("exp", vmath.EXP_ERROR, -87.3, 88.7),
+        ("tanh", vmath.TANH_ERROR, -110, 95),
+        ("sigmoid", vmath.SIGMOID_ERROR, -87.3, 95),
+        ("silu", vmath.SILU_ERROR, -88, 95),
+        ("gelu_tanh", vmath.GELU_ERROR, -110, 95),
+        ("gelu_erf", vmath.GELU_ERROR, -110, 95),
+        ("softplus", vmath.SOFTPLUS_ERROR, -87.3, 95),
+    ],
+)
+def test_vector_functions_keep_their_ceilings(
+    target: Target, function: str, ceiling: float, low: float, high: float
+) -> None:
+    x = everywhere()
+    x = x[(x > low) & (x < high)]
+    got = np.empty_like(x)
+    run(elementwise((function, 0), ["full"], x.size, target), target, x, got, end=1, rows=1)
+    want = MEANING[function](x.astype(np.float64))
+    scale = np.abs(x.astype(np.float64)) if function.startswith("gelu") else np.abs(want)
+    assert np.max(np.abs(got - want) / scale) < ceiling
+    assert np.max(np.abs(got - want) / scale) > ceiling / 20  # the ceiling says something
+
+
+@targets
+def test_vector_functions_at_the_ends(target: Target) -> None:
+    x = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, 200, -200], np.float32)
+    ends = {
+        "exp": [np.nan, np.inf, 0, 1, 1, 1, np.inf, 0],
+        "tanh": [np.nan, 1, -1, 0.0, -0.0, 1e-40, 1, -1],
+        "sigmoid": [np.nan, 1, 0, 0.5, 0.5, 0.5, 1, 0],
+        "silu": [np.nan, np.inf, np.nan, 0.0, -0.0, 5e-41, 200, -0.0],
+        "softplus": [np.nan, np.inf, 0, np.log(2), np.log(2), np.log(2), 200, 0],
+    }
+    for function, want in ends.items():
+        got = np.empty_like(x)
+        run(elementwise((function, 0), ["full"], 8, target), target, x, got, end=1, rows=1)
+        np.testing.assert_allclose(got, np.array(want, np.float32), rtol=0, atol=1e-44, err_msg=function)
+        np.testing.assert_array_equal(np.signbit(got[3:]), np.signbit(want[3:]), err_msg=function)
+    for function in ("gelu_tanh", "gelu_erf"):
+        got = np.empty_like(x)
+        run(elementwise((function, 0), ["full"], 8, target), target, x, got, end=1, rows=1)
+        assert np.isnan(got[0])
+        assert got[1] == np.inf
+        assert got[6] == 200
+        assert abs(got[7]) < 1e-30
+
+
+@targets
+def test_what_is_exact_is_exact(target: Target) -> None:
+    """A positive part, a bound, a square root; softplus where it is its argument or an exponential."""
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal(1000) * 10.0 ** rng.integers(-30, 30, 1000)).astype(np.float32)
+    x[:6] = [np.nan, np.inf, -np.inf, 0, -1e-40, 1e-40]
+    for expr in (("relu", 0), ("clamp_min", 0, -0.375), ("clamp_min", 0, 7.0), ("sqrt", 0)):
+        got = np.empty_like(x)
+        run(elementwise(expr, ["full"], x.size, target), target, x, got, end=1, rows=1)
+        with np.errstate(invalid="ignore"):
+            np.testing.assert_array_equal(got, meaning(expr, [x]).astype(np.float32))
+    large, small = np.array([18, 30, 1e30], np.float32), np.array([-20, -60, -86], np.float32)
+    got = np.empty(6, np.float32)
+    x = np.concatenate([large, small])
+    run(elementwise(("softplus", 0), ["full"], 6, target), target, x, got, end=1, rows=1)
+    np.testing.assert_array_equal(got[:3], large)
+    np.testing.assert_allclose(got[3:], np.exp(small.astype(np.float64)), rtol=2e-7)
+
+
+@targets
+def test_exp_reaches_subnormals_and_infinity_at_the_right_place(target: Target) -> None:
+    x = np.array([88.72283, 88.72284, -87.4, -100, -103.2, -104, -1e30, 1e30], np.float32)
+    got = np.empty_like(x)
+    run(elementwise(("exp", 0), ["full"], 8, target), target, x, got, end=1, rows=1)
+    with np.errstate(over="ignore", under="ignore"):
+        want = np.exp(x.astype(np.float64)).astype(np.float32)
+    np.testing.assert_allclose(got, want, rtol=2e-7, atol=1.5e-45)
+
+
+EXPRESSIONS: list[tuple[Expression, list[str]]] = [
+    (("mul", ("silu", 0), 1), ["full", "full"]),
+    (("add", 0, 1), ["full", "row"]),
+    (("mul", ("scale", 0, 0.5), ("sigmoid", 1)), ["full", "scalar"]),
+    (("sub", ("softcap", 0, 30.0), ("div", 1, ("const", 3.0))), ["full", "full"]),
+    (("add", ("gelu_tanh", 0), ("mul", ("gelu_erf", ("neg", 1)), 2)), ["full", "row", "scalar"]),
+    (("mul", 0, ("sub", ("const", 1.0), ("mul", ("tanh", 0), ("tanh", 0)))), ["full"]),
+    (("mul", 0, 1), ["full", "column"]),
+    (("add", ("mul", 0, ("relu", 1)), ("mul", 2, ("softplus", 3))), ["full", "column", "row", "column"]),
+    (("clamp_min", ("sub", 0, ("mul", 1, 2)), -0.25), ["full", "scalar", "column"]),
+    (("sqrt", ("mul", 0, 0)), ["full"]),
+]
+
+
+@targets
+@pytest.mark.parametrize(("expr", "inputs"), EXPRESSIONS)
+@pytest.mark.parametrize(("rows", "width"), [(1, 16), (3, 5), (2, 96), (5, 33)])
+def test_expressions(target: Target, expr: Expression, inputs: list[str], rows: int, width: int) -> None:
+    rng = np.random.default_rng(width)
+    shape = {"full": (rows, width), "row": (width,), "column": (rows, 1), "scalar": (1,)}
+    operands = [rng.standard_normal(shape[kind]).astype(np.float32) * 3 for kind in inputs]
+    out = np.full((rows + 1, width), 7, np.float32)
+    kernel = elementwise(expr, inputs, width, target)
+    run(kernel, target, *operands, out, end=rows, rows=rows)
+    np.testing.assert_allclose(out[:rows], meaning(expr, operands), rtol=2e-6, atol=2e-6)
+    assert (out[rows] == 7).all(), "wrote past its rows"
+
+
+@targets
+def test_the_result_may_take_an_operands_place_and_rows_may_be_split(target: Target) -> None:
+    rng = np.random.default_rng(3)
+    x, y = (rng.standard_normal((7, 37)).astype(np.float32) for _ in range(2))
+    kernel = elementwise(("mul", ("silu", 0), 1), ["full", "full"], 37, target)
+    whole = np.empty_like(x)
+    run(kernel, target, x, y, whole, end=7, rows=7)
+    split = x.copy()
+    for begin, end in [(5, 7), (0, 1), (1, 1), (1, 5)]:
+        run(kernel, target, split, y, split, begin=begin, end=end, rows=7)
+    np.testing.assert_array_equal(split, whole)
+
+
+def test_equal_text_has_one_name_and_any_difference_another() -> None:
+    one, again = (elementwise(("add", 0, 1), ["full", "row"], 64, LEVELS[0]) for _ in range(2))
+    assert one == again
+    names = {
+        elementwise(("add", 0, 1), kinds, width, LEVELS[0]).symbol
+        for kinds in (["full", "row"], ["full", "full"])
+        for width in (64, 65)
+    }
+    assert len(names) == 4
+    assert all(n.startswith("elementwise_") and len(n) == len("elementwise_") + 10 for n in names)
+    assert "out[row, i] = (a0[row, i] + a1[i])" in one.source
+    bounded = elementwise(("clamp_min", ("mul", 0, 1), 0.5), ["full", "column"], 64, LEVELS[0])
+    assert "out[row, i] = clamp_min((a0[row, i] * a1[row]), 0.5)" in bounded.source
+
+
+def test_mistakes_are_refused() -> None:
+    with pytest.raises(CompileError, match="no elementwise op 'cosine'"):
+        elementwise(("cosine", 0), ["full"], 16, LEVELS[0])
+    with pytest.raises(CompileError, match="operand 1 of 1"):
+        elementwise(("add", 0, 1), ["full"], 16, LEVELS[0])
+    with pytest.raises(CompileError, match=r"full, row, column, scalar, found \['diagonal'\]"):
+        elementwise(("add", 0, 1), ["full", "diagonal"], 16, LEVELS[0])
+
+
+def test_calls_release_the_interpreter_lock_and_keep_their_buffers_alone() -> None:
+    """No constants, no globals: the function's bytes run from anywhere, on any buffers."""
+    kernel = elementwise(("add", 0, 0), ["full"], 16, LEVELS[-1])
+    assert "@__KERNEL__" not in kernel.llvm
+    a, out = aligned(np.ones((1, 16), np.float32)), aligned(np.zeros((1, 16), np.float32))
+    load(kernel, LEVELS[-1])(a.ctypes.data, out.ctypes.data, 1, 0, 1)
+    assert (out == 2).all()

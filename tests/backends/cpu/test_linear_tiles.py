@@ -1,0 +1,231 @@
+"""Linear kernels on tile registers, emulated on every machine and real where it has them, against float64 products."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import emulated
+import numpy as np
+import pytest
+from levels import LEVELS, TILE_TARGETS, name
+from native import aligned, assembly, run
+from test_linear import GATES, activations, bf16, prepared, weights
+
+from rlx.backends.cpu import layouts
+from rlx.backends.cpu.kernels.linear.linear import linear, macro_rows, units
+from rlx.backends.cpu.target import REQUIRED, Target
+from rlx.errors import CompileError
+from rlx.ir.dtypes import BF16, F16, Q4_K, Q6_K, Q8_0, DType
+from rlx.ir.meaning import round_to
+
+# Ceilings of |out - float64| relative to the sum of |x| |w|, both rounded to bf16 before.
+#: What is left are f32 sums; the longest chain here has 4,128 products.
+TILE_ERROR = 6e-7
+#: Weights that lie in the middle of two bf16 numbers, by f32's rounding, may go either way: a few in a thousand.
+WEIGHT_ERROR = 3e-5
+
+TYPES = [t for t in layouts.PACKED_DTYPES if t is BF16 or t.is_quantized]
+ROWS = (1, 2, 15, 16, 17, 31, 32, 33, 49, 64)
+#: Where a test runs: on the tiles of this machine, if there are any, and on emulated ones.
+WIDEST = [emulated.TARGETS[-1], *TILE_TARGETS]
+
+
+@pytest.fixture
+def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Target:
+    chosen: Target = request.param
+    if chosen not in TILE_TARGETS:
+        emulated.use(monkeypatch)
+    return chosen
+
+
+def on(targets: list[Target]) -> Any:
+    return pytest.mark.parametrize(
+        "target", targets, ids=lambda t: "tiles" if t in TILE_TARGETS else name(t), indirect=True
+    )
+
+
+def count(n: int, k: int, rows: int, target: Target) -> int:
+    """Work units."""
+    again = macro_rows(k, "bf16", target)
+    assert again is not None
+    return -(-rows // again) * units(n)
+
+
+def ceiling(dtype: DType) -> float:
+    return TILE_ERROR if dtype is BF16 else WEIGHT_ERROR
+
+
+def rounded(dtype: DType, n: int, k: int, seed: int = 0) -> tuple[Any, Any]:
+    """(packed bytes, values rounded to bf16, in float64)."""
+    packed, w = weights(dtype, n, k, seed)
+    return packed, round_to(w, "bf16").astype(np.float64)
+
+
+def check(dtype: DType, n: int, k: int, target: Target, rows_list: tuple[int, ...] = ROWS) -> None:
+    packed, w = rounded(dtype, n, k)
+    kernel = linear(dtype, n, k, "bf16", target)
+    for rows in rows_list:
+        x, values = activations("bf16", rows, k)
+        out = np.full((rows + 1, n), 7, np.float32)
+        run(kernel, target, x, packed, out, end=count(n, k, rows, target), rows=rows, n=n)
+        size = np.abs(values) @ np.abs(w).T
+        error = np.abs(out[:rows] - values @ w.T) / np.where(size > 0, size, 1)
+        assert error.max() < ceiling(dtype), (rows, error.max())
+        assert (out[:rows][size == 0] == 0).all()
+        assert (out[rows] == 7).all(), f"wrote past {rows} rows"
+
+
+@on(WIDEST)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_every_type(dtype: DType, target: Target) -> None:
+    k = 512 if layouts.PACKINGS[dtype].superblock == 256 else 320
+    check(dtype, (33, 16, 40)[TYPES.index(dtype) % 3], k, target, (1, 33))
+
+
+@on(emulated.TARGETS[:-1])
+@pytest.mark.parametrize("dtype", [BF16, Q8_0], ids=str)
+def test_narrow_vectors(dtype: DType, target: Target) -> None:
+    check(dtype, 17, 96, target, (1, 33))
+
+
+@on(WIDEST)
+@pytest.mark.parametrize(("n", "k"), [(1, 32), (16, 64), (48, 96), (31, 288), (17, 1120), (16, 4128)])
+def test_sizes(n: int, k: int, target: Target) -> None:
+    """A lone unit, a last tile of few columns, a short chunk, and more than one panel."""
+    check(BF16, n, k, target)
+
+
+@on(WIDEST)
+def test_more_rows_than_a_macro_tile(target: Target) -> None:
+    """Ranges of units may begin in one and end in another."""
+    check(Q8_0, 33, 64, target, (513, 544))
+    n, k, rows = 33, 64, 1100
+    packed, _ = weights(Q8_0, n, k)
+    x, _ = activations("bf16", rows, k)
+    kernel, whole, split = linear(Q8_0, n, k, "bf16", target), *np.zeros((2, rows, n), np.float32)
+    assert count(n, k, rows, target) == 3 * units(n)
+    run(kernel, target, x, packed, whole, end=9, rows=rows, n=n)
+    for begin, end in ((5, 9), (0, 2), (2, 5)):
+        run(kernel, target, x, packed, split, begin=begin, end=end, rows=rows, n=n)
+    np.testing.assert_array_equal(split, whole)
+
+
+@pytest.mark.parametrize(("k", "rows"), [(64, 512), (1024, 512), (3072, 256), (4096, 192), (14336, 128)])
+def test_macro_tiles_stay_in_the_second_cache(k: int, rows: int) -> None:
+    assert macro_rows(k, "bf16", emulated.TARGETS[-1]) == rows
+    assert macro_rows(k, "q8a", emulated.TARGETS[-1]) is macro_rows(k, "bf16", LEVELS[-1]) is None
+
+
+@on(WIDEST)
+@pytest.mark.parametrize("gate", GATES)
+def test_gates(gate: str, target: Target) -> None:
+    n, k = 33, 256
+    (packed, w), (packed_up, up) = rounded(Q4_K, n, k), rounded(Q4_K, n, k, 1)
+    kernel = linear(Q4_K, n, k, "bf16", target, gated=gate)
+    for rows in (1, 18, 50):
+        _, values = activations("bf16", rows, k)
+        x, values = prepared("bf16", (values / np.abs(values).max()).astype(np.float32))  # gates bend around zero
+        out = np.full((rows + 1, n), 7, np.float32)
+        run(kernel, target, x, packed, packed_up, out, end=count(n, k, rows, target), rows=rows, n=n)
+        want = GATES[gate](values @ w.T) * (values @ up.T)
+        size = (np.abs(values) @ np.abs(w).T) * (np.abs(values) @ np.abs(up).T)
+        assert (np.abs(out[:rows] - want) <= 2 * WEIGHT_ERROR * size + 1e-30).all()
+        assert (out[rows] == 7).all()
+
+
+@on(WIDEST)
+@pytest.mark.parametrize("gated", [None, "silu"])
+def test_bias_and_residual_which_may_be_the_result_itself(gated: str | None, target: Target) -> None:
+    n, k, rng = 33, 64, np.random.default_rng(5)
+    (packed, w), (packed_up, up) = rounded(BF16, n, k), rounded(BF16, n, k, 1)
+    bias, bias_up = (rng.standard_normal(n).astype(np.float32) for _ in range(2))
+    kernel = linear(BF16, n, k, "bf16", target, residual=True, bias=True, gated=gated)
+    matrices = [packed, packed_up, bias, bias_up] if gated else [packed, bias]
+    for rows in (3, 40):
+        x, values = prepared("bf16", rng.standard_normal((rows, k)).astype(np.float32))
+        residual = rng.standard_normal((rows, n)).astype(np.float32)
+        product = values @ w.T + bias
+        want = (GATES["silu"](product) * (values @ up.T + bias_up) if gated else product) + residual
+        run(kernel, target, x, *matrices, residual, residual, end=count(n, k, rows, target), rows=rows, n=n)
+        np.testing.assert_allclose(residual, want, rtol=1e-4, atol=1e-4)
+
+
+@on(WIDEST)
+@pytest.mark.parametrize("act", ["bf16", "q8a"])
+def test_results_in_bf16_are_those_of_f32_rounded(act: str, target: Target) -> None:
+    """With either writer of linears, in columns that do and do not fill a vector."""
+    n, k, rows = 33, 256, 40
+    matrices = [weights(Q4_K, n, k, seed)[0] for seed in range(2)]
+    x, _ = activations(act, rows, k)
+    plain, halves = np.empty((rows, n), np.float32), np.full((rows + 1, n), 7, np.uint16)
+    run(linear(Q4_K, n, k, act, target, gated="silu"), target, x, *matrices, plain, end=units(n), rows=rows, n=n)
+    kernel = linear(Q4_K, n, k, act, target, gated="silu", out="bf16")
+    run(kernel, target, x, *matrices, halves, end=units(n), rows=rows, n=n)
+    np.testing.assert_array_equal((halves[:rows].astype(np.uint32) << 16).view(np.float32), round_to(plain, "bf16"))
+    assert (halves[rows] == 7).all()
+
+
+@on(WIDEST)
+@pytest.mark.parametrize(("dtype", "gated"), [(Q6_K, None), (BF16, "silu")], ids=str)
+def test_bits_depend_on_neither_split_nor_row_count(dtype: DType, gated: str | None, target: Target) -> None:
+    n, k, rows = 7 * 16 - 3, 256, 70
+    matrices = [weights(dtype, n, k, seed)[0] for seed in range(2 if gated else 1)]
+    x, _ = activations("bf16", rows, k)
+    kernel = linear(dtype, n, k, "bf16", target, gated=gated)
+    whole, split = np.empty((rows, n), np.float32), np.zeros((rows, n), np.float32)
+    run(kernel, target, x, *matrices, whole, end=count(n, k, rows, target), rows=rows, n=n)
+    for begin, end in [(6, 7), (0, 1), (1, 4), (4, 4), (4, 6)]:
+        run(kernel, target, x, *matrices, split, begin=begin, end=end, rows=rows, n=n)
+    np.testing.assert_array_equal(split, whole)
+    first = 0
+    for size in (1, 16, 17, 36):
+        some = np.empty((size, n), np.float32)
+        run(kernel, target, aligned(x[first : first + size]), *matrices, some, end=units(n), rows=size, n=n)
+        np.testing.assert_array_equal(some, whole[first : first + size])
+        first += size
+    assert first == rows
+    alone, one = linear(dtype, n, k, "bf16", target, gated=gated, single=True), np.empty((1, n), np.float32)
+    run(alone, target, aligned(x[3:4]), *matrices, one, end=units(n), n=n)
+    np.testing.assert_array_equal(one[0], whole[3])
+
+
+@on(WIDEST)
+def test_a_number_that_is_not_finite_is_not_hidden(target: Target) -> None:
+    n, k = 16, 64
+    packed, _ = weights(Q8_0, n, k)
+    for rows, bad in ((1, np.nan), (20, np.inf), (40, -np.inf)):
+        x = np.ones((rows, k), np.float32)
+        x[rows // 2, 41] = bad
+        out = np.empty((rows, n), np.float32)
+        run(linear(Q8_0, n, k, "bf16", target), target, bf16(x)[0], packed, out, end=1, rows=rows, n=n)
+        assert not np.isfinite(out[rows // 2]).any()
+        assert np.isfinite(np.delete(out, rows // 2, axis=0)).all()
+
+
+@on(WIDEST)
+def test_very_wide_layers_keep_a_small_stack(target: Target) -> None:
+    """The text declares its scratch memory; half a megabyte must do for any width."""
+    for k in (1024, 4096, 16384, 131072):
+        text = linear(Q6_K, 16, k, "bf16", target).llvm
+        assert 0 < sum(map(int, re.findall(r"alloca \[(\d+) x i8\]", text))) < 1 << 19
+
+
+def test_what_a_machine_with_tiles_runs() -> None:
+    """Four products for each 32 k, and three ways to end: 32 rows, more than 16, up to 16."""
+    target = Target("amx", LEVELS[-1].triple, "x86-64-v4", ",".join(f"+{f}" for f in sorted(REQUIRED["amx"])))
+    if not target.triple.startswith("x86_64"):
+        pytest.skip("LLVM writes for x86 only where it was built for it")
+    text = assembly(linear(Q8_0, 32, 1024, "bf16", target), target)
+    assert len(re.findall(r"\ttdpbf16ps", text)) == 4 + 4 + 2
+    assert len(re.findall(r"\tldtilecfg", text)) == 3
+    assert text.index("tilestored") < text.index("tilerelease")
+    assert "tdpbf16ps" not in assembly(linear(BF16, 32, 66, "bf16", target), target)  # no whole tiles
+
+
+def test_mistakes_are_refused() -> None:
+    target = emulated.TARGETS[-1]
+    with pytest.raises(CompileError, match="f16 weights with bf16"):
+        linear(F16, 16, 32, "bf16", target)
+    with pytest.raises(CompileError, match="q8_0 weights with bf16"):
+        linear(Q8_0, 16, 32, "bf16", LEVELS[-1])

@@ -1,0 +1,353 @@
+"""Loop kernels as such: holes, the language, what the LLVM module holds, names that hold across processes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from forms import Form, call, forms
+from levels import LEVELS, name
+from native import optimized
+
+from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.kernels.cache import kv
+from rlx.backends.cpu.kernels.packing import pack
+from rlx.backends.cpu.kernels.rows import copy, embedding, norm, quantize, reduce, rope, softmax
+from rlx.backends.cpu.layouts import PACKED_DTYPES
+from rlx.backends.cpu.loops import HOLE, Helper, Ptr, Scalar, fastmath, holes_of, loop_kernel, python_form, specialize
+from rlx.backends.cpu.scalars import f32, i32, i64
+from rlx.backends.cpu.target import Target
+from rlx.errors import CompileError
+from rlx.ir.dtypes import BF16, F16, F32, I32, I64, Q8A
+
+COUNT: int = HOLE
+FACTOR: float = HOLE
+DEEP: bool = HOLE
+TABLE: tuple[int, ...] = HOLE
+TWIST: Helper = HOLE
+GIVEN = 3
+
+IO = [("x", F32), ("out", F32)]
+
+
+def scale(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+    for i in range(begin, end):
+        out[i] = x[i] * f32(FACTOR) + f32(GIVEN)
+
+
+def scale_in_helper(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+    for i in range(begin, end):
+        out[i] = TWIST(x[i]) + times(x[i])
+
+
+def times(x: Scalar) -> Scalar:
+    return x * f32(FACTOR)
+
+
+def plus(x: Scalar) -> Scalar:
+    return x + f32(COUNT)
+
+
+def minus(x: Scalar) -> Scalar:
+    return x - f32(COUNT)
+
+
+@fastmath("contract")
+def marked(x: Scalar) -> Scalar:
+    return x * x
+
+
+def uses_marked(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+    for i in range(begin, end):
+        out[i] = marked(x[i]) - times(x[i])
+
+
+ALL: dict[str, Kernel] = {
+    "rms_norm": norm.rms_norm(96, 1e-6),
+    "rms_norm_plain": norm.rms_norm(96, 1e-6, weighted=False),
+    "rms_norm_q8a": norm.rms_norm(96, 1e-6, out="q8a"),
+    "quantize": quantize.quantize(96),
+    "round": quantize.quantize(96, "bf16"),
+    "rope_angles": rope.rope_angles(8),
+    "rope": rope.rope(2, 96, 64, "neox"),
+    "rope_tiles": rope.rope(2, 32, 32, "interleaved", norm_eps=1e-6, store="k_tiles", kv_dtype="bf16"),
+    "kv_write": kv.kv_write(2, 32, F16),
+    "softmax": softmax.softmax(33),
+    "argmax": reduce.argmax(100),
+    "top_k": reduce.top_k(100, 5),
+    "sum": reduce.row_reduce(100, "sum"),
+    "copy_rows": copy.copy_rows(7),
+    "last_row": copy.last_row(7),
+    **{f"embedding_{t}": embedding.embedding(t, 256) for t in PACKED_DTYPES},
+    **{f"pack_{t}": pack.pack(t) for t in PACKED_DTYPES},
+}
+each_kernel = pytest.mark.parametrize("kernel", ALL.values(), ids=ALL.keys())
+
+
+# ---------------------------------------------------------------------------------------------------- holes
+
+
+def test_holes_are_found_in_helpers_too() -> None:
+    assert holes_of(scale) == {"FACTOR"}
+    assert holes_of(scale_in_helper) == {"TWIST", "FACTOR"}
+
+
+def test_specialize_gives_plain_python() -> None:
+    x, out = np.array([1, 2], np.float32), np.zeros(2, np.float32)
+    specialize(scale, {"FACTOR": 10.0})(x, out, 0, 2)
+    np.testing.assert_array_equal(out, [13, 23])
+
+
+def test_a_hole_may_be_a_function_with_holes() -> None:
+    x, out = np.array([1, 2], np.float32), np.zeros(2, np.float32)
+    for twist, wanted in ((plus, [10, 13]), (minus, [-4, -1])):
+        specialize(scale_in_helper, {"TWIST": twist, "COUNT": 7, "FACTOR": 2})(x, out, 0, 2)
+        np.testing.assert_array_equal(out, wanted)
+
+
+@pytest.mark.parametrize("holes", [{}, {"FACTOR": 1.0, "COUNT": 2}, {"GIVEN": 1, "FACTOR": 1.0}])
+def test_missing_and_unknown_values_are_errors(holes: dict[str, Any]) -> None:
+    with pytest.raises(CompileError, match=r"scale: holes without a value"):
+        specialize(scale, holes)
+
+
+def test_an_unfilled_kernel_does_not_run() -> None:
+    with pytest.raises(TypeError, match="_Hole"):
+        scale(np.zeros(1, np.float32), np.zeros(1, np.float32), 0, 1)
+
+
+# ---------------------------------------------------------------------------------------------------- identity
+
+
+def test_equal_arguments_are_lowered_once() -> None:
+    assert loop_kernel(scale, {"FACTOR": 2.5}, IO) is loop_kernel(scale, {"FACTOR": 2.5}, IO)
+
+
+def test_literals_that_compare_equal_are_different_code() -> None:
+    def half(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+        for i in range(begin, end):
+            out[i] = f32(i64(x[i]) / COUNT)  # of integers a quotient, too, is wider than f32
+
+    kernels = [loop_kernel(half, {"COUNT": value}, IO) for value in (1, 1.0, True)]
+    assert len({k.llvm.replace(k.symbol, "") for k in kernels}) == len({k.symbol for k in kernels}) > 1
+
+
+def test_names_depend_on_the_text() -> None:
+    a, b = loop_kernel(scale, {"FACTOR": 2.0}, IO), loop_kernel(scale, {"FACTOR": 3.0}, IO)
+    assert re.fullmatch(r"scale_[0-9a-f]{10}", a.symbol)
+    assert a.symbol != b.symbol
+
+
+def test_names_and_texts_hold_across_processes() -> None:
+    code = (
+        "import sys, hashlib; from rlx.backends.cpu.kernels.cache import kv; "
+        "from rlx.backends.cpu.kernels.packing import pack; "
+        "from rlx.backends.cpu.kernels.rows import copy, embedding, norm, quantize, reduce, rope, softmax\n"
+        "assert not {'numba', 'llvmlite'} & set(sys.modules), 'imported too early'\n"
+        "k = [reduce.top_k(100, 5), norm.rms_norm(96, 1e-6, out='q8a'), rope.rope_angles(8)]\n"
+        "print(*[f'{x.symbol}:{hashlib.sha256(x.llvm.encode()).hexdigest()}' for x in k])"
+    )
+    env = {"PYTHONHASHSEED": "7", "PYTHONPATH": str(Path(__file__).parents[3]), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    assert done.returncode == 0, done.stderr
+    here = [ALL["top_k"], ALL["rms_norm_q8a"], ALL["rope_angles"]]
+    assert done.stdout.split() == [f"{k.symbol}:{hashlib.sha256(k.llvm.encode()).hexdigest()}" for k in here]
+
+
+def test_threads_get_the_same_kernel() -> None:
+    found: list[Kernel] = []
+    work = [lambda v=v: found.append(loop_kernel(scale, {"FACTOR": v}, IO)) for v in (8.0, 9.0) for _ in range(4)]
+    threads = [threading.Thread(target=w) for w in work]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(found) == 8 and len({id(k) for k in found}) == 2
+
+
+def test_source_is_what_a_person_reads() -> None:
+    source = norm.rms_norm(96, 1e-6, out="q8a").source
+    assert source.startswith("# rms_norm_quantize(x: f32, w: f32, out: q8a)\n")
+    for text in (
+        "#   WIDTH = 96\n",
+        "#   EPS = 1e-06\n",
+        "#   VALUE = weighted_value\n",
+        "def round_even(",
+        "def _rms_norm",
+    ):
+        assert text in source
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+
+
+def test_the_signature_must_fit() -> None:
+    with pytest.raises(CompileError, match=r"takes \(x, out, begin, end\), not \(x, y, seq, begin, end\)"):
+        loop_kernel(scale, {"FACTOR": 1.0}, [("x", F32), ("y", F32)], ("seq",))
+
+
+@pytest.mark.parametrize("flag", ["nnan", "ninf", "fast", "afn"])
+def test_flags_that_lose_nan_are_refused(flag: str) -> None:
+    with pytest.raises(CompileError, match=flag):
+        loop_kernel(scale, {"FACTOR": 1.0}, IO, flags=("reassoc", flag))
+    with pytest.raises(CompileError, match=flag):
+        fastmath(flag)(times)
+
+
+def test_errors_name_the_kernel_and_the_reason() -> None:
+    def broken(x: Ptr, begin: int, end: int) -> None:
+        for i in range(begin, end):
+            x[i] = x[i].nonsense
+
+    with pytest.raises(CompileError, match=r"(?s)loop kernel broken: .*nonsense"):
+        loop_kernel(broken, {}, [("x", F32)])
+    loop_kernel(scale, {"FACTOR": 17.0}, IO)  # and a failure leaves nothing behind
+
+
+def no_lowering(x: Ptr, begin: int, end: int) -> None:
+    print(begin)
+
+
+def raises(x: Ptr, begin: int, end: int) -> None:
+    raise ValueError("no")
+
+
+def overload(x: Ptr, begin: int, end: int) -> None:
+    x[begin] = min(x[begin], x[end])
+
+
+@pytest.mark.parametrize(("fn", "reason"), [(no_lowering, "print"), (raises, "cannot raise"), (overload, "min")])
+def test_what_kernels_may_not_use_is_refused(fn: Helper, reason: str) -> None:
+    with pytest.raises(CompileError, match=rf"(?s)loop kernel {fn.__name__}: .*{reason}"):
+        loop_kernel(fn, {}, [("x", F32)])
+
+
+def test_two_helpers_of_one_name_are_refused() -> None:
+    """Their LLVM functions would be one."""
+    other = specialize(times, {"FACTOR": 5.0})
+    holes = {"TWIST": other, "FACTOR": 2.0}
+    with pytest.raises(CompileError, match=r"times\(f32\): two helpers"):
+        loop_kernel(scale_in_helper, holes, IO)
+
+
+def test_only_own_kernels_have_a_python_form() -> None:
+    with pytest.raises(CompileError, match="not a loop kernel"):
+        python_form(Kernel("x_0123456789", (), (), "", ""))
+
+
+# ---------------------------------------------------------------------------------------------------- the language
+
+
+def language(x: Ptr, out: Ptr, seq: int, begin: int, end: int) -> None:
+    for i in range(begin, end):
+        total = i64(0)
+        for j in range(10, -10, -3):
+            if j % 4 == 1 or (j < 0 and j // 7 != -1):
+                continue
+            total += j // 3 + (j % 5) * TABLE[1]
+        while total > 50:
+            total -= 7
+            if total == 60:
+                break
+        if DEEP:
+            total += TABLE[0]
+        else:
+            total = x.no_such_attribute  # never typed: the branch is dead
+        out[i] = total * 1000 + i64(x[i]) + abs(-seq) + (i ^ 5) - (seq << 2 >> 1)
+
+
+@forms
+def test_the_language_means_what_python_means(form: Form) -> None:
+    kernel = loop_kernel(language, {"TABLE": (4, 9), "DEEP": True}, [("x", I32), ("out", I64)], ("seq",))
+    x, out = np.arange(-3, 4, dtype=np.int32), np.zeros(7, np.int64)
+    call(form, kernel, x, out, end=7, seq=11)
+    wanted = np.zeros(7, np.int64)
+    specialize(language, {"TABLE": (4, 9), "DEEP": True})([int(v) for v in x], wanted, 11, 0, 7)
+    np.testing.assert_array_equal(out, wanted)
+
+
+@forms
+def test_casts_wrap_and_truncate(form: Form) -> None:
+    def casts(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+        for i in range(begin, end):
+            out[i] = i32(x[i]) + i32(i64(i) * 3000000000)
+
+    kernel = loop_kernel(casts, {}, [("x", F32), ("out", I32)])
+    x, out = np.array([2.9, -2.9, 1e6], np.float32), np.zeros(3, np.int32)
+    call(form, kernel, x, out, end=3)
+    np.testing.assert_array_equal(out, [2, -2 + 3000000000 - 2**32, 1000000 + 6000000000 - 2**32])
+
+
+# ---------------------------------------------------------------------------------------------------- LLVM
+
+
+@each_kernel
+def test_a_module_is_minimal_and_self_contained(kernel: Kernel) -> None:
+    import llvmlite.binding as llvm
+
+    module = llvm.parse_assembly(kernel.llvm)
+    module.verify()
+    external = [f.name for f in module.functions if not f.is_declaration and f.linkage.name == "external"]
+    assert external == [kernel.symbol]
+    assert all(f.name.startswith("llvm.") for f in module.functions if f.is_declaration)
+    tables = [str(variable) for variable in module.global_variables]
+    assert all("= private unnamed_addr constant [" in table for table in tables), "only constants, only their own"
+    assert not re.search(r"numba|Py|NRT|env|excinfo", kernel.llvm)
+    assert "target " not in kernel.llvm, "the linker decides the target"
+
+
+@each_kernel
+def test_arithmetic_is_32_bit(kernel: Kernel) -> None:
+    """A literal without `f32(...)` would widen to double in the compiled form only."""
+    assert not re.search(r"\bf(add|sub|mul|div|rem|cmp|neg)\b.* double", kernel.llvm)
+
+
+@each_kernel
+def test_pointers_do_not_overlap(kernel: Kernel) -> None:
+    head = next(line for line in kernel.llvm.splitlines() if line.startswith(f"define void @{kernel.symbol}("))
+    assert head.count("* noalias ") == len(kernel.buffers)
+    assert head.count("i64 %") == len(kernel.extents) + 2
+
+
+def test_overlap_can_be_allowed() -> None:
+    assert "noalias" not in loop_kernel(scale, {"FACTOR": 2.0}, IO, alias=True).llvm
+
+
+def test_flags_stay_where_they_were_asked_for() -> None:
+    def flags_of(text: str) -> set[str]:
+        return set(re.findall(r"= f(?:mul|sub|add) ([a-z ]*)float", text))
+
+    plain = loop_kernel(uses_marked, {"FACTOR": 2.0}, IO).llvm
+    assert flags_of(plain) == {"", "contract "}
+    kernel = loop_kernel(uses_marked, {"FACTOR": 2.0}, IO, flags=("reassoc", "nsz")).llvm
+    assert flags_of(kernel) == {"", "contract ", "nsz reassoc "}
+
+
+VECTORIZED = ["rms_norm", "rms_norm_q8a", "quantize", "round", "rope", "softmax", "argmax", "sum", "kv_write"]
+
+
+@pytest.mark.parametrize("target", [t for t in LEVELS if t.level != "generic"], ids=name)
+@pytest.mark.parametrize("which", VECTORIZED)
+def test_hot_loops_are_vectorized(which: str, target: Target) -> None:
+    lanes = target.vector_bits // 32
+    text = str(optimized(ALL[which], target))
+    assert re.search(rf"<{lanes} x (float|i32)>", text), "no full-width vectors"
+    assert "vector.memcheck" not in text, "overlap is checked at run time"
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, Q8A])
+def test_buffers_that_numpy_cannot_index_are_bits(dtype: Any) -> None:
+    def first(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+        for i in range(begin, end):
+            out[i] = i32(x[i])
+
+    kernel = loop_kernel(first, {}, [("x", dtype), ("out", I32)])
+    width = 8 if dtype is Q8A else 16
+    assert f"(i{width}* noalias" in kernel.llvm

@@ -1,0 +1,145 @@
+"""The packing and embedding kernels against the NumPy layout and the `gguf` package, bit for bit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from forms import Form, assert_any_split, call, compiled, forms, in_turn
+from native import Array
+from test_layouts import every_e4m3, every_scale
+from weight_formats import HALVES_AT, assert_same_bits, random_file_bytes, reference, set_halves
+
+from rlx.backends.cpu import layouts
+from rlx.backends.cpu.kernels.packing.pack import pack
+from rlx.backends.cpu.kernels.rows.embedding import embedding
+from rlx.backends.cpu.layouts import PACKED_DTYPES, PACKINGS
+from rlx.errors import CompileError, ShapeError
+from rlx.ir.dtypes import F8_E4M3, F16, IQ1_M, MXFP4, NVFP4, Q4_0, Q6_K, Q8_1, DType
+
+each_dtype = pytest.mark.parametrize("dtype", PACKED_DTYPES, ids=str)
+
+
+def check_pack(form: Form, dtype: DType, n: int, k: int) -> None:
+    raw = np.random.default_rng(n + k).integers(0, 256, dtype.size((n, k)), dtype=np.uint8)
+    out = np.full(layouts.packed_bytes(dtype, n, k), 0xA5, np.uint8)
+    call(form, pack(dtype), raw, out, end=layouts.row_blocks(n), n=n, k=k)
+    np.testing.assert_array_equal(out, layouts.pack(dtype, raw, n, k))
+
+
+@forms
+@each_dtype
+def test_pack_is_the_layouts_own(form: Form, dtype: DType) -> None:
+    check_pack(form, dtype, 18, PACKINGS[dtype].superblock)
+
+
+@compiled
+@each_dtype
+@pytest.mark.parametrize(("n", "supers"), [(1, 3), (15, 1), (16, 2), (17, 5), (64, 4)])
+def test_pack_shapes(form: Form, dtype: DType, n: int, supers: int) -> None:
+    check_pack(form, dtype, n, PACKINGS[dtype].superblock * supers)
+
+
+@compiled
+@each_dtype
+def test_packing_units_are_independent(form: Form, dtype: DType) -> None:
+    n, k = 50, PACKINGS[dtype].superblock * 2
+    raw = random_file_bytes(dtype, n, k, np.random.default_rng(7))
+    out = np.zeros(layouts.packed_bytes(dtype, n, k), np.uint8)
+    assert_any_split(form, pack(dtype), [raw], out, end=4, n=n, k=k)
+
+
+def packed_table(dtype: DType, n: int, k: int) -> tuple[Array, Array]:
+    """Packed by the native kernel, and the values that the gguf package reads from the file's bytes."""
+    raw = random_file_bytes(dtype, n, k, np.random.default_rng(n * k))
+    table = np.zeros(layouts.packed_bytes(dtype, n, k), np.uint8)
+    call(None if n * k < 4096 else compiled_form(), pack(dtype), raw, table, end=layouts.row_blocks(n), n=n, k=k)
+    return table, reference(dtype, raw, n, k)
+
+
+def compiled_form() -> Form:
+    from levels import LEVELS
+
+    return LEVELS[-1]
+
+
+@forms
+@each_dtype
+def test_embedding_is_the_reference(form: Form, dtype: DType) -> None:
+    scale = 45.254833  # without one in the next test
+    n, k = 21, max(PACKINGS[dtype].superblock, 32)
+    table, wanted = packed_table(dtype, n, k)
+    ids = np.array([20, 0, 3, 15, 16, 3], np.int32)
+    out = np.zeros((6, k), np.float32)
+    call(form, embedding(dtype, k, scale), table, ids, out, end=6)
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert_same_bits(out, wanted[ids] * np.float32(scale))
+
+
+@in_turn(PACKED_DTYPES)
+def test_embedding_of_every_row(form: Form, case: DType) -> None:
+    n, k = 40, 512
+    table, wanted = packed_table(case, n, k)
+    ids = np.arange(n, dtype=np.int32)[::-1].copy()
+    out = np.zeros((n, k), np.float32)
+    assert_any_split(form, embedding(case, k), [table, ids], out, end=n)
+    assert_same_bits(out, wanted[ids])
+
+
+def check_table(form: Form, dtype: DType, raw: Array, n: int, k: int) -> None:
+    table, out = np.zeros(layouts.packed_bytes(dtype, n, k), np.uint8), np.zeros((n, k), np.float32)
+    call(form, pack(dtype), raw, table, end=layouts.row_blocks(n), n=n, k=k)
+    call(form, embedding(dtype, k), table, np.arange(n, dtype=np.int32), out, end=n)
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert_same_bits(out, reference(dtype, raw, n, k))
+
+
+@compiled
+@pytest.mark.parametrize("dtype", [t for t in HALVES_AT if HALVES_AT[t] or t is IQ1_M], ids=str)
+def test_extreme_scales(form: Form, dtype: DType) -> None:
+    """A row each: zero, subnormals, the largest normals of both signs, infinities, NaN."""
+    scales = np.array([0, 0x8000, 1, 0x8001, 0x3FF, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00], np.uint16)
+    k = 256
+    raw = random_file_bytes(dtype, len(scales), k, np.random.default_rng(3))
+    set_halves(dtype, raw.reshape(-1, dtype.nbytes), scales.repeat(k // dtype.block))
+    check_table(form, dtype, raw, len(scales), k)
+
+
+@forms
+@pytest.mark.parametrize("dtype", [MXFP4, NVFP4], ids=str)
+def test_every_scale_of_one_byte(form: Form, dtype: DType) -> None:
+    check_table(form, dtype, *every_scale(dtype))
+
+
+@forms
+def test_every_number_of_eight_bits(form: Form) -> None:
+    check_table(form, F8_E4M3, *every_e4m3())
+
+
+def test_codebooks_are_constants_of_the_kernel_and_loaded_for_it_alone() -> None:
+    assert "private unnamed_addr constant [2048 x i64]" in pack(IQ1_M).llvm
+    assert "constant" not in pack(Q4_0).llvm
+    code = (
+        "import sys; from rlx.backends.cpu import grids, layouts; from rlx.backends.cpu.kernels.packing import pack\n"
+        "from rlx.backends.cpu.kernels.rows import embedding\n"
+        "from rlx.ir.dtypes import IQ1_M, IQ4_XS, Q4_0\n"
+        "pack.pack(Q4_0), pack.pack(IQ4_XS), embedding.embedding(IQ1_M, 256)\n"
+        "assert 'gguf' not in sys.modules\n"
+        "pack.pack(IQ1_M)\n"
+        "assert 'gguf' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(CompileError, match="no kernel packs q8_1"):
+        pack(Q8_1)
+    with pytest.raises(CompileError, match="no embedding kernel reads q8_1"):
+        embedding(Q8_1, 256)
+    with pytest.raises(ShapeError, match="superblocks"):
+        embedding(Q6_K, 128)
+    with pytest.raises(ShapeError, match="superblocks"):
+        embedding(Q4_0, 48)
+    assert embedding(F16, 7).symbol.startswith("embedding_")

@@ -1,0 +1,228 @@
+"""Softmax, searches, sums and copies, as Python and as machine code, against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from forms import Form, assert_any_split, call, compiled, forms
+from native import Array
+
+from rlx.backends.cpu.kernels.rows.copy import copy_rows, last_row
+from rlx.backends.cpu.kernels.rows.reduce import BLOCK, PART, SUM_BLOCK, argmax, row_reduce, top_k
+from rlx.backends.cpu.kernels.rows.softmax import softmax
+from rlx.errors import ArgumentError
+
+#: Relative error of a softmax value: an exponential (2 units), a sum, a reciprocal, a product; and half a unit of the
+#: difference to the maximum, which is the exponent's absolute error.
+SOFTMAX_REL = 1e-6
+DIFFERENCE_REL = 2.0**-24
+#: Below e^-87.3 the exponential is zero.
+TINY = 1.25e-38
+#: Relative error of a sum of positive numbers; plain Python adds them one after the other.
+SUM_REL = {True: 1e-6, False: 4e-6}
+
+WIDTHS = [1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7]
+
+
+def data(rows: int, width: int) -> Array:
+    return (np.random.default_rng(width).standard_normal((rows, width)) * 4).astype(np.float32)
+
+
+# ---------------------------------------------------------------------------------------------------- softmax
+
+
+def check_softmax(form: Form, x: Array) -> Array:
+    out = np.zeros_like(x)
+    call(form, softmax(x.shape[1]), x, out, end=len(x))
+    below = x.astype(np.float64) - x.max(axis=1, keepdims=True)
+    wanted = np.exp(below) / np.exp(below).sum(axis=1, keepdims=True)
+    limit = wanted * (SOFTMAX_REL - below * DIFFERENCE_REL) + TINY
+    assert (np.abs(out - wanted) <= limit).all()
+    return out
+
+
+@forms
+@pytest.mark.parametrize("width", WIDTHS)
+def test_softmax(form: Form, width: int) -> None:
+    check_softmax(form, data(3, width))
+
+
+@compiled
+def test_softmax_wide(form: Form) -> None:
+    out = check_softmax(form, data(2, 10_007) * 10)
+    np.testing.assert_allclose(out.sum(axis=1, dtype=np.float64), 1, rtol=SOFTMAX_REL)
+
+
+@forms
+def test_softmax_at_the_edges(form: Form) -> None:
+    x = data(5, 9)
+    x[0, 2:5] = -np.inf
+    x[1] = 3e38 * np.sign(x[1])
+    x[2] = -np.inf
+    x[3, 8] = np.nan
+    x[4, 0] = np.inf
+    out = np.zeros_like(x)
+    call(form, softmax(9), x, out, end=5)
+    assert (out[0, 2:5] == 0).all() and np.isclose(out[0].sum(), 1)
+    np.testing.assert_allclose(out[1], (x[1] > 0) / (x[1] > 0).sum(), rtol=SOFTMAX_REL)
+    assert np.isnan(out[2:4]).all() and np.isnan(out[4, 0])
+
+
+# ---------------------------------------------------------------------------------------------------- searches
+
+
+def check_argmax(form: Form, x: Array) -> None:
+    out = np.full(len(x), -1, np.int32)
+    call(form, argmax(x.shape[1]), x, out, end=len(x))
+    np.testing.assert_array_equal(out, x.argmax(axis=1))
+
+
+@forms
+@pytest.mark.parametrize("width", WIDTHS)
+def test_argmax(form: Form, width: int) -> None:
+    check_argmax(form, data(4, width))
+
+
+@forms
+def test_argmax_of_equals_is_the_first(form: Form) -> None:
+    x = np.zeros((6, 2 * BLOCK + 3), np.float32)
+    x[1, [BLOCK + 5, BLOCK + 9, 2]] = [1, 1, -1]
+    x[2] = -np.inf
+    x[3] = np.where(np.arange(x.shape[1]) % 2, 0.0, -0.0)
+    x[4, [3, BLOCK + 1]] = np.inf
+    x[5] = -x[5] - 1
+    check_argmax(form, x)
+
+
+@forms
+def test_argmax_finds_the_first_nan(form: Form) -> None:
+    x = np.full((3, 2 * BLOCK), np.inf, np.float32)
+    bits = np.array([0xFFC00001, 0x7FFFFFFF, 0x7FC00000], np.uint32).view(np.float32)  # of either sign
+    x[0, 70:73], x[1, 5], x[2, -1] = bits, bits[0], bits[1]
+    check_argmax(form, x)
+
+
+@compiled
+def test_argmax_of_a_vocabulary(form: Form) -> None:
+    check_argmax(form, data(2, 151_936))
+
+
+def check_top_k(form: Form, x: Array, k: int) -> None:
+    values, indices = np.zeros((len(x), k), np.float32), np.full((len(x), k), -1, np.int32)
+    call(form, top_k(x.shape[1], k), x, values, indices, end=len(x))
+    wide = np.where(np.isnan(x), np.inf, x.astype(np.float64))
+    wide = np.where(np.isinf(x) & (x > 0), 1e300, wide)  # only NaN lies above
+    wanted = np.argsort(-wide, axis=1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(indices, wanted)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, wanted.astype(np.int64), axis=1))
+
+
+@forms
+@pytest.mark.parametrize(("width", "k"), [(1, 1), (9, 9), (BLOCK, 3), (BLOCK + 1, BLOCK + 1), (3 * BLOCK + 7, 20)])
+def test_top_k(form: Form, width: int, k: int) -> None:
+    check_top_k(form, data(3, width), k)
+
+
+@forms
+def test_top_k_of_equals_nan_and_order(form: Form) -> None:
+    x = np.zeros((5, 2 * BLOCK + 9), np.float32)
+    x[0] = np.random.default_rng(0).integers(0, 4, x.shape[1])  # many equals
+    x[1] = np.arange(x.shape[1])  # every element is inserted
+    x[2] = -x[1]
+    x[3, [7, 100, 101]] = [np.nan, np.inf, -np.nan]
+    x[4] = np.where(np.arange(x.shape[1]) % 3, 0.0, -0.0)
+    check_top_k(form, x, 11)
+
+
+@compiled
+def test_top_k_of_a_vocabulary(form: Form) -> None:
+    check_top_k(form, data(2, 151_936), 64)
+
+
+# ---------------------------------------------------------------------------------------------------- the rest
+
+
+@forms
+@pytest.mark.parametrize("width", [1, 77])
+def test_row_reduce(form: Form, width: int) -> None:
+    x = np.abs(data(4, width))
+    wide = x.astype(np.float64)
+    for kind, wanted in (("sum", wide.sum(axis=1)), ("mean", wide.mean(axis=1)), ("max", wide.max(axis=1))):
+        out = np.zeros(4, np.float32)
+        call(form, row_reduce(width, kind), x, out, end=4)
+        np.testing.assert_allclose(out, wanted, rtol=0 if kind == "max" else SUM_REL[form is not None])
+
+
+@compiled
+@pytest.mark.parametrize("width", [PART - 1, PART, 5 * PART + 1, SUM_BLOCK, 151_936])
+def test_long_rows_are_summed_well(form: Form, width: int) -> None:
+    """Large and small numbers of one sign, and numbers that cancel."""
+    x = data(3, width)
+    x[0] = np.abs(x[0]) * np.geomspace(1, 1e-6, width)
+    x[1] = 1 + np.abs(x[1]) * 1e-3  # a running total would drift
+    wide = x.astype(np.float64)
+    for kind, count in (("sum", 1), ("mean", width)):
+        out = np.zeros(3, np.float32)
+        call(form, row_reduce(width, kind), x, out, end=3)
+        error = np.abs(out - wide.sum(axis=1) / count) * count
+        assert (error <= SUM_REL[True] * np.abs(wide).sum(axis=1)).all()
+
+
+@forms
+def test_sums_and_means_keep_nan_and_infinity(form: Form) -> None:
+    x = np.abs(data(3, PART + 40))
+    x[0, 3], x[1, PART + 5] = np.nan, np.inf
+    for kind in ("sum", "mean"):
+        out = np.zeros(3, np.float32)
+        call(form, row_reduce(x.shape[1], kind), x, out, end=3)
+        assert np.isnan(out[0]) and out[1] == np.inf and np.isfinite(out[2])
+
+
+@forms
+@pytest.mark.parametrize(("width", "k"), [(8, 2), (60, 4), (64, 6), (128, 8), (256, 8), (512, 10), (1024, 16)])
+def test_a_router_s_choice(form: Form, width: int, k: int) -> None:
+    """The sizes of routers; scores of a few distinct values, so that many are equal."""
+    x = data(5, width)
+    x[3:] = np.round(x[3:] / 4)
+    check_top_k(form, x, k)
+    if form is not None:  # plain Python adds one after the other
+        check_softmax(form, x)
+
+
+@forms
+def test_row_max_keeps_nan(form: Form) -> None:
+    x, out = data(3, 20), np.zeros(3, np.float32)
+    x[1, 4], x[2] = np.nan, -np.inf
+    call(form, row_reduce(20, "max"), x, out, end=3)
+    np.testing.assert_array_equal(out, x.max(axis=1))
+
+
+@forms
+def test_copies(form: Form) -> None:
+    x, out, last = data(4, 33), np.zeros((4, 33), np.float32), np.zeros((1, 33), np.float32)
+    x[2, 3] = np.nan
+    call(form, copy_rows(33), x, out, begin=1, end=3)
+    np.testing.assert_array_equal(out[1:3], x[1:3])
+    assert not out[[0, 3]].any()
+    call(form, last_row(33), x, last, end=1, seq=4)
+    np.testing.assert_array_equal(last, x[3:])
+
+
+@compiled
+def test_units_are_independent(form: Form) -> None:
+    x = data(5, 100)
+    assert_any_split(form, softmax(100), [x], np.zeros_like(x), end=5)
+    assert_any_split(form, argmax(100), [x], np.zeros(5, np.int32), end=5)
+    assert_any_split(form, top_k(100, 7), [x, np.zeros((5, 7), np.float32)], np.zeros((5, 7), np.int32), end=5)
+    assert_any_split(form, row_reduce(100, "sum"), [x], np.zeros(5, np.float32), end=5)
+    wide = data(3, 2 * PART + 3)
+    assert_any_split(form, row_reduce(wide.shape[1], "mean"), [wide], np.zeros(3, np.float32), end=3)
+    assert_any_split(form, copy_rows(100), [x], np.zeros_like(x), end=5)
+
+
+def test_wrong_arguments() -> None:
+    for k in (0, 11):
+        with pytest.raises(ArgumentError, match="k must lie"):
+            top_k(10, k)
+    with pytest.raises(ArgumentError, match="median"):
+        row_reduce(10, "median")

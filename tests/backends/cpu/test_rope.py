@@ -1,0 +1,216 @@
+"""Rotary embedding and the KV cache writers, as Python and as machine code, against NumPy in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from forms import Form, assert_any_split, call, compiled, forms
+from native import Array
+
+from rlx.backends.cpu.kernels.cache.kv import kv_write
+from rlx.backends.cpu.kernels.rows.rope import rope, rope_angles
+from rlx.errors import ArgumentError, ShapeError
+from rlx.ir.dtypes import Q5_0
+
+#: Error of a cosine or sine: one unit in the last place of numbers below 1.
+ANGLE_ABS = 2.0**-23
+#: Error of a turned element relative to its pair: three roundings.
+TURN_REL = 3 * 2.0**-24
+#: With the norm's own error before it.
+NORM_REL = 2e-6
+
+SEQ, HEADS, CTX, PAST = 5, 3, 48, 14
+STORED: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
+
+
+def data(head_dim: int, n_rot: int) -> tuple[Array, Array, Array]:
+    rng = np.random.default_rng(head_dim + n_rot)
+    x = rng.standard_normal((SEQ, HEADS, head_dim)).astype(np.float32)
+    turn = rng.uniform(-3, 3, (SEQ, n_rot // 2))
+    angles = np.concatenate([np.cos(turn), np.sin(turn)], axis=1).astype(np.float32)
+    return x, rng.standard_normal(head_dim).astype(np.float32), angles
+
+
+def reference(x: Array, angles: Array, style: str, w: Array | None = None, eps: float = 0.0) -> Array:
+    """Pairs as complex numbers, in float64."""
+    wide = x.astype(np.float64)
+    if w is not None:
+        wide = wide / np.sqrt((wide**2).mean(axis=2, keepdims=True) + eps) * w
+    half = angles.shape[1] // 2
+    turn = (angles[:, :half].astype(np.float64) + 1j * angles[:, half:])[:, None, :]
+    first = np.arange(half) * 2 if style == "interleaved" else np.arange(half)
+    second = first + (1 if style == "interleaved" else half)
+    turned = (wide[..., first] + 1j * wide[..., second]) * turn
+    out = wide.copy()
+    out[..., first], out[..., second] = turned.real, turned.imag
+    return out
+
+
+def stored(x: Array, dtype: str) -> Array:
+    """f32 values in the cache's type, rounded by NumPy or the gguf package."""
+    if dtype == "bf16":
+        return gguf.quants.quantize(np.ascontiguousarray(x), gguf.GGMLQuantizationType.BF16).view(np.uint16)
+    with np.errstate(over="ignore"):
+        return x.astype(STORED[dtype])
+
+
+def values(cache: Array) -> Array:
+    if cache.dtype != np.uint16:
+        return cache.astype(np.float32)
+    wide: Array = cache.astype(np.uint32) << 16
+    return wide.view(np.float32)
+
+
+def rows_of(cache: Array, head_dim: int, layout: str) -> Array:
+    """A cache as [ctx, heads, head_dim]."""
+    if layout == "rows":
+        return cache.reshape(HEADS, CTX, head_dim).swapaxes(0, 1)
+    tiles = cache.reshape(HEADS, CTX // 16, head_dim, 16)
+    return tiles.transpose(1, 3, 0, 2).reshape(CTX, HEADS, head_dim)
+
+
+# ---------------------------------------------------------------------------------------------------- angles
+
+
+@forms
+@pytest.mark.parametrize("scale", [1.0, 1.25])
+def test_angles(form: Form, scale: float) -> None:
+    positions = np.array([0, 1, 2, 1000, 131071, 1_000_000], np.int32)
+    inv_freq = (10000.0 ** -(np.arange(0, 20, 2) / 20)).astype(np.float32)
+    out = np.zeros((6, 20), np.float32)
+    call(form, rope_angles(10, scale=scale), positions, inv_freq, out, end=6)
+    angle = (positions.astype(np.float32)[:, None] * inv_freq).astype(np.float64)
+    wanted = np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * scale
+    np.testing.assert_allclose(out, wanted, rtol=0, atol=ANGLE_ABS * scale)
+    assert_any_split(form, rope_angles(10, scale=scale), [positions, inv_freq], out, end=6)
+
+
+# ---------------------------------------------------------------------------------------------------- rope
+
+
+@forms
+@pytest.mark.parametrize("style", ["interleaved", "neox"])
+@pytest.mark.parametrize(("head_dim", "n_rot"), [(16, 16), (64, 64), (40, 24), (6, 2), (8, 0)])
+def test_rope_rows(form: Form, style: str, head_dim: int, n_rot: int) -> None:
+    x, _, angles = data(head_dim, n_rot)
+    out = np.zeros_like(x)
+    call(form, rope(HEADS, head_dim, n_rot, style), x, angles, out, end=SEQ * HEADS)
+    np.testing.assert_allclose(out, reference(x, angles, style), rtol=0, atol=TURN_REL * np.abs(x).max() * 2)
+    np.testing.assert_array_equal(out[..., n_rot:], x[..., n_rot:])
+
+
+@forms
+@pytest.mark.parametrize("style", ["interleaved", "neox"])
+def test_rope_with_norm(form: Form, style: str) -> None:
+    x, w, angles = data(32, 16)
+    out = np.zeros_like(x)
+    call(form, rope(HEADS, 32, 16, style, norm_eps=1e-5), x, w, angles, out, end=SEQ * HEADS)
+    wanted = reference(x, angles, style, w, 1e-5)
+    np.testing.assert_allclose(out, wanted, rtol=0, atol=NORM_REL * np.abs(wanted).max())
+
+
+@forms
+def test_x_may_be_a_slice_of_wider_rows(form: Form) -> None:
+    x, _, angles = data(16, 16)
+    wide = np.full((SEQ, 7 + HEADS * 16 + 2), np.nan, np.float32)
+    wide[:, : HEADS * 16] = x.reshape(SEQ, -1)
+    out = np.zeros_like(x)
+    call(form, rope(HEADS, 16, 16, "neox", x_stride=wide.shape[1]), wide, angles, out, end=SEQ * HEADS)
+    np.testing.assert_allclose(out, reference(x, angles, "neox"), rtol=0, atol=TURN_REL * np.abs(x).max() * 2)
+
+
+@forms
+@pytest.mark.parametrize("norm_eps", [None, 1e-6])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_rope_into_the_cache(form: Form, dtype: str, norm_eps: float | None) -> None:
+    """Written rows are the rounded turned heads; every other byte of the cache stays."""
+    x, w, angles = data(16, 12)
+    cache = np.full(HEADS * CTX * 16, 0x1234, STORED[dtype])
+    kernel = rope(HEADS, 16, 12, "neox", norm_eps=norm_eps, store="k_tiles", kv_dtype=dtype)
+    inputs = [x, angles] if norm_eps is None else [x, w, angles]
+    call(form, kernel, *inputs, cache, end=SEQ * HEADS, past=PAST, ctx=CTX)
+    turned = np.zeros_like(x)
+    call(form, rope(HEADS, 16, 12, "neox", norm_eps=norm_eps), *inputs, turned, end=SEQ * HEADS)
+    rows = rows_of(cache, 16, "k_tiles")
+    if norm_eps is None:  # the same arithmetic on the same numbers
+        np.testing.assert_array_equal(rows[PAST : PAST + SEQ], stored(turned, dtype))
+    tolerance = {"f32": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8}[dtype] + NORM_REL
+    np.testing.assert_allclose(values(rows[PAST : PAST + SEQ]), turned, rtol=tolerance, atol=1e-7)
+    untouched = np.delete(rows, np.s_[PAST : PAST + SEQ], axis=0)
+    assert (untouched == np.array(0x1234, STORED[dtype])).all()
+
+
+# ---------------------------------------------------------------------------------------------------- kv_write
+
+
+@forms
+@pytest.mark.parametrize("layout", ["rows", "k_tiles"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_kv_write(form: Form, dtype: str, layout: str) -> None:
+    rng = np.random.default_rng(3)
+    x = (rng.standard_normal((SEQ, HEADS, 24)) * np.exp(rng.uniform(-20, 12, (SEQ, HEADS, 24)))).astype(np.float32)
+    x[0, 0, :4] = [np.inf, -np.inf, np.nan, -0.0]
+    cache = np.full(HEADS * CTX * 24, 0x1234, STORED[dtype])
+    call(form, kv_write(HEADS, 24, dtype, layout), x, cache, end=SEQ * HEADS, past=PAST, ctx=CTX)
+    rows = rows_of(cache, 24, layout)
+    written, wanted = rows[PAST : PAST + SEQ].copy(), stored(x, dtype)
+    assert np.isnan(values(written[:1, :1, 2:3])).all()
+    written[0, 0, 2] = wanted[0, 0, 2] = 0
+    np.testing.assert_array_equal(written, wanted)
+    untouched = np.delete(rows, np.s_[PAST : PAST + SEQ], axis=0)
+    assert (untouched == np.array(0x1234, STORED[dtype])).all()
+
+
+@forms
+@pytest.mark.parametrize("into", ["rows", "k_tiles", "rope"])
+@pytest.mark.parametrize("past", [0, 43, 45, 48, 1_000_003])
+def test_a_cache_that_wraps(form: Form, into: str, past: int) -> None:
+    """Position p lies at p modulo the capacity; every other byte stays."""
+    x, _, angles = data(16, 16)
+    cache = np.full(HEADS * CTX * 16, 0x1234, np.float16)
+    if into == "rope":
+        kernel = rope(HEADS, 16, 16, "neox", store="k_tiles", kv_dtype="f16", wrap=True)
+        call(form, kernel, x, angles, cache, end=SEQ * HEADS, past=past, ctx=CTX)
+        turned = np.zeros_like(x)
+        call(form, rope(HEADS, 16, 16, "neox"), x, angles, turned, end=SEQ * HEADS)
+    else:
+        call(form, kv_write(HEADS, 16, "f16", into, wrap=True), x, cache, end=SEQ * HEADS, past=past, ctx=CTX)
+        turned = x
+    rows = rows_of(cache, 16, "rows" if into == "rows" else "k_tiles")
+    places = [(past + i) % CTX for i in range(SEQ)]
+    np.testing.assert_array_equal(rows[places], turned.astype(np.float16))
+    assert (np.delete(rows, places, axis=0) == np.float16(0x1234)).all()
+
+
+@compiled
+def test_writers_units_are_independent(form: Form) -> None:
+    x, w, angles = data(16, 16)
+    end, extents = SEQ * HEADS, {"past": 0, "ctx": CTX}
+    out, cache = np.zeros_like(x), np.zeros(HEADS * CTX * 16, np.uint16)
+    assert_any_split(form, rope(HEADS, 16, 16, "neox", norm_eps=1e-6), [x, w, angles], out, end=end)
+    tiles = rope(HEADS, 16, 16, "interleaved", norm_eps=1e-6, store="k_tiles", kv_dtype="f16")
+    assert_any_split(form, tiles, [x, w, angles], cache, end=end, **extents)
+    assert_any_split(form, kv_write(HEADS, 16, "bf16"), [x], cache, end=end, **extents)
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ArgumentError, match="style"):
+        rope(2, 16, 16, "gptj")
+    with pytest.raises(ArgumentError, match="store"):
+        rope(2, 16, 16, "neox", store="v_rows", kv_dtype="f16")
+    for store, kv_dtype in (("rows", "f16"), ("k_tiles", None)):
+        with pytest.raises(ArgumentError, match="kv_dtype"):
+            rope(2, 16, 16, "neox", store=store, kv_dtype=kv_dtype)
+    for n_rot in (15, 18, -2):
+        with pytest.raises(ShapeError, match="n_rot"):
+            rope(2, 16, n_rot, "neox")
+    with pytest.raises(ArgumentError, match="q5_0"):
+        kv_write(2, 16, Q5_0)
+    with pytest.raises(ArgumentError, match="columns"):
+        kv_write(2, 16, "f16", "columns")

@@ -1,0 +1,152 @@
+"""How workers get units: each unit once, a worker's own share first and as one stream."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlx.backends.cpu.calls import Units
+from rlx.backends.cpu.llvm import compile_module
+from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.work_stealing import (
+    CHUNKS,
+    FEWEST,
+    SHARES,
+    TAKE,
+    Text,
+    WorkStealing,
+    counter_bytes,
+    grain,
+    stride,
+)
+from rlx.ir import ops
+from rlx.ir.dims import SEQ
+from rlx.ir.graph import Graph
+from rlx.runtime.cache import CompileCache
+from rlx.runtime.executable import compile
+from rlx.runtime.native import NativeCode
+
+# Two calls, so that the counters of one are not those of the other; each notes the ranges it gets behind `%log`.
+MODULE = """
+declare i64 @llvm.umin.i64(i64, i64)
+
+define internal void @note(ptr %log, i64 %start, i64 %end) {{
+  %count = load i64, ptr %log
+  %after = add i64 %count, 2
+  store i64 %after, ptr %log
+  %from = getelementptr i64, ptr %log, i64 %count
+  %at = getelementptr i64, ptr %from, i64 1
+  store i64 %start, ptr %at
+  %next = getelementptr i64, ptr %from, i64 2
+  store i64 %end, ptr %next
+  ret void
+}}
+
+define void @work(ptr %log0, ptr %log1, ptr %turns, i64 %stream, i64 %streams, i64 %units) {{
+  %turn0 = alloca i64
+  %turn1 = alloca i64
+{body}
+  ret void
+}}
+"""
+CEILING = 2e-6  # of f32 against float64, as a share of the largest result
+_WORK = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 3)
+
+
+@cache
+def worker(size: int) -> tuple[NativeCode, Callable[..., None]]:
+    """A function that takes what is left of two calls with ranges of `size` units."""
+    t = Text()
+    for c in range(2):
+        handout = WorkStealing(c, "%units", size, stride(2))
+        start, end = handout.begin(t)
+        t.lines.append(f"  call void @note(ptr %log{c}, i64 {start}, i64 {end})")
+        handout.end(t)
+    module = compile_module(MODULE.format(body="\n".join(t.lines)) + TAKE, Target.host())
+    code = NativeCode([module.code], ["work"])
+    return code, _WORK(code.addresses["work"])
+
+
+class Step:
+    """The counters of a step, and who got what."""
+
+    def __init__(self, units: int, size: int, streams: int) -> None:
+        self.units, self.size, self.streams = units, size, streams
+        self.counters = np.zeros(counter_bytes({"regions": [[0, 1]]}) // 8, np.int64)
+
+    def run(self, stream: int) -> list[list[tuple[int, int]]]:
+        """The ranges that a worker gets of each call, in order."""
+        logs = np.zeros((2, 2 * self.units + 3), np.int64)
+        work = worker(self.size)[1]
+        work(*(log.ctypes.data for log in logs), self.counters.ctypes.data, stream, self.streams, self.units)
+        return [[(int(a), int(b)) for a, b in log[1 : 1 + log[0]].reshape(-1, 2)] for log in logs]
+
+    def take(self, share: int, count: int) -> None:
+        """Another worker has taken the first ranges of a share, of both calls."""
+        self.counters[share * stride(2) // 8 :][:2] = count
+
+
+def share_of(step: Step, share: int) -> list[int]:
+    """The ranges of a share, by number."""
+    ranges = -(-step.units // step.size)
+    each = -(-ranges // step.streams)
+    return list(range(min(share * each, ranges), min((share + 1) * each, ranges)))
+
+
+@given(
+    units=st.integers(0, 150), size=st.integers(1, 7), streams=st.integers(1, SHARES), seed=st.integers(0, 2**32 - 1)
+)
+def test_a_worker_streams_through_its_share_and_then_helps(units: int, size: int, streams: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    step, stream = Step(units, size, streams), int(rng.integers(streams))
+    expected = []
+    for share in [*range(stream, streams), *range(stream)]:
+        ranges = share_of(step, share)
+        taken = 0 if share == stream else int(rng.integers(len(ranges) + 3))  # who comes too late still counts up
+        step.take(share, taken)
+        expected += [(r * size, min((r + 1) * size, units)) for r in ranges[taken:]]
+    assert step.run(stream) == [expected, expected]
+    assert step.run(int(rng.integers(streams))) == [[], []]
+
+
+@given(units=st.integers(1, 100), workers=st.lists(st.integers(0, SHARES - 1), min_size=1, max_size=4))
+def test_every_unit_is_done_once(units: int, workers: list[int]) -> None:
+    step = Step(units, 3, SHARES)
+    done = [r for w in workers for r in step.run(w)[0]]
+    assert sorted(u for start, end in done for u in range(start, end)) == list(range(units))
+
+
+def test_ranges_and_counters() -> None:
+    assert grain(Units(100 * CHUNKS), {}) == 100 and grain(Units(3), {}) == 1
+    assert grain(Units(SEQ, per=2), {"SEQ": (1, 4 * CHUNKS)}) == 2
+    assert grain(Units(6 * CHUNKS, together=4), {}) == 8
+    assert grain(Units(4 * FEWEST, together=4), {}) == 4 and grain(Units(4 * FEWEST - 1, together=4), {}) == 1
+    assert stride(2) == 128 and stride(17) == 256
+    assert counter_bytes({"regions": [[0, 0], [0]]}) == SHARES * 128 + 2 * 8
+
+
+@pytest.mark.parametrize("threads", [1, 2, SHARES + 3])
+def test_any_number_of_workers_finds_the_same_bits(threads: int) -> None:
+    """Regions of linears in a step of one row."""
+    rng, graph = np.random.default_rng(0), Graph("chain")
+    x = graph.input("x", [SEQ, 64])
+    weights = {f"w{i}": rng.standard_normal((640, 64 if i < 2 else 640)).astype(np.float32) for i in range(4)}
+    y = sum_ = ops.linear(x, graph.weight("w0", (640, 64))) + ops.linear(x, graph.weight("w1", (640, 64)))
+    for name in ("w2", "w3"):
+        y = ops.linear(y, graph.weight(name, (640, 640))) + sum_
+    graph.output("y", y)
+    with compile(graph, {"SEQ": 1}, threads=threads, cache=CompileCache(policy="off")) as exe:
+        exe.bind(**weights)
+        row = rng.standard_normal((1, 64)).astype(np.float32)
+        first = exe(x=row)["y"].copy()
+        wide = {name: w.astype(np.float64) for name, w in weights.items()}
+        both = row.astype(np.float64) @ (wide["w0"] + wide["w1"]).T
+        expected = (both @ wide["w2"].T + both) @ wide["w3"].T + both
+        assert np.abs(first - expected).max() <= CEILING * np.abs(expected).max()
+        assert all(np.array_equal(exe(x=row)["y"], first) for _ in range(50))
