@@ -25,15 +25,15 @@ import numpy as np
 
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.delta import delta
+from rlx.backends.cpu.launch.native import NativeCode
+from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.ranges import range_step
 from rlx.backends.cpu.target import Target, cpu_count
 from rlx.backends.cpu.tiles import LANES
+from rlx.backends.memory import AlignedBuffer
 from rlx.runtime.compile import Compiler
 from rlx.runtime.machine import arithmetic_peak
-from rlx.runtime.memory import AlignedBuffer
-from rlx.runtime.native import NativeCode
-from rlx.runtime.threads import WorkerPool
 
 DIM = 128
 SHAPES = ((16, 16), (32, 16))  # (value heads, key heads); the first is Qwen3.5-0.8B's

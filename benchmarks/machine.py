@@ -24,10 +24,10 @@ import numpy as np
 
 import rlx
 from rlx import ops
+from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.runtime import machine
 from rlx.runtime.compile import Compiler
 from rlx.runtime.limits import worker_count
-from rlx.runtime.threads import WorkerPool
 
 FEATURES = ("avx2", "avxvnni", "avx512f", "avx512vnni", "avx512bf16", "avx512fp16", "amx-int8", "amx-bf16")
 FLAGS = {"avxvnni": "avx_vnni", "avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16", "avx512fp16": "avx512_fp16",

@@ -72,10 +72,10 @@ def _tune(threads: int | None, seconds: float, dry_run: bool) -> None:
 
 
 def _measure(target: Target, workers: int, seconds: float) -> Outcome:
+    from rlx.backends.cpu.launch.threads import WorkerPool
     from rlx.backends.cpu.tuning import Tuning
     from rlx.runtime import autotune
     from rlx.runtime.compile import Compiler
-    from rlx.runtime.threads import WorkerPool
 
     nbytes = autotune.weight_bytes()
     plan = autotune.stages(target, nbytes)

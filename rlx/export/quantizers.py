@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.launch.native import NativeCode
+from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.errors import ArgumentError, WeightError
 from rlx.export.model import ExportTensor
 from rlx.export.writer import Planned
@@ -25,8 +27,6 @@ from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
 from rlx.runtime.key import digest_text
 from rlx.runtime.limits import worker_count
-from rlx.runtime.native import NativeCode
-from rlx.runtime.threads import WorkerPool
 from rlx.weights.closing import Closing
 
 Bytes = npt.NDArray[np.uint8]

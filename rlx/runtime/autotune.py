@@ -27,17 +27,17 @@ from numpy.typing import NDArray
 from rlx.backends.cpu.calls import Units
 from rlx.backends.cpu.kernels.linear.linear import macro_rows, units
 from rlx.backends.cpu.kernels.linear.stream import parts
+from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.layouts import BLOCK_ROWS, packed_bytes, q8a_quantize
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
 from rlx.backends.cpu.work_stealing import grain
+from rlx.backends.memory import AlignedBuffer
 from rlx.env import parse_size
 from rlx.errors import RlxError
 from rlx.ir.dtypes import BF16, Q4_K, Q6_K, Q8_0, DType
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
-from rlx.runtime.memory import AlignedBuffer
-from rlx.runtime.threads import WorkerPool
 
 #: Minimum improvement of a candidate over the current value, as a share of the time.
 LEAST_GAIN = 0.03

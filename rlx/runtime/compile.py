@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rlx import trace
 from rlx.backends.cpu import link
 from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.launch.native import NativeCode, NativeProgram
+from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool, runtime_llvm
 from rlx.backends.cpu.layouts import BLOCK_ROWS
 from rlx.backends.cpu.target import Target
 from rlx.errors import ArgumentError, named_refusals
@@ -35,8 +37,6 @@ from rlx.passes.report import Event, PassReport, Report, fold
 from rlx.runtime.cache import CompileCache, Files, checked_cache
 from rlx.runtime.inspection import REPORT
 from rlx.runtime.key import CompileKey, digest_text, versions
-from rlx.runtime.native import NativeCode, NativeProgram
-from rlx.runtime.threads import RuntimeLibrary, WorkerPool, runtime_llvm
 from rlx.runtime.tuned import tuned
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from rlx.ir.graph import Graph
 from rlx.runtime.inspection import Inspectable
 
 if TYPE_CHECKING:
+    from rlx.backends.cpu.launch.native import NativeProgram
     from rlx.runtime.compile import CompiledProgram
-    from rlx.runtime.native import NativeProgram
     from rlx.runtime.profiling import OpTime
 
 

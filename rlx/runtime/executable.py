@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlx.arguments import known_arguments
+from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.target import Target
 from rlx.errors import ArgumentError, BusyError
 from rlx.ir import dims, text
@@ -28,7 +29,6 @@ from rlx.runtime.inspection import Inspectable
 from rlx.runtime.kv import States
 from rlx.runtime.limits import whole, worker_count
 from rlx.runtime.tensors import Tensors
-from rlx.runtime.threads import WorkerPool
 
 _DEFAULTED = frozenset(("SEQ", "PAST_SEQ", "CTX", "WINDOW_CTX"))
 DEFAULT_SEQ, DEFAULT_CTX = (1, 512), 1024

@@ -29,8 +29,8 @@ FORMAT = 1
 #: What a key may hold, recursively: values that JSON writes in one way only.
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
-# What writes code. The worker loop is IR text in a file of the runtime.
-_GENERATORS = ("ir/**/*.py", "passes/**/*.py", "backends/**/*.py", "backends/**/*.xz", "runtime/loop*.py")
+# What writes code.
+_GENERATORS = ("ir/**/*.py", "passes/**/*.py", "backends/**/*.py", "backends/**/*.xz")
 
 # Numba's settings that change what its front end emits.
 _NUMBA_SETTINGS = (

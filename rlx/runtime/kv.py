@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.cpu.kv_tiles import TILE, row_width, rows_of, tiles_of
+from rlx.backends.memory import AlignedBuffer
 from rlx.errors import ArgumentError, GraphError
 from rlx.ir import dims
 from rlx.ir.dtypes import KV_DTYPES, DType
@@ -22,8 +24,6 @@ from rlx.ir.graph import Graph
 from rlx.ir.ops import EFFECTS
 from rlx.ir.verify import WRITES
 from rlx.passes.program import root
-from rlx.runtime.kv_tiles import TILE, row_width, rows_of, tiles_of
-from rlx.runtime.memory import AlignedBuffer
 
 Array = np.ndarray[Any, Any]
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from rlx import env
+from rlx.backends.cpu.launch.threads import MAX_WORKERS
 from rlx.backends.cpu.target import cpu_count, usable_cpus
 from rlx.errors import ArgumentError
 from rlx.passes.options import MAX_PAST
-from rlx.runtime.threads import MAX_WORKERS
 
 MAX_PER_CPU = 8  # worker threads: enough for tests, few enough that the machine still makes progress
 

@@ -6,10 +6,10 @@ import time
 
 import numpy as np
 
+from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.backends.memory import AlignedBuffer
 from rlx.errors import ArgumentError, RlxError
 from rlx.runtime.compile import Compiler
-from rlx.runtime.memory import AlignedBuffer
-from rlx.runtime.threads import WorkerPool
 
 _STREAMS = 4
 _LINE = 64

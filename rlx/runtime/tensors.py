@@ -15,15 +15,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlx.backends.cpu.calls import Units
+from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.layouts import packed_bytes, row_blocks
 from rlx.backends.cpu.work_stealing import grain
+from rlx.backends.memory import Block, Slabs
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import DTYPES, DType
 from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT
 from rlx.runtime.compile import Compiler, Progress
-from rlx.runtime.memory import Block, Slabs
 from rlx.runtime.packed_cache import MappedWeights, PackedWeightCache, packed_rows
-from rlx.runtime.threads import WorkerPool
 
 
 class Source(Protocol):

@@ -13,10 +13,10 @@ import pytest
 from resident import rss_bytes
 
 import rlx
+from rlx.backends.cpu.launch.native import NativeProgram
+from rlx.backends.memory import AlignedBuffer
 from rlx.runners.engine.engine import Engine
 from rlx.runtime.cache import CompileCache
-from rlx.runtime.memory import AlignedBuffer
-from rlx.runtime.native import NativeProgram
 
 STEPS = 200
 PAIR = {"buckets": {"seq": [1, 16]}}

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
 from rlx.errors import RlxError
@@ -16,7 +17,6 @@ from rlx.ir.dtypes import BF16, Q4_K, Q8_0
 from rlx.runtime import autotune
 from rlx.runtime.autotune import Bench, Case, Stage, judge, stages, tune, weight_bytes
 from rlx.runtime.compile import Compiler
-from rlx.runtime.threads import WorkerPool
 
 CASES = (Case(Q8_0, "q8a", 1, 16), Case(Q4_K, "q8a", 1, 16))
 PLAN = (Stage("prefetch", (1024, 4096, 8192), CASES), Stage("macro_rows_int8", (24, 48), CASES[:1]))

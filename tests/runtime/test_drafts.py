@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlx.backends.cpu.launch.drafts import Heads, Rounds, run_rounds
 from rlx.backends.cpu.target import Target
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
@@ -19,7 +20,6 @@ from rlx.passes.options import Options
 from rlx.runners.speculation.speculative import Hits
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
-from rlx.runtime.drafts import Heads, Rounds, run_rounds
 from rlx.runtime.executable import Executable, compile
 
 Array = np.ndarray[Any, Any]

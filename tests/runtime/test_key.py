@@ -209,7 +209,7 @@ def test_a_key_needs_no_compiler() -> None:
 def package(tmp_path: Path) -> Path:
     for part in ("ir", "passes", "backends/cpu/kernels", "runtime"):
         (tmp_path / part).mkdir(parents=True)
-    for name in ("ir/graph.py", "backends/cpu/kernels/dot.py", "runtime/loop.py", "runtime/store.py"):
+    for name in ("ir/graph.py", "backends/cpu/kernels/dot.py", "runtime/store.py"):
         (tmp_path / name).write_text("x = 1\n")
     return tmp_path
 
@@ -220,8 +220,6 @@ def package(tmp_path: Path) -> Path:
         ("ir/graph.py", True),
         ("backends/cpu/kernels/dot.py", True),
         ("backends/cpu/kernels/new.py", True),
-        ("runtime/loop.py", True),
-        ("runtime/loop_jobs.py", True),
         ("runtime/store.py", False),
         ("backends/notes.txt", False),
         ("cli/cache.py", False),

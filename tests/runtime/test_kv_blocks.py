@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from compiled import at_once, levels, through
 
+from rlx.backends.cpu.kv_tiles import rows_of, tiles_of
 from rlx.ir import ops
 from rlx.ir.dims import CTX, SEQ, WINDOW_CTX
 from rlx.ir.dtypes import I32, Q4_0, Q8_0, DType
@@ -16,7 +17,6 @@ from rlx.ir.graph import Graph
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.executable import compile
 from rlx.runtime.kv import States, state_bytes
-from rlx.runtime.kv_tiles import rows_of, tiles_of
 
 Array = np.ndarray[Any, Any]
 types = pytest.mark.parametrize("dtype", [Q8_0, Q4_0], ids=str)

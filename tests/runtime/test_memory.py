@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from resident import rss_bytes
 
+from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool, runtime_llvm
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.target import Target
+from rlx.backends.memory import HUGE_PAGE, AlignedBuffer, Slabs
 from rlx.errors import ArgumentError, BusyError, RlxError
 from rlx.runtime.machine import read_bandwidth
-from rlx.runtime.memory import HUGE_PAGE, AlignedBuffer, Slabs
-from rlx.runtime.threads import RuntimeLibrary, WorkerPool, runtime_llvm
 
 MIB = 1 << 20
 

@@ -10,12 +10,12 @@ import gguf
 import numpy as np
 import pytest
 
+from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.layouts import pack, packed_bytes, unpack
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import DTYPES, F16, F32, Q4_0, Q8_0, DType
 from rlx.runtime.compile import Compiler
 from rlx.runtime.tensors import Tensors
-from rlx.runtime.threads import WorkerPool
 from rlx.weights import ModelWeights, open_weights
 
 EXPERTS, ROWS, WIDTH = 3, 21, 64  # rows: no multiple of 16

@@ -14,13 +14,13 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
+from rlx.backends.cpu.launch import threads
+from rlx.backends.cpu.launch.native import NativeCode
+from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool, runtime_llvm
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.target import Target
+from rlx.backends.memory import AlignedBuffer
 from rlx.errors import ArgumentError, BusyError, CompileError, RlxError, TargetError
-from rlx.runtime import threads
-from rlx.runtime.memory import AlignedBuffer
-from rlx.runtime.native import NativeCode
-from rlx.runtime.threads import RuntimeLibrary, WorkerPool, runtime_llvm
 
 # ctx = { pool, barrier, rounds, microseconds, counters } with one i64 counter and one i64 error count a worker, 128
 # bytes apart. In each round a worker raises its counter, meets the others, counts counters that are not at this round,
@@ -483,7 +483,7 @@ def test_the_interpreter_ends_with_a_pool_open(idle: float) -> None:
 import time
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.target import Target
-from rlx.runtime.threads import RuntimeLibrary, WorkerPool, runtime_llvm
+from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool, runtime_llvm
 target = Target.host()
 library = RuntimeLibrary(compile_module(runtime_llvm(target.triple), target).code)
 pools = [WorkerPool(n, library) for n in (1, 2, 4)]

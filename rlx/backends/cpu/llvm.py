@@ -2,7 +2,7 @@
 
 A program has many modules: one per kernel, one per region, and one with the step. Modules are compiled separately, so
 that they can be compiled in parallel and so that programs can share compiled kernels. They are linked when they are
-loaded (`rlx.runtime.native`).
+loaded (`rlx.backends.cpu.launch.native`).
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from rlx import text
+from rlx.backends.cpu.launch.native import NativeProgram
+from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.errors import ArgumentError, PromptError, SnapshotError
 from rlx.runners.engine.ahead import Ahead, expected_rows
 from rlx.runners.engine.batch import Batch, programs_of
@@ -33,13 +35,11 @@ from rlx.runners.speculation.speculative import Counters
 from rlx.runtime.compile import Compiler, Progress
 from rlx.runtime.guards import row_numbers
 from rlx.runtime.kv import States
-from rlx.runtime.native import NativeProgram
 from rlx.runtime.packed_cache import PackedWeightCache, weights_key
 from rlx.runtime.prompt_embeddings import PromptEmbeddings, feed
 from rlx.runtime.session import Session
 from rlx.runtime.snapshot import Snapshot
 from rlx.runtime.tensors import Tensors
-from rlx.runtime.threads import WorkerPool
 from rlx.sampling import SampleOpts
 from rlx.sampling.recommended import recommended
 from rlx.weights import WeightLoader, open_weights

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlx.backends.cpu.launch.native import NativeProgram
 from rlx.errors import NumericalError
-from rlx.runtime.native import NativeProgram
 from rlx.runtime.session import Session
 
 #: Maximum steps and seconds per call: an interrupt has to wait until the call returns.

@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from rlx.backends.cpu.launch.native import NativeProgram
 from rlx.errors import ArgumentError
-from rlx.runtime.native import NativeProgram
 
 
 @dataclass

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 
+from rlx.backends.cpu.launch.native import NativeProgram
+from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.errors import named_refusals
 from rlx.ir import text as ir_text
 from rlx.ir.dtypes import DTYPES
@@ -23,8 +25,6 @@ from rlx.runners.engine.ready import ProgramRecord, ReadyProgram, ReadyPrograms
 from rlx.runners.opening.setup import Setup
 from rlx.runtime.compile import CompiledProgram, Compiler, program_name
 from rlx.runtime.key import CompileKey
-from rlx.runtime.native import NativeProgram
-from rlx.runtime.threads import WorkerPool
 
 _NO_STATES: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {})
 

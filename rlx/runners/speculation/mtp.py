@@ -19,6 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx import models
+from rlx.backends.cpu.launch.drafts import Heads, Rounds, run_rounds
+from rlx.backends.cpu.launch.native import NativeProgram
+from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.runners.engine.greedy import SECONDS
 from rlx.runners.engine.program_spec import HIDDEN, ProgramSpec
 from rlx.runners.engine.programs import Programs
@@ -26,12 +29,9 @@ from rlx.runners.opening.opened import Source, check_types
 from rlx.runners.opening.setup import Setup
 from rlx.runners.speculation.speculative import MOST, Hits
 from rlx.runtime.compile import Compiler, Progress
-from rlx.runtime.drafts import Heads, Rounds, run_rounds
 from rlx.runtime.kv import States
-from rlx.runtime.native import NativeProgram
 from rlx.runtime.prompt_embeddings import feed
 from rlx.runtime.tensors import Tensors
-from rlx.runtime.threads import WorkerPool
 from rlx.weights import ModelWeights
 
 Floats = npt.NDArray[np.float32]

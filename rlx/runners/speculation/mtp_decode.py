@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rlx.backends.cpu.launch.native import NativeProgram
 from rlx.errors import NumericalError
 from rlx.runners.engine.greedy import SECONDS, end_run
 from rlx.runners.engine.program_spec import ProgramSpec
 from rlx.runners.engine.programs import Programs
 from rlx.runners.speculation.mtp import ROWS, HeadDrafter
 from rlx.runners.speculation.speculative import MOST, Counters
-from rlx.runtime.native import NativeProgram
 from rlx.runtime.prompt_embeddings import feed
 from rlx.runtime.session import Session
 

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from rlx.backends.cpu.launch.loop_drafts import MEMORY, WORTH
 from rlx.errors import NumericalError
-from rlx.runtime.loop_drafts import MEMORY, WORTH
 
 Logits = npt.NDArray[np.float32]
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rlx.backends.cpu import llvm
+from rlx.backends.cpu.launch.native import NativeCode
 from rlx.backends.cpu.llvm import Compiled, Modules, compile_module
 from rlx.backends.cpu.target import Target
 from rlx.errors import CompileError
-from rlx.runtime.native import NativeCode
 
 TARGET = Target.host()
 COUNT = 8

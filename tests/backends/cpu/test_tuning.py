@@ -14,6 +14,7 @@ from test_linear import activations, weights
 import rlx
 from rlx.backends.cpu.kernels.experts import experts
 from rlx.backends.cpu.kernels.linear.linear import linear, macro_rows, units
+from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
 from rlx.errors import ArgumentError
@@ -22,7 +23,6 @@ from rlx.passes.options import Options
 from rlx.runtime.autotune import Bench, Case
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
-from rlx.runtime.threads import WorkerPool
 
 #: Far from the defaults on either side, so that the same rows fall into other tiles and other halves of the kernel.
 TUNINGS = (

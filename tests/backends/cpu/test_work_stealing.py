@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlx.backends.cpu.calls import Units
+from rlx.backends.cpu.launch.native import NativeCode
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.work_stealing import (
@@ -30,7 +31,6 @@ from rlx.ir.dims import SEQ
 from rlx.ir.graph import Graph
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.executable import compile
-from rlx.runtime.native import NativeCode
 
 # Two calls, so that the counters of one are not those of the other; each notes the ranges it gets behind `%log`.
 MODULE = """

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.cpu.launch.loop_jobs import FIXED, VARYING
+from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.work_stealing import counter_bytes
+from rlx.backends.memory import AlignedBuffer
 from rlx.errors import ArgumentError, CompileError
 from rlx.ir import dims
 from rlx.ir.dtypes import DTYPES
-from rlx.runtime.loop_jobs import FIXED, VARYING
-from rlx.runtime.memory import AlignedBuffer
-from rlx.runtime.threads import WorkerPool
 
 Observer = Callable[["NativeProgram", Mapping[str, int], float, int], None]
 
@@ -197,7 +197,7 @@ class NativeProgram:
         carried: tuple[str, str] | None = None,
         first: NativeProgram | None = None,
     ) -> array[int]:
-        """The plan of `repeat`: `rlx.runtime.loop_jobs.PLAN`; `found` is the address for the tokens."""
+        """The plan of `repeat`: `rlx.backends.cpu.launch.loop_jobs.PLAN`; `found` is the address for the tokens."""
         varying = {
             "rows": rows,
             "stops": stops.buffer_info()[0],

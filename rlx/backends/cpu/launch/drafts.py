@@ -1,6 +1,6 @@
 """Rounds of MTP drafts: the model verifies drafts and its MTP head makes the next ones, in one native call.
 
-Runtime, beside `native.py`: it fills in the plan of `rlx_drafts` (`loop_drafts.py`).
+CPU backend, beside `native.py`: it fills in the plan of `rlx_drafts` (`loop_drafts.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlx.runtime.loop_drafts import DRAFTS_PLAN, JOB, MODEL, RESULTS
-from rlx.runtime.native import NativeProgram
+from rlx.backends.cpu.launch.loop_drafts import DRAFTS_PLAN, JOB, MODEL, RESULTS
+from rlx.backends.cpu.launch.native import NativeProgram
 
 
 @dataclass(frozen=True)

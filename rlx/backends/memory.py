@@ -1,6 +1,6 @@
 """Memory for native code: aligned buffers from the kernel.
 
-Runtime: activations, KV caches, packed weights and the worker pool are in `AlignedBuffer`s; programs hold their raw
+Backends: activations, KV caches, packed weights and the worker pool are in `AlignedBuffer`s; programs hold their raw
 addresses. Pages are zeroed and become resident at the first access.
 """
 

@@ -1,7 +1,7 @@
 """The worker loop, and how workers of a program wait for each other, as LLVM IR text.
 
-Runtime: compiled for the same target as every program and kept in the same store. No C compiler is needed, and a warm
-start runs no LLVM pass. `rlx.runtime.threads` loads it and gives it threads.
+CPU backend: compiled for the same target as every program and kept in the same store. No C compiler is needed, and a
+warm start runs no LLVM pass. `rlx.backends.cpu.launch.threads` loads it and gives it threads.
 
 A wait spins for some microseconds, then sleeps in the kernel. With pure spinning, one worker without a CPU stalls all
 others. Yielding is no better: on a busy machine each `sched_yield` gives a neighbour a whole time slice. Two competing
@@ -12,9 +12,9 @@ nothing.
 
 from __future__ import annotations
 
+from rlx.backends.cpu.launch.loop_drafts import DRAFTS
+from rlx.backends.cpu.launch.loop_jobs import READ, REPEAT
 from rlx.errors import TargetError
-from rlx.runtime.loop_drafts import DRAFTS
-from rlx.runtime.loop_jobs import READ, REPEAT
 
 SYMBOLS = ("rlx_barrier", "rlx_phase", "rlx_worker", "rlx_run", "rlx_share", "rlx_read", "rlx_repeat", "rlx_drafts")
 

@@ -1,4 +1,4 @@
-"""Two jobs that do not belong to a program, as LLVM IR text beside the worker loop (`rlx.runtime.loop`)."""
+"""Two jobs that do not belong to a program, as LLVM IR text beside the worker loop (`rlx.backends.cpu.launch.loop`)."""
 
 from __future__ import annotations
 

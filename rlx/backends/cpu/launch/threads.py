@@ -1,8 +1,8 @@
 """Worker threads that stay in native code.
 
-Runtime: a compiled program is one native `step` function that workers enter with their index. The workers are Python
-threads that call `rlx_worker` once, with the GIL released, and return only when the pool closes. The loop inside, and
-the waits between workers, are LLVM IR in `rlx.runtime.loop`.
+CPU backend: a compiled program is one native `step` function that workers enter with their index. The workers are
+Python threads that call `rlx_worker` once, with the GIL released, and return only when the pool closes. The loop
+inside, and the waits between workers, are LLVM IR in `rlx.backends.cpu.launch.loop`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.cpu.launch.loop import CLOSED, OFFSETS, POOL_BYTES, SYMBOLS, runtime_llvm
 from rlx.backends.cpu.target import usable_cpus
+from rlx.backends.memory import AlignedBuffer
 from rlx.errors import ArgumentError, BusyError, CompileError, ResourceError
-from rlx.runtime.loop import CLOSED, OFFSETS, POOL_BYTES, SYMBOLS, runtime_llvm
-from rlx.runtime.memory import AlignedBuffer
 
 __all__ = ["SYMBOLS", "RuntimeLibrary", "WorkerPool", "runtime_llvm"]
 
@@ -189,7 +189,7 @@ class WorkerPool:
     def repeat(self, plan_address: int) -> int:
         """Runs a step repeatedly, as `share` does; each takes the token that the step before chose.
 
-        The plan is an array of 8-byte fields, `rlx.runtime.loop_jobs.PLAN`. Returns the number of steps done.
+        The plan is an array of 8-byte fields, `loop_jobs.PLAN`. Returns the number of steps done.
 
         Raises:
             BusyError: the pool is closed.
@@ -199,8 +199,7 @@ class WorkerPool:
     def drafts(self, plan_address: int) -> int:
         """Runs verifying steps of a model alternating with drafts of its MTP head.
 
-        The plan is an array of 8-byte fields, `rlx.runtime.loop_drafts.DRAFTS_PLAN`. Returns the number of tokens
-        found.
+        The plan is an array of 8-byte fields, `loop_drafts.DRAFTS_PLAN`. Returns the number of tokens found.
 
         Raises:
             BusyError: the pool is closed.
