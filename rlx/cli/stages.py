@@ -103,10 +103,9 @@ class Shown:
 
         with open_plan(model, engine) as plan:
             profile, target = plan.setup.profile, plan.setup.target
-            bf16 = {"bf16_dots": target.has_bf16_dots, "bf16_tiles": target.has_bf16_tiles}
             for spec in programs_of(profile, **self.programs(batch)):
                 _check_stage(stage, spec.phase)
-                options = spec.options(profile).effective(**bf16)
+                options = spec.options(profile).effective(target.capabilities)
                 stages = pipeline.stages(spec.variant(plan.graph), options)
                 text = next(str(result) for name, result in stages if name.split("-", 1)[1] == stage)
                 _print(f"{spec.name} after {stage}" if stage != "graph" else f"{spec.name} before all passes", text)

@@ -1,10 +1,11 @@
-"""Options: what a caller may choose about a compile. All options are part of the compile key, and nothing else is."""
+"""Options: what a caller may choose about a compile, and what the target can do. The compile key holds both."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
 from rlx.errors import ArgumentError
+from rlx.passes.capabilities import Capabilities
 
 MAX_SLOTS = 1 << 20  # upper bound of SLOTS
 MAX_PAST = 1 << 20  # upper bound of PAST_SEQ and CTX: a run-time scalar, so a generous bound costs nothing
@@ -70,6 +71,7 @@ class Options:
             products.
         bf16_tiles: whether activations may be bf16 over quantized weights, and bf16 experts multiplied in tiles, if the
             target has tiles.
+        capabilities: those of the target, which the compile key describes.
 
     Raises:
         ArgumentError: an option has no such value.
@@ -86,6 +88,7 @@ class Options:
     packed: tuple[str, ...] = ()
     bf16_dots: bool = True
     bf16_tiles: bool = True
+    capabilities: Capabilities = field(default_factory=Capabilities)
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
@@ -112,14 +115,10 @@ class Options:
         usual = {"SEQ": self.seq, "PAST_SEQ": (0, MAX_PAST), "CTX": room, "WINDOW_CTX": room, "SLOTS": (1, MAX_SLOTS)}
         return {**usual, **dict(self.symbols)}
 
-    def effective(self, *, bf16_dots: bool, bf16_tiles: bool) -> Options:
-        """The same options without those that have no effect, so that equal programs have equal options.
+    def effective(self, capabilities: Capabilities) -> Options:
+        """The options for a target, without those that have no effect on it: equal programs have equal options.
 
         For example, only programs of several rows round activations to bf16.
-
-        Args:
-            bf16_dots: whether the target has dot products of bf16.
-            bf16_tiles: whether it multiplies tiles of bf16.
         """
         rounds = self.precision == "auto" and self.phase == "prefill"
         keeps_all = self.all_rows or self.sequences or self.seq[1] == 1
@@ -128,6 +127,7 @@ class Options:
             fusions=tuple(name for name in FUSIONS if name in self.fusions),
             passes=tuple(name for name in PASSES if name in self.passes and not (keeps_all and name == "last_row")),
             symbols=tuple(sorted(self.symbols)),
-            bf16_dots=self.bf16_dots and bf16_dots and rounds,
-            bf16_tiles=self.bf16_tiles and bf16_tiles and rounds,
+            bf16_dots=self.bf16_dots and capabilities.bf16_dots and rounds,
+            bf16_tiles=self.bf16_tiles and capabilities.bf16_tiles and rounds,
+            capabilities=capabilities,
         )

@@ -37,8 +37,6 @@ from rlx.ir.node import Node
 from rlx.passes.options import Options
 from rlx.passes.report import SILENT, Log
 
-_MANY_ROWS, _TILE_DEPTH = 16, 32
-_BLOCK_ROWS, _BF16_ROWS = 32, 8  # of an expert
 _LARGEST_SCALE = 2.0  # of scores, as a multiple of the usual 1 / sqrt(head size)
 _WEIGHT = {"linear": 1, "expert_linear": 2}  # number of the weight among an op's operands
 
@@ -82,18 +80,18 @@ def _keeps_f32(node: Node, options: Options) -> str | None:
         return "precision is exact"
     if not options.bf16_dots:
         return "a program of one row, or no bf16 dot products on the target"
-    if not isinstance(width, int) or width % _TILE_DEPTH:
-        return f"the head size is no multiple of {_TILE_DEPTH}"
+    if not isinstance(width, int) or width % options.capabilities.bf16_depth:
+        return f"the head size is no multiple of {options.capabilities.bf16_depth}"
     if node.inputs[1].dtype not in (F16, BF16):
         return f"the cache is {node.inputs[1].dtype}, not f16 or bf16"
     if node["scale"] > _LARGEST_SCALE / width**0.5:
         return "the scores are not scaled to the head size"
-    return None if _many(rows, options) else f"a call may have fewer than {_MANY_ROWS} rows"
+    return None if _many(rows, options) else f"a call may have fewer than {options.capabilities.bf16_rows} rows"
 
 
 def _many(rows: DimLike, options: Options) -> bool:
     """Whether there are always enough rows to pay for the conversion of what they share."""
-    return not options.sequences and dims.bounds(rows, options.bounds)[0] >= _MANY_ROWS
+    return not options.sequences and dims.bounds(rows, options.bounds)[0] >= options.capabilities.bf16_rows
 
 
 def _experts_in_tiles(node: Node, options: Options) -> bool:
@@ -101,8 +99,9 @@ def _experts_in_tiles(node: Node, options: Options) -> bool:
     x, ids, weight = node.inputs[:3]
     experts, slots = (dims.bounds(size, options.bounds)[1] for size in (weight.shape[0], ids.shape[1]))
     least, most = (rows * slots / experts for rows in dims.bounds(x.shape[0], options.bounds))
-    enough = least >= _BLOCK_ROWS if weight.dtype.is_quantized else most >= _BF16_ROWS
-    fits = weight.dtype.is_quantized or dims.bounds(x.shape[-1], options.bounds)[0] % _TILE_DEPTH == 0
+    has = options.capabilities
+    enough = least >= has.expert_rows if weight.dtype.is_quantized else most >= has.expert_rows_bf16
+    fits = weight.dtype.is_quantized or dims.bounds(x.shape[-1], options.bounds)[0] % has.bf16_depth == 0
     return options.bf16_tiles and not options.sequences and fits and enough
 
 

@@ -20,6 +20,7 @@ from rlx.ir.costs import cost
 from rlx.ir.dims import Bounds, symbols
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+from rlx.passes.capabilities import Capabilities
 from rlx.passes.options import Options
 from rlx.passes.program import Program, Region, is_work, root
 from rlx.passes.report import SILENT, Log
@@ -28,19 +29,14 @@ from rlx.passes.report import SILENT, Log
 OWN = frozenset(
     "embedding rms_norm quantize rope elementwise softmax top_k take mix reduce_mean reduce_sum slice concat".split()
 )
-#: Limit of the cost of a prologue's node: floating-point operations plus bytes moved. A core does this in a few
-#: microseconds, and its operands stay in its own cache.
-OWN_COST = 1 << 18
-#: The limit for programs of several rows, at their largest number of rows. Workers could share the rows, so repeating
-#: them must cost less than a region.
-OWN_COST_ROWS = 1 << 17
 
 
 def schedule(graph: Graph, options: Options | None = None, log: Log = SILENT) -> Program:
     """The program whose regions are the levels of the data-flow graph, in order."""
+    options = options or Options()
     nodes, names = graph.nodes(), graph.names()
-    prologues = "prologue" in (options or Options()).fusions
-    refusals = {n: shared_because(n, graph.bounds) for n in nodes if n.op in OWN}
+    prologues = "prologue" in options.fusions
+    refusals = {n: shared_because(n, graph.bounds, options.capabilities) for n in nodes if n.op in OWN}
     own = {n for n, reason in refusals.items() if prologues and not reason}
     for node, reason in refusals.items():
         if node not in own:
@@ -60,12 +56,13 @@ def schedule(graph: Graph, options: Options | None = None, log: Log = SILENT) ->
     return program
 
 
-def shared_because(node: Node, limits: Bounds) -> str:
+def shared_because(node: Node, limits: Bounds, capabilities: Capabilities) -> str:
     """Why a node of an op in `OWN` is not computed by every worker; empty if it may be."""
     used = {s for n in (node, *node.inputs) for d in n.shape for s in symbols(d)}
     if not used <= limits.keys():
         return f"{', '.join(sorted(used - limits.keys()))} has no bounds"
-    most, limit = sum(cost(node, {s: limits[s][1] for s in used})), OWN_COST_ROWS if used else OWN_COST
+    most = sum(cost(node, {s: limits[s][1] for s in used}))
+    limit = capabilities.own_cost_rows if used else capabilities.own_cost
     return "" if most <= limit else f"costs up to {most:,}, the limit is {limit:,}"
 
 

@@ -247,8 +247,7 @@ class Compiler:
         return self.cache.get_or_compile(key, telling, load)
 
     def _effective(self, options: Options) -> Options:
-        target = self.target
-        return options.effective(bf16_dots=target.has_bf16_dots, bf16_tiles=target.has_bf16_tiles)
+        return options.effective(self.target.capabilities)
 
     def _build_program(self, graph: Graph, options: Options, on_kernel: link.OnKernel) -> dict[str, bytes | str]:
         from rlx.backends.cpu.llvm import Modules

@@ -17,13 +17,14 @@ from rlx.ir.dtypes import F16, F32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes import pipeline
+from rlx.passes.capabilities import Capabilities
 from rlx.passes.layout import layout
 from rlx.passes.options import FUSIONS, Options
 from rlx.passes.program import Program, is_work, root
-from rlx.passes.schedule import OWN, OWN_COST, OWN_COST_ROWS, schedule, shared_because, signature, verify_schedule
+from rlx.passes.schedule import OWN, schedule, shared_because, signature, verify_schedule
 
 DECODE, FEW, PREFILL, EXACT = Options(), Options(seq=(2, 16)), Options(seq=(2, 512)), Options(precision="exact")
-G = Graph()
+G, HERE = Graph(), Capabilities()
 X, ROW = G.input("x", [SEQ, 64]), G.input("row", [1, 64])
 ALONE = tuple(f for f in FUSIONS if f != "prologue")  # everything has a region of its own
 
@@ -134,15 +135,15 @@ def test_a_prologue_reads_what_is_its_own() -> None:
         (ops.softmax(ROW), True),
         (ops.quantize(ROW), True),
         (ops.softmax(X), True),  # of 16 rows at most
-        (ops.softmax(G.input("wide", [SEQ, OWN_COST_ROWS // 16])), False),
-        (ops.softmax(G.input("wide", [1, OWN_COST_ROWS // 16])), True),
+        (ops.softmax(G.input("wide", [SEQ, HERE.own_cost_rows // 16])), False),
+        (ops.softmax(G.input("wide", [1, HERE.own_cost_rows // 16])), True),
         (ops.softmax(G.input("any", [PAST_SEQ, 64])), False),  # as many as there may be
-        (ops.softmax(G.input("long", [1, OWN_COST])), False),
+        (ops.softmax(G.input("long", [1, HERE.own_cost])), False),
         (ops.linear(ROW, G.weight("w", [8, 64])), False),
     ],
 )
 def test_a_worker_computes_for_itself_what_is_small(node: Node, expected: bool) -> None:
-    assert (node.op in OWN and not shared_because(node, {"SEQ": (2, 16)})) == expected
+    assert (node.op in OWN and not shared_because(node, {"SEQ": (2, 16)}, HERE)) == expected
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

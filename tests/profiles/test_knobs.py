@@ -75,7 +75,7 @@ def keys(options: Options, target: Target | None = None, kv: str = "f16") -> lis
 
 
 def effective(options: Options, target: Target) -> Options:
-    return options.effective(bf16_dots=target.has_bf16_dots, bf16_tiles=target.has_bf16_tiles)
+    return options.effective(target.capabilities)
 
 
 def code(options: Options, target: Target | None = None, kv: str = "f16") -> list[str]:

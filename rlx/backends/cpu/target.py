@@ -23,6 +23,7 @@ from typing import Any
 from rlx import env
 from rlx.backends.cpu.tuning import Tuning
 from rlx.errors import TargetError
+from rlx.passes.capabilities import Capabilities
 
 #: Levels from the narrowest to the widest. `native` is the widest one that the machine supports.
 LEVELS = ("generic", "avx2", "avx512", "amx")
@@ -103,6 +104,11 @@ class Target:
     def tuning(self) -> Tuning:
         """The tuning that kernels use: the measured one, or the level's defaults."""
         return self.tuned or Tuning.default(self.level)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What passes may ask of this target."""
+        return Capabilities(bf16_dots=self.has_bf16_dots, bf16_tiles=self.has_bf16_tiles)
 
     @property
     def has_vnni512(self) -> bool:
