@@ -172,6 +172,29 @@ class ResourceError(RlxError):
     """The system refuses memory, a thread, a file descriptor, or room on a disk."""
 
 
+class PoolFullError(ResourceError):
+    """The pool of KV caches has no room for what a step needs; nothing was computed.
+
+    Attributes:
+        needed: bytes that are needed.
+        available: bytes that are free, or can be made free.
+        total: size of the pool in bytes (`kv_bytes`). If more is needed, waiting for other requests does not help.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: object = None,
+        hint: str | None = None,
+        needed: int = 0,
+        available: int = 0,
+        total: int = 0,
+    ) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.needed, self.available, self.total = needed, available, total
+
+
 class OutputError(RlxError):
     """A file that was asked for cannot be written."""
 

@@ -73,6 +73,17 @@ class AlignedBuffer:
         at = self._skip + offset
         return self._bytes[at : at + need].view(kind).reshape(dims)
 
+    def discard(self, offset: int, nbytes: int) -> None:
+        """Sets a range to zeros. Whole memory pages inside it go back to the system."""
+        start = self._skip + offset
+        first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if self._map is None or last <= first or not hasattr(mmap, "MADV_DONTNEED"):
+            self.view(np.uint8, nbytes, offset)[...] = 0
+            return
+        self._bytes[start:first] = 0
+        self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+        self._bytes[last : start + nbytes] = 0
+
     def close(self) -> None:
         """Releases the memory. Existing views keep it alive until they are deleted."""
         if self._map is None:

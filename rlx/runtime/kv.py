@@ -137,7 +137,7 @@ class States:
         if window_ctx is not None:
             self.extents["WINDOW_CTX"] = _round_up(window_ctx, RING)
         self.window = largest_window(graph)
-        self.table = {state.name: state for state in _states(graph, self.extents)}
+        self.table = {state.name: state for state in states_of(graph, self.extents)}
         for state in self.table.values():
             _check_capacity(state)
         caches = {name: s for name, s in self.table.items() if s.kind != "recurrent"}
@@ -289,7 +289,8 @@ def _pieces(start: int, stop: int, capacity: int) -> Iterator[tuple[int, int, in
         at += count
 
 
-def _states(graph: Graph, sizes: Mapping[str, int]) -> Iterator[State]:
+def states_of(graph: Graph, sizes: Mapping[str, int]) -> Iterator[State]:
+    """The states of a graph, with the sizes of CTX and WINDOW_CTX."""
     kinds = {root(n): "ring" if n["wrap"] else "full" for n in graph.nodes() if n.op in WRITES}
     kinds |= {n.inputs[0]: "recurrent" for n in graph.nodes() if n.op in EFFECTS}
     keys = {root(n.inputs[1]) for n in graph.nodes() if n.op == "attention"}
