@@ -11,6 +11,7 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from rlx.errors import UnknownArgumentError
+from rlx.suggest import did_you_mean
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,11 +59,6 @@ SAMPLING = frozenset(
     "presence_penalty xtc_probability xtc_threshold dry_multiplier dry_base dry_allowed_length dry_penalty_last_n "
     "dry_sequence_breakers mirostat mirostat_tau mirostat_eta logit_bias".split()
 )
-#: Options of opening a model.
-OPENING = frozenset(
-    "threads max_seq kv_dtype precision profile cache progress dump_ir load keep_packed compile_ahead device".split()
-)
-
 #: What others have and rlx has not, with what to do.
 NOTES: dict[str, str] = {
     **dict.fromkeys(("n_gpu_layers", "gpu_layers", "num_gpu", "main_gpu", "tensor_split"), "rlx runs on the CPU"),
@@ -77,8 +73,12 @@ NOTES: dict[str, str] = {
 }
 
 
-def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, which for an unknown keyword raises an `UnknownArgumentError` that names the right one."""
+def known_arguments(function: Callable[P, R], opening: Collection[str] = ()) -> Callable[P, R]:
+    """`function`, which for an unknown keyword raises an `UnknownArgumentError` that names the right one.
+
+    Args:
+        opening: options that are given when a model is opened.
+    """
     code = getattr(function, "__code__")  # noqa: B009 - callables in general have none
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     known, where = frozenset(names), function.__qualname__.removesuffix(".__init__")
@@ -86,7 +86,7 @@ def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def checked(*arguments: P.args, **options: P.kwargs) -> R:
         if not options.keys() <= known:
-            check_arguments(where, options, names)
+            check_arguments(where, options, names, opening)
         return function(*arguments, **options)
 
     return checked
@@ -98,26 +98,27 @@ def known_fields(cls: C) -> C:
     return cls
 
 
-def check_arguments(where: str, options: Iterable[str], known: Collection[str]) -> None:
-    """Raises an `UnknownArgumentError` for the first of `options` that is not among `known`."""
+def check_arguments(where: str, options: Iterable[str], known: Collection[str], opening: Collection[str] = ()) -> None:
+    """Raises an `UnknownArgumentError` for the first of `options` that is not among `known`.
+
+    Args:
+        opening: as for `known_arguments`.
+    """
     for name in options:
         if name not in known:
-            hint = _advice(name, [other for other in known if other != "self"])
+            hint = _advice(name, [other for other in known if other != "self"], opening)
             raise UnknownArgumentError(f"there is no argument {name!r}", where=where, hint=hint)
 
 
-def _advice(name: str, known: list[str]) -> str:
-    from difflib import get_close_matches
-
+def _advice(name: str, known: list[str], opening: Collection[str]) -> str:
     ours = SYNONYMS.get(name, (name,))
     for other in ours:
         if other in known:
             return f"use {other}="
     if sampling := [other for other in ours if other in SAMPLING and "sample" in known]:
         return f"use sample=SampleOpts({sampling[0]}=...)"
-    if opening := [other for other in ours if other in OPENING]:
-        return f"give {opening[0]}= when the model is opened, as in rlx.auto_runner(path, {opening[0]}=...)"
+    if early := [other for other in ours if other in opening]:
+        return f"give {early[0]}= when the model is opened, as in rlx.auto_runner(path, {early[0]}=...)"
     if name in NOTES:
         return f"leave it out: {NOTES[name]}"
-    near = get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}=?" if near else f"there is {', '.join(known)}"
+    return did_you_mean(name, known, shown="{}=".format)

@@ -16,6 +16,7 @@ import pytest
 from rlx.errors import NumericalError
 from rlx.runners.engine.ahead import Ahead
 from rlx.runners.engine.ready import ProgramRecord, ReadyPrograms
+from rlx.runners.opening.options import EngineOptions
 from rlx.runtime.compile import Compilation
 
 
@@ -212,7 +213,7 @@ class FakeBatch:
 
 
 class Opened:
-    """What `Engine.open` was asked for, and the engines that it gave out."""
+    """What `Engine.open` was asked for, without options at their defaults, and the engines that it gave out."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Path, dict[str, Any]]] = []
@@ -230,7 +231,8 @@ def install(monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], FakeEngine])
     def open_(source: Any, **options: Any) -> FakeEngine:
         path = Path(getattr(source, "path", source))  # of a path, or of an open loader
         path = path.parent if path.suffix == ".safetensors" else path
-        opened.calls.append((path, options))
+        usual = vars(EngineOptions())
+        opened.calls.append((path, {name: value for name, value in options.items() if value != usual[name]}))
         if progress := options.get("progress"):
             progress("weights", 1, 2)
             progress("weights", 2, 2)

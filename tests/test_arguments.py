@@ -12,9 +12,11 @@ import pytest
 from fake_engine import FakeEngine
 
 import rlx
-from rlx.arguments import NOTES, OPENING, SAMPLING, SYNONYMS, known_arguments
+from rlx.arguments import NOTES, SAMPLING, SYNONYMS, known_arguments
 from rlx.errors import ArgumentError, UnknownArgumentError
+from rlx.profile.option import options_of
 from rlx.runners.cached import CachedRunner
+from rlx.runners.opening.options import RunnerOptions
 from rlx.runners.text_runner import _CHAT, _OPTIONS
 
 GENERATE = CachedRunner(FakeEngine()).generate
@@ -52,12 +54,11 @@ def test_an_unknown_argument_is_named(call: Callable[..., Any], name: str, hint:
 
 def test_every_synonym_leads_to_an_argument() -> None:
     ours = {"path", "bind", "config", "sample", "speculative", "ids", "messages", "prompt", "prompts", "n"}
-    ours |= {*OPENING, *SAMPLING, *inspect.signature(rlx.LmRunner.generate).parameters, *_CHAT, *_OPTIONS}
-    ours |= {"max_tokens", "all_positions"}
+    ours |= {*SAMPLING, *inspect.signature(rlx.LmRunner.generate).parameters, *_CHAT, *_OPTIONS}
+    ours |= {*options_of(RunnerOptions), "max_tokens", "all_positions"}
     assert {name for names in SYNONYMS.values() for name in names} <= ours
     assert not set(NOTES) & ours
     assert {field.name for field in fields(rlx.SampleOpts)} == SAMPLING
-    assert set(inspect.signature(rlx.auto_runner).parameters) == {*OPENING, "path", "config", "sample", "speculative"}
 
 
 def test_a_wrapped_function_keeps_its_signature() -> None:

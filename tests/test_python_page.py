@@ -13,6 +13,7 @@ import rlx
 from rlx import demo
 from rlx.arguments import SAMPLING
 from rlx.runners.families import FamilyRunner
+from rlx.runners.opening.options import RunnerOptions, meanings
 from rlx.runners.text_runner import _CHAT, _OPTIONS
 from rlx.sampling import SampleOpts
 
@@ -31,6 +32,13 @@ def arguments(function: Any) -> set[str]:
 @pytest.mark.parametrize("owner", [FamilyRunner, rlx.TokenGenerator, rlx.Answer, rlx.Step, rlx.TokenLogprob])
 def test_every_method_is_on_the_page(owner: type) -> None:
     assert public(owner) - SPANS - {"FAMILY"} == set()
+
+
+def test_every_option_of_opening_a_model_has_its_row() -> None:
+    """With the text of its field, which `help(rlx.auto_runner)` shows, too."""
+    section = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", PAGE.split("## Open a model")[1].split("\n## ")[0])
+    table = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", section, re.M))
+    assert {name: table[name] for name in meanings(RunnerOptions)} == meanings(RunnerOptions)
 
 
 METHODS = [rlx.LmRunner.generate, FamilyRunner.embed, FamilyRunner.chat_ids, FamilyRunner.compile]

@@ -11,9 +11,8 @@ import click
 
 from rlx.cli.command import Command
 from rlx.cli.main import debug_option
-from rlx.cli.options import model_argument
+from rlx.cli.options import model_argument, some_engine_options
 from rlx.cli.output import Bars, counted, size, table
-from rlx.ir.dtypes import KV_DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,12 +28,10 @@ _COUNT = click.IntRange(1)
 @click.option("--prompt", type=_COUNT, default=512, show_default=True, metavar="N", help="Tokens of the prompt.")
 @click.option("--generate", type=_COUNT, default=64, show_default=True, metavar="N", help="Number of tokens to decode.")
 @click.option("--repeat", type=_COUNT, default=3, show_default=True, metavar="N", help="Runs; the median is shown.")
-@click.option("--threads", type=_COUNT, metavar="N", help="Workers; the physical cores by default.")
-@click.option("--precision", type=click.Choice(["auto", "exact"]), help="Arithmetic of the matrix products.")
-@click.option("--kv-dtype", type=click.Choice([dtype.name for dtype in KV_DTYPES]), help="Type of the KV cache.")
+@some_engine_options("threads", "precision", "kv_dtype")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @debug_option
-def bench(model: str | None, prompt: int, generate: int, repeat: int, as_json: bool, **options: Any) -> None:
+def bench(model: str | None, prompt: int, generate: int, repeat: int, as_json: bool, engine: dict[str, Any]) -> None:
     """Measure prefill and decode of MODEL, by default the demo model."""
     from rlx import demo
     from rlx.runners.auto import runner_class
@@ -45,12 +42,12 @@ def bench(model: str | None, prompt: int, generate: int, repeat: int, as_json: b
     runner_class(loader)  # whether there is one
     with Bars() as bars:
         bars.waiting("opening the model")
-        engine = Engine.open(loader, max_seq=prompt + generate + 16, progress=bars, **options)
+        opened = Engine.open(loader, max_seq=prompt + generate + 16, progress=bars, **engine)
         try:
             bars.waiting("measuring")
-            result = measure(engine, prompt, generate, repeat, bars.close)  # they are gone when the clock runs
+            result = measure(opened, prompt, generate, repeat, bars.close)  # they are gone when the clock runs
         finally:
-            engine.close()
+            opened.close()
     if as_json:
         click.echo(json.dumps(result))
     else:

@@ -4,55 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlx import env
-from rlx.ir.dtypes import KV_DTYPES
+from rlx.profile.option import Option, options_of
+from rlx.runners.opening.options import EngineOptions
 
 if TYPE_CHECKING:
     from rlx.runners import CachedRunner
     from rlx.runners.auto import Progress
     from rlx.runners.opening.setup import Plan
-    from rlx.runtime.cache import CompileCache
     from rlx.weights import WeightLoader
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
 
-# Parameter name -> option.
-_ENGINE: dict[str, Decorator] = {
-    "threads": click.option(
-        "--threads", type=click.IntRange(1), metavar="N", help="Worker threads; the physical cores by default."
-    ),
-    "max_seq": click.option(
-        "--max-seq",
-        type=click.IntRange(1),
-        metavar="N",
-        help="Context size in tokens, for prompt and answer together.",
-    ),
-    "kv_dtype": click.option(
-        "--kv-dtype", type=click.Choice([dtype.name for dtype in KV_DTYPES]), help="Type of the KV cache."
-    ),
-    "precision": click.option(
-        "--precision",
-        type=click.Choice(["auto", "exact"]),
-        help="exact: float32 arithmetic, slower. auto, the default: int8 or bf16 where it is accurate enough.",
-    ),
-    "profile": click.option("--profile", metavar="FILE", help="A compile profile (TOML); options override it."),
-    "cache": click.option("--cache", type=click.Choice(env.CACHE_POLICIES), help="How to use the compile cache."),
-    "keep_packed": click.option(
-        "--keep-packed", is_flag=True, help="Store the packed weights in the cache, so that later starts load faster."
-    ),
-    "dump_ir": click.option("--dump-ir", metavar="DIR", help="Write the IR of every program after every pass to DIR."),
-}
-
 
 def engine_options(command: Command) -> Command:
-    """Adds the options of `auto_runner`; the command receives them as the dict `engine`."""
-    return collected(command, "engine", _ENGINE, dict)
+    """Adds the options of `auto_runner` that the command line has; the command receives them as the dict `engine`."""
+    return collected(command, "engine", _engine_options(), dict)
+
+
+def some_engine_options(*names: str) -> Decorator:
+    """Adds these options of `auto_runner`; the command receives them as the dict `engine`."""
+    return lambda command: collected(command, "engine", {name: _engine_options()[name] for name in names}, dict)
+
+
+def _engine_options() -> dict[str, Decorator]:
+    """Parameter -> its option, for the fields of `EngineOptions` that the command line has."""
+    return {name: _option(name, each) for name, each in options_of(EngineOptions).items() if each.is_flag}
+
+
+def _option(name: str, option: Option) -> Decorator:
+    flag = f"--{name.replace('_', '-')}"
+    text = f"{option.help}.".replace("`", "")
+    if option.kind is bool:
+        can_be_undecided = EngineOptions.__dataclass_fields__[name].default is None
+        names = f"{flag}/--no-{flag[2:]}" if can_be_undecided else flag
+        return click.option(names, is_flag=True, default=None if can_be_undecided else False, help=text)
+    low: Any = option.low
+    kind: Any = {int: click.IntRange(low), float: click.FloatRange(low)}.get(option.kind)
+    kind = click.Choice(option.choices) if option.choices else kind
+    return click.option(flag, type=kind, metavar=option.metavar, callback=partial(_checked, option), help=text)
+
+
+def _checked(option: Option, ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """The value of an option that the command line gave; `click.BadParameter` if it does not parse."""
+    if value is not None and option.parse is not None and (found := option.problem(str(parameter.name), value)):
+        raise click.BadParameter(". ".join(filter(None, found)))
+    return value
 
 
 def model_argument(command: Command) -> Command:
@@ -81,15 +83,6 @@ def collected(command: Command, name: str, options: dict[str, Decorator], make: 
     for option in reversed(options.values()):
         wrapped = option(wrapped)
     return wrapped
-
-
-def compile_cache(policy: str | None) -> CompileCache | None:
-    """The default compile cache with a policy; None if the profile and the environment choose the policy."""
-    if policy is None:
-        return None
-    from rlx.runtime.cache import CompileCache
-
-    return CompileCache.default(policy)
 
 
 def model_path(model: str | None, engine: dict[str, Any], *, tell_demo: bool = False) -> str:
@@ -132,8 +125,7 @@ def open_plan(model: str | WeightLoader, engine: dict[str, Any]) -> Iterator[Pla
 
     with open_weights(model) if isinstance(model, str) else model as loader:
         runner_class(loader)  # names what an unknown architecture lacks
-        choices = {name: value for name, value in engine.items() if name != "keep_packed"}  # that is about loading
-        yield Plan.of(loader, **{**choices, "cache": compile_cache(engine.get("cache"))})
+        yield Plan.of(loader, EngineOptions(**engine))
 
 
 def open_runner(
@@ -142,6 +134,5 @@ def open_runner(
     """The runner for the model that `model_path` finds, or for an open file; `load` packs its weights at once."""
     from rlx.runners import auto_runner
 
-    options = {**engine, "cache": compile_cache(engine["cache"])}
     source = model_path(model, engine) if model is None or isinstance(model, str) else model
-    return auto_runner(source, progress=progress, load=load, **options)
+    return auto_runner(source, progress=progress, load=load, **engine)

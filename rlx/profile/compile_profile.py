@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeAlias
 from rlx.errors import ProfileError
 from rlx.passes.options import FUSIONS, PASSES, Options, check_precision
 from rlx.profile.keys import BUCKETS, FAMILIES, PHASES, check_names, check_value
+from rlx.profile.profile_options import ProfileOptions
 from rlx.profile.read import Flat, Found, read_file, read_table
 
 ProfileLike: TypeAlias = "CompileProfile | Mapping[str, Any] | str | Path | None"
@@ -75,16 +76,16 @@ class PhaseProfile:
 
 
 @dataclass(frozen=True)
-class CompileProfile:
+class CompileProfile(ProfileOptions):
     """What a user may choose about a compile; None leaves a choice to the caller, the environment or the default.
+
+    It has the attributes of `ProfileOptions`, too, which can be given as keyword arguments.
 
     Attributes:
         prefill, decode: choices for programs of several rows and of one row.
         family: the family of models it is for, of `FAMILIES`; None for any.
-        kv_dtype: type of the KV cache.
         buckets: largest row count of each program, ascending, starting with 1.
         level: target level: "native", "generic", "avx2", "avx512" or "amx".
-        threads: workers.
         cache: policy of the compile cache: "on", "off", "redo" or "readonly".
         capacity: compiled programs that the cache keeps in memory.
         model: the model where a caller names none: a path from the profile's folder, or the name of a downloaded one.
@@ -96,10 +97,8 @@ class CompileProfile:
     prefill: PhaseProfile = field(default_factory=PhaseProfile)
     decode: PhaseProfile = field(default_factory=PhaseProfile)
     family: str | None = None
-    kv_dtype: str | None = None
     buckets: tuple[int, ...] = BUCKETS
     level: str | None = None
-    threads: int | None = None
     cache: str | None = None
     capacity: int | None = None
     model: str | None = None
@@ -108,12 +107,11 @@ class CompileProfile:
     _PATHS: ClassVar[dict[str, str]] = {
         "model": "model",
         "family": "family",
-        "kv_dtype": "precision.kv_dtype",
         "buckets": "buckets.seq",
         "level": "backend.cpu.level",
-        "threads": "backend.cpu.threads",
         "cache": "cache.policy",
         "capacity": "cache.capacity",
+        **ProfileOptions.keys(),
     }
 
     def __post_init__(self) -> None:

@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from rlx import env
 from rlx.errors import ProfileError
-from rlx.ir.dtypes import KV_DTYPES
 from rlx.passes.options import FUSION_MEANINGS, PASS_MEANINGS, PRECISIONS
+from rlx.profile.option import Option, Values
+from rlx.profile.profile_options import profile_options
+from rlx.suggest import did_you_mean
 
 PHASES = ("prefill", "decode")
 #: Families of models, as runners name them.
 FAMILIES = ("llama32", "qwen3", "qwen35", "gemma")
 MAX_ROWS = 4096  # of a bucket
 BUCKETS = (1, 16, 512)
-
-_KIND_NAMES = {str: "a string", int: "a whole number", bool: "true or false", list: "a list"}
+MAX_PROGRAMS = 1 << 20  # that a cache, or a table of them, keeps
 
 
 @dataclass(frozen=True)
-class Key:
+class Key(Values):
     """One key of a profile.
 
     Attributes:
         path: section and name, joined by a dot; a name alone is at the top of the file.
-        kind: of its value.
         default: what holds where no profile says anything, for people.
         meaning: a sentence or two, for the comment in a file and the table in docs/profiles.md.
-        choices: the values there are; empty where they are too many.
         by_phase: whether [prefill] and [decode] may override it.
     """
 
     path: str
-    kind: type
     default: str
     meaning: str
-    choices: tuple[str, ...] = ()
     by_phase: bool = False
 
     @property
@@ -49,63 +45,77 @@ class Key:
     def name(self) -> str:
         return self.path.rpartition(".")[2]
 
+    @staticmethod
+    def of(option: Option) -> Key:
+        """The key that sets an option."""
+        values = {each.name: getattr(option, each.name) for each in fields(Values)}
+        return Key(str(option.key), option.default, f"{option.meaning}.", **values)
+
 
 _LEVELS = ("native", "generic", "avx2", "avx512", "amx")
-_KV = tuple(dtype.name for dtype in KV_DTYPES)
 
 
 def _switches(section: str, meanings: Mapping[str, str]) -> list[Key]:
     return [
-        Key(f"{section}.{name}", bool, "true", f"{text[0].upper()}{text[1:]}.", by_phase=True)
+        Key(f"{section}.{name}", "true", f"{text[0].upper()}{text[1:]}.", kind=bool, by_phase=True)
         for name, text in meanings.items()
     ]
 
 
 _ROWS = [
     Key(
-        "model", str, "the one model beside the profile",
+        "model", "the one model beside the profile",
         "The model it is for where none is named: a path from the profile's folder, or the name of a downloaded model.",
     ),
-    Key("family", str, "any", "The family of models it is for; a model of another one is refused.", FAMILIES),
+    Key("family", "any", "The family of models it is for; a model of another one is refused.", choices=FAMILIES),
     Key(
-        "precision.mode", str, "auto",
+        "precision.mode", "auto",
         "auto: int8 activations for quantized weights, bf16 ones for bf16 weights. exact: float32 throughout.",
-        PRECISIONS, by_phase=True,
+        choices=PRECISIONS, by_phase=True,
     ),
     Key(
-        "precision.bf16_dots", bool, "true",
+        "precision.bf16_dots", "true",
         "Whether mode auto may multiply prompts in bf16: bf16 weights, where the family bears it, and 16-bit caches.",
-        by_phase=True,
+        kind=bool, by_phase=True,
     ),
     Key(
-        "precision.bf16_tiles", bool, "true",
+        "precision.bf16_tiles", "true",
         "Whether mode auto may multiply prompts in bf16 for quantized weights, at level amx.",
-        by_phase=True,
+        kind=bool, by_phase=True,
     ),
-    Key(
-        "precision.kv_dtype", str, "f16; f32 if a phase is exact, and for models that magnify rounding",
-        "The type of the KV cache.", _KV,
-    ),
-    Key("fusion.skip", bool, "false", "With true, none of the groups below runs.", by_phase=True),
+    Key("fusion.skip", "false", "With true, none of the groups below runs.", kind=bool, by_phase=True),
     *_switches("fusion", FUSION_MEANINGS),
     *_switches("passes", PASS_MEANINGS),
     Key(
-        "buckets.seq", list, str(list(BUCKETS)),
+        "buckets.seq", str(list(BUCKETS)),
         f"The largest row count of each program, ascending from 1 to at most {MAX_ROWS}; longer prompts run in chunks.",
+        kind=list,
     ),
-    Key("backend.cpu.level", str, "native", "The instruction set; native is the widest that the machine has.", _LEVELS),
-    Key("backend.cpu.threads", int, "the physical cores the process may use", "Worker threads, from 1 to 1024."),
     Key(
-        "cache.policy", str, "on",
+        "backend.cpu.level", "native", "The instruction set; native is the widest that the machine has.",
+        choices=_LEVELS,
+    ),
+    Key(
+        "cache.policy", "on",
         "on: memory, then disk, then compile. off: nothing on disk. redo: compile in place of what is on disk. "
         "readonly: a program that is not there is an error.",
-        env.CACHE_POLICIES,
+        choices=env.CACHE_POLICIES,
     ),
-    Key("cache.capacity", int, "64", "Compiled programs kept in memory; the least recently used goes first."),
+    Key(
+        "cache.capacity", "64", "Compiled programs kept in memory; the least recently used goes first.",
+        kind=int, low=1, high=MAX_PROGRAMS,
+    ),
 ]  # fmt: skip
-KEYS: dict[str, Key] = {key.path: key for key in _ROWS}
-MAX_PROGRAMS = 1 << 20  # that a cache, or a table of them, keeps
-_HIGHEST = {"backend.cpu.threads": 1024, "cache.capacity": MAX_PROGRAMS}
+
+
+def _by_section(rows: Iterable[Key]) -> dict[str, Key]:
+    """The rows by path, those of one section together, sections in the order of their first rows."""
+    rows = list(rows)
+    order = list(dict.fromkeys(row.section for row in rows))
+    return {row.path: row for row in sorted(rows, key=lambda row: order.index(row.section))}
+
+
+KEYS: dict[str, Key] = _by_section([*_ROWS, *map(Key.of, profile_options().values())])
 
 #: Keys of profiles of other compilers that cannot mean anything here, and why.
 FOREIGN = {
@@ -133,8 +143,7 @@ def check_names(found: Iterable[Any], known: Sequence[str], where: str, what: st
     """
     for name in found:
         if name not in known:
-            close = difflib.get_close_matches(str(name), known, 1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
+            hint = did_you_mean(name, known, otherwise=f"Known: {', '.join(known)}.")
             raise ProfileError(f"unknown {what} {name!r}", where=where, hint=hint)
 
 
@@ -145,21 +154,10 @@ def check_value(path: str, value: Any, where: str) -> None:
         ProfileError: it is of another kind, no choice, or out of its range.
     """
     key = KEYS[path]
-    if not _is_a(key.kind, value):
-        raise ProfileError(f"{key.name} is {value!r}, expected {_KIND_NAMES[key.kind]}", where=where)
-    if key.choices and value not in key.choices:
-        close = difflib.get_close_matches(value, key.choices, 1)
-        hint = f"Did you mean {close[0]!r}?" if close else None
-        what = f"{key.name} is {value!r}, expected one of {', '.join(key.choices)}"
-        raise ProfileError(what, where=where, hint=hint)
-    if path in _HIGHEST and not 1 <= value <= _HIGHEST[path]:
-        raise ProfileError(f"{key.name} is {value}, expected a number from 1 to {_HIGHEST[path]}", where=where)
+    if found := key.problem(key.name, value):
+        raise ProfileError(found[0], where=where, hint=found[1])
     if path == "buckets.seq":
         _check_ladder(value, where)
-
-
-def _is_a(kind: type, value: Any) -> bool:
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
 def _check_ladder(ends: list[Any], where: str) -> None:

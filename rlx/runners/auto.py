@@ -6,22 +6,20 @@ before anything is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rlx.arguments import known_arguments
 from rlx.errors import ConfigError, UnsupportedModelError, named_refusals
 from rlx.models import FAMILIES, SUPPORTED
 from rlx.models.architectures import MODEL_TYPES
 from rlx.runners.families import RUNNERS, FamilyRunner
-from rlx.runtime.devices import Device
+from rlx.runners.opening.options import RunnerOptions, takes_options
 from rlx.runtime.devices import device as find_device
-from rlx.sampling.options import Sample
 
 if TYPE_CHECKING:
-    from rlx.runners.opening.configured import Config
+    from rlx.runners.opening.options import ModelSource
     from rlx.weights.loader import WeightLoader
 
 Progress = Callable[[str, int, int], None]
@@ -98,25 +96,8 @@ def runner_class(loader: WeightLoader) -> type[FamilyRunner]:
 
 
 @named_refusals()
-@known_arguments
-def auto_runner(
-    path: str | PathLike[str] | WeightLoader | None = None,
-    threads: int | None = None,
-    max_seq: int | None = None,
-    kv_dtype: str | None = None,
-    precision: str | None = None,
-    profile: Any = None,
-    cache: Any = None,
-    progress: Progress | None = None,
-    dump_ir: str | PathLike[str] | None = None,
-    load: bool = True,
-    keep_packed: bool = False,
-    compile_ahead: bool | Sequence[int] | None = None,
-    device: str | Device | None = None,
-    config: Config | None = None,
-    sample: Sample = None,
-    speculative: str | None = None,
-) -> FamilyRunner:
+@takes_options(RunnerOptions)
+def auto_runner(path: ModelSource | None = None, *, options: RunnerOptions) -> FamilyRunner:
     """Opens a model and returns the runner for its family.
 
     Args:
@@ -124,28 +105,7 @@ def auto_runner(
             several), the name of a model that was downloaded from the Hugging Face hub, `org/repo[:QUANT]`, or an open
             `WeightLoader`, which the runner then owns. By default the model that the profile names, else the one
             beside the profile, else the embedded demo model.
-        threads: native workers; the physical cores that this process may use by default.
-        max_seq: how many tokens the context holds; the model's own length, at most 4096, by default.
-        kv_dtype: type of the KV cache: "f32", "f16", "bf16", "q8_0" or "q4_0".
-        precision: "exact" (weights dequantized exactly, float32 arithmetic) or "auto" (int8 or bf16 activations where
-            they are close enough); by default what the profile says, or "auto".
-        profile: a compile profile: a file, a table, or a `CompileProfile`; the arguments here override it. The default
-            is `<family>.rlx.toml` beside the weights, if it exists.
-        cache: a `CompileCache`; by default the one on disk that all runs share.
-        progress: called while weights load and programs compile, then and later.
-        dump_ir: a folder for the text of every program after every pass.
-        load: False leaves the weights in the file until they are first needed.
-        keep_packed: keep a packed copy of the weights in the compile cache's folder, about as large as the file; later
-            starts map it instead of packing.
-        compile_ahead: whether the runner compiles programs for later calls in the background while it is idle: True
-            for every bucket, or the numbers of tokens of the calls to come, such as [30, 1]. The default is the
-            environment variable RLX_COMPILE_AHEAD, else True. Needs `load`.
-        device: what to run on; see `rlx.devices()`.
-        config: a `config.json` (path or contents) for safetensors weights without one. For a file that has its own, it
-            must describe the same model.
-        sample: default sampling options of calls that give none: a `SampleOpts`, or "recommended" for those in the
-            model's files (`runner.recommended_sample`); greedy by default.
-        speculative: `prompt-lookup` or `mtp`: the default of `generate` for speculative decoding.
+        options: the fields of `RunnerOptions`.
 
     Raises:
         AmbiguousModelError: the directory holds several models.
@@ -156,30 +116,13 @@ def auto_runner(
     from rlx.runners.opening.configured import open_with
     from rlx.runners.opening.model_choice import choose_model
 
-    find_device(device)
+    find_device(options.device)
     if isinstance(path, str | PathLike) or path is None:
-        loader = open_with(choose_model(path, profile).path, config)
-    else:
-        loader = path
+        path = choose_model(path, options.profile).path
+    loader = open_with(path, options.config)
     try:
         runner = runner_class(loader)
     except BaseException:
         loader.close()
         raise
-    return runner.from_path(
-        loader,
-        threads=threads,
-        max_seq=max_seq,
-        kv_dtype=kv_dtype,
-        precision=precision,
-        profile=profile,
-        cache=cache,
-        progress=progress,
-        dump_ir=dump_ir,
-        load=load,
-        keep_packed=keep_packed,
-        compile_ahead=compile_ahead,
-        device=device,
-        sample=sample,
-        speculative=speculative,
-    )
+    return runner.from_path(loader, **vars(replace(options, config=None)))

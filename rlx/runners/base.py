@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from rlx.arguments import known_arguments
 from rlx.errors import ArgumentError, MultimodalError, PromptError, TokenizerError
 from rlx.runners.generation.checks import TokenIds, check_ids, fit_context
 from rlx.runners.generation.exclusive import Exclusive, Use
@@ -32,6 +31,7 @@ from rlx.runners.generation.requests import (
     stepwise,
 )
 from rlx.runners.generation.stopping import OnToken, checked_count
+from rlx.runners.opening.options import known_arguments
 from rlx.runtime.devices import Device
 from rlx.sampling import SampleOpts, Sampler
 from rlx.sampling.options import Sample, resolved

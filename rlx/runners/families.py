@@ -6,25 +6,19 @@ because the engine builds the graph from the model's own configuration.
 
 from __future__ import annotations
 
-from os import PathLike
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self
 
-from rlx.arguments import OPENING, check_arguments
+from rlx import env
 from rlx.errors import named_refusals
 from rlx.runners.builder import RunnerBuilder
 from rlx.runners.cached import CachedRunner
-from rlx.runners.generation.stopping import OnToken
-from rlx.runtime.devices import Device
+from rlx.runners.opening.options import RunnerOptions, method_takes_options
 from rlx.runtime.devices import device as find_device
-from rlx.sampling.options import Sample
 
 if TYPE_CHECKING:
     from rlx.runners.engine.token_engine import TokenEngine
-    from rlx.runners.opening.configured import Config
-    from rlx.weights.loader import WeightLoader
-
-
-_FROM_PATH = ("path", "config", "sample", "on_token", "streams", "speculative")
+    from rlx.runners.opening.options import ModelSource
 
 
 class FamilyRunner(CachedRunner):
@@ -36,40 +30,26 @@ class FamilyRunner(CachedRunner):
         return RunnerBuilder(cls.__name__, cls.from_path)
 
     @classmethod
-    def from_path(
-        cls,
-        path: str | PathLike[str] | WeightLoader,
-        *,
-        config: Config | None = None,
-        device: str | Device | None = None,
-        sample: Sample = None,
-        on_token: OnToken | None = None,
-        streams: bool = True,
-        speculative: str | None = None,
-        **options: Any,
-    ) -> Self:
+    @method_takes_options(RunnerOptions)
+    def from_path(cls, path: ModelSource, options: RunnerOptions) -> Self:
         """Opens a GGUF file, a safetensors file, a model directory or an open `WeightLoader`, which the runner then
         owns.
 
         Args:
-            config: a `config.json` (path or contents) for safetensors weights without one. For a file that has its own,
-                it must describe the same model.
-            device: what to run on; see `rlx.devices()`.
-            sample, on_token, streams, speculative: as for `CachedRunner`.
-            options: those of `auto_runner`.
+            path: the model.
+            options: the fields of `RunnerOptions`.
 
         Raises:
             UnsupportedModelError: the model is of another family, or rlx does not support its architecture.
             ModelFileError: the file cannot be used.
-            TargetError: there is no such device.
+            ArgumentError, ProfileError, TargetError: an option is out of its range.
         """
         from rlx.runners.opening.configured import open_with
 
-        check_arguments(f"{cls.__name__}.from_path", options, [*_FROM_PATH, *sorted(OPENING)])
-        place = find_device(device)
-        engine = open_engine(path if config is None else open_with(path, config), options)
+        place = find_device(options.device)
+        engine = open_engine(path if options.config is None else open_with(path, options.config), options)
         try:
-            return cls(engine, device=place, sample=sample, on_token=on_token, streams=streams, speculative=speculative)
+            return cls(engine, device=place, **options.runner())
         except BaseException:
             engine.close()
             raise
@@ -105,9 +85,11 @@ RUNNERS: dict[str, type[FamilyRunner]] = {
 
 
 @named_refusals()
-def open_engine(path: str | PathLike[str] | WeightLoader, options: dict[str, Any]) -> TokenEngine:
+def open_engine(path: ModelSource, options: RunnerOptions) -> TokenEngine:
     """`Engine.open`; imported here because the engine imports the compiler."""
     from rlx.runners.engine.engine import Engine
 
-    engine: TokenEngine = Engine.open(path, **{"compile_ahead": None, **options})
+    if options.compile_ahead is None:
+        options = replace(options, compile_ahead=env.compile_ahead())
+    engine: TokenEngine = Engine.open(path, **options.engine())
     return engine

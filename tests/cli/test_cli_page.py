@@ -14,6 +14,8 @@ from click.testing import CliRunner
 from rlx import env
 from rlx.cli.command import ALIASES
 from rlx.cli.main import cli
+from rlx.profile.option import options_of
+from rlx.runners.opening.options import EngineOptions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 CONTEXT = cli.make_context("rlx", ["run"], resilient_parsing=True)
@@ -66,6 +68,12 @@ def test_every_option_of_a_command_is_in_its_section(name: str) -> None:
     for option in options:
         assert found[option] == list(ALIASES.get(option, ())), option
     assert f"rlx {name}" in text
+
+
+def test_options_of_the_model_are_explained_as_in_the_help() -> None:
+    rows = dict(re.findall(r"^\| `--([\w-]+)[^`]*` \| .* \| (.+) \|$", section("Options of the model"), re.MULTILINE))
+    options = {name: each for name, each in options_of(EngineOptions).items() if each.is_flag}
+    assert rows == {name.replace("_", "-"): f"{each.help}." for name, each in options.items()}
 
 
 def test_no_section_has_an_option_that_no_command_has() -> None:

@@ -17,6 +17,7 @@ from rlx.backends.cpu.target import Target
 from rlx.cli.main import cli
 from rlx.models.shapes import SHAPES, USUAL
 from rlx.profile.keys import FAMILIES, KEYS
+from rlx.runners.opening.options import EngineOptions
 from rlx.runners.opening.setup import Plan
 from rlx.runtime.compile import Compiler
 from rlx.weights import open_weights
@@ -45,7 +46,7 @@ def beside(model: Path) -> Iterator[Path]:
 def digests(model: Path, profile: Any = None) -> list[str]:
     """Of the programs that would be compiled."""
     with open_weights(model) as loader:
-        plan = Plan.of(loader, profile=profile)
+        plan = Plan.of(loader, EngineOptions(profile=profile))
     compiler, chosen = Compiler(plan.setup.target, plan.setup.cache), plan.setup.profile
     return [compiler.program_key(plan.graph, chosen.options(bucket)).digest for bucket in chosen.ranges]
 
@@ -62,7 +63,7 @@ def test_init_writes_what_holds_already(model: Path, beside: Path) -> None:
     for path in machine:
         assert re.search(rf"^# {KEYS[path].name} = ", beside.read_text(), re.MULTILINE), path
     with open_weights(model) as loader:
-        usual, read = Plan.of(loader, profile={}).setup, Plan.of(loader).setup
+        usual, read = Plan.of(loader, EngineOptions(profile={})).setup, Plan.of(loader, EngineOptions()).setup
     assert read.source == beside
     for name in ("kv_type", "target", "threads", "max_seq"):
         assert getattr(usual, name) == getattr(read, name)
@@ -78,7 +79,7 @@ def test_environment_and_precision_hold_beside_a_written_profile(
     for name, value in (("RLX_CACHE", "readonly"), ("RLX_THREADS", "1"), ("RLX_TARGET", "generic")):
         monkeypatch.setenv(name, value)
     with open_weights(model) as loader:
-        setup = Plan.of(loader, precision="exact").setup
+        setup = Plan.of(loader, EngineOptions(precision="exact")).setup
     assert setup.source == beside
     assert (setup.cache.policy, setup.threads, setup.target.level) == ("readonly", 1, "generic")
     assert setup.kv_type.name == "f32", "of exact programs, if the profile does not say"

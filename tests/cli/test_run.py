@@ -243,11 +243,8 @@ def test_the_model_is_the_first_of_two_arguments(opened: Opened, goldens: Path) 
 def test_engine_options_reach_the_engine(opened: Opened, demo_model: Path) -> None:
     rlx("Hi")
     assert opened.options["progress"] is not None
-    assert {k: v for k, v in opened.options.items() if v is not None and k != "progress"} == {
-        "load": True,
-        "keep_packed": False,
-        "compile_ahead": False,  # as the variable says in tests
-    }
+    assert opened.options.keys() == {"progress", "compile_ahead"}
+    assert opened.options["compile_ahead"] is False, "as the variable says in tests"
     given = "--threads 3 --max-seq 99 --kv-dtype bf16 --precision exact --profile p.toml --dump-ir ir --keep-packed"
     rlx(str(demo_model), "Hi", *given.split())
     expected = {
@@ -274,9 +271,7 @@ def test_what_the_prompt_needs_is_compiled_ahead(opened: Opened, monkeypatch: py
 @pytest.mark.parametrize("policy", ["on", "off", "redo", "readonly"])
 def test_the_cache_policy_is_that_of_the_option(opened: Opened, policy: str) -> None:
     assert rlx("Hi", "--cache", policy).exit_code == 0
-    cache = opened.options["cache"]
-    assert cache.policy == policy
-    assert (cache.store is None) == (policy == "off")
+    assert opened.options["cache"] == policy
 
 
 def test_guesses_change_no_answer(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import rlx
 from rlx.errors import ArgumentError, ConfigError, UnsupportedModelError, WeightError
 from rlx.export.unwritten import header_of_config, header_of_shape
 from rlx.models.shapes import SHAPES
+from rlx.runners.opening.options import EngineOptions
 from rlx.runners.opening.setup import Plan
 from rlx.runtime.compile import Compiler
 from rlx.runtime.store import Store
@@ -36,7 +37,7 @@ def maker() -> Iterator[ModuleType]:
 def keys(loader: WeightLoader) -> list[str]:
     """Of the programs that are compiled for an open model."""
     with loader:
-        plan = Plan.of(loader, profile={})
+        plan = Plan.of(loader, EngineOptions(profile={}))
         compiler, profile = Compiler(plan.setup.target, plan.setup.cache), plan.setup.profile
         return [compiler.program_key(plan.graph, profile.options(bucket)).digest for bucket in profile.ranges]
 
@@ -76,7 +77,7 @@ def test_a_shape_has_the_keys_of_its_file(maker: ModuleType, tmp_path: Path, nam
 def test_the_sizes_of_published_models_make_graphs() -> None:
     for name in set(SHAPES) - set(TINY):
         with header_of_shape(name) as header:
-            assert Plan.of(header, profile={}).config.layers == SHAPES[name].layers
+            assert Plan.of(header, EngineOptions(profile={})).config.layers == SHAPES[name].layers
 
 
 def test_the_programs_of_a_header_serve_the_model_that_comes(maker: ModuleType, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from rlx.ir.text import dumps, loads
 from rlx.passes import pipeline
 from rlx.passes.options import Options
 from rlx.passes.program import Program
+from rlx.runners.opening.options import EngineOptions
 from rlx.runners.opening.setup import Plan
 from rlx.weights import open_weights
 
@@ -27,7 +28,7 @@ from rlx.weights import open_weights
 def model() -> Graph:
     """The graph of the demo model, a Qwen 3."""
     with open_weights(demo.path()) as loader:
-        return Plan.of(loader).graph
+        return Plan.of(loader, EngineOptions()).graph
 
 
 def named(graph: Graph) -> list[str]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 from rlx.passes.options import FUSIONS, PASSES
 from rlx.profile import FAMILIES, CompileProfile, PhaseProfile
 from rlx.profile.keys import KEYS, MAX_ROWS
+from rlx.profile.option import Option
+from rlx.profile.profile_options import profile_options
 
 
 def _some(names: tuple[str, ...]) -> st.SearchStrategy[tuple[str, ...]]:
@@ -28,10 +32,21 @@ def profiles() -> st.SearchStrategy[CompileProfile]:
         phases(),
         phases(),
         st.none() | st.sampled_from(FAMILIES),
-        choice("precision.kv_dtype"),
         buckets,
         choice("backend.cpu.level"),
-        st.none() | st.integers(1, 1024),
         choice("cache.policy"),
         st.none() | st.integers(1, 1000),
+        **{name: st.none() | values(option) for name, option in profile_options().items()},
     )
+
+
+def values(option: Option) -> st.SearchStrategy[Any]:
+    """Values of an option that a profile can set; of one with a parser no value is known."""
+    if option.choices:
+        return st.sampled_from(option.choices)
+    if option.kind is bool:
+        return st.booleans()
+    if option.kind in (int, float) and option.parse is None:
+        low = int(option.low or 0)
+        return st.integers(low, int(option.high or low + 1000))
+    return st.none()

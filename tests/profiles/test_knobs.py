@@ -30,6 +30,7 @@ from rlx.passes.options import PASSES, Options
 from rlx.profile import PhaseProfile
 from rlx.profile.keys import KEYS
 from rlx.runners.opening.model_choice import choose_model
+from rlx.runners.opening.options import EngineOptions
 from rlx.runners.opening.setup import Plan
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
@@ -205,7 +206,7 @@ def test_the_order_of_names_is_no_choice() -> None:
 
 def plan(path: Path, profile: Any = None, **arguments: Any) -> Plan:
     with open_weights(path) as loader:
-        return Plan.of(loader, profile=profile, **arguments)
+        return Plan.of(loader, EngineOptions(profile=profile, **arguments))
 
 
 @pytest.fixture(scope="module")

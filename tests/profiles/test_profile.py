@@ -43,7 +43,7 @@ def test_every_key_reaches_its_field(tmp_path: Path) -> None:
     )
     fusions = tuple(name for name in FUSIONS if name not in ("gated", "rope"))
     both = PhaseProfile("exact", False, False, fusions, tuple(name for name in PASSES if name != "simplify"))
-    expected = CompileProfile(both, both, "gemma", "q8_0", (1, 8), "avx2", 3, "redo", 5)
+    expected = CompileProfile(both, both, "gemma", (1, 8), "avx2", "redo", 5, kv_dtype="q8_0", threads=3)
     assert CompileProfile.load(file) == CompileProfile.load(str(file)) == expected
     assert CompileProfile.load(expected) is expected
     assert expected.ranges == ((1, 1), (2, 8))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from golden_folder import PACKED
 from safetensors.numpy import save_file
 
 from rlx import models
-from rlx.errors import ConfigError, ModelFileError, UnsupportedModelError
+from rlx.errors import ArgumentError, ConfigError, ModelFileError, UnknownArgumentError, UnsupportedModelError
 from rlx.runners import (
     CachedRunner,
     GemmaRunner,
@@ -25,7 +27,9 @@ from rlx.runners import (
     auto_runner,
 )
 from rlx.runners.auto import KNOWN_UNIMPLEMENTED
+from rlx.runners.engine.engine import Engine
 from rlx.runners.families import RUNNERS
+from rlx.runners.opening.options import RunnerOptions
 from rlx.sampling import SampleOpts
 
 FAMILIES = {
@@ -85,17 +89,34 @@ def test_every_family_has_a_file() -> None:
 def test_options_reach_the_engine(opened: Opened, goldens: Path) -> None:
     path, progress = goldens / "qwen3" / "hf", [].append
     auto_runner(path)
-    given = ("threads", "max_seq", "kv_dtype", "precision", "profile", "cache", "progress", "dump_ir", "compile_ahead")
-    assert opened.options == {**dict.fromkeys(given), "load": True, "keep_packed": False}
+    assert opened.options == {"compile_ahead": False}, "as the variable says in tests"
     options: dict[str, Any] = {
-        "threads": 3, "max_seq": 99, "kv_dtype": "bf16", "precision": "exact", "profile": "p.toml", "cache": object(),
+        "threads": 3, "max_seq": 99, "kv_dtype": "bf16", "precision": "exact", "profile": "p.toml", "cache": "off",
         "progress": lambda *args: progress(args), "dump_ir": "ir", "load": False,
         "keep_packed": True, "compile_ahead": [3],
     }  # fmt: skip
     auto_runner(path, **options)
     assert opened.options == options
     Qwen3Runner.from_path(path, max_seq=7)
-    assert opened.options == {"max_seq": 7, "compile_ahead": None}
+    assert opened.options == {"max_seq": 7, "compile_ahead": False}
+
+
+def test_options_are_named(opened: Opened) -> None:
+    with pytest.raises(UnknownArgumentError, match=r"Name the options, as in auto_runner\(path, threads=2\)"):
+        auto_runner("m.gguf", 2)
+    with pytest.raises(ArgumentError, match="threads is 0, expected a number from 1 to 1024"):
+        auto_runner("m.gguf", threads=0)
+    assert not opened.calls
+
+
+def test_the_arguments_of_everything_that_opens_a_model_are_the_options() -> None:
+    """With their types, for `help` and editors; the documentation of each is part of the docstring."""
+    options = [field.name for field in fields(RunnerOptions)]
+    for function in (auto_runner, Qwen3Runner.from_path, Engine.open):
+        parameters = inspect.signature(function).parameters
+        assert list(parameters) == ["path", *options[: len(parameters) - 1]]
+        assert parameters["threads"].annotation == "int | None"
+        assert "    threads: worker threads; by default the physical cores" in str(function.__doc__)
 
 
 def test_the_wrong_family_s_runner_gives_its_engine_back(opened: Opened, goldens: Path) -> None:

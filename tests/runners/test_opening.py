@@ -13,6 +13,7 @@ from rlx.passes import pipeline
 from rlx.passes.layout import MATRIX_LAYOUT, weight_table
 from rlx.profile import CompileProfile, PhaseProfile
 from rlx.runners.engine.program_spec import DECODE, GREEDY, ProgramSpec
+from rlx.runners.opening.options import EngineOptions
 from rlx.runners.opening.setup import Plan
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.store import Store
@@ -46,7 +47,7 @@ def said_by(program: Any) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("file", FILES)
 def test_the_table_of_weights_is_that_of_every_program(goldens: Path, file: str, profile: CompileProfile) -> None:
     with open_weights(goldens / file) as loader:
-        graph = Plan.of(loader, precision="auto", profile=profile).graph
+        graph = Plan.of(loader, EngineOptions(precision="auto", profile=profile)).graph
         table = weight_table(graph)
         for wanted in WANTED:
             options = profile.options(wanted.seq, sequences=wanted.sequences)

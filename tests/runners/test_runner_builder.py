@@ -13,9 +13,9 @@ from fake_engine import FakeEngine, Opened, install
 
 import rlx
 from rlx.errors import ArgumentError, ConfigError, MultimodalError, TargetError
-from rlx.runners.engine.engine import Engine
+from rlx.runners.builder import RunnerBuilder
 from rlx.runners.families import RUNNERS
-from rlx.runners.opening.setup import Choices
+from rlx.runners.opening.options import RunnerOptions
 from rlx.runners.speculation.speculative import PromptLookup
 from rlx.runtime.limits import ContextWarning
 from rlx.sampling import SampleOpts
@@ -37,23 +37,21 @@ def test_choices_reach_the_engine(opened: Opened) -> None:
     builder.profile({"buckets": {"seq": [1, 8]}}).packed(False).device("cpu").build()
     profile = {"buckets": {"seq": [1, 8]}}
     expected = {"max_seq": 64, "threads": 1, "kv_dtype": "q8_0", "cache": cache, "profile": profile}
-    assert opened.calls == [(Path("m.gguf"), {**expected, "precision": "exact", "compile_ahead": None})]
+    expected |= {"precision": "exact", "device": "cpu", "compile_ahead": False}  # the last as RLX_COMPILE_AHEAD says
+    assert opened.calls == [(Path("m.gguf"), expected)]
 
 
-def test_every_choice_is_an_option_of_something() -> None:
-    """Of the runner, of opening an engine, or of its setup: no method of a builder collects what nobody takes."""
+def test_every_option_has_a_method_and_every_method_an_option() -> None:
+    methods = vars(RunnerBuilder).keys() - {"weights", "mmproj", "build"}
+    options = {field.name for field in fields(RunnerOptions)}
+    assert options <= methods
     builder = rlx.Qwen3Runner.builder()
-    choices = vars(type(builder)).keys() - {"weights", "mmproj", "build"}
-    for name in choices:
+    for name in methods:
         if not name.startswith("_"):
             getattr(builder, name)(None)
-    taken = {field.name for field in fields(Choices)}
-    taken |= (
-        inspect.signature(rlx.Qwen3Runner.from_path).parameters.keys()
-        | inspect.signature(Engine.open).parameters.keys()
-    )
-    assert builder._options.keys() <= taken
-    assert builder._options.keys() >= inspect.signature(rlx.auto_runner).parameters.keys() - {"path", "load", "dump_ir"}
+    assert builder._options.keys() == options
+    assert str(inspect.signature(RunnerBuilder.threads)) == "(self, value: 'int | None') -> 'Self'"
+    assert rlx.Qwen3Runner.builder().keep_packed()._options == {"keep_packed": True}
 
 
 def test_choices_that_are_the_runner_s(opened: Opened) -> None:

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from rlx import env
 from rlx.errors import ArgumentError
 from rlx.passes.options import MAX_PAST
 from rlx.runners.opening.setup import Setup
@@ -33,7 +32,8 @@ def expected_rows(chosen: Any, setup: Setup) -> list[int]:
     """Row counts of the calls whose programs are compiled ahead; 0 for greedy generation.
 
     Args:
-        chosen: `compile_ahead` of `Engine.open`. True means: long prompts, single tokens, then the other buckets.
+        chosen: `compile_ahead` of `Engine.open`. True means: long prompts, single tokens, then the other buckets. None
+            means none.
 
     Raises:
         ArgumentError: `chosen` has another type, or a count is not a whole number above 0.
@@ -41,9 +41,7 @@ def expected_rows(chosen: Any, setup: Setup) -> list[int]:
     if setup.cache.policy == "readonly":  # nothing may be compiled
         return []
     most = setup.cache.capacity  # more programs would evict each other
-    if chosen is None:
-        chosen = env.compile_ahead()
-    if isinstance(chosen, bool):
+    if chosen is None or isinstance(chosen, bool):
         one, *more = setup.profile.buckets
         return [*more[-1:], one, *reversed(more[:-1]), 0][:most] if chosen else []
     if not isinstance(chosen, list | tuple):

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from rlx.runners.engine.programs import Programs
 from rlx.runners.engine.ready import ProgramRecord, ReadyPrograms
 from rlx.runners.opening.identity import identity
 from rlx.runners.opening.opened import Source, tokenizer_of
+from rlx.runners.opening.options import EngineOptions, method_takes_options
 from rlx.runners.opening.setup import Plan
 from rlx.runners.speculation.mtp import DRAFTS, HeadDrafter, Predictor
 from rlx.runners.speculation.mtp_decode import drafted_run
@@ -43,6 +43,9 @@ from rlx.runtime.tensors import Tensors
 from rlx.sampling import SampleOpts
 from rlx.sampling.recommended import recommended
 from rlx.weights import WeightLoader, open_weights
+
+if TYPE_CHECKING:
+    from rlx.runners.opening.options import ModelSource
 
 ALL_ROWS_VALUES = 1 << 24  # maximum number of logits per step when those of every position are requested
 
@@ -90,56 +93,33 @@ class Engine:
             raise
 
     @classmethod
-    def open(
-        cls,
-        path: str | PathLike[str] | WeightLoader,
-        *,
-        progress: Progress | None = None,
-        load: bool = True,
-        keep_packed: bool = False,
-        compile_ahead: bool | Sequence[int] | None = False,
-        **choices: Any,
-    ) -> Engine:
+    @method_takes_options(EngineOptions)
+    def open(cls, path: ModelSource, options: EngineOptions) -> Engine:
         """Opens a model file or directory, checks it, and loads its weights.
 
         Args:
             path: a file or directory, or an open `WeightLoader`, which the engine then owns.
-            progress: called with (what, done, total) while weights are packed.
-            load: False leaves the weights in the file until the first `forward`.
-            keep_packed: map the packed weights from a copy in the cache's folder; write that copy if it is missing.
-            compile_ahead: compile programs in the background while `ahead.is_busy()` is false: a list of row counts, in
-                this order, or True for all. None: as RLX_COMPILE_AHEAD says. Needs `load`.
-            choices: those of `Choices`.
+            options: the fields of `EngineOptions`.
 
         Raises:
-            ArgumentError: `keep_packed` with a cache that has no folder, or an invalid `compile_ahead`.
+            ArgumentError: `keep_packed` with a cache that has no folder, or an option is out of its range.
             ModelFileError and its subclasses: the file cannot be used.
         """
         loader = path if isinstance(path, WeightLoader) else open_weights(path)
         try:
-            return cls.of(
-                loader, progress=progress, load=load, keep_packed=keep_packed, compile_ahead=compile_ahead, **choices
-            )
+            return cls.of(loader, options)
         except BaseException:
             loader.close()
             raise
 
     @classmethod
-    def of(
-        cls,
-        loader: WeightLoader,
-        *,
-        progress: Progress | None = None,
-        load: bool = True,
-        keep_packed: bool = False,
-        compile_ahead: bool | Sequence[int] | None = False,
-        **choices: Any,
-    ) -> Engine:
+    def of(cls, loader: WeightLoader, options: EngineOptions) -> Engine:
         """As `open`, for an open file; the file stays open if this fails."""
-        plan = Plan.of(loader, **choices)
-        engine = cls(plan, progress, keep_packed, expected_rows(compile_ahead, plan.setup) if load else ())
+        plan = Plan.of(loader, options)
+        ahead = expected_rows(options.compile_ahead, plan.setup) if options.load else ()
+        engine = cls(plan, options.progress, options.keep_packed, ahead)
         try:
-            if load:
+            if options.load:
                 engine._load()
         except BaseException:
             engine.close(keep_file=True)

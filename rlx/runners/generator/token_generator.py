@@ -5,7 +5,6 @@ Runners stage, the last layer over `token_history.py`. RLX has it for Gemma only
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -14,17 +13,19 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx import env
-from rlx.arguments import OPENING, check_arguments
+from rlx.arguments import check_arguments
 from rlx.errors import ArgumentError
 from rlx.models import FAMILIES
 from rlx.passes.options import MAX_PAST
 from rlx.profile import CompileProfile, ProfileLike
 from rlx.profile.keys import MAX_PROGRAMS
+from rlx.profile.option import options_of
 from rlx.runners.auto import sniff
 from rlx.runners.engine.bucketing import past_buckets
 from rlx.runners.generation.checks import TokenIds, check_ids
 from rlx.runners.generator.original_names import OriginalNames, bound
 from rlx.runners.opening.configured import open_with
+from rlx.runners.opening.options import EngineOptions
 from rlx.runners.opening.setup import profile_beside
 from rlx.runtime.devices import device as find_device
 from rlx.runtime.limits import whole
@@ -48,8 +49,8 @@ class TokenGenerator(OriginalNames):
     generated tokens are the same in all modes.
     """
 
-    def __init__(self, loader: WeightLoader, options: Mapping[str, Any], include_mtp: bool = False) -> None:
-        self._loader, self._options, self._mtp = loader, dict(options), include_mtp
+    def __init__(self, loader: WeightLoader, options: EngineOptions, include_mtp: bool = False) -> None:
+        self._loader, self._options, self._mtp = loader, options, include_mtp
         super().__init__(_engine(loader, self._options))
 
     # ---------------------------------------------------------------------------------------------- ways to one
@@ -62,8 +63,7 @@ class TokenGenerator(OriginalNames):
 
         Args:
             arguments: the path; or config, path and device.
-            options: `config`, `device`, `threads`, `max_seq`, `kv_dtype`, `precision`, `profile`, `cache`, `progress`,
-                `dump_ir`, as for `auto_runner`. The weights are packed at first use.
+            options: `config` and those of `EngineOptions`, as for `auto_runner`. The weights are packed at first use.
 
         Raises:
             ArgumentError: an argument is missing, unknown or given twice.
@@ -118,11 +118,13 @@ class TokenGenerator(OriginalNames):
 
     @classmethod
     def _opened(cls, where: str, source: Any, options: dict[str, Any], include_mtp: bool = False) -> Self:
-        check_arguments(where, options, ("config", *sorted(OPENING)))
-        find_device(options.pop("device", None))
-        loader = open_with(source, options.pop("config", None))
+        config = options.pop("config", None)
+        check_arguments(where, options, ("config", *options_of(EngineOptions)))
+        chosen = EngineOptions(**{"load": False, **options})
+        find_device(chosen.device)
+        loader = open_with(source, config)
         try:
-            return cls(loader, {"load": False, **options}, include_mtp)
+            return cls(loader, chosen, include_mtp)
         except BaseException:
             loader.close()
             raise
@@ -140,7 +142,7 @@ class TokenGenerator(OriginalNames):
         """
         profile = CompileProfile.of_phases(prefill, decode)
         with self._exclusive("with_compile_profiles"):
-            options = {**self._options, "profile": profile}
+            options = replace(self._options, profile=profile)
             old, new = self._engine, _engine(self._loader, options)
             new.bucketing = replace(old.bucketing, ranges=new.bucketing.ranges)
             for phase, table in old.tables.items():
@@ -152,7 +154,7 @@ class TokenGenerator(OriginalNames):
 
     @property
     def prefill_profile(self) -> CompileProfile:
-        """The profile for prefill, with these options in both phases."""
+        """The profile for prefill, with these options in both phases and the arguments of opening merged in."""
         return self._engine.profile.for_phase("prefill")
 
     @property
@@ -248,8 +250,8 @@ GemmaGenerator = TokenGenerator
 """RLX's name for it. It supports every family."""
 
 
-def _engine(loader: WeightLoader, options: Mapping[str, Any]) -> Engine:
+def _engine(loader: WeightLoader, options: EngineOptions) -> Engine:
     """An engine over an open file; the file stays open if this fails."""
     from rlx.runners.engine.engine import Engine
 
-    return Engine.of(loader, **options)
+    return Engine.of(loader, options)

@@ -5,9 +5,8 @@ Runners stage, under the engine. This happens before a compiler or a thread is s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rlx import models
 from rlx.backends.cpu.target import Target
@@ -16,6 +15,7 @@ from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.profile import CompileProfile
 from rlx.runners.opening.opened import check_types, open_model
+from rlx.runners.opening.options import EngineOptions
 from rlx.runtime.cache import CompileCache, checked_cache
 from rlx.runtime.kv import kv_dtype as cache_type
 from rlx.runtime.limits import context_length, warn_beyond, worker_count
@@ -31,35 +31,11 @@ def profile_beside(weights: Path, family: str) -> Path | None:
 
 
 @dataclass(frozen=True)
-class Choices:
-    """A caller's options for an engine; None takes the profile's value or a default.
-
-    Attributes:
-        threads: workers; by default the physical cores that this process may use.
-        max_seq: positions the KV cache has room for; by default the model's context, at most 4096.
-        kv_dtype: "f32", "f16", "bf16", "q8_0" or "q4_0".
-        precision: "auto" or "exact", in both phases; by default the profile's.
-        profile: a path, table or `CompileProfile`; the options above override it. By default `<family>.rlx.toml`
-            beside the weights, if it exists.
-        cache: the compile cache; by default the shared one.
-        dump_ir: a folder for the text after every pass, one sub-folder per program.
-    """
-
-    threads: int | None = None
-    max_seq: int | None = None
-    kv_dtype: str | None = None
-    precision: str | None = None
-    profile: Any = None
-    cache: CompileCache | None = None
-    dump_ir: str | Path | None = None
-
-
-@dataclass(frozen=True)
 class Setup:
     """The complete settings of one engine.
 
     Attributes:
-        profile: with the arguments merged in: the precision of both phases is set.
+        profile: with the caller's options merged in: the precision of both phases is set.
         source: the profile's file; None if it has none.
         kv_type: type of the KV cache.
     """
@@ -74,7 +50,7 @@ class Setup:
     dump_ir: Path | None
 
     @staticmethod
-    def of(config: models.ModelConfig, weights: ModelWeights, chosen: Choices) -> Setup:
+    def of(config: models.ModelConfig, weights: ModelWeights, chosen: EngineOptions) -> Setup:
         """Merges a caller's options with the profile; options win.
 
         Raises:
@@ -88,19 +64,25 @@ class Setup:
         source = Path(given) if isinstance(given, str | Path) else None
         loaded = CompileProfile.load(given)
         _check_family(loaded, config.family, source)
-        profile, length = loaded.with_precision(chosen.precision, "auto"), chosen.max_seq
-        usual = chosen.cache is None
-        cache = CompileCache.default(profile.cache, profile.capacity) if usual else checked_cache(chosen.cache)
+        profile = replace(loaded.with_precision(chosen.precision, "auto"), **{**loaded.given(), **chosen.given()})
+        length = chosen.max_seq
         return Setup(
             profile,
             source,
             Target.host(profile.level),
-            cache_type(chosen.kv_dtype or profile.kv_dtype, profile.is_exact, models.cache_dtype(config, weights)),
-            worker_count(chosen.threads, profile.threads),
+            cache_type(profile.kv_dtype, profile.is_exact, models.cache_dtype(config, weights)),
+            worker_count(profile.threads),
             min(config.context, DEFAULT_CONTEXT) if length is None else context_length("max_seq", length),
-            cache,
+            _cache(chosen.cache, profile),
             Path(chosen.dump_ir) if chosen.dump_ir else None,
         )
+
+
+def _cache(chosen: CompileCache | str | None, profile: CompileProfile) -> CompileCache:
+    """The compile cache: the caller's, or one in the usual place with the policy of the caller or the profile."""
+    if chosen is None or isinstance(chosen, str):
+        return CompileCache.default(chosen or profile.cache, profile.capacity)
+    return checked_cache(chosen)
 
 
 def _check_family(profile: CompileProfile, family: str, source: Path | None) -> None:
@@ -120,19 +102,15 @@ class Plan:
     setup: Setup
 
     @staticmethod
-    def of(loader: WeightLoader, **choices: Any) -> Plan:
+    def of(loader: WeightLoader, options: EngineOptions) -> Plan:
         """Reads the file's header and builds the graph; reads no weights.
-
-        Args:
-            choices: those of `Choices`.
 
         Raises:
             ConfigError, UnsupportedModelError, WeightError: the file cannot be used.
             ArgumentError, ProfileError, TargetError: see `Setup.of`.
         """
-        chosen = Choices(**choices)
         config, weights = open_model(loader)
-        setup = Setup.of(config, weights, chosen)
+        setup = Setup.of(config, weights, options)
         warn_beyond(config.context, setup.max_seq)
         graph = models.build(config, weights, setup.kv_type, hidden=True, place=weights.place)
         check_types(graph, weights)

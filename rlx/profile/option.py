@@ -1,0 +1,127 @@
+"""How an option of an engine is declared: once, as a field of a dataclass, with what people and programs need of it.
+
+Under `ProfileOptions` here and `EngineOptions` in the runners. Arguments of functions, methods of builders, options of
+the command line, keys of profiles and tables of the documentation are made from the fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from typing import Any
+
+from rlx.errors import ArgumentError, RlxError
+from rlx.suggest import did_you_mean
+
+_KIND_NAMES = {
+    str: "a string",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    object: "a value",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Values:
+    """The values that an option or a profile key may have.
+
+    Attributes:
+        kind: their type; `object` for any. A whole number also counts as a float.
+        choices: the values there are, of any kind of option the strings; empty if they are too many.
+        low, high: bounds of a number; None where there is none.
+        parse: checks a value further and converts it, such as "2G" to bytes; raises an `RlxError`.
+    """
+
+    kind: type = str
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    parse: Callable[[Any], Any] | None = None
+
+    def problem(self, name: str, value: Any) -> tuple[str, str | None] | None:
+        """What is wrong with a value, and a hint; None if it is one of these."""
+        if not _is_a(self.kind, value):
+            return f"{name} is {value!r}, expected {_KIND_NAMES[self.kind]}", None
+        if self.choices and (self.kind is str or isinstance(value, str)) and value not in self.choices:
+            hint = did_you_mean(value, self.choices, otherwise="") or None
+            return f"{name} is {value!r}, expected one of {', '.join(self.choices)}", hint
+        if not self._in_range(value):
+            least, most = ("" if bound is None else str(bound) for bound in (self.low, self.high))
+            bounds = f"from {least} to {most}" if most else f"of at least {least}"
+            return f"{name} is {value}, expected a number {bounds}", None
+        if self.parse is not None:
+            try:
+                self.parse(value)
+            except RlxError as error:
+                return f"{name}: {error.what}", error.hint
+        return None
+
+    def parsed(self, value: Any) -> Any:
+        """The value as `parse` converts it."""
+        return value if self.parse is None else self.parse(value)
+
+    def _in_range(self, value: Any) -> bool:
+        return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option(Values):
+    """How one option is explained, and where it can be given besides as an argument.
+
+    Attributes:
+        meaning: what it does, as a sentence without its full stop: for `help()`, `--help` and the documentation.
+        python: what values an argument may have that the command line has not; "" if there is nothing to say.
+        default: what holds where nobody gives it, for people; "" if there is nothing to say.
+        key: path of the profile key that sets it, such as `backend.cpu.threads`; None if profiles cannot.
+        metavar: what stands for the value in `--help`. None: the command line does not have the option, unless it has
+            choices or is a switch.
+        flag: False keeps a switch or a choice off the command line.
+    """
+
+    meaning: str
+    python: str = ""
+    default: str = ""
+    key: str | None = None
+    metavar: str | None = None
+    flag: bool = True
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether the command line has it."""
+        return self.flag and bool(self.metavar or self.choices or self.kind is bool)
+
+    @property
+    def help(self) -> str:
+        """The text of `--help`: the meaning and the default."""
+        return "; ".join(filter(None, (self.meaning, self.default and f"by default {self.default}")))
+
+    @property
+    def doc(self) -> str:
+        """The text for Python: the meaning, what an argument may be, and the default."""
+        return "; ".join(filter(None, (self.meaning, self.python, self.default and f"by default {self.default}")))
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises `ArgumentError` if it may not have this value."""
+        if found := self.problem(name, value):
+            raise ArgumentError(found[0], hint=found[1])
+
+
+_OPTION = "option"  # key of the metadata of a field
+
+
+def option(value: Any, meaning: str, **more: Any) -> Any:
+    """A field of a dataclass that is an option: its value where none is given, and the arguments of `Option`."""
+    return field(default=value, metadata={_OPTION: Option(meaning=meaning, **more)})
+
+
+def options_of(owner: type) -> dict[str, Option]:
+    """The options among the fields of a dataclass, in order."""
+    return {each.name: each.metadata[_OPTION] for each in fields(owner) if _OPTION in each.metadata}
+
+
+def _is_a(kind: type, value: Any) -> bool:
+    kinds: dict[type, type] = {int: Integral, float: Real}  # NumPy's numbers, too
+    return isinstance(value, kinds.get(kind, kind)) and (kind in (bool, object) or not isinstance(value, bool))

@@ -1,0 +1,54 @@
+"""Options that both a caller and a compile profile can give an engine; the caller's value wins.
+
+A field here is an argument of `auto_runner`, of the runner classes and of `Engine.open`, a method of the builder, an
+option of the command line, a key of the profile and a row in the documentation's tables. `EngineOptions` in the runners
+has the options that no profile can set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlx.ir.dtypes import KV_DTYPES
+from rlx.profile.option import Option, option, options_of
+
+MAX_THREADS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions:
+    """The options; None leaves a choice to the profile, the environment or the default."""
+
+    threads: int | None = option(
+        None,
+        "Worker threads",
+        default="the physical cores that the process may use",
+        key="backend.cpu.threads",
+        kind=int,
+        low=1,
+        high=MAX_THREADS,
+        metavar="N",
+    )
+    kv_dtype: str | None = option(
+        None,
+        "Type of the KV cache",
+        default="f16, or f32 if a phase is exact and for models that magnify rounding",
+        key="precision.kv_dtype",
+        choices=tuple(dtype.name for dtype in KV_DTYPES),
+    )
+
+    @classmethod
+    def keys(cls) -> dict[str, str]:
+        """Option -> the path of its profile key, for the options of this class."""
+        return {name: str(each.key) for name, each in profile_options().items()}
+
+    def given(self) -> dict[str, Any]:
+        """The options that a profile can set and that have a value, as its parser converts it."""
+        values = {name: (each, getattr(self, name)) for name, each in profile_options().items()}
+        return {name: each.parsed(value) for name, (each, value) in values.items() if value is not None}
+
+
+def profile_options() -> dict[str, Option]:
+    """The options that a profile can set, by name."""
+    return options_of(ProfileOptions)
