@@ -28,12 +28,13 @@ from rlx.backends.cpu.kernels.delta import delta
 from rlx.backends.cpu.launch.native import NativeCode
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.llvm import compile_module
+from rlx.backends.cpu.machine import arithmetic_peak
 from rlx.backends.cpu.ranges import range_step
+from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target, cpu_count
 from rlx.backends.cpu.tiles import LANES
 from rlx.backends.memory import AlignedBuffer
 from rlx.runtime.compile import Compiler
-from rlx.runtime.machine import arithmetic_peak
 
 DIM = 128
 SHAPES = ((16, 16), (32, 16))  # (value heads, key heads); the first is Qwen3.5-0.8B's
@@ -165,7 +166,7 @@ def main() -> None:
     args = parser.parse_args()
     target = Target.host(args.target)
     compiler = Compiler(target)
-    library = compiler.runtime()
+    library = worker_loop(compiler)
     pools = [WorkerPool(n, library) for n in sorted({1, cpu_count()})]
     peaks = [arithmetic_peak("f32", compiler, pool, 0.5) for pool in pools]
     print(f"{target.level}, chunks of {args.chunk} tokens")

@@ -24,8 +24,9 @@ import numpy as np
 
 import rlx
 from rlx import ops
+from rlx.backends.cpu import machine
 from rlx.backends.cpu.launch.threads import WorkerPool
-from rlx.runtime import machine
+from rlx.backends.cpu.steps import worker_loop
 from rlx.runtime.compile import Compiler
 from rlx.runtime.limits import worker_count
 
@@ -40,7 +41,7 @@ class Machine:
     def __init__(self, threads: int | None = None) -> None:
         self.threads = worker_count(threads)
         self.compiler = Compiler()
-        self.pool = WorkerPool(self.threads, self.compiler.runtime())
+        self.pool = WorkerPool(self.threads, worker_loop(self.compiler))
 
     def read_bandwidth(self, seconds: float = 0.3) -> float:
         """In GB/s, of all workers together."""

@@ -1,1 +1,50 @@
-"""Backends: what turns a scheduled program into something that runs. Between the passes and the runtime."""
+"""Backends: what turns a scheduled program into something that runs. Between the passes and the runtime.
+
+A backend is a folder with a module `backend`, whose `BACKEND` implements `rlx.backends.base.Backend`, and a row of
+`MODULES`. Backends are imported at first use.
+"""
+
+from __future__ import annotations
+
+import difflib
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from rlx.errors import TargetError
+
+if TYPE_CHECKING:
+    from rlx.backends.base import Backend
+
+#: Device -> the module of its backend. The first is the default.
+MODULES = {
+    "cpu": "rlx.backends.cpu.backend",
+}
+
+
+class Device:
+    """The names of the devices that rlx has backends for; `rlx.devices()` lists them."""
+
+    CPU: Final = "cpu"
+
+
+def devices() -> list[str]:
+    """The devices that programs run on, the default first.
+
+    "cpu" runs native code made for this CPU.
+    """
+    return list(MODULES)
+
+
+def backend(device: str | None = None) -> Backend:
+    """The backend of the device of that name, in any case; of the default one for None.
+
+    Raises:
+        TargetError: there is no such device.
+    """
+    name = devices()[0] if device is None else str(device).lower()
+    if name not in MODULES:
+        close = difflib.get_close_matches(name, MODULES, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there is {', '.join(MODULES)}"
+        raise TargetError(f"device {device!r} is not there", where="device", hint=hint)
+    found: Backend = import_module(MODULES[name]).BACKEND
+    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import TracebackType
@@ -123,9 +123,13 @@ class Slabs:
     """Many blocks in few buffers, so that small blocks get huge pages, too.
 
     A separate buffer gets huge pages only for whole huge pages: a matrix of 2 MiB could need 512 TLB entries.
+
+    Args:
+        allocate: makes a buffer of a number of bytes, of huge pages if it is told so.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allocate: Callable[[int, bool], AlignedBuffer]) -> None:
+        self._allocate = allocate
         self._buffers: list[AlignedBuffer] = []
         self._end = 0  # end of the used part of the last buffer
 
@@ -136,7 +140,7 @@ class Slabs:
             ResourceError: the system refuses the memory.
         """
         if not self._buffers or self._end + nbytes > self._buffers[-1].nbytes:
-            self._buffers.append(AlignedBuffer(max(nbytes, _SLAB), huge=True))
+            self._buffers.append(self._allocate(max(nbytes, _SLAB), True))
             self._end = 0
         block = Block(self._buffers[-1], self._end, nbytes)
         self._end += -(-nbytes // _BLOCK) * _BLOCK

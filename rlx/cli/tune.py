@@ -73,6 +73,7 @@ def _tune(threads: int | None, seconds: float, dry_run: bool) -> None:
 
 def _measure(target: Target, workers: int, seconds: float) -> Outcome:
     from rlx.backends.cpu.launch.threads import WorkerPool
+    from rlx.backends.cpu.steps import worker_loop
     from rlx.backends.cpu.tuning import Tuning
     from rlx.runtime import autotune
     from rlx.runtime.compile import Compiler
@@ -81,7 +82,7 @@ def _measure(target: Target, workers: int, seconds: float) -> Outcome:
     plan = autotune.stages(target, nbytes)
     with (
         Bars() as bars,
-        WorkerPool(workers, Compiler(target).runtime()) as pool,
+        WorkerPool(workers, worker_loop(Compiler(target))) as pool,
         autotune.Bench(target, pool, nbytes) as bench,
     ):
         return autotune.tune(plan, Tuning.default(target.level), bench, seconds, partial(bars, "measuring"))

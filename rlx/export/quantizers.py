@@ -16,9 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rlx.backends.base import Builder
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.launch.native import NativeCode
 from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.backends.cpu.steps import step_of, worker_loop
+from rlx.backends.cpu.target import Target
 from rlx.errors import ArgumentError, WeightError
 from rlx.export.model import ExportTensor
 from rlx.export.writer import Planned
@@ -72,13 +75,10 @@ ENCODERS: dict[DType, Encoder] = {
 ROUNDS = 2
 
 
-class EncoderCompiler(Compiler):
-    """A compiler that also compiles encoders."""
-
-    def encoder(self, dtype: DType) -> NativeCode:
-        """The step that encodes numbers as this type, see `rlx.backends.cpu.ranges`; its one symbol is the step."""
-        what, options = f"the encoder of {dtype.name}", {"source": _source_digest()}
-        return self._range(lambda: kernel(dtype), what=what, kind="encode", name=dtype.name, options=options)
+def encoder(builder: Builder, dtype: DType) -> NativeCode:
+    """The step that encodes numbers as this type, see `rlx.backends.cpu.ranges`; its one symbol is the step."""
+    what, options = f"the encoder of {dtype.name}", {"source": _source_digest()}
+    return step_of(builder, lambda: kernel(dtype), what=what, kind="encode", name=dtype.name, options=options)
 
 
 def kernel(dtype: DType) -> Kernel:
@@ -129,8 +129,8 @@ class Quantizer(Closing):
     """
 
     def __init__(self, threads: int | None = None, cache: CompileCache | None = None) -> None:
-        self.compiler = EncoderCompiler(cache=cache)
-        self.pool = WorkerPool(worker_count(threads), self.compiler.runtime())
+        self.compiler = Compiler(Target.host(), cache)
+        self.pool = WorkerPool(worker_count(threads), worker_loop(self.compiler))
 
     def pieces(self, values: Floats, dtype: DType, name: str) -> Iterator[Bytes]:
         """The bytes of a tensor in order, a slice at a time.
@@ -177,7 +177,7 @@ class Quantizer(Closing):
         extents = [flat.size] if dtype in (F16, BF16) else []
         words = [flat.ctypes.data, out.ctypes.data, *extents, units, max(1, units // _GRAINS), 0]
         context = np.array(words, np.int64)
-        (step,) = self.compiler.encoder(dtype).addresses.values()
+        (step,) = encoder(self.compiler, dtype).addresses.values()
         self.pool.share(step, context.ctypes.data)
         return out
 

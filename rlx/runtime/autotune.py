@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from rlx.backends.cpu import steps
 from rlx.backends.cpu.calls import Units
 from rlx.backends.cpu.kernels.linear.linear import macro_rows, units
 from rlx.backends.cpu.kernels.linear.stream import parts
@@ -254,7 +255,7 @@ class Bench:
         """
         target = replace(self._target, tuned=tuning)
         single, again = case.rows == 1, macro_rows(case.k, case.act, target)
-        code = Compiler(target, self._cache).linear(case.dtype, case.k, case.act, single=single)
+        code = steps.linear(Compiler(target, self._cache), case.dtype, case.k, case.act, single=single)
         (step,) = code.addresses.values()
         count = units(case.n) * (1 if again is None else -(-case.rows // again))
         out = AlignedBuffer(4 * case.rows * case.n)

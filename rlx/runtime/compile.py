@@ -11,27 +11,21 @@ import itertools
 import json
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from rlx import trace
-from rlx.backends.cpu import link
-from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.launch.native import NativeCode, NativeProgram
-from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool, runtime_llvm
-from rlx.backends.cpu.layouts import BLOCK_ROWS
-from rlx.backends.cpu.target import Target
+from rlx import backends, trace
+from rlx.backends.base import Code, Loadable, OnKernel, Packer, Program, Stored, Target, Workers, uses
+from rlx.backends.base import Files as BuiltFiles
 from rlx.errors import ArgumentError, named_refusals
+from rlx.ir import text as ir_text
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.ops import EFFECTS
 from rlx.passes import pipeline
-from rlx.passes.layout import MATRIX_LAYOUT
 from rlx.passes.options import Options
 from rlx.passes.report import Event, PassReport, Report, fold
 from rlx.runtime.cache import CompileCache, Files, checked_cache
@@ -39,17 +33,10 @@ from rlx.runtime.inspection import REPORT
 from rlx.runtime.key import CompileKey, digest_text, versions
 from rlx.runtime.tuned import tuned
 
-if TYPE_CHECKING:
-    from rlx.backends.cpu.llvm import Compiled
-
-#: Compiled modules that a process keeps for a target, for the programs that it compiles next.
-MODULES = 256
-
 T = TypeVar("T")
 
-Built = Mapping[str, bytes | str]
 #: Makes files, and says how far it is.
-Build = Callable[[link.OnKernel], Built]
+Build = Callable[[OnKernel], BuiltFiles]
 
 #: Called with what is done, how much of it is done, and how much there is.
 Progress = Callable[[str, int, int], None]
@@ -67,25 +54,30 @@ class CompiledProgram:
             held here.
         final: text of the graph after all passes, whose node numbers the manifest uses.
         stats: what the compile took and made.
-        object_bytes: size of the object code.
+        options: it was compiled with.
         key: what it was compiled for.
         cached: False if this process compiled it.
         seconds: time to compile or load.
     """
 
-    code: NativeCode
+    code: Code
     manifest: Mapping[str, Any]
     files: Files
     final: str
     stats: Mapping[str, Any]
-    object_bytes: int
+    options: Options
     key: CompileKey
     cached: bool
     seconds: float
 
-    def instance(self, pool: WorkerPool) -> NativeProgram:
+    @property
+    def object_bytes(self) -> int:
+        """Size of the machine code."""
+        return self.code.nbytes
+
+    def instance(self, workers: Workers) -> Program:
         """A program with memory of its own."""
-        program = NativeProgram(self.code, self.manifest, pool)
+        program = self.code.instance(workers)
         if trace.shows(trace.KERNELS):
             from rlx.runtime.debug import watch
 
@@ -116,35 +108,19 @@ class Compilation:
     reason: str
 
 
-class _Recent(OrderedDict[str, "Compiled"]):
-    """The last modules that were compiled, by the digests of their texts."""
-
-    def __setitem__(self, digest: str, compiled: Compiled) -> None:
-        super().__setitem__(digest, compiled)
-        if len(self) > MODULES:
-            self.popitem(last=False)
-
-
-@lru_cache(maxsize=4)
-def _compiled(target: Target) -> _Recent:
-    """Those for a target, of all compilers of this process: models of one shape have most of their kernels in common,
-    and so have the programs of one model.
-    """
-    return _Recent()
-
-
 class Compiler:
     """Compiles graphs for one target through one cache.
 
     Args:
-        target: what machine to make code for; this one's best level by default. What `rlx tune` left for it in the
-            cache's folder is taken into account, unless the target brings a tuning.
+        target: what machine to make code for, of any backend; by default this one's CPU at its best level. What `rlx
+            tune` left for it in the cache's folder is taken into account, unless the target brings a tuning.
         cache: the compile cache; a new in-memory one over the default store by default.
         progress: told what is compiled, such as ("compiling the prefill program", 11, 31) before the twelfth of its
             31 kernels; the last again while LLVM finishes. The total is 1 until the kernels are counted. It is called
             in the thread that compiles, and not for what is found in the cache.
 
     Attributes:
+        backend: that of the target.
         compiled: what it has compiled, in order.
 
     Raises:
@@ -155,7 +131,8 @@ class Compiler:
         self, target: Target | None = None, cache: CompileCache | None = None, progress: Progress | None = None
     ) -> None:
         self.cache = CompileCache.default() if cache is None else checked_cache(cache)
-        self.target = tuned(target or Target.host(), self.cache)
+        self.target = tuned(target or backends.backend().target(), self.cache)
+        self.backend = self.target.backend
         self.compiled: list[Compilation] = []
         self._progress = progress or (lambda what, done, total: None)
 
@@ -172,19 +149,18 @@ class Compiler:
         key = key or self.program_key(graph, options)
         start, built, what = time.perf_counter(), False, f"the {options.phase} program"
 
-        def build(on_kernel: link.OnKernel) -> Built:
+        def build(on_kernel: OnKernel) -> BuiltFiles:
             nonlocal built
             built = True
             return self._build_program(graph, options, on_kernel)
 
         def load(files: Files) -> CompiledProgram:
-            native = objects(files)
             final = [name for name in files.names if name.startswith("ir/")][-1 - len(pipeline.BACKEND)]
             manifest, stats = (json.loads(files.read(name)) for name in ("manifest.json", "stats.json"))
-            code, text = NativeCode(native, ["step"]), files.read(final).decode()
+            text = files.read(final).decode()
+            code = self.backend.load(Loadable(manifest, files, lambda: ir_text.loads(text), options))
             seconds = time.perf_counter() - start
-            size = sum(map(len, native))
-            program = CompiledProgram(code, manifest, files, text, stats, size, key, not built, seconds)
+            program = CompiledProgram(code, manifest, files, text, stats, options, key, not built, seconds)
             if trace.shows(trace.PASSES):
                 from rlx.runtime.debug import show_program
 
@@ -219,7 +195,7 @@ class Compiler:
                 "sequences": options.sequences,
                 "whole": list(options.whole),
                 "packed": list(options.packed),
-                "tuning": self.target.tuning.as_dict(),
+                "tuning": self.target.numbers,
             },
         )
 
@@ -232,7 +208,7 @@ class Compiler:
             total = count
             self._progress(f"compiling {what}", done, total)
 
-        def telling() -> Built:
+        def telling() -> BuiltFiles:
             reason, start = self.cache.why(key), time.perf_counter()
             trace.show(trace.CACHE, f"cache: {key.title} is compiled: {reason}")
             tell(0, total)
@@ -249,116 +225,38 @@ class Compiler:
     def _effective(self, options: Options) -> Options:
         return options.effective(self.target.capabilities)
 
-    def _build_program(self, graph: Graph, options: Options, on_kernel: link.OnKernel) -> dict[str, bytes | str]:
-        from rlx.backends.cpu.llvm import Modules
-
+    def _build_program(self, graph: Graph, options: Options, on_kernel: OnKernel) -> dict[str, bytes | str]:
         files: dict[str, bytes | str] = {}
-        marks = [time.perf_counter()]
+        start = time.perf_counter()
         reports: list[PassReport] = []
         dump: pipeline.Hook = lambda stage, result: files.update({f"ir/{stage}.txt": str(result)})  # noqa: E731
         program = pipeline.lower(graph, options, dump, reports)
-        marks.append(time.perf_counter())
-        with Modules(self.target, _compiled(self.target)) as modules:
-            count = (0, 1)
-
-            def counted(*at: int) -> None:
-                nonlocal count
-                count = at[0], at[1]
-                on_kernel(*count)
-
-            linked = link.link_program(program, self.target, modules.add, counted)
-            marks.append(time.perf_counter())
-            files |= _files(modules.results(lambda: on_kernel(*count)))
-        marks.append(time.perf_counter())
-        files["manifest.json"] = json.dumps(linked.manifest)
-        kernels = fold(Event(symbol, name) for symbol, name in link.uses(program, linked.manifest))
+        seconds = {"passes": time.perf_counter() - start}
+        built = self.backend.build(program, self.target, on_kernel)
+        files |= built.files
+        files["manifest.json"] = json.dumps(built.manifest)
+        kernels = fold(Event(symbol, name) for symbol, name in uses(program, built.manifest))
         report = Report(graph.name, options.phase, options.seq, options.precision, tuple(reports), kernels)
         files[REPORT] = report.to_json()
-        files |= {f"kernels/{symbol}.txt": kernel.source for symbol, kernel in linked.kernels.items()}
-        phases = zip(("passes", "kernels", "llvm"), itertools.pairwise(marks), strict=True)
-        seconds = {name: round(b - a, 4) for name, (a, b) in phases}
-        files["stats.json"] = json.dumps({"seconds": seconds, "kernels": len(linked.kernels)}, indent=1)
+        rounded = {name: round(spent, 4) for name, spent in (seconds | {**built.seconds}).items()}
+        files["stats.json"] = json.dumps({"seconds": rounded, "kernels": built.kernels}, indent=1)
         return files
 
-    def packer(self, dtype: DType) -> NativeCode:
-        """The step that packs a matrix of this type, see `rlx.backends.cpu.ranges`; its one symbol is the step."""
+    def workers(self, count: int) -> Workers:
+        """Workers of the backend, for programs of this compiler."""
+        return self.backend.workers(count, self)
 
-        def kernel() -> Kernel:
-            from rlx.backends.cpu.kernels.packing.pack import pack
+    def packer(self, dtype: DType, workers: Workers) -> Packer:
+        """What packs matrices of this type."""
+        return self.backend.packer(dtype, workers, self)
 
-            return pack(dtype)
-
-        return self._range(
-            kernel,
-            what=f"the packing of {dtype.name} weights",
-            kind="pack",
-            name=dtype.name,
-            options={"layout": MATRIX_LAYOUT},
-        )
-
-    def peak(self, kind: str) -> NativeCode:
-        """The step that measures an arithmetic peak, see `rlx.backends.cpu.kernels.linear.peak`."""
-
-        def kernel() -> Kernel:
-            from rlx.backends.cpu.kernels.linear.peak import peak
-
-            return peak(kind, self.target)
-
-        return self._range(kernel, what="a measurement", kind="peak", name=kind)
-
-    def linear(self, dtype: DType, k: int, act: str, *, single: bool) -> NativeCode:
-        """The step of a linear of n results, a multiple of 16, that `rlx tune` times, see `rlx.backends.cpu.ranges`."""
-
-        def kernel() -> Kernel:
-            from rlx.backends.cpu.kernels.linear.linear import linear
-
-            return linear(dtype, BLOCK_ROWS, k, act, self.target, single=single)
-
-        options = {"k": k, "act": act, "single": single, "tuning": self.target.tuning.as_dict()}
-        return self._range(kernel, what="a measurement", kind="linear", name=dtype.name, options=options)
-
-    def _range(self, make: Callable[[], Kernel], *, what: str, **fields: Any) -> NativeCode:
-        """A kernel as a step of its own; `what` it is, for whoever waits for it."""
-
-        def build(on_kernel: link.OnKernel) -> Built:
-            from rlx.backends.cpu.ranges import range_step
-
-            kernel = make()
-            name, step = range_step(kernel)
-            return self._objects(kernel=kernel.llvm, program=step) | {"symbol.txt": name, "kernel.txt": kernel.source}
-
-        def load(files: Files) -> NativeCode:
-            return NativeCode(objects(files), [files.read("symbol.txt").decode()])
-
-        return self._get(self.key(**fields), what, build, load)
-
-    def runtime(self) -> RuntimeLibrary:
-        """The native worker loop."""
-        key = self.key(kind="runtime", name="workers")
-
-        def build(on_kernel: link.OnKernel) -> Built:
-            return self._objects(program=runtime_llvm(self.target.triple))
-
-        return self._get(key, "the worker loop", build, lambda f: RuntimeLibrary(f.read("program.o")))
-
-    def _objects(self, **texts: str) -> dict[str, bytes | str]:
-        """The files of modules by their names."""
-        from rlx.backends.cpu.llvm import Modules
-
-        with Modules(self.target, _compiled(self.target)) as modules:
-            for name, text in texts.items():
-                modules.add(name, text)
-            return _files(modules.results())
+    def once(self, what: str, build: Callable[[], BuiltFiles], load: Callable[[Stored], T], **fields: Any) -> T:
+        """As `rlx.backends.base.Builder.once`: `fields` are those of the key."""
+        return self._get(self.key(**fields), what, lambda on_kernel: build(), load)
 
     def key(self, **fields: Any) -> CompileKey:
         """A key for this target and these versions of everything."""
         return CompileKey(target=self.target.describe(), versions=versions(), **fields)
-
-
-def _files(modules: Mapping[str, Compiled]) -> dict[str, bytes | str]:
-    """The files of compiled modules: object code, and the assembly that it was emitted from."""
-    code = {f"{name}.o": module.code for name, module in modules.items()}
-    return {**code, **{f"{name}.ll": module.text for name, module in modules.items()}}
 
 
 def program_name(graph: Graph) -> str:
@@ -383,11 +281,6 @@ def _role(graph: Graph, options: Options) -> str:
     if not options.sequences and any(node.op == "pick" for node in outputs):
         return "greedy" if options.phase == "decode" else "verify"
     return options.phase
-
-
-def objects(files: Files) -> list[bytes]:
-    """The object code of an entry, module by module."""
-    return [files.read(name) for name in files.names if name.endswith(".o")]
 
 
 def write_ir(files: Files, folder: Path) -> None:

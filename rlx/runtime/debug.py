@@ -6,17 +6,15 @@ Runtime stage, beside `compile.py`. None of this runs while RLX_DEBUG is off, so
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlx import trace
-from rlx.backends.cpu.target import Target
+from rlx.backends.base import Observer, Program, Target
 from rlx.ir.graph import Graph
 from rlx.runtime.inspection import Inspectable
 
 if TYPE_CHECKING:
-    from rlx.backends.cpu.launch.native import NativeProgram
     from rlx.runtime.compile import CompiledProgram
     from rlx.runtime.profiling import OpTime
 
@@ -40,17 +38,17 @@ def show_program(compiled: CompiledProgram, target: Target) -> None:
         trace.show_whole(trace.ASM, f"assembly of {title}", view.asm())
 
 
-def watch(program: NativeProgram, compiled: CompiledProgram) -> None:
+def watch(program: Program, compiled: CompiledProgram) -> None:
     """Adds up the times of the program's steps, and writes them when it is closed: level 2."""
     from rlx.ir import text
 
     times = StepTimes(program.name, text.loads(compiled.final))
-    program.observer = times.add
+    program.observers.append(times)
     program.finish = weakref.finalize(program, times.show)  # at the end of the process at the latest
 
 
 @dataclass
-class StepTimes:
+class StepTimes(Observer):
     """Totals over the steps of a program.
 
     Attributes:
@@ -64,11 +62,12 @@ class StepTimes:
     seconds: float = 0.0
     kinds: dict[str, OpTime] = field(default_factory=dict)
 
-    def add(self, program: NativeProgram, extents: Mapping[str, int], seconds: float, steps: int) -> None:
+    def after(self, program: Program, seconds: float, steps: int) -> None:
         """Adds steps that took `seconds` together, in equal parts; the last one gives the division by kind."""
         from rlx.runtime.profiling import OpTime, op_times, region_seconds
 
         self.steps, self.seconds = self.steps + steps, self.seconds + seconds
+        extents = program.extents
         env = {**extents, "PAST_SEQ": extents.get("PAST_SEQ", 0) + steps // 2}  # the middle step
         for kind in op_times(program, self.graph, env, region_seconds(program, seconds)):
             total = self.kinds.setdefault(kind.label, OpTime(kind.label))

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from rlx import backends
 from rlx.arguments import known_arguments
-from rlx.backends.cpu.launch.threads import WorkerPool
-from rlx.backends.cpu.target import Target
+from rlx.backends.base import Target
 from rlx.errors import ArgumentError, BusyError
 from rlx.ir import dims, text
 from rlx.ir.dtypes import DTYPES
@@ -66,7 +66,7 @@ class Executable(Inspectable):
     ) -> None:
         self._compiled, self._target = compiled, compiler.target
         self._closed = False
-        self._pool = WorkerPool(threads, compiler.runtime())
+        self._pool = compiler.workers(threads)
         self._tensors = Tensors(compiler, self._pool)
         self._program = compiled.instance(self._pool)
         self.graph: Graph = text.loads(compiled.final)
@@ -239,6 +239,7 @@ def compile(
     *,
     precision: str | None = None,
     profile: ProfileLike = None,
+    device: str | None = None,
     target: Target | str | None = None,
     threads: int | None = None,
     cache: CompileCache | None = None,
@@ -255,6 +256,7 @@ def compile(
         profile: a `CompileProfile`, a table or a file: precision, fusions, passes, target level, threads and compile
             cache, unless an argument sets them. A SEQ of 1, and `sequences`, use the decode phase, otherwise prefill.
             Family, buckets and type of the KV cache apply only to runners.
+        device: what to run on, see `rlx.devices()`: the CPU by default.
         target: a level, "generic", "avx2", "avx512", "amx" or "native", or a `Target`.
         threads: number of workers; by default the physical cores.
         cache: the compile cache; by default the one on disk.
@@ -269,6 +271,7 @@ def compile(
         ArgumentError: `bind` has an unknown name, or a value is out of its range or missing.
         ProfileError: the profile has an unknown key or value.
         CompileError: an op has no kernel for these types.
+        TargetError: there is no such device, or it has no such level.
     """
     if not isinstance(graph, Graph):
         raise ArgumentError(f"expected a Graph, found {graph!r}", where="compile", hint="rlx.Graph(name) begins one")
@@ -282,7 +285,9 @@ def compile(
     rest = {"all_rows": True, "sequences": slots is not None, "symbols": tuple(bounds.items())}
     options = chosen.options(seq, **rest)
     cache = CompileCache.default(chosen.cache, chosen.capacity) if cache is None else cache
-    compiler = Compiler(target if isinstance(target, Target) else Target.host(target or chosen.level), cache)
+    if target is None or isinstance(target, str):
+        target = backends.backend(device).target(target or chosen.level)
+    compiler = Compiler(target, cache)
     compiled = compiler.program(graph, options, dump=Path(dump_ir) if dump_ir else None)
     workers = worker_count(threads, chosen.threads)
     room = _Room(options.seq[1] if slots is None else 1, ctx, window_ctx, slots)

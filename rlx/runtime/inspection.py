@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rlx.backends.cpu.target import Target
+from rlx.backends.base import Target
 from rlx.errors import ArgumentError
 from rlx.passes.report import Report
 
@@ -91,9 +91,9 @@ class Inspectable:
         Raises:
             ArgumentError, CacheError: as `source`.
         """
-        from rlx.backends.cpu.llvm import assembly
-
-        return "\n".join(f"# {name}\n{assembly(text, self._target)}" for name, text in self._modules(kernel))
+        target = self._target
+        parts = [f"# {name}\n{target.backend.assembly(text, target)}" for name, text in self._modules(kernel)]
+        return "\n".join(parts)
 
     @property
     def _stages(self) -> list[str]:
@@ -103,6 +103,9 @@ class Inspectable:
 
     def _modules(self, kernel: str | None) -> Iterator[tuple[str, str]]:
         names = [name.removesuffix(".ll") for name in self._compiled.files.names if name.endswith(".ll")]
+        if not names:
+            hint = "Look at `ir` or `explain`."
+            raise ArgumentError("the program has no machine code", where=f"target {self._target.level}", hint=hint)
         return ((name, self._read(f"{name}.ll")) for name in _matching(kernel, names))
 
     def _read(self, name: str) -> str:
@@ -123,9 +126,10 @@ def disassembly(entry: Entry, name: str) -> str:
         CompileError: the LLVM of this installation cannot read the module.
     """
     from rlx.backends.cpu.llvm import Module
+    from rlx.backends.cpu.target import Target as CpuTarget
 
     level, triple, cpu, features = (str(entry.key.target[word]) for word in ("level", "triple", "cpu", "features"))
-    target = Target(level, triple, cpu, features)
+    target = CpuTarget(level, triple, cpu, features)
     text = entry.read(f"{name.removesuffix('.o')}.ll").decode()
     with Module(text, target) as module:
         same = module.emit() == entry.read(name)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rlx.backends.cpu.launch.native import NativeProgram
+from rlx.backends.base import Program
 from rlx.ir.costs import cost
 from rlx.ir.dtypes import BF16, Q8A
 from rlx.ir.graph import Graph
@@ -78,14 +78,14 @@ def _peak(kind: str, peaks: Mapping[str, float]) -> float:
     return next(peaks[unit] for unit in _UNITS[kind] if unit in peaks)
 
 
-def region_seconds(program: NativeProgram, seconds: float) -> np.ndarray:
+def region_seconds(program: Program, seconds: float) -> np.ndarray:
     """Distributes the last step's `seconds` over its regions, float64 [regions]."""
     marks = program.times[0].astype(np.float64)
     spent: np.ndarray = np.diff(marks) * (seconds / max(1.0, marks[-1] - marks[0]))
     return spent
 
 
-def op_times(program: NativeProgram, graph: Graph, env: Mapping[str, int], seconds: np.ndarray) -> list[OpTime]:
+def op_times(program: Program, graph: Graph, env: Mapping[str, int], seconds: np.ndarray) -> list[OpTime]:
     """The time of each kind of work, longest first.
 
     Args:

@@ -14,10 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlx.backends.cpu.calls import Units
-from rlx.backends.cpu.launch.threads import WorkerPool
-from rlx.backends.cpu.layouts import packed_bytes, row_blocks
-from rlx.backends.cpu.work_stealing import grain
+from rlx.backends.base import Workers
 from rlx.backends.memory import Block, Slabs
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import DTYPES, DType
@@ -51,13 +48,13 @@ class Tensors:
 
     Args:
         compiler: makes the packing kernels.
-        pool: the workers that pack.
+        workers: those that pack.
     """
 
-    def __init__(self, compiler: Compiler, pool: WorkerPool) -> None:
-        self.compiler, self.pool = compiler, pool
+    def __init__(self, compiler: Compiler, workers: Workers) -> None:
+        self.compiler, self.workers = compiler, workers
         self.addresses: dict[str, int] = {}
-        self._slabs, self._blocks = Slabs(), dict[str, Block]()
+        self._slabs, self._blocks = Slabs(compiler.backend.allocate), dict[str, Block]()
         self._tables: dict[str, np.ndarray] = {}  # keeps the mappings alive
         self._kept: MappedWeights | None = None
 
@@ -105,24 +102,18 @@ class Tensors:
             ShapeError: a piece is not a matrix of this type and shape, or there are more or fewer than E.
         """
         count, (n, k) = prod(shape[:-2]), shape[-2:]
-        size, packed, done = dtype.size((n, k)), packed_bytes(dtype, n, k), 0
-        (step,) = self.compiler.packer(dtype).addresses.values()
+        packer, size, done = self.compiler.packer(dtype, self.workers), dtype.size((n, k)), 0
+        packed = packer.nbytes(n, k)
         block = self._slabs.take(count * packed)
         for piece in pieces:
             if piece.nbytes != size or done == count:
                 what = f"expected {count} times {size} bytes of {dtype}[{n}, {k}], found {piece.nbytes}"
                 raise ShapeError(f"{what} as number {done}", where=name)
-            self._pack(step, piece, block.address + done * packed, n, k)
+            packer.pack(piece, block.address + done * packed, n, k)
             done += 1
         if done != count:
             raise ShapeError(f"expected {count} matrices of {dtype}[{n}, {k}], found {done}", where=name)
         self._keep(name, block)
-
-    def _pack(self, step: int, raw: np.ndarray, address: int, n: int, k: int) -> None:
-        assert raw.flags.c_contiguous
-        units = row_blocks(n)
-        context = np.array([raw.ctypes.data, address, n, k, units, grain(Units(units), {}), 0], np.int64)
-        self.pool.share(step, context.ctypes.data)
 
     def load(
         self,

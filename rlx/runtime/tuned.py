@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlx.backends.base import Target as AnyTarget
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
 from rlx.errors import ArgumentError, CacheError
@@ -42,9 +43,9 @@ class Measured:
     threads: int
 
 
-def tuned(target: Target, cache: CompileCache) -> Target:
+def tuned(target: AnyTarget, cache: CompileCache) -> AnyTarget:
     """The target with its measured tuning, if there is one. A tuning that is already set stays."""
-    if target.tuned or cache.store is None or cache.policy == "off":
+    if not isinstance(target, Target) or target.tuned or cache.store is None or cache.policy == "off":
         return target
     found = find(cache.store, target)
     return replace(target, tuned=found.tuning) if found else target

@@ -15,8 +15,9 @@ from rlx.backends.cpu.loops import python_form
 from rlx.backends.cpu.target import Target
 from rlx.errors import ArgumentError, WeightError
 from rlx.export import quantizers
-from rlx.export.quantizers import ENCODERS, EncoderCompiler, Quantizer, kernel
+from rlx.export.quantizers import ENCODERS, Quantizer, kernel
 from rlx.ir.dtypes import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, DType
+from rlx.runtime.compile import Compiler
 
 Floats = NDArray[np.float32]
 SIMPLE = [F16, BF16, Q8_0, Q4_0, Q5_0, Q5_1]
@@ -293,7 +294,7 @@ def test_code_for_other_machines_does_the_same(dtype: DType) -> None:
     """The baseline has neither fused multiplication nor rounding instructions."""
     x = samples()["laplace"][:16]
     with Quantizer(1) as here, Quantizer(1) as other:
-        other.compiler = EncoderCompiler(Target.host("generic"), other.compiler.cache)
+        other.compiler = Compiler(Target.host("generic"), other.compiler.cache)
         a, b = here.encode(x, dtype), other.encode(x, dtype)
     if dtype in SIMPLE:
         np.testing.assert_array_equal(a, b)

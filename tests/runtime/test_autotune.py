@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
 from rlx.errors import RlxError
@@ -124,7 +125,7 @@ def test_every_candidate_is_a_legal_value_of_a_number(level: str) -> None:
 
 def test_real_kernels_are_timed_and_checked() -> None:
     target, cases = Target.host(), [Case(Q8_0, "q8a", 1, 64, 256), Case(BF16, "f32", 3, 32, 256)]
-    with WorkerPool(2, Compiler(target).runtime()) as pool, Bench(target, pool, 1 << 16) as bench:
+    with WorkerPool(2, worker_loop(Compiler(target))) as pool, Bench(target, pool, 1 << 16) as bench:
         for case in cases:
             for tuning in (target.tuning, replace(target.tuning, prefetch=64, macro_rows_float=2)):
                 assert bench.prepare(tuning, case)() > 0

@@ -73,8 +73,9 @@ def test_a_failure_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_script_prints_nothing_unasked() -> None:
-    code = "from rlx.runtime.compile import Compiler; from rlx.runtime.cache import CompileCache\n"
-    quiet = code + "Compiler(cache=CompileCache(policy='off')).runtime()"
+    code = "from rlx.backends.cpu.steps import worker_loop; from rlx.runtime.compile import Compiler\n"
+    code += "from rlx.runtime.cache import CompileCache\n"
+    quiet = code + "worker_loop(Compiler(cache=CompileCache(policy='off')))"
     asked = "import logging; logging.basicConfig(level='INFO', format='%(name)s: %(message)s')\n" + quiet
     for text, said in ((quiet, ""), (asked, "rlx: compiled runtime workers")):
         run = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)

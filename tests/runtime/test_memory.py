@@ -14,10 +14,10 @@ from resident import rss_bytes
 
 from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool, runtime_llvm
 from rlx.backends.cpu.llvm import compile_module
+from rlx.backends.cpu.machine import read_bandwidth
 from rlx.backends.cpu.target import Target
 from rlx.backends.memory import HUGE_PAGE, AlignedBuffer, Slabs
 from rlx.errors import ArgumentError, BusyError, RlxError
-from rlx.runtime.machine import read_bandwidth
 
 MIB = 1 << 20
 
@@ -131,7 +131,7 @@ def test_wrong_arguments_of_bandwidth(seconds: float, nbytes: int, library: Runt
 
 @given(sizes=st.lists(st.integers(0, 70 * MIB), max_size=12))
 def test_blocks_of_slabs_are_zeroed_lie_apart_and_share_huge_pages(sizes: list[int]) -> None:
-    slabs = Slabs()
+    slabs = Slabs(AlignedBuffer)
     blocks = [slabs.take(size) for size in sizes]
     ends = 0
     for block in sorted(blocks, key=lambda block: block.address):

@@ -12,6 +12,7 @@ import pytest
 
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.layouts import pack, packed_bytes, unpack
+from rlx.backends.cpu.steps import worker_loop
 from rlx.errors import ShapeError
 from rlx.ir.dtypes import DTYPES, F16, F32, Q4_0, Q8_0, DType
 from rlx.runtime.compile import Compiler
@@ -24,7 +25,7 @@ EXPERTS, ROWS, WIDTH = 3, 21, 64  # rows: no multiple of 16
 @pytest.fixture(scope="module")
 def pool() -> Iterator[tuple[Compiler, WorkerPool]]:
     compiler = Compiler()
-    pool = WorkerPool(2, compiler.runtime())
+    pool = WorkerPool(2, worker_loop(compiler))
     yield compiler, pool
     pool.close()
 

@@ -22,10 +22,10 @@ ctx is a table of pointers:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 from rlx.backends.cpu.calls import Call
@@ -345,13 +345,6 @@ def _manifest(linker: _Linker, regions: list[_Bound]) -> dict[str, Any]:
         "weights": _weights(program),
         "states": {n.name: _described(n) | {"layout": n["layout"]} for n in graph.leaves("state").values()},
     }
-
-
-def uses(program: Program, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(kernel symbol, name of the value that it computes) for every call of a step, in order."""
-    nodes, names = program.graph.nodes(), program.graph.names()
-    for calls in chain(*zip(manifest["prologues"], manifest["regions"], strict=True)):
-        yield from ((symbol, names[nodes[number]]) for number, symbol in calls)
 
 
 def _arguments(linker: _Linker, region: _Bound) -> Iterator[list[Any]]:

@@ -15,12 +15,15 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from rlx import env
+from rlx.backends import backend
+from rlx.backends.base import Backend
 from rlx.backends.cpu.tuning import Tuning
 from rlx.errors import TargetError
 from rlx.passes.capabilities import Capabilities
@@ -104,6 +107,16 @@ class Target:
     def tuning(self) -> Tuning:
         """The tuning that kernels use: the measured one, or the level's defaults."""
         return self.tuned or Tuning.default(self.level)
+
+    @property
+    def backend(self) -> Backend:
+        """The CPU backend."""
+        return backend("cpu")
+
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        """The tuning, by name."""
+        return self.tuning.as_dict()
 
     @property
     def capabilities(self) -> Capabilities:

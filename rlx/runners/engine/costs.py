@@ -13,7 +13,7 @@ import numpy as np
 
 from rlx.runners.engine.batch import batch_program
 from rlx.runners.engine.program_spec import DECODE
-from rlx.runtime import machine, profiling
+from rlx.runtime import profiling
 from rlx.runtime.profiling import OpTime, op_times, region_seconds
 
 if TYPE_CHECKING:
@@ -62,9 +62,10 @@ def read_bandwidth(engine: Engine, nbytes: int = MEMORY_BYTES) -> float:
         nbytes: size of the buffer that they read repeatedly. For memory bandwidth, larger than the last-level cache; to
             model a step, as much as the step reads, which may fit the cache.
     """
-    return machine.read_bandwidth(engine._pool, nbytes=min(max(nbytes, LEAST_BYTES), MEMORY_BYTES))
+    nbytes = min(max(nbytes, LEAST_BYTES), MEMORY_BYTES)
+    return engine._compiler.backend.bandwidth(engine._pool, nbytes)
 
 
 def arithmetic_peaks(engine: Engine) -> dict[str, float]:
     """Peak arithmetic rate of the workers in 10^9 operations per second, for every kind that the target supports."""
-    return machine.arithmetic_peaks(engine._compiler, engine._pool)
+    return engine._compiler.backend.peaks(engine._pool, engine._compiler)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx import text
-from rlx.backends.cpu.launch.native import NativeProgram
-from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.backends.base import Program, Workers
 from rlx.errors import ArgumentError, PromptError, SnapshotError
 from rlx.runners.engine.ahead import Ahead, expected_rows
 from rlx.runners.engine.batch import Batch, programs_of
@@ -62,11 +61,11 @@ class Engine:
         weights: the open file.
     """
 
-    _pool: WorkerPool
+    _pool: Workers
     _tensors: Tensors
     _predictor: Predictor | None = None  # created at first use
     _hearing = False  # whether the MTP head receives the hidden states
-    _last: NativeProgram | None = None  # the program of the last step
+    _last: Program | None = None  # the program of the last step
 
     def __init__(
         self, plan: Plan, progress: Progress | None = None, keep_packed: bool = False, ahead: Sequence[int] = ()
@@ -84,7 +83,7 @@ class Engine:
         self.tables = self._programs.tables
         self.ahead.start(partial(self._programs.compile_missing, spec) for spec in self._expected(ahead))
         try:
-            self._pool = WorkerPool(setup.threads, self._compiler.runtime())
+            self._pool = self._compiler.workers(setup.threads)
             self._tensors = Tensors(self._compiler, self._pool)
             self._session = self._home = self.new_session()
             self._programs.bind(self._states.addresses)
@@ -230,7 +229,7 @@ class Engine:
     @property
     def repeats(self) -> bool:
         """Whether `greedy` can run: it needs one decode program for every past."""
-        return self.bucketing.decode == "dynamic"
+        return self.bucketing.decode == "dynamic" and self._compiler.backend.native_loops
 
     def greedy(self, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
         """Appends `token` and the likeliest tokens after it: `greedy_run`; `PromptError` as `forward`."""
@@ -272,7 +271,7 @@ class Engine:
             yield ids[at:end]
             at = end
 
-    def program_for(self, rows: int, past: int) -> NativeProgram:
+    def program_for(self, rows: int, past: int) -> Program:
         """The program for a call of `rows` rows after `past` positions, compiled if necessary."""
         return self._programs[self._spec(rows, past)]
 

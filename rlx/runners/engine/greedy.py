@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.backends.cpu.launch.native import NativeProgram
+from rlx.backends.base import Program
 from rlx.errors import NumericalError
 from rlx.runtime.session import Session
 
@@ -16,7 +16,7 @@ STEPS, SECONDS = 32, 0.05
 
 
 def greedy_run(
-    program: NativeProgram, session: Session, token: int, count: int, stops: Sequence[int], rows: int
+    program: Program, session: Session, token: int, count: int, stops: Sequence[int], rows: int
 ) -> list[int]:
     """Appends `token` to the session, then the likeliest tokens after it, one by one.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlx.backends.cpu.launch.native import NativeProgram
+from rlx.backends.base import Program
 from rlx.errors import ArgumentError
 
 
@@ -38,7 +38,7 @@ class TableStats:
 class Made:
     """A program after a miss, and what it cost."""
 
-    program: NativeProgram
+    program: Program
     compiled: bool
     seconds: float
     code_bytes: int
@@ -55,9 +55,9 @@ class ProgramTable:
     def __init__(self) -> None:
         self.capacity: int | None = None
         self.stats = TableStats()
-        self._programs: OrderedDict[Hashable, NativeProgram] = OrderedDict()
+        self._programs: OrderedDict[Hashable, Program] = OrderedDict()
 
-    def get(self, key: Hashable, make: Callable[[], Made]) -> NativeProgram:
+    def get(self, key: Hashable, make: Callable[[], Made]) -> Program:
         """The program of a key; calls `make` on a miss."""
         if key in self._programs:
             self._programs.move_to_end(key)
@@ -93,11 +93,11 @@ class ProgramTable:
         """The keys, the least recently used first."""
         return list(self._programs)
 
-    def items(self) -> list[tuple[Any, NativeProgram]]:
+    def items(self) -> list[tuple[Any, Program]]:
         """Keys and programs, the least recently used first."""
         return list(self._programs.items())
 
-    def __iter__(self) -> Iterator[NativeProgram]:
+    def __iter__(self) -> Iterator[Program]:
         return iter(list(self._programs.values()))
 
     def clear(self) -> None:

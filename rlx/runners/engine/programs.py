@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 
-from rlx.backends.cpu.launch.native import NativeProgram
-from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.backends.base import Program, Workers
 from rlx.errors import named_refusals
 from rlx.ir import text as ir_text
 from rlx.ir.dtypes import DTYPES
@@ -51,7 +50,7 @@ class Programs:
         graph: Graph,
         setup: Setup,
         compiler: Compiler,
-        pool: Callable[[], WorkerPool],
+        pool: Callable[[], Workers],
         addresses: Callable[[], Mapping[str, int]],
         packed: tuple[str, ...] = (),
         ahead: Ahead | None = None,
@@ -63,7 +62,7 @@ class Programs:
         self._name, self._ahead = program_name(graph), ahead or Ahead(None)
         self.tables = {phase: ProgramTable() for phase in ("prefill", "decode", "batch")}
 
-    def __getitem__(self, spec: ProgramSpec) -> NativeProgram:
+    def __getitem__(self, spec: ProgramSpec) -> Program:
         """The program, bound and ready to run."""
         return self.tables[spec.phase].get(spec, lambda: self._make(spec))
 
@@ -78,7 +77,7 @@ class Programs:
         fresh = len(self._compiler.compiled) != compiles
         return Made(program, fresh, time.perf_counter() - start, code_bytes)
 
-    def _instance(self, spec: ProgramSpec) -> tuple[NativeProgram, int]:
+    def _instance(self, spec: ProgramSpec) -> tuple[Program, int]:
         """A new instance of a program, and the bytes of its code."""
         compiled = self.compile(spec)
         assert compiled.manifest["weights"].items() <= self.weights.items()  # the weights are packed before any compile
@@ -87,7 +86,7 @@ class Programs:
         program.bind(self._states[spec.turn])
         return program, compiled.object_bytes
 
-    def _all(self) -> Iterator[NativeProgram]:
+    def _all(self) -> Iterator[Program]:
         return chain.from_iterable(self.tables.values())
 
     def bind(self, states: tuple[Mapping[str, int], Mapping[str, int]]) -> None:
@@ -137,8 +136,8 @@ class Programs:
             records.append(_record(spec, compiled, time.perf_counter() - start, reason))
             if on_program:
                 on_program(records[-1])
-        for dtype in {row["dtype"] for row in self.weights.values() if row["layout"] == MATRIX_LAYOUT}:
-            self._compiler.packer(DTYPES[dtype])
+        packed = {DTYPES[row["dtype"]] for row in self.weights.values() if row["layout"] == MATRIX_LAYOUT}
+        self._compiler.backend.prepare_packing(packed, self._compiler)
         return records
 
     def final_graph(self, spec: ProgramSpec) -> Graph:

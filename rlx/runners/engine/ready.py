@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import overload
 
-from rlx.backends.cpu.target import Target
+from rlx.backends.base import Target
 from rlx.errors import ArgumentError
 from rlx.runtime.compile import CompiledProgram
 from rlx.runtime.inspection import Inspectable

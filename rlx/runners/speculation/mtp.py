@@ -19,9 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx import models
+from rlx.backends.base import Program, Workers
 from rlx.backends.cpu.launch.drafts import Heads, Rounds, run_rounds
-from rlx.backends.cpu.launch.native import NativeProgram
-from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.runners.engine.greedy import SECONDS
 from rlx.runners.engine.program_spec import HIDDEN, ProgramSpec
 from rlx.runners.engine.programs import Programs
@@ -56,7 +55,7 @@ class Predictor:
 
     def __init__(self, programs: Programs, ranges: Sequence[tuple[int, int]], states: States, rows: int) -> None:
         self._programs, self._ranges, self.states, self._rows = programs, ranges, states, rows
-        self._by_rows: dict[int, NativeProgram] = {}
+        self._by_rows: dict[int, Program] = {}
         self._base = self._next = 0  # the head has processed positions [base, next)
         self._start = 0  # position of the first stored row that it has not processed
         self._ids: list[int] = []
@@ -69,7 +68,7 @@ class Predictor:
         weights: ModelWeights,
         setup: Setup,
         compiler: Compiler,
-        pool: WorkerPool,
+        pool: Workers,
         tensors: Tensors,
         progress: Progress | None,
     ) -> Predictor:
@@ -141,7 +140,7 @@ class Predictor:
         found = program.repeat(count, self._rows, (), SECONDS, env, carried=CARRIED, first=first)
         return [token for token in found if token >= 0]
 
-    def fed(self, position: int, ids: Sequence[int], hidden: Floats) -> tuple[NativeProgram, dict[str, int]]:
+    def fed(self, position: int, ids: Sequence[int], hidden: Floats) -> tuple[Program, dict[str, int]]:
         """The program for these rows at a session position, with its inputs set; and its symbol values."""
         rows, past = len(ids), position - self._base
         if rows not in self._by_rows:
@@ -207,7 +206,7 @@ class HeadDrafter:
         """Follows a rewind: the session was cut to its first `length` tokens."""
         self._predictor.forget(length)
 
-    def rounds(self, models: tuple[NativeProgram, NativeProgram], ids: Sequence[int], **limits: Any) -> Rounds:
+    def rounds(self, models: tuple[Program, Program], ids: Sequence[int], **limits: Any) -> Rounds:
         """Runs rounds of drafting and verifying in one native call, from a token and its drafts by `propose`.
 
         Args:

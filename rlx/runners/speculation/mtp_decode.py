@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlx.backends.cpu.launch.native import NativeProgram
+from rlx.backends.base import Program
 from rlx.errors import NumericalError
 from rlx.runners.engine.greedy import SECONDS, end_run
 from rlx.runners.engine.program_spec import ProgramSpec
@@ -65,7 +65,7 @@ def drafted_run(
     return found.tokens
 
 
-def _models(programs: Programs, session: Session) -> tuple[NativeProgram, NativeProgram]:
+def _models(programs: Programs, session: Session) -> tuple[Program, Program]:
     """The two verifying programs, in the order in which they run; one for each buffer of the recurrent states.
 
     They return the likeliest token after each row, and the hidden states for the MTP head.

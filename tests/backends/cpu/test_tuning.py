@@ -15,6 +15,7 @@ import rlx
 from rlx.backends.cpu.kernels.experts import experts
 from rlx.backends.cpu.kernels.linear.linear import linear, macro_rows, units
 from rlx.backends.cpu.launch.threads import WorkerPool
+from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
 from rlx.errors import ArgumentError
@@ -98,7 +99,7 @@ def test_the_tool_times_all_of_a_linear_on_tiles(monkeypatch: pytest.MonkeyPatch
     """The number of units depends on the tuning there, and a part that is left out is NaN."""
     emulated.use(monkeypatch)
     target, case = emulated.TARGETS[-1], Case(Q4_K, "bf16", 150, 32, 256)
-    with WorkerPool(2, Compiler(Target.host()).runtime()) as pool, Bench(target, pool, case.nbytes) as bench:
+    with WorkerPool(2, worker_loop(Compiler(Target.host()))) as pool, Bench(target, pool, case.nbytes) as bench:
         for nbytes in (target.tuning.macro_bytes_tiles, 1 << 16):
             assert bench.prepare(replace(target.tuning, macro_bytes_tiles=nbytes), case)() > 0
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlx.backends.base import Program
 from rlx.backends.cpu.launch.loop_drafts import DRAFTS_PLAN, JOB, MODEL, RESULTS
-from rlx.backends.cpu.launch.native import NativeProgram
+from rlx.backends.cpu.launch.native import NativeProgram, native
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Heads:
         rows: number of rows of the head's embedding table.
     """
 
-    one: NativeProgram
-    some: NativeProgram
+    one: Program
+    some: Program
     carried: tuple[str, str]
     rows: int
 
@@ -53,7 +54,7 @@ class Rounds:
 
 
 def run_rounds(
-    models: tuple[NativeProgram, NativeProgram],
+    models: tuple[Program, Program],
     heads: Heads,
     *,
     most: int,
@@ -80,9 +81,9 @@ def run_rounds(
         seconds: time limit; the run ends after the current round.
     """
     found, ends = array("i", bytes(4 * count)), array("i", stops)
-    one, some, taken = heads.one, heads.some, heads.carried[1]
+    one, some, taken = native(heads.one), native(heads.some), heads.carried[1]
     plans = [one.plan(0, 0, heads.rows, array("i"), seconds, carried=heads.carried, first=f) for f in (None, some)]
-    turns = [_model_fields(model, taken) for model in models]
+    turns = [_model_fields(native(model), taken) for model in models]
     values = {
         **{name: turn.buffer_info()[0] for name, turn in zip(("now", "next"), turns, strict=True)},
         **{name: plan.buffer_info()[0] for name, plan in zip(("one", "some"), plans, strict=True)},
@@ -112,7 +113,8 @@ def run_rounds(
 
 def _model_fields(model: NativeProgram, taken: str) -> array[int]:
     """The values of `MODEL`."""
-    again = model.then.job() if model.then else dict.fromkeys(JOB, 0)
+    then = native(model.then) if model.then else None
+    again = then.job() if then else dict.fromkeys(JOB, 0)
     values = {
         **model.job(),
         "chosen": model.result("token"),
@@ -122,6 +124,6 @@ def _model_fields(model: NativeProgram, taken: str) -> array[int]:
         "seq": model.extent("SEQ"),
         "past": model.extent("PAST_SEQ"),
         **{f"again_{name}": value for name, value in again.items()},
-        "again_seq": (model.then or model).extent("SEQ"),
+        "again_seq": (then or model).extent("SEQ"),
     }
     return array("Q", map(values.__getitem__, MODEL))

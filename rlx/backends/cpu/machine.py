@@ -6,10 +6,11 @@ import time
 
 import numpy as np
 
+from rlx.backends.base import Builder
+from rlx.backends.cpu import steps
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.memory import AlignedBuffer
 from rlx.errors import ArgumentError, RlxError
-from rlx.runtime.compile import Compiler
 
 _STREAMS = 4
 _LINE = 64
@@ -57,14 +58,14 @@ def _check_sums(sums: AlignedBuffer, n: int, lines: int) -> None:
         raise RlxError(f"the read kernel summed {found.tolist()}, expected {expected}", where="read_bandwidth")
 
 
-def arithmetic_peaks(compiler: Compiler, pool: WorkerPool) -> dict[str, float]:
+def arithmetic_peaks(compiler: Builder, pool: WorkerPool) -> dict[str, float]:
     """`arithmetic_peak` of every kind that the compiler's target has instructions for."""
     from rlx.backends.cpu.kernels.linear.peak import kinds
 
     return {kind: arithmetic_peak(kind, compiler, pool) for kind in kinds(compiler.target)}
 
 
-def arithmetic_peak(kind: str, compiler: Compiler, pool: WorkerPool, seconds: float = 0.1) -> float:
+def arithmetic_peak(kind: str, compiler: Builder, pool: WorkerPool, seconds: float = 0.1) -> float:
     """Peak arithmetic rate in 10^9 operations per second, of all workers together, with all operands in registers.
 
     Args:
@@ -76,7 +77,7 @@ def arithmetic_peak(kind: str, compiler: Compiler, pool: WorkerPool, seconds: fl
     """
     from rlx.backends.cpu.kernels.linear.peak import operations
 
-    (step,) = compiler.peak(kind).addresses.values()
+    (step,) = steps.peak(compiler, kind).addresses.values()
     units, best, end = 64 * pool.n, 0.0, time.perf_counter() + seconds
     with AlignedBuffer(64) as data:
         while not best or time.perf_counter() < end:

@@ -1,0 +1,445 @@
+"""What a backend is: the machine that programs are compiled for and run on, behind one interface.
+
+The compiler and the engine know this module only; `rlx.backends.backend` finds a backend by the name of its device. A
+backend says what passes may ask (`Target.capabilities`), makes code from a lowered program (`build`: its kernel table
+and its linker), loads it (`load`), and runs it (`Program`) on workers that it starts (`workers`), over memory that it
+allocates (`allocate`).
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlx.backends.memory import AlignedBuffer
+from rlx.errors import ArgumentError
+from rlx.ir import dims
+from rlx.ir.dtypes import DTYPES, DType
+from rlx.ir.graph import Graph
+from rlx.passes import program as passes
+from rlx.passes.capabilities import Capabilities
+from rlx.passes.options import Options
+
+Array = NDArray[Any]
+Manifest = Mapping[str, Any]
+Files = Mapping[str, bytes | str]
+T = TypeVar("T")
+
+#: A program after all passes, without code.
+Lowered = passes.Program
+
+#: Takes the number of kernels generated so far, and the total.
+OnKernel = Callable[[int, int], None]
+
+
+class Target(Protocol):
+    """The machine that code is made for. Immutable and hashable."""
+
+    @property
+    def level(self) -> str:
+        """Its name for people, such as "avx512"."""
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that makes code for it."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What passes may ask."""
+
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        """The measured numbers that change code, such as those of `rlx tune`. Part of the compile key."""
+
+    def describe(self) -> dict[str, str]:
+        """Everything else that changes code. Part of the compile key."""
+
+
+class Stored(Protocol):
+    """The files of a compiled program."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Their names."""
+
+    def read(self, name: str) -> bytes:
+        """The contents of one."""
+
+
+class Builder(Protocol):
+    """What compiles small pieces of code beside programs, through the compile cache."""
+
+    @property
+    def target(self) -> Any:
+        """The target of all of them."""
+
+    def once(self, what: str, build: Callable[[], Files], load: Callable[[Stored], T], **fields: Any) -> T:
+        """What `load` makes of the files of `build`, which runs only if the cache has none for these fields of a key.
+
+        Args:
+            what: it is, for whoever waits for it.
+        """
+
+
+@dataclass(frozen=True)
+class Built:
+    """A program as a backend compiled it.
+
+    Attributes:
+        files: its code by file name, and "kernels/<symbol>.txt", the readable source of each kernel.
+        manifest: plain JSON data: `name` and `phase` of the program, `symbols` and their `bounds`; `arena`, the bytes
+            of its values, and `private`, those of each worker; `inputs`, `outputs`, `weights` and `states` by name; and
+            for each region `regions` and `prologues`: [number of the node, symbol of its kernel] in order.
+        kernels: number of different kernels.
+        seconds: that each stage took, by name.
+    """
+
+    files: Files
+    manifest: dict[str, Any]
+    kernels: int
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Loadable:
+    """A compiled program before it is loaded.
+
+    Attributes:
+        manifest: see `Built`.
+        files: those of `Built`, and what the compiler adds.
+        graph: reads the graph after all passes, whose node numbers the manifest uses.
+        options: it was compiled with.
+    """
+
+    manifest: Manifest
+    files: Stored
+    graph: Callable[[], Graph]
+    options: Options
+
+
+@dataclass(frozen=True)
+class Code:
+    """A loaded program.
+
+    Attributes:
+        instance: makes an instance with memory of its own, for workers of the backend.
+        nbytes: size of the machine code.
+    """
+
+    instance: Callable[[Any], Program]
+    nbytes: int
+
+
+class Workers(Protocol):
+    """What runs programs: the threads of a CPU, the stream of a card."""
+
+    @property
+    def n(self) -> int:
+        """How many work at a time."""
+
+    def close(self) -> None:
+        """Stops them. Can be called more than once."""
+
+
+@dataclass(frozen=True)
+class Packer:
+    """What packs matrices of one type.
+
+    Attributes:
+        nbytes: (n, k) -> packed bytes of a matrix [n, k].
+        pack: takes the bytes of a matrix in the file, uint8, the address of the packed bytes, n and k.
+    """
+
+    nbytes: Callable[[int, int], int]
+    pack: Callable[[NDArray[np.uint8], int, int, int], None]
+
+
+class Backend(ABC):
+    """One kind of device.
+
+    Attributes:
+        name: of its device.
+        native_loops: whether it generates many tokens in one call (`Program.repeat`, rounds of drafts) faster than one
+            by one.
+    """
+
+    name: str
+    native_loops = False
+
+    @abstractmethod
+    def target(self, level: str | None = None) -> Target:
+        """This machine as a target.
+
+        Args:
+            level: a level of the device; by default the best one.
+
+        Raises:
+            TargetError: this machine has no such device, or not this level.
+        """
+
+    @abstractmethod
+    def build(self, program: Lowered, target: Any, on_kernel: OnKernel) -> Built:
+        """Makes the code of a lowered program: selects the kernel of each node, and links them.
+
+        Raises:
+            CompileError: an op has no kernel for its types.
+        """
+
+    @abstractmethod
+    def load(self, stored: Loadable) -> Code:
+        """Loads a compiled program.
+
+        Raises:
+            CompileError: the code does not load.
+        """
+
+    @abstractmethod
+    def workers(self, count: int, builder: Builder) -> Workers:
+        """Starts workers.
+
+        Raises:
+            ArgumentError: `count` is out of range.
+            ResourceError: the system refuses them.
+        """
+
+    @abstractmethod
+    def packer(self, dtype: DType, workers: Any, builder: Builder) -> Packer:
+        """What packs weights of a type into the layout that its kernels read, see `rlx.passes.layout`."""
+
+    def prepare_packing(self, dtypes: Iterable[DType], builder: Builder) -> None:
+        """Compiles what `packer` needs, where it needs code, and loads nothing."""
+        return
+
+    def allocate(self, nbytes: int, huge: bool = False) -> AlignedBuffer:
+        """Zeroed memory that programs of this backend can read, for weights and states.
+
+        Raises:
+            ResourceError: there is not enough.
+        """
+        return AlignedBuffer(nbytes, huge)
+
+    def bandwidth(self, workers: Any, nbytes: int) -> float:
+        """The rate in 10^9 bytes per second at which all workers together read a buffer of `nbytes`, measured.
+
+        Raises:
+            ArgumentError: this backend is not made for speed.
+        """
+        raise ArgumentError("no speed to measure", where=f"device {self.name!r}", hint="Choose another device.")
+
+    def peaks(self, workers: Any, builder: Builder) -> dict[str, float]:
+        """The arithmetic peak of all workers, in 10^9 operations per second, by kind: "int8", "bf16", "f32", ...
+
+        Raises:
+            ArgumentError: as `bandwidth`.
+        """
+        raise ArgumentError("no speed to measure", where=f"device {self.name!r}", hint="Choose another device.")
+
+    def assembly(self, text: str, target: Any) -> str:
+        """The machine code, as text, of a module that `build` put into its files as "<name>.ll"."""
+        raise NotImplementedError
+
+
+class Observer(ABC):
+    """Follows the steps of a program.
+
+    Attributes:
+        each_step: whether it must see every step by itself, so that no native loop runs several.
+    """
+
+    each_step = False
+
+    def before(self, program: Program) -> None:
+        """Called before a step; its inputs are set, and `program.extents` are its symbol values."""
+        return
+
+    @abstractmethod
+    def after(self, program: Program, seconds: float, steps: int) -> None:
+        """Called after steps that took `seconds` together; `program.extents` are the symbol values of the first."""
+
+
+class Program(ABC):
+    """One instance of a compiled program, with memory of its own: ready to run once its weights and states are bound.
+
+    Args:
+        manifest: see `Built`.
+        workers: number of workers that run it.
+
+    Attributes:
+        inputs: name -> memory of an input for the largest call, filled from the start.
+        extents: the symbol values of the next or the last step.
+        times: int64 [workers, regions + 1], the clock at the start of a step and after each region.
+        then: a follow-up program that reads results of this one.
+        closed: whether its memory was released.
+        observers: follow its steps.
+        finish: called when the program is closed.
+    """
+
+    then: Program | None = None
+    closed = False
+    finish: Callable[[], object] | None = None
+
+    def __init__(self, manifest: Manifest, workers: int) -> None:
+        self.manifest = manifest
+        self.observers: list[Observer] = []
+        self.extents: Mapping[str, int] = {}
+        self.arena_bytes: int = manifest["arena"] + workers * manifest["private"]
+        self.arena = AlignedBuffer(self.arena_bytes, huge=True)  # followed by the private memory of each worker
+        self.times = np.zeros((workers, len(manifest["regions"]) + 1), np.int64)
+        self._unbound = {*manifest["weights"], *manifest["states"]}
+        self._limits = [(symbol, *manifest["bounds"][symbol]) for symbol in manifest["symbols"]]
+        shapes = {row: tuple(map(dims.parse_dim, manifest["outputs"][row]["shape"])) for row in manifest["outputs"]}
+        # For each result its shape and the symbols in it; and a cache of its views, by the values of these symbols.
+        self._shapes = {name: (shape, sorted(set().union(*map(dims.symbols, shape)))) for name, shape in shapes.items()}
+        self._views: dict[tuple[Any, ...], Array] = {}
+        self.inputs = {name: self._view(row, self._most(row)) for name, row in manifest["inputs"].items()}
+
+    @property
+    def name(self) -> str:
+        return f"{self.manifest['name']}/{self.manifest['phase']}"
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def bind(self, addresses: Mapping[str, int]) -> None:
+        """Sets the addresses of weights and states; ignores names that the program does not use."""
+
+    def lead(self, then: Program) -> None:
+        """Makes `then` the follow-up program: its states are results of this program with the same names."""
+        then.bind({name: self.result(name) for name in self.manifest["outputs"]})
+        self.then = then
+
+    def result(self, name: str) -> int:
+        """Address of a result."""
+        return int(self.arena.address + self.manifest["outputs"][name]["offset"])
+
+    def output(self, name: str, **extents: int) -> Array:
+        """A view of a result in the arena, valid until the next step."""
+        shape, symbols = self._shapes[name]
+        key = (name, *[extents.get(symbol) for symbol in symbols])
+        if key not in self._views:
+            sizes = tuple(dims.value(d, extents) for d in shape)
+            self._views[key] = self._view(self.manifest["outputs"][name], sizes)
+        return self._views[key]
+
+    def _most(self, row: Mapping[str, Any]) -> tuple[int, ...]:
+        limits = {s: (low, high) for s, (low, high) in self.manifest["bounds"].items()}
+        return tuple(dims.bounds(dims.parse_dim(d), limits)[1] for d in row["shape"])
+
+    def _view(self, row: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
+        return self.arena.view(DTYPES[row["dtype"]].numpy or "uint8", shape, row["offset"])
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def launch(self) -> None:
+        """Runs one step with the symbol values of `prepare`, and returns when it is done."""
+
+    def run(self, **extents: int) -> None:
+        """Runs one step on all workers. The caller writes `inputs`, reads `output` and keeps symbols in bounds.
+
+        Raises:
+            ArgumentError: a weight or state is not bound, or a symbol is missing or out of bounds.
+        """
+        self.prepare(extents)
+        if self.observers:
+            self._observed()
+        else:
+            self.launch()
+
+    def _observed(self) -> None:
+        for observer in self.observers:
+            observer.before(self)
+        start = time.perf_counter()
+        self.launch()
+        seconds = time.perf_counter() - start
+        for observer in self.observers:
+            observer.after(self, seconds, 1)
+
+    def prepare(self, extents: Mapping[str, int]) -> None:
+        """Checks that everything is bound, and keeps the symbol values; `ArgumentError` as `run`."""
+        self.check_bound()
+        for symbol, low, high in self._limits:
+            if not low <= extents.get(symbol, -1) <= high:
+                found = extents.get(symbol, "nothing")
+                raise ArgumentError(f"{symbol} must lie in {low}..{high}, found {found}", where=f"program {self.name}")
+        self.extents = extents
+
+    def check_bound(self, name: Callable[[str], str] = str) -> None:
+        """Raises an `ArgumentError` if weights have no values; `name` turns their names into those the caller uses."""
+        if self._unbound:
+            names = ", ".join(sorted(map(name, self._unbound))[:5])
+            hint = "Give them when compiling (bind=...), with bind(), or with the call."
+            raise ArgumentError(f"weights have no values: {names}", where=f"program {self.name}", hint=hint)
+
+    def repeat(
+        self,
+        count: int,
+        rows: int,
+        stops: Sequence[int],
+        seconds: float,
+        extents: Mapping[str, int],
+        *,
+        carried: tuple[str, str] | None = None,
+        first: Program | None = None,
+    ) -> list[int]:
+        """Runs steps of one row; each step takes the token that the step before chose.
+
+        For programs whose output `token` i32[1] becomes the input `tokens`. The first token, and its position if there
+        is an input `positions`, are in `inputs`. PAST_SEQ and the position grow by one per step.
+
+        Args:
+            count: maximum number of steps.
+            rows: number of rows of the embedding table; a token id beyond it ends the run.
+            stops: token ids that end the run.
+            seconds: time limit; the run ends after the current step.
+            extents: symbol values of the first step.
+            carried: an output of a step, and the input of the next step that receives it.
+            first: a program with the same outputs for the first step, which may have several rows: its inputs are set
+                and it is `prepared`. `extents` and the position are then those of its last row.
+
+        Returns:
+            The tokens found, 1 to `count`.
+
+        Raises:
+            ArgumentError: as `run`.
+        """
+        env, found, end = dict(extents), list[int](), time.monotonic() + seconds
+        self.prepare(env)
+        program: Program = first or self
+        while True:
+            program.run(**program.extents)
+            found.append(int(program.output("token", **program.extents).reshape(-1)[0]))
+            if len(found) >= count or not 0 <= found[-1] < rows or found[-1] in stops or time.monotonic() >= end:
+                return found
+            self.inputs["tokens"][:1] = found[-1]
+            if carried:
+                value = program.output(carried[0], **program.extents).reshape(-1)
+                self.inputs[carried[1]].reshape(-1)[: value.size] = value
+            if "positions" in self.inputs:
+                self.inputs["positions"][:1] += 1
+            env["PAST_SEQ"] = env.get("PAST_SEQ", 0) + 1
+            program = self
+            self.prepare(env)
+
+    def close(self) -> None:
+        """Releases the memory."""
+        if self.then:
+            self.then.close()
+        self.closed = True
+        if self.finish:
+            self.finish()
+        self.arena.close()
+
+
+def uses(program: Lowered, manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """(kernel symbol, name of the value that it computes) for every call of a step, in order."""
+    nodes, names = program.graph.nodes(), program.graph.names()
+    for calls in chain(*zip(manifest["prologues"], manifest["regions"], strict=True)):
+        yield from ((symbol, names[nodes[number]]) for number, symbol in calls)

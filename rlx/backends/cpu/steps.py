@@ -1,0 +1,136 @@
+"""Code beside programs: single kernels as steps that all workers share, and the worker loop, each compiled once.
+
+CPU backend. Everything here goes through the compile cache of the `Builder`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from rlx.backends.base import Builder, Files, Stored
+from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.launch.native import NativeCode
+from rlx.backends.cpu.launch.threads import RuntimeLibrary, runtime_llvm
+from rlx.backends.cpu.layouts import BLOCK_ROWS
+from rlx.backends.cpu.target import Target
+from rlx.ir.dtypes import DType
+from rlx.passes.layout import MATRIX_LAYOUT
+
+if TYPE_CHECKING:
+    from rlx.backends.cpu.llvm import Compiled
+
+#: Compiled modules that a process keeps for a target, for the programs that it compiles next.
+MODULES = 256
+
+
+class _Recent(OrderedDict[str, "Compiled"]):
+    """The last modules that were compiled, by the digests of their texts."""
+
+    def __setitem__(self, digest: str, compiled: Compiled) -> None:
+        super().__setitem__(digest, compiled)
+        if len(self) > MODULES:
+            self.popitem(last=False)
+
+
+@lru_cache(maxsize=4)
+def recent(target: Target) -> _Recent:
+    """Those for a target, of all compilers of this process: models of one shape have most of their kernels in common,
+    and so have the programs of one model.
+    """
+    return _Recent()
+
+
+def files_of(modules: Mapping[str, Compiled]) -> dict[str, bytes | str]:
+    """The files of compiled modules: object code, and the assembly that it was emitted from."""
+    code = {f"{name}.o": module.code for name, module in modules.items()}
+    return {**code, **{f"{name}.ll": module.text for name, module in modules.items()}}
+
+
+def objects(stored: Stored) -> list[bytes]:
+    """The object code of a compiled program, module by module."""
+    return [stored.read(name) for name in stored.names if name.endswith(".o")]
+
+
+def step_of(builder: Builder, make: Callable[[], Kernel], *, what: str, **fields: Any) -> NativeCode:
+    """A kernel as a step of its own, see `rlx.backends.cpu.ranges`; its one symbol is the step.
+
+    Args:
+        make: makes the kernel, if it must be compiled.
+        what: it is, for whoever waits for it.
+        fields: of the compile key.
+    """
+
+    def build() -> Files:
+        from rlx.backends.cpu.ranges import range_step
+
+        kernel = make()
+        name, step = range_step(kernel)
+        files = _compiled(builder.target, kernel=kernel.llvm, program=step)
+        return files | {"symbol.txt": name, "kernel.txt": kernel.source}
+
+    def load(stored: Stored) -> NativeCode:
+        return NativeCode(objects(stored), [stored.read("symbol.txt").decode()])
+
+    return builder.once(what, build, load, **fields)
+
+
+def packing(builder: Builder, dtype: DType) -> NativeCode:
+    """The step that packs a matrix of this type."""
+
+    def kernel() -> Kernel:
+        from rlx.backends.cpu.kernels.packing.pack import pack
+
+        return pack(dtype)
+
+    options = {"layout": MATRIX_LAYOUT}
+    return step_of(
+        builder, kernel, what=f"the packing of {dtype.name} weights", kind="pack", name=dtype.name, options=options
+    )
+
+
+def peak(builder: Builder, kind: str) -> NativeCode:
+    """The step that measures an arithmetic peak, see `rlx.backends.cpu.kernels.linear.peak`."""
+
+    def kernel() -> Kernel:
+        from rlx.backends.cpu.kernels.linear import peak as peaks
+
+        return peaks.peak(kind, builder.target)
+
+    return step_of(builder, kernel, what="a measurement", kind="peak", name=kind)
+
+
+def linear(builder: Builder, dtype: DType, k: int, act: str, *, single: bool) -> NativeCode:
+    """The step of a linear of n results, a multiple of 16, that `rlx tune` times."""
+
+    def kernel() -> Kernel:
+        from rlx.backends.cpu.kernels.linear import linear as linears
+
+        return linears.linear(dtype, BLOCK_ROWS, k, act, builder.target, single=single)
+
+    options = {"k": k, "act": act, "single": single, "tuning": builder.target.numbers}
+    return step_of(builder, kernel, what="a measurement", kind="linear", name=dtype.name, options=options)
+
+
+def worker_loop(builder: Builder) -> RuntimeLibrary:
+    """The native worker loop."""
+
+    def build() -> Files:
+        return _compiled(builder.target, program=runtime_llvm(builder.target.triple))
+
+    def load(stored: Stored) -> RuntimeLibrary:
+        return RuntimeLibrary(stored.read("program.o"))
+
+    return builder.once("the worker loop", build, load, kind="runtime", name="workers")
+
+
+def _compiled(target: Target, **texts: str) -> dict[str, bytes | str]:
+    """The files of modules by their names."""
+    from rlx.backends.cpu.llvm import Modules
+
+    with Modules(target, recent(target)) as modules:
+        for name, text in texts.items():
+            modules.add(name, text)
+        return files_of(modules.results())
