@@ -160,6 +160,10 @@ class SnapshotError(ArgumentError):
     """A snapshot is of another model or another type of cache, or its file cannot be used."""
 
 
+class DeadlineError(RlxError):
+    """A request was not finished in the time that it was given."""
+
+
 class BusyError(RlxError):
     """A runner is in use by another call or thread, or was closed; or a stream was ended by a further call."""
 

@@ -37,6 +37,8 @@ class FinishReason(StrEnum):
     """The requested number of tokens is reached."""
     CONTEXT = "context"
     """The context is full."""
+    ABORTED = "aborted"
+    """It was aborted, or its stream was closed."""
 
 
 class Stopping:
@@ -124,6 +126,10 @@ class Stopping:
         if self._answer and self.reason is not None:
             self.piece += self._answer.finish()
         return self.reason
+
+    def abort(self) -> None:
+        """Ends it before its time, unless it is over."""
+        self.reason = self.reason or FinishReason.ABORTED
 
     def _said(self, token: int) -> FinishReason | None:
         """The finish reason if `token` completes a stop id or a stop string."""

@@ -1,0 +1,134 @@
+"""The output of a generation: steps as they come, and the whole as a list.
+
+Runners stage. The engine loop chooses tokens. `Output` makes steps of them in the consumer's thread: texts, stop
+strings, callbacks and log-probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.runners.generation.stopping import FinishReason, Stopping, answer_text
+
+if TYPE_CHECKING:
+    from rlx.text.tokenizer import Tokenizer
+
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A candidate for the next token.
+
+    Attributes:
+        token: its id.
+        text: its text, with its leading space; an incomplete character is U+FFFD.
+        logprob: natural logarithm of its probability under the model.
+    """
+
+    token: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One token of a stream.
+
+    Attributes:
+        token: its id.
+        logprob: natural logarithm of its probability under the model, before penalties, filters and temperature; None
+            if the request asked for none.
+        finish_reason: why the stream ends with it; None if it continues.
+        text: the text that this token completes, possibly empty. An incomplete character is held back, and so is a
+            possible beginning of a stop string. The texts of all steps together are `Generation.text`.
+        top_logprobs: the likeliest tokens of this step, the likeliest first; as many as `top_logprobs` requested.
+        thinking: in a stream of `chat`, text of the model's reasoning; it is not part of `text`.
+    """
+
+    token: int
+    logprob: float | None
+    finish_reason: FinishReason | None
+    text: str = ""
+    top_logprobs: tuple[TokenLogprob, ...] = ()
+    thinking: str = ""
+
+
+class Generation(list[int]):
+    """The result of a generation: a list of token ids, with its text and the reason why it ended.
+
+    Attributes:
+        steps: log-probabilities of each token if `top_logprobs` requested them; else None.
+    """
+
+    def __init__(self, tokens: Iterable[int], output: Output, steps: list[Step] | None = None) -> None:
+        super().__init__(tokens)
+        self._output, self.steps = output, steps
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended."""
+        return self._output.stopping.reason
+
+    @property
+    def text(self) -> str:
+        """The text of the tokens without control tokens, up to a stop string.
+
+        Raises:
+            TokenizerError: the model has no tokenizer that can be built.
+        """
+        stopping = self._output.stopping
+        if stopping.text is not None:
+            return stopping.text
+        return answer_text(self._output.tokenizer(), self[:-1] if stopping.reason == FinishReason.STOP else self)
+
+
+@dataclass
+class Output:
+    """Makes steps of the tokens of one generation.
+
+    Attributes:
+        stopping: decides which token is the last one, and calls the callback.
+        tokenizer: returns the tokenizer; `TokenizerError` if there is none.
+        logprobs: whether steps have log-probabilities.
+        alternatives: how many of the likeliest tokens each step reports.
+    """
+
+    stopping: Stopping
+    tokenizer: Callable[[], Tokenizer]
+    logprobs: bool = False
+    alternatives: int = 0
+
+    def step(self, token: int, logits: Logits | None) -> Step:
+        """The step of the next token, which was chosen from these logits, float32[vocab]; None without logprobs."""
+        stopping = self.stopping
+        stopping.push(token)
+        if logits is None:
+            return Step(token, None, stopping.reason, stopping.piece)
+        logprob = float(log_probs(logits[None], [token])[0])
+        return Step(token, logprob, stopping.reason, stopping.piece, self._likeliest(token, logprob, logits))
+
+    def _likeliest(self, token: int, logprob: float, logits: Logits) -> tuple[TokenLogprob, ...]:
+        """The likeliest tokens of a step; ties go to the lower id."""
+        count = min(self.alternatives, len(logits))
+        if not count:
+            return ()
+        bound = np.partition(logits, len(logits) - count)[len(logits) - count]
+        among = np.flatnonzero(logits >= bound)
+        ids = among[np.argsort(-logits[among], kind="stable")][:count].tolist()
+        bytes_of, shift = self.tokenizer().token_bytes, logprob - float(logits[token])  # log softmax is logit + shift
+        return tuple(TokenLogprob(i, bytes_of(i).decode("utf-8", "replace"), float(logits[i]) + shift) for i in ids)
+
+
+def log_probs(logits: Logits, ids: Iterable[int]) -> npt.NDArray[np.float32]:
+    """log softmax(logits)[i, ids[i]]: float32[n] from float32[n, vocab]; sums of exponentials in float64."""
+    found = np.empty(len(logits), np.float32)
+    for i, (row, token) in enumerate(zip(logits, ids, strict=True)):  # row by row: avoids a second [n, vocab] array
+        top: Any = row.max()
+        found[i] = row[token] - top - np.log(np.exp(row - top).sum(dtype=np.float64))
+    return found

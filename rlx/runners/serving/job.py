@@ -1,0 +1,204 @@
+"""A job: one request inside the engine loop, from its prompt to its last token.
+
+Runners stage. The loop's thread computes a job and adds tokens; a handle reads them in the consumer's thread. Every
+field has one writer, named below, so neither side ever waits for a lock.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.runners.serving.bell import Bell
+
+Logits = npt.NDArray[np.float32]
+
+AHEAD = 8  # most tokens that a job computes before its consumer has taken them
+
+_numbers = itertools.count()
+
+
+class Chooser(Protocol):
+    """Chooses the next token from logits; `rlx.sampling.Sampler` does."""
+
+    def sample(self, logits: Logits, banned: Collection[int] = ()) -> int: ...
+
+
+class Job:
+    """One request of the loop.
+
+    Args:
+        prompt: token ids, at least one.
+        sampler: chooses the tokens; used by the loop's thread only.
+        limit: maximum number of tokens, at least one.
+        stop_ids: tokens that end it.
+        min_tokens: until there are this many tokens, `stop_ids` are not chosen.
+        watched: whether the consumer looks at each token as it comes: it is then woken for each, and the job waits for
+            it after `AHEAD` tokens. If not, the consumer is woken once, at the end.
+        with_logits: whether the consumer needs the logits that each token was chosen from.
+        is_greedy: whether the likeliest token is always chosen, so that native code may choose it.
+        drafts: makes drafts of the next tokens; None for none.
+        priority: a job with a higher one goes first.
+        deadline: time by the loop's clock after which the job fails; None for never.
+        embeddings: prompt embeddings for the engine, which has checked them.
+        keeps: whether the sequence stays open when the job ends; its owner then closes it.
+        replaces: a sequence that nobody needs any more once the job starts; it is closed before.
+        label: names the job in errors; its position by default.
+        bell: rings when there is something new for the consumer; several jobs may share one.
+
+    Attributes:
+        number: the order of arrival.
+        sequence: the tokens in the cache; None before the job starts. Written by the loop.
+        tokens: the tokens so far. Written by the loop.
+        rows: logits of the tokens that the consumer has not taken yet. The loop appends, the consumer pops.
+        ended, error: whether there will be no more tokens, and why not if it is an error. Written by the loop.
+        taken: number of tokens that the consumer has taken. Written by the consumer.
+        stopped_at: how many tokens the consumer uses, if it ended the job. Written by the consumer.
+        entered: whether the loop knows it. Written by the loop.
+        held: whether the loop waits for the consumer. Written by the loop.
+        paused: whether its state was saved elsewhere, because the cache was full. Written by the loop.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        sampler: Chooser,
+        limit: int,
+        *,
+        stop_ids: Collection[int] = frozenset(),
+        min_tokens: int = 0,
+        watched: bool = True,
+        with_logits: bool = False,
+        is_greedy: bool = False,
+        drafter: Any = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        drafts: Any = None,
+        embeddings: Any = None,
+        keeps: bool = False,
+        replaces: Any = None,
+        label: str | None = None,
+        bell: Bell | None = None,
+    ) -> None:
+        self.prompt, self.sampler, self.limit = list(prompt), sampler, limit
+        self.stop_ids, self.min_tokens = frozenset(stop_ids), min_tokens
+        self.watched, self.with_logits, self.is_greedy = watched, with_logits, is_greedy
+        self.drafts, self.embeddings, self.keeps = drafts, embeddings, keeps
+        self.priority, self.deadline, self.number = priority, deadline, next(_numbers)
+        self.sequence: Any = None
+        self.tokens: list[int] = []
+        self.rows: deque[Logits] = deque()
+        self.entered = self.ended = self.held = self.paused = False
+        self.stopped_at: int | None = None
+        self.error: BaseException | None = None
+        self.taken = 0
+        self.last_time: float | None = None  # when the last token came, by the loop's clock
+        self.replaces, self.label, self.bell = replaces, label, bell or Bell()
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sorts jobs: by priority, then by arrival."""
+        return -self.priority, self.number
+
+    @cached_property
+    def array(self) -> npt.NDArray[np.int32]:
+        """The prompt as an array."""
+        return np.array(self.prompt, np.int32)
+
+    @property
+    def done(self) -> int:
+        """How many tokens of the prompt are computed."""
+        return 0 if self.sequence is None else min(len(self.sequence), len(self.prompt))
+
+    @property
+    def left(self) -> int:
+        """Maximum number of further tokens."""
+        return self.limit - len(self.tokens)
+
+    @property
+    def banned(self) -> Collection[int]:
+        """Ids that the next token must not be."""
+        return self.stop_ids if len(self.tokens) < self.min_tokens else ()
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the consumer has to take tokens before more are computed."""
+        return self.watched and len(self.tokens) - self.taken >= AHEAD
+
+    @property
+    def runs_natively(self) -> bool:
+        """Whether one native call may compute several tokens: greedy ones, and nobody looks at each."""
+        return self.is_greedy and not self.watched and not self.with_logits and not self.banned
+
+    def add(self, token: int, row: Logits | None = None) -> bool:
+        """Adds a token with its logits; returns whether it is the last one. The caller rings the bell."""
+        if row is not None and self.with_logits:
+            self.rows.append(row)  # before the token: whoever sees the token finds its row
+        self.tokens.append(token)
+        return len(self.tokens) >= self.limit or (token in self.stop_ids and len(self.tokens) > self.min_tokens)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Ends the job, once, and tells the consumer."""
+        if not self.ended:
+            self.error, self.ended = error, True
+            self.bell.ring()
+
+
+class Task:
+    """A call of the loop's thread between steps: a generator, which stops at each `yield` for a step of the jobs.
+
+    Attributes:
+        result, error: what it returned or raised, once `ended`.
+        cancelled: the caller has no interest any more. Written by the caller.
+    """
+
+    priority = 0
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work, self.number = work, next(_numbers)
+        self._generator: Generator[None, None, Any] | None = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.ended = self.cancelled = False
+        self.bell = Bell()
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return -self.priority, self.number
+
+    def step(self) -> None:
+        """Runs it up to its next `yield`, its end, or its error."""
+        try:
+            if self.cancelled:
+                self.close()
+            elif self._generator is not None:
+                next(self._generator)
+            else:
+                found = self._work()
+                if isinstance(found, Generator):
+                    self._generator = found
+                    next(found)
+                else:
+                    self._end(found)
+        except StopIteration as end:
+            self._end(end.value)
+        except BaseException as error:
+            self.error = error
+            self._end(None)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Ends it before its time."""
+        if self._generator is not None:
+            self._generator.close()
+        self.error = error
+        self._end(None)
+
+    def _end(self, result: Any) -> None:
+        self.result, self.ended, self._generator = result, True, None
+        self.bell.ring()

@@ -1,0 +1,203 @@
+"""The scheduler: which jobs the next step computes, and how many rows of their prompts.
+
+Runners stage, under the engine loop, which calls it in its own thread. It computes nothing and has no clock: the loop
+tells it how long steps took.
+
+A turn of the loop is one decode step of all running jobs, then one step of prompt rows. While somebody decodes, the
+prompt step is bounded in time: as many rows as the measured rate allows within the stall target. Otherwise it takes
+the largest chunk.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.runners.serving.job import Job, Task
+
+Ids = npt.NDArray[np.int32]
+
+PACKED = 64  # prompts with at most so many rows left share one step: longer ones fill the cores alone
+LEAST = 16  # rows of a bounded prompt step at least: the weights are read for each step
+FIRST = 32  # rows of the first bounded step, before any rate is known
+SHARED = 64  # a prompt waits for another one with which it shares at least so many tokens that are not computed yet
+RECENT = 0.3  # weight of the newest measurement in an average
+
+
+@dataclass
+class Rate:
+    """Prompt rows per second, measured: a moving average."""
+
+    rows_per_second: float | None = None
+
+    def observe(self, rows: int, seconds: float) -> None:
+        if rows > 0 and seconds > 0:
+            now, old = rows / seconds, self.rows_per_second
+            self.rows_per_second = now if old is None else old + RECENT * (now - old)
+
+    def rows_in(self, seconds: float) -> int:
+        """How many rows take so long, at least `LEAST`."""
+        return FIRST if self.rows_per_second is None else max(LEAST, int(self.rows_per_second * seconds))
+
+
+@dataclass
+class StepCost:
+    """What a decode step costs by its number of rows: seconds = first + more * (rows - 1), from measured steps.
+
+    Until steps of different sizes were measured, a further row costs a share of the first.
+    """
+
+    share: float = 0.15
+    _seconds: dict[int, float] = field(default_factory=dict)  # rows -> average of the steps of this size
+
+    def observe(self, rows: int, seconds: float) -> None:
+        old = self._seconds.get(rows, seconds)
+        # A step much slower than usual was disturbed: it counts little, unless steps stay so slow.
+        self._seconds[rows] = old + RECENT * (min(seconds, 4 * old) - old)
+        low, high = min(self._seconds), max(self._seconds)
+        if low < high:
+            more = (self._seconds[high] - self._seconds[low]) / (high - low)
+            first = self._seconds[low] - more * (low - 1)
+            self.share = min(1.0, max(0.0, more / first)) if first > 0 else 1.0
+
+    def of(self, rows: int) -> float:
+        """The cost of a step, in steps of one row."""
+        return 1 + self.share * (rows - 1)
+
+
+class Scheduler:
+    """Jobs and tasks in the order in which they are served.
+
+    Args:
+        slots: maximum number of jobs that have started and not ended.
+        stall_seconds: how long a prompt step may take while others decode.
+        largest: maximum number of prompt rows in a step.
+
+    Attributes:
+        waiting: jobs that have not started, and tasks, in order.
+        prefilling: jobs whose prompts are not completely computed, in order.
+        running: jobs that decode, in the order in which they came so far.
+        rate: measured rate of prompt rows.
+        cost: measured cost of decode steps.
+    """
+
+    def __init__(self, slots: int, stall_seconds: float, largest: int) -> None:
+        self.slots, self.stall_seconds, self.largest = slots, stall_seconds, largest
+        self.waiting: list[Job] = []
+        self.prefilling: list[Job] = []
+        self.running: list[Job] = []
+        self.tasks: list[Task] = []
+        self.rate, self.cost = Rate(), StepCost()
+
+    def add(self, job: Job) -> None:
+        insort(self.waiting, job, key=lambda each: each.order)
+
+    def jobs(self) -> list[Job]:
+        """All jobs that have not ended."""
+        return [*self.waiting, *self.prefilling, *self.running]
+
+    def remove(self, job: Job) -> None:
+        """Takes a job out, wherever it is."""
+        for table in (self.waiting, self.prefilling, self.running):
+            if job in table:
+                table.remove(job)
+
+    # -- who goes next ------------------------------------------------------------------------------------------------
+
+    def decoding(self) -> list[Job]:
+        """The jobs of the next decode step: those that run, unless their consumers are behind."""
+        return [job for job in self.running if not job.held and not job.paused]
+
+    def admitted(self) -> Job | None:
+        """The next job to start, moved to `prefilling`; None if there is no slot or nobody may start yet."""
+        job = self._next()
+        if job is not None:
+            self.waiting.remove(job)
+            insort(self.prefilling, job, key=lambda each: each.order)
+        return job
+
+    def _next(self) -> Job | None:
+        if len(self.prefilling) + len(self.running) >= self.slots:
+            return None
+        return next((job for job in self.waiting if not any(_waits_for(job, other) for other in self.prefilling)), None)
+
+    def others_want(self) -> bool:
+        """Whether somebody besides the running jobs wants the next step."""
+        return bool(self.tasks or any(not job.paused for job in self.prefilling) or self._next())
+
+    def budget(self, decodes: bool) -> int:
+        """Maximum number of rows in a step that is no decode step, if somebody decodes or not."""
+        return min(self.largest, self.rate.rows_in(self.stall_seconds)) if decodes else self.largest
+
+    def prompt_rows(self, decodes: bool) -> list[tuple[Job, int]]:
+        """The next prompt step: jobs of `prefilling`, and how many rows of each.
+
+        The first job in order always gets rows. Others join if they and the first are short.
+
+        Args:
+            decodes: whether somebody decodes, who would wait for this step.
+        """
+        budget = self.budget(decodes)
+        chosen: list[tuple[Job, int]] = []
+        for job in (job for job in self.prefilling if not job.paused):
+            rest = len(job.prompt) - job.done
+            if not chosen and rest > PACKED:
+                return [(job, min(rest, budget))]
+            if not chosen or rest <= min(PACKED, budget):
+                chosen.append((job, min(rest, budget)))
+                budget -= chosen[-1][1]
+        return chosen
+
+    def started(self, job: Job) -> None:
+        """The prompt of a job is computed: it decodes from now on."""
+        self.prefilling.remove(job)
+        self.running.append(job)
+
+    def victim(self) -> Job | None:
+        """The job to pause when there is no room for all; None if there is only one.
+
+        One that waits for its consumer, else the one of the lowest priority that came last.
+        """
+        jobs = [job for job in (*self.prefilling, *self.running) if job.sequence is not None and not job.paused]
+        return max(jobs, key=lambda job: (job.held, job.order)) if len(jobs) > 1 else None
+
+    def is_alone(self, job: Job) -> bool:
+        """Whether no other job has room that it may give back."""
+        return not any(other.sequence is not None and not other.paused for other in self.jobs() if other is not job)
+
+    # -- drafts -------------------------------------------------------------------------------------------------------
+
+    def draft_rows(self, chances: Sequence[Sequence[float]]) -> list[int]:
+        """How many drafts of each decoding job join the next step.
+
+        A draft pays if it adds more tokens per time than the step has without it.
+
+        Args:
+            chances: for each job, the probability that its first draft is used, its second, and so on; falling.
+        """
+        counts, rows, tokens = [0] * len(chances), len(chances), float(len(chances))
+        drafts = [(chance, -at, i) for i, each in enumerate(chances) for at, chance in enumerate(each)]
+        for chance, _, i in sorted(drafts, reverse=True):
+            more = self.cost.of(rows + 1) - self.cost.of(rows)
+            if chance * self.cost.of(rows) < tokens * more:
+                break
+            counts[i], rows, tokens = counts[i] + 1, rows + 1, tokens + chance
+        return counts
+
+
+def _waits_for(job: Job, other: Job) -> bool:
+    """Whether a prompt shares much with one that is being computed, and is served sooner if it waits for that part."""
+    if other.paused or job.embeddings is not None or other.embeddings is not None:
+        return False
+    return shared_prefix(job.array, other.array) - other.done >= SHARED
+
+
+def shared_prefix(a: Ids, b: Ids) -> int:
+    """Length of the common prefix of two sequences."""
+    most = min(len(a), len(b))
+    differ = a[:most] != b[:most]
+    return int(differ.argmax()) if differ.any() else most

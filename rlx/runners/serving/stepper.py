@@ -1,0 +1,381 @@
+"""The stepper: computes jobs turn by turn. It has no thread and no lock; `loop.py` drives it in the loop's thread.
+
+Runners stage, between the engine loop and the engine. A turn is one decode step of all running jobs, then one step of
+prompt rows or of a task, bounded in time while somebody decodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlx.errors import DeadlineError, PoolFullError
+from rlx.runners.generation.checks import check_finite
+from rlx.runners.serving.job import Job, Logits, Task
+from rlx.runners.serving.scheduler import Scheduler
+from rlx.runtime.batch import Batch, Segment
+
+
+class StepEngine(Protocol):
+    """The part of an engine that the stepper uses; `rlx.runners.engine.engine.Engine` implements it.
+
+    Attributes:
+        most_rows: maximum number of rows in a segment.
+    """
+
+    most_rows: int
+
+    def open_sequence(self, prompt: Sequence[int], embeddings: Any = None) -> Any:
+        """A sequence that will hold `prompt`. It begins with the longest prefix that the cache knows."""
+        ...
+
+    def step(self, batch: Batch) -> Sequence[Logits | None]:
+        """Computes the segments. `PoolFullError`, before anything is computed, if the cache has no room."""
+        ...
+
+    def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
+        """Appends `token` and the likeliest tokens after it, natively, for at most 50 ms.
+
+        Returns:
+            1 to `count` tokens; the last one is not appended.
+        """
+        ...
+
+
+@dataclass
+class LoopCounters:
+    """What the loop has done.
+
+    Attributes:
+        requests: jobs that ended, in whatever way.
+        tokens, prompt_tokens: tokens that were chosen, and rows of prompts that were computed.
+        reused_tokens: tokens of prompts that the cache knew.
+        steps: calls of the engine.
+        paused: how often a job was paused because the cache was full.
+        gaps, gap_seconds, longest_gap: number of times between two tokens of a job, their sum, and the longest.
+    """
+
+    requests: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    steps: int = 0
+    paused: int = 0
+    gaps: int = 0
+    gap_seconds: float = 0.0
+    longest_gap: float = 0.0
+
+    def count_gap(self, seconds: float) -> None:
+        self.gaps += 1
+        self.gap_seconds += seconds
+        self.longest_gap = max(self.longest_gap, seconds)
+
+
+class Stepper:
+    """Computes jobs and tasks.
+
+    Args:
+        engine: the sequences and their steps.
+        scheduler: decides who goes next.
+        clock: seconds.
+        urgent: whether somebody waits whom the stepper does not know yet.
+    """
+
+    def __init__(
+        self, engine: StepEngine, scheduler: Scheduler, clock: Callable[[], float], urgent: Callable[[], bool]
+    ) -> None:
+        self._engine, self.scheduler, self._clock, self._urgent = engine, scheduler, clock, urgent
+        self.counters = LoopCounters()
+        self._room = False  # whether room was given back since a job was paused
+        self._task_next = False  # tasks and prompts take turns
+
+    # ---------------------------------------------------------------------------------------------- what comes in
+
+    def receive(self, message: Job | Task) -> None:
+        """Takes a new job or task, or news of one that is known: the consumer has taken tokens, or wants no more."""
+        if isinstance(message, Task):
+            self.scheduler.tasks.append(message)
+        elif message.stopped_at is not None:
+            self._stopped(message, message.stopped_at)
+        elif not message.entered:
+            message.entered = True
+            self.scheduler.add(message)
+        else:
+            message.held = message.is_ahead
+
+    def end_all(self, error: BaseException) -> None:
+        """Ends every job and task with an error."""
+        for job in self.scheduler.jobs():
+            self._end(job, error)
+        for task in self.scheduler.tasks:
+            task.close(error)
+        self.scheduler.tasks.clear()
+
+    # ---------------------------------------------------------------------------------------------- a turn
+
+    def turn(self) -> bool:
+        """Computes one turn; returns whether there is more to compute."""
+        self._expire()
+        self._resume()
+        self._hold()
+        decodes = self._decode()
+        self._task_next = not self._task_next
+        if not (self._task_next and self._step_task()) and not self._prefill(decodes):
+            self._step_task()
+        self._hold()
+        return self._has_work()
+
+    def seconds_left(self) -> float | None:
+        """Time to the next deadline; None if there is none."""
+        ends = [job.deadline for job in self.scheduler.jobs() if job.deadline is not None]
+        return max(0.0, min(ends) - self._clock()) if ends else None
+
+    def task_rows(self) -> int:
+        """How many rows a task may compute before its next `yield`."""
+        return self.scheduler.budget(bool(self.scheduler.decoding()))
+
+    def _has_work(self) -> bool:
+        return bool(self.scheduler.decoding() or self.scheduler.others_want() or self._may_resume())
+
+    def _expire(self) -> None:
+        for job in self.scheduler.jobs():
+            if job.deadline is not None and job.deadline <= self._clock():
+                what = f"the request was not finished in time: it has {len(job.tokens)} tokens of at most {job.limit}"
+                self._end(job, DeadlineError(what, where="timeout", hint="give it more time, or ask for fewer tokens"))
+
+    def _hold(self) -> None:
+        """Jobs whose consumers are behind wait for them."""
+        for job in self.scheduler.running:
+            if job.is_ahead:
+                job.held = True  # before the check: whoever takes tokens after it sees that the job waits
+                job.held = job.is_ahead
+
+    # ---------------------------------------------------------------------------------------------- decode steps
+
+    def _decode(self) -> bool:
+        """One decode step of all running jobs; returns whether there are any."""
+        jobs = self.scheduler.decoding()
+        if not jobs:
+            return False
+        alone = len(jobs) == 1 and not (self.scheduler.others_want() or self._urgent())
+        if not (alone and jobs[0].runs_natively and self._run_natively(jobs[0])):
+            self._step(jobs)
+        return True
+
+    def _run_natively(self, job: Job) -> bool:
+        """Several tokens in one native call; False if a step has to compute the next one."""
+        try:
+            stops = [*job.stop_ids]
+            if job.drafts:
+                found = job.drafts.run(self._engine, job.sequence, job.tokens, job.left, stops)
+            else:
+                found = self._engine.greedy(job.sequence, job.tokens[-1], job.left, stops)
+        except BaseException as error:
+            self._end(job, error)
+            return True
+        if found:
+            self.counters.steps += 1
+        for token in found:
+            if self._add(job, token, None):
+                break
+        return bool(found)
+
+    def _step(self, jobs: list[Job]) -> None:
+        """One token of each job, or several where drafts are right."""
+        segments = {}
+        for job, drafts in zip(jobs, self._drafts(jobs), strict=True):
+            tokens = [job.tokens[-1], *drafts]
+            segments[job] = Segment(job.sequence, tokens, "all" if drafts else "last", drafts=bool(drafts))
+        start = self._clock()
+        found = self._compute(segments)
+        if found:
+            self.scheduler.cost.observe(sum(len(segments[job].tokens) for job in found), self._clock() - start)
+        for job, logits in found.items():
+            self._accept(job, segments[job].tokens[1:], np.atleast_2d(np.asarray(logits)))
+
+    def _drafts(self, jobs: list[Job]) -> list[list[int]]:
+        """The drafts of each job that pay in a step of all of them."""
+        most = self._engine.most_rows - 1
+        chances = [job.drafts.chances(job.tokens, min(job.left - 1, most)) if job.drafts else () for job in jobs]
+        if not any(chances):
+            return [[] for _ in jobs]
+        counts = self.scheduler.draft_rows(chances)
+        return [job.drafts.propose(count) if count else [] for job, count in zip(jobs, counts, strict=True)]
+
+    def _accept(self, job: Job, drafts: Sequence[int], rows: Logits) -> None:
+        """Chooses a token from each row as long as the draft before it was right; drops the rows after that."""
+        start = len(job.sequence) - len(rows)
+        for at, row in enumerate(rows):
+            try:
+                token = job.sampler.sample(check_finite(row, job.label or f"position {start + at}"), job.banned)
+            except BaseException as error:
+                self._end(job, error, start + at)
+                return
+            if at + 1 == len(rows) or drafts[at] != token:
+                break
+            if self._add(job, token, row):  # at its end; the rows after it count for nothing
+                job.sequence.rewind(start + at + 1)
+                return
+        if at + 1 < len(rows):
+            job.sequence.rewind(start + at + 1)
+        if job.drafts:
+            job.drafts.verified(len(drafts), at)
+        self._add(job, token, row)
+
+    def _add(self, job: Job, token: int, row: Logits | None) -> bool:
+        """Adds a token; returns whether it was the last one. The job is then over."""
+        self.counters.tokens += 1
+        now = self._clock()
+        if job.last_time is not None:
+            self.counters.count_gap(now - job.last_time)
+        job.last_time = now
+        last = job.add(token, row)
+        if last:
+            self._end(job)
+        elif job.watched:
+            job.bell.ring()
+        return last
+
+    # ---------------------------------------------------------------------------------------------- prompts and tasks
+
+    def _prefill(self, decodes: bool) -> bool:
+        """One step of prompt rows; returns whether there are any."""
+        self._admit()
+        chosen = self.scheduler.prompt_rows(decodes)
+        if not chosen:
+            return False
+        segments = {}
+        for job, rows in chosen:
+            end = min(job.sequence.call_end(job.done, rows), len(job.prompt))
+            whole = end == len(job.prompt)
+            segments[job] = Segment(job.sequence, job.prompt[job.done : end], "last" if whole else "none")
+        start = self._clock()
+        found = self._compute(segments)
+        rows = sum(len(segments[job].tokens) for job in found)
+        self.scheduler.rate.observe(rows, self._clock() - start)
+        self.counters.prompt_tokens += rows
+        for job, logits in found.items():
+            if logits is not None:
+                self.scheduler.started(job)
+                self._accept(job, (), np.atleast_2d(logits))
+        return True
+
+    def _admit(self) -> None:
+        """Starts jobs as long as there are slots."""
+        while (job := self.scheduler.admitted()) is not None:
+            try:
+                if job.replaces is not None:
+                    job.replaces.close()
+                job.sequence = self._engine.open_sequence(job.prompt, job.embeddings)
+                self.counters.reused_tokens += len(job.sequence)
+            except BaseException as error:
+                self._end(job, error)
+
+    def _step_task(self) -> bool:
+        """Runs the next task up to its next `yield`; returns whether there is one."""
+        if not self.scheduler.tasks:
+            return False
+        task = self.scheduler.tasks.pop(0)
+        task.step()
+        if not task.ended:
+            self.scheduler.tasks.append(task)
+        return True
+
+    # ---------------------------------------------------------------------------------------------- room
+
+    def _compute(self, segments: dict[Job, Segment]) -> dict[Job, Logits | None]:
+        """Computes the segments of jobs. Those for which the cache has no room are paused and missing in the result.
+
+        An error that is not of one sequence ends the jobs of all of them.
+        """
+        left = dict(segments)
+        while left:
+            try:
+                found = self._engine.step(Batch([*left.values()]))
+            except PoolFullError as error:
+                victim = self.scheduler.victim()
+                if victim is not None:
+                    self._pause(victim)
+                else:
+                    self._end(next(iter(left)), error)
+                left = {job: segment for job, segment in left.items() if not job.paused and not job.ended}
+            except BaseException as error:
+                for job in left:
+                    self._end(job, error)
+                return {}
+            else:
+                self.counters.steps += 1
+                return dict(zip(left, found, strict=True))
+        return {}
+
+    def _pause(self, job: Job) -> None:
+        """Saves the state of a job elsewhere and frees its room; it goes on when there is room again."""
+        try:
+            job.sequence.pause()
+            job.paused, self._room = True, False
+            self.counters.paused += 1
+        except BaseException as error:
+            self._end(job, error)
+
+    def _may_resume(self) -> bool:
+        """Whether a paused job may find room: some was given back, or nobody else has any."""
+        jobs = self.scheduler.jobs()
+        others = any(job.sequence is not None and not job.paused for job in jobs)
+        return any(job.paused for job in jobs) and (self._room or not others)
+
+    def _resume(self) -> None:
+        """Lets paused jobs go on, in order, as far as there is room."""
+        if not self._may_resume():
+            return
+        for job in sorted((job for job in self.scheduler.jobs() if job.paused), key=lambda job: job.order):
+            try:
+                job.sequence.resume()
+                job.paused = False
+            except PoolFullError as error:
+                if self.scheduler.is_alone(job):  # nobody will give room back
+                    self._end(job, error)
+                break
+            except BaseException as error:
+                self._end(job, error)
+        self._room = False
+
+    # ---------------------------------------------------------------------------------------------- the end of a job
+
+    def _stopped(self, job: Job, count: int) -> None:
+        """The consumer uses the first `count` tokens and wants no more."""
+        length = len(job.prompt) + count - 1
+        if not job.ended:
+            self._end(job, length=length if count else None)
+        elif job.sequence is not None and job.error is None:
+            if job.keeps:
+                job.sequence.rewind(min(length, len(job.sequence)))
+            else:
+                job.sequence.close()
+
+    def _end(self, job: Job, error: BaseException | None = None, length: int | None = None) -> None:
+        """Ends a job. Its sequence is closed unless the owner wants to keep it.
+
+        Args:
+            length: length of the sequence without what nobody uses.
+        """
+        self.scheduler.remove(job)
+        sequence = job.sequence
+        try:
+            if sequence is None and job.replaces is not None:
+                job.replaces.close()
+            if sequence is not None:
+                if length is not None:
+                    sequence.rewind(min(length, len(sequence)))
+                if error is not None:
+                    sequence.discard()
+                elif not job.keeps:
+                    sequence.close()
+        except BaseException as other:
+            error = error or other
+        self._room = True
+        self.counters.requests += 1
+        job.paused = False
+        job.end(error)

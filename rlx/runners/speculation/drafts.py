@@ -1,0 +1,101 @@
+"""The drafts of one generation, for the engine loop, which decides how many of them join a step.
+
+Runners stage, between a drafter and the loop. The loop verifies drafts of any drafter in one way: it computes a row for
+the newest token and one for each draft, chooses a token from each row, and goes on as long as the draft was the token
+that it chose. Sampling is therefore the same as without drafts, penalties and seeds included. This is the method of
+Leviathan et al. (arXiv 2211.17192) for deterministic drafts: a token is drawn from the model's distribution and
+compared with the draft. A draft is thus accepted with the model's probability of it, and a rejected draft is replaced
+by a token with the remaining distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+MOST = 15  # maximum number of drafts in a step
+LONGEST = 8  # maximum number of plain steps in a native run: drafts are looked for between runs only
+
+
+class Drafter(Protocol):
+    """Proposes how a text continues."""
+
+    def observe(self, token: int) -> None:
+        """Appends one token to the text."""
+        ...
+
+    def chances(self, limit: int) -> list[float]:
+        """The probability that the first draft is used, the second, and so on: at most `limit`, and what pays alone."""
+        ...
+
+    def propose(self, count: int) -> list[int]:
+        """Drafts for the next tokens; at most `count`, which is not more than there are chances."""
+        ...
+
+
+class GreedyEngine(Protocol):
+    """The part of an engine that computes several greedy tokens natively."""
+
+    def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = ()) -> list[int]: ...
+
+
+@dataclass
+class Counters:
+    """Counters of speculative decoding.
+
+    Attributes:
+        steps: calls of the model.
+        drafted: tokens that were proposed.
+        accepted: drafts that were accepted.
+    """
+
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Drafts:
+    """The drafts of one generation.
+
+    Args:
+        drafter: has observed the prompt.
+        counters: incremented.
+    """
+
+    def __init__(self, drafter: Drafter, counters: Counters) -> None:
+        self._drafter, self._counters = drafter, counters
+        self._seen = 0  # how many tokens of the answer the drafter has observed
+        self._run = 1  # number of plain steps in the next native run
+
+    def chances(self, tokens: Sequence[int], limit: int) -> list[float]:
+        """As `Drafter.chances`, after the answer so far."""
+        for token in tokens[self._seen :]:
+            self._drafter.observe(token)
+        self._seen = len(tokens)
+        return self._drafter.chances(min(limit, MOST)) if limit > 0 else []
+
+    def propose(self, count: int) -> list[int]:
+        """As `Drafter.propose`."""
+        return self._drafter.propose(count) if count else []
+
+    def verified(self, drafted: int, accepted: int) -> None:
+        """Counts a step with drafts, or without."""
+        self._counters.steps += 1
+        self._counters.drafted += drafted
+        self._counters.accepted += accepted
+        self._run = 1 if drafted else self._run
+
+    def run(
+        self, engine: GreedyEngine, sequence: Any, tokens: Sequence[int], left: int, stops: Sequence[int]
+    ) -> list[int]:
+        """Several plain steps in one native call while there are no drafts; [] if there are.
+
+        The runs grow while no draft is found: drafts are looked for between runs only, so a long run finds them late.
+        """
+        if self.chances(tokens, left - 1):
+            return []
+        found = engine.greedy(sequence, tokens[-1], min(left, self._run), stops)
+        self._run = min(2 * self._run, LONGEST)
+        self._counters.steps += len(found)
+        return found

@@ -1,0 +1,404 @@
+"""What the engine loop decides, without threads and time: an engine of hashes, and a clock that steps advance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from toy_engine import Greedy, ToyEngine, answer, stepper
+
+from rlx.errors import DeadlineError, NumericalError, PoolFullError
+from rlx.runners.serving.job import AHEAD, Job, Task
+from rlx.runners.serving.scheduler import LEAST, StepCost
+from rlx.runners.serving.stepper import Stepper
+from rlx.runners.speculation.drafts import Counters, Drafts
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return [(seed * 7 + i * i) % 41 for i in range(1, length + 1)]
+
+
+def job(ids: list[int], limit: int = 10, **options: Any) -> Job:
+    return Job(ids, Greedy(), limit, **{"watched": False, **options})
+
+
+def run(made: Stepper, most: int = 10_000) -> None:
+    """Turns until there is nothing to compute."""
+    while made.turn():
+        most -= 1
+        assert most, "it goes round in circles"
+
+
+def right(*jobs: Job) -> bool:
+    return all(each.ended and not each.error and each.tokens == answer(each.prompt, each.limit) for each in jobs)
+
+
+def test_every_job_gets_its_tokens() -> None:
+    engine = ToyEngine()
+    made, jobs = stepper(engine), [job(prompt(n, n), limit=n + 1) for n in (1, 5, 70, 700, 3)]
+    for each in jobs:
+        made.receive(each)
+    run(made)
+    assert right(*jobs)
+    assert all(sequence.closed for sequence in engine.sequences)
+    assert made.counters.requests == 5
+    assert made.counters.tokens == sum(each.limit for each in jobs)
+    assert made.counters.prompt_tokens + made.counters.reused_tokens == sum(len(each.prompt) for each in jobs)
+
+
+def test_short_prompts_share_a_step_and_long_ones_do_not() -> None:
+    engine = ToyEngine()
+    made = stepper(engine)
+    for each in [job(prompt(40, seed), 1) for seed in range(1, 4)] + [job(prompt(300, 9), 1)]:
+        made.receive(each)
+    run(made)
+    assert engine.steps == [[40, 40, 40], [300]]
+
+
+def test_the_largest_chunks_while_nobody_decodes() -> None:
+    engine = ToyEngine()
+    made, long = stepper(engine), job(prompt(1300), 2)
+    made.receive(long)
+    run(made)
+    assert engine.steps[:3] == [[512], [512], [276]]
+    assert right(long)
+
+
+@pytest.mark.parametrize("stall", [0.05, 0.1, 0.4])
+def test_no_gap_is_longer_than_twice_the_stall_target(stall: float) -> None:
+    """Three decode while prompts of 2,000 tokens come in: each turn is one step of all, and a bounded chunk."""
+    engine = ToyEngine(first=0.02, more=0.002)
+    made, short = stepper(engine, stall=stall), [job(prompt(4, seed), 400) for seed in (1, 2, 3)]
+    for each in short:
+        made.receive(each)
+    for _ in range(4):
+        made.turn()
+    long = [job(prompt(2000, seed), 5) for seed in (5, 6)]
+    for each in long:
+        made.receive(each)
+    run(made)
+    assert right(*short, *long)
+    assert made.counters.longest_gap <= 2 * stall
+    chunks = [rows[0] for rows in engine.steps if len(rows) == 1 and rows[0] > 3]
+    assert max(chunks[3:-1]) >= 0.5 * stall / 0.002, "and not much shorter than that"
+
+
+def test_a_prompt_alone_is_not_bounded_by_jobs_that_wait_for_their_consumers() -> None:
+    engine = ToyEngine()
+    made, slow = stepper(engine), job(prompt(4), 100, watched=True)
+    made.receive(slow)
+    run(made)
+    assert len(slow.tokens) == AHEAD and slow.held and not slow.ended
+    made.receive(job(prompt(600, 2), 1))
+    run(made)
+    assert [512] in engine.steps
+    slow.taken = 5
+    made.receive(slow)
+    run(made)
+    assert len(slow.tokens) == AHEAD + 5
+
+
+def test_first_come_first_served_with_priorities() -> None:
+    engine = ToyEngine()
+    made, order = stepper(engine, slots=1), list[int]()
+    jobs = [job(prompt(5, seed), 2, priority=priority) for seed, priority in enumerate((0, 0, 3, 1, 3))]
+    for each in jobs:
+        made.receive(each)
+    while made.turn():
+        order += [i for i, each in enumerate(jobs) if each.ended and i not in order]
+    assert [*order, *(i for i in range(5) if i not in order)] == [2, 4, 3, 0, 1]
+
+
+def test_no_more_than_the_slots_compute_at_once() -> None:
+    engine = ToyEngine()
+    made, jobs = stepper(engine, slots=3), [job(prompt(5, seed), 6) for seed in range(8)]
+    for each in jobs:
+        made.receive(each)
+    while made.turn():
+        assert len(made.scheduler.running) + len(made.scheduler.prefilling) <= 3
+    assert right(*jobs)
+    assert max(len(rows) for rows in engine.steps) == 3
+
+
+def test_a_common_prefix_is_computed_once() -> None:
+    engine, common = ToyEngine(), prompt(1000)
+    made, jobs = stepper(engine, slots=32), [job([*common, 40 - i, i], 3) for i in range(32)]
+    for each in jobs:
+        made.receive(each)
+    run(made)
+    assert right(*jobs)
+    assert made.counters.prompt_tokens == 1002 + 31 * 2
+
+
+# -- one alone --------------------------------------------------------------------------------------------------------
+
+
+def test_one_greedy_job_alone_runs_natively() -> None:
+    engine = ToyEngine()
+    made, alone = stepper(engine), job(prompt(9), 60, is_greedy=True)
+    made.receive(alone)
+    run(made)
+    assert right(alone)
+    assert engine.runs == [25, 25, 9]
+    assert len(engine.steps) == 1
+
+
+@pytest.mark.parametrize("options", [{"watched": True}, {"with_logits": True}, {"is_greedy": False}, {"min_tokens": 9}])
+def test_who_is_looked_at_does_not(options: dict[str, Any]) -> None:
+    engine = ToyEngine()
+    made, alone = stepper(engine), job(prompt(9), 8, **{"is_greedy": True, "stop_ids": {99 % 50}, **options})
+    made.receive(alone)
+    run(made)
+    assert engine.runs == [] or options == {"min_tokens": 9}
+    assert len(alone.rows) == (8 if "with_logits" in options else 0)
+
+
+def test_newcomers_end_native_runs() -> None:
+    engine = ToyEngine()
+    made, first, second = stepper(engine), job(prompt(9), 90, is_greedy=True), job(prompt(5, 3), 20, is_greedy=True)
+    made.receive(first)
+    made.turn()
+    made.turn()
+    made.receive(second)
+    run(made)
+    assert right(first, second)
+    assert [1, 1] in engine.steps
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+def test_stop_ids_and_the_least_number_of_tokens() -> None:
+    wanted = answer(prompt(6), 30)
+    for least in (0, 3, 20):
+        for native in (False, True):
+            made = stepper(ToyEngine())
+            each = job(prompt(6), 30, stop_ids={wanted[7]}, min_tokens=least, is_greedy=native)
+            made.receive(each)
+            run(made)
+            assert len(each.tokens) >= max(least, 1)
+            if least <= wanted.index(wanted[7]):
+                assert each.tokens == wanted[: wanted.index(wanted[7]) + 1]
+            assert wanted[7] not in each.tokens[:least]
+
+
+def test_one_that_fails_fails_alone() -> None:
+    engine = ToyEngine()
+    engine.broken = {8}
+    made, good, bad = stepper(engine), job(prompt(5, 2), 20), job([8, 8, 8], 20)
+    for each in (good, bad):
+        made.receive(each)
+    run(made)
+    assert right(good)
+    assert isinstance(bad.error, NumericalError) and bad.ended
+    assert all(sequence.closed for sequence in engine.sequences)
+
+
+def test_a_sampler_that_raises() -> None:
+    class Broken:
+        def sample(self, logits: Any, banned: Any = ()) -> int:
+            raise KeyError("no")
+
+    made, good = stepper(ToyEngine()), job(prompt(5, 1), 20)
+    bad = Job(prompt(3), Broken(), 5)
+    for each in (good, bad):
+        made.receive(each)
+    run(made)
+    assert right(good) and isinstance(bad.error, KeyError)
+
+
+def test_a_deadline() -> None:
+    engine = ToyEngine()
+    made, good, late = stepper(engine), job(prompt(5, 1), 50), job(prompt(5, 2), 50, deadline=0.3)
+    unborn = job(prompt(700, 4), 50, deadline=0.01)
+    for each in (good, late, unborn):
+        made.receive(each)
+    assert made.seconds_left() == pytest.approx(0.01)
+    run(made)
+    assert right(good)
+    for each in (late, unborn):
+        assert isinstance(each.error, DeadlineError)
+    assert 0 < len(late.tokens) < 50 and late.tokens == answer(late.prompt, 50)[: len(late.tokens)]
+
+
+@pytest.mark.parametrize("when", [0, 1, 2, 5])
+def test_an_abort_at_any_time(when: int) -> None:
+    """In the queue, in mid-prompt, while it decodes: the others go on."""
+    engine = ToyEngine()
+    made, good, gone = stepper(engine, slots=2), job(prompt(5, 1), 30), job(prompt(60, 2), 30)
+    for each in (good, gone):
+        made.receive(each)
+    for _ in range(when):
+        made.turn()
+    gone.stopped_at = len(gone.tokens)
+    made.receive(gone)
+    assert gone.ended and gone.error is None
+    run(made)
+    assert right(good)
+    assert all(sequence.closed for sequence in engine.sequences)
+
+
+@pytest.mark.parametrize("count", [1, 4, 8])
+@pytest.mark.parametrize("ended", [False, True])
+def test_who_stops_finds_the_sequence_at_the_last_token_but_one(count: int, ended: bool) -> None:
+    made, each = stepper(ToyEngine()), job(prompt(5), 8 if ended else 100, keeps=True, watched=not ended)
+    made.receive(each)
+    run(made)
+    assert (each.ended, len(each.tokens)) == (ended, 8)
+    each.stopped_at = count
+    made.receive(each)
+    assert each.sequence.ids == each.prompt + answer(each.prompt, 8)[: count - 1]
+    assert not each.sequence.closed
+
+
+# -- room -------------------------------------------------------------------------------------------------------------
+
+
+def test_who_finds_no_room_is_paused_and_goes_on() -> None:
+    engine = ToyEngine(room=100)
+    made, jobs = stepper(engine), [job(prompt(20, seed), 40) for seed in range(1, 6)]
+    for each in jobs:
+        made.receive(each)
+    run(made)
+    assert right(*jobs)
+    assert made.counters.paused > 0
+
+
+def test_who_waits_for_a_consumer_is_paused_first() -> None:
+    engine = ToyEngine(room=60)
+    made, slow, fast = stepper(engine), job(prompt(20, 1), 100, watched=True), job(prompt(20, 2), 35)
+    made.receive(slow)
+    run(made)
+    made.receive(fast)
+    run(made)
+    assert right(fast) and not slow.ended
+    slow.watched = False
+    slow.limit = 30
+    slow.held = False
+    run(made)
+    assert right(slow)
+
+
+def test_one_that_is_larger_than_the_pool_fails_with_the_sizes() -> None:
+    made, large, good = stepper(ToyEngine(room=50)), job(prompt(20, 1), 60), job(prompt(5, 2), 20)
+    for each in (large, good):
+        made.receive(each)
+    run(made)
+    assert right(good)
+    assert isinstance(large.error, PoolFullError) and large.error.total == 50
+    assert large.tokens == answer(large.prompt, 60)[: len(large.tokens)]
+
+
+# -- tasks ------------------------------------------------------------------------------------------------------------
+
+
+def test_tasks_and_prompts_take_turns_with_decode_steps() -> None:
+    engine, seen = ToyEngine(), list[int]()
+    made, busy, long = stepper(engine), job(prompt(5), 30), job(prompt(400, 2), 2)
+
+    def work() -> Any:
+        for _ in range(5):
+            seen.append(len(busy.tokens))
+            yield
+        return 4
+
+    task, plain, wrong = Task(work), Task(lambda: 7), Task(lambda: 1 // 0)
+    made.receive(busy)
+    made.turn()
+    for each in (long, task, plain, wrong):
+        made.receive(each)
+    run(made)
+    assert right(busy, long)
+    assert (task.result, plain.result) == (4, 7)
+    assert isinstance(wrong.error, ZeroDivisionError)
+    assert len(set(seen)) == 5, "a token between each two pieces"
+
+
+def test_a_cancelled_task_is_closed() -> None:
+    closed = []
+
+    def work() -> Any:
+        try:
+            while True:
+                yield
+        finally:
+            closed.append(True)
+
+    made, task = stepper(ToyEngine()), Task(work)
+    made.receive(task)
+    made.turn()
+    task.cancelled = True
+    run(made)
+    assert closed == [True] and task.ended
+
+
+# -- drafts -----------------------------------------------------------------------------------------------------------
+
+
+class Knows:
+    """Drafts that are right as often as told; it knows the answer."""
+
+    def __init__(self, ids: list[int], rate: float, wrong: Callable[[int], bool] = lambda at: False) -> None:
+        self.ids, self.rate, self.wrong, self.text = ids, rate, wrong, list(ids)
+
+    def observe(self, token: int) -> None:
+        self.text.append(token)
+
+    def chances(self, limit: int) -> list[float]:
+        return [self.rate ** (i + 1) for i in range(min(limit, 4))]
+
+    def propose(self, count: int) -> list[int]:
+        return [49 if self.wrong(len(self.text) + i) else t for i, t in enumerate(answer(self.text, count))]
+
+
+@pytest.mark.parametrize("wrong", [lambda at: False, lambda at: at % 3 == 0, lambda at: True])
+@pytest.mark.parametrize("limit", [1, 2, 9, 30])
+def test_drafts_change_no_token(wrong: Callable[[int], bool], limit: int) -> None:
+    engine, counters = ToyEngine(), Counters()
+    made, ids = stepper(engine), prompt(12)
+    each = job(ids, limit, drafts=Drafts(Knows(ids, 0.9, wrong), counters), keeps=True)
+    made.receive(each)
+    run(made)
+    assert right(each)
+    assert each.sequence.ids == ids + each.tokens[:-1]
+    assert counters.accepted <= counters.drafted
+    if limit == 30 and not wrong(0):
+        assert len(engine.steps) < 15
+
+
+def test_drafts_end_where_they_would_make_the_batch_lose() -> None:
+    """A row more costs as much as a token brings: with many rows, unlikely drafts stay away."""
+    engine, counters = ToyEngine(first=0.02, more=0.008), Counters()
+    made, rate = stepper(engine, slots=16), 0.55
+    knows = [Knows(prompt(5, seed), rate, lambda at: at % 2 == 0) for seed in range(12)]
+    jobs = [job(each.ids, 40, drafts=Drafts(each, counters)) for each in knows]
+    for each in jobs:
+        made.receive(each)
+    run(made)
+    assert right(*jobs)
+    assert counters.drafted < 60, "only before the cost of rows was measured"
+    made.scheduler.cost.share = 0.0
+    assert made.scheduler.draft_rows([[0.9, 0.5], [0.1]]) == [2, 1], "rows that cost nothing always pay"
+    made.scheduler.cost.share = 1.0
+    assert made.scheduler.draft_rows([[0.9, 0.5], [0.1]]) == [0, 0], "rows that cost as much as a step never do"
+
+
+def test_the_cost_of_rows_is_measured() -> None:
+    cost = StepCost()
+    for _ in range(9):
+        for rows in (1, 8, 4):
+            cost.observe(rows, 0.02 + 0.004 * (rows - 1))
+    assert cost.share == pytest.approx(0.2, rel=0.01)
+    cost.observe(1, 5.0)
+    assert cost.share < 0.25, "one step that was disturbed changes little"
+
+
+def test_a_chunk_has_a_least_size() -> None:
+    engine = ToyEngine(more=1.0)
+    made = stepper(engine)
+    made.receive(job(prompt(5), 60))
+    made.turn()
+    made.receive(job(prompt(100, 4), 1))
+    run(made)
+    assert {rows[0] for rows in engine.steps if len(rows) == 1 and rows[0] > 1} <= {5, 32, LEAST, 100 - 32 - 4 * LEAST}

@@ -1,0 +1,139 @@
+"""An engine without arithmetic and without time: the next token is a hash of the ids before it, and a clock that only
+steps advance. Enough to test what the engine loop decides.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import PoolFullError
+from rlx.runners.serving.scheduler import Scheduler
+from rlx.runners.serving.stepper import Stepper
+
+VOCAB = 50
+
+
+def next_token(ids: Sequence[int]) -> int:
+    """The token after `ids`: it depends on all of them."""
+    return zlib.crc32(np.array(ids, np.int32).tobytes()) % VOCAB
+
+
+def answer(prompt: Sequence[int], count: int) -> list[int]:
+    """The tokens after a prompt."""
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(next_token(ids))
+    return ids[len(prompt) :]
+
+
+class ToySequence:
+    """Ids that take room in the engine's pool."""
+
+    def __init__(self, engine: ToyEngine, ids: Sequence[int]) -> None:
+        self.engine, self.ids = engine, list(ids)
+        self.closed = self.paused = False
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def call_end(self, start: int, most: int) -> int:
+        return start + most
+
+    def rewind(self, length: int) -> None:
+        assert 0 <= length <= len(self.ids) and not self.closed
+        del self.ids[length:]
+
+    def pause(self) -> None:
+        assert not self.paused and not self.closed
+        self.paused = True
+
+    def resume(self) -> None:
+        self.engine.check_room(len(self.ids))
+        self.paused = False
+
+    def close(self) -> None:
+        self.closed = True
+
+    discard = close
+
+
+class ToyEngine:
+    """Sequences in a pool of `room` positions; a step of n rows takes `first + more * (n - 1)` seconds.
+
+    Attributes:
+        now: the time.
+        steps: the rows of each segment of each step, the largest segments being prompts.
+        known: prompts that were computed; new sequences begin with the longest known prefix.
+    """
+
+    def __init__(self, room: int = 1 << 30, first: float = 0.02, more: float = 0.002, most_rows: int = 512) -> None:
+        self.room, self.first, self.more, self.most_rows = room, first, more, most_rows
+        self.now, self.steps = 0.0, list[list[int]]()
+        self.sequences: list[ToySequence] = []
+        self.runs: list[int] = []
+        self.broken: set[int] = set()  # a sequence whose first id is one of these has logits that are NaN
+
+    def clock(self) -> float:
+        return self.now
+
+    def open_sequence(self, prompt: Sequence[int], embeddings: Any = None) -> ToySequence:
+        known = max((_shared(each.ids, prompt) for each in self.sequences), default=0)
+        made = ToySequence(self, prompt[: min(known, len(prompt) - 1)])
+        self.check_room(len(made))
+        self.sequences.append(made)
+        return made
+
+    def check_room(self, more: int) -> None:
+        used = sum(len(each) for each in self.sequences if not each.closed and not each.paused)
+        if used + more > self.room:
+            raise PoolFullError("the pool is full", needed=more, available=self.room - used, total=self.room)
+
+    def step(self, batch: Any) -> list[Any]:
+        rows = [len(segment.tokens) for segment in batch.segments]
+        assert max(rows) <= self.most_rows
+        assert len({id(segment.sequence) for segment in batch.segments}) == len(rows)
+        self.check_room(sum(rows))
+        self.now += self.first + self.more * (sum(rows) - 1)
+        self.steps.append(rows)
+        return [self._segment(segment) for segment in batch.segments]
+
+    def _segment(self, segment: Any) -> Any:
+        sequence, logits = segment.sequence, []
+        assert not sequence.closed and not sequence.paused
+        for token in segment.tokens:
+            sequence.ids.append(token)
+            row = np.zeros(VOCAB, np.float32)
+            row[next_token(sequence.ids)] = 9
+            logits.append(row * np.float32("nan") if sequence.ids[0] in self.broken else row)
+        return {"none": None, "last": logits[-1], "all": np.stack(logits)}[segment.logits]
+
+    def greedy(self, sequence: ToySequence, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
+        found = [token]
+        while len(found) <= min(count, 25) and not (len(found) > 1 and found[-1] in stops):
+            sequence.ids.append(found[-1])
+            found.append(next_token(sequence.ids))
+            self.now += self.first / 10
+        self.runs.append(len(found) - 1)
+        return found[1:]
+
+
+def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+class Greedy:
+    """A sampler that takes the likeliest token."""
+
+    def sample(self, logits: Any, banned: Any = ()) -> int:
+        logits = logits.copy()
+        logits[list(banned)] = -np.inf
+        return int(logits.argmax())
+
+
+def stepper(engine: ToyEngine, slots: int = 8, stall: float = 0.1) -> Stepper:
+    """A stepper over the engine, on its clock."""
+    return Stepper(engine, Scheduler(slots, stall, engine.most_rows), engine.clock, lambda: False)
