@@ -74,7 +74,9 @@ def kernels() -> Iterator[Callable[[], object]]:
     yield from (partial(pack.pack, dtype) for dtype in PACKINGS)
     yield from (partial(norm.rms_norm, width, 1e-6, out=o, weighted=w) for o, w in itertools.product(outs, both))
     yield from (partial(quantize.quantize, width, out) for out in outs)
+    yield from (partial(norm.layer_norm, width, 1e-6, out=o, weights=n) for o, n in itertools.product(outs, range(3)))
     yield partial(rope.rope_angles, 64)
+    yield from (partial(rope.rope_angles, 64, sections=(24, 20, 20), interleaved=turns) for turns in both)
     for head, eps in itertools.product(HEADS, (None, 1e-6)):
         turn = partial(rope.rope, 8, head, head, "neox", norm_eps=eps)
         yield turn
@@ -83,6 +85,8 @@ def kernels() -> Iterator[Callable[[], object]]:
     for dtype, layout, wrap in itertools.product(KV_DTYPES, ("rows", "k_tiles"), both):
         yield from (partial(kv.kv_write, 8, head, dtype, layout, wrap=wrap) for head in HEADS)
     yield from (partial(reduce.row_reduce, width, kind) for kind in ("sum", "mean", "max"))
+    yield from (partial(reduce.column_reduce, 4, width, kind) for kind in ("sum", "mean"))
+    yield partial(gather.overlay_rows, width)
     yield from (partial(make, width) for make in (reduce.argmax, reduce.pick, copy.copy_rows, copy.last_row))
     yield from (partial(reduce.top_k, 128, 8), partial(softmax.softmax, width))
     yield from (partial(gather.take, width, 8, shared=shared) for shared in both)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlx.ir.dims import Dim, value
 from rlx.ir.node import LEAVES, Node
-from rlx.ir.ops import EFFECTS, OPS, one_row
+from rlx.ir.op_table import EFFECTS, OPS, one_row
 from rlx.ir.sequences import is_by_sequence
 
 

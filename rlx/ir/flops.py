@@ -47,9 +47,9 @@ def gated_delta(ins: Sizes, out: tuple[int, ...], attrs: Mapping[str, Any]) -> i
 
 
 def attention(ins: Sizes, out: tuple[int, ...], attrs: Mapping[str, Any]) -> int:
-    """Two dot products of head_dim per query head and visible key; with a bias later keys are visible, too."""
+    """Two dot products of head_dim per query head and visible key; at most, unless the mask is causal."""
     rows, heads, head_dim = ins[0]
-    if len(ins) > 3:
+    if attrs["mask"] != "causal":
         return 4 * heads * head_dim * rows * int(attrs["length"])
     ends = range(attrs["length"] - rows + 1, attrs["length"] + 1)
     visible = sum(min(end, attrs["window"] or end) for end in ends)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from math import gcd
 from typing import Any, NoReturn
 
 from rlx.errors import ShapeError
 from rlx.ir.dims import Dim, DimLike, Shape, parse_dim
-from rlx.ir.dtypes import ACTIVATIONS, F32, I32, Q8A, DType
-from rlx.ir.meaning import BINARY, UNARY, WITH_NUMBER
+from rlx.ir.dtypes import ACTIVATIONS, BF16, F16, F32, I32, Q8A, DType
+from rlx.ir.meaning import BINARY, UNARY, WITH_NUMBERS
 from rlx.ir.node import Node
 
 Inputs = tuple[Node, ...]
 Attrs = Mapping[str, Any]
 Rule = Callable[[Inputs, Attrs], tuple[Shape, DType]]
+
+MASKS = ("causal", "none", "visible", "bias")  # of attention
+MAX_COMPONENTS = 4  # of a position
+ROOM = 15  # places of `as_cache` after the last position: keys are read in tiles of 16
+_CACHED = {"f32": F32, "f16": F16, "bf16": BF16}  # types of `as_cache`
 
 
 def _fail(op: str, inputs: Inputs, expected: str) -> NoReturn:
@@ -66,7 +72,17 @@ def binary(op: str) -> Rule:
     return rule
 
 
-ARITY = {**dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), **dict.fromkeys(WITH_NUMBER, 1), "const": 0}
+def clamp(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    low, high = attrs["low"], attrs["high"]
+    if low is None and high is None:
+        raise ShapeError("neither low nor high is given", where="clamp", hint="Give one bound or both.")
+    if low is not None and high is not None and low > high:
+        raise ShapeError(f"low is {low}, above high, which is {high}", where="clamp")
+    return unary("clamp")(inputs, attrs)
+
+
+ARITY = {**dict.fromkeys(UNARY, 1), **dict.fromkeys(BINARY, 2), **dict.fromkeys(WITH_NUMBERS, 1), "const": 0}
+_NUMBERS = {**{name: len(attributes) for name, (_, attributes) in WITH_NUMBERS.items()}, "const": 1}
 
 
 def elementwise(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
@@ -82,7 +98,8 @@ def _check_expr(expr: Any, count: int) -> None:
     """Checks an expression: an operand's number below `count`, or (op, its operands..., its attribute values...)."""
     if isinstance(expr, int) and 0 <= expr < count:
         return
-    if not (isinstance(expr, tuple) and expr and expr[0] in ARITY and len(expr) > ARITY[expr[0]]):
+    known = isinstance(expr, tuple) and bool(expr) and expr[0] in ARITY
+    if not known or len(expr) != 1 + ARITY[expr[0]] + _NUMBERS.get(expr[0], 0):
         hint = f"Write one of 0..{count - 1} or (op, argument...) with op one of {', '.join(ARITY)}."
         raise ShapeError(f"{expr!r} is no expression over {count} operands", where="elementwise", hint=hint)
     for argument in expr[1 : 1 + ARITY[expr[0]]]:
@@ -101,6 +118,14 @@ def embedding(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
         "embedding", inputs, "table [vocab, width] and ids i32[rows]",
     )  # fmt: skip
     return (inputs[1].shape[0], inputs[0].shape[1]), F32
+
+
+def overlay_rows(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    ok = len(inputs) == 3 and [n.dtype for n in inputs] == [F32, F32, I32]
+    ok = ok and [len(n.shape) for n in inputs] == [2, 2, 1] and inputs[0].shape[1] == inputs[1].shape[1]
+    ok = ok and inputs[0].shape[:1] == inputs[2].shape
+    _check(ok, "overlay_rows", inputs, "f32 x [rows, width], f32 rows [extra, width] and index i32[rows]")
+    return inputs[0].shape, F32
 
 
 def linear(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
@@ -132,6 +157,14 @@ def rms_norm(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     return (inputs[0].shape, F32) if attrs["out"] == "f32" else quantize(inputs[:1], {"out": attrs["out"]})
 
 
+def layer_norm(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    ok = len(inputs) in (1, 2, 3) and all(n.dtype is F32 for n in inputs) and len(inputs[0].shape) >= 2
+    ok = ok and all(n.shape == inputs[0].shape[-1:] for n in inputs[1:])
+    _check(ok, "layer_norm", inputs, "f32 x [rows, ..., width] and optionally f32 weight [width] and bias [width]")
+    _activations("layer_norm", attrs["out"], ACTIVATIONS)
+    return (inputs[0].shape, F32) if attrs["out"] == "f32" else quantize(inputs[:1], {"out": attrs["out"]})
+
+
 def quantize(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     _activations("quantize", attrs["out"], [name for name in ACTIVATIONS if name != "f32"])
     dtype = ACTIVATIONS[attrs["out"]]
@@ -148,9 +181,23 @@ def _activations(op: str, out: Any, known: Collection[str]) -> None:
 
 
 def rope_angles(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
-    ok = len(inputs) == 2 and [n.dtype for n in inputs] == [I32, F32] and all(len(n.shape) == 1 for n in inputs)
-    _check(ok, "rope_angles", inputs, "positions i32[rows] and inv_freq f32[n/2]")
+    sections = attrs["sections"]
+    parts = () if sections is None else (len(sections),)
+    ok = len(inputs) == 2 and [n.dtype for n in inputs] == [I32, F32] and len(inputs[1].shape) == 1
+    ok = ok and len(inputs[0].shape) == 1 + len(parts) and inputs[0].shape[1:] == parts
+    _check(ok, "rope_angles", inputs, f"positions i32[rows{''.join(f', {n}' for n in parts)}] and inv_freq f32[n/2]")
+    _check_sections(sections, inputs[1].shape[0])
     return (inputs[0].shape[0], inputs[1].shape[0] * 2), F32
+
+
+def _check_sections(sections: Any, count: DimLike) -> None:
+    """A position's components share `count` frequencies as the sections say."""
+    if sections is None:
+        return
+    sizes = isinstance(sections, tuple) and all(isinstance(size, int) and size >= 0 for size in sections)
+    if not sizes or not 1 <= len(sections) <= MAX_COMPONENTS or (isinstance(count, int) and sum(sections) != count):
+        hint = f"Give 1 to {MAX_COMPONENTS} sizes, one for each component of a position, whose sum is {count}."
+        raise ShapeError(f"sections {sections!r} do not divide {count} frequencies", where="rope_angles", hint=hint)
 
 
 def rope(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
@@ -187,9 +234,35 @@ def rope_kv_write(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     return kv_write(inputs[:2], attrs)
 
 
+def as_cache(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    orders = {"rows": "[positions, heads, head_dim]", "heads": "[heads, positions, head_dim]"}
+    for name, known in (("order", orders), ("dtype", _CACHED), ("layout", ("rows", "tiles"))):
+        if attrs[name] not in known:
+            raise ShapeError(f"{name} must be one of {', '.join(known)}, found {attrs[name]!r}", where="as_cache")
+    order = attrs["order"]
+    ok = len(inputs) == 1 and inputs[0].dtype is F32 and len(inputs[0].shape) == 3
+    ok = ok and isinstance(inputs[0].shape[order == "rows"], int) and isinstance(inputs[0].shape[2], int)
+    _check(ok, "as_cache", inputs, f"f32 x {orders[order]}")
+    first, second, head_dim = inputs[0].shape
+    heads, positions = (second, first) if order == "rows" else (first, second)
+    return (heads, positions + ROOM, head_dim), _CACHED[attrs["dtype"]]
+
+
+def is_cache(node: Node) -> bool:
+    """Whether attention can read a node as keys or values: a cache, or a value in the form of one."""
+    while node.op in ("kv_write", "rope_kv_write"):
+        node = node.inputs[0]
+    return node.op in ("state", "as_cache")
+
+
 def attention(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     expected = "q [rows, heads, head_dim] and caches k, v [kv_heads, CTX, head_dim], heads a multiple of kv_heads"
-    _check(len(inputs) in (3, 4) and all(len(n.shape) == 3 for n in inputs), "attention", inputs, expected)
+    mask = attrs["mask"]
+    if isinstance(mask, str) and mask not in MASKS:
+        raise ShapeError(f"mask must be one of {', '.join(MASKS)}, found {mask!r}", where="attention")
+    count = 4 if mask in _MASK_OPERANDS else 3
+    expected += {"bias": ", and a bias", "visible": ", and visible"}.get(mask, "")
+    _check(len(inputs) == count and all(len(n.shape) == 3 for n in inputs[:3]), "attention", inputs, expected)
     q, k, v = inputs[:3]
     heads, kv_heads = q.shape[1], k.shape[0]
     if not (isinstance(heads, int) and isinstance(kv_heads, int)):  # only in patterns of rewrite rules
@@ -198,8 +271,12 @@ def attention(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     _check(ok and q.dtype is F32, "attention", inputs, expected)
     if isinstance(attrs["window"], int) and attrs["window"] < 1:
         raise ShapeError(f"window must be at least 1, found {attrs['window']}", where="attention")
-    if len(inputs) == 4:
-        _check_bias(inputs, heads, attrs["length"])
+    for cache in (k, v):
+        if cache.op == "as_cache" and cache.shape[1] - ROOM != attrs["length"]:
+            what = f"length is {attrs['length']}, but there are {cache.shape[1] - ROOM} keys"
+            raise ShapeError(what, where="attention", hint="Leave it out: plain keys and values are all of them.")
+    if mask in _MASK_OPERANDS:
+        _MASK_OPERANDS[mask](inputs, heads, attrs["length"])
     return (q.shape[0], heads * q.shape[2]), _rounded("attention", attrs)
 
 
@@ -213,6 +290,14 @@ def _check_bias(inputs: Inputs, heads: int, length: DimLike) -> None:
     rows, bias = inputs[0].shape[0], inputs[3]
     ok = bias.dtype is F32 and bias.shape in ((rows, 1, length), (rows, heads, length))
     _check(ok, "attention", inputs, f"a bias f32 [{rows}, 1 or {heads}, {length}]")
+
+
+def _check_visible(inputs: Inputs, heads: int, length: DimLike) -> None:
+    rows, visible = inputs[0].shape[0], inputs[3]
+    _check(visible.dtype is I32 and visible.shape == (rows,), "attention", inputs, f"visible i32[{rows}]")
+
+
+_MASK_OPERANDS = {"bias": _check_bias, "visible": _check_visible}
 
 
 def expert_linear(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
@@ -245,12 +330,16 @@ def take(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
 
 
 def reduce(op: str) -> Rule:
-    """One number per row."""
+    """One number per row, or with axis 1 one row per matrix."""
 
     def rule(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
         ok = len(inputs) == 1 and inputs[0].dtype is F32 and len(inputs[0].shape) >= 2
         _check(ok, op, inputs, "f32 x [rows, ..., width]")
-        return (*inputs[0].shape[:-1], 1), F32
+        if attrs["axis"] == -1:
+            return (*inputs[0].shape[:-1], 1), F32
+        ok = attrs["axis"] == 1 and len(inputs[0].shape) == 3
+        _check(ok, op, inputs, "axis -1, or axis 1 of f32 x [rows, n, width]")
+        return (inputs[0].shape[0], 1, inputs[0].shape[2]), F32
 
     return rule
 
@@ -362,18 +451,20 @@ def rest(x: Node, others: Shape) -> DimLike:
            f"a shape that {list(others)} and -1 can be")  # fmt: skip
     if not left:
         return whole // part
-    _check(len(left) == 1 and whole == part, "reshape", (x,), "-1 to stand for one symbol or for a number")
-    return parse_dim(left[0])
+    _check(len(left) == 1, "reshape", (x,), "-1 to stand for a multiple of one symbol or for a number")
+    return parse_dim(left[0]) * (whole // part)
 
 
 def _elements(shape: Shape) -> tuple[int, tuple[str, ...]]:
-    """The element count as (integer factor, symbolic factors)."""
+    """The element count as (integer factor, symbolic factors); a factor of all terms of a dim counts as an integer."""
     factor, symbolic = 1, []
     for dim in shape:
         if isinstance(dim, int):
             factor *= dim
         else:
-            symbolic.append(str(dim))
+            common = gcd(dim.const, *(coefficient for _, coefficient in dim.terms))
+            factor *= common
+            symbolic.append(str(Dim({s: c // common for s, c in dim.terms}, dim.const // common)))
     return factor, tuple(sorted(symbolic))
 
 

@@ -12,7 +12,7 @@ from rlx.ir.dims import value
 from rlx.ir.graph import Graph
 from rlx.ir.meaning import Array
 from rlx.ir.node import LEAVES, Node
-from rlx.ir.ops import EFFECTS, OPS, updated
+from rlx.ir.op_table import EFFECTS, OPS, updated
 from rlx.ir.verify import WRITES
 
 Arrays = Mapping[str, Array]

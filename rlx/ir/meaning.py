@@ -10,7 +10,7 @@ float64 reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 from typing import Any
 
@@ -97,24 +97,25 @@ def softcap(x: list[Array], a: Attrs, env: Env) -> Array:
     return a["cap"] * np.tanh(x[0] / a["cap"])
 
 
-def clamp_min(x: list[Array], a: Attrs, env: Env) -> Array:
-    """max(x, low)."""
-    return np.maximum(x[0], x[0].dtype.type(a["low"]))
+def clamp(x: list[Array], a: Attrs, env: Env) -> Array:
+    """min(max(x, low), high); a bound of None does not bound."""
+    low, high = (None if a[name] is None else x[0].dtype.type(a[name]) for name in ("low", "high"))
+    return np.clip(x[0], low, high)
 
 
 def reduce_mean(x: list[Array], a: Attrs, env: Env) -> Array:
-    return x[0].mean(-1, keepdims=True)
+    return x[0].mean(a["axis"], keepdims=True)
 
 
 def reduce_sum(x: list[Array], a: Attrs, env: Env) -> Array:
-    return x[0].sum(-1, keepdims=True)
+    return x[0].sum(a["axis"], keepdims=True)
 
 
-# Elementwise ops with a numeric attribute: name -> (meaning, name of the attribute).
-WITH_NUMBER: dict[str, tuple[Meaning, str]] = {
-    "scale": (scale, "by"),
-    "softcap": (softcap, "cap"),
-    "clamp_min": (clamp_min, "low"),
+# Elementwise ops with numeric attributes: name -> (meaning, names of the attributes).
+WITH_NUMBERS: dict[str, tuple[Meaning, tuple[str, ...]]] = {
+    "scale": (scale, ("by",)),
+    "softcap": (softcap, ("cap",)),
+    "clamp": (clamp, ("low", "high")),
 }
 
 
@@ -130,8 +131,8 @@ def evaluate(expr: Any, operands: list[Array]) -> Array:
         return UNARY[name](first)
     if name in BINARY:
         return BINARY[name](first, evaluate(arguments[1], operands))
-    fn, attribute = WITH_NUMBER[name]
-    return fn([first], {attribute: arguments[1]}, {})
+    fn, attributes = WITH_NUMBERS[name]
+    return fn([first], dict(zip(attributes, arguments[1:], strict=True)), {})
 
 
 def elementwise(x: list[Array], a: Attrs, env: Env) -> Array:
@@ -143,6 +144,14 @@ def embedding(x: list[Array], a: Attrs, env: Env) -> Array:
     if ids.size and not 0 <= ids.min() <= ids.max() < len(table):
         raise GraphError(f"ids {ids.min()}..{ids.max()} are not all rows of a table of {len(table)}")
     return table[ids] * table.dtype.type(a["scale"])
+
+
+def overlay_rows(x: list[Array], a: Attrs, env: Env) -> Array:
+    """Row r is rows[index[r]], or x[r] where index[r] is negative."""
+    own, rows, index = x
+    if index.size and index.max() >= len(rows):
+        raise GraphError(f"index {index.max()} is no row of {len(rows)}")
+    return np.where(index[:, None] < 0, own, rows[np.maximum(index, 0)])
 
 
 def linear(x: list[Array], a: Attrs, env: Env) -> Array:
@@ -229,6 +238,15 @@ def rms_norm(x: list[Array], a: Attrs, env: Env) -> Array:
     return y if a.get("out", "f32") == "f32" else quantize([y], a, env)
 
 
+def layer_norm(x: list[Array], a: Attrs, env: Env) -> Array:
+    """(x - mean) / sqrt(variance + eps) [* w [+ b]] over the last axis (arXiv 1607.06450); `out` as in `rms_norm`."""
+    y = x[0] - x[0].mean(-1, keepdims=True)
+    y = y / np.sqrt((y**2).mean(-1, keepdims=True) + a["eps"])
+    y = y * x[1] if len(x) > 1 else y
+    y = y + x[2] if len(x) > 2 else y
+    return y if a["out"] == "f32" else quantize([y], a, env)
+
+
 def quantize(x: list[Array], a: Attrs, env: Env) -> Array:
     """The values that quantized activations represent.
 
@@ -243,11 +261,32 @@ def quantize(x: list[Array], a: Attrs, env: Env) -> Array:
 
 
 def rope_angles(x: list[Array], a: Attrs, env: Env) -> Array:
-    """cos then sin of position * inv_freq, the product rounded to float32 as every reference does; times `scale`."""
+    """cos then sin of position * inv_freq, the product rounded to float32 as every reference does; times `scale`.
+
+    With `sections` a position has several components, [rows, components], and frequency i turns by component
+    `component(i, sections, interleaved)`.
+    """
     positions, inv_freq = x
-    angle = positions.astype(np.float32)[:, None] * inv_freq.astype(np.float32)
+    if a["sections"] is None:
+        positions = positions[:, None]
+    else:
+        positions = positions[:, [component(i, a["sections"], a["interleaved"]) for i in range(len(inv_freq))]]
+    angle = positions.astype(np.float32) * inv_freq.astype(np.float32)
     wide = angle.astype(np.float64)
     return (np.concatenate([np.cos(wide), np.sin(wide)], -1) * a["scale"]).astype(inv_freq.dtype)
+
+
+def component(i: int, sections: Sequence[int], interleaved: bool) -> int:
+    """The component of a position that frequency i turns by.
+
+    Otherwise than interleaved, the frequencies lie in sections, one after the other: the first `sections[0]` belong to
+    component 0. Interleaved, the components take turns, each until it has as many as its section says, and component 0
+    takes what is left.
+    """
+    if interleaved:
+        turn, which = divmod(i, len(sections))
+        return which if turn < sections[which] else 0
+    return int(np.searchsorted(np.cumsum(sections), i, side="right"))
 
 
 def rope(x: list[Array], a: Attrs, env: Env) -> Array:
@@ -291,15 +330,25 @@ def rope_kv_write(x: list[Array], a: Attrs, env: Env) -> Array:
     return kv_write([x[0], rope(x[1:], a, env)], a, env)
 
 
+def as_cache(x: list[Array], a: Attrs, env: Env) -> Array:
+    """x [positions, heads, head_dim], or [heads, positions, head_dim] with `order` "heads", as a cache holds it:
+    [heads, positions + 15, head_dim], rounded to `dtype`. The places after the last position are zeros here; nothing
+    reads them.
+    """
+    y = x[0] if a["order"] == "heads" else x[0].swapaxes(0, 1)
+    return np.pad(round_to(y, a["dtype"]), ((0, 0), (0, 15), (0, 0)))
+
+
 def attention(x: list[Array], a: Attrs, env: Env) -> Array:
     """softmax(scale q k^T, masked) v with grouped heads; the queries are the last rows of `length` positions.
 
-    q [rows, heads, head_dim], k and v [kv_heads, capacity, head_dim]. A key at t serves the query at p iff t <= p and,
-    with a window w, p - t < w. `softcap` bounds the scores before the mask. With a window, position t is at t modulo
-    the capacity. A bias [rows, 1 or heads, length] is added to the scores in place of the rule t <= p. With bf16, q, k
-    and v are rounded first; `out` bf16 rounds the result.
+    q [rows, heads, head_dim], k and v [kv_heads, capacity, head_dim]. The `mask` says which keys t the query of row r,
+    at position p, sees: "causal" t <= p, "none" all, "visible" t <= visible[r], an operand i32[rows]; "bias" all, and
+    an operand [rows, 1 or heads, length] is added to the scores. With a window w it sees only those with p - t < w, and
+    position t is at t modulo the capacity. `softcap` bounds the scores before the mask. With bf16, q, k and v are
+    rounded first; `out` bf16 rounds the result.
     """
-    q, k, v, *bias = [*(round_to(y, "bf16") for y in x[:3]), *x[3:]] if a["bf16"] else x
+    q, k, v, *operand = [*(round_to(y, "bf16") for y in x[:3]), *x[3:]] if a["bf16"] else x
     rows, heads, _ = q.shape
     length = dims.value(a["length"], env)
     group, capacity = heads // k.shape[0], k.shape[1]
@@ -310,9 +359,13 @@ def attention(x: list[Array], a: Attrs, env: Env) -> Array:
     scores = np.einsum("rhd,htd->hrt", q, k) * a["scale"]
     if a["softcap"] is not None:
         scores = softcap([scores], {"cap": a["softcap"]}, env)
-    ages = (length - rows + np.arange(rows))[:, None] - np.arange(length)[None, :]
-    scores = scores + bias[0].swapaxes(0, 1) if bias else np.where(ages < 0, -np.inf, scores)
-    hidden = ages >= a["window"] if a["window"] is not None else False
+    own, keys = length - rows + np.arange(rows), np.arange(length)
+    if a["mask"] == "bias":
+        scores = scores + operand[0].swapaxes(0, 1)
+    last = {"causal": own, "visible": operand[0] if operand else own}.get(a["mask"], np.full(rows, length))
+    hidden = keys > last[:, None]
+    if a["window"] is not None:
+        hidden = hidden | (own[:, None] - keys >= a["window"])
     weights = softmax([np.where(hidden, -np.inf, scores)], {}, env)
     mixed = np.einsum("hrt,htd->rhd", weights, v).reshape(rows, -1)
     return round_to(mixed, "bf16") if a["out"] == "bf16" else mixed

@@ -106,12 +106,16 @@ class Node:
         return OPERATORS["reshape"](self, shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape)
 
     def sum(self, axis: int = -1, keepdims: bool = False) -> Node:
-        """The sum over the last axis."""
+        """The sum over the last axis, or over axis 1 of three."""
         return OPERATORS["sum"](self, axis, keepdims)
 
     def mean(self, axis: int = -1, keepdims: bool = False) -> Node:
-        """The mean over the last axis."""
+        """The mean over the last axis, or over axis 1 of three."""
         return OPERATORS["mean"](self, axis, keepdims)
+
+    def clamp(self, low: float | None = None, high: float | None = None) -> Node:
+        """The value within bounds, of which one may be left out."""
+        return OPERATORS["clamp"](self, low, high)
 
 
 LEAVES = ("input", "weight", "state")

@@ -1,214 +1,45 @@
-"""The op table: name, attributes, shape rule, NumPy meaning, cost. One row per op; the builders below make the nodes.
-
-The meaning lives in `rlx.ir.meaning`. Floating-point values are float32 unless a row says otherwise; weights may have
-any dtype of the table in `rlx.ir.dtypes`.
-"""
+"""Builders: the functions that models and rules are written with. They make nodes of the ops in `rlx.ir.op_table`."""
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import isfinite, prod
+from collections.abc import Callable, Sequence
+from math import isfinite
 from numbers import Integral, Real
 from typing import Any, TypeAlias
 
 from rlx.errors import ShapeError
-from rlx.ir import flops, infer, meaning, sequences
-from rlx.ir.dims import PAST_SEQ, SEQ, DimLike, Shape, parse_dim
-from rlx.ir.dtypes import F32, DType
-from rlx.ir.node import LEAVES, OPERATORS, Node, intern
-
-
-@dataclass(frozen=True)
-class Op:
-    """One row of the table.
-
-    Attributes:
-        attrs: attribute names in printing order, with their defaults (`REQUIRED` where there is none).
-        infer: (operands, attributes) -> (shape, dtype); raises `ShapeError`.
-        meaning: the NumPy definition.
-        flops: (operand sizes, result size, attributes) -> floating-point operations.
-        elementwise: True if it may join an elementwise region.
-        rowwise: True if row r of the result depends only on row r of the operands that have as many rows.
-        effect: True if the op also updates its first operand, a state, in place; its meaning is (result, new state).
-            With the attribute `aside` that state is unchanged, and the last operand, an equal state, is updated.
-    """
-
-    name: str
-    attrs: Mapping[str, Any]
-    infer: infer.Rule
-    meaning: meaning.Meaning | meaning.Effect
-    flops: flops.Flops
-    elementwise: bool = False
-    rowwise: bool = True
-    effect: bool = False
-
-
-REQUIRED = object()
+from rlx.ir import infer
+from rlx.ir.dims import PAST_SEQ, SEQ, DimLike, parse_dim
+from rlx.ir.dtypes import F32
+from rlx.ir.node import OPERATORS, Node, intern
+from rlx.ir.op_table import EFFECTS as EFFECTS
+from rlx.ir.op_table import OPS as OPS
+from rlx.ir.op_table import derive as derive
+from rlx.ir.op_table import leaf as leaf
+from rlx.ir.op_table import make as make
+from rlx.ir.op_table import one_row as one_row
+from rlx.ir.op_table import rebuild as rebuild
+from rlx.ir.op_table import updated as updated
 
 #: An operand of arithmetic.
 Operand: TypeAlias = Node | float
 
 _TRANSPOSED = ".T"  # suffix of the name of a transposed weight
 
-_LINEAR = {"gated": None, "bias": False, "residual": False, "bf16": False, "out": "f32"}
-_ROPE = {"style": REQUIRED, "norm_eps": None}
-_WRITE = {"at": PAST_SEQ, "dtype": "f32", "wrap": False}
-_LEAF = {"name": REQUIRED}
-_ASIDE = {"aside": False}
-
-
-def _by_sequence(row: Op) -> Op:
-    """The row of an op over a state, extended by the attribute `sequences`: see `rlx.ir.sequences`."""
-    rule, meant = sequences.rule(row.name, row.infer), sequences.meaning(row.name, row.meaning)
-    return replace(row, attrs={**row.attrs, "sequences": False}, infer=rule, meaning=meant)
-
-
-OPS: dict[str, Op] = {
-    row.name: _by_sequence(row) if row.name in sequences.OPS else row
-    for row in (
-        Op("input", _LEAF, infer.leaf, meaning.identity, flops.each(0), rowwise=False),
-        Op("weight", _LEAF, infer.leaf, meaning.identity, flops.each(0), rowwise=False),
-        Op("state", {**_LEAF, "layout": "rows"}, infer.leaf, meaning.identity, flops.each(0), rowwise=False),
-        Op("embedding", {"scale": 1.0}, infer.embedding, meaning.embedding, flops.each(1)),
-        Op("linear", _LINEAR, infer.linear, meaning.linear, flops.linear),
-        Op(
-            "expert_linear",
-            {"gated": None, "bf16": False, "tiles": False},
-            infer.expert_linear,
-            meaning.expert_linear,
-            flops.expert_linear,
-        ),
-        Op("rms_norm", {"eps": REQUIRED, "out": "f32"}, infer.rms_norm, meaning.rms_norm, flops.each(4)),
-        Op("quantize", {"out": "q8a"}, infer.quantize, meaning.quantize, flops.each(3)),
-        Op("rope_angles", {"scale": 1.0}, infer.rope_angles, meaning.rope_angles, flops.each(40)),
-        Op("rope", _ROPE, infer.rope, meaning.rope, flops.each(6)),
-        Op("kv_write", _WRITE, infer.kv_write, meaning.kv_write, flops.each(0), rowwise=False),
-        Op(
-            "rope_kv_write",
-            {**_ROPE, **_WRITE},
-            infer.rope_kv_write,
-            meaning.rope_kv_write,
-            lambda ins, out, attrs: 6 * prod(ins[1]),
-            rowwise=False,
-        ),
-        Op(
-            "attention",
-            {"scale": REQUIRED, "window": None, "softcap": None, "length": PAST_SEQ + SEQ, "bf16": False, "out": "f32"},
-            infer.attention,
-            meaning.attention,
-            flops.attention,
-        ),
-        Op(
-            "causal_conv",
-            _ASIDE,
-            infer.causal_conv,
-            meaning.causal_conv,
-            flops.causal_conv,
-            rowwise=False,
-            effect=True,
-        ),
-        Op(
-            "gated_delta",
-            {"scale": REQUIRED, "heads": "tiled", **_ASIDE},
-            infer.gated_delta,
-            meaning.gated_delta,
-            flops.gated_delta,
-            rowwise=False,
-            effect=True,
-        ),
-        Op("softmax", {}, infer.softmax, meaning.softmax, flops.each(8)),
-        Op("argmax", {}, infer.one_index("argmax"), meaning.argmax, flops.scan),
-        Op("pick", {}, infer.one_index("pick"), meaning.pick, flops.scan),
-        Op("linear_pick", {"cap": None}, infer.linear_pick, meaning.linear_pick, flops.linear_pick),
-        Op("top_k", {"k": REQUIRED}, infer.top_k, meaning.top_k, flops.scan),
-        Op("take", {}, infer.take, meaning.take, flops.each(0)),
-        Op("mix", {}, infer.mix, meaning.mix, flops.mix),
-        Op("reduce_mean", {}, infer.reduce("reduce_mean"), meaning.reduce_mean, flops.scan),
-        Op("reduce_sum", {}, infer.reduce("reduce_sum"), meaning.reduce_sum, flops.scan),
-        Op("slice", {"axis": 1, "start": REQUIRED, "stop": REQUIRED}, infer.slice_, meaning.slice_, flops.each(0)),
-        Op("concat", {"axis": 1}, infer.concat, meaning.concat, flops.each(0)),
-        Op("last_row", {}, infer.last_row, meaning.last_row, flops.each(0), rowwise=False),
-        Op("reshape", {"shape": REQUIRED}, infer.reshape, meaning.reshape, flops.each(0), rowwise=False),
-        Op("pack", {"layout": REQUIRED}, infer.pack, meaning.identity, flops.each(0), rowwise=False),
-        Op("elementwise", {"expr": REQUIRED}, infer.elementwise, meaning.elementwise, flops.each(4), True),
-        *(Op(name, {}, infer.binary(name), meaning.binary(name), flops.each(1), True) for name in meaning.BINARY),
-        *(Op(name, {}, infer.unary(name), meaning.unary(name), flops.each(8), True) for name in meaning.UNARY),
-        Op("scale", {"by": REQUIRED}, infer.unary("scale"), meaning.scale, flops.each(1), True),
-        Op("softcap", {"cap": REQUIRED}, infer.unary("softcap"), meaning.softcap, flops.each(12), True),
-        Op("clamp_min", {"low": REQUIRED}, infer.unary("clamp_min"), meaning.clamp_min, flops.each(1), True),
-    )
-}
-
-
-EFFECTS = frozenset(name for name, row in OPS.items() if row.effect)
-
-
-def make(op: str, *inputs: Node, **attrs: Any) -> Node:
-    """The node of any op in the table: checks the attributes, applies the shape rule, interns.
-
-    Raises:
-        ShapeError: the operands do not fit or are not nodes, or an attribute is missing or unknown.
-    """
-    row = OPS.get(op)
-    if row is None:
-        raise ShapeError(f"no op is called {op!r}", hint=f"Ops: {', '.join(OPS)}.")
-    full = {name: attrs.pop(name, default) for name, default in row.attrs.items()}
-    missing = [name for name, v in full.items() if v is REQUIRED]
-    if attrs or missing:
-        problem = f"unknown attribute {', '.join(attrs)}" if attrs else f"attribute {', '.join(missing)} is missing"
-        raise ShapeError(problem, where=op, hint=f"Its attributes: {', '.join(row.attrs) or 'none'}.")
-    infer.check_nodes(op, inputs)
-    shape, dtype = row.infer(inputs, full)
-    return intern(op, inputs, tuple(full.items()), shape, dtype)
-
-
-def leaf(op: str, name: str, shape: Shape, dtype: DType, **attrs: Any) -> Node:
-    """An input, weight or state node."""
-    if op not in LEAVES or any(isinstance(d, int) and d <= 0 for d in shape):
-        raise ShapeError(f"dims must be positive, found {list(shape)}", where=f"{op} {name!r}")
-    if shape and isinstance(shape[-1], int):
-        dtype.row_bytes(shape[-1])
-    full = {**OPS[op].attrs, "name": name, **attrs}
-    return intern(op, (), tuple(full.items()), shape, dtype)
-
-
-def rebuild(node: Node, inputs: Sequence[Node], **changes: Any) -> Node:
-    """The same op over other operands, with some attributes changed; the shape is recomputed."""
-    if not changes and tuple(inputs) == node.inputs:
-        return node
-    if node.op in LEAVES:
-        fields = {k: v for k, v in node.attrs if k != "name"} | changes
-        return leaf(node.op, node.name, fields.pop("shape", node.shape), fields.pop("dtype", node.dtype), **fields)
-    return make(node.op, *inputs, **{**dict(node.attrs), **changes})
-
-
-def derive(node: Node) -> Node:
-    """Recomputes a node from its operands and attributes: the node itself, unless it was built by other means."""
-    attrs = dict(node.attrs)
-    if node.op in LEAVES:
-        return leaf(node.op, attrs.pop("name"), node.shape, node.dtype, **attrs)
-    return make(node.op, *node.inputs, **attrs)
-
-
-def updated(node: Node) -> Node:
-    """The state that an op with an effect writes."""
-    return node.inputs[-1 if node["aside"] else 0]
-
-
-def one_row(node: Node) -> Node:
-    """For a node with `sequences`: the node for a single row, over leaves of that size."""
-    operands = sequences.one_row(node.inputs, dict(node.attrs), node.op)
-    return make(node.op, *operands, **{**dict(node.attrs), "sequences": False})
-
-
-# -- builders: models and rules are written with these ----------------------------------------------------------------
-
 
 def embedding(table: Node, ids: Node, *, scale: float = 1.0) -> Node:
     """Rows `ids` (i32 [rows]) of table [vocab, width], times `scale` -> f32 [rows, width]."""
     return make("embedding", table, ids, scale=float(scale))
+
+
+def overlay_rows(x: Node, rows: Node, index: Node) -> Node:
+    """x [rows, width] with some rows replaced by rows of `rows` f32 [extra, width]: row r is rows[index[r]], or x[r]
+    where index[r] (i32 [rows]) is negative.
+
+    A prompt with pictures: x are the embeddings of its tokens, `rows` those of the pictures' parts.
+    """
+    return make("overlay_rows", x, rows, index)
 
 
 def linear(x: Node, weight: Node, bias: Node | None = None, *, bf16: bool = False) -> Node:
@@ -265,9 +96,27 @@ def quantize(x: Node, out: str = "q8a") -> Node:
     return make("quantize", x, out=out)
 
 
-def rope_angles(positions: Node, inv_freq: Node, *, scale: float = 1.0) -> Node:
-    """cos and sin of positions (i32 [rows]) times inv_freq [n/2] -> f32 [rows, n], cosines first."""
-    return make("rope_angles", positions, inv_freq, scale=float(scale))
+def rope_angles(
+    positions: Node,
+    inv_freq: Node,
+    *,
+    scale: float = 1.0,
+    sections: Sequence[int] | None = None,
+    interleaved: bool = False,
+) -> Node:
+    """cos and sin of positions (i32 [rows]) times inv_freq [n/2] -> f32 [rows, n], cosines first.
+
+    Args:
+        scale: factor of cosines and sines.
+        sections: for positions of several components, i32 [rows, len(sections)], such as time, row and column
+            (M-RoPE, arXiv 2409.12191): how many frequencies turn by each component. The sum is n/2. A rotation in two
+            dimensions has two sections, and each of its frequencies twice in inv_freq.
+        interleaved: whether the components take turns, as in Qwen 3.5: frequency i belongs to component
+            c = i % len(sections) if i // len(sections) < sections[c], else to component 0. Otherwise the first
+            sections[0] frequencies belong to component 0, the next sections[1] to component 1, and so on.
+    """
+    sizes = None if sections is None else tuple(sections)
+    return make("rope_angles", positions, inv_freq, scale=float(scale), sections=sizes, interleaved=interleaved)
 
 
 def rope(x: Node, angles: Node, *, style: str) -> Node:
@@ -292,20 +141,61 @@ def attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
-    length: DimLike = PAST_SEQ + SEQ,
+    length: DimLike | None = None,
+    causal: bool = True,
+    visible: Node | None = None,
 ) -> Node:
-    """Causal attention of q [rows, heads, head_dim] over caches [kv_heads, CTX, head_dim] -> [rows, heads * head_dim].
+    """Attention of q [rows, heads, head_dim] over keys and values -> f32 [rows, heads * head_dim]; causal by default.
 
-    The queries are the last rows of `length` positions; a window w admits keys with query - key < w. With a window the
-    caches may wrap (see `kv_write`): they need room for rows + w - 1 positions. The attribute `bf16`, set by the pass
-    `quantize`, rounds q, k and v to bf16 first; `out`, set by `fuse`, rounds the result.
+    k and v are caches [kv_heads, CTX, head_dim], or plain f32 values [keys, kv_heads, head_dim] of which all rows are
+    keys (`as_cache`; values [kv_heads, keys, head_dim] are taken, too, where they can not be rows). heads is a multiple
+    of kv_heads. The queries are the last rows of `length` positions; a window w admits keys with query - key < w. With
+    a window the caches may wrap (see `kv_write`): they need room for rows + w - 1 positions. The attribute `bf16`, set
+    by the pass `quantize`, rounds q, k and v to bf16 first; `out`, set by `fuse`, rounds the result.
 
     Args:
         bias: f32 [rows, 1 or heads, length], added to the scores after scaling and capping; replaces the causal mask:
             0 opens a key, -inf masks it, including keys after the query. The window still applies.
+        length: number of positions of the sequence, PAST_SEQ + SEQ for caches. All plain keys are positions.
+        causal: False admits every key, within the window.
+        visible: i32 [rows]: row r sees the keys at positions t <= visible[r], within its window, in place of the causal
+            mask. Positions count from the start of the row's sequence, and the last one is length - 1. So the rows of a
+            picture see each other if each has the picture's last position here; the same call must bring all of them.
+            A row that sees no key is NaN.
+
+    Raises:
+        ShapeError: the operands do not fit, or more than one of `bias`, `visible` and `causal=False` is given.
     """
-    operands = filter(None, (q, k, v, bias))
-    return make("attention", *operands, scale=float(scale), window=window, softcap=softcap, length=length)
+    infer.check_nodes("attention", (q, k, v, *filter(None, (bias, visible))))
+    masks = [name for name, given in (("bias", bias), ("visible", visible), ("none", not causal)) if given]
+    if len(masks) > 1:
+        hint = "Give one of bias, visible and causal=False: each replaces the causal mask."
+        raise ShapeError("more than one mask is given", where="attention", hint=hint)
+    k, v = (_cached(q, x) for x in (k, v))
+    if length is None:
+        length = k.shape[1] - infer.ROOM if k.op == "as_cache" else PAST_SEQ + SEQ
+    operands = filter(None, (q, k, v, bias, visible))
+    attrs = {"scale": float(scale), "window": window, "softcap": softcap, "length": length}
+    return make("attention", *operands, **attrs, mask=masks[0] if masks else "causal")
+
+
+def as_cache(x: Node, *, order: str = "rows") -> Node:
+    """Plain keys or values [positions, heads, head_dim] in the form of a cache: f32 [heads, positions + 15, head_dim].
+
+    15 more places make room for whole tiles of 16 keys. `order` "heads" is for x [heads, positions, head_dim]. The
+    attributes `dtype`, set by the pass `quantize`, and `layout`, set by the pass `layout`, say how the result lies in
+    memory.
+    """
+    return make("as_cache", x, order=order)
+
+
+def _cached(q: Node, x: Node) -> Node:
+    """A cache, or a plain value in the form of one: rows come first, unless only heads can."""
+    if infer.is_cache(x) or len(x.shape) != 3 or len(q.shape) != 3:
+        return x
+    heads, kv_heads = q.shape[1], x.shape[1]
+    rows = isinstance(kv_heads, int) and isinstance(heads, int) and heads % kv_heads == 0
+    return as_cache(x, order="rows" if rows or not isinstance(x.shape[0], int) else "heads")
 
 
 def last_row(x: Node) -> Node:
@@ -357,43 +247,50 @@ def mix(values: Node, coefficients: Node) -> Node:
     return make("mix", values, coefficients)
 
 
-def reduce_mean(x: Node) -> Node:
-    """The mean over the last axis of x [rows, ..., width] -> [rows, ..., 1]."""
-    return make("reduce_mean", x)
+def reduce_mean(x: Node, *, axis: int = -1) -> Node:
+    """The mean over the last axis of x [rows, ..., width] -> [rows, ..., 1], or over axis 1 of x [rows, n, width] ->
+    [rows, 1, width].
+    """
+    return make("reduce_mean", x, axis=axis)
 
 
-def reduce_sum(x: Node) -> Node:
-    """The sum over the last axis of x [rows, ..., width] -> [rows, ..., 1]."""
-    return make("reduce_sum", x)
+def reduce_sum(x: Node, *, axis: int = -1) -> Node:
+    """The sum over an axis as in `reduce_mean`."""
+    return make("reduce_sum", x, axis=axis)
 
 
 def mean(x: Node, axis: int = -1, keepdims: bool = False) -> Node:
-    """The mean over the last axis of x [rows, ..., width] -> [rows, ...], or [rows, ..., 1] with `keepdims`."""
-    _check_last(x, axis, "mean")
-    return reduce_mean(x) if keepdims else reshape(reduce_mean(x), x.shape[:-1])
+    """The mean over the last axis of x [rows, ..., width], or over axis 1 of x [rows, n, width]; the axis stays, with
+    size 1, with `keepdims`.
+    """
+    return _reduced(reduce_mean, x, axis, keepdims, "mean")
 
 
 def sum(x: Node, axis: int = -1, keepdims: bool = False) -> Node:
-    """The sum over the last axis of x [rows, ..., width] -> [rows, ...], or [rows, ..., 1] with `keepdims`."""
-    _check_last(x, axis, "sum")
-    return reduce_sum(x) if keepdims else reshape(reduce_sum(x), x.shape[:-1])
+    """The sum over an axis as in `mean`."""
+    return _reduced(reduce_sum, x, axis, keepdims, "sum")
+
+
+def _reduced(reduce: Callable[..., Node], x: Node, axis: int, keepdims: bool, op: str) -> Node:
+    infer.check_nodes(op, (x,))
+    if len(x.shape) == 3 and axis in (1, -2):
+        return reduce(x, axis=1) if keepdims else reshape(reduce(x, axis=1), (x.shape[0], x.shape[2]))
+    _check_last(x, axis, op)
+    return reduce(x) if keepdims else reshape(reduce(x), x.shape[:-1])
 
 
 def _check_last(x: Node, axis: int, op: str) -> None:
     infer.check_nodes(op, (x,))
     if axis not in (-1, len(x.shape) - 1):
-        hint = "Reduce the last axis: axis=-1. Axis 0 is that of the rows, which are computed independently."
+        hint = "Reduce the last axis, axis=-1. Axis 0 is that of the rows, which are computed independently."
         raise ShapeError(f"axis {axis!r} is not the last one of {x!r}", where=op, hint=hint)
 
 
 def layer_norm(x: Node, weight: Node | None = None, bias: Node | None = None, *, eps: float = 1e-5) -> Node:
-    """(x - mean) / sqrt(variance + eps) over the last axis, times weight [width] and plus bias [width] where given.
-
-    It is the root-mean-square norm of x - mean.
-    """
-    infer.check_nodes("layer_norm", (x,))
-    y = rms_norm(sub(x, reduce_mean(x)), weight, eps=eps)
-    return y if bias is None else add(y, bias)
+    """(x - mean) / sqrt(variance + eps) over the last axis, times weight [width] and plus bias [width] where given."""
+    if weight is None and bias is not None:
+        return add(make("layer_norm", x, eps=float(eps)), bias)
+    return make("layer_norm", *filter(None, (x, weight, bias)), eps=float(eps))
 
 
 def slice(x: Node, start: int, stop: int, *, axis: int = 1) -> Node:
@@ -416,9 +313,10 @@ def softcap(x: Node, cap: float) -> Node:
     return make("softcap", x, cap=float(cap))
 
 
-def clamp_min(x: Node, low: float) -> Node:
-    """max(x, low)."""
-    return make("clamp_min", x, low=float(low))
+def clamp(x: Node, low: float | None = None, high: float | None = None) -> Node:
+    """min(max(x, low), high), with one bound or both; NaN stays NaN."""
+    bounds = {"low": low, "high": high}
+    return make("clamp", x, **{name: None if v is None else _number(v, "clamp") for name, v in bounds.items()})
 
 
 def add(x: Operand, y: Operand) -> Node:
@@ -609,6 +507,11 @@ def gelu_erf(x: Node) -> Node:
     return make("gelu_erf", x)
 
 
+def gelu_quick(x: Node) -> Node:
+    """x * sigmoid(1.702 x), an approximation of GELU that some picture encoders were trained with."""
+    return mul(x, sigmoid(scale(x, 1.702)))
+
+
 def sigmoid(x: Node) -> Node:
     """1 / (1 + exp(-x))."""
     return make("sigmoid", x)
@@ -647,14 +550,15 @@ def neg(x: Node) -> Node:
 # Defined here because node.py cannot import the ops.
 OPERATORS.update(
     add=add, sub=sub, mul=mul, div=div, neg=neg, power=power, matmul=matmul, transpose=transpose, index=index,
-    reshape=reshape, sum=sum, mean=mean,
+    reshape=reshape, sum=sum, mean=mean, clamp=clamp,
 )  # fmt: skip
 
 #: The public API: the builders, without the table and the compiler's functions.
 __all__ = [
-    "add", "argmax", "attention", "causal_conv", "clamp_min", "concat", "div", "embedding", "exp", "expert_linear",
-    "gated_delta", "gelu_erf", "gelu_tanh", "index", "kv_write", "last_row", "layer_norm", "linear", "matmul",
-    "maximum", "mean", "minimum", "mix", "mul", "neg", "pick", "power", "quantize", "reduce_mean", "reduce_sum", "relu",
+    "add", "argmax", "as_cache", "attention", "causal_conv", "clamp", "concat", "div", "embedding", "exp",
+    "expert_linear", "gated_delta", "gelu_erf", "gelu_quick", "gelu_tanh", "index", "kv_write", "last_row",
+    "layer_norm", "linear", "matmul", "maximum", "mean", "minimum", "mix", "mul", "neg", "overlay_rows", "pick",
+    "power", "quantize", "reduce_mean", "reduce_sum", "relu",
     "reshape", "rms_norm", "rope", "rope_angles", "scale", "sigmoid", "silu", "slice", "softcap", "softmax", "softplus",
     "sqrt", "sub", "sum", "take", "tanh", "top_k", "transpose",
 ]  # fmt: skip

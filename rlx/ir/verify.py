@@ -9,6 +9,7 @@ from rlx.ir import ops
 from rlx.ir.dims import symbols
 from rlx.ir.dtypes import F32
 from rlx.ir.graph import Graph
+from rlx.ir.infer import is_cache
 from rlx.ir.node import LEAVES, Node
 
 WRITES = ("kv_write", "rope_kv_write")
@@ -20,8 +21,8 @@ def verify(graph: Graph) -> None:
     """Raises `GraphError` naming the first node that breaks a rule.
 
     Rules: there are outputs; leaf names are unique; every node's shape, dtype and attributes agree with the op table;
-    constants are f32 weights with the value's shape; a state is written at most once, and its old value is not read
-    beside the write; after specialization every symbol has bounds.
+    attention reads caches; constants are f32 weights with the value's shape; a state is written at most once, and its
+    old value is not read beside the write; after specialization every symbol has bounds.
     """
     if not graph.outputs:
         raise GraphError("the graph has no outputs", where=f"graph {graph.name!r}", hint="Name one with Graph.output.")
@@ -53,6 +54,9 @@ def _check_node(node: Node) -> None:
         raise GraphError(f"does not verify: {error}", where=repr(node)) from error
     if again is not node:
         raise GraphError(f"its shape rule gives {again!r}", where=repr(node))
+    if node.op == "attention" and not all(is_cache(n) for n in node.inputs[1:3]):
+        hint = "ops.attention brings plain keys and values into the form of a cache: see ops.as_cache."
+        raise GraphError("its keys or values are no cache", where=repr(node), hint=hint)
     _verified.add(node)
 
 

@@ -82,4 +82,4 @@ def _coefficients(layer: Model, x: Node, name: str, count: int) -> Node:
 def _like(y: Node, x: Node) -> Node:
     """y, scaled to the mean square of x, row by row."""
     target, own = (ops.reduce_mean(part * part) for part in (x, y))
-    return y * (ops.sqrt(target) / ops.sqrt(ops.clamp_min(own, _LEAST)))
+    return y * (ops.sqrt(target) / ops.sqrt(ops.clamp(own, _LEAST)))

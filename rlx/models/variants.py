@@ -37,7 +37,7 @@ def with_bias(graph: Graph, heads: int) -> Graph:
     bias = graph.input("bias", [SEQ, heads, PAST_SEQ + SEQ])
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
-        return ops.rebuild(old, (*inputs, bias) if old.op == "attention" else inputs)
+        return ops.rebuild(old, (*inputs, bias), mask="bias") if old.op == "attention" else ops.rebuild(old, inputs)
 
     return graph.map(visit)
 

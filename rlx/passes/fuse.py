@@ -57,10 +57,19 @@ def _residual(bias: bool) -> Rule:
     return Rule(f"residual{'-bias' * bias}", before, _linear(_x, _w, *b, r, bias=bias, residual=True), _free)
 
 
-def _norm_quantize(out: str, weighted: bool) -> Rule:
-    x = [var("x", ["R", "K"])] + ([var("w", ["K"])] if weighted else [])
-    before = ops.quantize(ops.make("rms_norm", *x, eps=_eps), out)
-    return Rule(f"norm-{out}{'' if weighted else '-plain'}", before, ops.make("rms_norm", *x, eps=_eps, out=out))
+def _norm_quantize(norm: str, operands: tuple[str, ...], out: str) -> Rule:
+    x = [var("x", ["R", "K"]), *(var(name, ["K"]) for name in operands)]
+    before = ops.quantize(ops.make(norm, *x, eps=_eps), out)
+    name = f"{_NORM_NAMES[norm]}-{out}{'' if operands else '-plain'}{'-bias' * ('bias' in operands)}"
+    return Rule(name, before, ops.make(norm, *x, eps=_eps, out=out))
+
+
+_NORM_NAMES = {"rms_norm": "norm", "layer_norm": "layer-norm"}
+#: Norms, and their operands after the rows.
+_NORMS = (
+    *(("rms_norm", operands) for operands in ((), ("weight",))),
+    *(("layer_norm", operands) for operands in ((), ("weight",), ("weight", "bias"))),
+)
 
 
 def _gated_rounded() -> Rule:
@@ -69,13 +78,17 @@ def _gated_rounded() -> Rule:
     return Rule("gated-bf16", ops.quantize(_linear(_x, _w, _u, gated=gated), "bf16"), after, _free)
 
 
-def _attention_rounded() -> Rule:
-    operands = var("q", ["R", "H", "D"]), var("k", ["G", "T", "D"]), var("v", ["G", "T", "D"])
+def _attention_rounded(visible: bool) -> Rule:
+    operands: tuple[Node, ...] = var("q", ["R", "H", "D"]), var("k", ["G", "T", "D"]), var("v", ["G", "T", "D"])
     examples = {"scale": 0.5, "window": None, "softcap": None, "length": 5, "bf16": False}
-    attrs = {name: AttrVar(name, example) for name, example in examples.items()}
+    attrs: dict[str, Any] = {name: AttrVar(name, example) for name, example in examples.items()}
+    if visible:
+        operands, attrs["mask"] = (*operands, var("visible", ["R"], I32)), "visible"
+    else:
+        attrs["mask"] = AttrVar("mask", "causal")
     before = ops.quantize(ops.make("attention", *operands, **attrs), "bf16")
     after = ops.make("attention", *operands, **attrs, out="bf16")
-    return Rule("attention-bf16", before, after, frozenset({"k", "v"}))
+    return Rule(f"attention{'-visible' * visible}-bf16", before, after, frozenset({"k", "v"}))
 
 
 def _norm_rope() -> Rule:
@@ -105,9 +118,10 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "bias": (_bias(),),
     "residual": (_residual(False), _residual(True)),
     "norm": (
-        *(_norm_quantize(out, weighted) for out in ("q8a", "bf16") for weighted in (True, False)),
+        *(_norm_quantize(*norm, out) for out in ("q8a", "bf16") for norm in _NORMS),
         _gated_rounded(),
-        _attention_rounded(),
+        _attention_rounded(False),
+        _attention_rounded(True),
     ),
     "rope": (_norm_rope(), _rope_write(False), _rope_write(True)),
     "pick": (_linear_pick(False), _linear_pick(True)),

@@ -3,7 +3,8 @@
 - Matrices of linears are packed in blocks of 16 output rows (`r16k4`, see `rlx.backends.cpu.layouts`). A stack of
   experts is packed expert by expert.
 - A table that is only looked up, in this graph and in all others of the model, stays as it is in the file (`file`).
-- Key caches lie in tiles of 16 positions, so that attention scores need no horizontal sums.
+- Key caches, and plain keys in the form of one, lie in tiles of 16 positions, so that attention scores need no
+  horizontal sums.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def layout(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
     Raises:
         GraphError: one state holds both keys and values.
     """
-    keys, values = ({root(n.inputs[i]) for n in graph.nodes() if n.op == "attention"} for i in (1, 2))
+    read = [[root(n.inputs[i]) for n in graph.nodes() if n.op == "attention"] for i in (1, 2)]
+    keys, values = ({cache for cache in caches if cache.op == "state"} for caches in read)
     for shared in keys & values:
         hint = "Write the rows into two states."
         raise GraphError("serves as keys and as values, which lie differently in memory", where=repr(shared), hint=hint)
@@ -48,6 +50,8 @@ def layout(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if old.op == "state" and old in keys:
             return ops.rebuild(old, (), layout="tiles")
+        if old.op == "attention" and inputs[1].op == "as_cache":
+            inputs = (inputs[0], ops.rebuild(inputs[1], inputs[1].inputs, layout="tiles"), *inputs[2:])
         if old.op in (*_MULTIPLY, "embedding"):
             inputs = tuple(ops.make("pack", i, layout=lies[i.name]) if _is_matrix(i) else i for i in inputs)
         return ops.rebuild(old, inputs)

@@ -15,11 +15,11 @@ program of one row waits for its weights, so bf16 activations would be no faster
 too, because each of its rows must get the bits that it would get alone. f16 weights have three bits more than bf16, and
 always take f32.
 
-**Attention** multiplies bf16 over 16-bit caches if the target has bf16 dot products and a call always has enough rows.
-Keys and values then lose at most three bits. Attention keeps f32 if every linear does, as with f16 weights, because it
-would be the largest error, ten times that of an f16 cache. It also keeps f32 in models that magnify such rounding:
-those with f32 caches, and those whose scores are not scaled to the head size, such as Gemma 4 (whose golden checkpoints
-fall to cosines of 0.995 and 0.997).
+**Attention** multiplies bf16 over 16-bit caches, and over plain keys and values, if the target has bf16 dot products
+and a call always has enough rows. Keys and values in caches then lose at most three bits. Attention keeps f32 if every
+linear does, as with f16 weights, because it would be the largest error, ten times that of an f16 cache. It also keeps
+f32 in models that magnify such rounding: those with f32 caches, and those whose scores are not scaled to the head size,
+such as Gemma 4 (whose golden checkpoints fall to cosines of 0.995 and 0.997).
 
 **Quantized weights.** bf16 rounds less than the int8 rows that it replaces, so the model is not asked. Tiles need
 weights in bf16. Unpacking them takes as long as about 16 rows of int8 products. The rows of an expert must also be
@@ -58,7 +58,9 @@ def quantize(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
             if refusal:
                 log.missed("bf16 attention", names[old], refusal)
             else:
-                log.done("bf16 attention", names[old], "a 16-bit cache, and always enough rows")
+                keys = "plain keys" if old.inputs[1].op == "as_cache" else "a 16-bit cache"
+                log.done("bf16 attention", names[old], f"{keys}, and always enough rows")
+                inputs = (inputs[0], *(_in_bf16(cache) for cache in inputs[1:3]), *inputs[3:])
             return ops.make(old.op, *inputs, **{**dict(old.attrs), "bf16": refusal is None})
         if old.op not in _WEIGHT:
             return ops.rebuild(old, inputs)
@@ -73,6 +75,11 @@ def quantize(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
     return graph.map(visit)
 
 
+def _in_bf16(cache: Node) -> Node:
+    """Keys or values for products of bf16: plain ones are rounded where they get the form of a cache."""
+    return ops.rebuild(cache, cache.inputs, dtype="bf16") if cache.op == "as_cache" else cache
+
+
 def _keeps_f32(node: Node, options: Options) -> str | None:
     """Why the products of an attention are of f32; None if they are of bf16."""
     rows, _, width = node.inputs[0].shape
@@ -80,9 +87,9 @@ def _keeps_f32(node: Node, options: Options) -> str | None:
         return "precision is exact"
     if not options.bf16_dots:
         return "a program of one row, or no bf16 dot products on the target"
-    if not isinstance(width, int) or width % options.capabilities.bf16_depth:
-        return f"the head size is no multiple of {options.capabilities.bf16_depth}"
-    if node.inputs[1].dtype not in (F16, BF16):
+    if not isinstance(width, int) or width < options.capabilities.bf16_depth or width % 2:
+        return f"the head size is odd or below {options.capabilities.bf16_depth}"
+    if node.inputs[1].op != "as_cache" and node.inputs[1].dtype not in (F16, BF16):
         return f"the cache is {node.inputs[1].dtype}, not f16 or bf16"
     if node["scale"] > _LARGEST_SCALE / width**0.5:
         return "the scores are not scaled to the head size"

@@ -27,7 +27,8 @@ from rlx.passes.report import SILENT, Log
 
 #: Ops that may be in a prologue: without effects, and with one row a single unit of work or a few small ones.
 OWN = frozenset(
-    "embedding rms_norm quantize rope elementwise softmax top_k take mix reduce_mean reduce_sum slice concat".split()
+    "embedding overlay_rows rms_norm layer_norm quantize rope elementwise softmax top_k take mix reduce_mean reduce_sum"
+    " slice concat".split()
 )
 
 

@@ -12,7 +12,10 @@ from rlx.passes.rewriting import rewrite_logged
 
 _a, _b = AttrVar("a", 0.5), AttrVar("b", 3.0)
 _x = var("x", ["R", "K"])
-_attention = {"window": AttrVar("window", None), "softcap": AttrVar("softcap", None), "length": AttrVar("length", 5)}
+_attention = {
+    name: AttrVar(name, example)
+    for name, example in {"window": None, "softcap": None, "length": 5, "mask": "causal"}.items()
+}
 
 
 def _product(a: float, b: float) -> float:

@@ -24,7 +24,7 @@ from rlx.errors import ArgumentError, named_refusals
 from rlx.ir import text as ir_text
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
-from rlx.ir.ops import EFFECTS
+from rlx.ir.op_table import EFFECTS
 from rlx.passes import pipeline
 from rlx.passes.options import Options
 from rlx.passes.report import Event, PassReport, Report, fold

@@ -175,10 +175,11 @@ class Executable(Inspectable):
                 hint = f'It is fixed when compiling: bind={{"{symbol}": ...}}.'
                 raise ArgumentError(f"{symbol} is {env[symbol]}, the caches have room for {size}", hint=hint)
         rows = self._compiled.manifest["inputs"]
-        for name, row in rows.items():
-            for dim, size in zip(row["shape"], inputs[name].shape, strict=False):
-                if dim in bounds:
-                    env.setdefault(dim, whole(f"input {name!r}: {dim}", size, *bounds[dim]))
+        for name, shape in self._input_shapes.items():
+            for dim, size in zip(shape, inputs[name].shape, strict=False):
+                symbol, value = _solved(dim, size)
+                if symbol in bounds:
+                    env.setdefault(symbol, whole(f"input {name!r}: {symbol}", value, *bounds[symbol]))
         env = {symbol: low for symbol, (low, _) in bounds.items()} | env
         for name, row in rows.items():
             want = tuple(dims.value(d, env) for d in self._input_shapes[name])
@@ -193,7 +194,7 @@ class Executable(Inspectable):
             for place in places:
                 room.check(place)
         for ids in self._ids:
-            ids.check(inputs)
+            ids.check(inputs, env)
         return {s: env[s] for s in self._compiled.manifest["symbols"]}, inputs
 
     def _check_open(self) -> None:
@@ -308,6 +309,14 @@ def _split(graph: Graph, given: Mapping[str, Any]) -> tuple[dict[str, tuple[int,
         hint = f'Give its lowest and highest value: bind={{"{name}": (1, 64)}}.'
         raise ArgumentError(f"the symbol {name} has no range", where=f"graph {graph.name!r}", hint=hint)
     return {name: _range(name, value) for name, value in given.items() if name in known}, weights
+
+
+def _solved(dim: dims.DimLike, size: int) -> tuple[str, int]:
+    """The only symbol of a dim, and its value if the dim is `size`, rounded down; no symbol if there is not one."""
+    if not isinstance(dim, dims.Dim) or len(dim.terms) != 1:
+        return "", 0
+    ((symbol, factor),) = dim.terms
+    return symbol, (size - dim.const) // factor
 
 
 def _leaves(name: str, leaves: Container[str]) -> list[str]:

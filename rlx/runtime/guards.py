@@ -50,18 +50,40 @@ class Room:
 
 
 @dataclass(frozen=True)
+class Queries:
+    """A use of `length` plain keys by `rows` queries, which are the last rows of the positions of the keys."""
+
+    length: DimLike
+    rows: DimLike
+
+    def check(self, env: Mapping[str, int]) -> None:
+        """`ArgumentError` if the first queries come before the first key."""
+        length, rows = dims.value(self.length, env), dims.value(self.rows, env)
+        if rows > length:
+            hint = "Queries are the last rows of the keys. Pass causal=False if keys have no positions."
+            raise ArgumentError(f"{rows} queries for {length} keys", where="attention", hint=hint)
+
+
+@dataclass(frozen=True)
 class Ids:
-    """An input whose values are row numbers of a table with `rows` rows."""
+    """An input whose values are row numbers of a table with `rows` rows.
+
+    Attributes:
+        what: what has that many rows.
+        negative: whether negative numbers are allowed, for no row.
+    """
 
     name: str
-    rows: int
+    rows: DimLike
+    what: str = "the table"
+    negative: bool = False
 
-    def check(self, inputs: Mapping[str, np.ndarray]) -> None:
+    def check(self, inputs: Mapping[str, np.ndarray], env: Mapping[str, int]) -> None:
         """`ArgumentError` if a value is out of range."""
-        values = inputs[self.name]
-        outside = values[(values < 0) | (values >= self.rows)]
+        values, rows = inputs[self.name], dims.value(self.rows, env)
+        outside = values[((values < 0) & (not self.negative)) | (values >= rows)]
         if outside.size:
-            what = f"{outside.flat[0]} is out of range: the table has {self.rows} rows"
+            what = f"{outside.flat[0]} is out of range: {self.what} has {rows} rows"
             raise ArgumentError(what, where=f"input {self.name!r}")
 
 
@@ -73,21 +95,24 @@ def check_slots(slots: np.ndarray, count: int) -> None:
         raise ArgumentError(f"slots {found} are not different numbers from 0 to {count - 1}", hint=hint)
 
 
-# Ops whose second operand holds row numbers -> (operand, axis) that gives the number of rows.
-_CHOICES = {"embedding": (0, 0), "expert_linear": (2, 0), "take": (0, -1)}
+# Ops with an operand that holds row numbers -> that operand, and (operand, axis) that gives the number of rows.
+_CHOICES = {"embedding": (1, 0, 0), "expert_linear": (1, 2, 0), "take": (1, 0, -1), "overlay_rows": (2, 1, 0)}
 
 
-def rooms(graph: Graph) -> list[Room]:
-    """The checks for every use of a cache, without duplicates."""
+def rooms(graph: Graph) -> list[Room | Queries]:
+    """The checks for every use of keys and values, without duplicates."""
     return list(dict.fromkeys(room for node in graph.nodes() for room in _rooms(node)))
 
 
-def _rooms(node: Node) -> Iterator[Room]:
+def _rooms(node: Node) -> Iterator[Room | Queries]:
     if node.op in WRITES:
         cache, x = node.inputs[:2]
         kept = 0 if node["wrap"] else None
         yield Room(root(cache).name, node["at"] + x.shape[0], x.shape[0], cache.shape[1], kept)
-    if node.op == "attention":
+    if node.op == "attention" and node.inputs[1].op == "as_cache":
+        if node["mask"] != "none":
+            yield Queries(node["length"], node.inputs[0].shape[0])
+    elif node.op == "attention":
         kept = node["window"] - 1 if node["window"] is not None else None
         for cache in node.inputs[1:3]:
             yield Room(root(cache).name, node["length"], node.inputs[0].shape[0], cache.shape[1], kept)
@@ -99,14 +124,19 @@ def row_numbers(graph: Graph) -> list[Ids]:
     Raises:
         CompileError: the numbers are computed by an op whose results are unbounded.
     """
-    chosen = [(node, *_CHOICES[node.op]) for node in graph.nodes() if node.op in _CHOICES]
-    tables = [(node.inputs[1], int(str(node.inputs[of].shape[axis]))) for node, of, axis in chosen]
-    return list(dict.fromkeys(ids for source, rows in tables if (ids := _ids(source, rows))))
+    return list(dict.fromkeys(ids for node in graph.nodes() if (ids := _ids(node))))
 
 
-def _ids(source: Node, rows: int) -> Ids | None:
+def _ids(node: Node) -> Ids | None:
+    if node.op == "attention" and node["mask"] == "visible" and not node["sequences"]:  # any number is safe
+        visible = node.inputs[3]
+        return Ids(visible.name, node["length"], "the sequence") if visible.op == "input" else None
+    if node.op not in _CHOICES:
+        return None
+    of, table, axis = _CHOICES[node.op]
+    source, rows = node.inputs[of], node.inputs[table].shape[axis]
     if source.op == "input":
-        return Ids(source.name, rows)
+        return Ids(source.name, rows, negative=node.op == "overlay_rows")
     if source.op in ("argmax", "top_k") and source.inputs[0].shape[-1] == rows:
         return None
     hint = f"Give them as an input, or as argmax or top_k over {rows} values."

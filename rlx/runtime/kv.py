@@ -21,7 +21,7 @@ from rlx.errors import ArgumentError, GraphError
 from rlx.ir import dims
 from rlx.ir.dtypes import KV_DTYPES, DType
 from rlx.ir.graph import Graph
-from rlx.ir.ops import EFFECTS
+from rlx.ir.op_table import EFFECTS
 from rlx.ir.verify import WRITES
 from rlx.passes.program import root
 

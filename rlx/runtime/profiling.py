@@ -15,7 +15,7 @@ from rlx.ir.costs import cost
 from rlx.ir.dtypes import BF16, Q8A
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.ir.ops import EFFECTS
+from rlx.ir.op_table import EFFECTS
 
 BARRIER_SECONDS = 4e-6  # shorter regions mostly wait: for the distribution of work, for workers, for the first loads
 BARRIER_SHARE = 0.05  # so do regions whose work needs less than this share of their time by the machine's other limits

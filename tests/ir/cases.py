@@ -28,6 +28,10 @@ HEADS, ANGLES, WHOLE = G.input("heads", [SEQ, 4, 16]), G.input("angles", [SEQ, 8
 PAIR, NORM = G.input("pair", [SEQ, 2, 16]), G.weight("norm", [16])
 CACHES = {t.name: G.state(f"cache {t.name}", [2, CTX, 16], t) for t in (F32, F16, BF16)}
 IDS = G.input("ids", [SEQ], I32)
+KEYS = PAST_SEQ + SEQ
+PLAIN = [G.input(f"plain {name}", [KEYS, 2, 16]) for name in "kv"]
+EXTRA, INDEX = G.input("extra", [5, 64]), G.input("index", [SEQ], I32)
+VISIBLE = G.input("visible", [SEQ], I32)
 BIAS, BIASES = (G.input(f"bias {heads}", [SEQ, heads, PAST_SEQ + SEQ]) for heads in (1, 4))
 W, U, B, C, R = (G.weight(n, s) for n, s in [("w", [8, 64]), ("u", [8, 64]), ("b", [8]), ("c", [8]), ("r", [SEQ, 8])])
 COLUMN, HEAD_COLUMN, CHOICE = (
@@ -43,7 +47,8 @@ EXPRESSIONS = [
     ("neg", 0),
     ("add", ("scale", ("silu", 0), 0.3), ("mul", 1, 2)),
     ("softcap", ("sub", 0, ("const", 2.0)), 3.0),
-    ("clamp_min", ("add", ("relu", 1), ("mul", 3, ("softplus", 0))), 0.25),
+    ("clamp", ("add", ("relu", 1), ("mul", 3, ("softplus", 0))), 0.25, None),
+    ("sub", ("clamp", 0, -0.5, 0.75), ("clamp", 1, None, 0.1)),
 ]
 
 
@@ -64,7 +69,8 @@ CASES = [
     *(case("elementwise", X, Y, ROW, COLUMN, expr=e) for e in EXPRESSIONS),
     case("scale", X, by=-0.75),
     case("softcap", X, cap=0.7),
-    *(case("clamp_min", X, low=low) for low in (0.0, -0.3)),
+    *(case("clamp", X, low=low, high=high) for low, high in ((0.0, None), (None, -0.3), (-0.5, 0.25))),
+    case("overlay_rows", X, EXTRA, INDEX),
     case("embedding", G.weight("table", [48, 64], Q8_0), IDS, scale=1.0),
     case("embedding", G.weight("table", [48, 64], Q8_0), IDS, scale=8.0),
     *linears(),
@@ -73,6 +79,11 @@ CASES = [
     case("rms_norm", HEADS, NORM, eps=1e-5),
     case("rms_norm", X, ROW, eps=1e-6, out="q8a"),
     case("rms_norm", X, ROW, eps=1e-6, out="bf16"),
+    case("layer_norm", X, eps=1e-6),
+    case("layer_norm", X, ROW, eps=0.5),
+    case("layer_norm", HEADS, NORM, G.weight("shift", [16]), eps=1e-5),
+    case("layer_norm", X, ROW, G.weight("wide shift", [64]), eps=1e-6, out="bf16"),
+    case("layer_norm", X, ROW, eps=1e-6, out="q8a"),
     case("quantize", X),
     case("quantize", X, out="bf16"),
     case("quantize", HEADS, out="bf16"),
@@ -80,6 +91,18 @@ CASES = [
     case("rms_norm", BLOCKS, ROW, eps=1e-6, out="q8a"),
     case("rope_angles", IDS, G.weight("inv_freq", [8]), scale=1.0),
     case("rope_angles", IDS, G.weight("inv_freq", [8]), scale=1.3),
+    *(
+        case(
+            "rope_angles",
+            G.input(f"{len(s)} parts", [SEQ, len(s)], I32),
+            G.weight("inv_freq", [8]),
+            sections=s,
+            interleaved=turns,
+            scale=0.9,
+        )
+        for s in ((3, 3, 2), (5, 3), (8,), (2, 3, 2, 1))
+        for turns in (False, True)
+    ),
     *(case("rope", HEADS, a, style=s) for a in (ANGLES, WHOLE) for s in ("neox", "interleaved")),
     *(case("rope", HEADS, NORM, ANGLES, style=s, norm_eps=1e-6) for s in ("neox", "interleaved")),
     *(case("kv_write", cache, PAIR, dtype=name) for name, cache in CACHES.items()),
@@ -96,8 +119,19 @@ CASES = [
     *(case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=0.3, window=w, length=CTX + 5) for w in (1, 4, 14)),
     case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=0.25, bf16=True),
     case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=0.25, out="bf16"),
-    case("attention", HEADS, CACHES["f32"], CACHES["f16"], BIAS, scale=0.25),
-    case("attention", HEADS, CACHES["f32"], CACHES["f16"], BIASES, scale=0.25, window=2, softcap=1.5),
+    case("attention", HEADS, CACHES["f32"], CACHES["f16"], BIAS, scale=0.25, mask="bias"),
+    case("attention", HEADS, CACHES["f32"], CACHES["f16"], BIASES, scale=0.25, window=2, softcap=1.5, mask="bias"),
+    *(case("attention", HEADS, CACHES["f32"], CACHES["f16"], scale=0.25, mask="none", window=w) for w in (None, 2)),
+    *(
+        case("attention", HEADS, CACHES["f32"], CACHES["f16"], VISIBLE, scale=0.25, mask="visible", window=w)
+        for w in (None, 4)
+    ),
+    *(
+        case("attention", HEADS, *(ops.as_cache(x) for x in PLAIN), scale=0.3, length=KEYS, mask=mask)
+        for mask in ("causal", "none")
+    ),
+    *(case("as_cache", x, dtype=t) for x, t in ((PAIR, "f32"), (HEADS, "bf16"))),
+    case("as_cache", G.input("heads first", [2, SEQ, 16]), order="heads"),
     case("softmax", X),
     case("softmax", HEADS),
     case("argmax", X),
@@ -123,6 +157,7 @@ CASES = [
     case("take", X, CHOICE),
     case("take", ROW, CHOICE),
     *(case(op, x) for op in ("reduce_mean", "reduce_sum") for x in (X, HEADS)),
+    *(case(op, HEADS, axis=1) for op in ("reduce_mean", "reduce_sum")),
     case("slice", X, start=5, stop=64),
     case("slice", HEADS, start=1, stop=3),
     case("slice", HEADS, axis=2, start=0, stop=1),
@@ -135,10 +170,16 @@ CASES = [
 ]
 
 
+#: Values of inputs that do not mean any number: a mask shows a key before the row's own, a later one, and its own.
+_CHOSEN = {"index": np.array([-1, 4, 0]), "visible": np.array([1, 4, 4])}
+
+
 def arrays(node: Node, seed: int = 0) -> dict[str, Array]:
     rng = np.random.default_rng(seed)
-    shapes = {i: [value(d, ENV) for d in i.shape] for i in node.inputs}
+    leaves = (i.inputs[0] if i.op == "as_cache" else i for i in node.inputs)
+    shapes = {i: [value(d, ENV) for d in i.shape] for i in leaves}
     found = {i.name: rng.integers(0, 48, s) if i.dtype is I32 else rng.standard_normal(s) for i, s in shapes.items()}
+    found |= {n: a for n, a in _CHOSEN.items() if n in found}
     return {n: np.abs(a) for n, a in found.items()} if node.op == "sqrt" else found
 
 

@@ -106,6 +106,21 @@ def _rms_norm(b: Builder) -> Node:
     return ops.make("rms_norm", x, *weight, eps=b.draw(st.sampled_from([1e-6, 1e-5])), out=out)
 
 
+def _layer_norm(b: Builder) -> Node:
+    x = b.some()
+    weights = [b.row(x) for _ in range(b.draw(st.integers(0, 2)))]
+    out = b.draw(st.sampled_from(["f32", "q8a", "bf16"])) if len(x.shape) == 2 else "f32"
+    return ops.make("layer_norm", x, *weights, eps=b.draw(st.sampled_from([1e-6, 1e-5])), out=out)
+
+
+def _rope_angles(b: Builder) -> Node:
+    sections = b.draw(st.sampled_from([None, (4, 2, 2), (4, 4)]))
+    positions = b.value((SEQ, *([] if sections is None else [len(sections)])), I32)
+    turns = b.draw(st.booleans())
+    frequencies, factor = b.leaf("weight", (8,)), b.draw(FACTORS)
+    return ops.rope_angles(positions, frequencies, scale=factor, sections=sections, interleaved=turns)
+
+
 def _rope_operands(b: Builder, heads: int) -> tuple[list[Node], dict[str, object]]:
     normed = b.draw(st.booleans())
     x = b.heads(heads)
@@ -129,14 +144,21 @@ POSITIONS = st.sampled_from([PAST_SEQ, 0, 2 * PAST_SEQ + 1])
 
 
 def _attention(b: Builder) -> Node:
+    if plain := b.draw(st.booleans()):
+        keys, values = b.heads(KV_HEADS), b.heads(KV_HEADS)
+    else:
+        keys, values = b.cache("keys"), b.cache("values")
+    mask = b.draw(st.sampled_from(["causal", "none", "visible"]))
     return ops.attention(
         b.heads(),
-        b.cache("keys"),
-        b.cache("values"),
+        keys,
+        values,
         scale=b.draw(FACTORS),
-        window=b.draw(st.sampled_from([None, 1, 3])),
+        window=None if mask == "visible" else b.draw(st.sampled_from([None, 1, 3])),  # each row sees a key
         softcap=b.draw(st.sampled_from([None, 5.0])),
-        length=b.draw(st.sampled_from([PAST_SEQ + SEQ, SEQ, CTX])),
+        length=None if plain else b.draw(st.sampled_from([PAST_SEQ + SEQ, SEQ, CTX])),
+        causal=mask != "none",
+        visible=b.value((SEQ,), I32) if mask == "visible" else None,
     )
 
 
@@ -148,14 +170,14 @@ def _reshape(b: Builder) -> Node:
 def _expr(b: Builder, count: int, depth: int) -> object:
     if depth == 0:
         return b.draw(st.integers(0, count - 1))
-    numbered = ("scale", "softcap", "clamp_min")
+    numbered = {"scale": [2.5], "softcap": [2.5], "clamp": [-0.5, 2.5]}
     kind = b.draw(st.sampled_from(["operand", "add", "mul", "sub", "tanh", "silu", "neg", "relu", *numbered]))
     if kind == "operand":
         return _expr(b, count, 0)
     if kind in ("add", "mul", "sub"):
         other = ("const", b.draw(FACTORS)) if b.draw(st.booleans()) else _expr(b, count, depth - 1)
         return (kind, _expr(b, count, depth - 1), other)
-    return (kind, _expr(b, count, depth - 1), *([2.5] if kind in numbered else []))
+    return (kind, _expr(b, count, depth - 1), *numbered.get(kind, []))
 
 
 def _elementwise(b: Builder) -> Node:
@@ -254,13 +276,16 @@ STEPS: dict[str, Callable[[Builder], Node]] = {
     "state": lambda b: b.state(),
     "embedding": lambda b: ops.embedding(b.matrix(48, 32), b.value((SEQ,), I32), scale=b.draw(FACTORS)),
     "linear": _linear,
+    "overlay_rows": lambda b: ops.overlay_rows(b.value((SEQ, 32)), b.value((48, 32)), b.value((SEQ,), I32)),
     "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
     "expert_linear": _expert_linear,
     "quantize": _quantize,
-    "rope_angles": lambda b: ops.rope_angles(b.value((SEQ,), I32), b.leaf("weight", (8,)), scale=b.draw(FACTORS)),
+    "rope_angles": _rope_angles,
     "rope": _rope,
     "kv_write": _kv_write,
     "rope_kv_write": _rope_kv_write,
+    "as_cache": lambda b: ops.as_cache(b.heads(KV_HEADS)),
     "attention": _attention,
     "causal_conv": _causal_conv,
     "gated_delta": _gated_delta,
@@ -283,8 +308,8 @@ STEPS: dict[str, Callable[[Builder], Node]] = {
     "exp": _exp,
     "scale": lambda b: ops.scale(b.some(), b.draw(FACTORS)),
     "softcap": lambda b: ops.softcap(b.some(), b.draw(st.sampled_from([0.5, 30.0]))),
-    "clamp_min": lambda b: ops.clamp_min(b.some(), b.draw(st.sampled_from([0.0, -0.5]))),
-    "sqrt": lambda b: ops.sqrt(ops.clamp_min(b.some(), 0.1)),  # not where it is steep
+    "clamp": lambda b: ops.clamp(b.some(), *b.draw(st.sampled_from([(0.0, None), (None, 0.5), (-0.5, 0.5)]))),
+    "sqrt": lambda b: ops.sqrt(ops.clamp(b.some(), 0.1)),  # not where it is steep
     **{op: _binary(op) for op in ("add", "sub", "mul", "maximum")},
     **{
         op: (lambda b, op=op: ops.make(op, b.some()))

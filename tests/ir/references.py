@@ -104,6 +104,18 @@ def bf16_rows(row: list[float]) -> list[float]:
 PREPARE = {"f32": lambda y: y, "q8a": quantize_rows, "bf16": bf16_rows}
 
 
+@each_row
+def centred_rows(row: list[float]) -> list[float]:
+    mean = math.fsum(row) / len(row)
+    return [v - mean for v in row]
+
+
+def layer_norm(x: list[Array], a: dict[str, Any]) -> Array:
+    """The root-mean-square norm of what is left without the mean."""
+    y = norm_rows(centred_rows(x[0]), a["eps"], x[1] if len(x) > 1 else None)
+    return PREPARE[a["out"]](y + x[2] if len(x) > 2 else y)
+
+
 def rms_norm(x: list[Array], a: dict[str, Any]) -> Array:
     y = norm_rows(x[0], a["eps"], x[1] if len(x) > 1 else None)
     return PREPARE[a["out"]](y)
@@ -130,7 +142,24 @@ def written(result: Array, a: dict[str, Any]) -> Array:
 
 
 def rope_angles(x: list[Array], a: dict[str, Any]) -> Array:
-    turns = [[cmath.exp(1j * float(np.float32(p) * np.float32(f))) * a["scale"] for f in x[1]] for p in x[0]]
+    def position(row: Any, i: int) -> Any:
+        """The first pairs of three components take turns in time, row, column, time, ..., or lie in sections."""
+        if a["sections"] is None:
+            return row
+        sections = list(a["sections"])
+        owners = [c for c, size in enumerate(sections) for _ in range(size)]
+        if a["interleaved"]:
+            owners = [0] * len(owners)
+            for c in range(1, len(sections)):
+                for turn in range(sections[c]):
+                    if (at := turn * len(sections) + c) < len(owners):
+                        owners[at] = c
+        return row[owners[i]]
+
+    turns = [
+        [cmath.exp(1j * float(np.float32(position(p, i)) * np.float32(f))) * a["scale"] for i, f in enumerate(x[1])]
+        for p in x[0]
+    ]
     return np.array([[t.real for t in row] + [t.imag for t in row] for row in turns])
 
 
@@ -169,8 +198,9 @@ def kv_write(x: list[Array], a: dict[str, Any]) -> Array:
 
 
 def attention(x: list[Array], a: dict[str, Any]) -> Array:
-    """Of keys at the same place of a cache that wraps only the newest is visible; with a bias later keys are, too."""
-    (q, k, v), bias, length = x[:3], x[3:], value(a["length"], ENV)
+    """Of keys at the same place of a cache that wraps only the newest is visible; the mask may show later keys."""
+    (q, k, v), extras, length = x[:3], x[3:], value(a["length"], ENV)
+    bias = extras if a["mask"] == "bias" else []
     if a["bf16"]:
         q, k, v = (np.array([nearest(float(e), "bf16") for e in y.flat]).reshape(y.shape) for y in (q, k, v))
     place = [t % k.shape[1] for t in range(length)]
@@ -178,7 +208,8 @@ def attention(x: list[Array], a: dict[str, Any]) -> Array:
     out = np.zeros((rows, heads, width))
     for r, h in np.ndindex(rows, heads):
         at, g = length - rows + r, h * k.shape[0] // heads
-        visible = [t for t in range(length) if (bias or t <= at) and (a["window"] is None or t > at - a["window"])]
+        last = {"causal": at, "visible": extras[0][r] if extras else at}.get(a["mask"], length - 1)
+        visible = [t for t in range(length) if t <= last and (a["window"] is None or t > at - a["window"])]
         scores = [a["scale"] * math.fsum(float(q[r, h, d] * k[g, place[t], d]) for d in range(width)) for t in visible]
         if a["softcap"]:
             scores = [a["softcap"] * math.tanh(s / a["softcap"]) for s in scores]
@@ -248,6 +279,25 @@ def gated_delta(x: list[Array], a: dict[str, Any]) -> tuple[Array, Array]:
     return out, after
 
 
+def reduced(x: Array, axis: int, f: Callable[[list[float]], list[float]]) -> Array:
+    """A function of the elements along an axis."""
+    return np.moveaxis(each_row(f)(np.moveaxis(x, axis, -1)), -1, axis)
+
+
+def as_cache(x: list[Array], a: dict[str, Any]) -> Array:
+    """Head after head; behind the last position there is room that holds zeros."""
+    y = x[0] if a["order"] == "heads" else np.array([x[0][:, h] for h in range(x[0].shape[1])])
+    out = np.zeros((y.shape[0], y.shape[1] + 15, y.shape[2]))
+    for h, t, d in np.ndindex(*y.shape):
+        out[h, t, d] = nearest(float(y[h, t, d]), a["dtype"])
+    return out
+
+
+def bounded(x: float, low: float | None, high: float | None) -> float:
+    x = low if low is not None and x < low else x
+    return high if high is not None and x > high else x
+
+
 def elementwise(x: list[Array], a: dict[str, Any]) -> Array:
     def scalar(expr: Any, values: tuple[float, ...]) -> float:
         match expr:
@@ -259,8 +309,8 @@ def elementwise(x: list[Array], a: dict[str, Any]) -> Array:
                 return scalar(inner, values) * by
             case ("softcap", inner, cap):
                 return cap * math.tanh(scalar(inner, values) / cap)
-            case ("clamp_min", inner, low):
-                return max(scalar(inner, values), low)
+            case ("clamp", inner, low, high):
+                return bounded(scalar(inner, values), low, high)
             case (name, *inner):
                 return SCALAR[name](*(scalar(i, values) for i in inner))
         raise AssertionError(expr)
@@ -283,10 +333,12 @@ REFERENCES: dict[str, Reference] = {
     **{name: pointwise(f) for name, f in SCALAR.items()},
     "scale": lambda x, a: pointwise(lambda v: v * a["by"])(x, a),
     "softcap": lambda x, a: pointwise(lambda v: a["cap"] * math.tanh(v / a["cap"]))(x, a),
-    "clamp_min": lambda x, a: pointwise(lambda v: v if v > a["low"] else a["low"])(x, a),
+    "clamp": lambda x, a: pointwise(lambda v: bounded(v, a["low"], a["high"]))(x, a),
+    "overlay_rows": lambda x, a: np.array([x[0][r] if i < 0 else x[1][i] for r, i in enumerate(x[2])]),
     "embedding": lambda x, a: np.stack([x[0][int(i)] * a["scale"] for i in x[1]]),
     "linear": linear,
     "rms_norm": rms_norm,
+    "layer_norm": layer_norm,
     "quantize": lambda x, a: PREPARE[a["out"]](x[0]),
     "rope_angles": rope_angles,
     "rope": rope,
@@ -305,8 +357,9 @@ REFERENCES: dict[str, Reference] = {
     "take": lambda x, a: np.array(
         [[(x[0] if x[0].ndim == 1 else x[0][r])[i] for i in some] for r, some in enumerate(x[1])]
     ),
-    "reduce_mean": lambda x, a: each_row(lambda row: [math.fsum(v / len(row) for v in row)])(x[0]),
-    "reduce_sum": lambda x, a: each_row(lambda row: [math.fsum(row)])(x[0]),
+    "reduce_mean": lambda x, a: reduced(x[0], a["axis"], lambda row: [math.fsum(v / len(row) for v in row)]),
+    "reduce_sum": lambda x, a: reduced(x[0], a["axis"], lambda row: [math.fsum(row)]),
+    "as_cache": as_cache,
     "slice": cut,
     "concat": joined,
     "last_row": lambda x, a: x[0][len(x[0]) - 1 :],

@@ -33,6 +33,7 @@ from rlx.ir import ops
 from rlx.ir.dims import CTX, SEQ
 from rlx.ir.dtypes import I32, Q4_K
 from rlx.ir.node import LEAVES, Node
+from rlx.ir.op_table import REQUIRED
 
 THREE = [G.state("three", [3, CTX, 16])] * 2
 TAPS = G.weight("taps", [8, 4])
@@ -72,6 +73,17 @@ MISFITS = [
         lambda: ops.attention(HEADS, *[CACHES["f32"]] * 2, BIAS, scale=1, length=CTX),
         "f32[SEQ, 1, PAST_SEQ+SEQ]. Expected a bias f32 [SEQ, 1 or 4, CTX]",
     ),
+    (lambda: ops.attention(HEADS, *[CACHES["f32"]] * 2, visible=X, scale=1), "Expected visible i32[SEQ]"),
+    (lambda: ops.attention(HEADS, *[CACHES["f32"]] * 2, BIAS, causal=False, scale=1), "more than one mask is given"),
+    (lambda: ops.attention(HEADS, PAIR, PAIR, scale=1, length=CTX), "length is CTX, but there are SEQ keys"),
+    (lambda: ops.make("attention", HEADS, PAIR, PAIR, scale=1, mask="all"), "mask must be one of causal, none"),
+    (lambda: ops.as_cache(X), "as_cache: found operands f32[SEQ, 64]. Expected f32 x [positions, heads, head_dim]"),
+    (lambda: ops.as_cache(PAIR, order="columns"), "as_cache: order must be one of rows, heads, found 'columns'"),
+    (lambda: ops.overlay_rows(X, WHOLE, IDS), "overlay_rows: found operands f32[SEQ, 64], f32[SEQ, 16], i32[SEQ]"),
+    (lambda: ops.layer_norm(X, NORM), "layer_norm: found operands f32[SEQ, 64], f32[16]. Expected f32 x"),
+    (lambda: ops.rope_angles(IDS, ROW, sections=(60, 4)), "Expected positions i32[rows, 2] and inv_freq f32[n/2]"),
+    (lambda: ops.rope_angles(CHOICE, ROW, sections=(60, 3)), "sections (60, 3) do not divide 64 frequencies"),
+    (lambda: ops.reduce_mean(HEADS, axis=2), "Expected axis -1, or axis 1 of f32 x [rows, n, width]"),
     (lambda: ops.softmax(ROW), "softmax: found operands f32[64]. Expected f32 x [rows, ..., width]"),
     (lambda: ops.argmax(HEADS), "argmax: found operands f32[SEQ, 4, 16]. Expected f32 x [rows, width]"),
     (lambda: ops.argmax(ops.quantize(X)), "argmax: found operands q8a[SEQ, 64]"),
@@ -85,7 +97,8 @@ MISFITS = [
     (lambda: ops.make("add", COLUMN, X), "add: found operands f32[SEQ, 1], f32[SEQ, 64]"),
     (lambda: ops.sub(HEADS, COLUMN), "sub: found operands f32[SEQ, 4, 16], f32[SEQ, 1]"),
     (lambda: ops.sqrt(IDS), "sqrt: found operands i32[SEQ]"),
-    (lambda: ops.make("clamp_min", X), "clamp_min: attribute low is missing"),
+    (lambda: ops.make("clamp", X), "clamp: neither low nor high is given"),
+    (lambda: ops.clamp(X, 1.0, 0.5), "clamp: low is 1.0, above high, which is 0.5"),
     (lambda: ops.quantize(HEADS), "quantize: found operands f32[SEQ, 4, 16]"),
     (lambda: ops.expert_linear(X, IDS, EXPERTS[0]), "Expected x [rows, k] or [rows, slots, k], ids i32[rows, slots], "),
     (lambda: ops.expert_linear(X, X, EXPERTS[0]), "expert_linear: found operands f32[SEQ, 64], f32[SEQ, 64]"),
@@ -147,7 +160,7 @@ def test_no_operands_make_an_op_crash(op: str, operands: tuple[Node, ...]) -> No
     """Any operands: a node or a ShapeError, never anything else."""
     examples = {"eps": 1e-6, "style": "neox", "scale": 1.0, "k": 1, "shape": (SEQ, 64), "layout": "r16k4", "expr": 0}
     examples |= {"start": 0, "stop": 1}
-    required = {name: examples.get(name, 1.0) for name, v in ops.OPS[op].attrs.items() if v is ops.REQUIRED}
+    required = {name: examples.get(name, 1.0) for name, v in ops.OPS[op].attrs.items() if v is REQUIRED}
     try:
         node = ops.make(op, *operands, **required)
     except ShapeError as error:

@@ -9,9 +9,10 @@ import pytest
 from compiled import EXACT_CEILING, INT8_CEILING, check, levels, quantized, weight_cases
 
 from rlx.backends.cpu.select import KERNELS
-from rlx.errors import ProfileError
+from rlx.backends.cpu.target import Target
+from rlx.errors import ArgumentError, GraphError, ProfileError
 from rlx.ir import interp, meaning, ops
-from rlx.ir.dims import CTX, PAST_SEQ, SEQ
+from rlx.ir.dims import CTX, PAST_SEQ, SEQ, Dim
 from rlx.ir.dtypes import DTYPES, F32, I32, DType
 from rlx.ir.graph import Graph
 from rlx.runtime.cache import CompileCache
@@ -66,16 +67,17 @@ def test_gated_bias_and_residual(level: str, act: str, cache: CompileCache) -> N
 def unary_graph(op: str) -> Graph:
     graph = Graph(op)
     x = graph.input("x", [SEQ, 37])
-    extra = {"scale": {"by": 0.37}, "softcap": {"cap": 3.0}, "rms_norm": {"eps": 1e-5}, "clamp_min": {"low": -0.5}}
+    extra = {"scale": {"by": 0.37}, "softcap": {"cap": 3.0}, "clamp": {"low": -0.5, "high": 1.25}}
+    extra |= {"rms_norm": {"eps": 1e-5}, "layer_norm": {"eps": 1e-5}}
     graph.output("y", ops.make(op, x, **extra.get(op, {})))
     return graph
 
 
-ROWWISE = ("softmax", "rms_norm", "argmax", "pick", "last_row", "reduce_mean", "reduce_sum")
+ROWWISE = ("softmax", "rms_norm", "layer_norm", "argmax", "pick", "last_row", "reduce_mean", "reduce_sum")
 
 
 @pytest.mark.parametrize("level", levels())
-@pytest.mark.parametrize("op", [*meaning.UNARY, *meaning.WITH_NUMBER, *ROWWISE])
+@pytest.mark.parametrize("op", [*meaning.UNARY, *meaning.WITH_NUMBERS, *ROWWISE])
 def test_rowwise(op: str, level: str, cache: CompileCache) -> None:
     rng = np.random.default_rng(3)
     for rows in (1, 3, 16):
@@ -109,7 +111,7 @@ def test_columns_join_a_region(level: str, cache: CompileCache) -> None:
     """A norm written out, and a gate a row: reductions, columns, and elementwise ops in one region."""
     graph = Graph("columns")
     x = graph.input("x", [SEQ, 70])
-    size = ops.sqrt(ops.clamp_min(ops.reduce_mean(ops.mul(x, x)), 1e-3))
+    size = ops.sqrt(ops.clamp(ops.reduce_mean(ops.mul(x, x)), 1e-3))
     gate = ops.softplus(ops.reduce_sum(x))
     graph.output("y", ops.relu(ops.sub(ops.mul(ops.div(x, size), gate), ops.reduce_mean(x))))
     rng = np.random.default_rng(14)
@@ -185,12 +187,65 @@ def test_rows_are_cut_joined_and_mixed(level: str, cache: CompileCache) -> None:
     graph.output("one", ops.mix(streams, graph.input("flat", [SEQ, 1, 4])))
     graph.output("norm", ops.rms_norm(streams, graph.weight("norm", (70,)), eps=1e-6))
     graph.output("mean", ops.reduce_mean(streams))
+    graph.output("pooled", streams.mean(axis=1))
+    graph.output("added", ops.reduce_sum(streams, axis=1))
+    graph.output("merged", -ops.reshape(graph.input("patches", [4 * SEQ, 35]), [SEQ, -1]))
     rng = np.random.default_rng(12)
     norm = rng.uniform(0.5, 1.5, 70).astype(np.float32)
     sizes = {"x": (75,), "streams": (4, 70), "square": (4, 4), "flat": (1, 4)}
     for rows in (1, 3, 17):
         arrays = {n: rng.standard_normal((rows, *size)).astype(np.float32) for n, size in sizes.items()}
+        arrays["patches"] = rng.standard_normal((4 * rows, 35)).astype(np.float32)
         check(graph, arrays, level, cache, exact={"norm": norm}, norm=norm)
+
+
+@pytest.mark.parametrize("level", levels())
+def test_rows_of_pictures_take_the_place_of_tokens(level: str, cache: CompileCache) -> None:
+    graph = Graph("overlay")
+    x, extra = graph.input("x", [SEQ, 70]), graph.input("extra", [Dim("EXTRA"), 70])
+    graph.output("y", ops.overlay_rows(x, extra, graph.input("index", [SEQ], I32)))
+    rng = np.random.default_rng(15)
+    index = rng.permutation([*[-1] * 9, *range(4), 2, 2]).astype(np.int32)
+    sizes = {"x": (len(index), 70), "extra": (4, 70)}
+    arrays = {n: rng.standard_normal(size).astype(np.float32) for n, size in sizes.items()}
+    check(graph, {**arrays, "index": index}, level, cache, env={"EXTRA": 4}, EXTRA=(1, 8))
+    wrong = np.where(index == 3, 4, index)
+    with (
+        compile(graph, {"EXTRA": (1, 8), "SEQ": (1, 40)}, target=level, cache=cache) as exe,
+        pytest.raises(ArgumentError, match="4 is out of range: the table has 4 rows"),
+    ):
+        exe(**arrays, index=wrong)
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("weights", [0, 1, 2])
+def test_layer_norms(weights: int, level: str, cache: CompileCache) -> None:
+    """A mean far from zero, as that of real activations is; the norm prepares the rows of quantized linears itself."""
+    graph, rng = Graph("norm"), np.random.default_rng(16)
+    names = [f"w{i}" for i in range(weights)]
+    x, operands = graph.input("x", [SEQ, 96]), [graph.weight(name, (96,)) for name in names]
+    raw, matrix = quantized(rng, (40, 96), DTYPES["q8_0"])
+    normed = ops.linear(ops.layer_norm(x, *operands, eps=1e-6), graph.weight("matrix", (40, 96), DTYPES["q8_0"]))
+    values = {name: rng.standard_normal(96).astype(np.float32) for name in names}
+    rows = (rng.standard_normal((17, 96)) + 5 * rng.standard_normal((17, 1))).astype(np.float32)
+    graph.output("y", normed)
+    exact = {**values, "matrix": matrix}
+    check(graph, {"x": rows}, level, cache, exact=exact, matrix=raw, **values)
+    check(graph, {"x": rows}, level, cache, exact=exact, precision="auto", ceiling=0.01, matrix=raw, **values)
+    with compile(graph, precision="auto", target=level, cache=cache) as exe:
+        assert [n["out"] for n in exe.graph.nodes() if n.op == "layer_norm"] != ["f32"]
+
+
+@pytest.mark.parametrize(
+    ("sections", "interleaved"), [((8, 12, 12), False), ((11, 11, 10), True), ((16, 16), False), ((5, 9, 10, 8), True)]
+)
+def test_positions_of_several_components(sections: tuple[int, ...], interleaved: bool, cache: CompileCache) -> None:
+    graph = Graph("angles")
+    positions = graph.input("positions", [SEQ, len(sections)], I32)
+    inverse = graph.constant("inv_freq", np.geomspace(1, 1e-3, 32).astype(np.float32))
+    graph.output("y", ops.rope_angles(positions, inverse, sections=sections, interleaved=interleaved, scale=1.25))
+    places = np.random.default_rng(17).integers(0, 5000, (19, len(sections))).astype(np.int32)
+    check(graph, {"positions": places}, levels()[-1], cache)
 
 
 @pytest.mark.parametrize("level", levels())
@@ -263,6 +318,122 @@ def test_attention_over_chunks(
     assert np.abs(np.concatenate(got) - want["y"]).max() <= ceiling * np.abs(want["y"]).max()
 
 
+MASKS: tuple[dict[str, Any], ...] = (
+    {},
+    {"window": 9},
+    {"causal": False},
+    {"visible": True},
+    {"visible": True, "window": 50, "softcap": 3.0},
+)
+
+
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("width", [64, 72])
+@pytest.mark.parametrize("options", MASKS, ids=str)
+def test_attention_over_plain_values(options: dict[str, Any], width: int, level: str, cache: CompileCache) -> None:
+    """Keys and values are computed; many rows and one; as many keys as rows, and more."""
+    graph = Graph("plain")
+    names = {"q": (SEQ, 4), "k": (Dim("KEYS"), 2), "v": (Dim("KEYS"), 2)}
+    q, k, v = (ops.scale(graph.input(name, [*size, width]), 1.1) for name, size in names.items())
+    marks = graph.input("visible", [SEQ], I32) if options.get("visible") else None
+    graph.output("y", ops.attention(q, k, v, scale=0.2, **{**options, "visible": marks}))
+    rng = np.random.default_rng(18)
+    for rows, keys in ((40, 40), (17, 83), (1, 1), (1, 300)):
+        sizes = {"q": (rows, 4), "k": (keys, 2), "v": (keys, 2)}
+        arrays = {n: rng.standard_normal((*s, width)).astype(np.float32) for n, s in sizes.items()}
+        if marks:
+            last = keys - rows + np.arange(rows)
+            last = np.where(last % 16 < 9, np.minimum(last // 16 * 16 + 8, keys - 1), last)
+            arrays["visible"] = last.astype(np.int32)
+        check(graph, arrays, level, cache, KEYS=(1, 512), SEQ=(1, 1) if rows == 1 else (1, 40),
+              env={"KEYS": keys})  # fmt: skip
+
+
+def test_plain_keys_in_both_orders(cache: CompileCache) -> None:
+    """Rows come first, unless only heads can: [2, KEYS] of two heads are no two rows of KEYS heads."""
+    rng, results = np.random.default_rng(19), []
+    k, v = rng.standard_normal((2, 30, 2, 32)).astype(np.float32)
+    q = rng.standard_normal((30, 4, 32)).astype(np.float32)
+    for heads_first in (False, True):
+        graph = Graph("order")
+        shape = [2, SEQ, 32] if heads_first else [SEQ, 2, 32]
+        operands = [graph.input(name, shape) for name in "kv"]
+        graph.output("y", ops.attention(graph.input("q", [SEQ, 4, 32]), *operands, scale=0.2))
+        arrays = {"q": q, "k": k, "v": v}
+        if heads_first:
+            arrays |= {n: np.ascontiguousarray(arrays[n].swapaxes(0, 1)) for n in "kv"}
+        check(graph, arrays, levels()[-1], cache)
+        with compile(graph, cache=cache) as exe:
+            results.append(exe(**arrays)["y"])
+    np.testing.assert_array_equal(*results)
+
+
+def test_plain_keys_that_do_not_fit_are_refused(cache: CompileCache) -> None:
+    graph = Graph("refused")
+    operands = [graph.input(name, [Dim("KEYS"), 2, 32]) for name in "kv"]
+    marks = graph.input("visible", [SEQ], I32)
+    graph.output("y", ops.attention(graph.input("q", [SEQ, 4, 32]), *operands, visible=marks, scale=0.2))
+    k = np.zeros((8, 2, 32), np.float32)
+    with compile(graph, {"KEYS": (1, 64)}, cache=cache) as exe:
+        with pytest.raises(ArgumentError, match="9 queries for 8 keys"):
+            exe(q=np.zeros((9, 4, 32), np.float32), k=k, v=k, visible=np.zeros(9, np.int32))
+        for wrong in (-1, 8):
+            with pytest.raises(ArgumentError, match=f"{wrong} is out of range: the sequence has 8 rows"):
+                exe(q=np.zeros((4, 4, 32), np.float32), k=k, v=k, visible=np.full(4, wrong, np.int32))
+    bare = Graph("bare")
+    operands = [bare.input(name, [2, SEQ, 32]) for name in "kv"]
+    bare.output("y", ops.make("attention", bare.input("q", [SEQ, 4, 32]), *operands, scale=0.2, length=SEQ))
+    with pytest.raises(GraphError, match="its keys or values are no cache"):
+        compile(bare, cache=cache)
+
+
+@pytest.mark.parametrize("width", [64, 72, 80, 128])
+def test_attention_over_plain_values_in_bf16(width: int, cache: CompileCache) -> None:
+    """Where the target has products of bf16, heads of 72 take them too; elsewhere f32."""
+    graph, rng, size = Graph("tower"), np.random.default_rng(20), 2 * width
+    x = graph.input("x", [SEQ, size])
+    names = {name: graph.weight(name, (size, size), DTYPES["bf16"]) for name in "qkv"}
+    heads = [ops.reshape(ops.linear(x, w, bf16=True), [SEQ, 2, width]) for w in names.values()]
+    graph.output("y", ops.attention(*heads, scale=width**-0.5, causal=False))
+    stored = {name: quantized(rng, (size, size), DTYPES["bf16"]) for name in names}
+    arrays = {"x": 0.15 * rng.standard_normal((150, size)).astype(np.float32)}
+    raw, values = ({name: pair[i] for name, pair in stored.items()} for i in (0, 1))
+    with compile(graph, {"SEQ": (16, 200), **raw}, precision="auto", cache=cache) as exe:
+        got = exe(**arrays)["y"]
+        (node,) = (n for n in exe.graph.nodes() if n.op == "attention")
+        target = Target.host()
+    assert node["bf16"] == (target.has_bf16_dots or target.has_bf16_tiles)
+    assert {n.dtype.name for n in node.inputs[1:3]} == {"bf16" if node["bf16"] else "f32"}
+    want = interp.run(graph, {**arrays, **values}, {"SEQ": 150}, dtype=np.float64)[0]["y"]
+    assert np.abs(got - want).max() <= (0.02 if node["bf16"] else EXACT_CEILING) * np.abs(want).max()
+
+
+@pytest.mark.parametrize("level", levels())
+def test_rows_of_a_picture_see_each_other(level: str, cache: CompileCache) -> None:
+    """Over caches, in calls of several rows and of one, as the same mask as a bias says."""
+    graph, biased = Graph("pictures"), Graph("biased")
+    for g in (graph, biased):
+        rows = {name: g.input(name, [SEQ, 2, 32]) for name in "kv"}
+        written = [ops.kv_write(g.state(f"{name} cache", (2, CTX, 32)), x) for name, x in rows.items()]
+        by: dict[str, Any] = {"bias": g.input("bias", [SEQ, 1, PAST_SEQ + SEQ])}
+        by = by if g is biased else {"visible": g.input("visible", [SEQ], I32)}
+        g.output("y", ops.attention(g.input("q", [SEQ, 4, 32]), *written, scale=0.2, window=40, **by))
+    rng, length = np.random.default_rng(21), 100
+    arrays = {n: rng.standard_normal((length, h, 32)).astype(np.float32) for n, h in (("q", 4), ("k", 2), ("v", 2))}
+    last = np.arange(length)
+    last[20:50], last[70:90] = 49, 89
+    bias = np.where(np.arange(length) <= last[:, None], 0, -np.inf).astype(np.float32)[:, None]
+    empty = {f"{n} cache": np.zeros((2, length, 32)) for n in "kv"}
+    env = {"SEQ": length, "PAST_SEQ": 0, "CTX": length}
+    want = interp.run(biased, {**arrays, "bias": bias, **empty}, env, dtype=np.float64)[0]["y"]
+    with compile(graph, {"CTX": 128, "SEQ": (1, 64)}, target=level, threads=2, cache=cache) as exe:
+        found = []
+        for start, end in ((0, 10), (10, 11), (11, 60), (60, 100)):
+            part = {n: a[start:end] for n, a in arrays.items()}
+            found.append(exe(**part, visible=last[start:end].astype(np.int32), PAST_SEQ=start)["y"])
+    assert np.abs(np.concatenate(found) - want).max() <= EXACT_CEILING * np.abs(want).max()
+
+
 @pytest.mark.parametrize("level", levels())
 @pytest.mark.parametrize("heads", [1, 4])
 def test_attention_with_a_bias(level: str, heads: int, cache: CompileCache) -> None:
@@ -312,6 +483,7 @@ def test_every_kernel_is_reached_by_these_tests() -> None:
         "reduce_mean",
         "reduce_sum",
     }
+    covered |= {"layer_norm", "overlay_rows", "as_cache"}
     covered |= {"take", "mix", "slice", "concat", "expert_linear", "causal_conv", "gated_delta"}
     assert covered == set(KERNELS)
 

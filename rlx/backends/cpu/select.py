@@ -17,7 +17,7 @@ from rlx.errors import CompileError
 from rlx.ir import dims
 from rlx.ir.dims import DimLike
 from rlx.ir.node import Node
-from rlx.ir.ops import one_row
+from rlx.ir.op_table import one_row
 from rlx.ir.sequences import is_by_sequence
 from rlx.passes.program import root
 
@@ -98,6 +98,18 @@ def _rms_norm(n: Node, target: Target) -> Call:
     return _call(n, rms_norm(width(n), n["eps"], out=n["out"], weighted=len(n.inputs) > 1), Units(rows(n)))
 
 
+def _layer_norm(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows.norm import layer_norm
+
+    return _call(n, layer_norm(width(n), n["eps"], out=n["out"], weights=len(n.inputs) - 1), Units(rows(n)))
+
+
+def _overlay_rows(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows.gather import overlay_rows
+
+    return _call(n, overlay_rows(width(n)), Units(rows(n)))
+
+
 def _quantize(n: Node, target: Target) -> Call:
     from rlx.backends.cpu.kernels.rows.quantize import quantize
 
@@ -107,7 +119,8 @@ def _quantize(n: Node, target: Target) -> Call:
 def _rope_angles(n: Node, target: Target) -> Call:
     from rlx.backends.cpu.kernels.rows.rope import rope_angles
 
-    return _call(n, rope_angles(width(n) // 2, scale=n["scale"]), Units(rows(n)))
+    options = {name: n[name] for name in ("scale", "sections", "interleaved")}
+    return _call(n, rope_angles(width(n) // 2, **options), Units(rows(n)))
 
 
 def _rope(n: Node, target: Target) -> Call:
@@ -136,6 +149,15 @@ def _rope_kv_write(n: Node, target: Target) -> Call:
     return _call(n, kernel, Units(rows(x)), n["at"], cache.shape[1], args=range(1, len(n.inputs) + 1))
 
 
+def _as_cache(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.cache.kv import as_cache
+    from rlx.ir.infer import ROOM
+
+    heads, positions = static(n, 0), n.shape[1] - ROOM
+    kernel = as_cache(heads, width(n), n.dtype, _cache_layout(n), n["order"])
+    return _call(n, kernel, Units(positions, times=heads), positions, n.shape[1])
+
+
 def _cache_layout(cache: Node) -> str:
     return {"tiles": "k_tiles", "rows": "rows"}[root(cache)["layout"]]
 
@@ -148,8 +170,8 @@ def _attention(n: Node, target: Target) -> Call:
 
     q, k = n.inputs[:2]
     shape = (static(q, 1), static(k, 0), width(q))
-    options = {"kv_dtype": k.dtype, **{name: n[name] for name in ("scale", "window", "softcap", "out")}}
-    options["bias"] = static(n.inputs[3], 1) if len(n.inputs) > 3 else None
+    options = {"kv_dtype": k.dtype, **{name: n[name] for name in ("scale", "window", "softcap", "mask", "out")}}
+    options["bias"] = static(n.inputs[3], 1) if n["mask"] == "bias" else None
     extents = (q.shape[0], n["length"] - q.shape[0], k.shape[1])
     if q.shape[0] == 1:  # decode needs no tiles of query rows
         return _attention_of_a_row(n, shape, target, extents, options)
@@ -187,9 +209,11 @@ def _elementwise(n: Node, target: Target) -> Call:
 
 
 def _reduce(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.rows.reduce import row_reduce
+    from rlx.backends.cpu.kernels.rows.reduce import column_reduce, row_reduce
 
-    return _call(n, row_reduce(width(n.inputs[0]), n.op.removeprefix("reduce_")), Units(rows(n)))
+    x, kind = n.inputs[0], n.op.removeprefix("reduce_")
+    kernel = row_reduce(width(x), kind) if n["axis"] == -1 else column_reduce(static(x, 1), width(x), kind)
+    return _call(n, kernel, Units(rows(n)))
 
 
 def _take(n: Node, target: Target) -> Call:
@@ -299,12 +323,15 @@ KERNELS: dict[str, Callable[[Node, Target], Call]] = {
     "embedding": _embedding,
     "linear": _linear,
     "expert_linear": _expert_linear,
+    "overlay_rows": _overlay_rows,
     "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
     "quantize": _quantize,
     "rope_angles": _rope_angles,
     "rope": _rope,
     "kv_write": _kv_write,
     "rope_kv_write": _rope_kv_write,
+    "as_cache": _as_cache,
     "attention": _attention,
     "elementwise": _elementwise,
     "softmax": _softmax,

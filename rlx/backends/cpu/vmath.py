@@ -108,17 +108,12 @@ def softplus(e: Emitter, x: ir.Value) -> ir.Value:
 
 def relu(e: Emitter, x: ir.Value) -> ir.Value:
     """max(x, 0); NaN stays NaN."""
-    return clamp_min(e, x, 0.0)
+    return clamp(e, x, 0.0)
 
 
 def sqrt(e: Emitter, x: ir.Value) -> ir.Value:
     """The square root, correctly rounded; NaN of negative numbers."""
     return e.call(f"llvm.sqrt.{mangle(x.type)}", x.type, [x])
-
-
-def clamp_min(e: Emitter, x: ir.Value, low: float) -> ir.Value:
-    """x, or `low` where x is less; NaN stays NaN."""
-    return e.max(e.f32(low), x)
 
 
 def maximum(e: Emitter, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -136,9 +131,10 @@ def absolute(e: Emitter, x: ir.Value) -> ir.Value:
     return e.b.bitcast(e.b.and_(e.b.bitcast(x, I32X16), e.i32(0x7FFFFFFF)), x.type)
 
 
-def clamp(e: Emitter, x: ir.Value, low: float, high: float) -> ir.Value:
-    """x within [low, high]; NaN stays NaN."""
-    return e.min(e.f32(high), e.max(e.f32(low), x))
+def clamp(e: Emitter, x: ir.Value, low: float | None = None, high: float | None = None) -> ir.Value:
+    """x within [low, high]; None does not bound, NaN stays NaN."""
+    x = x if low is None else e.max(e.f32(low), x)
+    return x if high is None else e.min(e.f32(high), x)
 
 
 def _exp_parts(e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:

@@ -17,6 +17,7 @@ import numpy as np
 from rlx import text
 from rlx.backends.base import Program, Workers
 from rlx.errors import ArgumentError, PromptError, SnapshotError
+from rlx.ir import dims
 from rlx.runners.engine.ahead import Ahead, expected_rows
 from rlx.runners.engine.batch import Batch, programs_of
 from rlx.runners.engine.bucketing import Bucketing
@@ -393,7 +394,7 @@ class Engine:
     @cached_property
     def _rows(self) -> int:
         """Rows of the smallest embedding table; a layer's own table may be smaller than the vocabulary."""
-        return min(ids.rows for ids in row_numbers(self.graph))
+        return min(dims.value(ids.rows, {}) for ids in row_numbers(self.graph))
 
     @cached_property
     def _identity(self) -> str:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.attention.attention import attention
 from rlx.backends.cpu.kernels.attention.shape import row_tile, units
+from rlx.backends.cpu.kernels.attention.split import Split, scratch_bytes
 from rlx.backends.cpu.target import Target
 from rlx.errors import CompileError
 from rlx.ir.dtypes import BF16, F16, F32, Q5_0, DType
@@ -243,8 +244,82 @@ def test_mistakes_are_refused() -> None:
         attention(5, 2, 64, LEVELS[0], kv_dtype=F16, scale=1.0)
     with pytest.raises(CompileError, match="q5_0 caches"):
         attention(4, 2, 64, LEVELS[0], kv_dtype=Q5_0, scale=1.0)
+    with pytest.raises(CompileError, match="the mask 'all'"):
+        attention(4, 2, 64, LEVELS[0], kv_dtype=F16, scale=1.0, mask="all")
     with pytest.raises(CompileError, match="window of 0"):
         attention(4, 2, 64, LEVELS[0], kv_dtype=F16, scale=1.0, window=0)
+
+
+def check_mask(
+    case: Case, target: Target, past: int, seq: int, mask: str, window: int | None = None, ring: Case | None = None,
+    **options: Any,
+) -> Array:  # fmt: skip
+    """A mask of what rows see after their own position, as the same mask as a bias has it, in float64."""
+    held, rng, length = ring or case, np.random.default_rng([past, seq]), past + seq
+    last = np.full(seq, length - 1)
+    extra = []
+    if mask == "visible":
+        last = past + np.arange(seq)  # a picture in the middle, whose rows see it to its end; a row that looks back
+        last[seq // 4 : seq // 2] = past + max(seq // 2 - 1, 0)
+        last[-1] -= rng.integers(0, 3) if last[-1] >= 3 else 0
+        extra = [aligned(np.where(last == length - 1, length + 5, last).astype(np.int32))]  # as far as there are keys
+    scale = case.shape[2] ** -0.5
+    kernel = case.kernel(target, kv_dtype=case.dtype, scale=scale, mask=mask, window=window, **options)
+    split = options.get("split")
+    count = case.shape[1] * split.parts if split else case.units(seq, options.get("rows_static"))
+    out = np.zeros((seq, *case.q.shape[1:]), np.float32)
+    scratch = [np.zeros(count * scratch_bytes(case.shape[0] // case.shape[1], case.shape[2]), np.uint8)] * bool(split)
+    arrays = [aligned(case.q[past:length]), held.keys, held.values, *extra, *map(aligned, scratch), out]
+    run(kernel, target, *arrays, end=count, seq=seq, past=past, ctx=held.ctx)
+    k, v = (np.repeat(c[:, :length], case.shape[0] // case.shape[1], axis=0) for c in (case.k, case.v))
+    scores = np.einsum("rhd,htd->hrt", case.q[past:length].astype(np.float64), k) * scale
+    keys, own = np.arange(length), past + np.arange(seq)[:, None]
+    scores = np.where((keys <= last[:, None]) & (own - keys < (window or length)), scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    want = np.einsum("hrt,htd->rhd", weights / weights.sum(axis=-1, keepdims=True), v)
+    ceiling = case.error * np.abs(v).max() * (1 + np.abs(scores[np.isfinite(scores)]).max())
+    assert np.abs(out - want).max() < ceiling, (past, seq, np.abs(out - want).max(), ceiling)
+    return out
+
+
+@targets
+@pytest.mark.parametrize(("mask", "window"), [("none", None), ("visible", None), ("visible", 70)])
+def test_masks(target: Target, mask: str, window: int | None) -> None:
+    case = Case(4, 2, 40, F16, ctx=720, filled=711)
+    for past, seq in [(0, 1), (0, 70), (63, 2), (130, 41), (0, 211)]:
+        check_mask(case, target, past, seq, mask, window)
+    if window:
+        check_mask(case, target, 333, 50, mask, window, ring=case.ring(383, 128))
+
+
+@pytest.mark.parametrize("target", widest_and_another(0), ids=name)
+@pytest.mark.parametrize("mask", ["none", "visible"])
+def test_masks_of_one_row(target: Target, mask: str) -> None:
+    case = Case(4, 2, 32, F16, ctx=720, filled=711)
+    for past in (0, 700):
+        check_mask(case, target, past, 1, mask, rows_static=1)
+        check_mask(case, target, past, 1, mask, rows_static=1, split=Split(4, 128))
+
+
+def test_a_row_that_sees_nothing_is_nan() -> None:
+    """Beside rows that see something, and alone, where positions are divided."""
+    case, target, nothing = Case(2, 1, 16, F32, ctx=32, filled=20), LEVELS[-1], np.array([0, -1, 1], np.int32)
+    kernel, out = case.kernel(target, kv_dtype=F32, scale=0.25, mask="visible"), np.zeros((3, 2, 16), np.float32)
+    run(kernel, target, aligned(case.q[:3]), case.keys, case.values, nothing, out, end=1, seq=3, past=0, ctx=32)
+    assert np.isnan(out[1]).all() and np.isfinite(out[[0, 2]]).all()
+    options = {"kv_dtype": F32, "scale": 0.25, "mask": "visible", "rows_static": 1, "split": Split(4, 128)}
+    scratch = aligned(np.zeros(4 * scratch_bytes(2, 16), np.uint8))
+    one = [aligned(case.q[:1]), case.keys, case.values, nothing[1:], scratch, out]
+    run(case.kernel(target, **options), target, *one, end=4, seq=1, past=0, ctx=32)
+    assert np.isnan(out[0]).all()
+
+
+def test_a_mask_that_is_causal_changes_no_bit() -> None:
+    case, target = Case(4, 2, 64, BF16, ctx=208, filled=201), LEVELS[-1]
+    kernel = case.kernel(target, kv_dtype=BF16, scale=0.125, mask="visible")
+    out, own = np.zeros_like(case.q), np.arange(201, dtype=np.int32)
+    run(kernel, target, case.q, case.keys, case.values, own, out, end=case.units(201), seq=201, past=0, ctx=208)
+    np.testing.assert_array_equal(out, case.native(target, 0, 201, 0.125))
 
 
 def biased(case: Case, past: int, seq: int, heads: int, future: bool) -> Array:
@@ -265,7 +340,7 @@ def check_bias(
 ) -> None:  # fmt: skip
     """The kernel with a bias against softmax in float64, with NaN behind the bias."""
     held, scale = ring or case, case.shape[2] ** -0.5
-    options |= {"window": window, "softcap": cap, "bias": bias.shape[1]}
+    options |= {"window": window, "softcap": cap, "mask": "bias", "bias": bias.shape[1]}
     kernel = case.kernel(target, kv_dtype=case.dtype, scale=scale, **options)
     out, count = np.zeros((seq, *case.q.shape[1:]), np.float32), case.units(seq, options.get("rows_static"))
     arrays = [aligned(case.q[past : past + seq]), held.keys, held.values, bias, out]
@@ -305,10 +380,10 @@ def test_a_bias_that_is_the_causal_mask_changes_no_bit() -> None:
     for past, seq in [(0, 201), (150, 30)]:
         later = np.arange(past + seq) > past + np.arange(seq)[:, None]
         bias = np.where(later, np.float32(-np.inf), np.float32(0))[:, None]
-        kernel = attention(*case.shape, target, kv_dtype=BF16, scale=0.125, bias=1)
+        kernel = attention(*case.shape, target, kv_dtype=BF16, scale=0.125, mask="bias", bias=1)
         out, count = np.zeros((seq, *case.q.shape[1:]), np.float32), units(seq, *case.shape)
         arrays = [aligned(case.q[past : past + seq]), case.keys, case.values, np.ascontiguousarray(bias), out]
         run(kernel, target, *arrays, end=count, seq=seq, past=past, ctx=case.ctx)
         np.testing.assert_array_equal(out, case.native(target, past, seq, 0.125))
     with pytest.raises(CompileError, match="a bias of 3 heads for 4"):
-        attention(*case.shape, target, kv_dtype=BF16, scale=0.125, bias=3)
+        attention(*case.shape, target, kv_dtype=BF16, scale=0.125, mask="bias", bias=3)

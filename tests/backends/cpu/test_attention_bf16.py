@@ -11,7 +11,7 @@ import emulated
 import numpy as np
 import pytest
 from levels import BF16_TARGETS, LEVELS, TILE_TARGETS, name
-from test_attention import Case, biased, check_bias
+from test_attention import Case, biased, check_bias, check_mask
 
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.attention.attention import attention
@@ -75,7 +75,15 @@ def in_turn(cases: Sequence[Any]) -> Any:
     return pytest.mark.parametrize(("way", "case"), pairs, ids=label, indirect=["way"])
 
 
-SHAPES = [((4, 2, 64), F16), ((8, 1, 128), F16), ((6, 2, 32), BF16), ((3, 3, 96), BF16)]
+SHAPES = [
+    ((4, 2, 64), F16),
+    ((8, 1, 128), F16),
+    ((6, 2, 32), BF16),
+    ((3, 3, 96), BF16),
+    ((4, 2, 72), BF16),
+    ((2, 2, 80), F16),
+    ((2, 1, 40), BF16),
+]
 
 
 @in_turn(SHAPES)
@@ -149,9 +157,16 @@ def test_a_bias(way: Way) -> None:
         check_bias(case, way.target, past, seq, biased(case, past, seq, 6, future=True))
 
 
+@in_turn([{"mask": "none"}, {"mask": "visible"}, {"mask": "visible", "window": 60}])
+def test_masks(way: Way, case: dict[str, Any]) -> None:
+    held = RoundedCase(way, 4, 2, 72, BF16, ctx=400, filled=391)
+    for past, seq in [(0, 70), (130, 41), (0, 391)]:
+        check_mask(held, way.target, past, seq, **case)
+
+
 def test_what_does_not_fit(way: Way) -> None:
     assert fits(128, F16)
-    for head_dim, dtype in [(80, F16), (128, F32), (128, Q8_0)]:
+    for head_dim, dtype in [(81, F16), (128, F32), (128, Q8_0)]:
         assert not fits(head_dim, dtype)
         with pytest.raises(CompileError, match="do not fit tiles"):
             attention(4, 2, head_dim, way.target, kv_dtype=dtype, scale=1.0, writer=way.writer)

@@ -36,7 +36,7 @@ MEANING: dict[str, Any] = {
     "softplus": lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
     "relu": lambda x: np.where(x < 0, 0, x),
     "sqrt": np.sqrt,
-    "clamp_min": lambda x, low: np.where(x < low, low, x),
+    "clamp": lambda x, low, high: _above(low, -_above(None if high is None else -high, -x)),
     "neg": np.negative,
     "add": np.add,
     "sub": np.subtract,
@@ -48,6 +48,10 @@ MEANING: dict[str, Any] = {
 }
 
 
+def _above(low: float | None, x: Array) -> Array:
+    return x if low is None else np.where(x < low, low, x)
+
+
 def meaning(expr: Expression, operands: list[Array]) -> Array:
     """The expression in float64."""
     if isinstance(expr, int):
@@ -55,7 +59,7 @@ def meaning(expr: Expression, operands: list[Array]) -> Array:
     op, *rest = expr
     if op == "const":
         return np.float64(rest[0])  # type: ignore[return-value]
-    numbers = rest[1:] if op in ("scale", "softcap", "clamp_min") else []
+    numbers = rest[1:] if op in ("scale", "softcap", "clamp") else []
     return MEANING[op](*(meaning(r, operands) for r in rest[: len(rest) - len(numbers)]), *numbers)  # type: ignore[no-any-return]
 
 
@@ -121,7 +125,13 @@ def test_what_is_exact_is_exact(target: Target) -> None:
     rng = np.random.default_rng(0)
     x = (rng.standard_normal(1000) * 10.0 ** rng.integers(-30, 30, 1000)).astype(np.float32)
     x[:6] = [np.nan, np.inf, -np.inf, 0, -1e-40, 1e-40]
-    for expr in (("relu", 0), ("clamp_min", 0, -0.375), ("clamp_min", 0, 7.0), ("sqrt", 0)):
+    for expr in (
+        ("relu", 0),
+        ("clamp", 0, -0.375, None),
+        ("clamp", 0, None, 7.0),
+        ("clamp", 0, -1e9, 0.5),
+        ("sqrt", 0),
+    ):
         got = np.empty_like(x)
         run(elementwise(expr, ["full"], x.size, target), target, x, got, end=1, rows=1)
         with np.errstate(invalid="ignore"):
@@ -153,7 +163,7 @@ EXPRESSIONS: list[tuple[Expression, list[str]]] = [
     (("mul", 0, ("sub", ("const", 1.0), ("mul", ("tanh", 0), ("tanh", 0)))), ["full"]),
     (("mul", 0, 1), ["full", "column"]),
     (("add", ("mul", 0, ("relu", 1)), ("mul", 2, ("softplus", 3))), ["full", "column", "row", "column"]),
-    (("clamp_min", ("sub", 0, ("mul", 1, 2)), -0.25), ["full", "scalar", "column"]),
+    (("clamp", ("sub", 0, ("mul", 1, 2)), -0.25, 0.5), ["full", "scalar", "column"]),
     (("sqrt", ("mul", 0, 0)), ["full"]),
 ]
 
@@ -196,8 +206,8 @@ def test_equal_text_has_one_name_and_any_difference_another() -> None:
     assert len(names) == 4
     assert all(n.startswith("elementwise_") and len(n) == len("elementwise_") + 10 for n in names)
     assert "out[row, i] = (a0[row, i] + a1[i])" in one.source
-    bounded = elementwise(("clamp_min", ("mul", 0, 1), 0.5), ["full", "column"], 64, LEVELS[0])
-    assert "out[row, i] = clamp_min((a0[row, i] * a1[row]), 0.5)" in bounded.source
+    bounded = elementwise(("clamp", ("mul", 0, 1), 0.5, None), ["full", "column"], 64, LEVELS[0])
+    assert "out[row, i] = clamp((a0[row, i] * a1[row]), 0.5, None)" in bounded.source
 
 
 def test_mistakes_are_refused() -> None:

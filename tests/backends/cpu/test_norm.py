@@ -8,7 +8,7 @@ import pytest
 from forms import Form, assert_any_split, call, compiled, forms
 from native import Array
 
-from rlx.backends.cpu.kernels.rows.norm import rms_norm
+from rlx.backends.cpu.kernels.rows.norm import layer_norm, rms_norm
 from rlx.backends.cpu.kernels.rows.quantize import quantize
 from rlx.backends.cpu.layouts import q8a_bytes, q8a_dequantize, q8a_quantize
 from rlx.errors import ArgumentError, ShapeError
@@ -53,6 +53,43 @@ def test_rms_norm(form: Form, width: int, eps: float, weighted: bool) -> None:
 @pytest.mark.parametrize("width", [1023, 4096, 16384])
 def test_wide_rows(form: Form, width: int) -> None:
     check_norm(form, 2, width, 1e-6, weighted=True)
+
+
+def centred(x: Array, weights: list[Array], eps: float) -> Array:
+    """Layer norm in float64."""
+    y = reference(x.astype(np.float64) - x.astype(np.float64).mean(axis=1, keepdims=True), None, eps)
+    y = y * weights[0] if weights else y
+    return y + weights[1] if len(weights) > 1 else y
+
+
+@forms
+@pytest.mark.parametrize(("width", "eps"), [(7, 1e-5), (33, 1e-6), (128, 1.0)])
+@pytest.mark.parametrize("weights", [0, 1, 2])
+def test_layer_norm(form: Form, width: int, eps: float, weights: int) -> None:
+    x, w = data(3, width)
+    x += np.array([[0.0], [30.0], [-300.0]], np.float32)
+    operands = [w, w[::-1].copy()][:weights]
+    out = np.zeros_like(x)
+    call(form, layer_norm(width, eps, weights=weights), x, *operands, out, end=3)
+    want = centred(x, operands, eps)
+    # The mean has an error of a few units of the largest element.
+    ceiling = 4 * NORM_REL_PYTHON * (1 + np.abs(x).max(1) / x.std(1))[:, None] * (1 + np.abs(w).max() ** 2)
+    assert (np.abs(out - want) <= ceiling).all()
+
+
+@compiled
+@pytest.mark.parametrize("weights", [0, 1, 2])
+def test_layer_norms_prepare_rows(form: Form, weights: int) -> None:
+    """The rows that `quantize` makes of the f32 result."""
+    x, w = data(3, 96)
+    operands = [w, w[::-1].copy()][:weights]
+    plain = np.zeros_like(x)
+    call(form, layer_norm(96, 1e-6, weights=weights), x, *operands, plain, end=3)
+    for out, dtype, size in (("q8a", np.uint8, q8a_bytes(96)), ("bf16", np.uint16, 96)):
+        together, apart = (np.zeros((3, size), dtype) for _ in range(2))
+        call(form, layer_norm(96, 1e-6, out=out, weights=weights), x, *operands, together, end=3)
+        call(form, quantize(96, out), plain, apart, end=3)
+        np.testing.assert_array_equal(together, apart)
 
 
 @forms
@@ -203,7 +240,7 @@ def test_wrong_arguments() -> None:
     for build in (quantize, lambda width: rms_norm(width, 1e-6, out="q8a")):
         with pytest.raises(ShapeError, match="multiple of 32"):
             build(48)
-    for out in ("f16", "f32"):
+    for out in ("f16", "i8"):
         with pytest.raises(ArgumentError, match=f"no activation row is made of '{out}'"):
             quantize(64, out)
     with pytest.raises(ShapeError, match="multiple of 2 elements"):

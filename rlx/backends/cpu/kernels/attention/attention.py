@@ -1,4 +1,4 @@
-"""Attention over a KV cache: causal or with a bias, grouped query heads, optional sliding window and score softcap.
+"""Attention over a KV cache: four kinds of masks, grouped query heads, optional sliding window and score softcap.
 
 A unit is a tile of rows of one KV head. All query heads of the group belong to the tile, so the kernel reads keys and
 values once for all of them. A query is one row of one query head. The softmax is computed online over chunks of 64
@@ -37,9 +37,10 @@ from rlx.backends.cpu.kernels.attention.cache import cache_reader
 from rlx.backends.cpu.kernels.attention.shape import CHUNK, Chunk, Chunks, Shape, Unit
 from rlx.backends.cpu.kernels.attention.split import Range, Slots, Split, range_of
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.tiles import F32X16, I32, I32X16, LANES, Emitter, Index
+from rlx.backends.cpu.tiles import F32X16, I32, I32X16, I64, LANES, Emitter, Index
 from rlx.errors import CompileError
 from rlx.ir.dtypes import ACTIVATIONS, F32, DType
+from rlx.ir.infer import MASKS
 
 KEY_TILES = CHUNK // LANES
 _NO_SCORE = -1e30  # below any score, and finite: the difference of two of these is 0, not NaN
@@ -58,14 +59,15 @@ def attention(
     softcap: float | None = None,
     rows_static: int | None = None,
     split: Split | None = None,
+    mask: str = "causal",
     bias: int | None = None,
     out: str = "f32",
     writer: type[AttentionWriter] | None = None,
 ) -> Kernel:
     """A kernel for attention of `seq` rows at positions past .. past + seq, whose keys and values are in the cache.
 
-    Row r sees positions t <= past + r and, with a window, past + r - t < window. With a bias it sees t < past + seq,
-    and the window applies only to positions before its own.
+    Row r sees positions t <= past + r and, with a window, past + r - t < window. With another mask it sees t < past +
+    seq, or t <= visible[r], and the window applies only to positions before its own.
 
     Buffers:
         q: f32[seq, heads, head_dim].
@@ -74,11 +76,12 @@ def attention(
         v: rows [kv_heads, ctx, head_dim] (for blocks see `attention_cache.py`). Values past the last position are not
             read. A NaN among the values reaches every row of the units that read it.
         bias: only with `bias`: f32[seq, bias, past + seq]. A row whose bias masks all positions is NaN.
+        visible: only with that mask: i32[seq], the last position that a row sees. A row that sees none is NaN.
         scratch: only with `split`: `scratch_bytes` per unit.
         out: f32 or bf16 [seq, heads, head_dim]. It must not overlap the others.
 
-    Extents: `seq`, `past`, `ctx` (a multiple of 16). With a window, `past + seq` may exceed ctx if ctx is a multiple of
-    64 and at least seq + window - 1: position t is then read at t modulo ctx.
+    Extents: `seq`, `past`, `ctx` (at least past + seq, rounded up to 16). With a window, `past + seq` may exceed ctx if
+    ctx is a multiple of 64 and at least seq + window - 1: position t is then read at t modulo ctx.
 
     Units: see `units`. With `split` there are kv_heads times its parts; units beyond the row's ranges do nothing.
 
@@ -88,8 +91,9 @@ def attention(
         softcap: c for c * tanh(score / c), None for no cap.
         rows_static: the value of `seq` if it is known at compile time; the code is then specialized for it.
         split: how the positions of a single row are split into ranges; requires `rows_static=1`.
-        bias: number of heads of the bias, 1 (shared by all) or `heads`. The bias is added to the scores after the cap.
-            None for causal attention.
+        mask: what a row sees: `causal`, `none`, `visible`, or `bias`.
+        bias: number of heads of the bias, 1 (shared by all) or `heads`, for that mask only. The bias is added to the
+            scores after the cap.
         out: type of the result, `f32` or `bf16`, rounded to nearest even.
         writer: class that generates the kernel. `TiledAttention` and `DottedAttention` have bf16 products, for shapes
             that `attention_bf16.fits` accepts.
@@ -103,13 +107,14 @@ def attention(
         raise CompileError(f"a window of {window} positions", where="attention")
     if split is not None and rows_static != 1:
         raise CompileError("ranges of positions are for single rows", where="attention", hint="Give rows_static=1.")
-    if bias not in (None, 1, heads):
-        raise CompileError(f"a bias of {bias} heads for {heads} query heads", where="attention")
+    if mask not in MASKS or (bias is None) == (mask == "bias") or bias not in (None, 1, heads):
+        what = f"the mask {mask!r} with a bias of {bias} heads for {heads} query heads"
+        raise CompileError(what, where="attention", hint=f"Masks: {', '.join(MASKS)}.")
     writer = writer or AttentionWriter
     shape = Shape(
-        heads, kv_heads, head_dim, kv_dtype, scale, window, softcap, rows_static, split, bias, writer.bf16, out
+        heads, kv_heads, head_dim, kv_dtype, scale, window, softcap, rows_static, split, mask, bias, writer.bf16, out
     )
-    optional = [*["bias"] * (bias is not None), *["scratch"] * (split is not None)]
+    optional = [*([mask] if mask in ("bias", "visible") else []), *["scratch"] * (split is not None)]
     e = Emitter(target, ["q", "k", "v", *optional, "out"], ["seq", "past", "ctx"])
     writer(e, shape).write()
     return e.finish(f"attention_{kv_dtype}", shape.outline())
@@ -164,10 +169,11 @@ class AttentionWriter:
         """The kernel for one row. A unit is a range of positions of a KV head, numbered part * kv_heads + head."""
         e, kv_heads = self.e, self.e.i64(self.shape.kv_heads)
         slots = Slots(e, self.shape.kv_heads, self.shape.group, self.shape.vectors)
-        one, last = e.i64(1), e.b.add(e.args["past"], e.i64(1))
+        one, first = e.i64(1), self._first_seen(e.args["past"])
+        last = e.smax(self._last_seen(e.i64(0), one), e.b.add(first, one))  # at least one position is divided
         with e.loop(e.args["begin"], e.args["end"]) as u:
             part, head = e.b.udiv(u.i, kv_heads), e.b.urem(u.i, kv_heads)
-            own = range_of(e, how, part, self._first_seen(e.args["past"]), last, CHUNK)
+            own = range_of(e, how, part, first, last, CHUNK)
             unit = Unit(head, e.i64(0), one, e.i64(self.shape.group), own.first, own.last)
             with e.when(e.b.icmp_signed("<", own.first, own.last)):
                 self._run(unit)
@@ -219,8 +225,7 @@ class AttentionWriter:
         position = e.b.add(e.args["past"], row)
         queries = e.b.mul(rows, e.i64(shape.group))
         first = self._first_seen(position)
-        last = e.b.add(position, rows) if shape.bias is None else e.b.add(e.args["past"], e.args["seq"])
-        return Unit(e.b.sdiv(unit, tiles), row, rows, queries, first, last)
+        return Unit(e.b.sdiv(unit, tiles), row, rows, queries, first, self._last_seen(row, rows))
 
     def _first_seen(self, position: ir.Value) -> ir.Value:
         """The first position that a query sees, rounded down to a chunk."""
@@ -228,6 +233,22 @@ class AttentionWriter:
         if window is None:
             return e.i64(0)
         return e.b.and_(e.smax(e.b.sub(position, e.i64(window - 1)), 0), e.i64(-CHUNK))
+
+    def _last_seen(self, row: ir.Value, rows: ir.Value) -> ir.Value:
+        """The end of the positions that any of `rows` rows from `row` on sees."""
+        e = self.e
+        length = e.b.add(e.args["past"], e.args["seq"])
+        if self.shape.mask == "causal":
+            return e.b.add(e.b.add(e.args["past"], row), rows)
+        if self.shape.mask != "visible":
+            return length
+        with e.loop(0, rows, 1, [e.i64(-1)]) as r:
+            r.values = [e.smax(r.values[0], self._visible_to(e.b.add(row, r.i)))]
+        return e.smin(e.b.add(r.results[0], e.i64(1)), length)
+
+    def _visible_to(self, row: ir.Value) -> ir.Value:
+        """The last position that a row sees, as the caller says."""
+        return self.e.b.sext(self.e.load(I32, self.e.at(self.e.args["visible"], (row, 4)), 4), I64)
 
     def _sizes(self) -> tuple[int, ...]:
         """Sizes of tiles of queries, largest first: as many as the registers hold, then smaller ones for the rest."""
@@ -357,7 +378,11 @@ class AttentionWriter:
         scores = [self._capped(score) for score in self._kept(chunk, query)]
         if self.shape.bias is not None:
             scores = self._biased(unit, chunk, query, scores)
-        end = position if self.shape.bias is None else e.b.sub(e.b.sub(unit.last, e.i64(1)), chunk.start)
+        end = position
+        if self.shape.mask != "causal":
+            last = e.b.sub(unit.last, e.i64(1))
+            last = e.smin(last, self._visible_to(row)) if self.shape.mask == "visible" else last
+            end = e.b.sub(last, chunk.start)
         return [self._visible(score, position, end, tile) for tile, score in enumerate(scores)]
 
     def _scores(self, chunk: Chunk, query: ir.Value) -> ir.Value:

@@ -9,8 +9,9 @@
         for some queries:
             mix = mix * shrink + weights . values       # the sums of all chunks in registers
 
-Queries, keys, values and weights are rounded to bf16; sums, softmax and the mix stay f32. `attention.py` has the code
-around the products, and `attention_tiles.py` and `attention_dots.py` implement the products. In both, a tile is 16
+Queries, keys, values and weights are rounded to bf16; sums, softmax and the mix stay f32. A product takes 32 elements
+of a head, so queries and keys end with zeros where the head is no multiple of 32. `attention.py` has the code around
+the products, and `attention_tiles.py` and `attention_dots.py` implement the products. In both, a tile is 16
 lines of 64 bytes. A line holds 16 pairs: two elements of 16 keys, or 16 elements of two values.
 
 Weights are computed together for the chunks between two multiples of 256 positions. So the grouping depends only on the
@@ -37,8 +38,8 @@ STEPS = CHUNK // DEPTH  # tiles per vector of a chunk's values
 
 
 def fits(head_dim: int, kv_dtype: DType) -> bool:
-    """Whether bf16 products are possible: heads of whole tiles, and caches of f16 or bf16."""
-    return head_dim % DEPTH == 0 and kv_dtype in (F16, BF16)
+    """Whether bf16 products are possible: heads of whole pairs, and caches of f16 or bf16."""
+    return head_dim % 2 == 0 and kv_dtype in (F16, BF16)
 
 
 class RoundedAttention(AttentionWriter, ABC):
@@ -57,12 +58,21 @@ class RoundedAttention(AttentionWriter, ABC):
             what = f"heads of {shape.head_dim} over {shape.dtype} caches do not fit tiles"
             raise CompileError(what, where="attention")
         super().__init__(e, shape)
-        self.steps = shape.head_dim // DEPTH
-        self.query_bytes = 2 * shape.head_dim
+        self.steps = -(-shape.head_dim // DEPTH)
+        self.query_bytes = 2 * DEPTH * self.steps
         self.weights = e.stack(2 * self._room() * CHUNK * self.held)
         self.keys = e.stack(self.steps * KEY_TILES * BYTES)  # [step][tile]
         self.value_bytes = STEPS * shape.vectors * BYTES  # of a chunk: [step][vector]
         self.values = e.stack(self.value_bytes * self.held)
+
+    def _write_tiles(self) -> None:
+        """Clears the pairs after the last of a head, in tiles of keys. Nothing writes there later."""
+        e, pairs = self.e, self.shape.head_dim // 2
+        for line in range(pairs, self.steps * ROWS):
+            step, row = divmod(line, ROWS)
+            for tile in range(KEY_TILES):
+                e.store(e.f32(0.0), e.at(self.keys, (step * KEY_TILES + tile) * BYTES + row * ROW_BYTES), 64)
+        super()._write_tiles()
 
     def _room(self) -> int:
         return -(-super()._room() // self.together) * self.together
@@ -72,7 +82,8 @@ class RoundedAttention(AttentionWriter, ABC):
         e, vectors = self.e, self.shape.vectors
         with e.loop(0, unit.queries) as query:
             for v in range(0, vectors, 2):
-                pair = [e.load(F32X16, self._vector(self.query, query.i, v + i), 64) for i in (0, 1)]
+                pair = [e.load(F32X16, self._vector(self.query, query.i, at), 64) for at in range(v, vectors)[:2]]
+                pair += [e.f32(0.0)] * (2 - len(pair))
                 # In place: a bf16 row is half as long, so it only overwrites queries that have been read.
                 e.store(dots.bf16_row(e, *pair), e.at(self.query, (query.i, self.query_bytes), 2 * LANES * v), 64)
 
@@ -120,12 +131,20 @@ class RoundedAttention(AttentionWriter, ABC):
     def _convert_keys(self, unit: Unit, chunk: Chunk) -> None:
         e, pair_bytes = self.e, 2 * self.cache.vector_bytes
         keys = self._chosen_keys(unit, chunk, range(KEY_TILES))
-        with e.loop(0, self.steps) as step, e.loop(0, ROWS) as row:
-            target = e.at(self.keys, (step.i, KEY_TILES * BYTES), (row.i, ROW_BYTES))
-            for tile, key in enumerate(keys):
-                even = e.at(key, (step.i, ROWS * pair_bytes), (row.i, pair_bytes))
-                pairs = self._pairs(even, e.at(even, self.cache.vector_bytes))
-                e.store(pairs, e.at(target, tile * BYTES), 64)
+
+        def convert(step: Index, rows: int) -> None:
+            with e.loop(0, rows) as row:
+                target = e.at(self.keys, (step, KEY_TILES * BYTES), (row.i, ROW_BYTES))
+                for tile, key in enumerate(keys):
+                    even = e.at(key, (step, ROWS * pair_bytes), (row.i, pair_bytes))
+                    pairs = self._pairs(even, e.at(even, self.cache.vector_bytes))
+                    e.store(pairs, e.at(target, tile * BYTES), 64)
+
+        whole, rest = divmod(self.shape.head_dim // 2, ROWS)
+        with e.loop(0, whole) as step:
+            convert(step.i, ROWS)
+        if rest:
+            convert(whole, rest)
 
     def _convert_values(self, unit: Unit, chunk: Chunk) -> None:
         """Converts the values of a chunk. Positions past the last one become zeros; their memory is not read."""
@@ -135,10 +154,11 @@ class RoundedAttention(AttentionWriter, ABC):
         with e.loop(0, whole, 2) as position:
             first = e.at(start, (position.i, row_bytes))
             both = self._both(first, e.at(first, row_bytes))
-            self._store_values(chunk, position.i, [self._pairs(*pair) for pair in both])
+            self._store_values(chunk, position.i, [self._pairs(*pair, self._mask(v)) for v, pair in enumerate(both)])
         with e.when(e.b.icmp_signed("<", whole, count)):
             row, nothing = e.at(start, (whole, row_bytes)), e.f32(0.0)
-            lone = [e.load_as_f32(self.shape.dtype, place) for place, _ in self._both(row, row)]
+            places = enumerate(self._both(row, row))
+            lone = [e.load_as_f32(self.shape.dtype, place, self._mask(v)) for v, (place, _) in places]
             self._store_values(chunk, whole, [dots.bf16_rounded(e, values, nothing) for values in lone])
         with e.loop(e.b.and_(e.b.add(count, e.i64(1)), e.i64(-2)), CHUNK, 2) as position:
             zeros = dots.bf16_rounded(e, e.f32(0.0), e.f32(0.0))
@@ -158,7 +178,7 @@ class RoundedAttention(AttentionWriter, ABC):
         for v, pair in enumerate(pairs):
             e.store(pair, e.at(target, v * BYTES), 64)
 
-    def _pairs(self, even: ir.Value, odd: ir.Value) -> ir.Value:
-        """16 numbers of a cache and 16 others, interleaved as bf16 pairs."""
+    def _pairs(self, even: ir.Value, odd: ir.Value, mask: ir.Value | None = None) -> ir.Value:
+        """16 numbers of a cache and 16 others, interleaved as bf16 pairs; zeros outside the mask."""
         e, dtype = self.e, self.shape.dtype
-        return dots.bf16_rounded(e, e.load_as_f32(dtype, even), e.load_as_f32(dtype, odd))
+        return dots.bf16_rounded(e, e.load_as_f32(dtype, even, mask), e.load_as_f32(dtype, odd, mask))

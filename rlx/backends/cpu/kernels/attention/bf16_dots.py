@@ -6,7 +6,6 @@ The registers have room for 6 queries. As measured, 6 are not faster, and they d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd
 
 from llvmlite import ir
 
@@ -15,8 +14,10 @@ from rlx.backends.cpu.amx import BYTES, ROW_BYTES, ROWS
 from rlx.backends.cpu.kernels.attention.attention import KEY_TILES
 from rlx.backends.cpu.kernels.attention.bf16 import STEPS, RoundedAttention
 from rlx.backends.cpu.kernels.attention.shape import CHUNK, Chunk, Chunks, Shape
-from rlx.backends.cpu.tiles import BF16X32, Emitter
+from rlx.backends.cpu.tiles import BF16X32, Emitter, Index
 from rlx.errors import CompileError
+
+_ABREAST = 4  # vectors of values that are multiplied at once
 
 
 class DottedAttention(RoundedAttention):
@@ -44,17 +45,24 @@ class DottedAttention(RoundedAttention):
             e.store(total, e.at(self._scores(chunk, query), 64 * i), 64)
 
     def _mix_together(self, chunks: Chunks, query: ir.Value) -> None:
-        e, abreast = self.e, gcd(self.shape.vectors, 4)
-        with e.loop(0, self.shape.vectors, abreast) as v:
-            places, mixes = self._shrunk(query, self.together, v.i, abreast)
-            with e.loop(0, chunks.count, 1, mixes) as slot:
-                with e.loop(0, STEPS, 1, slot.values) as step:
-                    left = self._weight_row(slot.i, query, e.mul_add(step.i, ROW_BYTES))
-                    right = self._value_tile(slot.i, step.i, v.i)
-                    step.values = self._products(left, 2 * CHUNK, right, step.values)
-                slot.values = step.results
-            for mix, place in zip(slot.results, places, strict=True):
-                e.store(mix, place, 64)
+        whole, rest = divmod(self.shape.vectors, _ABREAST)
+        with self.e.loop(0, whole * _ABREAST, _ABREAST) as v:
+            self._mix_vectors_together(chunks, query, v.i, _ABREAST)
+        if rest:
+            self._mix_vectors_together(chunks, query, whole * _ABREAST, rest)
+
+    def _mix_vectors_together(self, chunks: Chunks, query: ir.Value, first: Index, count: int) -> None:
+        """Adds `count` vectors of the weighted values to the mixes, from vector `first` on."""
+        e = self.e
+        places, mixes = self._shrunk(query, self.together, first, count)
+        with e.loop(0, chunks.count, 1, mixes) as slot:
+            with e.loop(0, STEPS, 1, slot.values) as step:
+                left = self._weight_row(slot.i, query, e.mul_add(step.i, ROW_BYTES))
+                right = self._value_tile(slot.i, step.i, first)
+                step.values = self._products(left, 2 * CHUNK, right, step.values)
+            slot.values = step.results
+        for mix, place in zip(slot.results, places, strict=True):
+            e.store(mix, place, 64)
 
     def _products(self, left: ir.Value, stride: int, right: ir.Value, sums: Sequence[ir.Value]) -> list[ir.Value]:
         """`sums` plus rows of `left` times tiles of `right`: one tile for each sum of a query.

@@ -8,7 +8,7 @@ from rlx.backends.cpu.amx import BYTES, COUNT, ROW_BYTES, ROWS, Tiles
 from rlx.backends.cpu.kernels.attention.attention import KEY_TILES
 from rlx.backends.cpu.kernels.attention.bf16 import STEPS, RoundedAttention
 from rlx.backends.cpu.kernels.attention.shape import CHUNK, Chunk, Chunks, Shape, Unit
-from rlx.backends.cpu.tiles import Emitter
+from rlx.backends.cpu.tiles import Emitter, Index
 
 _SUMS, _LEFT, _RIGHT = (0, 1, 2, 3), (4, 5), (6, 7)  # tile registers: sums by row and column, the two operands
 
@@ -35,8 +35,8 @@ class TiledAttention(RoundedAttention):
             with e.loop(0, self.steps) as s:
                 left = e.at(self.query, (query, self.query_bytes), (s.i, ROW_BYTES))
                 right = e.at(self.keys, (s.i, KEY_TILES * BYTES), first * BYTES)
-                self._product(left, self.query_bytes, right)
-            self._sums(e.at(self._scores(chunk, query), 64 * first), 4 * CHUNK, self.tiles.store)
+                self._product(left, self.query_bytes, right, len(_RIGHT))
+            self._sums(e.at(self._scores(chunk, query), 64 * first), 4 * CHUNK, self.tiles.store, len(_RIGHT))
 
     def _mix(self, unit: Unit, chunks: Chunks) -> None:
         """Rescales the mixes in memory first, because tile registers cannot be multiplied by `shrink`."""
@@ -47,28 +47,37 @@ class TiledAttention(RoundedAttention):
         super()._mix(unit, chunks)
 
     def _mix_together(self, chunks: Chunks, query: ir.Value) -> None:
-        e, vectors = self.e, self.shape.vectors
-        with e.loop(0, vectors, len(_RIGHT)) as v:
-            place = self._vector(self.mix, query, v.i)
-            self._sums(place, 64 * vectors, self.tiles.load)
-            with e.loop(0, chunks.count) as slot:
-                for step in range(STEPS):
-                    left = self._weight_row(slot.i, query, step * ROW_BYTES)
-                    self._product(left, 2 * CHUNK, self._value_tile(slot.i, step, v.i))
-            self._sums(place, 64 * vectors, self.tiles.store)
+        vectors = self.shape.vectors
+        whole = vectors // len(_RIGHT) * len(_RIGHT)
+        with self.e.loop(0, whole, len(_RIGHT)) as v:
+            self._mix_columns(chunks, query, v.i, len(_RIGHT))
+        if vectors > whole:
+            self._mix_columns(chunks, query, whole, vectors - whole)
 
-    def _product(self, left: ir.Value, stride: int, right: ir.Value) -> None:
-        """sums += 32 rows of `left`, `stride` bytes apart, times two tiles of `right`."""
+    def _mix_columns(self, chunks: Chunks, query: ir.Value, first: Index, columns: int) -> None:
+        """Adds `columns` vectors of the weighted values to the mixes, from vector `first` on."""
+        e, stride = self.e, 64 * self.shape.vectors
+        place = self._vector(self.mix, query, first)
+        self._sums(place, stride, self.tiles.load, columns)
+        with e.loop(0, chunks.count) as slot:
+            for step in range(STEPS):
+                left = self._weight_row(slot.i, query, step * ROW_BYTES)
+                self._product(left, 2 * CHUNK, self._value_tile(slot.i, step, first), columns)
+        self._sums(place, stride, self.tiles.store, columns)
+
+    def _product(self, left: ir.Value, stride: int, right: ir.Value, columns: int) -> None:
+        """sums += 32 rows of `left`, `stride` bytes apart, times one or two tiles of `right`."""
         e, tiles = self.e, self.tiles
-        for j, b in enumerate(_RIGHT):
+        for j, b in enumerate(_RIGHT[:columns]):
             tiles.load(b, e.at(right, j * BYTES), ROW_BYTES)
         for i, a in enumerate(_LEFT):
             tiles.load(a, e.at(left, i * ROWS * stride), stride)
-            for j, b in enumerate(_RIGHT):
+            for j, b in enumerate(_RIGHT[:columns]):
                 tiles.dot_bf16(_SUMS[i * len(_RIGHT) + j], a, b)
 
-    def _sums(self, place: ir.Value, stride: int, move: object) -> None:
-        """Loads or stores the four tiles of sums, whose rows are `stride` bytes apart in memory."""
+    def _sums(self, place: ir.Value, stride: int, move: object, columns: int) -> None:
+        """Loads or stores the tiles of sums of one or two columns; rows are `stride` bytes apart in memory."""
         for number, c in enumerate(_SUMS):
             i, j = divmod(number, len(_RIGHT))
-            move(c, self.e.at(place, i * ROWS * stride + j * ROW_BYTES), stride)  # type: ignore[operator]
+            if j < columns:
+                move(c, self.e.at(place, i * ROWS * stride + j * ROW_BYTES), stride)  # type: ignore[operator]

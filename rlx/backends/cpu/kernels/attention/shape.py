@@ -41,6 +41,7 @@ class Shape:
     softcap: float | None
     rows_static: int | None
     split: Split | None
+    mask: str
     bias: int | None
     bf16: bool = False
     out: str = "f32"
@@ -64,7 +65,7 @@ class Shape:
         unit = (
             f"{self.row_tile} rows of one KV head" if self.split is None else "positions of one KV head, then added up"
         )
-        seen = "t < past + seq" if self.bias else "t <= past + row"
+        seen = {"causal": "t <= past + row", "visible": "t <= visible[row]"}.get(self.mask, "t < past + seq")
         seen += f" and past + row - t < {self.window}" if self.window is not None else ""
         score = f"dot(q[row, head], k[head // {self.group}, t]) * {self.scale!r}"
         if self.softcap is not None:

@@ -26,8 +26,10 @@ X_STRIDE: int = HOLE
 #: the stored type.
 SPREAD: int = HOLE
 STORE: Helper = HOLE
-#: `PLACE(position, ctx)` is the index of a position in a cache of ctx positions.
+#: `PLACE(position, ctx)` is the index of a position in a cache of ctx positions. `SOURCE(row, head, rows)` is the
+#: number of a row's head in plain values.
 PLACE: Helper = HOLE
+SOURCE: Helper = HOLE
 
 EXTENTS = ("past", "ctx")
 _STORE: dict[DType, Helper] = {F32: keep_f32, F16: f32_to_f16, BF16: f32_to_bf16}
@@ -62,6 +64,21 @@ def kv_write(
     template = _kv_write_blocks if dtype in QUANTIZED else _kv_write
     holes |= cache_holes(dtype, head_dim, layout, wrap)
     return loop_kernel(template, holes, [("x", F32), ("cache", dtype)], EXTENTS)
+
+
+def as_cache(heads: int, head_dim: int, dtype: str | DType, layout: str, order: str) -> Kernel:
+    """A kernel that copies plain keys or values into the form of a cache of ctx positions.
+
+    Buffers: x f32[rows, heads, head_dim], or f32[heads, rows, head_dim] if `order` is "heads"; cache, of f32, f16 or
+    bf16. Extents: rows, ctx, which is at least rows rounded up to 16. A unit is row * heads + head.
+
+    Raises:
+        ArgumentError: the type or the layout is not supported.
+    """
+    kind = cache_dtype(dtype)
+    holes: dict[str, Any] = {"HEADS": heads, "HEAD_DIM": head_dim, "SOURCE": _SOURCE[order]}
+    holes |= cache_holes(kind, head_dim, layout)
+    return loop_kernel(_as_cache, holes, [("x", F32), ("cache", kind)], ("rows", "ctx"))
 
 
 def cache_dtype(kv_dtype: str | DType) -> DType:
@@ -114,6 +131,27 @@ def _kv_write(x: Ptr, cache: Ptr, past: int, ctx: int, begin: int, end: int) -> 
         head = unit - row * HEADS
         src = row * X_STRIDE + head * HEAD_DIM
         dst = cache_offset(head, past + row, ctx)
+        for i in range(HEAD_DIM):
+            cache[dst + i * SPREAD] = STORE(x[src + i])
+
+
+def rows_first(row: int, head: int, rows: int) -> int:
+    return row * HEADS + head
+
+
+def heads_first(row: int, head: int, rows: int) -> int:
+    return head * rows + row
+
+
+_SOURCE: dict[str, Helper] = {"rows": rows_first, "heads": heads_first}
+
+
+def _as_cache(x: Ptr, cache: Ptr, rows: int, ctx: int, begin: int, end: int) -> None:
+    for unit in range(begin, end):
+        row = unit // HEADS
+        head = unit - row * HEADS
+        src = SOURCE(row, head, rows) * HEAD_DIM
+        dst = cache_offset(head, row, ctx)
         for i in range(HEAD_DIM):
             cache[dst + i * SPREAD] = STORE(x[src + i])
 

@@ -32,10 +32,10 @@ BINARY: dict[str, Callable[[Emitter, ir.Value, ir.Value], ir.Value]] = {
     "maximum": vmath.maximum,
 }
 UNARY: dict[str, Callable[[Emitter, ir.Value], ir.Value]] = vmath.UNARY | {"neg": lambda e, x: e.b.fneg(x)}
-WITH_NUMBER: dict[str, Callable[[Emitter, ir.Value, float], ir.Value]] = {
+WITH_NUMBERS: dict[str, Callable[..., ir.Value]] = {
     "scale": lambda e, x, c: e.b.fmul(x, e.f32(c)),
     "softcap": vmath.softcap,
-    "clamp_min": vmath.clamp_min,
+    "clamp": vmath.clamp,
 }
 
 KINDS = ("full", "row", "column", "scalar")
@@ -48,7 +48,7 @@ def elementwise(expr: Expression, inputs: Sequence[str], width: int, target: Tar
     Extents: `rows`.
 
     Args:
-        expr: nested tuples of the ops in `UNARY`, `BINARY`, `WITH_NUMBER` and `const`.
+        expr: nested tuples of the ops in `UNARY`, `BINARY`, `WITH_NUMBERS` and `const`.
         inputs: the kind of each operand: `full` (f32[rows, width]), `row` (f32[width], the same for all rows),
             `column` (f32[rows, 1], one number per row) or `scalar` (f32[1]).
         width: elements of a row.
@@ -94,8 +94,8 @@ def evaluate(e: Emitter, expr: Expression, operands: Sequence[ir.Value]) -> ir.V
     op, *rest = expr
     if op == "const":
         return e.f32(float(rest[0]))
-    if op in WITH_NUMBER:
-        return WITH_NUMBER[op](e, evaluate(e, rest[0], operands), float(rest[1]))
+    if op in WITH_NUMBERS:
+        return WITH_NUMBERS[op](e, evaluate(e, rest[0], operands), *rest[1:])
     values = [evaluate(e, r, operands) for r in rest]
     table: dict[str, Any] = UNARY if len(values) == 1 else BINARY
     if op not in table:
@@ -120,6 +120,6 @@ def written(expr: Expression, operands: Sequence[str]) -> str:
     if op == "const":
         return str(rest[0])
     infix = {"add": "+", "sub": "-", "mul": "*", "div": "/"}.get(op)
-    numbers = rest[1:] if op in WITH_NUMBER else []
+    numbers = rest[1:] if op in WITH_NUMBERS else []
     values = [written(r, operands) for r in rest[: len(rest) - len(numbers)]] + [str(c) for c in numbers]
     return f"({values[0]} {infix} {values[1]})" if infix else f"{op}({', '.join(values)})"

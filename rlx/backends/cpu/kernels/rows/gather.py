@@ -1,4 +1,4 @@
-"""Gathers elements of rows by index, such as the indices that `top_k` returns."""
+"""Gathers elements of rows by index, such as the indices that `top_k` returns, and rows by index."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from rlx.ir.dtypes import F32, I32
 #: Holes: results per row; elements from one row of x to the next, 0 if all rows share one.
 K: int = HOLE
 STRIDE: int = HOLE
+#: Hole of `overlay_rows`: elements of a row.
+WIDTH: int = HOLE
 
 
 def take(width: int, k: int, *, shared: bool = False) -> Kernel:
@@ -18,6 +20,29 @@ def take(width: int, k: int, *, shared: bool = False) -> Kernel:
     """
     holes = {"K": k, "STRIDE": 0 if shared else width}
     return loop_kernel(_take, holes, [("x", F32), ("ids", I32), ("out", F32)])
+
+
+def overlay_rows(width: int) -> Kernel:
+    """x f32[rows, width], extra f32[any, width] and index i32[rows] -> f32[rows, width].
+
+    Row r is row index[r] of extra, or row r of x where the index is negative. Buffers: x, extra, index, out. A unit is
+    a row. The kernel does not check the indices.
+    """
+    params = [("x", F32), ("extra", F32), ("index", I32), ("out", F32)]
+    return loop_kernel(_overlay_rows, {"WIDTH": width}, params)
+
+
+def _overlay_rows(x: Ptr, extra: Ptr, index: Ptr, out: Ptr, begin: int, end: int) -> None:
+    for row in range(begin, end):
+        chosen = index[row]
+        dst = row * WIDTH
+        if chosen < 0:
+            for i in range(WIDTH):
+                out[dst + i] = x[dst + i]
+        else:
+            src = chosen * WIDTH
+            for i in range(WIDTH):
+                out[dst + i] = extra[src + i]
 
 
 def _take(x: Ptr, ids: Ptr, out: Ptr, begin: int, end: int) -> None:

@@ -1,8 +1,10 @@
-"""Root-mean-square norm (arXiv 1910.07467) over rows. The result is f32, or directly prepared activation rows.
+"""Norms of rows: root mean square (arXiv 1910.07467) and layer norm (arXiv 1607.06450).
 
-    y = x / sqrt(mean(x^2) + eps) [* w]
+    rms_norm      y = x / sqrt(mean(x^2) + eps) [* w]
+    layer_norm    y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) [* w [+ b]]
 
-The squares are summed in f32, with one partial sum per vector lane of the target.
+The result is f32, or directly prepared activation rows. Sums are in f32, with one partial sum per vector lane of the
+target.
 """
 
 from __future__ import annotations
@@ -36,20 +38,47 @@ def rms_norm(width: int, eps: float, *, out: str = "f32", weighted: bool = True)
         ArgumentError: `out` is another type.
         ShapeError: the width does not fit `out` (see `quantize`).
     """
-    holes: dict[str, Any] = {"WIDTH": width, "EPS": float(eps), "VALUE": weighted_value if weighted else scaled_value}
-    if out != "f32":
-        holes |= row_holes(width, out)
-    weight = [("w", F32)] if weighted else []
-    params = [("x", F32), *weight, ("out", ACTIVATIONS[out])]
-    return loop_kernel(_TEMPLATES[out != "f32", weighted], holes, params)
+    template = _rms_norm if weighted else _rms_norm_plain
+    return _norm(template, weighted_value if weighted else scaled_value, width, eps, out, ("w",)[: int(weighted)])
 
 
-def scaled_value(x: Ptr, w: Ptr, src: int, i: int, factor: Scalar) -> Scalar:
+def layer_norm(width: int, eps: float, *, out: str = "f32", weights: int = 2) -> Kernel:
+    """As `rms_norm`, but a layer norm. Buffers: x, [w f32[width], [b f32[width],]] out.
+
+    Args:
+        weights: number of operands after x: 0, a weight, or a weight and a bias.
+
+    Raises:
+        ArgumentError, ShapeError: as in `rms_norm`.
+    """
+    template, value = _LAYER_NORM[weights]
+    return _norm(template, value, width, eps, out, ("w", "b")[:weights])
+
+
+def _norm(template: Helper, value: Helper, width: int, eps: float, out: str, weights: tuple[str, ...]) -> Kernel:
+    holes: dict[str, Any] = {**row_holes(width, out), "EPS": float(eps), "VALUE": value}
+    params = [("x", F32), *((name, F32) for name in weights), ("out", ACTIVATIONS[out])]
+    return loop_kernel(template, holes, params)
+
+
+def scaled_value(x: Ptr, w: Ptr, b: Ptr, src: int, i: int, factor: Scalar, mean: Scalar) -> Scalar:
     return x[src + i] * factor
 
 
-def weighted_value(x: Ptr, w: Ptr, src: int, i: int, factor: Scalar) -> Scalar:
+def weighted_value(x: Ptr, w: Ptr, b: Ptr, src: int, i: int, factor: Scalar, mean: Scalar) -> Scalar:
     return x[src + i] * factor * w[i]
+
+
+def centred_value(x: Ptr, w: Ptr, b: Ptr, src: int, i: int, factor: Scalar, mean: Scalar) -> Scalar:
+    return (x[src + i] - mean) * factor
+
+
+def centred_weighted_value(x: Ptr, w: Ptr, b: Ptr, src: int, i: int, factor: Scalar, mean: Scalar) -> Scalar:
+    return (x[src + i] - mean) * factor * w[i]
+
+
+def centred_biased_value(x: Ptr, w: Ptr, b: Ptr, src: int, i: int, factor: Scalar, mean: Scalar) -> Scalar:
+    return (x[src + i] - mean) * factor * w[i] + b[i]
 
 
 @fastmath(*SUM_FLAGS)
@@ -60,44 +89,72 @@ def sum_of_squares(x: Ptr, start: int, stop: int) -> Scalar:
     return total
 
 
+@fastmath(*SUM_FLAGS)
+def sum_of_row(x: Ptr, start: int, stop: int) -> Scalar:
+    total = f32(0.0)
+    for i in range(start, stop):
+        total += x[i]
+    return total
+
+
+@fastmath(*SUM_FLAGS)
+def sum_of_centred_squares(x: Ptr, start: int, stop: int, mean: Scalar) -> Scalar:
+    total = f32(0.0)
+    for i in range(start, stop):
+        total += (x[i] - mean) * (x[i] - mean)
+    return total
+
+
 def rms_factor(x: Ptr, src: int, width: int, eps: float) -> Scalar:
     """1 / sqrt(mean(x^2) + eps) over `width` elements from `src` on."""
     return f32(1.0) / sqrt(sum_of_squares(x, src, src + width) / f32(width) + f32(eps))
 
 
-def norm_row(x: Ptr, w: Ptr, out: Ptr, src: int, factor: Scalar) -> None:
-    for i in range(WIDTH):
-        out[src + i] = VALUE(x, w, src, i, factor)
+def mean_of_row(x: Ptr, src: int, width: int) -> Scalar:
+    return sum_of_row(x, src, src + width) / f32(width)
+
+
+def centred_factor(x: Ptr, src: int, width: int, eps: float, mean: Scalar) -> Scalar:
+    """1 / sqrt(variance + eps) over `width` elements from `src` on."""
+    return f32(1.0) / sqrt(sum_of_centred_squares(x, src, src + width, mean) / f32(width) + f32(eps))
 
 
 def _rms_norm(x: Ptr, w: Ptr, out: Ptr, begin: int, end: int) -> None:
     for row in range(begin, end):
         src = row * WIDTH
-        norm_row(x, w, out, src, rms_factor(x, src, WIDTH, EPS))
+        PREPARE(x, w, w, out, src, row * ROW_SIZE, WIDTH, rms_factor(x, src, WIDTH, EPS), f32(0.0))
 
 
 def _rms_norm_plain(x: Ptr, out: Ptr, begin: int, end: int) -> None:
     for row in range(begin, end):
         src = row * WIDTH
-        norm_row(x, x, out, src, rms_factor(x, src, WIDTH, EPS))
+        PREPARE(x, x, x, out, src, row * ROW_SIZE, WIDTH, rms_factor(x, src, WIDTH, EPS), f32(0.0))
 
 
-def _rms_norm_quantize(x: Ptr, w: Ptr, out: Ptr, begin: int, end: int) -> None:
+def _layer_norm(x: Ptr, w: Ptr, b: Ptr, out: Ptr, begin: int, end: int) -> None:
     for row in range(begin, end):
         src = row * WIDTH
-        PREPARE(x, w, out, src, row * ROW_SIZE, WIDTH, rms_factor(x, src, WIDTH, EPS))
+        mean = mean_of_row(x, src, WIDTH)
+        PREPARE(x, w, b, out, src, row * ROW_SIZE, WIDTH, centred_factor(x, src, WIDTH, EPS, mean), mean)
 
 
-def _rms_norm_plain_quantize(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+def _layer_norm_weighted(x: Ptr, w: Ptr, out: Ptr, begin: int, end: int) -> None:
     for row in range(begin, end):
         src = row * WIDTH
-        PREPARE(x, x, out, src, row * ROW_SIZE, WIDTH, rms_factor(x, src, WIDTH, EPS))
+        mean = mean_of_row(x, src, WIDTH)
+        PREPARE(x, w, w, out, src, row * ROW_SIZE, WIDTH, centred_factor(x, src, WIDTH, EPS, mean), mean)
 
 
-#: Templates by (whether rows are prepared, whether there is a weight).
-_TEMPLATES: dict[tuple[bool, bool], Helper] = {
-    (False, True): _rms_norm,
-    (False, False): _rms_norm_plain,
-    (True, True): _rms_norm_quantize,
-    (True, False): _rms_norm_plain_quantize,
-}
+def _layer_norm_plain(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+    for row in range(begin, end):
+        src = row * WIDTH
+        mean = mean_of_row(x, src, WIDTH)
+        PREPARE(x, x, x, out, src, row * ROW_SIZE, WIDTH, centred_factor(x, src, WIDTH, EPS, mean), mean)
+
+
+#: Templates of layer norms and their values, by the number of operands after x.
+_LAYER_NORM: tuple[tuple[Helper, Helper], ...] = (
+    (_layer_norm_plain, centred_value),
+    (_layer_norm_weighted, centred_weighted_value),
+    (_layer_norm, centred_biased_value),
+)

@@ -11,8 +11,11 @@ from rlx.backends.cpu.scalars import as_bits, f32, i32, maximum, order_key
 from rlx.errors import ArgumentError
 from rlx.ir.dtypes import F32, I32
 
-#: Holes: elements of a row, number of blocks of 64 elements (rounded up), results per row, `REDUCE(x, start, stop)`.
+#: Holes: elements of a row, number of blocks of 64 elements (rounded up), results per row, `REDUCE(x, start, stop)`;
+#: rows of a matrix that are added up, and the factor of their sum.
 WIDTH: int = HOLE
+COUNT: int = HOLE
+FACTOR: float = HOLE
 BLOCKS: int = HOLE
 K: int = HOLE
 REDUCE: Helper = HOLE
@@ -34,6 +37,19 @@ def row_reduce(width: int, kind: str) -> Kernel:
     if kind not in _REDUCE:
         raise ArgumentError(f"kind must be one of {', '.join(_REDUCE)}, found {kind!r}", where="row_reduce")
     return loop_kernel(_row_reduce, {"WIDTH": width, "REDUCE": _REDUCE[kind]}, [("x", F32), ("out", F32)])
+
+
+def column_reduce(count: int, width: int, kind: str) -> Kernel:
+    """f32[rows, count, width] -> f32[rows, width]: `sum` or `mean` over the middle axis. A unit is a row.
+
+    Raises:
+        ArgumentError: the kind is unknown.
+    """
+    factors = {"sum": 1.0, "mean": 1.0 / count}
+    if kind not in factors:
+        raise ArgumentError(f"kind must be one of {', '.join(factors)}, found {kind!r}", where="column_reduce")
+    holes = {"WIDTH": width, "COUNT": count, "FACTOR": factors[kind]}
+    return loop_kernel(_column_reduce, holes, [("x", F32), ("out", F32)])
 
 
 def argmax(width: int) -> Kernel:
@@ -106,6 +122,15 @@ _REDUCE: dict[str, Helper] = {"sum": row_sum, "mean": row_mean, "max": row_max}
 def _row_reduce(x: Ptr, out: Ptr, begin: int, end: int) -> None:
     for row in range(begin, end):
         out[row] = REDUCE(x, row * WIDTH, row * WIDTH + WIDTH)
+
+
+def _column_reduce(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+    for row in range(begin, end):
+        for i in range(WIDTH):
+            total = f32(0.0)
+            for j in range(COUNT):
+                total += x[(row * COUNT + j) * WIDTH + i]
+            out[row * WIDTH + i] = total * f32(FACTOR)
 
 
 def largest_key(x: Ptr, start: int, stop: int) -> Scalar:

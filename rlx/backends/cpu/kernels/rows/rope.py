@@ -9,6 +9,8 @@ Elements from n on are not rotated. Rotated keys can be written directly to the 
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from rlx.backends.cpu.kernel import Kernel
@@ -21,9 +23,15 @@ from rlx.backends.cpu.scalars import cos, f32, keep_f32, sin, stack_memory
 from rlx.errors import ArgumentError, ShapeError
 from rlx.ir.dtypes import F32, I32, DType
 
-#: Holes of `rope_angles`: number of pairs, factor of cosines and sines.
+#: Holes of `rope_angles`: number of pairs, factor of cosines and sines; components of a position, the pairs where the
+#: sections of components 1, 2 and 3 begin, or end if they are interleaved, `COMPONENT(i)` of pair i.
 HALF: int = HOLE
 SCALE: float = HOLE
+COMPONENTS: int = HOLE
+SECOND: int = HOLE
+THIRD: int = HOLE
+FOURTH: int = HOLE
+COMPONENT: Helper = HOLE
 #: Holes of `rope`: number of heads, elements of a head, elements from one row of x to the next, epsilon of the norm.
 HEADS: int = HOLE
 HEAD_DIM: int = HOLE
@@ -41,15 +49,29 @@ VALUE: Helper = HOLE
 HEAD: Helper = HOLE
 
 
-def rope_angles(half: int, *, scale: float = 1.0) -> Kernel:
+def rope_angles(
+    half: int, *, scale: float = 1.0, sections: Sequence[int] | None = None, interleaved: bool = False
+) -> Kernel:
     """positions i32[seq], inv_freq f32[half] -> f32[seq, 2 * half]: cosines, then sines, of position * inv_freq.
 
     The product is rounded to f32, as in all reference implementations. `scale` (the attention factor of YaRN) is a
-    factor of the cosines and sines. Buffers: positions, inv_freq, out. A unit is a row. Calls `cosf` and `sinf` of
-    libm.
+    factor of the cosines and sines. With `sections`, positions are i32[seq, len(sections)], of at most four components,
+    and each pair turns by one of them, as `rlx.ir.meaning.component` says. Buffers: positions, inv_freq, out. A unit is
+    a row. Calls `cosf` and `sinf` of libm.
     """
     params = [("positions", I32), ("inv_freq", F32), ("out", F32)]
-    return loop_kernel(_rope_angles, {"HALF": half, "SCALE": float(scale)}, params)
+    holes: dict[str, Any] = {"HALF": half, "SCALE": float(scale)}
+    if sections is None:
+        return loop_kernel(_rope_angles, holes, params)
+    count = len(sections)
+    if interleaved:
+        borders = [count * size for size in sections[1:]]
+    else:
+        borders = list(itertools.accumulate(sections[:-1]))
+    borders += [0 if interleaved else half] * (4 - count)
+    holes |= dict(zip(("SECOND", "THIRD", "FOURTH"), borders, strict=True))
+    holes |= {"COMPONENTS": count, "COMPONENT": in_turns if interleaved else in_sections}
+    return loop_kernel(_rope_angles_of_components, holes, params)
 
 
 def rope(
@@ -114,17 +136,41 @@ def _rope_angles(positions: Ptr, inv_freq: Ptr, out: Ptr, begin: int, end: int) 
             out[row * (2 * HALF) + HALF + i] = sin(angle) * f32(SCALE)
 
 
+def in_sections(i: int) -> int:
+    """The component whose section pair i lies in."""
+    first = 1 if i >= SECOND else 0
+    second = 1 if i >= THIRD else 0
+    third = 1 if i >= FOURTH else 0
+    return first + second + third
+
+
+def in_turns(i: int) -> int:
+    """The component whose turn is at pair i, or 0 if that has had all of its pairs."""
+    which = i % COMPONENTS
+    border = SECOND if which == 1 else FOURTH
+    border = THIRD if which == 2 else border
+    return which if i < border else 0
+
+
+def _rope_angles_of_components(positions: Ptr, inv_freq: Ptr, out: Ptr, begin: int, end: int) -> None:
+    for row in range(begin, end):
+        for i in range(HALF):
+            angle = f32(positions[row * COMPONENTS + COMPONENT(i)]) * inv_freq[i]
+            out[row * (2 * HALF) + i] = cos(angle) * f32(SCALE)
+            out[row * (2 * HALF) + HALF + i] = sin(angle) * f32(SCALE)
+
+
 def turn_head(x: Ptr, w: Ptr, angles: Ptr, out: Ptr, src: int, turn: int, dst: int, factor: Scalar) -> None:
-    """Rotates one head: elements VALUE(x, w, src, 0 .. HEAD_DIM - 1, factor), angles from `turn` on, to out[dst ..]."""
+    """Rotates one head: elements 0 .. HEAD_DIM - 1 by VALUE, angles from `turn` on, to out[dst ..]."""
     for i in range(HALF):
         c = angles[turn + i]
         s = angles[turn + HALF + i]
-        a = VALUE(x, w, src, i * STEP, factor)
-        b = VALUE(x, w, src, i * STEP + GAP, factor)
+        a = VALUE(x, w, w, src, i * STEP, factor, f32(0.0))
+        b = VALUE(x, w, w, src, i * STEP + GAP, factor, f32(0.0))
         out[dst + (i * STEP) * SPREAD] = STORE(a * c - b * s)
         out[dst + (i * STEP + GAP) * SPREAD] = STORE(a * s + b * c)
     for i in range(N_ROT, HEAD_DIM):
-        out[dst + i * SPREAD] = STORE(VALUE(x, w, src, i, factor))
+        out[dst + i * SPREAD] = STORE(VALUE(x, w, w, src, i, factor, f32(0.0)))
 
 
 def _rope(x: Ptr, angles: Ptr, out: Ptr, begin: int, end: int) -> None:

@@ -1,0 +1,211 @@
+"""The op table: name, attributes, shape rule, NumPy meaning, cost. One row per op; `rlx.ir.ops` has the builders.
+
+The meaning lives in `rlx.ir.meaning`. Floating-point values are float32 unless a row says otherwise; weights may have
+any dtype of the table in `rlx.ir.dtypes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from rlx.errors import ShapeError
+from rlx.ir import flops, infer, meaning, sequences
+from rlx.ir.dims import PAST_SEQ, SEQ, Shape
+from rlx.ir.dtypes import DType
+from rlx.ir.node import LEAVES, Node, intern
+
+
+@dataclass(frozen=True)
+class Op:
+    """One row of the table.
+
+    Attributes:
+        attrs: attribute names in printing order, with their defaults (`REQUIRED` where there is none).
+        infer: (operands, attributes) -> (shape, dtype); raises `ShapeError`.
+        meaning: the NumPy definition.
+        flops: (operand sizes, result size, attributes) -> floating-point operations.
+        elementwise: True if it may join an elementwise region.
+        rowwise: True if row r of the result depends only on row r of the operands that have as many rows.
+        effect: True if the op also updates its first operand, a state, in place; its meaning is (result, new state).
+            With the attribute `aside` that state is unchanged, and the last operand, an equal state, is updated.
+    """
+
+    name: str
+    attrs: Mapping[str, Any]
+    infer: infer.Rule
+    meaning: meaning.Meaning | meaning.Effect
+    flops: flops.Flops
+    elementwise: bool = False
+    rowwise: bool = True
+    effect: bool = False
+
+
+REQUIRED = object()
+
+_LINEAR = {"gated": None, "bias": False, "residual": False, "bf16": False, "out": "f32"}
+_NORM = {"eps": REQUIRED, "out": "f32"}
+_ANGLES = {"scale": 1.0, "sections": None, "interleaved": False}
+_ROPE = {"style": REQUIRED, "norm_eps": None}
+_WRITE = {"at": PAST_SEQ, "dtype": "f32", "wrap": False}
+_AS_CACHE = {"order": "rows", "dtype": "f32", "layout": "rows"}
+_ATTENTION = {
+    "scale": REQUIRED,
+    "window": None,
+    "softcap": None,
+    "length": PAST_SEQ + SEQ,
+    "mask": "causal",
+    "bf16": False,
+    "out": "f32",
+}
+_LEAF = {"name": REQUIRED}
+_ASIDE = {"aside": False}
+
+
+def _by_sequence(row: Op) -> Op:
+    """The row of an op over a state, extended by the attribute `sequences`: see `rlx.ir.sequences`."""
+    rule, meant = sequences.rule(row.name, row.infer), sequences.meaning(row.name, row.meaning)
+    return replace(row, attrs={**row.attrs, "sequences": False}, infer=rule, meaning=meant)
+
+
+OPS: dict[str, Op] = {
+    row.name: _by_sequence(row) if row.name in sequences.OPS else row
+    for row in (
+        Op("input", _LEAF, infer.leaf, meaning.identity, flops.each(0), rowwise=False),
+        Op("weight", _LEAF, infer.leaf, meaning.identity, flops.each(0), rowwise=False),
+        Op("state", {**_LEAF, "layout": "rows"}, infer.leaf, meaning.identity, flops.each(0), rowwise=False),
+        Op("embedding", {"scale": 1.0}, infer.embedding, meaning.embedding, flops.each(1)),
+        Op("linear", _LINEAR, infer.linear, meaning.linear, flops.linear),
+        Op(
+            "expert_linear",
+            {"gated": None, "bf16": False, "tiles": False},
+            infer.expert_linear,
+            meaning.expert_linear,
+            flops.expert_linear,
+        ),
+        Op("overlay_rows", {}, infer.overlay_rows, meaning.overlay_rows, flops.each(0)),
+        Op("rms_norm", _NORM, infer.rms_norm, meaning.rms_norm, flops.each(4)),
+        Op("layer_norm", _NORM, infer.layer_norm, meaning.layer_norm, flops.each(7)),
+        Op("quantize", {"out": "q8a"}, infer.quantize, meaning.quantize, flops.each(3)),
+        Op("rope_angles", _ANGLES, infer.rope_angles, meaning.rope_angles, flops.each(40)),
+        Op("rope", _ROPE, infer.rope, meaning.rope, flops.each(6)),
+        Op("kv_write", _WRITE, infer.kv_write, meaning.kv_write, flops.each(0), rowwise=False),
+        Op(
+            "rope_kv_write",
+            {**_ROPE, **_WRITE},
+            infer.rope_kv_write,
+            meaning.rope_kv_write,
+            lambda ins, out, attrs: 6 * prod(ins[1]),
+            rowwise=False,
+        ),
+        Op("as_cache", _AS_CACHE, infer.as_cache, meaning.as_cache, flops.each(0), rowwise=False),
+        Op(
+            "attention",
+            _ATTENTION,
+            infer.attention,
+            meaning.attention,
+            flops.attention,
+        ),
+        Op(
+            "causal_conv",
+            _ASIDE,
+            infer.causal_conv,
+            meaning.causal_conv,
+            flops.causal_conv,
+            rowwise=False,
+            effect=True,
+        ),
+        Op(
+            "gated_delta",
+            {"scale": REQUIRED, "heads": "tiled", **_ASIDE},
+            infer.gated_delta,
+            meaning.gated_delta,
+            flops.gated_delta,
+            rowwise=False,
+            effect=True,
+        ),
+        Op("softmax", {}, infer.softmax, meaning.softmax, flops.each(8)),
+        Op("argmax", {}, infer.one_index("argmax"), meaning.argmax, flops.scan),
+        Op("pick", {}, infer.one_index("pick"), meaning.pick, flops.scan),
+        Op("linear_pick", {"cap": None}, infer.linear_pick, meaning.linear_pick, flops.linear_pick),
+        Op("top_k", {"k": REQUIRED}, infer.top_k, meaning.top_k, flops.scan),
+        Op("take", {}, infer.take, meaning.take, flops.each(0)),
+        Op("mix", {}, infer.mix, meaning.mix, flops.mix),
+        Op("reduce_mean", {"axis": -1}, infer.reduce("reduce_mean"), meaning.reduce_mean, flops.scan),
+        Op("reduce_sum", {"axis": -1}, infer.reduce("reduce_sum"), meaning.reduce_sum, flops.scan),
+        Op("slice", {"axis": 1, "start": REQUIRED, "stop": REQUIRED}, infer.slice_, meaning.slice_, flops.each(0)),
+        Op("concat", {"axis": 1}, infer.concat, meaning.concat, flops.each(0)),
+        Op("last_row", {}, infer.last_row, meaning.last_row, flops.each(0), rowwise=False),
+        Op("reshape", {"shape": REQUIRED}, infer.reshape, meaning.reshape, flops.each(0), rowwise=False),
+        Op("pack", {"layout": REQUIRED}, infer.pack, meaning.identity, flops.each(0), rowwise=False),
+        Op("elementwise", {"expr": REQUIRED}, infer.elementwise, meaning.elementwise, flops.each(4), True),
+        *(Op(name, {}, infer.binary(name), meaning.binary(name), flops.each(1), True) for name in meaning.BINARY),
+        *(Op(name, {}, infer.unary(name), meaning.unary(name), flops.each(8), True) for name in meaning.UNARY),
+        Op("scale", {"by": REQUIRED}, infer.unary("scale"), meaning.scale, flops.each(1), True),
+        Op("softcap", {"cap": REQUIRED}, infer.unary("softcap"), meaning.softcap, flops.each(12), True),
+        Op("clamp", {"low": None, "high": None}, infer.clamp, meaning.clamp, flops.each(2), True),
+    )
+}
+
+
+EFFECTS = frozenset(name for name, row in OPS.items() if row.effect)
+
+
+def make(op: str, *inputs: Node, **attrs: Any) -> Node:
+    """The node of any op in the table: checks the attributes, applies the shape rule, interns.
+
+    Raises:
+        ShapeError: the operands do not fit or are not nodes, or an attribute is missing or unknown.
+    """
+    row = OPS.get(op)
+    if row is None:
+        raise ShapeError(f"no op is called {op!r}", hint=f"Ops: {', '.join(OPS)}.")
+    full = {name: attrs.pop(name, default) for name, default in row.attrs.items()}
+    missing = [name for name, v in full.items() if v is REQUIRED]
+    if attrs or missing:
+        problem = f"unknown attribute {', '.join(attrs)}" if attrs else f"attribute {', '.join(missing)} is missing"
+        raise ShapeError(problem, where=op, hint=f"Its attributes: {', '.join(row.attrs) or 'none'}.")
+    infer.check_nodes(op, inputs)
+    shape, dtype = row.infer(inputs, full)
+    return intern(op, inputs, tuple(full.items()), shape, dtype)
+
+
+def leaf(op: str, name: str, shape: Shape, dtype: DType, **attrs: Any) -> Node:
+    """An input, weight or state node."""
+    if op not in LEAVES or any(isinstance(d, int) and d <= 0 for d in shape):
+        raise ShapeError(f"dims must be positive, found {list(shape)}", where=f"{op} {name!r}")
+    if shape and isinstance(shape[-1], int):
+        dtype.row_bytes(shape[-1])
+    full = {**OPS[op].attrs, "name": name, **attrs}
+    return intern(op, (), tuple(full.items()), shape, dtype)
+
+
+def rebuild(node: Node, inputs: Sequence[Node], **changes: Any) -> Node:
+    """The same op over other operands, with some attributes changed; the shape is recomputed."""
+    if not changes and tuple(inputs) == node.inputs:
+        return node
+    if node.op in LEAVES:
+        fields = {k: v for k, v in node.attrs if k != "name"} | changes
+        return leaf(node.op, node.name, fields.pop("shape", node.shape), fields.pop("dtype", node.dtype), **fields)
+    return make(node.op, *inputs, **{**dict(node.attrs), **changes})
+
+
+def derive(node: Node) -> Node:
+    """Recomputes a node from its operands and attributes: the node itself, unless it was built by other means."""
+    attrs = dict(node.attrs)
+    if node.op in LEAVES:
+        return leaf(node.op, attrs.pop("name"), node.shape, node.dtype, **attrs)
+    return make(node.op, *node.inputs, **attrs)
+
+
+def updated(node: Node) -> Node:
+    """The state that an op with an effect writes."""
+    return node.inputs[-1 if node["aside"] else 0]
+
+
+def one_row(node: Node) -> Node:
+    """For a node with `sequences`: the node for a single row, over leaves of that size."""
+    operands = sequences.one_row(node.inputs, dict(node.attrs), node.op)
+    return make(node.op, *operands, **{**dict(node.attrs), "sequences": False})
