@@ -99,14 +99,15 @@ class Shown:
     def _print_stage(self, model: str | WeightLoader, engine: dict[str, Any], batch: int, stage: str) -> None:
         """Runs the passes up to a stage, and prints what they made. No code is made, and nothing is stored."""
         from rlx.passes import pipeline
+        from rlx.passes.effective import effective
         from rlx.runners.engine.batch import programs_of
 
         with open_plan(model, engine) as plan:
             profile, target = plan.setup.profile, plan.setup.target
             for spec in programs_of(profile, **self.programs(batch)):
                 _check_stage(stage, spec.phase)
-                options = spec.options(profile).effective(target.capabilities)
-                stages = pipeline.stages(spec.variant(plan.graph), options)
+                graph = spec.variant(plan.graph)
+                stages = pipeline.stages(graph, effective(spec.options(profile), graph, target.capabilities))
                 text = next(str(result) for name, result in stages if name.split("-", 1)[1] == stage)
                 _print(f"{spec.name} after {stage}" if stage != "graph" else f"{spec.name} before all passes", text)
 

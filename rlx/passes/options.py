@@ -118,7 +118,8 @@ class Options:
     def effective(self, capabilities: Capabilities) -> Options:
         """The options for a target, without those that have no effect on it: equal programs have equal options.
 
-        For example, only programs of several rows round activations to bf16.
+        For example, only programs of several rows round activations to bf16. `rlx.passes.effective` goes further: it
+        knows the graph.
         """
         rounds = self.precision == "auto" and self.phase == "prefill"
         keeps_all = self.all_rows or self.sequences or self.seq[1] == 1

@@ -56,6 +56,11 @@ def _attention_scale() -> Rule:
 RULES = (_scales(), _scale_one(), _neg_neg(), _silu(), _embedding_scale(), _attention_scale())
 
 
+def would_change(graph: Graph) -> bool:
+    """Whether a rule of the pass matches."""
+    return any(rule.before.op == node.op and rule.match(node) for node in graph.nodes() for rule in RULES)
+
+
 def simplify(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
     """Applies the algebraic rules until none matches, unless the options leave the pass out."""
     if "simplify" not in options.passes:

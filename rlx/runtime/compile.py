@@ -26,6 +26,7 @@ from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.op_table import EFFECTS
 from rlx.passes import pipeline
+from rlx.passes.effective import effective
 from rlx.passes.options import Options
 from rlx.passes.report import Event, PassReport, Report, fold
 from rlx.runtime.cache import CompileCache, Files, checked_cache
@@ -145,7 +146,7 @@ class Compiler:
             dump: a folder for the text after every pass.
             key: its `program_key`, for a caller who has it.
         """
-        options = self._effective(options)
+        options = self._effective(graph, options)
         key = key or self.program_key(graph, options)
         start, built, what = time.perf_counter(), False, f"the {options.phase} program"
 
@@ -174,7 +175,7 @@ class Compiler:
 
     def program_key(self, graph: Graph, options: Options, name: str | None = None) -> CompileKey:
         """What `program` compiles for: equal exactly where graph, target, versions and the choices that count are."""
-        options = self._effective(options)
+        options = self._effective(graph, options)
         return self.key(
             kind="program",
             graph=digest_text(graph.canonical()),
@@ -222,8 +223,8 @@ class Compiler:
 
         return self.cache.get_or_compile(key, telling, load)
 
-    def _effective(self, options: Options) -> Options:
-        return options.effective(self.target.capabilities)
+    def _effective(self, graph: Graph, options: Options) -> Options:
+        return effective(options, graph, self.target.capabilities)
 
     def _build_program(self, graph: Graph, options: Options, on_kernel: OnKernel) -> dict[str, bytes | str]:
         files: dict[str, bytes | str] = {}

@@ -25,10 +25,13 @@ from rlx.errors import ProfileError
 from rlx.ir import ops
 from rlx.ir.dtypes import BF16, DTYPES, F16, KV_DTYPES, Q8_0
 from rlx.ir.graph import Graph
+from rlx.models import variants
 from rlx.passes import pipeline
+from rlx.passes.effective import effective
 from rlx.passes.options import PASSES, Options
 from rlx.profile import PhaseProfile
 from rlx.profile.keys import KEYS
+from rlx.runners.engine.program_spec import ProgramSpec
 from rlx.runners.opening.model_choice import choose_model
 from rlx.runners.opening.options import EngineOptions
 from rlx.runners.opening.setup import Plan
@@ -37,6 +40,7 @@ from rlx.runtime.compile import Compiler
 from rlx.runtime.key import CompileKey
 from rlx.weights import open_weights
 
+PASTS = ((0, 1), (3, 4), (33, 64), (7, 7))
 BUCKETS = {"prefill": (16, 64), "decode": (1, 1)}
 LEVELS = [Target.host(level) for level in supported_levels(targets._host()[1])]
 CACHE = CompileCache()  # keys need none, a compiler does
@@ -75,14 +79,13 @@ def keys(options: Options, target: Target | None = None, kv: str = "f16") -> lis
     return [compiler.program_key(graph, options) for graph in models(kv)]
 
 
-def effective(options: Options, target: Target) -> Options:
-    return options.effective(target.capabilities)
-
-
 def code(options: Options, target: Target | None = None, kv: str = "f16") -> list[str]:
     """What the code depends on, without making it: the programs with their places in memory, and the target."""
     target = target or able()
-    return [f"{pipeline.lower(graph, effective(options, target))}{target.describe()}" for graph in models(kv)]
+    return [
+        f"{pipeline.lower(graph, effective(options, graph, target.capabilities))}{target.describe()}"
+        for graph in models(kv)
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------- programs
@@ -114,6 +117,23 @@ def test_each_key_of_a_phase_changes_its_program(path: str) -> None:
         assert keys(profile.options(BUCKETS[other])) == keys(base.options(BUCKETS[other])), "the other phase stays"
         both = CompileProfile.load(section(path, CHANGED[path]))
         assert keys(both.options(BUCKETS[phase])) == keys(profile.options(BUCKETS[phase])), "one choice, one program"
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen35"])
+def test_choices_without_effect_on_a_model_share_its_programs(name: str, goldens: Path) -> None:
+    """No rule of `simplify` matches in a model's graph, and decode code does not depend on a bound of the past."""
+    with open_weights(goldens / name / "model-f16.gguf") as loader:
+        graph = ProgramSpec((1, 1)).variant(Plan.of(loader, EngineOptions(profile={})).graph)
+    compiler, base = Compiler(able(), CACHE), CompileProfile()
+    plain = CompileProfile.load({"passes": {"simplify": False}})
+    usual = compiler.program_key(graph, base.options((1, 1)))
+    assert compiler.program_key(graph, plain.options((1, 1))) == usual
+    assert compiler.program_key(graph, base.options((1, 1), whole=("hidden",), packed=("other",))) == usual
+    keys = {past: compiler.program_key(graph, ProgramSpec((1, 1), past=past).options(base)) for past in PASTS}
+    assert [past for past, key in keys.items() if key != usual] == [(7, 7)], "a constant is part of the code"
+    biased = variants.with_bias(graph, 1)
+    sized = {compiler.program_key(biased, ProgramSpec((1, 1), past=past).options(base)) for past in PASTS}
+    assert len(sized) == len(PASTS), "the memory of a bias follows from the bound"
 
 
 def test_presets_share_the_programs_of_the_defaults() -> None:
@@ -187,8 +207,9 @@ def test_programs_that_differ_never_share_a_key(pair: tuple[Case, Case]) -> None
 @given(pairs())
 def test_those_that_choose_the_same_share_their_key(pair: tuple[Case, Case]) -> None:
     a, b = pair
-    chosen = [(effective(c.options, c.target), c.target.describe(), c.kv, c.versions) for c in pair]
-    for of_a, of_b, again in zip(a.keys, b.keys, replace(a).keys, strict=True):
+    for i, (of_a, of_b, again) in enumerate(zip(a.keys, b.keys, replace(a).keys, strict=True)):
+        of_model = [effective(c.options, models(c.kv)[i], c.target.capabilities) for c in pair]
+        chosen = [(o, c.target.describe(), c.kv, c.versions) for o, c in zip(of_model, pair, strict=True)]
         assert (of_a == of_b) == (chosen[0] == chosen[1])
         assert of_a == again == CompileKey.from_json(of_a.to_json())
     assert len({*a.keys}) == len(a.keys), "two models"

@@ -224,16 +224,15 @@ def test_buckets_of_the_past() -> None:
         assert len(found) == past_buckets(most) <= most.bit_length() + 1
 
 
-def test_a_program_refuses_a_past_outside_its_bucket(opened: Open) -> None:
+def test_programs_for_several_pasts_are_compiled_once(opened: Open) -> None:
     g = opened("llama").with_decode_cache(8)
     g.prefill([1, 2, 3])
-    g.generate_cached(2)  # a past of 3
-    (program,) = g._engine.tables["decode"]
-    with pytest.raises(ArgumentError, match=r"PAST_SEQ must lie in 3\.\.4, found 5"):
-        program.run(SEQ=1, PAST_SEQ=5, CTX=96)
+    g.generate_cached(4)  # pasts of 3 to 5
+    assert [key.past for key in g._engine.tables["decode"].order] == [(3, 4), (5, 8)]
+    assert len({id(program.manifest) for program in g._engine.tables["decode"]}) == 1
     g.prefill(range(1, 13))
     g.generate_cached(3)  # behind max_past: the program for any
-    assert [key.past for key in g._engine.tables["decode"].order] == [(3, 4), None]
+    assert g._engine.tables["decode"].order[-1].past is None
 
 
 def test_the_least_recently_used_program_goes_first() -> None:
