@@ -1,12 +1,16 @@
-"""Variants of a model's graph: prompt embeddings instead of tokens, an attention bias, verification of drafts.
+"""Variants of a model's graph: rows in place of token embeddings, other attention masks, positions of several
+components, verification of drafts.
 
 Part of the models stage. Each maps a finished graph to another one, so they work for every family.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rlx.ir import ops
 from rlx.ir.dims import PAST_SEQ, SEQ
+from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 
@@ -14,16 +18,19 @@ from rlx.ir.node import Node
 _CHEAP = frozenset(["rms_norm", "reshape", *(name for name, row in ops.OPS.items() if row.elementwise)])
 
 
-def from_embeds(graph: Graph) -> Graph:
-    """The model with the input "embeds" f32 [SEQ, hidden] as input of the first layer, embedding scale applied.
+def with_rows(graph: Graph) -> Graph:
+    """The model whose first layer may get other rows than the embeddings of tokens, such as those of a picture.
 
-    The input "tokens" stays if layers have their own embedding tables.
+    It has two more inputs: "rows" f32 [SEQ, hidden], with the embedding's scale applied, and "row_index" i32 [SEQ], the
+    row that takes the place of each token's embedding, negative for none. The tokens in these places still need valid
+    ids, because they are looked up, also in the embedding tables that layers have of their own.
     """
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
+        new = ops.rebuild(old, inputs)
         if old.op == "embedding" and old.inputs[0].name == "token_embd.weight":
-            return graph.input("embeds", old.shape)
-        return ops.rebuild(old, inputs)
+            return ops.overlay_rows(new, graph.input("rows", old.shape), graph.input("row_index", [SEQ], I32))
+        return new
 
     return graph.map(visit)
 
@@ -38,6 +45,38 @@ def with_bias(graph: Graph, heads: int) -> Graph:
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         return ops.rebuild(old, (*inputs, bias), mask="bias") if old.op == "attention" else ops.rebuild(old, inputs)
+
+    return graph.map(visit)
+
+
+def with_visible(graph: Graph, *, windowed_only: bool = False) -> Graph:
+    """The model with the input "visible" i32 [SEQ], the last position that each row sees, in place of causal masks.
+
+    Args:
+        windowed_only: whether layers without a window stay causal.
+    """
+    visible = graph.input("visible", [SEQ], I32)
+
+    def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
+        if old.op != "attention" or (windowed_only and old["window"] is None):
+            return ops.rebuild(old, inputs)
+        return ops.rebuild(old, (*inputs, visible), mask="visible")
+
+    return graph.map(visit)
+
+
+def with_components(graph: Graph, sections: Sequence[int], *, interleaved: bool) -> Graph:
+    """The model whose input "positions" is i32 [SEQ, len(sections)], see `ops.rope_angles`.
+
+    In a prompt without pictures all components of a position are equal, and the results are those of the plain model.
+    """
+    sizes = tuple(sections)
+    positions = graph.input("positions", [SEQ, len(sizes)], I32)
+
+    def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
+        if old.op != "rope_angles":
+            return ops.rebuild(old, inputs)
+        return ops.rebuild(old, (positions, *inputs[1:]), sections=sizes, interleaved=interleaved)
 
     return graph.map(visit)
 

@@ -96,7 +96,7 @@ def feed(inputs: Mapping[str, Any], ids: Sequence[int], past: int, embeddings: P
 
     Args:
         inputs: name -> memory for the largest call, filled from the start.
-        embeddings: prompt embeddings, if the rows are computed from these.
+        embeddings: prompt embeddings for a program that takes them; rows after their end are computed from tokens.
     """
     rows = len(ids)
     if "tokens" in inputs:  # absent if there is no embedding lookup
@@ -104,7 +104,9 @@ def feed(inputs: Mapping[str, Any], ids: Sequence[int], past: int, embeddings: P
     if "positions" in inputs:  # absent if every layer is recurrent
         inputs["positions"][:rows] = range(past, past + rows)
     if embeddings is not None:
-        inputs["embeds"][:rows] = embeddings.embeds[past : past + rows]
+        given = embeddings.embeds[past : past + rows]
+        inputs["rows"][: len(given)] = given
+        inputs["row_index"][:rows] = [*range(len(given)), *[-1] * (rows - len(given))]
         if embeddings.bias is not None:
             bias = embeddings.bias[past : past + rows, :, : past + rows]
             inputs["bias"].reshape(-1)[: bias.size] = bias.reshape(-1)

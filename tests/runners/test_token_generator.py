@@ -300,14 +300,13 @@ def reference(path: Path, ids: list[int], embeds: Array, bias: Array) -> Array:
     """The logits of the last row by the interpreter, in float64."""
     with open_weights(path) as loader:
         config, weights = open_model(loader)
-        graph = variants.with_bias(variants.from_embeds(models.build(config, weights, F32)), bias.shape[1])
+        graph = variants.with_bias(variants.with_rows(models.build(config, weights, F32)), bias.shape[1])
         names = [name for name in graph.leaves("weight") if name not in graph.constants]
         feeds = {name: config.value(name, weights.array(name)) for name in names}
     env = {"SEQ": len(ids), "PAST_SEQ": 0, "CTX": 96, "WINDOW_CTX": 96}
     feeds |= {n: np.zeros([dims.value(d, env) for d in s.shape]) for n, s in graph.leaves("state").items()}
-    feeds |= {"positions": np.arange(len(ids)), "embeds": embeds, "bias": bias}
-    if "tokens" in graph.leaves("input"):
-        feeds["tokens"] = np.array(ids)
+    every = np.arange(len(ids))
+    feeds |= {"tokens": np.array(ids), "positions": every, "rows": embeds, "row_index": every, "bias": bias}
     return interp.run(graph, feeds, env, dtype=np.float64)[0]["logits"][-1]
 
 

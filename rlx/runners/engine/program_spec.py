@@ -28,7 +28,7 @@ class ProgramSpec:
         all_rows: whether it returns the logits of every row, not only of the last.
         hidden: whether it returns the hidden states before the head, for every row.
         past: (smallest, largest) number of past positions; None for any.
-        embeds: whether it takes prompt embeddings instead of tokens.
+        embeds: whether prompt embeddings may take the place of those of tokens.
         bias: number of heads of an attention bias that replaces the causal mask, 1 if all heads share it; 0: no bias.
         greedy: whether it returns the likeliest token, as output "token" i32 [rows], instead of logits.
         sequences: whether every row is the next token of a separate sequence.
@@ -101,7 +101,7 @@ class ProgramSpec:
             outputs["token"] = ops.pick(outputs.pop(LOGITS))
         graph = graph.replace(outputs=outputs)
         graph = variants.verifying(graph) if self.verifies else graph
-        graph = variants.from_embeds(graph) if self.embeds else graph
+        graph = variants.with_rows(graph) if self.embeds else graph
         return variants.with_bias(graph, self.bias) if self.bias else graph
 
 
