@@ -6,11 +6,11 @@ A backend is a folder with a module `backend`, whose `BACKEND` implements `rlx.b
 
 from __future__ import annotations
 
-import difflib
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from rlx.errors import TargetError
+from rlx.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from rlx.backends.base import Backend
@@ -43,8 +43,6 @@ def backend(device: str | None = None) -> Backend:
     """
     name = devices()[0] if device is None else str(device).lower()
     if name not in MODULES:
-        close = difflib.get_close_matches(name, MODULES, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there is {', '.join(MODULES)}"
-        raise TargetError(f"device {device!r} is not there", where="device", hint=hint)
+        raise TargetError(f"device {device!r} is not there", where="device", hint=did_you_mean(name, MODULES))
     found: Backend = import_module(MODULES[name]).BACKEND
     return found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
 import click
+
+from rlx.suggest import nearest
 
 COMMAND = "rlx.command"
 """Key of `click.Context.meta`: the subcommand that is run."""
@@ -101,8 +102,9 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
-            close = difflib.get_close_matches(name, self.list_commands(ctx), 1)
-            hint = f"Did you mean '{close[0]}'?" if close else f"There are {', '.join(self.list_commands(ctx))}."
+            known = self.list_commands(ctx)
+            close = nearest(name, known)
+            hint = f"Did you mean '{close[0]}'?" if close else f"There are {', '.join(known)}."
             raise click.UsageError(f"No such command '{name}'. {hint}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -131,5 +133,5 @@ def _close(name: str, ctx: click.Context) -> list[str]:
     params = ctx.command.params
     names = [each for param in params for each in [*param.opts, *param.secondary_opts] if each.startswith("--")]
     aliases = [alias for each in names for alias in ALIASES.get(each, ()) if alias.startswith("--")]
-    close = difflib.get_close_matches(name, [*names, *aliases], 2, 0.7)
+    close = nearest(name, [*names, *aliases], 2, 0.7)
     return [each for each in close if each.rstrip("s") == name.rstrip("s")] or close

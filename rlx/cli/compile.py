@@ -12,7 +12,7 @@ import click
 
 from rlx.cli.command import Command
 from rlx.cli.main import debug_option
-from rlx.cli.options import engine_options, model_argument, model_path, named, open_plan, open_runner
+from rlx.cli.options import engine_options, model_argument, model_path, named, open_plan, open_runner, read_profile
 from rlx.cli.output import Bars, counted, size
 from rlx.cli.stages import Shown, shown_options
 
@@ -71,7 +71,7 @@ def compile_(
     if shown.prints_text:
         shown.print_text(source, engine, batch)
     elif check:
-        _check(source, engine, batch, as_json)
+        _check(source, engine, shown.programs(batch), as_json)
     else:
         _compile(source, engine, batch, shown, as_json)
 
@@ -80,7 +80,7 @@ def _source(model: str | None, engine: dict[str, Any], shape: str | None, weight
     """The model to compile: its path, or a header without weights."""
     if shape is not None and model is not None:
         raise click.UsageError(f"--shape {shape} takes the place of a MODEL, and {model} is one")
-    shape = shape or _usual_shape(model, engine.get("profile"))
+    shape = shape or (_usual_shape(engine) if model is None else None)
     if shape is not None:
         from rlx.export.unwritten import header_of_shape
 
@@ -96,16 +96,18 @@ def _source(model: str | None, engine: dict[str, Any], shape: str | None, weight
     return path
 
 
-def _usual_shape(model: str | None, profile: str | None) -> str | None:
+def _usual_shape(engine: dict[str, Any]) -> str | None:
     """The shape to compile for a profile of a family of which there is no model; None where there is one."""
     from rlx.models.shapes import USUAL
     from rlx.runners.opening.model_choice import family_without_model
 
-    family = family_without_model(model, profile)
-    if family is None:
+    profile = read_profile(engine)
+    family = family_without_model(None, profile)
+    if profile is None or family is None:
         return None
-    click.echo(f"model: the shape {USUAL[family]} ({profile} is for '{family}' and nothing names a model)", err=True)
-    return USUAL[family]
+    shape = USUAL[family]
+    click.echo(f"model: the shape {shape} ({profile.source} is for '{family}' and nothing names a model)", err=True)
+    return shape
 
 
 def _config_alone(name: str) -> Path | None:
@@ -156,22 +158,22 @@ def _line(record: ProgramRecord) -> str:
     return f"{record.phase:8}{record.rows:>10}{figures}  {origin:8}  {record.digest[:12]}"
 
 
-def _check(model: str | WeightLoader, engine: dict[str, Any], batch: int, as_json: bool) -> None:
+def _check(model: str | WeightLoader, engine: dict[str, Any], programs: dict[str, Any], as_json: bool) -> None:
     """Raises an error for what does not fit; otherwise prints a line per program that would be compiled."""
-    from rlx.runners.engine.batch import batch_programs
+    from rlx.runners.engine.batch import programs_of
     from rlx.runtime.key import range_text
 
     with open_plan(model, engine) as plan:
         setup = plan.setup
-        options = [setup.profile.options(bucket) for bucket in setup.profile.ranges]
-        options += [setup.profile.options(w.seq, sequences=True) for w in batch_programs(batch)]
-    programs = [{"phase": o.phase, "bucket": o.seq, "precision": o.precision} for o in options]
+        specs = programs_of(setup.profile, **programs)
+        rows = [(spec.kind, spec.seq, spec.options(setup.profile).precision) for spec in specs]
     facts = {"target": setup.target.level, "kv_dtype": setup.kv_type.name, "threads": setup.threads}
     source = str(setup.source) if setup.source else None
     if as_json:
-        click.echo(json.dumps({"model": named(model), "profile": source, **facts, "programs": programs}))
+        found = [dict(zip(("phase", "bucket", "precision"), row, strict=True)) for row in rows]
+        click.echo(json.dumps({"model": named(model), "profile": source, **facts, "programs": found}))
         return
-    for o in options:
-        click.echo(f"{o.phase:8}{range_text(o.seq):>10}  {o.precision}")
+    for kind, bucket, precision in rows:
+        click.echo(f"{kind:8}{range_text(bucket):>10}  {precision}")
     said = ", ".join(f"{name} {value}" for name, value in facts.items())
     click.echo(f"{source or 'no profile; the defaults'}: fits {named(model)}; {said}", err=True)

@@ -5,6 +5,7 @@ Nothing here imports more than click, so that `rlx --help` is quick; each subcom
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import traceback
@@ -12,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import click
 
@@ -168,16 +169,50 @@ def _interruptible() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+class _LossyStderr:
+    """Stderr whose reader may go away, as in `rlx run Hi 2>&1 >answer | head -1`: what follows is lost, silently.
+
+    Stderr has what is said beside the result, so the command goes on and exits as if it had been read.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._discard()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._discard()
+
+    def _discard(self) -> None:
+        """Sends what is buffered and what follows nowhere."""
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._stream.fileno())
+        os.close(null)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def main(leave_quietly: Callable[[], None] = lambda: None) -> None:
     """Parses `sys.argv`, runs, exits with 0, 2 for a user's mistake, 130 after an interrupt, or 1.
 
     Args:
         leave_quietly: makes an interrupt end the process at once; called when all is written.
     """
+    if sys.stderr is not None:
+        sys.stderr = cast(TextIO, _LossyStderr(sys.stderr))
     try:
         cli(prog_name="rlx", obj=_interruptible)
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(AttributeError, OSError, ValueError):  # none there, or closed
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            with suppress(OSError, ValueError):  # closed
                 stream.flush()
         leave_quietly()

@@ -13,6 +13,7 @@ from rlx.profile.option import Option, options_of
 from rlx.runners.opening.options import EngineOptions
 
 if TYPE_CHECKING:
+    from rlx.profile import CompileProfile
     from rlx.runners import CachedRunner
     from rlx.runners.auto import Progress
     from rlx.runners.opening.setup import Plan
@@ -98,13 +99,26 @@ def model_path(model: str | None, engine: dict[str, Any], *, tell_demo: bool = F
     """
     from rlx.runners.opening.model_choice import choose_model
 
-    profile = engine.get("profile")
-    choice = choose_model(model, profile)
+    loaded = read_profile(engine) if model is None else None
+    choice, profile = choose_model(model, loaded), loaded and loaded.source
     reasons = {"profile": f"named by {profile}", "beside": f"beside {profile}", "demo": "no model was named"}
     if choice.origin != "named" and (profile or tell_demo):
         name = "the demo model" if choice.origin == "demo" else choice.path
         click.echo(f"model: {name} ({reasons[choice.origin]})", err=True)
     return str(choice.path)
+
+
+def read_profile(engine: dict[str, Any]) -> CompileProfile | None:
+    """The profile that `--profile` names, read once: it then stands among the options in place of the name.
+
+    Raises:
+        ProfileError: it cannot be read.
+    """
+    from rlx.profile import CompileProfile
+
+    if engine.get("profile") is not None:
+        engine["profile"] = CompileProfile.load(engine["profile"])
+    return engine.get("profile")
 
 
 def named(model: str | WeightLoader) -> str:

@@ -6,7 +6,6 @@ compiled for a file that is still being downloaded. The compile keys are those o
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from rlx.ir.dtypes import BF16, F16, F32, DType
 from rlx.models import from_hf
 from rlx.models.expected import expected_shapes
 from rlx.models.shapes import SHAPES, Shape, metadata, rope_freqs, tensors
+from rlx.suggest import did_you_mean
 from rlx.weights.header import Header
 from rlx.weights.mapped import TensorInfo
 from rlx.weights.names import file_names
@@ -95,8 +95,7 @@ def header_of_config(path: str | os.PathLike[str], weights: str | None = None) -
 
 def _known(name: str) -> Shape:
     if name not in SHAPES:
-        close = difflib.get_close_matches(name, SHAPES, 3)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(SHAPES)}"
+        hint = did_you_mean(name, SHAPES, shown=str, most=3)
         raise ArgumentError(f"{name!r} is not a known shape", where="shape", hint=hint)
     return SHAPES[name]
 

@@ -89,6 +89,7 @@ class CompileProfile(ProfileOptions):
         cache: policy of the compile cache: "on", "off", "redo" or "readonly".
         capacity: compiled programs that the cache keeps in memory.
         model: the model where a caller names none: a path from the profile's folder, or the name of a downloaded one.
+        source: the file that it was read from; None if it was not. Profiles of different files can be equal.
 
     Raises:
         ProfileError: a value is unknown or out of its range.
@@ -102,6 +103,7 @@ class CompileProfile(ProfileOptions):
     cache: str | None = None
     capacity: int | None = None
     model: str | None = None
+    source: Path | None = field(default=None, compare=False, repr=False)
 
     #: Fields that both phases share -> the paths of their keys.
     _PATHS: ClassVar[dict[str, str]] = {
@@ -132,7 +134,8 @@ class CompileProfile(ProfileOptions):
         if profile is None or isinstance(profile, CompileProfile):
             return profile or CompileProfile()
         if isinstance(profile, str | Path):
-            return CompileProfile._of(read_table(read_file(Path(profile)), str(profile)))
+            source = Path(profile)
+            return replace(CompileProfile._of(read_table(read_file(source), str(profile))), source=source)
         if isinstance(profile, Mapping):
             return CompileProfile._of(read_table(profile, "profile"))
         hint = "Give the path of a TOML file, a table, or a CompileProfile."  # type: ignore[unreachable]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rlx.backends.base import Target
 from rlx.errors import ArgumentError
 from rlx.passes.report import Report
+from rlx.suggest import nearest
 
 if TYPE_CHECKING:
     from rlx.runtime.compile import CompiledProgram
@@ -153,8 +154,6 @@ def _matching(kernel: str | None, names: Sequence[str]) -> list[str]:
 
 def unknown(what: str, name: str, known: Sequence[str]) -> ArgumentError:
     """The error for an unknown name."""
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, known, 1, 0.5)
+    close = nearest(name, known, cutoff=0.5)
     meant = f"Did you mean {close[0]}? " if close else ""
     return ArgumentError(f"no {what} is called {name!r}", hint=f"{meant}There are: {', '.join(known) or 'none'}.")

@@ -5,7 +5,6 @@ First step of the weights stage, in front of `loader.py`. Of several models none
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from rlx.env import size
 from rlx.errors import AmbiguousModelError, ModelFileError
+from rlx.suggest import nearest
 from rlx.weights import hub
 from rlx.weights.gguf_split import part_number
 from rlx.weights.safetensors import INDEX_NAME, SINGLE_NAME
@@ -209,7 +209,7 @@ def _close(path: Path) -> list[Path]:
     if not path.parent.is_dir():
         return []
     names = [each.name for each in path.parent.iterdir() if each.name.lower().endswith(SUFFIXES) or each.is_dir()]
-    return [path.parent / name for name in difflib.get_close_matches(path.name, names, 3)]
+    return [path.parent / name for name in nearest(path.name, names, 3)]
 
 
 def _nbytes(files: Iterable[Path]) -> int:

@@ -8,7 +8,6 @@ anew.
 
 from __future__ import annotations
 
-import difflib
 import errno
 import hashlib
 import os
@@ -22,6 +21,7 @@ from urllib.parse import quote
 
 from rlx.env import size
 from rlx.errors import AmbiguousModelError, DownloadError
+from rlx.suggest import nearest
 from rlx.weights import hub
 from rlx.weights.gguf_split import part_number
 from rlx.weights.locate import PICKLES, SAFETENSORS, is_projector, quantization_of, split_quantization
@@ -170,7 +170,7 @@ def choose(models: list[RemoteModel], quantization: str | None, repository: Repo
     if quantization is not None:
         fitting = [model for model in models if str(model.quantization).upper() == quantization.upper()]
         if not fitting:
-            close = difflib.get_close_matches(quantization.upper(), labels, 1)
+            close = nearest(quantization.upper(), labels)
             hint = f"did you mean {repository.name}:{close[0]}? There are {listed}" if close else f"there are {listed}"
             raise DownloadError(f"it has no model in {quantization}", where=repository.name, hint=hint)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -154,6 +155,17 @@ def test_a_closed_pipe_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(60) != 0
+
+
+def test_messages_that_nobody_reads_change_no_result() -> None:
+    """`RLX_DEBUG=3 rlx run Hi 2>&1 >answer | head -1`."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "rlx", "run", "Hi", "--no-stdin", "--max-tokens", "2"]
+    environment = {**os.environ, "RLX_DEBUG": "3"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=writes, env=environment, timeout=120)
+    os.close(writes)
+    assert (done.returncode, done.stdout) == (0, b"Hello!\n")
 
 
 # ---------------------------------------------------------------------------------------------------- compile

@@ -16,6 +16,7 @@ from rlx import demo
 from rlx.backends.cpu.target import Target
 from rlx.cli.main import cli
 from rlx.models.shapes import SHAPES, USUAL
+from rlx.profile import compile_profile
 from rlx.profile.keys import FAMILIES, KEYS
 from rlx.runners.opening.options import EngineOptions
 from rlx.runners.opening.setup import Plan
@@ -126,14 +127,28 @@ def test_check_says_what_would_be_compiled(model: Path, beside: Path, monkeypatc
     result = run("compile", "--check", model, "--kv-dtype", "f16")
     assert result.exit_code == 0, result.output
     rows = [line.split() for line in result.stdout.splitlines()]
-    assert rows == [["decode", "1", "auto"], ["prefill", "2-8", "exact"], ["prefill", "9-64", "exact"]]
+    listed = [["decode", "1", "auto"], ["prefill", "2-8", "exact"], ["prefill", "9-64", "exact"]]
+    assert rows == [*listed, ["greedy", "1", "auto"]]
+    rows = [line.split() for line in run("compile", "--check", model, "--phase", "prefill").stdout.splitlines()]
+    assert rows == listed[1:3]
     level = Target.host().level
     assert result.stderr == f"{beside}: fits {model}; target {level}, kv_dtype f16, threads 1\n"
     rows = [line.split() for line in run("compile", "--check", model, "--batch", "9").stdout.splitlines()]
-    assert rows[3:] == [["batch", "2-8", "auto"], ["batch", "9-32", "auto"]]
+    assert rows[4:] == [["batch", "2-8", "auto"], ["batch", "9-32", "auto"]]
     found = json.loads(run("compile", "--check", "--json", model, "--precision", "auto").stdout)
     assert (found["profile"], found["threads"], found["kv_dtype"]) == (str(beside), 1, "f16")
-    assert [row["precision"] for row in found["programs"]] == ["auto"] * 3, "the option wins over the profile"
+    assert [row["precision"] for row in found["programs"]] == ["auto"] * 4, "the option wins over the profile"
+
+
+@pytest.mark.parametrize("command", [("compile", "--check"), ("profile", "show")])
+def test_a_profile_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]) -> None:
+    file, read = tmp_path / "p.toml", list[Path]()
+    file.write_text("family = 'qwen3'")
+    reader = compile_profile.read_file
+    monkeypatch.setattr(compile_profile, "read_file", lambda path: read.append(path) or reader(path))
+    result = run(*command, "--profile", file)
+    assert (result.exit_code, read) == (0, [file]), result.output
+    assert str(file) in result.stderr
 
 
 @pytest.mark.parametrize(

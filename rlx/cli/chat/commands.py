@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 import click
 
@@ -13,6 +12,7 @@ from rlx.cli.chat.conversation import load, save
 from rlx.cli.chat.session import Session
 from rlx.cli.output import counted, printable, size, table
 from rlx.errors import ChatError
+from rlx.suggest import nearest
 
 
 class Ended(Exception):
@@ -44,7 +44,7 @@ def obey(session: Session, line: str) -> None:
     name, _, argument = line[1:].strip().partition(" ")
     command = COMMANDS.get(_SYNONYMS.get(name, name))
     if command is None:
-        near = get_close_matches(name, [*COMMANDS, *_SYNONYMS], 1, 0.5)
+        near = nearest(name, [*COMMANDS, *_SYNONYMS], cutoff=0.5)
         hint = f"did you mean /{near[0]}? //{name} sends it as a message" if near else "/help lists the commands"
         raise ChatError(f"there is no command /{printable(name)}", hint=hint)
     argument = argument.strip()

@@ -13,6 +13,7 @@ from rlx.cli.answering import speculative_option, thinking_option
 from rlx.cli.command import ALIASES
 from rlx.cli.sampling import ending_options, sample_opts, sampling_options
 from rlx.errors import ChatError, RlxError
+from rlx.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from rlx.sampling import SampleOpts
@@ -140,10 +141,7 @@ def _option(name: str) -> click.Option:
     plain = _OTHER_NAMES.get(plain, plain)
     if plain in _OPTIONS:
         return _OPTIONS[plain]
-    from difflib import get_close_matches
-
-    near = get_close_matches(plain, _OPTIONS, 1)
-    hint = f"did you mean {near[0]}?" if near else "`/set` lists them"
+    hint = did_you_mean(plain, _OPTIONS, shown=str, otherwise="`/set` lists them")
     raise ChatError(f"there is no setting {name!r}", where="/set", hint=hint)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rlx import demo
 from rlx.errors import ProfileError
+from rlx.profile import CompileProfile
 from rlx.weights import hub
 from rlx.weights.locate import choose, models_in, split_quantization
 
@@ -50,7 +51,7 @@ def choose_model(path: str | os.PathLike[str] | None, profile: ProfileLike = Non
     choice = _chosen(path, profile)
     if isinstance(choice, ModelChoice):
         return choice
-    where = profile if isinstance(profile, str | os.PathLike) else None
+    where = CompileProfile.load(profile).source
     what = f"it is for the family '{choice}', and no model is named: the demo model is of '{demo.FAMILY}'"
     hint = f'name one: `rlx compile MODEL --profile {where or "FILE"}`, or model = "MODEL" at the top of the profile'
     raise ProfileError(what, where=where or "profile", hint=hint)
@@ -72,11 +73,9 @@ def _chosen(path: str | os.PathLike[str] | None, profile: ProfileLike) -> ModelC
         return ModelChoice(path, "named")
     if profile is None:
         return ModelChoice(demo.path(), "demo")
-    from rlx.profile import CompileProfile
-
     loaded = CompileProfile.load(profile)
-    file = Path(profile).expanduser() if isinstance(profile, str | os.PathLike) else None
-    folder = Path() if file is None else file.parent
+    file = loaded.source
+    folder = Path() if file is None else file.expanduser().parent
     if loaded.model is not None:
         return ModelChoice(_named_in(folder, loaded.model), "profile")
     models = [] if file is None else models_in(folder)

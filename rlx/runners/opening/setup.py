@@ -61,14 +61,13 @@ class Setup:
         given = chosen.profile
         if given is None:
             given = profile_beside(weights.loader.path, config.family)
-        source = Path(given) if isinstance(given, str | Path) else None
         loaded = CompileProfile.load(given)
-        _check_family(loaded, config.family, source)
+        _check_family(loaded, config.family)
         profile = replace(loaded.with_precision(chosen.precision, "auto"), **{**loaded.given(), **chosen.given()})
         length = chosen.max_seq
         return Setup(
             profile,
-            source,
+            profile.source,
             Target.host(profile.level),
             cache_type(profile.kv_dtype, profile.is_exact, models.cache_dtype(config, weights)),
             worker_count(profile.threads),
@@ -85,11 +84,11 @@ def _cache(chosen: CompileCache | str | None, profile: CompileProfile) -> Compil
     return checked_cache(chosen)
 
 
-def _check_family(profile: CompileProfile, family: str, source: Path | None) -> None:
+def _check_family(profile: CompileProfile, family: str) -> None:
     if profile.family not in (None, family):
         what = f"the profile is for the family '{profile.family}', this model is of '{family}'"
         hint = "`rlx profile init MODEL` writes one for a model."
-        raise ProfileError(what, where=source or "profile", hint=hint)
+        raise ProfileError(what, where=profile.source or "profile", hint=hint)
 
 
 @dataclass(frozen=True)
