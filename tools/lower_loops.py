@@ -87,7 +87,8 @@ def kernels() -> Iterator[Callable[[], object]]:
     yield from (partial(reduce.row_reduce, width, kind) for kind in ("sum", "mean", "max"))
     yield from (partial(reduce.column_reduce, 4, width, kind) for kind in ("sum", "mean"))
     yield partial(gather.overlay_rows, width)
-    yield from (partial(make, width) for make in (reduce.argmax, reduce.pick, copy.copy_rows, copy.last_row))
+    yield from (partial(make, width) for make in (reduce.argmax, reduce.pick))
+    yield from (partial(make, width) for make in (copy.copy_rows, copy.last_row, copy.take_rows))
     yield from (partial(reduce.top_k, 128, 8), partial(softmax.softmax, width))
     yield from (partial(gather.take, width, 8, shared=shared) for shared in both)
     for order, aside in itertools.product(("tiled", "grouped"), both):

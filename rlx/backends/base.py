@@ -310,6 +310,31 @@ class Program(ABC):
     def bind(self, addresses: Mapping[str, int]) -> None:
         """Sets the addresses of weights and states; ignores names that the program does not use."""
 
+    def bind_slots(self, states: Mapping[str, tuple[int, int]]) -> None:
+        """Sets where the states lie that have a slot for each sequence, and selects slot 0.
+
+        A program of several segments finds the slots itself; others are moved to a slot by `select_slot`.
+
+        Args:
+            states: by name the address of slot 0 and the bytes of a slot. A state that is written beside another one,
+                whose name ends in "'", has the slots of the other.
+        """
+        self._slotted = dict(states)
+        self._unbound -= {place for name in states for place in (name, f"{name}'")}
+        if self.then:
+            self.then.bind_slots(states)
+        self.select_slot(0)
+
+    def select_slot(self, slot: int, written: int | None = None) -> None:
+        """Moves a program of one sequence to the states of a slot; takes some microseconds.
+
+        Args:
+            written: the slot of the states that are written beside others; by default the same.
+        """
+        beside = slot if written is None else written
+        self.bind({name: start + slot * nbytes for name, (start, nbytes) in self._slotted.items()})
+        self.bind({f"{name}'": start + beside * nbytes for name, (start, nbytes) in self._slotted.items()})
+
     def lead(self, then: Program) -> None:
         """Makes `then` the follow-up program: its states are results of this program with the same names."""
         then.bind({name: self.result(name) for name in self.manifest["outputs"]})

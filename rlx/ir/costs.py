@@ -8,23 +8,34 @@ from typing import Any
 
 from rlx.ir.dims import Dim, value
 from rlx.ir.node import LEAVES, Node
-from rlx.ir.op_table import EFFECTS, OPS, one_row
-from rlx.ir.sequences import is_by_sequence
+from rlx.ir.op_table import EFFECTS, OPS, of_segment
+from rlx.ir.segments import is_segmented
 
 
 def cost(node: Node, env: Mapping[str, int]) -> tuple[int, int]:
-    """(floating-point operations, bytes read and written) of one node when the symbols have these values."""
+    """(floating-point operations, bytes read and written) of one node when the symbols have these values.
+
+    In a batch, the rows are counted as evenly divided into segments, each after PAST_SEQ tokens. Page tables are not
+    counted.
+    """
     if node.op in LEAVES or node.op in ("reshape", "pack"):
         return 0, 0
-    if is_by_sequence(node):
-        rows = value(node.inputs[-1].shape[0], env)
-        arithmetic, moved = cost(one_row(node), env)
-        return rows * arithmetic, rows * moved
+    if is_segmented(node):
+        return _of_segments(node, env)
     attrs = {k: value(v, env) if isinstance(v, Dim) else v for k, v in node.attrs}
-    sizes, result = [_size(i, env) for i in node.inputs], _size(node, env)
+    operands = node.inputs[:-1] if attrs.get("paged") else node.inputs
+    sizes, result = [_size(i, env) for i in operands], _size(node, env)
     read, written = _touched(node, sizes, result, attrs)
-    moved = sum(i.dtype.size(s) for i, s in zip(node.inputs, read, strict=True)) + node.dtype.size(written)
+    moved = sum(i.dtype.size(s) for i, s in zip(operands, read, strict=True)) + node.dtype.size(written)
     return OPS[node.op].flops(sizes, result, attrs), moved
+
+
+def _of_segments(node: Node, env: Mapping[str, int]) -> tuple[int, int]:
+    count = value(node.inputs[-1].shape[0], env)
+    rows, more = divmod(env["SEQ"], count)
+    parts = [(rows, count - more), (rows + 1, more)]
+    costs = [(times, cost(of_segment(node, size), env)) for size, times in parts if size and times]
+    return sum(times * each for times, (each, _) in costs), sum(times * each for times, (_, each) in costs)
 
 
 def _size(node: Node, env: Mapping[str, int]) -> tuple[int, ...]:
@@ -40,8 +51,8 @@ def _touched(
     if node.op == "expert_linear":
         experts = min(prod(sizes[1]), sizes[2][0])  # upper bound: all chosen experts differ
         return [*sizes[:2], *((experts, *s[1:]) for s in sizes[2:])], result
-    if node.op == "last_row":
-        return [result], result
+    if node.op in ("last_row", "take_rows"):
+        return [result, *sizes[1:]], result
     if node.op in ("kv_write", "rope_kv_write"):
         rows, heads, head_dim = sizes[1]
         return [(0, 0), *sizes[1:]], (heads, rows, head_dim)

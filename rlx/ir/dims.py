@@ -1,8 +1,9 @@
 """Symbolic dimensions: integers and affine forms over named symbols.
 
 `SEQ` is the number of new tokens in a call, `PAST_SEQ` the number of tokens already in the KV cache, `CTX` the capacity
-of a full cache, `WINDOW_CTX` that of a ring, and `SLOTS` the number of sequences that the states of a batch have room
-for. A dim without symbols is a plain `int`, so static shapes stay ordinary tuples.
+of a full cache, and `WINDOW_CTX` that of a ring. `PAGES` is the length of a page table. In a batch, `SEGMENTS` is the
+number of segments, `SLOTS` the number of sequences that states have room for, and `OUTS` the number of rows whose
+outputs are computed. A dim without symbols is a plain `int`, so static shapes stay ordinary tuples.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def symbol(name: str) -> Dim:
 
 
 SEQ, PAST_SEQ, CTX = symbol("SEQ"), symbol("PAST_SEQ"), symbol("CTX")
-WINDOW_CTX, SLOTS = symbol("WINDOW_CTX"), symbol("SLOTS")
+WINDOW_CTX, PAGES = symbol("WINDOW_CTX"), symbol("PAGES")
+SEGMENTS, SLOTS, OUTS = symbol("SEGMENTS"), symbol("SLOTS"), symbol("OUTS")
 
 
 def symbols(dim: DimLike) -> frozenset[str]:

@@ -436,6 +436,12 @@ def last_row(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     return (1, *inputs[0].shape[1:]), inputs[0].dtype
 
 
+def take_rows(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
+    ok = len(inputs) == 2 and len(inputs[0].shape) >= 1 and inputs[1].dtype is I32 and len(inputs[1].shape) == 1
+    _check(ok, "take_rows", inputs, "x [n, ...] and row numbers i32[m]")
+    return (*inputs[1].shape, *inputs[0].shape[1:]), inputs[0].dtype
+
+
 def reshape(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     _check(len(inputs) == 1, "reshape", inputs, "one operand")
     before, after = (_elements(s) for s in (inputs[0].shape, attrs["shape"]))

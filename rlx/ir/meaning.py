@@ -400,6 +400,13 @@ def last_row(x: list[Array], a: Attrs, env: Env) -> Array:
     return x[0][-1:]
 
 
+def take_rows(x: list[Array], a: Attrs, env: Env) -> Array:
+    values, rows = x
+    if rows.size and not 0 <= rows.min() <= rows.max() < len(values):
+        raise GraphError(f"rows {rows.min()}..{rows.max()} are not all of {len(values)}")
+    return values[rows]
+
+
 def reshape(x: list[Array], a: Attrs, env: Env) -> Array:
     return x[0].reshape([dims.value(d, env) for d in a["shape"]])
 

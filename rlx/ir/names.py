@@ -74,7 +74,7 @@ def _derived(node: Node, names: Mapping[Node, str], stems: Mapping[Node, str]) -
     if node.op in _WEIGHTED and (weight := next(filter(None, map(_weight, node.inputs)), None)):
         stem = sanitize(weight.removesuffix(".weight"))
         return stem, stem if stem != sanitize(weight) else f"{stem}.{suffix}"
-    if node.op in ("pack", "quantize", "last_row"):  # the same value in another form
+    if node.op in ("pack", "quantize", "last_row", "take_rows"):  # the same value in another form
         return stems[first], f"{names[first]}.{node['out'] if node.op == 'quantize' else suffix}"
     if node.op in _WRITES:
         return names[first], f"{names[first]}.{suffix}"

@@ -12,8 +12,8 @@ from math import prod
 from typing import Any
 
 from rlx.errors import ShapeError
-from rlx.ir import flops, infer, meaning, sequences
-from rlx.ir.dims import PAST_SEQ, SEQ, Shape
+from rlx.ir import flops, infer, meaning, pages, segments
+from rlx.ir.dims import PAST_SEQ, SEQ, DimLike, Shape
 from rlx.ir.dtypes import DType
 from rlx.ir.node import LEAVES, Node, intern
 
@@ -64,14 +64,17 @@ _LEAF = {"name": REQUIRED}
 _ASIDE = {"aside": False}
 
 
-def _by_sequence(row: Op) -> Op:
-    """The row of an op over a state, extended by the attribute `sequences`: see `rlx.ir.sequences`."""
-    rule, meant = sequences.rule(row.name, row.infer), sequences.meaning(row.name, row.meaning)
-    return replace(row, attrs={**row.attrs, "sequences": False}, infer=rule, meaning=meant)
+def _extended(row: Op) -> Op:
+    """The row of an op over a state, extended by the attributes `paged` and `segments`, see `pages` and `segments`."""
+    for module, attribute in ((pages, "paged"), (segments, "segments")):
+        if row.name in module.OPS:
+            rule, meant = module.rule(row.name, row.infer), module.meaning(row.name, row.meaning)
+            row = replace(row, attrs={**row.attrs, attribute: False}, infer=rule, meaning=meant)
+    return row
 
 
 OPS: dict[str, Op] = {
-    row.name: _by_sequence(row) if row.name in sequences.OPS else row
+    row.name: _extended(row)
     for row in (
         Op("input", _LEAF, infer.leaf, meaning.identity, flops.each(0), rowwise=False),
         Op("weight", _LEAF, infer.leaf, meaning.identity, flops.each(0), rowwise=False),
@@ -138,6 +141,7 @@ OPS: dict[str, Op] = {
         Op("slice", {"axis": 1, "start": REQUIRED, "stop": REQUIRED}, infer.slice_, meaning.slice_, flops.each(0)),
         Op("concat", {"axis": 1}, infer.concat, meaning.concat, flops.each(0)),
         Op("last_row", {}, infer.last_row, meaning.last_row, flops.each(0), rowwise=False),
+        Op("take_rows", {}, infer.take_rows, meaning.take_rows, flops.each(0), rowwise=False),
         Op("reshape", {"shape": REQUIRED}, infer.reshape, meaning.reshape, flops.each(0), rowwise=False),
         Op("pack", {"layout": REQUIRED}, infer.pack, meaning.identity, flops.each(0), rowwise=False),
         Op("elementwise", {"expr": REQUIRED}, infer.elementwise, meaning.elementwise, flops.each(4), True),
@@ -202,10 +206,11 @@ def derive(node: Node) -> Node:
 
 def updated(node: Node) -> Node:
     """The state that an op with an effect writes."""
-    return node.inputs[-1 if node["aside"] else 0]
+    last = -2 if node["segments"] else -1
+    return node.inputs[last if node["aside"] else 0]
 
 
-def one_row(node: Node) -> Node:
-    """For a node with `sequences`: the node for a single row, over leaves of that size."""
-    operands = sequences.one_row(node.inputs, dict(node.attrs), node.op)
-    return make(node.op, *operands, **{**dict(node.attrs), "sequences": False})
+def of_segment(node: Node, rows: DimLike) -> Node:
+    """For a node with `segments`: the node for one segment of `rows` rows, over leaves of that size."""
+    operands, attrs = segments.of_one(node.op, node.inputs, dict(node.attrs), rows)
+    return make(node.op, *operands, **attrs)

@@ -18,7 +18,7 @@ from rlx.ir.op_table import OPS as OPS
 from rlx.ir.op_table import derive as derive
 from rlx.ir.op_table import leaf as leaf
 from rlx.ir.op_table import make as make
-from rlx.ir.op_table import one_row as one_row
+from rlx.ir.op_table import of_segment as of_segment
 from rlx.ir.op_table import rebuild as rebuild
 from rlx.ir.op_table import updated as updated
 
@@ -201,6 +201,11 @@ def _cached(q: Node, x: Node) -> Node:
 def last_row(x: Node) -> Node:
     """The last row of x [rows, width] -> [1, width]."""
     return make("last_row", x)
+
+
+def take_rows(x: Node, rows: Node) -> Node:
+    """The rows of x [n, ...] whose numbers are in `rows` i32 [m], in this order -> [m, ...]."""
+    return make("take_rows", x, rows)
 
 
 def reshape(x: Node, shape: Sequence[DimLike | str]) -> Node:
@@ -560,7 +565,7 @@ __all__ = [
     "layer_norm", "linear", "matmul", "maximum", "mean", "minimum", "mix", "mul", "neg", "overlay_rows", "pick",
     "power", "quantize", "reduce_mean", "reduce_sum", "relu",
     "reshape", "rms_norm", "rope", "rope_angles", "scale", "sigmoid", "silu", "slice", "softcap", "softmax", "softplus",
-    "sqrt", "sub", "sum", "take", "tanh", "top_k", "transpose",
+    "sqrt", "sub", "sum", "take", "take_rows", "tanh", "top_k", "transpose",
 ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlx.ir import ops
-from rlx.ir.dims import Bounds, Dim
+from rlx.ir.dims import Bounds, Dim, symbols
 from rlx.ir.node import LEAVES, Node, topological
 
 
@@ -33,10 +33,15 @@ def parts(nodes: Iterable[Node]) -> tuple[list[Node], list[Node], list[Node]]:
 
 
 def line(node: Node, names: Mapping[Node, str]) -> str:
-    """`%y = rms_norm(%x, %w) {eps=1e-06} : f32[SEQ, 64]`; attributes with default values are omitted."""
+    """`%y = rms_norm(%x, %w) {eps=1e-06} : f32[SEQ, 64]`.
+
+    Attributes with default values are omitted, except those that name symbols.
+    """
     head = f" {quote(node.name)}" if node.op in LEAVES else f"({', '.join(f'%{names[i]}' for i in node.inputs)})"
     defaults = ops.OPS[node.op].attrs
-    shown = [f"{k}={_attr(v)}" for k, v in node.attrs if v != defaults[k] and not (k == "name" and node.op in LEAVES)]
+    leaf = node.op in LEAVES
+    given = [(k, v) for k, v in node.attrs if (v != defaults[k] or symbols(v)) and not (k == "name" and leaf)]
+    shown = [f"{k}={_attr(v)}" for k, v in given]
     attrs = f" {{{', '.join(shown)}}}" if shown else ""
     return f"%{names[node]} = {node.op}{head}{attrs} : {node.dtype}[{', '.join(map(str, node.shape))}]"
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from rlx.errors import ArgumentError
+from rlx.ir.pages import PAGE
 from rlx.passes.capabilities import Capabilities
 
 MAX_SLOTS = 1 << 20  # upper bound of SLOTS
-MAX_PAST = 1 << 20  # upper bound of PAST_SEQ and CTX: a run-time scalar, so a generous bound costs nothing
+MAX_PAST = 1 << 20  # upper bound of PAST_SEQ: a run-time scalar, so a generous bound costs nothing
+MAX_CTX = 1 << 30  # upper bound of CTX and WINDOW_CTX: also of a pool that many sequences share
+MAX_SEGMENTS = 64  # upper bound of SEGMENTS and OUTS, whose values have room in a program's memory
 #: Groups of fusion rules, and what each joins.
 FUSION_MEANINGS = {
     "gated": "gate, activation and up of a feed-forward block become one linear",
@@ -24,7 +27,7 @@ FUSIONS = tuple(FUSION_MEANINGS)
 #: The passes that may be left out, and what each does.
 PASS_MEANINGS = {
     "simplify": "algebra: scales are multiplied out, x * sigmoid(x) becomes silu(x)",
-    "last_row": "a prefill computes the head and most of the last layer for the last row only",
+    "last_row": "a prefill computes the head and most of the last layer for the last row only, a batch for chosen rows",
     "reuse_memory": "values share memory when they do not live at the same time",
 }
 PASSES = tuple(PASS_MEANINGS)
@@ -39,14 +42,14 @@ def check_precision(precision: str) -> None:
         raise ArgumentError(f"precision {precision!r} is unknown", hint='Choose "exact" or "auto".')
 
 
-def phase(seq: tuple[int, int], sequences: bool = False) -> str:
-    """The phase of a program: "batch" if rows are sequences, "decode" for one row, "prefill" for more.
+def phase(seq: tuple[int, int], segments: bool = False) -> str:
+    """The phase of a program: "batch" for rows of several sequences, else "decode" for one row, "prefill" for more.
 
     Args:
         seq: (smallest, largest) number of rows.
-        sequences: whether each row is a sequence of its own.
+        segments: whether rows belong to several sequences.
     """
-    if sequences:
+    if segments:
         return "batch"
     return "decode" if seq == (1, 1) else "prefill"
 
@@ -63,7 +66,8 @@ class Options:
         fusions: the groups of fusion rules that run, of `FUSIONS`. "prologue" belongs to the pass `schedule`.
         passes: the optional passes that run, of `PASSES`.
         symbols: bounds of further symbols: name -> (lowest, highest).
-        sequences: whether every row is the one new token of its own sequence, see `rlx.ir.sequences`.
+        segments: whether rows belong to several sequences, see `rlx.ir.segments`.
+        paged: whether full caches are pools of pages, see `rlx.ir.pages`.
         whole: outputs that keep all rows even without `all_rows`.
         packed: tables that are packed although the graph only looks rows up, because another graph of the model
             multiplies them.
@@ -83,7 +87,8 @@ class Options:
     fusions: tuple[str, ...] = FUSIONS
     passes: tuple[str, ...] = PASSES
     symbols: tuple[tuple[str, tuple[int, int]], ...] = field(default=())
-    sequences: bool = False
+    segments: bool = False
+    paged: bool = False
     whole: tuple[str, ...] = ()
     packed: tuple[str, ...] = ()
     bf16_dots: bool = True
@@ -95,7 +100,7 @@ class Options:
         if not 1 <= self.seq[0] <= self.seq[1]:
             hint = "Give (smallest, largest), both at least 1."
             raise ArgumentError(f"a bucket {self.seq} is no range of row counts", hint=hint)
-        if self.sequences and self.seq[0] == self.seq[1]:
+        if self.segments and self.seq[0] == self.seq[1]:
             raise ArgumentError(f"a batch of {self.seq[0]} rows and no other", hint="Give a range of row counts.")
         for name, (low, high) in self.symbols:
             if low > high:
@@ -106,13 +111,19 @@ class Options:
 
     @property
     def phase(self) -> str:
-        return phase(self.seq, self.sequences)
+        return phase(self.seq, self.segments)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether every row is computed with the arithmetic of a decode step: a single row, or a batch of few."""
+        return self.phase == "decode" or (self.segments and self.seq[0] < self.capabilities.bf16_rows)
 
     @property
     def bounds(self) -> dict[str, tuple[int, int]]:
         """Bounds of every symbol."""
-        room = (16, MAX_PAST)
-        usual = {"SEQ": self.seq, "PAST_SEQ": (0, MAX_PAST), "CTX": room, "WINDOW_CTX": room, "SLOTS": (1, MAX_SLOTS)}
+        usual = {"SEQ": self.seq, "PAST_SEQ": (0, MAX_PAST), "PAGES": (1, MAX_PAST // PAGE), "SLOTS": (1, MAX_SLOTS)}
+        usual |= dict.fromkeys(("CTX", "WINDOW_CTX"), (16, MAX_CTX))
+        usual |= dict.fromkeys(("SEGMENTS", "OUTS"), (1, min(self.seq[1], MAX_SEGMENTS)))
         return {**usual, **dict(self.symbols)}
 
     def effective(self, capabilities: Capabilities) -> Options:
@@ -121,8 +132,8 @@ class Options:
         For example, only programs of several rows round activations to bf16. `rlx.passes.effective` goes further: it
         knows the graph.
         """
-        rounds = self.precision == "auto" and self.phase == "prefill"
-        keeps_all = self.all_rows or self.sequences or self.seq[1] == 1
+        rounds = self.precision == "auto" and not self.decodes
+        keeps_all = self.all_rows or self.seq[1] == 1
         return replace(
             self,
             fusions=tuple(name for name in FUSIONS if name in self.fusions),

@@ -16,11 +16,12 @@ from rlx.passes.last_row import last_row
 from rlx.passes.layout import layout
 from rlx.passes.memory import check_memory, memory
 from rlx.passes.options import Options
+from rlx.passes.pages import pages
 from rlx.passes.program import Program
 from rlx.passes.quantize import quantize
 from rlx.passes.report import SILENT, Log, PassReport
 from rlx.passes.schedule import schedule, verify_schedule
-from rlx.passes.sequences import sequences
+from rlx.passes.segments import segments
 from rlx.passes.simplify import simplify
 from rlx.passes.specialize import specialize
 
@@ -32,11 +33,11 @@ PREFILL: tuple[tuple[str, tuple[Pass, ...]], ...] = (
     ("extents", (last_row, specialize)),
     ("arithmetic", (quantize,)),
     ("fusion", (fuse,)),
-    ("memory layout", (layout,)),
+    ("memory layout", (layout, pages)),
 )
-# A decode step has one row, a batch one of each sequence: there is no last one to select.
+# A decode step has one row: there is no last one to select.
 DECODE = tuple((phase, tuple(p for p in passes if p is not last_row)) for phase, passes in PREFILL)
-BATCH = (*DECODE, ("sequences", (sequences,)))
+BATCH = (*PREFILL, ("sequences", (segments,)))
 BACKEND = ("schedule", "memory")
 
 
@@ -113,6 +114,6 @@ def names(phase: str) -> list[str]:
 
 def describe() -> str:
     """The pipeline as text, one line per group of passes."""
-    groups = (*PREFILL, ("of a batch", (sequences,)))
+    groups = (*PREFILL, ("sequences", (segments,)))
     lines = [f"{name:14} {' -> '.join(p.__name__ for p in passes)}" for name, passes in groups]
     return "\n".join([*lines, f"{'program':14} {' -> '.join(BACKEND)}"])

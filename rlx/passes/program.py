@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlx.ir import printer
-from rlx.ir.dims import bounds
+from rlx.ir.dims import bounds, symbols
 from rlx.ir.graph import Graph
 from rlx.ir.node import LEAVES, Node
+from rlx.ir.segments import is_segmented
 from rlx.ir.verify import WRITES
 
 Region = tuple[Node, ...]
@@ -55,6 +56,14 @@ class Program:
     arena: int = 0
     own: dict[Node, Buffer] | None = None
     private: int = 0
+
+    @property
+    def symbols(self) -> list[str]:
+        """Names of the symbols that a step takes values for, sorted. In a batch PAST_SEQ is a value of each segment."""
+        nodes = self.graph.nodes()
+        values = [dim for node in nodes for dim in node.shape]
+        values += [value for node in nodes if not is_segmented(node) for _, value in node.attrs]
+        return sorted(set().union(*map(symbols, values)))
 
     def buffer(self, node: Node) -> Buffer:
         """Where all workers find a value."""

@@ -11,8 +11,8 @@ Linears over the same input share this node, because equal nodes are one node. F
 
 **bf16 weights.** Whether rounding their activations to bf16 does harm depends on the model, so the model says for each
 linear if it is allowed (the attribute `bf16`; this pass removes it, and the operand's dtype says what was chosen). A
-program of one row waits for its weights, so bf16 activations would be no faster, and it keeps f32. A batch keeps f32
-too, because each of its rows must get the bits that it would get alone. f16 weights have three bits more than bf16, and
+program of one row waits for its weights, so bf16 activations would be no faster, and it keeps f32. A batch of few rows
+keeps f32 too, so that each row gets the bits that it would get alone. f16 weights have three bits more than bf16, and
 always take f32.
 
 **Attention** multiplies bf16 over 16-bit caches, and over plain keys and values, if the target has bf16 dot products
@@ -98,7 +98,7 @@ def _keeps_f32(node: Node, options: Options) -> str | None:
 
 def _many(rows: DimLike, options: Options) -> bool:
     """Whether there are always enough rows to pay for the conversion of what they share."""
-    return not options.sequences and dims.bounds(rows, options.bounds)[0] >= options.capabilities.bf16_rows
+    return dims.bounds(rows, options.bounds)[0] >= options.capabilities.bf16_rows
 
 
 def _experts_in_tiles(node: Node, options: Options) -> bool:
@@ -109,7 +109,7 @@ def _experts_in_tiles(node: Node, options: Options) -> bool:
     has = options.capabilities
     enough = least >= has.expert_rows if weight.dtype.is_quantized else most >= has.expert_rows_bf16
     fits = weight.dtype.is_quantized or dims.bounds(x.shape[-1], options.bounds)[0] % has.bf16_depth == 0
-    return options.bf16_tiles and not options.sequences and fits and enough
+    return options.bf16_tiles and not options.decodes and fits and enough
 
 
 def _choice(node: Node, options: Options) -> tuple[str, str]:
@@ -124,7 +124,7 @@ def _choice(node: Node, options: Options) -> tuple[str, str]:
         return "q8a", f"{weight.dtype} weights have integer codes"
     if weight.dtype is not BF16:
         return "f32", f"the weights are {weight.dtype}"
-    if rows == 1 or options.sequences:
+    if rows == 1 or options.decodes:
         return "f32", "bf16 weights are read for one row: bf16 activations are no faster"
     if not node["bf16"]:
         return "f32", "the model does not allow bf16 activations"

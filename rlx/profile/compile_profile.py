@@ -221,13 +221,13 @@ class CompileProfile(ProfileOptions):
         return "exact" in (self.prefill.precision, self.decode.precision)
 
     def options(self, seq: tuple[int, int], **more: Any) -> Options:
-        """The compiler's options for a bucket: one row, or one of each sequence, is decode, everything else prefill.
+        """The compiler's options for a bucket: one row, or a batch of few, is decode, everything else prefill.
 
         Args:
             seq: (smallest, largest) number of rows.
             more: other fields of `Options`.
         """
-        phase = self.decode if seq == (1, 1) or more.get("sequences") else self.prefill
+        phase = self.decode if Options(seq=seq, segments=more.get("segments", False)).decodes else self.prefill
         chosen = {row.name: getattr(phase, row.name) for row in fields(phase)}
         return Options(seq=seq, **{**chosen, "precision": phase.precision or "auto"}, **more)
 

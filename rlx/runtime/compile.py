@@ -193,7 +193,8 @@ class Compiler:
             options={
                 "all_rows": options.all_rows,
                 "symbols": [[s, list(b)] for s, b in options.symbols],
-                "sequences": options.sequences,
+                "segments": options.segments,
+                "paged": options.paged,
                 "whole": list(options.whole),
                 "packed": list(options.packed),
                 "tuning": self.target.numbers,
@@ -279,7 +280,7 @@ def _role(graph: Graph, options: Options) -> str:
     outputs = graph.outputs.values()
     if all(node.op in EFFECTS and node["aside"] for node in outputs):
         return "advance"
-    if not options.sequences and any(node.op == "pick" for node in outputs):
+    if not options.segments and any(node.op == "pick" for node in outputs):
         return "greedy" if options.phase == "decode" else "verify"
     return options.phase
 

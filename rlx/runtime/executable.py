@@ -20,7 +20,7 @@ from rlx.ir.ops import declared, transposed
 from rlx.ir.verify import verify
 from rlx.passes.layout import ROWS_LAYOUT
 from rlx.passes.options import MAX_PAST, MAX_SLOTS
-from rlx.passes.sequences import PAST_INPUT, SLOT_INPUT
+from rlx.passes.segments import SEGMENTS_INPUT
 from rlx.profile import CompileProfile, ProfileLike
 from rlx.runtime import arrays, guards
 from rlx.runtime.cache import CompileCache
@@ -188,8 +188,7 @@ class Executable(Inspectable):
                 raise ArgumentError(found, where=f"input {name!r}", hint=_symbolic(row["shape"]))
         places = [env]
         if self._slots is not None:
-            guards.check_slots(inputs[SLOT_INPUT], self._slots)
-            places = [{**env, "SEQ": 1, "PAST_SEQ": past} for past in inputs[PAST_INPUT].tolist()]
+            places = guards.check_segments(inputs[SEGMENTS_INPUT], self._slots, env)
         for room in self._rooms:
             for place in places:
                 room.check(place)
@@ -245,7 +244,7 @@ def compile(
     threads: int | None = None,
     cache: CompileCache | None = None,
     dump_ir: Path | str | None = None,
-    sequences: int | None = None,
+    segments: int | None = None,
 ) -> Executable:
     """Compiles a graph to native code.
 
@@ -255,17 +254,17 @@ def compile(
                 windows need.
         precision: "exact" (the default) or "auto", see `rlx.passes.options.Options`.
         profile: a `CompileProfile`, a table or a file: precision, fusions, passes, target level, threads and compile
-            cache, unless an argument sets them. A SEQ of 1, and `sequences`, use the decode phase, otherwise prefill.
+            cache, unless an argument sets them. A SEQ of 1, and `segments`, use the decode phase, otherwise prefill.
             Family, buckets and type of the KV cache apply only to runners.
         device: what to run on, see `rlx.devices()`: the CPU by default.
         target: a level, "generic", "avx2", "avx512", "amx" or "native", or a `Target`.
         threads: number of workers; by default the physical cores.
         cache: the compile cache; by default the one on disk.
         dump_ir: a folder for the text after every pass.
-        sequences: a number of at least 2 makes a batch program: every row of a call is the next token of a separate
-            sequence, and the states have this many slots. The program then has two more inputs: `slots` i32[SEQ], the
-            slot of each row's sequence, and `past` i32[SEQ], the number of tokens it holds; `SEQ` runs from 1 to
-            `sequences`.
+        segments: makes a batch program, whose rows belong to several sequences: the states have this many slots, one
+            a sequence. The program then has one more input, `segments` i32[SEGMENTS, 4], with up to this many rows: for
+            each run of rows of one sequence the first row, the number of rows, the tokens that the sequence holds
+            already, and its slot.
 
     Raises:
         GraphError, ShapeError: the graph does not verify.
@@ -281,9 +280,11 @@ def compile(
     bounds, weights = _split(graph, bind or {})
     ctx = bounds.pop("CTX", (DEFAULT_CTX, DEFAULT_CTX))[1]
     window_ctx = bounds.pop("WINDOW_CTX", (None, None))[1]
-    slots = None if sequences is None else whole("sequences", sequences, 2, MAX_SLOTS)
-    seq = bounds.pop("SEQ", DEFAULT_SEQ if slots is None else (1, slots))
-    rest = {"all_rows": True, "sequences": slots is not None, "symbols": tuple(bounds.items())}
+    slots = None if segments is None else whole("segments", segments, 1, MAX_SLOTS)
+    seq = bounds.pop("SEQ", DEFAULT_SEQ)
+    if slots is not None:
+        bounds["SEGMENTS"] = (1, slots)
+    rest = {"all_rows": True, "segments": slots is not None, "symbols": tuple(bounds.items())}
     options = chosen.options(seq, **rest)
     cache = CompileCache.default(chosen.cache, chosen.capacity) if cache is None else cache
     if target is None or isinstance(target, str):
@@ -291,7 +292,7 @@ def compile(
     compiler = Compiler(target, cache)
     compiled = compiler.program(graph, options, dump=Path(dump_ir) if dump_ir else None)
     workers = worker_count(threads, chosen.threads)
-    room = _Room(options.seq[1] if slots is None else 1, ctx, window_ctx, slots)
+    room = _Room(options.seq[1], ctx, window_ctx, slots)
     executable = Executable(compiled, compiler, graph, threads=workers, room=room)
     held = compiled.manifest["weights"]
     return executable.bind(**{name: value for name, value in weights.items() if _leaves(name, held)})

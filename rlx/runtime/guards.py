@@ -16,6 +16,7 @@ from rlx.ir import dims
 from rlx.ir.dims import DimLike
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+from rlx.ir.segments import FIRST_ROW, PAST, ROWS, SLOT
 from rlx.ir.verify import WRITES
 from rlx.passes.program import root
 from rlx.runtime.kv import RING
@@ -87,16 +88,34 @@ class Ids:
             raise ArgumentError(what, where=f"input {self.name!r}")
 
 
-def check_slots(slots: np.ndarray, count: int) -> None:
-    """`ArgumentError` unless these are different slot numbers below `count`."""
-    found = slots.tolist()
-    if len(set(found)) < len(found) or not 0 <= min(found, default=0) <= max(found, default=0) < count:
-        hint = "Every row needs a slot of its own."
-        raise ArgumentError(f"slots {found} are not different numbers from 0 to {count - 1}", hint=hint)
+def check_segments(segments: np.ndarray, slots: int, env: Mapping[str, int]) -> list[dict[str, int]]:
+    """The values of the symbols for each segment that has rows, from their values for the call.
+
+    Raises:
+        ArgumentError: a segment is not within the rows of the call, two share a row or a slot, or a slot is none of the
+            first `slots`.
+    """
+    filled = segments[segments[:, ROWS] != 0]
+    found, end = filled[:, SLOT].tolist(), 0
+    if len(set(found)) < len(found) or not 0 <= min(found, default=0) <= max(found, default=0) < slots:
+        hint = "Every segment needs a slot of its own."
+        raise ArgumentError(f"slots {found} are not different numbers from 0 to {slots - 1}", hint=hint)
+    for first, rows in sorted(filled[:, [FIRST_ROW, ROWS]].tolist()):
+        if not end <= first < first + rows <= env["SEQ"]:
+            what = f"{rows} rows from row {first} on are not free rows among the {env['SEQ']} of the call"
+            raise ArgumentError(what, where="input 'segments'", hint="Every row belongs to at most one segment.")
+        end = first + rows
+    return [{**env, "SEQ": rows, "PAST_SEQ": past} for rows, past in filled[:, [ROWS, PAST]].tolist()]
 
 
 # Ops with an operand that holds row numbers -> that operand, and (operand, axis) that gives the number of rows.
-_CHOICES = {"embedding": (1, 0, 0), "expert_linear": (1, 2, 0), "take": (1, 0, -1), "overlay_rows": (2, 1, 0)}
+_CHOICES = {
+    "embedding": (1, 0, 0),
+    "expert_linear": (1, 2, 0),
+    "take": (1, 0, -1),
+    "overlay_rows": (2, 1, 0),
+    "take_rows": (1, 0, 0),
+}
 
 
 def rooms(graph: Graph) -> list[Room | Queries]:
@@ -128,7 +147,7 @@ def row_numbers(graph: Graph) -> list[Ids]:
 
 
 def _ids(node: Node) -> Ids | None:
-    if node.op == "attention" and node["mask"] == "visible" and not node["sequences"]:  # any number is safe
+    if node.op == "attention" and node["mask"] == "visible" and not node["segments"]:  # any number is safe
         visible = node.inputs[3]
         return Ids(visible.name, node["length"], "the sequence") if visible.op == "input" else None
     if node.op not in _CHOICES:

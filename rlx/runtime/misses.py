@@ -106,7 +106,7 @@ def fields(key: CompileKey) -> dict[str, Any]:
     return rows | {"graph": key.graph, "states": key.states}
 
 
-_KNOWN_OPTIONS = ("symbols", "sequences", "tuning")
+_KNOWN_OPTIONS = ("symbols", "segments", "paged", "tuning")
 _VERSIONS = {
     "rlx": "rlx version",
     "generator": "source code of rlx's compiler",

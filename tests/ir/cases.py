@@ -165,6 +165,7 @@ CASES = [
     case("concat", HEADS, PAIR, HEADS),
     case("concat", HEADS, HEAD_COLUMN, axis=2),
     case("last_row", HEADS),
+    *(case("take_rows", G.input(f"long {shape}", [64, *shape]), IDS) for shape in ([], [8], [2, 4])),
     case("reshape", X, shape=(SEQ, 4, 16)),
     case("pack", G.weight("matrix", [48, 32], Q4_0), layout="r16k4"),
 ]

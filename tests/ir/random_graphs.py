@@ -300,6 +300,7 @@ STEPS: dict[str, Callable[[Builder], Node]] = {
     "reduce_sum": lambda b: ops.reduce_sum(b.some()),
     "slice": _slice,
     "concat": _concat,
+    "take_rows": lambda b: ops.take_rows(b.leaf("input", (48, 32)), b.value((SEQ,), I32)),
     "last_row": lambda b: ops.last_row(b.some()),
     "reshape": _reshape,
     "pack": lambda b: ops.make("pack", b.matrix(32, 64), layout=b.draw(st.sampled_from(["r16k4", "file"]))),

@@ -362,6 +362,7 @@ REFERENCES: dict[str, Reference] = {
     "as_cache": as_cache,
     "slice": cut,
     "concat": joined,
+    "take_rows": lambda x, a: np.stack([x[0][row] for row in x[1]]),
     "last_row": lambda x, a: x[0][len(x[0]) - 1 :],
     "reshape": lambda x, a: np.array(list(x[0].flat)).reshape([value(d, ENV) for d in a["shape"]]),
     "pack": lambda x, a: x[0],

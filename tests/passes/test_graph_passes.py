@@ -33,7 +33,7 @@ from rlx.ir.node import LEAVES, Node
 from rlx.ir.verify import verify
 from rlx.passes.fuse import fuse
 from rlx.passes.layout import layout
-from rlx.passes.options import MAX_PAST, Options
+from rlx.passes.options import MAX_CTX, MAX_PAST, Options
 from rlx.passes.quantize import quantize
 from rlx.passes.simplify import simplify
 from rlx.passes.specialize import specialize
@@ -80,7 +80,7 @@ def test_a_bucket_of_one_value_makes_a_constant(family: str) -> None:
     graph = specialize(toy.build(toy.FAMILIES[family]), Options())
     verify(graph)
     assert (graph.phase, graph.symbols) == ("decode", ["CTX", "PAST_SEQ"])
-    assert graph.bounds == {"PAST_SEQ": (0, MAX_PAST), "CTX": (16, MAX_PAST)}
+    assert graph.bounds == {"PAST_SEQ": (0, MAX_PAST), "CTX": (16, MAX_CTX)}
     assert graph.outputs["logits"].shape == (1, 128)
     assert {n["length"] for n in graph.nodes() if n.op == "attention"} == {PAST_SEQ + 1}
     assert all(SEQ not in n["shape"] for n in graph.nodes() if n.op == "reshape")
@@ -166,7 +166,8 @@ def test_which_linears_take_bf16_rows(dtype: DType, bf16: bool, k: int, options:
         (F16, WITH_TILES, "f32"),
         (Q8_0, replace(WITH_TILES, precision="exact"), "f32"),
         (Q8_0, replace(WITH_TILES, seq=(15, 64)), "q8a"),  # too few rows to unpack for
-        (Q8_0, replace(WITH_TILES, sequences=True), "q8a"),  # rows of a batch get the bits that each would get alone
+        (Q8_0, replace(WITH_TILES, segments=True), "bf16"),
+        (Q8_0, replace(WITH_TILES, seq=(2, 64), segments=True), "q8a"),  # each row gets the bits that it gets alone
         (F8_E4M3, replace(WITH_TILES, seq=(1, 1)), "f32"),
     ],
 )
@@ -189,7 +190,7 @@ def test_which_linears_take_bf16_rows_where_there_are_tiles(dtype: DType, option
         (F8_E4M3, Options(seq=(128, 512)), "bf16"),
         (F8_E4M3, Options(seq=(127, 512)), "f32"),
         (Q8_0, Options(seq=(128, 512), bf16_tiles=False), "q8a"),
-        (Q8_0, Options(seq=(128, 512), sequences=True), "q8a"),
+        (Q8_0, Options(seq=(128, 512), segments=True), "bf16"),
         (Q8_0, Options(seq=(128, 512), precision="exact"), "f32"),
         (BF16, Options(seq=(128, 512)), "f32"),  # the graph does not allow it
     ],

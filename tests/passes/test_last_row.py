@@ -7,7 +7,7 @@ import pytest
 import toy
 
 from rlx.ir import interp, ops
-from rlx.ir.dims import CTX, PAST_SEQ, SEQ
+from rlx.ir.dims import CTX, OUTS, PAST_SEQ, SEQ
 from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
@@ -41,6 +41,19 @@ def test_the_last_layer_computes_one_row_of_what_the_cache_does_not_need(family:
     assert rows(after, "attention") == [SEQ] * last + [1]
     assert rows(after, "kv_write") == [model.kv_heads] * 2 * model.layers
     assert after.outputs["logits"].shape == (1, model.vocab)
+
+
+def test_a_batch_computes_the_rows_that_are_chosen() -> None:
+    """Past the head and the feed-forward block of the last layer, up to its attention, whose rows are of segments."""
+    model = toy.FAMILIES["qwen3"]
+    after = last_row(toy.build(model), Options(seq=(2, 16), segments=True))
+    verify(after)
+    found, last = weighted(after), model.layers - 1
+    some = {"embedding" if model.tied else "head", *(f"{last}.{name}" for name in ("o", "gate", "up", "down"))}
+    assert {name for name, count in found.items() if count == OUTS} == some
+    assert rows(after, "attention") == [SEQ] * model.layers
+    assert after.outputs["logits"].shape == (OUTS, model.vocab)
+    assert sorted(n.inputs[0].op for n in after.nodes() if n.op == "take_rows") == ["add", "attention"]
 
 
 def test_a_bias_of_unknown_width_keeps_its_rows() -> None:

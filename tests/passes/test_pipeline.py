@@ -156,7 +156,7 @@ def test_lowering_twice_gives_the_same_text() -> None:
 
 # --- the hook ---------------------------------------------------------------------------------------------------------
 
-STAGES = ["graph", "simplify", "last_row", "specialize", "quantize", "fuse", "layout", "schedule", "memory"]
+STAGES = ["graph", "simplify", "last_row", "specialize", "quantize", "fuse", "layout", "pages", "schedule", "memory"]
 
 
 @pytest.mark.parametrize(
@@ -203,8 +203,8 @@ def test_describe_prints_the_pipeline() -> None:
         "extents        last_row -> specialize",
         "arithmetic     quantize",
         "fusion         fuse",
-        "memory layout  layout",
-        "of a batch     sequences",
+        "memory layout  layout -> pages",
+        "sequences      segments",
         "program        schedule -> memory",
     ]
 

@@ -173,7 +173,7 @@ class Case:
 ROWS = [(1, 1), (1, 8), (2, 16), (17, 64), (4, 4)]
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "phase": phases(),
-    "call": st.sampled_from([*itertools.product(ROWS, ["", "all_rows"]), ((1, 8), "sequences")]),
+    "call": st.sampled_from([*itertools.product(ROWS, ["", "all_rows"]), ((1, 8), "segments")]),
     "target": st.sampled_from(
         [*LEVELS, able(), with_dots(), with_dots().without("avx512vnni"), with_dots().without("avx512bf16")]
     ),

@@ -76,7 +76,7 @@ def test_options_are_those_of_the_phase() -> None:
     rest = tuple(name for name in PASSES if name != "simplify")
     assert profile.options((1, 1)) == Options("auto", (1, 1), fusions=(), passes=rest)
     assert profile.options((1, 4)).precision == "exact", "one row may be one of several"
-    assert profile.options((1, 4), sequences=True).precision == "auto", "each is one row of a sequence"
+    assert profile.options((1, 4), segments=True).precision == "auto", "each may be one row of a sequence"
 
 
 def test_precision_of_an_argument_wins_and_a_default_fills_what_is_open() -> None:

@@ -141,10 +141,10 @@ def test_logits_that_are_no_numbers_name_their_sequence() -> None:
 
 
 def test_which_program_takes_so_many_rows() -> None:
-    assert not batch_program(1).sequences
+    assert not batch_program(1).segments
     for rows in range(2, SLOTS + 1):
         wanted = batch_program(rows)
-        assert wanted.sequences
+        assert wanted.segments
         assert wanted.seq[0] <= rows <= wanted.seq[1]
 
 

@@ -173,6 +173,18 @@ def test_top_k_is_sorted_and_stable(cache: CompileCache) -> None:
         assert (exe(x=x)["y"] == np.argsort(-x, -1, kind="stable")[:, :5]).all()
 
 
+def test_rows_are_chosen(cache: CompileCache) -> None:
+    graph = Graph("chosen")
+    x, rows = graph.input("x", [SEQ, 3, 13]), graph.input("rows", ["CHOSEN"], I32)
+    graph.output("y", ops.take_rows(x, rows))
+    values = np.random.default_rng(3).standard_normal((6, 3, 13)).astype(np.float32)
+    with compile(graph, {"CHOSEN": (1, 9)}, cache=cache) as exe:
+        for chosen in ([2], [5, 0, 5, 1]):
+            np.testing.assert_array_equal(exe(x=values, rows=chosen)["y"], values[chosen])
+        with pytest.raises(ArgumentError, match="row"):
+            exe(x=values, rows=[6])
+
+
 @pytest.mark.parametrize("level", levels())
 def test_rows_are_cut_joined_and_mixed(level: str, cache: CompileCache) -> None:
     graph = Graph("parts")
@@ -483,7 +495,7 @@ def test_every_kernel_is_reached_by_these_tests() -> None:
         "reduce_mean",
         "reduce_sum",
     }
-    covered |= {"layer_norm", "overlay_rows", "as_cache"}
+    covered |= {"layer_norm", "overlay_rows", "as_cache", "take_rows"}
     covered |= {"take", "mix", "slice", "concat", "expert_linear", "causal_conv", "gated_delta"}
     assert covered == set(KERNELS)
 

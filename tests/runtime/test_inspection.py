@@ -47,6 +47,7 @@ def test_every_stage_has_a_name(exe: Executable) -> None:
         "quantize",
         "fuse",
         "layout",
+        "pages",
         "schedule",
         "memory",
     ]

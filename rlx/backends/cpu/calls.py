@@ -10,7 +10,7 @@ from rlx.ir import dims
 from rlx.ir.dims import DimLike
 from rlx.ir.node import Node
 
-SCRATCH = -1  # instead of an operand's number: the scratch buffer of a work unit
+SCRATCH = -1  # instead of an operand's number: the scratch buffer
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Call:
         args: the argument for each of `kernel.buffers`: the index of an operand, the number of operands for the result,
             or `SCRATCH`. Indices, not nodes, so that equal nodes of other layers can share the call.
         extents: one dim for each of `kernel.extents`.
-        scratch: bytes of scratch memory per work unit. It is zero before the first step; after that it keeps what the
-            previous step wrote.
+        scratch: bytes of scratch memory of the call, at most. It is zero before the first call of the kernel; after
+            that it keeps what the previous one wrote, of this or of an earlier region.
     """
 
     node: Node
@@ -51,7 +51,7 @@ class Call:
     args: tuple[int, ...]
     extents: tuple[DimLike, ...]
     units: Units
-    scratch: int = 0
+    scratch: DimLike = 0
 
     def buffers(self) -> Iterator[Node | None]:
         """The node that each buffer belongs to, None for the scratch buffer."""

@@ -7,7 +7,7 @@ Workers take ranges of units dynamically (`handout.py`), so every split of the u
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ParamSpec
@@ -37,6 +37,12 @@ class Kernel:
     llvm: str
     source: str
     calls: tuple[Kernel, ...] = ()
+
+    def closure(self) -> Iterator[Kernel]:
+        """This kernel and all that it calls."""
+        yield self
+        for kernel in self.calls:
+            yield from kernel.closure()
 
 
 def symbol(template: str, text: str) -> str:

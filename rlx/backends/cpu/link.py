@@ -33,6 +33,7 @@ from rlx.backends.cpu.kernel import Kernel, symbol
 from rlx.backends.cpu.select import select
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.work_stealing import SHARES, TAKE, Text, WorkStealing, grain, stride
+from rlx.ir import dims
 from rlx.ir.node import Node
 from rlx.passes.layout import ROWS_LAYOUT, weight_row
 from rlx.passes.memory import ALIGN
@@ -68,6 +69,7 @@ class _Linker:
     regions: set[str] = field(default_factory=set)
     selected: dict[Any, _Bound] = field(default_factory=dict)
     calls: dict[Any, Call | None] = field(default_factory=dict)  # by signature, None before it is generated
+    scratches: dict[Any, int] = field(default_factory=dict)  # offsets of scratch memory
     scratch: int = 0
     private: int = 0
     stride: int = 0  # bytes of a share's counters
@@ -83,7 +85,7 @@ def link_program(
         emit: called once with the name and the text of each module: `kernels/<symbol>`, `regions/<symbol>`, and
             `program` for the step. The caller can compile a module while the next ones are generated.
     """
-    symbols = sorted(program.graph.bounds)
+    symbols = program.symbols
     linker = _Linker(program, target, symbols, emit, on_kernel, scratch=program.arena, private=program.private)
     linker.calls = {signature((node,)): None for some in (*program.prologues, *program.regions) for node in some}
     linker.stride = stride(sum(map(len, program.regions)))
@@ -127,7 +129,7 @@ def _region(linker: _Linker, number: int) -> _Bound:
         )
         return _Bound(known.function, number, first, calls)
     first, calls = (tuple(_call(linker, n) for n in nodes) for nodes in (prologue, work))
-    for kernel in (k for c in (*first, *calls) for k in (c.kernel, *c.kernel.calls)):
+    for kernel in (k for c in (*first, *calls) for k in c.kernel.closure()):
         if kernel.symbol not in linker.kernels:
             linker.kernels[kernel.symbol] = kernel
             linker.emit(f"kernels/{kernel.symbol}", kernel.llvm)
@@ -352,16 +354,19 @@ def _arguments(linker: _Linker, region: _Bound) -> Iterator[list[Any]]:
     for i, call in enumerate(region.all_calls):
         own_results = i < len(region.first)
         for node, own in zip(call.buffers(), _is_own(linker.program, region.number, call, own_results), strict=True):
-            yield _scratch(linker, call, own) if node is None else _place(linker.program, node, own)
+            yield _scratch(linker, call, i, own) if node is None else _place(linker.program, node, own)
 
 
-def _scratch(linker: _Linker, call: Call, own: bool) -> list[Any]:
-    size = call.scratch * call.units.most(linker.program.graph.bounds)
-    if own:
-        offset, linker.private = _align(linker.private), _align(linker.private) + size
-        return ["private", offset]
-    offset, linker.scratch = _align(linker.scratch), _align(linker.scratch) + size
-    return ["arena", offset]
+def _scratch(linker: _Linker, call: Call, number: int, own: bool) -> list[Any]:
+    """The scratch memory of call `number` of a region. Equal calls of other regions, as in equal layers, share it."""
+    size = dims.bounds(call.scratch, linker.program.graph.bounds)[1]
+    key = call.kernel.symbol, size, number, own
+    if key not in linker.scratches:
+        if own:
+            linker.scratches[key], linker.private = _align(linker.private), _align(linker.private) + size
+        else:
+            linker.scratches[key], linker.scratch = _align(linker.scratch), _align(linker.scratch) + size
+    return ["private" if own else "arena", linker.scratches[key]]
 
 
 def _place(program: Program, node: Node, own: bool) -> list[Any]:

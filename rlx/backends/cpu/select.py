@@ -17,8 +17,7 @@ from rlx.errors import CompileError
 from rlx.ir import dims
 from rlx.ir.dims import DimLike
 from rlx.ir.node import Node
-from rlx.ir.op_table import one_row
-from rlx.ir.sequences import is_by_sequence
+from rlx.ir.segments import is_segmented
 from rlx.passes.program import root
 
 
@@ -49,7 +48,7 @@ def static(node: Node, axis: int) -> int:
 
 
 def _call(
-    node: Node, kernel: Kernel, units: Units, *extents: DimLike, args: Sequence[int] = (), scratch: int = 0
+    node: Node, kernel: Kernel, units: Units, *extents: DimLike, args: Sequence[int] = (), scratch: DimLike = 0
 ) -> Call:
     return Call(node, kernel, tuple(args) or tuple(range(len(node.inputs) + 1)), extents, units, scratch)
 
@@ -133,20 +132,32 @@ def _rope(n: Node, target: Target) -> Call:
 def _kv_write(n: Node, target: Target) -> Call:
     from rlx.backends.cpu.kernels.cache.kv import kv_write
 
-    cache, x = n.inputs
+    cache, x = n.inputs[:2]
     kernel = kv_write(static(x, 1), width(x), n["dtype"], layout=_cache_layout(cache), wrap=n["wrap"])
-    return _call(n, kernel, Units(rows(x)), n["at"], cache.shape[1], args=(1, 2))
+    return _write(n, kernel, target)
+
+
+def _write(n: Node, kernel: Kernel, target: Target) -> Call:
+    """The call for a cache write. Its buffers are the operands after the cache, then the result."""
+    cache, x = n.inputs[:2]
+    last = len(n.inputs) - n["paged"]
+    call = _call(n, kernel, Units(rows(x)), n["at"], cache.shape[1], args=(*range(1, last), len(n.inputs)))
+    if not n["paged"]:
+        return call
+    from rlx.backends.cpu.pages import paged_write
+
+    return paged_write(call, static(x, 1), target)
 
 
 def _rope_kv_write(n: Node, target: Target) -> Call:
     from rlx.backends.cpu.kernels.rows.rope import rope
 
-    cache, x, angles = n.inputs[0], n.inputs[1], n.inputs[-1]
+    cache, x, angles = n.inputs[0], n.inputs[1], n.inputs[-2 if n["paged"] else -1]
     if _cache_layout(cache) != "k_tiles":
         raise CompileError("rotated rows go into a key cache only", where=repr(n))
     store = {"store": "k_tiles", "kv_dtype": n["dtype"], "wrap": n["wrap"]}
     kernel = rope(static(x, 1), width(x), width(angles), n["style"], norm_eps=n["norm_eps"], **store)
-    return _call(n, kernel, Units(rows(x)), n["at"], cache.shape[1], args=range(1, len(n.inputs) + 1))
+    return _write(n, kernel, target)
 
 
 def _as_cache(n: Node, target: Target) -> Call:
@@ -170,7 +181,10 @@ def _attention(n: Node, target: Target) -> Call:
 
     q, k = n.inputs[:2]
     shape = (static(q, 1), static(k, 0), width(q))
-    options = {"kv_dtype": k.dtype, **{name: n[name] for name in ("scale", "window", "softcap", "mask", "out")}}
+    options = {
+        "kv_dtype": k.dtype,
+        **{name: n[name] for name in ("scale", "window", "softcap", "mask", "out", "paged")},
+    }
     options["bias"] = static(n.inputs[3], 1) if n["mask"] == "bias" else None
     extents = (q.shape[0], n["length"] - q.shape[0], k.shape[1])
     if q.shape[0] == 1:  # decode needs no tiles of query rows
@@ -195,7 +209,7 @@ def _attention_of_a_row(
         return _call(n, kernel, Units(kv_heads), *extents)
     busy = kv_heads * split.parts
     units = Units(busy) if ranges.few(kv_heads, split) else Units(n["length"], split.least, kv_heads, busy)
-    scratch = ranges.scratch_bytes(heads // kv_heads, head_dim)
+    scratch = ranges.scratch_bytes(heads // kv_heads, head_dim) * busy
     return _call(n, kernel, units, *extents, args=(*range(len(n.inputs)), SCRATCH, len(n.inputs)), scratch=scratch)
 
 
@@ -279,16 +293,14 @@ def _linear_pick(n: Node, target: Target) -> Call:
     x, w = n.inputs
     count = static(w, 0)
     inner = linear.linear(w.dtype, count, width(w), x.dtype.name, target, single=True)
-    units = linear.units(count)
-    scratch = -(-linear_pick.SCRATCH_BYTES // units)
     kernel = linear_pick.linear_pick(inner, n["cap"], target)
-    return _call(n, kernel, Units(count, BLOCK_ROWS), count, args=(0, 1, SCRATCH, 2), scratch=scratch)
+    return _call(n, kernel, Units(count, BLOCK_ROWS), count, args=(0, 1, SCRATCH, 2), scratch=linear_pick.SCRATCH_BYTES)
 
 
 def _top_k(n: Node, target: Target) -> Call:
     from rlx.backends.cpu.kernels.rows.reduce import top_k
 
-    scratch = 4 * n["k"]  # the k largest values of a unit, which the kernel writes and nothing reads
+    scratch = rows(n) * (4 * n["k"])  # the k largest values of a row, which the kernel writes and nothing reads
     return _call(n, top_k(width(n.inputs[0]), n["k"]), Units(rows(n)), args=(0, SCRATCH, 1), scratch=scratch)
 
 
@@ -297,6 +309,12 @@ def _last_row(n: Node, target: Target) -> Call:
 
     x = n.inputs[0]
     return _call(n, last_row(prod(d for d in x.shape[1:] if isinstance(d, int))), Units(1), x.shape[0])
+
+
+def _take_rows(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.rows.copy import take_rows
+
+    return _call(n, take_rows(prod(static(n, axis) for axis in range(1, len(n.shape)))), Units(n.shape[0]))
 
 
 def _causal_conv(n: Node, target: Target) -> Call:
@@ -340,6 +358,7 @@ KERNELS: dict[str, Callable[[Node, Target], Call]] = {
     "linear_pick": _linear_pick,
     "top_k": _top_k,
     "last_row": _last_row,
+    "take_rows": _take_rows,
     "reduce_mean": _reduce,
     "reduce_sum": _reduce,
     "take": _take,
@@ -356,8 +375,8 @@ def select(node: Node, target: Target) -> Call:
     build = KERNELS.get(node.op)
     if build is None:
         raise CompileError(f"no kernel serves {node!r}", hint=f"Ops with kernels: {', '.join(KERNELS)}.")
-    if not is_by_sequence(node):
+    if not is_segmented(node):
         return build(node, target)
-    from rlx.backends.cpu.sequences import by_sequence
+    from rlx.backends.cpu.segments import segmented
 
-    return by_sequence(node, build(one_row(node), target), target)
+    return segmented(node, lambda single: build(single, target), target)

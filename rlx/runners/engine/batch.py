@@ -27,7 +27,7 @@ _ROWS = ((1, 1), (2, 8), (9, SLOTS))
 
 def batch_program(rows: int) -> ProgramSpec:
     """The spec of the program for steps of `rows` rows; one row uses the single-sequence program."""
-    return ProgramSpec(next(bounds for bounds in _ROWS if rows <= bounds[1]), sequences=rows > 1)
+    return ProgramSpec(next(bounds for bounds in _ROWS if rows <= bounds[1]), segments=rows > 1)
 
 
 def batch_programs(sequences: int) -> list[ProgramSpec]:
@@ -103,10 +103,11 @@ class Batch:
         program = self._programs[batch_program(rows)]
         sessions = [self._sessions[slot] for slot in tokens]
         past = [session.done for session in sessions]
-        inputs = {"tokens": list(tokens.values()), "positions": past, "past": past, "slots": list(tokens)}
+        segments = [(row, 1, length, slot) for row, (length, slot) in enumerate(zip(past, tokens, strict=True))]
+        inputs = {"tokens": list(tokens.values()), "positions": past, "segments": segments, "logit_rows": range(rows)}
         for name, view in program.inputs.items():
             view[:rows] = inputs[name]
-        env = {"SEQ": rows, "PAST_SEQ": max(past), **self._states.extents}
+        env = {"SEQ": rows, "SEGMENTS": rows, "OUTS": rows, **self._states.extents}
         for session in sessions:
             session.begin(1)
         program.run(**env)

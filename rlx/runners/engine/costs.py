@@ -51,7 +51,10 @@ def step_flops(engine: Engine, rows: int, past: int = 0) -> int:
 
 def batch_work(engine: Engine, sequences: int, past: int) -> tuple[int, int]:
     """(bytes of weights and caches, operations) of one batch step: one token each for sequences of `past` tokens."""
-    graph, env = engine._programs.final_graph(batch_program(sequences)), {"SEQ": sequences, "PAST_SEQ": past}
+    graph, env = (
+        engine._programs.final_graph(batch_program(sequences)),
+        {"SEQ": sequences, "SEGMENTS": sequences, "OUTS": sequences, "PAST_SEQ": past},
+    )
     return profiling.step_bytes(graph, env), profiling.step_flops(graph, env)
 
 

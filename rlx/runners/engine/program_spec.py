@@ -31,7 +31,7 @@ class ProgramSpec:
         embeds: whether prompt embeddings may take the place of those of tokens.
         bias: number of heads of an attention bias that replaces the causal mask, 1 if all heads share it; 0: no bias.
         greedy: whether it returns the likeliest token, as output "token" i32 [rows], instead of logits.
-        sequences: whether every row is the next token of a separate sequence.
+        segments: whether rows belong to several sequences; it returns the logits of the rows `logit_rows`.
         verifies: whether rows may be rejected: it then leaves the recurrent states and writes new ones beside them.
         advances: whether it only updates the recurrent states, by the accepted rows of a verifying program.
         turn: which of the two buffers of the recurrent states a verifying program reads, 0 or 1.
@@ -44,14 +44,14 @@ class ProgramSpec:
     embeds: bool = False
     bias: int = 0
     greedy: bool = False
-    sequences: bool = False
+    segments: bool = False
     verifies: bool = False
     advances: bool = False
     turn: int = 0
 
     @cached_property
     def phase(self) -> str:
-        return phase(self.seq, self.sequences)
+        return phase(self.seq, self.segments)
 
     @property
     def kind(self) -> str:
@@ -85,7 +85,7 @@ class ProgramSpec:
             packed: names of tables that another graph of the model uses as matrices.
         """
         more = {"all_rows": self.all_rows, "symbols": self.symbols, "whole": (HIDDEN,), "packed": packed}
-        return profile.options(self.seq, sequences=self.sequences, **more)
+        return profile.options(self.seq, segments=self.segments, **more)
 
     @property
     def advancing(self) -> ProgramSpec:

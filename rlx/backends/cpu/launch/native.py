@@ -103,6 +103,24 @@ class NativeProgram(Program):
         if self.then:
             self.then.bind(addresses)
 
+    def bind_slots(self, states: Mapping[str, tuple[int, int]]) -> None:
+        rows = [
+            (i, address, nbytes, written)
+            for name, (address, nbytes) in states.items()
+            for written, place in enumerate((name, f"{name}'"))
+            for i in self._positions.get(place, ())
+        ]
+        # Rows of the argument table that change with the slot: which, by which of the two slots, their place in slot 0.
+        self._slot_rows, self._slot_columns = (np.array([row[at] for row in rows], np.intp) for at in (0, 3))
+        self._slot_starts, self._slot_bytes = (np.array([row[at] for row in rows], np.uint64) for at in (1, 2))
+        super().bind_slots(states)
+
+    def select_slot(self, slot: int, written: int | None = None) -> None:
+        slots = np.array([slot, slot if written is None else written], np.uint64)
+        self._args[self._slot_rows] = self._slot_starts + slots[self._slot_columns] * self._slot_bytes
+        if self.then:
+            self.then.select_slot(slot, written)
+
     def prepare(self, extents: Mapping[str, int]) -> None:
         super().prepare(extents)
         if self._limits:

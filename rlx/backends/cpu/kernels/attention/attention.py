@@ -20,6 +20,9 @@ split of the units.
 With a window the caches may be rings: position t is stored at t modulo ctx. ctx is a multiple of 64, so a chunk is
 contiguous. Positions of a chunk before the window may have been overwritten; they are masked.
 
+With pages (`rlx.ir.pages`) the chunk that starts at position t lies where page t / 64 of the sequence is: one load for
+64 positions.
+
 `attention_cache.py` reads the types of caches, `attention_split.py` splits the positions of a single row into ranges,
 and `attention_bf16.py` has bf16 products for many rows.
 """
@@ -62,6 +65,7 @@ def attention(
     mask: str = "causal",
     bias: int | None = None,
     out: str = "f32",
+    paged: bool = False,
     writer: type[AttentionWriter] | None = None,
 ) -> Kernel:
     """A kernel for attention of `seq` rows at positions past .. past + seq, whose keys and values are in the cache.
@@ -77,6 +81,7 @@ def attention(
             read. A NaN among the values reaches every row of the units that read it.
         bias: only with `bias`: f32[seq, bias, past + seq]. A row whose bias masks all positions is NaN.
         visible: only with that mask: i32[seq], the last position that a row sees. A row that sees none is NaN.
+        pages: only with `paged`: i32[at least ceil((past + seq) / 64)], the page table.
         scratch: only with `split`: `scratch_bytes` per unit.
         out: f32 or bf16 [seq, heads, head_dim]. It must not overlap the others.
 
@@ -95,6 +100,7 @@ def attention(
         bias: number of heads of the bias, 1 (shared by all) or `heads`, for that mask only. The bias is added to the
             scores after the cap.
         out: type of the result, `f32` or `bf16`, rounded to nearest even.
+        paged: whether the caches are pools of pages, which a table finds. Windows do not wrap then.
         writer: class that generates the kernel. `TiledAttention` and `DottedAttention` have bf16 products, for shapes
             that `attention_bf16.fits` accepts.
 
@@ -111,10 +117,10 @@ def attention(
         what = f"the mask {mask!r} with a bias of {bias} heads for {heads} query heads"
         raise CompileError(what, where="attention", hint=f"Masks: {', '.join(MASKS)}.")
     writer = writer or AttentionWriter
-    shape = Shape(
-        heads, kv_heads, head_dim, kv_dtype, scale, window, softcap, rows_static, split, mask, bias, writer.bf16, out
-    )
-    optional = [*([mask] if mask in ("bias", "visible") else []), *["scratch"] * (split is not None)]
+    sizes, bf16 = (heads, kv_heads, head_dim), writer.bf16
+    shape = Shape(*sizes, kv_dtype, scale, window, softcap, rows_static, split, mask, bias, bf16, out, paged)
+    masking = [mask] if mask in ("bias", "visible") else []
+    optional = [*masking, *["pages"] * paged, *["scratch"] * (split is not None)]
     e = Emitter(target, ["q", "k", "v", *optional, "out"], ["seq", "past", "ctx"])
     writer(e, shape).write()
     return e.finish(f"attention_{kv_dtype}", shape.outline())
@@ -202,19 +208,24 @@ class AttentionWriter:
         """Adds some chunks to the sums of all queries."""
         e = self.e
         with e.loop(0, chunks.count) as slot:
-            self._score(unit, self._chunk(chunks, slot.i))
+            self._score(unit, self._chunk(unit, chunks, slot.i))
         with e.loop(0, unit.queries) as query:
             self._weigh(unit, chunks, query.i)
         self._mix(unit, chunks)
 
-    def _chunk(self, chunks: Chunks, slot: Index) -> Chunk:
+    def _chunk(self, unit: Unit, chunks: Chunks, slot: Index) -> Chunk:
         """Chunk number `slot` of `chunks`."""
         start = self.e.i64(self.e.mul_add(slot, CHUNK, chunks.first))
-        return Chunk(slot, start, self._place(start), self._place(self.e.b.add(start, self.e.i64(CHUNK))))
+        following = self.e.b.add(start, self.e.i64(CHUNK))
+        return Chunk(slot, start, self._place(unit, start), self._place(unit, following))
 
-    def _place(self, start: ir.Value) -> ir.Value:
-        """The place in the caches of the chunk that starts at a position."""
-        return start if self.shape.window is None else self.e.b.srem(start, self.e.args["ctx"])
+    def _place(self, unit: Unit, start: ir.Value) -> ir.Value:
+        """The place in the caches of the chunk that starts at a position. Past the end it may be any place."""
+        e = self.e
+        if self.shape.paged:
+            page = e.b.lshr(e.smin(start, e.b.sub(unit.last, e.i64(1))), e.i64(6))
+            return e.b.shl(e.b.sext(e.load(I32, e.at(e.args["pages"], (page, 4)), 4), I64), e.i64(6))
+        return start if self.shape.window is None else e.b.srem(start, e.args["ctx"])
 
     def _unit(self, unit: ir.Value, tiles: ir.Value) -> Unit:
         e, shape = self.e, self.shape
@@ -352,14 +363,14 @@ class AttentionWriter:
         places = [e.at(base, (query, 64)) for base in (self.largest, self.shrink, self.total)]
         before, total = (e.load(F32X16, place, 64) for place in places[::2])
         with e.loop(0, chunks.count, 1, [before]) as slot:
-            chunk = self._chunk(chunks, slot.i)
+            chunk = self._chunk(unit, chunks, slot.i)
             scores = self._seen_scores(unit, chunk, query)
             self._keep(scores, chunk, query)
             slot.values = [e.max(self._largest(scores), slot.values[0])]
         largest = e.reduce_max(slot.results[0])
         shrink = vmath.exp(e, e.b.fsub(before, largest))
         with e.loop(0, chunks.count, 1, [e.b.fmul(total, shrink)]) as slot:
-            chunk = self._chunk(chunks, slot.i)
+            chunk = self._chunk(unit, chunks, slot.i)
             weights = [vmath.exp(e, e.b.fsub(score, largest)) for score in self._kept(chunk, query)]
             self._keep_weights(weights, chunk, query)
             slot.values = [reduce(e.b.fadd, weights, slot.values[0])]
@@ -435,7 +446,7 @@ class AttentionWriter:
     def _mix(self, unit: Unit, chunks: Chunks) -> None:
         """Adds the weighted values of the chunks to the mixes of all queries. In this class there is one chunk."""
         e, whole = self.e, self.shape.head_dim // LANES
-        chunk = self._chunk(chunks, 0)
+        chunk = self._chunk(unit, chunks, 0)
 
         def mix(count: int, query: ir.Value) -> None:
             most = self._abreast(count)

@@ -9,8 +9,9 @@ from llvmlite import ir
 from rlx.backends.cpu.kernels.attention.split import Split
 from rlx.backends.cpu.tiles import LANES, Index
 from rlx.ir.dtypes import DType
+from rlx.ir.pages import PAGE
 
-CHUNK = 64  # positions of a chunk, whose scores are in scratch memory together
+CHUNK = PAGE  # positions of a chunk, whose scores are in scratch memory together
 _QUERIES = 32  # approximate number of queries (rows times heads of a group) of a unit
 _BF16_QUERIES = 128  # the same with bf16 products: more, because queries share the conversion of keys and values
 
@@ -45,6 +46,7 @@ class Shape:
     bias: int | None
     bf16: bool = False
     out: str = "f32"
+    paged: bool = False
 
     @property
     def group(self) -> int:
@@ -74,6 +76,7 @@ class Shape:
             score += f" + bias[row, {'0' if self.bias == 1 else 'head'}, t]"
         return (
             f"# {self.heads} heads of {self.head_dim} on {self.kv_heads} KV heads, {self.dtype} cache"
+            f"{' in pages' if self.paged else ''}"
             f"{', products of bf16' if self.bf16 else ''}\n"
             f"for unit in range(begin, end):  # {unit}\n"
             f"    for row, head in unit:\n"

@@ -1,10 +1,10 @@
-"""Copies f32 rows unchanged."""
+"""Copies f32 rows unchanged: all, the last one, or chosen ones."""
 
 from __future__ import annotations
 
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.loops import HOLE, Ptr, loop_kernel
-from rlx.ir.dtypes import F32
+from rlx.ir.dtypes import F32, I32
 
 #: Hole: elements of a row.
 WIDTH: int = HOLE
@@ -20,6 +20,11 @@ def last_row(width: int) -> Kernel:
     return loop_kernel(_last_row, {"WIDTH": width}, [("x", F32), ("out", F32)], ("seq",))
 
 
+def take_rows(width: int) -> Kernel:
+    """f32[n, width], rows i32[m] -> f32[m, width]. Buffers x, rows, out; a unit is a row of the result."""
+    return loop_kernel(_take_rows, {"WIDTH": width}, [("x", F32), ("rows", I32), ("out", F32)])
+
+
 def _copy_rows(x: Ptr, out: Ptr, begin: int, end: int) -> None:
     for i in range(begin * WIDTH, end * WIDTH):
         out[i] = x[i]
@@ -29,3 +34,10 @@ def _last_row(x: Ptr, out: Ptr, seq: int, begin: int, end: int) -> None:
     for unit in range(begin, end):
         for i in range(WIDTH):
             out[unit * WIDTH + i] = x[(seq - 1) * WIDTH + i]
+
+
+def _take_rows(x: Ptr, rows: Ptr, out: Ptr, begin: int, end: int) -> None:
+    for row in range(begin, end):
+        source = rows[row] * WIDTH
+        for i in range(WIDTH):
+            out[row * WIDTH + i] = x[source + i]

@@ -1,0 +1,192 @@
+"""Segments: the attribute `segments`, with which the rows of a call belong to several sequences.
+
+By default the rows of a call are consecutive tokens of one sequence, after PAST_SEQ others. With `segments` they are
+cut into segments, runs of rows of one sequence each, and the op has one more operand, `segments` i32[SEGMENTS, 4]: of
+each segment the first row, the number of rows, the number of tokens before them, and the slot of the sequence.
+
+The meaning: the op without the attribute, applied to the rows of each segment, with SEQ = rows and PAST_SEQ = past.
+
+- States have a leading axis of slots, and the segment uses those of its slot. Caches of `paged` ops have no slots,
+  because all sequences share their pages; the page tables are then `pages` i32[SEGMENTS, PAGES], one row a segment.
+- An op with `aside` reads the state of the segment's slot and writes the other state in a slot of its own. `segments`
+  is i32[SEGMENTS, 5] then: the fifth number is the slot that is written. Other ops ignore it.
+- A segment may have no rows. Rows of no segment are not computed: their results may hold anything.
+- Segments must not share rows, nor slots, nor pages that one of them writes.
+- Attention in bf16 leaves segments of one row in f32, as a decode step of one sequence does.
+
+The other ops work row by row, so they know nothing of segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import ShapeError
+from rlx.ir import dims
+from rlx.ir.dims import DimLike, Shape
+from rlx.ir.dtypes import I32, DType
+from rlx.ir.infer import Rule
+from rlx.ir.meaning import Array, Attrs, Env
+from rlx.ir.node import Node, intern
+
+#: Columns of the operand `segments`.
+FIRST_ROW, ROWS, PAST, SLOT, SLOT_WRITTEN = range(5)
+
+#: Operands of every op over a state and its result, as roles: r has rows, s is a state with slots, w is a weight.
+#: Further roles, see `roles`: c is a pool of pages, p are page tables, a is the state that an op with `aside` writes.
+_ROLES = {
+    "kv_write": ("sr", "s"),
+    "rope_kv_write": ("srr", "s"),
+    "attention": ("rss", "r"),
+    "causal_conv": ("srw", "r"),
+    "gated_delta": ("srrrrr", "r"),
+}
+OPS = tuple(_ROLES)
+
+
+def roles(op: str, attrs: Mapping[str, Any]) -> tuple[str, str]:
+    """The roles of an op's operands, without `segments`, and of its result."""
+    operands, result = _ROLES[op]
+    if attrs.get("norm_eps") is not None:
+        operands = "srwr"
+    if attrs.get("mask") == "visible":
+        operands += "r"
+    if attrs.get("aside"):
+        operands += "a"
+    if attrs.get("paged"):
+        return operands.replace("s", "c") + "p", result.replace("s", "c")
+    return operands, result
+
+
+def is_segmented(node: Node) -> bool:
+    """Whether the rows of a node belong to segments."""
+    return node.op in _ROLES and bool(node["segments"])
+
+
+def of_one(op: str, inputs: tuple[Node, ...], attrs: Attrs, rows: DimLike) -> tuple[tuple[Node, ...], dict[str, Any]]:
+    """Operands and attributes of the op for a single segment of `rows` rows. Leaves replace computed operands.
+
+    Args:
+        inputs, attrs: those of the op with `segments`.
+    """
+    letters, _ = roles(op, attrs)
+    operands = tuple(_stand_in(i, n, role, rows) for i, (n, role) in enumerate(zip(inputs[:-1], letters, strict=True)))
+    own = {k: dims.bind(v, {"SEQ": rows}) if isinstance(v, dims.Dim) else v for k, v in attrs.items()}
+    return operands, {**_arithmetic(own, rows), "segments": False}
+
+
+def _arithmetic(attrs: Attrs, rows: DimLike) -> dict[str, Any]:
+    """The attributes for a segment of this size: one row is not rounded to bf16."""
+    return {**attrs, "bf16": False} if rows == 1 and attrs.get("bf16") else dict(attrs)
+
+
+def _stand_in(i: int, node: Node, role: str, rows: DimLike) -> Node:
+    if role == "w":
+        return node
+    if role == "r":
+        return intern("input", (), (("name", f"row {i}"),), (rows, *node.shape[1:]), node.dtype)
+    if role == "p":
+        return intern("input", (), (("name", f"pages {i}"),), node.shape[1:], node.dtype)
+    state = node
+    while state.inputs:  # a write; its first operand is the state
+        state = state.inputs[0]
+    return intern("state", (), state.attrs, state.shape if role == "c" else state.shape[1:], state.dtype)
+
+
+def rule(op: str, plain: Rule) -> Rule:
+    """The shape rule of an op with and without `segments`."""
+
+    def segmented(inputs: tuple[Node, ...], attrs: Attrs) -> tuple[Shape, DType]:
+        if not attrs["segments"]:
+            return plain(inputs, attrs)
+        _check(op, inputs, attrs)
+        letters, result = roles(op, attrs)
+        rows = inputs[letters.index("r")].shape[0]
+        operands, own = of_one(op, inputs, attrs, rows)
+        shape, dtype = plain(operands, own)
+        return shape if result == "r" else inputs[0].shape, dtype
+
+    return segmented
+
+
+def _check(op: str, inputs: tuple[Node, ...], attrs: Attrs) -> None:
+    letters, _ = roles(op, attrs)
+    if len(inputs) != len(letters) + 1 or not _fit(letters, inputs):
+        found = ", ".join(f"{n.dtype}[{', '.join(map(str, n.shape))}]" for n in inputs) or "none"
+        special = "page tables i32[SEGMENTS, PAGES]" if "p" in letters else "slots in front of states"
+        hint = f"Expected its operands without a bias, {special}, then segments i32[SEGMENTS, {4 + ('a' in letters)}]."
+        raise ShapeError(f"found operands {found}", where=f"{op} of segments", hint=hint)
+
+
+def _fit(letters: str, inputs: tuple[Node, ...]) -> bool:
+    *operands, segments = inputs
+    first = {role: {n.shape[:1] for n, r in zip(operands, letters, strict=True) if r == role} for role in "rsap"}
+    columns = (SLOT_WRITTEN + 1,) if "a" in letters else (SLOT + 1, SLOT_WRITTEN + 1)
+    table = segments.dtype is I32 and len(segments.shape) == 2 and segments.shape[1] in columns
+    tables = first["p"] <= {segments.shape[:1]}
+    return table and tables and len(first["r"]) == 1 and len(first["s"] | first["a"]) <= 1
+
+
+def meaning(op: str, plain: Any) -> Any:
+    """The meaning of an op with and without `segments`, with a signature as in `rlx.ir.meaning`."""
+
+    def segmented(x: list[Array], a: Attrs, env: Env) -> Any:
+        if not a["segments"]:
+            return plain(x, a, env)
+        *operands, segments = x
+        letters, result = roles(op, a)
+        at = max(letters.find(role) for role in ("a" if "a" in letters else "s", "c"))  # the state that is written
+        rows = operands[letters.index("r")]
+        new = operands[at].copy() if letters[0] in "sc" else None
+        found: Array | None = None
+        for number, place in _places(segments, len(rows), "s" in letters):
+            if new is not None:
+                operands[at] = new
+            own = [_own(v, role, number, place) for v, role in zip(operands, letters, strict=True)]
+            count = place[ROWS]
+            value = plain(own, _arithmetic(a, count), {**env, "SEQ": count, "PAST_SEQ": place[PAST]})
+            result_rows, state = value if isinstance(value, tuple) else (value, value)
+            if new is not None:
+                new[_place_of(letters[at], place)] = state
+            if result == "r":
+                found = np.zeros((len(rows), *result_rows.shape[1:]), result_rows.dtype) if found is None else found
+                found[place[FIRST_ROW] :][:count] = result_rows
+        if result != "r":
+            return new
+        if found is None:
+            raise ValueError("no segment has rows")
+        return found if new is None else (found, new)
+
+    return segmented
+
+
+def _places(segments: Array, rows: int, slotted: bool) -> Iterator[tuple[int, list[int]]]:
+    """Number and columns of every segment that has rows; ValueError if two share a row, or a slot where there are."""
+    taken, slots = np.zeros(rows, bool), set()
+    for number, place in enumerate(segments.tolist()):
+        first, count = place[FIRST_ROW], place[ROWS]
+        if not 0 <= first <= first + count <= rows or place[PAST] < 0:
+            raise ValueError(f"segment {number}, {place}, is not within {rows} rows")
+        if not count:
+            continue
+        if taken[first : first + count].any() or (slotted and place[SLOT] in slots):
+            raise ValueError(f"segment {number}, {place}, shares rows or its slot with an earlier one")
+        taken[first : first + count] = True
+        slots.add(place[SLOT])
+        yield number, place
+
+
+def _own(value: Array, role: str, number: int, place: list[int]) -> Array:
+    """A segment's part of an operand."""
+    if role == "r":
+        return value[place[FIRST_ROW] :][: place[ROWS]]
+    part: Array = value[number if role == "p" else _place_of(role, place)]
+    return part
+
+
+def _place_of(role: str, place: list[int]) -> Any:
+    """The index of a segment's part of a state or weight."""
+    return {"s": place[SLOT], "a": place[-1]}.get(role, ...)

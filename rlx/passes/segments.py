@@ -1,0 +1,65 @@
+"""Segments: the rows of a call are cut into segments, each of one sequence, see `rlx.ir.segments`.
+
+States get an axis of slots in front; those with pages do not. Ops over states get the operand `segments`, a new input
+of the program, and page tables become one row a segment. All other ops work row by row anyway. This is the last pass
+over the graph, so that no rewrite rule has to know about it.
+"""
+
+from __future__ import annotations
+
+from rlx.errors import GraphError
+from rlx.ir import dims, ops
+from rlx.ir.dims import PAGES, SEGMENTS, SEQ, SLOTS
+from rlx.ir.dtypes import I32
+from rlx.ir.graph import Graph
+from rlx.ir.node import Node
+from rlx.ir.segments import OPS, SLOT, SLOT_WRITTEN
+from rlx.ir.verify import WRITES
+from rlx.passes.options import Options
+from rlx.passes.pages import PAGES_INPUT
+from rlx.passes.program import root
+from rlx.passes.report import SILENT, Log
+
+SEGMENTS_INPUT = "segments"
+
+
+def segments(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
+    """The batched form of a graph whose rows are the symbol SEQ.
+
+    Raises:
+        GraphError: a node needs to know where its row stands in a sequence, and is none of the ops that can.
+    """
+    nodes, names = graph.nodes(), graph.names()
+    aside = any(node.op in ops.EFFECTS and node["aside"] for node in nodes)
+    columns = 1 + (SLOT_WRITTEN if aside else SLOT)
+    table = ops.leaf("input", SEGMENTS_INPUT, (SEGMENTS, columns), I32)
+    pooled = {root(node) for node in nodes if node.op in WRITES and node["paged"]}
+
+    def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
+        if old.op == "state" and old not in pooled and not _has_rows(old):
+            log.done("slots", names[old], "a state for each sequence")
+            return ops.rebuild(old, (), shape=(SLOTS, *old.shape))
+        if old.op == "input" and old.name == PAGES_INPUT and pooled:
+            return ops.rebuild(old, (), shape=(SEGMENTS, PAGES))
+        if old.op in OPS:
+            log.done("segments", names[old], "each segment works on the states of its own sequence")
+            return ops.make(old.op, *inputs, table, **{**dict(old.attrs), "segments": True})
+        _check(old)
+        return ops.rebuild(old, inputs)
+
+    names_used = {"SEGMENTS", "SLOTS", "PAST_SEQ"}
+    bounds = {**graph.bounds, **{symbol: options.bounds[symbol] for symbol in names_used}}
+    return graph.map(visit, bounds=bounds)
+
+
+def _check(node: Node) -> None:
+    depends = any("PAST_SEQ" in dims.symbols(value) for _, value in node.attrs if isinstance(value, dims.Dim))
+    reads = any(i.op == "state" and not _has_rows(i) for i in node.inputs)
+    if depends or reads or node.op in ("last_row", "as_cache"):
+        hint = f"Rows of a batch belong to several sequences for {', '.join(OPS)} only."
+        raise GraphError("mixes the rows of a sequence", where=repr(node), hint=hint)
+
+
+def _has_rows(state: Node) -> bool:
+    """Whether a state keeps values of a call's rows between two calls, which belong to no slot."""
+    return state.shape[:1] == (SEQ,)

@@ -1,0 +1,104 @@
+"""Programs over one pool: paged caches, and slots for the other states, as the programs of an engine share them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.base import Program
+from rlx.backends.cpu.target import Target
+from rlx.backends.memory import AlignedBuffer
+from rlx.ir import dims, text
+from rlx.ir.dtypes import DTYPES
+from rlx.ir.graph import Graph
+from rlx.ir.pages import PAGE
+from rlx.passes.options import Options
+from rlx.passes.pages import full_caches
+from rlx.runtime.cache import CompileCache
+from rlx.runtime.compile import Compiler
+from rlx.runtime.tensors import Tensors
+
+Array = np.ndarray[Any, Any]
+
+
+class Pool:
+    """The states of a graph, and programs that work on them.
+
+    Args:
+        weights: f32 values by name.
+        pages: pages of the full caches.
+        slots: slots of the other states.
+        window_ctx: positions of a ring.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        weights: dict[str, Array],
+        *,
+        cache: CompileCache,
+        target: str = "native",
+        threads: int = 2,
+        pages: int = 0,
+        slots: int = 1,
+        window_ctx: int = 64,
+    ) -> None:
+        self.graph, self.weights = graph, {**weights, **graph.constants}
+        self.extents = {"CTX": pages * PAGE, "WINDOW_CTX": window_ctx, "SLOTS": slots}
+        self.compiler = Compiler(Target.host(target), cache)
+        self.workers = self.compiler.workers(threads)
+        self.tensors = Tensors(self.compiler, self.workers)
+        self.pooled = {node.name for node in full_caches(graph)}
+        self.sizes = {
+            name: node.dtype.size([dims.value(dim, self.extents) for dim in node.shape])
+            for name, node in graph.leaves("state").items()
+        }
+        copies = {name: 1 if name in self.pooled else slots for name in self.sizes}
+        self.buffers = {name: AlignedBuffer(copies[name] * size) for name, size in self.sizes.items()}
+        self.programs: list[Program] = []
+        self.final: dict[Program, Graph] = {}
+
+    def program(self, seq: tuple[int, int], **options: Any) -> Program:
+        """A program for `seq` rows, paged unless the options say otherwise; options as in `Options`."""
+        chosen = Options(**{"precision": "exact", "paged": True, **options, "seq": seq})
+        compiled = self.compiler.program(self.graph, chosen)
+        program = compiled.instance(self.workers)
+        for name, row in compiled.manifest["weights"].items():
+            shape, value = tuple(map(int, row["shape"])), np.ascontiguousarray(self.weights[name], np.float32)
+            if row["layout"] == "rows":
+                self.tensors.add_array(name, value)
+            elif row["layout"] == "file":
+                self.tensors.add_table(name, value.view(np.uint8).reshape(-1))
+            else:
+                self.tensors.add_matrix(name, value.view(np.uint8).reshape(-1), DTYPES[row["dtype"]], *shape)
+        program.bind(self.tensors.addresses)
+        addresses = {name: buffer.address for name, buffer in self.buffers.items()}
+        program.bind({name: addresses[name] for name in self.pooled})
+        program.bind_slots({name: (a, self.sizes[name]) for name, a in addresses.items() if name not in self.pooled})
+        self.programs.append(program)
+        self.final[program] = text.loads(compiled.final)
+        return program
+
+    def run(self, program: Program, inputs: dict[str, Any], **env: int) -> dict[str, Array]:
+        """One step; inputs that the program does not have are ignored."""
+        given = {**self.extents, **env}
+        for name, view in program.inputs.items():
+            value = np.asarray(inputs[name], view.dtype)
+            view.reshape(-1)[: value.size] = value.reshape(-1)
+        program.run(**given)
+        return {name: program.output(name, **given).copy() for name in program.manifest["outputs"]}
+
+    def close(self) -> None:
+        self.workers.close()
+        for program in self.programs:
+            program.close()
+        self.tensors.close()
+        for buffer in self.buffers.values():
+            buffer.close()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
