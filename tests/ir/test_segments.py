@@ -30,6 +30,7 @@ Q, K, ANGLES = G.input("q", [SEQ, 4, 32]), G.input("k", [SEQ, 2, 32]), G.input("
 NORM, TAPS = G.weight("norm", [32]), G.weight("taps", [8, 4])
 GATES = [G.input(name, [SEQ, 4]) for name in ("g", "beta")]
 KEYS = [G.input(name, [SEQ, 2, 8]) for name in ("dq", "dk")]
+VISIBLE, LAST = G.input("visible", [SEQ], I32), np.array([0, 64, 64, 0, 132, 132, 131])  # in each row's sequence
 LENGTH = {"scale": 0.2, "length": PAST_SEQ + SEQ}
 
 
@@ -50,6 +51,7 @@ CASES = [
     ("attention", (Q, cache("k"), cache("v")), LENGTH),
     ("attention", (Q, cache("k"), cache("v")), {**LENGTH, "window": 4, "softcap": 3.0}),
     ("attention", (Q, cache("k"), cache("v")), {**LENGTH, "bf16": True, "out": "bf16"}),
+    ("attention", (Q, cache("k"), cache("v"), VISIBLE), {**LENGTH, "mask": "visible"}),
     ("causal_conv", (state("rows", 3, 8), ANGLES, TAPS), {}),
     ("causal_conv", (state("rows", 3, 8), ANGLES, TAPS, state("new rows", 3, 8)), {"aside": True}),
     ("gated_delta", (state("delta", 4, 8, 32), *KEYS, Q, *GATES), {"scale": 0.3}),
@@ -82,7 +84,7 @@ def feeds(node: Node) -> dict[str, Array]:
     leaves = {n.name: n for n in node.inputs if n.dtype is not I32}
     arrays = {name: rng.standard_normal([value(d, ENV) for d in n.shape]) for name, n in leaves.items()}
     arrays = {name: -np.abs(a) if name == "g" else a for name, a in arrays.items()}
-    return {**arrays, "segments": SEGMENTS_OF_CALL, "pages": TABLES}
+    return {**arrays, "segments": SEGMENTS_OF_CALL, "pages": TABLES, "visible": LAST}
 
 
 def places(table: Array) -> Array:

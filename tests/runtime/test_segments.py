@@ -14,7 +14,7 @@ from runners import hybrid
 from rlx.errors import ArgumentError, GraphError
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ, value
-from rlx.ir.dtypes import KV_DTYPES, DType
+from rlx.ir.dtypes import I32, KV_DTYPES, DType
 from rlx.ir.graph import Graph
 from rlx.ir.pages import PAGE
 from rlx.passes import pipeline
@@ -130,25 +130,35 @@ def test_every_kind_of_state_over_a_pool(level: str, cache: CompileCache) -> Non
             check(pool.run(batch, inputs, **sizes)["logits"], step.put(wants)[chosen])
 
 
-def attention_graph(dtype: DType, window: int | None = None) -> Graph:
+def attention_graph(dtype: DType, window: int | None = None, pictures: bool = False) -> Graph:
     graph = Graph("attention")
     q, k, v = (graph.input(name, [SEQ, heads, 32]) for name, heads in (("q", 4), ("k", 2), ("v", 2)))
     keys = ops.kv_write(graph.state("keys", [2, CTX, 32], dtype), k)
     values = ops.kv_write(graph.state("values", [2, CTX, 32], dtype), v)
-    graph.output("y", ops.attention(q, keys, values, scale=0.2, window=window))
+    visible = graph.input("visible", [SEQ], I32) if pictures else None
+    graph.output("y", ops.attention(q, keys, values, scale=0.2, window=window, visible=visible))
     return graph
 
 
-@pytest.mark.parametrize(("dtype", "window"), [*((dtype, None) for dtype in KV_DTYPES), (KV_DTYPES[0], 100)], ids=str)
-def test_caches_of_every_type(dtype: DType, window: int | None, cache: CompileCache) -> None:
+KINDS_OF_ATTENTION = [
+    *((dtype, None, False) for dtype in KV_DTYPES),
+    (KV_DTYPES[0], 100, False),
+    (KV_DTYPES[0], None, True),
+    (KV_DTYPES[0], 100, True),
+]
+
+
+@pytest.mark.parametrize(("dtype", "window", "pictures"), KINDS_OF_ATTENTION, ids=str)
+def test_caches_of_every_type(dtype: DType, window: int | None, pictures: bool, cache: CompileCache) -> None:
     """The bits of each segment are those of a call of its own over a contiguous cache.
 
     The longest text is long enough for single rows whose positions are split into ranges, whose sums meet in scratch
-    memory of the segment.
+    memory of the segment. Rows of pictures see a few later positions, as far as the segment has them.
     """
-    graph, rng, lengths = attention_graph(dtype, window), np.random.default_rng(6), (700, 40, 170)
+    graph, rng, lengths = attention_graph(dtype, window, pictures), np.random.default_rng(6), (700, 40, 170)
     shapes = {"q": 4, "k": 2, "v": 2}
     rows = {n: [rng.standard_normal((m, heads, 32)).astype(np.float32) for m in lengths] for n, heads in shapes.items()}
+    rows |= {"visible": [np.arange(m, dtype=np.int32) // 12 * 12 + 11 for m in lengths]} if pictures else {}
     tables, found = page_tables(lengths, 20, rng), [np.zeros((m, 128), np.float32) for m in lengths]
     taken = []
     with Pool(graph, {}, cache=cache, pages=20) as pool:

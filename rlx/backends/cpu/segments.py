@@ -81,7 +81,7 @@ def _stride(node: Node, arg: int, scratch: int) -> _Stride:
     role, value = (result, node) if arg == len(operands) else (operands[arg], node.inputs[arg])
     if role in "wc":
         return _Stride(None, 0)
-    *outer, width = value.shape[1:]
+    *outer, width = value.shape[1:] or (1,)  # a number for each row
     if role == "p":
         return _Stride(None, width * value.dtype.row_bytes(1))
     if not isinstance(width, int):
