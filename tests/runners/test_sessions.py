@@ -5,13 +5,14 @@ logits are those of one pass over the session's ids, in float64 and through cach
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import hybrid
 import numpy as np
 import pytest
 
-from rlx.errors import ArgumentError, NumericalError, PromptError
+from rlx.errors import ArgumentError, NumericalError, PromptError, SnapshotError
 from rlx.ir.graph import Graph
 from rlx.runtime import kv
 from rlx.runtime import session as session_module
@@ -311,6 +312,9 @@ def test_a_snapshot_of_something_else_is_refused(mixed: hybrid.InterpretedEngine
             mixed.restore(snapshot)
         assert mixed.ids == IDS[:30]
 
+    for wrong in (-1, 10**6):
+        ids = (*good.ids[:-1], wrong)
+        refused(replace(good, ids=ids), f"the snapshot has the token id {wrong}, expected ids from 0", SnapshotError)
     mixed.identity = "another model"
     refused(good, "the snapshot is of another model .a model, this is another mode.")
     mixed.identity = "a model"

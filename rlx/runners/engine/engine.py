@@ -272,10 +272,6 @@ class Engine:
             yield ids[at:end]
             at = end
 
-    def program_for(self, rows: int, past: int) -> Program:
-        """The program for a call of `rows` rows after `past` positions, compiled if necessary."""
-        return self._programs[self._spec(rows, past)]
-
     def _spec(
         self, rows: int, past: int, all_rows: bool = False, hidden: bool = False, turn: int | None = None
     ) -> ProgramSpec:
@@ -357,6 +353,10 @@ class Engine:
         if snapshot.model != self._identity:
             what = f"the snapshot is of another model ({snapshot.model[:12]}, this is {self._identity[:12]})"
             raise SnapshotError(what, where=self._weights.loader.path, hint="Open the file that it was taken from.")
+        wrong = next((i for i in snapshot.ids if not 0 <= i < self._rows), None)
+        if wrong is not None:  # a rewind would look its embedding up
+            what = f"the snapshot has the token id {wrong}, expected ids from 0 to {self._rows - 1}"
+            raise SnapshotError(what, where="restore", hint="The file is damaged: take the snapshot anew.")
         self._session.restore(snapshot)
         if self._predictor:
             self._predictor.forget(0)
