@@ -13,12 +13,14 @@ instruction: on other targets bf16 weights are converted to f32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import product
 
 from llvmlite import ir
 
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.tiles import BF16X32, F32X16, I1, I8X64, I16, I32, LANES, Emitter, mangle, vector
+from rlx.backends.cpu.tiles import BF16X32, F32X16, I1, I8X64, I16, I32, LANES, Emitter, Index, mangle, vector
 
 Vectors = Sequence[ir.Value]
 
@@ -54,15 +56,53 @@ def dot_u8s8(e: Emitter, acc: ir.Value, codes: Vectors, activations: Vectors, bi
         codes: at most `span(bits)` vectors of 64 codes from `ready`.
         activations: the same number of vectors of 64 int8 within [-127, 127].
     """
-    kind = dot_kind(e.target)
-    if kind == "portable":
-        return _portable(e, acc, codes, activations)
-    bytes_ = 64 if kind == "vnni512" or (kind == "maddubs" and e.target.vectors == "avx512") else 32
-    step = _maddubs if kind == "maddubs" else _vnni
-    accs = e.pieces(acc, bytes_ // 4)
-    parts = zip(*(e.pieces(v, bytes_) for v in (*codes, *activations)), strict=True)
-    done = [step(e, a, v[: len(codes)], v[len(codes) :], bits) for a, v in zip(accs, parts, strict=True)]
-    return done[0] if len(done) == 1 else e.concat(*done)
+    steps = range(len(codes))
+    return dot_tile(e, [acc], steps, 1, lambda step, _: codes[step], lambda step, _: activations[step], bits)[0]
+
+
+def dot_tile(
+    e: Emitter,
+    sums: Vectors,
+    steps: Sequence[Index],
+    blocks: int,
+    code: Callable[[Index, int], ir.Value],
+    activation: Callable[[Index, int], ir.Value],
+    bits: int,
+) -> list[ir.Value]:
+    """The same for a tile: sums i32x16 of some rows of activations times some blocks of codes.
+
+    Wide registers hold the codes of all steps, and take one row after the other. On narrower ones, codes are read where
+    they are needed, one step after the other.
+
+    Args:
+        sums: ordered by row, then by block.
+        steps: at most `span(bits)` steps, which are given to `code` and `activation`.
+        blocks: number of blocks.
+        code: (step, block) -> 64 codes from `ready`.
+        activation: (step, row) -> 64 int8 within [-127, 127].
+    """
+    rows, kind = range(len(sums) // blocks), dot_kind(e.target)
+    wide = kind in ("portable", "vnni512") or (kind == "maddubs" and e.target.vectors == "avx512")
+    bytes_ = 64 if wide else 32
+    codes = cache(lambda step, block: e.pieces(code(steps[step], block), bytes_))
+    xs = cache(lambda step, row: e.pieces(activation(steps[step], row), bytes_))
+    parts = [e.pieces(total, bytes_ // 4) for total in sums]
+    pairs: dict[tuple[int, int], ir.Value] = {}  # sums of pairs of products, by sum and piece
+    if wide:
+        order = [(step, row, block, 0) for row in rows for block in range(blocks) for step in range(len(steps))]
+    else:
+        order = list(product(range(len(steps)), rows, range(blocks), range(64 // bytes_)))
+    for step, row, block, piece in order:
+        i, operands = row * blocks + block, (codes(step, block)[piece], xs(step, row)[piece])
+        if kind == "maddubs":
+            found, at = _products(e, *operands, bits), (i, piece)
+            pairs[at] = e.b.add(pairs[at], found) if at in pairs else found
+            if step == len(steps) - 1:
+                parts[i][piece] = e.b.add(parts[i][piece], _widened(e, pairs[at]))
+        else:
+            add = _portable if kind == "portable" else _vnni
+            parts[i][piece] = add(e, parts[i][piece], *operands)
+    return [part[0] if len(part) == 1 else e.concat(*part) for part in parts]
 
 
 def bf16_pairs(e: Emitter, pointer: ir.Value) -> ir.Value:
@@ -96,25 +136,25 @@ def _is_signed(target: Target, bits: int) -> bool:
     return bits == 8 and dot_kind(target) == "maddubs"
 
 
-def _vnni(e: Emitter, acc: ir.Value, codes: Vectors, xs: Vectors, bits: int) -> ir.Value:
+def _vnni(e: Emitter, acc: ir.Value, code: ir.Value, x: ir.Value) -> ir.Value:
     name = f"llvm.x86.avx512.vpdpbusd.{acc.type.count * 32}"  # the 256-bit intrinsic also selects AVX-VNNI
-    for code, x in zip(codes, xs, strict=True):
-        acc = e.call(name, acc.type, [acc, code, x])
-    return acc
+    return e.call(name, acc.type, [acc, code, x])
 
 
-def _maddubs(e: Emitter, acc: ir.Value, codes: Vectors, xs: Vectors, bits: int) -> ir.Value:
-    wide = acc.type.count == LANES
+def _products(e: Emitter, code: ir.Value, x: ir.Value, bits: int) -> ir.Value:
+    """The sums of pairs of products, as i16."""
+    wide = code.type.count == 4 * LANES
+    operands = _move_sign(e, code, x, wide) if bits == 8 else [code, x]
     multiply = "llvm.x86.avx512.pmaddubs.w.512" if wide else "llvm.x86.avx2.pmadd.ub.sw"
-    widen = "llvm.x86.avx512.pmaddw.d.512" if wide else "llvm.x86.avx2.pmadd.wd"
-    pairs_type = vector(I16, acc.type.count * 2)
-    pairs = None
-    for code, x in zip(codes, xs, strict=True):
-        operands = _move_sign(e, code, x, wide) if bits == 8 else [code, x]
-        product = e.call(multiply, pairs_type, operands)
-        pairs = product if pairs is None else e.b.add(pairs, product)
-    ones = ir.Constant(pairs_type, [1] * pairs_type.count)
-    return e.b.add(acc, e.call(widen, acc.type, [pairs, ones]))
+    return e.call(multiply, vector(I16, code.type.count // 2), operands)
+
+
+def _widened(e: Emitter, pairs: ir.Value) -> ir.Value:
+    """The sums of pairs of i16, as i32."""
+    wide = pairs.type.count == 2 * LANES
+    ones = ir.Constant(pairs.type, [1] * pairs.type.count)
+    name = "llvm.x86.avx512.pmaddw.d.512" if wide else "llvm.x86.avx2.pmadd.wd"
+    return e.call(name, vector(I32, pairs.type.count // 2), [pairs, ones])
 
 
 def _move_sign(e: Emitter, code: ir.Value, x: ir.Value, wide: bool) -> list[ir.Value]:
@@ -126,15 +166,14 @@ def _move_sign(e: Emitter, code: ir.Value, x: ir.Value, wide: bool) -> list[ir.V
     return [size, e.b.select(negative, e.b.neg(x), x)]
 
 
-def _portable(e: Emitter, acc: ir.Value, codes: Vectors, xs: Vectors) -> ir.Value:
+def _portable(e: Emitter, acc: ir.Value, code: ir.Value, x: ir.Value) -> ir.Value:
     """Multiplies even and odd bytes separately, as i16 lanes. LLVM turns the sums of pairs into multiply-adds."""
     i16, i32 = vector(I16, 32), vector(I32, 32)
     eight, low = ir.Constant(i16, [8] * 32), ir.Constant(i16, [255] * 32)
-    for code, x in zip(codes, xs, strict=True):
-        u, s = e.b.bitcast(code, i16), e.b.bitcast(x, i16)
-        even = e.b.and_(u, low), e.b.ashr(e.b.shl(s, eight), eight)
-        odd = e.b.lshr(u, eight), e.b.ashr(s, eight)
-        for left, right in (even, odd):
-            product = e.b.mul(e.b.sext(left, i32), e.b.sext(right, i32))
-            acc = e.b.add(acc, e.b.add(e.pick(product, range(0, 32, 2)), e.pick(product, range(1, 32, 2))))
+    u, s = e.b.bitcast(code, i16), e.b.bitcast(x, i16)
+    even = e.b.and_(u, low), e.b.ashr(e.b.shl(s, eight), eight)
+    odd = e.b.lshr(u, eight), e.b.ashr(s, eight)
+    for left, right in (even, odd):
+        product = e.b.mul(e.b.sext(left, i32), e.b.sext(right, i32))
+        acc = e.b.add(acc, e.b.add(e.pick(product, range(0, 32, 2)), e.pick(product, range(1, 32, 2))))
     return acc

@@ -35,7 +35,8 @@ class Tuning:
             prefetchers follow several streams and stop at the end of a page; others handle several streams badly.
         macro_rows_int8: rows of int8 activations that share one unpacking of a chunk of weights.
         macro_rows_float: the same for f32 and bf16 activations.
-        tile_rows_int8: rows of int8 activations whose sums are in registers at once, over unpacked weights.
+        tile_rows_int8: rows of int8 activations whose sums are in registers at once, over unpacked weights. Without
+            int8 dot instructions, 256-bit registers hold two thirds of them.
         tile_rows_float: the same for f32 and bf16 activations with 512-bit registers; narrower registers hold
             proportionally fewer rows.
         unpack_from_int8: fewest rows of int8 activations for which weights are unpacked to memory. With fewer rows,
@@ -72,7 +73,7 @@ class Tuning:
         """The tuning of a target's level before anything is measured."""
         others = {
             "generic": Tuning(tile_rows_int8=4, unpack_from_int8=0),
-            "avx2": Tuning(unpack_from_int8=0),
+            "avx2": Tuning(unpack_from_int8=8),
             "amx": Tuning(streams=4),
         }
         return others.get(level, Tuning())

@@ -319,12 +319,14 @@ def test_bias_and_residual_which_may_be_the_result_itself(gated: str | None, tar
 
 @pytest.mark.parametrize(
     ("dtype", "act", "gated", "target"),
-    [(Q6_K, "q8a", None, LEVELS[-1]), (Q5_K, "q8a", "silu", LEVELS[-1])]
+    [(Q6_K, "q8a", None, t) for t in DOT_TARGETS]
+    + [(Q5_K, "q8a", "silu", t) for t in DOT_TARGETS]
     + [(F16, "f32", gate, t) for t in LEVELS for gate in (None, "silu")]
     + [(BF16, "bf16", gate, t) for t in BF16_TARGETS for gate in (None, "silu")],
     ids=lambda v: name(v) if isinstance(v, Target) else str(v),
 )
 def test_bits_depend_on_neither_split_nor_row_count(dtype: DType, act: str, gated: str | None, target: Target) -> None:
+    """Nor on whether the kernel is the one for a single row."""
     n, k, rows = 7 * 16 - 3, 512, 52
     matrices = [weights(dtype, n, k, seed)[0] for seed in range(2 if gated else 1)]
     x, _ = activations(act, rows, k)
@@ -341,6 +343,10 @@ def test_bits_depend_on_neither_split_nor_row_count(dtype: DType, act: str, gate
         run(kernel, target, part, *matrices, some, end=units(n), rows=count, n=n)
         np.testing.assert_array_equal(some, whole[first : first + count])
         first += count
+    single, one = linear(dtype, n, k, act, target, gated=gated, single=True), np.empty((1, n), np.float32)
+    for row in (0, 7, rows - 1):
+        run(single, target, aligned(x[row : row + 1]), *matrices, one, end=units(n), n=n)
+        np.testing.assert_array_equal(one[0], whole[row])
     assert first == rows
     alone, one = linear(dtype, n, k, act, target, gated=gated, single=True), np.empty((1, n), np.float32)
     assert alone.extents == ("n",)

@@ -61,6 +61,18 @@ def test_tiles_of_int8(gated: str | None) -> None:
     assert all(len(spilled(step)) < 48 for step in steps)
 
 
+@pytest.mark.parametrize("gated", [None, "silu"])
+def test_int8_tiles_of_streamed_weights(gated: str | None) -> None:
+    """Eight rows of a step of a batch: 64 dots, and 128 of a gated linear if both matrices were taken at once."""
+    target = next((t for t in TARGETS if t.has_vnni512), None)
+    if target is None:
+        pytest.skip("the machine lacks AVX-512 VNNI")
+    text = assembly(linear(Q4_K, 32, 512, "q8a", target, gated=gated), target)
+    steps = [match[2] for match in _LOOP.finditer(text) if match[2].count("vpdpbusd") >= 64]
+    assert steps
+    assert not [line for step in steps for line in spilled(step)]
+
+
 @pytest.mark.parametrize("target", BF16_TARGETS, ids=name)
 def test_dot_products_of_attention(target: Target) -> None:
     found = loops(attention(8, 4, 128, target, kv_dtype=F16, scale=0.1, writer=DottedAttention), target, range(16, 17))

@@ -32,7 +32,7 @@ from rlx.backends.cpu.kernel import Kernel, once
 from rlx.backends.cpu.kernels.linear import tiles as linear_tiles
 from rlx.backends.cpu.kernels.linear import unpack
 from rlx.backends.cpu.kernels.linear.multiply import Rows, Shape, Sub, Sums
-from rlx.backends.cpu.kernels.linear.stream import StreamWriter, halves
+from rlx.backends.cpu.kernels.linear.stream import StreamWriter, halves, most_integers
 from rlx.backends.cpu.kernels.linear.unpack import CHUNK, GROUPS, SUB
 from rlx.backends.cpu.layouts import BLOCK_ROWS, PACKINGS
 from rlx.backends.cpu.target import Target
@@ -125,8 +125,10 @@ class _Tiles:
 def _tiles(target: Target, shape: Shape) -> _Tiles:
     wide, tuning = target.vectors == "avx512", target.tuning
     if shape.integer:
-        streamed = (8, 4, 3, 2, 1) if wide else (2, 1)
-        return _Tiles((tuning.tile_rows_int8,), streamed, 2 if wide else 1, tuning.unpack_from_int8)
+        streamed = tuple(rows for rows in (8, 4, 3, 2, 1) if rows <= most_integers(target))
+        narrow = target.vectors == "avx2" and not target.has_vnni256  # sums of pairs take registers, too
+        rows = tuning.tile_rows_int8 * 2 // 3 if narrow else tuning.tile_rows_int8
+        return _Tiles((rows,), streamed, 2 if wide else 1, tuning.unpack_from_int8)
     rows = max(1, tuning.tile_rows_float * target.vector_bits // 512)
     if not wide:
         return _Tiles((rows,), (1,), 1)

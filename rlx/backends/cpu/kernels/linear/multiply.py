@@ -248,8 +248,9 @@ class Multiplier:
         sums = [start[row] for row in range(rows.count) for _ in subs]
         span = min(dots.span(self.target, format_.row.bits), count)
         if self.target.vectors == "avx2" or not all(s.in_memory for s in subs):
-            for first in groups[::span]:
-                sums = self._dots(subs, rows, sub, [first + i for i in range(span)], sums)
+            order = format_.order(groups)
+            for first in range(0, count, span):
+                sums = self._dots(subs, rows, sub, order[first : first + span], sums)
             return sums
         # With wide registers, a loop is as fast as an unrolled one, and much faster to compile.
         step = max(span, 2)
@@ -261,16 +262,16 @@ class Multiplier:
 
     def _dots(self, subs: Sequence[Sub], rows: Rows, sub: Index, groups: Sequence[Index], sums: Sums) -> Sums:
         """Adds some groups of a sub-block to integer sums."""
-        e, format_, done = self.e, self.shape.format, list(sums)
+        e, format_ = self.e, self.shape.format
         assert format_ is not None
-        codes = [[s.code(g) for g in groups] for s in subs]
-        for row in range(rows.count):
-            places = [e.at(rows.x[row], (sub, SUB), (g, 4)) for g in groups]
-            activations = [e.b.bitcast(e.splat_i32(p), I8X64) for p in places]
-            for block, code in enumerate(codes):
-                i = row * len(subs) + block
-                done[i] = dots.dot_u8s8(e, done[i], code, activations, format_.row.bits)
-        return done
+
+        def activation(group: Index, row: int) -> ir.Value:
+            return e.b.bitcast(e.splat_i32(e.at(rows.x[row], (sub, SUB), (group, 4))), I8X64)
+
+        def code(group: Index, block: int) -> ir.Value:
+            return subs[block].code(group)
+
+        return dots.dot_tile(e, sums, groups, len(subs), code, activation, format_.row.bits)
 
     # --- float activations --------------------------------------------------------------------------------------------
     #

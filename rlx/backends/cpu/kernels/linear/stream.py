@@ -32,6 +32,11 @@ def parts(target: Target, matrices: int) -> int:
     return max(1, target.tuning.streams // matrices)
 
 
+def most_integers(target: Target) -> int:
+    """Number of integer sums of 16 lanes in registers at the same time, beside the codes and products of a step."""
+    return {"generic": 2, "avx2": 4, "avx512": 8}[target.vectors]
+
+
 @dataclass(frozen=True)
 class _Stream:
     """A chunk of a row block.
@@ -77,14 +82,23 @@ class StreamWriter(ResultWriter):
 
     def streamed_tile(self, rows: Rows, row: ir.Value, units: Sequence[ir.Value], skip: Index = 0) -> None:
         """Multiplies some rows, from `row` on, by some units. The next read is `skip` bytes after the end of a unit."""
-        e = self.e
-        blocks = [self._block(name, unit) for unit in units for name in self.shape.weights]
-        with e.loop(0, self.shape.chunks, 1, self.multiply.zeros(rows, len(blocks))) as c:
-            c.values = self.multiply.add(c.values, self._stream(blocks, rows, c.i, self._ahead(c.i, skip)))
-        totals = iter(c.results)
+        e, names = self.e, self.shape.weights
+        blocks = [self._block(name, unit) for unit in units for name in names]
+        together = len(blocks)
+        if self.shape.integer and rows.count > 1 and rows.count * together > most_integers(e.target):
+            together = 1  # one block after the other: the sums of all would not stay in registers
+        totals = [self._totals(blocks[i : i + together], rows, skip) for i in range(0, len(blocks), together)]
+        of_blocks = [part[i::together] for part in totals for i in range(together)]
         for i in range(rows.count):
-            for unit in units:
-                self._finish(e.b.add(row, e.i64(i)), unit, [next(totals) for _ in self.shape.weights])
+            for j, unit in enumerate(units):
+                products = of_blocks[j * len(names) : (j + 1) * len(names)]
+                self._finish(e.b.add(row, e.i64(i)), unit, [product[i] for product in products])
+
+    def _totals(self, blocks: Sequence[ir.Value], rows: Rows, skip: Index) -> Sums:
+        """The products of some rows with some blocks."""
+        with self.e.loop(0, self.shape.chunks, 1, self.multiply.zeros(rows, len(blocks))) as c:
+            c.values = self.multiply.add(c.values, self._stream(blocks, rows, c.i, self._ahead(c.i, skip)))
+        return c.results
 
     def _ahead(self, chunk: ir.Value, skip: Index) -> ir.Value:
         """Prefetch distance of a chunk, in bytes. For the last chunks of a unit it includes `skip`."""
@@ -126,8 +140,13 @@ class StreamWriter(ResultWriter):
         assert format_ is not None
         place = unpack.sub_block(e, format_, stream.start, s)
         e.prefetch(e.at(place, stream.ahead), format_.row.stride)
-        codes, bits = format_.codes(e, place), format_.row.bits
-        return Sub(lambda g: dots.ready(e, codes[g], bits), format_.scales(e, stream.header, place), in_memory=False)
+        scales, bits = format_.scales(e, stream.header, place), format_.row.bits
+
+        def code(group: Index) -> ir.Value:  # unpacked where it is needed, so that it need not stay in a register
+            assert isinstance(group, int)
+            return dots.ready(e, format_.code(e, place, group), bits)
+
+        return Sub(code, scales, in_memory=False)
 
     def _packed_floats(self, stream: _Stream, s: ir.Value, step: int) -> list[ir.Value]:
         e, format_ = self.e, self.shape.format

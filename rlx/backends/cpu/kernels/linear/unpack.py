@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from llvmlite import ir
 
@@ -50,16 +51,24 @@ class Format:
         """(numbers from `chunk`, sub-block) -> the vectors of scales, then of lows, f32."""
         return _SCALES[self.row.scales](e, header, sub, self.row.parts)
 
+    def code(self, e: Emitter, sub: ir.Value, group: int) -> ir.Value:
+        """Sub-block -> the vector of 64 codes of a group."""
+        at, first = self.row.codes_at, 0
+        pieces: list[ir.Value] = []
+        for width in self.row.planes:
+            pieces.append(_plane(e, e.at(sub, at), first, width, group))
+            at, first = at + 64 * width, first + width
+        code = e.b.bitcast(reduce(e.b.or_, pieces), I8X64)
+        return _look_up(e, code, self.row.levels) if self.row.levels else code
+
     def codes(self, e: Emitter, sub: ir.Value) -> list[ir.Value]:
         """Sub-block -> 8 vectors of 64 codes."""
-        at, first = self.row.codes_at, 0
-        words: list[ir.Value] = []
-        for width in self.row.planes:
-            piece = _plane(e, e.at(sub, at), first, width)
-            words = [e.b.or_(a, b) for a, b in zip(words, piece, strict=True)] if words else piece
-            at, first = at + 64 * width, first + width
-        codes = [e.b.bitcast(w, I8X64) for w in words]
-        return [_look_up(e, c, self.row.levels) for c in codes] if self.row.levels else codes
+        return [self.code(e, sub, group) for group in range(GROUPS)]
+
+    def order(self, groups: Sequence[int]) -> list[int]:
+        """Groups in the order in which as few words of planes as possible are needed at the same time."""
+        widths = sorted(self.row.planes)
+        return sorted(groups, key=lambda group: [group % width for width in widths])
 
 
 def chunk_bytes(dtype: DType) -> int:
@@ -197,13 +206,12 @@ _SCALES: dict[str, Callable[[Emitter, list[ir.Value], ir.Value, int], list[ir.Va
 # --- codes ----------------------------------------------------------------------------------------------------------
 
 
-def _plane(e: Emitter, plane: ir.Value, first: int, width: int) -> list[ir.Value]:
-    """The bits of a plane, moved to bits `first` and up of the codes: one vector per group, in words of 4 codes."""
-    words = [e.load(I32X16, e.at(plane, 64 * j)) for j in range(width)]
+def _plane(e: Emitter, plane: ir.Value, first: int, width: int, group: int) -> ir.Value:
+    """A group's bits of a plane, moved to bits `first` and up of the codes: words of 4 codes."""
+    word = e.load(I32X16, e.at(plane, 64 * (group % width)))
     if width == 8:
-        return words
-    moved = [_move(e, words[g % width], first - g // width * width) for g in range(GROUPS)]
-    return [_mask(e, w, ((1 << width) - 1) << first) for w in moved]
+        return word
+    return _mask(e, _move(e, word, first - group // width * width), ((1 << width) - 1) << first)
 
 
 def _mask(e: Emitter, word: ir.Value, byte: int) -> ir.Value:
