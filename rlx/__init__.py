@@ -16,6 +16,7 @@ TYPE_CHECKING = False  # what `typing` would say; to import it costs more than a
 if TYPE_CHECKING:
     from typing import Any
 
+    from rlx.backends import Device, devices
     from rlx.backends.cpu.target import Target
     from rlx.errors import (
         AmbiguousModelError,
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
     )
     from rlx.runners.generator.token_generator import GemmaGenerator, TokenGenerator
     from rlx.runtime.cache import CompileCache
-    from rlx.runtime.devices import Device, devices
     from rlx.runtime.executable import Executable, compile
     from rlx.runtime.snapshot import Snapshot
     from rlx.sampling import SampleOpts
@@ -81,8 +81,8 @@ __version__ = "0.1.0"
 _HOME = {
     **dict.fromkeys(("Answer", "FinishReason", "Generation", "Step", "Stream", "TokenLogprob"), "rlx.runners"),
     "Snapshot": "rlx.runtime.snapshot",
-    "devices": "rlx.runtime.devices",
-    "Device": "rlx.runtime.devices",
+    "devices": "rlx.backends",
+    "Device": "rlx.backends",
     "Target": "rlx.backends.cpu.target",
     "CTX": "rlx.ir.dims",
     "PAST_SEQ": "rlx.ir.dims",

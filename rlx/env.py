@@ -63,6 +63,12 @@ VARIABLES = (
         "RLX_COMPILE_AHEAD", "0 | 1", "1", "With 1, an idle runner compiles in the background what later calls need."
     ),
     Variable(
+        "RLX_VERIFY",
+        "0 | 1",
+        "0",
+        "With 1, every value of every step is compared with what its op means; slow. The first that differs is named.",
+    ),
+    Variable(
         "RLX_GEMMA_DYNAMIC_DECODE", "0 | 1", "0", "With 1, with_inference_caches of a generator decodes in one program."
     ),
     Variable(
@@ -170,6 +176,15 @@ def compile_ahead() -> bool:
     """
     value = _integer("RLX_COMPILE_AHEAD", 0, 1)
     return value is None or bool(value)
+
+
+def verify() -> bool:
+    """RLX_VERIFY: whether every step is compared with the reference backend; no where it is unset.
+
+    Raises:
+        ArgumentError: it is neither 0 nor 1.
+    """
+    return bool(_integer("RLX_VERIFY", 0, 1))
 
 
 def dynamic_decode() -> bool:

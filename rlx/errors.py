@@ -156,6 +156,10 @@ class NumericalError(RlxError):
     """Logits are NaN or infinite."""
 
 
+class VerificationError(RlxError):
+    """With RLX_VERIFY=1, a kernel computed another value than its op means: a bug of rlx."""
+
+
 class SnapshotError(ArgumentError):
     """A snapshot is of another model or another type of cache, or its file cannot be used."""
 

@@ -36,6 +36,7 @@ class Stepwise:
     trim: Callable[[int], None]
     past: Any
     repeats = True
+    device = "cpu"
 
     def recover(self) -> None:
         """Nothing here survives an interrupt that should not."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 #: Device -> the module of its backend. The first is the default.
 MODULES = {
     "cpu": "rlx.backends.cpu.backend",
+    "reference": "rlx.backends.reference.backend",
 }
 
 
@@ -25,18 +26,19 @@ class Device:
     """The names of the devices that rlx has backends for; `rlx.devices()` lists them."""
 
     CPU: Final = "cpu"
+    REFERENCE: Final = "reference"
 
 
 def devices() -> list[str]:
     """The devices that programs run on, the default first.
 
-    "cpu" runs native code made for this CPU.
+    "cpu" runs native code made for this CPU. "reference" computes each op with NumPy: slow and exact, to check others.
     """
     return list(MODULES)
 
 
-def backend(device: str | None = None) -> Backend:
-    """The backend of the device of that name, in any case; of the default one for None.
+def checked_device(device: str | None) -> str:
+    """The name of a device, which may be in any case; that of the default one for None.
 
     Raises:
         TargetError: there is no such device.
@@ -44,5 +46,14 @@ def backend(device: str | None = None) -> Backend:
     name = devices()[0] if device is None else str(device).lower()
     if name not in MODULES:
         raise TargetError(f"device {device!r} is not there", where="device", hint=did_you_mean(name, MODULES))
-    found: Backend = import_module(MODULES[name]).BACKEND
+    return name
+
+
+def backend(device: str | None = None) -> Backend:
+    """The backend of the device of that name; of the default one for None.
+
+    Raises:
+        TargetError: as `checked_device`.
+    """
+    found: Backend = import_module(MODULES[checked_device(device)]).BACKEND
     return found

@@ -23,8 +23,10 @@ from rlx.errors import ArgumentError
 from rlx.ir import dims
 from rlx.ir.dtypes import DTYPES, DType
 from rlx.ir.graph import Graph
+from rlx.ir.node import Node
 from rlx.passes import program as passes
 from rlx.passes.capabilities import Capabilities
+from rlx.passes.layout import ROWS_LAYOUT, weight_row
 from rlx.passes.options import Options
 
 Array = NDArray[Any]
@@ -335,6 +337,10 @@ class Program(ABC):
         self.bind({name: start + slot * nbytes for name, (start, nbytes) in self._slotted.items()})
         self.bind({f"{name}'": start + beside * nbytes for name, (start, nbytes) in self._slotted.items()})
 
+    @abstractmethod
+    def address(self, name: str) -> int:
+        """The address of a weight or state that is bound."""
+
     def lead(self, then: Program) -> None:
         """Makes `then` the follow-up program: its states are results of this program with the same names."""
         then.bind({name: self.result(name) for name in self.manifest["outputs"]})
@@ -461,6 +467,43 @@ class Program(ABC):
         if self.finish:
             self.finish()
         self.arena.close()
+
+
+def manifest_of(program: Lowered, symbol: Callable[[Node], str]) -> dict[str, Any]:
+    """The manifest of a lowered program, see `Built`.
+
+    Args:
+        symbol: the name of a node's kernel.
+    """
+    graph = program.graph
+    number = {node: i for i, node in enumerate(graph.nodes())}
+    prologues, regions = (
+        [[[number[n], symbol(n)] for n in nodes] for nodes in some] for some in (program.prologues, program.regions)
+    )
+    layouts = {n.inputs[0].name: n["layout"] for n in program.load}
+    weights, states = graph.leaves("weight").values(), graph.leaves("state").values()
+    return {
+        "name": graph.name,
+        "phase": graph.phase,
+        "symbols": program.symbols,
+        "bounds": {s: list(graph.bounds[s]) for s in program.symbols},
+        "arena": program.arena,
+        "private": program.private,
+        "prologues": prologues,
+        "regions": regions,
+        "inputs": {n.name: _place(program, n) for n in graph.leaves("input").values()},
+        "outputs": {name: _place(program, n) for name, n in graph.outputs.items()},
+        "weights": {n.name: weight_row(n, layouts.get(n.name, ROWS_LAYOUT)) for n in weights},
+        "states": {n.name: _described(n) | {"layout": n["layout"]} for n in states},
+    }
+
+
+def _described(node: Node) -> dict[str, Any]:
+    return {"dtype": node.dtype.name, "shape": [str(d) for d in node.shape]}
+
+
+def _place(program: Lowered, node: Node) -> dict[str, Any]:
+    return _described(node) | {"offset": program.buffer(node).offset}
 
 
 def uses(program: Lowered, manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -29,6 +29,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "--repeat": ("-r", "--repetitions"),
     "--max-seq": ("-c", "--ctx-size"),
     "--threads": ("-t",),
+    "--device": ("-dev",),
     "--seed": ("-s",),
     "--temperature": ("--temp",),
     "--typical-p": ("--typical",),
@@ -47,7 +48,7 @@ _CHAT = "a conversation is `rlx chat`"
 _ROWS = "the rows of a prefill are `seq` under [buckets] in a compile profile"
 _NEEDLESS = "it is not needed; leave it out"
 ELSEWHERE: Mapping[str, str] = {
-    **dict.fromkeys(("-ngl", "--gpu-layers", "--n-gpu-layers", "-dev", "--device", "--main-gpu", "-mg"), _CPU),
+    **dict.fromkeys(("-ngl", "--gpu-layers", "--n-gpu-layers", "--main-gpu", "-mg"), _CPU),
     **dict.fromkeys(("-ctk", "-ctv", "--cache-type-k", "--cache-type-v", "--kv-bits"), _KV),
     **dict.fromkeys(("-cnv", "--conversation", "-i", "--interactive"), _CHAT),
     **dict.fromkeys(("-b", "--batch-size", "-ub", "--ubatch-size", "--prefill-step-size"), _ROWS),

@@ -45,7 +45,10 @@ def memory(program: Program, log: Log = SILENT, *, reuse: bool = True) -> Progra
         offset = _first_fit(taken, size)
         taken.append(_Span(offset, offset + size, last[node]))
         buffers[node] = Buffer("arena", offset=offset, nbytes=size)
-    own = {n: b for prologue in program.prologues for n, b in _own(prologue, program)}
+    own: dict[Node, Buffer] = {}
+    for prologue in program.prologues:
+        start = 0 if reuse else max((b.offset + b.nbytes for b in own.values()), default=0)
+        own |= _own(prologue, program, start)
     arena, private = (
         max((b.offset + b.nbytes for b in some.values() if b.kind == kind), default=0)
         for some, kind in ((buffers, "arena"), (own, "private"))
@@ -59,8 +62,8 @@ def memory(program: Program, log: Log = SILENT, *, reuse: bool = True) -> Progra
     return replace(program, buffers=buffers, arena=_align(arena), own=own, private=_align(private))
 
 
-def _own(prologue: Region, program: Program) -> Iterator[tuple[Node, Buffer]]:
-    end = 0
+def _own(prologue: Region, program: Program, end: int) -> Iterator[tuple[Node, Buffer]]:
+    """The values of a prologue with their places, one after the other from `end` on."""
     for node in prologue:
         buffer = Buffer("private", offset=_align(end), nbytes=nbytes(node, program.graph))
         end = buffer.offset + buffer.nbytes

@@ -58,6 +58,11 @@ def lower(graph: Graph, options: Options, hook: Hook | None = None, reports: lis
     return result
 
 
+def place(graph: Graph, options: Options) -> Program:
+    """The program of a graph that has been through all passes but the last two, such as one read from its text."""
+    return memory(schedule(graph, options), reuse="reuse_memory" in options.passes)
+
+
 def stages(
     graph: Graph, options: Options, reports: list[PassReport] | None = None
 ) -> Iterator[tuple[str, Graph | Program]]:

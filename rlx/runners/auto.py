@@ -16,7 +16,6 @@ from rlx.models import FAMILIES, SUPPORTED
 from rlx.models.architectures import MODEL_TYPES
 from rlx.runners.families import RUNNERS, FamilyRunner
 from rlx.runners.opening.options import RunnerOptions, takes_options
-from rlx.runtime.devices import device as find_device
 
 if TYPE_CHECKING:
     from rlx.runners.opening.options import ModelSource
@@ -116,7 +115,6 @@ def auto_runner(path: ModelSource | None = None, *, options: RunnerOptions) -> F
     from rlx.runners.opening.configured import open_with
     from rlx.runners.opening.model_choice import choose_model
 
-    find_device(options.device)
     if isinstance(path, str | PathLike) or path is None:
         path = choose_model(path, options.profile).path
     loader = open_with(path, options.config)

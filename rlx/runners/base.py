@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from rlx.backends import Device
 from rlx.errors import ArgumentError, MultimodalError, PromptError, TokenizerError
 from rlx.runners.generation.checks import TokenIds, check_ids, fit_context
 from rlx.runners.generation.exclusive import Exclusive, Use
@@ -32,7 +33,6 @@ from rlx.runners.generation.requests import (
 )
 from rlx.runners.generation.stopping import OnToken, checked_count
 from rlx.runners.opening.options import known_arguments
-from rlx.runtime.devices import Device
 from rlx.sampling import SampleOpts, Sampler
 from rlx.sampling.options import Sample, resolved
 
@@ -99,7 +99,7 @@ class LmRunner(ABC):
         return frozenset()
 
     @property
-    def device(self) -> Device:
+    def device(self) -> str:
         """What the model runs on."""
         return Device.CPU
 

@@ -26,7 +26,6 @@ from rlx.runners.generation.stopping import OnToken
 from rlx.runners.speculation.prompt_lookup import LookedUp
 from rlx.runners.speculation.speculative import Counters, Drafter, PromptLookup, Speculation
 from rlx.runners.text_runner import TextRunner
-from rlx.runtime.devices import Device
 from rlx.sampling import SampleOpts
 from rlx.sampling.options import Sample, resolved
 
@@ -48,7 +47,6 @@ class CachedRunner(TextRunner):
 
     Args:
         engine: a loaded model; closed with the runner.
-        device: the device that the model runs on.
         sample: default sampling options of calls that give none; "recommended" for those in the model's files; greedy
             by default.
         on_token: default callback of calls that give none.
@@ -68,7 +66,6 @@ class CachedRunner(TextRunner):
         self,
         engine: TokenEngine,
         *,
-        device: Device = Device.CPU,
         sample: Sample = None,
         on_token: OnToken | None = None,
         streams: bool = True,
@@ -80,7 +77,7 @@ class CachedRunner(TextRunner):
                 f"{type(self).__name__} runs the family '{self.FAMILY}', this model is of '{found}'",
                 hint="rlx.auto_runner picks the right runner",
             )
-        self._engine, self._device, self._on_token, self._streams = engine, device, on_token, streams
+        self._engine, self._on_token, self._streams = engine, on_token, streams
         self._sample = None if sample is None else resolved(sample, engine.recommended, GREEDY)
         self._speculative = checked_speculation(speculative)
         self._reused, self._cached = 0, True
@@ -108,8 +105,8 @@ class CachedRunner(TextRunner):
         return self._engine.config
 
     @property
-    def device(self) -> Device:
-        return self._device
+    def device(self) -> str:
+        return self._engine.device
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -14,7 +14,6 @@ from rlx.errors import named_refusals
 from rlx.runners.builder import RunnerBuilder
 from rlx.runners.cached import CachedRunner
 from rlx.runners.opening.options import RunnerOptions, method_takes_options
-from rlx.runtime.devices import device as find_device
 
 if TYPE_CHECKING:
     from rlx.runners.engine.token_engine import TokenEngine
@@ -46,10 +45,9 @@ class FamilyRunner(CachedRunner):
         """
         from rlx.runners.opening.configured import open_with
 
-        place = find_device(options.device)
         engine = open_engine(path if options.config is None else open_with(path, options.config), options)
         try:
-            return cls(engine, device=place, **options.runner())
+            return cls(engine, **options.runner())
         except BaseException:
             engine.close()
             raise

@@ -12,12 +12,12 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlx import backends, trace
+from rlx import backends, env, trace
 from rlx.backends.base import Code, Loadable, OnKernel, Packer, Program, Stored, Target, Workers, uses
 from rlx.backends.base import Files as BuiltFiles
 from rlx.errors import ArgumentError, named_refusals
@@ -83,6 +83,11 @@ class CompiledProgram:
             from rlx.runtime.debug import watch
 
             watch(program, self)
+        if env.verify():
+            from rlx.backends.verify import Verifier
+
+            graph = ir_text.loads(self.final)
+            program.observers.append(Verifier(pipeline.place(graph, self.options), self.manifest))
         return program
 
     @property
@@ -136,6 +141,11 @@ class Compiler:
         self.backend = self.target.backend
         self.compiled: list[Compilation] = []
         self._progress = progress or (lambda what, done, total: None)
+
+    @property
+    def native_loops(self) -> bool:
+        """Whether programs generate many tokens in one call; not where every step is verified."""
+        return self.backend.native_loops and not env.verify()
 
     def program(
         self, graph: Graph, options: Options, *, dump: Path | None = None, key: CompileKey | None = None
@@ -225,6 +235,8 @@ class Compiler:
         return self.cache.get_or_compile(key, telling, load)
 
     def _effective(self, graph: Graph, options: Options) -> Options:
+        if env.verify():  # all values must still be there after the step
+            options = replace(options, passes=tuple(name for name in options.passes if name != "reuse_memory"))
         return effective(options, graph, self.target.capabilities)
 
     def _build_program(self, graph: Graph, options: Options, on_kernel: OnKernel) -> dict[str, bytes | str]:

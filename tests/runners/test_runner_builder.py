@@ -104,7 +104,7 @@ def test_images_are_refused_when_they_are_asked_for() -> None:
 
 
 def test_devices() -> None:
-    assert rlx.devices() == [rlx.Device.CPU] == ["cpu"]
+    assert rlx.devices() == [rlx.Device.CPU, rlx.Device.REFERENCE] == ["cpu", "reference"]
 
 
 @pytest.mark.parametrize(("name", "hint"), [("cuda", "There is cpu"), ("cpus", "Did you mean 'cpu'")])

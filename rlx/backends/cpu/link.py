@@ -28,6 +28,7 @@ from functools import reduce
 from itertools import accumulate
 from typing import Any
 
+from rlx.backends.base import manifest_of
 from rlx.backends.cpu.calls import Call
 from rlx.backends.cpu.kernel import Kernel, symbol
 from rlx.backends.cpu.select import select
@@ -35,7 +36,6 @@ from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.work_stealing import SHARES, TAKE, Text, WorkStealing, grain, stride
 from rlx.ir import dims
 from rlx.ir.node import Node
-from rlx.passes.layout import ROWS_LAYOUT, weight_row
 from rlx.passes.memory import ALIGN
 from rlx.passes.program import Program, root
 from rlx.passes.schedule import signature
@@ -329,24 +329,11 @@ def _declaration(kernel: Kernel) -> str:
 
 
 def _manifest(linker: _Linker, regions: list[_Bound]) -> dict[str, Any]:
-    program, graph = linker.program, linker.program.graph
-    number = {n: i for i, n in enumerate(graph.nodes())}
+    """The manifest with `args`, the rows of the argument table, and with the scratch memory of the calls."""
     args = [row for region in regions for row in _arguments(linker, region)]
-    return {
-        "name": graph.name,
-        "phase": graph.phase,
-        "symbols": linker.symbols,
-        "bounds": {s: list(graph.bounds[s]) for s in linker.symbols},
-        "arena": _align(linker.scratch),
-        "private": _align(linker.private),
-        "args": args,
-        "prologues": [[[number[c.node], c.kernel.symbol] for c in region.first] for region in regions],
-        "regions": [[[number[c.node], c.kernel.symbol] for c in region.calls] for region in regions],
-        "inputs": {n.name: _value(program, n) for n in graph.leaves("input").values()},
-        "outputs": {name: _value(program, n) for name, n in graph.outputs.items()},
-        "weights": _weights(program),
-        "states": {n.name: _described(n) | {"layout": n["layout"]} for n in graph.leaves("state").values()},
-    }
+    symbols = {call.node: call.kernel.symbol for region in regions for call in region.all_calls}
+    described = manifest_of(linker.program, symbols.__getitem__)
+    return {**described, "arena": _align(linker.scratch), "private": _align(linker.private), "args": args}
 
 
 def _arguments(linker: _Linker, region: _Bound) -> Iterator[list[Any]]:
@@ -377,17 +364,3 @@ def _place(program: Program, node: Node, own: bool) -> list[Any]:
 
 def _align(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
-
-
-def _described(node: Node) -> dict[str, Any]:
-    return {"dtype": node.dtype.name, "shape": [str(d) for d in node.shape]}
-
-
-def _value(program: Program, node: Node) -> dict[str, Any]:
-    return _described(node) | {"offset": program.buffer(node).offset}
-
-
-def _weights(program: Program) -> dict[str, Any]:
-    packed = {n.inputs[0].name: n["layout"] for n in program.load}
-    leaves = program.graph.leaves("weight").values()
-    return {n.name: weight_row(n, packed.get(n.name, ROWS_LAYOUT)) for n in leaves}

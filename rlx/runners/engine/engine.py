@@ -55,6 +55,7 @@ class Engine:
 
     Attributes:
         ahead: compiles programs in the background.
+        device: the name of what it runs on.
         bucketing: chooses the program of a call.
         most_rows: maximum number of rows in a call of `verify`.
         tables: the programs in memory, "prefill", "decode" and "batch".
@@ -79,6 +80,7 @@ class Engine:
         self.bucketing, self.profile, self.weights = Bucketing(setup.profile.ranges), setup.profile, plan.weights
         self.ahead = Ahead(progress)
         self._compiler = Compiler(setup.target, setup.cache, self.ahead.tell)
+        self.device = self._compiler.backend.name
         places = (lambda: self._pool), (lambda: self._tensors.addresses)
         self._programs = Programs(plan.graph, setup, self._compiler, *places, ahead=self.ahead)
         self.tables = self._programs.tables
@@ -230,7 +232,7 @@ class Engine:
     @property
     def repeats(self) -> bool:
         """Whether `greedy` can run: it needs one decode program for every past."""
-        return self.bucketing.decode == "dynamic" and self._compiler.backend.native_loops
+        return self.bucketing.decode == "dynamic" and self._compiler.native_loops
 
     def greedy(self, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
         """Appends `token` and the likeliest tokens after it: `greedy_run`; `PromptError` as `forward`."""

@@ -24,6 +24,7 @@ class TokenEngine(Protocol):
     """The engine interface of the runners; `rlx.runners.engine.engine.Engine` implements it.
 
     Attributes:
+        device: the name of what it runs on.
         max_seq: how many tokens the cache has room for.
         ahead: compiles programs in the background.
         most_rows: maximum number of rows in a call of `verify`.
@@ -45,6 +46,7 @@ class TokenEngine(Protocol):
     def ids(self) -> Sequence[int]: ...
 
     ahead: Ahead
+    device: str
     max_seq: int
     most_rows: int
 

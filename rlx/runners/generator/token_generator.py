@@ -27,7 +27,6 @@ from rlx.runners.generator.original_names import OriginalNames, bound
 from rlx.runners.opening.configured import open_with
 from rlx.runners.opening.options import EngineOptions
 from rlx.runners.opening.setup import profile_beside
-from rlx.runtime.devices import device as find_device
 from rlx.runtime.limits import whole
 
 if TYPE_CHECKING:
@@ -121,7 +120,6 @@ class TokenGenerator(OriginalNames):
         config = options.pop("config", None)
         check_arguments(where, options, ("config", *options_of(EngineOptions)))
         chosen = EngineOptions(**{"load": False, **options})
-        find_device(chosen.device)
         loader = open_with(source, config)
         try:
             return cls(loader, chosen, include_mtp)

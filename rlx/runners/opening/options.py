@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from rlx import arguments, env
 from rlx.arguments import check_arguments
+from rlx.backends import checked_device
 from rlx.errors import UnknownArgumentError
 from rlx.passes.options import MAX_PAST, PRECISIONS
 from rlx.profile.option import option, options_of
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from rlx.runners.opening.configured import Config
     from rlx.runtime.cache import CompileCache
     from rlx.runtime.compile import Progress
-    from rlx.runtime.devices import Device
     from rlx.sampling.options import Sample
     from rlx.weights.loader import WeightLoader
 
@@ -48,6 +48,7 @@ class EngineOptions(ProfileOptions):
 
     Raises:
         ArgumentError: a value is out of its range.
+        TargetError: there is no such device.
     """
 
     max_seq: int | None = option(
@@ -100,12 +101,15 @@ class EngineOptions(ProfileOptions):
         default="what RLX_COMPILE_AHEAD says, or True; an engine without a runner never does",
         kind=object,
     )
-    device: str | Device | None = option(None, "What to run on, one of `devices()`", kind=object)
+    device: str | None = option(
+        None, "What to run on, one of `devices()`", default="the CPU", kind=object, metavar="DEVICE"
+    )
 
     def __post_init__(self) -> None:
         for name, each in options_of(type(self)).items():
             if (value := getattr(self, name)) is not None:
                 each.check(name, value)
+        checked_device(self.device)
 
     def engine(self) -> dict[str, Any]:
         """The options of the engine, without those of a runner."""

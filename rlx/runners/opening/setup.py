@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlx import models
-from rlx.backends.cpu.target import Target
+from rlx.backends import backend
+from rlx.backends.base import Target
 from rlx.errors import ProfileError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
@@ -56,7 +57,7 @@ class Setup:
         Raises:
             ArgumentError: an option is out of its range.
             ProfileError: the profile cannot be read, has an unknown key or value, or is for another family.
-            TargetError: this CPU does not support the level.
+            TargetError: there is no such device, or it does not support the level.
         """
         given = chosen.profile
         if given is None:
@@ -68,7 +69,7 @@ class Setup:
         return Setup(
             profile,
             profile.source,
-            Target.host(profile.level),
+            backend(chosen.device).target(profile.level),
             cache_type(profile.kv_dtype, profile.is_exact, models.cache_dtype(config, weights)),
             worker_count(profile.threads),
             min(config.context, DEFAULT_CONTEXT) if length is None else context_length("max_seq", length),

@@ -121,6 +121,9 @@ class NativeProgram(Program):
         if self.then:
             self.then.select_slot(slot, written)
 
+    def address(self, name: str) -> int:
+        return int(self._args[self._positions[name][0]])
+
     def prepare(self, extents: Mapping[str, int]) -> None:
         super().prepare(extents)
         if self._limits:

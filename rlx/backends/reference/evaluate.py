@@ -1,0 +1,135 @@
+"""The nodes of a lowered program by their NumPy meaning, over the memory that the program gives its values.
+
+Reference backend. Operands are read as the numbers that their bytes stand for, the meaning is evaluated in float64, and
+the result is rounded to its dtype when it is written. `rlx.backends.verify` uses the same evaluation on the memory of
+another backend's program.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.reference import formats
+from rlx.backends.reference.formats import Array, Bytes
+from rlx.ir import dims
+from rlx.ir.node import Node
+from rlx.ir.ops import EFFECTS, OPS, updated
+from rlx.ir.verify import WRITES
+from rlx.passes.layout import ROWS_LAYOUT
+from rlx.passes.program import root
+
+Env = Mapping[str, int]
+
+#: Gives the bytes of a value: (the node whose buffer holds it, their number) -> uint8 [number], a view.
+Memory = Callable[[Node, int], Bytes]
+
+_KEPT_BYTES = 1 << 28  # of decoded weights; larger models decode them again in each step
+
+
+class Weights:
+    """Decoded weights, the last ones used: a step reads all of them."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[tuple[str, int], Array] = OrderedDict()
+        self._bytes = 0
+
+    def clear(self) -> None:
+        """Forgets all of them."""
+        self._found.clear()
+        self._bytes = 0
+
+    def get(self, node: Node, raw: Bytes, shape: tuple[int, ...], layout: str) -> Array:
+        """The values of the weight `node`, float32 of its shape."""
+        key = node.name, raw.ctypes.data
+        if key not in self._found:
+            self._found[key] = formats.read_weight(node.dtype, raw, shape, layout)
+            self._bytes += self._found[key].nbytes
+            while self._bytes > _KEPT_BYTES and len(self._found) > 1:
+                self._bytes -= self._found.popitem(last=False)[1].nbytes
+        self._found.move_to_end(key)
+        return self._found[key]
+
+
+class Evaluation:
+    """Evaluates single nodes of a program for one step.
+
+    Args:
+        memory: the bytes of values.
+        env: the values of the symbols.
+        weights: decoded weights of earlier steps.
+    """
+
+    def __init__(self, memory: Memory, env: Env, weights: Weights) -> None:
+        self.memory, self.env, self._weights = memory, env, weights
+
+    def shape(self, node: Node) -> tuple[int, ...]:
+        """The sizes of a value."""
+        return tuple(dims.value(d, self.env) for d in node.shape)
+
+    def result(self, node: Node, memory: Memory | None = None) -> tuple[Array, Array | None]:
+        """(the value of a node by its meaning, the new value of the state that it updates, if it does).
+
+        Values are not rounded to the node's dtype.
+
+        Args:
+            memory: where the operands are, if not in that of the evaluation.
+        """
+        attrs = dict(node.attrs)
+        if "out" in attrs:  # writing rounds
+            attrs["out"] = "f32"
+        operands = self.operands(node, memory or self.memory)
+        if node.op == "quantize":
+            return operands[0], None
+        with np.errstate(all="ignore"):
+            found: Any = OPS[node.op].meaning(operands, attrs, self.env)
+        return found if node.op in EFFECTS else (found, None)
+
+    def operands(self, node: Node, memory: Memory) -> list[Array]:
+        """The operands of a node; of an embedding table the rows in use, with their new numbers."""
+        if node.op != "embedding":
+            return [self.value(i, memory) for i in node.inputs]
+        table, ids = node.inputs[0], self.value(node.inputs[1], memory)
+        used, numbers = np.unique(ids, return_inverse=True)
+        source, layout = _source(table)
+        shape = self.shape(source)
+        raw = memory(table, formats.weight_bytes(source.dtype, shape, layout))
+        if used.size and not 0 <= used[0] <= used[-1] < shape[0]:
+            return [np.empty((0, shape[1]), np.float32), ids]  # the meaning says which id is wrong
+        return [formats.read_table(source.dtype, raw, shape, layout, used), numbers.reshape(ids.shape)]
+
+    def value(self, node: Node, memory: Memory) -> Array:
+        """The numbers of a value as they are in memory."""
+        where, shape = root(node), self.shape(node)
+        if where.op in ("weight", "pack"):
+            source, layout = _source(where)
+            raw = memory(where, formats.weight_bytes(source.dtype, self.shape(source), layout))
+            return self._weights.get(source, raw, self.shape(source), layout).reshape(shape)
+        raw = memory(where, where.dtype.size(self.shape(where)))
+        if where.op == "state":
+            return formats.read_state(where.dtype, raw, self.shape(where), where["layout"]).reshape(shape)
+        return formats.read(where.dtype, raw, self.shape(where)).reshape(shape)
+
+    def write(self, node: Node, value: Array, state: Array | None, memory: Memory) -> None:
+        """Writes the result of a node, and the state that it updates."""
+        if node.op in WRITES:
+            self._write_state(root(node), value, memory)
+            return
+        memory(node, node.dtype.size(self.shape(node)))[...] = formats.written(node.dtype, value)
+        if state is not None:
+            self._write_state(root(updated(node)), state, memory)
+
+    def _write_state(self, state: Node, value: Array, memory: Memory) -> None:
+        shape = self.shape(state)
+        raw = memory(state, state.dtype.size(shape))
+        before = formats.read_state(state.dtype, raw, shape, state["layout"])
+        same = (before == value) | (np.isnan(before) & np.isnan(value))
+        formats.write_state(state.dtype, raw, shape, state["layout"], value, ~same.all(-1))
+
+
+def _source(node: Node) -> tuple[Node, str]:
+    """The weight that a value is made of, and its layout in memory."""
+    return (node.inputs[0], node["layout"]) if node.op == "pack" else (node, ROWS_LAYOUT)

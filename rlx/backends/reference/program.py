@@ -1,0 +1,87 @@
+"""A program of the reference backend: its nodes in order, each by its NumPy meaning.
+
+The arena, the private memory of prologues, the packed weights and the states are those that native
+code would use.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from rlx.backends.base import Lowered, Manifest, Program
+from rlx.backends.reference.evaluate import Evaluation, Weights
+from rlx.backends.reference.formats import Bytes, at_address
+from rlx.ir.node import Node
+from rlx.passes.program import Buffer, root
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The one worker of the reference backend: the thread that calls a program. It keeps decoded weights."""
+
+    weights: Weights = field(default_factory=Weights)
+    n: int = 1
+
+    def close(self) -> None:
+        """Drops the weights."""
+        self.weights.clear()
+
+
+class ReferenceProgram(Program):
+    """One instance of a program.
+
+    Args:
+        lowered: the program after all passes.
+        manifest: its description.
+        workers: keeps decoded weights for all programs.
+    """
+
+    def __init__(self, lowered: Lowered, manifest: Manifest, workers: Alone) -> None:
+        super().__init__(manifest, workers.n)
+        self._lowered, self._weights = lowered, workers.weights
+        self._addresses: dict[str, int] = {}
+
+    def bind(self, addresses: Mapping[str, int]) -> None:
+        used = self.manifest["weights"].keys() | self.manifest["states"].keys()
+        self._addresses |= {name: address for name, address in addresses.items() if name in used}
+        self._unbound -= self._addresses.keys()
+        if self.then:
+            self.then.bind(addresses)
+
+    def address(self, name: str) -> int:
+        return self._addresses[name]
+
+    def launch(self) -> None:
+        program = self._lowered
+        self.times[0, 0] = time.perf_counter_ns()
+        for i, (prologue, region) in enumerate(zip(program.prologues, program.regions, strict=True)):
+            evaluation = Evaluation(partial(self._operand, i), self.extents, self._weights)
+            for node in prologue:
+                evaluation.write(node, *evaluation.result(node), partial(self._result, own=True))
+            for node in region:
+                evaluation.write(node, *evaluation.result(node), partial(self._result, own=False))
+            self.times[0, i + 1] = time.perf_counter_ns()
+
+    def _operand(self, region: int, node: Node, nbytes: int) -> Bytes:
+        return place(self, self._lowered.operand(node, region), nbytes)
+
+    def _result(self, node: Node, nbytes: int, own: bool) -> Bytes:
+        placed = self._lowered.own if own else None
+        return place(self, placed[root(node)] if placed else self._lowered.buffer(node), nbytes)
+
+
+def place(program: Program, buffer: Buffer, nbytes: int, worker: int = 0) -> Bytes:
+    """The bytes of a buffer of a program in this process's memory, uint8 [nbytes]: a view.
+
+    Args:
+        worker: whose private memory.
+    """
+    if buffer.kind in ("weight", "state"):
+        return at_address(program.address(buffer.name), nbytes)
+    start = 0 if buffer.kind == "arena" else program.manifest["arena"] + worker * program.manifest["private"]
+    return program.arena.view(np.uint8, nbytes, start + buffer.offset)

@@ -1,0 +1,196 @@
+"""RLX_VERIFY=1: every value that a program computes is compared with what its op means, node by node.
+
+A `Verifier` follows one program of any backend. After a step it evaluates each node with the reference backend on the
+operands that the program itself computed, so that errors do not add up and the first wrong kernel is the one that is
+named. For this, programs are compiled so that values share no memory (without the pass `reuse_memory`), and steps run
+one by one. States that an op updates are copied before the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from rlx.backends.base import Lowered, Manifest, Observer, Program
+from rlx.backends.reference import formats
+from rlx.backends.reference.evaluate import Evaluation, Memory, Weights
+from rlx.backends.reference.formats import Array, Bytes
+from rlx.backends.reference.program import place
+from rlx.errors import VerificationError
+from rlx.ir.dtypes import BF16, F16, I32, Q4_0, Q8_0, Q8A, DType
+from rlx.ir.node import Node
+from rlx.ir.ops import EFFECTS, updated
+from rlx.passes.program import root
+
+#: Largest error of f32 arithmetic, as a share of the largest magnitude in the row. The order of a sum changes its last
+#: bits, and so do approximations of exp and tanh.
+CEILING = 5e-5
+#: The same where kernels may round to bf16 on the way: products of bf16, and of weights that are unpacked to bf16.
+BF16_CEILING = 2.0**-6
+# Neighbouring values of 16-bit types differ by this share; a value near the middle may be rounded to either.
+_STEPS = {F16: 2.0**-10, BF16: 2.0**-7}
+# The largest code of a block: neighbouring values differ by its largest magnitude divided by this.
+_CODES = {Q8A: 127, Q8_0: 127, Q4_0: 8}
+_BLOCK = 32
+_UNTOUCHED = 0xFF  # fills private memory before a step
+
+_INDICES = ("argmax", "pick", "top_k", "linear_pick")
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """The largest difference of a value."""
+
+    place: tuple[int, ...]
+    found: float
+    expected: float
+    wrong: int
+    size: int
+
+
+class Verifier(Observer):
+    """Compares the steps of one program with the meaning of its ops.
+
+    Args:
+        lowered: the program after all passes, whose values share no memory.
+        manifest: names the kernels.
+    """
+
+    each_step = True
+
+    def __init__(self, lowered: Lowered, manifest: Manifest) -> None:
+        self._lowered, self._weights = lowered, Weights()
+        nodes = lowered.graph.nodes()
+        self._names = lowered.graph.names()
+        self._prologues, self._regions = (
+            [[(nodes[number], symbol) for number, symbol in row] for row in manifest[part]]
+            for part in ("prologues", "regions")
+        )
+        self._states: dict[Node, Bytes] = {}  # as they were before the step
+
+    def before(self, program: Program) -> None:
+        """Copies the states that ops update, and marks the private memory, to see who writes it."""
+        evaluation = Evaluation(partial(self._actual, program, 0, 0), program.extents, self._weights)
+        self._states.clear()
+        for node, _ in self._calls():
+            if node.op in EFFECTS:
+                for state in {root(node.inputs[0]), root(updated(node))}:
+                    nbytes = state.dtype.size(evaluation.shape(state))
+                    self._states[state] = place(program, self._lowered.buffer(state), nbytes).copy()
+        for buffer in (self._lowered.own or {}).values():
+            for worker in range(len(program.times)):
+                place(program, buffer, buffer.nbytes, worker)[...] = _UNTOUCHED
+
+    def after(self, program: Program, seconds: float, steps: int) -> None:
+        """Compares all values of the step, in the order in which they were computed.
+
+        Raises:
+            VerificationError: one differs.
+        """
+        for i, (prologue, region) in enumerate(zip(self._prologues, self._regions, strict=True)):
+            workers = [w for w in range(len(program.times)) if self._has_run(program, prologue, w)]
+            if prologue and not workers:
+                raise VerificationError("no worker computed the values", where=f"prologue of region {i}")
+            for worker in workers:
+                for node, kernel in prologue:
+                    self._check(program, node, kernel, i, worker, own=True)
+            for node, kernel in region:
+                self._check(program, node, kernel, i, workers[0] if workers else 0, own=False)
+
+    def _calls(self) -> Iterator[tuple[Node, str]]:
+        for some in (*self._prologues, *self._regions):
+            yield from some
+
+    def _has_run(self, program: Program, prologue: list[tuple[Node, str]], worker: int) -> bool:
+        """Whether a worker has computed a prologue: it has none where it found no work."""
+        own = self._lowered.own or {}
+        firsts = (place(program, own[node], min(_BLOCK, own[node].nbytes), worker) for node, _ in prologue[:1])
+        return any((first != _UNTOUCHED).any() for first in firsts)
+
+    def _check(self, program: Program, node: Node, kernel: str, region: int, worker: int, own: bool) -> None:
+        after = partial(self._actual, program, region, worker)
+        evaluation = Evaluation(after, program.extents, self._weights)
+        value, state = evaluation.result(node, partial(self._before, after))
+        result: Memory = partial(self._result, program, worker, own)
+        found = evaluation.value(node, result)
+        difference = _difference(node, found, value, lambda: evaluation.operands(node, after))
+        if difference is None and state is not None:
+            target = updated(node)
+            difference = _compare(target.dtype, evaluation.value(target, after), state, CEILING)
+        if difference is not None:
+            self._refuse(program, node, kernel, difference)
+
+    def _refuse(self, program: Program, node: Node, kernel: str, d: _Difference) -> None:
+        what = f"%{self._names[node]} at {list(d.place)} is {d.found:.8g}, its op means {d.expected:.8g}"
+        where = f"{node.op}, kernel {kernel}, of program {program.name}"
+        sizes = ", ".join(f"{name} {size}" for name, size in sorted(program.extents.items()))
+        hint = f"{d.wrong} of {d.size} values differ ({sizes}). This is a bug of rlx; please report it."
+        raise VerificationError(what, where=where, hint=hint)
+
+    def _actual(self, program: Program, region: int, worker: int, node: Node, nbytes: int) -> Bytes:
+        """The bytes of a value as a region and its prologue see them after the step."""
+        return place(program, self._lowered.operand(node, region), nbytes, worker)
+
+    def _result(self, program: Program, worker: int, own: bool, node: Node, nbytes: int) -> Bytes:
+        """The bytes of a result: in the memory of a worker, or of a region."""
+        private = self._lowered.own if own else None
+        return place(program, private[node] if private else self._lowered.buffer(node), nbytes, worker)
+
+    def _before(self, after: Memory, node: Node, nbytes: int) -> Bytes:
+        """The operands of a step: states that an op updates as they were, all else as it is."""
+        return self._states[node] if node in self._states else after(node, nbytes)
+
+
+def _difference(node: Node, found: Array, expected: Array, operands: Callable[[], list[Array]]) -> _Difference | None:
+    """How a value differs from what its op means; None if it does not."""
+    if node.op in _INDICES:
+        return _compare_choice(node, found, expected, operands())
+    return _compare(node.dtype, found, expected, BF16_CEILING if _in_bf16(node) else CEILING)
+
+
+def _in_bf16(node: Node) -> bool:
+    if node.op == "attention":
+        return bool(node["bf16"])
+    return node.op in ("linear", "expert_linear") and node.inputs[0].dtype is BF16
+
+
+def _compare(dtype: DType, found: Array, expected: Array, ceiling: float) -> _Difference | None:
+    if dtype is I32:
+        return _worst(found, expected, np.zeros(found.shape))
+    rounded = expected if dtype in (Q8_0, Q4_0) else formats.read(dtype, formats.written(dtype, expected), found.shape)
+    size = np.where(np.isfinite(rounded), np.abs(rounded), 0)
+    allowed = ceiling * size.max(-1, keepdims=True, initial=0) + np.zeros_like(size)
+    if dtype in _CODES:
+        blocks = size.reshape(*size.shape[:-1], -1, _BLOCK).max(-1, keepdims=True)
+        allowed += (blocks * (1.01 / _CODES[dtype]) + np.zeros(_BLOCK)).reshape(size.shape)
+    allowed += size * _STEPS.get(dtype, 0.0)
+    return _worst(found, rounded, allowed)
+
+
+def _compare_choice(node: Node, found: Array, expected: Array, operands: list[Array]) -> _Difference | None:
+    """Compares the numbers that were chosen: of nearly equal ones any may be."""
+    scores = operands[0] if node.op != "linear_pick" else operands[0] @ operands[1].T
+    rows, width = scores.reshape(-1, scores.shape[-1]), scores.shape[-1]
+    ours, right = (ids.reshape(len(rows), -1).astype(int) for ids in (found, expected))
+    differs = ours != right
+    outside = differs & ((ours < 0) | (ours >= width) | (right < 0))
+    at = np.arange(len(rows))[:, None]
+    gap = np.abs(rows[at, ours.clip(0, width - 1)] - rows[at, right.clip(0, width - 1)])
+    close = gap <= CEILING * np.abs(rows).max(-1, keepdims=True)
+    return _worst(ours, right, np.where(outside | (differs & ~close), 0.0, np.inf)) if differs.any() else None
+
+
+def _worst(found: Array, expected: Array, allowed: Array) -> _Difference | None:
+    with np.errstate(invalid="ignore"):
+        excess = np.abs(found.astype(np.float64) - expected.astype(np.float64)) - allowed
+    same = (found == expected) | (np.isnan(found) & np.isnan(expected))
+    excess = np.where(same, -np.inf, np.where(np.isnan(excess), np.inf, excess))
+    wrong = int((excess > 0).sum())
+    if not wrong:
+        return None
+    at = np.unravel_index(int(excess.argmax()), excess.shape)
+    place = tuple(int(i) for i in at)
+    return _Difference(place, float(found[place]), float(expected[place]), wrong, found.size)
