@@ -37,11 +37,16 @@ class DottedAttention(RoundedAttention):
 
     def _score_together(self, chunk: Chunk, query: ir.Value) -> None:
         e = self.e
-        with e.loop(0, self.steps, 1, [e.f32(0.0)] * (self.together * KEY_TILES)) as s:
-            left = e.at(self.query, (query, self.query_bytes), (s.i, ROW_BYTES))
-            right = e.at(self.keys, (s.i, KEY_TILES * BYTES))
-            s.values = self._products(left, self.query_bytes, right, s.values)
-        for i, total in enumerate(s.results):  # the scores of a query are contiguous
+        whole, rest = divmod(self.shape.head_dim // 2, ROWS)
+
+        def product(step: Index, lines: int, sums: Sequence[ir.Value]) -> list[ir.Value]:
+            left = e.at(self.query, (query, self.query_bytes), (step, ROW_BYTES))
+            return self._products(left, self.query_bytes, e.at(self.keys, (step, KEY_TILES * BYTES)), sums, lines)
+
+        with e.loop(0, whole, 1, [e.f32(0.0)] * (self.together * KEY_TILES)) as s:
+            s.values = product(s.i, ROWS, s.values)
+        totals = product(whole, rest, s.results) if rest else s.results
+        for i, total in enumerate(totals):  # the scores of a query are contiguous
             e.store(total, e.at(self._scores(chunk, query), 64 * i), 64)
 
     def _mix_together(self, chunks: Chunks, query: ir.Value) -> None:
@@ -64,13 +69,15 @@ class DottedAttention(RoundedAttention):
         for mix, place in zip(slot.results, places, strict=True):
             e.store(mix, place, 64)
 
-    def _products(self, left: ir.Value, stride: int, right: ir.Value, sums: Sequence[ir.Value]) -> list[ir.Value]:
-        """`sums` plus rows of `left` times tiles of `right`: one tile for each sum of a query.
+    def _products(
+        self, left: ir.Value, stride: int, right: ir.Value, sums: Sequence[ir.Value], lines: int = ROWS
+    ) -> list[ir.Value]:
+        """`sums` plus rows of `left` times the first lines of tiles of `right`: one tile for each sum of a query.
 
         Sums are ordered query by query. The rows of `left` are `stride` bytes apart.
         """
         e, tiles = self.e, len(sums) // self.together
-        with e.loop(0, ROWS, 1, sums) as line:
+        with e.loop(0, lines, 1, sums) as line:
             vectors = [e.load(BF16X32, e.at(right, (line.i, ROW_BYTES), tile * BYTES), 64) for tile in range(tiles)]
             places = [e.at(left, (line.i, 4), i * stride) for i in range(self.together)]
             pairs = [e.b.bitcast(e.splat_i32(place), BF16X32) for place in places for _ in range(tiles)]
