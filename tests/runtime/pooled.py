@@ -13,11 +13,12 @@ from rlx.ir import dims, text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.ir.pages import PAGE
+from rlx.passes.layout import weight_table
 from rlx.passes.options import Options
 from rlx.passes.pages import full_caches
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
-from rlx.runtime.tensors import Tensors
+from rlx.runtime.tensors import Source, Tensors
 
 Array = np.ndarray[Any, Any]
 
@@ -26,7 +27,7 @@ class Pool:
     """The states of a graph, and programs that work on them.
 
     Args:
-        weights: f32 values by name.
+        weights: f32 values by name, or what loads the weights: a source of `Tensors.load`.
         pages: pages of the full caches.
         slots: slots of the other states.
         window_ctx: positions of a ring.
@@ -35,7 +36,7 @@ class Pool:
     def __init__(
         self,
         graph: Graph,
-        weights: dict[str, Array],
+        weights: dict[str, Array] | Source,
         *,
         cache: CompileCache,
         target: str = "native",
@@ -44,11 +45,12 @@ class Pool:
         slots: int = 1,
         window_ctx: int = 64,
     ) -> None:
-        self.graph, self.weights = graph, {**weights, **graph.constants}
+        self.graph = graph
         self.extents = {"CTX": pages * PAGE, "WINDOW_CTX": window_ctx, "SLOTS": slots}
         self.compiler = Compiler(Target.host(target), cache)
         self.workers = self.compiler.workers(threads)
         self.tensors = Tensors(self.compiler, self.workers)
+        self._load(weights)
         self.pooled = {node.name for node in full_caches(graph)}
         self.sizes = {
             name: node.dtype.size([dims.value(dim, self.extents) for dim in node.shape])
@@ -59,19 +61,27 @@ class Pool:
         self.programs: list[Program] = []
         self.final: dict[Program, Graph] = {}
 
-    def program(self, seq: tuple[int, int], **options: Any) -> Program:
-        """A program for `seq` rows, paged unless the options say otherwise; options as in `Options`."""
-        chosen = Options(**{"precision": "exact", "paged": True, **options, "seq": seq})
-        compiled = self.compiler.program(self.graph, chosen)
-        program = compiled.instance(self.workers)
-        for name, row in compiled.manifest["weights"].items():
-            shape, value = tuple(map(int, row["shape"])), np.ascontiguousarray(self.weights[name], np.float32)
+    def _load(self, weights: dict[str, Array] | Source) -> None:
+        rows = weight_table(self.graph)
+        for name, value in self.graph.constants.items():
+            self.tensors.add_array(name, value)
+        if not isinstance(weights, dict):
+            self.tensors.load(rows, weights)
+            return
+        for name, given in weights.items():
+            row, value = rows[name], np.ascontiguousarray(given, np.float32)
             if row["layout"] == "rows":
                 self.tensors.add_array(name, value)
             elif row["layout"] == "file":
                 self.tensors.add_table(name, value.view(np.uint8).reshape(-1))
             else:
-                self.tensors.add_matrix(name, value.view(np.uint8).reshape(-1), DTYPES[row["dtype"]], *shape)
+                self.tensors.add_matrix(name, value.view(np.uint8).reshape(-1), DTYPES[row["dtype"]], *value.shape)
+
+    def program(self, seq: tuple[int, int], **options: Any) -> Program:
+        """A program for `seq` rows, paged unless the options say otherwise; options as in `Options`."""
+        chosen = Options(**{"precision": "exact", "paged": True, **options, "seq": seq})
+        compiled = self.compiler.program(self.graph, chosen)
+        program = compiled.instance(self.workers)
         program.bind(self.tensors.addresses)
         addresses = {name: buffer.address for name, buffer in self.buffers.items()}
         program.bind({name: addresses[name] for name in self.pooled})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,12 @@ from rlx.ir.graph import Graph
 from rlx.ir.pages import PAGE
 from rlx.passes import pipeline
 from rlx.passes.options import Options
+from rlx.runners.opening.opened import Source
+from rlx.runners.opening.options import EngineOptions
+from rlx.runners.opening.setup import Plan
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.executable import compile
+from rlx.weights import open_weights
 
 Array = np.ndarray[Any, Any]
 
@@ -207,6 +212,35 @@ def test_the_compiled_graph_means_the_same(cache: CompileCache) -> None:
         sizes = {"SEQ": step.rows, "SEGMENTS": len(step.parts), "OUTS": len(chosen)}
         outputs, states = interp.run(batch, {**weights, **states, **feeds}, {**env, **sizes}, dtype=np.float64)
         np.testing.assert_allclose(outputs["logits"], step.put(wants)[chosen], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen35"])
+def test_golden_logits_of_a_family(family: str, goldens: Path, cache: CompileCache) -> None:
+    """A prompt in chunks, token by token and as drafts, beside other texts: the logits that transformers computed."""
+    expected = dict(np.load(goldens / family / "golden.npz"))
+    tokens, at = expected["tokens"], expected.get("positions", np.arange(len(expected["tokens"])))
+    wants = dict(zip(at.tolist(), expected["logits"], strict=True))
+    rng, lengths = np.random.default_rng(9), (len(tokens), 30, 25)
+    ids = [tokens, *(rng.integers(0, 512, n) for n in lengths[1:])]
+    loader = open_weights(goldens / family / "model-f16.gguf")
+    plan = Plan.of(loader, EngineOptions(precision="exact"))
+    graph = plan.graph.replace(outputs={"logits": plan.graph.outputs["logits"]})
+    tables, checked = page_tables(lengths, 5, rng), 0
+    with Pool(graph, Source(plan.weights, plan.config), cache=cache, pages=5, slots=6, window_ctx=128) as pool:
+        batch = pool.program((1, MOST_ROWS), segments=True)
+        for step in steps(lengths):
+            mine = [segment for segment, part in zip(step.segments, step.parts, strict=True) if part[0] == 0]
+            first, count, past, _ = mine[0] if mine else (0, 0, 0, 0)
+            chosen = [r for r in range(count) if past + r in wants]
+            inputs = {"tokens": step.put(ids), "positions": step.put([np.arange(n) for n in lengths])}
+            inputs |= {"segments": step.segments, "pages": tables[[i for i, *_ in step.parts]]}
+            inputs |= {"logit_rows": [first + r for r in chosen] or [0]}
+            sizes = {"SEQ": step.rows, "SEGMENTS": len(step.parts), "PAGES": 1, "OUTS": len(chosen) or 1}
+            for r, found in zip(chosen, pool.run(batch, inputs, **sizes)["logits"], strict=False):
+                assert np.abs(found - wants[past + r]).max() <= 3e-5 * np.abs(expected["logits"]).max()
+                checked += 1
+    loader.close()
+    assert checked == len(wants)
 
 
 def test_wrong_segments(cache: CompileCache) -> None:

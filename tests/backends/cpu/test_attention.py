@@ -47,6 +47,7 @@ class Case:
     """A cache of random keys and values that holds NaN where no position has been written."""
 
     error = ATTENTION_ERROR
+    pages: Array | None = None  # the page table, if the cache is a pool
 
     def __init__(
         self, heads: int, kv_heads: int, head_dim: int, dtype: DType, ctx: int, filled: int, seed: int = 0
@@ -76,15 +77,32 @@ class Case:
         split: list[tuple[int, int]] | None = None,
         **options: Any,
     ) -> Array:
-        kernel = self.kernel(target, kv_dtype=self.dtype, scale=scale, **options)
+        table = [] if self.pages is None else [self.pages]
+        kernel = self.kernel(target, kv_dtype=self.dtype, scale=scale, paged=bool(table), **options)
         numbers = np.uint16 if options.get("out") == "bf16" else np.float32
         out = np.full((seq + 1, *self.q.shape[1:]), 7, numbers)
         count = self.units(seq, options.get("rows_static"))
         q = aligned(self.q[past : past + seq])
         for begin, end in split or [(0, count)]:
-            run(kernel, target, q, self.keys, self.values, out, begin=begin, end=end, seq=seq, past=past, ctx=self.ctx)
+            sizes = {"seq": seq, "past": past, "ctx": self.ctx}
+            run(kernel, target, q, self.keys, self.values, *table, out, begin=begin, end=end, **sizes)
         assert (out[seq] == 7).all(), "wrote past its rows"
         return out[:seq]
+
+    def paged(self, table: list[int], pages: int) -> Case:
+        """The case in the pages `table` of a pool of `pages`; NaN in all others."""
+        other = copy(self)
+        other.ctx, other.pages = (
+            64 * pages,
+            np.array([*table, -1], np.int32),
+        )  # a call reads nothing behind its last page
+        keys, values = (np.full((c.shape[0], n, *c.shape[2:]), np.nan, c.dtype) for c, n in self._sizes(64 * pages))
+        for position in range(self.filled):
+            place = 64 * table[position // 64] + position % 64
+            keys[:, place // 16, :, place % 16] = self.keys[:, position // 16, :, position % 16]
+            values[:, place] = self.values[:, position]
+        other.keys, other.values = aligned(keys), aligned(values)
+        return other
 
     def ring(self, length: int, ctx: int) -> Case:
         """The case as a ring of `ctx` places holds it once `length` positions were written; NaN where none was."""
@@ -143,6 +161,18 @@ def test_results_in_bf16_are_those_of_f32_rounded(target: Target, head_dim: int)
     case = Case(4, 2, head_dim, F16, ctx=80, filled=70)
     plain, halves = (case.native(target, 20, 50, 0.1, out=out) for out in ("f32", "bf16"))
     np.testing.assert_array_equal((halves.astype(np.uint32) << 16).view(np.float32), round_to(plain, "bf16"))
+
+
+@targets
+@pytest.mark.parametrize(("rows", "window"), [(None, None), (None, 70), (1, None), (1, 70)])
+def test_pages_anywhere(target: Target, rows: int | None, window: int | None) -> None:
+    """The bits are those over a contiguous cache."""
+    case = Case(4, 2, 32, F16, ctx=208, filled=200)
+    pool = case.paged([5, 0, 6, 2], pages=7)
+    for past, seq in [(199, 1), (63, 1), (64, 1)] if rows else [(0, 70), (63, 2), (127, 73), (64, 1)]:
+        options = {"rows_static": rows, "window": window}
+        wanted = case.native(target, past, seq, 0.2, **options)
+        np.testing.assert_array_equal(pool.native(target, past, seq, 0.2, **options), wanted)
 
 
 @targets

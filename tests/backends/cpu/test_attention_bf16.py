@@ -111,6 +111,14 @@ def test_rings(way: Way) -> None:
         assert np.abs(got - want).max() < ceiling
 
 
+def test_pages_anywhere(way: Way) -> None:
+    case = RoundedCase(way, 4, 2, 32, F16, ctx=400, filled=391)
+    pool = case.paged([9, 3, 4, 0, 7, 1, 8], pages=10)
+    for past, seq in [(0, 70), (250, 141), (320, 1)]:
+        wanted = case.native(way.target, past, seq, 0.2)
+        np.testing.assert_array_equal(pool.native(way.target, past, seq, 0.2), wanted)
+
+
 def test_bits_depend_on_nothing_but_the_row(way: Way) -> None:
     case = RoundedCase(way, 4, 2, 64, F16, ctx=224, filled=211)
     whole = case.native(way.target, 0, 211, 0.125)
