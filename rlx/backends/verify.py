@@ -22,7 +22,7 @@ from rlx.backends.reference.program import place
 from rlx.errors import VerificationError
 from rlx.ir.dtypes import BF16, F16, I32, Q4_0, Q8_0, Q8A, DType
 from rlx.ir.node import Node
-from rlx.ir.ops import EFFECTS, updated
+from rlx.ir.ops import traits, updated
 from rlx.passes.program import root
 
 #: Largest error of f32 arithmetic, as a share of the largest magnitude in the row. The order of a sum changes its last
@@ -76,7 +76,7 @@ class Verifier(Observer):
         evaluation = Evaluation(partial(self._actual, program, 0, 0), program.extents, self._weights)
         self._states.clear()
         for node, _ in self._calls():
-            if node.op in EFFECTS:
+            if traits(node).effect:
                 for state in {root(node.inputs[0]), root(updated(node))}:
                     nbytes = state.dtype.size(evaluation.shape(state))
                     self._states[state] = place(program, self._lowered.buffer(state), nbytes).copy()

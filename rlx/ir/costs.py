@@ -8,7 +8,7 @@ from typing import Any
 
 from rlx.ir.dims import Dim, value
 from rlx.ir.node import LEAVES, Node
-from rlx.ir.op_table import EFFECTS, OPS, of_segment
+from rlx.ir.op_table import OPS, of_segment, traits
 from rlx.ir.segments import is_segmented
 
 
@@ -56,7 +56,7 @@ def _touched(
     if node.op in ("kv_write", "rope_kv_write"):
         rows, heads, head_dim = sizes[1]
         return [(0, 0), *sizes[1:]], (heads, rows, head_dim)
-    if node.op in EFFECTS:
+    if traits(node).effect:
         return [*sizes[:-1], (0,)] if attrs["aside"] else sizes, (prod(result) + prod(sizes[0]),)
     if node.op == "attention":
         oldest = (attrs["window"] or attrs["length"]) + result[0] - 1

@@ -12,13 +12,13 @@ import re
 from collections.abc import Mapping
 
 from rlx.ir.node import LEAVES, Node, topological
+from rlx.ir.op_table import traits
 
 #: The characters of a value's name.
 NAME = r"[A-Za-z0-9_.]+"
 
 _WEIGHTED = ("linear", "expert_linear", "rms_norm", "embedding", "causal_conv", "linear_pick")
 _BINARY = ("add", "sub", "mul", "div")
-_WRITES = ("kv_write", "rope_kv_write")
 _SUFFIX = {"pack": "packed", "kv_write": "write", "rope_kv_write": "write", "rope_angles": "angles"}
 
 
@@ -76,7 +76,7 @@ def _derived(node: Node, names: Mapping[Node, str], stems: Mapping[Node, str]) -
         return stem, stem if stem != sanitize(weight) else f"{stem}.{suffix}"
     if node.op in ("pack", "quantize", "last_row", "take_rows"):  # the same value in another form
         return stems[first], f"{names[first]}.{node['out'] if node.op == 'quantize' else suffix}"
-    if node.op in _WRITES:
+    if traits(node).writes:
         return names[first], f"{names[first]}.{suffix}"
     values = [i for i in node.inputs if i.op not in LEAVES] or [first]
     ordered = values[::-1] if node.op in _BINARY else values  # x + f(x) is named after f

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from rlx.ir.dims import Shape
@@ -44,7 +44,7 @@ class Node:
     def __getitem__(self, key: Any) -> Any:
         """An attribute by its name; with another key part of the value, see `rlx.ops.index`."""
         if not isinstance(key, str):
-            return OPERATORS["index"](self, key)
+            return _build("index", self, key)
         for name, value in self.attrs:
             if name == key:
                 return value
@@ -61,67 +61,72 @@ class Node:
         return f"<{self.op}{label} {self.dtype}[{shape}]>"
 
     def __add__(self, other: Node | float) -> Node:
-        return OPERATORS["add"](self, other)
+        return _build("add", self, other)
 
     def __radd__(self, other: float) -> Node:
-        return OPERATORS["add"](self, other)
+        return _build("add", self, other)
 
     def __mul__(self, other: Node | float) -> Node:
-        return OPERATORS["mul"](self, other)
+        return _build("mul", self, other)
 
     def __rmul__(self, other: float) -> Node:
-        return OPERATORS["mul"](self, other)
+        return _build("mul", self, other)
 
     def __sub__(self, other: Node | float) -> Node:
-        return OPERATORS["sub"](self, other)
+        return _build("sub", self, other)
 
     def __rsub__(self, other: float) -> Node:
-        return OPERATORS["sub"](other, self)
+        return _build("sub", other, self)
 
     def __truediv__(self, other: Node | float) -> Node:
-        return OPERATORS["div"](self, other)
+        return _build("div", self, other)
 
     def __rtruediv__(self, other: float) -> Node:
-        return OPERATORS["div"](other, self)
+        return _build("div", other, self)
 
     def __matmul__(self, other: Node) -> Node:
-        return OPERATORS["matmul"](self, other)
+        return _build("matmul", self, other)
 
     def __rmatmul__(self, other: Any) -> Node:
-        return OPERATORS["matmul"](other, self)
+        return _build("matmul", other, self)
 
     def __pow__(self, exponent: float) -> Node:
-        return OPERATORS["power"](self, exponent)
+        return _build("power", self, exponent)
 
     def __neg__(self) -> Node:
-        return OPERATORS["neg"](self)
+        return _build("neg", self)
 
     @property
     def T(self) -> Node:
         """The transpose of a weight [n, k]."""
-        return OPERATORS["transpose"](self)
+        return _build("transpose", self)
 
     def reshape(self, *shape: Any) -> Node:
         """The same elements in another shape, given as numbers or as one sequence."""
-        return OPERATORS["reshape"](self, shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape)
+        return _build("reshape", self, shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape)
 
     def sum(self, axis: int = -1, keepdims: bool = False) -> Node:
         """The sum over the last axis, or over axis 1 of three."""
-        return OPERATORS["sum"](self, axis, keepdims)
+        return _build("sum", self, axis, keepdims)
 
     def mean(self, axis: int = -1, keepdims: bool = False) -> Node:
         """The mean over the last axis, or over axis 1 of three."""
-        return OPERATORS["mean"](self, axis, keepdims)
+        return _build("mean", self, axis, keepdims)
 
     def clamp(self, low: float | None = None, high: float | None = None) -> Node:
         """The value within bounds, of which one may be left out."""
-        return OPERATORS["clamp"](self, low, high)
+        return _build("clamp", self, low, high)
 
 
 LEAVES = ("input", "weight", "state")
 
-#: Operators and methods of nodes; set by `rlx.ir.ops`, which imports this module.
-OPERATORS: dict[str, Callable[..., Node]] = {}
+
+def _build(name: str, *operands: Any) -> Node:
+    """What a function of `rlx.ir.ops` returns; imported at the first use because it imports this module."""
+    from rlx.ir import ops
+
+    node: Node = getattr(ops, name)(*operands)
+    return node
 
 
 def intern(op: str, inputs: tuple[Node, ...], attrs: Attrs, shape: Shape, dtype: DType) -> Node:

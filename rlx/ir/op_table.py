@@ -19,6 +19,22 @@ from rlx.ir.node import LEAVES, Node, intern
 
 
 @dataclass(frozen=True)
+class RowNumbers:
+    """An operand that holds numbers of rows, elements or experts.
+
+    Attributes:
+        operand: which operand it is.
+        table, axis: operand and axis of what is numbered.
+        negative: whether a negative number is allowed, for none.
+    """
+
+    operand: int
+    table: int
+    axis: int
+    negative: bool = False
+
+
+@dataclass(frozen=True)
 class Op:
     """One row of the table.
 
@@ -31,6 +47,11 @@ class Op:
         rowwise: True if row r of the result depends only on row r of the operands that have as many rows.
         effect: True if the op also updates its first operand, a state, in place; its meaning is (result, new state).
             With the attribute `aside` that state is unchanged, and the last operand, an equal state, is updated.
+        writes: True if the result is the first operand, a cache, with rows written in place.
+        multiplies: True if its weights with two or more axes are matrices, which the pass `layout` packs.
+        in_prologue: True if every worker may compute it for itself, see the pass `schedule`: it has no effect, and with
+            one row it is a single unit of work or a few small ones.
+        numbers: the operand with row numbers, which are checked before a run; None if there is none.
     """
 
     name: str
@@ -41,11 +62,16 @@ class Op:
     elementwise: bool = False
     rowwise: bool = True
     effect: bool = False
+    writes: bool = False
+    multiplies: bool = False
+    in_prologue: bool = False
+    numbers: RowNumbers | None = None
 
 
 REQUIRED = object()
 
 _LINEAR = {"gated": None, "bias": False, "residual": False, "bf16": False, "out": "f32"}
+_EXPERTS = {"gated": None, "bf16": False, "tiles": False}
 _NORM = {"eps": REQUIRED, "out": "f32"}
 _ANGLES = {"scale": 1.0, "sections": None, "interleaved": False}
 _ROPE = {"style": REQUIRED, "norm_eps": None}
@@ -79,82 +105,81 @@ OPS: dict[str, Op] = {
         Op("input", _LEAF, infer.leaf, meaning.identity, flops.each(0), rowwise=False),
         Op("weight", _LEAF, infer.leaf, meaning.identity, flops.each(0), rowwise=False),
         Op("state", {**_LEAF, "layout": "rows"}, infer.leaf, meaning.identity, flops.each(0), rowwise=False),
-        Op("embedding", {"scale": 1.0}, infer.embedding, meaning.embedding, flops.each(1)),
-        Op("linear", _LINEAR, infer.linear, meaning.linear, flops.linear),
         Op(
-            "expert_linear",
-            {"gated": None, "bf16": False, "tiles": False},
-            infer.expert_linear,
-            meaning.expert_linear,
-            flops.expert_linear,
+            "embedding", {"scale": 1.0}, infer.embedding, meaning.embedding, flops.each(1),
+            in_prologue=True, numbers=RowNumbers(1, table=0, axis=0),
         ),
-        Op("overlay_rows", {}, infer.overlay_rows, meaning.overlay_rows, flops.each(0)),
-        Op("rms_norm", _NORM, infer.rms_norm, meaning.rms_norm, flops.each(4)),
-        Op("layer_norm", _NORM, infer.layer_norm, meaning.layer_norm, flops.each(7)),
-        Op("quantize", {"out": "q8a"}, infer.quantize, meaning.quantize, flops.each(3)),
-        Op("rope_angles", _ANGLES, infer.rope_angles, meaning.rope_angles, flops.each(40)),
-        Op("rope", _ROPE, infer.rope, meaning.rope, flops.each(6)),
-        Op("kv_write", _WRITE, infer.kv_write, meaning.kv_write, flops.each(0), rowwise=False),
+        Op("linear", _LINEAR, infer.linear, meaning.linear, flops.linear, multiplies=True),
         Op(
-            "rope_kv_write",
-            {**_ROPE, **_WRITE},
-            infer.rope_kv_write,
-            meaning.rope_kv_write,
-            lambda ins, out, attrs: 6 * prod(ins[1]),
-            rowwise=False,
+            "expert_linear", _EXPERTS, infer.expert_linear, meaning.expert_linear, flops.expert_linear,
+            multiplies=True, numbers=RowNumbers(1, table=2, axis=0),
+        ),
+        Op(
+            "overlay_rows", {}, infer.overlay_rows, meaning.overlay_rows, flops.each(0),
+            in_prologue=True, numbers=RowNumbers(2, table=1, axis=0, negative=True),
+        ),
+        Op("rms_norm", _NORM, infer.rms_norm, meaning.rms_norm, flops.each(4), in_prologue=True),
+        Op("layer_norm", _NORM, infer.layer_norm, meaning.layer_norm, flops.each(7), in_prologue=True),
+        Op("quantize", {"out": "q8a"}, infer.quantize, meaning.quantize, flops.each(3), in_prologue=True),
+        Op("rope_angles", _ANGLES, infer.rope_angles, meaning.rope_angles, flops.each(40)),
+        Op("rope", _ROPE, infer.rope, meaning.rope, flops.each(6), in_prologue=True),
+        Op("kv_write", _WRITE, infer.kv_write, meaning.kv_write, flops.each(0), rowwise=False, writes=True),
+        Op(
+            "rope_kv_write", {**_ROPE, **_WRITE}, infer.rope_kv_write, meaning.rope_kv_write,
+            lambda ins, out, attrs: 6 * prod(ins[1]), rowwise=False, writes=True,
         ),
         Op("as_cache", _AS_CACHE, infer.as_cache, meaning.as_cache, flops.each(0), rowwise=False),
+        Op("attention", _ATTENTION, infer.attention, meaning.attention, flops.attention),
         Op(
-            "attention",
-            _ATTENTION,
-            infer.attention,
-            meaning.attention,
-            flops.attention,
+            "causal_conv", _ASIDE, infer.causal_conv, meaning.causal_conv, flops.causal_conv,
+            rowwise=False, effect=True,
         ),
         Op(
-            "causal_conv",
-            _ASIDE,
-            infer.causal_conv,
-            meaning.causal_conv,
-            flops.causal_conv,
-            rowwise=False,
-            effect=True,
+            "gated_delta", {"scale": REQUIRED, "heads": "tiled", **_ASIDE}, infer.gated_delta, meaning.gated_delta,
+            flops.gated_delta, rowwise=False, effect=True,
         ),
-        Op(
-            "gated_delta",
-            {"scale": REQUIRED, "heads": "tiled", **_ASIDE},
-            infer.gated_delta,
-            meaning.gated_delta,
-            flops.gated_delta,
-            rowwise=False,
-            effect=True,
-        ),
-        Op("softmax", {}, infer.softmax, meaning.softmax, flops.each(8)),
+        Op("softmax", {}, infer.softmax, meaning.softmax, flops.each(8), in_prologue=True),
         Op("argmax", {}, infer.one_index("argmax"), meaning.argmax, flops.scan),
         Op("pick", {}, infer.one_index("pick"), meaning.pick, flops.scan),
-        Op("linear_pick", {"cap": None}, infer.linear_pick, meaning.linear_pick, flops.linear_pick),
-        Op("top_k", {"k": REQUIRED}, infer.top_k, meaning.top_k, flops.scan),
-        Op("take", {}, infer.take, meaning.take, flops.each(0)),
-        Op("mix", {}, infer.mix, meaning.mix, flops.mix),
-        Op("reduce_mean", {"axis": -1}, infer.reduce("reduce_mean"), meaning.reduce_mean, flops.scan),
-        Op("reduce_sum", {"axis": -1}, infer.reduce("reduce_sum"), meaning.reduce_sum, flops.scan),
-        Op("slice", {"axis": 1, "start": REQUIRED, "stop": REQUIRED}, infer.slice_, meaning.slice_, flops.each(0)),
-        Op("concat", {"axis": 1}, infer.concat, meaning.concat, flops.each(0)),
+        Op("linear_pick", {"cap": None}, infer.linear_pick, meaning.linear_pick, flops.linear_pick, multiplies=True),
+        Op("top_k", {"k": REQUIRED}, infer.top_k, meaning.top_k, flops.scan, in_prologue=True),
+        Op(
+            "take", {}, infer.take, meaning.take, flops.each(0),
+            in_prologue=True, numbers=RowNumbers(1, table=0, axis=-1),
+        ),
+        Op("mix", {}, infer.mix, meaning.mix, flops.mix, in_prologue=True),
+        *(
+            Op(name, {"axis": -1}, infer.reduce(name), meant, flops.scan, in_prologue=True)
+            for name, meant in (("reduce_mean", meaning.reduce_mean), ("reduce_sum", meaning.reduce_sum))
+        ),
+        Op(
+            "slice", {"axis": 1, "start": REQUIRED, "stop": REQUIRED}, infer.slice_, meaning.slice_, flops.each(0),
+            in_prologue=True,
+        ),
+        Op("concat", {"axis": 1}, infer.concat, meaning.concat, flops.each(0), in_prologue=True),
         Op("last_row", {}, infer.last_row, meaning.last_row, flops.each(0), rowwise=False),
-        Op("take_rows", {}, infer.take_rows, meaning.take_rows, flops.each(0), rowwise=False),
+        Op(
+            "take_rows", {}, infer.take_rows, meaning.take_rows, flops.each(0),
+            rowwise=False, numbers=RowNumbers(1, table=0, axis=0),
+        ),
         Op("reshape", {"shape": REQUIRED}, infer.reshape, meaning.reshape, flops.each(0), rowwise=False),
         Op("pack", {"layout": REQUIRED}, infer.pack, meaning.identity, flops.each(0), rowwise=False),
-        Op("elementwise", {"expr": REQUIRED}, infer.elementwise, meaning.elementwise, flops.each(4), True),
+        Op(
+            "elementwise", {"expr": REQUIRED}, infer.elementwise, meaning.elementwise, flops.each(4), True,
+            in_prologue=True,
+        ),
         *(Op(name, {}, infer.binary(name), meaning.binary(name), flops.each(1), True) for name in meaning.BINARY),
         *(Op(name, {}, infer.unary(name), meaning.unary(name), flops.each(8), True) for name in meaning.UNARY),
         Op("scale", {"by": REQUIRED}, infer.unary("scale"), meaning.scale, flops.each(1), True),
         Op("softcap", {"cap": REQUIRED}, infer.unary("softcap"), meaning.softcap, flops.each(12), True),
         Op("clamp", {"low": None, "high": None}, infer.clamp, meaning.clamp, flops.each(2), True),
     )
-}
+}  # fmt: skip
 
 
-EFFECTS = frozenset(name for name, row in OPS.items() if row.effect)
+def traits(node: Node) -> Op:
+    """The row of a node's op."""
+    return OPS[node.op]
 
 
 def make(op: str, *inputs: Node, **attrs: Any) -> Node:

@@ -12,14 +12,14 @@ from rlx.errors import ShapeError
 from rlx.ir import infer
 from rlx.ir.dims import PAST_SEQ, SEQ, DimLike, parse_dim
 from rlx.ir.dtypes import F32
-from rlx.ir.node import OPERATORS, Node, intern
-from rlx.ir.op_table import EFFECTS as EFFECTS
+from rlx.ir.node import Node, intern
 from rlx.ir.op_table import OPS as OPS
 from rlx.ir.op_table import derive as derive
 from rlx.ir.op_table import leaf as leaf
 from rlx.ir.op_table import make as make
 from rlx.ir.op_table import of_segment as of_segment
 from rlx.ir.op_table import rebuild as rebuild
+from rlx.ir.op_table import traits as traits
 from rlx.ir.op_table import updated as updated
 
 #: An operand of arithmetic.
@@ -551,12 +551,6 @@ def neg(x: Node) -> Node:
     """-x."""
     return make("neg", x)
 
-
-# Defined here because node.py cannot import the ops.
-OPERATORS.update(
-    add=add, sub=sub, mul=mul, div=div, neg=neg, power=power, matmul=matmul, transpose=transpose, index=index,
-    reshape=reshape, sum=sum, mean=mean, clamp=clamp,
-)  # fmt: skip
 
 #: The public API: the builders, without the table and the compiler's functions.
 __all__ = [

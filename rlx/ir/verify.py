@@ -12,8 +12,6 @@ from rlx.ir.graph import Graph
 from rlx.ir.infer import is_cache
 from rlx.ir.node import LEAVES, Node
 
-WRITES = ("kv_write", "rope_kv_write")
-
 _verified: WeakSet[Node] = WeakSet()  # nodes are immutable, so each is checked once
 
 
@@ -64,8 +62,8 @@ def _check_states(graph: Graph) -> None:
     readers = graph.readers()
     for node, users in graph.users().items():
         if node.op == "state":
-            writes = [u for u in users if u.op in WRITES]
-            writes += [u for u in users if u.op in ops.EFFECTS and ops.updated(u) is node]
+            writes = [u for u in users if ops.traits(u).writes]
+            writes += [u for u in users if ops.traits(u).effect and ops.updated(u) is node]
             if writes and readers[node] > 1:
                 raise GraphError(
                     f"{readers[node]} readers, {len(writes)} of them writes", where=repr(node),

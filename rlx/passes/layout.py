@@ -16,6 +16,7 @@ from rlx.errors import GraphError
 from rlx.ir import ops
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+from rlx.ir.op_table import traits
 from rlx.passes.options import Options
 from rlx.passes.program import root
 from rlx.passes.report import SILENT, Log
@@ -24,7 +25,6 @@ MATRIX_LAYOUT = "r16k4"
 FILE_LAYOUT = "file"
 ROWS_LAYOUT = "rows"  # float32, as it is
 _MEANINGS = {MATRIX_LAYOUT: "packed at load in blocks of 16 rows", FILE_LAYOUT: "only looked up: stays in the file"}
-_MULTIPLY = ("linear", "expert_linear", "linear_pick")
 
 
 def layout(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
@@ -52,7 +52,7 @@ def layout(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
             return ops.rebuild(old, (), layout="tiles")
         if old.op == "attention" and inputs[1].op == "as_cache":
             inputs = (inputs[0], ops.rebuild(inputs[1], inputs[1].inputs, layout="tiles"), *inputs[2:])
-        if old.op in (*_MULTIPLY, "embedding"):
+        if traits(old).multiplies or old.op == "embedding":
             inputs = tuple(ops.make("pack", i, layout=lies[i.name]) if _is_matrix(i) else i for i in inputs)
         return ops.rebuild(old, inputs)
 
@@ -79,7 +79,7 @@ def weight_row(node: Node, layout: str) -> dict[str, Any]:
 def _matrix_layouts(graph: Graph, packed: Iterable[str]) -> dict[str, str]:
     """Name -> layout of every matrix that is multiplied or looked up."""
     read = {i.name: FILE_LAYOUT for n in graph.nodes() if n.op == "embedding" for i in n.inputs if _is_matrix(i)}
-    multiplied = {i.name for n in graph.nodes() if n.op in _MULTIPLY for i in n.inputs if _is_matrix(i)}
+    multiplied = {i.name for n in graph.nodes() if traits(n).multiplies for i in n.inputs if _is_matrix(i)}
     return read | dict.fromkeys([*multiplied, *(read.keys() & set(packed))], MATRIX_LAYOUT)
 
 

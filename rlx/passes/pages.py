@@ -12,8 +12,8 @@ from rlx.ir.dims import PAGES
 from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+from rlx.ir.op_table import traits
 from rlx.ir.pages import OPS
-from rlx.ir.verify import WRITES
 from rlx.passes.options import Options
 from rlx.passes.program import root
 from rlx.passes.report import SILENT, Log
@@ -41,7 +41,7 @@ def pages(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
 
 def full_caches(graph: Graph) -> set[Node]:
     """The states that hold every position of a sequence: those that are written without `wrap`."""
-    written = {root(n): n["wrap"] for n in graph.nodes() if n.op in WRITES}
+    written = {root(n): n["wrap"] for n in graph.nodes() if traits(n).writes}
     return {state for state, wraps in written.items() if not wraps}
 
 

@@ -8,8 +8,8 @@ from rlx.ir import printer
 from rlx.ir.dims import bounds, symbols
 from rlx.ir.graph import Graph
 from rlx.ir.node import LEAVES, Node
+from rlx.ir.op_table import traits
 from rlx.ir.segments import is_segmented
-from rlx.ir.verify import WRITES
 
 Region = tuple[Node, ...]
 
@@ -105,7 +105,7 @@ class Program:
 
 def root(node: Node) -> Node:
     """The node whose buffer holds this value. Views and in-place updates share the buffer of their operand."""
-    while node.op in ("reshape", *WRITES):
+    while node.op == "reshape" or traits(node).writes:
         node = node.inputs[0]
     return node
 

@@ -20,16 +20,11 @@ from rlx.ir.costs import cost
 from rlx.ir.dims import Bounds, symbols
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+from rlx.ir.op_table import traits
 from rlx.passes.capabilities import Capabilities
 from rlx.passes.options import Options
 from rlx.passes.program import Program, Region, is_work, root
 from rlx.passes.report import SILENT, Log
-
-#: Ops that may be in a prologue: without effects, and with one row a single unit of work or a few small ones.
-OWN = frozenset(
-    "embedding overlay_rows rms_norm layer_norm quantize rope elementwise softmax top_k take mix reduce_mean reduce_sum"
-    " slice concat".split()
-)
 
 
 def schedule(graph: Graph, options: Options | None = None, log: Log = SILENT) -> Program:
@@ -37,7 +32,7 @@ def schedule(graph: Graph, options: Options | None = None, log: Log = SILENT) ->
     options = options or Options()
     nodes, names = graph.nodes(), graph.names()
     prologues = "prologue" in options.fusions
-    refusals = {n: shared_because(n, graph.bounds, options.capabilities) for n in nodes if n.op in OWN}
+    refusals = {n: shared_because(n, graph.bounds, options.capabilities) for n in nodes if traits(n).in_prologue}
     own = {n for n, reason in refusals.items() if prologues and not reason}
     for node, reason in refusals.items():
         if node not in own:
@@ -58,7 +53,7 @@ def schedule(graph: Graph, options: Options | None = None, log: Log = SILENT) ->
 
 
 def shared_because(node: Node, limits: Bounds, capabilities: Capabilities) -> str:
-    """Why a node of an op in `OWN` is not computed by every worker; empty if it may be."""
+    """Why a node that may be in a prologue is not computed by every worker; empty if it may be."""
     used = {s for n in (node, *node.inputs) for d in n.shape for s in symbols(d)}
     if not used <= limits.keys():
         return f"{', '.join(sorted(used - limits.keys()))} has no bounds"

@@ -14,7 +14,6 @@ from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.segments import OPS, SLOT, SLOT_WRITTEN
-from rlx.ir.verify import WRITES
 from rlx.passes.options import Options
 from rlx.passes.pages import PAGES_INPUT
 from rlx.passes.program import root
@@ -30,10 +29,10 @@ def segments(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
         GraphError: a node needs to know where its row stands in a sequence, and is none of the ops that can.
     """
     nodes, names = graph.nodes(), graph.names()
-    aside = any(node.op in ops.EFFECTS and node["aside"] for node in nodes)
+    aside = any(ops.traits(node).effect and node["aside"] for node in nodes)
     columns = 1 + (SLOT_WRITTEN if aside else SLOT)
     table = ops.leaf("input", SEGMENTS_INPUT, (SEGMENTS, columns), I32)
-    pooled = {root(node) for node in nodes if node.op in WRITES and node["paged"]}
+    pooled = {root(node) for node in nodes if ops.traits(node).writes and node["paged"]}
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if old.op == "state" and old not in pooled and not _has_rows(old):

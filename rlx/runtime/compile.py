@@ -24,7 +24,7 @@ from rlx.errors import ArgumentError, named_refusals
 from rlx.ir import text as ir_text
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
-from rlx.ir.op_table import EFFECTS
+from rlx.ir.op_table import traits
 from rlx.passes import pipeline
 from rlx.passes.effective import effective
 from rlx.passes.options import Options
@@ -290,7 +290,7 @@ def _role(graph: Graph, options: Options) -> str:
     "advance" moves recurrent states by the guesses that were right.
     """
     outputs = graph.outputs.values()
-    if all(node.op in EFFECTS and node["aside"] for node in outputs):
+    if all(traits(node).effect and node["aside"] for node in outputs):
         return "advance"
     if not options.segments and any(node.op == "pick" for node in outputs):
         return "greedy" if options.phase == "decode" else "verify"

@@ -16,8 +16,8 @@ from rlx.ir import dims
 from rlx.ir.dims import DimLike
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+from rlx.ir.op_table import traits
 from rlx.ir.segments import FIRST_ROW, PAST, ROWS, SLOT
-from rlx.ir.verify import WRITES
 from rlx.passes.program import root
 from rlx.runtime.kv import RING
 
@@ -108,23 +108,13 @@ def check_segments(segments: np.ndarray, slots: int, env: Mapping[str, int]) -> 
     return [{**env, "SEQ": rows, "PAST_SEQ": past} for rows, past in filled[:, [ROWS, PAST]].tolist()]
 
 
-# Ops with an operand that holds row numbers -> that operand, and (operand, axis) that gives the number of rows.
-_CHOICES = {
-    "embedding": (1, 0, 0),
-    "expert_linear": (1, 2, 0),
-    "take": (1, 0, -1),
-    "overlay_rows": (2, 1, 0),
-    "take_rows": (1, 0, 0),
-}
-
-
 def rooms(graph: Graph) -> list[Room | Queries]:
     """The checks for every use of keys and values, without duplicates."""
     return list(dict.fromkeys(room for node in graph.nodes() for room in _rooms(node)))
 
 
 def _rooms(node: Node) -> Iterator[Room | Queries]:
-    if node.op in WRITES:
+    if traits(node).writes:
         cache, x = node.inputs[:2]
         kept = 0 if node["wrap"] else None
         yield Room(root(cache).name, node["at"] + x.shape[0], x.shape[0], cache.shape[1], kept)
@@ -150,12 +140,12 @@ def _ids(node: Node) -> Ids | None:
     if node.op == "attention" and node["mask"] == "visible" and not node["segments"]:  # any number is safe
         visible = node.inputs[3]
         return Ids(visible.name, node["length"], "the sequence") if visible.op == "input" else None
-    if node.op not in _CHOICES:
+    numbers = traits(node).numbers
+    if numbers is None:
         return None
-    of, table, axis = _CHOICES[node.op]
-    source, rows = node.inputs[of], node.inputs[table].shape[axis]
+    source, rows = node.inputs[numbers.operand], node.inputs[numbers.table].shape[numbers.axis]
     if source.op == "input":
-        return Ids(source.name, rows, negative=node.op == "overlay_rows")
+        return Ids(source.name, rows, negative=numbers.negative)
     if source.op in ("argmax", "top_k") and source.inputs[0].shape[-1] == rows:
         return None
     hint = f"Give them as an input, or as argmax or top_k over {rows} values."

@@ -21,8 +21,7 @@ from rlx.errors import ArgumentError, GraphError
 from rlx.ir import dims
 from rlx.ir.dtypes import KV_DTYPES, DType
 from rlx.ir.graph import Graph
-from rlx.ir.op_table import EFFECTS
-from rlx.ir.verify import WRITES
+from rlx.ir.op_table import traits
 from rlx.passes.program import root
 
 Array = np.ndarray[Any, Any]
@@ -56,7 +55,7 @@ def capacities(graph: Graph, ctx: int, rows: int) -> dict[str, int]:
 
 def largest_window(graph: Graph) -> int | None:
     """The largest sliding window over rings; None if there is no ring, or attention reads one without a window."""
-    rings = {root(n) for n in graph.nodes() if n.op in WRITES and n["wrap"]}
+    rings = {root(n) for n in graph.nodes() if traits(n).writes and n["wrap"]}
     windows = [n["window"] for n in graph.nodes() if n.op == "attention" and root(n.inputs[1]) in rings]
     return max(windows) if windows and None not in windows else None
 
@@ -291,8 +290,8 @@ def _pieces(start: int, stop: int, capacity: int) -> Iterator[tuple[int, int, in
 
 def states_of(graph: Graph, sizes: Mapping[str, int]) -> Iterator[State]:
     """The states of a graph, with the sizes of CTX and WINDOW_CTX."""
-    kinds = {root(n): "ring" if n["wrap"] else "full" for n in graph.nodes() if n.op in WRITES}
-    kinds |= {n.inputs[0]: "recurrent" for n in graph.nodes() if n.op in EFFECTS}
+    kinds = {root(n): "ring" if n["wrap"] else "full" for n in graph.nodes() if traits(n).writes}
+    kinds |= {n.inputs[0]: "recurrent" for n in graph.nodes() if traits(n).effect}
     keys = {root(n.inputs[1]) for n in graph.nodes() if n.op == "attention"}
     for name, node in graph.leaves("state").items():
         shape = tuple(dims.value(d, sizes) for d in node.shape)

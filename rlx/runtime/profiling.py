@@ -15,12 +15,11 @@ from rlx.ir.costs import cost
 from rlx.ir.dtypes import BF16, Q8A
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.ir.op_table import EFFECTS
+from rlx.ir.op_table import traits
 
 BARRIER_SECONDS = 4e-6  # shorter regions mostly wait: for the distribution of work, for workers, for the first loads
 BARRIER_SHARE = 0.05  # so do regions whose work needs less than this share of their time by the machine's other limits
 _UNITS = {"int8": ("int8", "f32"), "bf16": ("amx-bf16", "bf16", "f32"), "f32": ("f32",)}  # the first available one
-_READERS = ("linear", "expert_linear", "linear_pick", "attention", "embedding", *EFFECTS)
 
 
 @dataclass
@@ -123,7 +122,7 @@ def _label(node: Node) -> str:
 
 def _arithmetic(node: Node) -> str:
     """The arithmetic of a node: by the activation type for linears, possibly bf16 for attention, otherwise f32."""
-    if node.op in ("linear", "expert_linear", "linear_pick"):
+    if traits(node).multiplies:
         return {Q8A: "int8", BF16: "bf16"}.get(node.inputs[0].dtype, "f32")
     return "bf16" if node.op == "attention" and node["bf16"] else "f32"
 
@@ -131,7 +130,12 @@ def _arithmetic(node: Node) -> str:
 def step_bytes(graph: Graph, env: Mapping[str, int]) -> int:
     """Bytes of weights and states that one step must read: each weight once, caches up to the current position."""
     sizes = _filled(env)
-    return sum(cost(n, sizes)[1] for n in graph.nodes() if n.op in _READERS)
+    return sum(cost(n, sizes)[1] for n in graph.nodes() if _reads_much(n))
+
+
+def _reads_much(node: Node) -> bool:
+    """Whether it reads matrices or states; weights of norms and biases are too small to count."""
+    return traits(node).multiplies or traits(node).effect or node.op in ("attention", "embedding")
 
 
 def step_flops(graph: Graph, env: Mapping[str, int]) -> int:

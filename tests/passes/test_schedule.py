@@ -16,12 +16,13 @@ from rlx.ir.dims import CTX, PAST_SEQ, SEQ
 from rlx.ir.dtypes import F16, F32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+from rlx.ir.op_table import traits
 from rlx.passes import pipeline
 from rlx.passes.capabilities import Capabilities
 from rlx.passes.layout import layout
 from rlx.passes.options import FUSIONS, Options
 from rlx.passes.program import Program, is_work, root
-from rlx.passes.schedule import OWN, schedule, shared_because, signature, verify_schedule
+from rlx.passes.schedule import schedule, shared_because, signature, verify_schedule
 
 DECODE, FEW, PREFILL, EXACT = Options(), Options(seq=(2, 16)), Options(seq=(2, 512)), Options(precision="exact")
 G, HERE = Graph(), Capabilities()
@@ -143,7 +144,7 @@ def test_a_prologue_reads_what_is_its_own() -> None:
     ],
 )
 def test_a_worker_computes_for_itself_what_is_small(node: Node, expected: bool) -> None:
-    assert (node.op in OWN and not shared_because(node, {"SEQ": (2, 16)}, HERE)) == expected
+    assert (traits(node).in_prologue and not shared_because(node, {"SEQ": (2, 16)}, HERE)) == expected
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

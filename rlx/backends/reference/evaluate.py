@@ -17,8 +17,7 @@ from rlx.backends.reference import formats
 from rlx.backends.reference.formats import Array, Bytes
 from rlx.ir import dims
 from rlx.ir.node import Node
-from rlx.ir.ops import EFFECTS, OPS, updated
-from rlx.ir.verify import WRITES
+from rlx.ir.ops import OPS, traits, updated
 from rlx.passes.layout import ROWS_LAYOUT
 from rlx.passes.program import root
 
@@ -86,7 +85,7 @@ class Evaluation:
             return operands[0], None
         with np.errstate(all="ignore"):
             found: Any = OPS[node.op].meaning(operands, attrs, self.env)
-        return found if node.op in EFFECTS else (found, None)
+        return found if traits(node).effect else (found, None)
 
     def operands(self, node: Node, memory: Memory) -> list[Array]:
         """The operands of a node; of an embedding table the rows in use, with their new numbers."""
@@ -115,7 +114,7 @@ class Evaluation:
 
     def write(self, node: Node, value: Array, state: Array | None, memory: Memory) -> None:
         """Writes the result of a node, and the state that it updates."""
-        if node.op in WRITES:
+        if traits(node).writes:
             self._write_state(root(node), value, memory)
             return
         memory(node, node.dtype.size(self.shape(node)))[...] = formats.written(node.dtype, value)
