@@ -77,10 +77,10 @@ class Pool:
             else:
                 self.tensors.add_matrix(name, value.view(np.uint8).reshape(-1), DTYPES[row["dtype"]], *value.shape)
 
-    def program(self, seq: tuple[int, int], **options: Any) -> Program:
-        """A program for `seq` rows, paged unless the options say otherwise; options as in `Options`."""
+    def program(self, seq: tuple[int, int], graph: Graph | None = None, **options: Any) -> Program:
+        """A program for `seq` rows of the graph or a variant of it; options as in `Options`, but paged by default."""
         chosen = Options(**{"precision": "exact", "paged": True, **options, "seq": seq})
-        compiled = self.compiler.program(self.graph, chosen)
+        compiled = self.compiler.program(graph or self.graph, chosen)
         program = compiled.instance(self.workers)
         program.bind(self.tensors.addresses)
         addresses = {name: buffer.address for name, buffer in self.buffers.items()}

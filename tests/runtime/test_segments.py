@@ -18,6 +18,7 @@ from rlx.ir.dims import CTX, SEQ, value
 from rlx.ir.dtypes import I32, KV_DTYPES, DType
 from rlx.ir.graph import Graph
 from rlx.ir.pages import PAGE
+from rlx.models import variants
 from rlx.passes import pipeline
 from rlx.passes.options import Options
 from rlx.runners.opening.opened import Source
@@ -212,6 +213,54 @@ def test_the_compiled_graph_means_the_same(cache: CompileCache) -> None:
         sizes = {"SEQ": step.rows, "SEGMENTS": len(step.parts), "OUTS": len(chosen)}
         outputs, states = interp.run(batch, {**weights, **states, **feeds}, {**env, **sizes}, dtype=np.float64)
         np.testing.assert_allclose(outputs["logits"], step.put(wants)[chosen], rtol=1e-9, atol=1e-9)
+
+
+def test_a_native_run_of_many_tokens(cache: CompileCache) -> None:
+    """The page table is filled for the whole run; each token is the likeliest after those before."""
+    graph = hybrid.graph()
+    greedy = graph.replace(outputs={"token": ops.pick(graph.outputs["logits"])})
+    with Pool(graph, hybrid.weights(graph), cache=cache, pages=9, slots=4, window_ctx=128) as pool:
+        program = pool.program((1, 1), greedy)
+        for slot, table in ((2, [7, 1, 4]), (0, [0, 8, 3])):  # a second one, in another slot
+            program.select_slot(slot)
+            for name, value in {"tokens": [5 + slot], "positions": [0], "pages": table}.items():
+                program.inputs[name][: len(value)] = value
+            found = program.repeat(149, hybrid.VOCAB, [], 60.0, {**pool.extents, "PAST_SEQ": 0, "PAGES": 3})
+            want = hybrid.reference(graph, [5 + slot, *found])
+            assert len(found) == 149
+            np.testing.assert_array_equal(found, want.argmax(-1)[:-1])
+
+
+def test_drafts_of_several_sequences(cache: CompileCache) -> None:
+    """Rows of which some are rejected: recurrent states are written to a second slot, then advanced by the others."""
+    graph, rng, lengths = hybrid.graph(("full", "conv", "delta")), np.random.default_rng(3), (60, 50, 40)
+    slots, spare = [0, 1, 2], [3, 4, 5]
+    ids = [rng.integers(0, hybrid.VOCAB, n).astype(np.int32) for n in lengths]
+    wants, positions = [hybrid.reference(graph, one) for one in ids], [np.arange(n, dtype=np.int32) for n in lengths]
+    tables = page_tables(lengths, 3, rng)
+    with Pool(graph, hybrid.weights(graph), cache=cache, pages=3, slots=6, window_ctx=128) as pool:
+        verify = pool.program((1, MOST_ROWS), variants.verifying(graph), segments=True, all_rows=True)
+        verify.lead(pool.program((1, MOST_ROWS), variants.advancing(graph), segments=True, all_rows=True))
+        at = [0] * 3
+        while live := [i for i in range(3) if at[i] < lengths[i]]:
+            counts = [min(int(rng.integers(1, 9)), lengths[i] - at[i]) for i in live]
+            kept = [int(rng.integers(1, n + 1)) for n in counts]
+            step = Step([(i, at[i], n) for i, n in zip(live, counts, strict=True)], slots)
+            drafts = [one.copy() for one in ids]
+            for i, n, right in zip(live, counts, kept, strict=True):
+                drafts[i][at[i] + right : at[i] + n] += 1  # those that are rejected
+                drafts[i] %= hybrid.VOCAB
+            table = [[*segment, spare[i]] for segment, i in zip(step.segments, live, strict=True)]
+            inputs = {"tokens": step.put(drafts), "positions": step.put(positions)}
+            inputs |= {"segments": table, "pages": tables[live]}
+            found = pool.run(verify, inputs, SEQ=step.rows, SEGMENTS=len(live), PAGES=1)["logits"]
+            assert verify.then is not None
+            accepted = [[first, right, *rest] for (first, _, *rest), right in zip(table, kept, strict=True)]
+            pool.run(verify.then, {"segments": accepted}, SEQ=step.rows, SEGMENTS=len(live))
+            for (i, past, rows), right in zip(step.taken(found), kept, strict=True):
+                check(rows[:right], wants[i][past : past + right])
+                at[i] += right
+                slots[i], spare[i] = spare[i], slots[i]
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen35"])
