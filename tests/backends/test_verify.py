@@ -92,6 +92,38 @@ def test_a_compiled_graph_runs_on_the_reference() -> None:
         rlx.compile(graph, device="cuda")
 
 
+@pytest.mark.parametrize("precision", ["exact", "auto"])
+def test_a_picture_encoder(verifies: None, precision: str) -> None:
+    """Plain keys lie in tiles, with room after the last; rows of pictures see each other; the norm prepares rows."""
+    graph, width = Graph("encoder"), 72
+    patches = graph.input("patches", [4 * SEQ, 2 * width])
+    places = graph.input("places", [4 * SEQ, 2], "int32")
+    frequencies = graph.constant("frequencies", np.geomspace(1, 0.01, width // 2).astype(np.float32))
+    angles = ops.rope_angles(places, frequencies, sections=(width // 4, width // 4))
+    y = ops.layer_norm(patches, graph.weight("norm", [2 * width]), graph.weight("shift", [2 * width]))
+    heads = [
+        ops.linear(y, graph.weight(name, [2 * width, 2 * width], "bf16"), bf16=True).reshape(-1, 2, width)
+        for name in "qkv"
+    ]
+    q, k = (ops.rope(part, angles, style="neox") for part in heads[:2])
+    seen = ops.attention(q, k, heads[2], scale=width**-0.5, visible=graph.input("visible", [4 * SEQ], "int32"))
+    pooled = seen.reshape(SEQ, 4, 2 * width).mean(1).clamp(-1.0, 0.75)
+    index = graph.input("index", [SEQ], "int32")
+    graph.output("y", ops.overlay_rows(graph.input("tokens", [SEQ, 2 * width]), pooled, index))
+    rng = np.random.default_rng(0)
+    sizes = {"norm": 2 * width, "shift": 2 * width, **dict.fromkeys("qkv", (2 * width, 2 * width))}
+    weights = {name: 0.1 * rng.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
+    bind = {n: (w.view(np.uint32) >> 16).astype(np.uint16) if n in "qkv" else w for n, w in weights.items()}
+    rows = {"patches": rng.standard_normal((84, 2 * width)), "tokens": rng.standard_normal((21, 2 * width))}
+    numbers = {"places": rng.integers(0, 9, (84, 2)), "index": np.arange(21) % 3 - 1, "visible": np.arange(84) | 7}
+    numbers["visible"][-4:] = 83
+    found = []
+    for device in rlx.devices():
+        with rlx.compile(graph, {"SEQ": (16, 32), **bind}, precision=precision, device=device) as exe:
+            found.append(exe(**rows, **numbers)["y"])
+    assert np.abs(found[0] - found[1]).max() <= (1e-5 if precision == "exact" else 0.02) * np.abs(found[0]).max()
+
+
 def test_a_step_without_verification_has_no_observer(goldens: Path) -> None:
     with opened(goldens, "llama") as runner:
         runner.prefill_logits(PROMPT)

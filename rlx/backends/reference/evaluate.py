@@ -110,6 +110,8 @@ class Evaluation:
         raw = memory(where, where.dtype.size(self.shape(where)))
         if where.op == "state":
             return formats.read_state(where.dtype, raw, self.shape(where), where["layout"]).reshape(shape)
+        if where.op == "as_cache":
+            return formats.read_as_cache(where.dtype, raw, shape, where["layout"])
         return formats.read(where.dtype, raw, self.shape(where)).reshape(shape)
 
     def write(self, node: Node, value: Array, state: Array | None, memory: Memory) -> None:
@@ -117,7 +119,11 @@ class Evaluation:
         if traits(node).writes:
             self._write_state(root(node), value, memory)
             return
-        memory(node, node.dtype.size(self.shape(node)))[...] = formats.written(node.dtype, value)
+        raw = memory(node, node.dtype.size(self.shape(node)))
+        if node.op == "as_cache":
+            formats.write_as_cache(node.dtype, raw, node["layout"], value)
+        else:
+            raw[...] = formats.written(node.dtype, value)
         if state is not None:
             self._write_state(root(updated(node)), state, memory)
 

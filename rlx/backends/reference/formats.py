@@ -15,6 +15,7 @@ from rlx.backends.cpu import layouts
 from rlx.backends.cpu.kv_tiles import rows_of, tiles_of
 from rlx.errors import CompileError
 from rlx.ir.dtypes import BF16, Q4_0, Q8_0, Q8A, DType
+from rlx.ir.infer import ROOM
 from rlx.ir.rounding import from_bf16, to_bf16
 from rlx.passes.layout import MATRIX_LAYOUT, ROWS_LAYOUT
 
@@ -84,6 +85,35 @@ def write_state(dtype: DType, raw: Bytes, shape: Shape, layout: str, values: Arr
         stored = _interleaved(rows) if dtype is Q4_0 else rows
         elements = stored.reshape(-1).view(_kind(dtype)).reshape(lead, shape[-2], width)
         raw[...] = np.ascontiguousarray(tiles_of(elements, dtype)).reshape(-1).view(np.uint8)
+
+
+def read_as_cache(dtype: DType, raw: Bytes, shape: Shape, layout: str) -> Array:
+    """As `read`, for plain keys or values in the form of a cache, [heads, positions + 15, head_dim].
+
+    The result has zeros after the last position, where memory may hold anything.
+    """
+    stored = _tiled(read(dtype, raw, shape), layout)
+    positions = shape[1] - ROOM
+    return np.pad(stored[:, :positions], ((0, 0), (0, ROOM), (0, 0)))
+
+
+def write_as_cache(dtype: DType, raw: Bytes, layout: str, values: Array) -> None:
+    """The inverse of `read_as_cache`."""
+    heads, positions, head_dim = values.shape
+    whole = positions // TILE * TILE
+    if layout == "tiles":
+        tiles = values[:, :whole].reshape(heads, -1, TILE, head_dim).swapaxes(2, 3).reshape(heads, whole, head_dim)
+        values = np.concatenate([tiles, values[:, whole:]], axis=1)
+    raw[...] = written(dtype, values)
+
+
+def _tiled(stored: Array, layout: str) -> Array:
+    """The places of whole tiles in order. There are no positions after them."""
+    if layout != "tiles":
+        return stored
+    heads, positions, head_dim = stored.shape
+    whole = positions // TILE * TILE
+    return stored[:, :whole].reshape(heads, -1, head_dim, TILE).swapaxes(2, 3).reshape(heads, whole, head_dim)
 
 
 def _state_rows(dtype: DType, raw: Bytes, shape: Shape) -> Bytes:
