@@ -176,7 +176,9 @@ class AttentionWriter:
         e, kv_heads = self.e, self.e.i64(self.shape.kv_heads)
         slots = Slots(e, self.shape.kv_heads, self.shape.group, self.shape.vectors)
         one, first = e.i64(1), self._first_seen(e.args["past"])
-        last = e.smax(self._last_seen(e.i64(0), one), e.b.add(first, one))  # at least one position is divided
+        last = self._last_seen(e.i64(0), one)
+        if self.shape.mask == "visible":
+            last = e.smax(last, e.b.add(first, one))  # at least one position is divided into ranges
         with e.loop(e.args["begin"], e.args["end"]) as u:
             part, head = e.b.udiv(u.i, kv_heads), e.b.urem(u.i, kv_heads)
             own = range_of(e, how, part, first, last, CHUNK)
