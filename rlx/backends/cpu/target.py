@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx import env
 from rlx.backends import backend
@@ -27,6 +27,9 @@ from rlx.backends.base import Backend
 from rlx.backends.cpu.tuning import Tuning
 from rlx.errors import TargetError
 from rlx.passes.capabilities import Capabilities
+
+if TYPE_CHECKING:
+    from rlx.backends.cpu.isa.base import Isa
 
 #: Levels from the narrowest to the widest. `native` is the widest one that the machine supports.
 LEVELS = ("generic", "avx2", "avx512", "amx")
@@ -112,6 +115,13 @@ class Target:
     def backend(self) -> Backend:
         """The CPU backend."""
         return backend("cpu")
+
+    @property
+    def isa(self) -> Isa:
+        """The instructions that tile kernels use."""
+        from rlx.backends.cpu.isa import of  # imports llvmlite, which is slow
+
+        return of(self)
 
     @property
     def numbers(self) -> Mapping[str, int]:

@@ -1,8 +1,8 @@
 """The emitter of tile kernels: loops, vector arithmetic and memory access over `llvmlite.ir`.
 
 Tile kernels control the use of registers, so they are written as vector code: 16 f32 or i32 lanes, or 64 int8 lanes, on
-every machine. LLVM splits these vectors for narrower targets. Only this module, `dots.py` and `amx.py` choose
-target-specific instructions for common operations, so that the code of a kernel shows its loops and tiles.
+every machine. LLVM splits these vectors for narrower targets. Instructions of one machine stand behind `Emitter.isa`
+(`rlx.backends.cpu.isa`), so that the code of a kernel shows its loops and tiles.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Emitter:
     """
 
     def __init__(self, target: Target, buffers: Sequence[str], extents: Sequence[str]) -> None:
-        self.target, self.buffers, self.extents = target, tuple(buffers), tuple(extents)
+        self.target, self.isa = target, target.isa
+        self.buffers, self.extents = tuple(buffers), tuple(extents)
         self.module = ir.Module(name="")
         self.module.triple, self.module.data_layout = target.triple, _data_layout(target)
         types = [POINTER] * len(self.buffers) + [I64] * (len(self.extents) + 2)
@@ -223,7 +224,7 @@ class Emitter:
 
     def half_to_f32(self, bits: ir.Value) -> ir.Value:
         """<16 x i16> f16 bits -> f32."""
-        if self.target.has("f16c"):
+        if self.isa.converts_half:
             return self.b.fpext(self.b.bitcast(bits, vector(HALF)), F32X16)
         # Without the instruction: shift the fields into place; a multiplication then rebiases normals and subnormals.
         wide = self.b.zext(bits, I32X16)
@@ -236,7 +237,7 @@ class Emitter:
 
     def f32_to_half(self, value: ir.Value) -> ir.Value:
         """f32 -> <16 x i16> f16 bits, round to nearest even."""
-        if self.target.has("f16c"):
+        if self.isa.converts_half:
             return self.b.bitcast(self.b.fptrunc(value, vector(HALF)), vector(I16))
         b, i = self.b, self.i32
         bits = b.bitcast(value, I32X16)
@@ -335,17 +336,7 @@ class Emitter:
 
     def scale_by_power(self, x: ir.Value, n: ir.Value) -> ir.Value:
         """x * 2^n, for lanes n that are whole numbers within +-252. Rounds once, also to infinity or subnormals."""
-        if self.target.vectors == "avx512":
-            operands = [x, n, ir.Constant(F32X16, None), ir.Constant(I16, -1), ir.Constant(I32, 4)]
-            return self.call("llvm.x86.avx512.mask.scalef.ps.512", F32X16, operands)
-        # 1.5 * 2^23 + n holds the integer n in its low bits. Two factors, because 2^n may exceed the exponent range.
-        shifted = self.b.bitcast(self.b.fadd(n, self.f32(12582912.0)), I32X16)
-        whole = self.b.sub(shifted, self.i32(0x4B400000))
-        half = self.b.ashr(whole, self.i32(1))
-        for exponent in (half, self.b.sub(whole, half)):
-            biased = self.b.shl(self.b.add(exponent, self.i32(127)), self.i32(23))
-            x = self.b.fmul(x, self.b.bitcast(biased, F32X16))
-        return x
+        return self.isa.scale_by_power(self, x, n)
 
     def to_f32(self, x: ir.Value) -> ir.Value:
         """Signed integers of any width -> f32."""

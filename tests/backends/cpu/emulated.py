@@ -1,5 +1,5 @@
-"""Tile registers in memory: what `rlx.backends.cpu.amx` does, as loops that any machine runs, so that kernels on tiles
-are tested everywhere. `TARGETS` say that they have tiles; `use` makes kernels take these.
+"""Tile registers in memory: what `rlx.backends.cpu.isa.amx` does, as loops that any machine runs, so that kernels on
+tiles are tested everywhere. `TARGETS` say that they have tiles; `use` makes kernels take these.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from levels import LEVELS, TILE_TARGETS
 
-from rlx.backends.cpu import amx
-from rlx.backends.cpu.kernels.attention import bf16_tiles as attention_tiles
-from rlx.backends.cpu.kernels.linear import tiles as linear_tiles
+from rlx.backends.cpu.isa import amx
+from rlx.backends.cpu.isa.x86 import X86
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import F32X16, I16, I32X16, I64, Emitter, vector
 
@@ -28,8 +27,7 @@ TARGETS = [_with_tiles(LEVELS[0]), _with_tiles(LEVELS[-1], *["+avx512bf16"] * bo
 
 
 def use(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (linear_tiles, attention_tiles):
-        monkeypatch.setattr(module, "Tiles", EmulatedTiles)
+    monkeypatch.setattr(X86, "tiles", lambda isa, e: EmulatedTiles(e))
 
 
 class EmulatedTiles:

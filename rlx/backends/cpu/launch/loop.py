@@ -352,7 +352,6 @@ _SLEEP_NAPS = """sleep:                                            ; without a f
 
 _WAKE_NAPS = "  br label %out"
 
-_PAUSE = {"x86_64": "@llvm.x86.sse2.pause()", "aarch64": "@llvm.aarch64.hint(i32 1)"}
 _MONOTONIC = {"linux": 1, "darwin": 6}  # CLOCK_MONOTONIC
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98}  # SYS_futex
 
@@ -363,8 +362,10 @@ def runtime_llvm(triple: str) -> str:
     Raises:
         TargetError: no worker loop is known for the triple's operating system.
     """
+    from rlx.backends.cpu.isa import for_triple  # imports llvmlite, which is slow
+
     arch, system = _parse(triple)
-    pause, futex = _PAUSE.get(arch, ""), _FUTEX.get(arch) if system == "linux" else None
+    pause, futex = for_triple(triple).pause, _FUTEX.get(arch) if system == "linux" else None
     wait = "declare i32 @usleep(i32)" if futex is None else "declare i64 @syscall(i64, ...)"
     hint = f"declare void {pause.replace('i32 1', 'i32 immarg')}" if pause else ""
     return _TEMPLATE.format(

@@ -27,7 +27,7 @@ from typing import ClassVar
 from llvmlite import ir
 
 from rlx.backends.cpu import dots
-from rlx.backends.cpu.amx import BYTES, DEPTH, ROW_BYTES, ROWS
+from rlx.backends.cpu.isa.amx import BYTES, DEPTH, ROW_BYTES, ROWS
 from rlx.backends.cpu.kernels.attention.attention import KEY_TILES, AttentionWriter
 from rlx.backends.cpu.kernels.attention.shape import CHUNK, Chunk, Chunks, Shape, Unit
 from rlx.backends.cpu.tiles import F32X16, LANES, Emitter, Index

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from rlx.backends.cpu import dots
-from rlx.backends.cpu.amx import BYTES, ROW_BYTES, ROWS
+from rlx.backends.cpu.isa.amx import BYTES, ROW_BYTES, ROWS
 from rlx.backends.cpu.kernels.attention.attention import KEY_TILES
 from rlx.backends.cpu.kernels.attention.bf16 import STEPS, RoundedAttention
 from rlx.backends.cpu.kernels.attention.shape import CHUNK, Chunk, Chunks, Shape

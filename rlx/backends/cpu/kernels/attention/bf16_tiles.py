@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from rlx.backends.cpu.amx import BYTES, COUNT, ROW_BYTES, ROWS, Tiles
+from rlx.backends.cpu.isa.amx import BYTES, COUNT, ROW_BYTES, ROWS
 from rlx.backends.cpu.kernels.attention.attention import KEY_TILES
 from rlx.backends.cpu.kernels.attention.bf16 import STEPS, RoundedAttention
 from rlx.backends.cpu.kernels.attention.shape import CHUNK, Chunk, Chunks, Shape, Unit
@@ -20,7 +20,7 @@ class TiledAttention(RoundedAttention):
 
     def __init__(self, e: Emitter, shape: Shape) -> None:
         super().__init__(e, shape)
-        self.tiles = Tiles(e)
+        self.tiles = e.isa.tiles(e)
 
     def _write_tiles(self) -> None:
         self.tiles.configure([ROWS] * COUNT)

@@ -145,9 +145,9 @@ class _Blocks:
         """The q4_0 codes at these bit offsets of each word, as f32, times a scale that is equal in all lanes."""
         e = self.e
         shifted = [e.b.lshr(words, e.i32(bit)) if bit else words for bit in bits]
-        if e.target.vectors == "avx512":  # a table lookup: the instruction uses the low four bits as the index
+        if e.isa.looks_up_f32:
             table = _NIBBLES if scale is None else e.b.fmul(_NIBBLES, scale)
-            return [e.call("llvm.x86.avx512.permvar.sf.512", F32X16, [table, word]) for word in shifted]
+            return [e.isa.look_up_f32(e, table, word) for word in shifted]
         codes = [e.b.fsub(e.to_f32(e.b.and_(word, e.i32(15))), e.f32(8.0)) for word in shifted]
         return codes if scale is None else [e.b.fmul(code, scale) for code in codes]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from rlx.backends.cpu.amx import BYTES, ROW_BYTES, ROWS
+from rlx.backends.cpu.isa.amx import BYTES, ROW_BYTES, ROWS
 from rlx.backends.cpu.kernels.experts.rows import Experts, ExpertWriter
 from rlx.backends.cpu.kernels.linear.multiply import Shape
 from rlx.backends.cpu.kernels.linear.tiles import PAIR, TOTALS, Piece, Strides, TileWriter

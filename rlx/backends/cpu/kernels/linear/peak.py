@@ -9,7 +9,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from rlx.backends.cpu import dots
-from rlx.backends.cpu.amx import BYTES, COUNT, ROW_BYTES, ROWS, Tiles
+from rlx.backends.cpu.isa.amx import BYTES, COUNT, ROW_BYTES, ROWS
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import BF16X32, F32X16, I8X64, I32X16, Emitter
@@ -74,7 +74,7 @@ def _vectors(e: Emitter, kind: str) -> None:
 
 def _tiles(e: Emitter, kind: str) -> None:
     """All rows of the operand tiles are the data. At the end, row 0 of the last tile of sums replaces the data."""
-    tiles = Tiles(e)
+    tiles = e.isa.tiles(e)
     tiles.configure([e.i64(ROWS)] * COUNT)
     for tile in range(COUNT):
         tiles.zero(tile)

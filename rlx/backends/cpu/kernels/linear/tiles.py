@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from rlx.backends.cpu import dots
-from rlx.backends.cpu.amx import BYTES, COUNT, DEPTH, ROW_BYTES, ROWS, Tiles
+from rlx.backends.cpu.isa.amx import BYTES, COUNT, DEPTH, ROW_BYTES, ROWS
 from rlx.backends.cpu.kernels.linear import unpack
 from rlx.backends.cpu.kernels.linear.multiply import Multiplier, Shape
 from rlx.backends.cpu.kernels.linear.results import ResultWriter
@@ -97,7 +97,7 @@ class TileWriter(ResultWriter):
     def __init__(self, e: Emitter, shape: Shape, widest: int = _PANEL) -> None:
         """`widest` is the most k of a panel, a multiple of 256."""
         super().__init__(e, shape)
-        self.tiles = Tiles(e)
+        self.tiles = e.isa.tiles(e)
         self.multiply = Multiplier(e, e.target, shape)
         self.panels = -(-shape.k // widest)
         self.panel_chunks = -(-shape.chunks // self.panels)

@@ -59,7 +59,7 @@ class Format:
             pieces.append(_plane(e, e.at(sub, at), first, width, group))
             at, first = at + 64 * width, first + width
         code = e.b.bitcast(reduce(e.b.or_, pieces), I8X64)
-        return _look_up(e, code, self.row.levels) if self.row.levels else code
+        return e.isa.look_up_bytes(e, code, self.row.levels) if self.row.levels else code
 
     def codes(self, e: Emitter, sub: ir.Value) -> list[ir.Value]:
         """Sub-block -> 8 vectors of 64 codes."""
@@ -223,28 +223,6 @@ def _move(e: Emitter, word: ir.Value, left: int) -> ir.Value:
     if left == 0:
         return word
     return e.b.shl(word, e.i32(left)) if left > 0 else e.b.lshr(word, e.i32(-left))
-
-
-def _look_up(e: Emitter, codes: ir.Value, levels: Sequence[int]) -> ir.Value:
-    """Codes of up to 4 bits -> their levels, by a byte shuffle of each 16 bytes if the target has one."""
-    if e.target.level == "generic":
-        return _select(e, codes, levels)
-    wide = e.target.vectors == "avx512"
-    name = "llvm.x86.avx512.pshuf.b.512" if wide else "llvm.x86.avx2.pshuf.b"
-    pieces = e.pieces(codes, 64 if wide else 32)
-    table = ir.Constant(pieces[0].type, list(levels) * (pieces[0].type.count // len(levels)))
-    done = [e.call(name, piece.type, [table, piece]) for piece in pieces]
-    return done[0] if wide else e.concat(*done)
-
-
-def _select(e: Emitter, codes: ir.Value, levels: Sequence[int]) -> ir.Value:
-    """The same as `_look_up` with selects: each bit of the code halves the candidates."""
-    values = [ir.Constant(I8X64, [level] * 64) for level in levels]
-    for bit in [1 << i for i in range(len(levels).bit_length() - 1)]:
-        is_set = e.b.icmp_unsigned("!=", e.b.and_(codes, ir.Constant(I8X64, [bit] * 64)), ir.Constant(I8X64, None))
-        pairs = zip(values[::2], values[1::2], strict=True)
-        values = [e.b.select(is_set, odd, even) for even, odd in pairs]
-    return values[0]
 
 
 FORMATS: dict[DType, Format] = {dtype: Format(row) for dtype, row in BLOCKS.items()}

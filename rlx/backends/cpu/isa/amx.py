@@ -25,7 +25,7 @@ BYTES = ROWS * ROW_BYTES
 _PALETTE, _WIDTHS_AT, _HEIGHTS_AT, _CONFIG_BYTES = 1, 16, 48, 64
 
 
-class Tiles:
+class AmxTiles:
     """The tile registers of a kernel, addressed by number."""
 
     def __init__(self, e: Emitter) -> None:

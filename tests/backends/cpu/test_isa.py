@@ -1,0 +1,50 @@
+"""The instruction sets: intrinsics of machines stand nowhere else, and what a set cannot do it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import rlx
+from rlx.backends.cpu.isa import for_triple
+from rlx.backends.cpu.isa.aarch64 import Aarch64
+from rlx.backends.cpu.isa.portable import Portable
+from rlx.backends.cpu.isa.x86 import X86
+from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.tiles import I32X16, Emitter
+from rlx.errors import CompileError
+
+PACKAGE = Path(rlx.__file__).parent
+INTRINSIC = re.compile(r"llvm\.(x86|aarch64|arm|riscv|ppc|nvvm|amdgcn)\.")
+
+
+def test_only_instruction_sets_name_intrinsics_of_a_machine() -> None:
+    named = {p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py") if INTRINSIC.search(p.read_text())}
+    assert named == {f"backends/cpu/isa/{name}.py" for name in ("aarch64", "amx", "x86")}
+
+
+@pytest.mark.parametrize(
+    ("triple", "expected"),
+    [
+        ("x86_64-unknown-linux-gnu", X86),
+        ("aarch64-unknown-linux-gnu", Aarch64),
+        ("arm64-apple-darwin23.1.0", Aarch64),
+        ("riscv64-unknown-linux-gnu", Portable),
+    ],
+)
+def test_a_triple_has_its_instruction_set(triple: str, expected: type) -> None:
+    assert for_triple(triple) is expected
+
+
+def test_what_a_target_lacks_is_named() -> None:
+    e = Emitter(Target("generic", Target.host().triple, "x86-64", ""), ["x"], [])
+    lanes = e.load(I32X16, e.args["x"])
+    for ask in (
+        lambda: e.isa.tiles(e),
+        lambda: e.isa.look_up_f32(e, lanes, lanes),
+        lambda: e.isa.dot_bf16(e, lanes, lanes, lanes),
+    ):
+        with pytest.raises(CompileError, match="target generic"):
+            ask()
