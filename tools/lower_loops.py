@@ -55,7 +55,7 @@ def templates() -> list[Template]:
 
     loops.Template = keeping  # type: ignore[assignment,misc]
     try:
-        loops._lowered.clear()
+        loops._lowered.cache_clear()
         for make in kernels():
             try:
                 make()

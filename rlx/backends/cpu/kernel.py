@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ParamSpec
 
@@ -29,6 +29,7 @@ class Kernel:
         llvm: LLVM assembly of a module that defines `symbol`.
         source: readable form of the kernel: specialized Python, or the outline of a tile kernel.
         calls: kernels that this one calls; their modules must be linked too.
+        python: of a loop kernel the plain Python function that it was lowered from.
     """
 
     symbol: str
@@ -37,6 +38,7 @@ class Kernel:
     llvm: str
     source: str
     calls: tuple[Kernel, ...] = ()
+    python: Callable[..., object] | None = field(default=None, compare=False, repr=False)
 
     def closure(self) -> Iterator[Kernel]:
         """This kernel and all that it calls."""

@@ -16,6 +16,7 @@ import inspect
 import textwrap
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from types import FunctionType
 from typing import Any, TypeAlias, TypeVar
 
@@ -46,9 +47,7 @@ SUM_FLAGS = ("arcp", "contract", "nsz", "reassoc")
 FLAGS = frozenset(SUM_FLAGS)
 
 _STORED_AS = {"f16": "u16", "bf16": "u16"}
-_lowered: dict[Any, Kernel] = {}
-_copies: dict[Any, Callable[..., Any]] = {}
-_python: dict[str, Callable[..., Any]] = {}
+_KEPT = 256  # kernels of the last calls, which programs of one model share
 _lock = threading.Lock()
 
 
@@ -83,23 +82,28 @@ def specialize(fn: Callable[..., Any], holes: Mapping[str, Any]) -> Callable[...
     if wanted != holes.keys():
         missing, unknown = sorted(wanted - holes.keys()), sorted(holes.keys() - wanted)
         raise CompileError(f"holes without a value: {missing}; values without a hole: {unknown}", where=fn.__name__)
-    return _filled(fn, holes)
+    return _filled(fn, holes, {})
 
 
-def _filled(fn: Callable[..., Any], holes: Mapping[str, Any]) -> Callable[..., Any]:
-    """A copy of `fn` with its holes filled, cached by the values; `fn` itself if it has no holes."""
+def _filled(
+    fn: Callable[..., Any], holes: Mapping[str, Any], known: dict[Callable[..., Any], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """A copy of `fn` with its holes filled, whose `__wrapped__` is `fn`; `fn` itself if it has no holes.
+
+    Args:
+        known: the copies that were made for these holes.
+    """
+    if fn in known:
+        return known[fn]
     own = {n: holes[n] for n in fn.__code__.co_names if fn.__globals__.get(n) is HOLE}
-    values = {n: _filled(v, holes) if isinstance(v, FunctionType) else v for n, v in own.items()}
-    callees = {n: _filled(callee, holes) for n, callee in _callees(fn).items()}
+    values = {n: _filled(v, holes, known) if isinstance(v, FunctionType) else v for n, v in own.items()}
+    callees = {n: _filled(callee, holes, known) for n, callee in _callees(fn).items()}
     changed = {n: callee for n, callee in callees.items() if callee is not fn.__globals__[n]} | values
-    if not changed:
-        return fn
-    key = (fn, tuple(sorted((n, _identity(v)) for n, v in changed.items())))
-    if key not in _copies:
-        copy = FunctionType(fn.__code__, {**fn.__globals__, **changed}, fn.__name__, fn.__defaults__)
-        copy.__dict__.update(fn.__dict__)
-        _copies[key] = copy
-    return _copies[key]
+    known[fn] = fn
+    if changed:
+        known[fn] = copy = FunctionType(fn.__code__, {**fn.__globals__, **changed}, fn.__name__, fn.__defaults__)
+        copy.__dict__.update(fn.__dict__, __wrapped__=fn)
+    return known[fn]
 
 
 def loop_kernel(
@@ -111,7 +115,7 @@ def loop_kernel(
     flags: Sequence[str] = (),
     alias: bool = False,
 ) -> Kernel:
-    """Lowers a kernel template with the values of its holes. The result is cached for the process.
+    """Lowers a kernel template with the values of its holes. The results of the last calls are kept.
 
     Args:
         fn: the template `(buffers..., extents..., begin, end)`.
@@ -127,11 +131,8 @@ def loop_kernel(
     _check_signature(fn, [name for name, _ in params], extents)
     chosen = _checked_flags(flags, fn)
     with _lock:
-        filled = specialize(fn, holes)
-        key = (filled, tuple(params), tuple(extents), chosen, alias)
-        if key not in _lowered:
-            _lowered[key] = _lower(fn, filled, holes, params, tuple(extents), chosen, alias)
-        return _lowered[key]
+        values = tuple((name, _identity(value), value) for name, value in sorted(holes.items()))
+        return _lowered(fn, values, tuple(params), tuple(extents), chosen, alias)
 
 
 def python_form(kernel: Kernel) -> Callable[..., Any]:
@@ -140,32 +141,36 @@ def python_form(kernel: Kernel) -> Callable[..., Any]:
     Arrays have the element types of the parameters (uint16 for f16 and bf16, uint8 for block formats and q8a).
 
     Raises:
-        CompileError: this process did not lower a loop kernel of that name.
+        CompileError: the kernel is no loop kernel.
     """
-    if kernel.symbol not in _python:
-        raise CompileError("not a loop kernel that this process lowered", where=kernel.symbol)
-    return _python[kernel.symbol]
+    if kernel.python is None:
+        raise CompileError("not a loop kernel", where=kernel.symbol)
+    return kernel.python
 
 
-def _lower(
+@lru_cache(_KEPT)
+def _lowered(
     fn: Callable[..., Any],
-    filled: Callable[..., Any],
-    holes: Mapping[str, Any],
-    params: Sequence[tuple[str, DType]],
+    values: tuple[tuple[str, str, Any], ...],
+    params: tuple[tuple[str, DType], ...],
     extents: tuple[str, ...],
     flags: tuple[str, ...],
     alias: bool,
 ) -> Kernel:
+    """The kernel; `values` has name, identity and value of each hole."""
+    holes = {name: value for name, _, value in values}
+    filled = specialize(fn, holes)
     types = (*("*" + _stored_as(dtype) for _, dtype in params), *["i64"] * (len(extents) + 2))
-    llvm = Template(fn, holes, tuple(_helpers(filled, [])), types, flags, alias, specialize).llvm()
+    helpers = tuple(getattr(helper, "__wrapped__", helper) for helper in _helpers(filled, []))
+    llvm = Template(fn, holes, helpers, types, flags, alias, specialize).llvm()
     name = symbol(fn.__name__.strip("_"), llvm)
-    _python[name] = filled
     return Kernel(
         symbol=name,
         buffers=tuple(name for name, _ in params),
         extents=extents,
         llvm=llvm.replace(f'@"{NAME}"', f"@{name}"),
         source=_source(filled, holes, params, flags),
+        python=filled,
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import re
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,18 @@ from rlx.backends.cpu.kernels.cache import kv
 from rlx.backends.cpu.kernels.packing import pack
 from rlx.backends.cpu.kernels.rows import copy, embedding, norm, quantize, reduce, rope, softmax
 from rlx.backends.cpu.layouts import PACKED_DTYPES
-from rlx.backends.cpu.loops import HOLE, Helper, Ptr, Scalar, fastmath, holes_of, loop_kernel, python_form, specialize
+from rlx.backends.cpu.loops import (
+    _KEPT,
+    HOLE,
+    Helper,
+    Ptr,
+    Scalar,
+    fastmath,
+    holes_of,
+    loop_kernel,
+    python_form,
+    specialize,
+)
 from rlx.backends.cpu.scalars import f32, i32, i64
 from rlx.backends.cpu.target import Target
 from rlx.errors import CompileError
@@ -130,6 +143,18 @@ def test_equal_arguments_are_lowered_once() -> None:
     assert loop_kernel(scale, {"FACTOR": 2.5}, IO) is loop_kernel(scale, {"FACTOR": 2.5}, IO)
 
 
+def test_kernels_of_the_past_are_forgotten() -> None:
+    """With the copies of their functions: a process that compiles for many models does not grow."""
+    first = loop_kernel(scale_in_helper, {"TWIST": plus, "COUNT": 1, "FACTOR": 0.5}, IO).python
+    forgotten = weakref.ref(first)
+    del first
+    for number in range(_KEPT):
+        assert forgotten() is not None
+        loop_kernel(scale, {"FACTOR": float(number)}, IO)
+    gc.collect()
+    assert forgotten() is None
+
+
 def test_literals_that_compare_equal_are_different_code() -> None:
     def half(x: Ptr, out: Ptr, begin: int, end: int) -> None:
         for i in range(begin, end):
@@ -174,7 +199,7 @@ def test_threads_get_the_same_kernel() -> None:
 
 def test_source_is_what_a_person_reads() -> None:
     source = norm.rms_norm(96, 1e-6, out="q8a").source
-    assert source.startswith("# rms_norm_quantize(x: f32, w: f32, out: q8a)\n")
+    assert source.startswith("# rms_norm(x: f32, w: f32, out: q8a)\n")
     for text in (
         "#   WIDTH = 96\n",
         "#   EPS = 1e-06\n",

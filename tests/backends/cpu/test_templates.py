@@ -59,7 +59,7 @@ def made(make: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Templat
         return found[-1]
 
     monkeypatch.setattr(loops, "Template", keeping)
-    monkeypatch.setattr(loops, "_lowered", {})
+    loops._lowered.cache_clear()
     monkeypatch.setattr(templates, "_known", {})
     make()
     return found[0]
