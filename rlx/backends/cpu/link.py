@@ -31,9 +31,10 @@ from typing import Any
 from rlx.backends.base import manifest_of
 from rlx.backends.cpu.calls import Call
 from rlx.backends.cpu.kernel import Kernel, symbol
+from rlx.backends.cpu.llvm_text import Text
 from rlx.backends.cpu.select import select
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.work_stealing import SHARES, TAKE, Text, WorkStealing, grain, stride
+from rlx.backends.cpu.work_stealing import SHARES, TAKE, WorkStealing, grain, stride
 from rlx.ir import dims
 from rlx.ir.node import Node
 from rlx.passes.memory import ALIGN

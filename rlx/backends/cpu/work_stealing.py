@@ -13,57 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlx.backends.cpu.calls import Units
+from rlx.backends.cpu.llvm_text import Text
 from rlx.ir import dims
-from rlx.ir.dims import DimLike
 
 CHUNKS = 32  # most ranges of a call: ranges are small enough to balance the load, large enough to stream weights
 FEWEST = 16  # fewest ranges that remain when ranges are rounded up to `Units.together`
 SHARES = 8  # most shares of a call: an idle worker looks into each of them
-
-
-class Text:
-    """The lines of an LLVM function body, with generated value names."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.count = 0
-
-    def value(self, code: str) -> str:
-        self.count += 1
-        self.lines.append(f"  %v{self.count} = {code}")
-        return f"%v{self.count}"
-
-    def load(self, kind: str, table: str, index: int) -> str:
-        return self.value(f"load {kind}, ptr {self.value(f'getelementptr {kind}, ptr {table}, i64 {index}')}")
-
-    def dim(self, dim: DimLike, symbols: list[str]) -> str:
-        """The value of a dim. `%ext` points to the values of the symbols."""
-        if isinstance(dim, int):
-            return str(dim)
-        total = str(dim.const)
-        for name, factor in dim.terms:
-            part = self.load("i64", "%ext", symbols.index(name))
-            part = part if factor == 1 else self.value(f"mul i64 {part}, {factor}")
-            total = part if total == "0" else self.value(f"add i64 {total}, {part}")
-        return total
-
-    def units(self, units: Units, symbols: list[str]) -> str:
-        """The number of units."""
-        if isinstance(units.dim, int):
-            return str(units.most({}))
-        count = self.ceil_div(self.dim(units.dim, symbols), str(units.per))
-        return count if units.times == 1 else self.value(f"mul i64 {count}, {units.times}")
-
-    def ceil_div(self, count: str, by: str) -> str:
-        if by == "1":
-            return count
-        if count.isdigit() and by.isdigit():
-            return str(-(-int(count) // int(by)))
-        less = str(int(by) - 1) if by.isdigit() else self.value(f"sub i64 {by}, 1")
-        return self.value(f"udiv i64 {self.value(f'add i64 {count}, {less}')}, {by}")
-
-    def least(self, a: str, b: str) -> str:
-        return self.value(f"call i64 @llvm.umin.i64(i64 {a}, i64 {b})")
 
 
 def grain(units: Units, bounds: dims.Bounds) -> int:

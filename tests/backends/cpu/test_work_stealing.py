@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from rlx.backends.cpu.calls import Units
 from rlx.backends.cpu.launch.native import NativeCode
 from rlx.backends.cpu.llvm import compile_module
+from rlx.backends.cpu.llvm_text import Text
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.work_stealing import (
     CHUNKS,
     FEWEST,
     SHARES,
     TAKE,
-    Text,
     WorkStealing,
     counter_bytes,
     grain,

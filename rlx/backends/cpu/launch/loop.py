@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from rlx.backends.cpu.launch.loop_drafts import DRAFTS
 from rlx.backends.cpu.launch.loop_jobs import READ, REPEAT
+from rlx.backends.cpu.llvm_text import fill
 from rlx.errors import TargetError
 
 SYMBOLS = ("rlx_barrier", "rlx_phase", "rlx_worker", "rlx_run", "rlx_share", "rlx_read", "rlx_repeat", "rlx_drafts")
@@ -33,37 +34,37 @@ POOL_BYTES = _LINE * len(OFFSETS)
 CLOSED, EVERYONE, INSIDE = 1 << 31, 1 << 30, (1 << 30) - 1
 
 _TEMPLATE = """; The worker loop of rlx.
-target triple = "{triple}"
+target triple = "$triple"
 
-{declarations}
+$declarations
 declare i32 @clock_gettime(i32, ptr)
 declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)
 declare i64 @llvm.vector.reduce.add.v8i64(<8 x i64>)
 
 ; Nanoseconds of the monotonic clock.
-define internal i64 @now() nounwind {{
-  %time = alloca {{ i64, i64 }}, align 8
-  %rc = call i32 @clock_gettime(i32 {clock}, ptr %time)
+define internal i64 @now() nounwind {
+  %time = alloca { i64, i64 }, align 8
+  %rc = call i32 @clock_gettime(i32 $clock, ptr %time)
   %seconds = load i64, ptr %time, align 8
   %rest.at = getelementptr inbounds i8, ptr %time, i64 8
   %rest = load i64, ptr %rest.at, align 8
   %whole = mul i64 %seconds, 1000000000
   %ns = add i64 %whole, %rest
   ret i64 %ns
-}}
+}
 
 ; Change a signal and wake its sleepers. seq_cst here and in @await: either the waiter sees the new value before it
 ; sleeps, or this function sees the sleeper.
-define internal void @ring(ptr %signal) nounwind noinline {{
+define internal void @ring(ptr %signal) nounwind noinline {
 entry:
   %old = atomicrmw add ptr %signal, i32 1 seq_cst, align 8
-{wake}
+$wake
 out:
   ret void
-}}
+}
 
 ; Spin for up to %spin ns until the signal's value differs from %old.
-define internal i1 @look(ptr %signal, i32 %old, i64 %spin) nounwind noinline {{
+define internal i1 @look(ptr %signal, i32 %old, i64 %spin) nounwind noinline {
 entry:
   br label %quick
 quick:                                            ; some checks before the first read of the clock
@@ -72,7 +73,7 @@ quick:                                            ; some checks before the first
   %came.quick = icmp ne i32 %value.quick, %old
   br i1 %came.quick, label %yes, label %quick.pause
 quick.pause:
-  {pause}
+  $pause
   %i.next = add i32 %i, 1
   %quick.more = icmp ult i32 %i.next, 32
   br i1 %quick.more, label %quick, label %slow
@@ -84,7 +85,7 @@ again:
   %came = icmp ne i32 %value, %old
   br i1 %came, label %yes, label %rest
 rest:
-  {pause}
+  $pause
   %time = call i64 @now()
   %passed = sub i64 %time, %start
   %more = icmp ult i64 %passed, %spin
@@ -93,27 +94,27 @@ yes:
   ret i1 true
 no:
   ret i1 false
-}}
+}
 
 ; Wait until the signal's value differs from %old: spin for %spin ns, then sleep.
-define internal void @await(ptr %signal, i32 %old, i64 %spin) nounwind noinline {{
+define internal void @await(ptr %signal, i32 %old, i64 %spin) nounwind noinline {
 entry:
   %came = call i1 @look(ptr %signal, i32 %old, i64 %spin)
   br i1 %came, label %out, label %sleep
-{sleep}
+$sleep
 out:
   ret void
-}}
+}
 
 ; Barrier for all workers of the pool. The last to arrive opens the next generation.
-define void @rlx_barrier(ptr %pool) nounwind {{
+define void @rlx_barrier(ptr %pool) nounwind {
 entry:
   %n = load i64, ptr %pool, align 8
   %alone = icmp eq i64 %n, 1
   br i1 %alone, label %out, label %arrive
 arrive:
-  %generation.at = getelementptr inbounds i8, ptr %pool, i64 {generation}
-  %arrived.at = getelementptr inbounds i8, ptr %pool, i64 {arrived}
+  %generation.at = getelementptr inbounds i8, ptr %pool, i64 $generation
+  %arrived.at = getelementptr inbounds i8, ptr %pool, i64 $arrived
   %generation = load atomic i32, ptr %generation.at monotonic, align 8
   %before = atomicrmw add ptr %arrived.at, i64 1 acq_rel, align 8
   %here = add i64 %before, 1
@@ -130,18 +131,18 @@ stay:
   ret void
 out:
   ret void
-}}
+}
 
 ; End of a phase: it ends when all its work is done, by whichever worker, so a worker without a CPU delays nobody.
 ; %worker has done %mine of %total units; %done, zero before the job, is their sum. Returns true when all are done.
 ; Returns false, never for worker 0, after a long wait: return from the step; on the next call earlier phases are done.
-define i1 @rlx_phase(ptr %pool, ptr %done, i64 %mine, i64 %total, i64 %worker) nounwind {{
+define i1 @rlx_phase(ptr %pool, ptr %done, i64 %mine, i64 %total, i64 %worker) nounwind {
 entry:
   %n = load i64, ptr %pool, align 8
   %alone = icmp eq i64 %n, 1
   br i1 %alone, label %yes, label %report
 report:
-  %tick.at = getelementptr inbounds i8, ptr %pool, i64 {tick}
+  %tick.at = getelementptr inbounds i8, ptr %pool, i64 $tick
   %spin.at = getelementptr inbounds i8, ptr %pool, i64 8
   %spin = load i64, ptr %spin.at, align 8
   %idle = icmp eq i64 %mine, 0
@@ -172,22 +173,22 @@ yes:
   ret i1 true
 no:
   ret i1 false
-}}
+}
 
 ; Main loop of a worker: wait for a job, enter if the gate is open, leave. Enter the same job again only after a tick,
 ; when there may be more work. A null job ends the loop.
-define void @rlx_worker(ptr %pool, i64 %index) nounwind {{
+define void @rlx_worker(ptr %pool, i64 %index) nounwind {
 entry:
   %n = load i64, ptr %pool, align 8
   %others.before = sub i64 %n, 2
   %spin.at = getelementptr inbounds i8, ptr %pool, i64 16
   %spin = load i64, ptr %spin.at, align 8
-  %tick.at = getelementptr inbounds i8, ptr %pool, i64 {tick}
-  %gate.at = getelementptr inbounds i8, ptr %pool, i64 {gate}
+  %tick.at = getelementptr inbounds i8, ptr %pool, i64 $tick
+  %gate.at = getelementptr inbounds i8, ptr %pool, i64 $gate
   %job.at = getelementptr inbounds i8, ptr %gate.at, i64 8
   %context.at = getelementptr inbounds i8, ptr %gate.at, i64 16
-  %done.at = getelementptr inbounds i8, ptr %pool, i64 {done}
-  %finished.at = getelementptr inbounds i8, ptr %pool, i64 {finished}
+  %done.at = getelementptr inbounds i8, ptr %pool, i64 $done
+  %finished.at = getelementptr inbounds i8, ptr %pool, i64 $finished
   br label %idle
 idle:                                             ; %last: the job that was left at tick %left
   %last = phi i64 [ 0, %entry ], [ %last, %wait ], [ %last, %enter ], [ %number, %leave ], [ %number, %shared ],
@@ -196,14 +197,14 @@ idle:                                             ; %last: the job that was left
     [ %left.now, %report ]
   %tick = load atomic i32, ptr %tick.at acquire, align 8
   %gate = load atomic i64, ptr %gate.at acquire, align 8
-  %closed.bit = and i64 %gate, {closed}
+  %closed.bit = and i64 %gate, $closed
   %closed = icmp ne i64 %closed.bit, 0
   br i1 %closed, label %wait, label %wanted
 wanted:
   %number = lshr i64 %gate, 32
   %new = icmp ne i64 %number, %last
   %moved = icmp ne i32 %tick, %left
-  %everyone.bit = and i64 %gate, {everyone}
+  %everyone.bit = and i64 %gate, $everyone
   %free = icmp eq i64 %everyone.bit, 0
   %back = and i1 %moved, %free
   %want = or i1 %new, %back
@@ -214,7 +215,7 @@ wait:
 enter:
   %one.more = add i64 %gate, 1
   %pair = cmpxchg ptr %gate.at, i64 %gate, i64 %one.more acq_rel acquire, align 8
-  %entered = extractvalue {{ i64, i1 }} %pair, 1
+  %entered = extractvalue { i64, i1 } %pair, 1
   br i1 %entered, label %inside, label %idle
 inside:
   %job = load ptr, ptr %job.at, align 8
@@ -228,7 +229,7 @@ work:
 leave:                                            ; a caller that has closed the gate waits for the last worker inside
   %gate.before = atomicrmw sub ptr %gate.at, i64 1 acq_rel, align 8
   %lower = and i64 %gate.before, 4294967295
-  %empty = icmp eq i64 %lower, {closed_one}
+  %empty = icmp eq i64 %lower, $closed_one
   br i1 %empty, label %report, label %idle
 shared:                                           ; the caller waits until all shares are done
   %done.before = atomicrmw add ptr %done.at, i64 1 acq_rel, align 8
@@ -239,10 +240,10 @@ report:
   br label %idle
 end:
   ret void
-}}
+}
 
 ; Publish a job, run worker 0's part, and wait for the others.
-define internal void @start(ptr %pool, ptr %job, ptr %context, i64 %mode) nounwind noinline {{
+define internal void @start(ptr %pool, ptr %job, ptr %context, i64 %mode) nounwind noinline {
 entry:
   %n = load i64, ptr %pool, align 8
   %alone = icmp eq i64 %n, 1
@@ -253,12 +254,12 @@ own:
 publish:
   %spin.at = getelementptr inbounds i8, ptr %pool, i64 16
   %spin = load i64, ptr %spin.at, align 8
-  %tick.at = getelementptr inbounds i8, ptr %pool, i64 {tick}
-  %gate.at = getelementptr inbounds i8, ptr %pool, i64 {gate}
+  %tick.at = getelementptr inbounds i8, ptr %pool, i64 $tick
+  %gate.at = getelementptr inbounds i8, ptr %pool, i64 $gate
   %job.at = getelementptr inbounds i8, ptr %gate.at, i64 8
   %context.at = getelementptr inbounds i8, ptr %gate.at, i64 16
-  %done.at = getelementptr inbounds i8, ptr %pool, i64 {done}
-  %finished.at = getelementptr inbounds i8, ptr %pool, i64 {finished}
+  %done.at = getelementptr inbounds i8, ptr %pool, i64 $done
+  %finished.at = getelementptr inbounds i8, ptr %pool, i64 $finished
   %finished = load atomic i32, ptr %finished.at acquire, align 8
   store ptr %job, ptr %job.at, align 8
   store ptr %context, ptr %context.at, align 8
@@ -278,12 +279,12 @@ share:
   br i1 %everyone, label %gather, label %close
 gather:
   call void @await(ptr %finished.at, i32 %finished, i64 %spin)
-  %shut = or i64 %upper, {closed}
+  %shut = or i64 %upper, $closed
   store atomic i64 %shut, ptr %gate.at release, align 8
   ret void
 close:
-  %gate.then = atomicrmw or ptr %gate.at, i64 {closed} acq_rel, align 8
-  %inside = and i64 %gate.then, {inside}
+  %gate.then = atomicrmw or ptr %gate.at, i64 $closed acq_rel, align 8
+  %inside = and i64 %gate.then, $inside
   %empty = icmp eq i64 %inside, 0
   br i1 %empty, label %out, label %await.last
 await.last:
@@ -291,23 +292,23 @@ await.last:
   ret void
 out:
   ret void
-}}
+}
 
 ; Run the job once on every worker.
-define void @rlx_run(ptr %pool, ptr %job, ptr %context) nounwind {{
-  call void @start(ptr %pool, ptr %job, ptr %context, i64 {everyone})
+define void @rlx_run(ptr %pool, ptr %job, ptr %context) nounwind {
+  call void @start(ptr %pool, ptr %job, ptr %context, i64 $everyone)
   ret void
-}}
+}
 
 ; Run the job here; free workers join. It is done when worker 0 returns and all that joined have left.
-define void @rlx_share(ptr %pool, ptr %job, ptr %context) nounwind {{
+define void @rlx_share(ptr %pool, ptr %job, ptr %context) nounwind {
   call void @start(ptr %pool, ptr %job, ptr %context, i64 0)
   ret void
-}}
+}
 
-{read}
-{repeat}
-{drafts}"""
+$read
+$repeat
+$drafts"""
 
 # `sleepers` counts threads that sleep in the kernel. The waking thread subtracts those that it wakes, so it makes no
 # further system calls while they wait for a CPU.
@@ -319,7 +320,7 @@ _SLEEP_FUTEX = """sleep:
   br i1 %same, label %sleep.in, label %sleep.off
 sleep.in:                                         ; FUTEX_WAIT_PRIVATE: the kernel checks the value once more
   %expected = zext i32 %old to i64
-  %rc = call i64 (i64, ...) @syscall(i64 {call}, ptr %signal, i64 128, i64 %expected, ptr null)
+  %rc = call i64 (i64, ...) @syscall(i64 $call, ptr %signal, i64 128, i64 %expected, ptr null)
   %woken = icmp eq i64 %rc, 0
   br i1 %woken, label %sleep.look, label %sleep.off
 sleep.off:
@@ -335,7 +336,7 @@ _WAKE_FUTEX = """  %sleepers.at = getelementptr inbounds i8, ptr %signal, i64 4
   %any = icmp ne i32 %asleep, 0
   br i1 %any, label %wake, label %out
 wake:                                             ; FUTEX_WAKE_PRIVATE: all sleepers
-  %woken = call i64 (i64, ...) @syscall(i64 {call}, ptr %signal, i64 129, i64 2147483647)
+  %woken = call i64 (i64, ...) @syscall(i64 $call, ptr %signal, i64 129, i64 2147483647)
   %woken.narrow = trunc i64 %woken to i32
   %asleep.after = atomicrmw sub ptr %sleepers.at, i32 %woken.narrow seq_cst, align 4
   br label %out"""
@@ -368,13 +369,14 @@ def runtime_llvm(triple: str) -> str:
     pause, futex = for_triple(triple).pause, _FUTEX.get(arch) if system == "linux" else None
     wait = "declare i32 @usleep(i32)" if futex is None else "declare i64 @syscall(i64, ...)"
     hint = f"declare void {pause.replace('i32 1', 'i32 immarg')}" if pause else ""
-    return _TEMPLATE.format(
+    return fill(
+        _TEMPLATE,
         triple=triple,
         declarations=f"{wait}\n{hint}",
         clock=_MONOTONIC[system],
         pause=f"call void {pause}" if pause else "",
-        sleep=_SLEEP_NAPS if futex is None else _SLEEP_FUTEX.format(call=futex),
-        wake=_WAKE_NAPS if futex is None else _WAKE_FUTEX.format(call=futex),
+        sleep=_SLEEP_NAPS if futex is None else fill(_SLEEP_FUTEX, call=futex),
+        wake=_WAKE_NAPS if futex is None else fill(_WAKE_FUTEX, call=futex),
         read=READ,
         repeat=REPEAT,
         drafts=DRAFTS,

@@ -8,7 +8,8 @@ head, which makes the next drafts.
 
 from __future__ import annotations
 
-from rlx.backends.cpu.launch.loop_jobs import PLAN, load, place
+from rlx.backends.cpu.launch.loop_jobs import PLAN
+from rlx.backends.cpu.llvm_text import load, place
 
 # Fields of the model's program, 8 bytes each: its job, the chosen token of each row, the hidden states for the head,
 # its inputs, and the symbols SEQ and PAST_SEQ. Then the program that recomputes the recurrent states for the first

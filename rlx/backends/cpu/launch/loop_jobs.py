@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from rlx.backends.cpu.llvm_text import load
 
 # Reads memory at full speed, for `read_bandwidth`; ctx = { base, lines per stream, sums }. Each worker reads four
 # streams in parallel with 64-byte loads, prefetching 512 bytes ahead. It stores the sum so that LLVM keeps the loads.
@@ -78,17 +78,6 @@ PLAN = (*FIXED, *VARYING)
 _NUMBERS = (
     "counter_bytes", "first_counter_bytes", "carried_bytes", "rows", "stop_count", "count", "nanoseconds"
 )  # fmt: skip
-
-
-def place(name: str, plan: Sequence[str], base: str = "%plan", prefix: str = "") -> str:
-    """IR for the address of a field of the plan at `base`, as `%name.at`."""
-    return f"  %{prefix}{name}.at = getelementptr inbounds i8, ptr {base}, i64 {8 * plan.index(name)}\n"
-
-
-def load(name: str, plan: Sequence[str], kind: str = "ptr", base: str = "%plan", prefix: str = "") -> str:
-    """IR that loads the field, as `%name`."""
-    value = f"  %{prefix}{name} = load {kind}, ptr %{prefix}{name}.at, align 8\n"
-    return place(name, plan, base, prefix) + value
 
 
 _STEP_NOW = "".join(
