@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""The gated delta rule: the chunked form against two token-serial ones, and how fast decoding reads its states.
+"""The gated delta rule: a prompt's tokens layer by layer beside token by token, and how fast decoding reads its states.
 
-    python benchmarks/delta_rule.py [--rows 512] [--chunk 16] [--seconds 4] [--target avx2]
+    python benchmarks/delta_rule.py [--rows 512] [--seconds 4] [--target avx2]
 
 "stepwise" is prefill as decoding would do it: one token through all layers, then the next, so that every token reads
-and writes every layer's state in memory. "serial" does the tokens of a layer one after the other with the state in the
-caches, "chunked" does them in matrix form. Token by token an element of the state costs 4 instructions of arithmetic,
-in chunks of 16 it costs 3.4: chunked cannot be far above 4 / 3.4 = 1.2 times serial, whatever it is to stepwise.
+and writes every layer's state in memory. "prefill" does the tokens of a layer one after the other with the state in the
+caches. Both have the same bits.
 
-All forms run in turns, and the fastest run of each counts, since other programs only ever slow one down. Operations are
-those of the recurrence, 6 an element of the state and token (decays aside), whatever a form really does, so that
-GFLOP/s compare; "its arithmetic alone" is what a form really does, at the machine's measured peak.
+The forms run in turns, and the fastest run of each counts, since other programs only ever slow one down. Operations are
+those of the recurrence, 6 an element of the state and token (decays aside), whatever a form really does; "its
+arithmetic alone" is what it really does, at the machine's measured peak.
 """
 
 from __future__ import annotations
@@ -32,24 +31,21 @@ from rlx.backends.cpu.machine import arithmetic_peak
 from rlx.backends.cpu.ranges import range_step
 from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target, cpu_count
-from rlx.backends.cpu.tiles import LANES
 from rlx.backends.memory import AlignedBuffer
 from rlx.runtime.compile import Compiler
 
 DIM = 128
 SHAPES = ((16, 16), (32, 16))  # (value heads, key heads); the first is Qwen3.5-0.8B's
+STEPS = 4  # multiply-adds, or multiplications, per element of the state and token: decay, S^T k, S + k d^T, S^T q
 STATE_BYTES = 256 << 20  # of the states that decoding goes through: more than a cache holds
 
 
 @dataclass(frozen=True)
 class Form:
-    """A compiled kernel and its number of units; `steps` is the multiply-adds, or multiplications, which take as long,
-    that it does for an element of the state and a token.
-    """
+    """A compiled kernel and its number of units."""
 
     code: NativeCode
     units: int
-    steps: float
 
     def run(self, pool: WorkerPool, addresses: list[int], extents: list[int]) -> float:
         """Seconds of one call by all workers of the pool."""
@@ -65,18 +61,11 @@ def load(kernel: Kernel, target: Target) -> NativeCode:
     return NativeCode([compile_module(text, target).code for text in (kernel.llvm, step)], [name])
 
 
-def chunked(target: Target, heads: int, key_heads: int, chunk: int) -> Form:
-    kernel = delta.gated_delta(heads, key_heads, DIM, DIM, target, scale=DIM**-0.5, chunk=chunk)
-    # Three products with the state; keys and queries with keys, half squares in whole vectors; deltas, two triangles.
-    steps = 3 + (chunk + LANES) / DIM + chunk / DIM
-    return Form(load(kernel, target), delta.units(heads, DIM, DIM), steps)
-
-
-def serial(target: Target, heads: int, key_heads: int, *, single: bool = False) -> Form:
+def form(target: Target, heads: int, key_heads: int, *, single: bool = False) -> Form:
+    """The kernel of a prompt's tokens or, with `single`, of one token."""
     fixed = 1 if single else None
-    kernel = delta.gated_delta(heads, key_heads, DIM, DIM, target, scale=DIM**-0.5, rows_static=fixed, serial=True)
-    steps = 4  # decay, S^T k, S + k d^T, S^T q
-    return Form(load(kernel, target), delta.units(heads, DIM, DIM, rows_static=fixed, serial=True), steps)
+    kernel = delta.gated_delta(heads, key_heads, DIM, DIM, target, scale=DIM**-0.5, rows_static=fixed)
+    return Form(load(kernel, target), delta.units(heads, DIM, DIM))
 
 
 def rows(heads: int, key_heads: int, count: int) -> list[np.ndarray]:
@@ -109,31 +98,20 @@ def prefill(
     target: Target, pools: list[WorkerPool], peaks: list[float], shape: tuple[int, int], args: argparse.Namespace
 ) -> None:
     (heads, key_heads), count = shape, args.rows
-    forms = {"serial": serial(target, *shape), "chunked": chunked(target, *shape, args.chunk)}
-    start = np.random.default_rng(1).standard_normal((heads, DIM, DIM))
-    arrays = [place(start), *rows(*shape, count)]
+    prompt = form(target, *shape)
+    arrays = [place(np.random.default_rng(1).standard_normal((heads, DIM, DIM))), *rows(*shape, count)]
     addresses = [a.ctypes.data for a in arrays]
     work = count * heads * DIM * DIM / 1e9
     print(f"{heads} heads on {key_heads} key heads, {DIM} by {DIM}, {count} rows")
     for pool, peak in zip(pools, peaks, strict=True):
-        best = fastest({n: partial(f.run, pool, addresses, [count]) for n, f in forms.items()}, args.seconds)
-        for name, took in best.items():
-            bound, rate = 2 * work * forms[name].steps / peak, 6 * work / took
-            print(
-                f"  {pool.n:2} workers  {name:8} {took * 1e3:7.2f} ms, its arithmetic alone {bound * 1e3:.2f} ms;"
-                f"  {rate:.0f} GFLOP/s, peak {peak:.0f}"
-            )
+        took = fastest({"prefill": partial(prompt.run, pool, addresses, [count])}, args.seconds)["prefill"]
+        bound, rate = 2 * work * STEPS / peak, 6 * work / took
+        print(
+            f"  {pool.n:2} workers  prefill  {took * 1e3:7.2f} ms, its arithmetic alone {bound * 1e3:.2f} ms;"
+            f"  {rate:.0f} GFLOP/s, peak {peak:.0f}"
+        )
         step = stepwise(target, pool, shape, args.seconds / 2) * count
-        print(f"  {pool.n:2} workers  stepwise {step * 1e3:7.2f} ms, with the states in memory")
-        ratios = step / best["chunked"], best["serial"] / best["chunked"]
-        print(f"  {pool.n:2} workers  chunked is {ratios[0]:.2f} times as fast as stepwise, {ratios[1]:.2f} as serial")
-    found = []
-    for one in forms.values():
-        arrays[0][...] = start
-        one.run(pools[0], addresses, [count])
-        found.append(arrays[-1].astype(np.float64))
-    difference = np.abs(found[0] - found[1]).max() / np.abs(found[0]).max()
-    print(f"              largest difference {difference:.1e} of the largest result")
+        print(f"  {pool.n:2} workers  stepwise {step * 1e3:7.2f} ms, {step / took:.2f} times as long")
 
 
 def stepwise(target: Target, pool: WorkerPool, shape: tuple[int, int], seconds: float) -> float:
@@ -142,7 +120,7 @@ def stepwise(target: Target, pool: WorkerPool, shape: tuple[int, int], seconds: 
     """
     layers = STATE_BYTES // (4 * shape[0] * DIM * DIM)
     heads, key_heads = (layers * count for count in shape)
-    single = serial(target, heads, key_heads, single=True)
+    single = form(target, heads, key_heads, single=True)
     arrays = [place(np.zeros((heads, DIM, DIM))), *rows(heads, key_heads, 1)]
     addresses = [a.ctypes.data for a in arrays]
     return fastest({"decode": partial(single.run, pool, addresses, [])}, seconds)["decode"] / layers
@@ -160,7 +138,6 @@ def decode(target: Target, pools: list[WorkerPool], shape: tuple[int, int], seco
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=512)
-    parser.add_argument("--chunk", type=int, default=delta.CHUNK, help="tokens of a chunk, a multiple of 16")
     parser.add_argument("--seconds", type=float, default=4, help="of each comparison")
     parser.add_argument("--target", help="generic, avx2 or avx512; the machine's best by default")
     args = parser.parse_args()
@@ -169,7 +146,7 @@ def main() -> None:
     library = worker_loop(compiler)
     pools = [WorkerPool(n, library) for n in sorted({1, cpu_count()})]
     peaks = [arithmetic_peak("f32", compiler, pool, 0.5) for pool in pools]
-    print(f"{target.level}, chunks of {args.chunk} tokens")
+    print(target.level)
     for shape in SHAPES:
         prefill(target, pools, peaks, shape, args)
         decode(target, pools, shape, args.seconds)

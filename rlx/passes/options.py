@@ -75,6 +75,8 @@ class Options:
             products.
         bf16_tiles: whether activations may be bf16 over quantized weights, and bf16 experts multiplied in tiles, if the
             target has tiles.
+        deterministic: whether the arithmetic of a row must not depend on the number of rows of a call. Without tiles it
+            never does, so there the option has no effect.
         capabilities: those of the target, which the compile key describes.
 
     Raises:
@@ -93,6 +95,7 @@ class Options:
     packed: tuple[str, ...] = ()
     bf16_dots: bool = True
     bf16_tiles: bool = True
+    deterministic: bool = False
     capabilities: Capabilities = field(default_factory=Capabilities)
 
     def __post_init__(self) -> None:
@@ -129,10 +132,11 @@ class Options:
     def effective(self, capabilities: Capabilities) -> Options:
         """The options for a target, without those that have no effect on it: equal programs have equal options.
 
-        For example, only programs of several rows round activations to bf16. `rlx.passes.effective` goes further: it
-        knows the graph.
+        For example, without tiles every program is deterministic. With tiles, only a prefill rounds activations to bf16
+        if it need not be. `rlx.passes.effective` goes further: it knows the graph.
         """
-        rounds = self.precision == "auto" and not self.decodes
+        same = self.deterministic or not capabilities.bf16_tiles or self.precision == "exact"
+        rounds = self.precision == "auto" and (same or not self.decodes)
         keeps_all = self.all_rows or self.seq[1] == 1
         return replace(
             self,
@@ -140,6 +144,7 @@ class Options:
             passes=tuple(name for name in PASSES if name in self.passes and not (keeps_all and name == "last_row")),
             symbols=tuple(sorted(self.symbols)),
             bf16_dots=self.bf16_dots and capabilities.bf16_dots and rounds,
-            bf16_tiles=self.bf16_tiles and capabilities.bf16_tiles and rounds,
+            bf16_tiles=self.bf16_tiles and capabilities.bf16_tiles and rounds and not same,
+            deterministic=same,
             capabilities=capabilities,
         )

@@ -4,22 +4,25 @@ Linears over the same input share this node, because equal nodes are one node. F
 
 | weights | activations with precision "auto" |
 |---|---|
-| quantized, if the target has bf16 tiles and a call always has enough rows | bf16 |
+| quantized, if the target has bf16 tiles and a call always has enough rows, and not `deterministic` | bf16 |
 | with integer codes | int8 rows (q8a) |
-| bf16, if the model allows it, the target has bf16 dot products, and the program is a prefill | bf16 |
+| bf16, if the model allows it and the target has bf16 dot products | bf16; f32 for one row on a target with tiles |
 | any other | f32 |
 
-**bf16 weights.** Whether rounding their activations to bf16 does harm depends on the model, so the model says for each
-linear if it is allowed (the attribute `bf16`; this pass removes it, and the operand's dtype says what was chosen). A
-program of one row waits for its weights, so bf16 activations would be no faster, and it keeps f32. A batch of few rows
-keeps f32 too, so that each row gets the bits that it would get alone. f16 weights have three bits more than bf16, and
-always take f32.
+**The number of rows.** On a target without bf16 tiles the choice never depends on it. So a row has the same bits in a
+prompt, in a decode step, as a draft and in a batch. Tiles add their products in another order than the program of one
+row and need many rows to pay. So on a target with tiles the choice depends on the number of rows, unless the option
+`deterministic` forbids it. Then quantized weights take int8 rows and attention f32, whatever the number of rows.
 
-**Attention** multiplies bf16 over 16-bit caches, and over plain keys and values, if the target has bf16 dot products
-and a call always has enough rows. Keys and values in caches then lose at most three bits. Attention keeps f32 if every
-linear does, as with f16 weights, because it would be the largest error, ten times that of an f16 cache. It also keeps
-f32 in models that magnify such rounding: those with f32 caches, and those whose scores are not scaled to the head size,
-such as Gemma 4 (whose golden checkpoints fall to cosines of 0.995 and 0.997).
+**bf16 weights.** Whether rounding their activations to bf16 does harm depends on the model, so the model says for each
+linear if it is allowed (the attribute `bf16`; this pass removes it, and the operand's dtype says what was chosen). f16
+weights have three bits more than bf16, and always take f32.
+
+**Attention** multiplies bf16 over 16-bit caches, and over plain keys and values, if the target has bf16 dot products.
+Keys and values in caches then lose at most three bits. Attention keeps f32 if every linear does, as with f16 weights,
+because it would be the largest error, ten times that of an f16 cache. It also keeps f32 in models that magnify such
+rounding: those with f32 caches, and those whose scores are not scaled to the head size, such as Gemma 4 (whose golden
+checkpoints fall to cosines of 0.995 and 0.997).
 
 **Quantized weights.** bf16 rounds less than the int8 rows that it replaces, so the model is not asked. Tiles need
 weights in bf16. Unpacking them takes as long as about 16 rows of int8 products. The rows of an expert must also be
@@ -59,7 +62,7 @@ def quantize(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
                 log.missed("bf16 attention", names[old], refusal)
             else:
                 keys = "plain keys" if old.inputs[1].op == "as_cache" else "a 16-bit cache"
-                log.done("bf16 attention", names[old], f"{keys}, and always enough rows")
+                log.done("bf16 attention", names[old], keys)
                 inputs = (inputs[0], *(_in_bf16(cache) for cache in inputs[1:3]), *inputs[3:])
             return ops.make(old.op, *inputs, **{**dict(old.attrs), "bf16": refusal is None})
         if old.op not in _WEIGHT:
@@ -86,14 +89,17 @@ def _keeps_f32(node: Node, options: Options) -> str | None:
     if options.precision == "exact":
         return "precision is exact"
     if not options.bf16_dots:
-        return "a program of one row, or no bf16 dot products on the target"
+        return "no bf16 dot products on the target, or turned off"
+    if options.deterministic and options.capabilities.bf16_tiles:
+        return "deterministic: tiles add in another order than a program of one row"
     if not isinstance(width, int) or width < options.capabilities.bf16_depth or width % 2:
         return f"the head size is odd or below {options.capabilities.bf16_depth}"
     if node.inputs[1].op != "as_cache" and node.inputs[1].dtype not in (F16, BF16):
         return f"the cache is {node.inputs[1].dtype}, not f16 or bf16"
     if node["scale"] > _LARGEST_SCALE / width**0.5:
         return "the scores are not scaled to the head size"
-    return None if _many(rows, options) else f"a call may have fewer than {options.capabilities.bf16_rows} rows"
+    many = options.deterministic or _many(rows, options)
+    return None if many else f"a call may have fewer than {options.capabilities.bf16_rows} rows"
 
 
 def _many(rows: DimLike, options: Options) -> bool:
@@ -124,7 +130,7 @@ def _choice(node: Node, options: Options) -> tuple[str, str]:
         return "q8a", f"{weight.dtype} weights have integer codes"
     if weight.dtype is not BF16:
         return "f32", f"the weights are {weight.dtype}"
-    if rows == 1 or options.decodes:
+    if (rows == 1 or options.decodes) and not options.deterministic:
         return "f32", "bf16 weights are read for one row: bf16 activations are no faster"
     if not node["bf16"]:
         return "f32", "the model does not allow bf16 activations"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rlx.backends.cpu.calls import SCRATCH, Call, Units
 from rlx.backends.cpu.kernel import Kernel
@@ -19,6 +19,9 @@ from rlx.ir.dims import DimLike
 from rlx.ir.node import Node
 from rlx.ir.segments import is_segmented
 from rlx.passes.program import root
+
+if TYPE_CHECKING:
+    from rlx.backends.cpu.kernels.attention.split import Split
 
 
 def rows(node: Node) -> DimLike:
@@ -174,8 +177,10 @@ def _cache_layout(cache: Node) -> str:
 
 
 def _attention(n: Node, target: Target) -> Call:
+    from rlx.backends.cpu.kernels.attention import split as pieces
     from rlx.backends.cpu.kernels.attention.attention import attention
     from rlx.backends.cpu.kernels.attention.bf16_dots import DottedAttention
+    from rlx.backends.cpu.kernels.attention.bf16_row import DottedRow
     from rlx.backends.cpu.kernels.attention.bf16_tiles import TiledAttention
     from rlx.backends.cpu.kernels.attention.shape import row_tile
 
@@ -186,9 +191,11 @@ def _attention(n: Node, target: Target) -> Call:
         **{name: n[name] for name in ("scale", "window", "softcap", "mask", "out", "paged")},
     }
     options["bias"] = static(n.inputs[3], 1) if n["mask"] == "bias" else None
+    options["split"] = pieces.split(shape[1], n["window"])
     extents = (q.shape[0], n["length"] - q.shape[0], k.shape[1])
     if q.shape[0] == 1:  # decode needs no tiles of query rows
-        return _attention_of_a_row(n, shape, target, extents, options)
+        kernel = attention(*shape, target, rows_static=1, writer=DottedRow if n["bf16"] else None, **options)
+        return _attention_of_a_row(n, kernel, shape, options["split"], extents)
     units = Units(q.shape[0], row_tile(*shape, bf16=n["bf16"]), static(k, 0))
     in_bf16 = TiledAttention if target.has_bf16_tiles else DottedAttention
     writer = in_bf16 if n["bf16"] else None
@@ -196,20 +203,17 @@ def _attention(n: Node, target: Target) -> Call:
 
 
 def _attention_of_a_row(
-    n: Node, shape: tuple[int, int, int], target: Target, extents: Sequence[DimLike], options: dict[str, Any]
+    n: Node, kernel: Kernel, shape: tuple[int, int, int], split: Split | None, extents: Sequence[DimLike]
 ) -> Call:
-    """The call for one query row. It splits the positions into ranges if there are too few KV heads for all workers."""
-    from rlx.backends.cpu.kernels.attention import split as ranges
-    from rlx.backends.cpu.kernels.attention.attention import attention
+    """The call for one query row. Units share its positions if there are too few KV heads for all workers."""
+    from rlx.backends.cpu.kernels.attention import split as pieces
 
     heads, kv_heads, head_dim = shape
-    split = ranges.split(kv_heads, n["window"])
-    kernel = attention(*shape, target, rows_static=1, split=split, **options)
     if split is None:
         return _call(n, kernel, Units(kv_heads), *extents)
     busy = kv_heads * split.parts
-    units = Units(busy) if ranges.few(kv_heads, split) else Units(n["length"], split.least, kv_heads, busy)
-    scratch = ranges.scratch_bytes(heads // kv_heads, head_dim) * busy
+    units = Units(busy) if pieces.few(kv_heads, split) else Units(n["length"], split.least, kv_heads, busy)
+    scratch = pieces.scratch_bytes(heads // kv_heads, head_dim, split) * busy
     return _call(n, kernel, units, *extents, args=(*range(len(n.inputs)), SCRATCH, len(n.inputs)), scratch=scratch)
 
 
@@ -333,7 +337,7 @@ def _gated_delta(n: Node, target: Target) -> Call:
     shape = (heads, static(keys, 1), key_dim, value_dim)
     options = {"scale": n["scale"], "order": n["heads"], "aside": n["aside"]}
     kernel = delta.gated_delta(*shape, target, rows_static=fixed, **options)
-    count = delta.units(heads, key_dim, value_dim, rows_static=fixed)
+    count = delta.units(heads, key_dim, value_dim)
     return _call(n, kernel, Units(count), *([n.shape[0]] if kernel.extents else []))
 
 

@@ -65,8 +65,8 @@ class Case:
     def kernel(self, target: Target, **options: Any) -> Kernel:
         return attention(*self.shape, target, **options)
 
-    def units(self, seq: int, rows_static: int | None = None) -> int:
-        return units(seq, *self.shape, rows_static)
+    def units(self, seq: int, rows_static: int | None = None, bf16: bool = False) -> int:
+        return units(seq, *self.shape, rows_static, bf16=bf16)
 
     def native(
         self,
@@ -75,13 +75,17 @@ class Case:
         seq: int,
         scale: float,
         split: list[tuple[int, int]] | None = None,
+        split_by: Split | None = None,
+        bf16: bool = False,
         **options: Any,
     ) -> Array:
+        """The rows; `split` are the ranges of units of each call, `split_by` the pieces of positions."""
         table = [] if self.pages is None else [self.pages]
-        kernel = self.kernel(target, kv_dtype=self.dtype, scale=scale, paged=bool(table), **options)
+        options |= {"paged": bool(table), "split": split_by}
+        kernel = self.kernel(target, kv_dtype=self.dtype, scale=scale, **options)
         numbers = np.uint16 if options.get("out") == "bf16" else np.float32
         out = np.full((seq + 1, *self.q.shape[1:]), 7, numbers)
-        count = self.units(seq, options.get("rows_static"))
+        count = self.units(seq, options.get("rows_static"), **{"bf16": True} if bf16 else {})
         q = aligned(self.q[past : past + seq])
         for begin, end in split or [(0, count)]:
             sizes = {"seq": seq, "past": past, "ctx": self.ctx}
@@ -298,7 +302,8 @@ def check_mask(
     split = options.get("split")
     count = case.shape[1] * split.parts if split else case.units(seq, options.get("rows_static"))
     out = np.zeros((seq, *case.q.shape[1:]), np.float32)
-    scratch = [np.zeros(count * scratch_bytes(case.shape[0] // case.shape[1], case.shape[2]), np.uint8)] * bool(split)
+    group = case.shape[0] // case.shape[1]
+    scratch = [np.zeros(count * scratch_bytes(group, case.shape[2], split), np.uint8)] if split else []
     arrays = [aligned(case.q[past:length]), held.keys, held.values, *extra, *map(aligned, scratch), out]
     run(kernel, target, *arrays, end=count, seq=seq, past=past, ctx=held.ctx)
     k, v = (np.repeat(c[:, :length], case.shape[0] // case.shape[1], axis=0) for c in (case.k, case.v))
@@ -338,7 +343,7 @@ def test_a_row_that_sees_nothing_is_nan() -> None:
     run(kernel, target, aligned(case.q[:3]), case.keys, case.values, nothing, out, end=1, seq=3, past=0, ctx=32)
     assert np.isnan(out[1]).all() and np.isfinite(out[[0, 2]]).all()
     options = {"kv_dtype": F32, "scale": 0.25, "mask": "visible", "rows_static": 1, "split": Split(4, 128)}
-    scratch = aligned(np.zeros(4 * scratch_bytes(2, 16), np.uint8))
+    scratch = aligned(np.zeros(4 * scratch_bytes(2, 16, Split(4, 128)), np.uint8))
     one = [aligned(case.q[:1]), case.keys, case.values, nothing[1:], scratch, out]
     run(case.kernel(target, **options), target, *one, end=4, seq=1, past=0, ctx=32)
     assert np.isnan(out[0]).all()

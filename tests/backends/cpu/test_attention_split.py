@@ -1,4 +1,6 @@
-"""Attention of one row in ranges of positions: against softmax in float64, and the same bits whoever does which."""
+"""Attention in pieces of positions: against softmax in float64, and the same bits among other rows and whoever does
+which piece.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,11 @@ from numpy.typing import NDArray
 from test_attention import Case, label
 
 from rlx.backends.cpu.kernels.attention.attention import attention
-from rlx.backends.cpu.kernels.attention.split import UNITS, WORTH, Split, scratch_bytes, split
+from rlx.backends.cpu.kernels.attention.bf16_dots import DottedAttention
+from rlx.backends.cpu.kernels.attention.bf16_row import DottedRow
+from rlx.backends.cpu.kernels.attention.split import UNITS, WORTH, Pieces, Split, scratch_bytes, split
 from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.tiles import I64, Emitter
 from rlx.errors import CompileError
 from rlx.ir.dtypes import BF16, F16, F32, DType
 
@@ -23,7 +28,7 @@ targets = pytest.mark.parametrize("target", LEVELS, ids=name)
 
 
 class Ranges:
-    """A case's kernel for the row behind `past` positions, and the memory that its calls share."""
+    """A case's kernel for the row after `past` positions, and the memory that its calls share."""
 
     def __init__(self, case: Case, target: Target, how: Split, scale: float = 0.2, **options: Any) -> None:
         heads, kv_heads, head_dim = case.shape
@@ -31,7 +36,7 @@ class Ranges:
         self.kernel = attention(
             *case.shape, target, kv_dtype=case.dtype, scale=scale, rows_static=1, split=how, **options
         )
-        self.units, self.unit_bytes = kv_heads * how.parts, scratch_bytes(heads // kv_heads, head_dim)
+        self.units, self.unit_bytes = kv_heads * how.parts, scratch_bytes(heads // kv_heads, head_dim, how)
         self.scratch = aligned(np.zeros(self.units * self.unit_bytes, np.uint8))
         self.scratch[64 * kv_heads :] = 0xFF  # only the counts need zeros
 
@@ -54,7 +59,7 @@ SHAPES = [
     ((4, 2, 64), F32, Split(4, 64)),
     ((8, 1, 128), F16, Split(5, 128)),
     ((5, 5, 80), BF16, Split(2, 64)),
-    ((6, 2, 96), F16, Split(16, 100)),
+    ((6, 2, 96), F16, Split(1, 64)),
     ((2, 1, 256), F32, Split(3, 64)),
     ((7, 1, 8), F16, Split(32, 64)),
 ]
@@ -66,7 +71,7 @@ SHAPES = [
     ids=label,
 )
 def test_against_softmax_in_float64(target: Target, shape: tuple[int, int, int], dtype: DType, how: Split) -> None:
-    """Lengths around the borders of ranges; as one range the bits of attention that is not cut."""
+    """Lengths around the borders of pieces; among other rows, each has the same bits; in one piece, those without."""
     case = Case(*shape, dtype, ctx=528, filled=520)
     ranges = Ranges(case, target, how)
     for past in (0, 62, 63, 64, 99, 100, 127, 128, 191, 192, 255, 256, 320, 511, 519):
@@ -75,9 +80,17 @@ def test_against_softmax_in_float64(target: Target, shape: tuple[int, int, int],
         assert np.abs(got - want).max() < ceiling, past
         if past < how.least:
             np.testing.assert_array_equal(got, case.native(target, past, 1, 0.2, rows_static=1))
+        before = min(past, 40)
+        rows = case.native(target, past - before, min(before + 3, 520 - past + before), 0.2, split_by=how)
+        np.testing.assert_array_equal(got[0], rows[before], str(past))
 
 
 OPTIONS = [{"window": 1}, {"window": 200}, {"softcap": 3.0, "window": 130}, {"softcap": 5.0}]
+
+
+def cyclic(window: int | None) -> Split:
+    """Pieces of 64 positions, as many as a window may touch."""
+    return Split(4, 64) if window is None else Split(-(-window // 64) + 1, 64, doubles=False)
 
 
 @pytest.mark.parametrize(
@@ -87,19 +100,23 @@ OPTIONS = [{"window": 1}, {"window": 200}, {"softcap": 3.0, "window": 130}, {"so
 )
 def test_windows_and_softcap(target: Target, options: dict[str, Any]) -> None:
     case = Case(4, 2, 48, F16, ctx=400, filled=390)
-    ranges = Ranges(case, target, Split(4, 64), **options)
+    how = cyclic(options.get("window"))
+    ranges = Ranges(case, target, how, **options)
     for past in (0, 129, 200, 263, 264, 389):
         want, ceiling = case.reference(past, 1, 0.2, **options)
-        assert np.abs(ranges(past) - want).max() < ceiling, past
+        got = ranges(past)
+        assert np.abs(got - want).max() < ceiling, past
+        rows = case.native(target, past - min(past, 70), min(past, 70) + 1, 0.2, split_by=how, **options)
+        np.testing.assert_array_equal(got[0], rows[-1], str(past))
 
 
 @targets
 def test_rings_give_the_bits_of_whole_caches(target: Target) -> None:
     case = Case(4, 2, 32, F16, ctx=720, filled=711)
-    whole = Ranges(case, target, Split(3, 64), window=150)
+    whole = Ranges(case, target, cyclic(150), window=150)
     for past in (0, 150, 255, 256, 257, 500, 703):
         ring = case.ring(past + 1, 256)
-        np.testing.assert_array_equal(Ranges(ring, target, Split(3, 64), window=150)(past), whole(past))
+        np.testing.assert_array_equal(Ranges(ring, target, cyclic(150), window=150)(past), whole(past))
 
 
 @targets
@@ -130,19 +147,63 @@ def test_a_number_that_is_not_finite_is_not_hidden() -> None:
 @pytest.mark.parametrize("window", [None, 150])
 def test_a_length_needs_the_memory_of_its_own_units(window: int | None) -> None:
     """A program for short lengths has no memory for the others."""
-    case, how = Case(4, 2, 32, F32, ctx=400, filled=400), Split(6, 64)
+    case, how = Case(4, 2, 32, F32, ctx=400, filled=400), cyclic(window) if window else Split(6, 64)
     for past in (0, 63, 64, 127, 200, 383):
         ranges = Ranges(case, LEVELS[-1], how, window=window)
         ranges(past)
-        units = -(-(past + 1) // how.least) * 2
+        units = min(-(-(past + 1) // how.least), how.parts) * 2
         assert (ranges.scratch[units * ranges.unit_bytes :] == 0xFF).all(), past
 
 
+@targets
+def test_one_row_of_bf16_products_has_the_bits_of_many(target: Target) -> None:
+    """A row alone, in pieces, beside the same row among others, whose keys and values are converted together."""
+    if not target.has_bf16_dots:
+        pytest.skip("the target has no dot products of bf16")
+    for shape, dtype, options in (
+        ((8, 2, 64), F16, {}),
+        ((3, 1, 72), BF16, {"softcap": 4.0}),
+        ((4, 2, 32), F16, {"window": 150}),
+    ):
+        case, how = Case(*shape, dtype, ctx=720, filled=711), cyclic(options.get("window"))
+        alone = Ranges(case, target, how, writer=DottedRow, **options)
+        many = case.native(target, 0, 711, 0.2, split_by=how, writer=DottedAttention, bf16=True, **options)
+        for past in (0, 1, 62, 63, 64, 200, 255, 256, 447, 600, 709, 710):
+            np.testing.assert_array_equal(alone(past)[0], many[past], f"{shape} {past}")
+
+
+@pytest.mark.parametrize("how", [Split(4, 1024), Split(32, 256), Split(3, 320), Split(5, 64, doubles=False)], ids=str)
+def test_piece_numbers(how: Split) -> None:
+    """Against a list of pieces, up to a million positions: each `parts` are twice as long; the last one never ends."""
+    lengths = [how.least << (i // how.parts if how.doubles else 0) for i in range(how.slots)]
+    starts = np.cumsum([0, *lengths])
+    far = [p for p in (300_000, 1_000_000) if how.doubles or p < starts[-1]]
+    at = np.array(sorted({*starts[:-1], *(starts[1:] - 1), *range(0, int(starts[-1]), 1237), *far}), np.int64)
+    e = Emitter(LEVELS[0], ["at", "out"], [])
+    pieces = Pieces(e, how)
+    with e.loop(e.args["begin"], e.args["end"]) as i:
+        number = pieces.number(e.load(I64, e.at(e.args["at"], (i.i, 8)), 8))
+        for j, value in enumerate((number, pieces.first(number), pieces.end(number))):
+            e.store(value, e.at(e.args["out"], (i.i, 24), 8 * j), 8)
+    out = np.zeros((len(at), 3), np.int64)
+    run(e.finish("pieces", ""), LEVELS[0], at, out, end=len(at))
+    want = np.minimum(np.searchsorted(starts, at, "right") - 1, how.slots - 1)
+    np.testing.assert_array_equal(out[:, 0], want)
+    np.testing.assert_array_equal(out[:, 1], starts[want])
+    ends = np.where(want == how.slots - 1, 1 << 62, starts[want + 1]) if how.doubles else starts[want + 1]
+    np.testing.assert_array_equal(out[:, 2], ends)
+
+
 def test_how_heads_are_cut() -> None:
-    assert split(1, None) == Split(32, WORTH)
+    assert split(1, None) == Split(32, 2 * WORTH)
     assert split(8, None) == Split(4, 8 * WORTH)
     assert split(UNITS, None) is None
-    assert split(1, 512) == Split(5, WORTH)  # a window of 512 may touch 575 positions in groups of 64
+    assert split(1, 512) == Split(3, 2 * WORTH, doubles=False)  # 512 positions may touch three pieces of 256
+    assert split(1, 32 * 512) == Split(30, 576, doubles=False)
     assert split(8, 512) is None
-    with pytest.raises(CompileError, match="single rows"):
-        attention(4, 2, 64, LEVELS[0], kv_dtype=F16, scale=1.0, split=Split(4, 64))
+    for window in (300, 512, 1000, 1024, 4096, 100_000):
+        for heads in (1, 2, 4, 8, 16):
+            how = split(heads, window)
+            assert how is None or -(-(window - 1) // how.least) + 1 <= how.parts
+    with pytest.raises(CompileError, match="pieces of 100 positions"):
+        Split(4, 100)

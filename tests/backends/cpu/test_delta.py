@@ -1,4 +1,4 @@
-"""The gated delta rule, token by token and in chunks, against its recurrence in float64."""
+"""The gated delta rule against its recurrence in float64, and bits that do not depend on the split into calls."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from native import aligned, run
 from numpy.typing import NDArray
 
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.kernels.delta.delta import CHUNK, gated_delta, strip, units
+from rlx.backends.cpu.kernels.delta.delta import gated_delta, strip, units
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.tiles import F32X16, LANES, Emitter
 from rlx.errors import CompileError
 
 Array = NDArray[Any]
 targets = pytest.mark.parametrize("target", LEVELS, ids=name)
-forms = pytest.mark.parametrize("serial", [True, False], ids=["serial", "chunked"])
 
 #: Largest error against float64, as a share of the largest magnitude of the result or the state.
 DELTA_ERROR = 3e-6
@@ -29,9 +27,9 @@ SCALE = 0.25
 
 
 @cache
-def written(shape: tuple[int, int, int, int], target: Target, order: str, fixed: int | None, serial: bool) -> Kernel:
+def written(shape: tuple[int, int, int, int], target: Target, order: str, fixed: int | None) -> Kernel:
     """The kernel, written once."""
-    return gated_delta(*shape, target, scale=SCALE, order=order, rows_static=fixed, serial=serial)
+    return gated_delta(*shape, target, scale=SCALE, order=order, rows_static=fixed)
 
 
 def recurrence(state: Array, q: Array, k: Array, v: Array, g: Array, beta: Array, order: str) -> tuple[Array, Array]:
@@ -72,7 +70,6 @@ class Case:
         *,
         calls: list[int] | None = None,
         ranges: list[tuple[int, int]] | None = None,
-        serial: bool = False,
         order: str = "tiled",
         decode: bool = False,
     ) -> tuple[Array, Array]:
@@ -81,10 +78,10 @@ class Case:
         state, out, start = aligned(self.state), [], 0
         for count in calls or [len(self.rows[0])]:
             fixed = 1 if decode and count == 1 else None
-            kernel = written(self.shape, target, order, fixed, serial)
+            kernel = written(self.shape, target, order, fixed)
             rows = [aligned(x[start : start + count]) for x in self.rows]
             y = np.full((count + 1, heads, value_dim), 7, np.float32)
-            total = units(heads, key_dim, value_dim, rows_static=fixed, serial=serial)
+            total = units(heads, key_dim, value_dim)
             for begin, end in ranges or [(0, total)]:
                 extents = {"rows": count} if kernel.extents else {}
                 run(kernel, target, state, *rows, y, begin=begin, end=end, **extents)
@@ -101,17 +98,15 @@ class Case:
 
 
 @targets
-@forms
 @pytest.mark.parametrize("rows", [1, 2, 7, 15, 16, 17, 33, 100])
-def test_lengths(target: Target, serial: bool, rows: int) -> None:
-    Case(rows, (4, 2, 32, 32)).check(target, serial=serial)
+def test_lengths(target: Target, rows: int) -> None:
+    Case(rows, (4, 2, 32, 32)).check(target)
 
 
 @targets
-@forms
 @pytest.mark.parametrize("order", ["tiled", "grouped"])
-def test_key_heads(target: Target, serial: bool, order: str) -> None:
-    Case(20, (6, 2, 16, 48)).check(target, serial=serial, order=order)
+def test_key_heads(target: Target, order: str) -> None:
+    Case(20, (6, 2, 16, 48)).check(target, order=order)
 
 
 @targets
@@ -125,9 +120,8 @@ def test_odd_sides(target: Target, shape: tuple[int, int, int, int], order: str)
 
 
 @targets
-@forms
-def test_real_heads_over_a_long_text(target: Target, serial: bool) -> None:
-    Case(301, (2, 1, 128, 128)).check(target, serial=serial)
+def test_real_heads_over_a_long_text(target: Target) -> None:
+    Case(301, (2, 1, 128, 128)).check(target)
 
 
 @targets
@@ -142,13 +136,14 @@ def test_texts_in_several_calls(target: Target, calls: list[int]) -> None:
     case = Case(100, (2, 1, 32, 64))
     case.check(target, calls=calls)
     case.check(target, calls=calls, decode=True)
-    case.check(target, calls=calls, serial=True)
+    for found, want in zip(case.native(target, calls=calls, decode=True), case.native(target), strict=True):
+        np.testing.assert_array_equal(found, want)
 
 
 @targets
 @pytest.mark.parametrize(("rows", "shape"), [(5, (4, 2, 32, 32)), (35, (4, 2, 32, 32)), (5, (3, 1, 7, 20))], ids=str)
 def test_a_state_that_is_written_aside(target: Target, rows: int, shape: tuple[int, int, int, int]) -> None:
-    """Token by token, in chunks, and of odd sides."""
+    """Of whole vectors, and of odd sides."""
     case = Case(rows, shape)
     kernel = gated_delta(*shape, target, scale=SCALE, aside=True)
     state, out = aligned(case.state), np.full((rows + 1, shape[0], shape[3]), 7, np.float32)
@@ -162,51 +157,35 @@ def test_a_state_that_is_written_aside(target: Target, rows: int, shape: tuple[i
 
 
 @targets
-@pytest.mark.parametrize("chunk", [32, 64])
-def test_longer_chunks(target: Target, chunk: int) -> None:
-    case = Case(3 * chunk + 17, (2, 2, 32, 32))
-    kernel = gated_delta(*case.shape, target, scale=SCALE, chunk=chunk)
-    state, out = aligned(case.state), np.zeros_like(case.rows[2])
-    run(kernel, target, state, *map(aligned, case.rows), out, end=2, rows=len(out))
-    for found, want in zip((out, state), recurrence(case.state, *case.rows, "tiled"), strict=True):
-        assert np.abs(found - want).max() <= DELTA_ERROR * np.abs(want).max()
-
-
-@targets
-@forms
-def test_extreme_gates(target: Target, serial: bool) -> None:
+def test_extreme_gates(target: Target) -> None:
     """Decays of a whole text that are equal: none, such that the sums of g cancel, and beyond the smallest number."""
     for decay in (0.0, -1e-4, -5.0, -50.0, -1000.0):
         for beta in (0.0, 1.0):
             case = Case(40, (2, 2, 32, 16))
             case.rows[3][:], case.rows[4][:] = decay, beta
-            case.check(target, serial=serial)
+            case.check(target)
     case = Case(40, (2, 2, 32, 16))
     case.rows[3][:], case.rows[3][::7] = -1e-3, -300.0
-    case.check(target, serial=serial)
+    case.check(target)
 
 
 @targets
-@forms
-def test_keys_that_are_all_the_same(target: Target, serial: bool) -> None:
+def test_keys_that_are_all_the_same(target: Target) -> None:
     """Each delta then depends on every one before it."""
     case = Case(64, (1, 1, 32, 32))
     case.rows[1][:] = case.rows[1][0]
     case.rows[3][:] = -0.01
-    case.check(target, serial=serial)
+    case.check(target)
 
 
 @targets
-@forms
-def test_bits_depend_on_no_split_of_the_units(target: Target, serial: bool) -> None:
+def test_bits_depend_on_no_split_of_the_units(target: Target) -> None:
     case = Case(40, (2, 1, 32, 256))
     heads, _, *dims = case.shape
-    total = units(heads, *dims, serial=serial)
-    assert total == {True: 8, False: 4}[serial]
+    total = units(heads, *dims)
+    assert total == 8
     ranges = [(total - 1, total), (0, 1), (1, 1), (1, total - 1)]
-    for found, want in zip(
-        case.native(target, serial=serial, ranges=ranges), case.native(target, serial=serial), strict=True
-    ):
+    for found, want in zip(case.native(target, ranges=ranges), case.native(target), strict=True):
         np.testing.assert_array_equal(found, want)
     single = Case(1, case.shape)
     for found, want in zip(
@@ -215,12 +194,11 @@ def test_bits_depend_on_no_split_of_the_units(target: Target, serial: bool) -> N
         np.testing.assert_array_equal(found, want)
 
 
-@forms
-def test_a_unit_touches_its_columns_only(serial: bool) -> None:
+def test_a_unit_touches_its_columns_only() -> None:
     case, target = Case(20, (2, 1, 32, 256)), LEVELS[-1]
-    width = strip(32, 256, serial=serial)
-    want, after = case.native(target, serial=serial)
-    got, state = case.native(target, serial=serial, ranges=[(1, 2)])
+    width = strip(256)
+    want, after = case.native(target)
+    got, state = case.native(target, ranges=[(1, 2)])
     mine = slice(width, 2 * width)
     np.testing.assert_array_equal(got[:, 0, mine], want[:, 0, mine])
     np.testing.assert_array_equal(state[0, :, mine], after[0, :, mine])
@@ -229,42 +207,24 @@ def test_a_unit_touches_its_columns_only(serial: bool) -> None:
     np.testing.assert_array_equal(state, case.state)
 
 
-@forms
-def test_a_number_that_is_not_finite_is_not_hidden(serial: bool) -> None:
+def test_a_number_that_is_not_finite_is_not_hidden() -> None:
     for operand in range(5):
         case = Case(40, (2, 2, 32, 32))
         case.rows[operand][20, 1] = np.nan
-        out, _ = case.native(LEVELS[-1], serial=serial)
+        out, _ = case.native(LEVELS[-1])
         assert np.isnan(out[20, 1]).all()
         assert np.isfinite(out[:, 0]).all()
-        assert np.isfinite(out[: 20 if serial else 20 // CHUNK * CHUNK]).all()
-
-
-@targets
-def test_transposed_vectors(target: Target) -> None:
-    e = Emitter(target, ["data"], [])
-    places = [e.at(e.args["data"], 64 * i) for i in range(LANES)]
-    for value, place in zip(e.transpose([e.load(F32X16, p) for p in places]), places, strict=True):
-        e.store(value, place)
-    data = np.arange(256, dtype=np.float32).reshape(16, 16)
-    want = data.T.copy()
-    run(e.finish("transpose", ""), target, data, end=1)
-    np.testing.assert_array_equal(data, want)
+        assert np.isfinite(out[:20]).all()
 
 
 def test_units_and_outline() -> None:
-    assert strip(128, 128) == 128
-    assert strip(128, 128, serial=True) == strip(128, 128, rows_static=1) == 64
-    assert strip(256, 256) == 64
-    assert strip(128, 80) == 80
-    assert strip(128, 144) == 48
-    assert [units(16, 128, 128), units(16, 128, 128, rows_static=1)] == [16, 32]
+    assert [strip(columns) for columns in (128, 256, 80, 144)] == [64, 64, 16, 48]
+    assert units(16, 128, 128) == 32
     kernel = gated_delta(4, 2, 32, 32, LEVELS[0], scale=0.5, order="grouped")
     assert kernel.buffers == ("state", "q", "k", "v", "g", "beta", "out")
     assert kernel.extents == ("rows",)
     assert gated_delta(4, 2, 32, 32, LEVELS[0], scale=0.5, rows_static=1).extents == ()
     assert "k[row, h // 2]" in kernel.source
-    assert f"in chunks of {CHUNK} tokens" in kernel.source
 
 
 def test_mistakes_are_refused() -> None:
@@ -272,7 +232,5 @@ def test_mistakes_are_refused() -> None:
         gated_delta(5, 2, 32, 32, LEVELS[0], scale=1.0)
     with pytest.raises(CompileError, match="state of 32 by 0"):
         gated_delta(4, 2, 32, 0, LEVELS[0], scale=1.0)
-    with pytest.raises(CompileError, match="chunks of 24 tokens"):
-        gated_delta(4, 2, 32, 32, LEVELS[0], scale=1.0, chunk=24)
     with pytest.raises(CompileError, match="order 'other'"):
         gated_delta(4, 2, 32, 32, LEVELS[0], scale=1.0, order="other")

@@ -4,18 +4,21 @@ A unit is a tile of rows of one KV head. All query heads of the group belong to 
 values once for all of them. A query is one row of one query head. The softmax is computed online over chunks of 64
 positions, so the size of scratch memory does not depend on the context:
 
-    queries = copy of the unit's rows; largest = -1e30; total = 0; mix = 0
-    for chunk of 64 positions that some row sees:
-        scores = queries . keys                         # lanes are positions: keys lie in tiles of 16
-        for query:
-            score = softcap(score * scale) + bias, -inf where masked
-            new = max(largest, scores); shrink = exp(largest - new); largest = new
-            weights = exp(scores - new); total = total * shrink + sum(weights)
-        mix = mix * shrink + weights . values           # lanes are elements of the head
+    queries = copy of the unit's rows
+    for piece of positions that some row sees:
+        largest = -1e30; total = 0; mix = 0
+        for chunk of 64 positions:
+            scores = queries . keys                     # lanes are positions: keys lie in tiles of 16
+            for query:
+                score = softcap(score * scale) + bias, -inf where masked
+                new = max(largest, scores); shrink = exp(largest - new); largest = new
+                weights = exp(scores - new); total = total * shrink + sum(weights)
+            mix = mix * shrink + weights . values       # lanes are elements of the head
+        add largest, total and mix to those of the pieces before
     out = mix / total
 
-Chunks always start at multiples of 64. So the bits of a row depend neither on the other rows of the tile nor on the
-split of the units.
+Chunks start at multiples of 64, and pieces where the shape says. So the bits of a row depend neither on the other rows
+nor on the split of the units.
 
 With a window the caches may be rings: position t is stored at t modulo ctx. ctx is a multiple of 64, so a chunk is
 contiguous. Positions of a chunk before the window may have been overwritten; they are masked.
@@ -23,12 +26,12 @@ contiguous. Positions of a chunk before the window may have been overwritten; th
 With pages (`rlx.ir.pages`) the chunk that starts at position t lies where page t / 64 of the sequence is: one load for
 64 positions.
 
-`attention_cache.py` reads the types of caches, `attention_split.py` splits the positions of a single row into ranges,
-and `attention_bf16.py` has bf16 products for many rows.
+`cache.py` reads the types of caches, `split.py` cuts the positions into pieces, and `bf16.py` has bf16 products.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 from typing import ClassVar
 
@@ -38,7 +41,7 @@ from rlx.backends.cpu import vmath
 from rlx.backends.cpu.kernel import Kernel, once
 from rlx.backends.cpu.kernels.attention.cache import cache_reader
 from rlx.backends.cpu.kernels.attention.shape import CHUNK, Chunk, Chunks, Shape, Unit
-from rlx.backends.cpu.kernels.attention.split import Range, Slots, Split, range_of
+from rlx.backends.cpu.kernels.attention.split import Pieces, Slots, Split, added
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import F32X16, I32, I32X16, I64, LANES, Emitter, Index
 from rlx.errors import CompileError
@@ -82,20 +85,20 @@ def attention(
         bias: only with `bias`: f32[seq, bias, past + seq]. A row whose bias masks all positions is NaN.
         visible: only with that mask: i32[seq], the last position that a row sees. A row that sees none is NaN.
         pages: only with `paged`: i32[at least ceil((past + seq) / 64)], the page table.
-        scratch: only with `split`: `scratch_bytes` per unit.
+        scratch: only for a single row with `split`: `scratch_bytes` per unit.
         out: f32 or bf16 [seq, heads, head_dim]. It must not overlap the others.
 
     Extents: `seq`, `past`, `ctx` (at least past + seq, rounded up to 16). With a window, `past + seq` may exceed ctx if
     ctx is a multiple of 64 and at least seq + window - 1: position t is then read at t modulo ctx.
 
-    Units: see `units`. With `split` there are kv_heads times its parts; units beyond the row's ranges do nothing.
+    Units: see `units`. A single row with `split` has kv_heads times its parts; units without a piece do nothing.
 
     Args:
         kv_dtype: type of both caches: f32, f16, bf16, q8_0 or q4_0.
         scale: factor of the scores, before the cap.
         softcap: c for c * tanh(score / c), None for no cap.
         rows_static: the value of `seq` if it is known at compile time; the code is then specialized for it.
-        split: how the positions of a single row are split into ranges; requires `rows_static=1`.
+        split: how the positions are cut into pieces; None for a single piece.
         mask: what a row sees: `causal`, `none`, `visible`, or `bias`.
         bias: number of heads of the bias, 1 (shared by all) or `heads`, for that mask only. The bias is added to the
             scores after the cap.
@@ -111,8 +114,6 @@ def attention(
         raise CompileError(f"{heads} query heads are no multiple of {kv_heads} KV heads", where="attention")
     if window is not None and window < 1:
         raise CompileError(f"a window of {window} positions", where="attention")
-    if split is not None and rows_static != 1:
-        raise CompileError("ranges of positions are for single rows", where="attention", hint="Give rows_static=1.")
     if mask not in MASKS or (bias is None) == (mask == "bias") or bias not in (None, 1, heads):
         what = f"the mask {mask!r} with a bias of {bias} heads for {heads} query heads"
         raise CompileError(what, where="attention", hint=f"Masks: {', '.join(MASKS)}.")
@@ -120,7 +121,7 @@ def attention(
     sizes, bf16 = (heads, kv_heads, head_dim), writer.bf16
     shape = Shape(*sizes, kv_dtype, scale, window, softcap, rows_static, split, mask, bias, bf16, out, paged)
     masking = [mask] if mask in ("bias", "visible") else []
-    optional = [*masking, *["pages"] * paged, *["scratch"] * (split is not None)]
+    optional = [*masking, *["pages"] * paged, *["scratch"] * shape.shared]
     e = Emitter(target, ["q", "k", "v", *optional, "out"], ["seq", "past", "ctx"])
     writer(e, shape).write()
     return e.finish(f"attention_{kv_dtype}", shape.outline())
@@ -143,6 +144,9 @@ class AttentionWriter:
         self.scores = e.stack(4 * queries * CHUNK * self.held)
         self.mix = e.stack(64 * queries * shape.vectors)
         self.largest, self.shrink, self.total = (e.stack(64 * queries) for _ in range(3))
+        self.pieces = Pieces(e, shape.split) if shape.split else None
+        # The sums of the pieces before the current one, per query: largest score, total, mix.
+        self.before = e.stack(64 * queries * (2 + shape.vectors)) if self.pieces and not shape.shared else None
         self.tail = shape.head_dim % LANES
         self.tail_mask = e.tail_mask(e.i64(self.tail)) if self.tail else None
 
@@ -151,8 +155,8 @@ class AttentionWriter:
         return self.shape.row_tile * self.shape.group
 
     def write(self) -> None:
-        if self.shape.split is not None:
-            self._write_ranges(self.shape.split)
+        if self.shape.split is not None and self.shape.shared:
+            self._write_row(self.shape.split)
         else:
             self._write_tiles()
 
@@ -161,49 +165,103 @@ class AttentionWriter:
         tiles = e.b.sdiv(e.b.add(e.args["seq"], e.i64(self.shape.row_tile - 1)), e.i64(self.shape.row_tile))
         with e.loop(e.args["begin"], e.args["end"]) as u:
             unit = self._unit(u.i, tiles)
-            self._run(unit)
+            self._start(unit)
+            if self.pieces is None:
+                self._run(unit)
+            else:
+                self._run_pieces(unit, self.pieces)
             self._finish(unit)
 
-    def _run(self, unit: Unit) -> None:
-        """Computes the sums over the positions of a unit."""
+    def _run_pieces(self, unit: Unit, pieces: Pieces) -> None:
+        """Computes the sums over the positions of a unit, piece by piece."""
         e = self.e
-        self._start(unit)
+        final = e.b.sub(unit.last, e.i64(1))
+        if self.shape.mask == "visible":
+            final = e.smax(final, unit.first)  # rows that see no position have a piece, too
+        first, last = pieces.number(unit.first), pieces.number(final)
+        with e.loop(first, e.b.add(last, e.i64(1))) as p:
+            self._run(self._piece(unit, pieces, p.i))
+            with e.when(e.b.icmp_signed(">", p.i, first)):
+                self._add_before(unit)
+            with e.when(e.b.icmp_signed("<", p.i, last)):
+                self._keep_sums(unit)
+
+    def _piece(self, unit: Unit, pieces: Pieces, number: ir.Value) -> Unit:
+        """The unit with the positions of a piece only."""
+        e = self.e
+        return replace(unit, first=e.smax(pieces.first(number), unit.first), last=e.smin(pieces.end(number), unit.last))
+
+    def _add_before(self, unit: Unit) -> None:
+        """Adds the sums of the pieces before to those of the current one."""
+        with self.e.loop(0, unit.queries) as query:
+            places = self._sum_places(query.i)
+            earlier, current = (self._loaded(each) for each in (self._before_places(query.i), places))
+            self._store(added(self.e, earlier, current), places)
+
+    def _keep_sums(self, unit: Unit) -> None:
+        """Makes the current sums those of the pieces before."""
+        with self.e.loop(0, unit.queries) as query:
+            self._store(self._loaded(self._sum_places(query.i)), self._before_places(query.i))
+
+    def _sum_places(self, query: ir.Value) -> list[ir.Value]:
+        """Addresses of a query's sums: largest score, total, mix."""
+        places = [self.e.at(base, (query, 64)) for base in (self.largest, self.total)]
+        return places + [self._vector(self.mix, query, v) for v in range(self.shape.vectors)]
+
+    def _before_places(self, query: ir.Value) -> list[ir.Value]:
+        count = 2 + self.shape.vectors
+        return [self.e.at(self.before, (query, 64 * count), 64 * i) for i in range(count)]
+
+    def _loaded(self, places: list[ir.Value]) -> list[ir.Value]:
+        return [self.e.load(F32X16, place, 64) for place in places]
+
+    def _store(self, values: list[ir.Value], places: list[ir.Value]) -> None:
+        for value, place in zip(values, places, strict=True):
+            self.e.store(value, place, 64)
+
+    def _run(self, unit: Unit) -> None:
+        """Computes the sums over the positions of a unit, without those before."""
+        e = self.e
+        self._clear(unit)
         with e.loop(unit.first, unit.last, CHUNK) as c:
             self._add(unit, Chunks(c.i, 1))
 
-    def _write_ranges(self, how: Split) -> None:
-        """The kernel for one row. A unit is a range of positions of a KV head, numbered part * kv_heads + head."""
-        e, kv_heads = self.e, self.e.i64(self.shape.kv_heads)
-        slots = Slots(e, self.shape.kv_heads, self.shape.group, self.shape.vectors)
+    def _write_row(self, how: Split) -> None:
+        """The kernel for one row. A unit is a part of a KV head, numbered part * kv_heads + head."""
+        e, kv_heads, pieces = self.e, self.e.i64(self.shape.kv_heads), Pieces(self.e, how)
+        slots = Slots(e, how, self.shape.kv_heads, self.shape.group, self.shape.vectors)
         one, first = e.i64(1), self._first_seen(e.args["past"])
         last = self._last_seen(e.i64(0), one)
         if self.shape.mask == "visible":
-            last = e.smax(last, e.b.add(first, one))  # at least one position is divided into ranges
+            last = e.smax(last, e.b.add(first, one))  # a row that sees none has a piece, too
+        numbers = pieces.number(first), pieces.number(e.b.sub(last, one))
+        active = e.smin(e.b.add(e.b.sub(numbers[1], numbers[0]), one), how.parts)
         with e.loop(e.args["begin"], e.args["end"]) as u:
-            part, head = e.b.udiv(u.i, kv_heads), e.b.urem(u.i, kv_heads)
-            own = range_of(e, how, part, first, last, CHUNK)
-            unit = Unit(head, e.i64(0), one, e.i64(self.shape.group), own.first, own.last)
-            with e.when(e.b.icmp_signed("<", own.first, own.last)):
-                self._run(unit)
-                with e.b.if_else(e.b.icmp_signed("==", own.active, one)) as (alone, shared):
+            unit = Unit(e.b.urem(u.i, kv_heads), e.i64(0), one, e.i64(self.shape.group), first, last)
+            own = pieces.of_part(e.b.udiv(u.i, kv_heads), numbers[0])
+            with e.when(e.b.icmp_signed("<=", own, numbers[1])):
+                self._start(unit)
+                with e.b.if_else(e.b.icmp_signed("==", numbers[0], numbers[1])) as (alone, shared):
                     with alone:
+                        self._run(unit)
                         self._finish(unit)
                     with shared:
-                        self._hand_in(unit, own, slots)
+                        self._share(unit, pieces, slots, (own, *numbers, active))
 
-    def _hand_in(self, unit: Unit, own: Range, slots: Slots) -> None:
-        """Stores the sums of a range in its scratch slot. The last unit of a head to finish adds up all ranges."""
-        e, vectors = self.e, range(self.shape.vectors)
-        with e.loop(0, unit.queries) as query:
-            places = [e.at(base, (query.i, 64)) for base in (self.largest, self.total)]
-            places += [self._vector(self.mix, query.i, v) for v in vectors]
-            slots.put(unit.head, own.part, query.i, [e.load(F32X16, place, 64) for place in places])
-        with e.when(slots.is_last(unit.head, own.active)):
+    def _share(self, unit: Unit, pieces: Pieces, slots: Slots, numbers: tuple[ir.Value, ...]) -> None:
+        """Computes the pieces of a unit into scratch memory. The last unit of a head to finish adds up all pieces.
+
+        `numbers`: the unit's first piece; the row's first and last one; the number of units with work.
+        """
+        e = self.e
+        own, first, last, active = numbers
+        with e.loop(own, e.b.add(last, e.i64(1)), pieces.how.parts) as p:
+            self._run(self._piece(unit, pieces, p.i))
             with e.loop(0, unit.queries) as query:
-                total, *mixes = slots.added(unit.head, own.active, query.i, _NO_SCORE)
-                e.store(total, e.at(self.total, (query.i, 64)), 64)
-                for v, mix in zip(vectors, mixes, strict=True):
-                    e.store(mix, self._vector(self.mix, query.i, v), 64)
+                slots.put(unit.head, p.i, query.i, self._loaded(self._sum_places(query.i)))
+        with e.when(slots.is_last(unit.head, active)):
+            with e.loop(0, unit.queries) as query:
+                self._store(slots.total(unit.head, first, last, query.i), self._sum_places(query.i))
             self._finish(unit)
 
     def _add(self, unit: Unit, chunks: Chunks) -> None:
@@ -237,8 +295,10 @@ class AttentionWriter:
         rows = e.smin(shape.row_tile, e.b.sub(e.args["seq"], row))
         position = e.b.add(e.args["past"], row)
         queries = e.b.mul(rows, e.i64(shape.group))
-        first = self._first_seen(position)
-        return Unit(e.b.sdiv(unit, tiles), row, rows, queries, first, self._last_seen(row, rows))
+        first, last = self._first_seen(position), self._last_seen(row, rows)
+        if self.shape.mask == "visible":
+            last = e.smax(last, first)  # no row may see a position
+        return Unit(e.b.sdiv(unit, tiles), row, rows, queries, first, last)
 
     def _first_seen(self, position: ir.Value) -> ir.Value:
         """The first position that a query sees, rounded down to a chunk."""
@@ -280,17 +340,20 @@ class AttentionWriter:
     # --- before and after ---------------------------------------------------------------------------------------------
 
     def _start(self, unit: Unit) -> None:
-        """Copies the queries to scratch memory and clears the sums."""
+        """Copies the queries to scratch memory."""
         e = self.e
         with e.loop(0, unit.queries) as query:
             source = self._element(e.args["q"], unit, query.i)
             for v in range(self.shape.vectors):
-                e.store(
-                    e.load_as_f32(F32, e.at(source, 64 * v), self._mask(v)), self._vector(self.query, query.i, v), 64
-                )
-                e.store(e.f32(0.0), self._vector(self.mix, query.i, v), 64)
-            e.store(e.f32(_NO_SCORE), e.at(self.largest, (query.i, 64)), 64)
-            e.store(e.f32(0.0), e.at(self.total, (query.i, 64)), 64)
+                value = e.load_as_f32(F32, e.at(source, 64 * v), self._mask(v))
+                e.store(value, self._vector(self.query, query.i, v), 64)
+
+    def _clear(self, unit: Unit) -> None:
+        """Clears the sums."""
+        with self.e.loop(0, unit.queries) as query:
+            largest, *rest = self._sum_places(query.i)
+            self.e.store(self.e.f32(_NO_SCORE), largest, 64)
+            self._store([self.e.f32(0.0)] * len(rest), rest)
 
     def _finish(self, unit: Unit) -> None:
         e, dtype = self.e, ACTIVATIONS[self.shape.out]
@@ -446,33 +509,33 @@ class AttentionWriter:
     # --- values -------------------------------------------------------------------------------------------------------
 
     def _mix(self, unit: Unit, chunks: Chunks) -> None:
-        """Adds the weighted values of the chunks to the mixes of all queries. In this class there is one chunk."""
+        """Adds the weighted values of the chunks to the mixes of all queries."""
         e, whole = self.e, self.shape.head_dim // LANES
-        chunk = self._chunk(unit, chunks, 0)
 
         def mix(count: int, query: ir.Value) -> None:
             most = self._abreast(count)
             full = whole // most * most
             with e.loop(0, full, most) as v:
-                self._mix_vectors(unit, chunk, query, count, v.i, most, None)
+                self._mix_vectors(unit, chunks, query, count, v.i, most, None)
             if whole > full:
-                self._mix_vectors(unit, chunk, query, count, full, whole - full, None)
+                self._mix_vectors(unit, chunks, query, count, full, whole - full, None)
             if self.tail:
-                self._mix_vectors(unit, chunk, query, count, whole, 1, self.tail_mask)
+                self._mix_vectors(unit, chunks, query, count, whole, 1, self.tail_mask)
 
         e.tiled(0, unit.queries, self._sizes(), mix)
 
     def _mix_vectors(
         self,
         unit: Unit,
-        chunk: Chunk,
+        chunks: Chunks,
         query: ir.Value,
         count: int,
         first: Index,
         vectors: int,
         mask: ir.Value | None,
     ) -> None:
-        e, cache = self.e, self.cache
+        """Adds some vectors of the weighted values to the mixes of `count` queries. Here there is one chunk."""
+        e, cache, chunk = self.e, self.cache, self._chunk(unit, chunks, 0)
         start, ahead = self._cache("v", unit, chunk.place), vectors * cache.vector_bytes
         following = e.at(self._cache("k", unit, chunk.following), (first, CHUNK * cache.vector_bytes))
         places, mixes = self._shrunk(query, count, first, vectors)

@@ -1,4 +1,4 @@
-"""Attention with bf16 products, for prefill.
+"""Attention with bf16 products.
 
     for up to 4 chunks of 64 positions that some row of the unit sees:
         for chunk:
@@ -11,8 +11,9 @@
 
 Queries, keys, values and weights are rounded to bf16; sums, softmax and the mix stay f32. A product takes 32 elements
 of a head, so queries and keys end with zeros where the head is no multiple of 32. `attention.py` has the code around
-the products, and `attention_tiles.py` and `attention_dots.py` implement the products. In both, a tile is 16
-lines of 64 bytes. A line holds 16 pairs: two elements of 16 keys, or 16 elements of two values.
+the products. `bf16_tiles.py` and `bf16_dots.py` implement the products for many rows, over keys and values that are
+converted once for all queries. In both, a tile is 16 lines of 64 bytes. A line holds 16 pairs: two elements of 16 keys,
+or 16 elements of two values. `bf16_row.py` has the products of `bf16_dots.py`, in the same order, for a single row.
 
 Weights are computed together for the chunks between two multiples of 256 positions. So the grouping depends only on the
 positions. A unit has more queries than in f32, because they share the conversion of keys and values. Queries are
@@ -42,25 +43,75 @@ def fits(head_dim: int, kv_dtype: DType) -> bool:
     return head_dim % 2 == 0 and kv_dtype in (F16, BF16)
 
 
-class RoundedAttention(AttentionWriter, ABC):
-    """Generates an attention kernel with bf16 products. Units: `units(..., bf16=True)`.
+class RoundedAttention(AttentionWriter):
+    """Generates an attention kernel with bf16 products: what all of them share.
 
     Raises:
-        CompileError: the shape does not fit, or has `rows_static`.
+        CompileError: the shape does not fit.
     """
 
     bf16 = True
     held = 4
-    together: ClassVar[int]  # queries that are multiplied at once
 
     def __init__(self, e: Emitter, shape: Shape) -> None:
-        if shape.rows_static is not None or not fits(shape.head_dim, shape.dtype):
+        if not fits(shape.head_dim, shape.dtype):
             what = f"heads of {shape.head_dim} over {shape.dtype} caches do not fit tiles"
             raise CompileError(what, where="attention")
         super().__init__(e, shape)
         self.steps = -(-shape.head_dim // DEPTH)
         self.query_bytes = 2 * DEPTH * self.steps
         self.weights = e.stack(2 * self._room() * CHUNK * self.held)
+
+    def _start(self, unit: Unit) -> None:
+        super()._start(unit)
+        e, vectors = self.e, self.shape.vectors
+        with e.loop(0, unit.queries) as query:
+            for v in range(0, vectors, 2):
+                pair = [e.load(F32X16, self._vector(self.query, query.i, at), 64) for at in range(v, vectors)[:2]]
+                pair += [e.f32(0.0)] * (2 - len(pair))
+                # In place: a bf16 row is half as long, so it only overwrites queries that have been read.
+                e.store(dots.bf16_row(e, *pair), e.at(self.query, (query.i, self.query_bytes), 2 * LANES * v), 64)
+
+    def _run(self, unit: Unit) -> None:
+        e, length = self.e, CHUNK * self.held
+        self._clear(unit)
+        with e.loop(e.b.and_(unit.first, e.i64(-length)), unit.last, length) as start:
+            first = e.smax(start.i, unit.first)
+            left = e.b.sub(e.smin(e.b.add(start.i, e.i64(length)), unit.last), first)
+            self._add(unit, Chunks(first, e.b.udiv(e.b.add(left, e.i64(CHUNK - 1)), e.i64(CHUNK))))
+
+    def _keep_weights(self, weights: list[ir.Value], chunk: Chunk, query: ir.Value) -> None:
+        for i in range(0, KEY_TILES, 2):
+            place = self._weight_row(chunk.slot, query, 2 * LANES * i)
+            self.e.store(dots.bf16_row(self.e, *weights[i : i + 2]), place, 64)
+
+    def _weight_row(self, slot: Index, query: ir.Value, offset: Index) -> ir.Value:
+        """Address of a query's weights of a chunk, bf16[64], plus `offset` bytes."""
+        return self.e.at(self.weights, (slot, 2 * CHUNK * self._room()), (query, 2 * CHUNK), offset)
+
+    def _pairs(self, even: ir.Value, odd: ir.Value, mask: ir.Value | None = None) -> ir.Value:
+        """16 numbers of a cache and 16 others, interleaved as bf16 pairs; zeros outside the mask."""
+        e, dtype = self.e, self.shape.dtype
+        return dots.bf16_rounded(e, e.load_as_f32(dtype, even, mask), e.load_as_f32(dtype, odd, mask))
+
+    def _lone(self, even: ir.Value, mask: ir.Value | None = None) -> ir.Value:
+        """16 numbers of a cache and 16 zeros, interleaved as bf16 pairs; zeros outside the mask."""
+        return dots.bf16_rounded(self.e, self.e.load_as_f32(self.shape.dtype, even, mask), self.e.f32(0.0))
+
+
+class ConvertedAttention(RoundedAttention, ABC):
+    """Generates a kernel for many rows, which share converted keys and values. Units: `units(..., bf16=True)`.
+
+    Raises:
+        CompileError: the shape does not fit, or has `rows_static`.
+    """
+
+    together: ClassVar[int]  # queries that are multiplied at once
+
+    def __init__(self, e: Emitter, shape: Shape) -> None:
+        if shape.rows_static is not None:
+            raise CompileError("keys are not converted for a number of rows that is known", where="attention")
+        super().__init__(e, shape)
         self.keys = e.stack(self.steps * KEY_TILES * BYTES)  # [step][tile]
         self.value_bytes = STEPS * shape.vectors * BYTES  # of a chunk: [step][vector]
         self.values = e.stack(self.value_bytes * self.held)
@@ -76,24 +127,6 @@ class RoundedAttention(AttentionWriter, ABC):
 
     def _room(self) -> int:
         return -(-super()._room() // self.together) * self.together
-
-    def _start(self, unit: Unit) -> None:
-        super()._start(unit)
-        e, vectors = self.e, self.shape.vectors
-        with e.loop(0, unit.queries) as query:
-            for v in range(0, vectors, 2):
-                pair = [e.load(F32X16, self._vector(self.query, query.i, at), 64) for at in range(v, vectors)[:2]]
-                pair += [e.f32(0.0)] * (2 - len(pair))
-                # In place: a bf16 row is half as long, so it only overwrites queries that have been read.
-                e.store(dots.bf16_row(e, *pair), e.at(self.query, (query.i, self.query_bytes), 2 * LANES * v), 64)
-
-    def _run(self, unit: Unit) -> None:
-        e, length = self.e, CHUNK * self.held
-        self._start(unit)
-        with e.loop(e.b.and_(unit.first, e.i64(-length)), unit.last, length) as start:
-            first = e.smax(start.i, unit.first)
-            left = e.b.sub(e.smin(e.b.add(start.i, e.i64(length)), unit.last), first)
-            self._add(unit, Chunks(first, e.b.udiv(e.b.add(left, e.i64(CHUNK - 1)), e.i64(CHUNK))))
 
     def _score(self, unit: Unit, chunk: Chunk) -> None:
         self._convert_keys(unit, chunk)
@@ -114,15 +147,6 @@ class RoundedAttention(AttentionWriter, ABC):
         """Adds the weighted values of the chunks to the mixes of `together` queries, from `query` on."""
 
     # --- operands -----------------------------------------------------------------------------------------------------
-
-    def _keep_weights(self, weights: list[ir.Value], chunk: Chunk, query: ir.Value) -> None:
-        for i in range(0, KEY_TILES, 2):
-            place = self._weight_row(chunk.slot, query, 2 * LANES * i)
-            self.e.store(dots.bf16_row(self.e, *weights[i : i + 2]), place, 64)
-
-    def _weight_row(self, slot: Index, query: ir.Value, offset: Index) -> ir.Value:
-        """Address of a query's weights of a chunk, bf16[64], plus `offset` bytes."""
-        return self.e.at(self.weights, (slot, 2 * CHUNK * self._room()), (query, 2 * CHUNK), offset)
 
     def _value_tile(self, slot: Index, step: Index, vector: Index) -> ir.Value:
         """Address of the tile with a vector of the values of 32 positions of a chunk."""
@@ -156,10 +180,9 @@ class RoundedAttention(AttentionWriter, ABC):
             both = self._both(first, e.at(first, row_bytes))
             self._store_values(chunk, position.i, [self._pairs(*pair, self._mask(v)) for v, pair in enumerate(both)])
         with e.when(e.b.icmp_signed("<", whole, count)):
-            row, nothing = e.at(start, (whole, row_bytes)), e.f32(0.0)
+            row = e.at(start, (whole, row_bytes))
             places = enumerate(self._both(row, row))
-            lone = [e.load_as_f32(self.shape.dtype, place, self._mask(v)) for v, (place, _) in places]
-            self._store_values(chunk, whole, [dots.bf16_rounded(e, values, nothing) for values in lone])
+            self._store_values(chunk, whole, [self._lone(place, self._mask(v)) for v, (place, _) in places])
         with e.loop(e.b.and_(e.b.add(count, e.i64(1)), e.i64(-2)), CHUNK, 2) as position:
             zeros = dots.bf16_rounded(e, e.f32(0.0), e.f32(0.0))
             self._store_values(chunk, position.i, [zeros] * self.shape.vectors)
@@ -177,8 +200,3 @@ class RoundedAttention(AttentionWriter, ABC):
         target = e.at(self._value_tile(chunk.slot, step, 0), (row, ROW_BYTES))
         for v, pair in enumerate(pairs):
             e.store(pair, e.at(target, v * BYTES), 64)
-
-    def _pairs(self, even: ir.Value, odd: ir.Value, mask: ir.Value | None = None) -> ir.Value:
-        """16 numbers of a cache and 16 others, interleaved as bf16 pairs; zeros outside the mask."""
-        e, dtype = self.e, self.shape.dtype
-        return dots.bf16_rounded(e, e.load_as_f32(dtype, even, mask), e.load_as_f32(dtype, odd, mask))

@@ -1,4 +1,4 @@
-"""The products of `attention_bf16.py` as AVX-512 dot products: 4 queries times four tiles, 4 x 4 vectors of sums.
+"""The products of `bf16.py` as AVX-512 dot products: 4 queries times four tiles, 4 x 4 vectors of sums.
 
 The registers have room for 6 queries. As measured, 6 are not faster, and they do not divide usual numbers of queries.
 """
@@ -12,15 +12,23 @@ from llvmlite import ir
 from rlx.backends.cpu import dots
 from rlx.backends.cpu.isa.amx import BYTES, ROW_BYTES, ROWS
 from rlx.backends.cpu.kernels.attention.attention import KEY_TILES
-from rlx.backends.cpu.kernels.attention.bf16 import STEPS, RoundedAttention
+from rlx.backends.cpu.kernels.attention.bf16 import STEPS, ConvertedAttention
 from rlx.backends.cpu.kernels.attention.shape import CHUNK, Chunk, Chunks, Shape
+from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import BF16X32, Emitter, Index
 from rlx.errors import CompileError
 
 _ABREAST = 4  # vectors of values that are multiplied at once
 
 
-class DottedAttention(RoundedAttention):
+def check_dots(target: Target) -> None:
+    """Raises `CompileError` unless the target has dot products of bf16."""
+    if not target.has_bf16_dots:
+        hint = "Leave the products in f32."
+        raise CompileError("the target has no dot products of bf16", where=f"target {target.level}", hint=hint)
+
+
+class DottedAttention(ConvertedAttention):
     """Generates an attention kernel with bf16 dot products.
 
     Raises:
@@ -30,9 +38,7 @@ class DottedAttention(RoundedAttention):
     together = 4
 
     def __init__(self, e: Emitter, shape: Shape) -> None:
-        if not e.target.has_bf16_dots:
-            hint = "Leave the products in f32."
-            raise CompileError("the target has no dot products of bf16", where=f"target {e.target.level}", hint=hint)
+        check_dots(e.target)
         super().__init__(e, shape)
 
     def _score_together(self, chunk: Chunk, query: ir.Value) -> None:

@@ -1,4 +1,4 @@
-"""The products of `attention_bf16.py` on AMX tile registers: 32 queries times two tiles, 2 x 2 tiles of sums."""
+"""The products of `bf16.py` on AMX tile registers: 32 queries times two tiles, 2 x 2 tiles of sums."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from llvmlite import ir
 
 from rlx.backends.cpu.isa.amx import BYTES, COUNT, ROW_BYTES, ROWS
 from rlx.backends.cpu.kernels.attention.attention import KEY_TILES
-from rlx.backends.cpu.kernels.attention.bf16 import STEPS, RoundedAttention
+from rlx.backends.cpu.kernels.attention.bf16 import STEPS, ConvertedAttention
 from rlx.backends.cpu.kernels.attention.shape import CHUNK, Chunk, Chunks, Shape, Unit
 from rlx.backends.cpu.tiles import Emitter, Index
 
 _SUMS, _LEFT, _RIGHT = (0, 1, 2, 3), (4, 5), (6, 7)  # tile registers: sums by row and column, the two operands
 
 
-class TiledAttention(RoundedAttention):
+class TiledAttention(ConvertedAttention):
     """Generates an attention kernel for targets with bf16 tiles."""
 
     together = ROWS * len(_LEFT)

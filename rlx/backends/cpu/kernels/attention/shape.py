@@ -58,15 +58,18 @@ class Shape:
         return row_tile(self.heads, self.kv_heads, self.head_dim, self.rows_static, bf16=self.bf16)
 
     @property
+    def shared(self) -> bool:
+        """Whether several units share the pieces of a single row."""
+        return self.split is not None and self.rows_static == 1
+
+    @property
     def vectors(self) -> int:
         """Vectors of a head, the last one possibly partial."""
         return -(-self.head_dim // LANES)
 
     def outline(self) -> str:
         """The readable outline of the kernel."""
-        unit = (
-            f"{self.row_tile} rows of one KV head" if self.split is None else "positions of one KV head, then added up"
-        )
+        unit = "positions of one KV head, then added up" if self.shared else f"{self.row_tile} rows of one KV head"
         seen = {"causal": "t <= past + row", "visible": "t <= visible[row]"}.get(self.mask, "t < past + seq")
         seen += f" and past + row - t < {self.window}" if self.window is not None else ""
         score = f"dot(q[row, head], k[head // {self.group}, t]) * {self.scale!r}"

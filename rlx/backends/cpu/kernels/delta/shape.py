@@ -1,8 +1,8 @@
-"""Shared by the serial and the chunked form of the gated delta rule: the shape, and the addresses of a unit's data.
+"""The gated delta rule: the shape, and the addresses of a unit's data.
 
-In the delta rule the columns of a state are independent. So a unit is a strip of columns of one head. Both forms
-process a strip in panels of a few vectors. For more than one row they work on a packed copy of the panel: the rows of a
-state are a power of two apart in memory, so a strip would map to only a part of the sets of the L1 cache.
+In the delta rule the columns of a state are independent. So a unit is a strip of columns of one head, which is
+processed in panels of a few vectors. For more than one row the kernel works on a packed copy of the panel: the rows of
+a state are a power of two apart in memory, so a strip would map to only a part of the sets of the L1 cache.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from llvmlite import ir
 
-from rlx.backends.cpu.tiles import F32X16, Emitter, Index
+from rlx.backends.cpu.tiles import Emitter, Index
 
 #: The rows of a panel: the address of the first one, and the bytes from one to the next.
 Rows: TypeAlias = tuple[ir.Value, Index]
@@ -108,14 +108,6 @@ def locate(e: Emitter, shape: Shape, unit: ir.Value) -> Place:
         out=e.at(e.args["out"], values, columns),
         after=after,
     )
-
-
-def copy_rows(e: Emitter, count: int, vectors: int, source: Rows, target: Rows) -> None:
-    """Copies `count` rows of `vectors` vectors."""
-    with e.loop(0, count) as row:
-        for v in range(vectors):
-            value = e.load(F32X16, e.at(source[0], (row.i, source[1]), 64 * v))
-            e.store(value, e.at(target[0], (row.i, target[1]), 64 * v))
 
 
 def divisor(number: int, most: int) -> int:
