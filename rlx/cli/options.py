@@ -35,14 +35,17 @@ def some_engine_options(*names: str) -> Decorator:
 
 def _engine_options() -> dict[str, Decorator]:
     """Parameter -> its option, for the fields of `EngineOptions` that the command line has."""
-    return {name: _option(name, each) for name, each in options_of(EngineOptions).items() if each.is_flag}
+    flags = [name for name, each in options_of(EngineOptions).items() if each.is_flag]
+    return {name: command_line_option(name, EngineOptions) for name in flags}
 
 
-def _option(name: str, option: Option) -> Decorator:
+def command_line_option(name: str, options: type[EngineOptions]) -> Decorator:
+    """The option `--name` for a field of a dataclass of options."""
+    option = options_of(options)[name]
     flag = f"--{name.replace('_', '-')}"
     text = f"{option.help}.".replace("`", "")
     if option.kind is bool:
-        can_be_undecided = EngineOptions.__dataclass_fields__[name].default is None
+        can_be_undecided = options.__dataclass_fields__[name].default is None
         names = f"{flag}/--no-{flag[2:]}" if can_be_undecided else flag
         return click.option(names, is_flag=True, default=None if can_be_undecided else False, help=text)
     low: Any = option.low

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from rlx.errors import ArgumentError, MultimodalError
 from rlx.profile.option import options_of
-from rlx.runners.opening.options import RunnerOptions
+from rlx.runners.opening.options import EngineOptions, RunnerOptions
 
 if TYPE_CHECKING:
     from rlx.runners.generation.stopping import OnToken
@@ -98,14 +98,14 @@ class RunnerBuilder(Generic[R]):
         def __getattr__(self, name: str) -> Callable[..., Self]: ...
 
 
-def _setter(option: Field[Any]) -> Callable[..., Any]:
-    """The method that sets an option. A switch is on if the call has no value."""
+def setter(option: Field[Any], options: type[EngineOptions]) -> Callable[..., Any]:
+    """The builder's method for a field of a dataclass of options. A switch is on if the call has no value."""
 
     def set_option(self: RunnerBuilder[Any], value: Any) -> RunnerBuilder[Any]:
         return self._with(option.name, value)
 
     set_option.__name__, set_option.__qualname__ = option.name, f"RunnerBuilder.{option.name}"
-    set_option.__doc__ = f"{options_of(RunnerOptions)[option.name].doc}."
+    set_option.__doc__ = f"{options_of(options)[option.name].doc}."
     set_option.__annotations__ = {"value": option.type, "return": "Self"}
     if "bool" in str(option.type).split(" | "):
         set_option.__defaults__ = (True,)
@@ -113,4 +113,4 @@ def _setter(option: Field[Any]) -> Callable[..., Any]:
 
 
 for _option in fields(RunnerOptions):
-    setattr(RunnerBuilder, _option.name, _setter(_option))
+    setattr(RunnerBuilder, _option.name, setter(_option, RunnerOptions))
