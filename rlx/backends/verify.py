@@ -18,7 +18,8 @@ from rlx.backends.base import Lowered, Manifest, Observer, Program
 from rlx.backends.reference import formats
 from rlx.backends.reference.evaluate import Evaluation, Memory, Weights
 from rlx.backends.reference.formats import Array, Bytes
-from rlx.backends.reference.program import place
+from rlx.backends.reference.program import parts_in_use, place
+from rlx.backends.reference.used import Used
 from rlx.errors import VerificationError
 from rlx.ir.dtypes import BF16, F16, I32, Q4_0, Q8_0, Q8A, DType
 from rlx.ir.node import Node
@@ -69,17 +70,21 @@ class Verifier(Observer):
             [[(nodes[number], symbol) for number, symbol in row] for row in manifest[part]]
             for part in ("prologues", "regions")
         )
-        self._states: dict[Node, Bytes] = {}  # as they were before the step
+        self._states: dict[Node, Bytes] = {}  # as they were before the step: the parts that it uses
+        self._used = Used({}, {})
 
     def before(self, program: Program) -> None:
         """Copies the states that ops update, and marks the private memory, to see who writes it."""
-        evaluation = Evaluation(partial(self._actual, program, 0, 0), program.extents, self._weights)
+        memory = partial(self._actual, program, 0, 0)
+        self._used = parts_in_use(self._lowered, memory, program.extents)
+        evaluation = Evaluation(memory, program.extents, self._weights, self._used)
         self._states.clear()
         for node, _ in self._calls():
             if traits(node).effect:
                 for state in {root(node.inputs[0]), root(updated(node))}:
-                    nbytes = state.dtype.size(evaluation.shape(state))
-                    self._states[state] = place(program, self._lowered.buffer(state), nbytes).copy()
+                    shape = evaluation.shape(state)
+                    raw = place(program, self._lowered.buffer(state), state.dtype.size(shape))
+                    self._states[state] = self._used.taken(state, raw, shape).copy()
         for buffer in (self._lowered.own or {}).values():
             for worker in range(len(program.times)):
                 place(program, buffer, buffer.nbytes, worker)[...] = _UNTOUCHED
@@ -112,10 +117,10 @@ class Verifier(Observer):
 
     def _check(self, program: Program, node: Node, kernel: str, region: int, worker: int, own: bool) -> None:
         after = partial(self._actual, program, region, worker)
-        evaluation = Evaluation(after, program.extents, self._weights)
+        evaluation = Evaluation(after, program.extents, self._weights, self._used)
         value, state = evaluation.result(node, partial(self._before, after))
         result: Memory = partial(self._result, program, worker, own)
-        found = evaluation.value(node, result)
+        found, value = (self._used.computed(node, each) for each in (evaluation.value(node, result), value))
         difference = _difference(node, found, value, lambda: evaluation.operands(node, after))
         if difference is None and state is not None:
             target = updated(node)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends import backend
 from rlx.backends.base import Program
 from rlx.backends.cpu.target import Target
 from rlx.backends.memory import AlignedBuffer
@@ -47,7 +48,7 @@ class Pool:
     ) -> None:
         self.graph = graph
         self.extents = {"CTX": pages * PAGE, "WINDOW_CTX": window_ctx, "SLOTS": slots}
-        self.compiler = Compiler(Target.host(target), cache)
+        self.compiler = Compiler(backend(target).target() if target == "reference" else Target.host(target), cache)
         self.workers = self.compiler.workers(threads)
         self.tensors = Tensors(self.compiler, self.workers)
         self._load(weights)

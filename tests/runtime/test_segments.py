@@ -109,9 +109,12 @@ def test_every_kind_of_state_in_slots(level: str, cache: CompileCache) -> None:
                     check(rows, wants[i][past : past + len(rows)])
 
 
-@pytest.mark.parametrize("level", levels())
-def test_every_kind_of_state_over_a_pool(level: str, cache: CompileCache) -> None:
+@pytest.mark.parametrize("level", [*levels(), "reference", "verified"])
+def test_every_kind_of_state_over_a_pool(level: str, cache: CompileCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs of one sequence and of several work on the same pages, in any order, and on the same slots."""
+    if level == "verified":
+        monkeypatch.setenv("RLX_VERIFY", "1")
+        level = "native"
     graph = hybrid.graph()
     ids, rng = texts(hybrid.VOCAB), np.random.default_rng(8)
     wants, positions = [hybrid.reference(graph, one) for one in ids], [np.arange(n, dtype=np.int32) for n in LENGTHS]

@@ -15,6 +15,7 @@ import numpy as np
 
 from rlx.backends.reference import formats
 from rlx.backends.reference.formats import Array, Bytes
+from rlx.backends.reference.used import Used
 from rlx.ir import dims
 from rlx.ir.node import Node
 from rlx.ir.ops import OPS, traits, updated
@@ -23,7 +24,8 @@ from rlx.passes.program import root
 
 Env = Mapping[str, int]
 
-#: Gives the bytes of a value: (the node whose buffer holds it, their number) -> uint8 [number], a view.
+#: Gives the bytes of a value: (the node whose buffer holds it, their number) -> uint8 [number], a view. Of a state it
+#: may give the bytes of the parts in use only (`Used.taken`).
 Memory = Callable[[Node, int], Bytes]
 
 _KEPT_BYTES = 1 << 28  # of decoded weights; larger models decode them again in each step
@@ -60,10 +62,11 @@ class Evaluation:
         memory: the bytes of values.
         env: the values of the symbols.
         weights: decoded weights of earlier steps.
+        used: the parts of states that the step uses.
     """
 
-    def __init__(self, memory: Memory, env: Env, weights: Weights) -> None:
-        self.memory, self.env, self._weights = memory, env, weights
+    def __init__(self, memory: Memory, env: Env, weights: Weights, used: Used) -> None:
+        self.memory, self.env, self._weights, self._used = memory, env, weights, used
 
     def shape(self, node: Node) -> tuple[int, ...]:
         """The sizes of a value."""
@@ -107,9 +110,12 @@ class Evaluation:
             source, layout = _source(where)
             raw = memory(where, formats.weight_bytes(source.dtype, self.shape(source), layout))
             return self._weights.get(source, raw, self.shape(source), layout).reshape(shape)
-        raw = memory(where, where.dtype.size(self.shape(where)))
         if where.op == "state":
-            return formats.read_state(where.dtype, raw, self.shape(where), where["layout"]).reshape(shape)
+            found = formats.read_state(where.dtype, *self._state(where, memory), where["layout"])
+            return found if node.shape == where.shape else found.reshape(shape)
+        if where in self._used.tables:
+            return self._used.tables[where].reshape(shape)
+        raw = memory(where, where.dtype.size(self.shape(where)))
         if where.op == "as_cache":
             return formats.read_as_cache(where.dtype, raw, shape, where["layout"])
         return formats.read(where.dtype, raw, self.shape(where)).reshape(shape)
@@ -127,12 +133,20 @@ class Evaluation:
         if state is not None:
             self._write_state(root(updated(node)), state, memory)
 
+    def _state(self, state: Node, memory: Memory) -> tuple[Bytes, tuple[int, ...]]:
+        """The bytes of a state that the step uses, and their shape."""
+        whole = self.shape(state)
+        shape = self._used.shape(state, whole)
+        raw = memory(state, state.dtype.size(whole))
+        return raw if raw.size == state.dtype.size(shape) else self._used.taken(state, raw, whole), shape
+
     def _write_state(self, state: Node, value: Array, memory: Memory) -> None:
-        shape = self.shape(state)
-        raw = memory(state, state.dtype.size(shape))
+        raw, shape = self._state(state, memory)
         before = formats.read_state(state.dtype, raw, shape, state["layout"])
         same = (before == value) | (np.isnan(before) & np.isnan(value))
         formats.write_state(state.dtype, raw, shape, state["layout"], value, ~same.all(-1))
+        whole = self.shape(state)
+        self._used.put(state, memory(state, state.dtype.size(whole)), whole, raw)
 
 
 def _source(node: Node) -> tuple[Node, str]:

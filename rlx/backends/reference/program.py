@@ -14,8 +14,9 @@ from functools import partial
 import numpy as np
 
 from rlx.backends.base import Lowered, Manifest, Program
-from rlx.backends.reference.evaluate import Evaluation, Weights
+from rlx.backends.reference.evaluate import Evaluation, Memory, Weights
 from rlx.backends.reference.formats import Bytes, at_address
+from rlx.backends.reference.used import Used
 from rlx.ir.node import Node
 from rlx.passes.program import Buffer, root
 
@@ -59,8 +60,9 @@ class ReferenceProgram(Program):
     def launch(self) -> None:
         program = self._lowered
         self.times[0, 0] = time.perf_counter_ns()
+        used = parts_in_use(program, partial(self._operand, 0), self.extents)
         for i, (prologue, region) in enumerate(zip(program.prologues, program.regions, strict=True)):
-            evaluation = Evaluation(partial(self._operand, i), self.extents, self._weights)
+            evaluation = Evaluation(partial(self._operand, i), self.extents, self._weights, used)
             for node in prologue:
                 evaluation.write(node, *evaluation.result(node), partial(self._result, own=True))
             for node in region:
@@ -73,6 +75,12 @@ class ReferenceProgram(Program):
     def _result(self, node: Node, nbytes: int, own: bool) -> Bytes:
         placed = self._lowered.own if own else None
         return place(self, placed[root(node)] if placed else self._lowered.buffer(node), nbytes)
+
+
+def parts_in_use(lowered: Lowered, memory: Memory, env: Mapping[str, int]) -> Used:
+    """The parts of states that the next step uses; its inputs are set."""
+    plain = Evaluation(memory, env, Weights(), Used({}, {}))
+    return Used.of(lowered.graph, lambda node: plain.value(node, memory), env)
 
 
 def place(program: Program, buffer: Buffer, nbytes: int, worker: int = 0) -> Bytes:
