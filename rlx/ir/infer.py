@@ -91,7 +91,7 @@ def elementwise(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:
     expected = "f32 operands of the first one's shape, rows or columns of it, or scalars"
     _check(bool(inputs) and fits, "elementwise", inputs, expected)
     _check_expr(attrs["expr"], len(inputs))
-    return full, F32
+    return full, _rounded("elementwise", attrs)
 
 
 def _check_expr(expr: Any, count: int) -> None:

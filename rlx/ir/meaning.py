@@ -136,7 +136,8 @@ def evaluate(expr: Any, operands: list[Array]) -> Array:
 
 
 def elementwise(x: list[Array], a: Attrs, env: Env) -> Array:
-    return np.broadcast_to(evaluate(a["expr"], x), np.broadcast_shapes(*(v.shape for v in x)))
+    y = np.broadcast_to(evaluate(a["expr"], x), np.broadcast_shapes(*(v.shape for v in x)))
+    return round_to(y, "bf16") if a["out"] == "bf16" else y
 
 
 def embedding(x: list[Array], a: Attrs, env: Env) -> Array:

@@ -165,8 +165,8 @@ OPS: dict[str, Op] = {
         Op("reshape", {"shape": REQUIRED}, infer.reshape, meaning.reshape, flops.each(0), rowwise=False),
         Op("pack", {"layout": REQUIRED}, infer.pack, meaning.identity, flops.each(0), rowwise=False),
         Op(
-            "elementwise", {"expr": REQUIRED}, infer.elementwise, meaning.elementwise, flops.each(4), True,
-            in_prologue=True,
+            "elementwise", {"expr": REQUIRED, "out": "f32"}, infer.elementwise, meaning.elementwise, flops.each(4),
+            elementwise=True, in_prologue=True,
         ),
         *(Op(name, {}, infer.binary(name), meaning.binary(name), flops.each(1), True) for name in meaning.BINARY),
         *(Op(name, {}, infer.unary(name), meaning.unary(name), flops.each(8), True) for name in meaning.UNARY),

@@ -1,7 +1,8 @@
 """Fuse: joins ops, so that values between them never reach memory and there are fewer barriers.
 
 - Gate, activation and up of a feed-forward block become one linear. Biases and residual adds join their linear.
-- A norm and the quantization of its result become one op. Gated linears and attention round their own result to bf16.
+- A norm and the quantization of its result become one op. Gated linears, attention and elementwise ops round their own
+  result to bf16.
 - Rope takes the head norm before it and the cache write after it.
 - A chain of elementwise ops becomes one op.
 - A greedy choice joins the head, which then writes no logits.
@@ -12,6 +13,7 @@ node, and the schedule puts them into one parallel region.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rlx.ir import ops
@@ -133,11 +135,15 @@ def fuse(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
     on = [rule for group, rules in RULES.items() if group in options.fusions for rule in rules]
     off = {group: rules for group, rules in RULES.items() if group not in options.fusions}
     graph = rewrite_logged(graph, on, log, off)
-    return regions(graph, log, merge="elementwise" in options.fusions)
+    return regions(graph, log, merge="elementwise" in options.fusions, rounds="norm" in options.fusions)
 
 
-def regions(graph: Graph, log: Log = SILENT, *, merge: bool = True) -> Graph:
-    """Turns elementwise ops into `elementwise` nodes. With `merge`, an op joins its only reader if the shapes agree."""
+def regions(graph: Graph, log: Log = SILENT, *, merge: bool = True, rounds: bool = True) -> Graph:
+    """Turns elementwise ops into `elementwise` nodes.
+
+    With `merge`, an op joins its only reader if the shapes agree. With `rounds`, it rounds its result to bf16 if that
+    is all that is read of it.
+    """
     readers, names = graph.readers(), graph.names()
 
     def refusal(operand: Node, node: Node) -> str | None:
@@ -148,6 +154,9 @@ def regions(graph: Graph, log: Log = SILENT, *, merge: bool = True) -> Graph:
         return None if operand.shape == node.shape else f"%{names[operand]} has another shape"
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
+        if rounds and old.op == "quantize" and old["out"] == "bf16" and _is_region_for(old, inputs[0], readers):
+            log.done("elementwise-bf16", names[old], f"with %{names[old.inputs[0]]}")
+            return ops.rebuild(inputs[0], inputs[0].inputs, out="bf16")
         if not ops.OPS[old.op].elementwise:
             return ops.rebuild(old, inputs)
         refusals = {o: refusal(o, old) for o in old.inputs if ops.OPS[o.op].elementwise}
@@ -159,6 +168,11 @@ def regions(graph: Graph, log: Log = SILENT, *, merge: bool = True) -> Graph:
         return _region(old, inputs, [refusals.get(o, "no elementwise op") is None for o in old.inputs])
 
     return graph.map(visit)
+
+
+def _is_region_for(reader: Node, operand: Node, readers: Mapping[Node, int]) -> bool:
+    """Whether the operand of a node became an elementwise node that nothing else reads."""
+    return operand.op == "elementwise" and readers[reader.inputs[0]] == 1
 
 
 def _region(old: Node, inputs: tuple[Node, ...], inline: list[bool]) -> Node:

@@ -17,7 +17,7 @@ FUSION_MEANINGS = {
     "gated": "gate, activation and up of a feed-forward block become one linear",
     "bias": "a bias joins its linear",
     "residual": "a residual add joins its linear",
-    "norm": "a norm joins the quantization of its result; gated linears and attention write bf16 themselves",
+    "norm": "a norm joins the quantization of its result; other ops round their own result to bf16",
     "rope": "rotation takes the head norm before it and the cache write after it",
     "pick": "a greedy choice joins the head, which then writes no logits",
     "elementwise": "a chain of elementwise ops becomes one",

@@ -67,6 +67,7 @@ CASES = [
     *(case(op, X) for op in meaning.UNARY),
     *(case(op, x, y) for op in meaning.BINARY for x, y in BINARY_OPERANDS),
     *(case("elementwise", X, Y, ROW, COLUMN, expr=e) for e in EXPRESSIONS),
+    case("elementwise", X, Y, expr=("gelu_tanh", ("add", 0, 1)), out="bf16"),
     case("scale", X, by=-0.75),
     case("softcap", X, cap=0.7),
     *(case("clamp", X, low=low, high=high) for low, high in ((0.0, None), (None, -0.3), (-0.5, 0.25))),

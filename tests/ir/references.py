@@ -315,7 +315,7 @@ def elementwise(x: list[Array], a: dict[str, Any]) -> Array:
                 return SCALAR[name](*(scalar(i, values) for i in inner))
         raise AssertionError(expr)
 
-    return pointwise(lambda *values: scalar(a["expr"], values))(x, a)
+    return written(pointwise(lambda *values: scalar(a["expr"], values))(x, a), a)
 
 
 def largest(row: list[float], k: int) -> list[int]:

@@ -127,6 +127,18 @@ def test_a_norm_prepares_its_only_consumers_activations(out: str) -> None:
         assert fuse(read_twice, Options()).outputs["y"].inputs[0] is prepared
 
 
+def test_an_activation_rounds_its_own_result() -> None:
+    """It is all that the next linear reads of it; otherwise the unrounded values are needed, too."""
+    hidden = ops.make("gelu_tanh", ops.scale(X, 2.0))
+    for outputs, kinds in (({}, ["bf16"]), ({"hidden": hidden}, ["f32"])):
+        graph = Graph(outputs={"y": ops.quantize(hidden, "bf16"), **outputs})
+        after = fuse(graph, Options())
+        assert [n["out"] for n in after.nodes() if n.op == "elementwise"] == kinds
+        assert any(n.op == "quantize" for n in after.nodes()) == bool(outputs)
+    off = fuse(Graph(outputs={"y": ops.quantize(hidden, "bf16")}), Options(fusions=("elementwise",)))
+    assert [n.op for n in off.nodes()][-1] == "quantize"
+
+
 # --- elementwise regions ----------------------------------------------------------------------------------------------
 
 

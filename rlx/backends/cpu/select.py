@@ -223,7 +223,7 @@ def _elementwise(n: Node, target: Target) -> Call:
     full = n.shape
     kind = {full[-1:]: "row", (*full[:-1], 1): "column", (1,): "scalar", full: "full"}
     kinds = [kind[i.shape] for i in n.inputs]
-    return _call(n, elementwise(n["expr"], kinds, width(n), target), Units(rows(n)), rows(n))
+    return _call(n, elementwise(n["expr"], kinds, width(n), target, out=n["out"]), Units(rows(n)), rows(n))
 
 
 def _reduce(n: Node, target: Target) -> Call:

@@ -15,6 +15,7 @@ from rlx.backends.cpu import vmath
 from rlx.backends.cpu.kernels.rows.elementwise import Expression, elementwise
 from rlx.backends.cpu.target import Target
 from rlx.errors import CompileError
+from rlx.ir.rounding import round_to
 
 Array = NDArray[Any]
 targets = pytest.mark.parametrize("target", LEVELS, ids=name)
@@ -93,6 +94,18 @@ def test_vector_functions_keep_their_ceilings(
     scale = np.abs(x.astype(np.float64)) if function.startswith("gelu") else np.abs(want)
     assert np.max(np.abs(got - want) / scale) < ceiling
     assert np.max(np.abs(got - want) / scale) > ceiling / 20  # the ceiling says something
+
+
+@targets
+@pytest.mark.parametrize("width", [16, 37])
+def test_results_in_bf16_are_those_of_f32_rounded(target: Target, width: int) -> None:
+    x = np.random.default_rng(0).standard_normal((3, width)).astype(np.float32)
+    plain, halves = np.empty_like(x), np.empty((4, width), np.uint16)
+    halves[3] = 7
+    run(elementwise(("gelu_tanh", 0), ["full"], width, target), target, x, plain, end=3, rows=3)
+    run(elementwise(("gelu_tanh", 0), ["full"], width, target, out="bf16"), target, x, halves, end=3, rows=3)
+    np.testing.assert_array_equal((halves[:3].astype(np.uint32) << 16).view(np.float32), round_to(plain, "bf16"))
+    assert (halves[3] == 7).all(), "wrote past its rows"
 
 
 @targets

@@ -19,7 +19,7 @@ from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import LANES, Emitter
 from rlx.errors import CompileError
-from rlx.ir.dtypes import F32
+from rlx.ir.dtypes import ACTIVATIONS, F32
 
 #: ("add", 0, 1), ("silu", 0), ("scale", 0, 0.5), ("const", 2.0), or the index of an operand.
 Expression: TypeAlias = tuple[Any, ...] | int
@@ -41,10 +41,10 @@ WITH_NUMBERS: dict[str, Callable[..., ir.Value]] = {
 KINDS = ("full", "row", "column", "scalar")
 
 
-def elementwise(expr: Expression, inputs: Sequence[str], width: int, target: Target) -> Kernel:
+def elementwise(expr: Expression, inputs: Sequence[str], width: int, target: Target, *, out: str = "f32") -> Kernel:
     """A kernel that evaluates `expr` for every element of `rows` rows. A unit is a row.
 
-    Buffers: one f32 buffer per operand, then `out f32[rows, width]`, which may be one of the full operands.
+    Buffers: one f32 buffer per operand, then `out f32[rows, width]`, which may be one of the full operands, or bf16.
     Extents: `rows`.
 
     Args:
@@ -52,6 +52,7 @@ def elementwise(expr: Expression, inputs: Sequence[str], width: int, target: Tar
         inputs: the kind of each operand: `full` (f32[rows, width]), `row` (f32[width], the same for all rows),
             `column` (f32[rows, 1], one number per row) or `scalar` (f32[1]).
         width: elements of a row.
+        out: type of the result, `f32` or `bf16`, rounded to nearest even.
 
     Raises:
         CompileError: an op, a kind or the index of an operand is unknown.
@@ -68,9 +69,10 @@ def elementwise(expr: Expression, inputs: Sequence[str], width: int, target: Tar
         places = {n: e.at(e.args[n], (row, stride), (column, 4)) for n, stride in strides.items() if n not in splats}
         operands = [splats[n] if n in splats else e.load_as_f32(F32, places[n], mask) for n in names]
         result = evaluate(e, expr, operands)
-        e.store_from_f32(F32, result, e.at(e.args["out"], (row, 4 * width), (column, 4)), mask)
+        place = e.at(e.args["out"], (row, dtype.row_bytes(width)), (column, dtype.nbytes))
+        e.store_from_f32(dtype, result, place, mask)
 
-    whole = width // LANES * LANES
+    dtype, whole = ACTIVATIONS[out], width // LANES * LANES
     with e.loop(e.args["begin"], e.args["end"]) as rows:
         columns_of = (n for n, kind in zip(names, inputs, strict=True) if kind == "column")
         splats |= {n: e.splat_f32(e.at(e.args[n], (rows.i, 4))) for n in columns_of}
