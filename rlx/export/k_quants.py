@@ -1,15 +1,26 @@
-"""Encoders of the 256-element formats Q4_K, Q5_K and Q6_K, as loop kernels: where their scales are searched for.
+"""Encoders of Q4_K, Q5_K and Q6_K as loop kernels: f32 elements -> superblocks of 256, with a search for the scales.
 
-Part of the export stage, under `quantizers.py`. What is minimized is the sum of squared errors of a superblock.
+Export stage, under `quantizers.py`. The formats are those of GGUF's K-quants; the package `gguf` (`gguf.quants`)
+decodes them independently, and tests compare with it. docs/formats.md lists the sizes.
 
-Q4_K and Q5_K hold x ~ (d * s) * q - (dmin * m) with 6-bit s and m for 32 elements, Q6_K x ~ (d * s) * q with an 8-bit
-s for 16. The search has three steps. For each sub-block, codes are tried with several widths of the step; a
-least-squares fit of the elements to their codes says how good they are. From the best fits come d and dmin, and each
-sub-block takes those of the integers s and m around its fit that lose least. Then, with all codes, s and m held, d and
-dmin are solved for over the whole superblock, by least squares; they are taken where that is better, and s and m are
-chosen again.
+A superblock holds, for each element, a code q:
 
-Between the steps a sub-block's numbers stand, as f32, in the part of the output that is written last.
+    Q4_K, Q5_K   x ~ (d * s) * q - (dmin * m)   q of 4 or 5 bits; s and m of 6 bits for each sub-block of 32
+    Q6_K         x ~ (d * s) * q                q of -32 .. 31; s of 8 bits, signed, for each sub-block of 16
+
+d and dmin are f16, one each per superblock. The encoder minimizes the sum of squared errors of a superblock:
+
+1. For each sub-block it tries several step widths. Each gives codes; a least-squares fit of the elements to their
+   codes tells how good they are. The best fit gives the step d * s and the subtrahend dmin * m, as real numbers.
+2. The largest of them give d and dmin. Each sub-block then takes, of the integers s and m next to its fit, those with
+   the smallest error.
+3. With codes, s and m fixed, d and dmin are solved for by least squares over the superblock. They are taken if they
+   make the error smaller, and step 2 is repeated.
+
+Between the steps the f32 numbers of the sub-blocks are kept in the part of the output that is written last.
+
+In all functions `x` are the f32 elements, `at` the index of the first one that is meant, `out` the bytes of the output
+and `to` the index of the first byte of the superblock.
 """
 
 from __future__ import annotations
@@ -29,24 +40,25 @@ from rlx.backends.cpu.scalars import (
     u16,
 )
 
-#: Holes: greatest code of a line; bytes of a superblock; how the codes of a line are laid out.
+#: Holes: the largest code of Q4_K or Q5_K; bytes of a superblock; the function that writes the codes.
 TOP: int = HOLE
 BYTES: int = HOLE
 WRITE: Helper = HOLE
-#: Steps that are tried, in codes more than those that just span the sub-block: how many, the first, their distance.
+#: The step widths that are tried: how many, then the first one and their distance. They are counted in codes beyond the
+#: number that spans the sub-block exactly: -1 tries a step that is wider by one part in TOP.
 TRIES: int = HOLE
 FIRST: float = HOLE
 GAP: float = HOLE
-#: How often the superblock's numbers are solved for again.
+#: How often d and dmin are solved for again (step 3).
 ROUNDS: int = HOLE
 
-_TINY = 1e-30  # what is smaller counts as 0: its inverse times anything finite stays finite
+_TINY = 1e-30  # smaller steps count as 0: products with their inverses would overflow
 _NEVER = -3e38
 
 
 @fastmath(*SUM_FLAGS)
 def lowest(x: Ptr, at: int, n: int) -> Scalar:
-    """The least element, at most 0."""
+    """The smallest of n elements; 0 if all are positive."""
     low = f32(0.0)
     for i in range(at, at + n):
         low = x[i] if x[i] < low else low
@@ -55,7 +67,7 @@ def lowest(x: Ptr, at: int, n: int) -> Scalar:
 
 @fastmath(*SUM_FLAGS)
 def highest(x: Ptr, at: int, n: int) -> Scalar:
-    """The greatest element, at least 0."""
+    """The largest of n elements; 0 if all are negative."""
     high = f32(0.0)
     for i in range(at, at + n):
         high = x[i] if x[i] > high else high
@@ -64,6 +76,7 @@ def highest(x: Ptr, at: int, n: int) -> Scalar:
 
 @fastmath(*SUM_FLAGS)
 def total(x: Ptr, at: int, n: int) -> Scalar:
+    """The sum of n elements."""
     acc = f32(0.0)
     for i in range(at, at + n):
         acc += x[i]
@@ -71,19 +84,22 @@ def total(x: Ptr, at: int, n: int) -> Scalar:
 
 
 def inverse(step: Scalar) -> Scalar:
-    """1 / step, or 0 where there is no step."""
+    """1 / step; 0 for a step that counts as 0."""
     return f32(1.0) / step if step > f32(_TINY) or step < f32(-_TINY) else f32(0.0)
 
 
 def code(value: Scalar, bottom: int, top: int) -> Scalar:
-    """The integer next to a value, between two others, as f32."""
+    """The integer nearest to a value, clamped to bottom .. top, as f32."""
     value = f32(top) if value > f32(top) else value
     value = f32(bottom) if value < f32(bottom) else value
     return f32(round_even(value))
 
 
 def half(value: Scalar) -> Scalar:
-    """Half-precision bits, those of 0 for 0 only: next to 0 the sub-blocks' integers make up for what is too much."""
+    """The bits of a value as f16. A value other than 0 that f16 would round to 0 becomes the smallest f16 of its sign.
+
+    As a d or dmin of 0 it would erase the superblock; the integers s and m make up for a factor that is too large.
+    """
     bits = f32_to_f16(value)
     smallest = u16(0x8001) if value < f32(0.0) else u16(1)
     return smallest if (bits & 0x7FFF) == 0 and value != f32(0.0) else bits
@@ -94,8 +110,14 @@ def half(value: Scalar) -> Scalar:
 
 @fastmath(*SUM_FLAGS)
 def fitted_line(x: Ptr, at: int, low: Scalar, inv: Scalar, mean: Scalar, gain: bool) -> Scalar:
-    """The step of the line fitted to 32 elements; or, for `gain`, how much of the squares around the mean the line
-    explains, which is at most 0 at code 0.
+    """Fits the line x ~ step * q - minus, minus >= 0, to 32 elements by least squares. Their codes are those of the
+    step 1 / inv from `low` on.
+
+    Args:
+        low: the value with code 0.
+        mean: of the elements.
+        gain: whether to return the sum of squares that the line explains, minus 32 mean^2, instead of the step. A line
+            with minus < 0 is replaced by the best one through 0.
     """
     s_q, s_qq, s_qx = f32(0.0), f32(0.0), f32(0.0)
     for i in range(at, at + 32):
@@ -114,6 +136,7 @@ def fitted_line(x: Ptr, at: int, low: Scalar, inv: Scalar, mean: Scalar, gain: b
 
 @fastmath(*SUM_FLAGS)
 def mean_code(x: Ptr, at: int, low: Scalar, inv: Scalar) -> Scalar:
+    """The mean of the codes of 32 elements, as in `fitted_line`."""
     acc = f32(0.0)
     for i in range(at, at + 32):
         acc += code((x[i] - low) * inv, 0, TOP)
@@ -121,7 +144,7 @@ def mean_code(x: Ptr, at: int, low: Scalar, inv: Scalar) -> Scalar:
 
 
 def fit_line(x: Ptr, at: int, out: Ptr, to: int) -> None:
-    """Stores the step and the subtrahend, neither negative, of the best line found for 32 elements."""
+    """Finds the best line for 32 elements (step 1). Stores its step and subtrahend, both >= 0, as f32 at byte `to`."""
     low = lowest(x, at, 32)
     mean = total(x, at, 32) * f32(1.0 / 32.0)
     unit = inverse(highest(x, at, 32) - low)
@@ -140,7 +163,7 @@ def fit_line(x: Ptr, at: int, out: Ptr, to: int) -> None:
 
 @fastmath(*SUM_FLAGS)
 def line_error(x: Ptr, at: int, step: Scalar, minus: Scalar) -> Scalar:
-    """Squared error of 32 elements on a line, each with its best code."""
+    """The squared error of 32 elements as step * q - minus, each with its best code q."""
     inv = inverse(step)
     acc = f32(0.0)
     for i in range(at, at + 32):
@@ -150,7 +173,10 @@ def line_error(x: Ptr, at: int, step: Scalar, minus: Scalar) -> Scalar:
 
 
 def choose_line(x: Ptr, at: int, out: Ptr, to: int, d: Scalar, dmin: Scalar, s: Scalar, m: Scalar) -> Scalar:
-    """Stores the integers next to s and m that lose least, as f32; -> the squared error."""
+    """Of the integers next to s and m, takes the pair with the smallest squared error (step 2), and returns that error.
+
+    The pair is stored as two f32 at byte `to`.
+    """
     best, best_s, best_m = f32(3e38), f32(0.0), f32(0.0)
     for ds in range(-1, 2):
         for dm in range(-1, 2):
@@ -167,7 +193,12 @@ def choose_line(x: Ptr, at: int, out: Ptr, to: int, d: Scalar, dmin: Scalar, s: 
 
 
 def choose_lines(x: Ptr, at: int, out: Ptr, to: int, unit_s: Scalar, unit_m: Scalar) -> Scalar:
-    """Integers for all sub-blocks next to what is stored, in these units; -> the squared error of all."""
+    """`choose_line` for the 8 sub-blocks of a superblock. Returns the sum of their squared errors.
+
+    Args:
+        unit_s, unit_m: factors that turn the stored numbers into s and m: 1 / d and 1 / dmin for steps and subtrahends,
+            1 for integers.
+    """
     d, dmin = f16_to_f32(load_u16(out, to)), f16_to_f32(load_u16(out, to + 2))
     error = f32(0.0)
     for j in range(8):
@@ -179,7 +210,7 @@ def choose_lines(x: Ptr, at: int, out: Ptr, to: int, unit_s: Scalar, unit_m: Sca
 
 @fastmath(*SUM_FLAGS)
 def line_sum(x: Ptr, at: int, step: Scalar, minus: Scalar, f: Scalar, g: Scalar, h: Scalar) -> Scalar:
-    """Sum of q (f q + g x + h) over 32 elements with codes q."""
+    """The sum of q (f q + g x + h) over 32 elements with codes q: the sums that `solve_lines` needs, one at a time."""
     inv = inverse(step)
     acc = f32(0.0)
     for i in range(at, at + 32):
@@ -189,10 +220,13 @@ def line_sum(x: Ptr, at: int, step: Scalar, minus: Scalar, f: Scalar, g: Scalar,
 
 
 def solve_lines(x: Ptr, at: int, out: Ptr, to: int, error: Scalar) -> None:
-    """Replaces d and dmin by the least-squares ones for the codes, s and m that stand, if that makes a smaller error.
+    """Solves for d and dmin with codes, s and m fixed (step 3), and stores them if they make the error smaller.
 
-    With u = s q and v = m for each element, the sum of (x - d u + dmin v)^2 has its minimum where
-    d uu - dmin uv = ux and d uv - dmin vv = vx.
+    With u = s q and v = m for each element, and uv for the sum of u v over the superblock, the sum of
+    (x - d u + dmin v)^2 is smallest where d uu - dmin uv = ux and d uv - dmin vv = vx.
+
+    Args:
+        error: the squared error of the stored numbers.
     """
     d, dmin = f16_to_f32(load_u16(out, to)), f16_to_f32(load_u16(out, to + 2))
     zero, one = f32(0.0), f32(1.0)
@@ -214,7 +248,7 @@ def solve_lines(x: Ptr, at: int, out: Ptr, to: int, error: Scalar) -> None:
 
 
 def held_error(x: Ptr, at: int, out: Ptr, to: int, d: Scalar, dmin: Scalar) -> Scalar:
-    """Squared error of a superblock with the s and m that stand."""
+    """The squared error of a superblock with the stored s and m, and these d and dmin."""
     error = f32(0.0)
     for j in range(8):
         s, m = load_f32(out, to + 16 + j * 8), load_f32(out, to + 20 + j * 8)
@@ -223,7 +257,7 @@ def held_error(x: Ptr, at: int, out: Ptr, to: int, d: Scalar, dmin: Scalar) -> S
 
 
 def encode_lines(x: Ptr, out: Ptr, begin: int, end: int) -> None:
-    """The kernel of Q4_K and Q5_K; a unit is a superblock."""
+    """Kernel: x f32 [256 * superblocks] -> out u8 [BYTES * superblocks] in Q4_K or Q5_K. A unit is a superblock."""
     for block in range(begin, end):
         at, to = block * 256, block * BYTES
         most_s, most_m = f32(0.0), f32(0.0)
@@ -244,11 +278,16 @@ def encode_lines(x: Ptr, out: Ptr, begin: int, end: int) -> None:
 
 
 def integer(out: Ptr, at: int) -> Scalar:
+    """The whole number that is stored as f32 at byte `at`, as i32."""
     return i32(load_f32(out, at))
 
 
 def write_integers(out: Ptr, to: int) -> None:
-    """Eight s and eight m of 6 bits in bytes 4 to 15; `rlx.backends.cpu.blocks` says how."""
+    """Packs the eight s and eight m, 6 bits each, into bytes 4 to 15 of a superblock of Q4_K or Q5_K.
+
+    Bytes 4 to 7 hold s of sub-blocks 0 to 3 and, in the upper two bits, the upper two bits of s of sub-blocks 4 to 7.
+    Bytes 8 to 11 hold m in the same way. Bytes 12 to 15 hold the lower four bits of s and of m of sub-blocks 4 to 7.
+    """
     for j in range(4):
         s, m = integer(out, to + 16 + j * 8), integer(out, to + 20 + j * 8)
         s4, m4 = integer(out, to + 48 + j * 8), integer(out, to + 52 + j * 8)
@@ -258,21 +297,23 @@ def write_integers(out: Ptr, to: int) -> None:
 
 
 def step_of(out: Ptr, to: int, j: int) -> Scalar:
-    """d * s of a sub-block, from what is written."""
+    """d * s of sub-block j of Q4_K or Q5_K, decoded from the written bytes: codes must fit what a reader sees."""
     low = i32(out[to + 4 + j]) & i32(63)
     high = (i32(out[to + 8 + j]) & i32(15)) | ((i32(out[to + j]) >> i32(6)) << i32(4))
     return f16_to_f32(load_u16(out, to)) * f32(low if j < 4 else high)
 
 
 def minus_of(out: Ptr, to: int, j: int) -> Scalar:
-    """dmin * m of a sub-block, from what is written."""
+    """dmin * m of sub-block j of Q4_K or Q5_K, decoded from the written bytes."""
     low = i32(out[to + 8 + j if j < 4 else to]) & i32(63)
     high = (i32(out[to + 8 + j]) >> i32(4)) | ((i32(out[to + 4 + j]) >> i32(6)) << i32(4))
     return f16_to_f32(load_u16(out, to + 2)) * f32(low if j < 4 else high)
 
 
 def write_q4_k(x: Ptr, at: int, out: Ptr, to: int) -> None:
-    """Codes of two sub-blocks in the nibbles of 32 bytes."""
+    """Writes the 256 codes of a superblock of Q4_K from byte 16 on: 32 bytes for each pair of sub-blocks, the first
+    one's codes in the lower four bits.
+    """
     for pair in range(4):
         a, b = at + pair * 64, at + pair * 64 + 32
         minus_a, minus_b = minus_of(out, to, pair * 2), minus_of(out, to, pair * 2 + 1)
@@ -284,7 +325,9 @@ def write_q4_k(x: Ptr, at: int, out: Ptr, to: int) -> None:
 
 
 def write_q5_k(x: Ptr, at: int, out: Ptr, to: int) -> None:
-    """Codes as in Q4_K from byte 48 on, their fifth bits in bytes 16 to 47: one sub-block a bit."""
+    """Writes the 256 codes of a superblock of Q5_K: the lower four bits from byte 48 on, as in Q4_K. Bit j of byte
+    16 + i is the fifth bit of element i of sub-block j.
+    """
     for i in range(32):
         out[to + 16 + i] = u8(0)
     for pair in range(4):
@@ -304,7 +347,11 @@ def write_q5_k(x: Ptr, at: int, out: Ptr, to: int) -> None:
 
 @fastmath(*SUM_FLAGS)
 def fitted_scale(x: Ptr, at: int, inv: Scalar, gain: bool) -> Scalar:
-    """The scale fitted to 16 elements; or, for `gain`, how much of their squares it explains."""
+    """Fits x ~ scale * q to 16 elements by least squares. Their codes are those of the scale 1 / inv.
+
+    Args:
+        gain: whether to return the sum of squares that the fit explains instead of the scale.
+    """
     s_qq, s_qx = f32(0.0), f32(0.0)
     for i in range(at, at + 16):
         q = code(x[i] * inv, -32, 31)
@@ -316,7 +363,9 @@ def fitted_scale(x: Ptr, at: int, inv: Scalar, gain: bool) -> Scalar:
 
 
 def best_scale(x: Ptr, at: int) -> Scalar:
-    """The best scale found for 16 elements, with the sign that gives the largest of them a negative code."""
+    """The best scale for 16 elements (step 1). Its sign gives the element of largest magnitude a negative code, because
+    codes reach from -32 to 31.
+    """
     low, high = lowest(x, at, 16), highest(x, at, 16)
     unit = inverse(f32(0.0) - (high if high > f32(0.0) - low else low))
     best, inv = f32(_NEVER), f32(0.0)
@@ -331,7 +380,7 @@ def best_scale(x: Ptr, at: int) -> Scalar:
 
 @fastmath(*SUM_FLAGS)
 def scale_error(x: Ptr, at: int, step: Scalar) -> Scalar:
-    """Squared error of 16 elements, each with its best code."""
+    """The squared error of 16 elements as step * q, each with its best code q."""
     inv = inverse(step)
     acc = f32(0.0)
     for i in range(at, at + 16):
@@ -341,7 +390,13 @@ def scale_error(x: Ptr, at: int, step: Scalar) -> Scalar:
 
 
 def choose_scales(x: Ptr, at: int, out: Ptr, to: int, unit: Scalar) -> Scalar:
-    """Replaces each stored scale by the integer next to it, in this unit, that loses least; -> squared error of all."""
+    """Of the integers next to each of the 16 stored scales takes the one with the smallest squared error (step 2).
+
+    Returns the sum of the errors. The integers are stored as f32 in place of the scales.
+
+    Args:
+        unit: factor that turns the stored numbers into s: 1 / d for scales, 1 for integers.
+    """
     d = f16_to_f32(load_u16(out, to + 208))
     total_error = f32(0.0)
     for j in range(16):
@@ -360,7 +415,7 @@ def choose_scales(x: Ptr, at: int, out: Ptr, to: int, unit: Scalar) -> Scalar:
 
 @fastmath(*SUM_FLAGS)
 def scale_sum(x: Ptr, at: int, step: Scalar, f: Scalar, g: Scalar) -> Scalar:
-    """Sum of q (f q + g x) over 16 elements with codes q."""
+    """The sum of q (f q + g x) over 16 elements with codes q: the sums that `solve_scale` needs, one at a time."""
     inv = inverse(step)
     acc = f32(0.0)
     for i in range(at, at + 16):
@@ -370,7 +425,11 @@ def scale_sum(x: Ptr, at: int, step: Scalar, f: Scalar, g: Scalar) -> Scalar:
 
 
 def solve_scale(x: Ptr, at: int, out: Ptr, to: int, error: Scalar) -> None:
-    """Replaces d by the least-squares one for the codes and s that stand, if that makes a smaller error."""
+    """Solves for d with codes and s fixed (step 3), and stores it if it makes the error smaller.
+
+    Args:
+        error: the squared error of the stored numbers.
+    """
     d = f16_to_f32(load_u16(out, to + 208))
     uu, ux = f32(0.0), f32(0.0)
     for j in range(16):
@@ -385,7 +444,7 @@ def solve_scale(x: Ptr, at: int, out: Ptr, to: int, error: Scalar) -> None:
 
 
 def encode_q6_k(x: Ptr, out: Ptr, begin: int, end: int) -> None:
-    """The kernel of Q6_K; a unit is a superblock."""
+    """Kernel: x f32 [256 * superblocks] -> out u8 [BYTES * superblocks] in Q6_K. A unit is a superblock."""
     for block in range(begin, end):
         at, to = block * 256, block * BYTES
         most = f32(0.0)
@@ -405,13 +464,20 @@ def encode_q6_k(x: Ptr, out: Ptr, begin: int, end: int) -> None:
 
 
 def scale_of(out: Ptr, to: int, j: int) -> Scalar:
-    """d * s of a sub-block, from what is written."""
+    """d * s of sub-block j of Q6_K, decoded from the written bytes."""
     s = i32(out[to + 192 + j])
     return f16_to_f32(load_u16(out, to + 208)) * f32(s - i32(256) if s > i32(127) else s)
 
 
 def write_q6_k(x: Ptr, at: int, out: Ptr, to: int, part: int) -> None:
-    """128 elements, a quarter of them each: nibbles of a and c, of b and d, then two bits of all four in a byte."""
+    """Writes the codes, plus 32, of half a superblock of Q6_K: 128 elements in four quarters a, b, c and d.
+
+    From byte 64 * part on: the lower four bits of a and, above them, of c; 32 bytes later those of b and d. From byte
+    128 + 32 * part on: the upper two bits of a, b, c and d, from the lowest bits up.
+
+    Args:
+        part: number of the half, 0 or 1.
+    """
     for side in range(2):
         first, j = at + side * 16, part * 8 + side
         inv_a, inv_b = inverse(scale_of(out, to, j)), inverse(scale_of(out, to, j + 2))

@@ -1,7 +1,11 @@
-"""Encoders of the formats that a formula defines: Q4_0, Q5_0, Q5_1, Q8_0, F16 and BF16, as loop kernels.
+"""Encoders of Q4_0, Q5_0, Q5_1, Q8_0, F16 and BF16 as loop kernels: formats whose encoding is a formula, not a search.
 
-Part of the export stage, under `quantizers.py`. The formulas are those of the GGUF registry's reference encoders; a
-test compares every bit with the `gguf` package's.
+Export stage, under `quantizers.py`. A block holds 32 elements: a step d (f16), for Q5_1 also the smallest element
+(f16), then the codes. The formulas are those of the reference encoders in the package `gguf` (`gguf.quants`); a test
+compares every bit with them. docs/formats.md lists the sizes.
+
+In all functions `x` are the f32 elements, `at` the index of the first element of a block, `out` the output (bytes, or
+u16 for F16 and BF16) and `to` the index of a block's first byte.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 from rlx.backends.cpu.loops import HOLE, Helper, Ptr, Scalar
 from rlx.backends.cpu.scalars import f32, f32_to_bf16, f32_to_f16, i32, store_u16, store_u32, u8, u32
 
-#: Holes: bytes of a block; the code that means 0, half the number of codes; the conversion of one number.
+#: Holes: bytes of a block; the code that stands for 0, which is half the number of codes; the conversion f32 -> u16.
 BYTES: int = HOLE
 ZERO: int = HOLE
 CONVERT: Helper = HOLE
@@ -18,11 +22,11 @@ __all__ = [
     "encode_halves", "encode_q4_0", "encode_q5_0", "encode_q5_1", "encode_q8_0", "f32_to_bf16", "f32_to_f16",
 ]  # fmt: skip
 
-CHUNK = 1024  # numbers a unit of `encode_halves`
+CHUNK = 1024  # elements of a unit of `encode_halves`
 
 
 def largest(x: Ptr, at: int) -> Scalar:
-    """The greatest magnitude of 32 elements."""
+    """The largest magnitude of 32 elements."""
     top = f32(0.0)
     for i in range(at, at + 32):
         size = f32(0.0) - x[i] if x[i] < f32(0.0) else x[i]
@@ -31,7 +35,7 @@ def largest(x: Ptr, at: int) -> Scalar:
 
 
 def first_of_size(x: Ptr, at: int, size: Scalar) -> Scalar:
-    """The first of 32 elements with this magnitude, sign and all."""
+    """The first of 32 elements with this magnitude, with its sign; 0 if there is none."""
     found = f32(0.0)
     for i in range(32):
         value = x[at + 31 - i]
@@ -40,19 +44,22 @@ def first_of_size(x: Ptr, at: int, size: Scalar) -> Scalar:
 
 
 def inverse(step: Scalar) -> Scalar:
-    """1 / step, or 0 where that is no finite number."""
+    """1 / step; 0 if that is not finite."""
     inv = f32(1.0) / step if step != f32(0.0) else f32(0.0)
     return inv if inv < f32(3.4e38) and inv > f32(-3.4e38) else f32(0.0)
 
 
 def floor_code(value: Scalar, top: int) -> Scalar:
-    """A positive value without its fraction, at most `top`."""
+    """A value >= 0 rounded down, at most `top`, as i32."""
     code = i32(value)
     return i32(top) if code > i32(top) else code
 
 
 def encode_q8_0(x: Ptr, out: Ptr, begin: int, end: int) -> None:
-    """A unit is a block of 32; codes are rounded to nearest, halves away from zero."""
+    """Kernel: x f32 [32 * blocks] -> out u8 [34 * blocks] in Q8_0. A unit is a block.
+
+    d = largest magnitude / 127; codes x / d are rounded to nearest, halves away from zero, and stored as i8.
+    """
     for block in range(begin, end):
         at, to = block * 32, block * 34
         step = largest(x, at) / f32(127.0)
@@ -67,11 +74,16 @@ def encode_q8_0(x: Ptr, out: Ptr, begin: int, end: int) -> None:
 
 
 def symmetric_code(value: Scalar, inv: Scalar) -> Scalar:
+    """The code of a value in steps of 1 / inv, from 0 to 2 * ZERO - 1; ZERO stands for 0."""
     return floor_code(value * inv + f32(ZERO + 0.5), 2 * ZERO - 1)
 
 
 def encode_q4_0(x: Ptr, out: Ptr, begin: int, end: int) -> None:
-    """A unit is a block of 32: the element of largest magnitude gets code 0, byte i the codes of i and i + 16."""
+    """Kernel: x f32 [32 * blocks] -> out u8 [18 * blocks] in Q4_0. A unit is a block.
+
+    d is chosen so that the element of largest magnitude has code 0, which stands for -8 d. Byte 2 + i holds the codes
+    of elements i and, in the upper four bits, i + 16.
+    """
     for block in range(begin, end):
         at, to = block * 32, block * BYTES
         step = first_of_size(x, at, largest(x, at)) / f32(-ZERO)
@@ -83,7 +95,11 @@ def encode_q4_0(x: Ptr, out: Ptr, begin: int, end: int) -> None:
 
 
 def encode_q5_0(x: Ptr, out: Ptr, begin: int, end: int) -> None:
-    """As Q4_0 with a fifth bit of each code in a word before the nibbles."""
+    """Kernel: x f32 [32 * blocks] -> out u8 [22 * blocks] in Q5_0. A unit is a block.
+
+    As Q4_0 with codes of 5 bits: bit i of the u32 at byte 2 is the fifth bit of element i. The other four bits follow
+    from byte 6 on.
+    """
     for block in range(begin, end):
         at, to = block * 32, block * BYTES
         step = first_of_size(x, at, largest(x, at)) / f32(-ZERO)
@@ -98,7 +114,11 @@ def encode_q5_0(x: Ptr, out: Ptr, begin: int, end: int) -> None:
 
 
 def encode_q5_1(x: Ptr, out: Ptr, begin: int, end: int) -> None:
-    """A unit is a block of 32: codes 0 to 31 span its least and its greatest element."""
+    """Kernel: x f32 [32 * blocks] -> out u8 [24 * blocks] in Q5_1. A unit is a block.
+
+    x ~ d q + m: m is the smallest element and d = (largest - smallest) / 31. Bytes 0 to 3 are d and m, bytes 4 to 7 the
+    fifth bits as in Q5_0, then the other four.
+    """
     for block in range(begin, end):
         at, to = block * 32, block * BYTES
         low, high = x[at], x[at]
@@ -119,7 +139,7 @@ def encode_q5_1(x: Ptr, out: Ptr, begin: int, end: int) -> None:
 
 
 def encode_halves(x: Ptr, out: Ptr, n: int, begin: int, end: int) -> None:
-    """F16 and BF16 of n numbers; a unit is `CHUNK` of them."""
+    """Kernel: x f32 [n] -> out u16 [n], the bits in F16 or BF16. A unit is `CHUNK` elements, the last one the rest."""
     for unit in range(begin, end):
         first = unit * CHUNK
         last = n if n < first + CHUNK else first + CHUNK
