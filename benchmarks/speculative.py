@@ -134,9 +134,10 @@ def in_runs(engine: Engine, token: int, count: int, drafter: Drafter | None, cou
         if looked_up:
             tokens += looked_up.more(tokens[-1], left, ())
         elif isinstance(drafter, HeadDrafter):
-            tokens += engine.drafted(drafter, tokens[-1], left, (), counters) or engine.greedy(tokens[-1], 1)
+            found = engine.drafted(drafter, tokens[-1], left, (), counters)
+            tokens += found or engine.greedy(engine.current, tokens[-1], 1)
         else:
-            tokens += engine.greedy(tokens[-1], left)
+            tokens += engine.greedy(engine.current, tokens[-1], left)
     return tokens
 
 

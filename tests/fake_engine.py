@@ -41,7 +41,9 @@ class Stepwise:
     def recover(self) -> None:
         """Nothing here survives an interrupt that should not."""
 
-    def greedy(self, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
+    current = None  # the one sequence
+
+    def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
         found: list[int] = []
         while len(found) < count and not (found and found[-1] in stops):
             logits = self.forward([found[-1] if found else token])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -264,7 +264,7 @@ class CachedRunner(TextRunner):
             return self._prefill(engine, request.context)
 
         if request.is_free and engine.repeats:
-            return _in_runs(first, engine.greedy, request, engine.max_seq)
+            return _in_runs(first, partial(engine.greedy, engine.current), request, engine.max_seq)
         return stepwise(first, lambda token: self._decode(engine, token), request)
 
     def _speculative_source(self, engine: TokenEngine, request: Request) -> Source:

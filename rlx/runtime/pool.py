@@ -136,6 +136,14 @@ class CachePool:
         """Drops a sequence that was closed."""
         self._sequences.discard(sequence)
 
+    def keep_only(self, sequences: Iterable[Sequence]) -> None:
+        """Drops all sequences but these, however an interrupt left them; `recover` follows."""
+        kept = list(sequences)
+        for sequence in list(self._sequences):
+            if all(sequence is not each for each in kept):
+                sequence.closed = True
+                self._sequences.discard(sequence)
+
     def recover(self) -> None:
         """Restores all counters from their owners: after an interrupt, and for sequences that were dropped unclosed."""
         owners, before = [sequence.pages.tolist() for sequence in self._sequences], self.pages.owners > 0
@@ -143,7 +151,7 @@ class CachePool:
         self.pages.recount(owners, [node.pages for node in self.index.nodes()])
         self._warm |= set(np.flatnonzero(before & (self.pages.owners == 0)).tolist())
         self._warm -= set(np.flatnonzero(self.pages.owners).tolist())
-        used = {slot for sequence in self._sequences for slot in sequence.slots}
+        used = {slot for sequence in self._sequences for slot in sequence.memory.slots}
         dropped = self._slots.used - used
         self._slots.used = used
         self._slots.free = [slot for slot in range(self.memory.extents["SLOTS"] - 1, -1, -1) if slot not in used]
@@ -168,12 +176,12 @@ class CachePool:
             PoolFullError: there is no room.
         """
         needs = list(needs)
-        missing = [sequence.missing(rows, drafts) for sequence, rows, drafts in needs]
+        missing = [sequence.memory.missing(sequence.done, rows, drafts) for sequence, rows, drafts in needs]
         pages, slots = (sum(each) for each in zip(*missing, strict=True)) if missing else (0, 0)
         if pages or slots:
             self.make_room(pages, slots)
         for sequence, rows, drafts in needs:
-            sequence.grow(rows, drafts)
+            sequence.memory.grow(sequence.done, rows, drafts)
 
     def make_room(self, pages: int, slots: int = 0) -> None:
         """Makes sure that so many pages and slots can be taken; drops ends of the index if necessary.
@@ -253,7 +261,7 @@ class CachePool:
         newest = self.index.checkpoint(keys)
         if newest is not None and newest.length == sequence.done:
             return
-        saved = self.memory.save_slot(sequence.slot, sequence.done)
+        saved = self.memory.save_slot(sequence.memory.slot, sequence.done)
         limit = self.kv_bytes // CHECKPOINT_SHARE
         if saved.nbytes > limit:
             return

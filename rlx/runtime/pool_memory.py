@@ -175,10 +175,6 @@ class PoolMemory:
         places = self.ring_pages(saved.first, saved.length)
         for name, value in zip(self.rings, saved.arrays, strict=False):
             self._pages_of(name, slot)[:, places] = value
-        self.load_recurrent(slot, saved)
-
-    def load_recurrent(self, slot: int, saved: SlotCopy) -> None:
-        """The part of `load_slot` that restores recurrent states."""
         for name, value in zip(self.recurrent, saved.arrays[len(self.rings) :], strict=True):
             self._whole(name, slot)[...] = value
 
@@ -224,12 +220,15 @@ class PoolMemory:
 
     def write(self, name: str, places: Any, slot: int, start: int, values: Array) -> None:
         """The inverse of `read`; other positions of these pages keep what they hold."""
-        state, pages, skip = self.table[name], self._pages_of(name, slot), start % self.page
-        rows = self._rows(state, pages[:, places]).copy()
-        rows[:, skip : skip + values.shape[1]] = values
-        if state.tiled:
-            rows = tiles_of(rows, state.dtype)
-        pages[:, places] = np.ascontiguousarray(rows).view(np.uint8).reshape(pages[:, places].shape)
+        state, pages, at = self.table[name], self._pages_of(name, slot), start % self.page
+        for place in places:  # one by one: in a ring the first and the last may be the same
+            rows = self._rows(state, pages[:, place : place + 1]).copy()
+            part, values = values[:, : self.page - at], values[:, self.page - at :]
+            rows[:, at : at + part.shape[1]] = part
+            if state.tiled:
+                rows = tiles_of(rows, state.dtype)
+            pages[:, place] = np.ascontiguousarray(rows).view(np.uint8).reshape(pages.shape[0], -1)
+            at = 0
 
     def copy_state(self, name: str, slot: int) -> Array:
         """A read-only copy of a recurrent state: `State.element` [..., `State.width`]."""
@@ -246,9 +245,9 @@ class PoolMemory:
         """Pages uint8 [heads, pages, bytes] as positions [heads, positions, width]."""
         values = np.ascontiguousarray(pages).view(state.element)
         heads = values.shape[0]
-        if state.tiled:
+        if state.tiled and values.size:
             return rows_of(values.reshape(heads, -1, TILE * state.width), state.dtype)
-        return values.reshape(heads, -1, state.width)
+        return values.reshape(heads, values.size // heads // state.width, state.width)
 
     def close(self) -> None:
         """Releases the memory."""

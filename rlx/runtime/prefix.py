@@ -261,7 +261,7 @@ class PrefixIndex:
     def forget(self, keys: Keys, pages: set[int]) -> None:
         """Drops the end of the way of some keys, as far as it lies in these pages and nothing else follows."""
         path, common = self._walk(keys)
-        for before, node in zip(reversed([self._root, *path[:-1]]), reversed(path), strict=True):
+        for before, node in reversed([*zip([self._root, *path], path, strict=False)]):
             if node.end > common:
                 return
             while not node.children and node.pages and node.pages[-1] in pages:

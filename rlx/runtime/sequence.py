@@ -14,37 +14,23 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlx.errors import BusyError
-from rlx.runtime.page_table import PageTable
-from rlx.runtime.pages import Pages, page_count
+from rlx.runtime.pages import Pages
 from rlx.runtime.pool_memory import SlotCopy
 from rlx.runtime.prefix import Keys
 from rlx.runtime.prompt_embeddings import PromptEmbeddings
+from rlx.runtime.sequence_memory import NO_SLOT, Saved, SequenceMemory
 
 if TYPE_CHECKING:
     from rlx.runtime.pool import CachePool
 
-NO_SLOT = -1
 SPACING = 512  # positions at multiples of it are checkpoints, too
 _EVERYTHING = 1 << 62  # larger than every position
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What a paused sequence holds in ordinary memory: copies of its pages and of its slot."""
-
-    pages: list[np.ndarray[Any, Any]]
-    slot: SlotCopy | None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.pages) + (self.slot.nbytes if self.slot else 0)
 
 
 class Sequence:
@@ -59,9 +45,8 @@ class Sequence:
         ids: the tokens so far; `array("i")`, four bytes each.
         done: how many ids the states contain. After a rewind it may be less than `len(ids)`: the rest must be
             recomputed.
-        slot: its slot, or -1 without one.
-        spare: the slot that drafts write recurrent states to, or -1.
-        recurrent: whether it has recurrent states.
+        memory: its pages and slots.
+        floor: first position that its rings hold.
         embeddings: the prompt embeddings of its first positions, or None.
         saved: the copies while it is paused, or None.
         closed: whether it has ended.
@@ -75,16 +60,13 @@ class Sequence:
         checkpoints: Iterable[int] = (),
         shared: bool = True,
     ) -> None:
-        memory = pool.memory
         self.pool, self.ids, self.done, self.closed = pool, array("i"), 0, False
-        self.embeddings, self.table = embeddings, PageTable(pool)
-        self.slot = self.spare = NO_SLOT
+        self.embeddings, self.memory = embeddings, SequenceMemory(pool)
         self.saved: Saved | None = None
-        self.recurrent = bool(memory.recurrent)
-        self._has_slot, self._rings, self._room = memory.has_slots, memory.rings, memory.ring_capacity or _EVERYTHING
+        self._rings, self._room = pool.memory.rings, pool.memory.ring_capacity or _EVERYTHING
         self._shared, self._marks = shared, set(checkpoints)
         self._published = 0  # how many positions the prefix index knows of this sequence
-        self._floor = self._kept = 0  # first position that rings hold: now, and before the current step
+        self.floor = self._kept = 0  # first position that rings hold: now, and before the current step
         self._torn = False  # whether recurrent states may be inconsistent with every length
         self._ahead = 0  # caches hold the ids up to there, and recurrent states can be advanced by them
 
@@ -94,41 +76,48 @@ class Sequence:
     @property
     def pages(self) -> Pages:
         """Its page table, i32 [pages]: page p / 64 holds position p."""
-        return self.table.pages
+        return self.memory.pages
 
     @property
-    def slots(self) -> list[int]:
-        """The slots that it holds."""
-        return [slot for slot in (self.slot, self.spare) if slot != NO_SLOT]
+    def recurrent(self) -> bool:
+        """Whether the model has recurrent states."""
+        return self.memory.recurrent
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    def begin(self, rows: int, *, aside: bool = False) -> None:
+    def begin(self, rows: int, *, aside: bool = False, alternating: bool = False) -> None:
         """Call before programs write `rows` positions after `done`.
 
         Args:
             aside: recurrent states are unchanged; new ones are written to the spare slot.
+            alternating: several programs run, which alternate between slot and spare slot. If their number is odd,
+                `memory.take_spare` follows.
 
         Raises:
             PoolFullError: there is no room; nothing has changed. Not after `CachePool.reserve`.
             BusyError: it was closed, or is paused.
         """
         self.check_open()
-        self.pool.reserve([(self, rows, aside)])
-        if self._has_slot and not self._torn and (self.done in self._marks or self.done % SPACING == 0):
+        self.pool.reserve([(self, rows, aside or alternating)])
+        if self.memory.has_slot and not self._torn and (self.done in self._marks or self.done % SPACING == 0):
             self._copy_into_index()
-        lost = max(self._floor, self.done + rows - self._room)
-        self._kept, self._floor, self._torn, self._ahead = self._floor, lost, not aside, 0
+        lost = max(self.floor, self.done + rows - self._room)
+        self._kept, self.floor, self._torn, self._ahead = self.floor, lost, not aside, 0
 
-    def end(self, ids: Ids[int], *, aside: bool = False) -> None:
-        """Call after the programs have run on `ids`, possibly fewer than announced; `aside` as in `begin`."""
+    def end(self, ids: Ids[int], *, aside: bool = False, floor: int = 0) -> None:
+        """Call after the programs have run on `ids`, possibly fewer than announced.
+
+        Args:
+            aside: as in `begin`.
+            floor: first position that rings hold, if not all positions before were written to them.
+        """
         end = self.done + len(ids)
         self.ids[self.done : end] = array("i", ids)
         if aside:
             self._ahead = end
         else:
             self.done = end
-        self._floor, self._torn = max(self._kept, end - self._room), False
+        self.floor, self._torn = max(self._kept, end - self._room, floor), False
 
     @property
     def ahead(self) -> tuple[int, bool]:
@@ -139,7 +128,7 @@ class Sequence:
     def take(self, count: int) -> None:
         """Takes over the states in the spare slot, which contain the next `count` ids."""
         self._torn = True  # an interrupt between the assignments must be detected
-        self.slot, self.spare = self.spare, self.slot
+        self.memory.take_spare()
         self.done += count
         self._ahead, self._torn = 0, False
 
@@ -157,7 +146,7 @@ class Sequence:
 
         They are copied before the next step changes them. Without effect if the model has only full caches.
         """
-        if self._shared and self._has_slot:
+        if self._shared and self.memory.has_slot:
             self._marks.add(self.done if length is None else length)
 
     def call_end(self, start: int, most: int) -> int:
@@ -167,28 +156,13 @@ class Sequence:
         """
         embeddings = self.embeddings_at(start)
         end = start + most if embeddings is None else embeddings.end(start, most)
-        if not (self._has_slot and self._shared) or (embeddings is not None and embeddings.bias is not None):
+        if not (self.memory.has_slot and self._shared) or (embeddings is not None and embeddings.bias is not None):
             return end
         return min([end, (start // SPACING + 1) * SPACING, *(mark for mark in self._marks if mark > start)])
 
     def embeddings_at(self, position: int) -> PromptEmbeddings | None:
         """The prompt embeddings if the position is computed from them, else None."""
         return self.embeddings if self.embeddings is not None and position < len(self.embeddings) else None
-
-    # -- room -----------------------------------------------------------------------------------------------------
-
-    def missing(self, rows: int, drafts: bool) -> tuple[int, int]:
-        """How many pages and slots the next rows need, beyond those that it holds."""
-        slots = self._has_slot and self.slot == NO_SLOT, drafts and self.recurrent and self.spare == NO_SLOT
-        return self.table.missing(self.done, rows), sum(slots)
-
-    def grow(self, rows: int, drafts: bool) -> None:
-        """Takes the pages and slots for the next rows; `CachePool.reserve` has made room."""
-        self.table.grow(self.done, rows)
-        if self._has_slot and self.slot == NO_SLOT:
-            self.slot = self.pool.take_slot()
-        if drafts and self.recurrent and self.spare == NO_SLOT:
-            self.spare = self.pool.take_slot()
 
     # -- the prefix index -----------------------------------------------------------------------------------------
 
@@ -199,17 +173,17 @@ class Sequence:
             PoolFullError: there is no room for a slot.
         """
         pool = self.pool
-        hit = pool.index.find(keys_of(prompt, self.embeddings)[: len(prompt) - 1], self._has_slot)
+        hit = pool.index.find(keys_of(prompt, self.embeddings)[: len(prompt) - 1], self.memory.has_slot)
         self.mark(hit.common)  # another prompt parts from this one there; a third one may, too
-        length = self.table.share(hit.pages, hit.length)
-        if self._has_slot:
+        length = self.memory.share(hit.pages, hit.length)
+        if self.memory.has_slot:
             length = hit.length if length == hit.length else 0  # states exist at the checkpoint only
             pool.make_room(0, 1)
-            self.slot = pool.take_slot()
+            self.memory.grow(0, 0, False)
             if hit.checkpoint is not None and length:
-                pool.memory.load_slot(self.slot, hit.checkpoint.state)
-                self._floor = hit.checkpoint.state.first
-        self.table.cut(length)
+                self.memory.put(hit.checkpoint.state)
+                self.floor = hit.checkpoint.state.first
+        self.memory.cut(length)
         self.ids.extend(prompt[:length])
         self.done = self._published = length
 
@@ -225,7 +199,7 @@ class Sequence:
     def _copy_into_index(self) -> None:
         """Makes a checkpoint of the present states."""
         self._marks.discard(self.done)
-        if self._shared and self.slot != NO_SLOT and self.done:
+        if self._shared and self.memory.slot != NO_SLOT and self.done:
             self.publish()
             if self._published >= self.done:
                 self.pool.add_checkpoint(self)
@@ -251,27 +225,23 @@ class Sequence:
         at = min(self.done, length)
         if self._can_stand_at(at):
             self.done, self._torn = at, False
-            self.table.cut(len(self.ids))  # those after `done` hold rows that a step has verified
+            self.memory.cut(len(self.ids))  # those after `done` hold rows that a step has verified
         else:
             checkpoint = self.pool.index.checkpoint(self.keys(length)) if self._shared else None
             self._return_to(checkpoint.state if checkpoint else None)
-            self.table.cut(self.done)
+            self.memory.cut(self.done)
 
     def _can_stand_at(self, length: int) -> bool:
         """Whether the states can continue from there without a checkpoint."""
         if self.recurrent and (self._torn or length != self.done):
             return False
-        return not self._rings or self.pool.memory.first_read(length) >= self._floor
+        return not self._rings or self.pool.memory.first_read(length) >= self.floor
 
     def _return_to(self, saved: SlotCopy | None) -> None:
         """Restores a checkpoint, or empty states."""
-        self._torn, self._ahead, self._floor = True, 0, _EVERYTHING  # an interrupt while copying must be detected
-        memory = self.pool.memory
-        if self.slot != NO_SLOT and saved is None:
-            memory.zero_recurrent(self.slot)
-        elif self.slot != NO_SLOT and saved is not None:
-            memory.load_slot(self.slot, saved)
-        length, self._floor = (saved.length, saved.first) if saved else (0, 0)
+        self._torn, self._ahead, self.floor = True, 0, _EVERYTHING  # an interrupt while copying must be detected
+        self.memory.put(saved)
+        length, self.floor = (saved.length, saved.first) if saved else (0, 0)
         self.done, self._torn = length, False
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -282,10 +252,8 @@ class Sequence:
             return
         self.settle()
         self.leave()
-        memory = self.pool.memory
-        slot = memory.save_slot(self.slot, self.done) if self.slot != NO_SLOT else None
-        self.saved = Saved(memory.save_pages(self.pages[: page_count(self.done, memory.page)]), slot)
-        self._free()
+        self.saved = self.memory.save(self.done)
+        self.memory.free()
 
     def resume(self) -> None:
         """Moves the states of a paused sequence back.
@@ -293,17 +261,10 @@ class Sequence:
         Raises:
             PoolFullError: there is no room; it stays paused.
         """
-        saved, pool = self.saved, self.pool
-        if saved is None:
-            return
-        pool.make_room(page_count(self.done, pool.sizes.page), int(saved.slot is not None))
-        self.table.grow(0, self.done)
-        pool.memory.load_pages(self.pages, saved.pages)
-        if saved.slot is not None:
-            self.slot = pool.take_slot()
-            pool.memory.load_slot(self.slot, saved.slot)
-            self._floor = max(self._floor, saved.slot.first)
-        self.saved = None
+        if (saved := self.saved) is not None:
+            self.memory.load(saved, self.done)
+            self.floor = max(self.floor, saved.slot.first if saved.slot else 0)
+            self.saved = None
 
     def close(self) -> None:
         """Ends it and gives its memory back. What it has computed stays in the prefix index. May be called again."""
@@ -313,7 +274,7 @@ class Sequence:
             self._copy_into_index()
             self.publish()
         self.closed, self.saved = True, None
-        self._free()
+        self.memory.free()
         self.pool.forget(self)
 
     def discard(self) -> None:
@@ -321,14 +282,8 @@ class Sequence:
         if not self.closed:
             self.closed, self.saved = True, None
             self.pool.wipe(self)
-            self._free()
+            self.memory.free()
             self.pool.forget(self)
-
-    def _free(self) -> None:
-        slots, self.slot, self.spare = self.slots, NO_SLOT, NO_SLOT
-        self.table.cut(0)
-        for slot in slots:
-            self.pool.drop_slot(slot)
 
     def check_open(self) -> None:
         """`BusyError` if it was closed, or is paused."""

@@ -23,6 +23,7 @@ from rlx.passes import pipeline
 from rlx.passes.options import FUSIONS, Options
 from rlx.runners.engine import engine as engine_module
 from rlx.runners.engine.engine import Engine
+from rlx.runners.engine.stepper import Stepper
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.store import Store, default_root
 
@@ -104,14 +105,15 @@ def test_all_rows_of_a_large_vocabulary_come_in_smaller_chunks(
     whole = engine.forward(tokens, all_rows=True)
     engine.reset()
     monkeypatch.setattr(engine_module, "ALL_ROWS_VALUES", most * engine.config.vocab_size)
+    monkeypatch.setattr(engine.stepper, "limits", engine._limits())
     seen: list[int] = []
-    step = Engine._step
+    run = Stepper.run
 
-    def counted(self: Engine, ids: Sequence[int], *options: Any) -> Array:
+    def counted(self: Stepper, sequence: Any, ids: Sequence[int], *options: Any) -> Array:
         seen.append(len(ids))
-        return step(self, ids, *options)
+        return run(self, sequence, ids, *options)
 
-    monkeypatch.setattr(Engine, "_step", counted)
+    monkeypatch.setattr(Stepper, "run", counted)
     assert error(engine.forward(tokens, all_rows=True), whole) <= SAME
     assert set(seen) == {most}
 
@@ -180,7 +182,7 @@ def test_what_was_in_the_cache_before_does_not_matter(engine: Engine, tokens: li
     """Positions beyond the session are never read, whatever lies there: NaN times a weight of 0 would be NaN."""
     whole = rows_of(engine, tokens[:30], [30])
     engine.reset()
-    for buffer in engine._states._buffers.values():
+    for buffer in engine.pool.memory._buffers.values():
         buffer.view(np.uint8, buffer.nbytes).fill(0xFF)
     assert error(engine.forward(tokens[:30], all_rows=True), whole) <= SAME
     one_by_one = [engine.forward([token]) for token in tokens[30:]]
@@ -388,10 +390,10 @@ def test_greedy_tokens_in_native_runs(goldens: Path, family: str) -> None:
         want.append(int(engine.forward([want[-1] if want else first]).argmax()))
     engine.reset()
     engine.forward(prompt)
-    found = engine.greedy(first, 1000)
+    found = engine.greedy(engine.current, first, 1000)
     assert 1 <= len(found) <= 32
     while engine.past < 80:
-        found += engine.greedy(found[-1], 1000)
+        found += engine.greedy(engine.current, found[-1], 1000)
     assert found == want
     assert engine.ids == [*prompt, first, *want[:-1]]
     engine.trim(79)
@@ -399,7 +401,7 @@ def test_greedy_tokens_in_native_runs(goldens: Path, family: str) -> None:
     engine.trim(5)
     end, found = want.index(want[20]), [first]
     while len(found) < 75 and found[-1] != want[20]:
-        found += engine.greedy(found[-1], 75, [-1, want[20]])
+        found += engine.greedy(engine.current, found[-1], 75, [-1, want[20]])
     assert found[1:] == want[: end + 1]
     engine.close()
 

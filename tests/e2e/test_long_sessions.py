@@ -92,7 +92,7 @@ def talk(engine: Engine, prompt: int, length: int) -> None:
 
 @pytest.mark.parametrize("split", [[LENGTH], [1] * LENGTH, [37, 1, 1, 16, 5, 80, 3, 57]], ids=["one", "decode", "odd"])
 def test_the_whole_way(family: Family, split: list[int]) -> None:
-    assert {state.kind for state in family.engine._states.table.values()} == FAMILIES[family.name]
+    assert {state.kind for state in family.engine.pool.memory.table.values()} == FAMILIES[family.name]
     rows, at = [], 0
     for count in split:
         rows.append(family.engine.forward(IDS[at : at + count], all_rows=True))
@@ -111,10 +111,15 @@ def test_trim(family: Family, length: int) -> None:
 
 def poison(engine: Engine, kind: str, start: int, stop: int) -> None:
     """Puts NaN in the places of positions, as a broken step would."""
-    states = engine._states
-    for name in states.names(kind):
-        heads, _, head_dim = states.table[name].shape
-        states.put_positions(name, start, np.full((heads, stop - start, head_dim), np.nan, np.float32))
+    memory, sequence = engine.pool.memory, engine.current
+    first, last = start // memory.page, -(-stop // memory.page)
+    for name, state in memory.table.items():
+        if state.kind == kind:
+            heads, _, head_dim = state.shape
+            full = name in memory.full
+            places = sequence.pages[first:last] if full else memory.ring_pages(first * memory.page, stop)
+            values = np.full((heads, stop - start, head_dim), np.nan, np.float32)
+            memory.write(name, places, 0 if full else sequence.memory.slot, start, values)
 
 
 def test_what_was_cut_is_not_read(family: Family) -> None:
@@ -128,7 +133,7 @@ def test_what_was_cut_is_not_read(family: Family) -> None:
 
 def test_what_was_there_before_a_reset_is_not_read(family: Family) -> None:
     talk(family.engine, 110, 112)
-    for buffer in family.engine._states._buffers.values():
+    for buffer in family.engine.pool.memory._buffers.values():
         buffer.view(np.uint8, buffer.nbytes).fill(0xFF)
     family.engine.reset()
     assert error(family.engine.forward(IDS[:150]), family.expected[149]) <= SAME
@@ -151,7 +156,7 @@ def test_snapshots_go_to_other_engines(family: Family, length: int) -> None:
         state.dtype.size(
             state.shape if state.kind == "recurrent" else (state.shape[0], min(length, state.shape[1]), state.shape[2])
         )
-        for state in family.engine._states.table.values()
+        for state in family.engine.pool.memory.table.values()
     )
     other.close()
 
@@ -212,7 +217,9 @@ def test_windows_bound_the_memory(goldens: Path) -> None:
         token = 2 * 2 * config.each[0].kv_heads * config.each[0].head_dim  # K and V, f16
         sliding = sum(window is not None for window in config.windows)
         assert 0 < sliding < config.layers
-        assert engine.stats()["kv_bytes"] == token * (sliding * 128 + (config.layers - sliding) * max_seq)
+        pages = -(-max_seq // 64) * 64
+        one = engine.pool.sizes.sequence_bytes(max_seq)
+        assert one == token * (sliding * 128 + (config.layers - sliding) * pages)
         sizes[max_seq] = engine.stats()["kv_bytes"]
         engine.close()
     assert sizes[4080] < 17 * sizes[240]

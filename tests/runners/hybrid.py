@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,12 @@ from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.profile import CompileProfile
 from rlx.runners.engine.bucketing import Bucketing
-from rlx.runners.engine.engine import Engine
+from rlx.runners.engine.greedy import greedy_run
 from rlx.runners.engine.program_spec import ProgramSpec
-from rlx.runtime.kv import States
-from rlx.runtime.session import Session
+from rlx.runners.engine.session import Session
+from rlx.runners.engine.stepper import Limits, Stepper
+from rlx.runtime.pool import CachePool
+from rlx.runtime.pool_memory import PoolMemory, Sizes
 
 Array = np.ndarray[Any, Any]
 
@@ -84,33 +85,38 @@ def reference(g: Graph, ids: Sequence[int]) -> Array:
     return interp.run(g, feeds, env, dtype=np.float64)[0]["logits"]
 
 
-# As they are here, so that a test may put others in their place for the session alone.
-_COPY, _PUT = States.copy, States.put
-_COPY_POSITIONS, _PUT_POSITIONS = States.copy_positions, States.put_positions
+# As they are here, so that a test may put others in their place for sequences alone.
+_READ, _WRITE, _COPY, _PUT = PoolMemory.read, PoolMemory.write, PoolMemory.copy_state, PoolMemory.put_state
 
 
 class Interpreted:
-    """A program: the engine's states in memory before and after, the interpreter in between."""
+    """A program: the pool's states in memory before and after, the interpreter in between."""
 
     closed = False
 
     def __init__(self, engine: InterpretedEngine) -> None:
-        self.engine, self.wanted = engine, ProgramSpec((1, 1))
+        self.engine, self.spec = engine, ProgramSpec((1, 1))
         self.then = Advancing(engine)
-        self.inputs = {name: np.zeros(64, np.int32) for name in ("tokens", "positions")}
+        self.inputs = {name: np.zeros(64, np.int32) for name in ("tokens", "positions", "pages")}
+        self.slots = 0, 0
+
+    def select_slot(self, slot: int, written: int) -> None:
+        self.slots = self.then.slots = slot, written
 
     def run(self, **env: int) -> None:
-        engine, states, at, rows = self.engine, self.engine._session.states, env["PAST_SEQ"], env["SEQ"]
-        assert at + rows <= engine.max_seq
+        engine, at, rows = self.engine, env["PAST_SEQ"], env["SEQ"]
+        assert at + rows <= min(engine.max_seq, env["PAGES"] * engine.pool.sizes.page)
         assert self.inputs["positions"][:rows].tolist() == list(range(at, at + rows))
         engine.rows += rows
         engine.before()
-        feeds = _all(states, states.table)
-        feeds |= {name: given[:rows] for name, given in self.inputs.items()}
-        graph = replace(self.wanted, greedy=False).variant(engine.graph)
-        outputs, new = interp.run(graph, {**engine.values, **feeds}, env)
+        places = Places(engine.pool.memory, self.inputs["pages"][: env["PAGES"]].copy(), *self.slots)
+        feeds = places.values(engine.pool.memory.table)
+        feeds |= {name: self.inputs[name][:rows] for name in ("tokens", "positions")}
+        graph = replace(self.spec, greedy=False).variant(engine.graph)
+        sizes = {**env, "CTX": env["PAGES"] * engine.pool.sizes.page}
+        outputs, new = interp.run(graph, {**engine.values, **feeds}, sizes)
         for name, state in new.items():
-            _write(states, name, state)
+            places.write(name, state)
         self.logits = outputs["logits"]
         self.then.kept = {name: value for name, value in outputs.items() if name.startswith("kept.")}
         engine.after()
@@ -127,89 +133,106 @@ class Interpreted:
         return found
 
     def output(self, name: str, **env: int) -> Array:
-        return self.logits if self.wanted.all_rows else self.logits[-1:]
-
-    def bind(self, addresses: Any) -> None: ...
+        return self.logits if self.spec.all_rows else self.logits[-1:]
 
 
 class Advancing:
     """The program that takes verified rows into recurrent states."""
 
+    closed = False
+
     def __init__(self, engine: InterpretedEngine) -> None:
         self.engine, self.kept = engine, dict[str, Array]()
+        self.slots = 0, 0
+
+    def select_slot(self, slot: int, written: int) -> None:
+        self.slots = slot, written
 
     def run(self, **env: int) -> None:
-        engine, states = self.engine, self.engine._session.states
+        engine = self.engine
         engine.advanced += env["SEQ"]
-        feeds = _all(states, states.names("recurrent"))
+        places = Places(engine.pool.memory, np.zeros(0, np.int32), *self.slots)
+        feeds = places.values(engine.pool.memory.recurrent)
         feeds |= {name: value[: env["SEQ"]] for name, value in self.kept.items()}
         _, new = interp.run(ProgramSpec((1, 16), advances=True).variant(engine.graph), {**engine.values, **feeds}, env)
         for name, state in new.items():
-            _write(states, name, state)
+            places.write(name, state)
 
 
-def _all(states: States, names: Iterable[str]) -> dict[str, Array]:
-    """The values of states, and of what is beside those that are recurrent, which nobody reads."""
-    values = {name: _read(states, name) for name in names}
-    return {**values, **{f"{name}'": np.full_like(values[name], np.nan) for name in states.names("recurrent")}}
+@dataclass
+class Places:
+    """The states of one sequence."""
 
+    memory: PoolMemory
+    pages: Array
+    slot: int
+    spare: int
 
-def _read(states: States, name: str) -> Array:
-    state = states.table[name]
-    return _COPY_POSITIONS(states, name, 0, state.shape[1]) if state.kind in ("full", "ring") else _COPY(states, name)
+    def values(self, names: Iterable[str]) -> dict[str, Array]:
+        """The values of states, and of what is beside those that are recurrent, which nobody reads."""
+        values = {name: self.read(name) for name in names}
+        return {**values, **{f"{name}'": np.full_like(values[name], np.nan) for name in self.memory.recurrent}}
 
+    def read(self, name: str) -> Array:
+        memory, state = self.memory, self.memory.table[name]
+        if name in memory.full:
+            return _READ(memory, name, self.pages, 0, 0, len(self.pages) * memory.page)
+        if name in memory.rings:
+            return _READ(memory, name, memory.ring_pages(0, state.shape[1]), self.slot, 0, state.shape[1])
+        return _COPY(memory, name, self.slot)
 
-def _write(states: States, name: str, new: Array) -> None:
-    if name.endswith("'"):
-        states.turn ^= 1
-        _PUT(states, name.removesuffix("'"), new)
-        states.turn ^= 1
-    elif states.table[name].kind in ("full", "ring"):
-        _PUT_POSITIONS(states, name, 0, new)
-    else:
-        _PUT(states, name, new)
+    def write(self, name: str, new: Array) -> None:
+        memory = self.memory
+        if name.endswith("'"):
+            _PUT(memory, name.removesuffix("'"), self.spare, new)
+        elif name in memory.full:
+            _WRITE(memory, name, self.pages, 0, 0, new)
+        elif name in memory.rings:
+            _WRITE(memory, name, memory.ring_pages(0, new.shape[1]), self.slot, 0, new)
+        else:
+            _PUT(memory, name, self.slot, new)
 
 
 class InterpretedPrograms:
-    """One program for everything that is wanted."""
+    """One program for every spec."""
 
     def __init__(self, program: Any) -> None:
         self._program = program
 
-    def __getitem__(self, wanted: ProgramSpec) -> Any:
-        self._program.wanted = wanted
+    def __getitem__(self, spec: ProgramSpec) -> Any:
+        self._program.spec = spec
         return self._program
 
-    def bind(self, states: Any) -> None:
-        self._program.bind(states)
 
+class InterpretedEngine(Session):
+    """An engine with its own programs; `before` and `after` are called around the work of a step.
 
-class InterpretedEngine(Engine):
-    """The engine with its own programs; `before` and `after` are called around the work of a step.
+    Args:
+        kv_bytes: size of the pool; by default that of four whole contexts.
 
     Attributes:
         rows: how many rows were computed so far.
         advanced: how many rows were taken into recurrent states after they were verified.
     """
 
-    def __init__(self, g: Graph, max_seq: int = 300, buckets: tuple[int, ...] = BUCKETS) -> None:
+    def __init__(
+        self, g: Graph, max_seq: int = 300, buckets: tuple[int, ...] = BUCKETS, kv_bytes: int | None = None
+    ) -> None:
         self.graph, self.max_seq, self.rows, self.advanced = g, max_seq, 0, 0
-        self.config: Any = SimpleNamespace(vocab_size=VOCAB)
-        self.most_rows = buckets[-1]
-        self._setup: Any = SimpleNamespace(profile=CompileProfile(buckets=buckets))
-        self._loaded, self.identity = True, "a model"
-        self._weights: Any = SimpleNamespace(loader=SimpleNamespace(path="toy.gguf"))
+        self.most_rows, self._identity, self._path = buckets[-1], "a model", "toy.gguf"
         self.values = {n: w.astype(np.float32) for n, w in weights(g).items()}
         self.before: Callable[[], None] = lambda: None
         self.after: Callable[[], None] = lambda: None
-        self._programs: Any = InterpretedPrograms(Interpreted(self))
-        self.bucketing = Bucketing(self._setup.profile.ranges)
-        self._session: Session = self.new_session()
-        self._home = self._session
+        nbytes = 4 * Sizes.of(g, max_seq, buckets[-1]).sequence_bytes(max_seq) if kv_bytes is None else kv_bytes
+        self.pool = CachePool(g, max_seq=max_seq, rows=buckets[-1], kv_bytes=nbytes)
+        programs: Any = InterpretedPrograms(Interpreted(self))
+        limits = Limits(max_seq, buckets[-1], buckets[-1], VOCAB)
+        bucketing = Bucketing(CompileProfile(buckets=buckets).ranges)
+        self.stepper = Stepper(programs, self.pool, bucketing, limits, lambda: None)
+        self._sequence = self._home = self.pool.open()
 
-    @property
-    def _identity(self) -> str:
-        return self.identity
+    def greedy(self, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
+        return greedy_run(self.stepper, self._sequence, token, count, stops)
 
     def close(self) -> None:
-        self._states.close()
+        self.pool.close()

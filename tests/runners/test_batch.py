@@ -14,7 +14,8 @@ from rlx.runners.auto import auto_runner
 from rlx.runners.base import LmRunner
 from rlx.runners.cached import CachedRunner
 from rlx.runners.engine import batch as batches
-from rlx.runners.engine.batch import SLOTS, batch_program, batch_programs
+from rlx.runners.engine.batch import batch_programs
+from rlx.runners.engine.bucketing import Bucketing
 from rlx.runners.generation.stopping import FinishReason
 from rlx.sampling import SampleOpts
 
@@ -140,22 +141,26 @@ def test_logits_that_are_no_numbers_name_their_sequence() -> None:
     assert runner.generate_batch(PROMPTS[:2], 6) == alone(PROMPTS[:2], 6)
 
 
+BUCKETS = Bucketing(((1, 1), (2, 16), (17, 512))), Bucketing(((1, 1), (2, 16))), Bucketing(((1, 1), (2, 32)))
+
+
 def test_which_program_takes_so_many_rows() -> None:
-    assert not batch_program(1).segments
-    for rows in range(2, SLOTS + 1):
-        wanted = batch_program(rows)
-        assert wanted.segments
-        assert wanted.seq[0] <= rows <= wanted.seq[1]
+    for bucketing in BUCKETS:
+        for rows in range(2, bucketing.ranges[-1][1] + 1):
+            spec = bucketing.segments(rows)
+            assert spec.segments
+            assert spec.seq[0] <= rows <= spec.seq[1]
 
 
 def test_which_programs_a_batch_needs_ahead() -> None:
     """All that its steps run, however many sequences are left, and no others."""
-    for sequences in (1, 2, 8, 9, SLOTS, 1000):
-        steps = {batch_program(rows) for rows in range(2, min(sequences, SLOTS) + 1)}
-        found = batch_programs(sequences)
-        assert (set(found), len(found)) == (steps, len(steps))
-    with pytest.raises(ArgumentError, match="a batch of 0 sequences"):
-        batch_programs(0)
+    for bucketing in BUCKETS:
+        for sequences in (1, 2, 8, 9, 16):
+            steps = {bucketing.segments(rows) for rows in range(2, sequences + 1)}
+            found = batch_programs(sequences, bucketing)
+            assert (set(found), len(found)) == (steps, len(steps))
+        with pytest.raises(ArgumentError, match="a batch of 0 sequences"):
+            batch_programs(0, bucketing)
 
 
 def test_int8_activations_and_more_prompts_than_slots(goldens: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ from rlx.runners.cached import CachedRunner
 from rlx.runners.generation.exclusive import Exclusive
 
 PROMPT = [3, 1, 4, 1, 5]
-# Session and states bring themselves in order by `settle`. Threads are left out: no code can hold a lock over every
-# instruction, and real interrupts come between calls only, where a `with` statement over a lock is safe.
-PLACES = ("/rlx/runners/", "/rlx/sampling/", "/rlx/runtime/session.py", "/rlx/runtime/kv.py", "contextlib.py")
+# Sequences bring themselves in order by `settle`, the pool by `recover`. Threads are left out: no code can hold a lock
+# over every instruction, and real interrupts come between calls only, where a `with` statement over a lock is safe.
+PLACES = ("/rlx/runners/", "/rlx/sampling/", "/rlx/runtime/sequence", "/rlx/runtime/p", "contextlib.py")
 
 
 class Interrupt:

@@ -229,8 +229,8 @@ def test_native_rounds_end_before_what_is_no_number(guessable: Path) -> None:
         token = int(engine.forward(IDS[:9]).argmax())
         found = engine.drafted(drafter, token, 12, (), counters)
         assert engine.ids == [*IDS[:9], token, *found[:-1]]
-        states = engine._session.states
-        states.put(name := engine._session.recurrent[0], np.full_like(states.copy(name), np.nan))
+        memory, slot = engine.pool.memory, engine.current.memory.slot
+        memory.put_state(name := memory.recurrent[0], slot, np.full_like(memory.copy_state(name, slot), np.nan))
         past = engine.past
         with pytest.raises(NumericalError, match=f"position {past}: a logit is NaN or infinite"):
             engine.drafted(drafter, found[-1], 12, (), counters)

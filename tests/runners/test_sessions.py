@@ -15,9 +15,10 @@ import pytest
 from rlx.errors import ArgumentError, NumericalError, PromptError, SnapshotError
 from rlx.ir.graph import Graph
 from rlx.runtime import kv
-from rlx.runtime import session as session_module
-from rlx.runtime.kv import States
-from rlx.runtime.session import CHECKPOINTS, Session, Snapshot
+from rlx.runtime import pool as pool_module
+from rlx.runtime.pool_memory import PoolMemory
+from rlx.runtime.sequence import Sequence as PoolSequence
+from rlx.runtime.snapshot import Snapshot
 
 Array = np.ndarray[Any, Any]
 
@@ -114,11 +115,11 @@ def test_a_greedy_run(engine: hybrid.InterpretedEngine, stop: bool) -> None:
 def test_a_run_that_stops_early_leaves_a_ring_what_it_had(mixed: hybrid.InterpretedEngine) -> None:
     """The positions that were announced and never written are not lost."""
     mixed.forward(IDS[:90])
-    session = mixed._session
-    floor = session._floor
-    session.begin(30)
-    session.end([1])
-    assert session._floor == max(floor, 91 - session._room) < 91 + 29 - session._room
+    sequence, room = mixed.current, mixed.pool.memory.ring_capacity or 0
+    floor = sequence.floor
+    sequence.begin(30)
+    sequence.end([1])
+    assert sequence.floor == max(floor, 91 - room) < 91 + 29 - room
 
 
 def test_a_run_with_a_nan_is_a_named_error(mixed: hybrid.InterpretedEngine) -> None:
@@ -167,7 +168,7 @@ def test_trim(engine: hybrid.InterpretedEngine, length: int) -> None:
 
 def test_what_a_trim_costs(engine: hybrid.InterpretedEngine) -> None:
     """Nothing for full caches; for the others nothing at the end of a prompt, and at most the way from there."""
-    free = "full" in str(engine.graph) or not engine._session.recurrent
+    free = "full" in str(engine.graph) or not engine.current.recurrent
     engine.forward(IDS[:60])
     for token in IDS[60:90]:
         engine.forward([token])
@@ -184,7 +185,7 @@ def test_what_a_trim_costs(engine: hybrid.InterpretedEngine) -> None:
     engine.trim(75)
     engine.forward([1])
     replayed = engine.rows - before - 1
-    kinds = {state.kind for state in engine._states.table.values()}
+    kinds = {state.kind for state in engine.pool.memory.table.values()}
     assert replayed == (0 if kinds == {"full"} else 5)
     assert free or replayed
     assert agrees(engine.graph, [*engine.ids, 2], engine.forward([2]))
@@ -208,38 +209,42 @@ def test_models_of_full_caches_pay_nothing() -> None:
     engine.forward(IDS[:50])
     engine.forward(IDS[:50])
     engine.trim(10)
-    assert engine._session._checkpoints == []
-    assert engine._session.done == 10
+    assert engine.pool.index.checkpoint_bytes == 0
+    assert engine.current.done == 10
     engine.close()
 
 
-def test_checkpoints_are_few_and_bounded(mixed: hybrid.InterpretedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_bounded(mixed: hybrid.InterpretedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of what a length needs: the recurrent states and the window; the least recently used go first."""
+    row, recurrent = 2 * hybrid.HEADS * hybrid.SIZE * 4, (hybrid.TAPS - 1) * hybrid.WIDTH * 4 + hybrid.HEADS * 256
+    pages = {60: 4 - 2, 70: 5 - 3, 80: 5 - 3}  # of 16 positions, from the one with position length - 19 on
     for at in range(0, 80, 10):
         mixed.forward(IDS[at : at + 10])
-    kept = mixed._session._checkpoints
-    assert [c.length for c in kept] == [50, 60, 70, 80]
-    assert len(kept) == CHECKPOINTS
-    assert kept[-1].nbytes == 0, "nothing is copied before it would be lost"
+    assert lengths(mixed) == [10, 20, 30, 40, 50, 60, 70], "a copy is made before the states change"
     mixed.forward([1])
-    one = kept[-1].nbytes
-    assert one == sum(mixed._states.copy(name).nbytes for name in mixed._session.recurrent)
-    assert kept[-1].rings is None
-    for token in IDS[:60]:
-        mixed.forward([token])
-    row = 2 * hybrid.HEADS * hybrid.SIZE * 4
-    assert kept[-1].nbytes == one + (80 - 48) * row, "the window as it was at 80: from 61 on, in groups of 16"
-    monkeypatch.setattr(session_module, "CHECKPOINT_BYTES", 2 * kept[-1].nbytes)
+    assert lengths(mixed)[-1] == 80
+    before = mixed.pool.index.checkpoint_bytes
+    newest = mixed.pool.index.checkpoint(mixed.current.keys(80))
+    assert newest is not None and newest.nbytes == recurrent + pages[80] * 16 * row
+    monkeypatch.setattr(pool_module, "CHECKPOINT_SHARE", mixed.pool.kv_bytes // (3 * newest.nbytes))
     mixed.forward(IDS[:2])
     mixed.forward([1])
-    assert sum(c.nbytes for c in mixed._session._checkpoints) <= 2 * kept[-1].nbytes
-    monkeypatch.setattr(session_module, "CHECKPOINT_BYTES", one - 1)
+    assert lengths(mixed) == [70, 80, 83]
+    assert mixed.pool.index.checkpoint_bytes <= 3 * newest.nbytes < before
+    monkeypatch.setattr(pool_module, "CHECKPOINT_SHARE", mixed.pool.kv_bytes)
+    mixed.pool.index.drop_checkpoints(0)
     mixed.forward(IDS[:2])
     mixed.forward([1])
-    assert mixed._session._checkpoints == []
+    assert lengths(mixed) == []
     before = mixed.rows
-    mixed.trim(100)
+    mixed.trim(80)
     assert goes_on(mixed)
-    assert mixed.rows == before + 103, "everything anew, since nothing was kept"
+    assert mixed.rows == before + 83, "everything anew, since nothing was kept"
+
+
+def lengths(engine: hybrid.InterpretedEngine) -> list[int]:
+    """Lengths with a checkpoint."""
+    return sorted(length for node in engine.pool.index.nodes() for length in node.checkpoints)
 
 
 # ---------------------------------------------------------------------------------------------------- snapshots
@@ -315,9 +320,9 @@ def test_a_snapshot_of_something_else_is_refused(mixed: hybrid.InterpretedEngine
     for wrong in (-1, 10**6):
         ids = (*good.ids[:-1], wrong)
         refused(replace(good, ids=ids), f"the snapshot has the token id {wrong}, expected ids from 0", SnapshotError)
-    mixed.identity = "another model"
+    mixed._identity = "another model"
     refused(good, "the snapshot is of another model .a model, this is another mode.")
-    mixed.identity = "a model"
+    mixed._identity = "a model"
     refused(5, "expected a Snapshot, found a int")  # type: ignore[arg-type]
     other = hybrid.InterpretedEngine(GRAPHS["ring"])
     refused(other.snapshot(), "state 'conv.2': the snapshot has nothing, the session recurrent f32")
@@ -399,21 +404,20 @@ def test_an_interrupted_replay_loses_nothing(engine: hybrid.InterpretedEngine, w
     assert goes_on(engine)
 
 
-@pytest.mark.parametrize("method", ["copy_recurrent", "put_recurrent", "copy_positions", "put_positions", "zero"])
+@pytest.mark.parametrize("method", ["save_slot", "load_slot", "zero_recurrent", "copy_page", "release_slot"])
 @pytest.mark.parametrize("call", [0, 1])
 def test_an_interrupt_while_states_are_copied(
     mixed: hybrid.InterpretedEngine, monkeypatch: pytest.MonkeyPatch, method: str, call: int
 ) -> None:
     """While a checkpoint is made, or put back: the session is what it was before that verb, or after."""
     mixed.forward(IDS[:60])
-    done, stop = getattr(States, method), stop_at(call)
+    done, stop = getattr(PoolMemory, method), stop_at(call)
 
     def hooked(self: Any, *args: Any) -> Any:
         stop()
         return done(self, *args)
 
-    monkeypatch.setattr(States, method, hooked)
-    interrupted = 0
+    monkeypatch.setattr(PoolMemory, method, hooked)
     verbs = [(mixed.forward, [token]) for token in IDS[60:130]] + [
         (mixed.trim, 65),
         (mixed.forward, [1]),
@@ -423,8 +427,7 @@ def test_an_interrupt_while_states_are_copied(
         try:
             verb(argument)
         except Stop:
-            interrupted += 1
-    assert interrupted == (0 if call == 1 and method in ("zero", "put_recurrent") else 1)
+            mixed.pool.recover()
     assert len(mixed.ids) == 3
     assert goes_on(mixed)
 
@@ -433,13 +436,13 @@ def test_an_interrupt_between_the_program_and_the_ids(
     engine: hybrid.InterpretedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.forward(IDS[:50])
-    end = Session.end
-    monkeypatch.setattr(Session, "end", stop_at(1))
+    end = PoolSequence.end
+    monkeypatch.setattr(PoolSequence, "end", stop_at(1))
     with pytest.raises(Stop):
         for token in IDS[50:60]:
             engine.forward([token])
-            end(engine._session, [token])
-    monkeypatch.setattr(Session, "end", end)
+            end(engine.current, [token])
+    monkeypatch.setattr(PoolSequence, "end", end)
     assert engine.ids == IDS[:51]
     assert goes_on(engine)
 

@@ -18,7 +18,7 @@ from rlx.runners.generation.checks import check_finite
 from rlx.runners.speculation.prompt_lookup import LookedUp
 from rlx.runners.speculation.speculative import MOST, Counters, Hits, PromptLookup, Speculation
 from rlx.runtime import kv
-from rlx.runtime.session import Session
+from rlx.runtime.sequence import Sequence as PoolSequence
 from rlx.sampling import SampleOpts, Sampler
 
 Array = np.ndarray[Any, Any]
@@ -251,9 +251,9 @@ def test_the_longer_nothing_is_guessed_the_longer_are_the_runs(monkeypatch: pyte
     engine, asked = FakeEngine(max_seq=60), list[int]()
     greedy = engine.greedy
 
-    def watched(token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
+    def watched(sequence: Any, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
         asked.append(count)
-        return greedy(token, count, stops)
+        return greedy(sequence, token, count, stops)
 
     monkeypatch.setattr(engine, "greedy", watched)
     want = tokens(engine, 40, SampleOpts.greedy())
@@ -371,7 +371,7 @@ def test_what_was_right_is_taken_into_recurrent_states(engine: hybrid.Interprete
     engine.trim(21)
     engine.verify([6])
     assert np.diff([0, *steps]).tolist() == [16, 4, 3, 2, 1]
-    assert engine.advanced == bool(engine._session.recurrent)
+    assert engine.advanced == bool(engine.current.recurrent)
 
 
 @pytest.mark.parametrize("verb", ["forward", "snapshot", "verify", "scratch"])
@@ -399,17 +399,17 @@ def test_an_interrupt_around_a_verification(
 ) -> None:
     """Whichever step it hits, the ids and the states agree afterwards."""
     ids = np.random.default_rng(2).integers(0, hybrid.VOCAB, 40).tolist()
-    want, done, calls = hybrid.reference(engine.graph, ids), getattr(Session, method), []
+    want, done, calls = hybrid.reference(engine.graph, ids), getattr(PoolSequence, method), []
     engine.forward(ids[:30])
 
-    def hooked(self: Session, *args: Any, **named: Any) -> None:
+    def hooked(self: PoolSequence, *args: Any, **named: Any) -> None:
         calls.append(args)
         if len(calls) == call + 1:
             raise KeyboardInterrupt
         done(self, *args, **named)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Session, method, hooked)
+        patch.setattr(PoolSequence, method, hooked)
         for at in (30, 33, 36):
             engine.verify([*ids[at : at + 3], 5, 6])
             engine.trim(at + 3)

@@ -1,36 +1,35 @@
 """Batched generation: each step computes one token of every running sequence.
 
 Runners stage, over the engine. A step of many rows reads the weights once for all of them, so tokens per second grow
-with the rows as long as memory bandwidth is the limit. Every sequence has its own slot in the states. Prompts are
-computed one after the other by the single-sequence programs; when a sequence ends, the next prompt takes its slot.
+with the rows as long as memory bandwidth is the limit. Prompts are computed one after the other; when a sequence ends,
+the next prompt takes its place.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as Ids
 from contextlib import AbstractContextManager
 from typing import Protocol, Self
 
+import numpy as np
+
 from rlx.errors import ArgumentError
 from rlx.profile import CompileProfile
+from rlx.runners.engine.bucketing import Bucketing
 from rlx.runners.engine.program_spec import GREEDY, ProgramSpec
-from rlx.runners.engine.programs import Programs
+from rlx.runners.engine.stepper import Stepper
 from rlx.runners.generation.checks import check_finite
 from rlx.runners.generation.requests import Generation, Logits, Request, Step, step_of
-from rlx.runtime.kv import States
-from rlx.runtime.session import Session
+from rlx.runtime.batch import Batch, Segment
+from rlx.runtime.pool import CachePool
+from rlx.runtime.sequence import Sequence
 
 SLOTS = 32  # maximum number of sequences at once: beyond it arithmetic is the limit, and batching gains nothing
-_ROWS = ((1, 1), (2, 8), (9, SLOTS))
 
 
-def batch_program(rows: int) -> ProgramSpec:
-    """The spec of the program for steps of `rows` rows; one row uses the single-sequence program."""
-    return ProgramSpec(next(bounds for bounds in _ROWS if rows <= bounds[1]), segments=rows > 1)
-
-
-def batch_programs(sequences: int) -> list[ProgramSpec]:
+def batch_programs(sequences: int, bucketing: Bucketing) -> list[ProgramSpec]:
     """Specs of the programs that batches of up to `sequences` sequences need besides the single-sequence programs.
 
     Raises:
@@ -38,7 +37,7 @@ def batch_programs(sequences: int) -> list[ProgramSpec]:
     """
     if sequences < 1:
         raise ArgumentError(f"a batch of {sequences} sequences", where="batch", hint="Give a number of at least 1.")
-    return [batch_program(bounds[1]) for bounds in _ROWS[1:] if bounds[0] <= sequences]
+    return [bucketing.segments(bounds[1]) for bounds in bucketing.segment_ranges if bounds[0] <= sequences]
 
 
 def programs_of(
@@ -54,7 +53,7 @@ def programs_of(
     Raises:
         ArgumentError: no program matches.
     """
-    table = [*map(ProgramSpec, profile.ranges), GREEDY, *batch_programs(batch)]
+    table = [*map(ProgramSpec, profile.ranges), GREEDY, *batch_programs(batch, Bucketing(profile.ranges))]
     of_phase = [w for w in table if phase in (None, w.kind)]
     found = [w for w in of_phase if rows is None or w.seq[0] <= rows <= w.seq[1]]
     if not found:
@@ -64,77 +63,56 @@ def programs_of(
     return found
 
 
-class Batch:
-    """A batch of sequences on one engine, each in a slot: a context manager. The engine serves nothing else inside it.
+class SequenceBatch:
+    """Sequences of a pool, each with a number: a context manager that closes them on exit.
 
     Args:
-        states: the states of all slots; closed on exit.
-        programs: the engine's programs.
-        kept: the engine's own session; restored on exit.
-        enter: makes a session the engine's current one.
-        forward: appends ids to the engine's current session and returns the logits after the last.
+        pool: the states.
+        stepper: computes.
+        count: how many sequences there are.
     """
 
-    def __init__(
-        self,
-        states: States,
-        slots: int,
-        programs: Programs,
-        kept: Session,
-        enter: Callable[[Session], None],
-        forward: Callable[[Sequence[int]], Logits],
-    ) -> None:
-        self._states, self._programs, self._kept = states, programs, kept
-        self._enter, self._forward = enter, forward
-        self._sessions = [Session(states.slot(i), checkpoints=False) for i in range(slots)]
+    def __init__(self, pool: CachePool, stepper: Stepper, count: int) -> None:
+        self._pool, self._stepper = pool, stepper
+        self._sequences: list[Sequence | None] = [None] * count
 
-    def start(self, slot: int, prompt: Sequence[int]) -> Logits:
-        """Starts a new sequence in a slot and drops the previous one: the logits after its prompt, float32[vocab]."""
-        self._sessions[slot].rewind(0)
-        return self._alone(slot, prompt)
+    def start(self, slot: int, prompt: Ids[int]) -> Logits:
+        """Begins a new sequence and closes the one before: the logits after its prompt, float32[vocab]."""
+        self._close(slot)
+        sequence = self._sequences[slot] = self._pool.open(prompt)
+        (logits,) = self._stepper.step(Batch([Segment(sequence, prompt[len(sequence) :])]))
+        assert logits is not None
+        return logits
 
     def step(self, tokens: Mapping[int, int]) -> Logits:
-        """Appends one token to some slots: the logits after each, float32[len(tokens), vocab], in the same order."""
-        if len(tokens) == 1:
-            ((slot, token),) = tokens.items()
-            return self._alone(slot, [token])[None]
-        self._enter(self._sessions[0])  # batch programs address slots relative to the first one
-        rows = len(tokens)
-        program = self._programs[batch_program(rows)]
-        sessions = [self._sessions[slot] for slot in tokens]
-        past = [session.done for session in sessions]
-        segments = [(row, 1, length, slot) for row, (length, slot) in enumerate(zip(past, tokens, strict=True))]
-        inputs = {"tokens": list(tokens.values()), "positions": past, "segments": segments, "logit_rows": range(rows)}
-        for name, view in program.inputs.items():
-            view[:rows] = inputs[name]
-        env = {"SEQ": rows, "SEGMENTS": rows, "OUTS": rows, **self._states.extents}
-        for session in sessions:
-            session.begin(1)
-        program.run(**env)
-        for session, token in zip(sessions, tokens.values(), strict=True):
-            session.end([token])
-        return program.output("logits", **env)
+        """Appends one token to some sequences: the logits after each, float32[len(tokens), vocab], in order."""
+        pairs = [(self._sequences[slot], token) for slot, token in tokens.items()]
+        rows = self._stepper.step(Batch([Segment(each, [token]) for each, token in pairs if each is not None]))
+        return np.stack([row for row in rows if row is not None])
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._enter(self._kept)
-        self._states.close()
+        for slot in range(len(self._sequences)):
+            self._close(slot, keep=error[0] is None)
 
-    def _alone(self, slot: int, ids: Sequence[int]) -> Logits:
-        self._enter(self._sessions[slot])
-        return self._forward(ids)
+    def _close(self, slot: int, keep: bool = True) -> None:
+        sequence, self._sequences[slot] = self._sequences[slot], None
+        if sequence is not None and keep:
+            sequence.close()
+        elif sequence is not None:
+            sequence.discard()
 
 
 class BatchEngine(Protocol):
     """The part of an engine that batched generation uses."""
 
-    def batch(self, slots: int, length: int) -> AbstractContextManager[Batch]:
+    def batch(self, slots: int, length: int) -> AbstractContextManager[SequenceBatch]:
         """A context with `slots` sequences of at most `length` tokens; on exit the session is restored."""
 
 
-def generate_together(engine: BatchEngine, requests: Sequence[Request], length: int) -> list[Generation]:
+def generate_together(engine: BatchEngine, requests: Ids[Request], length: int) -> list[Generation]:
     """The tokens of every request, computed as a batch, in the order of the requests.
 
     Args:

@@ -14,6 +14,8 @@ from rlx.runtime.prompt_embeddings import PromptEmbeddings
 PREFILL = ("buckets", "exact", "dynamic")
 DECODE = ("dynamic", "buckets", "exact")
 
+SEGMENT_ROWS = (8, 32)  # largest row counts of programs for rows of several sequences, besides the largest bucket
+
 _spec = lru_cache(ProgramSpec)  # called for every step; most steps repeat the spec of the last one
 
 
@@ -65,6 +67,17 @@ class Bucketing:
     def bucket(self, rows: int) -> Range:
         """The range that contains `rows`."""
         return next(bounds for bounds in self.ranges if bounds[0] <= rows <= bounds[1])
+
+    def segments(self, rows: int) -> ProgramSpec:
+        """The spec of the program for a call of `rows` rows that belong to several sequences."""
+        return _spec(next(bounds for bounds in self.segment_ranges if rows <= bounds[1]), segments=True)
+
+    @property
+    def segment_ranges(self) -> tuple[Range, ...]:
+        """(smallest, largest) row count of each program for rows of several sequences."""
+        most = self.ranges[-1][1]
+        ends = [*(rows for rows in SEGMENT_ROWS if rows < most), max(most, 2)]
+        return tuple(zip([2, *(end + 1 for end in ends[:-1])], ends, strict=True))
 
     def rows(self, rows: int) -> Range:
         """Range of SEQ of the program for a call of `rows` rows."""

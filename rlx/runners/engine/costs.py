@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlx.runners.engine.batch import batch_program
 from rlx.runners.engine.program_spec import DECODE
 from rlx.runtime import profiling
 from rlx.runtime.profiling import OpTime, op_times, region_seconds
@@ -25,10 +24,9 @@ LEAST_BYTES = 1 << 20  # below this, distributing the work takes longer than rea
 
 def profile_step(engine: Engine, ids: Sequence[int] = (1,), repeat: int = 5) -> list[OpTime]:
     """Runs the ids several times: the median time of every region, the longest first."""
-    engine._load()
-    engine._catch_up()
-    engine._session.mark()  # so that rewinding costs only a copy
-    spec, env = engine._spec(len(ids), engine.past), {"SEQ": len(ids), "PAST_SEQ": engine.past}
+    engine.stepper.refresh(engine.current)
+    engine.current.mark()  # so that rewinding costs only a copy
+    spec, env = engine.stepper.spec(len(ids), engine.past), {"SEQ": len(ids), "PAST_SEQ": engine.past}
     program, graph, steps = engine._programs[spec], engine._programs.final_graph(spec), []
     for _ in range(repeat):
         start = time.perf_counter()
@@ -46,15 +44,14 @@ def step_bytes(engine: Engine, past: int) -> int:
 
 def step_flops(engine: Engine, rows: int, past: int = 0) -> int:
     """Arithmetic operations of a call with `rows` ids, at most the largest bucket, after `past` others."""
-    return profiling.step_flops(engine._programs.final_graph(engine._spec(rows, past)), {"SEQ": rows, "PAST_SEQ": past})
+    graph = engine._programs.final_graph(engine.stepper.spec(rows, past))
+    return profiling.step_flops(graph, {"SEQ": rows, "PAST_SEQ": past})
 
 
 def batch_work(engine: Engine, sequences: int, past: int) -> tuple[int, int]:
     """(bytes of weights and caches, operations) of one batch step: one token each for sequences of `past` tokens."""
-    graph, env = (
-        engine._programs.final_graph(batch_program(sequences)),
-        {"SEQ": sequences, "SEGMENTS": sequences, "OUTS": sequences, "PAST_SEQ": past},
-    )
+    graph = engine._programs.final_graph(engine.bucketing.segments(sequences))
+    env = {"SEQ": sequences, "SEGMENTS": sequences, "OUTS": sequences, "PAST_SEQ": past}
     return profiling.step_bytes(graph, env), profiling.step_flops(graph, env)
 
 
@@ -66,9 +63,9 @@ def read_bandwidth(engine: Engine, nbytes: int = MEMORY_BYTES) -> float:
             model a step, as much as the step reads, which may fit the cache.
     """
     nbytes = min(max(nbytes, LEAST_BYTES), MEMORY_BYTES)
-    return engine._compiler.backend.bandwidth(engine._pool, nbytes)
+    return engine._compiler.backend.bandwidth(engine._workers, nbytes)
 
 
 def arithmetic_peaks(engine: Engine) -> dict[str, float]:
     """Peak arithmetic rate of the workers in 10^9 operations per second, for every kind that the target supports."""
-    return engine._compiler.backend.peaks(engine._pool, engine._compiler)
+    return engine._compiler.backend.peaks(engine._workers, engine._compiler)

@@ -5,50 +5,51 @@ Runners stage, beside the engine: for generations in which no caller observes a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Ids
 
-from rlx.backends.base import Program
 from rlx.errors import NumericalError
-from rlx.runtime.session import Session
+from rlx.runners.engine.program_spec import GREEDY
+from rlx.runners.engine.stepper import Stepper
+from rlx.runtime.sequence import Sequence
 
 #: Maximum steps and seconds per call: an interrupt has to wait until the call returns.
 STEPS, SECONDS = 32, 0.05
 
 
-def greedy_run(
-    program: Program, session: Session, token: int, count: int, stops: Sequence[int], rows: int
-) -> list[int]:
-    """Appends `token` to the session, then the likeliest tokens after it, one by one.
+def greedy_run(stepper: Stepper, sequence: Sequence, token: int, count: int, stops: Ids[int] = ()) -> list[int]:
+    """Appends `token` to a sequence, then the likeliest tokens after it, one by one.
 
-    Ties go to the lower token id. The session then also holds all tokens of the result but the last.
+    Ties go to the lower token id. The sequence then also holds all tokens of the result but the last.
 
     Args:
-        program: a program for one row with the output `token`; weights and states are bound.
-        count: maximum number of tokens, for which the context must have room. At least one is returned, possibly
-            fewer than `count`.
+        count: maximum number of tokens. At least one is returned, possibly fewer than `count`.
         stops: token ids that end the run.
-        rows: number of rows of the embedding table; a token id beyond it also ends the run.
 
     Raises:
-        NumericalError: a logit is NaN or infinite; the session ends before the token that it followed.
+        PromptError: the context is full, or `token` is invalid.
+        PoolFullError: there is no room.
+        NumericalError: a logit is NaN or infinite; the sequence ends before the token that it followed.
     """
-    past = session.done
+    stepper.prepare(sequence, [token])
+    stepper.catch_up(sequence)
+    program, past = stepper.programs[GREEDY], sequence.done
+    steps = min(count, STEPS, stepper.limits.max_seq - past)
+    sequence.begin(steps)
     program.inputs["tokens"][:1] = token
     if "positions" in program.inputs:  # absent if every layer is recurrent
         program.inputs["positions"][:1] = past
-    steps = min(count, STEPS)
-    session.begin(steps)
-    found = program.repeat(steps, rows, stops, SECONDS, {"SEQ": 1, "PAST_SEQ": past, **session.states.extents})
-    end_run(session, token, found)
+    env = {"SEQ": 1, "PAST_SEQ": past, **stepper.place(program, sequence)}
+    found = program.repeat(steps, stepper.limits.ids, stops, SECONDS, env)
+    end_run(sequence, token, found)
     return found
 
 
-def end_run(session: Session, token: int, found: Sequence[int]) -> None:
-    """Adds `token` and all of `found` but the last to the session; `NumericalError` as `greedy_run`."""
-    session.end([token, *found[:-1]])
+def end_run(sequence: Sequence, token: int, found: Ids[int]) -> None:
+    """Adds `token` and all of `found` but the last to the sequence; `NumericalError` as `greedy_run`."""
+    sequence.end([token, *found[:-1]])
     if found[-1] < 0:
-        session.rewind(session.done - 1)
+        sequence.rewind(sequence.done - 1)
         raise NumericalError(
-            "a logit is NaN or infinite", where=f"position {len(session.ids)}",
+            "a logit is NaN or infinite", where=f"position {len(sequence)}",
             hint="the weights or the arithmetic are broken: check the file, or try precision='exact'",
         )  # fmt: skip

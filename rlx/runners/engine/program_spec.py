@@ -78,14 +78,15 @@ class ProgramSpec:
         """Bounds of symbols, for the compiler's options."""
         return (("PAST_SEQ", self.past),) if self.past else ()
 
-    def options(self, profile: CompileProfile, packed: tuple[str, ...] = ()) -> Options:
+    def options(self, profile: CompileProfile, packed: tuple[str, ...] = (), paged: bool = True) -> Options:
         """The compiler's options under a profile.
 
         Args:
             packed: names of tables that another graph of the model uses as matrices.
+            paged: whether full caches are pages of a pool.
         """
         more = {"all_rows": self.all_rows, "symbols": self.symbols, "whole": (HIDDEN,), "packed": packed}
-        return profile.options(self.seq, segments=self.segments, **more)
+        return profile.options(self.seq, segments=self.segments, paged=paged, **more)
 
     @property
     def advancing(self) -> ProgramSpec:

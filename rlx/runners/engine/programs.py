@@ -15,7 +15,7 @@ from rlx.errors import named_refusals
 from rlx.ir import text as ir_text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
-from rlx.passes.layout import MATRIX_LAYOUT, weight_table
+from rlx.passes.layout import FILE_LAYOUT, MATRIX_LAYOUT, weight_table
 from rlx.passes.options import Options
 from rlx.runners.engine.ahead import Ahead
 from rlx.runners.engine.program_spec import ProgramSpec
@@ -24,8 +24,6 @@ from rlx.runners.engine.ready import ProgramRecord, ReadyProgram, ReadyPrograms
 from rlx.runners.opening.setup import Setup
 from rlx.runtime.compile import CompiledProgram, Compiler, program_name
 from rlx.runtime.key import CompileKey
-
-_NO_STATES: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {})
 
 
 class Programs:
@@ -39,6 +37,7 @@ class Programs:
             loaded late.
         packed: names of tables that another graph of the model uses as matrices.
         ahead: the background compile, if there is one.
+        paged: whether full caches are pages of a pool.
 
     Attributes:
         tables: "prefill", "decode" and "batch"; without a capacity at first.
@@ -54,9 +53,13 @@ class Programs:
         addresses: Callable[[], Mapping[str, int]],
         packed: tuple[str, ...] = (),
         ahead: Ahead | None = None,
+        paged: bool = False,
     ) -> None:
         self._graph, self._setup, self._compiler, self._pool = graph, setup, compiler, pool
-        self._addresses, self._packed, self._states = addresses, packed, _NO_STATES
+        self._addresses, self._packed = addresses, packed
+        self._states: Mapping[str, int] = {}
+        self._strides: Mapping[str, int] = {}
+        self._paged = paged
         self._records: dict[ProgramSpec, ProgramRecord] = {}
         self.weights = weight_table(graph, packed)
         self._name, self._ahead = program_name(graph), ahead or Ahead(None)
@@ -83,18 +86,20 @@ class Programs:
         assert compiled.manifest["weights"].items() <= self.weights.items()  # the weights are packed before any compile
         program = compiled.instance(self._pool())
         program.bind(self._addresses())
-        program.bind(self._states[spec.turn])
+        program.bind(self._states)
+        program.bind_slots({name: (self._states[name], stride) for name, stride in self._strides.items()})
         return program, compiled.object_bytes
 
     def _all(self) -> Iterator[Program]:
         return chain.from_iterable(self.tables.values())
 
-    def bind(self, states: tuple[Mapping[str, int], Mapping[str, int]]) -> None:
-        """Binds every program to the states at these addresses; recurrent states have two buffers, chosen by `turn`."""
-        self._states = states
-        for table in self.tables.values():
-            for spec, program in table.items():
-                program.bind(states[spec.turn])
+    def bind(self, states: Mapping[str, int], strides: Mapping[str, int] | None = None) -> None:
+        """Sets the addresses of states, before the first program is made.
+
+        Args:
+            strides: bytes from a slot to the next, of states that have one for each sequence.
+        """
+        self._states, self._strides = states, strides or {}
 
     def compile(self, spec: ProgramSpec) -> CompiledProgram:
         """The program's code, from the compile cache if possible."""
@@ -115,7 +120,7 @@ class Programs:
 
     def _asked(self, spec: ProgramSpec) -> tuple[Graph, Options, CompileKey]:
         """The compiler's arguments for a spec: graph, options and compile key."""
-        graph, options = spec.variant(self._graph), spec.options(self._setup.profile, self._packed)
+        graph, options = spec.variant(self._graph), spec.options(self._setup.profile, self._packed, self._paged)
         return graph, options, self._compiler.program_key(graph, options, self._name)
 
     def ready(self) -> ReadyPrograms:
@@ -143,6 +148,12 @@ class Programs:
     def final_graph(self, spec: ProgramSpec) -> Graph:
         """The graph after all passes, with the node numbers that the manifest uses."""
         return ir_text.loads(self.compile(spec).final)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that are packed into memory, about; tables that stay in the file take none."""
+        rows = [row for row in self.weights.values() if row["layout"] != FILE_LAYOUT]
+        return sum(DTYPES[row["dtype"]].size(tuple(map(int, row["shape"]))) for row in rows)
 
     @property
     def arena_bytes(self) -> int:

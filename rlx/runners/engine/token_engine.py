@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlx.runners.engine.ahead import Ahead
-from rlx.runners.engine.batch import Batch
+from rlx.runners.engine.batch import SequenceBatch
 from rlx.runners.engine.ready import ReadyPrograms
 from rlx.runners.generation.requests import Logits
 from rlx.runners.speculation.mtp import HeadDrafter
@@ -79,8 +79,13 @@ class TokenEngine(Protocol):
         """Whether `greedy` can run."""
         ...
 
-    def greedy(self, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
-        """Appends `token` and the likeliest tokens after it, at most until one of `stops`.
+    @property
+    def current(self) -> Any:
+        """The sequence of the session."""
+        ...
+
+    def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
+        """Appends `token` and the likeliest tokens after it to a sequence, at most until one of `stops`.
 
         Returns:
             1 to `count` tokens; the last one is not appended.
@@ -116,7 +121,7 @@ class TokenEngine(Protocol):
         """A context with a temporary, empty session; on exit the previous session is restored."""
         ...
 
-    def batch(self, slots: int, length: int) -> AbstractContextManager[Batch]:
+    def batch(self, slots: int, length: int) -> AbstractContextManager[SequenceBatch]:
         """A context with `slots` sequences of at most `length` tokens; on exit the session is restored."""
         ...
 

@@ -22,6 +22,7 @@ from rlx.errors import UnknownArgumentError
 from rlx.passes.options import MAX_PAST, PRECISIONS
 from rlx.profile.option import option, options_of
 from rlx.profile.profile_options import ProfileOptions
+from rlx.runtime.limits import whole
 
 if TYPE_CHECKING:
     from rlx.profile import ProfileLike
@@ -42,6 +43,17 @@ Options = TypeVar("Options", bound="EngineOptions")
 Options_contra = TypeVar("Options_contra", bound="EngineOptions", contravariant=True)
 
 
+def parse_bytes(value: Any) -> int:
+    """A number of bytes, or a text such as "2GiB", as a number of bytes.
+
+    Raises:
+        ArgumentError: it is neither, or not above 0.
+    """
+    if isinstance(value, str):
+        return env.parse_size(value, "kv_bytes")
+    return whole("kv_bytes", value, 1, 1 << 62)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(ProfileOptions):
     """The options of an engine; None takes the profile's value or a default.
@@ -59,6 +71,15 @@ class EngineOptions(ProfileOptions):
         low=1,
         high=MAX_PAST,
         metavar="N",
+    )
+    kv_bytes: int | str | None = option(
+        None,
+        "Memory for the states of all sequences (KV caches, recurrent states, prefixes that are kept), such as 2GiB",
+        python="a number of bytes, or such a text",
+        default="half of the memory that the weights leave, for 1 to 64 whole contexts",
+        kind=object,
+        parse=parse_bytes,
+        metavar="SIZE",
     )
     precision: str | None = option(
         None,

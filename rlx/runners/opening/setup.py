@@ -16,7 +16,7 @@ from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.profile import CompileProfile
 from rlx.runners.opening.opened import check_types, open_model
-from rlx.runners.opening.options import EngineOptions
+from rlx.runners.opening.options import EngineOptions, parse_bytes
 from rlx.runtime.cache import CompileCache, checked_cache
 from rlx.runtime.kv import kv_dtype as cache_type
 from rlx.runtime.limits import context_length, warn_beyond, worker_count
@@ -39,6 +39,7 @@ class Setup:
         profile: with the caller's options merged in: the precision of both phases is set.
         source: the profile's file; None if it has none.
         kv_type: type of the KV cache.
+        kv_bytes: size of the pool of caches; None for the default.
     """
 
     profile: CompileProfile
@@ -49,6 +50,7 @@ class Setup:
     max_seq: int
     cache: CompileCache
     dump_ir: Path | None
+    kv_bytes: int | None = None
 
     @staticmethod
     def of(config: models.ModelConfig, weights: ModelWeights, chosen: EngineOptions) -> Setup:
@@ -75,6 +77,7 @@ class Setup:
             min(config.context, DEFAULT_CONTEXT) if length is None else context_length("max_seq", length),
             _cache(chosen.cache, profile),
             Path(chosen.dump_ir) if chosen.dump_ir else None,
+            None if chosen.kv_bytes is None else parse_bytes(chosen.kv_bytes),
         )
 
 

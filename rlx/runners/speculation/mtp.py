@@ -24,12 +24,14 @@ from rlx.backends.cpu.launch.drafts import Heads, Rounds, run_rounds
 from rlx.runners.engine.greedy import SECONDS
 from rlx.runners.engine.program_spec import HIDDEN, ProgramSpec
 from rlx.runners.engine.programs import Programs
+from rlx.runners.engine.stepper import Stepper
 from rlx.runners.opening.opened import Source, check_types
 from rlx.runners.opening.setup import Setup
 from rlx.runners.speculation.speculative import MOST, Hits
 from rlx.runtime.compile import Compiler, Progress
 from rlx.runtime.kv import States
 from rlx.runtime.prompt_embeddings import feed
+from rlx.runtime.sequence import Sequence as EngineSequence
 from rlx.runtime.tensors import Tensors
 from rlx.weights import ModelWeights
 
@@ -89,7 +91,7 @@ class Predictor:
         own = {name: row for name, row in programs.weights.items() if name != models.DRAFT_HEAD}
         tensors.load(own, Source(weights, config), progress)
         states = States(graph, setup.max_seq, setup.profile.buckets[-1])
-        programs.bind(states.addresses)
+        programs.bind(states.addresses[0])
         return cls(programs, setup.profile.ranges, states, rows)
 
     def hear(self, start: int, ids: Sequence[int], hidden: Floats) -> None:
@@ -202,6 +204,10 @@ class HeadDrafter:
         self._open = list(drafts)
         return drafts
 
+    def hear(self, start: int, ids: Sequence[int], hidden: Floats) -> None:
+        """Receives a step of the model, see `Predictor.hear`."""
+        self._predictor.hear(start, ids, hidden)
+
     def forget(self, length: int) -> None:
         """Follows a rewind: the session was cut to its first `length` tokens."""
         self._predictor.forget(length)
@@ -223,3 +229,25 @@ class HeadDrafter:
         right = [ids[0], *found.tokens[:-1]][-found.right :]
         predictor.hear(last, right, models[(found.rounds - 1) % 2].output(HIDDEN, SEQ=found.right))
         return found
+
+
+class Predicting:
+    """Connects the MTP head to a sequence, as a context manager: the head receives the hidden states of each step.
+
+    A class, not a generator: an interrupt can leave a generator suspended; it would then finish later, while the engine
+    computes something else.
+    """
+
+    def __init__(self, stepper: Stepper, sequence: EngineSequence, drafter: HeadDrafter) -> None:
+        self.sequence, self._stepper, self._drafter = sequence, stepper, drafter
+
+    def hear(self, start: int, ids: Sequence[int], hidden: Floats) -> None:
+        """Receives a step of the model, see `Predictor.hear`."""
+        self._drafter.hear(start, ids, hidden)
+
+    def __enter__(self) -> HeadDrafter:
+        self._stepper.listener = self
+        return self._drafter
+
+    def __exit__(self, *error: object) -> None:
+        self._stepper.listener = None

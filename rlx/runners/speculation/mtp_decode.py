@@ -5,72 +5,79 @@ Runners stage, beside `greedy.py`, which generates one token per step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Ids
 from dataclasses import replace
 
 from rlx.backends.base import Program
 from rlx.errors import NumericalError
 from rlx.runners.engine.greedy import SECONDS, end_run
 from rlx.runners.engine.program_spec import ProgramSpec
-from rlx.runners.engine.programs import Programs
+from rlx.runners.engine.stepper import Stepper
 from rlx.runners.speculation.mtp import ROWS, HeadDrafter
 from rlx.runners.speculation.speculative import MOST, Counters
 from rlx.runtime.prompt_embeddings import feed
-from rlx.runtime.session import Session
+from rlx.runtime.sequence import Sequence
 
 TOKENS = 256  # maximum number per call
 
 
 def drafted_run(
-    programs: Programs,
-    session: Session,
+    stepper: Stepper,
+    sequence: Sequence,
     drafter: HeadDrafter,
     token: int,
     count: int,
-    stops: Sequence[int],
-    rows: int,
+    stops: Ids[int],
     counters: Counters,
 ) -> list[int]:
     """As `greedy_run`: appends `token` and the likeliest tokens after it. Returns [] if there are no drafts.
 
+    Nor are there any if the model has both rings and recurrent states: the programs alternate between two slots.
+
     Args:
-        drafter: its MTP head has followed the session.
-        count, stops, rows: as in `greedy_run`.
+        drafter: its MTP head has followed the sequence.
+        count, stops: as in `greedy_run`.
         counters: incremented.
 
     Raises:
-        NumericalError: as `greedy_run`.
+        PromptError, PoolFullError, NumericalError: as `greedy_run`.
     """
+    stepper.prepare(sequence, [token])
+    stepper.catch_up(sequence)
+    if sequence.recurrent and not sequence.memory.can_alternate:
+        return []
+    past = sequence.done
+    most = min(count, TOKENS, stepper.limits.max_seq - past)
     drafter.observe(token)
-    ids = [token, *drafter.propose(min(count - 1, MOST))]
+    ids = [token, *drafter.propose(min(most - 1, MOST))]
     if len(ids) == 1:
         return []
-    models, past, most = _models(programs, session), session.done, min(count, TOKENS)
+    sequence.begin(most, alternating=True)
+    models = _models(stepper, sequence)
     feed(models[0].inputs, ids, past, None)
-    for model in models:
-        model.prepare({"SEQ": len(ids), "PAST_SEQ": past, **session.states.extents})
+    for turn, model in enumerate(models):
+        model.prepare({"SEQ": len(ids), "PAST_SEQ": past, **stepper.place(model, sequence, swapped=turn == 1)})
         if model.then:
             model.then.prepare({"SEQ": 1})
-    session.begin(most, turns=True)
-    found = drafter.rounds(models, ids, count=most, rows=rows, stops=stops, seconds=SECONDS)
-    session.states.turn ^= found.rounds % 2
+    found = drafter.rounds(models, ids, count=most, rows=stepper.limits.ids, stops=stops, seconds=SECONDS)
+    if found.rounds % 2 and sequence.recurrent:
+        sequence.memory.take_spare()
     counters.steps += found.rounds
     counters.drafted += found.drafted
     counters.accepted += found.accepted
     try:
-        end_run(session, token, found.tokens)
+        end_run(sequence, token, found.tokens)
     except NumericalError:
-        drafter.forget(len(session.ids))
+        drafter.forget(len(sequence))
         raise
     return found.tokens
 
 
-def _models(programs: Programs, session: Session) -> tuple[Program, Program]:
-    """The two verifying programs, in the order in which they run; one for each buffer of the recurrent states.
+def _models(stepper: Stepper, sequence: Sequence) -> tuple[Program, Program]:
+    """The two verifying programs, in the order in which they run; each reads the slot that the other one writes.
 
     They return the likeliest token after each row, and the hidden states for the MTP head.
     """
-    spec = ProgramSpec(ROWS, all_rows=True, hidden=True, greedy=True, verifies=bool(session.recurrent))
-    turns = (session.states.turn, 1 - session.states.turn) if session.recurrent else (0, 0)
-    now, after = (programs[replace(spec, turn=turn)] for turn in turns)
+    spec = ProgramSpec(ROWS, all_rows=True, hidden=True, greedy=True, verifies=sequence.recurrent)
+    now, after = (stepper.programs[replace(spec, turn=turn if sequence.recurrent else 0)] for turn in (0, 1))
     return now, after

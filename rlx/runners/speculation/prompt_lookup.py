@@ -7,7 +7,7 @@ while no draft is found: drafts are looked for only between runs, so a long run 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,7 +20,9 @@ LONGEST = 8  # maximum number of plain steps in a run
 class RunningEngine(VerifyingEngine, Protocol):
     """The part of an engine that this module uses; `rlx.runners.engine.engine.Engine` implements it."""
 
-    def greedy(self, token: int, count: int, stops: Sequence[int] = ()) -> list[int]: ...
+    @property
+    def current(self) -> Any: ...
+    def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = ()) -> list[int]: ...
 
 
 class LookedUp:
@@ -46,7 +48,7 @@ class LookedUp:
         return found
 
     def _plain(self, token: int, count: int, stops: Sequence[int]) -> list[int]:
-        found = self._engine.greedy(token, min(count, self._run), stops)
+        found = self._engine.greedy(self._engine.current, token, min(count, self._run), stops)
         self._run = min(2 * self._run, LONGEST)
         self._counters.steps += len(found)
         return found

@@ -71,6 +71,7 @@ class NativeProgram(Program):
         self._context = self._make_context()
         self._unbound = self._place_arena()
         self._positions = self._by_name()
+        self._selected: tuple[int, int] | None = None  # slots whose addresses the arguments hold
         self._step, self._context_address = self._code.addresses["step"], self._context.ctypes.data
         self._plans: dict[tuple[Any, ...], list[int]] = {}  # plans of `repeat`, by carried value and first program
 
@@ -113,11 +114,16 @@ class NativeProgram(Program):
         # Rows of the argument table that change with the slot: which, by which of the two slots, their place in slot 0.
         self._slot_rows, self._slot_columns = (np.array([row[at] for row in rows], np.intp) for at in (0, 3))
         self._slot_starts, self._slot_bytes = (np.array([row[at] for row in rows], np.uint64) for at in (1, 2))
+        self._selected = None
         super().bind_slots(states)
 
     def select_slot(self, slot: int, written: int | None = None) -> None:
-        slots = np.array([slot, slot if written is None else written], np.uint64)
-        self._args[self._slot_rows] = self._slot_starts + slots[self._slot_columns] * self._slot_bytes
+        chosen = slot, slot if written is None else written
+        if self._selected != chosen:  # mostly it is the same from step to step
+            self._selected = None
+            slots = np.array(chosen, np.uint64)
+            self._args[self._slot_rows] = self._slot_starts + slots[self._slot_columns] * self._slot_bytes
+            self._selected = chosen
         if self.then:
             self.then.select_slot(slot, written)
 

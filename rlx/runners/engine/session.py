@@ -1,0 +1,209 @@
+"""The session of an engine: the calls of callers that keep one sequence, such as a runner's `prefill_logits`.
+
+Runners stage, under `engine.py`. These are thin: the sequence holds ids and states, and `stepper.py` computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Ids
+
+import numpy as np
+
+from rlx.errors import ArgumentError, PoolFullError, PromptError, SnapshotError
+from rlx.runners.engine.program_spec import HIDDEN, LOGITS
+from rlx.runners.engine.stepper import Stepper
+from rlx.runners.generation.requests import Logits
+from rlx.runtime.prompt_embeddings import PromptEmbeddings
+from rlx.runtime.sequence import Sequence
+from rlx.runtime.sequence_snapshot import check_snapshot, restore, take_snapshot
+from rlx.runtime.snapshot import Snapshot
+
+FEW = 16  # dropping fewer tokens than this is a rejected draft, not another prompt
+
+
+class Session:
+    """A session: one sequence at a time.
+
+    Attributes:
+        stepper: computes.
+        max_seq: how many tokens the session may hold.
+    """
+
+    stepper: Stepper
+    max_seq: int
+    _sequence: Sequence  # the current one
+    _home: Sequence  # the session's own, which `scratch` replaces for a while
+    _identity: str  # of the model
+    _path: object  # of the model's file, for messages
+
+    @property
+    def current(self) -> Sequence:
+        """The sequence that the calls work on."""
+        return self._sequence
+
+    @property
+    def past(self) -> int:
+        """Number of tokens in the session."""
+        return len(self._sequence)
+
+    @property
+    def ids(self) -> list[int]:
+        """The token ids of the session; a copy."""
+        return self._sequence.ids.tolist()
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def forward(self, ids: Ids[int], all_rows: bool = False) -> Logits:
+        """Appends ids to the session.
+
+        After an error or an interrupt the session holds the ids of the chunks that were finished.
+
+        Returns:
+            float32 [vocab], the logits after the last id, or with `all_rows` [len(ids), vocab].
+
+        Raises:
+            PromptError: no ids, or more than the cache has room for.
+            PoolFullError: the pool has no room for them.
+        """
+        rows = list(self._pieces(ids, all_rows))
+        return np.concatenate(rows) if all_rows else rows[-1][0]
+
+    def forward_rows(self, ids: Ids[int]) -> Iterator[Logits]:
+        """As `forward` with `all_rows`, in pieces float32 [some rows, vocab], each computed on demand."""
+        return self._pieces(ids, True)
+
+    def hidden_rows(self, ids: Ids[int]) -> Iterator[Logits]:
+        """As `forward_rows`, but returns the hidden states before the head: float32 [some rows, hidden]."""
+        return self._pieces(ids, False, HIDDEN)
+
+    def _pieces(self, ids: Ids[int], all_rows: bool, output: str = LOGITS) -> Iterator[Logits]:
+        self._prepare(ids)
+        yield from self.stepper.pieces(self._sequence, ids, all_rows, output)
+        if len(ids) > 1:
+            self._sequence.mark()
+
+    def _prepare(self, ids: Ids[int]) -> None:
+        """Checks that there is room for some ids, takes it, and brings the states up to date."""
+        self.stepper.prepare(self._sequence, ids)
+        sequence, missing = self._sequence, len(self._sequence) - self._sequence.done
+        try:
+            self.stepper.pool.reserve([(sequence, missing + len(ids), False)])
+        except PoolFullError:
+            if sequence is self._home:
+                raise
+            self._home.pause()
+            self.stepper.pool.reserve([(sequence, missing + len(ids), False)])
+        self.stepper.catch_up(sequence)
+
+    def verify(self, ids: Ids[int]) -> Logits:
+        """As `forward` with `all_rows`, for drafts: all ids but the first may be rejected.
+
+        Recurrent states are unchanged until the next call. `trim` is free before it. The next call then updates the
+        states by the ids that remain.
+
+        Raises:
+            PromptError, PoolFullError: as `forward`.
+        """
+        self._prepare(ids)
+        return self.stepper.run(self._sequence, ids, True, aside=len(ids) > 1 and self._sequence.recurrent)
+
+    def forward_embeddings(self, ids: Ids[int], embeddings: PromptEmbeddings) -> Logits:
+        """Starts a session of `ids`, computed from prompt embeddings; otherwise as `forward`.
+
+        Layers with their own embedding tables look `ids` up there. After an error the session is empty.
+        """
+        self.reset()
+        self._sequence.embeddings = embeddings
+        try:
+            return self.forward(ids)
+        except BaseException:
+            self.reset()
+            raise
+
+    # -- going back -----------------------------------------------------------------------------------------------
+
+    def trim(self, length: int) -> None:
+        """Drops everything after the first `length` tokens; exact up to rounding for every kind of state.
+
+        This is free for full caches, and for rings up to the number of tokens that they hold beyond the window.
+        Otherwise, and with recurrent states, it restores the newest checkpoint at or before `length`, and the next
+        `forward` recomputes the ids after it, or all ids if there is no checkpoint. What is dropped stays in the prefix
+        index, unless it is only a few tokens.
+
+        Raises:
+            ArgumentError: the session holds fewer tokens, or `length` is negative.
+        """
+        if not 0 <= length <= self.past:
+            raise ArgumentError(f"cannot trim to {length}: the cache holds {self.past} tokens")
+        if self.past - length > FEW:
+            self._sequence.publish()
+        self._sequence.rewind(length)
+
+    def reset(self) -> None:
+        """Empties the session."""
+        self.trim(0)
+
+    def snapshot(self) -> Snapshot:
+        """A copy of the session: its ids, the used part of every cache, and the recurrent states."""
+        if self.past:
+            self.stepper.refresh(self._sequence)
+        return take_snapshot(self._sequence, self._identity)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Replaces the session by a snapshot, also by one of another engine of the same model.
+
+        The context length may differ; the cache types must be the same.
+
+        Raises:
+            SnapshotError: it is of another model or other state formats; the session is unchanged.
+            PromptError: it holds more tokens than the context.
+            PoolFullError: the pool has no room for it; the session is unchanged.
+        """
+        check_snapshot(self.stepper.pool.memory, snapshot)
+        if snapshot.position > self.max_seq:
+            what = f"a snapshot of {snapshot.position} tokens does not fit the context of {self.max_seq}"
+            raise PromptError(what, hint="Open the model with a larger max_seq.")
+        if snapshot.model != self._identity:
+            what = f"the snapshot is of another model ({snapshot.model[:12]}, this is {self._identity[:12]})"
+            raise SnapshotError(what, where=self._path, hint="Open the file that it was taken from.")
+        most = self.stepper.limits.ids
+        wrong = next((i for i in snapshot.ids if not 0 <= i < most), None)
+        if wrong is not None:  # a rewind would look its embedding up
+            what = f"the snapshot has the token id {wrong}, expected ids from 0 to {most - 1}"
+            raise SnapshotError(what, where="restore", hint="The file is damaged: take the snapshot anew.")
+        restore(self._sequence, snapshot)
+
+    def scratch(self) -> Scratch:
+        """A context with a temporary, empty session; on exit the previous session is restored."""
+        return Scratch(self)
+
+    def swap(self, sequence: Sequence | None = None) -> None:
+        """Makes a sequence the current one; by default the session's own."""
+        self._sequence = self._home if sequence is None else sequence
+        if self._sequence is self._home:
+            self._home.resume()
+
+
+class Scratch:
+    """Replaces a session by an empty one, as a context manager.
+
+    A class, not a generator: an interrupt can leave a generator suspended; it would then finish later, while the engine
+    computes something else.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._sequence: Sequence | None = None
+
+    def __enter__(self) -> Session:
+        self._sequence = self._session.stepper.pool.open(shared=False)
+        self._session.swap(self._sequence)
+        return self._session
+
+    def __exit__(self, *error: object) -> None:
+        if self._sequence is not None and error[0] is None:
+            self._sequence.close()
+        elif self._sequence is not None:
+            self._sequence.discard()  # what it holds may be NaN
+        self._session.swap()
