@@ -12,7 +12,6 @@ The meaning: the op without the attribute, applied to the rows of each segment, 
   is i32[SEGMENTS, 5] then: the fifth number is the slot that is written. Other ops ignore it.
 - A segment may have no rows. Rows of no segment are not computed: their results may hold anything.
 - Segments must not share rows, nor slots, nor pages that one of them writes.
-- Attention in bf16 leaves segments of one row in f32, as a decode step of one sequence does.
 
 The other ops work row by row, so they know nothing of segments.
 """
@@ -75,12 +74,7 @@ def of_one(op: str, inputs: tuple[Node, ...], attrs: Attrs, rows: DimLike) -> tu
     letters, _ = roles(op, attrs)
     operands = tuple(_stand_in(i, n, role, rows) for i, (n, role) in enumerate(zip(inputs[:-1], letters, strict=True)))
     own = {k: dims.bind(v, {"SEQ": rows}) if isinstance(v, dims.Dim) else v for k, v in attrs.items()}
-    return operands, {**_arithmetic(own, rows), "segments": False}
-
-
-def _arithmetic(attrs: Attrs, rows: DimLike) -> dict[str, Any]:
-    """The attributes for a segment of this size: one row is not rounded to bf16."""
-    return {**attrs, "bf16": False} if rows == 1 and attrs.get("bf16") else dict(attrs)
+    return operands, {**own, "segments": False}
 
 
 def _stand_in(i: int, node: Node, role: str, rows: DimLike) -> Node:
@@ -147,7 +141,7 @@ def meaning(op: str, plain: Any) -> Any:
                 operands[at] = new
             own = [_own(v, role, number, place) for v, role in zip(operands, letters, strict=True)]
             count = place[ROWS]
-            value = plain(own, _arithmetic(a, count), {**env, "SEQ": count, "PAST_SEQ": place[PAST]})
+            value = plain(own, a, {**env, "SEQ": count, "PAST_SEQ": place[PAST]})
             result_rows, state = value if isinstance(value, tuple) else (value, value)
             if new is not None:
                 new[_place_of(letters[at], place)] = state

@@ -106,8 +106,6 @@ def alone(case: Case, arrays: dict[str, Array], number: int, paged: bool) -> tup
         elif n.op == "state":
             found = found[written if n.name.startswith("new") else slot]
         own[n.name] = found
-    if attrs.get("bf16") and rows == 1:
-        attrs = {**attrs, "bf16": False}
     env = {**ENV, "SEQ": rows, "PAST_SEQ": past, "CTX": own[operands[1].name].shape[1] if paged else ENV["CTX"]}
     if paged and op != "attention":
         env["CTX"] = own[operands[0].name].shape[1]

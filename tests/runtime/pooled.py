@@ -14,6 +14,7 @@ from rlx.ir import dims, text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.ir.pages import PAGE
+from rlx.ir.rounding import to_bf16
 from rlx.passes.layout import weight_table
 from rlx.passes.options import Options
 from rlx.passes.pages import full_caches
@@ -76,7 +77,8 @@ class Pool:
             elif row["layout"] == "file":
                 self.tensors.add_table(name, value.view(np.uint8).reshape(-1))
             else:
-                self.tensors.add_matrix(name, value.view(np.uint8).reshape(-1), DTYPES[row["dtype"]], *value.shape)
+                raw = to_bf16(value) if row["dtype"] == "bf16" else value
+                self.tensors.add_matrix(name, raw.view(np.uint8).reshape(-1), DTYPES[row["dtype"]], *value.shape)
 
     def program(self, seq: tuple[int, int], graph: Graph | None = None, **options: Any) -> Program:
         """A program for `seq` rows of the graph or a variant of it; options as in `Options`, but paged by default."""

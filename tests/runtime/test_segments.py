@@ -15,7 +15,7 @@ from runners import hybrid
 from rlx.errors import ArgumentError, GraphError
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ, value
-from rlx.ir.dtypes import I32, KV_DTYPES, DType
+from rlx.ir.dtypes import BF16, F16, I32, KV_DTYPES, DType
 from rlx.ir.graph import Graph
 from rlx.ir.pages import PAGE
 from rlx.models import variants
@@ -159,19 +159,32 @@ KINDS_OF_ATTENTION = [
 
 @pytest.mark.parametrize(("dtype", "window", "pictures"), KINDS_OF_ATTENTION, ids=str)
 def test_caches_of_every_type(dtype: DType, window: int | None, pictures: bool, cache: CompileCache) -> None:
+    check_bits(attention_graph(dtype, window, pictures), pictures, cache)
+
+
+def test_attention_in_bf16(cache: CompileCache) -> None:
+    """It is in bf16 if a linear is, and the target has such products: for one row and for several."""
+    graph = attention_graph(F16, None, False)
+    q = graph.leaves("input")["q"]
+    graph.output("z", ops.linear(ops.reshape(q, [SEQ, 128]), graph.weight("w", [16, 128], BF16), bf16=True))
+    check_bits(graph, False, cache, precision="auto", deterministic=True)
+
+
+def check_bits(graph: Graph, pictures: bool, cache: CompileCache, **options: Any) -> None:
     """The bits of each segment are those of a call of its own over a contiguous cache.
 
     The longest text is long enough for single rows whose positions are split into ranges, whose sums meet in scratch
     memory of the segment. Rows of pictures see a few later positions, as far as the segment has them.
     """
-    graph, rng, lengths = attention_graph(dtype, window, pictures), np.random.default_rng(6), (700, 40, 170)
+    rng, lengths = np.random.default_rng(6), (700, 40, 170)
+    weights = {name: rng.standard_normal((16, 128)) for name in graph.leaves("weight")}
     shapes = {"q": 4, "k": 2, "v": 2}
     rows = {n: [rng.standard_normal((m, heads, 32)).astype(np.float32) for m in lengths] for n, heads in shapes.items()}
     rows |= {"visible": [np.arange(m, dtype=np.int32) // 12 * 12 + 11 for m in lengths]} if pictures else {}
     tables, found = page_tables(lengths, 20, rng), [np.zeros((m, 128), np.float32) for m in lengths]
     taken = []
-    with Pool(graph, {}, cache=cache, pages=20) as pool:
-        batch = pool.program((1, MOST_ROWS), segments=True, all_rows=True)
+    with Pool(graph, weights, cache=cache, pages=20) as pool:
+        batch = pool.program((1, MOST_ROWS), segments=True, all_rows=True, **options)
         for step in steps(lengths, seed=4):
             inputs = {name: step.put(values) for name, values in rows.items()}
             inputs |= {"segments": step.segments, "pages": tables[[i for i, *_ in step.parts]]}
@@ -179,8 +192,9 @@ def test_caches_of_every_type(dtype: DType, window: int | None, pictures: bool, 
             for i, past, part in step.taken(pool.run(batch, inputs, **sizes)["y"]):
                 found[i][past : past + len(part)] = part
             taken += step.parts
-    with Pool(graph, {}, cache=cache, pages=11) as pool:
-        single, several = (pool.program(seq, all_rows=True, paged=False) for seq in ((1, 1), (2, MOST_ROWS)))
+    options |= {"all_rows": True, "paged": False}
+    with Pool(graph, weights, cache=cache, pages=11) as pool:
+        single, several = (pool.program(seq, **options) for seq in ((1, 1), (2, MOST_ROWS)))
         for i, past, count in sorted(part for part in taken if part[2]):
             own = {name: values[i][past : past + count] for name, values in rows.items()}
             want = pool.run(single if count == 1 else several, own, SEQ=count, PAST_SEQ=past)["y"]
