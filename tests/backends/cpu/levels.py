@@ -5,10 +5,14 @@ Level `amx` is `avx512` but for the kernels on tiles, whose tests take `TILE_TAR
 
 from __future__ import annotations
 
+import foreign
+
 from rlx.backends.cpu import target as targets
 from rlx.backends.cpu.target import Target, supported_levels
 
 _HOST = [Target.host(level) for level in supported_levels(targets._host()[1])]
+if foreign.EMULATOR:  # kernels of another machine, see `foreign.py`
+    _HOST = [foreign.target()]
 
 LEVELS = [t for t in _HOST if not t.has_bf16_tiles]
 

@@ -7,7 +7,9 @@ import itertools
 from functools import cache
 from typing import Any
 
+import foreign
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from rlx.backends.cpu.kernel import Kernel
@@ -23,6 +25,8 @@ def load(kernel: Kernel, target: Target) -> Any:
     """A ctypes function: one `c_void_p` a buffer, one `c_int64` an extent, begin and end. Calls release the GIL."""
     import llvmlite.binding as llvm
 
+    if target.triple == foreign.TRIPLE:
+        pytest.skip("calls code of this machine")
     builder = llvm.JITLibraryBuilder().add_object_img(emit_object(kernel, target)).add_current_process()
     jit = llvm.create_lljit_compiler(target.machine(), use_jit_link=True)
     tracker = builder.export_symbol(kernel.symbol).link(jit, f"kernel{next(_names)}")
@@ -38,6 +42,9 @@ def run(kernel: Kernel, target: Target, *arrays: Array, begin: int = 0, end: int
     assert all(a.flags.c_contiguous for a in arrays)
     sizes = [extents.pop(name) for name in kernel.extents]
     assert not extents, f"unknown extents {sorted(extents)}"
+    if target.triple == foreign.TRIPLE:
+        foreign.run(kernel, arrays, [*sizes, begin, end], emit_object(kernel, target))
+        return
     load(kernel, target)(*(a.ctypes.data for a in arrays), *sizes, begin, end)
 
 
@@ -45,7 +52,9 @@ def optimized(kernel: Kernel, target: Target) -> Any:
     """The kernel's LLVM module after the pass pipeline that the linker uses."""
     import llvmlite.binding as llvm
 
+    machine = target.machine()
     module = llvm.parse_assembly(kernel.llvm)
+    module.triple, module.data_layout = target.triple, str(machine.target_data)
     module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.slp_vectorization = False
@@ -55,6 +64,7 @@ def optimized(kernel: Kernel, target: Target) -> Any:
     return module
 
 
+@cache
 def emit_object(kernel: Kernel, target: Target) -> bytes:
     """The kernel as an object file."""
     return bytes(target.machine().emit_object(optimized(kernel, target)))

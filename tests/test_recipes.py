@@ -1,0 +1,216 @@
+"""The recipes of CONTRIBUTING.md: a toy op, kernel, backend and engine option, each added at the places named there.
+
+Nothing else is touched, so a further place that an addition needs fails here, and so does a recipe that forgets one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx import backends
+from rlx.backends import base
+from rlx.backends.base import Backend, Built, Code, Loadable, Lowered, Packer, manifest_of
+from rlx.backends.cpu import select
+from rlx.backends.cpu.calls import Units
+from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.loops import HOLE, Ptr, loop_kernel
+from rlx.backends.cpu.target import Target as CpuTarget
+from rlx.backends.reference.program import Alone, ReferenceProgram
+from rlx.errors import ArgumentError, CompileError
+from rlx.ir import flops, infer, interp, ops, text
+from rlx.ir.dims import SEQ
+from rlx.ir.dtypes import F32, DType
+from rlx.ir.graph import Graph
+from rlx.ir.meaning import Array, Attrs, Env
+from rlx.ir.node import Node
+from rlx.ir.op_table import OPS, REQUIRED, Op
+from rlx.passes import pipeline
+from rlx.passes.capabilities import Capabilities
+from rlx.profile.option import option
+from rlx.runners.opening.options import EngineOptions, takes_options
+from rlx.runtime.cache import CompileCache
+
+ROOT = Path(__file__).parent.parent
+X = np.arange(8, dtype=np.float32).reshape(2, 4) - 3
+
+#: Recipe -> the modules whose tables or classes the toys below are entered in.
+PLACES: dict[str, list[Any]] = {
+    "Add an op": [OPS, infer, flops],
+    "Add a kernel": [select],
+    "Add a backend": [backends, base],
+    "Add an engine option": [EngineOptions],
+}
+
+
+@pytest.mark.parametrize("title", PLACES)
+def test_a_recipe_names_the_places(title: str) -> None:
+    recipe = re.search(rf"^### {title}\n(.*?)^##", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
+    assert recipe, f"no recipe is called {title!r}"
+    table = "rlx.ir.op_table"
+    for place in PLACES[title]:
+        module = table if place is OPS else getattr(place, "__module__", None) or place.__name__
+        path = Path(sys.modules[module].__file__ or "").relative_to(ROOT).as_posix()
+        assert path in recipe[1], f"{title} does not name {path}"
+
+
+# -- an op and its kernel ---------------------------------------------------------------------------------------------
+
+
+def raised(x: list[Array], a: Attrs, env: Env) -> Array:
+    """x + by."""
+    return x[0] + x[0].dtype.type(a["by"])
+
+
+@pytest.fixture
+def toy_op(monkeypatch: pytest.MonkeyPatch) -> Callable[[Node, float], Node]:
+    """The builder of an op that adds a number, entered in the op table."""
+    monkeypatch.setitem(OPS, "toy", Op("toy", {"by": REQUIRED}, infer.unary("toy"), raised, flops.each(1)))
+    return lambda x, by: ops.make("toy", x, by=by)
+
+
+def toy_graph(op: Callable[[Node, float], Node]) -> Graph:
+    graph = Graph("toy")
+    graph.output("y", op(graph.input("x", [SEQ, 4]), 1.5))
+    return graph
+
+
+def test_an_op(toy_op: Any) -> None:
+    graph = toy_graph(toy_op)
+    assert text.loads(str(graph)) == graph
+    assert np.array_equal(interp.run(graph, {"x": X}, {"SEQ": 2})[0]["y"], X + 1.5)
+    with rlx.compile(graph, device="reference", cache=CompileCache(policy="off")) as exe:
+        assert np.array_equal(exe(x=X)["y"], X + 1.5)
+    with pytest.raises(CompileError, match="no kernel serves"):
+        rlx.compile(graph, cache=CompileCache(policy="off"))
+
+
+WIDTH: int = HOLE
+BY: float = HOLE
+
+
+def _toy(x: Ptr, out: Ptr, begin: int, end: int) -> None:
+    for i in range(begin * WIDTH, end * WIDTH):
+        out[i] = x[i] + BY
+
+
+def toy_kernel(width: int, by: float) -> Kernel:
+    return loop_kernel(_toy, {"WIDTH": width, "BY": np.float32(by)}, [("x", F32), ("out", F32)])
+
+
+def test_a_kernel(toy_op: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def toy(node: Node, target: CpuTarget) -> Any:
+        return select._call(node, toy_kernel(select.width(node), node["by"]), Units(select.rows(node)))
+
+    monkeypatch.setitem(select.KERNELS, "toy", toy)
+    monkeypatch.setenv("RLX_VERIFY", "1")
+    with rlx.compile(toy_graph(toy_op), cache=CompileCache(policy="off")) as exe:
+        assert np.array_equal(exe(x=X)["y"], X + 1.5)
+        assert "BY = 1.5" in exe.source("toy")
+
+
+# -- a backend --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ToyTarget:
+    """A machine that can do nothing in particular."""
+
+    level: str = "toy"
+
+    @property
+    def backend(self) -> Backend:
+        return backends.backend("toy")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(bf16_dots=False, bf16_tiles=False)
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        return {}
+
+    def describe(self) -> dict[str, str]:
+        return {"level": self.level}
+
+
+class ToyBackend(Backend):
+    """Programs are computed by NumPy, and counted."""
+
+    name, programs = "toy", 0
+
+    def target(self, level: str | None = None) -> ToyTarget:
+        return ToyTarget()
+
+    def build(self, program: Lowered, target: ToyTarget, on_kernel: base.OnKernel) -> Built:
+        return Built({}, manifest_of(program, lambda node: f"toy_{node.op}"), 0)
+
+    def load(self, stored: Loadable) -> Code:
+        self.programs += 1
+        return Code(partial(ReferenceProgram, pipeline.place(stored.graph(), stored.options), stored.manifest), 0)
+
+    def workers(self, count: int, builder: base.Builder) -> Alone:
+        return Alone()
+
+    def packer(self, dtype: DType, workers: Alone, builder: base.Builder) -> Packer:
+        return backends.backend("reference").packer(dtype, workers, builder)
+
+
+@pytest.fixture
+def toy_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[ToyBackend]:
+    """A backend in a module of its own, entered in the table of devices."""
+    found = ToyBackend()
+    monkeypatch.setitem(sys.modules, "toy_backend", SimpleNamespace(BACKEND=found))
+    monkeypatch.setitem(backends.MODULES, "toy", "toy_backend")
+    yield found
+
+
+def test_a_backend(toy_backend: ToyBackend, demo_model: Path) -> None:
+    assert rlx.devices()[-1] == "toy"
+    options: dict[str, Any] = {"max_seq": 32, "profile": {"buckets": {"seq": [1, 32]}}, "compile_ahead": False}
+    found = {}
+    for device in ("toy", "cpu"):
+        with rlx.auto_runner(demo_model, device=device, precision="exact", **options) as runner:
+            assert runner.device == device
+            found[device] = list(runner.generate([1, 2, 3], 3, stop_at_eog=False))
+    assert found["toy"] == found["cpu"]
+    assert toy_backend.programs == 2
+
+
+# -- an engine option -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyOptions(EngineOptions):
+    """The options, with one more."""
+
+    toys: int | None = option(None, "How many toys", default="none", kind=int, low=0, metavar="N")
+
+
+@takes_options(ToyOptions)
+def open_toy(path: Any = None, *, options: ToyOptions) -> ToyOptions:
+    """Opens nothing.
+
+    Args:
+        options: the fields of `ToyOptions`.
+    """
+    return options
+
+
+def test_an_engine_option() -> None:
+    assert open_toy(toys=3).toys == 3
+    assert inspect.signature(open_toy).parameters["toys"].default is None
+    assert "toys: how many toys; by default none." in (open_toy.__doc__ or "")
+    with pytest.raises(ArgumentError, match="toys is -1, expected a number of at least 0"):
+        open_toy(toys=-1)
