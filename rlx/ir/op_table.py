@@ -52,6 +52,8 @@ class Op:
         in_prologue: True if every worker may compute it for itself, see the pass `schedule`: it has no effect, and with
             one row it is a single unit of work or a few small ones.
         numbers: the operand with row numbers, which are checked before a run; None if there is none.
+        roles: for ops over states the roles of the operands and of the result, see `rlx.ir.segments`. The op then has
+            the attribute `segments`, and `paged` if one of them is a cache.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Op:
     multiplies: bool = False
     in_prologue: bool = False
     numbers: RowNumbers | None = None
+    roles: segments.Roles | None = None
 
 
 REQUIRED = object()
@@ -92,11 +95,13 @@ _ASIDE = {"aside": False}
 
 def _extended(row: Op) -> Op:
     """The row of an op over a state, extended by the attributes `paged` and `segments`, see `pages` and `segments`."""
-    for module, attribute in ((pages, "paged"), (segments, "segments")):
-        if row.name in module.OPS:
-            rule, meant = module.rule(row.name, row.infer), module.meaning(row.name, row.meaning)
-            row = replace(row, attrs={**row.attrs, attribute: False}, infer=rule, meaning=meant)
-    return row
+    if row.roles is None:
+        return row
+    rule, meant, attrs = row.infer, row.meaning, dict(row.attrs)
+    if "c" in row.roles[0]:
+        rule, meant, attrs["paged"] = pages.rule(row.name, rule), pages.meaning(row.name, meant), False
+    rule, meant = segments.rule(row.name, row.roles, rule), segments.meaning(row.roles, meant)
+    return replace(row, attrs={**attrs, "segments": False}, infer=rule, meaning=meant)
 
 
 OPS: dict[str, Op] = {
@@ -123,20 +128,23 @@ OPS: dict[str, Op] = {
         Op("quantize", {"out": "q8a"}, infer.quantize, meaning.quantize, flops.each(3), in_prologue=True),
         Op("rope_angles", _ANGLES, infer.rope_angles, meaning.rope_angles, flops.each(40)),
         Op("rope", _ROPE, infer.rope, meaning.rope, flops.each(6), in_prologue=True),
-        Op("kv_write", _WRITE, infer.kv_write, meaning.kv_write, flops.each(0), rowwise=False, writes=True),
+        Op(
+            "kv_write", _WRITE, infer.kv_write, meaning.kv_write, flops.each(0),
+            rowwise=False, writes=True, roles=("cr", "c"),
+        ),
         Op(
             "rope_kv_write", {**_ROPE, **_WRITE}, infer.rope_kv_write, meaning.rope_kv_write,
-            lambda ins, out, attrs: 6 * prod(ins[1]), rowwise=False, writes=True,
+            lambda ins, out, attrs: 6 * prod(ins[1]), rowwise=False, writes=True, roles=("crr", "c"),
         ),
         Op("as_cache", _AS_CACHE, infer.as_cache, meaning.as_cache, flops.each(0), rowwise=False),
-        Op("attention", _ATTENTION, infer.attention, meaning.attention, flops.attention),
+        Op("attention", _ATTENTION, infer.attention, meaning.attention, flops.attention, roles=("rcc", "r")),
         Op(
             "causal_conv", _ASIDE, infer.causal_conv, meaning.causal_conv, flops.causal_conv,
-            rowwise=False, effect=True,
+            rowwise=False, effect=True, roles=("srw", "r"),
         ),
         Op(
             "gated_delta", {"scale": REQUIRED, "heads": "tiled", **_ASIDE}, infer.gated_delta, meaning.gated_delta,
-            flops.gated_delta, rowwise=False, effect=True,
+            flops.gated_delta, rowwise=False, effect=True, roles=("srrrrr", "r"),
         ),
         Op("softmax", {}, infer.softmax, meaning.softmax, flops.each(8), in_prologue=True),
         Op("argmax", {}, infer.one_index("argmax"), meaning.argmax, flops.scan),
@@ -235,7 +243,16 @@ def updated(node: Node) -> Node:
     return node.inputs[last if node["aside"] else 0]
 
 
+def roles(node: Node) -> segments.Roles:
+    """For an op over states: the roles of its operands, without `segments`, and of its result."""
+    plain = traits(node).roles
+    assert plain is not None
+    return segments.roles(plain, dict(node.attrs))
+
+
 def of_segment(node: Node, rows: DimLike) -> Node:
     """For a node with `segments`: the node for one segment of `rows` rows, over leaves of that size."""
-    operands, attrs = segments.of_one(node.op, node.inputs, dict(node.attrs), rows)
+    own_roles = traits(node).roles
+    assert own_roles is not None
+    operands, attrs = segments.of_one(own_roles, node.inputs, dict(node.attrs), rows)
     return make(node.op, *operands, **attrs)

@@ -23,9 +23,6 @@ from rlx.ir.node import Node
 #: Positions of a page. Attention reads as many at a time.
 PAGE = 64
 
-#: The ops that can be paged.
-OPS = ("kv_write", "rope_kv_write", "attention")
-
 
 def rule(op: str, plain: Rule) -> Rule:
     """The shape rule of an op with and without `paged`."""

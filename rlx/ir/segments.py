@@ -19,7 +19,7 @@ The other ops work row by row, so they know nothing of segments.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -34,44 +34,45 @@ from rlx.ir.node import Node, intern
 #: Columns of the operand `segments`.
 FIRST_ROW, ROWS, PAST, SLOT, SLOT_WRITTEN = range(5)
 
-#: Operands of every op over a state and its result, as roles: r has rows, s is a state with slots, w is a weight.
-#: Further roles, see `roles`: c is a pool of pages, p are page tables, a is the state that an op with `aside` writes.
-_ROLES = {
-    "kv_write": ("sr", "s"),
-    "rope_kv_write": ("srr", "s"),
-    "attention": ("rss", "r"),
-    "causal_conv": ("srw", "r"),
-    "gated_delta": ("srrrrr", "r"),
-}
-OPS = tuple(_ROLES)
+#: The roles of the operands of an op over states, a letter each, and of its result: r has rows, c is a cache, s is
+#: another state, w is a weight. With attributes, see `roles`: c is a pool of pages, p is a page table, s is any other
+#: state, a is the state that an op with `aside` writes.
+Roles: TypeAlias = tuple[str, str]
 
 
-def roles(op: str, attrs: Mapping[str, Any]) -> tuple[str, str]:
-    """The roles of an op's operands, without `segments`, and of its result."""
-    operands, result = _ROLES[op]
+def roles(plain: Roles, attrs: Mapping[str, Any]) -> Roles:
+    """The roles of an op's operands, without `segments`, and of its result.
+
+    Args:
+        plain: those of the op without attributes, as in the op table.
+    """
+    operands, result = plain
     if attrs.get("norm_eps") is not None:
-        operands = "srwr"
+        operands = operands[:2] + "w" + operands[2:]
     if attrs.get("mask") == "visible":
         operands += "r"
     if attrs.get("aside"):
         operands += "a"
     if attrs.get("paged"):
-        return operands.replace("s", "c") + "p", result.replace("s", "c")
-    return operands, result
+        return f"{operands}p", result
+    return operands.replace("c", "s"), result.replace("c", "s")
 
 
 def is_segmented(node: Node) -> bool:
     """Whether the rows of a node belong to segments."""
-    return node.op in _ROLES and bool(node["segments"])
+    return ("segments", True) in node.attrs
 
 
-def of_one(op: str, inputs: tuple[Node, ...], attrs: Attrs, rows: DimLike) -> tuple[tuple[Node, ...], dict[str, Any]]:
+def of_one(
+    plain: Roles, inputs: tuple[Node, ...], attrs: Attrs, rows: DimLike
+) -> tuple[tuple[Node, ...], dict[str, Any]]:
     """Operands and attributes of the op for a single segment of `rows` rows. Leaves replace computed operands.
 
     Args:
+        plain: as in `roles`.
         inputs, attrs: those of the op with `segments`.
     """
-    letters, _ = roles(op, attrs)
+    letters, _ = roles(plain, attrs)
     operands = tuple(_stand_in(i, n, role, rows) for i, (n, role) in enumerate(zip(inputs[:-1], letters, strict=True)))
     own = {k: dims.bind(v, {"SEQ": rows}) if isinstance(v, dims.Dim) else v for k, v in attrs.items()}
     return operands, {**own, "segments": False}
@@ -90,24 +91,23 @@ def _stand_in(i: int, node: Node, role: str, rows: DimLike) -> Node:
     return intern("state", (), state.attrs, state.shape if role == "c" else state.shape[1:], state.dtype)
 
 
-def rule(op: str, plain: Rule) -> Rule:
+def rule(op: str, own_roles: Roles, plain: Rule) -> Rule:
     """The shape rule of an op with and without `segments`."""
 
     def segmented(inputs: tuple[Node, ...], attrs: Attrs) -> tuple[Shape, DType]:
         if not attrs["segments"]:
             return plain(inputs, attrs)
-        _check(op, inputs, attrs)
-        letters, result = roles(op, attrs)
+        letters, result = roles(own_roles, attrs)
+        _check(op, letters, inputs)
         rows = inputs[letters.index("r")].shape[0]
-        operands, own = of_one(op, inputs, attrs, rows)
+        operands, own = of_one(own_roles, inputs, attrs, rows)
         shape, dtype = plain(operands, own)
         return shape if result == "r" else inputs[0].shape, dtype
 
     return segmented
 
 
-def _check(op: str, inputs: tuple[Node, ...], attrs: Attrs) -> None:
-    letters, _ = roles(op, attrs)
+def _check(op: str, letters: str, inputs: tuple[Node, ...]) -> None:
     if len(inputs) != len(letters) + 1 or not _fit(letters, inputs):
         found = ", ".join(f"{n.dtype}[{', '.join(map(str, n.shape))}]" for n in inputs) or "none"
         special = "page tables i32[SEGMENTS, PAGES]" if "p" in letters else "slots in front of states"
@@ -124,14 +124,14 @@ def _fit(letters: str, inputs: tuple[Node, ...]) -> bool:
     return table and tables and len(first["r"]) == 1 and len(first["s"] | first["a"]) <= 1
 
 
-def meaning(op: str, plain: Any) -> Any:
+def meaning(own_roles: Roles, plain: Any) -> Any:
     """The meaning of an op with and without `segments`, with a signature as in `rlx.ir.meaning`."""
 
     def segmented(x: list[Array], a: Attrs, env: Env) -> Any:
         if not a["segments"]:
             return plain(x, a, env)
         *operands, segments = x
-        letters, result = roles(op, a)
+        letters, result = roles(own_roles, a)
         at = max(letters.find(role) for role in ("a" if "a" in letters else "s", "c"))  # the state that is written
         rows = operands[letters.index("r")]
         new = operands[at].copy() if letters[0] in "sc" else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlx.ir import ops, segments
+from rlx.ir import ops
 from rlx.ir.dims import OUTS, SEQ, DimLike
 from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
@@ -53,7 +53,7 @@ class _Selection:
         """Whether these rows of the result can be computed from the same rows of the operands."""
         if node.op == "reshape":
             return _has_rows(node.inputs[0])
-        if self.rows is not None and node.op in segments.OPS:
+        if self.rows is not None and ops.traits(node).roles:
             return False  # its rows are the last ones of a sequence
         known = all(isinstance(d, int) for i in node.inputs if _has_rows(i) for d in i.shape[1:])
         return node.op not in LEAVES and ops.OPS[node.op].rowwise and known

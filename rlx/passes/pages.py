@@ -13,7 +13,6 @@ from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.op_table import traits
-from rlx.ir.pages import OPS
 from rlx.passes.options import Options
 from rlx.passes.program import root
 from rlx.passes.report import SILENT, Log
@@ -30,7 +29,7 @@ def pages(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
     table = ops.leaf("input", PAGES_INPUT, (PAGES,), I32)
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
-        if old.op not in OPS or not all(root(i) in paged for i in _caches(old)):
+        if ("paged", False) not in old.attrs or not all(root(i) in paged for i in _caches(old)):
             return ops.rebuild(old, inputs)
         log.done("pages", names[old], "positions are found by the sequence's page table")
         return ops.rebuild(old, (*inputs, table), paged=True)

@@ -13,7 +13,7 @@ from rlx.ir.dims import PAGES, SEGMENTS, SEQ, SLOTS
 from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.ir.segments import OPS, SLOT, SLOT_WRITTEN
+from rlx.ir.segments import SLOT, SLOT_WRITTEN
 from rlx.passes.options import Options
 from rlx.passes.pages import PAGES_INPUT
 from rlx.passes.program import root
@@ -40,7 +40,7 @@ def segments(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
             return ops.rebuild(old, (), shape=(SLOTS, *old.shape))
         if old.op == "input" and old.name == PAGES_INPUT and pooled:
             return ops.rebuild(old, (), shape=(SEGMENTS, PAGES))
-        if old.op in OPS:
+        if ops.traits(old).roles:
             log.done("segments", names[old], "each segment works on the states of its own sequence")
             return ops.make(old.op, *inputs, table, **{**dict(old.attrs), "segments": True})
         _check(old)
@@ -55,7 +55,8 @@ def _check(node: Node) -> None:
     depends = any("PAST_SEQ" in dims.symbols(value) for _, value in node.attrs if isinstance(value, dims.Dim))
     reads = any(i.op == "state" and not _has_rows(i) for i in node.inputs)
     if depends or reads or node.op in ("last_row", "as_cache"):
-        hint = f"Rows of a batch belong to several sequences for {', '.join(OPS)} only."
+        known = ", ".join(name for name, row in ops.OPS.items() if row.roles)
+        hint = f"Rows of a batch belong to several sequences for {known} only."
         raise GraphError("mixes the rows of a sequence", where=repr(node), hint=hint)
 
 

@@ -27,8 +27,8 @@ from rlx.errors import CompileError
 from rlx.ir import dims
 from rlx.ir.dims import SEGMENTS, SEQ, DimLike
 from rlx.ir.node import Node
-from rlx.ir.ops import of_segment
-from rlx.ir.segments import FIRST_ROW, PAST, ROWS, SLOT, SLOT_WRITTEN, roles
+from rlx.ir.op_table import of_segment, roles
+from rlx.ir.segments import FIRST_ROW, PAST, ROWS, SLOT, SLOT_WRITTEN
 from rlx.passes.memory import ALIGN
 
 PARTS = CHUNKS  # the parts of a call, each a range of its own
@@ -75,7 +75,7 @@ def _number(size: DimLike, node: Node) -> int:
 
 def _stride(node: Node, arg: int, scratch: int) -> _Stride:
     """The stride of the buffer of an operand, of the result or of the scratch memory."""
-    operands, result = roles(node.op, dict(node.attrs))
+    operands, result = roles(node)
     if arg == SCRATCH:
         return _Stride(None, scratch)
     role, value = (result, node) if arg == len(operands) else (operands[arg], node.inputs[arg])

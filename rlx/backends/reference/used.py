@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rlx.ir import dims, segments
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+from rlx.ir.op_table import roles as op_roles
 from rlx.ir.op_table import traits
 from rlx.ir.pages import PAGE
 from rlx.passes.program import root
@@ -49,7 +50,7 @@ class Used:
             read: the values of an input.
             env: the values of the symbols.
         """
-        ops = [node for node in graph.nodes() if node.op in segments.OPS]
+        ops = [node for node in graph.nodes() if traits(node).roles]
         paged = [node for node in ops if dict(node.attrs).get("paged")]
         slotted = [node for node in ops if segments.is_segmented(node)]
         rows = read(slotted[0].inputs[-1]) if slotted else None
@@ -104,7 +105,7 @@ class Used:
 
 def _states(node: Node, roles: str) -> Iterator[Node]:
     """The operands of a node with one of these roles, see `rlx.ir.segments`."""
-    letters, _ = segments.roles(node.op, dict(node.attrs))
+    letters, _ = op_roles(node)
     return (operand for operand, role in zip(node.inputs, letters, strict=False) if role in roles)
 
 
