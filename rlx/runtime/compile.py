@@ -1,8 +1,9 @@
-"""Compile: graph in, loaded native code out, through the compile cache.
+"""The compiler: turns a graph into a loaded program, through the compile cache.
 
-A cache hit needs the symbolic graph's text for the key and nothing else: no pass runs, neither Numba nor LLVM's passes
-are touched. A miss runs the pipeline, links the kernels, and stores what a person may want to read beside the object; a
-callback and the logger "rlx" are told.
+Runtime stage, over the passes and a backend. A cache hit computes the key from the text of the symbolic graph and loads
+the code; no pass runs, and neither Numba nor LLVM's passes are imported. A miss runs the pipeline and the backend, and
+stores the code together with readable forms: IR after every pass, kernels, report. Each compile is reported to the
+progress callback and to the logger "rlx".
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ _LOG.addHandler(logging.NullHandler())
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """Loaded code with its manifest; shared by every runner that needs the same program.
+    """A loaded program: code, manifest and the stored files. All runners that need the same program share it.
 
     Attributes:
         files: the cache entry: `read(name) -> bytes` and `names`. It may be evicted at any time, so what a run needs is
             held here.
         final: text of the graph after all passes, whose node numbers the manifest uses.
-        stats: what the compile took and made.
+        stats: of the compile: `seconds` by phase, and the number of `kernels`.
         options: it was compiled with.
-        key: what it was compiled for.
+        key: its compile key.
         cached: False if this process compiled it.
         seconds: time to compile or load.
     """
@@ -77,7 +78,7 @@ class CompiledProgram:
         return self.code.nbytes
 
     def instance(self, workers: Workers) -> Program:
-        """A program with memory of its own."""
+        """A runnable instance of the program, with memory of its own."""
         program = self.code.instance(workers)
         if trace.shows(trace.KERNELS):
             from rlx.runtime.debug import watch
@@ -99,12 +100,12 @@ class CompiledProgram:
 
 @dataclass(frozen=True)
 class Compilation:
-    """What this process compiled.
+    """A record of one compile in this process.
 
     Attributes:
         title: such as "program qwen3 prefill 17-512 avx512 (key 9f6ed498d007)".
-        seconds: that it took.
-        digest: of its key, as `rlx cache` shows it.
+        seconds: duration.
+        digest: of the key, as `rlx cache` shows it.
         reason: why the cache did not have it, such as "no entry for this program has precision 'exact' (nearest: ...)".
     """
 
@@ -118,19 +119,19 @@ class Compiler:
     """Compiles graphs for one target through one cache.
 
     Args:
-        target: what machine to make code for, of any backend; by default this one's CPU at its best level. What `rlx
-            tune` left for it in the cache's folder is taken into account, unless the target brings a tuning.
-        cache: the compile cache; a new in-memory one over the default store by default.
-        progress: told what is compiled, such as ("compiling the prefill program", 11, 31) before the twelfth of its
-            31 kernels; the last again while LLVM finishes. The total is 1 until the kernels are counted. It is called
-            in the thread that compiles, and not for what is found in the cache.
+        target: the machine to compile for, of any backend; by default this machine's CPU at its best level. Numbers
+            that `rlx tune` measured for it are read from the cache's folder, unless the target has its own.
+        cache: the compile cache; by default a new one in memory over the default store.
+        progress: called before each kernel with (what, kernels done, kernels in all), such as ("compiling the prefill
+            program", 11, 31), and again with the last numbers while LLVM finishes. The total is 1 until the kernels are
+            counted. It is called in the compiling thread, and not on cache hits.
 
     Attributes:
-        backend: that of the target.
-        compiled: what it has compiled, in order.
+        backend: the target's backend.
+        compiled: records of its compiles, in order.
 
     Raises:
-        ArgumentError: `cache` is something else.
+        ArgumentError: `cache` is no `CompileCache`.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Compiler:
     def program(
         self, graph: Graph, options: Options, *, dump: Path | None = None, key: CompileKey | None = None
     ) -> CompiledProgram:
-        """The program of a graph for one bucket.
+        """The program of a graph under these options, from the cache or compiled.
 
         Args:
             dump: a folder for the text after every pass.
@@ -184,7 +185,7 @@ class Compiler:
         return program
 
     def program_key(self, graph: Graph, options: Options, name: str | None = None) -> CompileKey:
-        """What `program` compiles for: equal exactly where graph, target, versions and the choices that count are."""
+        """The compile key of `program`. Keys are equal if graph, target, versions and effective options are."""
         options = self._effective(graph, options)
         return self.key(
             kind="program",
@@ -212,7 +213,13 @@ class Compiler:
         )
 
     def _get(self, key: CompileKey, what: str, build: Build, load: Callable[[Files], T]) -> T:
-        """What a key stands for, through the cache; a build says when it begins, how far it is, and when it is over."""
+        """Loads the entry of a key, and builds it first if the cache lacks it.
+
+        Args:
+            what: its name for progress messages.
+            build: makes the files of the entry; it gets a callback for (kernels done, kernels in all).
+            load: turns the files into the result.
+        """
         total = 1
 
         def tell(done: int, count: int) -> None:
@@ -261,7 +268,7 @@ class Compiler:
         return self.backend.workers(count, self)
 
     def packer(self, dtype: DType, workers: Workers) -> Packer:
-        """What packs matrices of this type."""
+        """The code that packs matrices of this type."""
         return self.backend.packer(dtype, workers, self)
 
     def once(self, what: str, build: Callable[[], BuiltFiles], load: Callable[[Stored], T], **fields: Any) -> T:
@@ -274,7 +281,7 @@ class Compiler:
 
 
 def program_name(graph: Graph) -> str:
-    """A graph's name and how many numbers its weights hold: "qwen3 5.2M". Two models of a family differ in it."""
+    """The name of a program's model in keys: that of the graph and the number of weights, such as "qwen3 5.2M"."""
     weights = [node for name, node in graph.leaves("weight").items() if name not in graph.constants]
     count = sum(prod(dim for dim in node.shape if isinstance(dim, int)) for node in weights)
     for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
@@ -284,7 +291,7 @@ def program_name(graph: Graph) -> str:
 
 
 def _role(graph: Graph, options: Options) -> str:
-    """What a program does for its runner: the phase of its options, or the kinds of it that differ in their outputs.
+    """The phase of a program for people: that of its options, or a kind of it that differs in its outputs.
 
     "greedy" picks the likeliest token in place of logits, "verify" does so for several rows, which hold guesses, and
     "advance" moves recurrent states by the guesses that were right.
@@ -298,7 +305,7 @@ def _role(graph: Graph, options: Options) -> str:
 
 
 def write_ir(files: Files, folder: Path) -> None:
-    """Writes the text after every pass, as stored with the program.
+    """Writes the IR after every pass, as stored with the program, into a folder: one file a pass.
 
     Raises:
         ArgumentError: the folder cannot be written.

@@ -1,4 +1,4 @@
-"""What a `with` statement closes at its end: one way for everything that has a `close`."""
+"""The `with` statement for classes that have a method `close`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Closable(Protocol):
 
 
 class Closing:
-    """Beside a `close` of its own: the methods that make a `with` call it."""
+    """Base of classes with a `close`: a `with` statement calls it at the end."""
 
     def __enter__(self) -> Self:
         return self

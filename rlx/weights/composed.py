@@ -1,8 +1,7 @@
-"""Canonical tensors made of what a file has: a whole tensor, a stack of several, some rows of another.
+"""Canonical tensors composed of tensors of a file: one as it is, several as a stack, or some rows of another.
 
-Part of the weights stage, under `model.py`. A tensor is handed on in pieces, one a matrix, each with its rows one after
-the other: a view of the file where the rows lie like that, a copy of one matrix where they do not. So a stack of
-experts never exists twice.
+Weights stage, under `model.py`. A tensor is read in pieces of one matrix with contiguous rows: a view of the file if
+the rows are contiguous there, else a copy. So at most one matrix of a stack of experts is copied at a time.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ class Composed(ABC):
 
     @abstractmethod
     def pieces(self) -> Iterator[Bytes]:
-        """The bytes, uint8: of [n, k] or [n] one piece, of [E, n, k] one a matrix."""
+        """The bytes, uint8: one piece for [n, k] or [n], one piece for each matrix of [E, n, k]."""
 
     @abstractmethod
     def files(self) -> tuple[str, ...]:
-        """The tensors of the file that it is made of, by the file's names."""
+        """Names in the file of the tensors that it is made of."""
 
     def raw(self) -> Bytes:
-        """All bytes: read-only where they are the file's own, a copy where they had to be put together."""
+        """All bytes, uint8 [nbytes]: a read-only view of the file for one piece, a copy for several."""
         pieces = list(self.pieces())
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class Whole(Composed):
-    """A tensor of the file, its shape perhaps told in another way."""
+    """A tensor of the file; dimensions of size 1 may be added or removed."""
 
     loader: WeightLoader
 
@@ -164,14 +163,14 @@ def rows(name: str, source: Composed, start: int, count: int, period: int | None
 
 
 def _member(shape: tuple[int, ...], start: int, count: int, period: int | None) -> int | None:
-    """Which matrix of a stack these rows are, if they are one."""
+    """The number of the matrix of a stack that these rows are; None if they are not exactly one."""
     if len(shape) != 3 or not count or (count, period) != (shape[1], prod(shape[:2])) or start % count:
         return None
     return start // count if 0 <= start < prod(shape[:2]) else None
 
 
 def to_float32(raw: Bytes, dtype: DType) -> npt.NDArray[np.float32]:
-    """Bytes of f32, f16 or bf16 numbers as float32, own memory."""
+    """Converts the bytes of f32, f16 or bf16 elements to float32, in new memory."""
     if dtype == BF16:
         return from_bf16(raw.view("<u2"))
     return raw.view("<f4" if dtype == F32 else "<f2").astype(np.float32)

@@ -1,9 +1,10 @@
-"""FP8 checkpoints: codes and scales of two tensors as blocks of one format.
+"""FP8 checkpoints: joins the codes and the scales, which are two tensors in the file, into blocks of one format.
 
-Part of the weights stage. A checkpoint has `weight` in F8_E4M3 [n, k] and its scales beside it: `weight_scale_inv`, one
-a block of rows and columns (`weight_block_size` of the configuration), or `weight_scale`, one a row or one for all
-(compressed-tensors, fbgemm). Both multiply the code, whatever "inv" says. What leaves this file is `F8_E4M3`: 32 codes
-behind their scale in float32. Scales of activations are not read: they make a product cheaper, not another one.
+Weights stage. A checkpoint has `weight` in F8_E4M3 [n, k] and one of two tensors of scales: `weight_scale_inv`, with a
+scale for each block of rows and columns (`weight_block_size` of the configuration), or `weight_scale`, with one for
+each row or for the whole matrix (compressed-tensors, fbgemm). Both are factors of the code, in spite of the name "inv".
+The result is the format `F8_E4M3` of `rlx.ir.dtypes`: a float32 scale, then 32 codes. Scales of activations are not
+read, because they do not change the weights.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Fp8(Composed):
 
 
 def fp8(loader: WeightLoader, name: str) -> Fp8:
-    """The codes `name` with the scales beside them.
+    """The tensor of codes `name`, with its scales.
 
     Raises:
         WeightError: no scales, or scales whose shape does not fit the codes.
@@ -82,7 +83,7 @@ def fp8(loader: WeightLoader, name: str) -> Fp8:
 
 
 def _layout(info: TensorInfo, scale: TensorInfo, loader: WeightLoader) -> tuple[tuple[int, int, int], tuple[int, int]]:
-    """Grid of the scales and the block that one of them is for."""
+    """The grid of scales, and the (rows, columns) of the block that each of them applies to."""
     *lead, n, k = info.shape
     if prod(scale.shape) == 1:
         return (1, 1, 1), (n, k)
@@ -109,7 +110,9 @@ def _whole_groups(size: tuple[int, int], info: TensorInfo, loader: WeightLoader)
 
 
 def _blocks(codes: Bytes, scales: Floats) -> Bytes:
-    """Codes [n, k] and scales [n, k / 32] -> the bytes of `F8_E4M3`: of each 32 codes their scale, then they."""
+    """Codes uint8 [n, k] and scales float32 [n, k / 32] -> the bytes of `F8_E4M3`: for each 32 codes the scale, then
+    the codes.
+    """
     blocks = np.empty((*scales.shape, F8_E4M3.nbytes), np.uint8)
     blocks[..., :_SCALE_BYTES] = np.ascontiguousarray(scales, "<f4").view(np.uint8).reshape(*scales.shape, -1)
     blocks[..., _SCALE_BYTES:] = codes.reshape(*scales.shape, _GROUP)

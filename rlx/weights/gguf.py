@@ -132,7 +132,7 @@ class GgufFile(MappedTensors):
             self._places |= {name: (file, offset) for name, offset in header.offsets.items()}
 
     def metadata_bytes(self, key: str) -> list[bytes]:
-        """The strings of a string array as bytes, exactly as the file has them."""
+        """The strings of a string array, as the bytes in the file; `ConfigError` if the value is no such array."""
         return self.metadata.metadata_bytes(key)
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ def _open(path: Path, mmap: bool) -> tuple[MappedFile, GgufHeader]:
 
 
 def parse_header(buffer: Buffer, where: str) -> GgufHeader:
-    """Read and check everything before the data section.
+    """Reads and checks everything before the data section.
 
     Args:
         buffer: the whole file.
@@ -171,7 +171,7 @@ def parse_header(buffer: Buffer, where: str) -> GgufHeader:
 
 
 class _Cursor:
-    """A position in the header; every read names what it reads and checks the bytes that are left."""
+    """A position in the header. Every read checks that enough bytes are left; errors name what was read."""
 
     def __init__(self, buffer: Buffer, where: str) -> None:
         self.buffer, self.where, self.pos, self.end = buffer, where, 0, len(buffer)
@@ -225,7 +225,7 @@ class _Cursor:
             self.fail(f"{what} is not UTF-8: {raw[:40]!r}", at=at)
 
     def skip_strings(self, count: int, what: str) -> Strings:
-        """Locate `count` strings. This loop is the cost of opening a file with a large vocabulary: keep it tight."""
+        """Locates `count` strings. For a large vocabulary this loop takes most of the time of opening a file."""
         start = pos = self.pos
         ends: list[int] = []
         add, length = ends.append, _U64.unpack_from
@@ -395,7 +395,11 @@ def _tensor_bytes(at: _Cursor, name: str, dtype: DType, shape: tuple[int, ...]) 
 
 
 def _place(records: list[_Record], data_offset: int, alignment: int, size: int, where: str) -> dict[str, int]:
-    """Offsets from the start of the file; refuses misaligned, overlapping and missing data."""
+    """Tensor name -> offset of its first byte from the start of the file.
+
+    Raises:
+        GgufError: data is misaligned, overlaps other data, or lies beyond the end of the file.
+    """
     for record in records:
         _check_place(record, data_offset, alignment, size, where)
     ordered = sorted(records, key=lambda record: record.offset)

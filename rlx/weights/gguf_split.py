@@ -61,7 +61,7 @@ def part_paths(path: Path, metadata: Mapping[str, Any]) -> list[Path]:
 def check_parts(
     paths: Sequence[Path], metadata: Sequence[Mapping[str, Any]], tensors: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Check that the parts are those of one model; `GgufError` if not. Nothing to check in a file that stands alone."""
+    """Raises `GgufError` unless the files are all parts of one model. A single file that is not split passes."""
     if len(paths) == 1:
         return
     total = metadata[0].get("split.tensors.count")

@@ -1,4 +1,4 @@
-"""Values of a GGUF file's metadata: located when the header is read, decoded when asked for.
+"""Values of a GGUF file's metadata: located when the header is read, decoded at first use.
 
 Part of the weights stage, under `gguf.py`. A vocabulary of 150,000 strings costs nothing until it is read.
 """
@@ -98,7 +98,7 @@ class GgufMetadata(Mapping[str, Any]):
         return len(self._values)
 
     def type_of(self, key: str) -> str:
-        """The type as the file has it: `u32`, `string`, `array of f32`, ..."""
+        """The type of a value in the file: `u32`, `string`, `array of f32` and so on."""
         return self._types[key]
 
     def count(self, key: str) -> int:
@@ -115,7 +115,7 @@ class GgufMetadata(Mapping[str, Any]):
         return [text.encode("utf-8", "surrogateescape") for text in value]
 
     def close(self) -> None:
-        """Forget the file. What was read stays; an array that was not read is an error from now on."""
+        """Drops the file. Values that were read stay; reading another array raises an error."""
         self._buffer = None
 
     def _require(self, key: str, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""A model without its weights: a `WeightLoader` that knows metadata, names, types and shapes, and has no bytes.
+"""A model without its weights: a `WeightLoader` with metadata, names, types and shapes, but no bytes.
 
 Part of the weights stage, beside the readers of files: enough to build a graph and compile it, not to run it.
 """
@@ -18,7 +18,7 @@ from rlx.weights.mapped import Bytes, TensorInfo
 
 
 class Header(Closing):
-    """What a model file would say of itself.
+    """The header that a model file would have.
 
     Args:
         path: shown in errors: what the header was made from.
@@ -47,10 +47,10 @@ class Header(Closing):
         return np.ascontiguousarray(self._values[name]).reshape(-1).view(np.uint8)
 
     def release(self, name: str) -> None:
-        """There is no memory to give back."""
+        """No effect: there is no memory to release."""
 
     def stamps(self) -> list[tuple[str, int, int]]:
         return []
 
     def close(self) -> None:
-        """There is no file to close."""
+        """No effect: there is no file."""

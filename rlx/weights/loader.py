@@ -1,6 +1,6 @@
-"""Opening weights: find the file that a path means, see what format it is in, hand it to the reader.
+"""Opens model files: finds the file of a path, detects its format, and calls the reader of that format.
 
-Entry of the weights stage. What follows (`names.py`, `model.py`, packing) sees only a `WeightLoader`.
+Entry of the weights stage. Later steps (`names.py`, `model.py`, packing) see only a `WeightLoader`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class WeightLoader(Protocol):
         path: what was opened.
         format: `gguf` or `safetensors`.
         metadata: GGUF key-values, or the parsed `config.json`.
-        tensors: the file's own names.
+        tensors: tensors by their names in the file, in file order.
     """
 
     @property
@@ -45,15 +45,20 @@ class WeightLoader(Protocol):
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 
     def raw(self, name: str) -> Bytes:
-        """The tensor's bytes: a read-only 1-D uint8 view, no copy; `WeightError` if there is none of that name."""
+        """The tensor's bytes: a read-only view, uint8 [nbytes], without a copy.
+
+        Raises:
+            WeightError: there is no tensor of that name.
+            ModelFileError: the file was closed.
+        """
         ...
 
     def release(self, name: str) -> None:
-        """Give back the memory of the pages wholly inside the tensor; does nothing where the system cannot."""
+        """Releases the pages that lie completely inside the tensor; no effect on systems that cannot."""
         ...
 
     def stamps(self) -> list[tuple[str, int, int]]:
-        """(path, size, time of change in nanoseconds) of each file when it was opened."""
+        """(path, size in bytes, modification time in nanoseconds) of each file, as of opening."""
         ...
 
     def close(self) -> None: ...
@@ -64,17 +69,17 @@ class WeightLoader(Protocol):
 
 
 def open_weights(path: str | os.PathLike[str], *, mmap: bool = True, config: Config | None = None) -> WeightLoader:
-    """Open the model at `path`: a GGUF file, a safetensors file or index, or a directory that holds one.
+    """Opens a model: a GGUF file, a safetensors file or index, a directory with one of them, or a downloaded model.
 
     Args:
         path: see `resolve_model_path`.
-        mmap: map the files (fast, shared between processes); False reads them into memory, for file systems where
-            another process may cut a file short.
-        config: a `config.json`, or what stands in one, for safetensors weights that lie without theirs.
+        mmap: map the files, which is fast and shares memory between processes. False reads them into memory: the choice
+            for file systems on which another process may truncate a file.
+        config: a `config.json` (path or contents) for safetensors weights without one.
 
     Raises:
         ConfigError: `config` was given for a GGUF file, which holds its own.
-        ModelFileError: nothing there, or nothing that can be read; its subclasses say which rule a file breaks.
+        ModelFileError: there is no file, or it is no model; subclasses name the rule of the format that it breaks.
     """
     found = resolve_model_path(path)
     if model_format(found) == "safetensors":
@@ -84,10 +89,10 @@ def open_weights(path: str | os.PathLike[str], *, mmap: bool = True, config: Con
 
 
 def model_format(path: Path) -> str:
-    """`gguf` or `safetensors`: what a file begins with decides, and its name only where it is an index or damaged.
+    """The format, `gguf` or `safetensors`, by a file's first bytes; by its name if it is an index or damaged.
 
     Raises:
-        ModelFileError: it is neither, and what it seems to be.
+        ModelFileError: it is neither; the message says what it seems to be.
     """
     if path.name.endswith(".safetensors.index.json"):
         return "safetensors"
@@ -111,7 +116,7 @@ def _refuse_config(path: Path, config: Config | None) -> None:
 
 
 def _refuse_lookalikes(path: Path, head: bytes, suffix: str) -> None:
-    """An error with the way out for what people often have in place of a model."""
+    """Raises `ModelFileError` for files that are often taken for a model: pickles, archives, LFS pointers, old GGML."""
     begins = f"it begins with {head!r}"
     if not head:
         what, hint = "the file is empty", "the download or the copy failed: repeat it"
@@ -139,5 +144,5 @@ def _head(path: Path) -> bytes:
 
 
 def _is_safetensors(head: bytes) -> bool:
-    """A plausible header length and the brace that the JSON begins with, whatever the file is called."""
+    """Whether the file begins like a safetensors file: a plausible header length (u64), then the brace of JSON."""
     return len(head) > 8 and head[8:9] == b"{" and head[5:8] == b"\0\0\0"

@@ -1,7 +1,7 @@
-"""Model files in memory: mapped read-only, handed out as byte views, pages given back when packed.
+"""Model files in memory: mapped read-only, with byte views of tensors, whose pages can be released after packing.
 
-First step of the weights stage: the format readers (`gguf.py`, `safetensors.py`) find tensors, this file holds the
-bytes they stand in. A mapped file that another process truncates kills the reader with SIGBUS; `mmap=False` reads the
+First step of the weights stage: the format readers (`gguf.py`, `safetensors.py`) find tensors, this file holds their
+bytes. A mapped file that another process truncates kills the reader with SIGBUS; `mmap=False` reads the
 file into memory once and has no such risk.
 """
 
@@ -27,13 +27,13 @@ Buffer = bytes | _mmap.mmap
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a file says about one tensor.
+    """Name, type, shape and size of one tensor, as its file states them.
 
     Attributes:
         name: the file's own name.
         dtype: storage type, block formats included.
         shape: row-major, the fastest dimension last (PyTorch order, the reverse of GGUF's `ne`).
-        nbytes: size in the file.
+        nbytes: size in the file, in bytes.
     """
 
     name: str
@@ -64,20 +64,26 @@ class MappedFile:
         self._bytes.flags.writeable = False
 
     def view(self, offset: int, nbytes: int) -> Bytes:
-        """Read-only uint8 view of `nbytes` bytes, no copy. It stays valid after `close`."""
+        """A read-only view, uint8 [nbytes], without a copy; it stays valid after `close`.
+
+        Raises:
+            ModelFileError: the file was closed.
+        """
         if self._bytes is None:
             raise ModelFileError("the file was closed", where=self.path, hint="read tensors before close()")
         return self._bytes[offset : offset + nbytes]
 
     def release(self, offset: int, nbytes: int) -> None:
-        """Drop the pages that lie wholly inside the range from this process; reading them again maps them again."""
+        """Releases the pages that lie completely inside the range: they no longer count as memory of this process.
+        Reading them again maps them again.
+        """
         first = -(-offset // _mmap.PAGESIZE) * _mmap.PAGESIZE
         last = (offset + nbytes) // _mmap.PAGESIZE * _mmap.PAGESIZE
         if first < last and isinstance(self.buffer, _mmap.mmap) and hasattr(_mmap, "MADV_DONTNEED"):
             self.buffer.madvise(_mmap.MADV_DONTNEED, first, last - first)
 
     def check_unchanged(self) -> None:
-        """`ModelFileError` if the file on disk is no longer the one that was opened (size or time of change)."""
+        """Raises `ModelFileError` if size or modification time of the file have changed since it was opened."""
         try:
             now = _stamp(self.path.stat())
         except OSError as error:
@@ -90,7 +96,7 @@ class MappedFile:
             )
 
     def close(self) -> None:
-        """Forget the mapping. The memory goes when the last view of it does."""
+        """Drops the mapping. The memory is released with the last view of it."""
         self._bytes, self.buffer = None, b""
 
 
@@ -109,30 +115,35 @@ class MappedTensors(Closing):
         self._files: list[MappedFile] = []
 
     def raw(self, name: str) -> Bytes:
-        """The tensor's bytes in the file: a read-only 1-D uint8 view, no copy; `WeightError` if there is none."""
+        """The tensor's bytes in the file: a read-only view, uint8 [nbytes], without a copy.
+
+        Raises:
+            WeightError: the file has no tensor of that name.
+            ModelFileError: the file was closed.
+        """
         file, offset = self._place(name)
         return file.view(offset, self.tensors[name].nbytes)
 
     def offset(self, name: str) -> int:
-        """Where the tensor begins, in bytes from the start of its file."""
+        """Offset of the tensor's first byte from the start of its file; `WeightError` as `raw`."""
         return self._place(name)[1]
 
     def release(self, name: str) -> None:
-        """Give back the memory of the pages wholly inside the tensor; does nothing where the system cannot."""
+        """Releases the pages that lie completely inside the tensor; no effect on systems that cannot."""
         file, offset = self._place(name)
         file.release(offset, self.tensors[name].nbytes)
 
     def stamps(self) -> list[tuple[str, int, int]]:
-        """(path, size, time of change in nanoseconds) of each file when it was opened."""
+        """(path, size in bytes, modification time in nanoseconds) of each file, as of opening."""
         return [(str(file.path.resolve()), *file.stamp) for file in self._files]
 
     def check_unchanged(self) -> None:
-        """`ModelFileError` if a file on disk is no longer the one that was opened."""
+        """Raises `ModelFileError` if a file was changed or replaced since it was opened."""
         for file in self._files:
             file.check_unchanged()
 
     def close(self) -> None:
-        """Forget the mappings; views handed out before stay valid."""
+        """Drops the mappings. Views that callers hold stay valid."""
         for file in self._files:
             file.close()
 

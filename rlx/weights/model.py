@@ -30,7 +30,7 @@ class ModelWeights(Closing):
         family: a key of `names.FAMILIES`.
 
     Attributes:
-        names: canonical name -> the file's name; of a stack of tensors their names with `*` for the number.
+        names: canonical name -> name in the file; for a stack of tensors their common name, with `*` for the number.
 
     Raises:
         UnsupportedModelError: an unknown family, or a weight stored as integers or f64.
@@ -51,15 +51,15 @@ class ModelWeights(Closing):
 
     @property
     def unused(self) -> list[str]:
-        """The file's names that are no weight of this family, nor a scale of one."""
+        """Names of tensors in the file that belong to no weight of this family."""
         used = {name for tensor in self._tensors.values() for name in tensor.files()}
         return [name for name in self.loader.tensors if name not in used]
 
     def define(self, name: str, source: str, start: int, count: int, period: int | None = None) -> None:
-        """Makes `name` a tensor: of every `period` rows of `source` the `count` rows from `start` on.
+        """Defines the tensor `name` as a part of `source`: of every `period` rows the `count` rows from `start` on.
 
         Args:
-            name: a canonical name that the file has not; saying the same twice is no mistake.
+            name: a canonical name that is not in the file. The same definition may be repeated.
             source: the canonical name of a vector [R] (its numbers are the rows), a matrix [R, k] or a stack
                 [E, R, k], whose every matrix is cut in the same way.
             period: R where it is None; E * R for one matrix of a stack.
@@ -73,14 +73,15 @@ class ModelWeights(Closing):
         self.names[name] = view.info.name
 
     def has(self, canonical: str) -> bool:
+        """Whether the model has a tensor of this canonical name."""
         return canonical in self._tensors
 
     def info(self, canonical: str) -> TensorInfo:
-        """Type, shape and size; its `name` is the file's. `WeightError` if the file has no such tensor."""
+        """Type, shape and size of a tensor, with its name in the file; `WeightError` if there is no such tensor."""
         return self._tensor(canonical).info
 
     def place(self, canonical: str) -> str:
-        """Where a tensor is, or would be: the file and the tensor's name there, for messages."""
+        """For messages: the file, and the name that the tensor has or would have there."""
         name = self.names.get(canonical)
         if name is None:
             tried = file_names(canonical, self.family)
@@ -88,22 +89,25 @@ class ModelWeights(Closing):
         return f"{self.loader.path}, {name}"
 
     def raw(self, canonical: str) -> Bytes:
-        """The bytes, 1-D uint8; `WeightError` if the file has no such tensor.
+        """The bytes of a tensor, uint8 [nbytes].
 
-        Read-only and no copy where the tensor lies in the file as it is; a copy where it is put together, and then
-        `pieces` takes less memory.
+        They are a read-only view of the file if the tensor is contiguous there, else a copy; `pieces` then takes less
+        memory.
+
+        Raises:
+            WeightError: there is no such tensor.
         """
         return self._tensor(canonical).raw()
 
     def pieces(self, canonical: str) -> Iterator[Bytes]:
-        """The bytes matrix by matrix, uint8: of [E, n, k] the E matrices in order, of anything else one piece."""
+        """The bytes of a tensor matrix by matrix, uint8: E pieces for [E, n, k] in order, one for any other shape."""
         return self._tensor(canonical).pieces()
 
     def array(self, canonical: str) -> npt.NDArray[np.float32]:
-        """A float tensor as an own float32 array of its shape; for norms, biases and other small tensors.
+        """A copy of an f32, f16 or bf16 tensor as float32, in its shape: for norms, biases and other small tensors.
 
         Raises:
-            WeightError: no such tensor, or it is quantized.
+            WeightError: there is no such tensor, or it is quantized.
         """
         info = self.info(canonical)
         if info.dtype not in FLOATS:
@@ -111,11 +115,12 @@ class ModelWeights(Closing):
         return to_float32(self.raw(canonical), info.dtype).reshape(info.shape)
 
     def release(self, canonical: str) -> None:
-        """Give back the memory of the file's pages under the tensor; of a row view, those of its source."""
+        """Releases the pages of the file that hold the tensor; for a part of a tensor, those of the whole."""
         for name in self._tensor(canonical).files():
             self.loader.release(name)
 
     def close(self) -> None:
+        """Closes the file."""
         self.loader.close()
 
     def _tensor(self, canonical: str) -> Composed:

@@ -1,4 +1,4 @@
-"""The numbers that stored bytes stand for, in NumPy: for a look at single tensors, not for computing with a model."""
+"""Decodes stored tensors to float32 with NumPy: for looking at single tensors. Models compute on packed weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlx.weights.mapped import Bytes
 
 
 def dequantize(raw: Bytes, dtype: DType, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """The values of stored bytes, as an own float32 array of `shape`.
+    """Decodes the bytes of a tensor into a new float32 array of `shape`.
 
     Args:
         raw: 1-D uint8, dense and row-major.
