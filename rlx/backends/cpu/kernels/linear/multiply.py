@@ -128,6 +128,11 @@ class Multiplier:
     def __init__(self, e: Emitter, target: Target, shape: Shape) -> None:
         self.e, self.target, self.shape = e, target, shape
 
+    @property
+    def holds_codes(self) -> bool:
+        """Whether registers hold all codes of a sub-block, beside the sums of a tile."""
+        return self.target.vectors == "avx512"
+
     def steps(self, chunk: ir.Value, step: int) -> Index:
         """Number of steps of `step` k in a chunk; the last chunk may have fewer."""
         if self.shape.k % CHUNK == 0:
@@ -248,7 +253,7 @@ class Multiplier:
         sums = [start[row] for row in range(rows.count) for _ in subs]
         span = min(dots.span(self.target, format_.row.bits), count)
         if self.target.vectors == "avx2" or not all(s.in_memory for s in subs):
-            order = format_.order(groups)
+            order = groups if self.holds_codes else format_.order(groups)
             for first in range(0, count, span):
                 sums = self._dots(subs, rows, sub, order[first : first + span], sums)
             return sums

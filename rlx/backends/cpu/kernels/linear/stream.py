@@ -7,6 +7,9 @@
 
 In a part, the next weights follow the unit in memory. After the last unit of a part, a worker skips the other parts and
 continues with the same part of its next range. Prefetches take that into account.
+
+A tile of several rows takes one part. It reads memory in ascending order, because the hardware's prefetchers do better
+then.
 """
 
 from __future__ import annotations
@@ -25,6 +28,10 @@ from rlx.backends.cpu.kernels.linear.unpack import CHUNK, SUB
 from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import Emitter, Index
+
+# A tile that computes long on a sub-block, which has at most so many bytes per row, also prefetches into the
+# second-level cache, at a multiple of the distance. The first-level cache waits for too few lines at a time.
+_FAR_BYTES, _FAR = 128, 4
 
 
 def parts(target: Target, matrices: int) -> int:
@@ -119,7 +126,7 @@ class StreamWriter(ResultWriter):
     def _stream_integers(self, streams: Sequence[_Stream], rows: Rows, chunk: ir.Value, zeros: Sums) -> Sums:
         e = self.e
         with e.loop(0, self.multiply.steps(chunk, SUB), 1, zeros) as s:
-            subs = [self._packed_sub(stream, s.i) for stream in streams]
+            subs = [self._packed_sub(stream, s.i, rows.count) for stream in streams]
             s.values = self.multiply.integer_step(subs, rows, e.mul_add(chunk, CHUNK // SUB, s.i), s.values)
         return s.results
 
@@ -135,18 +142,22 @@ class StreamWriter(ResultWriter):
             s.values = sums[0] + sums[1]
         return s.results
 
-    def _packed_sub(self, stream: _Stream, s: ir.Value) -> Sub:
+    def _packed_sub(self, stream: _Stream, s: ir.Value, rows: int) -> Sub:
         e, format_ = self.e, self.shape.format
         assert format_ is not None
         place = unpack.sub_block(e, format_, stream.start, s)
         e.prefetch(e.at(place, stream.ahead), format_.row.stride)
-        scales, bits = format_.scales(e, stream.header, place), format_.row.bits
+        if format_.row.stride <= _FAR_BYTES * rows:
+            e.prefetch(e.at(place, stream.ahead, (_FAR - 1) * self.distance), format_.row.stride, level=2)
+        bits, known = format_.row.bits, None
+        if rows == 1 or self.multiply.holds_codes:
+            known = format_.codes(e, place)  # read early, which waits less for memory
 
-        def code(group: Index) -> ir.Value:  # unpacked where it is needed, so that it need not stay in a register
+        def code(group: Index) -> ir.Value:
             assert isinstance(group, int)
-            return dots.ready(e, format_.code(e, place, group), bits)
+            return dots.ready(e, known[group] if known else format_.codes(e, place, [group])[0], bits)
 
-        return Sub(code, scales, in_memory=False)
+        return Sub(code, format_.scales(e, stream.header, place), in_memory=False)
 
     def _packed_floats(self, stream: _Stream, s: ir.Value, step: int) -> list[ir.Value]:
         e, format_ = self.e, self.shape.format

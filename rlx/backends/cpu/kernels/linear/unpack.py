@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 from llvmlite import ir
 
@@ -51,19 +50,18 @@ class Format:
         """(numbers from `chunk`, sub-block) -> the vectors of scales, then of lows, f32."""
         return _SCALES[self.row.scales](e, header, sub, self.row.parts)
 
-    def code(self, e: Emitter, sub: ir.Value, group: int) -> ir.Value:
-        """Sub-block -> the vector of 64 codes of a group."""
+    def codes(self, e: Emitter, sub: ir.Value, groups: Sequence[int] = range(GROUPS)) -> list[ir.Value]:
+        """Sub-block -> the vectors of 64 codes of some groups. Memory is read in ascending order."""
         at, first = self.row.codes_at, 0
-        pieces: list[ir.Value] = []
+        words: list[ir.Value] = []
         for width in self.row.planes:
-            pieces.append(_plane(e, e.at(sub, at), first, width, group))
+            plane = e.at(sub, at)
+            read = {j: e.load(I32X16, e.at(plane, 64 * j)) for j in sorted({group % width for group in groups})}
+            piece = [_bits(e, read[group % width], first, width, group) for group in groups]
+            words = [e.b.or_(a, b) for a, b in zip(words, piece, strict=True)] if words else piece
             at, first = at + 64 * width, first + width
-        code = e.b.bitcast(reduce(e.b.or_, pieces), I8X64)
-        return e.isa.look_up_bytes(e, code, self.row.levels) if self.row.levels else code
-
-    def codes(self, e: Emitter, sub: ir.Value) -> list[ir.Value]:
-        """Sub-block -> 8 vectors of 64 codes."""
-        return [self.code(e, sub, group) for group in range(GROUPS)]
+        codes = [e.b.bitcast(w, I8X64) for w in words]
+        return [e.isa.look_up_bytes(e, c, self.row.levels) for c in codes] if self.row.levels else codes
 
     def order(self, groups: Sequence[int]) -> list[int]:
         """Groups in the order in which as few words of planes as possible are needed at the same time."""
@@ -206,9 +204,8 @@ _SCALES: dict[str, Callable[[Emitter, list[ir.Value], ir.Value, int], list[ir.Va
 # --- codes ----------------------------------------------------------------------------------------------------------
 
 
-def _plane(e: Emitter, plane: ir.Value, first: int, width: int, group: int) -> ir.Value:
-    """A group's bits of a plane, moved to bits `first` and up of the codes: words of 4 codes."""
-    word = e.load(I32X16, e.at(plane, 64 * (group % width)))
+def _bits(e: Emitter, word: ir.Value, first: int, width: int, group: int) -> ir.Value:
+    """A group's bits of a word of a plane, moved to bits `first` and up of the codes."""
     if width == 8:
         return word
     return _mask(e, _move(e, word, first - group // width * width), ((1 << width) - 1) << first)
