@@ -61,12 +61,12 @@ class SequenceMemory:
         """
         fresh = page_count(start + rows, self._size) - len(self.pages)
         slots = (self.has_slot and self.slot == NO_SLOT) + (drafts and self.recurrent and self.spare == NO_SLOT)
-        return max(0, fresh) + self._must_copy(start), slots
+        return max(0, fresh) + (rows > 0 and self._must_copy(start)), slots
 
     def grow(self, start: int, rows: int, drafts: bool) -> None:
         """Takes these pages and slots; `CachePool.make_room` must have been called."""
         pool = self._pool
-        if self._must_copy(start):
+        if rows > 0 and self._must_copy(start):
             self._own(start // self._size)
         fresh = page_count(start + rows, self._size) - len(self.pages)
         if fresh > 0:

@@ -1,0 +1,271 @@
+"""The cache pool under a real engine: what is shared is computed and stored once, and nothing is lost when it is full.
+
+Expected logits come from a sequence of its own that uses no prefix (`engine.scratch`), which the golden files check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlx.errors import ArgumentError, BusyError, PoolFullError, PromptError, ResourceError
+from rlx.runners.engine.engine import Engine
+from rlx.runtime import pool_memory
+from rlx.runtime.batch import Batch, Segment
+from rlx.runtime.pool_size import available_memory, pool_bytes
+from rlx.runtime.sequence import Sequence as PoolSequence
+
+Array = np.ndarray[Any, Any]
+
+PROFILE: dict[str, Any] = {"buckets": {"seq": [1, 32]}}
+FAMILIES = {"llama": "full", "gemma3": "windows", "qwen35": "recurrent"}
+CLOSE = 2e-5  # of the largest logit
+IDS = np.random.default_rng(0).integers(3, 400, 2000).tolist()
+
+pytestmark = pytest.mark.filterwarnings("ignore::rlx.runtime.limits.ContextWarning")
+
+
+def opened(goldens: Path, family: str, **options: Any) -> Engine:
+    path = goldens / family / "model-f16.gguf"
+    return Engine.open(path, precision="exact", profile=PROFILE, threads=2, **{"max_seq": 1100, **options})
+
+
+@pytest.fixture(params=FAMILIES)
+def engine(request: pytest.FixtureRequest, goldens: Path) -> Iterator[Engine]:
+    made = opened(goldens, request.param)
+    yield made
+    made.close()
+
+
+def fed(engine: Engine, sequence: PoolSequence, prompt: Sequence[int]) -> Array:
+    """Appends what a sequence lacks of a prompt, in chunks as a caller would; the logits after the last."""
+    found: Array | None = None
+    while len(sequence) < len(prompt):
+        end = min(sequence.call_end(len(sequence), engine.most_rows), len(prompt))
+        (found,) = engine.step(Batch([Segment(sequence, prompt[len(sequence) : end])]))  # type: ignore[assignment]
+    assert found is not None
+    return found
+
+
+def alone(engine: Engine, prompt: Sequence[int]) -> Array:
+    with engine.scratch():
+        return engine.forward(prompt)
+
+
+def same(found: Array, want: Array) -> bool:
+    return bool(np.abs(found - want).max() <= CLOSE * np.abs(want).max())
+
+
+def test_a_common_prefix_is_computed_and_stored_once(engine: Engine) -> None:
+    """32 requests that share 1,000 tokens; the next token of all is one batch step."""
+    prefix, pool = IDS[:1000], engine.pool
+    prompts = [[*prefix, *IDS[1000 + 7 * i : 1010 + 7 * i]] for i in range(32)]
+    sequences, rows = [], 0
+    for prompt in prompts:
+        sequence = engine.open_sequence(prompt, checkpoints=[len(prefix)])
+        rows += len(prompt) - len(sequence)
+        logits = fed(engine, sequence, prompt)
+        sequences.append(sequence)
+        if len(sequences) == 1:
+            first_pages, first_bytes = pool.pages.used, pool.used_bytes
+    assert same(logits, alone(engine, prompts[-1]))
+    assert rows <= 1010 + 31 * 10, "the prefix is computed once"
+    assert pool.counters.hit == sum(map(len, prompts)) - rows
+    pages = pool.pages.used - first_pages
+    assert pages <= 31, "each request has one page of its own, in which it parts from the others"
+    slots = pool.sizes.slot_bytes * 31
+    copies = pool.index.checkpoint_bytes
+    assert pool.used_bytes - first_bytes <= pages * pool.sizes.page_bytes + slots + copies
+    found = engine.step(Batch([Segment(sequence, [5]) for sequence in sequences]))
+    for i in (0, 13, 31):
+        logits = found[i]  # type: ignore[assignment]
+        assert same(logits, alone(engine, [*prompts[i], 5]))
+    for sequence in sequences:
+        sequence.close()
+    assert pool.pages.used <= first_pages + 32, "what ended stays known, and nothing else"
+    again = engine.open_sequence(prompts[3], checkpoints=[len(prefix)])
+    assert len(again) >= 1000
+    assert same(fed(engine, again, prompts[3]), alone(engine, prompts[3]))
+
+
+def test_prompts_that_nobody_described_branch_where_they_part(engine: Engine) -> None:
+    """The third prompt finds a checkpoint at the place where the first two parted."""
+    prompts = [[*IDS[:100], *IDS[at : at + 20]] for at in (300, 400, 500)]
+    for i, prompt in enumerate(prompts):
+        sequence = engine.open_sequence(prompt)
+        assert len(sequence) == (100 if i == 2 else 0 if i == 0 or engine.pool.memory.has_slots else 100)
+        assert same(fed(engine, sequence, prompt), alone(engine, prompt))
+        sequence.close()
+    longer = [*prompts[1], *IDS[600:610]]
+    sequence = engine.open_sequence(longer)
+    assert len(sequence) == 120, "a text that goes on begins where it ended"
+    assert same(fed(engine, sequence, longer), alone(engine, longer))
+
+
+def test_segments_of_every_size_share_a_step(engine: Engine) -> None:
+    """A decode row, a prompt's chunk, a short prompt and rows that may be rejected, in one batch."""
+    parts = [(IDS[:40], [7]), (IDS[100:130], IDS[130:150]), ([], IDS[200:205]), (IDS[300:309], [1, 2, 3])]
+    sequences = [engine.open_sequence() for _ in parts]
+    for sequence, (before, _) in zip(sequences, parts, strict=True):
+        if before:
+            fed(engine, sequence, before)
+    modes: list[Any] = ["last", "none", "all", "all"]
+    segments = [
+        Segment(sequence, tokens, mode, drafts=i == 3)
+        for i, (sequence, (_, tokens), mode) in enumerate(zip(sequences, parts, modes, strict=True))
+    ]
+    last, none, short, drafts = engine.step(Batch(segments))
+    assert none is None and last is not None and short is not None and drafts is not None
+    assert same(last, alone(engine, [*IDS[:40], 7]))
+    assert short.shape == (5, engine.config.vocab_size) and drafts.shape == (3, engine.config.vocab_size)
+    assert same(short[2], alone(engine, IDS[200:203]))
+    assert same(drafts[1], alone(engine, [*IDS[300:309], 1, 2]))
+    sequences[3].rewind(11)  # the last draft was wrong
+    found = engine.step(Batch([Segment(sequences[3], [9]), Segment(sequences[1], [8])]))
+    assert same(found[0], alone(engine, [*IDS[300:309], 1, 2, 9]))  # type: ignore[arg-type]
+    assert same(found[1], alone(engine, [*IDS[100:150], 8]))  # type: ignore[arg-type]
+
+
+def test_a_paused_sequence_goes_on_with_the_same_bits(engine: Engine) -> None:
+    sequence, other = engine.open_sequence(), engine.open_sequence()
+    fed(engine, sequence, IDS[:150])
+    fed(engine, other, IDS[:150])
+    sequence.pause()
+    assert not len(sequence.pages) and not sequence.memory.slots
+    with pytest.raises(BusyError, match="the sequence is paused"):
+        engine.step(Batch([Segment(sequence, [3])]))
+    stranger = engine.open_sequence()
+    fed(engine, stranger, IDS[500:700])  # takes pages and slots
+    sequence.resume()
+    found = engine.step(Batch([Segment(sequence, [3])]))[0]
+    want = engine.step(Batch([Segment(other, [3])]))[0]
+    assert np.array_equal(found, want)  # type: ignore[arg-type]
+
+
+def test_a_small_pool_forgets_and_refuses(goldens: Path) -> None:
+    """With room for about two prompts: the least recently used goes; what never fits is a named error."""
+    for family in FAMILIES:
+        sizes = opened(goldens, family, load=False)
+        room = sizes.pool.sizes
+        nbytes = 8 * room.page_bytes + 3 * room.slot_bytes
+        sizes.close()
+        engine = opened(goldens, family, kv_bytes=nbytes)
+        pool = engine.pool
+        for at in (0, 300, 600, 900):
+            prompt = IDS[at : at + 150]
+            sequence = engine.open_sequence(prompt)
+            assert same(fed(engine, sequence, prompt), alone(engine, prompt))
+            sequence.close()
+            assert pool.used_bytes <= nbytes
+        assert engine.stats()["prefix_evictions"] > 0
+        held, refused = list[PoolSequence](), None
+        while refused is None:
+            assert len(held) < 40
+            held.append(engine.open_sequence())
+            try:
+                engine.step(Batch([Segment(held[-1], IDS[40 * len(held) :][:150])]))
+            except PoolFullError as error:
+                refused = error
+        assert str(refused).startswith("kv_bytes: the pool of ") and refused.total == nbytes
+        assert refused.available < refused.needed <= refused.total
+        assert len(held[-1]) == 0, "nothing was computed"
+        held[0].pause()
+        assert same(fed(engine, held[-1], IDS[:120]), alone(engine, IDS[:120])), "there is room now"
+        for sequence in held:
+            sequence.close()
+        engine.close()
+
+
+def test_a_request_that_is_larger_than_the_pool(goldens: Path) -> None:
+    engine = opened(goldens, "llama", kv_bytes="1MiB")
+    sequence = engine.open_sequence()
+    with pytest.raises(PoolFullError, match=r"has no room for .* are free") as caught:
+        engine.step(Batch([Segment(sequence, IDS[:1000])]))
+    assert caught.value.needed > caught.value.total == 1 << 20, "waiting does not help"
+    assert same(fed(engine, sequence, IDS[:50]), alone(engine, IDS[:50]))
+    engine.close()
+
+
+def test_a_nan_stays_in_its_sequence(engine: Engine) -> None:
+    """NaN in the states of one: the others keep their bits, and so does whoever gets its memory next."""
+    broken, sound = engine.open_sequence(), engine.open_sequence()
+    fed(engine, broken, IDS[:70])
+    fed(engine, sound, IDS[100:170])
+    memory = engine.pool.memory
+    if memory.full:
+        for page in broken.pages:
+            for name in memory.full:
+                memory._pages_of(name)[:, page] = 0xFF
+    for name in (*memory.rings, *memory.recurrent):
+        memory._whole(name, broken.memory.slot)[...] = np.nan
+    found = engine.step(Batch([Segment(broken, [3]), Segment(sound, [4])]))
+    assert np.isnan(found[0]).all()  # type: ignore[arg-type]
+    assert same(found[1], alone(engine, [*IDS[100:170], 4]))  # type: ignore[arg-type]
+    pages = broken.pages.tolist()
+    broken.discard()
+    assert not any(memory._pages_of(name)[:, page].any() for name in memory.full for page in pages)
+    again = engine.open_sequence(IDS[:70])
+    assert same(fed(engine, again, IDS[:70]), alone(engine, IDS[:70]))
+
+
+def test_bad_batches(goldens: Path) -> None:
+    engine = opened(goldens, "llama")
+    sequence = engine.open_sequence()
+    for tokens, match in (([], "no token ids"), ([10**6], "out of range"), (IDS[:1101], "do not fit the context")):
+        with pytest.raises(PromptError, match=match):
+            engine.step(Batch([Segment(sequence, tokens)]))
+    with pytest.raises(ArgumentError, match="two segments are of one sequence"):
+        engine.step(Batch([Segment(sequence, [1]), Segment(sequence, [2])]))
+    sequence.close()
+    with pytest.raises(BusyError, match="the sequence was closed"):
+        engine.step(Batch([Segment(sequence, [1])]))
+    assert engine.step(Batch([])) == []
+    engine.close()
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise ResourceError("the system refuses memory")
+
+
+def test_the_size_of_the_pool(goldens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, match in (("much", "is not a size"), (0, "kv_bytes"), (1000, "one page of 64 positions takes")):
+        with pytest.raises(ArgumentError, match=match):
+            opened(goldens, "llama", kv_bytes=value, load=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool_memory, "AlignedBuffer", refuse)
+        with pytest.raises(ResourceError, match=r"kv_bytes: the system refuses 2.1 MB for the pool of caches \(a page"):
+            opened(goldens, "llama", kv_bytes="2MiB", load=False)
+    engine = opened(goldens, "llama", kv_bytes="2MiB", load=False)
+    assert engine.stats()["kv_bytes"] == 2 << 20
+    sizes, one = engine.pool.sizes, engine.pool.sizes.sequence_bytes(4096)
+    assert pool_bytes(None, sizes, 4096, 1 << 60) == one, "at least one sequence"
+    assert pool_bytes(None, sizes, 64, 0) == 64 * sizes.sequence_bytes(64), "at most 64"
+    engine.close()
+
+
+def test_memory_that_is_there(tmp_path: Path) -> None:
+    """The least of what the system and every level of the cgroup leave."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    assert available_memory(tmp_path) == 8 << 30, "unknown"
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 100 kB\nMemAvailable:    5000 kB\n")
+    assert available_memory(tmp_path) == 5000 * 1024
+    (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n")
+    group = tmp_path / "sys/fs/cgroup/a"
+    (group / "b").mkdir(parents=True)
+    (group / "b/memory.max").write_text("max\n")
+    (group / "b/memory.current").write_text("70\n")
+    assert available_memory(tmp_path) == 5000 * 1024
+    (group / "memory.max").write_text("1000000\n")
+    (group / "memory.current").write_text("300000\n")
+    (group / "memory.stat").write_text("anon 5\ninactive_file 1000\n")
+    assert available_memory(tmp_path) == 701_000
+    (tmp_path / "proc/self/cgroup").write_text("3:memory:/c\n")
+    old = tmp_path / "sys/fs/cgroup/memory/c"
+    old.mkdir(parents=True)
+    (old / "memory.limit_in_bytes").write_text("9000\n")
+    (old / "memory.usage_in_bytes").write_text("4000\n")
+    assert available_memory(tmp_path) == 5000
