@@ -212,5 +212,5 @@ def test_an_engine_option() -> None:
     assert open_toy(toys=3).toys == 3
     assert inspect.signature(open_toy).parameters["toys"].default is None
     assert "toys: how many toys; by default none." in (open_toy.__doc__ or "")
-    with pytest.raises(ArgumentError, match="toys is -1, expected a number of at least 0"):
+    with pytest.raises(ArgumentError, match="toys is -1, expected a whole number of at least 0"):
         open_toy(toys=-1)

@@ -43,15 +43,11 @@ class Values:
 
     def problem(self, name: str, value: Any) -> tuple[str, str | None] | None:
         """What is wrong with a value, and a hint; None if it is one of these."""
-        if not _is_a(self.kind, value):
-            return f"{name} is {value!r}, expected {_KIND_NAMES[self.kind]}", None
+        if not _is_a(self.kind, value) or not self._in_range(value):
+            return f"{name} is {value!r}, expected {_KIND_NAMES[self.kind]}{self._bounds}", None
         if self.choices and (self.kind is str or isinstance(value, str)) and value not in self.choices:
             hint = did_you_mean(value, self.choices, otherwise="") or None
             return f"{name} is {value!r}, expected one of {', '.join(self.choices)}", hint
-        if not self._in_range(value):
-            least, most = ("" if bound is None else str(bound) for bound in (self.low, self.high))
-            bounds = f"from {least} to {most}" if most else f"of at least {least}"
-            return f"{name} is {value}, expected a number {bounds}", None
         if self.parse is not None:
             try:
                 self.parse(value)
@@ -62,6 +58,13 @@ class Values:
     def parsed(self, value: Any) -> Any:
         """The value as `parse` converts it."""
         return value if self.parse is None else self.parse(value)
+
+    @property
+    def _bounds(self) -> str:
+        """" from 1 to 8", " of at least 1" or nothing."""
+        if self.low is None:
+            return ""
+        return f" of at least {self.low}" if self.high is None else f" from {self.low} to {self.high}"
 
     def _in_range(self, value: Any) -> bool:
         return (self.low is None or value >= self.low) and (self.high is None or value <= self.high)

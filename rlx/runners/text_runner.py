@@ -16,6 +16,7 @@ from rlx.errors import ArgumentError
 from rlx.runners.base import LmRunner
 from rlx.runners.generation.requests import Generation, Step, Stream
 from rlx.runners.generation.stopping import AnswerText, FinishReason, checked_count, stop_strings
+from rlx.runners.opening.options import OPENING
 from rlx.sampling.options import combined
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class TextRunner(LmRunner):
 
     def _token_options(self, call: _Call, options: dict[str, Any]) -> dict[str, Any]:
         """Converts options of `chat` to those of `generate`: sampling options become one `SampleOpts`."""
-        check_arguments(call.where, options, call.known)
+        check_arguments(call.where, options, call.known, OPENING)
         sampling = {name: options[name] for name in options if name in SAMPLING}
         others = {name: options[name] for name in options if name not in SAMPLING}
         if sampling:

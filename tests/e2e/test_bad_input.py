@@ -330,10 +330,10 @@ OPTIONS: list[tuple[dict[str, Any], type[RlxError], str, list[str]]] = [
     ({"max_seq": 0}, ArgumentError, f"max_seq is 0, {WHOLE} 1048576", ["--max-seq", "0"]),
     ({"max_seq": 2**40}, ArgumentError, f"max_seq is {2**40}, {WHOLE} 1048576", []),
     ({"max_seq": 10.0}, ArgumentError, f"max_seq is 10.0, {WHOLE} 1048576", ["--max-seq", "ten"]),
-    ({"kv_dtype": "f8"}, ArgumentError, "type 'f8' is unknown. Choose one of f32, f16, bf16,", ["--kv-dtype", "f8"]),
-    ({"kv_dtype": 16}, ArgumentError, "KV cache type 16 is unknown", []),
-    ({"precision": "fast"}, ArgumentError, "precision 'fast' is unknown", ["--precision", "fast"]),
-    ({"cache": "off"}, ArgumentError, "cache is 'off', expected a CompileCache", ["--cache", "no"]),
+    ({"kv_dtype": "f8"}, ArgumentError, "kv_dtype is 'f8', expected one of f32, f16, bf16,", ["--kv-dtype", "f8"]),
+    ({"kv_dtype": 16}, ArgumentError, "kv_dtype is 16, expected a string", []),
+    ({"precision": "fast"}, ArgumentError, "precision is 'fast', expected one of auto, exact", ["--precision", "fast"]),
+    ({"cache": "no"}, ArgumentError, "cache is 'no', expected one of on, off, redo, readonly", ["--cache", "no"]),
 ]  # fmt: skip
 
 
@@ -361,7 +361,7 @@ PROFILES: dict[str, str] = {
     "[fusion]\npolicy = 'direct'": "[fusion]: 'policy' has no meaning here: models are always written as plain ops",
     "[buckets]\nseq = [2, 16]": "[buckets]: seq is [2, 16], expected row counts ascending from 1 to at most 4096",
     "[backend.cpu]\nlevel = 'sse'": "[backend.cpu]: level is 'sse', expected one of native, generic, avx2, avx512",
-    "[cache]\ncapacity = 0": "[cache]: capacity is 0, expected a number from 1",
+    "[cache]\ncapacity = 0": "[cache]: capacity is 0, expected a whole number from 1",
     "[decode.buckets]\nseq = [1, 2]": "[decode]: 'buckets' holds for both phases",
     "family = 'gemma'": "the profile is for the family 'gemma', this model is of 'qwen3'",
     "[precision\nmode = 'auto'": "this is not TOML: Expected ']'",

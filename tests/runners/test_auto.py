@@ -104,7 +104,7 @@ def test_options_reach_the_engine(opened: Opened, goldens: Path) -> None:
 def test_options_are_named(opened: Opened) -> None:
     with pytest.raises(UnknownArgumentError, match=r"Name the options, as in auto_runner\(path, threads=2\)"):
         auto_runner("m.gguf", 2)
-    with pytest.raises(ArgumentError, match="threads is 0, expected a number from 1 to 1024"):
+    with pytest.raises(ArgumentError, match="threads is 0, expected a whole number from 1 to 1024"):
         auto_runner("m.gguf", threads=0)
     assert not opened.calls
 
