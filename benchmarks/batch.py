@@ -6,8 +6,10 @@
     python benchmarks/batch.py qwen3-0.6b-Q4_K_M.gguf --threads 1 --clock cpu    # on a machine that others use, too
 
 Every round decodes the same number of steps with each batch size in turn, so that a busy neighbour troubles all of
-them alike; figures are medians over the steps of all rounds. A step is the native call and the choice of the likeliest
-token of each row. Bytes are those of weights and caches that a step must read, operations those of the op table.
+them alike; figures are medians over the steps of all rounds, and the fastest step. A step is the native call and the
+choice of the likeliest token of each row. Bytes are those of weights and caches that a step must read, operations those
+of the op table. Both are compared with limits that are measured before and after: reads of memory, and the products of
+the linears (int8, with an integer quantization) from registers. The longer of the two times is a bound for a step.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ def main() -> None:
     engine = Engine.open(args.model, threads=args.threads)
     stats, most, now = engine.stats(), max(args.batches), CLOCKS[args.clock]
     length = args.prompt + args.rounds * len(args.batches) * args.tokens
-    limits = f"{costs.read_bandwidth(engine):.1f} GB/s of memory"
-    print(f"{args.model}: {stats['target']}, {stats['threads']} threads, {args.clock} time, {limits}")
+    print(f"{args.model}: {stats['target']}, {stats['threads']} threads, {args.clock} time")
+    limits = [measured_limits(engine)]
     seconds: dict[int, list[float]] = {rows: [] for rows in args.batches}
     with engine.batch(most, length) as batch:
         rng = np.random.default_rng(0)
@@ -43,14 +45,23 @@ def main() -> None:
                     chosen = batch.step({slot: latest[slot] for slot in range(rows)}).argmax(axis=1).tolist()
                     seconds[rows].append(now() - start)
                     latest |= dict(enumerate(chosen))
+    limits.append(measured_limits(engine))
+    bandwidth, peak = (max(pair) for pair in zip(*limits, strict=True))
+    print(f"limits: {bandwidth:.1f} GB/s of memory, {peak:.0f} GOP/s of int8 products")
     single = statistics.median(seconds[min(args.batches)]) / min(args.batches)
-    print(f"{'batch':>5} {'ms/step':>9} {'tokens/s':>9} {'speedup':>8} {'GB/s':>7} {'GFLOP/s':>8}")
+    print(f"{'rows':>4} {'ms/step':>8} {'fastest':>8} {'tokens/s':>9} {'speedup':>8} "
+          f"{'GB/s':>6} {'of it':>6} {'GOP/s':>6} {'of it':>6}")  # fmt: skip
     for rows, found in seconds.items():
         step = statistics.median(found)
-        moved, flops = costs.batch_work(engine, rows, args.prompt)
-        print(f"{rows:5} {step * 1e3:9.2f} {rows / step:9.1f} {rows * single / step:7.2f}x "
-              f"{moved / step / 1e9:7.1f} {flops / step / 1e9:8.1f}")  # fmt: skip
+        moved, operations = (count / step / 1e9 for count in costs.batch_work(engine, rows, args.prompt))
+        print(f"{rows:4} {step * 1e3:8.2f} {min(found) * 1e3:8.2f} {rows / step:9.1f} {rows * single / step:7.2f}x "
+              f"{moved:6.1f} {moved / bandwidth:6.0%} {operations:6.0f} {operations / peak:6.0%}")  # fmt: skip
     engine.close()
+
+
+def measured_limits(engine: Engine) -> tuple[float, float]:
+    """Read bandwidth in GB/s and peak rate of int8 products in GOP/s, of all workers."""
+    return costs.read_bandwidth(engine), costs.arithmetic_peaks(engine)["int8"]
 
 
 def arguments() -> argparse.Namespace:
