@@ -9,19 +9,22 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.launch.native import NativeCode
 from rlx.backends.cpu.target import Target
 
 EMULATOR = os.environ.get("RLX_TEST_EMULATOR", "")  # command of qemu-user
 TRIPLE = "aarch64-unknown-linux-gnu"
 _LINE = 64
+_ELF_AARCH64 = b"\xb7\0"  # the field e_machine
 
 #: The program. The file begins with one word per argument: the place of a buffer in the file, or a number.
 _PROGRAM = """
@@ -134,4 +137,18 @@ def target() -> Target:
 
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
+    _skip_whole_programs()
     return Target("generic", TRIPLE, "generic", "")
+
+
+def _skip_whole_programs() -> None:
+    """Skips tests that load objects of the other machine into this process: they test more than a kernel."""
+    load = NativeCode.__init__
+
+    def checked(self: NativeCode, objects: Iterable[bytes], symbols: list[str]) -> None:
+        found = list(objects)
+        if any(code[18:20] == _ELF_AARCH64 for code in found):
+            pytest.skip("runs a whole program")
+        load(self, found, symbols)
+
+    NativeCode.__init__ = checked  # type: ignore[method-assign]
