@@ -220,6 +220,16 @@ class CompileProfile(ProfileOptions):
         """Whether a phase is exact. It reads what the other wrote, so then the KV cache should be exact, too."""
         return "exact" in (self.prefill.precision, self.decode.precision)
 
+    @property
+    def arithmetic_differs(self) -> str | None:
+        """The name of a choice of arithmetic that differs between prefill and decode; None if there is none."""
+        kept = {"last_row", "reuse_memory"}  # passes that move values and change none
+        for row in fields(PhaseProfile):
+            first, second = (getattr(phase, row.name) for phase in (self.prefill, self.decode))
+            if (set(first) ^ set(second)) - kept if isinstance(first, tuple) else first != second:
+                return row.name
+        return None
+
     def options(self, seq: tuple[int, int], **more: Any) -> Options:
         """The compiler's options for a bucket: one row, or a batch of few, is decode, everything else prefill.
 
@@ -229,7 +239,8 @@ class CompileProfile(ProfileOptions):
         """
         phase = self.decode if Options(seq=seq, segments=more.get("segments", False)).decodes else self.prefill
         chosen = {row.name: getattr(phase, row.name) for row in fields(phase)}
-        return Options(seq=seq, **{**chosen, "precision": phase.precision or "auto"}, **more)
+        chosen |= {"precision": phase.precision or "auto", "deterministic": bool(self.deterministic)}
+        return Options(seq=seq, **chosen, **more)
 
     def common(self) -> Flat:
         """What both phases share and is chosen, by the paths of the keys."""

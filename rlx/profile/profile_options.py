@@ -38,6 +38,15 @@ class ProfileOptions:
         choices=tuple(dtype.name for dtype in KV_DTYPES),
     )
 
+    deterministic: bool | None = option(
+        None,
+        "Same bits for a request alone, in a batch, in chunks and with drafts on CPUs with AMX, too, where prompts "
+        "then take longer",
+        default="false",
+        key="precision.deterministic",
+        kind=bool,
+    )
+
     @classmethod
     def keys(cls) -> dict[str, str]:
         """Option -> the path of its profile key, for the options of this class."""

@@ -198,6 +198,7 @@ class Compiler:
                 "precision": options.precision,
                 "bf16_dots": options.bf16_dots,
                 "bf16_tiles": options.bf16_tiles,
+                "deterministic": options.deterministic,
                 "fusions": list(options.fusions),
                 "passes": list(options.passes),
             },

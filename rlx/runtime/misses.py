@@ -102,7 +102,7 @@ def fields(key: CompileKey) -> dict[str, Any]:
     rows |= {"CPU": key.target.get("cpu"), "CPU features": key.target.get("features")}
     rows |= {"system": key.target.get("triple")}
     rows |= {_VERSIONS.get(name, f"version of {name}"): value for name, value in key.versions.items()}
-    rows |= {name: key.profile.get(name) for name in ("bf16_dots", "bf16_tiles")}
+    rows |= {name: key.profile.get(name) for name in ("bf16_dots", "bf16_tiles", "deterministic")}
     return rows | {"graph": key.graph, "states": key.states}
 
 
@@ -121,7 +121,7 @@ _VERSIONS = {
 _CONSEQUENCES = {
     "[passes] last_row": ("phase",),
     "bf16_dots": ("precision", "phase", "target level", "CPU features", "KV cache type"),
-    "bf16_tiles": ("precision", "phase", "target level", "CPU features"),
+    "bf16_tiles": ("precision", "phase", "deterministic", "target level", "CPU features"),
     "graph": ("model", "phase", "KV cache type", "precision", "option all_rows", "option whole", "PAST"),
     "states": ("model", "phase", "KV cache type"),
 }

@@ -240,7 +240,8 @@ def test_keys_of_both_phases_reach_the_engine(path: Path, monkeypatch: pytest.Mo
     for name in ("RLX_THREADS", "RLX_TARGET", "RLX_CACHE"):
         monkeypatch.delenv(name, raising=False)
     table = {
-        "family": "gemma", "model": str(path), "precision": {"kv_dtype": "q8_0"}, "buckets": {"seq": [1, 3, 9]},
+        "family": "gemma", "model": str(path), "precision": {"kv_dtype": "q8_0", "deterministic": True},
+        "buckets": {"seq": [1, 3, 9]},
         "backend": {"cpu": {"level": "generic", "threads": 3}}, "cache": {"policy": "off", "capacity": 2},
     }  # fmt: skip
     read = CompileProfile.load(table)
@@ -249,12 +250,40 @@ def test_keys_of_both_phases_reach_the_engine(path: Path, monkeypatch: pytest.Mo
     assert (setup.kv_type.name, setup.target.level, setup.threads) == ("q8_0", "generic", 3)
     assert (setup.cache.policy, setup.cache.store, setup.cache.capacity) == ("off", None, 2)
     assert setup.profile.ranges == ((1, 1), (2, 3), (4, 9))
+    assert setup.profile.deterministic
     assert choose_model(None, table).path == path
     usual = plan(path, {}).setup
     assert (usual.kv_type.name, usual.target, usual.threads) == ("f16", Target.host(), cpu_count())
     assert (usual.cache.policy, usual.cache.capacity) == ("on", 64)
     asked = plan(path, table, kv_dtype="f32", threads=1, cache=CACHE).setup
     assert (asked.kv_type.name, asked.threads, asked.cache) == ("f32", 1, CACHE)
+
+
+def test_deterministic_changes_programs_on_targets_with_tiles_only(path: Path) -> None:
+    """And there one row and many rows get activations of one type, so that a token has the same bits in both."""
+    base, same = CompileProfile(), CompileProfile(deterministic=True)
+    for bucket in base.ranges:
+        assert keys(same.options(bucket), with_dots()) == keys(base.options(bucket), with_dots())
+    many, one = BUCKETS["prefill"], BUCKETS["decode"]
+    assert keys(same.options(many)) != keys(base.options(many)), "no tiles"
+
+    def activations(profile: CompileProfile, seq: tuple[int, int]) -> list[set[tuple[str, ...]]]:
+        options = profile.options(seq).effective(able().capabilities)
+        graphs = [pipeline.lower(graph, options).graph for graph in models("f16")]
+        ops = [[n for n in graph.nodes() if n.op in ("linear", "attention", "expert_linear")] for graph in graphs]
+        return [{(n.op, str(n.inputs[0].dtype), str(dict(n.attrs).get("bf16"))) for n in nodes} for nodes in ops]
+
+    assert activations(same, many) == activations(same, one)
+    assert activations(base, many) != activations(base, one)
+
+
+def test_deterministic_refuses_phases_of_other_arithmetic(path: Path) -> None:
+    table = {"precision": {"deterministic": True}, "prefill": {"precision": {"mode": "exact"}}}
+    with pytest.raises(ProfileError, match="same arithmetic in prefill and decode, and precision differs"):
+        plan(path, table)
+    assert plan(path, {**table, "precision": {"deterministic": False}}).setup.is_deterministic is False
+    decodes = {"precision": {"deterministic": True}, "decode": {"passes": {"last_row": False}}}
+    assert plan(path, decodes).setup.is_deterministic, "a pass that changes no arithmetic"
 
 
 def test_a_profile_wins_over_the_environment(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,6 +207,7 @@ def test_a_commented_file_explains_every_key() -> None:
     full = replace(
         CompileProfile.preset("gemma", "prefill"),
         kv_dtype="f16",
+        deterministic=False,
         level="avx2",
         threads=2,
         cache="on",

@@ -310,6 +310,7 @@ class Engine(Session):
             "threads": self._workers.n,
             "target": self._compiler.target.level,
             "precision": self._setup.profile.precision,
+            "deterministic": self._setup.is_deterministic,
             "profile": str(self._setup.source) if self._setup.source else None,
             "kv_dtype": self._setup.kv_type.name,
             "cache": self._compiler.cache.stats,

@@ -52,6 +52,14 @@ class Setup:
     dump_ir: Path | None
     kv_bytes: int | None = None
 
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether a token has the same bits in every program, whatever the number of rows."""
+        if self.profile.arithmetic_differs:
+            return False
+        options = self.profile.options((1, 1))
+        return options.effective(self.target.capabilities).deterministic
+
     @staticmethod
     def of(config: models.ModelConfig, weights: ModelWeights, chosen: EngineOptions) -> Setup:
         """Merges a caller's options with the profile; options win.
@@ -67,6 +75,10 @@ class Setup:
         loaded = CompileProfile.load(given)
         _check_family(loaded, config.family)
         profile = replace(loaded.with_precision(chosen.precision, "auto"), **{**loaded.given(), **chosen.given()})
+        if profile.deterministic and (name := profile.arithmetic_differs):
+            hint = "Choose the same for both phases, or leave `deterministic` out."
+            what = f"`deterministic` needs the same arithmetic in prefill and decode, and {name} differs"
+            raise ProfileError(what, where="profile", hint=hint)
         length = chosen.max_seq
         return Setup(
             profile,
