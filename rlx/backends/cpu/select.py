@@ -194,7 +194,9 @@ def _attention(n: Node, target: Target) -> Call:
     options["split"] = pieces.split(shape[1], n["window"])
     extents = (q.shape[0], n["length"] - q.shape[0], k.shape[1])
     if q.shape[0] == 1:  # decode needs no tiles of query rows
-        kernel = attention(*shape, target, rows_static=1, writer=DottedRow if n["bf16"] else None, **options)
+        # Tiles need many rows: where there are some, a segment of one row keeps f32, as a decode step does.
+        dotted = DottedRow if n["bf16"] and not target.has_bf16_tiles else None
+        kernel = attention(*shape, target, rows_static=1, writer=dotted, **options)
         return _attention_of_a_row(n, kernel, shape, options["split"], extents)
     units = Units(q.shape[0], row_tile(*shape, bf16=n["bf16"]), static(k, 0))
     in_bf16 = TiledAttention if target.has_bf16_tiles else DottedAttention

@@ -1,0 +1,119 @@
+"""The same bits of a row, whatever else is computed with it: every family, with `deterministic`.
+
+The reference is one token at a time, by one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from models.golden_files import FILES, QUANTIZED
+
+from rlx.profile import CompileProfile
+from rlx.runners.engine.engine import Engine
+
+Array = np.ndarray[Any, Any]
+Rows = dict[int, Array]  # position -> the logits after it
+
+LENGTH = 300  # more than a piece of attention, a window and a chunk of any kind
+#: Few buckets, so that little is compiled; all files that are only read are the goldens of `tests/data`.
+PROFILE: dict[str, Any] = {"buckets": {"seq": [1, 32]}, "precision": {"deterministic": True}}
+MODELS = [(family, files[0]) for family, files in FILES.items()]
+MODELS += [(family, f"model-{dtypes[0]}.gguf") for family, dtypes in QUANTIZED.items()]
+
+
+def model_path(goldens: Path, family: str, file: str) -> Path:
+    """The file or folder of a golden model."""
+    return goldens / family / file
+
+
+def opened(path: Path, threads: int) -> Engine:
+    return Engine.open(path, threads=threads, max_seq=LENGTH + 40, profile=CompileProfile.load(PROFILE))
+
+
+def ids_of(engine: Engine) -> list[int]:
+    return np.random.default_rng(7).integers(0, engine.config.vocab_size // 2, LENGTH).tolist()
+
+
+def in_chunks(engine: Engine, ids: Sequence[int], sizes: Sequence[int], all_rows: bool = False) -> Rows:
+    """The ids in calls of these sizes, over and over."""
+    found: Rows = {}
+    while (at := engine.past) < len(ids):
+        part = ids[at : at + sizes[len(found) % len(sizes)]]
+        rows = engine.forward(part, all_rows=all_rows)
+        found |= dict(enumerate(rows, at)) if all_rows else {at + len(part) - 1: rows}
+    return found
+
+
+def with_drafts(engine: Engine, ids: Sequence[int]) -> Rows:
+    """Four rows at a time, of which some are wrong guesses that are taken back."""
+    found: Rows = {}
+    while (at := engine.past) < len(ids):
+        right = min(1 + at % 4, len(ids) - at)
+        rows = engine.verify([*ids[at : at + right], *[(token + 1) % 7 for token in ids[: 4 - right]]])
+        found |= dict(enumerate(rows[:right], at))
+        engine.trim(at + right)
+    return found
+
+
+def after_a_hit(engine: Engine, ids: Sequence[int]) -> Rows:
+    """A prompt that shares 70 tokens with what the session holds, and not the rest."""
+    engine.forward([*ids[:70], *ids[10:90]])
+    engine.trim(70)
+    return in_chunks(engine, ids, (29,))
+
+
+def in_a_batch(engine: Engine, ids: Sequence[int]) -> Rows:
+    """Step by step beside two others, which begin and end at other positions."""
+    first, found = LENGTH - 12, {}
+    with engine.batch(3, LENGTH) as batch:
+        found[first - 1] = batch.start(0, ids[:first])
+        others = {1: list(ids[5:20]), 2: list(ids[9:270])}
+        for slot, prompt in others.items():
+            batch.start(slot, prompt)
+        for at in range(first, LENGTH):
+            beside = {slot: (at * slot) % 50 for slot in others if at % 5 != slot}
+            found[at] = batch.step({**beside, 0: ids[at]})[-1]
+    return found
+
+
+WAYS: dict[str, Callable[[Engine, Sequence[int]], Rows]] = {
+    "a prompt": lambda engine, ids: in_chunks(engine, ids, (LENGTH,)),
+    "all rows": lambda engine, ids: in_chunks(engine, ids, (LENGTH,), all_rows=True),
+    "chunks": lambda engine, ids: in_chunks(engine, ids, (7, 1, 19, 2, 32)),
+    "drafts": with_drafts,
+    "a hit": after_a_hit,
+    "a batch": in_a_batch,
+}
+
+
+@pytest.fixture(params=MODELS, ids="-".join)
+def model(request: pytest.FixtureRequest, goldens: Path) -> Path:
+    return model_path(goldens, *request.param)
+
+
+def expect(found: Rows, want: Rows, what: str) -> None:
+    """Every row that was found has the bits that are wanted."""
+    different = [at for at, row in found.items() if not np.array_equal(row, want[at])]
+    assert not different, f"{what}: {len(different)} of {len(found)} rows differ, the first at {different[0]}"
+
+
+@pytest.mark.filterwarnings("ignore:.*threads are slower")
+def test_same_bits(model: Path) -> None:
+    with closing(opened(model, 1)) as engine:
+        assert engine.stats()["deterministic"] is True
+        ids = ids_of(engine)
+        want = in_chunks(engine, ids, (1,))
+        for name, way in WAYS.items():
+            engine.reset()
+            expect(way(engine, ids), want, name)
+    for threads in (2, 3, 4):  # each a restart, too
+        with closing(opened(model, threads)) as engine:
+            expect(in_chunks(engine, ids, (LENGTH,), all_rows=True), want, f"{threads} threads")
+            engine.reset()
+            expect(in_chunks(engine, ids[:290], (289, 1)), want, f"a step of {threads} threads")
