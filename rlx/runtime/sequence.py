@@ -98,7 +98,8 @@ class Sequence:
             BusyError: it was closed, or is paused.
         """
         self.check_open()
-        self.pool.reserve([(self, rows, aside or alternating)])
+        if not self.memory.is_ready(self.done, rows, aside or alternating):
+            self.pool.reserve([(self, rows, aside or alternating)])
         if self.memory.has_slot and not self._torn and (self.done in self._marks or self.done % SPACING == 0):
             self._copy_into_index()
         lost = max(self.floor, self.done + rows - self._room)
@@ -193,6 +194,7 @@ class Sequence:
             return
         if self.embeddings is not None and self.embeddings.bias is not None:
             return  # rows see later ones, so a prefix of it is no prefix
+        self.memory.protect(self.done)
         self.pool.index.insert(self.keys(self.done), self.pages)
         self._published = self.done
 

@@ -46,12 +46,23 @@ class SequenceMemory:
         self._pool, self._size = pool, pool.sizes.page
         self.pages: Pages = np.zeros(0, np.int32)
         self.slot = self.spare = NO_SLOT
+        self._own_from = 0  # writes from this position on destroy nothing that others rely on
         self.has_slot, self.recurrent = pool.memory.has_slots, bool(pool.memory.recurrent)
 
     @property
     def slots(self) -> list[int]:
         """The slots that it holds."""
         return [slot for slot in (self.slot, self.spare) if slot != NO_SLOT]
+
+    def is_ready(self, start: int, rows: int, drafts: bool) -> bool:
+        """Whether `rows` positions from `start` on can be written as it is; quick, for every step."""
+        if start < self._own_from or start + rows > len(self.pages) * self._size:
+            return False
+        return not self.has_slot or (self.slot >= 0 and (self.spare >= 0 or not (drafts and self.recurrent)))
+
+    def protect(self, length: int) -> None:
+        """Notes that others rely on the first positions from now on."""
+        self._own_from = max(self._own_from, length)
 
     def missing(self, start: int, rows: int, drafts: bool) -> tuple[int, int]:
         """How many pages and slots are needed to write `rows` positions from `start` on, beyond those that it holds.
@@ -74,6 +85,7 @@ class SequenceMemory:
             for _ in range(fresh):
                 table.append(pool.take_page(table[-1] if table else None))
             self.pages = np.array(table, np.int32)
+        self._own_from = start if rows else self._own_from
         if self.has_slot and self.slot == NO_SLOT:
             self.slot = pool.take_slot()
         if drafts and self.recurrent and self.spare == NO_SLOT:
@@ -87,7 +99,7 @@ class SequenceMemory:
         """
         pool = self._pool
         pool.pages.share(pages)  # before anything can evict them
-        self.pages = np.array(pages, np.int32)
+        self.pages, self._own_from = np.array(pages, np.int32), length + 1
         if not length % self._size:
             return length
         if not pool.has_room(1):

@@ -92,7 +92,9 @@ class Engine(Session):
         try:
             self._workers = self._compiler.workers(setup.threads)
             self._tensors = Tensors(self._compiler, self._workers)
-            self.pool = self._new_pool(setup.kv_bytes)
+            sizes = Sizes.of(self.graph, self.max_seq, self.most_rows)
+            nbytes = pool_bytes(setup.kv_bytes, sizes, self.max_seq, self._programs.weight_bytes)
+            self.pool = CachePool(self.graph, max_seq=self.max_seq, rows=self.most_rows, kv_bytes=nbytes)
             self._programs.bind(self.pool.memory.addresses, self.pool.memory.strides)
             self.stepper = Stepper(self._programs, self.pool, bucketing, self._limits(), self.load)
             self._sequence = self._home = self.pool.open()
@@ -133,11 +135,6 @@ class Engine(Session):
             engine.close(keep_file=True)
             raise
         return engine
-
-    def _new_pool(self, kv_bytes: int | None) -> CachePool:
-        sizes = Sizes.of(self.graph, self.max_seq, self.most_rows)
-        nbytes = pool_bytes(kv_bytes, sizes, self.max_seq, self._programs.weight_bytes)
-        return CachePool(self.graph, max_seq=self.max_seq, rows=self.most_rows, kv_bytes=nbytes)
 
     def _limits(self) -> Limits:
         fitting = [b for b in self.profile.buckets if b * self.config.vocab_size <= ALL_ROWS_VALUES]

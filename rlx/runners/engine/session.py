@@ -86,14 +86,15 @@ class Session:
     def _prepare(self, ids: Ids[int]) -> None:
         """Checks that there is room for some ids, takes it, and brings the states up to date."""
         self.stepper.prepare(self._sequence, ids)
-        sequence, missing = self._sequence, len(self._sequence) - self._sequence.done
-        try:
-            self.stepper.pool.reserve([(sequence, missing + len(ids), False)])
-        except PoolFullError:
-            if sequence is self._home:
-                raise
-            self._home.pause()
-            self.stepper.pool.reserve([(sequence, missing + len(ids), False)])
+        sequence, rows = self._sequence, len(self._sequence) - self._sequence.done + len(ids)
+        if not sequence.memory.is_ready(sequence.done, rows, False):
+            try:
+                self.stepper.pool.reserve([(sequence, rows, False)])
+            except PoolFullError:
+                if sequence is self._home:
+                    raise
+                self._home.pause()
+                self.stepper.pool.reserve([(sequence, rows, False)])
         self.stepper.catch_up(sequence)
 
     def verify(self, ids: Ids[int]) -> Logits:
