@@ -17,11 +17,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from typing import Any
 
 import numpy as np
 
 from rlx.runners.engine import costs
 from rlx.runners.engine.engine import Engine
+from rlx.runtime.batch import Batch, Segment
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}  # of worker 0: all there is with one thread
 
@@ -30,21 +32,21 @@ def main() -> None:
     args = arguments()
     engine = Engine.open(args.model, threads=args.threads)
     stats, most, now = engine.stats(), max(args.batches), CLOCKS[args.clock]
-    length = args.prompt + args.rounds * len(args.batches) * args.tokens
     print(f"{args.model}: {stats['target']}, {stats['threads']} threads, {args.clock} time")
     limits = [measured_limits(engine)]
     seconds: dict[int, list[float]] = {rows: [] for rows in args.batches}
-    with engine.batch(most, length) as batch:
-        rng = np.random.default_rng(0)
-        prompts = rng.integers(0, engine.config.vocab_size, (most, args.prompt)).tolist()
-        latest = {slot: int(batch.start(slot, prompt).argmax()) for slot, prompt in enumerate(prompts)}
-        for _ in range(args.rounds):
-            for rows in args.batches:
-                for _ in range(args.tokens):
-                    start = now()
-                    chosen = batch.step({slot: latest[slot] for slot in range(rows)}).argmax(axis=1).tolist()
-                    seconds[rows].append(now() - start)
-                    latest |= dict(enumerate(chosen))
+    rng = np.random.default_rng(0)
+    prompts = rng.integers(0, engine.config.vocab_size, (most, args.prompt)).tolist()
+    sequences = [engine.open_sequence(shared=False) for _ in prompts]
+    begun = (advanced(engine, [sequence], [prompt]) for sequence, prompt in zip(sequences, prompts, strict=True))
+    latest = [int(logits.argmax()) for (logits,) in begun]
+    for _ in range(args.rounds):
+        for rows in args.batches:
+            for _ in range(args.tokens):
+                start = now()
+                found = advanced(engine, sequences[:rows], [[token] for token in latest[:rows]])
+                latest[:rows] = [int(logits.argmax()) for logits in found]
+                seconds[rows].append(now() - start)
     limits.append(measured_limits(engine))
     bandwidth, peak = (max(pair) for pair in zip(*limits, strict=True))
     print(f"limits: {bandwidth:.1f} GB/s of memory, {peak:.0f} GOP/s of int8 products")
@@ -57,6 +59,11 @@ def main() -> None:
         print(f"{rows:4} {step * 1e3:8.2f} {min(found) * 1e3:8.2f} {rows / step:9.1f} {rows * single / step:7.2f}x "
               f"{moved:6.1f} {moved / bandwidth:6.0%} {operations:6.0f} {operations / peak:6.0%}")  # fmt: skip
     engine.close()
+
+
+def advanced(engine: Engine, sequences: list[Any], tokens: list[list[int]]) -> list[Any]:
+    """One step of the engine: the logits after the tokens of each sequence."""
+    return engine.step(Batch([Segment(sequence, ids) for sequence, ids in zip(sequences, tokens, strict=True)]))
 
 
 def measured_limits(engine: Engine) -> tuple[float, float]:

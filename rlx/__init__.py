@@ -60,10 +60,12 @@ if TYPE_CHECKING:
         FinishReason,
         GemmaRunner,
         Generation,
+        Handle,
         Llama32Runner,
         LmRunner,
         Qwen3Runner,
         Qwen35Runner,
+        Request,
         Step,
         Stream,
         TokenLogprob,
@@ -79,7 +81,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    **dict.fromkeys(("Answer", "FinishReason", "Generation", "Step", "Stream", "TokenLogprob"), "rlx.runners"),
+    **dict.fromkeys(("Answer", "FinishReason", "Generation", "Handle", "Request"), "rlx.runners"),
+    **dict.fromkeys(("Step", "Stream", "TokenLogprob"), "rlx.runners"),
     "Snapshot": "rlx.runtime.snapshot",
     "devices": "rlx.backends",
     "Device": "rlx.backends",
@@ -150,6 +153,7 @@ __all__ = [
     "GgufError",
     "Graph",
     "GraphError",
+    "Handle",
     "IrSyntaxError",
     "Llama32Runner",
     "LmRunner",
@@ -162,6 +166,7 @@ __all__ = [
     "PromptError",
     "Qwen3Runner",
     "Qwen35Runner",
+    "Request",
     "ResourceError",
     "RlxError",
     "SafetensorsError",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -27,40 +27,75 @@ def tokens_as_numbers(eog_ids: Collection[int] = ()) -> Any:
     )
 
 
-class Stepwise:
-    """The greedy run of an engine that has nothing but single steps."""
+class FakeSequence:
+    """Ids, and the state of the net after each of them."""
 
-    forward: Callable[..., np.ndarray[Any, Any]]
-    most_rows = 16
-    ahead = Ahead(None)
-    trim: Callable[[int], None]
-    past: Any
-    repeats = True
-    device = "cpu"
+    def __init__(self, engine: FakeEngine, prompt: Sequence[int], shared: bool) -> None:
+        self.engine, self.shared = engine, shared
+        known = max((_common(ids, prompt) for ids in engine.known()), default=0) if shared else 0
+        self.ids, self.states = list[int](), [np.zeros(8)]
+        self.prompt = len(prompt)
+        self.closed = False
+        for token in prompt[: min(known, len(prompt) - 1)]:
+            self.append(token)
 
-    def recover(self) -> None:
-        """Nothing here survives an interrupt that should not."""
+    def __len__(self) -> int:
+        return len(self.ids)
 
-    current = None  # the one sequence
+    def call_end(self, start: int, most: int) -> int:
+        return start + most
 
-    def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
-        found: list[int] = []
-        while len(found) < count and not (found and found[-1] in stops):
-            logits = self.forward([found[-1] if found else token])
-            if not np.isfinite(logits).all():
-                self.trim(self.past - 1)
-                raise NumericalError("a logit is NaN or infinite", where=f"position {self.past}")
-            found.append(int(logits.argmax()))
-        return found
+    def append(self, token: int) -> np.ndarray[Any, Any]:
+        """Appends a token: the logits after it."""
+        assert not self.closed
+        engine = self.engine
+        self.ids.append(token)
+        self.states.append(np.tanh(engine._mix @ self.states[-1] + engine._embed[token]))
+        logits = self.states[-1] @ engine._head
+        answered = len(self.ids) - self.prompt
+        if 0 <= answered < len(engine._script):
+            logits = np.where(np.arange(len(logits)) == engine._script[answered], 9.0, 0.0)
+        return logits
+
+    def rewind(self, length: int) -> None:
+        assert 0 <= length <= len(self.ids)
+        del self.ids[length:], self.states[length + 1 :]
+
+    def pause(self) -> None:
+        """There is room enough."""
+
+    resume = pause
+
+    def close(self) -> None:
+        if not self.closed and self.shared:
+            self.engine.remembered.append(list(self.ids))
+        self.closed = True
+
+    def discard(self) -> None:
+        self.closed = True
 
 
-class FakeEngine(Stepwise):
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+class FakeEngine:
     """A small recurrent net with weights from a seed: its logits depend on every token before and on their order.
 
     Args:
         script: answer with these ids, whatever the prompt, instead of what the net says.
         rule: called with (ids in the cache, logits of the last) to change or break the logits.
+
+    Attributes:
+        calls: the rows of each segment that was computed, in order.
+        steps: how many segments each step had.
+        prompts: what sequences were opened with.
+        remembered: the ids of closed sequences: new ones begin with what they share.
     """
+
+    most_rows = 16
+    device = "cpu"
+    ready = ReadyPrograms([])
 
     def __init__(
         self,
@@ -77,88 +112,78 @@ class FakeEngine(Stepwise):
         self.config: Any = SimpleNamespace(vocab_size=vocab_size, context=64, family=family, arch=family, layers=2)
         self.tokenizer = tokenizer or tokens_as_numbers()
         self.recommended: Any = None
-        self.max_seq, self.closed, self.compiles, self.calls = max_seq, False, 0, list[int]()
-        self._script, self._rule, self._prompt = list(script), rule, 0
-        self.batches: list[FakeBatch] = []
+        self.ahead = Ahead(None)
+        self.max_seq, self.closed, self.compiles = max_seq, False, 0
+        self.calls, self.steps, self.remembered = list[int](), list[int](), list[list[int]]()
+        self.prompts: list[list[int]] = []
+        self._open: weakref.WeakSet[FakeSequence] = weakref.WeakSet()
+        self._script, self._rule = list(script), rule
         self._embed = random.normal(size=(vocab_size, 8))
         self._mix, self._head = random.normal(size=(8, 8)), random.normal(size=(8, vocab_size))
-        self._states, self._ids = [np.zeros(8)], list[int]()
         self.records = [
             ProgramRecord("decode", (1, 1), 9, 4000, 0.5, False, "0" * 64),
             ProgramRecord("prefill", (2, 16), 12, 9000, 0.01, True, "0" * 64),
         ]
 
-    @property
-    def past(self) -> int:
-        return len(self._ids)
+    def known(self) -> list[list[int]]:
+        """The ids of all sequences."""
+        return [*self.remembered, *(each.ids for each in self._open if not each.closed and each.shared)]
 
-    @property
-    def ids(self) -> list[int]:
-        return list(self._ids)
+    def open_sequence(
+        self, prompt: Sequence[int] = (), embeddings: Any = None, *, checkpoints: Any = (), shared: bool = True
+    ) -> Any:
+        made = FakeSequence(self, prompt, shared)
+        self.prompts.append(list(prompt))
+        self._open.add(made)
+        return made
 
-    def forward_rows(self, ids: Sequence[int]) -> Iterator[np.ndarray[Any, Any]]:
-        for at in range(0, len(ids), 3):
-            yield self.forward(ids[at : at + 3], True)
+    def step(self, batch: Any) -> list[Any]:
+        self.steps.append(len(batch.segments))
+        found = [self._rows(segment.sequence, segment.tokens) for segment in batch.segments]
+        wanted = (segment.logits for segment in batch.segments)
+        return [{"none": None, "last": rows[-1], "all": rows}[name] for rows, name in zip(found, wanted, strict=True)]
 
-    def hidden_rows(self, ids: Sequence[int]) -> Iterator[np.ndarray[Any, Any]]:
-        for at in range(0, len(ids), 3):
-            self.forward(ids[at : at + 3])
-            yield np.stack(self._states[-len(ids[at : at + 3]) :]).astype(np.float32)
-
-    def snapshot(self) -> Any:
-        return list(self._ids), list(self._states)
-
-    def restore(self, snapshot: Any) -> None:
-        self._ids, self._states = map(list, snapshot)
-
-    def forward(self, ids: Sequence[int], all_rows: bool = False) -> np.ndarray[Any, Any]:
+    def _rows(self, sequence: FakeSequence, ids: Sequence[int]) -> np.ndarray[Any, Any]:
         assert not self.closed
         assert all(type(i) is int for i in ids)
-        assert 0 < len(ids) <= self.max_seq - self.past, "the runner must check the room"
+        assert 0 < len(ids) <= min(self.most_rows, self.max_seq - len(sequence)), "the runner must check the room"
         self.calls.append(len(ids))
-        self._prompt = self._prompt if self.past else len(ids)
-        rows = np.stack([self._append(i) for i in ids]).astype(np.float32)
+        rows = [sequence.append(token) for token in ids]
+        if self._rule:
+            ends = range(len(sequence) - len(ids) + 1, len(sequence) + 1)
+            rows = [self._rule(sequence.ids[:end], row) for end, row in zip(ends, rows, strict=True)]
+        return np.stack(rows).astype(np.float32)
+
+    def logits(self, ids: Sequence[int], all_rows: bool = False) -> np.ndarray[Any, Any]:
+        """The logits after some ids, or after each of them: what a runner has to come to."""
+        rows = self._rows(self.open_sequence(shared=False), ids)
         return rows if all_rows else rows[-1]
 
-    def verify(self, ids: Sequence[int]) -> np.ndarray[Any, Any]:
-        return self.forward(ids, all_rows=True)
+    def hidden(self, sequence: Any, ids: Sequence[int]) -> np.ndarray[Any, Any]:
+        self._rows(sequence, ids)
+        return np.stack(sequence.states[-len(ids) :]).astype(np.float32)
 
-    def _append(self, token: int) -> np.ndarray[Any, Any]:
-        self._ids.append(token)
-        self._states.append(np.tanh(self._mix @ self._states[-1] + self._embed[token]))
-        logits = self._states[-1] @ self._head
-        answered = self.past - self._prompt
-        if 0 <= answered < len(self._script):
-            logits = np.where(np.arange(len(logits)) == self._script[answered], 9.0, 0.0)
-        return self._rule(self._ids, logits) if self._rule else logits
+    def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
+        found: list[int] = []
+        while len(found) < count and not (found and found[-1] in stops):
+            (logits,) = self._rows(sequence, [found[-1] if found else token])
+            if not np.isfinite(logits).all():
+                sequence.rewind(len(sequence) - 1)
+                if found:
+                    return found
+                at = int(np.flatnonzero(~np.isfinite(logits))[0])
+                raise NumericalError(f"logit {at} is {logits[at]}", where=f"position {len(sequence)}")
+            found.append(int(logits.argmax()))
+        return found
 
-    def trim(self, length: int) -> None:
-        assert 0 <= length <= self.past
-        del self._ids[length:], self._states[length + 1 :]
+    def snapshot_of(self, sequence: Any) -> Any:
+        return list(sequence.ids)
 
-    def reset(self) -> None:
-        self.trim(0)
-
-    @contextmanager
-    def scratch(self) -> Iterator[None]:
-        kept = self._states, self._ids, self._prompt
-        self._states, self._ids = [np.zeros(8)], []
-        try:
-            yield
-        finally:
-            self._states, self._ids, self._prompt = kept
-
-    @contextmanager
-    def batch(self, slots: int, length: int) -> Iterator[FakeBatch]:
-        assert 0 < length <= self.max_seq
-        kept = self._states, self._ids, self._prompt
-        self.batches.append(FakeBatch(self, slots, length))
-        try:
-            yield self.batches[-1]
-        finally:
-            self._states, self._ids, self._prompt = kept
-
-    ready = ReadyPrograms([])
+    def restored(self, snapshot: Any) -> Any:
+        made = self.open_sequence()
+        for token in snapshot:
+            made.append(token)
+        return made
 
     def compile(
         self,
@@ -184,35 +209,6 @@ class FakeEngine(Stepwise):
     def close(self) -> None:
         assert not self.closed, "closed twice"
         self.closed = True
-
-
-class FakeBatch:
-    """Sequences of the net side by side.
-
-    Attributes:
-        steps: how many sequences each step had.
-    """
-
-    def __init__(self, engine: FakeEngine, slots: int, length: int) -> None:
-        self.engine, self.slots, self.length, self.steps = engine, slots, length, list[int]()
-        self._sequences: dict[int, tuple[list[Any], list[int], int]] = {}
-
-    def start(self, slot: int, prompt: Sequence[int]) -> np.ndarray[Any, Any]:
-        assert 0 <= slot < self.slots
-        self._sequences[slot] = [np.zeros(8)], [], 0
-        return self._forward(slot, prompt)
-
-    def step(self, tokens: Mapping[int, int]) -> np.ndarray[Any, Any]:
-        self.steps.append(len(tokens))
-        return np.stack([self._forward(slot, [token]) for slot, token in tokens.items()])
-
-    def _forward(self, slot: int, ids: Sequence[int]) -> np.ndarray[Any, Any]:
-        engine = self.engine
-        engine._states, engine._ids, engine._prompt = self._sequences[slot]
-        logits = engine.forward(list(ids))
-        assert engine.past <= self.length
-        self._sequences[slot] = engine._states, engine._ids, engine._prompt
-        return logits
 
 
 class Opened:

@@ -1,9 +1,8 @@
 """Runners: a model as something that answers. Between the native programs and the command line.
 
-`stopping.py` says when it is enough, `base.py` what every runner offers, `programs.py` is the table of a model's
-programs, `engine.py` holds them with weights and caches, `cached.py` drives it a token at a time, `families.py` names
-the runners, `auto.py` picks one for a path. Names are imported when they are first used, so that the command line can
-read `opening/options.py` quickly.
+`base.py` says what every runner offers, `engine/` holds a model's programs, weights and caches, `serving/` drives it
+for any number of callers, `families.py` names the runners, `auto.py` picks one for a path. Names are imported when they
+are first used, so that the command line can read `opening/options.py` quickly.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,10 @@ if TYPE_CHECKING:
     from rlx.runners.base import LmRunner
     from rlx.runners.cached import CachedRunner
     from rlx.runners.families import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner
-    from rlx.runners.generation.requests import Generation, Step, Stream, TokenLogprob
+    from rlx.runners.generation.output import Generation, Step, TokenLogprob
+    from rlx.runners.generation.request import Request
     from rlx.runners.generation.stopping import FinishReason, Stopping
+    from rlx.runners.serving.handle import Handle, Stream
     from rlx.runners.text_runner import Answer, TextRunner
 
 #: Module -> its public names.
@@ -23,8 +24,10 @@ _HOMES = {
     "rlx.runners.base": ("LmRunner",),
     "rlx.runners.cached": ("CachedRunner",),
     "rlx.runners.families": ("GemmaRunner", "Llama32Runner", "Qwen3Runner", "Qwen35Runner"),
-    "rlx.runners.generation.requests": ("Generation", "Step", "Stream", "TokenLogprob"),
+    "rlx.runners.generation.output": ("Generation", "Step", "TokenLogprob"),
+    "rlx.runners.generation.request": ("Request",),
     "rlx.runners.generation.stopping": ("FinishReason", "Stopping"),
+    "rlx.runners.serving.handle": ("Handle", "Stream"),
     "rlx.runners.text_runner": ("Answer", "TextRunner"),
 }
 
@@ -34,10 +37,12 @@ __all__ = [
     "FinishReason",
     "GemmaRunner",
     "Generation",
+    "Handle",
     "Llama32Runner",
     "LmRunner",
     "Qwen3Runner",
     "Qwen35Runner",
+    "Request",
     "Step",
     "Stopping",
     "Stream",

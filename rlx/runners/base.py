@@ -1,13 +1,13 @@
-"""The interface of every language model runner, and the reference implementation of generation.
+"""The interface of every language model runner.
 
-Runners stage. `LmRunner.generate` here recomputes the whole context for every token: slow, stateless, and the reference
-that the cached decode in `cached.py` is checked against.
+Runners stage. A runner makes jobs of requests, and the engine loop computes them. Here the loop has an engine that
+recomputes the whole context for every token: slow, and the reference for the cached decode of `cached.py`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -18,21 +18,15 @@ import numpy as np
 from rlx.backends import Device
 from rlx.errors import ArgumentError, MultimodalError, PromptError, TokenizerError
 from rlx.runners.generation.checks import TokenIds, check_ids, fit_context
-from rlx.runners.generation.exclusive import Exclusive, Use
-from rlx.runners.generation.requests import (
-    Ending,
-    Generation,
-    Logits,
-    Request,
-    Source,
-    Stream,
-    collected,
-    log_probs,
-    steps,
-    stepwise,
-)
-from rlx.runners.generation.stopping import OnToken, checked_count
+from rlx.runners.generation.output import Generation, Logits, Output, log_probs
+from rlx.runners.generation.request import Request
+from rlx.runners.generation.stopping import OnToken, Stopping, checked_count
 from rlx.runners.opening.options import known_arguments
+from rlx.runners.serving.bell import Bell
+from rlx.runners.serving.handle import Handle, Stream, read_together
+from rlx.runners.serving.job import DraftsOf, Job
+from rlx.runners.serving.loop import EngineLoop
+from rlx.runners.serving.recompute import RecomputeEngine
 from rlx.sampling import SampleOpts, Sampler
 from rlx.sampling.options import Sample, resolved
 
@@ -42,6 +36,9 @@ if TYPE_CHECKING:
 OnBatchToken = Callable[[int, int], bool | None]
 """Called with a prompt's number and every new token; False ends that generation."""
 
+Plan = tuple[Job, Output]
+"""A request with checked arguments: its job, and what makes steps of its tokens."""
+
 GREEDY = SampleOpts.greedy()
 SPECULATIONS = ("prompt-lookup", "mtp")
 
@@ -49,8 +46,8 @@ SPECULATIONS = ("prompt-lookup", "mtp")
 class LmRunner(ABC):
     """A language model that returns logits and generates tokens.
 
-    A subclass provides `family`, `vocab_size` and `predict_logits`; the other methods build on these. One caller at a
-    time: a second thread gets a `BusyError` at once, and so does a callback that calls its own runner.
+    A subclass provides `family`, `vocab_size` and `predict_logits`; the other methods build on these. Any number of
+    threads, asyncio tasks and callbacks may use a runner at the same time: one thread of the runner computes for all.
     """
 
     _on_token: OnToken | None = None
@@ -61,12 +58,6 @@ class LmRunner(ABC):
     """Default sampling options of calls that give none."""
     _speculative: str | None = None
     """Default speculative decoding of calls that give none."""
-    _exclusive: Exclusive
-
-    def __new__(cls, *arguments: Any, **options: Any) -> Self:
-        runner = super().__new__(cls)
-        runner._exclusive = Exclusive("runner")
-        return runner
 
     @property
     @abstractmethod
@@ -165,16 +156,14 @@ class LmRunner(ABC):
             ArgumentError: a count is negative or not a whole number, a stop string is empty, or `speculative` is
                 unknown.
             NumericalError: a logit is NaN or infinite.
-            BusyError: the runner is in use, or was closed.
+            BusyError: the runner was closed.
         """
+        request = Request(ids, n_new, sample, stop_at_eog, stop, min_tokens, speculative, top_logprobs)
         on_token = on_token or self._on_token
         late = None if self._streams else on_token
-        watch = None if late else on_token
-        ending = Ending(n_new, stop_at_eog, stop, min_tokens, watch, pieces=top_logprobs is not None)
-        request = self._request(ids, ending, sample, self._guesses(speculative), top_logprobs)
-        request.watched = bool(ending.on_token or stop) or top_logprobs is not None
-        with self._exclusive("generate") as use:
-            found = collected(self._source(request), request, use)
+        plan = self._plan(request, None if late else on_token, pieces=top_logprobs is not None)
+        with self._start(plan, keeps=True) as handle:
+            found = handle.result()
         if late:
             for token in found:
                 late(token)
@@ -193,10 +182,10 @@ class LmRunner(ABC):
         speculative: str | None = None,
         top_logprobs: int | None = None,
     ) -> Stream:
-        """The tokens of `generate` as an iterator. Each token is computed on demand.
+        """The tokens of `generate` as an iterator, also for `async for`.
 
-        Arguments are checked immediately. An unfinished stream blocks other threads. To end it, close it, drop it, or
-        call the runner again in the same thread.
+        Arguments are checked immediately; the generation starts with the first step that is asked for, and computes a
+        few tokens ahead of its reader. To end it early, close it or drop it.
 
             for step in runner.stream(ids, 20):
                 print(step.text, end="", flush=True)
@@ -208,9 +197,27 @@ class LmRunner(ABC):
         Raises:
             As `generate`.
         """
-        ending = Ending(n_new, stop_at_eog, stop, min_tokens, None, pieces=True)
-        request = self._request(ids, ending, sample, self._guesses(speculative), top_logprobs)
-        return Stream(self._exclusive("stream"), steps(self._source(request), request))
+        logprobs = 0 if top_logprobs is None else top_logprobs  # a stream always has those of its tokens
+        request = Request(ids, n_new, sample, stop_at_eog, stop, min_tokens, speculative, logprobs)
+        return Stream(partial(self._start, self._plan(request), keeps=True))
+
+    def submit(self, request: Request) -> Handle:
+        """Hands over a request, which is computed together with those of all other callers.
+
+            handle = runner.submit(rlx.Request(ids, 100))
+            for step in handle:
+                print(step.text, end="", flush=True)
+
+        In an asyncio task, use `async for step in handle` and `await handle`. The session of the runner is unchanged.
+
+        Raises:
+            PromptError, ArgumentError, SamplingError: the request is invalid, as for `generate`.
+            PoolFullError: it can never fit the memory for KV caches.
+            BusyError: the runner was closed.
+        """
+        if not isinstance(request, Request):
+            raise ArgumentError(f"expected a Request, found a {type(request).__name__}", where="submit")
+        return self._start(self._plan(request))
 
     @known_arguments
     def generate_batch(
@@ -244,14 +251,21 @@ class LmRunner(ABC):
             PromptError: there are no prompts, or one of them is invalid as for `generate`; `where` has its number.
             ArgumentError, NumericalError, BusyError: as `generate`.
         """
-        opts, requests = self._sampling(sample), []
+        opts, bell, plans = self._sampling(sample), Bell(), []
         for i, context in enumerate(self._contexts(prompts)):
+            own = _with_own_seed(opts, i)
+            request = Request(context, n_new, own, stop_at_eog, stop, min_tokens, top_logprobs=top_logprobs)
             watch = partial(on_token, i) if on_token else None
-            ending = Ending(n_new, stop_at_eog, stop, min_tokens, watch, pieces=top_logprobs is not None)
-            requests.append(self._request(context, ending, _with_own_seed(opts, i), None, top_logprobs))
-        longest = max(len(request.context) for request in requests) + n_new
-        with self._exclusive("generate_batch") as use:
-            return self._together(requests, longest if self.max_seq is None else min(longest, self.max_seq), use)
+            plans.append(self._plan(request, watch, pieces=top_logprobs is not None, drafts=False))
+            plans[-1][0].label, plans[-1][0].bell = f"sequence {i}", bell
+        handles: list[Handle] = []
+        try:
+            handles += self._started(plans)
+            read_together(handles, bell)
+        finally:
+            for handle in handles:
+                handle.abort()
+        return [handle.result() for handle in handles]
 
     def _contexts(self, prompts: Sequence[TokenIds]) -> list[list[int]]:
         if not isinstance(prompts, Sequence | np.ndarray):
@@ -259,10 +273,6 @@ class LmRunner(ABC):
         if not len(prompts):
             raise PromptError("there are no prompts", where="generate_batch", hint="give at least one")
         return [self.checked_ids(ids, f"prompt {i}") for i, ids in enumerate(prompts)]
-
-    def _together(self, requests: list[Request], length: int, use: Use) -> list[Generation]:
-        """The tokens of every request, one request at a time. `length`: maximum length of a prompt with its answer."""
-        return [collected(self._source(request), request, use) for request in requests]
 
     @property
     def recommended_sample(self) -> SampleOpts | None:
@@ -278,36 +288,82 @@ class LmRunner(ABC):
         """Resolves a call's `sample` argument."""
         return resolved(sample, self.recommended_sample, self.default_sample)
 
-    def _guesses(self, speculative: str | None) -> str | None:
-        """The speculative decoding of a call: its argument, else the runner's default."""
-        return checked_speculation(self._speculative if speculative is None else speculative)
+    # ---------------------------------------------------------------------------------------------- the loop
 
-    def _request(
-        self, ids: TokenIds, ending: Ending, sample: Sample, speculative: str | None, top_logprobs: int | None
-    ) -> Request:
-        """A generation with checked arguments."""
-        context, tokenizer = self.checked_ids(ids), lambda: self.tokenizer
-        stopping = ending.behind(len(context), self.max_seq, self.stop_ids if ending.stop_at_eog else (), tokenizer)
-        sampler = Sampler(self._sampling(sample), context, tokenizer)
-        alternatives = checked_count("top_logprobs", top_logprobs)
-        return Request(context, sampler, stopping, tokenizer, speculative, alternatives=alternatives)
+    @property
+    def _loop(self) -> EngineLoop:
+        """Computes the requests of this runner."""
+        found: EngineLoop = self.__dict__.get("_own_loop") or self.__dict__.setdefault(
+            "_own_loop", EngineLoop(RecomputeEngine(self.predict_logits))
+        )
+        return found
 
-    def _source(self, request: Request) -> Source:
-        """The tokens of a generation; here each step recomputes the whole context."""
-        if request.speculative:
+    def _plan(
+        self, request: Request, on_token: OnToken | None = None, *, pieces: bool = True, drafts: bool = True
+    ) -> Plan:
+        """A plan for a request.
+
+        Args:
+            on_token: called with every token.
+            pieces: whether steps have texts, and somebody looks at each of them as it comes.
+            drafts: whether the runner's default of speculative decoding applies.
+        """
+        context, tokenizer = self.checked_ids(request.ids), lambda: self.tokenizer
+        if checked_count("n_new", request.n_new) is None:
+            raise ArgumentError("n_new is None, expected a whole number of at least 0", where="generate")
+        stopping = Stopping(
+            request.n_new,
+            room=None if self.max_seq is None else self.max_seq - len(context) + 1,
+            stop_ids=frozenset(self.stop_ids if request.stop_at_eog else ()),
+            stop=request.stop,
+            tokenizer=tokenizer,
+            min_tokens=request.min_tokens,
+            on_token=on_token,
+            pieces=pieces,
+        )
+        sampler = Sampler(self._sampling(request.sample), context, tokenizer)
+        alternatives = checked_count("top_logprobs", request.top_logprobs)
+        speculative = self._speculative if request.speculative is None and drafts else request.speculative
+        job = Job(
+            context,
+            sampler,
+            stopping.left or 0,
+            stop_ids=stopping.stop_ids,
+            min_tokens=request.min_tokens,
+            watched=bool(pieces or on_token or request.stop),
+            with_logits=alternatives is not None,
+            is_greedy=sampler.opts.is_plain_greedy,
+            drafts_of=self._drafts(checked_speculation(speculative), context),
+            priority=request.priority,
+            seconds=request.seconds(),
+            embeddings=self._embeddings(request, len(context)),
+        )
+        job.ended = stopping.reason is not None  # nothing is to be computed
+        return job, Output(stopping, tokenizer, alternatives is not None, alternatives or 0)
+
+    def _start(self, plan: Plan, *, keeps: bool = False) -> Handle:
+        """Hands over a request; `keeps`: its sequence becomes the session."""
+        (handle,) = self._started([plan], keeps=keeps)
+        return handle
+
+    def _started(self, plans: list[Plan], *, keeps: bool = False) -> list[Handle]:
+        """Hands over requests, which begin together."""
+        handles = [Handle(self._loop, job, output) for job, output in plans]
+        if jobs := [job for job, _ in plans if not job.ended]:
+            self._loop.submit(*jobs)
+        return handles
+
+    def _drafts(self, speculative: str | None, context: list[int]) -> DraftsOf | None:
+        """What makes the drafts of a generation."""
+        if speculative:
             hint = "leave `speculative` out"
             raise ArgumentError("speculative decoding needs a cache", where="generate", hint=hint)
-        context = list(request.context)
+        return None
 
-        def after(token: int) -> Logits:
-            context.append(token)
-            return self._logits(context)
-
-        return stepwise(lambda: self._logits(context), after, request)
-
-    def _logits(self, context: list[int]) -> Logits:
-        """`predict_logits` without the check for exclusive use: the caller holds it already."""
-        return self.predict_logits(context)
+    def _embeddings(self, request: Request, count: int) -> Any:
+        """The checked prompt embeddings of a request."""
+        if request.embeds is not None or request.attn_bias is not None:
+            raise ArgumentError("this runner takes no prompt embeddings", where="embeds", hint="give ids alone")
 
     def score(self, ids: TokenIds) -> Logits:
         """Log-probabilities of a text's tokens, each given the tokens before it. Stateless.
@@ -322,14 +378,10 @@ class LmRunner(ABC):
         context = self.checked_ids(ids)
         if len(context) < 2:
             raise PromptError("a single token has no predecessor", where="score", hint="give at least two tokens")
-        with self._exclusive("score") as use:
-            rows = self._all_logits(context)
-            use.closing(rows)
-            return np.concatenate([log_probs(piece, after) for piece, after in _with_next(rows, context)])
+        return self._scores(context)
 
-    def _all_logits(self, context: list[int]) -> Generator[Logits, None, None]:
-        """The logits after every token but the last, in pieces float32[some rows, vocab]."""
-        yield self.predict_logits(context[:-1], all_positions=True)
+    def _scores(self, context: list[int]) -> Logits:
+        return log_probs(self.predict_logits(context[:-1], all_positions=True), context[1:])
 
     @property
     def supports_multimodal(self) -> bool:
@@ -358,8 +410,9 @@ class LmRunner(ABC):
             hint="leave the images out; `supports_multimodal` says whether a runner takes images",
         )  # fmt: skip
 
-    def close(self) -> None:  # noqa: B027 - a runner may hold no resources
-        """Releases what the runner holds."""
+    def close(self) -> None:
+        """Ends all requests and releases what the runner holds. Can be called more than once."""
+        self._loop.close()
 
     def __enter__(self) -> Self:
         return self
@@ -387,11 +440,3 @@ def _with_own_seed(opts: SampleOpts, number: int) -> SampleOpts:
     """Options for one of several generations: a different, reproducible seed for each."""
     seed = getattr(opts, "seed", None)  # the sampler reports what is not a SampleOpts
     return opts if seed is None else replace(opts, seed=(seed + number) % 2**64)
-
-
-def _with_next(pieces: Iterable[Logits], ids: list[int]) -> Iterator[tuple[Logits, list[int]]]:
-    """Pairs each piece of logits with the tokens that come after its rows."""
-    at = 1
-    for rows in pieces:
-        yield rows, ids[at : at + len(rows)]
-        at += len(rows)

@@ -6,17 +6,17 @@ are converted to text, and to the model's reasoning if it writes any.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlx.arguments import SAMPLING, check_arguments
 from rlx.errors import ArgumentError
 from rlx.runners.base import LmRunner
-from rlx.runners.generation.requests import Generation, Step, Stream
+from rlx.runners.generation.output import Generation, Step
 from rlx.runners.generation.stopping import AnswerText, FinishReason, checked_count, stop_strings
 from rlx.runners.opening.options import OPENING
+from rlx.runners.serving.handle import Stream
 from rlx.sampling.options import combined
 
 if TYPE_CHECKING:
@@ -175,11 +175,9 @@ class TextRunner(LmRunner):
         stream = self.stream(call.ids, self._most(call, max_tokens), **self._token_options(call, options))
         text = call.text(self.tokenizer, options)
 
-        def spoken(steps: Generator[Step, None, None]) -> Generator[Step, None, None]:
-            with closing(steps):
-                for step in steps:
-                    thinking, said = text.push(step.token, step.finish_reason, last=step.finish_reason is not None)
-                    yield replace(step, text=said, thinking=thinking)
+        def spoken(step: Step) -> Step:
+            thinking, said = text.push(step.token, step.finish_reason, last=step.finish_reason is not None)
+            return replace(step, text=said, thinking=thinking)
 
         return stream.mapped(spoken)
 

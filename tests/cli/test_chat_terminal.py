@@ -83,8 +83,8 @@ def test_an_interrupt_in_the_engine_keeps_what_was_said(token: int, desk: Desk, 
     result = desk.chat("Hi\r", "Bye\r")
     assert (result.exit_code, result.stderr, desk.cleared) == (0, "(interrupted)\n", 0)
     assert result.stdout.endswith("You said: Bye\n")
-    said = talker.tokenizer.decode(script[:token])
-    assert desk.prompts[1] == (turns("Hi", said.strip(), "Bye") if token else turns("Bye"))
+    said = [talker.tokenizer.decode(script[:count]).strip() for count in range(1, token + 1)]  # what had come
+    assert desk.prompts[1] in [turns("Bye"), *(turns("Hi", each, "Bye") for each in said)]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

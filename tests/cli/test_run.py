@@ -65,7 +65,7 @@ def rlx(*args: str, **more: Any) -> Result:
 def prompt_of(opened: Opened, tokenizer: Tokenizer) -> str:
     """The prompt as the engine saw it."""
     engine = opened.engines[-1]
-    return tokenizer.decode(engine._ids[: engine._prompt])
+    return tokenizer.decode(engine.prompts[-1])
 
 
 # ---------------------------------------------------------------------------------------------------- the text
@@ -119,8 +119,8 @@ def test_the_prompt_goes_through_the_chat_template(opened: Opened, tokenizer: To
 def test_raw_leaves_the_template_out_and_reads_control_tokens(opened: Opened, tokenizer: Tokenizer) -> None:
     rlx("--raw", "<|im_start|>user\nHi")
     engine = opened.engines[0]
-    assert engine._ids[: engine._prompt] == tokenizer.encode("<|im_start|>user\nHi", parse_special=True)
-    assert engine._ids[0] == tokenizer.token_to_id("<|im_start|>")
+    assert engine.prompts[0] == tokenizer.encode("<|im_start|>user\nHi", parse_special=True)
+    assert engine.prompts[0][0] == tokenizer.token_to_id("<|im_start|>")
 
 
 def test_a_model_without_a_template_gets_the_plain_prompt(scripted: Scripted, opened: Opened) -> None:
@@ -128,7 +128,7 @@ def test_a_model_without_a_template_gets_the_plain_prompt(scripted: Scripted, op
 
     scripted.tokenizer = replace(scripted.tokenizer, chat_templates={})
     assert rlx("Hi <|im_end|>").exit_code == 0
-    assert opened.engines[0]._ids[: opened.engines[0]._prompt] == scripted.tokenizer.encode("Hi <|im_end|>")
+    assert opened.engines[0].prompts[0] == scripted.tokenizer.encode("Hi <|im_end|>")
     result = rlx("Hi", "--system", "Be brief.")
     assert (result.exit_code, "no chat template for a system message" in result.stderr) == (2, True)
 

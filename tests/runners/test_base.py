@@ -11,7 +11,7 @@ import pytest
 from rlx.errors import ArgumentError, MultimodalError, NumericalError, PromptError
 from rlx.runners.base import LmRunner
 from rlx.runners.generation.checks import TokenIds, check_finite
-from rlx.runners.generation.requests import Logits
+from rlx.runners.generation.output import Logits
 from rlx.sampling import SampleOpts
 
 

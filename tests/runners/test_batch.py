@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine
 
-from rlx.errors import ArgumentError, BusyError, NumericalError, PromptError, SamplingError
+from rlx.errors import ArgumentError, NumericalError, PromptError, SamplingError
 from rlx.runners.auto import auto_runner
-from rlx.runners.base import LmRunner
 from rlx.runners.cached import CachedRunner
-from rlx.runners.engine import batch as batches
-from rlx.runners.engine.batch import batch_programs
-from rlx.runners.engine.bucketing import Bucketing
 from rlx.runners.generation.stopping import FinishReason
 from rlx.sampling import SampleOpts
 
@@ -23,8 +19,10 @@ PROMPTS = [[3, 1, 4, 1, 5], [2], [7, 1, 8], [2, 8], [1, 8, 2, 8, 1, 8]]
 
 
 def alone(prompts: list[list[int]], n_new: int, **options: Any) -> list[list[int]]:
-    """Each by `LmRunner.generate` over the same net."""
-    return [LmRunner.generate(CachedRunner(FakeEngine()), ids, n_new, **options) for ids in prompts]
+    """Each by a runner that recomputes the context for every token, over the same net."""
+    with CachedRunner(FakeEngine()) as runner:
+        runner.disable_decode_compile_cache()
+        return [runner.generate(ids, n_new, **options) for ids in prompts]
 
 
 def boom(*args: Any) -> Any:
@@ -37,7 +35,8 @@ def test_the_tokens_of_each_prompt_alone() -> None:
     found = runner.generate_batch(PROMPTS, 7)
     assert found == alone(PROMPTS, 7)
     assert [g.finish_reason for g in found] == [FinishReason.LENGTH] * 5
-    assert engine.batches[0].steps == [5] * 6
+    assert engine.steps[0] == 4 and max(engine.steps) == 5, "the prompts share a step, and so do their answers"
+    assert len(engine.steps) <= 9
     assert runner.generate_batch(np.array(PROMPTS[0])[None], 7) == found[:1]  # type: ignore[arg-type]
 
 
@@ -48,21 +47,17 @@ def test_a_full_context_ends_one_sequence_only() -> None:
     assert [(len(g), g.finish_reason) for g in found] == [(1, "context"), (5, "length"), (3, "context")]
 
 
-def test_the_next_prompt_takes_the_place_of_a_sequence_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "SLOTS", 2)
+def test_the_next_prompt_takes_the_place_of_a_sequence_that_ended() -> None:
     engine, seen = FakeEngine(), [0] * 5
 
     def until(i: int, token: int) -> bool:
         seen[i] += 1
         return seen[i] <= i  # prompt i ends with token i + 1
 
-    found = CachedRunner(engine).generate_batch(PROMPTS, 9, until)
+    found = CachedRunner(engine, slots=2).generate_batch(PROMPTS, 9, until)
     assert found == [tokens[: i + 1] for i, tokens in enumerate(alone(PROMPTS, 9))]
     assert [g.finish_reason for g in found] == [FinishReason.CALLBACK] * 5
-    (batch,) = engine.batches
-    assert batch.slots == 2
-    assert sum(batch.steps) == sum(range(5))
-    assert batch.steps.count(1) <= 3  # the last one alone
+    assert max(engine.steps) == 2
 
 
 def test_what_the_callback_is_told_and_may_do() -> None:
@@ -72,8 +67,9 @@ def test_what_the_callback_is_told_and_may_do() -> None:
     found = runner.generate_batch(PROMPTS, 3, lambda i, token: told.append((i, token)))
     for i, tokens in enumerate(found):
         assert [token for at, token in told if at == i] == tokens
-    with pytest.raises(BusyError, match="generate_batch"):
-        runner.generate_batch(PROMPTS, 3, lambda i, token: bool(runner.generate([1], 1)))
+    inner = list[Any]()
+    runner.generate_batch(PROMPTS, 3, lambda i, token: inner.append(runner.generate_batch([[token]], 2)))
+    assert len(inner) == 15
     for error in (RuntimeError, KeyboardInterrupt):
 
         def stop(i: int, token: int, error: type[BaseException] = error) -> None:
@@ -105,10 +101,11 @@ def test_stop_tokens_and_counts() -> None:
     least = runner.generate_batch(PROMPTS, 9, min_tokens=6)
     assert [len(tokens) >= 6 for tokens in least] == [True] * 5
     assert runner.generate_batch(PROMPTS, 0) == [[]] * 5
-    assert len(engine.batches) == 3, "nothing to compute, nothing made"
+    steps = len(engine.steps)
+    assert runner.generate_batch(PROMPTS, 0) == [[]] * 5
+    assert len(engine.steps) == steps, "nothing is computed"
     runner.disable_decode_compile_cache()
     assert runner.generate_batch(PROMPTS, 9, stop_at_eog=False) == wanted
-    assert len(engine.batches) == 3
 
 
 def test_bad_prompts_and_options() -> None:
@@ -141,36 +138,13 @@ def test_logits_that_are_no_numbers_name_their_sequence() -> None:
     assert runner.generate_batch(PROMPTS[:2], 6) == alone(PROMPTS[:2], 6)
 
 
-BUCKETS = Bucketing(((1, 1), (2, 16), (17, 512))), Bucketing(((1, 1), (2, 16))), Bucketing(((1, 1), (2, 32)))
-
-
-def test_which_program_takes_so_many_rows() -> None:
-    for bucketing in BUCKETS:
-        for rows in range(2, bucketing.ranges[-1][1] + 1):
-            spec = bucketing.segments(rows)
-            assert spec.segments
-            assert spec.seq[0] <= rows <= spec.seq[1]
-
-
-def test_which_programs_a_batch_needs_ahead() -> None:
-    """All that its steps run, however many sequences are left, and no others."""
-    for bucketing in BUCKETS:
-        for sequences in (1, 2, 8, 9, 16):
-            steps = {bucketing.segments(rows) for rows in range(2, sequences + 1)}
-            found = batch_programs(sequences, bucketing)
-            assert (set(found), len(found)) == (steps, len(steps))
-        with pytest.raises(ArgumentError, match="a batch of 0 sequences"):
-            batch_programs(0, bucketing)
-
-
-def test_int8_activations_and_more_prompts_than_slots(goldens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_activations_and_more_prompts_than_slots(goldens: Path) -> None:
     """A quantized hybrid: results are sums in the same order whatever the rows, so the tokens are those of one."""
-    monkeypatch.setattr(batches, "SLOTS", 3)
     with np.load(goldens / "qwen35-k256" / "golden.npz") as file:
         ids = file["tokens"].tolist()
     prompts = [ids, ids[:7], ids[4:24], ids[:1], ids[9:]]
     path, options = next((goldens / "qwen35-k256").glob("*Q4_K_M.gguf")), {"seq": [1, 32]}
-    with auto_runner(path, max_seq=96, profile={"buckets": options}) as runner:
+    with auto_runner(path, max_seq=96, profile={"buckets": options}, slots=3) as runner:
         wanted = [runner.generate(prompt, 12, stop_at_eog=False) for prompt in prompts]
         before = runner.past_seq
         assert runner.generate_batch(prompts, 12, stop_at_eog=False) == wanted

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,14 +26,17 @@ from rlx.errors import (
 from rlx.runners.base import LmRunner
 from rlx.runners.cached import CachedRunner
 from rlx.runners.families import GemmaRunner, Llama32Runner, Qwen3Runner, Qwen35Runner
+from rlx.runners.generation.request import Request
 from rlx.sampling import SampleOpts
 
 PROMPT = [3, 1, 4, 1, 5]
 
 
 def naive(engine: FakeEngine, ids: list[int], n_new: int, **options: Any) -> list[int]:
-    """`LmRunner.generate` over the same net."""
-    return LmRunner.generate(CachedRunner(engine), ids, n_new, **options)
+    """The tokens over the same net when every one is computed from the whole context."""
+    with CachedRunner(engine) as runner:
+        runner.disable_decode_compile_cache()
+        return runner.generate(ids, n_new, **options)
 
 
 def boom(*args: Any) -> Any:
@@ -244,47 +250,105 @@ def test_broken_arithmetic_is_an_error_not_token_zero(bad: float, sample: Sample
 # ---------------------------------------------------------------------------------------------------- threads, closing
 
 
-def in_thread(call: Any) -> BaseException | None:
-    """What `call` raises in a thread of its own."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            call()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, name="second")
+def in_thread(call: Callable[[], Any]) -> Any:
+    """The result of a call in a thread of its own."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(call()))
     thread.start()
     thread.join(20)
-    assert not thread.is_alive()
-    return raised[0] if raised else None
+    return found[0]
 
 
-def test_a_second_thread_is_refused_while_the_first_is_at_work() -> None:
-    runner = CachedRunner(FakeEngine())
-    calls = (
-        lambda: runner.generate(PROMPT, 1), lambda: runner.predict_logits(PROMPT), lambda: runner.decode_logits(1),
-        lambda: runner.prefill_logits(PROMPT), runner.reset, runner.compile, runner.stats, runner.close,
-    )  # fmt: skip
-    errors: list[BaseException | None] = []
+CALLS: list[Callable[[CachedRunner], Any]] = [
+    lambda runner: runner.generate([7, 8], 3),
+    lambda runner: list(runner.stream([7, 8], 3)),
+    lambda runner: runner.generate_batch([PROMPT, [2]], 3),
+    lambda runner: runner.predict_logits(PROMPT).tolist(),
+    lambda runner: runner.score(PROMPT).tolist(),
+    lambda runner: runner.prefill_logits(PROMPT).tolist(),
+]
+
+
+def test_threads_and_callbacks_may_call_it_at_any_time() -> None:
+    expected = [call(CachedRunner(FakeEngine())) for call in CALLS]
+    runner, found = CachedRunner(FakeEngine()), list[Any]()
 
     def on_token(token: int) -> None:
-        if not errors:
-            errors.extend(in_thread(call) for call in calls)
+        if not found:
+            found.extend(in_thread(partial(call, runner)) for call in CALLS)
+            found.extend(call(runner) for call in CALLS)
+            found.append(runner.stats()["threads"])
 
-    expected = CachedRunner(FakeEngine()).generate(PROMPT, 3)
-    assert runner.generate(PROMPT, 3, on_token) == expected
-    assert [type(error) for error in errors] == [BusyError] * len(calls)
-    assert str(errors[0]).startswith("generate: the runner is in use: generate in thread MainThread")
-    assert in_thread(lambda: runner.generate(PROMPT, 1)) is None  # one after the other is fine
+    assert runner.generate(PROMPT, 3, on_token) == CachedRunner(FakeEngine()).generate(PROMPT, 3)
+    assert found == [*expected, *expected, 1]
 
 
-def test_a_callback_may_not_call_its_own_runner() -> None:
+def test_many_threads_get_what_they_would_get_alone() -> None:
+    runner, found = CachedRunner(FakeEngine()), dict[int, Any]()
+    prompts = [[i, *PROMPT, i] for i in range(12)]
+
+    def work(i: int) -> None:
+        generated = runner.generate(prompts[i], 9, lambda token: None, SampleOpts(1.2, seed=i))
+        found[i] = generated, list(runner.generate(prompts[i], 9))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    alone = CachedRunner(FakeEngine())
+    for i, prompt in enumerate(prompts):
+        sample = SampleOpts(1.2, seed=i)
+        assert found[i] == (alone.generate(prompt, 9, sample=sample), alone.generate(prompt, 9))
+
+
+def test_closing_while_others_wait() -> None:
+    runner, errors = CachedRunner(FakeEngine()), list[BaseException]()
+    begun, closed = threading.Event(), threading.Event()
+
+    def on_token(token: int) -> None:
+        begun.set()
+        assert closed.wait(20)
+
+    def work() -> None:
+        try:
+            runner.generate(PROMPT, 19, on_token)
+        except BusyError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert begun.wait(20)
+    runner.close()
+    closed.set()
+    thread.join(20)
+    assert "the runner was closed" in str(errors[0])
+
+
+def test_requests_and_asyncio() -> None:
     runner = CachedRunner(FakeEngine())
-    with pytest.raises(BusyError, match="not from its own callback"):
-        runner.generate(PROMPT, 3, lambda token: runner.reset())
-    assert len(runner.generate(PROMPT, 3)) == 3
+    expected = [CachedRunner(FakeEngine()).generate([i, 2], 6) for i in range(4)]
+
+    async def tokens(i: int) -> list[int]:
+        async with runner.submit(Request([i, 2], 6)) as handle:
+            return [step.token async for step in handle]
+
+    async def main() -> Any:
+        stream = [step.token async for step in runner.stream([0, 2], 6)]
+        return [*await asyncio.gather(*map(tokens, range(4))), await runner.submit(Request([1, 2], 6)), stream]
+
+    runner.prefill_logits([9, 9])
+    assert asyncio.run(main()) == [*expected, expected[1], expected[0]]
+    assert runner.submit(Request([3, 2], 6, top_logprobs=2)).result().steps[0].top_logprobs[0].token == expected[3][0]  # type: ignore[index]
+    counters = runner.stats()["requests"]
+    assert (counters["queue"], counters["running"], counters["tokens"]) == (0, 0, 7 * 6)
+    for wrong, match in (
+        (7, "expected a Request"),
+        (Request([1], 1, timeout=0), "timeout is 0"),
+        (Request([1], 1, embeds=[1]), "embed"),
+    ):
+        with pytest.raises((ArgumentError, PromptError, AttributeError), match=match):
+            runner.submit(wrong)  # type: ignore[arg-type]
 
 
 def test_a_closed_runner_refuses_everything() -> None:
@@ -360,79 +424,70 @@ def test_a_stream_gives_what_generate_gives() -> None:
     assert [step.finish_reason for step in steps] == [None] * 5 + ["length"]
     context = list(PROMPT)
     for step in steps:
-        logits = FakeEngine().forward(context).astype(np.float64)
+        logits = FakeEngine().logits(context).astype(np.float64)
         expected = logits[step.token] - np.log(np.exp(logits).sum())
         assert step.logprob == pytest.approx(expected, abs=1e-5)
         context.append(step.token)
 
 
-def test_a_stream_is_lazy_and_keeps_other_threads_out() -> None:
+def test_a_stream_starts_with_its_first_step_and_a_closed_one_leaves_a_session() -> None:
     engine = FakeEngine()
     runner = CachedRunner(engine)
     stream = runner.stream(PROMPT, 6)
     assert engine.calls == []
-    next(stream)
-    assert engine.calls == [5], "the next token is not computed before anyone asks"
-    assert isinstance(in_thread(lambda: runner.generate(PROMPT, 1)), BusyError)
+    tokens = [next(stream).token for _ in range(3)]
     stream.close()
     stream.close()
-    assert runner.past_seq == 5
-    assert in_thread(lambda: runner.generate(PROMPT, 1)) is None
+    assert list(stream) == []
+    assert runner.past_seq == 7
+    np.testing.assert_array_equal(runner.decode_logits(tokens[-1]), runner.predict_logits(PROMPT + tokens))
 
 
-USES: list[Callable[[CachedRunner], Any]] = [
-    lambda runner: runner.generate(PROMPT, 2),
-    lambda runner: list(runner.stream(PROMPT, 2)),
-    lambda runner: runner.generate_batch([PROMPT], 1),
-    lambda runner: runner.predict_logits(PROMPT),
-    lambda runner: runner.score(PROMPT),
-    lambda runner: runner.reset(),
-]
+def test_two_streams_of_one_runner_go_on() -> None:
+    runner = CachedRunner(FakeEngine())
+    streams = [runner.stream(prompt, 9) for prompt in (PROMPT, [2, 7])]
+    found = [[step.token for step in steps] for steps in zip(*streams, strict=True)]
+    expected = [CachedRunner(FakeEngine()).generate(prompt, 9) for prompt in (PROMPT, [2, 7])]
+    assert found == [list(pair) for pair in zip(*expected, strict=True)]
+
+
+USES: list[Callable[[CachedRunner], Any]] = [*CALLS, lambda runner: runner.reset()]
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_further_call_in_the_same_thread_ends_a_stream(use: Callable[[CachedRunner], Any]) -> None:
+def test_a_stream_goes_on_beside_other_calls(use: Callable[[CachedRunner], Any]) -> None:
     runner = CachedRunner(FakeEngine())
-    expected = use(CachedRunner(FakeEngine()))
     stream = runner.stream(PROMPT, 6)
-    next(stream)
-    np.testing.assert_array_equal(use(runner), expected)
-    for _ in range(2):
-        with pytest.raises(BusyError, match=r"this stream was ended by a call of \w+\. Finish or close a stream"):
-            next(stream)
-    assert len(runner.generate(PROMPT, 3)) == 3
+    tokens = [next(stream).token]
+    assert use(runner) == use(CachedRunner(FakeEngine()))
+    assert [*tokens, *(step.token for step in stream)] == CachedRunner(FakeEngine()).generate(PROMPT, 6)
 
 
 def test_closing_a_runner_ends_its_stream() -> None:
-    engine = FakeEngine()
+    engine = FakeEngine(max_seq=200)
     with CachedRunner(engine) as runner:
-        stream = runner.stream(PROMPT, 6)
+        stream = runner.stream(PROMPT, 100)
         next(stream)
     assert engine.closed
-    with pytest.raises(BusyError, match="ended by a call of close"):
-        next(stream)
+    with pytest.raises(BusyError, match="the runner was closed"):
+        list(stream)
     finished = CachedRunner(FakeEngine()).stream(PROMPT, 1)
     assert len(list(finished)) == 1 and list(finished) == []
 
 
-def test_a_stream_that_nobody_has_any_more_keeps_nobody_out() -> None:
+def test_a_stream_that_nobody_has_any_more_ends() -> None:
     runner = CachedRunner(FakeEngine())
     next(runner.stream(PROMPT, 6))
-    assert in_thread(lambda: runner.generate(PROMPT, 1)) is None
-    kept = []
-    worker = threading.Thread(target=lambda: kept.append(runner.stream(PROMPT, 6)) or next(kept[0]))  # type: ignore[func-returns-value]
-    worker.start()
-    worker.join()
-    assert len(runner.generate(PROMPT, 2)) == 2, "its thread is over"
-    with pytest.raises(BusyError, match="ended by a call of generate"):
-        next(kept[0])
+    gc.collect()
+    assert len(runner.generate(PROMPT, 2)) == 2
+    assert runner._loop.is_idle
 
 
 def test_a_stream_may_go_on_in_another_thread() -> None:
     runner = CachedRunner(FakeEngine())
     stream = runner.stream(PROMPT, 6)
     tokens = [next(stream).token]
-    assert in_thread(lambda: tokens.append(next(stream).token)) is None
+    tokens.append(in_thread(lambda: next(stream).token))
     assert [*tokens, *(step.token for step in stream)] == CachedRunner(FakeEngine()).generate(PROMPT, 6)
 
 
@@ -469,7 +524,7 @@ def test_the_context_s_end_is_a_reason() -> None:
 def test_scores_are_log_probabilities_of_the_next_tokens() -> None:
     runner = CachedRunner(FakeEngine())
     runner.prefill_logits([7])
-    rows = FakeEngine().forward(PROMPT, True).astype(np.float64)
+    rows = FakeEngine().logits(PROMPT, True).astype(np.float64)
     expected = rows - np.log(np.exp(rows).sum(1, keepdims=True))
     np.testing.assert_allclose(runner.score(PROMPT), expected[np.arange(4), PROMPT[1:]], atol=1e-5)
     np.testing.assert_allclose(LmRunner.score(runner, PROMPT), runner.score(PROMPT), atol=1e-6)
@@ -485,7 +540,8 @@ def test_scores_are_log_probabilities_of_the_next_tokens() -> None:
 def test_a_text_is_a_vector_of_its_hidden_states(pooling: str) -> None:
     runner = CachedRunner(FakeEngine())
     runner.prefill_logits([7])
-    rows = np.concatenate(list(FakeEngine().hidden_rows(PROMPT))).astype(np.float64)
+    engine = FakeEngine()
+    rows = engine.hidden(engine.open_sequence(), PROMPT).astype(np.float64)
     expected = rows.mean(0) if pooling == "mean" else rows[-1]
     np.testing.assert_allclose(runner.embed(PROMPT, pooling, normalize=False), expected, atol=1e-6)
     np.testing.assert_allclose(runner.embed(PROMPT, pooling), expected / np.linalg.norm(expected), atol=1e-6)

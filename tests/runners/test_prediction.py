@@ -5,6 +5,7 @@ tokens are those without. The checkpoint is the golden one of Qwen 3.5 with a he
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from rlx.runners.engine.engine import Engine
 from rlx.runners.generation.stopping import FinishReason
 from rlx.runners.speculation import mtp as prediction
 from rlx.runners.speculation import mtp_decode as drafted_runs
+from rlx.runners.speculation.drafts import Counters
 from rlx.runners.speculation.mtp import HeadDrafter, Predictor
-from rlx.runners.speculation.speculative import Counters
 from rlx.sampling import SampleOpts
 
 Array = np.ndarray[Any, Any]
@@ -27,6 +28,15 @@ Array = np.ndarray[Any, Any]
 CEILING = 1e-4  # of the largest element: float32 through one layer, of inputs that are bf16
 PAIR = {"buckets": {"seq": [1, 32]}}
 IDS = np.random.default_rng(5).integers(0, 500, 40).tolist()
+
+
+@contextmanager
+def predicting(engine: Engine) -> Iterator[HeadDrafter]:
+    """The MTP head follows the engine's own sequence."""
+    drafts = engine.head_drafts(engine.current, Counters())
+    assert drafts is not None
+    yield drafts._head
+    drafts.close()
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +116,7 @@ def test_drafts_are_those_of_the_equations(
     engine = Engine.open(checkpoint, precision="exact", max_seq=128, profile=PAIR)
     table = engine._weights.array("token_embd.weight").astype(np.float64)
     engine.forward(IDS[:4])
-    with engine.predicting(2) as drafter:
+    with predicting(engine) as drafter:
         for part in (IDS[4:20], IDS[20:21], IDS[21:33]):
             engine.forward(part)
         drafter.observe(IDS[33])
@@ -225,17 +235,19 @@ def test_native_rounds_after_a_session_that_the_head_has_not_heard(many: CachedR
 
 def test_native_rounds_end_before_what_is_no_number(guessable: Path) -> None:
     engine, counters = Engine.open(guessable, precision="exact", max_seq=96, profile=PAIR), Counters()
-    with engine.predicting() as drafter:
+    with predicting(engine) as drafter:
         token = int(engine.forward(IDS[:9]).argmax())
-        found = engine.drafted(drafter, token, 12, (), counters)
+        found = drafted_runs.drafted_run(engine.stepper, engine.current, drafter, token, 12, (), counters)
         assert engine.ids == [*IDS[:9], token, *found[:-1]]
         memory, slot = engine.pool.memory, engine.current.memory.slot
         memory.put_state(name := memory.recurrent[0], slot, np.full_like(memory.copy_state(name, slot), np.nan))
         past = engine.past
         with pytest.raises(NumericalError, match=f"position {past}: a logit is NaN or infinite"):
-            engine.drafted(drafter, found[-1], 12, (), counters)
+            drafted_runs.drafted_run(engine.stepper, engine.current, drafter, found[-1], 12, (), counters)
         assert engine.ids == [*IDS[:9], token, *found[:-1]]
-        again = engine.drafted(drafter, found[-1], 12, (), counters) or [int(engine.forward([found[-1]]).argmax())]
+        again = drafted_runs.drafted_run(engine.stepper, engine.current, drafter, found[-1], 12, (), counters) or [
+            int(engine.forward([found[-1]]).argmax())
+        ]
     engine.reset()
     assert again[0] == int(engine.forward([*IDS[:9], token, *found]).argmax())
     engine.close()
@@ -246,7 +258,7 @@ def test_drafts_are_of_the_first_ids_where_the_vocabulary_is_large(
 ) -> None:
     monkeypatch.setattr(prediction, "HEAD_ROWS", 48)
     engine = Engine.open(checkpoint, precision="exact", max_seq=128, profile=PAIR)
-    with engine.predicting() as drafter:
+    with predicting(engine) as drafter:
         before = engine.stats()["weights_bytes"]
         engine.forward(IDS)
         for token in IDS:
@@ -259,7 +271,7 @@ def test_drafts_are_of_the_first_ids_where_the_vocabulary_is_large(
 
 def test_nothing_is_drafted_from_what_is_no_number(checkpoint: Path) -> None:
     engine = Engine.open(checkpoint, precision="exact", max_seq=128)
-    with engine.predicting() as drafter:
+    with predicting(engine) as drafter:
         for ids in (IDS, IDS[:1]):  # several rows, and one
             engine.forward(ids)
             assert engine._predictor is not None and engine._predictor._hidden is not None

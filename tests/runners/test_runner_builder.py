@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from rlx.errors import ArgumentError, ConfigError, MultimodalError, TargetError
 from rlx.runners.builder import RunnerBuilder
 from rlx.runners.families import RUNNERS
 from rlx.runners.opening.options import RunnerOptions
-from rlx.runners.speculation.speculative import PromptLookup
 from rlx.runtime.limits import ContextWarning
 from rlx.sampling import SampleOpts
 
@@ -82,11 +80,10 @@ def test_a_runner_may_guess_by_habit(opened: Opened) -> None:
 def test_the_builder_s_mtp_asks_for_the_model_s_head(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[FakeEngine] = []
 
-    def predicting(engine: FakeEngine) -> AbstractContextManager[PromptLookup]:
+    def head_drafts(engine: FakeEngine, sequence: object, counters: object) -> None:
         asked.append(engine)
-        return nullcontext(PromptLookup([]))
 
-    monkeypatch.setattr(FakeEngine, "predicting", predicting, raising=False)
+    monkeypatch.setattr(FakeEngine, "head_drafts", head_drafts, raising=False)
     for enabled in (True, False):
         runner = rlx.Qwen3Runner.builder().weights("m.gguf").mtp(enabled).build()
         assert len(list(runner.stream(REPEATING, 3))) == 3

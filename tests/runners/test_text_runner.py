@@ -178,7 +178,7 @@ def test_streams_without_a_tokenizer() -> None:
 
 def likeliest(prompt: list[int], count: int) -> list[tuple[int, float]]:
     """The likeliest tokens after a prompt, by float64 arithmetic."""
-    logits = FakeEngine().forward(prompt).astype(np.float64)
+    logits = FakeEngine().logits(prompt).astype(np.float64)
     logprobs = logits - np.log(np.exp(logits).sum())
     return [(int(i), float(logprobs[i])) for i in np.argsort(-logprobs)[:count]]
 

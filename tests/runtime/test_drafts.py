@@ -17,7 +17,7 @@ from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.models.variants import advancing, verifying
 from rlx.passes.options import Options
-from rlx.runners.speculation.speculative import Hits
+from rlx.runners.speculation.drafts import Hits
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
 from rlx.runtime.executable import Executable, compile
@@ -123,7 +123,7 @@ class Case:
             for hit in [True] * (right - 1) + [False] * (right <= len(drafts)):
                 hits.count(hit)
             left = count - len(found)
-            wanted = min(left - 1, max(1, hits.worth(MOST)))
+            wanted = min(left - 1, max(1, len(hits.chances(MOST))))
             guessed = [] if over or left < 2 else self.guesses(self.rows(text), found[-1], wanted)
             if not guessed:
                 return Rounds(found, right, sums[0], sums[1], sums[2], hits.rate)

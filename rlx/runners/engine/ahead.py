@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 from rlx.errors import ArgumentError
 from rlx.passes.options import MAX_PAST
 from rlx.runners.opening.setup import Setup
+from rlx.runners.serving.at_exit import closed_at_exit
 from rlx.runtime.compile import Progress
 from rlx.runtime.limits import whole
 
@@ -80,8 +79,7 @@ class Ahead:
         """Starts the thread, once. It runs the jobs in order; each job compiles one program."""
         if self._thread is None and not self._closed.is_set():
             # No daemon thread: one that is inside LLVM at process exit would crash the process.
-            _close_at_exit()
-            _all.add(self)
+            closed_at_exit(self)
             self._thread = threading.Thread(target=self._run, args=(list(jobs),), name="rlx-ahead")
             self._thread.start()
 
@@ -137,26 +135,3 @@ class Ahead:
 
     def _is_own(self) -> bool:
         return threading.current_thread() is self._thread
-
-
-_all: weakref.WeakSet[Ahead] = weakref.WeakSet()
-
-
-@cache
-def _close_at_exit() -> None:
-    """Registers `_close_all` to run at the end of the main thread.
-
-    It must run before Python joins the remaining threads and before thread pools close. `atexit` handlers run after
-    both. `threading._register_atexit` handlers run earlier, the last registered first; thread pools register theirs on
-    import, so `concurrent.futures.thread` is imported first.
-    """
-    import atexit
-    import concurrent.futures.thread  # noqa: F401
-
-    register: Callable[[Callable[[], None]], object] = getattr(threading, "_register_atexit", atexit.register)
-    register(_close_all)
-
-
-def _close_all() -> None:
-    for ahead in list(_all):
-        ahead.close()

@@ -12,26 +12,28 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rlx import text
 from rlx.backends.base import Workers
 from rlx.ir import dims
 from rlx.runners.engine.ahead import Ahead, expected_rows
-from rlx.runners.engine.batch import SequenceBatch, programs_of
+from rlx.runners.engine.batch import programs_of
 from rlx.runners.engine.bucketing import Bucketing
 from rlx.runners.engine.greedy import greedy_run
-from rlx.runners.engine.program_spec import GREEDY, ProgramSpec
+from rlx.runners.engine.program_spec import GREEDY, HIDDEN, ProgramSpec
 from rlx.runners.engine.programs import Programs
 from rlx.runners.engine.ready import ProgramRecord, ReadyPrograms
 from rlx.runners.engine.session import Session
 from rlx.runners.engine.stepper import ALL_ROWS_VALUES, Limits, Stepper
-from rlx.runners.generation.requests import Logits
+from rlx.runners.generation.output import Logits
 from rlx.runners.opening.identity import identity
 from rlx.runners.opening.opened import Source, tokenizer_of
 from rlx.runners.opening.options import EngineOptions, method_takes_options
 from rlx.runners.opening.setup import Plan
-from rlx.runners.speculation.mtp import DRAFTS, HeadDrafter, Predicting, Predictor
-from rlx.runners.speculation.mtp_decode import drafted_run
-from rlx.runners.speculation.speculative import Counters
+from rlx.runners.speculation.drafts import Counters
+from rlx.runners.speculation.mtp import HeadDrafter, Predictor
+from rlx.runners.speculation.mtp_decode import HeadDrafts
 from rlx.runtime.batch import Batch
 from rlx.runtime.compile import Compiler, Progress
 from rlx.runtime.guards import row_numbers
@@ -41,6 +43,7 @@ from rlx.runtime.pool_memory import Sizes
 from rlx.runtime.pool_size import pool_bytes
 from rlx.runtime.prompt_embeddings import PromptEmbeddings
 from rlx.runtime.sequence import Sequence
+from rlx.runtime.sequence_snapshot import restore, take_snapshot
 from rlx.runtime.snapshot import Snapshot
 from rlx.runtime.tensors import Tensors
 from rlx.sampling import SampleOpts
@@ -196,8 +199,46 @@ class Engine(Session):
         return self.stepper.step(batch)
 
     def greedy(self, sequence: Sequence, token: int, count: int, stops: Ids[int] = ()) -> list[int]:
-        """Appends `token` and the likeliest tokens after it to a sequence, in one native call: `greedy_run`."""
-        return greedy_run(self.stepper, sequence, token, count, stops)
+        """Appends `token` and the likeliest tokens after it to a sequence, in one native call: `greedy_run`.
+
+        Empty if there is no program for every past, or the backend runs one step a call.
+        """
+        can_repeat = self.bucketing.decode == "dynamic" and self._compiler.native_loops
+        return greedy_run(self.stepper, sequence, token, count, stops) if can_repeat else []
+
+    def hidden(self, sequence: Sequence, ids: Ids[int]) -> Logits:
+        """Appends ids to a sequence: the hidden states before the head, float32 [len(ids), hidden].
+
+        Raises:
+            PromptError, BusyError, PoolFullError: as `step`.
+        """
+        self.stepper.reserve(sequence, ids)
+        return np.concatenate(list(self.stepper.pieces(sequence, ids, False, HIDDEN)))
+
+    def snapshot_of(self, sequence: Sequence) -> Snapshot:
+        """A copy of a sequence: its ids, the used part of every cache, and the recurrent states."""
+        if len(sequence):
+            self.stepper.refresh(sequence)
+        return take_snapshot(sequence, self._identity)
+
+    def restored(self, snapshot: Snapshot) -> Sequence:
+        """A new sequence that goes on from a snapshot, also from one of another engine of the same model.
+
+        The context length may differ; the cache types must be the same.
+
+        Raises:
+            SnapshotError: it is of another model or other state formats.
+            PromptError: it holds more tokens than the context.
+            PoolFullError: the pool has no room for it.
+        """
+        self.check_snapshot(snapshot)
+        sequence = self.pool.open()
+        try:
+            restore(sequence, snapshot)
+        except BaseException:
+            sequence.discard()
+            raise
+        return sequence
 
     def prompt_embeddings(self, count: int, embeds: Any, bias: Any = None) -> PromptEmbeddings:
         """The prompt embeddings for `count` positions, optionally with a bias; see `PromptEmbeddings.checked`.
@@ -209,28 +250,6 @@ class Engine(Session):
         embeddings.check_calls(self.most_rows)
         return embeddings
 
-    def batch(self, slots: int, length: int) -> SequenceBatch:
-        """A context with `slots` sequences; the session is unchanged."""
-        return SequenceBatch(self.pool, self.stepper, slots)
-
-    def recover(self) -> None:
-        """Makes the session current again and the pool consistent, after an interrupt at any point."""
-        self.stepper.listener = None
-        self._sequence = self._home
-        self.pool.keep_only([self._home])
-        self.pool.recover()
-        self.swap()
-
-    def trim(self, length: int) -> None:
-        super().trim(length)
-        if self._predictor:
-            self._predictor.forget(length)
-
-    def restore(self, snapshot: Snapshot) -> None:
-        super().restore(snapshot)
-        if self._predictor:
-            self._predictor.forget(0)
-
     @property
     def bucketing(self) -> Bucketing:
         """Chooses the program of a call of one sequence."""
@@ -240,21 +259,16 @@ class Engine(Session):
     def bucketing(self, value: Bucketing) -> None:
         self.stepper.bucketing = value
 
-    @property
-    def repeats(self) -> bool:
-        """Whether `greedy` can run: it needs one decode program for every past."""
-        return self.bucketing.decode == "dynamic" and self._compiler.native_loops
-
     @cached_property
     def _identity(self) -> str:  # type: ignore[override]
         return identity(self.graph, self._weights.loader)
 
     # -- the MTP head ---------------------------------------------------------------------------------------------
 
-    def predicting(self, drafts: int = DRAFTS) -> Predicting:
-        """A context in which the MTP head follows the session and drafts up to `drafts` tokens in a row.
+    def head_drafts(self, sequence: Sequence, counters: Counters) -> HeadDrafts | None:
+        """Drafts of the MTP head for a sequence that begins; None while the head follows another one.
 
-        Its weights are loaded at first use.
+        The head's weights are loaded at first use.
 
         Raises:
             UnsupportedModelError: the model has no MTP head.
@@ -264,11 +278,10 @@ class Engine(Session):
             self.load()
             where = (self._compiler, self._workers, self._tensors)
             self._predictor = Predictor.of(self.config, self._weights, self._setup, *where, self._progress)
-        return Predicting(self.stepper, self._sequence, HeadDrafter(self._predictor, lambda: self.past, drafts))
-
-    def drafted(self, drafter: HeadDrafter, token: int, count: int, stops: Ids[int], sums: Counters) -> list[int]:
-        """As `greedy`, with MTP drafts: `drafted_run`."""
-        return drafted_run(self.stepper, self._sequence, drafter, token, count, stops, sums)
+        if self.stepper.listener is not None:
+            return None
+        self._predictor.forget(0)
+        return HeadDrafts(self.stepper, sequence, HeadDrafter(self._predictor, lambda: len(sequence)), counters)
 
     # -- programs -------------------------------------------------------------------------------------------------
 

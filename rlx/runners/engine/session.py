@@ -13,7 +13,7 @@ import numpy as np
 from rlx.errors import ArgumentError, PoolFullError, PromptError, SnapshotError
 from rlx.runners.engine.program_spec import HIDDEN, LOGITS
 from rlx.runners.engine.stepper import Stepper
-from rlx.runners.generation.requests import Logits
+from rlx.runners.generation.output import Logits
 from rlx.runtime.prompt_embeddings import PromptEmbeddings
 from rlx.runtime.sequence import Sequence
 from rlx.runtime.sequence_snapshot import check_snapshot, restore, take_snapshot
@@ -85,17 +85,13 @@ class Session:
 
     def _prepare(self, ids: Ids[int]) -> None:
         """Checks that there is room for some ids, takes it, and brings the states up to date."""
-        self.stepper.prepare(self._sequence, ids)
-        sequence, rows = self._sequence, len(self._sequence) - self._sequence.done + len(ids)
-        if not sequence.memory.is_ready(sequence.done, rows, False):
-            try:
-                self.stepper.pool.reserve([(sequence, rows, False)])
-            except PoolFullError:
-                if sequence is self._home:
-                    raise
-                self._home.pause()
-                self.stepper.pool.reserve([(sequence, rows, False)])
-        self.stepper.catch_up(sequence)
+        try:
+            self.stepper.reserve(self._sequence, ids)
+        except PoolFullError:
+            if self._sequence is self._home:
+                raise
+            self._home.pause()
+            self.stepper.reserve(self._sequence, ids)
 
     def verify(self, ids: Ids[int]) -> Logits:
         """As `forward` with `all_rows`, for drafts: all ids but the first may be rejected.
@@ -161,6 +157,11 @@ class Session:
             PromptError: it holds more tokens than the context.
             PoolFullError: the pool has no room for it; the session is unchanged.
         """
+        self.check_snapshot(snapshot)
+        restore(self._sequence, snapshot)
+
+    def check_snapshot(self, snapshot: Snapshot) -> None:
+        """Checks that a snapshot is of this model and fits; errors as `restore`."""
         check_snapshot(self.stepper.pool.memory, snapshot)
         if snapshot.position > self.max_seq:
             what = f"a snapshot of {snapshot.position} tokens does not fit the context of {self.max_seq}"
@@ -173,7 +174,6 @@ class Session:
         if wrong is not None:  # a rewind would look its embedding up
             what = f"the snapshot has the token id {wrong}, expected ids from 0 to {most - 1}"
             raise SnapshotError(what, where="restore", hint="The file is damaged: take the snapshot anew.")
-        restore(self._sequence, snapshot)
 
     def scratch(self) -> Scratch:
         """A context with a temporary, empty session; on exit the previous session is restored."""

@@ -20,7 +20,7 @@ from rlx.errors import ArgumentError, PromptError
 from rlx.passes.options import MAX_SEGMENTS
 from rlx.runners.engine.bucketing import Bucketing
 from rlx.runners.engine.program_spec import HIDDEN, LOGITS, ProgramSpec
-from rlx.runners.generation.requests import Logits
+from rlx.runners.generation.output import Logits
 from rlx.runtime.batch import Batch, Segment
 from rlx.runtime.pool import CachePool
 from rlx.runtime.prompt_embeddings import PromptEmbeddings, feed
@@ -198,6 +198,18 @@ class Stepper:
                 hint="Shorten the prompt or open the model with a larger max_seq.",
             )
         self._ready(sequence)
+
+    def reserve(self, sequence: Sequence, ids: Ids[int]) -> None:
+        """Checks that ids can follow a sequence, takes the room for them, and brings the states up to date.
+
+        Raises:
+            PromptError, PoolFullError: as `step`.
+        """
+        self.prepare(sequence, ids)
+        rows = len(sequence) - sequence.done + len(ids)
+        if not sequence.memory.is_ready(sequence.done, rows, False):
+            self.pool.reserve([(sequence, rows, False)])
+        self.catch_up(sequence)
 
     def refresh(self, sequence: Sequence) -> None:
         """Brings the states up to the sequence's ids, for callers that read them."""

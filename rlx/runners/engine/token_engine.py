@@ -1,17 +1,18 @@
-"""The engine interface of the runners: token ids in, logits out. `rlx.runners.engine.engine.Engine` implements it."""
+"""The engine interface of the runners: batches of tokens in, logits out. `rlx.runners.engine.engine.Engine` has it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Ids
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlx.runners.engine.ahead import Ahead
-from rlx.runners.engine.batch import SequenceBatch
 from rlx.runners.engine.ready import ReadyPrograms
-from rlx.runners.generation.requests import Logits
-from rlx.runners.speculation.mtp import HeadDrafter
-from rlx.runners.speculation.speculative import Counters
+from rlx.runners.generation.output import Logits
+from rlx.runners.speculation.drafts import Counters, Drafts
+from rlx.runtime.batch import Batch
+from rlx.runtime.prompt_embeddings import PromptEmbeddings
+from rlx.runtime.sequence import Sequence
 from rlx.sampling import SampleOpts
 
 if TYPE_CHECKING:
@@ -25,11 +26,9 @@ class TokenEngine(Protocol):
 
     Attributes:
         device: the name of what it runs on.
-        max_seq: how many tokens the cache has room for.
+        max_seq: maximum number of tokens of a sequence.
+        most_rows: maximum number of rows in a call.
         ahead: compiles programs in the background.
-        most_rows: maximum number of rows in a call of `verify`.
-        past: number of tokens in the session.
-        ids: the token ids of the session.
     """
 
     @property
@@ -40,89 +39,56 @@ class TokenEngine(Protocol):
     @property
     def recommended(self) -> SampleOpts | None: ...
 
-    @property
-    def past(self) -> int: ...
-    @property
-    def ids(self) -> Sequence[int]: ...
-
     ahead: Ahead
     device: str
     max_seq: int
     most_rows: int
 
-    def forward(self, ids: Sequence[int], all_rows: bool = False) -> Logits:
-        """Appends `ids`: the logits after the last, float32[vocab], or after each, float32[len(ids), vocab]; a copy."""
+    def open_sequence(
+        self,
+        prompt: Ids[int] = (),
+        embeddings: PromptEmbeddings | None = None,
+        *,
+        checkpoints: Iterable[int] = (),
+        shared: bool = True,
+    ) -> Sequence:
+        """A new sequence, which holds the longest known prefix of a prompt, at least one token less than it."""
         ...
 
-    def forward_rows(self, ids: Sequence[int]) -> Iterator[Logits]:
-        """As `forward` with `all_rows`, in pieces of some rows."""
+    def step(self, batch: Batch) -> list[Logits | None]:
+        """Appends the tokens of every segment to its sequence: the logits of the rows that it asks for."""
         ...
 
-    def hidden_rows(self, ids: Sequence[int]) -> Iterator[Logits]:
-        """As `forward_rows`, but returns the hidden states before the head: float32[some rows, hidden]."""
-        ...
-
-    def verify(self, ids: Sequence[int]) -> Logits:
-        """As `forward` with `all_rows`, for drafts: all ids but the first may be rejected and trimmed."""
-        ...
-
-    def predicting(self) -> AbstractContextManager[HeadDrafter]:
-        """A context in which the MTP head follows the session and drafts tokens.
-
-        Raises:
-            UnsupportedModelError: the model has no MTP head.
-        """
-        ...
-
-    @property
-    def repeats(self) -> bool:
-        """Whether `greedy` can run."""
-        ...
-
-    @property
-    def current(self) -> Any:
-        """The sequence of the session."""
-        ...
-
-    def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
-        """Appends `token` and the likeliest tokens after it to a sequence, at most until one of `stops`.
+    def greedy(self, sequence: Sequence, token: int, count: int, stops: Ids[int] = ()) -> list[int]:
+        """Appends `token` and the likeliest tokens after it natively, at most until one of `stops`, and for 50 ms.
 
         Returns:
-            1 to `count` tokens; the last one is not appended.
+            1 to `count` tokens; the last one is not appended. None, if the engine has only steps.
 
         Raises:
             NumericalError: a logit is NaN or infinite; the token that would follow is not appended.
         """
         ...
 
-    def drafted(self, drafter: HeadDrafter, token: int, count: int, stops: Sequence[int], sums: Counters) -> list[int]:
-        """As `greedy`, inside `predicting`, with MTP drafts. Returns [] and appends nothing if there are no drafts.
+    def hidden(self, sequence: Sequence, ids: Ids[int]) -> Logits:
+        """Appends ids: the hidden states before the head, float32[len(ids), hidden]."""
+        ...
 
-        Adds to the counters `sums`.
+    def head_drafts(self, sequence: Sequence, counters: Counters) -> Drafts | None:
+        """Drafts of the MTP head for a sequence that begins; None while the head follows another sequence.
+
+        Raises:
+            UnsupportedModelError: the model has no MTP head.
         """
         ...
 
-    def trim(self, length: int) -> None:
-        """Drops everything after the first `length` tokens; the session must hold at least as many."""
+    def prompt_embeddings(self, count: int, embeds: Any, bias: Any = None) -> PromptEmbeddings:
+        """The prompt embeddings for `count` positions; `PromptError` for wrong shapes."""
         ...
 
-    def reset(self) -> None:
-        """Empties the session."""
-        ...
-
-    def snapshot(self) -> Snapshot: ...
-    def restore(self, snapshot: Snapshot) -> None: ...
-
-    def recover(self) -> None:
-        """Ends `scratch`, `batch` and `predicting` after an interrupt at any point; the session stays valid."""
-        ...
-
-    def scratch(self) -> AbstractContextManager[object]:
-        """A context with a temporary, empty session; on exit the previous session is restored."""
-        ...
-
-    def batch(self, slots: int, length: int) -> AbstractContextManager[SequenceBatch]:
-        """A context with `slots` sequences of at most `length` tokens; on exit the session is restored."""
+    def snapshot_of(self, sequence: Sequence) -> Snapshot: ...
+    def restored(self, snapshot: Snapshot) -> Sequence:
+        """A new sequence that goes on from a snapshot; `SnapshotError` if it is of something else."""
         ...
 
     def compile(
@@ -131,7 +97,7 @@ class TokenEngine(Protocol):
         batch: int = 1,
         phase: str | None = None,
         rows: int | None = None,
-    ) -> Sequence[Any]: ...
+    ) -> Ids[Any]: ...
 
     @property
     def ready(self) -> ReadyPrograms: ...

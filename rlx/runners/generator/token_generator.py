@@ -139,15 +139,17 @@ class TokenGenerator(OriginalNames):
             ProfileError: the profiles differ in options that both phases share, or one is for another family.
         """
         profile = CompileProfile.of_phases(prefill, decode)
-        with self._exclusive("with_compile_profiles"):
-            options = replace(self._options, profile=profile)
-            old, new = self._engine, _engine(self._loader, options)
-            new.bucketing = replace(old.bucketing, ranges=new.bucketing.ranges)
-            for phase, table in old.tables.items():
-                new.tables[phase].limit(table.capacity)
-            self._engine, self._options = new, options
-            old.close(keep_file=True)
-            self._start([])
+        self._check_open()
+        options = replace(self._options, profile=profile)
+        old, new = self._engine, _engine(self._loader, options)
+        new.bucketing = replace(old.bucketing, ranges=new.bucketing.ranges)
+        for phase, table in old.tables.items():
+            new.tables[phase].limit(table.capacity)
+        self._loop.close()
+        self._options = options
+        self._use(new)
+        old.close(keep_file=True)
+        self._call(lambda: self._start([]))
         return self
 
     @property
@@ -221,9 +223,11 @@ class TokenGenerator(OriginalNames):
         return self.with_dynamic_decode_cache(_INPUTS) if env.dynamic_decode() else self.with_decode_cache(max_seq)
 
     def _with(self, phase: str, capacity: int, **modes: Any) -> Self:
-        with self._exclusive("with a cache"):
+        def change() -> None:
             self._engine.bucketing = replace(self._engine.bucketing, **modes)
             self._engine.tables[phase].limit(capacity)
+
+        self._call(change)
         return self
 
     # ---------------------------------------------------------------------------------------------- weights

@@ -1,22 +1,22 @@
 """A token history over an engine: steps that choose the next token, and logits for callers that choose it themselves.
 
-Runners stage, over `engine.py`: the same sessions as `cached.py`, driven one call at a time. The history is `tokens`;
-the session in the caches is a prefix of it. A step computes the rest of the history and appends one token.
+Runners stage, over `engine.py`. The history is `tokens`; the sequence in the caches is a prefix of it. A step computes
+the rest of the history and appends one token. Calls are tasks of an engine loop, so threads wait for one another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Set
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from rlx.errors import PromptError
+from rlx.errors import BusyError, PromptError
 from rlx.runners.base import GREEDY
 from rlx.runners.generation.checks import TokenIds, check_finite, check_ids, fit_context
-from rlx.runners.generation.exclusive import Exclusive
-from rlx.runners.generation.requests import Logits
+from rlx.runners.generation.output import Logits
 from rlx.runners.generation.stopping import NOTHING, OnToken, Stopping, checked_count
+from rlx.runners.serving.loop import EngineLoop
+from rlx.runners.session import last_logits
 from rlx.sampling import SampleOpts, Sampler
 
 if TYPE_CHECKING:
@@ -28,20 +28,21 @@ if TYPE_CHECKING:
 class TokenHistory:
     """The tokens so far, and methods that append to them.
 
-    One caller at a time, as `LmRunner`: a second thread gets a `BusyError`.
-
     Args:
         engine: a model; closed with the history.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
         self._tokens: list[int] = []
-        self._logits: Logits | None = None  # after the whole history, if the session holds all of it
+        self._logits: Logits | None = None  # after the whole history, if the caches hold all of it
         self._embeddings: PromptEmbeddings | None = None  # prompt embeddings that the history starts with
         self._sampler: Sampler | None = None
-        self._exclusive = Exclusive("generator")
-        self._exclusive.restore = lambda: self._engine.recover()  # late binding: profiles replace the engine
+        self._closed = False
+        self._use(engine)
+
+    def _use(self, engine: Engine) -> None:
+        self._engine, self._loop = engine, EngineLoop(engine)
+        self._sequence = engine.open_sequence(shared=False)
 
     # ---------------------------------------------------------------------------------------------- the history
 
@@ -51,8 +52,8 @@ class TokenHistory:
         Raises:
             PromptError: `ids` is empty, longer than the context, or holds an invalid token id.
         """
-        with self._exclusive("prefill"):
-            self._start(self._checked(ids))
+        tokens = self._checked(ids)
+        self._call(lambda: self._start(tokens))
 
     def prefill_from_embeds(self, ids: TokenIds, embeds: Any, attn_bias: Any = None) -> None:
         """As `prefill`, with prompt embeddings instead of the tokens' own embeddings.
@@ -69,9 +70,9 @@ class TokenHistory:
             PromptError: as `prefill`; a wrong shape; NaN; an infinite number except -inf in the bias; a row of the bias
                 that masks every key; later keys opened in a prompt that is longer than one chunk.
         """
-        with self._exclusive("prefill_from_embeds"):
-            tokens = self._checked(ids)
-            self._start(tokens, self._engine.prompt_embeddings(len(tokens), embeds, attn_bias))
+        tokens = self._checked(ids)
+        embeddings = self._engine.prompt_embeddings(len(tokens), embeds, attn_bias)
+        self._call(lambda: self._start(tokens, embeddings))
 
     @property
     def tokens(self) -> list[int]:
@@ -81,14 +82,22 @@ class TokenHistory:
     @property
     def past_seq(self) -> int:
         """Number of tokens in the caches: all but the last after a step, all after `*_get_logits`."""
-        return self._engine.past
+        return len(self._sequence)
 
     def _checked(self, ids: TokenIds) -> list[int]:
         return fit_context(check_ids(ids, self.config.vocab_size, "prompt"), self._engine.max_seq, "prompt")
 
+    # What follows runs in the loop's thread.
+
     def _start(self, tokens: list[int], embeddings: PromptEmbeddings | None = None) -> None:
-        self._engine.reset()
-        self._tokens, self._embeddings, self._logits, self._sampler = tokens, embeddings, None, None
+        self._tokens, self._embeddings, self._sampler = tokens, embeddings, None
+        self._empty()
+
+    def _empty(self) -> None:
+        """Empties the caches."""
+        self._sequence.discard()
+        self._sequence = self._engine.open_sequence(embeddings=self._embeddings, shared=False)
+        self._logits = None
 
     # ---------------------------------------------------------------------------------------------- one token
 
@@ -101,56 +110,41 @@ class TokenHistory:
             PromptError: there is no history, or the context is full.
             NumericalError: a logit is NaN or infinite.
         """
-        with self._exclusive("step"):
-            return self._step(opts)
+        return self._token(opts, anew=True)
 
     def step_cached(self, opts: SampleOpts = GREEDY) -> int:
         """As `step`, but computes only tokens that are not cached: the prompt at first, then one token.
 
         Afterwards `past_seq == len(tokens) - 1`: the new token is the input of the next step.
         """
-        with self._exclusive("step_cached"):
-            return self._step_cached(opts)
+        return self._token(opts)
 
-    def _step(self, opts: SampleOpts) -> int:
-        self._engine.reset()
-        self._logits = None
-        return self._step_cached(opts)
-
-    def _step_cached(self, opts: SampleOpts) -> int:
-        with self._whole():
-            logits = self._logits if self._logits is not None else self._compute()
+    def _token(self, opts: SampleOpts, anew: bool = False) -> int:
+        def work() -> Generator[None, None, int]:
+            if anew:
+                self._empty()
+            logits = self._logits if self._logits is not None else (yield from self._computed())
             if self._sampler is None or self._sampler.opts != opts:
                 self._sampler = Sampler(opts, self._tokens)
             token = self._sampler.sample(logits)
-        self._tokens.append(token)
-        self._logits = None
+            self._tokens.append(token)
+            self._logits = None
+            return token
+
+        token: int = self._call(work)
         return token
 
-    def _compute(self) -> Logits:
-        """The logits after the history; the caches then hold all of it."""
-        engine, past = self._engine, self._engine.past
+    def _computed(self) -> Generator[None, None, Logits]:
+        """Computes the history; the logits after it. The caches then hold all of it; after an error, what they held."""
         if not self._tokens:
             raise PromptError("there is no history", where="step", hint="call prefill with a prompt first")
-        fit_context(self._tokens, engine.max_seq, "history")
-        if past >= len(self._tokens):  # an interrupt between a step and appending its token
-            engine.reset()
-            past = 0
-        if past == 0 and self._embeddings is not None:
-            past = len(self._embeddings)
-            logits = engine.forward_embeddings(self._tokens[:past], self._embeddings)
-        if past < len(self._tokens):
-            logits = engine.forward(self._tokens[past:])
-        return check_finite(logits, f"position {len(self._tokens) - 1}")
-
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """On an error, cuts the session back to its previous length, or less."""
-        past = self._engine.past
+        fit_context(self._tokens, self._engine.max_seq, "history")
+        past = len(self._sequence)
         try:
-            yield
+            last = yield from last_logits(self._engine, self._sequence, self._tokens, self._loop)
+            return check_finite(last, f"position {len(self._tokens) - 1}")
         except BaseException:
-            self._engine.trim(min(past, self._engine.past))
+            self._sequence.rewind(min(past, len(self._sequence)))
             raise
 
     # ---------------------------------------------------------------------------------------------- several tokens
@@ -164,15 +158,13 @@ class TokenHistory:
             ArgumentError: `n` is not a whole number of at least 0.
             PromptError, NumericalError: as `step`; tokens generated before stay in the history.
         """
-        with self._exclusive("generate"):
-            return self._generate(self._step, n, opts, on_token, stop_ids)
+        return self._generate(self.step, n, opts, on_token, stop_ids)
 
     def generate_cached(
         self, n: int, opts: SampleOpts = GREEDY, *, on_token: OnToken | None = None, stop_ids: Set[int] = NOTHING
     ) -> list[int]:
         """As `generate`, by `step_cached`."""
-        with self._exclusive("generate_cached"):
-            return self._generate(self._step_cached, n, opts, on_token, stop_ids)
+        return self._generate(self.step_cached, n, opts, on_token, stop_ids)
 
     def _generate(
         self,
@@ -216,9 +208,14 @@ class TokenHistory:
         Raises:
             PromptError, NumericalError: as `prefill` and `step`.
         """
-        with self._exclusive("prefill_get_last_logits"):
-            self._start(self._checked(ids))
-            return self._get_logits()
+        tokens = self._checked(ids)
+
+        def work() -> Generator[None, None, Logits]:
+            self._start(tokens)
+            return (yield from self._last_logits())
+
+        found: Logits = self._call(work)
+        return found
 
     def decode_get_logits(self, token: int) -> Logits:
         """Appends a token that the caller chose and computes it. Then `past_seq == len(tokens)`.
@@ -230,24 +227,26 @@ class TokenHistory:
             PromptError: there is no history, the context is full, or `token` is not a valid token id.
             NumericalError: a logit is NaN or infinite; the history is then unchanged.
         """
-        with self._exclusive("decode_get_logits"):
-            checked = check_ids([token], self.config.vocab_size, "token")
+        checked = check_ids([token], self.config.vocab_size, "token")
+
+        def work() -> Generator[None, None, Logits]:
             if not self._tokens:
                 raise PromptError("there is no history", where="decode_get_logits", hint="call prefill first")
             self._tokens += checked
             try:
-                return self._get_logits()
+                return (yield from self._last_logits())
             except BaseException:
                 self._tokens.pop()
                 raise
 
-    def _get_logits(self) -> Logits:
-        with self._whole():
-            logits = self._compute()
-        if self._sampler is not None:
-            self._sampler = None  # it has not seen all tokens of the history
-        self._logits = logits
-        return logits.copy()
+        found: Logits = self._call(work)
+        return found
+
+    def _last_logits(self) -> Generator[None, None, Logits]:
+        """Computes the history; the logits after it."""
+        self._logits = yield from self._computed()
+        self._sampler = None  # it has not seen all tokens of the history
+        return self._logits.copy()
 
     # ---------------------------------------------------------------------------------------------- the model
 
@@ -263,20 +262,28 @@ class TokenHistory:
 
     def sync_device(self) -> None:
         """Waits for pending work of the device. Returns at once: CPU calls are synchronous."""
-        with self._exclusive("sync_device"):
-            pass
+        self._call(lambda: None)
 
     def stats(self) -> dict[str, Any]:
         """Sizes and counters of the engine; `programs` has the counters of the program tables by phase."""
-        with self._exclusive("stats"):
-            return self._engine.stats()
+        self._check_open()
+        return self._engine.stats()
 
     def close(self) -> None:
         """Releases memory and threads. Can be called more than once."""
-        if not self._exclusive.closed:
-            with self._exclusive("close"):
-                self._exclusive.closed = True
-                self._engine.close()
+        self._loop.close()
+        if not self._closed:
+            self._closed = True
+            self._engine.close()
+
+    def _call(self, work: Callable[[], Any]) -> Any:
+        """Runs a task in the loop's thread."""
+        self._check_open()
+        return self._loop.call(work)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BusyError("the generator was closed", where="generator", hint="open the model again")
 
     def __enter__(self) -> Self:
         return self

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
     ModelSource = str | PathLike[str] | WeightLoader
 
+SLOTS = 32  # sequences at once: beyond it arithmetic is the limit, and more rows gain nothing
+STALL_MS = 200.0
+
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -164,6 +167,22 @@ class RunnerOptions(EngineOptions):
     )
     speculative: str | None = option(
         None, "Speculative decoding of calls that do not say: `prompt-lookup` or `mtp`", kind=object
+    )
+    slots: int = option(
+        SLOTS,
+        "How many requests are computed at the same time; further ones wait",
+        default=str(SLOTS),
+        kind=int,
+        low=1,
+        high=128,
+    )
+    stall_ms: float = option(
+        STALL_MS,
+        "How long a step of prompt tokens may keep requests waiting whose answers are being generated, in milliseconds",
+        default=f"{STALL_MS:g}",
+        kind=float,
+        low=1,
+        high=60_000,
     )
 
     def runner(self) -> dict[str, Any]:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import asyncio
 
 
+LOOK = 0.1  # seconds after which a waiting thread looks for signals: the system may give them to another thread
+
+
 class Bell:
     """Any number of threads and tasks wait for a condition; `ring` lets all of them look again.
 
@@ -46,8 +49,9 @@ class Bell:
             self._waiters.append(lock.release)
             if ready():  # after the append: a ring before it would have been missed
                 return True
-            if not lock.acquire(timeout=-1 if end is None else max(0.0, end - time.monotonic())):
-                return ready()
+            while not lock.acquire(timeout=LOOK if end is None else min(LOOK, max(0.0, end - time.monotonic()))):
+                if end is not None and time.monotonic() >= end:
+                    return ready()
         return True
 
     async def wait_async(self, ready: Callable[[], bool]) -> None:

@@ -35,14 +35,16 @@ class Handle:
             its sequence.
     """
 
+    _ended = True  # until `__init__` is through
+
     def __init__(
         self, loop: EngineLoop, job: Job, output: Output, over: Callable[[Job, int], object] | None = None
     ) -> None:
         self._loop, self._job, self._output, self._over = loop, job, output, over
         self._steps: list[Step] = []
         self._lock = threading.Lock()
-        self._ended = False  # whether all steps that will ever be are there
         self._error: BaseException | None = None
+        self._ended = False  # whether all steps that will ever be are there
 
     def __del__(self) -> None:
         if not self._ended:

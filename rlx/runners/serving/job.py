@@ -16,12 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.runners.serving.bell import Bell
+from rlx.runners.speculation.drafts import Drafts
 
 Logits = npt.NDArray[np.float32]
 
 AHEAD = 8  # most tokens that a job computes before its consumer has taken them
 
 _numbers = itertools.count()
+
+
+DraftsOf = Callable[[Any], Drafts | None]
+"""Makes the drafts for a sequence; None if there are none now."""
 
 
 class Chooser(Protocol):
@@ -43,9 +48,9 @@ class Job:
             it after `AHEAD` tokens. If not, the consumer is woken once, at the end.
         with_logits: whether the consumer needs the logits that each token was chosen from.
         is_greedy: whether the likeliest token is always chosen, so that native code may choose it.
-        drafts: makes drafts of the next tokens; None for none.
+        drafts_of: makes the drafts for a sequence that begins; None for no drafts.
         priority: a job with a higher one goes first.
-        deadline: time by the loop's clock after which the job fails; None for never.
+        seconds: time from its submission after which the job fails; None for never.
         embeddings: prompt embeddings for the engine, which has checked them.
         keeps: whether the sequence stays open when the job ends; its owner then closes it.
         replaces: a sequence that nobody needs any more once the job starts; it is closed before.
@@ -58,6 +63,8 @@ class Job:
         tokens: the tokens so far. Written by the loop.
         rows: logits of the tokens that the consumer has not taken yet. The loop appends, the consumer pops.
         ended, error: whether there will be no more tokens, and why not if it is an error. Written by the loop.
+        drafts: makes drafts of its next tokens, if it has any. Written by the loop.
+        deadline: time by the loop's clock after which it fails. Written by the loop.
         taken: number of tokens that the consumer has taken. Written by the consumer.
         stopped_at: how many tokens the consumer uses, if it ended the job. Written by the consumer.
         entered: whether the loop knows it. Written by the loop.
@@ -78,8 +85,8 @@ class Job:
         is_greedy: bool = False,
         drafter: Any = None,
         priority: int = 0,
-        deadline: float | None = None,
-        drafts: Any = None,
+        seconds: float | None = None,
+        drafts_of: DraftsOf | None = None,
         embeddings: Any = None,
         keeps: bool = False,
         replaces: Any = None,
@@ -89,9 +96,11 @@ class Job:
         self.prompt, self.sampler, self.limit = list(prompt), sampler, limit
         self.stop_ids, self.min_tokens = frozenset(stop_ids), min_tokens
         self.watched, self.with_logits, self.is_greedy = watched, with_logits, is_greedy
-        self.drafts, self.embeddings, self.keeps = drafts, embeddings, keeps
-        self.priority, self.deadline, self.number = priority, deadline, next(_numbers)
+        self.drafts_of, self.embeddings, self.keeps = drafts_of, embeddings, keeps
+        self.priority, self.seconds, self.number = priority, seconds, next(_numbers)
+        self.deadline: float | None = None
         self.sequence: Any = None
+        self.drafts: Drafts | None = None
         self.tokens: list[int] = []
         self.rows: deque[Logits] = deque()
         self.entered = self.ended = self.held = self.paused = False
@@ -136,12 +145,18 @@ class Job:
         """Whether one native call may compute several tokens: greedy ones, and nobody looks at each."""
         return self.is_greedy and not self.watched and not self.with_logits and not self.banned
 
+    def is_last(self, token: int) -> bool:
+        """Whether the job ends with this token."""
+        count = len(self.tokens) + 1
+        return count >= self.limit or (token in self.stop_ids and count > self.min_tokens)
+
     def add(self, token: int, row: Logits | None = None) -> bool:
         """Adds a token with its logits; returns whether it is the last one. The caller rings the bell."""
+        last = self.is_last(token)
         if row is not None and self.with_logits:
             self.rows.append(row)  # before the token: whoever sees the token finds its row
         self.tokens.append(token)
-        return len(self.tokens) >= self.limit or (token in self.stop_ids and len(self.tokens) > self.min_tokens)
+        return last
 
     def end(self, error: BaseException | None = None) -> None:
         """Ends the job, once, and tells the consumer."""

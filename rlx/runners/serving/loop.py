@@ -12,19 +12,19 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar, overload
 
-from rlx.errors import BusyError, ResourceError
+from rlx.errors import BusyError, PoolFullError, ResourceError
+from rlx.runners.opening.options import SLOTS, STALL_MS
 from rlx.runners.serving.at_exit import closed_at_exit
-from rlx.runners.serving.job import Job, Task
+from rlx.runners.serving.job import Job, Logits, Task
 from rlx.runners.serving.scheduler import Scheduler
 from rlx.runners.serving.stepper import StepEngine, Stepper
+from rlx.runtime.batch import Batch
 
-SLOTS = 32  # sequences at once: beyond it arithmetic is the limit, and more rows gain nothing
-STALL_MS = 200.0  # how long those who decode wait for a step of prompt rows
-
-Message = Job | Task | None
+Message = Job | Task | tuple[Job, ...] | None
+T = TypeVar("T")
 
 
 class EngineLoop:
@@ -50,7 +50,7 @@ class EngineLoop:
         stall_ms: float = STALL_MS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.clock, self._closed = clock, False
+        self._engine, self._closed = engine, False
         self.scheduler = Scheduler(slots, stall_ms / 1000, engine.most_rows)
         self._begin()
         self._stepper = Stepper(engine, self.scheduler, clock, lambda: not self._inbox.empty())
@@ -62,9 +62,9 @@ class EngineLoop:
 
     # ---------------------------------------------------------------------------------------------- for callers
 
-    def submit(self, job: Job) -> None:
-        """Hands a job over; `BusyError` if the loop is closed."""
-        self._post(job)
+    def submit(self, *jobs: Job) -> None:
+        """Hands jobs over, which begin together; `BusyError` if the loop is closed."""
+        self._post(jobs)
 
     def stop(self, job: Job, count: int) -> None:
         """Ends a job before its time, or cuts it afterwards; its consumer uses the first `count` tokens."""
@@ -75,6 +75,10 @@ class EngineLoop:
         """Tells that the consumer has taken tokens of a job that is held."""
         self._tell(job)
 
+    @overload
+    def call(self, work: Callable[[], Generator[None, None, T]]) -> T: ...
+    @overload
+    def call(self, work: Callable[[], T]) -> T: ...
     def call(self, work: Callable[[], Any]) -> Any:
         """Runs `work` in the loop's thread between two steps, and returns its result.
 
@@ -100,6 +104,35 @@ class EngineLoop:
         if task.error is not None:
             raise task.error
         return task.result
+
+    def keep(self, sequence: Any) -> None:
+        """For a task: nobody computes anything of this open sequence now; it may be paused to make room for others."""
+        self._stepper.idle.add(sequence)
+
+    def use(self, sequence: Any) -> None:
+        """For a task: undoes `keep`, before it computes something of the sequence."""
+        self._stepper.idle.discard(sequence)
+        while True:
+            try:
+                sequence.resume()
+                return
+            except PoolFullError:
+                if not self._stepper.make_room():
+                    raise
+
+    def step(self, batch: Batch) -> Sequence[Logits | None]:
+        """For a task: `StepEngine.step`, after others were paused if it finds no room."""
+        while True:
+            try:
+                return self._engine.step(batch)
+            except PoolFullError:
+                if not self._stepper.make_room():
+                    raise
+
+    def release(self, sequence: Any) -> None:
+        """Closes a sequence soon, in the loop's thread."""
+        if not self._closed:
+            self._post(Task(sequence.close))
 
     def task_rows(self) -> int:
         """How many rows a task may compute before its next `yield`."""
@@ -131,7 +164,7 @@ class EngineLoop:
 
     # ---------------------------------------------------------------------------------------------- the thread
 
-    def _post(self, message: Job | Task) -> None:
+    def _post(self, message: Message) -> None:
         """Hands over something new."""
         if self._closed:
             raise closed_error()
@@ -139,7 +172,7 @@ class EngineLoop:
             self._start()
         self._tell(message)
 
-    def _tell(self, message: Job | Task) -> None:
+    def _tell(self, message: Message) -> None:
         self._inbox.put(message)
         self._end_if_closed()
 

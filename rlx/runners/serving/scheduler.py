@@ -25,6 +25,8 @@ PACKED = 64  # prompts with at most so many rows left share one step: longer one
 LEAST = 16  # rows of a bounded prompt step at least: the weights are read for each step
 FIRST = 32  # rows of the first bounded step, before any rate is known
 SHARED = 64  # a prompt waits for another one with which it shares at least so many tokens that are not computed yet
+USUAL_SHARE = 0.15  # of a step of one row: what a further row costs
+FORGOTTEN = 256  # decode steps after which a measurement counts no more
 RECENT = 0.3  # weight of the newest measurement in an average
 
 
@@ -45,24 +47,40 @@ class Rate:
 
 
 @dataclass
+class _Measured:
+    """The average time of steps of one size, and when the last of them was."""
+
+    seconds: float
+    at: int
+    count: int = 1
+
+
+@dataclass
 class StepCost:
     """What a decode step costs by its number of rows: seconds = first + more * (rows - 1), from measured steps.
 
-    Until steps of different sizes were measured, a further row costs a share of the first.
+    Until steps of different sizes were measured, and again when that was long ago, a further row costs a share of the
+    first.
     """
 
-    share: float = 0.15
-    _seconds: dict[int, float] = field(default_factory=dict)  # rows -> average of the steps of this size
+    share: float = USUAL_SHARE
+    _steps: int = 0
+    _sizes: dict[int, _Measured] = field(default_factory=dict)
 
     def observe(self, rows: int, seconds: float) -> None:
-        old = self._seconds.get(rows, seconds)
-        # A step much slower than usual was disturbed: it counts little, unless steps stay so slow.
-        self._seconds[rows] = old + RECENT * (min(seconds, 4 * old) - old)
-        low, high = min(self._seconds), max(self._seconds)
-        if low < high:
-            more = (self._seconds[high] - self._seconds[low]) / (high - low)
-            first = self._seconds[low] - more * (low - 1)
-            self.share = min(1.0, max(0.0, more / first)) if first > 0 else 1.0
+        self._steps += 1
+        known = self._sizes.setdefault(rows, _Measured(seconds, self._steps, 0))
+        # The first step of a size may load its program. A much slower one was disturbed, unless steps stay so slow.
+        now = seconds if known.count < 2 else min(seconds, 4 * known.seconds)
+        known.seconds = now if known.count < 2 else known.seconds + RECENT * (now - known.seconds)
+        known.count, known.at = known.count + 1, self._steps
+        sizes = [size for size, each in self._sizes.items() if each.count > 1 and self._steps - each.at < FORGOTTEN]
+        self.share = self._share(min(sizes), max(sizes)) if len(sizes) > 1 else USUAL_SHARE
+
+    def _share(self, low: int, high: int) -> float:
+        more = (self._sizes[high].seconds - self._sizes[low].seconds) / (high - low)
+        first = self._sizes[low].seconds - more * (low - 1)
+        return min(1.0, max(0.0, more / first)) if first > 0 else 1.0
 
     def of(self, rows: int) -> float:
         """The cost of a step, in steps of one row."""
@@ -174,11 +192,14 @@ class Scheduler:
     def draft_rows(self, chances: Sequence[Sequence[float]]) -> list[int]:
         """How many drafts of each decoding job join the next step.
 
-        A draft pays if it adds more tokens per time than the step has without it.
+        A draft pays if it adds more tokens per time than the step has without it. A job alone takes all of its drafts:
+        they were chosen for that.
 
         Args:
             chances: for each job, the probability that its first draft is used, its second, and so on; falling.
         """
+        if len(chances) == 1:
+            return [len(chances[0])]
         counts, rows, tokens = [0] * len(chances), len(chances), float(len(chances))
         drafts = [(chance, -at, i) for i, each in enumerate(chances) for at, chance in enumerate(each)]
         for chance, _, i in sorted(drafts, reverse=True):

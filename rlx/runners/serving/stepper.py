@@ -6,6 +6,7 @@ prompt rows or of a task, bounded in time while somebody decodes.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -28,7 +29,7 @@ class StepEngine(Protocol):
 
     most_rows: int
 
-    def open_sequence(self, prompt: Sequence[int], embeddings: Any = None) -> Any:
+    def open_sequence(self, prompt: Sequence[int] = (), embeddings: Any = None) -> Any:
         """A sequence that will hold `prompt`. It begins with the longest prefix that the cache knows."""
         ...
 
@@ -40,7 +41,7 @@ class StepEngine(Protocol):
         """Appends `token` and the likeliest tokens after it, natively, for at most 50 ms.
 
         Returns:
-            1 to `count` tokens; the last one is not appended.
+            1 to `count` tokens; the last one is not appended. None, if the engine has only steps.
         """
         ...
 
@@ -89,19 +90,25 @@ class Stepper:
     ) -> None:
         self._engine, self.scheduler, self._clock, self._urgent = engine, scheduler, clock, urgent
         self.counters = LoopCounters()
+        self.idle: weakref.WeakSet[Any] = weakref.WeakSet()  # open sequences of which nobody computes anything
         self._room = False  # whether room was given back since a job was paused
         self._task_next = False  # tasks and prompts take turns
 
     # ---------------------------------------------------------------------------------------------- what comes in
 
-    def receive(self, message: Job | Task) -> None:
-        """Takes a new job or task, or news of one that is known: the consumer has taken tokens, or wants no more."""
-        if isinstance(message, Task):
+    def receive(self, message: Job | Task | tuple[Job, ...]) -> None:
+        """Takes new jobs or a task, or news of a known job: its consumer has taken tokens, or wants no more."""
+        if isinstance(message, tuple):
+            for job in message:
+                self.receive(job)
+        elif isinstance(message, Task):
             self.scheduler.tasks.append(message)
         elif message.stopped_at is not None:
             self._stopped(message, message.stopped_at)
         elif not message.entered:
             message.entered = True
+            if message.seconds is not None:
+                message.deadline = self._clock() + message.seconds
             self.scheduler.add(message)
         else:
             message.held = message.is_ahead
@@ -167,17 +174,21 @@ class Stepper:
 
     def _run_natively(self, job: Job) -> bool:
         """Several tokens in one native call; False if a step has to compute the next one."""
+        start = self._clock()
         try:
             stops = [*job.stop_ids]
             if job.drafts:
                 found = job.drafts.run(self._engine, job.sequence, job.tokens, job.left, stops)
             else:
                 found = self._engine.greedy(job.sequence, job.tokens[-1], job.left, stops)
+        except PoolFullError:  # room for one step may be there
+            return False
         except BaseException as error:
             self._end(job, error)
             return True
         if found:
             self.counters.steps += 1
+            self.scheduler.cost.observe(1, (self._clock() - start) / len(found))
         for token in found:
             if self._add(job, token, None):
                 break
@@ -203,27 +214,34 @@ class Stepper:
         if not any(chances):
             return [[] for _ in jobs]
         counts = self.scheduler.draft_rows(chances)
-        return [job.drafts.propose(count) if count else [] for job, count in zip(jobs, counts, strict=True)]
+        pairs = zip(jobs, counts, strict=True)
+        return [job.drafts.propose(count) if job.drafts and count else [] for job, count in pairs]
 
     def _accept(self, job: Job, drafts: Sequence[int], rows: Logits) -> None:
         """Chooses a token from each row as long as the draft before it was right; drops the rows after that."""
-        start = len(job.sequence) - len(rows)
+        start, is_first = len(job.sequence) - len(rows), not job.tokens
         for at, row in enumerate(rows):
+            where = job.label or ("prefill" if is_first else f"position {start + at}")
             try:
-                token = job.sampler.sample(check_finite(row, job.label or f"position {start + at}"), job.banned)
+                token = job.sampler.sample(check_finite(row, where), job.banned)
             except BaseException as error:
                 self._end(job, error, start + at)
                 return
-            if at + 1 == len(rows) or drafts[at] != token:
+            is_right = at < len(drafts) and drafts[at] == token
+            if not is_right or job.is_last(token):
                 break
-            if self._add(job, token, row):  # at its end; the rows after it count for nothing
-                job.sequence.rewind(start + at + 1)
-                return
+            self._add(job, token, row)
         if at + 1 < len(rows):
-            job.sequence.rewind(start + at + 1)
-        if job.drafts:
+            self._rewind(job, start + at + 1)
+        if job.drafts and not is_first:
             job.drafts.verified(len(drafts), at)
         self._add(job, token, row)
+
+    def _rewind(self, job: Job, length: int) -> None:
+        """Drops what follows the first `length` tokens."""
+        job.sequence.rewind(length)
+        if job.drafts:
+            job.drafts.forget(length)
 
     def _add(self, job: Job, token: int, row: Logits | None) -> bool:
         """Adds a token; returns whether it was the last one. The job is then over."""
@@ -269,7 +287,8 @@ class Stepper:
             try:
                 if job.replaces is not None:
                     job.replaces.close()
-                job.sequence = self._engine.open_sequence(job.prompt, job.embeddings)
+                job.sequence = self._engine.open_sequence(job.prompt, embeddings=job.embeddings)
+                job.drafts = job.drafts_of(job.sequence) if job.drafts_of else None
                 self.counters.reused_tokens += len(job.sequence)
             except BaseException as error:
                 self._end(job, error)
@@ -296,10 +315,7 @@ class Stepper:
             try:
                 found = self._engine.step(Batch([*left.values()]))
             except PoolFullError as error:
-                victim = self.scheduler.victim()
-                if victim is not None:
-                    self._pause(victim)
-                else:
+                if not self.make_room():
                     self._end(next(iter(left)), error)
                 left = {job: segment for job, segment in left.items() if not job.paused and not job.ended}
             except BaseException as error:
@@ -311,14 +327,21 @@ class Stepper:
                 return dict(zip(left, found, strict=True))
         return {}
 
-    def _pause(self, job: Job) -> None:
-        """Saves the state of a job elsewhere and frees its room; it goes on when there is room again."""
+    def make_room(self) -> bool:
+        """Pauses an idle sequence, or else a job; False if there is none that could be."""
+        if self.idle:
+            self.idle.pop().pause()
+            return True
+        job = self.scheduler.victim()
+        if job is None:
+            return False
         try:
             job.sequence.pause()
             job.paused, self._room = True, False
             self.counters.paused += 1
         except BaseException as error:
             self._end(job, error)
+        return True
 
     def _may_resume(self) -> bool:
         """Whether a paused job may find room: some was given back, or nobody else has any."""
@@ -367,11 +390,15 @@ class Stepper:
             if sequence is None and job.replaces is not None:
                 job.replaces.close()
             if sequence is not None:
+                if job.drafts:
+                    job.drafts.close()
                 if length is not None:
                     sequence.rewind(min(length, len(sequence)))
                 if error is not None:
                     sequence.discard()
-                elif not job.keeps:
+                elif job.keeps:
+                    self.idle.add(sequence)
+                else:
                     sequence.close()
         except BaseException as other:
             error = error or other

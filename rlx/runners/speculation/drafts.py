@@ -14,7 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-MOST = 15  # maximum number of drafts in a step
+from rlx.backends.cpu.launch.loop_drafts import MEMORY, MOST, WORTH, worth
+
+__all__ = ["MOST", "WORTH", "Counters", "Drafter", "Drafts", "Hits"]
+
 LONGEST = 8  # maximum number of plain steps in a native run: drafts are looked for between runs only
 
 
@@ -38,6 +41,20 @@ class GreedyEngine(Protocol):
     """The part of an engine that computes several greedy tokens natively."""
 
     def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = ()) -> list[int]: ...
+
+
+class Hits:
+    """Estimates the acceptance rate of drafts, as a moving average."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def count(self, hit: bool) -> None:
+        self.rate += (hit - self.rate) / MEMORY
+
+    def chances(self, limit: int) -> list[float]:
+        """The probabilities that the first draft is accepted, the first two are, and so on, as far as they pay."""
+        return [self.rate**count for count in range(1, worth(self.rate, limit) + 1)]
 
 
 @dataclass
@@ -78,6 +95,12 @@ class Drafts:
     def propose(self, count: int) -> list[int]:
         """As `Drafter.propose`."""
         return self._drafter.propose(count) if count else []
+
+    def forget(self, length: int) -> None:
+        """Follows a rewind: the sequence was cut to its first `length` tokens."""
+
+    def close(self) -> None:
+        """Ends them: the generation is over."""
 
     def verified(self, drafted: int, accepted: int) -> None:
         """Counts a step with drafts, or without."""

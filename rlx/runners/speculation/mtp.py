@@ -24,14 +24,12 @@ from rlx.backends.cpu.launch.drafts import Heads, Rounds, run_rounds
 from rlx.runners.engine.greedy import SECONDS
 from rlx.runners.engine.program_spec import HIDDEN, ProgramSpec
 from rlx.runners.engine.programs import Programs
-from rlx.runners.engine.stepper import Stepper
 from rlx.runners.opening.opened import Source, check_types
 from rlx.runners.opening.setup import Setup
-from rlx.runners.speculation.speculative import MOST, Hits
+from rlx.runners.speculation.drafts import MOST, WORTH, Hits
 from rlx.runtime.compile import Compiler, Progress
 from rlx.runtime.kv import States
 from rlx.runtime.prompt_embeddings import feed
-from rlx.runtime.sequence import Sequence as EngineSequence
 from rlx.runtime.tensors import Tensors
 from rlx.weights import ModelWeights
 
@@ -195,11 +193,15 @@ class HeadDrafter:
                 self._open.clear()
         self._token = token
 
-    def propose(self, limit: int) -> list[int]:
+    def chances(self, limit: int) -> list[float]:
+        """As `Drafter.chances`; a first draft is always worth a try, or the rate would never rise again."""
+        most = min(limit, self._most)
+        return self._hits.chances(most) or [WORTH] * min(most, 1)
+
+    def propose(self, count: int) -> list[int]:
         assert self._token is not None
-        if limit < 1:
+        if count < 1:
             return []
-        count = min(limit, max(1, self._hits.worth(self._most)))
         drafts = self._predictor.catch_up(self._past(), self._token, count)
         self._open = list(drafts)
         return drafts
@@ -229,25 +231,3 @@ class HeadDrafter:
         right = [ids[0], *found.tokens[:-1]][-found.right :]
         predictor.hear(last, right, models[(found.rounds - 1) % 2].output(HIDDEN, SEQ=found.right))
         return found
-
-
-class Predicting:
-    """Connects the MTP head to a sequence, as a context manager: the head receives the hidden states of each step.
-
-    A class, not a generator: an interrupt can leave a generator suspended; it would then finish later, while the engine
-    computes something else.
-    """
-
-    def __init__(self, stepper: Stepper, sequence: EngineSequence, drafter: HeadDrafter) -> None:
-        self.sequence, self._stepper, self._drafter = sequence, stepper, drafter
-
-    def hear(self, start: int, ids: Sequence[int], hidden: Floats) -> None:
-        """Receives a step of the model, see `Predictor.hear`."""
-        self._drafter.hear(start, ids, hidden)
-
-    def __enter__(self) -> HeadDrafter:
-        self._stepper.listener = self
-        return self._drafter
-
-    def __exit__(self, *error: object) -> None:
-        self._stepper.listener = None

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ids
 from dataclasses import replace
+from typing import Any
 
 from rlx.backends.base import Program
 from rlx.errors import NumericalError
 from rlx.runners.engine.greedy import SECONDS, end_run
 from rlx.runners.engine.program_spec import ProgramSpec
 from rlx.runners.engine.stepper import Stepper
+from rlx.runners.speculation.drafts import MOST, Counters, Drafts
 from rlx.runners.speculation.mtp import ROWS, HeadDrafter
-from rlx.runners.speculation.speculative import MOST, Counters
 from rlx.runtime.prompt_embeddings import feed
 from rlx.runtime.sequence import Sequence
 
@@ -49,7 +50,7 @@ def drafted_run(
     past = sequence.done
     most = min(count, TOKENS, stepper.limits.max_seq - past)
     drafter.observe(token)
-    ids = [token, *drafter.propose(min(most - 1, MOST))]
+    ids = [token, *drafter.propose(len(drafter.chances(min(most - 1, MOST))))]
     if len(ids) == 1:
         return []
     sequence.begin(most, alternating=True)
@@ -81,3 +82,37 @@ def _models(stepper: Stepper, sequence: Sequence) -> tuple[Program, Program]:
     spec = ProgramSpec(ROWS, all_rows=True, hidden=True, greedy=True, verifies=sequence.recurrent)
     now, after = (stepper.programs[replace(spec, turn=turn if sequence.recurrent else 0)] for turn in (0, 1))
     return now, after
+
+
+class HeadDrafts(Drafts):
+    """The drafts of the MTP head for one sequence, which it follows until `close`.
+
+    Args:
+        stepper: runs the model; the head receives the hidden states of each step of the sequence.
+        drafter: drafts with the head.
+        counters: incremented.
+    """
+
+    def __init__(self, stepper: Stepper, sequence: Sequence, drafter: HeadDrafter, counters: Counters) -> None:
+        super().__init__(drafter, counters)
+        self.sequence, self._stepper, self._head = sequence, stepper, drafter
+        stepper.listener = self
+
+    def hear(self, start: int, ids: Ids[int], hidden: Any) -> None:
+        """Receives a step of the model, see `Predictor.hear`."""
+        self._head.hear(start, ids, hidden)
+
+    def forget(self, length: int) -> None:
+        self._head.forget(length)
+
+    def close(self) -> None:
+        if self._stepper.listener is self:
+            self._stepper.listener = None
+
+    def run(self, engine: Any, sequence: Any, tokens: Ids[int], left: int, stops: Ids[int]) -> list[int]:
+        """Rounds of drafts and verifying steps in one native call."""
+        for token in tokens[self._seen : -1]:
+            self._head.observe(token)
+        found = drafted_run(self._stepper, self.sequence, self._head, tokens[-1], left, stops, self._counters)
+        self._seen = len(tokens) + max(0, len(found) - 1)
+        return found

@@ -1,72 +1,54 @@
-"""Greedy generation with prompt lookup, for callers that do not observe single tokens.
+"""Prompt lookup: drafts from the text so far.
 
-Runners stage, beside `greedy.py`. Without a draft, several plain steps run in one native call. The run length grows
-while no draft is found: drafts are looked for only between runs, so a long run finds them late.
+Runners stage. It needs no weights, and helps where answers repeat the prompt: edits, extraction, code, summaries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable
 
-import numpy as np
-
-from rlx.runners.generation.checks import check_finite
-from rlx.runners.speculation.speculative import Counters, Drafter, VerifyingEngine, proposed
-
-LONGEST = 8  # maximum number of plain steps in a run
+from rlx.runners.speculation.drafts import Hits
 
 
-class RunningEngine(VerifyingEngine, Protocol):
-    """The part of an engine that this module uses; `rlx.runners.engine.engine.Engine` implements it."""
+class PromptLookup:
+    """Prompt lookup: proposes what followed the last occurrence of the newest tokens.
 
-    @property
-    def current(self) -> Any: ...
-    def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = ()) -> list[int]: ...
-
-
-class LookedUp:
-    """Computes the tokens of one generation, some at a time.
+    It matches n-grams of a few lengths; the longest match wins. It tracks the acceptance rate of each length, also
+    without proposing. A text without repetitions therefore costs a few microseconds per token and no drafts.
 
     Args:
-        engine: its session holds the prompt.
-        drafter: has observed the prompt.
-        counters: incremented.
+        ids: the text so far.
     """
 
-    def __init__(self, engine: RunningEngine, drafter: Drafter, counters: Counters) -> None:
-        self._engine, self._drafter, self._counters, self._run = engine, drafter, counters, 1
+    SIZES = (6, 4, 3, 2)  # n-gram lengths, the longest first
 
-    def more(self, token: int, count: int, stops: Sequence[int]) -> list[int]:
-        """Appends `token` and the likeliest tokens after it; as `greedy`, `NumericalError` included."""
-        drafter = self._drafter
-        drafter.observe(token)
-        drafts = proposed(drafter, self._engine, count - 1)
-        found = self._verified([token, *drafts], stops) if drafts else self._plain(token, count, stops)
-        for following in found[:-1]:
-            drafter.observe(following)
-        return found
+    def __init__(self, ids: Iterable[int]) -> None:
+        self._ids: list[int] = []
+        self._after: list[dict[tuple[int, ...], int]] = [{} for _ in self.SIZES]  # n-gram -> position after it
+        self._hits = [Hits(rate) for rate in (0.9, 0.8, 0.7, 0.5)]
+        self._match: tuple[int, int] | None = None  # index of the length, and position after the match
+        for token in ids:
+            self.observe(token)
 
-    def _plain(self, token: int, count: int, stops: Sequence[int]) -> list[int]:
-        found = self._engine.greedy(self._engine.current, token, min(count, self._run), stops)
-        self._run = min(2 * self._run, LONGEST)
-        self._counters.steps += len(found)
-        return found
+    def observe(self, token: int) -> None:
+        if self._match is not None:
+            size, at = self._match
+            self._hits[size].count(self._ids[at] == token)
+        self._ids.append(token)
+        self._match, end = None, len(self._ids)
+        for i, (size, table) in enumerate(zip(self.SIZES, self._after, strict=True)):
+            if size <= end:
+                newest = tuple(self._ids[-size:])
+                if self._match is None and newest in table:
+                    self._match = i, table[newest]
+                table[newest] = end
 
-    def _verified(self, ids: list[int], stops: Sequence[int]) -> list[int]:
-        """The tokens after the first id and after each accepted draft after it."""
-        engine, past = self._engine, self._engine.past
-        rows = engine.verify(ids)
-        chosen, right = rows.argmax(1).tolist(), 1
-        while right < len(ids) and ids[right] == chosen[right - 1] and chosen[right - 1] not in stops:
-            right += 1
-        finite = np.isfinite(rows[:right]).all(1)
-        right = right if finite.all() else int(finite.argmin())  # only the rows before the first non-finite one
-        engine.trim(past + right)
-        if not right:
-            check_finite(rows[0], f"position {past}")
-        self._run = 1
-        self._counters.steps += 1
-        self._counters.drafted += len(ids) - 1
-        self._counters.accepted += right - 1
-        return list(chosen[:right])
+    def chances(self, limit: int) -> list[float]:
+        return [] if self._match is None else self._hits[self._match[0]].chances(limit)
+
+    def propose(self, count: int) -> list[int]:
+        if self._match is None:
+            return []
+        at = self._match[1]
+        period = len(self._ids) - at  # a continuation beyond the end of the text repeats
+        return [self._ids[at + i % period] for i in range(count)]

@@ -8,6 +8,9 @@ head, which makes the next drafts.
 
 from __future__ import annotations
 
+import struct
+from bisect import bisect_right
+
 from rlx.backends.cpu.launch.loop_jobs import PLAN
 from rlx.backends.cpu.llvm_text import load, place
 
@@ -37,6 +40,19 @@ DRAFTS_PLAN = (*PROGRAMS, *RUN, *RESULTS)
 
 WORTH = 0.5  # a draft is worth its row if the probability that it is reached and accepted is at least this
 MEMORY = 8  # number of tokens over which the acceptance rate is averaged
+MOST = 15  # maximum number of drafts in a step
+PAYS = tuple(WORTH ** (1 / count) for count in range(1, MOST + 1))  # from these rates on 1, 2, ... drafts in a row pay
+
+
+def worth(rate: float, limit: int) -> int:
+    """How many drafts in a row pay, if each is accepted with this probability: at most `limit`."""
+    return min(limit, bisect_right(PAYS, rate))
+
+
+def _double(value: float) -> str:
+    """A double as LLVM writes it, exactly."""
+    return f"double 0x{struct.pack('>d', value).hex().upper()}"
+
 
 _NUMBERS = {
     "counter_bytes", "again_counter_bytes", "hidden_bytes", "seen", "most", "rows", "stop_count", "count", "nanoseconds"
@@ -47,7 +63,9 @@ _MODEL = "".join(load(name, MODEL, "i64" if name in _NUMBERS else "ptr", "%turn"
 _NEXT = "".join(load(name, MODEL, "ptr", "%other", "next.") for name in ("tokens", "positions", "seq", "past"))
 _RESULTS = "".join(place(name, DRAFTS_PLAN) for name in RESULTS)
 
-DRAFTS = f"""; Update an acceptance rate by some hits and possibly one miss.
+DRAFTS = f"""@pays = internal constant [{MOST + 1} x double] [{", ".join(map(_double, (*PAYS, float("inf"))))}]
+
+; Update an acceptance rate by some hits and possibly one miss.
 define internal double @rated(double %rate, i64 %hits, i1 %miss) nounwind {{
 entry:
   br label %more
@@ -76,9 +94,9 @@ entry:
   br label %more
 more:
   %count = phi i64 [ 1, %entry ], [ %count.next, %again ]
-  %reached = phi double [ %rate, %entry ], [ %likely, %again ]
-  %likely = fmul double %reached, %rate
-  %pays = fcmp oge double %likely, {WORTH}
+  %at = getelementptr inbounds [{MOST + 1} x double], ptr @pays, i64 0, i64 %count
+  %least = load double, ptr %at, align 8
+  %pays = fcmp oge double %rate, %least
   %room = icmp ult i64 %count, %most
   %go = and i1 %pays, %room
   br i1 %go, label %again, label %end
