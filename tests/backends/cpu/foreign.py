@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from rlx.backends.cpu.target import Target
 EMULATOR = os.environ.get("RLX_TEST_EMULATOR", "")  # command of qemu-user
 TRIPLE = "aarch64-unknown-linux-gnu"
 _LINE = 64
+_lock = threading.Lock()
 _ELF_AARCH64 = b"\xb7\0"  # the field e_machine
 
 #: The program. The file begins with one word per argument: the place of a buffer in the file, or a number.
@@ -73,10 +75,17 @@ class ForeignError(AssertionError):
 def run(kernel: Kernel, arrays: Sequence[Any], numbers: Sequence[int], code: bytes) -> None:
     """Calls a kernel on arrays, of which several may be views of one memory, and writes the results into them.
 
+    Calls of several threads run one after the other, because each copies the memory that they share.
+
     Args:
         numbers: its extents, begin and end.
         code: its object file.
     """
+    with _lock:
+        _run(kernel, arrays, numbers, code)
+
+
+def _run(kernel: Kernel, arrays: Sequence[Any], numbers: Sequence[int], code: bytes) -> None:
     words = len(arrays) + len(numbers)
     places, end = dict[int, int](), -(-8 * words // _LINE) * _LINE
     for array in arrays:
