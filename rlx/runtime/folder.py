@@ -38,6 +38,9 @@ _READ = os.O_RDONLY | _FLAGS | getattr(os, "O_NONBLOCK", 0)  # without O_NONBLOC
 _FOLDER = os.O_RDONLY | _FLAGS | getattr(os, "O_DIRECTORY", 0)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
 
+#: What says that the system refused: disk and descriptors, threads, memory.
+REFUSED = (OSError, RuntimeError, MemoryError)
+
 
 class Damage(Exception):
     """A file is missing, wrong or not to be trusted. Stays inside the cache, which reports it as a warning."""
@@ -48,6 +51,11 @@ class UntrustedFolder(OSError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+def reason(error: BaseException) -> str:
+    """The message of an error, or its type where it has none."""
+    return str(error) or type(error).__name__
 
 
 def untrusted(info: os.stat_result) -> str | None:

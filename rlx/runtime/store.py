@@ -23,17 +23,10 @@ from rlx import env
 from rlx.errors import ArgumentError, CacheError
 from rlx.runtime import entry
 from rlx.runtime.entry import Entry, Listing
-from rlx.runtime.folder import Damage, Folder, UntrustedFolder
+from rlx.runtime.eviction import Eviction
+from rlx.runtime.folder import REFUSED, Damage, Folder, UntrustedFolder, reason
 from rlx.runtime.key import CompileKey
 from rlx.runtime.temporary import collect, temporary
-
-_LOCK = "lock"
-_TOTAL = "total"  # bytes of all entries, or more: looking at each takes half a millisecond, and there may be thousands
-_LOCK_SECONDS = 5.0
-_REFUSED = (OSError, RuntimeError, MemoryError)  # by the system: disk, descriptors; threads; memory
-
-# Digests that this process stored, by the folder of the store: all stores of a process share one folder's limit.
-_stored: dict[Path, set[str]] = {}
 
 
 class CacheWarning(UserWarning):
@@ -113,6 +106,7 @@ class Store:
             raise ArgumentError(f"limit = {self.limit}", where="Store", hint=hint)
         self.root = Path(default_root() if root is None else root).absolute()
         self.damaged = self.evicted = 0
+        self._eviction = Eviction(self)
         self._warned: set[str] = set()
         self._lock = threading.Lock()
         self._keys: dict[str, CompileKey | None] = {}
@@ -120,7 +114,7 @@ class Store:
         if self.problem and root is not None:
             raise CacheError(self.problem, where=self.root, hint="Choose another folder, or chmod 700 it")
         if self.problem:
-            self._warn("folder", f"the compile cache {self.root} is not used: {self.problem}")
+            self.warn("folder", f"the compile cache {self.root} is not used: {self.problem}")
 
     def _prepare(self) -> str | None:
         """Makes the folder if it is missing; returns why it cannot be used, or None."""
@@ -155,10 +149,10 @@ class Store:
         except FileNotFoundError:
             return None
         except UntrustedFolder as error:
-            self._warn("trust", f"the compile cache {self.root} is not used: a folder in it cannot be trusted: {error}")
+            self.warn("trust", f"the compile cache {self.root} is not used: a folder in it cannot be trusted: {error}")
             return None
-        except _REFUSED as error:
-            self._warn("read", f"the compile cache {self.root} cannot be read, compiling again: {_reason(error)}")
+        except REFUSED as error:
+            self.warn("read", f"the compile cache {self.root} cannot be read, compiling again: {reason(error)}")
             return None
         return Entry(key, files, self.root)
 
@@ -188,16 +182,15 @@ class Store:
         nbytes = sum(len(piece) for pieces in (large or {}).values() for piece in pieces)
         if nbytes > self.limit:
             what = f"{nbytes} bytes are not kept in the compile cache {self.root}, whose limit is {self.limit}"
-            self._warn("limit", f"{what}; RLX_CACHE_LIMIT raises it")
+            self.warn("limit", f"{what}; RLX_CACHE_LIMIT raises it")
         if self.problem or nbytes > self.limit:
             return Entry(key, contents, None)
         try:
             stored = self._write(key, contents, replace, large)
-        except (*_REFUSED, Damage) as error:
-            self._warn("write", f"the compile cache {self.root} cannot be written, running uncached: {_reason(error)}")
+        except (*REFUSED, Damage) as error:
+            self.warn("write", f"the compile cache {self.root} cannot be written, running uncached: {reason(error)}")
             return Entry(key, contents, None)
-        _stored.setdefault(self.root, set()).add(key.digest)
-        self._evict(key.digest)
+        self._eviction.stored(key.digest)
         return Entry(key, stored, self.root)
 
     def _write(
@@ -210,12 +203,12 @@ class Store:
             entry.fill(made, key, contents, large)
             with root.make(key.digest[:2]) as shelf:
                 if replace:
-                    self._discard(root, shelf, key.digest)
+                    self.discard(root, shelf, key.digest)
                 if entry.publish(base, made.path.name, shelf, key.digest):
                     return contents
                 return entry.load(shelf, key)
 
-    def _discard(self, root: Folder, shelf: Folder, digest: str) -> bool:
+    def discard(self, root: Folder, shelf: Folder, digest: str) -> bool:
         """Takes an entry out of sight in one step, then deletes it. False if it was gone."""
         with temporary(root) as (_, grave):
             try:
@@ -226,12 +219,13 @@ class Store:
 
     def _report_damage(self, root: Folder, shelf: Folder, digest: str, what: str, discard: bool) -> None:
         self.damaged += 1
-        self._warn(digest, f"cache entry {digest[:12]} is damaged and not used: {what}")
+        self.warn(digest, f"cache entry {digest[:12]} is damaged and not used: {what}")
         if discard:
             with contextlib.suppress(OSError):  # a read-only cache keeps it, and nobody trusts it
-                self._discard(root, shelf, digest)
+                self.discard(root, shelf, digest)
 
-    def _warn(self, about: str, message: str) -> None:
+    def warn(self, about: str, message: str) -> None:
+        """Warns of something, once each store."""
         with self._lock:
             if about in self._warned:
                 return
@@ -357,7 +351,7 @@ class Store:
         """
         row = self.find(prefix)
         with self._named_errors(), Folder(self.root) as root, root.child(row.digest[:2]) as shelf:
-            self._discard(root, shelf, row.digest)
+            self.discard(root, shelf, row.digest)
         return row
 
     def clear(self) -> int:
@@ -370,7 +364,7 @@ class Store:
             return 0
         with self._named_errors(), Folder(self.root) as root:
             collect(root)
-            return sum(self._discard(root, shelf, name) for shelf, names in self._shelves() for name in names)
+            return sum(self.discard(root, shelf, name) for shelf, names in self._shelves() for name in names)
 
     def verify(self, discard: bool = True) -> list[tuple[str, str]]:
         """Checks every byte of every entry: (digest, what is wrong) of the damaged ones, which are removed.
@@ -387,7 +381,7 @@ class Store:
                 wrong += [(name, what) for name, what in found if what is not None]
                 for name, what in found:
                     if discard and what is not None:
-                        self._discard(root, shelf, name)
+                        self.discard(root, shelf, name)
         return wrong
 
     def stats(self) -> StoreStats:
@@ -401,73 +395,4 @@ class Store:
         try:
             yield
         except OSError as error:
-            raise CacheError(f"the compile cache cannot be used: {_reason(error)}", where=self.root) from error
-
-    # -- the limit ------------------------------------------------------------------------------------------------
-
-    def _evict(self, new: str) -> None:
-        """Brings the folder below its limit after the entry `new` was stored, and collects what killed writers left."""
-        try:
-            with Folder(self.root) as root, root.lock(_LOCK, _LOCK_SECONDS):
-                collect(root)
-                with root.child(new[:2]) as shelf:
-                    stored = entry.look(shelf, new)
-                total = self._total(root)
-                if total is None or stored is None or total + stored.nbytes > self.limit:
-                    self._note_total(self._shrink(root, new))
-                else:
-                    self._note_total(total + stored.nbytes)
-        except TimeoutError:  # the process that holds the lock is evicting
-            pass
-        except (*_REFUSED, CacheError) as error:
-            self._warn("evict", f"the compile cache {self.root} may outgrow its limit: {_reason(error)}")
-
-    def _shrink(self, root: Folder, new: str) -> int:
-        """Removes the least recently used entries until the limit holds; bytes of what is left.
-
-        Entries that this process stored go last, and never without a warning: the next start compiles them again.
-        """
-        rows, own = self.entries(), _stored.get(self.root, set())
-        total = sum(row.nbytes for row in rows)
-        for row in sorted(rows, key=lambda row: (row.digest in own, row.last_used)):
-            if total <= self.limit or row.digest == new:
-                continue
-            if row.digest in own:
-                self._warn_too_small(rows)
-            with root.child(row.digest[:2]) as shelf:
-                if self._discard(root, shelf, row.digest):
-                    total -= row.nbytes
-                    self.evicted += 1
-        if total > self.limit:
-            self._warn_too_small(rows)
-        return total
-
-    def _warn_too_small(self, rows: list[Listing]) -> None:
-        own = _stored.get(self.root, set())
-        needed = sum(row.nbytes for row in rows if row.digest in own)
-        self._warn(
-            "small",
-            f"the limit of the compile cache {self.root}, {env.size(self.limit)}, is too small: this process stored"
-            f" {env.size(needed)}, evicts what it stored itself, and the next start compiles it again."
-            f" Raise RLX_CACHE_LIMIT (to {_limit_text(2 * needed)}, for example), or say RLX_CACHE=off",
-        )
-
-    def _total(self, root: Folder) -> int | None:
-        """Bytes of all entries as last noted, by any process; removed ones may still count. None if nobody noted it."""
-        try:
-            text = root.read(_TOTAL)
-        except (OSError, Damage):
-            return None
-        return int(text) if re.fullmatch(rb"\d{1,18}", text) else None
-
-    def _note_total(self, nbytes: int) -> None:
-        self.write_file(_TOTAL, str(nbytes).encode())
-
-
-def _limit_text(nbytes: int) -> str:
-    """A value for RLX_CACHE_LIMIT of at least so many bytes."""
-    return f"{-(-nbytes // 2**20)}M"
-
-
-def _reason(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+            raise CacheError(f"the compile cache cannot be used: {reason(error)}", where=self.root) from error

@@ -24,8 +24,8 @@ import pytest
 from filelock import FileLock
 
 from rlx.errors import ArgumentError, CacheError
+from rlx.runtime import eviction
 from rlx.runtime import folder as folders
-from rlx.runtime import store as stores
 from rlx.runtime.entry import Entry
 from rlx.runtime.folder import Folder
 from rlx.runtime.key import CompileKey
@@ -907,7 +907,7 @@ def test_a_put_looks_at_all_entries_only_where_the_limit_may_be_passed(
 
 
 def test_a_put_does_not_wait_for_a_busy_evictor(store: Store, monkeypatch: pytest.MonkeyPatch, small: None) -> None:
-    monkeypatch.setattr(stores, "_LOCK_SECONDS", 0.01)
+    monkeypatch.setattr(eviction, "_LOCK_SECONDS", 0.01)
     store.limit = 1
     with FileLock(store.root / "lock"):
         store.put(key(1), FILES)
