@@ -26,7 +26,9 @@ contiguous. Positions of a chunk before the window may have been overwritten; th
 With pages (`rlx.ir.pages`) the chunk that starts at position t lies where page t / 64 of the sequence is: one load for
 64 positions.
 
-`cache.py` reads the types of caches, `split.py` cuts the positions into pieces, and `bf16.py` has bf16 products.
+`cache.py` reads the types of caches, `positions.py` says which positions a unit sees and where they lie, `scratch.py`
+holds queries, scores and sums, `seen.py` masks the scores, `split.py` cuts the positions into pieces, and `bf16.py` has
+bf16 products.
 """
 
 from __future__ import annotations
@@ -40,16 +42,16 @@ from llvmlite import ir
 from rlx.backends.cpu import vmath
 from rlx.backends.cpu.kernel import Kernel, once
 from rlx.backends.cpu.kernels.attention.cache import cache_reader
-from rlx.backends.cpu.kernels.attention.shape import CHUNK, Chunk, Chunks, Shape, Unit
-from rlx.backends.cpu.kernels.attention.split import Pieces, Slots, Split, added
+from rlx.backends.cpu.kernels.attention.positions import Positions
+from rlx.backends.cpu.kernels.attention.scratch import Scratch
+from rlx.backends.cpu.kernels.attention.seen import Seen
+from rlx.backends.cpu.kernels.attention.shape import CHUNK, KEY_TILES, Chunk, Chunks, Shape, Unit
+from rlx.backends.cpu.kernels.attention.split import Pieces, Slots, Split
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.tiles import F32X16, I32, I32X16, I64, LANES, Emitter, Index
+from rlx.backends.cpu.tiles import F32X16, LANES, Emitter, Index
 from rlx.errors import CompileError
-from rlx.ir.dtypes import ACTIVATIONS, F32, DType
+from rlx.ir.dtypes import DType
 from rlx.ir.infer import MASKS
-
-KEY_TILES = CHUNK // LANES
-_NO_SCORE = -1e30  # below any score, and finite: the difference of two of these is 0, not NaN
 
 
 @once
@@ -136,19 +138,10 @@ class AttentionWriter:
     def __init__(self, e: Emitter, shape: Shape) -> None:
         self.e, self.shape = e, shape
         self.cache = cache_reader(e, shape.dtype, shape.head_dim)
-        queries = self._room()
-        # Scratch memory per query: a copy of it, its scores, the mix of values; then the largest score, the factor that
-        # rescales earlier sums, and the total of the weights. The last three are vectors. Their lanes are equal except
-        # for the total, whose lanes are partial sums.
-        self.query = e.stack(64 * queries * shape.vectors)
-        self.scores = e.stack(4 * queries * CHUNK * self.held)
-        self.mix = e.stack(64 * queries * shape.vectors)
-        self.largest, self.shrink, self.total = (e.stack(64 * queries) for _ in range(3))
+        self.scratch = Scratch(e, shape, self._room(), self.held)
+        self.positions = Positions(e, shape, self.cache.row_bytes)
+        self.seen = Seen(e, shape, self.positions, self.scratch)
         self.pieces = Pieces(e, shape.split) if shape.split else None
-        # The sums of the pieces before the current one, per query: largest score, total, mix.
-        self.before = e.stack(64 * queries * (2 + shape.vectors)) if self.pieces and not shape.shared else None
-        self.tail = shape.head_dim % LANES
-        self.tail_mask = e.tail_mask(e.i64(self.tail)) if self.tail else None
 
     def _room(self) -> int:
         """Number of queries that scratch memory has room for."""
@@ -164,13 +157,13 @@ class AttentionWriter:
         e = self.e
         tiles = e.b.sdiv(e.b.add(e.args["seq"], e.i64(self.shape.row_tile - 1)), e.i64(self.shape.row_tile))
         with e.loop(e.args["begin"], e.args["end"]) as u:
-            unit = self._unit(u.i, tiles)
+            unit = self.positions.unit(u.i, tiles)
             self._start(unit)
             if self.pieces is None:
                 self._run(unit)
             else:
                 self._run_pieces(unit, self.pieces)
-            self._finish(unit)
+            self.scratch.finish(unit)
 
     def _run_pieces(self, unit: Unit, pieces: Pieces) -> None:
         """Computes the sums over the positions of a unit, piece by piece."""
@@ -182,47 +175,19 @@ class AttentionWriter:
         with e.loop(first, e.b.add(last, e.i64(1))) as p:
             self._run(self._piece(unit, pieces, p.i))
             with e.when(e.b.icmp_signed(">", p.i, first)):
-                self._add_before(unit)
+                self.scratch.add_before(unit)
             with e.when(e.b.icmp_signed("<", p.i, last)):
-                self._keep_sums(unit)
+                self.scratch.keep_sums(unit)
 
     def _piece(self, unit: Unit, pieces: Pieces, number: ir.Value) -> Unit:
         """The unit with the positions of a piece only."""
         e = self.e
         return replace(unit, first=e.smax(pieces.first(number), unit.first), last=e.smin(pieces.end(number), unit.last))
 
-    def _add_before(self, unit: Unit) -> None:
-        """Adds the sums of the pieces before to those of the current one."""
-        with self.e.loop(0, unit.queries) as query:
-            places = self._sum_places(query.i)
-            earlier, current = (self._loaded(each) for each in (self._before_places(query.i), places))
-            self._store(added(self.e, earlier, current), places)
-
-    def _keep_sums(self, unit: Unit) -> None:
-        """Makes the current sums those of the pieces before."""
-        with self.e.loop(0, unit.queries) as query:
-            self._store(self._loaded(self._sum_places(query.i)), self._before_places(query.i))
-
-    def _sum_places(self, query: ir.Value) -> list[ir.Value]:
-        """Addresses of a query's sums: largest score, total, mix."""
-        places = [self.e.at(base, (query, 64)) for base in (self.largest, self.total)]
-        return places + [self._vector(self.mix, query, v) for v in range(self.shape.vectors)]
-
-    def _before_places(self, query: ir.Value) -> list[ir.Value]:
-        count = 2 + self.shape.vectors
-        return [self.e.at(self.before, (query, 64 * count), 64 * i) for i in range(count)]
-
-    def _loaded(self, places: list[ir.Value]) -> list[ir.Value]:
-        return [self.e.load(F32X16, place, 64) for place in places]
-
-    def _store(self, values: list[ir.Value], places: list[ir.Value]) -> None:
-        for value, place in zip(values, places, strict=True):
-            self.e.store(value, place, 64)
-
     def _run(self, unit: Unit) -> None:
         """Computes the sums over the positions of a unit, without those before."""
         e = self.e
-        self._clear(unit)
+        self.scratch.clear(unit)
         with e.loop(unit.first, unit.last, CHUNK) as c:
             self._add(unit, Chunks(c.i, 1))
 
@@ -230,8 +195,8 @@ class AttentionWriter:
         """The kernel for one row. A unit is a part of a KV head, numbered part * kv_heads + head."""
         e, kv_heads, pieces = self.e, self.e.i64(self.shape.kv_heads), Pieces(self.e, how)
         slots = Slots(e, how, self.shape.kv_heads, self.shape.group, self.shape.vectors)
-        one, first = e.i64(1), self._first_seen(e.args["past"])
-        last = self._last_seen(e.i64(0), one)
+        one, first = e.i64(1), self.positions.first_seen(e.args["past"])
+        last = self.positions.last_seen(e.i64(0), one)
         if self.shape.mask == "visible":
             last = e.smax(last, e.b.add(first, one))  # a row that sees none has a piece, too
         numbers = pieces.number(first), pieces.number(e.b.sub(last, one))
@@ -244,7 +209,7 @@ class AttentionWriter:
                 with e.b.if_else(e.b.icmp_signed("==", numbers[0], numbers[1])) as (alone, shared):
                     with alone:
                         self._run(unit)
-                        self._finish(unit)
+                        self.scratch.finish(unit)
                     with shared:
                         self._share(unit, pieces, slots, (own, *numbers, active))
 
@@ -258,70 +223,20 @@ class AttentionWriter:
         with e.loop(own, e.b.add(last, e.i64(1)), pieces.how.parts) as p:
             self._run(self._piece(unit, pieces, p.i))
             with e.loop(0, unit.queries) as query:
-                slots.put(unit.head, p.i, query.i, self._loaded(self._sum_places(query.i)))
+                slots.put(unit.head, p.i, query.i, self.scratch.loaded(self.scratch.sum_places(query.i)))
         with e.when(slots.is_last(unit.head, active)):
             with e.loop(0, unit.queries) as query:
-                self._store(slots.total(unit.head, first, last, query.i), self._sum_places(query.i))
-            self._finish(unit)
+                self.scratch.store(slots.total(unit.head, first, last, query.i), self.scratch.sum_places(query.i))
+            self.scratch.finish(unit)
 
     def _add(self, unit: Unit, chunks: Chunks) -> None:
         """Adds some chunks to the sums of all queries."""
         e = self.e
         with e.loop(0, chunks.count) as slot:
-            self._score(unit, self._chunk(unit, chunks, slot.i))
+            self._score(unit, self.positions.chunk(unit, chunks, slot.i))
         with e.loop(0, unit.queries) as query:
             self._weigh(unit, chunks, query.i)
         self._mix(unit, chunks)
-
-    def _chunk(self, unit: Unit, chunks: Chunks, slot: Index) -> Chunk:
-        """Chunk number `slot` of `chunks`."""
-        start = self.e.i64(self.e.mul_add(slot, CHUNK, chunks.first))
-        following = self.e.b.add(start, self.e.i64(CHUNK))
-        return Chunk(slot, start, self._place(unit, start), self._place(unit, following))
-
-    def _place(self, unit: Unit, start: ir.Value) -> ir.Value:
-        """The place in the caches of the chunk that starts at a position. Past the end it may be any place."""
-        e = self.e
-        if self.shape.paged:
-            page = e.b.lshr(e.smin(start, e.b.sub(unit.last, e.i64(1))), e.i64(6))
-            return e.b.shl(e.b.sext(e.load(I32, e.at(e.args["pages"], (page, 4)), 4), I64), e.i64(6))
-        return start if self.shape.window is None else e.b.srem(start, e.args["ctx"])
-
-    def _unit(self, unit: ir.Value, tiles: ir.Value) -> Unit:
-        e, shape = self.e, self.shape
-        # The last rows see the most positions. They are the first units, so that the longest work starts first.
-        tile = e.b.sub(e.b.sub(tiles, e.i64(1)), e.b.srem(unit, tiles))
-        row = e.b.mul(tile, e.i64(shape.row_tile))
-        rows = e.smin(shape.row_tile, e.b.sub(e.args["seq"], row))
-        position = e.b.add(e.args["past"], row)
-        queries = e.b.mul(rows, e.i64(shape.group))
-        first, last = self._first_seen(position), self._last_seen(row, rows)
-        if self.shape.mask == "visible":
-            last = e.smax(last, first)  # no row may see a position
-        return Unit(e.b.sdiv(unit, tiles), row, rows, queries, first, last)
-
-    def _first_seen(self, position: ir.Value) -> ir.Value:
-        """The first position that a query sees, rounded down to a chunk."""
-        e, window = self.e, self.shape.window
-        if window is None:
-            return e.i64(0)
-        return e.b.and_(e.smax(e.b.sub(position, e.i64(window - 1)), 0), e.i64(-CHUNK))
-
-    def _last_seen(self, row: ir.Value, rows: ir.Value) -> ir.Value:
-        """The end of the positions that any of `rows` rows from `row` on sees."""
-        e = self.e
-        length = e.b.add(e.args["past"], e.args["seq"])
-        if self.shape.mask == "causal":
-            return e.b.add(e.b.add(e.args["past"], row), rows)
-        if self.shape.mask != "visible":
-            return length
-        with e.loop(0, rows, 1, [e.i64(-1)]) as r:
-            r.values = [e.smax(r.values[0], self._visible_to(e.b.add(row, r.i)))]
-        return e.smin(e.b.add(r.results[0], e.i64(1)), length)
-
-    def _visible_to(self, row: ir.Value) -> ir.Value:
-        """The last position that a row sees, as the caller says."""
-        return self.e.b.sext(self.e.load(I32, self.e.at(self.e.args["visible"], (row, 4)), 4), I64)
 
     def _sizes(self) -> tuple[int, ...]:
         """Sizes of tiles of queries, largest first: as many as the registers hold, then smaller ones for the rest."""
@@ -337,50 +252,9 @@ class AttentionWriter:
         held = count + 1 if count > 1 else 1  # for one query, a loaded vector is used once and needs no register
         return max(n for n in (1, 2, 4, 8) if n <= self.cache.widest or n * held < self.e.target.vector_room)
 
-    # --- before and after ---------------------------------------------------------------------------------------------
-
     def _start(self, unit: Unit) -> None:
         """Copies the queries to scratch memory."""
-        e = self.e
-        with e.loop(0, unit.queries) as query:
-            source = self._element(e.args["q"], unit, query.i)
-            for v in range(self.shape.vectors):
-                value = e.load_as_f32(F32, e.at(source, 64 * v), self._mask(v))
-                e.store(value, self._vector(self.query, query.i, v), 64)
-
-    def _clear(self, unit: Unit) -> None:
-        """Clears the sums."""
-        with self.e.loop(0, unit.queries) as query:
-            largest, *rest = self._sum_places(query.i)
-            self.e.store(self.e.f32(_NO_SCORE), largest, 64)
-            self._store([self.e.f32(0.0)] * len(rest), rest)
-
-    def _finish(self, unit: Unit) -> None:
-        e, dtype = self.e, ACTIVATIONS[self.shape.out]
-        with e.loop(0, unit.queries) as query:
-            total = e.reduce_add(e.load(F32X16, e.at(self.total, (query.i, 64)), 64))
-            target = self._element(e.args["out"], unit, query.i, dtype.nbytes)
-            for v in range(self.shape.vectors):
-                mixed = e.load(F32X16, self._vector(self.mix, query.i, v), 64)
-                place = e.at(target, dtype.row_bytes(LANES) * v)
-                e.store_from_f32(dtype, e.b.fdiv(mixed, total), place, self._mask(v))
-
-    def _element(self, base: ir.Value, unit: Unit, query: ir.Value, nbytes: int = 4) -> ir.Value:
-        """Address of a query's head in an array [seq, heads, head_dim] of elements of `nbytes` bytes."""
-        e, shape = self.e, self.shape
-        row = e.b.add(unit.row, e.b.sdiv(query, e.i64(shape.group)))
-        member = e.b.srem(query, e.i64(shape.group))
-        head = e.mul_add(unit.head, shape.group, member)
-        return e.at(base, (row, nbytes * shape.heads * shape.head_dim), (head, nbytes * shape.head_dim))
-
-    def _vector(self, base: ir.Value, query: ir.Value, v: Index) -> ir.Value:
-        """Address of a vector of a query's head in scratch memory."""
-        return self.e.at(base, (query, 64 * self.shape.vectors), (v, 64))
-
-    def _mask(self, v: int) -> ir.Value | None:
-        return self.tail_mask if v == self.shape.vectors - 1 else None
-
-    # --- scores -------------------------------------------------------------------------------------------------------
+        self.scratch.copy_queries(unit)
 
     def _score(self, unit: Unit, chunk: Chunk) -> None:
         """Computes the raw scores of all queries for the positions of a chunk."""
@@ -393,50 +267,32 @@ class AttentionWriter:
         self.e.tiled(0, unit.queries, self._sizes(), score)
 
     def _score_tiles(self, unit: Unit, chunk: Chunk, query: ir.Value, count: int, tiles: range) -> None:
-        e, row_bytes = self.e, self.cache.row_bytes
-        keys = self._chosen_keys(unit, chunk, tiles)
-        queries = [e.at(self._vector(self.query, query, 0), 64 * self.shape.vectors * i) for i in range(count)]
+        e, row_bytes, scratch = self.e, self.cache.row_bytes, self.scratch
+        keys = self.positions.keys(unit, chunk, tiles)
+        queries = [e.at(scratch.vector(scratch.query, query, 0), 64 * self.shape.vectors * i) for i in range(count)]
         # Prefetches the values of the chunk. `_mix_vectors` prefetches the keys of the next chunk.
-        values = e.at(self._cache("v", unit, chunk.place), tiles.start * LANES * row_bytes)
+        values = e.at(self.positions.cache("v", unit, chunk.place), tiles.start * LANES * row_bytes)
         results = self.cache.dots(keys, queries, values)
         for i in range(count):
             for j, tile in enumerate(tiles):
-                place = e.at(self._scores(chunk, query), 4 * CHUNK * i + 64 * tile)
+                place = e.at(scratch.scores_of(chunk, query), 4 * CHUNK * i + 64 * tile)
                 e.store(results[i * len(tiles) + j], place, 64)
-
-    def _chosen_keys(self, unit: Unit, chunk: Chunk, tiles: range) -> list[ir.Value]:
-        """Addresses of a chunk's tiles of keys.
-
-        The cache may end after the last position. A tile past the last one is replaced by the last one, and masked.
-        """
-        e = self.e
-        first = e.b.ashr(chunk.place, e.i64(4))
-        last = e.b.ashr(e.b.sub(e.b.sub(unit.last, e.i64(1)), chunk.start), e.i64(4))
-        chosen = [e.b.add(first, e.smin(tile, last)) for tile in tiles]
-        return [e.at(self._cache("k", unit), (tile, LANES * self.cache.row_bytes)) for tile in chosen]
-
-    def _cache(self, name: str, unit: Unit, place: Index = 0) -> ir.Value:
-        """Address of a head's keys or values at a place of the cache."""
-        e, row_bytes = self.e, self.cache.row_bytes
-        return e.at(e.args[name], (e.b.mul(unit.head, e.args["ctx"]), row_bytes), (place, row_bytes))
-
-    # --- weights ------------------------------------------------------------------------------------------------------
 
     def _weigh(self, unit: Unit, chunks: Chunks, query: ir.Value) -> None:
         """Turns a query's scores of some chunks into weights, relative to the largest score so far."""
         e = self.e
-        places = [e.at(base, (query, 64)) for base in (self.largest, self.shrink, self.total)]
+        places = [e.at(base, (query, 64)) for base in (self.scratch.largest, self.scratch.shrink, self.scratch.total)]
         before, total = (e.load(F32X16, place, 64) for place in places[::2])
         with e.loop(0, chunks.count, 1, [before]) as slot:
-            chunk = self._chunk(unit, chunks, slot.i)
-            scores = self._seen_scores(unit, chunk, query)
-            self._keep(scores, chunk, query)
+            chunk = self.positions.chunk(unit, chunks, slot.i)
+            scores = self.seen.scores(unit, chunk, query)
+            self.scratch.store_scores(scores, chunk, query)
             slot.values = [e.max(self._largest(scores), slot.values[0])]
         largest = e.reduce_max(slot.results[0])
         shrink = vmath.exp(e, e.b.fsub(before, largest))
         with e.loop(0, chunks.count, 1, [e.b.fmul(total, shrink)]) as slot:
-            chunk = self._chunk(unit, chunks, slot.i)
-            weights = [vmath.exp(e, e.b.fsub(score, largest)) for score in self._kept(chunk, query)]
+            chunk = self.positions.chunk(unit, chunks, slot.i)
+            weights = [vmath.exp(e, e.b.fsub(score, largest)) for score in self.scratch.load_scores(chunk, query)]
             self._keep_weights(weights, chunk, query)
             slot.values = [reduce(e.b.fadd, weights, slot.values[0])]
         for value, place in zip((largest, shrink, slot.results[0]), places, strict=True):
@@ -446,67 +302,8 @@ class AttentionWriter:
         """The lanewise maximum of a chunk's scores."""
         return self.e.max(*(self.e.max(scores[i], scores[i + 1]) for i in range(0, KEY_TILES, 2)))
 
-    def _seen_scores(self, unit: Unit, chunk: Chunk, query: ir.Value) -> list[ir.Value]:
-        """A query's final scores of a chunk: the raw scores from scratch memory, scaled, capped, biased and masked."""
-        e = self.e
-        row = e.b.add(unit.row, e.b.sdiv(query, e.i64(self.shape.group)))
-        position = e.b.sub(e.b.add(e.args["past"], row), chunk.start)  # relative to the chunk
-        scores = [self._capped(score) for score in self._kept(chunk, query)]
-        if self.shape.bias is not None:
-            scores = self._biased(unit, chunk, query, scores)
-        end = position
-        if self.shape.mask != "causal":
-            last = e.b.sub(unit.last, e.i64(1))
-            last = e.smin(last, self._visible_to(row)) if self.shape.mask == "visible" else last
-            end = e.b.sub(last, chunk.start)
-        return [self._visible(score, position, end, tile) for tile, score in enumerate(scores)]
-
-    def _scores(self, chunk: Chunk, query: ir.Value) -> ir.Value:
-        """Address in scratch memory of a query's scores for a chunk, which the weights replace later."""
-        return self.e.at(self.scores, (chunk.slot, 4 * CHUNK * self._room()), (query, 4 * CHUNK))
-
-    def _kept(self, chunk: Chunk, query: ir.Value) -> list[ir.Value]:
-        return [self.e.load(F32X16, self.e.at(self._scores(chunk, query), 64 * t), 64) for t in range(KEY_TILES)]
-
-    def _keep(self, values: list[ir.Value], chunk: Chunk, query: ir.Value) -> None:
-        for tile, value in enumerate(values):
-            self.e.store(value, self.e.at(self._scores(chunk, query), 64 * tile), 64)
-
     def _keep_weights(self, weights: list[ir.Value], chunk: Chunk, query: ir.Value) -> None:
-        self._keep(weights, chunk, query)
-
-    def _capped(self, score: ir.Value) -> ir.Value:
-        """Scales and caps a score."""
-        score = self.e.b.fmul(score, self.e.f32(self.shape.scale))
-        return score if self.shape.softcap is None else vmath.softcap(self.e, score, self.shape.softcap)
-
-    def _biased(self, unit: Unit, chunk: Chunk, query: ir.Value, scores: list[ir.Value]) -> list[ir.Value]:
-        """A query's scores of a chunk plus its bias. The bias of positions after the last one is not read."""
-        e, heads, group = self.e, self.shape.bias, self.e.i64(self.shape.group)
-        row, member = e.b.add(unit.row, e.b.sdiv(query, group)), e.b.srem(query, group)
-        line = row if heads == 1 else e.mul_add(row, self.shape.heads, e.mul_add(unit.head, group, member))
-        length = e.b.add(e.args["past"], e.args["seq"])
-        place = e.at(e.args["bias"], (line, e.b.mul(length, e.i64(4))), (chunk.start, 4))
-        left = e.b.sub(unit.last, chunk.start)
-        masks = [e.tail_mask(e.b.sub(left, e.i64(LANES * tile))) for tile in range(KEY_TILES)]
-        added = [e.load_as_f32(F32, e.at(place, 64 * tile), mask) for tile, mask in enumerate(masks)]
-        return [e.b.fadd(score, bias) for score, bias in zip(scores, added, strict=True)]
-
-    def _visible(self, score: ir.Value, position: ir.Value, end: ir.Value, tile: int) -> ir.Value:
-        """The scores of 16 positions, with -inf for those that the query does not see.
-
-        `position` is the position of the query and `end` the last one that it may see, both relative to the chunk.
-        """
-        e, window = self.e, self.shape.window
-        lanes = ir.Constant(I32X16, list(range(LANES * tile, LANES * (tile + 1))))
-        here = e.splat(e.b.trunc(e.clamp(end, -1, 2 * CHUNK), I32))
-        seen = e.b.icmp_signed("<=", lanes, here)
-        if window is not None:
-            oldest = e.splat(e.b.trunc(e.clamp(e.b.sub(position, e.i64(window)), -1, 2 * CHUNK), I32))
-            seen = e.b.and_(seen, e.b.icmp_signed(">", lanes, oldest))
-        return e.b.select(seen, score, e.f32(float("-inf")))
-
-    # --- values -------------------------------------------------------------------------------------------------------
+        self.scratch.store_scores(weights, chunk, query)
 
     def _mix(self, unit: Unit, chunks: Chunks) -> None:
         """Adds the weighted values of the chunks to the mixes of all queries."""
@@ -519,8 +316,8 @@ class AttentionWriter:
                 self._mix_vectors(unit, chunks, query, count, v.i, most, None)
             if whole > full:
                 self._mix_vectors(unit, chunks, query, count, full, whole - full, None)
-            if self.tail:
-                self._mix_vectors(unit, chunks, query, count, whole, 1, self.tail_mask)
+            if self.scratch.tail:
+                self._mix_vectors(unit, chunks, query, count, whole, 1, self.scratch.tail_mask)
 
         e.tiled(0, unit.queries, self._sizes(), mix)
 
@@ -535,16 +332,16 @@ class AttentionWriter:
         mask: ir.Value | None,
     ) -> None:
         """Adds some vectors of the weighted values to the mixes of `count` queries. Here there is one chunk."""
-        e, cache, chunk = self.e, self.cache, self._chunk(unit, chunks, 0)
-        start, ahead = self._cache("v", unit, chunk.place), vectors * cache.vector_bytes
-        following = e.at(self._cache("k", unit, chunk.following), (first, CHUNK * cache.vector_bytes))
-        places, mixes = self._shrunk(query, count, first, vectors)
+        e, cache, chunk = self.e, self.cache, self.positions.chunk(unit, chunks, 0)
+        start, ahead = self.positions.cache("v", unit, chunk.place), vectors * cache.vector_bytes
+        following = e.at(self.positions.cache("k", unit, chunk.following), (first, CHUNK * cache.vector_bytes))
+        places, mixes = self.scratch.shrunk(query, count, first, vectors)
         with e.loop(0, e.smin(CHUNK, e.b.sub(unit.last, chunk.start)), 1, mixes) as t:
             e.prefetch(e.at(following, (t.i, ahead)), ahead)
             values = cache.values(e.at(start, (t.i, cache.row_bytes)), first, vectors, mask)
             mixes = []
             for i in range(count):
-                weight = e.splat_f32(e.at(self._scores(chunk, query), 4 * CHUNK * i, (t.i, 4)))
+                weight = e.splat_f32(e.at(self.scratch.scores_of(chunk, query), 4 * CHUNK * i, (t.i, 4)))
                 mixes += [
                     e.fma(weight, value, mix)
                     for value, mix in zip(values, t.values[i * vectors :][:vectors], strict=True)
@@ -552,11 +349,3 @@ class AttentionWriter:
             t.values = mixes
         for mix, place in zip(t.results, places, strict=True):
             e.store(mix, place, 64)
-
-    def _shrunk(self, query: ir.Value, count: int, first: Index, vectors: int) -> tuple[list[ir.Value], list[ir.Value]]:
-        """Vectors of the mixes of `count` queries: their addresses, and their values times the factor of `_weigh`."""
-        e = self.e
-        start = self._vector(self.mix, query, first)
-        places = [e.at(start, 64 * (self.shape.vectors * i + v)) for i in range(count) for v in range(vectors)]
-        shrink = [e.load(F32X16, e.at(self.shrink, (query, 64), 64 * i), 64) for i in range(count)]
-        return places, [e.b.fmul(e.load(F32X16, p, 64), shrink[i // vectors]) for i, p in enumerate(places)]

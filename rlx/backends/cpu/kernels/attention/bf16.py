@@ -29,8 +29,8 @@ from llvmlite import ir
 
 from rlx.backends.cpu import dots
 from rlx.backends.cpu.isa.amx import BYTES, DEPTH, ROW_BYTES, ROWS
-from rlx.backends.cpu.kernels.attention.attention import KEY_TILES, AttentionWriter
-from rlx.backends.cpu.kernels.attention.shape import CHUNK, Chunk, Chunks, Shape, Unit
+from rlx.backends.cpu.kernels.attention.attention import AttentionWriter
+from rlx.backends.cpu.kernels.attention.shape import CHUNK, KEY_TILES, Chunk, Chunks, Shape, Unit
 from rlx.backends.cpu.tiles import F32X16, LANES, Emitter, Index
 from rlx.errors import CompileError
 from rlx.ir.dtypes import BF16, F16, DType
@@ -64,17 +64,18 @@ class RoundedAttention(AttentionWriter):
 
     def _start(self, unit: Unit) -> None:
         super()._start(unit)
-        e, vectors = self.e, self.shape.vectors
+        e, vectors, scratch = self.e, self.shape.vectors, self.scratch
         with e.loop(0, unit.queries) as query:
             for v in range(0, vectors, 2):
-                pair = [e.load(F32X16, self._vector(self.query, query.i, at), 64) for at in range(v, vectors)[:2]]
+                pair = [e.load(F32X16, scratch.vector(scratch.query, query.i, at), 64) for at in range(v, vectors)[:2]]
                 pair += [e.f32(0.0)] * (2 - len(pair))
                 # In place: a bf16 row is half as long, so it only overwrites queries that have been read.
-                e.store(dots.bf16_row(e, *pair), e.at(self.query, (query.i, self.query_bytes), 2 * LANES * v), 64)
+                place = (query.i, self.query_bytes)
+                e.store(dots.bf16_row(e, *pair), e.at(scratch.query, place, 2 * LANES * v), 64)
 
     def _run(self, unit: Unit) -> None:
         e, length = self.e, CHUNK * self.held
-        self._clear(unit)
+        self.scratch.clear(unit)
         with e.loop(e.b.and_(unit.first, e.i64(-length)), unit.last, length) as start:
             first = e.smax(start.i, unit.first)
             left = e.b.sub(e.smin(e.b.add(start.i, e.i64(length)), unit.last), first)
@@ -154,7 +155,7 @@ class ConvertedAttention(RoundedAttention, ABC):
 
     def _convert_keys(self, unit: Unit, chunk: Chunk) -> None:
         e, pair_bytes = self.e, 2 * self.cache.vector_bytes
-        keys = self._chosen_keys(unit, chunk, range(KEY_TILES))
+        keys = self.positions.keys(unit, chunk, range(KEY_TILES))
 
         def convert(step: Index, rows: int) -> None:
             with e.loop(0, rows) as row:
@@ -173,16 +174,17 @@ class ConvertedAttention(RoundedAttention, ABC):
     def _convert_values(self, unit: Unit, chunk: Chunk) -> None:
         """Converts the values of a chunk. Positions past the last one become zeros; their memory is not read."""
         e, row_bytes = self.e, self.cache.row_bytes
-        start, count = self._cache("v", unit, chunk.place), e.smin(CHUNK, e.b.sub(unit.last, chunk.start))
+        start, count = self.positions.cache("v", unit, chunk.place), e.smin(CHUNK, e.b.sub(unit.last, chunk.start))
         whole = e.b.and_(count, e.i64(-2))
         with e.loop(0, whole, 2) as position:
             first = e.at(start, (position.i, row_bytes))
             both = self._both(first, e.at(first, row_bytes))
-            self._store_values(chunk, position.i, [self._pairs(*pair, self._mask(v)) for v, pair in enumerate(both)])
+            pairs = [self._pairs(*pair, self.scratch.mask(v)) for v, pair in enumerate(both)]
+            self._store_values(chunk, position.i, pairs)
         with e.when(e.b.icmp_signed("<", whole, count)):
             row = e.at(start, (whole, row_bytes))
             places = enumerate(self._both(row, row))
-            self._store_values(chunk, whole, [self._lone(place, self._mask(v)) for v, (place, _) in places])
+            self._store_values(chunk, whole, [self._lone(place, self.scratch.mask(v)) for v, (place, _) in places])
         with e.loop(e.b.and_(e.b.add(count, e.i64(1)), e.i64(-2)), CHUNK, 2) as position:
             zeros = dots.bf16_rounded(e, e.f32(0.0), e.f32(0.0))
             self._store_values(chunk, position.i, [zeros] * self.shape.vectors)

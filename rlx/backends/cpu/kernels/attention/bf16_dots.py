@@ -11,9 +11,8 @@ from llvmlite import ir
 
 from rlx.backends.cpu import dots
 from rlx.backends.cpu.isa.amx import BYTES, ROW_BYTES, ROWS
-from rlx.backends.cpu.kernels.attention.attention import KEY_TILES
 from rlx.backends.cpu.kernels.attention.bf16 import STEPS, ConvertedAttention
-from rlx.backends.cpu.kernels.attention.shape import CHUNK, Chunk, Chunks, Shape
+from rlx.backends.cpu.kernels.attention.shape import CHUNK, KEY_TILES, Chunk, Chunks, Shape
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import BF16X32, Emitter, Index
 from rlx.errors import CompileError
@@ -46,14 +45,14 @@ class DottedAttention(ConvertedAttention):
         whole, rest = divmod(self.shape.head_dim // 2, ROWS)
 
         def product(step: Index, lines: int, sums: Sequence[ir.Value]) -> list[ir.Value]:
-            left = e.at(self.query, (query, self.query_bytes), (step, ROW_BYTES))
+            left = e.at(self.scratch.query, (query, self.query_bytes), (step, ROW_BYTES))
             return self._products(left, self.query_bytes, e.at(self.keys, (step, KEY_TILES * BYTES)), sums, lines)
 
         with e.loop(0, whole, 1, [e.f32(0.0)] * (self.together * KEY_TILES)) as s:
             s.values = product(s.i, ROWS, s.values)
         totals = product(whole, rest, s.results) if rest else s.results
         for i, total in enumerate(totals):  # the scores of a query are contiguous
-            e.store(total, e.at(self._scores(chunk, query), 64 * i), 64)
+            e.store(total, e.at(self.scratch.scores_of(chunk, query), 64 * i), 64)
 
     def _mix_together(self, chunks: Chunks, query: ir.Value) -> None:
         whole, rest = divmod(self.shape.vectors, _ABREAST)
@@ -65,7 +64,7 @@ class DottedAttention(ConvertedAttention):
     def _mix_vectors_together(self, chunks: Chunks, query: ir.Value, first: Index, count: int) -> None:
         """Adds `count` vectors of the weighted values to the mixes, from vector `first` on."""
         e = self.e
-        places, mixes = self._shrunk(query, self.together, first, count)
+        places, mixes = self.scratch.shrunk(query, self.together, first, count)
         with e.loop(0, chunks.count, 1, mixes) as slot:
             with e.loop(0, STEPS, 1, slot.values) as step:
                 left = self._weight_row(slot.i, query, e.mul_add(step.i, ROW_BYTES))

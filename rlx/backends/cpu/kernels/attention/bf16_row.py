@@ -24,9 +24,9 @@ class DottedRow(RoundedAttention):
 
     def _score_tiles(self, unit: Unit, chunk: Chunk, query: ir.Value, count: int, tiles: range) -> None:
         e, pair_bytes = self.e, 2 * self.cache.vector_bytes
-        keys, step = self._chosen_keys(unit, chunk, tiles), len(tiles) * pair_bytes
-        queries = [e.at(self.query, (query, self.query_bytes), self.query_bytes * i) for i in range(count)]
-        values = e.at(self._cache("v", unit, chunk.place), tiles.start * LANES * self.cache.row_bytes)
+        keys, step = self.positions.keys(unit, chunk, tiles), len(tiles) * pair_bytes
+        queries = [e.at(self.scratch.query, (query, self.query_bytes), self.query_bytes * i) for i in range(count)]
+        values = e.at(self.positions.cache("v", unit, chunk.place), tiles.start * LANES * self.cache.row_bytes)
         with e.loop(0, self.shape.head_dim // 2, 1, [e.f32(0.0)] * (count * len(tiles))) as d:
             e.prefetch(e.at(values, (d.i, step)), step)
             starts = [e.at(key, (d.i, pair_bytes)) for key in keys]
@@ -34,7 +34,7 @@ class DottedRow(RoundedAttention):
             d.values = self._dots(pairs, [e.at(q, (d.i, 4)) for q in queries], d.values)
         for i in range(count):
             for j, tile in enumerate(tiles):
-                place = e.at(self._scores(chunk, query), 4 * CHUNK * i + 64 * tile)
+                place = e.at(self.scratch.scores_of(chunk, query), 4 * CHUNK * i + 64 * tile)
                 e.store(d.results[i * len(tiles) + j], place, 64)
 
     def _dots(self, pairs: list[ir.Value], places: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
@@ -54,12 +54,12 @@ class DottedRow(RoundedAttention):
         mask: ir.Value | None,
     ) -> None:
         e, ahead = self.e, 2 * vectors * self.cache.vector_bytes
-        places, mixes = self._shrunk(query, count, first, vectors)
+        places, mixes = self.scratch.shrunk(query, count, first, vectors)
         with e.loop(0, chunks.count, 1, mixes) as slot:
-            chunk = self._chunk(unit, chunks, slot.i)
+            chunk = self.positions.chunk(unit, chunks, slot.i)
             rows = e.smin(CHUNK, e.b.sub(unit.last, chunk.start))
             even = e.b.and_(rows, e.i64(-2))
-            following = e.at(self._cache("k", unit, chunk.following), (first, CHUNK * self.cache.vector_bytes))
+            following = e.at(self.positions.cache("k", unit, chunk.following), (first, CHUNK * self.cache.vector_bytes))
 
             def weights(position: ir.Value, slot: ir.Value = slot.i) -> list[ir.Value]:
                 start = self._weight_row(slot, query, e.mul_add(position, 2))
@@ -74,10 +74,10 @@ class DottedRow(RoundedAttention):
                 lone = [self._lone(start, mask) for start in self._value_places(unit, chunk, last.i, first, vectors)]
                 last.values = self._dots(lone, weights(last.i), last.values)
             slot.values = last.results
-        self._store(slot.results, places)
+        self.scratch.store(slot.results, places)
 
     def _value_places(self, unit: Unit, chunk: Chunk, row: ir.Value, first: Index, vectors: int) -> list[ir.Value]:
         """Addresses of some vectors of a value of the chunk."""
         e, nbytes = self.e, self.cache.vector_bytes
-        start = e.at(self._cache("v", unit, chunk.place), (row, self.cache.row_bytes), (first, nbytes))
+        start = e.at(self.positions.cache("v", unit, chunk.place), (row, self.cache.row_bytes), (first, nbytes))
         return [e.at(start, v * nbytes) for v in range(vectors)]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from llvmlite import ir
 
 from rlx.backends.cpu.isa.amx import BYTES, COUNT, ROW_BYTES, ROWS
-from rlx.backends.cpu.kernels.attention.attention import KEY_TILES
 from rlx.backends.cpu.kernels.attention.bf16 import STEPS, ConvertedAttention
-from rlx.backends.cpu.kernels.attention.shape import CHUNK, Chunk, Chunks, Shape, Unit
+from rlx.backends.cpu.kernels.attention.shape import CHUNK, KEY_TILES, Chunk, Chunks, Shape, Unit
 from rlx.backends.cpu.tiles import Emitter, Index
 
 _SUMS, _LEFT, _RIGHT = (0, 1, 2, 3), (4, 5), (6, 7)  # tile registers: sums by row and column, the two operands
@@ -33,16 +32,16 @@ class TiledAttention(ConvertedAttention):
             for c in _SUMS:
                 self.tiles.zero(c)
             with e.loop(0, self.steps) as s:
-                left = e.at(self.query, (query, self.query_bytes), (s.i, ROW_BYTES))
+                left = e.at(self.scratch.query, (query, self.query_bytes), (s.i, ROW_BYTES))
                 right = e.at(self.keys, (s.i, KEY_TILES * BYTES), first * BYTES)
                 self._product(left, self.query_bytes, right, len(_RIGHT))
-            self._sums(e.at(self._scores(chunk, query), 64 * first), 4 * CHUNK, self.tiles.store, len(_RIGHT))
+            self._sums(e.at(self.scratch.scores_of(chunk, query), 64 * first), 4 * CHUNK, self.tiles.store, len(_RIGHT))
 
     def _mix(self, unit: Unit, chunks: Chunks) -> None:
         """Rescales the mixes in memory first, because tile registers cannot be multiplied by `shrink`."""
         e, vectors = self.e, self.shape.vectors
         with e.loop(0, unit.queries) as query:
-            for place, mix in zip(*self._shrunk(query.i, 1, 0, vectors), strict=True):
+            for place, mix in zip(*self.scratch.shrunk(query.i, 1, 0, vectors), strict=True):
                 e.store(mix, place, 64)
         super()._mix(unit, chunks)
 
@@ -57,7 +56,7 @@ class TiledAttention(ConvertedAttention):
     def _mix_columns(self, chunks: Chunks, query: ir.Value, first: Index, columns: int) -> None:
         """Adds `columns` vectors of the weighted values to the mixes, from vector `first` on."""
         e, stride = self.e, 64 * self.shape.vectors
-        place = self._vector(self.mix, query, first)
+        place = self.scratch.vector(self.scratch.mix, query, first)
         self._sums(place, stride, self.tiles.load, columns)
         with e.loop(0, chunks.count) as slot:
             for step in range(STEPS):

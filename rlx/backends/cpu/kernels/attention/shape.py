@@ -12,6 +12,7 @@ from rlx.ir.dtypes import DType
 from rlx.ir.pages import PAGE
 
 CHUNK = PAGE  # positions of a chunk, whose scores are in scratch memory together
+KEY_TILES = CHUNK // LANES  # tiles of keys of a chunk
 _QUERIES = 32  # approximate number of queries (rows times heads of a group) of a unit
 _BF16_QUERIES = 128  # the same with bf16 products: more, because queries share the conversion of keys and values
 

@@ -1,0 +1,86 @@
+"""Positions of an attention kernel: which ones the rows of a unit see, and where they lie in the caches."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from rlx.backends.cpu.kernels.attention.shape import CHUNK, Chunk, Chunks, Shape, Unit
+from rlx.backends.cpu.tiles import I32, I64, LANES, Emitter, Index
+
+
+class Positions:
+    """The positions that rows see, and their places.
+
+    Args:
+        row_bytes: bytes of a head's keys or values at one position.
+    """
+
+    def __init__(self, e: Emitter, shape: Shape, row_bytes: int) -> None:
+        self.e, self.shape, self.row_bytes = e, shape, row_bytes
+
+    def unit(self, unit: ir.Value, tiles: ir.Value) -> Unit:
+        """A unit by its number; `tiles` is the number of tiles of rows."""
+        e, shape = self.e, self.shape
+        # The last rows see the most positions. They are the first units, so that the longest work starts first.
+        tile = e.b.sub(e.b.sub(tiles, e.i64(1)), e.b.srem(unit, tiles))
+        row = e.b.mul(tile, e.i64(shape.row_tile))
+        rows = e.smin(shape.row_tile, e.b.sub(e.args["seq"], row))
+        position = e.b.add(e.args["past"], row)
+        queries = e.b.mul(rows, e.i64(shape.group))
+        first, last = self.first_seen(position), self.last_seen(row, rows)
+        if self.shape.mask == "visible":
+            last = e.smax(last, first)  # no row may see a position
+        return Unit(e.b.sdiv(unit, tiles), row, rows, queries, first, last)
+
+    def first_seen(self, position: ir.Value) -> ir.Value:
+        """The first position that a query sees, rounded down to a chunk."""
+        e, window = self.e, self.shape.window
+        if window is None:
+            return e.i64(0)
+        return e.b.and_(e.smax(e.b.sub(position, e.i64(window - 1)), 0), e.i64(-CHUNK))
+
+    def last_seen(self, row: ir.Value, rows: ir.Value) -> ir.Value:
+        """The end of the positions that any of `rows` rows from `row` on sees."""
+        e = self.e
+        length = e.b.add(e.args["past"], e.args["seq"])
+        if self.shape.mask == "causal":
+            return e.b.add(e.b.add(e.args["past"], row), rows)
+        if self.shape.mask != "visible":
+            return length
+        with e.loop(0, rows, 1, [e.i64(-1)]) as r:
+            r.values = [e.smax(r.values[0], self.visible_to(e.b.add(row, r.i)))]
+        return e.smin(e.b.add(r.results[0], e.i64(1)), length)
+
+    def visible_to(self, row: ir.Value) -> ir.Value:
+        """The last position that a row sees, as the caller says."""
+        return self.e.b.sext(self.e.load(I32, self.e.at(self.e.args["visible"], (row, 4)), 4), I64)
+
+    def chunk(self, unit: Unit, chunks: Chunks, slot: Index) -> Chunk:
+        """Chunk number `slot` of `chunks`."""
+        start = self.e.i64(self.e.mul_add(slot, CHUNK, chunks.first))
+        following = self.e.b.add(start, self.e.i64(CHUNK))
+        return Chunk(slot, start, self.place(unit, start), self.place(unit, following))
+
+    def place(self, unit: Unit, start: ir.Value) -> ir.Value:
+        """The place in the caches of the chunk that starts at a position. Past the end it may be any place."""
+        e = self.e
+        if self.shape.paged:
+            page = e.b.lshr(e.smin(start, e.b.sub(unit.last, e.i64(1))), e.i64(6))
+            return e.b.shl(e.b.sext(e.load(I32, e.at(e.args["pages"], (page, 4)), 4), I64), e.i64(6))
+        return start if self.shape.window is None else e.b.srem(start, e.args["ctx"])
+
+    def keys(self, unit: Unit, chunk: Chunk, tiles: range) -> list[ir.Value]:
+        """Addresses of a chunk's tiles of keys.
+
+        The cache may end after the last position. A tile past the last one is replaced by the last one, and masked.
+        """
+        e = self.e
+        first = e.b.ashr(chunk.place, e.i64(4))
+        last = e.b.ashr(e.b.sub(e.b.sub(unit.last, e.i64(1)), chunk.start), e.i64(4))
+        chosen = [e.b.add(first, e.smin(tile, last)) for tile in tiles]
+        return [e.at(self.cache("k", unit), (tile, LANES * self.row_bytes)) for tile in chosen]
+
+    def cache(self, name: str, unit: Unit, place: Index = 0) -> ir.Value:
+        """Address of a head's keys or values at a place of the cache."""
+        e, row_bytes = self.e, self.row_bytes
+        return e.at(e.args[name], (e.b.mul(unit.head, e.args["ctx"]), row_bytes), (place, row_bytes))
