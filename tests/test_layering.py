@@ -40,6 +40,9 @@ RANK = {part: rank for rank, group in enumerate(LAYERS) for part in group}
 ONLY = {"models": {"ir", "errors"}}  # a model family is equations: it knows no files, no kernels, no runners
 
 MAX_FUNCTION, MAX_FILE, MAX_BYTES = 60, 700, 8_000_000
+MAX_METHODS = 25
+#: Classes that have more methods than that, and how many. Their number may only go down.
+LARGE_CLASSES = {"LmRunner": 30, "TokenHistory": 30}
 FORBIDDEN_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 FORBIDDEN_CALLS = {
     "eval", "exec", "builtins.eval", "builtins.exec", "yaml.load", "yaml.unsafe_load", "torch.load", "os.system",
@@ -178,6 +181,17 @@ def test_functions_and_files_stay_small() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and code_lines(node) > MAX_FUNCTION:
                 found.append(f"{place(module, node.lineno)}: {node.name} has {code_lines(node)} lines")
+    assert not found, "\n".join(found)
+
+
+def test_classes_stay_small() -> None:
+    found = []
+    for module, tree in sorted(TREES.items()):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                methods = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
+                if methods > LARGE_CLASSES.get(node.name, MAX_METHODS):
+                    found.append(f"{place(module, node.lineno)}: {node.name} has {methods} methods")
     assert not found, "\n".join(found)
 
 
