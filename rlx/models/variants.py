@@ -85,21 +85,21 @@ def verifying(graph: Graph) -> Graph:
     """The model for verifying drafts, of which some may be rejected: recurrent states are unchanged.
 
     The states after all tokens are written to states beside them, whose names end in "'". There are additional outputs,
-    "kept.0" and so on: the values that `advancing` needs to advance the states by the accepted tokens only.
+    "saved.0" and so on: the values that `advancing` needs to advance the states by the accepted tokens only.
     """
-    kept = {name: node for node, name in _kept(graph).items()}
-    return graph.replace(outputs={**graph.outputs, **kept}).map(_aside)
+    saved = {name: node for node, name in _saved_values(graph).items()}
+    return graph.replace(outputs={**graph.outputs, **saved}).map(_aside)
 
 
 def advancing(graph: Graph) -> Graph:
     """Only the updates of a model's recurrent states, for the first SEQ of the rows of `verifying`.
 
-    It writes to the same states beside. The outputs "kept.0" and so on are states here: they persist between calls.
+    It writes to the same states beside. The outputs "saved.0" and so on are states here: they persist between calls.
     """
-    kept = _kept(graph)
+    saved = _saved_values(graph)
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
-        return graph.state(kept[old], old.shape) if old in kept else _aside(old, inputs)
+        return graph.state(saved[old], old.shape) if old in saved else _aside(old, inputs)
 
     effects = {node.inputs[0].name: node for node in graph.nodes() if ops.traits(node).effect}
     return graph.replace(outputs=effects).map(visit)
@@ -113,7 +113,7 @@ def _aside(node: Node, inputs: tuple[Node, ...]) -> Node:
     return ops.rebuild(node, (*inputs, ops.leaf("state", f"{state.name}'", state.shape, state.dtype)), aside=True)
 
 
-def _kept(graph: Graph) -> dict[Node, str]:
+def _saved_values(graph: Graph) -> dict[Node, str]:
     """Inputs of the updates of recurrent states, without weights and results of other such updates: value -> name."""
     nodes = graph.nodes()
     again: set[Node] = set()  # computed from the result of an update
@@ -126,4 +126,4 @@ def _kept(graph: Graph) -> dict[Node, str]:
             needed.update(again.intersection(node.inputs))
     read = [i for node in nodes if node in needed for i in node.inputs]
     values = dict.fromkeys(i for i in read if i not in again and i.op not in ("weight", "state"))
-    return {node: f"kept.{i}" for i, node in enumerate(values)}
+    return {node: f"saved.{i}" for i, node in enumerate(values)}

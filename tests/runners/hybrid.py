@@ -118,7 +118,7 @@ class Interpreted:
         for name, state in new.items():
             places.write(name, state)
         self.logits = outputs["logits"]
-        self.then.kept = {name: value for name, value in outputs.items() if name.startswith("kept.")}
+        self.then.saved = {name: value for name, value in outputs.items() if name.startswith("saved.")}
         engine.after()
 
     def repeat(self, count: int, rows: int, stops: Sequence[int], seconds: float, env: Mapping[str, int]) -> list[int]:
@@ -142,7 +142,7 @@ class Advancing:
     closed = False
 
     def __init__(self, engine: InterpretedEngine) -> None:
-        self.engine, self.kept = engine, dict[str, Array]()
+        self.engine, self.saved = engine, dict[str, Array]()
         self.slots = 0, 0
 
     def select_slot(self, slot: int, written: int) -> None:
@@ -153,7 +153,7 @@ class Advancing:
         engine.advanced += env["SEQ"]
         places = Places(engine.pool.memory, np.zeros(0, np.int32), *self.slots)
         feeds = places.values(engine.pool.memory.recurrent)
-        feeds |= {name: value[: env["SEQ"]] for name, value in self.kept.items()}
+        feeds |= {name: value[: env["SEQ"]] for name, value in self.saved.items()}
         _, new = interp.run(ProgramSpec((1, 16), advances=True).variant(engine.graph), {**engine.values, **feeds}, env)
         for name, state in new.items():
             places.write(name, state)
