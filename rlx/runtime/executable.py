@@ -76,7 +76,7 @@ class Executable(Inspectable):
         rows = compiled.manifest["inputs"]
         self._input_shapes = {name: tuple(map(dims.parse_dim, row["shape"])) for name, row in rows.items()}
         self._rooms, self._ids = guards.rooms(form), guards.row_numbers(self.graph)
-        self._program.bind(self._states.addresses[0])
+        self._program.bind(self._states.addresses)
         weights = compiled.manifest["weights"]
         self._order = [name for name in source.inputs if name in rows] + [n for n in rows if n not in source.inputs]
         self.bind(**{name: value for name, value in source.constants.items() if _leaves(name, weights)})

@@ -119,12 +119,8 @@ class States:
         slots: number of sequences to hold. Each state has one copy per slot, one after the other. This object is the
             first slot; `slot` returns the others.
 
-    Recurrent states have two buffers. Programs that verify drafts read one and write the other, whose names end in "'";
-    all other programs update the first one in place. Unused memory costs nothing here either.
-
     Attributes:
         extents: values of CTX, WINDOW_CTX and SLOTS, which programs take at run time.
-        turn: which buffer holds the recurrent states, 0 or 1; the methods read and write that one.
         window: the largest sliding window over rings; None without rings.
 
     Raises:
@@ -141,12 +137,11 @@ class States:
             _check_capacity(state)
         caches = {name: s for name, s in self.table.items() if s.kind != "recurrent"}
         self._buffers = {name: AlignedBuffer(slots * s.nbytes) for name, s in caches.items()}
-        # Recurrent states are contiguous, so that one copy saves all of them.
         sizes = {name: _round_up(slots * self.table[name].nbytes, _LINE) for name in self.names("recurrent")}
         ends = list(itertools.accumulate(sizes.values(), initial=0))
         self._starts = dict(zip(sizes, ends, strict=False))
-        self._sides = tuple(AlignedBuffer(ends[-1], huge=True) for _ in range(2))
-        self._slot = self.turn = 0
+        self._recurrent = AlignedBuffer(ends[-1], huge=True)
+        self._slot = 0
 
     @property
     def ctx(self) -> int:
@@ -159,27 +154,16 @@ class States:
         return view
 
     @property
-    def addresses(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        """Addresses of this slot's states, for both values of `turn`; the next slots follow each state."""
+    def addresses(self) -> dict[str, int]:
+        """Addresses of this slot's states; the next slots follow each state."""
         caches = {name: buffer.address for name, buffer in self._buffers.items()}
-        turns = []
-        for read, written in (self._sides, self._sides[::-1]):
-            found = caches | {name: read.address + start for name, start in self._starts.items()}
-            found = {name: address + self._slot * self.table[name].nbytes for name, address in found.items()}
-            beside = {f"{name}'": found[name] - read.address + written.address for name in self._starts}
-            turns.append(beside | found)
-        return turns[0], turns[1]
-
-    def home(self) -> None:
-        """Moves the recurrent states to the first buffer."""
-        if self.turn:
-            self._sides[0].view("uint8", self._sides[0].nbytes)[...] = self._all_recurrent
-            self.turn = 0
+        found = caches | {name: self._recurrent.address + start for name, start in self._starts.items()}
+        return {name: address + self._slot * self.table[name].nbytes for name, address in found.items()}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all slots when every position is used, with one buffer of recurrent states."""
-        return sum(buffer.nbytes for buffer in (*self._buffers.values(), self._sides[0]))
+        """Bytes of all slots when every position is used."""
+        return sum(buffer.nbytes for buffer in (*self._buffers.values(), self._recurrent))
 
     def names(self, kind: str) -> list[str]:
         """The states of a kind."""
@@ -199,22 +183,6 @@ class States:
         """Resets recurrent states to zeros. Caches need no reset: dropped positions are not read."""
         for name in self.names("recurrent"):
             self._whole(name)[...] = 0
-
-    def copy_recurrent(self) -> Array:
-        """A copy of all recurrent states of all slots, uint8 [bytes]."""
-        return self._all_recurrent.copy()
-
-    def put_recurrent(self, value: Array) -> None:
-        """The inverse of `copy_recurrent`."""
-        self._all_recurrent[...] = value
-
-    @property
-    def _all_recurrent(self) -> Array:
-        return self._side.view("uint8", self._side.nbytes)
-
-    @property
-    def _side(self) -> AlignedBuffer:
-        return self._sides[self.turn]
 
     def copy(self, name: str) -> Array:
         """A read-only copy of a whole state: `State.element` [..., `State.width`]."""
@@ -239,7 +207,7 @@ class States:
 
     def _whole(self, name: str) -> Array:
         state = self.table[name]
-        buffer, start = (self._side, self._starts[name]) if name in self._starts else (self._buffers[name], 0)
+        buffer, start = (self._recurrent, self._starts[name]) if name in self._starts else (self._buffers[name], 0)
         shape = (*state.shape[:-1], state.width)
         return buffer.view(state.element, shape, start + self._slot * state.nbytes)
 
@@ -269,7 +237,7 @@ class States:
         tiles[...] = tiles_of(rows, dtype)
 
     def close(self) -> None:
-        for buffer in (*self._buffers.values(), *self._sides):
+        for buffer in (*self._buffers.values(), self._recurrent):
             buffer.close()
 
 

@@ -89,7 +89,7 @@ class Predictor:
         own = {name: row for name, row in programs.weights.items() if name != models.DRAFT_HEAD}
         tensors.load(own, Source(weights, config), progress)
         states = States(graph, setup.max_seq, setup.profile.buckets[-1])
-        programs.bind(states.addresses[0])
+        programs.bind(states.addresses)
         return cls(programs, setup.profile.ranges, states, rows)
 
     def hear(self, start: int, ids: Sequence[int], hidden: Floats) -> None:
