@@ -85,7 +85,7 @@ class Verifier(Observer):
                     shape = evaluation.shape(state)
                     raw = place(program, self._lowered.buffer(state), state.dtype.size(shape))
                     self._states[state] = self._used.taken(state, raw, shape).copy()
-        for buffer in (self._lowered.own or {}).values():
+        for buffer in (self._lowered.replicated or {}).values():
             for worker in range(len(program.times)):
                 place(program, buffer, buffer.nbytes, worker)[...] = _UNTOUCHED
 
@@ -101,9 +101,9 @@ class Verifier(Observer):
                 raise VerificationError("no worker computed the values", where=f"prologue of region {i}")
             for worker in workers:
                 for node, kernel in prologue:
-                    self._check(program, node, kernel, i, worker, own=True)
+                    self._check(program, node, kernel, i, worker, replicated=True)
             for node, kernel in region:
-                self._check(program, node, kernel, i, workers[0] if workers else 0, own=False)
+                self._check(program, node, kernel, i, workers[0] if workers else 0, replicated=False)
 
     def _calls(self) -> Iterator[tuple[Node, str]]:
         for some in (*self._prologues, *self._regions):
@@ -111,15 +111,17 @@ class Verifier(Observer):
 
     def _has_run(self, program: Program, prologue: list[tuple[Node, str]], worker: int) -> bool:
         """Whether a worker has computed a prologue: it has none where it found no work."""
-        own = self._lowered.own or {}
-        firsts = (place(program, own[node], min(_BLOCK, own[node].nbytes), worker) for node, _ in prologue[:1])
+        replicated = self._lowered.replicated or {}
+        firsts = (
+            place(program, replicated[node], min(_BLOCK, replicated[node].nbytes), worker) for node, _ in prologue[:1]
+        )
         return any((first != _UNTOUCHED).any() for first in firsts)
 
-    def _check(self, program: Program, node: Node, kernel: str, region: int, worker: int, own: bool) -> None:
+    def _check(self, program: Program, node: Node, kernel: str, region: int, worker: int, replicated: bool) -> None:
         after = partial(self._actual, program, region, worker)
         evaluation = Evaluation(after, program.extents, self._weights, self._used)
         value, state = evaluation.result(node, partial(self._before, after))
-        result: Memory = partial(self._result, program, worker, own)
+        result: Memory = partial(self._result, program, worker, replicated)
         found, value = (self._used.computed(node, each) for each in (evaluation.value(node, result), value))
         difference = _difference(node, found, value, lambda: evaluation.operands(node, after))
         if difference is None and state is not None:
@@ -139,9 +141,9 @@ class Verifier(Observer):
         """The bytes of a value as a region and its prologue see them after the step."""
         return place(program, self._lowered.operand(node, region), nbytes, worker)
 
-    def _result(self, program: Program, worker: int, own: bool, node: Node, nbytes: int) -> Bytes:
+    def _result(self, program: Program, worker: int, replicated: bool, node: Node, nbytes: int) -> Bytes:
         """The bytes of a result: in the memory of a worker, or of a region."""
-        private = self._lowered.own if own else None
+        private = self._lowered.replicated if replicated else None
         return place(program, private[node] if private else self._lowered.buffer(node), nbytes, worker)
 
     def _before(self, after: Memory, node: Node, nbytes: int) -> Bytes:

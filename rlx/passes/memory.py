@@ -45,13 +45,13 @@ def memory(program: Program, log: Log = SILENT, *, reuse: bool = True) -> Progra
         offset = _first_fit(taken, size)
         taken.append(_Span(offset, offset + size, last[node]))
         buffers[node] = Buffer("arena", offset=offset, nbytes=size)
-    own: dict[Node, Buffer] = {}
+    replicated: dict[Node, Buffer] = {}
     for prologue in program.prologues:
-        start = 0 if reuse else max((b.offset + b.nbytes for b in own.values()), default=0)
-        own |= _own(prologue, program, start)
+        start = 0 if reuse else max((b.offset + b.nbytes for b in replicated.values()), default=0)
+        replicated |= _replicated(prologue, program, start)
     arena, private = (
         max((b.offset + b.nbytes for b in some.values() if b.kind == kind), default=0)
-        for some, kind in ((buffers, "arena"), (own, "private"))
+        for some, kind in ((buffers, "arena"), (replicated, "private"))
     )
     if not reuse:
         log.remark("values share no memory: left out by the options")
@@ -59,10 +59,10 @@ def memory(program: Program, log: Log = SILENT, *, reuse: bool = True) -> Progra
     log.fact("bytes of values", sum(b.nbytes for b in buffers.values() if b.kind == "arena"))
     log.fact("bytes of the arena", _align(arena))
     log.fact("bytes of each worker", _align(private))
-    return replace(program, buffers=buffers, arena=_align(arena), own=own, private=_align(private))
+    return replace(program, buffers=buffers, arena=_align(arena), replicated=replicated, private=_align(private))
 
 
-def _own(prologue: Region, program: Program, end: int) -> Iterator[tuple[Node, Buffer]]:
+def _replicated(prologue: Region, program: Program, end: int) -> Iterator[tuple[Node, Buffer]]:
     """The values of a prologue with their places, one after the other from `end` on."""
     for node in prologue:
         buffer = Buffer("private", offset=_align(end), nbytes=nbytes(node, program.graph))
@@ -104,7 +104,7 @@ def check_memory(program: Program) -> None:
         live = sorted(((b, n) for b, made, until, n in values if made <= region <= until), key=lambda v: v[0].offset)
         _check_apart(live, f"in the arena of region {region}")
     for region, prologue in enumerate(program.prologues):
-        _check_apart([((program.own or {})[n], n) for n in prologue], f"before the units of region {region}")
+        _check_apart([((program.replicated or {})[n], n) for n in prologue], f"before the units of region {region}")
 
 
 def _check_apart(live: Sequence[tuple[Buffer, Node]], where: str) -> None:

@@ -44,7 +44,7 @@ class Program:
         load: pack nodes, which run once when weights are bound.
         buffers: a place for every node but views, which share that of their `root`.
         arena: bytes of the arena.
-        own: the places of the nodes of prologues, in private memory of a worker. Their region reads them there.
+        replicated: the places of the nodes of prologues, in private memory of a worker. Their region reads them there.
         private: bytes of that memory.
     """
 
@@ -54,7 +54,7 @@ class Program:
     load: tuple[Node, ...] = ()
     buffers: dict[Node, Buffer] | None = None
     arena: int = 0
-    own: dict[Node, Buffer] | None = None
+    replicated: dict[Node, Buffer] | None = None
     private: int = 0
 
     @property
@@ -72,8 +72,8 @@ class Program:
 
     def operand(self, node: Node, region: int) -> Buffer:
         """Where the nodes of a region and of its prologue read a value."""
-        assert self.own is not None
-        return self.own[root(node)] if root(node) in self.prologues[region] else self.buffer(node)
+        assert self.replicated is not None
+        return self.replicated[root(node)] if root(node) in self.prologues[region] else self.buffer(node)
 
     def __str__(self) -> str:
         """The leaves and the nodes of each region, line by line as in the graph's text, with their places."""
@@ -100,7 +100,7 @@ class Program:
         return f"  @ {self.buffer(node)}" if placed else ""
 
     def _own_place(self, node: Node) -> str:
-        return f"  @ {self.own[node]}" if self.own else ""
+        return f"  @ {self.replicated[node]}" if self.replicated else ""
 
 
 def root(node: Node) -> Node:

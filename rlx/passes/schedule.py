@@ -33,12 +33,12 @@ def schedule(graph: Graph, options: Options | None = None, log: Log = SILENT) ->
     nodes, names = graph.nodes(), graph.names()
     prologues = "prologue" in options.fusions
     refusals = {n: shared_because(n, graph.bounds, options.capabilities) for n in nodes if traits(n).in_prologue}
-    own = {n for n, reason in refusals.items() if prologues and not reason}
+    replicated = {n for n, reason in refusals.items() if prologues and not reason}
     for node, reason in refusals.items():
-        if node not in own:
+        if node not in replicated:
             log.missed("prologue", names[node], reason or 'the group "prologue" is off')
-    level = _levels(nodes, own)
-    shared, private = _places(graph, level, own)
+    level = _levels(nodes, replicated)
+    shared, private = _places(graph, level, replicated)
     depth = max((level[n] for n in shared), default=-1) + 1
     regions, before = ([[n for n in some if level[n] == i] for i in range(depth)] for some in (shared, private))
     load = tuple(n for n in nodes if n.op == "pack")
@@ -62,7 +62,7 @@ def shared_because(node: Node, limits: Bounds, capabilities: Capabilities) -> st
     return "" if most <= limit else f"costs up to {most:,}, the limit is {limit:,}"
 
 
-def _levels(nodes: Sequence[Node], own: set[Node]) -> dict[Node, int]:
+def _levels(nodes: Sequence[Node], replicated: set[Node]) -> dict[Node, int]:
     """The region of each node that a step computes. A node of a prologue can be read in its own region."""
     ready: dict[Node, int] = {}  # the first region that can read a value
     level: dict[Node, int] = {}
@@ -70,18 +70,18 @@ def _levels(nodes: Sequence[Node], own: set[Node]) -> dict[Node, int]:
         at = max((ready[i] for i in node.inputs), default=0)
         if is_work(node):
             level[node] = at
-        ready[node] = at + (is_work(node) and node not in own)
+        ready[node] = at + (is_work(node) and node not in replicated)
     return level
 
 
-def _places(graph: Graph, level: dict[Node, int], own: set[Node]) -> tuple[list[Node], list[Node]]:
+def _places(graph: Graph, level: dict[Node, int], replicated: set[Node]) -> tuple[list[Node], list[Node]]:
     """The nodes of regions, and the nodes of prologues. A node that its own and later regions read is both."""
-    shared = {_maker(n) for n in graph.outputs.values()} | (level.keys() - own)
+    shared = {_maker(n) for n in graph.outputs.values()} | (level.keys() - replicated)
     private: set[Node] = set()
     for node in reversed(level):  # readers before what they read
         if node in shared or node in private:
             for operand in map(_maker, node.inputs):
-                if operand in own:
+                if operand in replicated:
                     (private if level[operand] == level[node] else shared).add(operand)
     return [n for n in level if n in shared], [n for n in level if n in private]
 

@@ -67,21 +67,21 @@ def check_apart(program: Program) -> None:
             apart = first.offset + first.nbytes <= second.offset or second.offset + second.nbytes <= first.offset
             assert apart or not when & others, (a, b)
     for prologue in program.prologues:
-        check_own_apart(program, prologue)
+        check_replicated_apart(program, prologue)
 
 
 def most_bytes(node: Node, program: Program) -> int:
     return node.dtype.size([bounds(d, program.graph.bounds)[1] for d in node.shape])
 
 
-def check_own_apart(program: Program, prologue: tuple[Node, ...]) -> None:
+def check_replicated_apart(program: Program, prologue: tuple[Node, ...]) -> None:
     """The values of a prologue lie one after the other in a worker's memory."""
     end = 0
     for node in prologue:
-        own = (program.own or {})[node]
-        assert own.kind == "private" and own.offset % 64 == 0 and own.offset >= end
-        assert own.nbytes == most_bytes(node, program)
-        end = own.offset + own.nbytes
+        replicated = (program.replicated or {})[node]
+        assert replicated.kind == "private" and replicated.offset % 64 == 0 and replicated.offset >= end
+        assert replicated.nbytes == most_bytes(node, program)
+        end = replicated.offset + replicated.nbytes
     assert end <= program.private
 
 
@@ -189,9 +189,9 @@ def test_the_check_finds_an_overlap() -> None:
 
 def test_the_check_finds_an_overlap_in_a_workers_memory() -> None:
     program = pipeline.lower(toy.build(toy.FAMILIES["gemma"]), Options())
-    own = {n: replace(b, offset=0) for n, b in (program.own or {}).items()}
+    replicated = {n: replace(b, offset=0) for n, b in (program.replicated or {}).items()}
     with pytest.raises(GraphError, match=r"overlaps .* before the units of region 0"):
-        check_memory(replace(program, own=own))
+        check_memory(replace(program, replicated=replicated))
 
 
 def test_a_program_prints_its_places() -> None:

@@ -39,10 +39,10 @@ def check_independent(program: Program) -> None:
     made: set[Node] = set()
     for prologue, region in zip(program.prologues, program.regions, strict=True):
         assert region
-        own: set[Node] = set()
+        replicated: set[Node] = set()
         for node in (*prologue, *region):
-            assert {maker(i) for i in node.inputs if is_work(maker(i))} <= made | own
-            own |= {node} & set(prologue)
+            assert {maker(i) for i in node.inputs if is_work(maker(i))} <= made | replicated
+            replicated |= {node} & set(prologue)
         made |= set(region)
     work = [n for region in program.regions for n in region]
     assert len(work) == len(set(work))
@@ -122,10 +122,10 @@ def test_a_prologue_reads_what_is_its_own() -> None:
     program = lower("gemma", DECODE)
     first, total, second = program.prologues[4]
     gated = program.regions[4][1]
-    assert program.own is not None and program.operand(first, 4) == program.own[first]
+    assert program.replicated is not None and program.operand(first, 4) == program.replicated[first]
     assert program.operand(total, 4) != program.operand(total, 5) == program.buffer(total)
-    assert program.operand(gated.inputs[0], 4) == program.own[second]
-    assert str(program.own[second]).startswith("private+")
+    assert program.operand(gated.inputs[0], 4) == program.replicated[second]
+    assert str(program.replicated[second]).startswith("private+")
     with pytest.raises(KeyError):
         program.buffer(second)
 

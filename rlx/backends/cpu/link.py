@@ -120,8 +120,8 @@ class _Bound:
 
 def _region(linker: _Linker, number: int) -> _Bound:
     prologue, work = linker.program.prologues[number], linker.program.regions[number]
-    own = tuple(tuple(root(i) in prologue for i in n.inputs) for n in (*prologue, *work))
-    key = signature(prologue), signature(work), own
+    replicated = tuple(tuple(root(i) in prologue for i in n.inputs) for n in (*prologue, *work))
+    key = signature(prologue), signature(work), replicated
     if key in linker.selected:
         known = linker.selected[key]
         first, calls = (
@@ -170,10 +170,10 @@ def _functions(linker: _Linker, number: int, first: tuple[Call, ...], calls: tup
 
 #: Parameters of a region's function. `%stream` is the worker's own share of the `%streams` shares.
 _REGION = (
-    "ptr %args, ptr %ext, ptr %turns, ptr %finished, ptr %pool, ptr %phase, i64 %worker, i64 %own, "
+    "ptr %args, ptr %ext, ptr %counters, ptr %finished, ptr %pool, ptr %phase, i64 %worker, i64 %private, "
     "i64 %stream, i64 %streams"
 )
-_PROLOGUE = "ptr %args, ptr %ext, i64 %own"
+_PROLOGUE = "ptr %args, ptr %ext, i64 %private"
 _DECLARED = (
     "declare i64 @take(ptr, i64, ptr, i64, i64, i64, i64)",
     "declare i64 @llvm.umin.i64(i64, i64)",
@@ -184,7 +184,7 @@ def _emit_prologue(linker: _Linker, number: int, calls: tuple[Call, ...]) -> Ite
     """The body of a prologue: each call with all its units. Results and scratch are in the worker's private memory."""
     t, at = Text(), 0
     for call in calls:
-        buffers = _buffers(linker, t, number, call, at, own_results=True)
+        buffers = _buffers(linker, t, number, call, at, replicated_results=True)
         _emit_call(linker, t, call, buffers, "0", t.units(call.units, linker.symbols))
         at += len(call.kernel.buffers)
     yield from t.lines
@@ -201,7 +201,7 @@ def _emit_region(linker: _Linker, number: int, calls: tuple[Call, ...], at: int)
     units = [t.units(call.units, linker.symbols) for call in calls]
     total = reduce(lambda a, b: t.value(f"add i64 {a}, {b}"), units)
     t.lines += [f"  %{name} = alloca {kind}" for name, kind in [("mine", "i64"), ("ready", "i1")]]
-    t.lines += [f"  %turn{c} = alloca i64" for c in range(len(calls))]
+    t.lines += [f"  %empty{c} = alloca i64" for c in range(len(calls))]
     over = t.value(f"icmp uge i64 {t.value('load atomic i64, ptr %finished acquire, align 8')}, {total}")
     t.lines += ["  store i64 0, ptr %mine", "  store i1 false, ptr %ready"]
     t.lines += [f"  br i1 {over}, label %over, label %begin"]
@@ -226,7 +226,7 @@ def _emit_units(
     start, end = handout.begin(t)
     if prologue:
         t.lines += [f"  br i1 {t.value('load i1, ptr %ready')}, label %units{c}, label %first{c}", f"first{c}:"]
-        t.lines += ["  call void @prologue(ptr %args, ptr %ext, i64 %own)"]
+        t.lines += ["  call void @prologue(ptr %args, ptr %ext, i64 %private)"]
         t.lines += ["  store i1 true, ptr %ready", f"  br label %units{c}", f"units{c}:"]
     _emit_call(linker, t, call, buffers, start, end)
     did = t.value(f"add i64 {t.value('load i64, ptr %mine')}, {t.value(f'sub i64 {end}, {start}')}")
@@ -241,22 +241,22 @@ def _emit_call(linker: _Linker, t: Text, call: Call, buffers: list[str], begin: 
     t.lines.append(f"  call void @{call.kernel.symbol}({', '.join(passed)})")
 
 
-def _buffers(linker: _Linker, t: Text, number: int, call: Call, at: int, own_results: bool = False) -> list[str]:
+def _buffers(linker: _Linker, t: Text, number: int, call: Call, at: int, replicated_results: bool = False) -> list[str]:
     """The pointers of a call, from row `at` of the argument table on.
 
     The table holds addresses in the private memory of worker 0, so the offset of this worker's memory is added.
     """
     found = []
-    for i, own in enumerate(_is_own(linker.program, number, call, own_results)):
+    for i, replicated in enumerate(_is_replicated(linker.program, number, call, replicated_results)):
         pointer = t.load("ptr", "%args", at + i)
-        found.append(t.value(f"getelementptr i8, ptr {pointer}, i64 %own") if own else pointer)
+        found.append(t.value(f"getelementptr i8, ptr {pointer}, i64 %private") if replicated else pointer)
     return found
 
 
-def _is_own(program: Program, number: int, call: Call, own_results: bool) -> list[bool]:
+def _is_replicated(program: Program, number: int, call: Call, replicated_results: bool) -> list[bool]:
     """For each buffer of a call, whether it is in private memory."""
     return [
-        own_results if node in (None, call.node) else program.operand(node, number).kind == "private"
+        replicated_results if node in (None, call.node) else program.operand(node, number).kind == "private"
         for node in call.buffers()
     ]
 
@@ -298,7 +298,7 @@ def _emit_step(linker: _Linker, regions: int) -> list[str]:
     t = Text()
     ctx = {name: t.load("ptr", "%ctx", i) for i, name in enumerate(CONTEXT)}
     clock = t.value(f"getelementptr i64, ptr {ctx['times']}, i64 {t.value(f'mul i64 %worker, {regions + 1}')}")
-    own = t.value(f"mul i64 %worker, {_align(linker.private)}")
+    private = t.value(f"mul i64 %worker, {_align(linker.private)}")
     streams = t.least("%workers", str(SHARES))
     stream = t.value(f"urem i64 %worker, {streams}")
     ends = t.value(f"getelementptr i64, ptr {ctx['counters']}, i64 {SHARES * linker.stride // 8}")
@@ -312,10 +312,10 @@ def _emit_step(linker: _Linker, regions: int) -> list[str]:
         for i, (name, kind) in enumerate(_ROW.items())
     }
     args = t.value(f"getelementptr ptr, ptr {ctx['args']}, i64 {row['args']}")
-    turns = t.value(f"getelementptr i64, ptr {ctx['counters']}, i64 {row['call']}")
+    counters = t.value(f"getelementptr i64, ptr {ctx['counters']}, i64 {row['call']}")
     finished = t.value(f"getelementptr i64, ptr {ends}, i64 %r")
-    passed = [f"ptr {p}" for p in (args, ctx["extents"], turns, finished, ctx["pool"], ctx["phase"])]
-    passed += [f"i64 {x}" for x in ("%worker", own, stream, streams)]
+    passed = [f"ptr {p}" for p in (args, ctx["extents"], counters, finished, ctx["pool"], ctx["phase"])]
+    passed += [f"i64 {x}" for x in ("%worker", private, stream, streams)]
     on = t.value(f"call i1 {row['function']}({', '.join(passed)})")
     t.lines += ["  %after = add i64 %r, 1", f"  br i1 {on}, label %next, label %out", "out:", "  ret void"]
     return t.lines
@@ -340,26 +340,27 @@ def _manifest(linker: _Linker, regions: list[_Bound]) -> dict[str, Any]:
 def _arguments(linker: _Linker, region: _Bound) -> Iterator[list[Any]]:
     """The rows of a region in the argument table: [kind, offset or name]."""
     for i, call in enumerate(region.all_calls):
-        own_results = i < len(region.first)
-        for node, own in zip(call.buffers(), _is_own(linker.program, region.number, call, own_results), strict=True):
-            yield _scratch(linker, call, i, own) if node is None else _place(linker.program, node, own)
+        replicated_results = i < len(region.first)
+        places = _is_replicated(linker.program, region.number, call, replicated_results)
+        for node, replicated in zip(call.buffers(), places, strict=True):
+            yield _scratch(linker, call, i, replicated) if node is None else _place(linker.program, node, replicated)
 
 
-def _scratch(linker: _Linker, call: Call, number: int, own: bool) -> list[Any]:
+def _scratch(linker: _Linker, call: Call, number: int, replicated: bool) -> list[Any]:
     """The scratch memory of call `number` of a region. Equal calls of other regions, as in equal layers, share it."""
     size = dims.bounds(call.scratch, linker.program.graph.bounds)[1]
-    key = call.kernel.symbol, size, number, own
+    key = call.kernel.symbol, size, number, replicated
     if key not in linker.scratches:
-        if own:
+        if replicated:
             linker.scratches[key], linker.private = _align(linker.private), _align(linker.private) + size
         else:
             linker.scratches[key], linker.scratch = _align(linker.scratch), _align(linker.scratch) + size
-    return ["private" if own else "arena", linker.scratches[key]]
+    return ["private" if replicated else "arena", linker.scratches[key]]
 
 
-def _place(program: Program, node: Node, own: bool) -> list[Any]:
-    assert program.own is not None
-    buffer = program.own[root(node)] if own else program.buffer(node)
+def _place(program: Program, node: Node, replicated: bool) -> list[Any]:
+    assert program.replicated is not None
+    buffer = program.replicated[root(node)] if replicated else program.buffer(node)
     return [buffer.kind, buffer.name or buffer.offset]
 
 

@@ -32,14 +32,14 @@ def grain(units: Units, bounds: dims.Bounds) -> int:
 class WorkStealing:
     """The loop in which a worker takes ranges of a call's units.
 
-    The generated code reads `%stream` (the worker's own share), `%streams` (the number of shares) and `%turns` (the
+    The generated code reads `%stream` (the worker's own share), `%streams` (the number of shares) and `%counters` (the
     counters of the shares).
 
     Attributes:
         c: index of the call in its region.
         units: the number of units, an LLVM value.
         grain: units per range.
-        stride: bytes from the counters of one share to those of the next, in `%turns`.
+        stride: bytes from the counters of one share to those of the next, in `%counters`.
     """
 
     c: int
@@ -51,9 +51,11 @@ class WorkStealing:
         """Opens the body of the loop; `end` closes it. Returns (start, end): the body computes units [start, end)."""
         c = self.c
         ranges = t.ceil_div(self.units, str(self.grain))
-        share, counter = t.ceil_div(ranges, "%streams"), t.value(f"getelementptr i64, ptr %turns, i64 {c}")
-        t.lines += [f"  store i64 0, ptr %turn{c}", f"  br label %take{c}", f"take{c}:"]
-        passed = f"ptr {counter}, i64 {self.stride}, ptr %turn{c}, i64 %stream, i64 %streams, i64 {share}, i64 {ranges}"
+        share, counter = t.ceil_div(ranges, "%streams"), t.value(f"getelementptr i64, ptr %counters, i64 {c}")
+        t.lines += [f"  store i64 0, ptr %empty{c}", f"  br label %take{c}", f"take{c}:"]
+        passed = (
+            f"ptr {counter}, i64 {self.stride}, ptr %empty{c}, i64 %stream, i64 %streams, i64 {share}, i64 {ranges}"
+        )
         taken = t.value(f"call i64 @take({passed})")
         t.lines += [f"  br i1 {t.value(f'icmp slt i64 {taken}, 0')}, label %done{c}, label %work{c}", f"work{c}:"]
         start = t.value(f"mul i64 {taken}, {self.grain}")
@@ -65,13 +67,13 @@ class WorkStealing:
 
 
 #: Takes a range and returns its number, or -1 if none is left. The search goes through the shares, of `%share` ranges
-#: each, starting with the own one, `%stream`. `%turn` points to the number of shares that were already found empty, and
+#: each, starting with `%stream`. `%empty` points to the number of shares that were already found empty, and
 #: `%counter` to the counter of share 0.
 TAKE = """define i64 @take(
-  ptr %counter, i64 %stride, ptr %turn, i64 %stream, i64 %streams, i64 %share, i64 %ranges
+  ptr %counter, i64 %stride, ptr %empty, i64 %stream, i64 %streams, i64 %share, i64 %ranges
 ) noinline {
 entry:
-  %begin = load i64, ptr %turn
+  %begin = load i64, ptr %empty
   br label %look
 look:
   %at = phi i64 [ %begin, %entry ], [ %after, %next ]
@@ -92,7 +94,7 @@ try:
   %mine = icmp slt i64 %taken, %left
   br i1 %mine, label %found, label %next
 found:
-  store i64 %at, ptr %turn
+  store i64 %at, ptr %empty
   %range = add i64 %first, %taken
   ret i64 %range
 next:

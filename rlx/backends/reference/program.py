@@ -64,16 +64,16 @@ class ReferenceProgram(Program):
         for i, (prologue, region) in enumerate(zip(program.prologues, program.regions, strict=True)):
             evaluation = Evaluation(partial(self._operand, i), self.extents, self._weights, used)
             for node in prologue:
-                evaluation.write(node, *evaluation.result(node), partial(self._result, own=True))
+                evaluation.write(node, *evaluation.result(node), partial(self._result, replicated=True))
             for node in region:
-                evaluation.write(node, *evaluation.result(node), partial(self._result, own=False))
+                evaluation.write(node, *evaluation.result(node), partial(self._result, replicated=False))
             self.times[0, i + 1] = time.perf_counter_ns()
 
     def _operand(self, region: int, node: Node, nbytes: int) -> Bytes:
         return place(self, self._lowered.operand(node, region), nbytes)
 
-    def _result(self, node: Node, nbytes: int, own: bool) -> Bytes:
-        placed = self._lowered.own if own else None
+    def _result(self, node: Node, nbytes: int, replicated: bool) -> Bytes:
+        placed = self._lowered.replicated if replicated else None
         return place(self, placed[root(node)] if placed else self._lowered.buffer(node), nbytes)
 
 

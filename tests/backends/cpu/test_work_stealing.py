@@ -48,9 +48,9 @@ define internal void @note(ptr %log, i64 %start, i64 %end) {{
   ret void
 }}
 
-define void @work(ptr %log0, ptr %log1, ptr %turns, i64 %stream, i64 %streams, i64 %units) {{
-  %turn0 = alloca i64
-  %turn1 = alloca i64
+define void @work(ptr %log0, ptr %log1, ptr %counters, i64 %stream, i64 %streams, i64 %units) {{
+  %empty0 = alloca i64
+  %empty1 = alloca i64
 {body}
   ret void
 }}
