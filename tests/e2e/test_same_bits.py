@@ -16,6 +16,8 @@ from models.golden_files import FILES, QUANTIZED
 
 from rlx.profile import CompileProfile
 from rlx.runners.engine.engine import Engine
+from rlx.runtime.batch import Batch, Segment
+from rlx.runtime.sequence import Sequence as TokenSequence
 
 Array = np.ndarray[Any, Any]
 Rows = dict[int, Array]  # position -> the logits after it
@@ -61,24 +63,52 @@ def with_drafts(engine: Engine, ids: Sequence[int]) -> Rows:
     return found
 
 
+def appended(engine: Engine, sequence: TokenSequence, tokens: Sequence[int]) -> Rows:
+    """The logits after each of the tokens, by position."""
+    at = len(sequence)
+    (rows,) = engine.step(Batch([Segment(sequence, tokens, "all")]))
+    assert rows is not None
+    return dict(enumerate(rows, at))
+
+
 def after_a_hit(engine: Engine, ids: Sequence[int]) -> Rows:
-    """A prompt that shares 70 tokens with what the session holds, and not the rest."""
-    engine.forward([*ids[:70], *ids[10:90]])
-    engine.trim(70)
-    return in_chunks(engine, ids, (29,))
+    """A prompt that shares 200 tokens with one that was computed before, and not the rest."""
+    with closing(engine.open_sequence(shared=False)) as before:
+        appended(engine, before, [*ids[:200], *ids[10:90]])
+    with closing(engine.open_sequence(ids)) as sequence:
+        assert len(sequence) >= 64, "a hit"
+        return appended(engine, sequence, ids[len(sequence) :])
+
+
+def after_a_miss(engine: Engine, ids: Sequence[int]) -> Rows:
+    """The same prompt, computed anew."""
+    with closing(engine.open_sequence(ids, shared=False)) as sequence:
+        assert len(sequence) == 0, "a miss"
+        return appended(engine, sequence, ids)
 
 
 def in_a_batch(engine: Engine, ids: Sequence[int]) -> Rows:
-    """Step by step beside two others, which begin and end at other positions."""
-    first, found = LENGTH - 12, {}
-    with engine.batch(3, LENGTH) as batch:
-        found[first - 1] = batch.start(0, ids[:first])
-        others = {1: list(ids[5:20]), 2: list(ids[9:270])}
-        for slot, prompt in others.items():
-            batch.start(slot, prompt)
+    """A step at a time, beside the steps, chunks and drafts of others, which are at other positions."""
+    first = LENGTH - 12
+    with (
+        closing(engine.open_sequence(shared=False)) as own,
+        closing(engine.open_sequence(shared=False)) as steps,
+        closing(engine.open_sequence(shared=False)) as chunks,
+        closing(engine.open_sequence(shared=False)) as drafts,
+    ):
+        found = appended(engine, own, ids[:first])
+        appended(engine, steps, ids[5:20])
+        appended(engine, drafts, ids[9:270])
         for at in range(first, LENGTH):
-            beside = {slot: (at * slot) % 50 for slot in others if at % 5 != slot}
-            found[at] = batch.step({**beside, 0: ids[at]})[-1]
+            beside = [
+                Segment(steps, [at % 50]),
+                Segment(chunks, ids[at : at + 5], "none"),
+                Segment(drafts, ids[at : at + 3], "all", drafts=True),
+            ]
+            *_, row = engine.step(Batch([*beside[at % 3 :], Segment(own, [ids[at]])]))
+            assert row is not None
+            found[at] = row
+            drafts.rewind(len(drafts) - 2)
     return found
 
 
@@ -88,6 +118,7 @@ WAYS: dict[str, Callable[[Engine, Sequence[int]], Rows]] = {
     "chunks": lambda engine, ids: in_chunks(engine, ids, (7, 1, 19, 2, 32)),
     "drafts": with_drafts,
     "a hit": after_a_hit,
+    "a miss": after_a_miss,
     "a batch": in_a_batch,
 }
 
