@@ -61,7 +61,7 @@ class Values:
 
     @property
     def _bounds(self) -> str:
-        """" from 1 to 8", " of at least 1" or nothing."""
+        """The bounds as words: ` from 1 to 8`, ` of at least 1`, or nothing."""
         if self.low is None:
             return ""
         return f" of at least {self.low}" if self.high is None else f" from {self.low} to {self.high}"
