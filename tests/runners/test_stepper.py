@@ -389,11 +389,14 @@ def test_the_cost_of_rows_is_measured() -> None:
     for _ in range(9):
         for rows in (1, 8, 4):
             cost.observe(rows, 0.02 + 0.004 * (rows - 1))
+    cost.update()
     assert cost.share == pytest.approx(0.2, rel=0.01)
     cost.observe(1, 5.0)
+    cost.update()
     assert cost.share < 0.2, "one step that was disturbed: a first row that is slow makes the others cheaper"
     for _ in range(300):
         cost.observe(1, 0.02)
+    cost.update()
     assert cost.share == USUAL_SHARE, "what was measured long ago counts no more"
 
 

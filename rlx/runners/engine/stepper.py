@@ -96,6 +96,9 @@ class Stepper:
     def step(self, batch: Batch) -> list[Logits | None]:
         """Computes a batch: see `Engine.step`."""
         segments = list(batch.segments)
+        if len(segments) == 1:  # quick, for every token of a sequence alone
+            self.reserve(segments[0].sequence, segments[0].tokens, _is_aside(segments[0]))
+            return [self._alone(segments[0])]
         if len({id(segment.sequence) for segment in segments}) < len(segments):
             hint = "Give them one after the other."
             raise ArgumentError("two segments are of one sequence", where="Engine.step", hint=hint)
@@ -199,16 +202,19 @@ class Stepper:
             )
         self._ready(sequence)
 
-    def reserve(self, sequence: Sequence, ids: Ids[int]) -> None:
+    def reserve(self, sequence: Sequence, ids: Ids[int], drafts: bool = False) -> None:
         """Checks that ids can follow a sequence, takes the room for them, and brings the states up to date.
+
+        Args:
+            drafts: whether recurrent states need a second slot, because rows may be rejected.
 
         Raises:
             PromptError, PoolFullError: as `step`.
         """
         self.prepare(sequence, ids)
         rows = len(sequence) - sequence.done + len(ids)
-        if not sequence.memory.is_ready(sequence.done, rows, False):
-            self.pool.reserve([(sequence, rows, False)])
+        if not sequence.memory.is_ready(sequence.done, rows, drafts):
+            self.pool.reserve([(sequence, rows, drafts)])
         self.catch_up(sequence)
 
     def refresh(self, sequence: Sequence) -> None:

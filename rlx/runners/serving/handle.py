@@ -66,9 +66,27 @@ class Handle:
             NumericalError, DeadlineError, PoolFullError: the request failed; the steps before can be read.
             BusyError: the runner was closed.
         """
-        while self.step(len(self._steps)) is not None:
-            pass
+        job = self._job
+        if not (job.watched or job.with_logits or self._steps):
+            return self._all_at_once()
+        while not self._ended:
+            if not self.read():
+                job.bell.wait(self.has_news)
+        self._given(len(self._steps))
         return self._generation()
+
+    def _all_at_once(self) -> Generation:
+        """The result where nobody looks at steps: none are made."""
+        job, stopping = self._job, self._output.stopping
+        job.bell.wait(lambda: job.ended or self._ended)
+        tokens = job.tokens[: job.stopped_at]
+        if not self._ended:
+            for token in tokens:
+                stopping.push(token)
+            self._end(len(tokens), job.error)
+        if self._error is not None:
+            raise self._error
+        return Generation(tokens, self._output)
 
     def __await__(self) -> Generator[Any, None, Generation]:
         """As `result`, for an asyncio task."""
@@ -98,8 +116,9 @@ class Handle:
     def read(self) -> bool:
         """Makes the steps of all tokens that have come, without waiting; returns whether anything was new."""
         before = len(self._steps)
-        while self.has_news():
-            self._is_there(len(self._steps))
+        with self._lock:
+            while not self._ended and self._make():
+                pass
         return len(self._steps) > before or self._ended
 
     def has_news(self) -> bool:

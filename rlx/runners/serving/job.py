@@ -107,6 +107,7 @@ class Job:
         self.stopped_at: int | None = None
         self.error: BaseException | None = None
         self.taken = 0
+        self.rung = 0.0  # when the consumer was last woken, by the loop's clock
         self.last_time: float | None = None  # when the last token came, by the loop's clock
         self.replaces, self.label, self.bell = replaces, label, bell or Bell()
 

@@ -74,6 +74,9 @@ class StepCost:
         now = seconds if known.count < 2 else min(seconds, 4 * known.seconds)
         known.seconds = now if known.count < 2 else known.seconds + RECENT * (now - known.seconds)
         known.count, known.at = known.count + 1, self._steps
+
+    def update(self) -> None:
+        """Computes `share` from what was measured."""
         sizes = [size for size, each in self._sizes.items() if each.count > 1 and self._steps - each.at < FORGOTTEN]
         self.share = self._share(min(sizes), max(sizes)) if len(sizes) > 1 else USUAL_SHARE
 
@@ -143,9 +146,14 @@ class Scheduler:
             return None
         return next((job for job in self.waiting if not any(_waits_for(job, other) for other in self.prefilling)), None)
 
+    @property
+    def has_others(self) -> bool:
+        """Whether there is anybody but running jobs."""
+        return bool(self.tasks or self.prefilling or self.waiting)
+
     def others_want(self) -> bool:
         """Whether somebody besides the running jobs wants the next step."""
-        return bool(self.tasks or any(not job.paused for job in self.prefilling) or self._next())
+        return self.has_others and bool(self.tasks or any(not job.paused for job in self.prefilling) or self._next())
 
     def budget(self, decodes: bool) -> int:
         """Maximum number of rows in a step that is no decode step, if somebody decodes or not."""

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from rlx.errors import DeadlineError, PoolFullError
 from rlx.runners.generation.checks import check_finite
-from rlx.runners.serving.job import Job, Logits, Task
+from rlx.runners.serving.job import AHEAD, Job, Logits, Task
 from rlx.runners.serving.scheduler import Scheduler
 from rlx.runtime.batch import Batch, Segment
+
+QUIET = 0.001  # seconds between two times that a consumer is woken, if its tokens come so quickly
 
 
 class StepEngine(Protocol):
@@ -91,8 +91,11 @@ class Stepper:
         self._engine, self.scheduler, self._clock, self._urgent = engine, scheduler, clock, urgent
         self.counters = LoopCounters()
         self.idle: weakref.WeakSet[Any] = weakref.WeakSet()  # open sequences of which nobody computes anything
+        self._paused: list[Job] = []
         self._room = False  # whether room was given back since a job was paused
         self._task_next = False  # tasks and prompts take turns
+        self._unheard: dict[Job, None] = {}  # their consumers were not woken for the newest tokens yet
+        self._limited: set[Job] = set()  # jobs with a deadline
 
     # ---------------------------------------------------------------------------------------------- what comes in
 
@@ -109,6 +112,7 @@ class Stepper:
             message.entered = True
             if message.seconds is not None:
                 message.deadline = self._clock() + message.seconds
+                self._limited.add(message)
             self.scheduler.add(message)
         else:
             message.held = message.is_ahead
@@ -125,30 +129,33 @@ class Stepper:
 
     def turn(self) -> bool:
         """Computes one turn; returns whether there is more to compute."""
-        self._expire()
-        self._resume()
-        self._hold()
+        if self._limited:
+            self._expire()
+        if self._paused:
+            self._resume()
         decodes = self._decode()
-        self._task_next = not self._task_next
-        if not (self._task_next and self._step_task()) and not self._prefill(decodes):
-            self._step_task()
+        if self.scheduler.has_others:
+            self._wake()
+            self._task_next = not self._task_next
+            if not (self._task_next and self._step_task()) and not self._prefill(decodes):
+                self._step_task()
         self._hold()
-        return self._has_work()
+        if bool(self.scheduler.decoding()) or self.scheduler.others_want() or self._may_resume():
+            return True
+        self._wake()
+        return False
 
     def seconds_left(self) -> float | None:
         """Time to the next deadline; None if there is none."""
-        ends = [job.deadline for job in self.scheduler.jobs() if job.deadline is not None]
+        ends = [job.deadline for job in self._limited if job.deadline is not None]
         return max(0.0, min(ends) - self._clock()) if ends else None
 
     def task_rows(self) -> int:
         """How many rows a task may compute before its next `yield`."""
         return self.scheduler.budget(bool(self.scheduler.decoding()))
 
-    def _has_work(self) -> bool:
-        return bool(self.scheduler.decoding() or self.scheduler.others_want() or self._may_resume())
-
     def _expire(self) -> None:
-        for job in self.scheduler.jobs():
+        for job in [*self._limited]:
             if job.deadline is not None and job.deadline <= self._clock():
                 what = f"the request was not finished in time: it has {len(job.tokens)} tokens of at most {job.limit}"
                 self._end(job, DeadlineError(what, where="timeout", hint="give it more time, or ask for fewer tokens"))
@@ -159,6 +166,12 @@ class Stepper:
             if job.is_ahead:
                 job.held = True  # before the check: whoever takes tokens after it sees that the job waits
                 job.held = job.is_ahead
+
+    def _wake(self) -> None:
+        """Wakes the consumers of all new tokens."""
+        for job in self._unheard:
+            job.bell.ring()
+        self._unheard.clear()
 
     # ---------------------------------------------------------------------------------------------- decode steps
 
@@ -205,14 +218,17 @@ class Stepper:
         if found:
             self.scheduler.cost.observe(sum(len(segments[job].tokens) for job in found), self._clock() - start)
         for job, logits in found.items():
-            self._accept(job, segments[job].tokens[1:], np.atleast_2d(np.asarray(logits)))
+            self._accept(job, segments[job].tokens[1:], _rows(logits))
 
     def _drafts(self, jobs: list[Job]) -> list[list[int]]:
         """The drafts of each job that pay in a step of all of them."""
+        if not any(job.drafts for job in jobs):
+            return [[]] * len(jobs)
         most = self._engine.most_rows - 1
         chances = [job.drafts.chances(job.tokens, min(job.left - 1, most)) if job.drafts else () for job in jobs]
         if not any(chances):
             return [[] for _ in jobs]
+        self.scheduler.cost.update()
         counts = self.scheduler.draft_rows(chances)
         pairs = zip(jobs, counts, strict=True)
         return [job.drafts.propose(count) if job.drafts and count else [] for job, count in pairs]
@@ -254,7 +270,13 @@ class Stepper:
         if last:
             self._end(job)
         elif job.watched:
-            job.bell.ring()
+            # To wake a thread costs as much as a step of a small model: if tokens come quickly, it gets some at a time.
+            if now - job.rung >= QUIET or len(job.tokens) - job.taken >= AHEAD // 2:
+                job.rung = now
+                self._unheard.pop(job, None)
+                job.bell.ring()
+            else:
+                self._unheard[job] = None
         return last
 
     # ---------------------------------------------------------------------------------------------- prompts and tasks
@@ -278,7 +300,7 @@ class Stepper:
         for job, logits in found.items():
             if logits is not None:
                 self.scheduler.started(job)
-                self._accept(job, (), np.atleast_2d(logits))
+                self._accept(job, (), _rows(logits))
         return True
 
     def _admit(self) -> None:
@@ -338,6 +360,7 @@ class Stepper:
         try:
             job.sequence.pause()
             job.paused, self._room = True, False
+            self._paused.append(job)
             self.counters.paused += 1
         except BaseException as error:
             self._end(job, error)
@@ -345,18 +368,19 @@ class Stepper:
 
     def _may_resume(self) -> bool:
         """Whether a paused job may find room: some was given back, or nobody else has any."""
-        jobs = self.scheduler.jobs()
-        others = any(job.sequence is not None and not job.paused for job in jobs)
-        return any(job.paused for job in jobs) and (self._room or not others)
+        if not self._paused:
+            return False
+        return self._room or not any(job.sequence is not None and not job.paused for job in self.scheduler.jobs())
 
     def _resume(self) -> None:
         """Lets paused jobs go on, in order, as far as there is room."""
         if not self._may_resume():
             return
-        for job in sorted((job for job in self.scheduler.jobs() if job.paused), key=lambda job: job.order):
+        for job in sorted(self._paused, key=lambda job: job.order):
             try:
                 job.sequence.resume()
                 job.paused = False
+                self._paused.remove(job)
             except PoolFullError as error:
                 if self.scheduler.is_alone(job):  # nobody will give room back
                     self._end(job, error)
@@ -405,4 +429,13 @@ class Stepper:
         self._room = True
         self.counters.requests += 1
         job.paused = False
+        self._paused = [other for other in self._paused if other is not job]
+        self._limited.discard(job)
+        self._unheard.pop(job, None)
         job.end(error)
+
+
+def _rows(logits: Logits | None) -> Logits:
+    """Logits of a segment as [rows, vocab]."""
+    assert logits is not None, "the segment asked for some"
+    return logits[None] if logits.ndim == 1 else logits
