@@ -461,24 +461,27 @@ def test_a_runner_may_move_between_threads(goldens: Path, expected: dict[str, Ar
         runner.decode_logits(1)
 
 
-def test_a_second_thread_is_told_that_the_runner_is_busy(goldens: Path, expected: dict[str, Array]) -> None:
+def test_threads_share_a_runner(goldens: Path, expected: dict[str, Array]) -> None:
+    """While one waits in its callback, others generate, stream, read logits and reset the session."""
     tokens, path = expected["tokens"].tolist(), goldens / "gemma3" / "model-f16.gguf"
-    inside, checked = threading.Event(), threading.Event()
+    greedy, inside, checked = expected["greedy"].tolist(), threading.Event(), threading.Event()
 
     def pause(token: int) -> None:
         inside.set()
         assert checked.wait(60)
 
-    with rlx.auto_runner(path, max_seq=96, precision="exact", profile=LADDER) as runner, ThreadPoolExecutor(1) as pool:
-        generating = pool.submit(runner.generate, tokens, 4, pause, stop_at_eog=False)
+    with rlx.auto_runner(path, max_seq=96, precision="exact", profile=LADDER) as runner, ThreadPoolExecutor(5) as pool:
+        generating = pool.submit(runner.generate, tokens, 9, pause, stop_at_eog=False)
         assert inside.wait(60)
-        uses = [lambda: runner.predict_logits([1]), lambda: runner.generate([1], 1), runner.reset, runner.close]
-        for use in uses:
-            with pytest.raises(BusyError, match=r"in use: generate in thread .*open a runner for each thread"):
-                use()
-        checked.set()
-        assert generating.result() == expected["greedy"][:4].tolist()
+        others = [pool.submit(runner.generate, tokens, count, stop_at_eog=False) for count in (4, 7)]
+        stream = runner.stream(tokens, 4, stop_at_eog=False)
+        assert [next(stream).token for _ in range(3)] == greedy[:3]
         assert error(runner.predict_logits(tokens), expected["logits"][-1]) <= GOLDEN
+        runner.reset()
+        assert [other.result() for other in others] == [greedy[:4], greedy[:7]]
+        checked.set()
+        assert generating.result() == greedy[:9]
+        assert next(stream).token == greedy[3]
 
 
 def test_two_runners_work_side_by_side(goldens: Path, demo_model: Path, expected: dict[str, Array]) -> None:
