@@ -85,6 +85,7 @@ def effective(plan: Plan) -> CompileProfile:
         setup.profile,
         family=plan.config.family,
         kv_dtype=setup.kv_type.name,
+        deterministic=bool(setup.profile.deterministic),
         level=setup.target.level,
         threads=setup.threads,
         cache=setup.cache.policy,

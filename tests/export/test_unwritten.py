@@ -113,5 +113,5 @@ def test_what_a_configuration_cannot_say(goldens: Path, tmp_path: Path) -> None:
         header_of_config(written(model_type="nobody"))
     with pytest.raises(ArgumentError, match=r"'qwen3-0.6' is not a known shape\. Did you mean qwen3-0.6b"):
         header_of_shape("qwen3-0.6")
-    with pytest.raises(ArgumentError, match=r"There are qwen3-0\.6b, qwen3-1\.7b"):
+    with pytest.raises(ArgumentError, match=r"There is qwen3-0\.6b, qwen3-1\.7b"):
         header_of_shape("zzz")

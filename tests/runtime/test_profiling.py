@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from rlx.backends.cpu.target import Target
 from rlx.cli.main import cli
 from rlx.runners.engine.costs import profile_step
 from rlx.runners.engine.engine import Engine
@@ -49,13 +50,15 @@ def test_what_does_little_waits() -> None:
 
 
 def test_operations_are_those_of_the_activations_type(demo_model: Path) -> None:
-    """The demo's linears are Q8_0 with 8-bit activations; attention and norms compute in f32."""
+    """The demo's linears are Q8_0 with 8-bit activations; attention of one row multiplies bf16 where that of many does."""
+    target = Target.host()
     engine = Engine.open(demo_model, threads=1, max_seq=32)
     found = {row.label: row for row in profile_step(engine, [1], repeat=1)}
     engine.close()
     linears = sum((row.operations for label, row in found.items() if label.startswith("linear-q8_0")), Counter())
     assert linears["int8"] > 1_000_000 and linears["bf16"] == 0
-    assert found["attention"].operations.keys() == {"f32"}
+    bf16 = target.has_bf16_dots and not target.has_bf16_tiles
+    assert found["attention"].operations.keys() == {"bf16" if bf16 else "f32"}
 
 
 def test_bench_names_the_limit_of_every_kernel(demo_model: Path) -> None:

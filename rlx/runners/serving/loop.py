@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar, overload
 
-from rlx.errors import BusyError, PoolFullError, ResourceError
+from rlx.errors import BusyError, PoolFullError, ResourceError, named_refusals
 from rlx.runners.opening.options import SLOTS, STALL_MS
 from rlx.runners.serving.at_exit import closed_at_exit
 from rlx.runners.serving.job import Job, Logits, Task
@@ -102,7 +102,8 @@ class EngineLoop:
                 task.bell.wait(lambda: task.ended)
                 raise
         if task.error is not None:
-            raise task.error
+            with named_refusals():
+                raise task.error
         return task.result
 
     def keep(self, sequence: Any) -> None:
