@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,9 @@ def gguf_of(model: str) -> Path:
     from rlx.export.convert import convert
 
     path = goldens() / model / "model-f16.gguf"
-    if not path.exists():
+    if not path.exists():  # in a folder of its own: other tests look at all files of the goldens
+        path = Path(mkdtemp(prefix="rlx-fuzz-")) / "model-f16.gguf"
+        atexit.register(shutil.rmtree, path.parent, ignore_errors=True)
         convert(goldens() / model / "hf", path)
     return path
 

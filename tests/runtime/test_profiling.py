@@ -50,7 +50,7 @@ def test_what_does_little_waits() -> None:
 
 
 def test_operations_are_those_of_the_activations_type(demo_model: Path) -> None:
-    """The demo's linears are Q8_0 with 8-bit activations; attention of one row multiplies bf16 where that of many does."""
+    """The demo's linears are Q8_0 with 8-bit activations; attention of one row multiplies bf16 as that of many does."""
     target = Target.host()
     engine = Engine.open(demo_model, threads=1, max_seq=32)
     found = {row.label: row for row in profile_step(engine, [1], repeat=1)}
