@@ -57,6 +57,9 @@ class FakeSequence:
             logits = np.where(np.arange(len(logits)) == engine._script[answered], 9.0, 0.0)
         return logits
 
+    def mark(self, length: int) -> None:
+        """There are no states that could not go back."""
+
     def rewind(self, length: int) -> None:
         assert 0 <= length <= len(self.ids)
         del self.ids[length:], self.states[length + 1 :]
@@ -136,6 +139,9 @@ class FakeEngine:
         self.prompts.append(list(prompt))
         self._open.add(made)
         return made
+
+    def check_fits(self, positions: int) -> None:
+        """There is room enough."""
 
     def step(self, batch: Any) -> list[Any]:
         self.steps.append(len(batch.segments))

@@ -88,6 +88,7 @@ class CachedRunner(SessionRunner):
         self._own_loop = EngineLoop(engine, slots=slots, stall_ms=stall_ms)
         own = weakref.ref(self)  # the engine must not keep its runner alive
         engine.ahead.is_busy = lambda: (runner := own()) is not None and not runner._loop.is_idle
+        engine.ahead.is_over = lambda: (runner := own()) is None or runner._loop.is_closed
 
     # ---------------------------------------------------------------------------------------------- the model
 
@@ -173,6 +174,8 @@ class CachedRunner(SessionRunner):
     def _started(self, plans: list[Plan], *, keeps: bool = False) -> list[Handle]:
         self._check_open("generate")
         jobs = [job for job, _ in plans if not job.ended]
+        for job in jobs:
+            self._engine.check_fits(len(job.prompt))
         for job in jobs if keeps and self._cached else ():
             job.keeps, job.replaces = True, self._taken()
         handles = [Handle(self._loop, job, output, self._adopt if job.keeps else None) for job, output in plans]

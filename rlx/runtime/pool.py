@@ -22,7 +22,7 @@ from rlx.env import size
 from rlx.errors import ArgumentError, PoolFullError
 from rlx.ir.graph import Graph
 from rlx.passes.options import MAX_PAST
-from rlx.runtime.pages import PageAllocator
+from rlx.runtime.pages import PageAllocator, page_count
 from rlx.runtime.pool_memory import PoolMemory, Sizes
 from rlx.runtime.prefix import Checkpoint, PrefixIndex
 from rlx.runtime.prompt_embeddings import PromptEmbeddings
@@ -206,6 +206,16 @@ class CachePool:
         if pages > self.pages.free or slots > len(self._slots.free):
             return False
         return self.used_bytes + pages * self.sizes.page_bytes + slots * self.sizes.slot_bytes <= self.kv_bytes
+
+    def check_fits(self, positions: int) -> None:
+        """`PoolFullError` if so many positions of one sequence do not fit, even if there were no others."""
+        needed = page_count(positions, self.sizes.page) * self.sizes.page_bytes + self.sizes.slot_bytes
+        if needed > self.kv_bytes:
+            what = f"{positions} tokens take {size(needed)}, and the pool holds {size(self.kv_bytes)}"
+            hint = "Shorten the prompt, or open the model with a larger kv_bytes."
+            raise PoolFullError(
+                what, where="kv_bytes", hint=hint, needed=needed, available=self.kv_bytes, total=self.kv_bytes
+            )
 
     def _full(self, pages: int, slots: int) -> PoolFullError:
         needed = pages * self.sizes.page_bytes + slots * self.sizes.slot_bytes

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rlx
-from rlx.errors import ArgumentError
+from rlx.errors import ArgumentError, BusyError
 from rlx.runners.engine.ahead import Ahead, CompileAheadWarning
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.store import Store
@@ -230,3 +230,35 @@ def test_a_stream_that_goes_on_keeps_the_runner_busy(demo_model: Path, tmp_path:
         assert seen()
         list(stream)
         assert not seen()
+
+
+def test_closing_a_runner_ends_the_compile_that_a_call_waits_for(demo_model: Path, tmp_path: Path) -> None:
+    inside, closed, errors = threading.Event(), threading.Event(), list[BaseException]()
+
+    def progress(what: str, done: int, total: int) -> None:
+        if "program" in what:
+            inside.set()
+            assert closed.wait(SECONDS)
+
+    runner = rlx.auto_runner(
+        demo_model, threads=1, max_seq=48, profile=PROFILE, progress=progress, compile_ahead=False,
+        cache=CompileCache(store=Store(tmp_path / "cache")),
+    )  # fmt: skip
+
+    def generate() -> None:
+        try:
+            runner.generate([1, 2, 3], 4)
+        except BusyError as error:
+            errors.append(error)
+
+    generating, closing = threading.Thread(target=generate), threading.Thread(target=runner.close)
+    generating.start()
+    assert inside.wait(SECONDS)
+    closing.start()
+    while not runner._loop.is_closed:
+        closing.join(0.01)
+    closed.set()
+    for thread in (generating, closing):
+        thread.join(SECONDS)
+    assert len(errors) == 1
+    assert not [entry for entry in Store(tmp_path / "cache").entries() if entry.key and entry.key.phase == "prefill"]

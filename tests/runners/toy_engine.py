@@ -43,6 +43,9 @@ class ToySequence:
     def call_end(self, start: int, most: int) -> int:
         return start + most
 
+    def mark(self, length: int) -> None:
+        """There are no states that could not go back."""
+
     def rewind(self, length: int) -> None:
         assert 0 <= length <= len(self.ids) and not self.closed
         del self.ids[length:]

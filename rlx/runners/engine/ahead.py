@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rlx.errors import ArgumentError
+from rlx.errors import ArgumentError, BusyError
 from rlx.passes.options import MAX_PAST
 from rlx.runners.opening.setup import Setup
 from rlx.runners.serving.at_exit import closed_at_exit
@@ -65,10 +65,13 @@ class Ahead:
 
     Attributes:
         is_busy: whether the runner is in use now; the owner of the engine sets it.
+        is_over: whether the runner is being closed: programs that its calls wait for are then not compiled to their
+            ends. The owner of the engine sets it.
     """
 
     def __init__(self, progress: Progress | None) -> None:
         self.is_busy: Callable[[], bool] = lambda: False
+        self.is_over: Callable[[], bool] = lambda: False
         self._progress = progress
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
@@ -94,11 +97,17 @@ class Ahead:
             setattr(self, slot, None)
 
     def tell(self, what: str, done: int, total: int) -> None:
-        """Called by the compiler before each kernel: reports progress, and pauses the background thread if need be."""
+        """Called by the compiler before each kernel: reports progress, and pauses the background thread if need be.
+
+        Raises:
+            BusyError: the runner is being closed.
+        """
         if self._is_own():
             self._wait_until_idle()
             if not self._is_needed():
                 return
+        elif self.is_over():
+            raise BusyError("the runner was closed", where=what, hint="open the model again")
         if self._progress:
             self._progress(what, done, total)
 

@@ -177,6 +177,10 @@ class Engine(Session):
         """
         return self.pool.open(prompt, embeddings=embeddings, checkpoints=checkpoints, shared=shared)
 
+    def check_fits(self, positions: int) -> None:
+        """`PoolFullError` if the pool can never hold so many positions of one sequence."""
+        self.pool.check_fits(positions)
+
     def step(self, batch: Batch) -> list[Logits | None]:
         """Appends the tokens of every segment to its sequence.
 

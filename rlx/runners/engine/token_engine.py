@@ -55,6 +55,10 @@ class TokenEngine(Protocol):
         """A new sequence, which holds the longest known prefix of a prompt, at least one token less than it."""
         ...
 
+    def check_fits(self, positions: int) -> None:
+        """`PoolFullError` if the pool can never hold so many positions of one sequence."""
+        ...
+
     def step(self, batch: Batch) -> list[Logits | None]:
         """Appends the tokens of every segment to its sequence: the logits of the rows that it asks for."""
         ...

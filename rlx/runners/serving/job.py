@@ -63,6 +63,7 @@ class Job:
         tokens: the tokens so far. Written by the loop.
         rows: logits of the tokens that the consumer has not taken yet. The loop appends, the consumer pops.
         ended, error: whether there will be no more tokens, and why not if it is an error. Written by the loop.
+        branches: where prompts that wait for this one part from it. Written by the loop.
         drafts: makes drafts of its next tokens, if it has any. Written by the loop.
         deadline: time by the loop's clock after which it fails. Written by the loop.
         taken: number of tokens that the consumer has taken. Written by the consumer.
@@ -101,6 +102,7 @@ class Job:
         self.deadline: float | None = None
         self.sequence: Any = None
         self.drafts: Drafts | None = None
+        self.branches: set[int] = set()
         self.tokens: list[int] = []
         self.rows: deque[Logits] = deque()
         self.entered = self.ended = self.held = self.paused = False

@@ -29,6 +29,9 @@ class Context:
         """End of a call of at most `most` rows from `start`."""
         return start + most
 
+    def mark(self, length: int) -> None:
+        """There is nothing to copy."""
+
     def rewind(self, length: int) -> None:
         """Drops the ids after the first `length`."""
         del self.ids[length:]

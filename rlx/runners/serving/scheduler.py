@@ -24,7 +24,7 @@ Ids = npt.NDArray[np.int32]
 PACKED = 64  # prompts with at most so many rows left share one step: longer ones fill the cores alone
 LEAST = 16  # rows of a bounded prompt step at least: the weights are read for each step
 FIRST = 32  # rows of the first bounded step, before any rate is known
-SHARED = 64  # a prompt waits for another one with which it shares at least so many tokens that are not computed yet
+SHARED = 64  # a prompt that shares so many tokens with one that is being computed waits until these are computed
 USUAL_SHARE = 0.15  # of a step of one row: what a further row costs
 FORGOTTEN = 256  # decode steps after which a measurement counts no more
 RECENT = 0.3  # weight of the newest measurement in an average
@@ -101,6 +101,7 @@ class Scheduler:
     Attributes:
         waiting: jobs that have not started, and tasks, in order.
         prefilling: jobs whose prompts are not completely computed, in order.
+        is_full: whether the cache has no room for another job until one ends.
         running: jobs that decode, in the order in which they came so far.
         rate: measured rate of prompt rows.
         cost: measured cost of decode steps.
@@ -112,6 +113,7 @@ class Scheduler:
         self.prefilling: list[Job] = []
         self.running: list[Job] = []
         self.tasks: list[Task] = []
+        self.is_full = False
         self.rate, self.cost = Rate(), StepCost()
 
     def add(self, job: Job) -> None:
@@ -142,7 +144,7 @@ class Scheduler:
         return job
 
     def _next(self) -> Job | None:
-        if len(self.prefilling) + len(self.running) >= self.slots:
+        if self.is_full or len(self.prefilling) + len(self.running) >= self.slots:
             return None
         return next((job for job in self.waiting if not any(_waits_for(job, other) for other in self.prefilling)), None)
 
@@ -222,7 +224,13 @@ def _waits_for(job: Job, other: Job) -> bool:
     """Whether a prompt shares much with one that is being computed, and is served sooner if it waits for that part."""
     if other.paused or job.embeddings is not None or other.embeddings is not None:
         return False
-    return shared_prefix(job.array, other.array) - other.done >= SHARED
+    shared = shared_prefix(job.array, other.array)
+    if shared < SHARED or shared < other.done:
+        return False
+    if other.sequence is not None and shared not in other.branches:
+        other.branches.add(shared)
+        other.sequence.mark(shared)  # states that cannot go back are copied there
+    return True
 
 
 def shared_prefix(a: Ids, b: Ids) -> int:

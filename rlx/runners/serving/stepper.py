@@ -166,6 +166,7 @@ class Stepper:
             if job.is_ahead:
                 job.held = True  # before the check: whoever takes tokens after it sees that the job waits
                 job.held = job.is_ahead
+                self.scheduler.is_full = self.scheduler.is_full and not job.held  # it may be paused for another one
 
     def _wake(self) -> None:
         """Wakes the consumers of all new tokens."""
@@ -304,16 +305,32 @@ class Stepper:
         return True
 
     def _admit(self) -> None:
-        """Starts jobs as long as there are slots."""
+        """Starts jobs as long as there are slots and room."""
         while (job := self.scheduler.admitted()) is not None:
             try:
                 if job.replaces is not None:
                     job.replaces.close()
-                job.sequence = self._engine.open_sequence(job.prompt, embeddings=job.embeddings)
+                    job.replaces = None
+                job.sequence = self._engine.open_sequence(job.prompt, job.embeddings)
                 job.drafts = job.drafts_of(job.sequence) if job.drafts_of else None
                 self.counters.reused_tokens += len(job.sequence)
+            except PoolFullError as error:
+                self._wait_for_room(job, error)
             except BaseException as error:
                 self._end(job, error)
+
+    def _wait_for_room(self, job: Job, error: PoolFullError) -> None:
+        """A job that could not start: others make room for it, or it waits until they have ended."""
+        if self.scheduler.is_alone(job) and not self.idle:
+            self._end(job, error)
+            return
+        self.scheduler.prefilling.remove(job)
+        self.scheduler.add(job)
+        victim = self.scheduler.victim()
+        if self.idle or (victim is not None and victim.held):
+            self.make_room()
+        else:
+            self.scheduler.is_full = True
 
     def _step_task(self) -> bool:
         """Runs the next task up to its next `yield`; returns whether there is one."""
@@ -426,7 +443,7 @@ class Stepper:
                     sequence.close()
         except BaseException as other:
             error = error or other
-        self._room = True
+        self._room, self.scheduler.is_full = True, False
         self.counters.requests += 1
         job.paused = False
         self._paused = [other for other in self._paused if other is not job]
