@@ -161,6 +161,12 @@ class Job:
         self.tokens.append(token)
         return last
 
+    def rewind(self, length: int) -> None:
+        """Drops what follows the first `length` tokens of the sequence."""
+        self.sequence.rewind(length)
+        if self.drafts:
+            self.drafts.forget(length)
+
     def end(self, error: BaseException | None = None) -> None:
         """Ends the job, once, and tells the consumer."""
         if not self.ended:

@@ -249,16 +249,10 @@ class Stepper:
                 break
             self._add(job, token, row)
         if at + 1 < len(rows):
-            self._rewind(job, start + at + 1)
+            job.rewind(start + at + 1)
         if job.drafts and not is_first:
             job.drafts.verified(len(drafts), at)
         self._add(job, token, row)
-
-    def _rewind(self, job: Job, length: int) -> None:
-        """Drops what follows the first `length` tokens."""
-        job.sequence.rewind(length)
-        if job.drafts:
-            job.drafts.forget(length)
 
     def _add(self, job: Job, token: int, row: Logits | None) -> bool:
         """Adds a token; returns whether it was the last one. The job is then over."""
