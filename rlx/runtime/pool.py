@@ -136,14 +136,6 @@ class CachePool:
         """Drops a sequence that was closed."""
         self._sequences.discard(sequence)
 
-    def keep_only(self, sequences: Iterable[Sequence]) -> None:
-        """Drops all sequences but these, however an interrupt left them; `recover` follows."""
-        kept = list(sequences)
-        for sequence in list(self._sequences):
-            if all(sequence is not each for each in kept):
-                sequence.closed = True
-                self._sequences.discard(sequence)
-
     def recover(self) -> None:
         """Restores all counters from their owners: after an interrupt, and for sequences that were dropped unclosed."""
         owners, before = [sequence.pages.tolist() for sequence in self._sequences], self.pages.owners > 0

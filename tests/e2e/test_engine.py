@@ -154,30 +154,6 @@ def test_trimming_to_what_is_not_there_is_refused(engine: Engine, length: int) -
     assert engine.past == 3
 
 
-@pytest.mark.parametrize("past", [0, 20])
-def test_scratch_leaves_the_session_as_it_was(engine: Engine, tokens: list[int], past: int) -> None:
-    whole = rows_of(engine, tokens, [48], all_rows=False)
-    engine.reset()
-    if past:
-        engine.forward(tokens[:past])
-    with engine.scratch():
-        assert engine.past == 0
-        inner = engine.forward(tokens[::-1])
-        engine.forward([3])
-    assert engine.past == past
-    assert error(engine.forward(tokens[past:]), whole) <= SAME
-    assert error(inner, rows_of(engine, tokens[::-1], [48], all_rows=False)) <= SAME
-
-
-def test_an_error_in_scratch_leaves_the_session_too(engine: Engine, tokens: list[int]) -> None:
-    engine.forward(tokens[:20])
-    with pytest.raises(KeyboardInterrupt), engine.scratch():
-        engine.forward([9] * 30)
-        raise KeyboardInterrupt
-    assert engine.past == 20
-    assert error(engine.forward(tokens[20:]), rows_of(engine, tokens, [48], all_rows=False)) <= SAME
-
-
 def test_what_was_in_the_cache_before_does_not_matter(engine: Engine, tokens: list[int]) -> None:
     """Positions beyond the session are never read, whatever lies there: NaN times a weight of 0 would be NaN."""
     whole = rows_of(engine, tokens[:30], [30])

@@ -1,6 +1,6 @@
 """The cache pool under a real engine: what is shared is computed and stored once, and nothing is lost when it is full.
 
-Expected logits come from a sequence of its own that uses no prefix (`engine.scratch`), which the golden files check.
+Expected logits come from a sequence of its own that uses no prefix (`alone`), which the golden files check.
 """
 
 from __future__ import annotations
@@ -52,8 +52,11 @@ def fed(engine: Engine, sequence: PoolSequence, prompt: Sequence[int]) -> Array:
 
 
 def alone(engine: Engine, prompt: Sequence[int]) -> Array:
-    with engine.scratch():
-        return engine.forward(prompt)
+    sequence = engine.open_sequence(shared=False)
+    try:
+        return fed(engine, sequence, prompt)
+    finally:
+        sequence.close()
 
 
 def same(found: Array, want: Array) -> bool:

@@ -17,7 +17,7 @@ from rlx.profile import CompileProfile
 from rlx.runners.engine.bucketing import Bucketing
 from rlx.runners.engine.greedy import greedy_run
 from rlx.runners.engine.program_spec import ProgramSpec
-from rlx.runners.engine.session import Session
+from rlx.runners.engine.single_sequence import SingleSequence
 from rlx.runners.engine.stepper import Limits, Stepper
 from rlx.runtime.pool import CachePool
 from rlx.runtime.pool_memory import PoolMemory, Sizes
@@ -204,7 +204,7 @@ class InterpretedPrograms:
         return self._program
 
 
-class InterpretedEngine(Session):
+class InterpretedEngine(SingleSequence):
     """An engine with its own programs; `before` and `after` are called around the work of a step.
 
     Args:
@@ -229,10 +229,20 @@ class InterpretedEngine(Session):
         limits = Limits(max_seq, buckets[-1], buckets[-1], VOCAB)
         bucketing = Bucketing(CompileProfile(buckets=buckets).ranges)
         self.stepper = Stepper(programs, self.pool, bucketing, limits, lambda: None)
-        self._sequence = self._home = self.pool.open()
+        self._sequence = self.pool.open()
 
     def greedy(self, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
         return greedy_run(self.stepper, self._sequence, token, count, stops)
+
+    def beside(self, ids: Sequence[int]) -> Array:
+        """The logits after some ids on a sequence of their own, which leaves nothing."""
+        sequence = self.pool.open(shared=False)
+        self.stepper.reserve(sequence, ids)
+        try:
+            *_, last = self.stepper.pieces(sequence, ids)
+            return last[0]
+        finally:
+            sequence.close()
 
     def close(self) -> None:
         self.pool.close()

@@ -188,7 +188,7 @@ def test_a_callback_may_use_the_loop(loop: EngineLoop) -> None:
 
 
 def test_a_request_that_fails(loop: EngineLoop) -> None:
-    loop._stepper._engine.broken = {9}  # type: ignore[attr-defined]
+    loop._executor._engine.broken = {9}  # type: ignore[attr-defined]
     good, bad = handle(loop, 30), handle(loop, 30, [9, 9])
     with pytest.raises(NumericalError):
         list(bad)
@@ -229,7 +229,7 @@ def test_several_that_are_read_together(loop: EngineLoop) -> None:
     read_together(handles, bell)
     for i, made in enumerate(handles):
         assert made.result() == answer([i], 5 + i) == [token for at, token in told if at == i]
-    loop._stepper._engine.broken = {9}  # type: ignore[attr-defined]
+    loop._executor._engine.broken = {9}  # type: ignore[attr-defined]
     handles = [handle(loop, 500, [i], bell=bell) for i in (1, 9, 2)]
     with pytest.raises(NumericalError):
         read_together(handles, bell)

@@ -339,21 +339,6 @@ def test_a_snapshot_of_something_else_is_refused(mixed: hybrid.InterpretedEngine
     assert goes_on(mixed)
 
 
-# ---------------------------------------------------------------------------------------------------- scratch
-
-
-@pytest.mark.parametrize("past", [0, 70])
-def test_scratch(engine: hybrid.InterpretedEngine, past: int) -> None:
-    if past:
-        engine.forward(IDS[:past])
-    with engine.scratch():
-        assert (engine.past, engine.ids) == (0, [])
-        assert agrees(engine.graph, IDS[100:190], engine.forward(IDS[100:190]))
-        engine.trim(7)
-    assert engine.ids == IDS[:past]
-    assert goes_on(engine)
-
-
 # ---------------------------------------------------------------------------------------------------- interrupts
 
 
@@ -458,7 +443,7 @@ def test_any_order_of_everything(name: str, seed: int) -> None:
     ids: list[int] = []
     kept = [engine.snapshot()]
     for _ in range(40):
-        verb = rng.choice(["decode", "prompt", "trim", "far", "snapshot", "restore", "scratch", "stop"])
+        verb = rng.choice(["decode", "prompt", "trim", "far", "snapshot", "restore", "beside", "stop"])
         new = rng.integers(0, hybrid.VOCAB, 1 if verb == "decode" else int(rng.integers(1, 50))).tolist()
         new = new[: 260 - len(ids)]
         if verb == "decode":
@@ -482,9 +467,8 @@ def test_any_order_of_everything(name: str, seed: int) -> None:
             chosen = kept[int(rng.integers(len(kept)))]
             engine.restore(chosen)
             ids = list(chosen.ids)
-        elif verb == "scratch" and new:
-            with engine.scratch():
-                engine.forward(new)
+        elif verb == "beside" and new:
+            engine.beside(new)
         assert engine.ids == ids
     engine.trim(min(len(ids), 250))
     assert goes_on(engine)

@@ -14,9 +14,9 @@ from fake_engine import FakeEngine
 
 from rlx.errors import NumericalError
 from rlx.runners import auto_runner
+from rlx.runners.serving.executor import JobExecutor
 from rlx.runners.serving.job import Job
 from rlx.runners.serving.scheduler import Scheduler
-from rlx.runners.serving.stepper import Stepper
 from rlx.runners.speculation.drafts import MOST, Counters, Drafts, Hits
 from rlx.runners.speculation.prompt_lookup import PromptLookup
 from rlx.runtime import kv
@@ -90,9 +90,9 @@ def generated(
         keeps=True,
         **options,
     )
-    stepper = Stepper(engine, Scheduler(8, 0.2, engine.most_rows), lambda: 0.0, lambda: False)
-    stepper.receive(job)
-    while stepper.turn():
+    executor = JobExecutor(engine, Scheduler(8, 0.2, engine.most_rows), lambda: 0.0, lambda: False)
+    executor.receive(job)
+    while executor.turn():
         pass
     assert job.ended
     return job, counters
@@ -360,7 +360,7 @@ def test_what_was_right_is_taken_into_recurrent_states(engine: hybrid.Interprete
     assert engine.advanced == bool(engine.current.recurrent)
 
 
-@pytest.mark.parametrize("verb", ["forward", "snapshot", "verify", "scratch"])
+@pytest.mark.parametrize("verb", ["forward", "snapshot", "verify", "beside"])
 def test_whatever_follows_a_verification_finds_its_rows(engine: hybrid.InterpretedEngine, verb: str) -> None:
     ids = np.random.default_rng(2).integers(0, hybrid.VOCAB, 40).tolist()
     want = hybrid.reference(engine.graph, ids)
@@ -369,10 +369,8 @@ def test_whatever_follows_a_verification_finds_its_rows(engine: hybrid.Interpret
     engine.trim(34)
     if verb == "snapshot":
         engine.restore(engine.snapshot())
-    if verb == "scratch":
-        with engine.scratch():
-            engine.forward([3, 4, 5])
-            engine.verify([7, 8, 9])
+    if verb == "beside":
+        engine.beside([3, 4, 5])
     engine.trim(33)
     row = engine.verify(ids[33:36])[2] if verb == "verify" else engine.forward(ids[33:36])
     assert np.abs(row - want[35]).max() <= CEILING * np.abs(want).max()

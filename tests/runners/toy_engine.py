@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import PoolFullError
+from rlx.runners.serving.executor import JobExecutor
 from rlx.runners.serving.scheduler import Scheduler
-from rlx.runners.serving.stepper import Stepper
 
 VOCAB = 50
 
@@ -137,6 +137,6 @@ class Greedy:
         return int(logits.argmax())
 
 
-def stepper(engine: ToyEngine, slots: int = 8, stall: float = 0.1) -> Stepper:
-    """A stepper over the engine, on its clock."""
-    return Stepper(engine, Scheduler(slots, stall, engine.most_rows), engine.clock, lambda: False)
+def executor(engine: ToyEngine, slots: int = 8, stall: float = 0.1) -> JobExecutor:
+    """A executor over the engine, on its clock."""
+    return JobExecutor(engine, Scheduler(slots, stall, engine.most_rows), engine.clock, lambda: False)

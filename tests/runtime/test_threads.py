@@ -1,4 +1,4 @@
-"""The worker loop: nobody passes a barrier or a phase early, every job is done once, pools come and go."""
+"""The worker loop: nobody passes a barrier or a phase early, every step is done once, pools come and go."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlx.errors import ArgumentError, BusyError, CompileError, RlxError, TargetE
 # ctx = { pool, barrier, rounds, microseconds, counters } with one i64 counter and one i64 error count a worker, 128
 # bytes apart. In each round a worker raises its counter, meets the others, counts counters that are not at this round,
 # and meets the others again. Worker `round % n` comes late by some microseconds.
-JOBS = """
+STEPS = """
 declare i32 @usleep(i32)
 define void @rounds(ptr %ctx, i64 %worker, i64 %n) {
 entry:
@@ -169,20 +169,20 @@ def library() -> RuntimeLibrary:
 
 
 @pytest.fixture(scope="module")
-def jobs() -> NativeCode:
+def steps() -> NativeCode:
     return NativeCode(
-        [compile_module(JOBS, Target.host()).code], ["rounds", "no_barrier", "phases", "no_phase", "rlx_nothing"]
+        [compile_module(STEPS, Target.host()).code], ["rounds", "no_barrier", "phases", "no_phase", "rlx_nothing"]
     )
 
 
 class Rounds:
-    """The memory of the `rounds` job."""
+    """The memory of the `rounds` step."""
 
-    def __init__(self, pool: WorkerPool, jobs: NativeCode, rounds: int, late: int = 0, barrier: int = 0) -> None:
+    def __init__(self, pool: WorkerPool, steps: NativeCode, rounds: int, late: int = 0, barrier: int = 0) -> None:
         self.buffer = AlignedBuffer(128 * (pool.n + 1))
         self.words = self.buffer.view(np.int64, (pool.n + 1, 16))
         self.words[0, :4] = pool.pool_address, barrier or pool.library.symbols["rlx_barrier"], rounds, late
-        self.pool, self.step = pool, jobs.addresses["rounds"]
+        self.pool, self.step = pool, steps.addresses["rounds"]
 
     def run(self, times: int = 1) -> None:
         for _ in range(times):
@@ -198,16 +198,16 @@ class Rounds:
 
 
 class Phases:
-    """The memory of the `phases` job."""
+    """The memory of the `phases` step."""
 
     def __init__(
-        self, pool: WorkerPool, jobs: NativeCode, phases: int, units: int, late: int = 0, phase: int = 0
+        self, pool: WorkerPool, steps: NativeCode, phases: int, units: int, late: int = 0, phase: int = 0
     ) -> None:
         self.buffer = AlignedBuffer(8 * (8 + phases * (units + 2)))
         self.head = self.buffer.view(np.int64, 8)
         self.rows = self.buffer.view(np.int64, (phases, units + 2), 64)
         self.head[:5] = pool.pool_address, phase or pool.library.symbols["rlx_phase"], phases, late, units
-        self.pool, self.step = pool, jobs.addresses["phases"]
+        self.pool, self.step = pool, steps.addresses["phases"]
 
     def run(self, how: Callable[[int, int], None]) -> bool:
         """One round; whether every unit was done once, none before its time."""
@@ -232,36 +232,36 @@ def python_step(function: Callable[[int, int, int], None]) -> tuple[object, int]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_no_worker_passes_a_barrier_early(n: int, library: RuntimeLibrary, jobs: NativeCode) -> None:
+def test_no_worker_passes_a_barrier_early(n: int, library: RuntimeLibrary, steps: NativeCode) -> None:
     with WorkerPool(n, library) as pool:
-        job = Rounds(pool, jobs, 2000 if n <= 2 else 300)
+        step = Rounds(pool, steps, 2000 if n <= 2 else 300)
         for _ in range(10):
-            job.run()
-        assert job.errors == 0
-        assert job.counters == [10 * job.words[0, 2]] * n
+            step.run()
+        assert step.errors == 0
+        assert step.counters == [10 * step.words[0, 2]] * n
 
 
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("spin", [0, 1_000_000_000])
 def test_a_late_worker_is_waited_for_asleep_and_awake(
-    n: int, spin: int, library: RuntimeLibrary, jobs: NativeCode, monkeypatch: pytest.MonkeyPatch
+    n: int, spin: int, library: RuntimeLibrary, steps: NativeCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "JOB_SPIN", spin)
+    monkeypatch.setattr(threads, "STEP_SPIN", spin)
     monkeypatch.setattr(threads, "IDLE_SPIN", spin)
     monkeypatch.setattr(threads, "usable_cpus", lambda: n)
     with WorkerPool(n, library) as pool:
-        job = Rounds(pool, jobs, 20, late=300)
+        step = Rounds(pool, steps, 20, late=300)
         for _ in range(5):
-            job.run()
-        assert job.errors == 0
-        assert job.counters == [100] * n
+            step.run()
+        assert step.errors == 0
+        assert step.counters == [100] * n
 
 
-def test_the_check_sees_a_barrier_that_lets_everyone_pass(library: RuntimeLibrary, jobs: NativeCode) -> None:
+def test_the_check_sees_a_barrier_that_lets_everyone_pass(library: RuntimeLibrary, steps: NativeCode) -> None:
     with WorkerPool(2, library) as pool:
-        job = Rounds(pool, jobs, 5, late=500, barrier=jobs.addresses["no_barrier"])
-        job.run()
-        assert job.errors > 0
+        step = Rounds(pool, steps, 5, late=500, barrier=steps.addresses["no_barrier"])
+        step.run()
+        assert step.errors > 0
 
 
 # ---------------------------------------------------------------------------------------------------- phases
@@ -270,48 +270,48 @@ def test_the_check_sees_a_barrier_that_lets_everyone_pass(library: RuntimeLibrar
 @pytest.mark.parametrize("how", ["share", "run"])
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_every_unit_of_every_phase_is_done_once_and_in_order(
-    n: int, how: str, library: RuntimeLibrary, jobs: NativeCode
+    n: int, how: str, library: RuntimeLibrary, steps: NativeCode
 ) -> None:
     with WorkerPool(n, library) as pool:
-        job = Phases(pool, jobs, phases=60, units=7)
-        assert all(job.run(getattr(pool, how)) for _ in range(100))
+        step = Phases(pool, steps, phases=60, units=7)
+        assert all(step.run(getattr(pool, how)) for _ in range(100))
 
 
 @pytest.mark.parametrize("spin", [0, 10_000, 1_000_000_000])
 @pytest.mark.parametrize("n", [2, 3])
 def test_workers_leave_a_long_phase_and_come_back(
-    n: int, spin: int, library: RuntimeLibrary, jobs: NativeCode, monkeypatch: pytest.MonkeyPatch
+    n: int, spin: int, library: RuntimeLibrary, steps: NativeCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "JOB_SPIN", spin)
+    monkeypatch.setattr(threads, "STEP_SPIN", spin)
     monkeypatch.setattr(threads, "usable_cpus", lambda: n)
     with WorkerPool(n, library) as pool:
-        job = Phases(pool, jobs, phases=10, units=5, late=400)
-        assert all(job.run(pool.share) for _ in range(10))
-        assert spin > 10_000 or comes_back(job, pool)
+        step = Phases(pool, steps, phases=10, units=5, late=400)
+        assert all(step.run(pool.share) for _ in range(10))
+        assert spin > 10_000 or comes_back(step, pool)
 
 
-def comes_back(job: Phases, pool: WorkerPool) -> bool:
+def comes_back(step: Phases, pool: WorkerPool) -> bool:
     """Whether in some run there are more entries than workers. A busy machine may keep a worker away for many runs."""
     for _ in range(300):
-        before = job.entries
-        assert job.run(pool.share)
-        if job.entries - before > pool.n:
+        before = step.entries
+        assert step.run(pool.share)
+        if step.entries - before > pool.n:
             return True
     return False
 
 
-def test_worker_0_is_enough(library: RuntimeLibrary, jobs: NativeCode) -> None:
+def test_worker_0_is_enough(library: RuntimeLibrary, steps: NativeCode) -> None:
     """The others never enter: their gate is held shut."""
     with WorkerPool(2, library) as pool:
-        job = Phases(pool, jobs, phases=50, units=3)
-        assert job.run(lambda fn, ctx: Step(fn)(ctx, 0, 2))
-        assert job.entries == 1
+        step = Phases(pool, steps, phases=50, units=3)
+        assert step.run(lambda fn, ctx: Step(fn)(ctx, 0, 2))
+        assert step.entries == 1
 
 
-def test_phases_and_shares_take_turns(library: RuntimeLibrary, jobs: NativeCode) -> None:
-    """A worker that was late for a shared job does its part of the next one."""
+def test_phases_and_shares_take_turns(library: RuntimeLibrary, steps: NativeCode) -> None:
+    """A worker that was late for a shared step does its part of the next one."""
     with WorkerPool(3, library) as pool:
-        phases, rounds = Phases(pool, jobs, phases=3, units=2), Rounds(pool, jobs, 2)
+        phases, rounds = Phases(pool, steps, phases=3, units=2), Rounds(pool, steps, 2)
         for turn in range(1, 301):
             assert phases.run(pool.share)
             rounds.run()
@@ -319,10 +319,10 @@ def test_phases_and_shares_take_turns(library: RuntimeLibrary, jobs: NativeCode)
         assert rounds.errors == 0
 
 
-def test_the_check_sees_phases_that_let_everyone_pass(library: RuntimeLibrary, jobs: NativeCode) -> None:
+def test_the_check_sees_phases_that_let_everyone_pass(library: RuntimeLibrary, steps: NativeCode) -> None:
     with WorkerPool(2, library) as pool:
-        job = Phases(pool, jobs, phases=20, units=4, late=300, phase=jobs.addresses["no_phase"])
-        assert not all(job.run(pool.run) for _ in range(500))  # the first tells, unless the machine is busy
+        step = Phases(pool, steps, phases=20, units=4, late=300, phase=steps.addresses["no_phase"])
+        assert not all(step.run(pool.run) for _ in range(500))  # the first tells, unless the machine is busy
 
 
 def test_nobody_is_inside_a_shared_job_when_it_returns(library: RuntimeLibrary) -> None:
@@ -340,7 +340,7 @@ def test_nobody_is_inside_a_shared_job_when_it_returns(library: RuntimeLibrary) 
             assert inside == []
 
 
-# ---------------------------------------------------------------------------------------------------- jobs
+# ---------------------------------------------------------------------------------------------------- steps
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -367,35 +367,35 @@ def test_the_caller_is_worker_0_and_the_others_keep_their_threads(library: Runti
 
 
 @pytest.mark.parametrize("idle", [0.0, 0.001, 0.02])
-def test_workers_wake_from_every_depth_of_idleness(idle: float, library: RuntimeLibrary, jobs: NativeCode) -> None:
+def test_workers_wake_from_every_depth_of_idleness(idle: float, library: RuntimeLibrary, steps: NativeCode) -> None:
     with WorkerPool(2, library) as pool:
-        job = Rounds(pool, jobs, 2)
+        step = Rounds(pool, steps, 2)
         for _ in range(15):
             time.sleep(idle)
-            job.run()
-        assert (job.errors, job.counters) == (0, [30, 30])
+            step.run()
+        assert (step.errors, step.counters) == (0, [30, 30])
 
 
-def test_callers_in_several_threads_queue(library: RuntimeLibrary, jobs: NativeCode) -> None:
+def test_callers_in_several_threads_queue(library: RuntimeLibrary, steps: NativeCode) -> None:
     with WorkerPool(2, library) as pool:
-        job = Rounds(pool, jobs, 3)
-        callers = [threading.Thread(target=job.run, args=[100]) for _ in range(4)]
+        step = Rounds(pool, steps, 3)
+        callers = [threading.Thread(target=step.run, args=[100]) for _ in range(4)]
         for caller in callers:
             caller.start()
         for caller in callers:
             caller.join()
-        assert (job.errors, job.counters) == (0, [1200, 1200])
+        assert (step.errors, step.counters) == (0, [1200, 1200])
 
 
-def test_two_pools_do_not_disturb_each_other(library: RuntimeLibrary, jobs: NativeCode) -> None:
+def test_two_pools_do_not_disturb_each_other(library: RuntimeLibrary, steps: NativeCode) -> None:
     with WorkerPool(2, library) as a, WorkerPool(2, library) as b:
-        work = [Rounds(a, jobs, 50), Rounds(b, jobs, 50)]
-        callers = [threading.Thread(target=job.run, args=[20]) for job in work]
+        work = [Rounds(a, steps, 50), Rounds(b, steps, 50)]
+        callers = [threading.Thread(target=step.run, args=[20]) for step in work]
         for caller in callers:
             caller.start()
         for caller in callers:
             caller.join()
-        assert [(job.errors, job.counters) for job in work] == [(0, [1000, 1000])] * 2
+        assert [(step.errors, step.counters) for step in work] == [(0, [1000, 1000])] * 2
 
 
 # ---------------------------------------------------------------------------------------------------- life
@@ -409,28 +409,28 @@ def no_new_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_new_threads")
-def test_fifty_pools_start_and_stop(library: RuntimeLibrary, jobs: NativeCode) -> None:
+def test_fifty_pools_start_and_stop(library: RuntimeLibrary, steps: NativeCode) -> None:
     for i in range(50):
         with WorkerPool(1 + i % 4, library) as pool:
-            job = Rounds(pool, jobs, 3)
+            step = Rounds(pool, steps, 3)
             if i % 3:
-                job.run()
-                assert job.errors == 0
+                step.run()
+                assert step.errors == 0
 
 
 @pytest.mark.usefixtures("no_new_threads")
-def test_an_exception_inside_the_block_closes_the_pool(library: RuntimeLibrary, jobs: NativeCode) -> None:
+def test_an_exception_inside_the_block_closes_the_pool(library: RuntimeLibrary, steps: NativeCode) -> None:
     with pytest.raises(ZeroDivisionError), WorkerPool(2, library) as pool:
         raise ZeroDivisionError
     with pytest.raises(BusyError, match="closed"):
-        pool.run(jobs.addresses["rlx_nothing"], 0)
+        pool.run(steps.addresses["rlx_nothing"], 0)
     pool.close()
 
 
 @pytest.mark.usefixtures("no_new_threads")
-def test_a_forgotten_pool_stops(library: RuntimeLibrary, jobs: NativeCode) -> None:
+def test_a_forgotten_pool_stops(library: RuntimeLibrary, steps: NativeCode) -> None:
     pool = WorkerPool(3, library)
-    pool.run(jobs.addresses["rlx_nothing"], 0)
+    pool.run(steps.addresses["rlx_nothing"], 0)
     del pool
 
 
@@ -454,27 +454,27 @@ def test_a_wrong_number_of_workers_is_refused(n: int, library: RuntimeLibrary) -
         WorkerPool(n, library)
 
 
-def test_a_null_step_is_refused_and_stops_nobody(library: RuntimeLibrary, jobs: NativeCode) -> None:
+def test_a_null_step_is_refused_and_stops_nobody(library: RuntimeLibrary, steps: NativeCode) -> None:
     with WorkerPool(2, library) as pool:
         with pytest.raises(ArgumentError, match="null"):
             pool.run(0, 0)
-        job = Rounds(pool, jobs, 3)
-        job.run()
-        assert job.counters == [3, 3]
+        step = Rounds(pool, steps, 3)
+        step.run()
+        assert step.counters == [3, 3]
 
 
-def test_a_forked_child_has_workers_of_its_own(library: RuntimeLibrary, jobs: NativeCode) -> None:
+def test_a_forked_child_has_workers_of_its_own(library: RuntimeLibrary, steps: NativeCode) -> None:
     with WorkerPool(2, library) as pool:
-        job, address = Rounds(pool, jobs, 10), pool.pool_address
-        job.run()
+        step, address = Rounds(pool, steps, 10), pool.pool_address
+        step.run()
         child = os.fork()
         if not child:
-            job.run()
-            good = job.counters == [20, 20] and not job.errors and pool.pool_address == address
+            step.run()
+            good = step.counters == [20, 20] and not step.errors and pool.pool_address == address
             os._exit(0 if good else 1)
         assert os.waitpid(child, 0)[1] == 0
-        job.run()
-        assert (job.errors, job.counters) == (0, [20, 20])
+        step.run()
+        assert (step.errors, step.counters) == (0, [20, 20])
 
 
 @pytest.mark.parametrize("idle", [0.0, 0.1])

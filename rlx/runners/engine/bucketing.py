@@ -45,7 +45,7 @@ class Bucketing:
         hidden: bool,
         embeddings: PromptEmbeddings | None,
         max_seq: int,
-        turn: int | None = None,
+        verifies: bool = False,
     ) -> ProgramSpec:
         """The spec of the program for a call of `rows` rows after `past` positions, in a context of `max_seq`.
 
@@ -53,10 +53,10 @@ class Bucketing:
             all_rows, hidden: as in `ProgramSpec`. For the logits of several rows, the program is that of a bucket in
                 every mode: only scoring and verifying request them.
             embeddings: the prompt embeddings, if the rows are computed from these.
-            turn: as in `ProgramSpec`, for calls whose rows may be rejected.
+            verifies: whether rows may be rejected.
         """
         if all_rows and rows > 1:
-            return _spec(self.bucket(rows), True, hidden, verifies=turn is not None, turn=turn or 0)
+            return _spec(self.bucket(rows), True, hidden, verifies=verifies)
         seq, bounds, bias = self.rows(rows), self.past(rows, past), 0
         if (
             embeddings is not None and embeddings.bias is not None

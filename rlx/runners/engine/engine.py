@@ -1,7 +1,7 @@
 """The engine under every runner: a model's programs, weights and states, with one main method, `step`.
 
 It does not sample and does not process text. `step` appends token ids to sequences and returns logits. `stepper.py`
-runs the programs, `session.py` has the calls for a single sequence, and `rlx.runtime.pool` holds the states.
+runs the programs, `single_sequence.py` has calls on a sequence of its own, and `rlx.runtime.pool` holds the states.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlx.runners.engine.greedy import greedy_run
 from rlx.runners.engine.program_spec import GREEDY, HIDDEN, ProgramSpec
 from rlx.runners.engine.programs import Programs
 from rlx.runners.engine.ready import ProgramRecord, ReadyPrograms
-from rlx.runners.engine.session import Session
+from rlx.runners.engine.single_sequence import SingleSequence
 from rlx.runners.engine.stepper import ALL_ROWS_VALUES, Limits, Stepper
 from rlx.runners.generation.output import Logits
 from rlx.runners.opening.identity import identity
@@ -54,11 +54,11 @@ if TYPE_CHECKING:
     from rlx.runners.opening.options import ModelSource
 
 
-class Engine(Session):
+class Engine(SingleSequence):
     """A loaded model. Make one with `Engine.open`.
 
     `step` computes a batch of several sequences, which `open_sequence` opens. The inherited calls (`forward`, `trim`
-    and so on) work on one more sequence, the session.
+    and so on) work on one more sequence, the current one.
 
     Attributes:
         ahead: compiles programs in the background.
@@ -100,7 +100,7 @@ class Engine(Session):
             self.pool = CachePool(self.graph, max_seq=self.max_seq, rows=self.most_rows, kv_bytes=nbytes)
             self._programs.bind(self.pool.memory.addresses, self.pool.memory.strides)
             self.stepper = Stepper(self._programs, self.pool, bucketing, self._limits(), self.load)
-            self._sequence = self._home = self.pool.open()
+            self._sequence = self.pool.open()
         except BaseException:
             self.ahead.close()
             raise

@@ -34,7 +34,8 @@ class ProgramSpec:
         segments: whether rows belong to several sequences; it returns the logits of the rows `logit_rows`.
         verifies: whether rows may be rejected: it then leaves the recurrent states and writes new ones beside them.
         advances: whether it only updates the recurrent states, by the accepted rows of a verifying program.
-        turn: which of the two buffers of the recurrent states a verifying program reads, 0 or 1.
+        swapped: whether a verifying program is the one of two that reads the spare slot, in runs that alternate between
+            the slots.
     """
 
     seq: Range
@@ -47,7 +48,7 @@ class ProgramSpec:
     segments: bool = False
     verifies: bool = False
     advances: bool = False
-    turn: int = 0
+    swapped: bool = False
 
     @cached_property
     def phase(self) -> str:
@@ -91,7 +92,7 @@ class ProgramSpec:
     @property
     def advancing(self) -> ProgramSpec:
         """The spec of the program that updates the recurrent states after this verifying program."""
-        return ProgramSpec((1, self.seq[1]), all_rows=True, advances=True, turn=self.turn)
+        return ProgramSpec((1, self.seq[1]), all_rows=True, advances=True, swapped=self.swapped)
 
     def variant(self, graph: Graph) -> Graph:
         """The model's graph with the inputs and outputs of this spec."""

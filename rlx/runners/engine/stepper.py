@@ -281,7 +281,7 @@ class Stepper:
         aside: bool = False,
     ) -> ProgramSpec:
         """The spec of the program for a call of one sequence, see `Bucketing.spec`."""
-        return self.bucketing.spec(rows, past, all_rows, hidden, embeddings, self.limits.max_seq, 0 if aside else None)
+        return self.bucketing.spec(rows, past, all_rows, hidden, embeddings, self.limits.max_seq, aside)
 
     def place(self, program: Program, sequence: Sequence, *, swapped: bool = False) -> dict[str, int]:
         """Tells a program where a sequence's states lie; returns the values of the symbols that say their sizes.

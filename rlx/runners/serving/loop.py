@@ -1,7 +1,7 @@
 """The engine loop: one thread computes the requests of all callers, a step at a time.
 
 Runners stage, between the runners and the engine. Callers post jobs and tasks into an inbox; the thread reads it
-between turns (`stepper.py`). Nothing but this thread touches the engine's sequences, so an interrupt of a caller
+between turns (`executor.py`). Nothing but this thread touches the engine's sequences, so an interrupt of a caller
 (Ctrl-C) never meets a half-done step.
 """
 
@@ -18,9 +18,9 @@ from typing import Any, TypeVar, overload
 from rlx.errors import BusyError, PoolFullError, ResourceError, named_refusals
 from rlx.runners.opening.options import SLOTS, STALL_MS
 from rlx.runners.serving.at_exit import closed_at_exit
+from rlx.runners.serving.executor import JobExecutor, StepEngine
 from rlx.runners.serving.job import Job, Logits, Task
 from rlx.runners.serving.scheduler import Scheduler
-from rlx.runners.serving.stepper import StepEngine, Stepper
 from rlx.runtime.batch import Batch
 
 Message = Job | Task | tuple[Job, ...] | None
@@ -53,7 +53,7 @@ class EngineLoop:
         self._engine, self._closed = engine, False
         self.scheduler = Scheduler(slots, stall_ms / 1000, engine.most_rows)
         self._begin()
-        self._stepper = Stepper(engine, self.scheduler, clock, lambda: not self._inbox.empty())
+        self._executor = JobExecutor(engine, self.scheduler, clock, lambda: not self._inbox.empty())
 
     def _begin(self) -> None:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -108,17 +108,17 @@ class EngineLoop:
 
     def keep(self, sequence: Any) -> None:
         """For a task: nobody computes anything of this open sequence now; it may be paused to make room for others."""
-        self._stepper.idle.add(sequence)
+        self._executor.idle.add(sequence)
 
     def use(self, sequence: Any) -> None:
         """For a task: undoes `keep`, before it computes something of the sequence."""
-        self._stepper.idle.discard(sequence)
+        self._executor.idle.discard(sequence)
         while True:
             try:
                 sequence.resume()
                 return
             except PoolFullError:
-                if not self._stepper.make_room():
+                if not self._executor.make_room():
                     raise
 
     def step(self, batch: Batch) -> Sequence[Logits | None]:
@@ -127,7 +127,7 @@ class EngineLoop:
             try:
                 return self._engine.step(batch)
             except PoolFullError:
-                if not self._stepper.make_room():
+                if not self._executor.make_room():
                     raise
 
     def release(self, sequence: Any) -> None:
@@ -137,7 +137,7 @@ class EngineLoop:
 
     def task_rows(self) -> int:
         """How many rows a task may compute before its next `yield`."""
-        return self._stepper.task_rows()
+        return self._executor.task_rows()
 
     @property
     def is_closed(self) -> bool:
@@ -152,7 +152,7 @@ class EngineLoop:
     def stats(self) -> dict[str, Any]:
         """Number of jobs that wait (`queue`) and that have started (`running`), and the counters."""
         started = len(self.scheduler.prefilling) + len(self.scheduler.running)
-        return {"queue": len(self.scheduler.waiting), "running": started, **vars(self._stepper.counters)}
+        return {"queue": len(self.scheduler.waiting), "running": started, **vars(self._executor.counters)}
 
     def close(self) -> None:
         """Ends every job and task with a `BusyError`, and the thread. Can be called more than once."""
@@ -182,7 +182,7 @@ class EngineLoop:
         thread = self._driver.get("thread")
         if self._closed and (thread is None or not thread.is_alive()):
             self._read()
-            self._stepper.end_all(closed_error())
+            self._executor.end_all(closed_error())
 
     def _start(self) -> None:
         """Starts the thread. Of two that are started at the same time, the second ends at once."""
@@ -207,26 +207,26 @@ class EngineLoop:
             message: what the thread has taken out of the inbox.
         """
         if message is not None:
-            self._stepper.receive(message)
+            self._executor.receive(message)
         while True:
             self._read()
             if self._closed:
-                self._stepper.end_all(closed_error())
+                self._executor.end_all(closed_error())
                 return None
-            if not self._stepper.turn() and self._inbox.empty():
-                return self._stepper.seconds_left()
+            if not self._executor.turn() and self._inbox.empty():
+                return self._executor.seconds_left()
 
     def _read(self) -> None:
         while not self._inbox.empty():
             message = self._inbox.get()
             if message is not None:
-                self._stepper.receive(message)
+                self._executor.receive(message)
 
     def forget(self) -> None:
         """For a forked child: the thread does not exist there, and what it was computing is lost."""
         self._begin()
         hint = "send the request again in the child"
-        self._stepper.end_all(BusyError("the process was forked meanwhile", where="engine loop", hint=hint))
+        self._executor.end_all(BusyError("the process was forked meanwhile", where="engine loop", hint=hint))
 
 
 def _drive(loop_of: weakref.ref[EngineLoop], inbox: queue.SimpleQueue[Message]) -> None:

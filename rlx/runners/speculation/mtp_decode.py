@@ -56,8 +56,8 @@ def drafted_run(
     sequence.begin(most, alternating=True)
     models = _models(stepper, sequence)
     feed(models[0].inputs, ids, past, None)
-    for turn, model in enumerate(models):
-        model.prepare({"SEQ": len(ids), "PAST_SEQ": past, **stepper.place(model, sequence, swapped=turn == 1)})
+    for model, swapped in zip(models, (False, True), strict=True):
+        model.prepare({"SEQ": len(ids), "PAST_SEQ": past, **stepper.place(model, sequence, swapped=swapped)})
         if model.then:
             model.then.prepare({"SEQ": 1})
     found = drafter.rounds(models, ids, count=most, rows=stepper.limits.ids, stops=stops, seconds=SECONDS)
@@ -80,7 +80,7 @@ def _models(stepper: Stepper, sequence: Sequence) -> tuple[Program, Program]:
     They return the likeliest token after each row, and the hidden states for the MTP head.
     """
     spec = ProgramSpec(ROWS, all_rows=True, hidden=True, greedy=True, verifies=sequence.recurrent)
-    now, after = (stepper.programs[replace(spec, turn=turn if sequence.recurrent else 0)] for turn in (0, 1))
+    now, after = (stepper.programs[replace(spec, swapped=swapped and sequence.recurrent)] for swapped in (False, True))
     return now, after
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlx.backends.base import Program
-from rlx.backends.cpu.launch.loop_drafts import DRAFTS_PLAN, JOB, MODEL, RESULTS
+from rlx.backends.cpu.launch.loop_drafts import CALL, DRAFTS_PLAN, MODEL, RESULTS
 from rlx.backends.cpu.launch.native import NativeProgram, native
 
 
@@ -114,9 +114,9 @@ def run_rounds(
 def _model_fields(model: NativeProgram, taken: str) -> array[int]:
     """The values of `MODEL`."""
     then = native(model.then) if model.then else None
-    again = then.job() if then else dict.fromkeys(JOB, 0)
+    again = then.call() if then else dict.fromkeys(CALL, 0)
     values = {
-        **model.job(),
+        **model.call(),
         "chosen": model.result("token"),
         "hidden": model.result(taken),
         "tokens": model.input("tokens"),

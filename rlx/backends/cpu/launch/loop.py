@@ -13,7 +13,7 @@ nothing.
 from __future__ import annotations
 
 from rlx.backends.cpu.launch.loop_drafts import DRAFTS
-from rlx.backends.cpu.launch.loop_jobs import READ, REPEAT
+from rlx.backends.cpu.launch.loop_functions import READ, REPEAT
 from rlx.backends.cpu.llvm_text import fill
 from rlx.errors import TargetError
 
@@ -21,15 +21,15 @@ SYMBOLS = ("rlx_barrier", "rlx_phase", "rlx_worker", "rlx_run", "rlx_share", "rl
 
 # Layout of the pool's memory. Words that different threads write are 128 bytes apart: CPUs prefetch pairs of cache
 # lines. A signal is { i32 value, i32 sleepers }.
-#   size: { i64 workers, i64 spin in a job, i64 spin of an idle worker }, nanoseconds
-#   tick: signal for a new job and for a finished phase          finished: signal that the caller of a job waits for
-#   gate: i64, see CLOSED, then ptr job, ptr context             done: i64, workers that finished their share of the job
+#   size: { i64 workers, i64 spin in a step, i64 spin of an idle worker }, nanoseconds
+#   tick: signal for a new step and for a finished phase         finished: signal that the caller of a step waits for
+#   gate: i64, see CLOSED, then ptr function, ptr context        done: i64, workers that finished their share of the step
 #   arrived: i64, workers at the barrier                         generation: signal that the barrier has opened
 _LINE = 128
 OFFSETS = {name: _LINE * i for i, name in enumerate("size tick gate done finished arrived generation".split())}
 POOL_BYTES = _LINE * len(OFFSETS)
 
-#: The gate: the upper half is the number of the job, the lower half says who may enter. CLOSED: nobody. EVERYONE: each
+#: The gate: the upper half is the number of the step, the lower half says who may enter. CLOSED: nobody. EVERYONE: each
 #: worker once, and the caller waits for all. Otherwise: any free worker; the low bits count the workers inside.
 CLOSED, EVERYONE, INSIDE = 1 << 31, 1 << 30, (1 << 30) - 1
 
@@ -134,7 +134,7 @@ out:
 }
 
 ; End of a phase: it ends when all its work is done, by whichever worker, so a worker without a CPU delays nobody.
-; %worker has done %mine of %total units; %done, zero before the job, is their sum. Returns true when all are done.
+; %worker has done %mine of %total units; %done, zero before the step, is their sum. Returns true when all are done.
 ; Returns false, never for worker 0, after a long wait: return from the step; on the next call earlier phases are done.
 define i1 @rlx_phase(ptr %pool, ptr %done, i64 %mine, i64 %total, i64 %worker) nounwind {
 entry:
@@ -175,8 +175,8 @@ no:
   ret i1 false
 }
 
-; Main loop of a worker: wait for a job, enter if the gate is open, leave. Enter the same job again only after a tick,
-; when there may be more work. A null job ends the loop.
+; Main loop of a worker: wait for a step, enter if the gate is open, leave. Enter the same step again only after a tick,
+; when there may be more work. A null function ends the loop.
 define void @rlx_worker(ptr %pool, i64 %index) nounwind {
 entry:
   %n = load i64, ptr %pool, align 8
@@ -185,12 +185,12 @@ entry:
   %spin = load i64, ptr %spin.at, align 8
   %tick.at = getelementptr inbounds i8, ptr %pool, i64 $tick
   %gate.at = getelementptr inbounds i8, ptr %pool, i64 $gate
-  %job.at = getelementptr inbounds i8, ptr %gate.at, i64 8
+  %function.at = getelementptr inbounds i8, ptr %gate.at, i64 8
   %context.at = getelementptr inbounds i8, ptr %gate.at, i64 16
   %done.at = getelementptr inbounds i8, ptr %pool, i64 $done
   %finished.at = getelementptr inbounds i8, ptr %pool, i64 $finished
   br label %idle
-idle:                                             ; %last: the job that was left at tick %left
+idle:                                             ; %last: the step that was left at tick %left
   %last = phi i64 [ 0, %entry ], [ %last, %wait ], [ %last, %enter ], [ %number, %leave ], [ %number, %shared ],
     [ %number, %report ]
   %left = phi i32 [ 0, %entry ], [ %left, %wait ], [ %left, %enter ], [ %left.now, %leave ], [ %left.now, %shared ],
@@ -218,12 +218,12 @@ enter:
   %entered = extractvalue { i64, i1 } %pair, 1
   br i1 %entered, label %inside, label %idle
 inside:
-  %job = load ptr, ptr %job.at, align 8
-  %stop = icmp eq ptr %job, null
+  %function = load ptr, ptr %function.at, align 8
+  %stop = icmp eq ptr %function, null
   br i1 %stop, label %end, label %work
 work:
   %context = load ptr, ptr %context.at, align 8
-  call void %job(ptr %context, i64 %index, i64 %n)
+  call void %function(ptr %context, i64 %index, i64 %n)
   %left.now = load atomic i32, ptr %tick.at acquire, align 8
   br i1 %free, label %leave, label %shared
 leave:                                            ; a caller that has closed the gate waits for the last worker inside
@@ -242,26 +242,26 @@ end:
   ret void
 }
 
-; Publish a job, run worker 0's part, and wait for the others.
-define internal void @start(ptr %pool, ptr %job, ptr %context, i64 %mode) nounwind noinline {
+; Publish a step, run worker 0's part, and wait for the others.
+define internal void @start(ptr %pool, ptr %function, ptr %context, i64 %mode) nounwind noinline {
 entry:
   %n = load i64, ptr %pool, align 8
   %alone = icmp eq i64 %n, 1
   br i1 %alone, label %own, label %publish
 own:
-  call void %job(ptr %context, i64 0, i64 1)
+  call void %function(ptr %context, i64 0, i64 1)
   ret void
 publish:
   %spin.at = getelementptr inbounds i8, ptr %pool, i64 16
   %spin = load i64, ptr %spin.at, align 8
   %tick.at = getelementptr inbounds i8, ptr %pool, i64 $tick
   %gate.at = getelementptr inbounds i8, ptr %pool, i64 $gate
-  %job.at = getelementptr inbounds i8, ptr %gate.at, i64 8
+  %function.at = getelementptr inbounds i8, ptr %gate.at, i64 8
   %context.at = getelementptr inbounds i8, ptr %gate.at, i64 16
   %done.at = getelementptr inbounds i8, ptr %pool, i64 $done
   %finished.at = getelementptr inbounds i8, ptr %pool, i64 $finished
   %finished = load atomic i32, ptr %finished.at acquire, align 8
-  store ptr %job, ptr %job.at, align 8
+  store ptr %function, ptr %function.at, align 8
   store ptr %context, ptr %context.at, align 8
   store atomic i64 0, ptr %done.at monotonic, align 8
   %gate.old = load atomic i64, ptr %gate.at monotonic, align 8
@@ -271,10 +271,10 @@ publish:
   %gate = or i64 %upper, %mode
   store atomic i64 %gate, ptr %gate.at release, align 8
   call void @ring(ptr %tick.at)
-  %stop = icmp eq ptr %job, null
+  %stop = icmp eq ptr %function, null
   br i1 %stop, label %out, label %share
 share:
-  call void %job(ptr %context, i64 0, i64 %n)
+  call void %function(ptr %context, i64 0, i64 %n)
   %everyone = icmp ne i64 %mode, 0
   br i1 %everyone, label %gather, label %close
 gather:
@@ -294,15 +294,15 @@ out:
   ret void
 }
 
-; Run the job once on every worker.
-define void @rlx_run(ptr %pool, ptr %job, ptr %context) nounwind {
-  call void @start(ptr %pool, ptr %job, ptr %context, i64 $everyone)
+; Run the step once on every worker.
+define void @rlx_run(ptr %pool, ptr %function, ptr %context) nounwind {
+  call void @start(ptr %pool, ptr %function, ptr %context, i64 $everyone)
   ret void
 }
 
-; Run the job here; free workers join. It is done when worker 0 returns and all that joined have left.
-define void @rlx_share(ptr %pool, ptr %job, ptr %context) nounwind {
-  call void @start(ptr %pool, ptr %job, ptr %context, i64 0)
+; Run the step here; free workers join. It is done when worker 0 returns and all that joined have left.
+define void @rlx_share(ptr %pool, ptr %function, ptr %context) nounwind {
+  call void @start(ptr %pool, ptr %function, ptr %context, i64 0)
   ret void
 }
 

@@ -11,16 +11,16 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 
-from rlx.backends.cpu.launch.loop_jobs import PLAN
+from rlx.backends.cpu.launch.loop_functions import PLAN
 from rlx.backends.cpu.llvm_text import load, place
 
-# Fields of the model's program, 8 bytes each: its job, the chosen token of each row, the hidden states for the head,
-# its inputs, and the symbols SEQ and PAST_SEQ. Then the program that recomputes the recurrent states for the first
-# rows: its job (null if there is nothing to do), and SEQ.
-JOB = ("job", "context", "counters", "counter_bytes")
+# Fields of the model's program, 8 bytes each: its step function, the chosen token of each row, the hidden states for
+# the head, its inputs, and the symbols SEQ and PAST_SEQ. Then the program that recomputes the recurrent states for the
+# first rows: its function (null if there is nothing to do), and SEQ.
+CALL = ("function", "context", "counters", "counter_bytes")
 MODEL = (
-    *JOB, "chosen", "hidden", "tokens", "positions", "seq", "past",
-    *(f"again_{name}" for name in JOB), "again_seq",
+    *CALL, "chosen", "hidden", "tokens", "positions", "seq", "past",
+    *(f"again_{name}" for name in CALL), "again_seq",
 )  # fmt: skip
 # The plan. `now` and `next` are two such programs, which alternate: each reads the recurrent states that the other one
 # wrote. The head has a program for one row and one for several rows; each runs the first step of a plan of
@@ -150,7 +150,7 @@ verify:                                           ; %done: tokens so far; %behin
 {_MODEL}{_NEXT}  %in = load i64, ptr %seq, align 8
   %start = load i64, ptr %past, align 8
   call void @llvm.memset.p0.i64(ptr %counters, i8 0, i64 %counter_bytes, i1 false)
-  call void @start(ptr %pool, ptr %job, ptr %context, i64 0)
+  call void @start(ptr %pool, ptr %function, ptr %context, i64 0)
   %fresh = getelementptr inbounds i32, ptr %found, i64 %done
   br label %row
 row:
@@ -179,13 +179,13 @@ accept:
   %rate.old = load double, ptr %rate.at, align 8
   %rate = call double @rated(double %rate.old, i64 %i, i1 %miss)
   store double %rate, ptr %rate.at, align 8
-  %recurrent = icmp ne ptr %again_job, null
+  %recurrent = icmp ne ptr %again_function, null
   %redo = and i1 %miss, %recurrent
   br i1 %redo, label %less, label %check
 less:                                             ; the new states include rejected rows: recompute them
   store i64 %right.rows, ptr %again_seq, align 8
   call void @llvm.memset.p0.i64(ptr %again_counters, i8 0, i64 %again_counter_bytes, i1 false)
-  call void @start(ptr %pool, ptr %again_job, ptr %again_context, i64 0)
+  call void @start(ptr %pool, ptr %again_function, ptr %again_context, i64 0)
   br label %check
 check:
   %done.next = add i64 %done, %right.rows

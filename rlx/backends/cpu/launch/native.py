@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import Program
-from rlx.backends.cpu.launch.loop_jobs import FIXED, VARYING
+from rlx.backends.cpu.launch.loop_functions import FIXED, VARYING
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.work_stealing import counter_bytes
 from rlx.backends.memory import AlignedBuffer
@@ -173,7 +173,7 @@ class NativeProgram(Program):
         carried: tuple[str, str] | None = None,
         first: Program | None = None,
     ) -> array[int]:
-        """The plan of `repeat`: `rlx.backends.cpu.launch.loop_jobs.PLAN`; `found` is the address for the tokens."""
+        """The plan of `repeat`, see `loop_functions.PLAN`; `found` is the address for the tokens."""
         varying = {
             "rows": rows,
             "stops": stops.buffer_info()[0],
@@ -202,14 +202,14 @@ class NativeProgram(Program):
         return self._plans[key]
 
     def _step_fields(self, carried: tuple[str, str] | None) -> dict[str, int]:
-        """The job of a step and the addresses of its results: the values of `STEP` by name."""
+        """The function of a step and the addresses of its results: the values of `STEP` by name."""
         result = self.result(carried[0]) if carried else 0
-        return {**self.job(), "chosen": self.result("token"), "result": result}
+        return {**self.call(), "chosen": self.result("token"), "result": result}
 
-    def job(self) -> dict[str, int]:
-        """The job of a step for `rlx_share`, and the counters that must be zero before it."""
+    def call(self) -> dict[str, int]:
+        """The function of a step for `rlx_share`, and the counters that must be zero before it."""
         return {
-            "job": self._step,
+            "function": self._step,
             "context": self._context_address,
             "counters": self._counters.address,
             "counter_bytes": self._counters.nbytes,

@@ -26,10 +26,10 @@ __all__ = ["SYMBOLS", "RuntimeLibrary", "WorkerPool", "runtime_llvm"]
 
 MAX_WORKERS = 1024
 
-# How long a wait spins before it sleeps, in nanoseconds. In a job: more than the usual difference between workers, less
-# than the cost of waking (5 to 30 us). Idle: the time between two steps of a caller without much other work, such as
+# How long a wait spins before it sleeps, in nanoseconds. In a step: more than the usual difference between workers,
+# less than the cost of waking (5 to 30 us). Idle: the time between two steps of a caller without much other work, such as
 # 30 us between tokens, or 70 us after a verifying step.
-JOB_SPIN = 10_000
+STEP_SPIN = 10_000
 IDLE_SPIN = 100_000
 
 
@@ -61,10 +61,10 @@ class RuntimeLibrary:
             raise CompileError(f"the worker loop does not load: {error}", hint="Run `rlx cache verify`") from error
         self.symbols = {name: int(self._tracker[name]) for name in SYMBOLS}
         pointer, index = ctypes.c_void_p, ctypes.c_int64
-        job = ctypes.CFUNCTYPE(None, pointer, pointer, pointer)
+        start = ctypes.CFUNCTYPE(None, pointer, pointer, pointer)
         self.repeat = ctypes.CFUNCTYPE(index, pointer, pointer)(self.symbols["rlx_repeat"])
         self.drafts = ctypes.CFUNCTYPE(index, pointer, pointer)(self.symbols["rlx_drafts"])
-        self.run, self.share = job(self.symbols["rlx_run"]), job(self.symbols["rlx_share"])
+        self.run, self.share = start(self.symbols["rlx_run"]), start(self.symbols["rlx_share"])
         self.work = ctypes.CFUNCTYPE(None, pointer, index)(self.symbols["rlx_worker"])
 
 
@@ -81,7 +81,7 @@ class _Crew:
     def start(self) -> None:
         """Resets the words at the same address, which programs hold, and starts new threads."""
         # With more workers than CPUs some worker always waits for a CPU; a spinning worker would block it.
-        spins = (JOB_SPIN, IDLE_SPIN) if self.n <= usable_cpus() else (0, 0)
+        spins = (STEP_SPIN, IDLE_SPIN) if self.n <= usable_cpus() else (0, 0)
         words = np.zeros(POOL_BYTES // 8, np.int64)
         words[:3] = self.n, *spins
         words[OFFSETS["gate"] // 8] = CLOSED
@@ -189,7 +189,7 @@ class WorkerPool:
     def repeat(self, plan_address: int) -> int:
         """Runs a step repeatedly, as `share` does; each takes the token that the step before chose.
 
-        The plan is an array of 8-byte fields, `loop_jobs.PLAN`. Returns the number of steps done.
+        The plan is an array of 8-byte fields, `loop_functions.PLAN`. Returns the number of steps done.
 
         Raises:
             BusyError: the pool is closed.

@@ -1,4 +1,4 @@
-"""Two jobs that do not belong to a program, as LLVM IR text beside the worker loop (`rlx.backends.cpu.launch.loop`)."""
+"""Functions that do not belong to a program, as LLVM IR text beside the worker loop (`rlx.backends.cpu.launch.loop`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rlx.backends.cpu.llvm_text import load
 
 # Reads memory at full speed, for `read_bandwidth`; ctx = { base, lines per stream, sums }. Each worker reads four
 # streams in parallel with 64-byte loads, prefetching 512 bytes ahead. It stores the sum so that LLVM keeps the loads.
-READ = """; The job of the bandwidth measurement.
+READ = """; The step of the bandwidth measurement.
 define void @rlx_read(ptr %ctx, i64 %worker, i64 %n) nounwind {
 entry:
   %base = load ptr, ptr %ctx, align 8
@@ -65,12 +65,12 @@ end:
 }
 """
 
-# The plan of repeated steps, 8 bytes per field. Of a step: the job of `rlx_share`, counters that must be zero before
-# it, the address of its chosen token, and that of another result, which the next step takes. The first step may belong
+# The plan of repeated steps, 8 bytes per field. Of a step: the function for `rlx_share`, counters that must be zero
+# before it, the address of its chosen token, and that of another result, which the next step takes. The first step may belong
 # to another program. Updated from step to step: PAST_SEQ among the symbols, and the inputs: the token, its position,
 # and the operand that takes the other result; `result` and `operand` may be null if no bytes are carried. Then the ids
 # that end the run, and the buffer for the tokens found. `rows`: ids from there on are out of range.
-STEP = ("job", "context", "counters", "counter_bytes", "chosen", "result")
+STEP = ("function", "context", "counters", "counter_bytes", "chosen", "result")
 FIXED = (*STEP, *(f"first_{name}" for name in STEP), "past", "position", "token", "operand", "carried_bytes")
 VARYING = ("rows", "stops", "stop_count", "found", "count", "nanoseconds")  # fields that change from run to run
 PLAN = (*FIXED, *VARYING)
@@ -129,7 +129,7 @@ entry:
 step:
   %i = phi i64 [ 0, %entry ], [ %done, %feed ]
 {_STEP_NOW}  call void @llvm.memset.p0.i64(ptr %counters.now, i8 0, i64 %counter_bytes.now, i1 false)
-  call void @start(ptr %pool, ptr %job.now, ptr %context.now, i64 0)
+  call void @start(ptr %pool, ptr %function.now, ptr %context.now, i64 0)
   %id = load i32, ptr %chosen.now, align 4
   %found.at.i = getelementptr inbounds i32, ptr %found, i64 %i
   store i32 %id, ptr %found.at.i, align 4

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from toy_engine import Greedy, ToyEngine, answer, stepper
+from toy_engine import Greedy, ToyEngine, answer, executor
 
 from rlx.errors import DeadlineError, NumericalError, PoolFullError
+from rlx.runners.serving.executor import JobExecutor
 from rlx.runners.serving.job import AHEAD, Job, Task
 from rlx.runners.serving.scheduler import LEAST, USUAL_SHARE, StepCost
-from rlx.runners.serving.stepper import Stepper
 from rlx.runners.speculation.drafts import Counters, Drafts
 
 
@@ -23,7 +23,7 @@ def job(ids: list[int], limit: int = 10, **options: Any) -> Job:
     return Job(ids, Greedy(), limit, **{"watched": False, **options})
 
 
-def run(made: Stepper, most: int = 10_000) -> None:
+def run(made: JobExecutor, most: int = 10_000) -> None:
     """Turns until there is nothing to compute."""
     while made.turn():
         most -= 1
@@ -36,7 +36,7 @@ def right(*jobs: Job) -> bool:
 
 def test_every_job_gets_its_tokens() -> None:
     engine = ToyEngine()
-    made, jobs = stepper(engine), [job(prompt(n, n), limit=n + 1) for n in (1, 5, 70, 700, 3)]
+    made, jobs = executor(engine), [job(prompt(n, n), limit=n + 1) for n in (1, 5, 70, 700, 3)]
     for each in jobs:
         made.receive(each)
     run(made)
@@ -49,7 +49,7 @@ def test_every_job_gets_its_tokens() -> None:
 
 def test_short_prompts_share_a_step_and_long_ones_do_not() -> None:
     engine = ToyEngine()
-    made = stepper(engine)
+    made = executor(engine)
     for each in [job(prompt(40, seed), 1) for seed in range(1, 4)] + [job(prompt(300, 9), 1)]:
         made.receive(each)
     run(made)
@@ -58,7 +58,7 @@ def test_short_prompts_share_a_step_and_long_ones_do_not() -> None:
 
 def test_the_largest_chunks_while_nobody_decodes() -> None:
     engine = ToyEngine()
-    made, long = stepper(engine), job(prompt(1300), 2)
+    made, long = executor(engine), job(prompt(1300), 2)
     made.receive(long)
     run(made)
     assert engine.steps[:3] == [[512], [512], [276]]
@@ -69,7 +69,7 @@ def test_the_largest_chunks_while_nobody_decodes() -> None:
 def test_no_gap_is_longer_than_twice_the_stall_target(stall: float) -> None:
     """Three decode while prompts of 2,000 tokens come in: each turn is one step of all, and a bounded chunk."""
     engine = ToyEngine(first=0.02, more=0.002)
-    made, short = stepper(engine, stall=stall), [job(prompt(4, seed), 400) for seed in (1, 2, 3)]
+    made, short = executor(engine, stall=stall), [job(prompt(4, seed), 400) for seed in (1, 2, 3)]
     for each in short:
         made.receive(each)
     for _ in range(4):
@@ -86,7 +86,7 @@ def test_no_gap_is_longer_than_twice_the_stall_target(stall: float) -> None:
 
 def test_a_prompt_alone_is_not_bounded_by_jobs_that_wait_for_their_consumers() -> None:
     engine = ToyEngine()
-    made, slow = stepper(engine), job(prompt(4), 100, watched=True)
+    made, slow = executor(engine), job(prompt(4), 100, watched=True)
     made.receive(slow)
     run(made)
     assert len(slow.tokens) == AHEAD and slow.held and not slow.ended
@@ -101,7 +101,7 @@ def test_a_prompt_alone_is_not_bounded_by_jobs_that_wait_for_their_consumers() -
 
 def test_first_come_first_served_with_priorities() -> None:
     engine = ToyEngine()
-    made, order = stepper(engine, slots=1), list[int]()
+    made, order = executor(engine, slots=1), list[int]()
     jobs = [job(prompt(5, seed), 2, priority=priority) for seed, priority in enumerate((0, 0, 3, 1, 3))]
     for each in jobs:
         made.receive(each)
@@ -112,7 +112,7 @@ def test_first_come_first_served_with_priorities() -> None:
 
 def test_no_more_than_the_slots_compute_at_once() -> None:
     engine = ToyEngine()
-    made, jobs = stepper(engine, slots=3), [job(prompt(5, seed), 6) for seed in range(8)]
+    made, jobs = executor(engine, slots=3), [job(prompt(5, seed), 6) for seed in range(8)]
     for each in jobs:
         made.receive(each)
     while made.turn():
@@ -123,7 +123,7 @@ def test_no_more_than_the_slots_compute_at_once() -> None:
 
 def test_a_common_prefix_is_computed_once() -> None:
     engine, common = ToyEngine(), prompt(1000)
-    made, jobs = stepper(engine, slots=32), [job([*common, 40 - i, i], 3) for i in range(32)]
+    made, jobs = executor(engine, slots=32), [job([*common, 40 - i, i], 3) for i in range(32)]
     for each in jobs:
         made.receive(each)
     run(made)
@@ -136,7 +136,7 @@ def test_a_common_prefix_is_computed_once() -> None:
 
 def test_one_greedy_job_alone_runs_natively() -> None:
     engine = ToyEngine()
-    made, alone = stepper(engine), job(prompt(9), 60, is_greedy=True)
+    made, alone = executor(engine), job(prompt(9), 60, is_greedy=True)
     made.receive(alone)
     run(made)
     assert right(alone)
@@ -147,7 +147,7 @@ def test_one_greedy_job_alone_runs_natively() -> None:
 @pytest.mark.parametrize("options", [{"watched": True}, {"with_logits": True}, {"is_greedy": False}, {"min_tokens": 9}])
 def test_who_is_looked_at_does_not(options: dict[str, Any]) -> None:
     engine = ToyEngine()
-    made, alone = stepper(engine), job(prompt(9), 8, **{"is_greedy": True, "stop_ids": {99 % 50}, **options})
+    made, alone = executor(engine), job(prompt(9), 8, **{"is_greedy": True, "stop_ids": {99 % 50}, **options})
     made.receive(alone)
     run(made)
     assert engine.runs == [] or options == {"min_tokens": 9}
@@ -156,7 +156,7 @@ def test_who_is_looked_at_does_not(options: dict[str, Any]) -> None:
 
 def test_newcomers_end_native_runs() -> None:
     engine = ToyEngine()
-    made, first, second = stepper(engine), job(prompt(9), 90, is_greedy=True), job(prompt(5, 3), 20, is_greedy=True)
+    made, first, second = executor(engine), job(prompt(9), 90, is_greedy=True), job(prompt(5, 3), 20, is_greedy=True)
     made.receive(first)
     made.turn()
     made.turn()
@@ -173,7 +173,7 @@ def test_stop_ids_and_the_least_number_of_tokens() -> None:
     wanted = answer(prompt(6), 30)
     for least in (0, 3, 20):
         for native in (False, True):
-            made = stepper(ToyEngine())
+            made = executor(ToyEngine())
             each = job(prompt(6), 30, stop_ids={wanted[7]}, min_tokens=least, is_greedy=native)
             made.receive(each)
             run(made)
@@ -186,7 +186,7 @@ def test_stop_ids_and_the_least_number_of_tokens() -> None:
 def test_one_that_fails_fails_alone() -> None:
     engine = ToyEngine()
     engine.broken = {8}
-    made, good, bad = stepper(engine), job(prompt(5, 2), 20), job([8, 8, 8], 20)
+    made, good, bad = executor(engine), job(prompt(5, 2), 20), job([8, 8, 8], 20)
     for each in (good, bad):
         made.receive(each)
     run(made)
@@ -200,7 +200,7 @@ def test_a_sampler_that_raises() -> None:
         def sample(self, logits: Any, banned: Any = ()) -> int:
             raise KeyError("no")
 
-    made, good = stepper(ToyEngine()), job(prompt(5, 1), 20)
+    made, good = executor(ToyEngine()), job(prompt(5, 1), 20)
     bad = Job(prompt(3), Broken(), 5)
     for each in (good, bad):
         made.receive(each)
@@ -210,7 +210,7 @@ def test_a_sampler_that_raises() -> None:
 
 def test_a_deadline() -> None:
     engine = ToyEngine()
-    made, good, late = stepper(engine), job(prompt(5, 1), 50), job(prompt(5, 2), 50, seconds=0.3)
+    made, good, late = executor(engine), job(prompt(5, 1), 50), job(prompt(5, 2), 50, seconds=0.3)
     unborn = job(prompt(700, 4), 50, seconds=0.01)
     for each in (good, late, unborn):
         made.receive(each)
@@ -226,7 +226,7 @@ def test_a_deadline() -> None:
 def test_an_abort_at_any_time(when: int) -> None:
     """In the queue, in mid-prompt, while it decodes: the others go on."""
     engine = ToyEngine()
-    made, good, gone = stepper(engine, slots=2), job(prompt(5, 1), 30), job(prompt(60, 2), 30)
+    made, good, gone = executor(engine, slots=2), job(prompt(5, 1), 30), job(prompt(60, 2), 30)
     for each in (good, gone):
         made.receive(each)
     for _ in range(when):
@@ -242,7 +242,7 @@ def test_an_abort_at_any_time(when: int) -> None:
 @pytest.mark.parametrize("count", [1, 4, 8])
 @pytest.mark.parametrize("ended", [False, True])
 def test_who_stops_finds_the_sequence_at_the_last_token_but_one(count: int, ended: bool) -> None:
-    made, each = stepper(ToyEngine()), job(prompt(5), 8 if ended else 100, keeps=True, watched=not ended)
+    made, each = executor(ToyEngine()), job(prompt(5), 8 if ended else 100, keeps=True, watched=not ended)
     made.receive(each)
     run(made)
     assert (each.ended, len(each.tokens)) == (ended, 8)
@@ -257,7 +257,7 @@ def test_who_stops_finds_the_sequence_at_the_last_token_but_one(count: int, ende
 
 def test_who_finds_no_room_is_paused_and_goes_on() -> None:
     engine = ToyEngine(room=100)
-    made, jobs = stepper(engine), [job(prompt(20, seed), 40) for seed in range(1, 6)]
+    made, jobs = executor(engine), [job(prompt(20, seed), 40) for seed in range(1, 6)]
     for each in jobs:
         made.receive(each)
     run(made)
@@ -267,7 +267,7 @@ def test_who_finds_no_room_is_paused_and_goes_on() -> None:
 
 def test_who_waits_for_a_consumer_is_paused_first() -> None:
     engine = ToyEngine(room=60)
-    made, slow, fast = stepper(engine), job(prompt(20, 1), 100, watched=True), job(prompt(20, 2), 35)
+    made, slow, fast = executor(engine), job(prompt(20, 1), 100, watched=True), job(prompt(20, 2), 35)
     made.receive(slow)
     run(made)
     made.receive(fast)
@@ -281,7 +281,7 @@ def test_who_waits_for_a_consumer_is_paused_first() -> None:
 
 
 def test_one_that_is_larger_than_the_pool_fails_with_the_sizes() -> None:
-    made, large, good = stepper(ToyEngine(room=50)), job(prompt(20, 1), 60), job(prompt(5, 2), 20)
+    made, large, good = executor(ToyEngine(room=50)), job(prompt(20, 1), 60), job(prompt(5, 2), 20)
     for each in (large, good):
         made.receive(each)
     run(made)
@@ -295,7 +295,7 @@ def test_one_that_is_larger_than_the_pool_fails_with_the_sizes() -> None:
 
 def test_tasks_and_prompts_take_turns_with_decode_steps() -> None:
     engine, seen = ToyEngine(), list[int]()
-    made, busy, long = stepper(engine), job(prompt(5), 30), job(prompt(400, 2), 2)
+    made, busy, long = executor(engine), job(prompt(5), 30), job(prompt(400, 2), 2)
 
     def work() -> Any:
         for _ in range(5):
@@ -325,7 +325,7 @@ def test_a_cancelled_task_is_closed() -> None:
         finally:
             closed.append(True)
 
-    made, task = stepper(ToyEngine()), Task(work)
+    made, task = executor(ToyEngine()), Task(work)
     made.receive(task)
     made.turn()
     task.cancelled = True
@@ -356,7 +356,7 @@ class Knows:
 @pytest.mark.parametrize("limit", [1, 2, 9, 30])
 def test_drafts_change_no_token(wrong: Callable[[int], bool], limit: int) -> None:
     engine, counters = ToyEngine(), Counters()
-    made, ids = stepper(engine), prompt(12)
+    made, ids = executor(engine), prompt(12)
     each = job(ids, limit, drafts_of=lambda sequence: Drafts(Knows(ids, 0.9, wrong), counters), keeps=True)
     made.receive(each)
     run(made)
@@ -370,7 +370,7 @@ def test_drafts_change_no_token(wrong: Callable[[int], bool], limit: int) -> Non
 def test_drafts_end_where_they_would_make_the_batch_lose() -> None:
     """A row more costs as much as a token brings: with many rows, unlikely drafts stay away."""
     engine, counters = ToyEngine(first=0.02, more=0.008), Counters()
-    made, rate = stepper(engine, slots=16), 0.55
+    made, rate = executor(engine, slots=16), 0.55
     knows = [Knows(prompt(5, seed), rate, lambda at: at % 2 == 0) for seed in range(12)]
     jobs = [job(each.ids, 40, drafts_of=lambda sequence, each=each: Drafts(each, counters)) for each in knows]
     for each in jobs:
@@ -402,7 +402,7 @@ def test_the_cost_of_rows_is_measured() -> None:
 
 def test_a_chunk_has_a_least_size() -> None:
     engine = ToyEngine(more=1.0)
-    made = stepper(engine)
+    made = executor(engine)
     made.receive(job(prompt(5), 60))
     made.turn()
     made.receive(job(prompt(100, 4), 1))

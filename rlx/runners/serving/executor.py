@@ -1,4 +1,4 @@
-"""The stepper: computes jobs turn by turn. It has no thread and no lock; `loop.py` drives it in the loop's thread.
+"""The job executor: computes jobs turn by turn. It has no thread and no lock; `loop.py` drives it in the loop's thread.
 
 Runners stage, between the engine loop and the engine. A turn is one decode step of all running jobs, then one step of
 prompt rows or of a task, bounded in time while somebody decodes.
@@ -21,7 +21,7 @@ QUIET = 0.001  # seconds between two times that a consumer is woken, if its toke
 
 
 class StepEngine(Protocol):
-    """The part of an engine that the stepper uses; `rlx.runners.engine.engine.Engine` implements it.
+    """The part of an engine that the job executor uses; `rlx.runners.engine.engine.Engine` implements it.
 
     Attributes:
         most_rows: maximum number of rows in a segment.
@@ -75,14 +75,14 @@ class LoopCounters:
         self.longest_gap = max(self.longest_gap, seconds)
 
 
-class Stepper:
+class JobExecutor:
     """Computes jobs and tasks.
 
     Args:
         engine: the sequences and their steps.
         scheduler: decides who goes next.
         clock: seconds.
-        urgent: whether somebody waits whom the stepper does not know yet.
+        urgent: whether somebody waits whom it does not know yet.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
-"""The session of an engine: the calls of callers that keep one sequence, such as a runner's `prefill_logits`.
+"""Calls of an engine that work on one sequence of its own: for benchmarks, measurements and tests of programs.
 
-Runners stage, under `engine.py`. These are thin: the sequence holds ids and states, and `stepper.py` computes.
+Runners stage, under `engine.py`. These are thin: the sequence holds ids and states, and `stepper.py` computes. Runners
+open a sequence for each request and each session instead.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence as Ids
 
 import numpy as np
 
-from rlx.errors import ArgumentError, PoolFullError, PromptError, SnapshotError
+from rlx.errors import ArgumentError, PromptError, SnapshotError
 from rlx.runners.engine.program_spec import HIDDEN, LOGITS
 from rlx.runners.engine.stepper import Stepper
 from rlx.runners.generation.output import Logits
@@ -22,18 +23,17 @@ from rlx.runtime.snapshot import Snapshot
 FEW = 16  # dropping fewer tokens than this is a rejected draft, not another prompt
 
 
-class Session:
-    """A session: one sequence at a time.
+class SingleSequence:
+    """Calls on one sequence, the current one.
 
     Attributes:
         stepper: computes.
-        max_seq: how many tokens the session may hold.
+        max_seq: how many tokens the sequence may hold.
     """
 
     stepper: Stepper
     max_seq: int
-    _sequence: Sequence  # the current one
-    _home: Sequence  # the session's own, which `scratch` replaces for a while
+    _sequence: Sequence
     _identity: str  # of the model
     _path: object  # of the model's file, for messages
 
@@ -44,20 +44,20 @@ class Session:
 
     @property
     def past(self) -> int:
-        """Number of tokens in the session."""
+        """Number of tokens in the sequence."""
         return len(self._sequence)
 
     @property
     def ids(self) -> list[int]:
-        """The token ids of the session; a copy."""
+        """The token ids of the sequence; a copy."""
         return self._sequence.ids.tolist()
 
     # -- running --------------------------------------------------------------------------------------------------
 
     def forward(self, ids: Ids[int], all_rows: bool = False) -> Logits:
-        """Appends ids to the session.
+        """Appends ids to the sequence.
 
-        After an error or an interrupt the session holds the ids of the chunks that were finished.
+        After an error or an interrupt the sequence holds the ids of the chunks that were finished.
 
         Returns:
             float32 [vocab], the logits after the last id, or with `all_rows` [len(ids), vocab].
@@ -78,20 +78,10 @@ class Session:
         return self._pieces(ids, False, HIDDEN)
 
     def _pieces(self, ids: Ids[int], all_rows: bool, output: str = LOGITS) -> Iterator[Logits]:
-        self._prepare(ids)
+        self.stepper.reserve(self._sequence, ids)
         yield from self.stepper.pieces(self._sequence, ids, all_rows, output)
         if len(ids) > 1:
             self._sequence.mark()
-
-    def _prepare(self, ids: Ids[int]) -> None:
-        """Checks that there is room for some ids, takes it, and brings the states up to date."""
-        try:
-            self.stepper.reserve(self._sequence, ids)
-        except PoolFullError:
-            if self._sequence is self._home:
-                raise
-            self._home.pause()
-            self.stepper.reserve(self._sequence, ids)
 
     def verify(self, ids: Ids[int]) -> Logits:
         """As `forward` with `all_rows`, for drafts: all ids but the first may be rejected.
@@ -102,13 +92,13 @@ class Session:
         Raises:
             PromptError, PoolFullError: as `forward`.
         """
-        self._prepare(ids)
+        self.stepper.reserve(self._sequence, ids)
         return self.stepper.run(self._sequence, ids, True, aside=len(ids) > 1 and self._sequence.recurrent)
 
     def forward_embeddings(self, ids: Ids[int], embeddings: PromptEmbeddings) -> Logits:
-        """Starts a session of `ids`, computed from prompt embeddings; otherwise as `forward`.
+        """Starts anew with `ids`, computed from prompt embeddings; otherwise as `forward`.
 
-        Layers with their own embedding tables look `ids` up there. After an error the session is empty.
+        Layers with their own embedding tables look `ids` up there. After an error the sequence is empty.
         """
         self.reset()
         self._sequence.embeddings = embeddings
@@ -129,7 +119,7 @@ class Session:
         index, unless it is only a few tokens.
 
         Raises:
-            ArgumentError: the session holds fewer tokens, or `length` is negative.
+            ArgumentError: the sequence holds fewer tokens, or `length` is negative.
         """
         if not 0 <= length <= self.past:
             raise ArgumentError(f"cannot trim to {length}: the cache holds {self.past} tokens")
@@ -138,24 +128,24 @@ class Session:
         self._sequence.rewind(length)
 
     def reset(self) -> None:
-        """Empties the session."""
+        """Empties the sequence."""
         self.trim(0)
 
     def snapshot(self) -> Snapshot:
-        """A copy of the session: its ids, the used part of every cache, and the recurrent states."""
+        """A copy of the sequence: its ids, the used part of every cache, and the recurrent states."""
         if self.past:
             self.stepper.refresh(self._sequence)
         return take_snapshot(self._sequence, self._identity)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Replaces the session by a snapshot, also by one of another engine of the same model.
+        """Replaces the sequence by a snapshot, also by one of another engine of the same model.
 
         The context length may differ; the cache types must be the same.
 
         Raises:
-            SnapshotError: it is of another model or other state formats; the session is unchanged.
+            SnapshotError: it is of another model or other state formats; the sequence is unchanged.
             PromptError: it holds more tokens than the context.
-            PoolFullError: the pool has no room for it; the session is unchanged.
+            PoolFullError: the pool has no room for it; the sequence is unchanged.
         """
         self.check_snapshot(snapshot)
         restore(self._sequence, snapshot)
@@ -174,37 +164,3 @@ class Session:
         if wrong is not None:  # a rewind would look its embedding up
             what = f"the snapshot has the token id {wrong}, expected ids from 0 to {most - 1}"
             raise SnapshotError(what, where="restore", hint="The file is damaged: take the snapshot anew.")
-
-    def scratch(self) -> Scratch:
-        """A context with a temporary, empty session; on exit the previous session is restored."""
-        return Scratch(self)
-
-    def swap(self, sequence: Sequence | None = None) -> None:
-        """Makes a sequence the current one; by default the session's own."""
-        self._sequence = self._home if sequence is None else sequence
-        if self._sequence is self._home:
-            self._home.resume()
-
-
-class Scratch:
-    """Replaces a session by an empty one, as a context manager.
-
-    A class, not a generator: an interrupt can leave a generator suspended; it would then finish later, while the engine
-    computes something else.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._sequence: Sequence | None = None
-
-    def __enter__(self) -> Session:
-        self._sequence = self._session.stepper.pool.open(shared=False)
-        self._session.swap(self._sequence)
-        return self._session
-
-    def __exit__(self, *error: object) -> None:
-        if self._sequence is not None and error[0] is None:
-            self._sequence.close()
-        elif self._sequence is not None:
-            self._sequence.discard()  # what it holds may be NaN
-        self._session.swap()
