@@ -23,7 +23,7 @@ SYMBOLS = ("rlx_barrier", "rlx_phase", "rlx_worker", "rlx_run", "rlx_share", "rl
 # lines. A signal is { i32 value, i32 sleepers }.
 #   size: { i64 workers, i64 spin in a step, i64 spin of an idle worker }, nanoseconds
 #   tick: signal for a new step and for a finished phase         finished: signal that the caller of a step waits for
-#   gate: i64, see CLOSED, then ptr function, ptr context        done: i64, workers that finished their share of the step
+#   gate: i64, see CLOSED, then ptr function, ptr context        done: i64, workers that finished their share of it
 #   arrived: i64, workers at the barrier                         generation: signal that the barrier has opened
 _LINE = 128
 OFFSETS = {name: _LINE * i for i, name in enumerate("size tick gate done finished arrived generation".split())}

@@ -1,4 +1,4 @@
-"""Functions that do not belong to a program, as LLVM IR text beside the worker loop (`rlx.backends.cpu.launch.loop`)."""
+"""Functions that do not belong to a program, as LLVM IR text beside the worker loop (`launch/loop.py`)."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ end:
 """
 
 # The plan of repeated steps, 8 bytes per field. Of a step: the function for `rlx_share`, counters that must be zero
-# before it, the address of its chosen token, and that of another result, which the next step takes. The first step may belong
-# to another program. Updated from step to step: PAST_SEQ among the symbols, and the inputs: the token, its position,
-# and the operand that takes the other result; `result` and `operand` may be null if no bytes are carried. Then the ids
-# that end the run, and the buffer for the tokens found. `rows`: ids from there on are out of range.
+# before it, the address of its chosen token, and that of another result, which the next step takes. The first step may
+# belong to another program. Updated from step to step: PAST_SEQ among the symbols, and the inputs: the token, its
+# position, and the operand that takes the other result; `result` and `operand` may be null if no bytes are carried.
+# Then the ids that end the run, and the buffer for the tokens found. `rows`: ids from there on are out of range.
 STEP = ("function", "context", "counters", "counter_bytes", "chosen", "result")
 FIXED = (*STEP, *(f"first_{name}" for name in STEP), "past", "position", "token", "operand", "carried_bytes")
 VARYING = ("rows", "stops", "stop_count", "found", "count", "nanoseconds")  # fields that change from run to run
