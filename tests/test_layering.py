@@ -30,6 +30,7 @@ LAYERS = [
     {"backends"},
     {"runtime"},
     {"models", "weights", "text", "demo"},
+    {"vision"},
     {"sampling"},
     {"runners", "export"},
     {""},
