@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from math import inf, sqrt
 from typing import Any
 
-from rlx.errors import ConfigError
+from rlx.errors import ConfigError, UnsupportedModelError
 from rlx.models import rope
 from rlx.models.architectures import ARCHITECTURES, Architecture, by_period
 from rlx.models.config import DeltaNet, Experts, Layer, ModelConfig, sources
 from rlx.models.keys import CAP, EPS, HEADS, WIDTH, Keys, is_integer, known
 
 HasTensor = Callable[[str], bool]
+MMPROJ = "clip"  # general.architecture of the file with a model's towers
 
 # Keys that change the computation -> (the only supported value, why others are not supported).
 _ONLY: dict[str, tuple[Any, str]] = {
@@ -40,6 +41,7 @@ def from_gguf(metadata: Mapping[str, Any], has_tensor: HasTensor, *, where: obje
         ConfigError: a key is missing, of the wrong type, out of range, or contradicts another.
         UnsupportedModelError: an unknown architecture, or a feature that rlx does not support.
     """
+    check_language_model(metadata, where)
     arch, row = known(Keys(metadata, where), "general.architecture", {n: (n, r) for n, r in ARCHITECTURES.items()})
     keys = Keys(metadata, where, f"{arch}.")
     _require(keys, row)
@@ -77,6 +79,18 @@ def from_gguf(metadata: Mapping[str, Any], has_tensor: HasTensor, *, where: obje
         streams=keys.integer("altup.num_inputs", (2, 64)) if row.streams else 1,
         bf16=row.bf16,
     )
+
+
+def check_language_model(metadata: Mapping[str, Any], where: object) -> None:
+    """Refuses an mmproj file, which holds what a model needs beside its language model to take images or sound.
+
+    Raises:
+        UnsupportedModelError: the message says how to use the file.
+    """
+    if metadata.get("general.architecture") == MMPROJ:
+        what = "this file (mmproj) holds a model's tower for images or sound, not its language model"
+        hint = "open the file of the language model, and pass this one as `mmproj`"
+        raise UnsupportedModelError(what, where=where, hint=hint)
 
 
 def _require(keys: Keys, row: Architecture) -> None:

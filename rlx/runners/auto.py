@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rlx.errors import ConfigError, UnsupportedModelError, named_refusals
 from rlx.models import FAMILIES, SUPPORTED
 from rlx.models.architectures import MODEL_TYPES
+from rlx.models.gguf_config import check_language_model
 from rlx.runners.families import RUNNERS, FamilyRunner
 from rlx.runners.opening.options import RunnerOptions, takes_options
 
@@ -65,13 +66,19 @@ KNOWN_UNIMPLEMENTED: dict[str, str] = {
 
 
 def sniff(loader: WeightLoader) -> Sniffed:
-    """The architecture that the open file names; `ConfigError` if it names none."""
+    """The architecture that the open file names.
+
+    Raises:
+        ConfigError: it names none.
+        UnsupportedModelError: it is an mmproj file.
+    """
     key = "general.architecture" if loader.format == "gguf" else "model_type"
     found = loader.metadata.get(key)
     if not isinstance(found, str) or not found:
         hint = "the file is not a language model, or its metadata is incomplete: get it again"
         raise ConfigError(f"'{key}' is {found!r}, expected the name of an architecture", where=loader.path, hint=hint)
     if loader.format == "gguf":
+        check_language_model(loader.metadata, loader.path)
         arch = found if found in FAMILIES else None
     else:
         arch = MODEL_TYPES[found][0] if found in MODEL_TYPES else None

@@ -146,6 +146,11 @@ def test_a_config_json_says_its_model_type(tmp_path: Path) -> None:
         auto_runner(hf(tmp_path, {"model_type": "mistral3"}))
 
 
+def test_an_mmproj_file_is_no_language_model(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"this file \(mmproj\) holds a model's tower.*as `mmproj`"):
+        auto_runner(gguf(tmp_path, "clip"))
+
+
 @pytest.mark.parametrize("value", [None, "", 7])
 def test_a_model_that_does_not_say_what_it_is(tmp_path: Path, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"'model_type' is {value!r}, expected the name of an architecture"):

@@ -100,7 +100,8 @@ def _messages(interrupts: Interrupts, keep_history: bool) -> Iterator[Iterator[s
 
 
 def _opened(model: str | None, engine: dict[str, Any], bars: Bars, interrupts: Interrupts) -> CachedRunner:
-    """The runner; a model without a chat template is refused before its weights are loaded."""
+    """The runner; a model that is not supported or has no chat template is refused before its weights are loaded."""
+    from rlx.runners.auto import runner_class
     from rlx.runners.opening.opened import has_chat_template
     from rlx.weights import open_weights
 
@@ -108,6 +109,7 @@ def _opened(model: str | None, engine: dict[str, Any], bars: Bars, interrupts: I
     bars.waiting("opening the model")
     try:
         with open_weights(path) as loader:
+            runner_class(loader)
             if not has_chat_template(loader):
                 hint = "it may be a base model: `rlx run MODEL PROMPT` continues a text"
                 raise ChatTemplateError("the model has no chat template", where=path, hint=hint)
