@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from rlx.ir.dims import CTX, PAST_SEQ, SEQ, Dim
     from rlx.ir.graph import Graph
     from rlx.profile import CompileProfile
+    from rlx.prompt import Prompt
     from rlx.runners import (
         Answer,
         FinishReason,
@@ -93,6 +94,7 @@ _HOME = {
     "Dim": "rlx.ir.dims",
     "Graph": "rlx.ir.graph",
     "CompileProfile": "rlx.profile",
+    "Prompt": "rlx.prompt",
     "GemmaGenerator": "rlx.runners.generator.token_generator",
     "GemmaRunner": "rlx.runners",
     "Llama32Runner": "rlx.runners",
@@ -163,6 +165,7 @@ __all__ = [
     "OutputError",
     "PoolFullError",
     "ProfileError",
+    "Prompt",
     "PromptError",
     "Qwen3Runner",
     "Qwen35Runner",

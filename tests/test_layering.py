@@ -31,7 +31,7 @@ LAYERS = [
     {"runtime"},
     {"models", "weights", "text", "demo"},
     {"vision"},
-    {"sampling"},
+    {"sampling", "prompt"},
     {"runners", "export"},
     {""},
     {"cli"},

@@ -17,7 +17,8 @@ import numpy as np
 
 from rlx.backends import Device
 from rlx.errors import ArgumentError, MultimodalError, PromptError, TokenizerError
-from rlx.runners.generation.checks import TokenIds, check_ids, fit_context
+from rlx.runners.generation.checks import fit_context
+from rlx.runners.generation.context import Context, PromptLike, text_context
 from rlx.runners.generation.output import Generation, Logits, Output, log_probs
 from rlx.runners.generation.request import Request
 from rlx.runners.generation.stopping import OnToken, Stopping, checked_count
@@ -95,7 +96,7 @@ class LmRunner(ABC):
         return Device.CPU
 
     @abstractmethod
-    def predict_logits(self, ids: TokenIds, all_positions: bool = False) -> Logits:
+    def predict_logits(self, ids: PromptLike, all_positions: bool = False) -> Logits:
         """Logits of the token after `ids`. Stateless: the session is not changed.
 
         Args:
@@ -113,7 +114,7 @@ class LmRunner(ABC):
     @known_arguments
     def generate(
         self,
-        ids: TokenIds,
+        ids: PromptLike,
         n_new: int,
         on_token: OnToken | None = None,
         sample: Sample = None,
@@ -172,7 +173,7 @@ class LmRunner(ABC):
     @known_arguments
     def stream(
         self,
-        ids: TokenIds,
+        ids: PromptLike,
         n_new: int,
         sample: Sample = None,
         stop_at_eog: bool = True,
@@ -222,7 +223,7 @@ class LmRunner(ABC):
     @known_arguments
     def generate_batch(
         self,
-        prompts: Sequence[TokenIds],
+        prompts: Sequence[PromptLike],
         n_new: int,
         on_token: OnBatchToken | None = None,
         sample: Sample = None,
@@ -267,12 +268,12 @@ class LmRunner(ABC):
                 handle.abort()
         return [handle.result() for handle in handles]
 
-    def _contexts(self, prompts: Sequence[TokenIds]) -> list[list[int]]:
+    def _contexts(self, prompts: Sequence[PromptLike]) -> list[Context]:
         if not isinstance(prompts, Sequence | np.ndarray):
             raise PromptError(f"expected several prompts, found a {type(prompts).__name__}", where="generate_batch")
         if not len(prompts):
             raise PromptError("there are no prompts", where="generate_batch", hint="give at least one")
-        return [self.checked_ids(ids, f"prompt {i}") for i, ids in enumerate(prompts)]
+        return [self.checked_prompt(ids, f"prompt {i}") for i, ids in enumerate(prompts)]
 
     @property
     def recommended_sample(self) -> SampleOpts | None:
@@ -308,7 +309,7 @@ class LmRunner(ABC):
             pieces: whether steps have texts, and somebody looks at each of them as it comes.
             drafts: whether the runner's default of speculative decoding applies.
         """
-        context, tokenizer = self.checked_ids(request.ids), lambda: self.tokenizer
+        context, tokenizer = self.checked_prompt(request.ids), lambda: self.tokenizer
         if checked_count("n_new", request.n_new) is None:
             raise ArgumentError("n_new is None, expected a whole number of at least 0", where="generate")
         stopping = Stopping(
@@ -321,11 +322,11 @@ class LmRunner(ABC):
             on_token=on_token,
             pieces=pieces,
         )
-        sampler = Sampler(self._sampling(request.sample), context, tokenizer)
+        sampler = Sampler(self._sampling(request.sample), context.ids, tokenizer)
         alternatives = checked_count("top_logprobs", request.top_logprobs)
         speculative = self._speculative if request.speculative is None and drafts else request.speculative
         job = Job(
-            context,
+            context.ids,
             sampler,
             stopping.left or 0,
             stop_ids=stopping.stop_ids,
@@ -333,7 +334,7 @@ class LmRunner(ABC):
             watched=bool(pieces or on_token or request.stop),
             with_logits=alternatives is not None,
             is_greedy=sampler.opts.is_plain_greedy,
-            drafts_of=self._drafts(checked_speculation(speculative), context),
+            drafts_of=self._drafts(checked_speculation(speculative), context.ids),
             priority=request.priority,
             seconds=request.seconds(),
             embeddings=self._embeddings(request, len(context)),
@@ -365,7 +366,7 @@ class LmRunner(ABC):
         if request.embeds is not None or request.attn_bias is not None:
             raise ArgumentError("this runner takes no prompt embeddings", where="embeds", hint="give ids alone")
 
-    def score(self, ids: TokenIds) -> Logits:
+    def score(self, ids: PromptLike) -> Logits:
         """Log-probabilities of a text's tokens, each given the tokens before it. Stateless.
 
         Returns:
@@ -375,13 +376,13 @@ class LmRunner(ABC):
             PromptError: there are fewer than two ids, more than the context holds, or an invalid token id.
             NumericalError: a logit is NaN or infinite.
         """
-        context = self.checked_ids(ids)
+        context = self.checked_prompt(ids)
         if len(context) < 2:
             raise PromptError("a single token has no predecessor", where="score", hint="give at least two tokens")
         return self._scores(context)
 
-    def _scores(self, context: list[int]) -> Logits:
-        return log_probs(self.predict_logits(context[:-1], all_positions=True), context[1:])
+    def _scores(self, context: Context) -> Logits:
+        return log_probs(self.predict_logits(context.ids[:-1], all_positions=True), context.ids[1:])
 
     @property
     def supports_multimodal(self) -> bool:
@@ -423,9 +424,16 @@ class LmRunner(ABC):
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.family}, {self.vocab_size} tokens, context {self.max_seq}>"
 
-    def checked_ids(self, ids: TokenIds, what: str = "prompt") -> list[int]:
-        """`ids` as a new list that fits the context; `PromptError` says what is wrong with it."""
-        return fit_context(check_ids(ids, self.vocab_size, what), self.max_seq, what)
+    def checked_prompt(self, prompt: PromptLike, what: str = "prompt") -> Context:
+        """A prompt that fits the context: token ids in a list of their own, and images.
+
+        Raises:
+            PromptError: it is empty, longer than the context, or holds an invalid token id.
+            MultimodalError: it has images, and the model takes none.
+        """
+        context = text_context(prompt, self.vocab_size, what, f"{self.family} model")
+        fit_context(context.ids, self.max_seq, what)
+        return context
 
 
 def checked_speculation(name: str | None) -> str | None:

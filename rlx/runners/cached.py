@@ -15,7 +15,7 @@ from rlx.errors import TokenizerError, UnsupportedModelError
 from rlx.runners.base import GREEDY, Plan, checked_speculation
 from rlx.runners.engine.ready import ReadyPrograms
 from rlx.runners.engine.token_engine import TokenEngine
-from rlx.runners.generation.checks import TokenIds
+from rlx.runners.generation.context import PromptLike
 from rlx.runners.generation.output import Generation, Logits
 from rlx.runners.generation.request import Request
 from rlx.runners.generation.stopping import OnToken
@@ -141,11 +141,13 @@ class CachedRunner(SessionRunner):
         self._own_loop = EngineLoop(RecomputeEngine(self._uncached_logits))
         self._cached, self._speculative = False, None
 
-    def generate_packed(self, ids: TokenIds, n_new: int, on_token: OnToken | None = None, **options: Any) -> Generation:
+    def generate_packed(
+        self, ids: PromptLike, n_new: int, on_token: OnToken | None = None, **options: Any
+    ) -> Generation:
         """Alias of `generate`: RLX's name for it with packed weights. rlx always packs weights."""
         return self.generate(ids, n_new, on_token, **options)
 
-    def generate_stoppable(self, ids: TokenIds, n_new: int, on_token: OnToken, **options: Any) -> Generation:
+    def generate_stoppable(self, ids: PromptLike, n_new: int, on_token: OnToken, **options: Any) -> Generation:
         """Alias of `generate`: RLX's name for it with a callback that may stop it. In rlx every callback may."""
         return self.generate(ids, n_new, on_token, **options)
 

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from rlx.errors import ArgumentError, BusyError, PromptError
 from rlx.runners.engine.token_engine import TokenEngine
-from rlx.runners.generation.checks import TokenIds, check_finite, check_ids
+from rlx.runners.generation.checks import check_finite, check_ids
+from rlx.runners.generation.context import Context, PromptLike
 from rlx.runners.generation.output import Logits, log_probs
 from rlx.runners.serving.job import Job
 from rlx.runners.serving.loop import EngineLoop
@@ -59,7 +60,7 @@ class SessionRunner(TextRunner):
 
     # ---------------------------------------------------------------------------------------------- the session
 
-    def prefill_logits(self, ids: TokenIds) -> Logits:
+    def prefill_logits(self, ids: PromptLike) -> Logits:
         """Starts a session with `ids`. What the cache knows of their beginning is not recomputed.
 
         Returns:
@@ -71,15 +72,15 @@ class SessionRunner(TextRunner):
             NumericalError: a logit is NaN or infinite.
         """
         self._check_open("prefill_logits")
-        context, old = self.checked_ids(ids), self._taken()
+        context, old = self.checked_prompt(ids), self._taken()
 
         def work() -> Generator[None, None, Logits]:
             if old is not None:
                 old.close()
-            sequence = self._engine.open_sequence(context)
+            sequence = self._engine.open_sequence(context.ids)
             try:
                 self._reused += len(sequence)
-                last = yield from last_logits(self._engine, sequence, context, self._loop)
+                last = yield from last_logits(self._engine, sequence, context.ids, self._loop)
                 logits = check_finite(last, "prefill")
             except BaseException:
                 sequence.discard()
@@ -196,18 +197,18 @@ class SessionRunner(TextRunner):
 
     # ---------------------------------------------------------------------------------------------- logits
 
-    def predict_logits(self, ids: TokenIds, all_positions: bool = False) -> Logits:
+    def predict_logits(self, ids: PromptLike, all_positions: bool = False) -> Logits:
         self._check_open("predict_logits")
-        context = self.checked_ids(ids)
+        context = self.checked_prompt(ids)
 
         def work() -> Generator[None, None, Logits]:
-            sequence = self._engine.open_sequence(() if all_positions else context, shared=not all_positions)
+            sequence = self._engine.open_sequence(() if all_positions else context.ids, shared=not all_positions)
             try:
                 if not all_positions:
-                    last = yield from last_logits(self._engine, sequence, context, self._loop)
+                    last = yield from last_logits(self._engine, sequence, context.ids, self._loop)
                     return check_finite(last, "predict_logits")
                 found = []
-                for rows in appended(self._engine, sequence, context, "all", self._loop):
+                for rows in appended(self._engine, sequence, context.ids, "all", self._loop):
                     found.append(check_finite(rows, "predict_logits"))
                     yield
                 return np.concatenate(found)
@@ -216,14 +217,14 @@ class SessionRunner(TextRunner):
 
         return self._loop.call(work)
 
-    def _scores(self, context: list[int]) -> Logits:
+    def _scores(self, context: Context) -> Logits:
         self._check_open("score")
 
         def work() -> Generator[None, None, Logits]:
             sequence, found, at = self._engine.open_sequence(shared=False), [], 1
             try:
-                for rows in appended(self._engine, sequence, context[:-1], "all", self._loop):
-                    found.append(log_probs(check_finite(rows, "score"), context[at : at + len(rows)]))
+                for rows in appended(self._engine, sequence, context.ids[:-1], "all", self._loop):
+                    found.append(log_probs(check_finite(rows, "score"), context.ids[at : at + len(rows)]))
                     at += len(rows)
                     yield
                 return np.concatenate(found)
@@ -232,7 +233,7 @@ class SessionRunner(TextRunner):
 
         return self._loop.call(work)
 
-    def embed(self, ids: TokenIds, pooling: str = "mean", normalize: bool = True) -> Logits:
+    def embed(self, ids: PromptLike, pooling: str = "mean", normalize: bool = True) -> Logits:
         """A text as one vector: the hidden states after the final norm, pooled. Stateless.
 
         Args:
@@ -251,12 +252,12 @@ class SessionRunner(TextRunner):
             hint = f"give {' or '.join(map(repr, POOLINGS))}"
             raise ArgumentError(f"pooling is {pooling!r}", where="embed", hint=hint)
         self._check_open("embed")
-        context = self.checked_ids(ids)
+        context = self.checked_prompt(ids)
 
         def work() -> Generator[None, None, list[Logits]]:
             sequence, pieces = self._engine.open_sequence(shared=False), list[Logits]()
             try:
-                for rows in appended(self._engine, sequence, context, "hidden", self._loop):
+                for rows in appended(self._engine, sequence, context.ids, "hidden", self._loop):
                     pieces.append(check_finite(rows, "embed"))
                     yield
                 return pieces

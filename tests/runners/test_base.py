@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from rlx.errors import ArgumentError, MultimodalError, NumericalError, PromptError
+from rlx.prompt import Prompt, TokenIds
 from rlx.runners.base import LmRunner
-from rlx.runners.generation.checks import TokenIds, check_finite
+from rlx.runners.generation.checks import check_finite
 from rlx.runners.generation.output import Logits
+from rlx.runners.generation.request import Request
 from rlx.sampling import SampleOpts
 
 
@@ -32,7 +34,7 @@ class Counter(LmRunner):
         return self.stops
 
     def predict_logits(self, ids: TokenIds, all_positions: bool = False) -> Logits:
-        context = self.checked_ids(ids)
+        context = self.checked_prompt(ids).ids
         self.contexts.append(context)
         rows = np.eye(10, dtype=np.float32)[[(i + 1) % 10 for i in context]]
         rows[:, 5] += 0.25  # the second choice
@@ -169,6 +171,23 @@ def test_images_are_refused_by_name() -> None:
     assert not runner.supports_multimodal
     with pytest.raises(MultimodalError, match="the counter runner takes text only"):
         runner.generate_multimodal("what is this?", [np.zeros((2, 2, 3), np.uint8)], 4)
+
+
+def test_a_prompt_without_images_is_its_ids_and_one_with_images_needs_a_tower() -> None:
+    runner, image = Counter(), np.zeros((2, 2, 3), np.uint8)
+    prompt = Prompt([3, 4])
+    assert runner.generate(prompt, 2) == [t.token for t in runner.stream(prompt, 2)] == [5, 6]
+    assert runner.generate_batch([prompt, [1]], 1) == [[5], [2]]
+    assert list(runner.submit(Request(prompt, 1)).result()) == [5]
+    np.testing.assert_array_equal(runner.score(Prompt([3, 4])), runner.score([3, 4]))
+    with pytest.raises(
+        MultimodalError, match=r"prompt: there is an image, and the counter model has no vision tower.*mmproj"
+    ):
+        runner.generate(Prompt([3, 4], [image]), 1)
+    with pytest.raises(MultimodalError, match="prompt 1: there are 2 images"):
+        runner.generate_batch([[1], Prompt([3], [image, image])], 1)
+    with pytest.raises(PromptError, match=r"images: expected a list of images, found a ndarray. Give \[image\]"):
+        Prompt([1], image)  # type: ignore[arg-type]
 
 
 def test_it_can_be_used_in_a_with_statement() -> None:

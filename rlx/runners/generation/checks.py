@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.errors import NumericalError, PromptError
+from rlx.prompt import TokenIds
 
 Logits = npt.NDArray[np.float32]
-TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
 def _is_whole(value: Any) -> bool:

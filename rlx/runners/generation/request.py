@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlx.errors import ArgumentError
-from rlx.runners.generation.checks import TokenIds
+from rlx.runners.generation.context import PromptLike
 from rlx.sampling.options import Sample
 
 
@@ -21,7 +21,7 @@ class Request:
     handle = runner.submit(rlx.Request(ids, 100, priority=1, timeout=30))
 
     Attributes:
-        ids: the prompt, at least one token.
+        ids: the prompt: at least one token id, or a `Prompt` with images.
         n_new: maximum number of tokens.
         sample: sampling options: a `SampleOpts`, or "recommended" for those in the model's files; the runner's default
             if None.
@@ -37,7 +37,7 @@ class Request:
             mask.
     """
 
-    ids: TokenIds
+    ids: PromptLike
     n_new: int
     sample: Sample = None
     stop_at_eog: bool = True

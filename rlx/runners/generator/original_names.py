@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlx.errors import ArgumentError
-from rlx.runners.generation.checks import TokenIds
+from rlx.runners.generation.context import PromptLike
 from rlx.runners.generation.stopping import OnToken
 from rlx.runners.generator.token_history import TokenHistory
 from rlx.sampling import SampleOpts
@@ -23,19 +23,19 @@ class OriginalNames(TokenHistory):
         return self.generate_cached(n, opts, on_token=on_token)
 
     def generate_from_embeds_with(
-        self, ids: TokenIds, embeds: Any, n: int, opts: SampleOpts, on_token: OnToken
+        self, ids: PromptLike, embeds: Any, n: int, opts: SampleOpts, on_token: OnToken
     ) -> list[int]:
         """As `generate_from_embeds`, with a callback."""
         return self.generate_from_embeds(ids, embeds, n, opts, on_token=on_token)
 
     def generate_from_embeds_with_bias(
-        self, ids: TokenIds, embeds: Any, attn_bias: Any, n: int, opts: SampleOpts
+        self, ids: PromptLike, embeds: Any, attn_bias: Any, n: int, opts: SampleOpts
     ) -> list[int]:
         """As `generate_from_embeds`, with an attention bias; None is the causal mask."""
         return self.generate_from_embeds(ids, embeds, n, opts, attn_bias=attn_bias)
 
     def generate_from_embeds_with_bias_and_callback(
-        self, ids: TokenIds, embeds: Any, attn_bias: Any, n: int, opts: SampleOpts, on_token: OnToken
+        self, ids: PromptLike, embeds: Any, attn_bias: Any, n: int, opts: SampleOpts, on_token: OnToken
     ) -> list[int]:
         """As `generate_from_embeds`, with a bias and a callback."""
         return self.generate_from_embeds(ids, embeds, n, opts, attn_bias=attn_bias, on_token=on_token)

@@ -20,9 +20,10 @@ from rlx.passes.options import MAX_PAST
 from rlx.profile import CompileProfile, ProfileLike
 from rlx.profile.keys import MAX_PROGRAMS
 from rlx.profile.option import options_of
+from rlx.prompt import TokenIds
 from rlx.runners.auto import sniff
 from rlx.runners.engine.bucketing import past_buckets
-from rlx.runners.generation.checks import TokenIds, check_ids
+from rlx.runners.generation.checks import check_ids
 from rlx.runners.generator.original_names import OriginalNames, bound
 from rlx.runners.opening.configured import open_with
 from rlx.runners.opening.options import EngineOptions

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rlx.errors import BusyError, PromptError
 from rlx.runners.base import GREEDY
-from rlx.runners.generation.checks import TokenIds, check_finite, check_ids, fit_context
+from rlx.runners.generation.checks import check_finite, check_ids, fit_context
+from rlx.runners.generation.context import Context, PromptLike, text_context
 from rlx.runners.generation.output import Logits
 from rlx.runners.generation.stopping import NOTHING, OnToken, Stopping, checked_count
 from rlx.runners.serving.loop import EngineLoop
@@ -46,16 +47,16 @@ class TokenHistory:
 
     # ---------------------------------------------------------------------------------------------- the history
 
-    def prefill(self, ids: TokenIds) -> None:
+    def prefill(self, ids: PromptLike) -> None:
         """Replaces the history by a prompt. The next step computes it.
 
         Raises:
             PromptError: `ids` is empty, longer than the context, or holds an invalid token id.
         """
-        tokens = self._checked(ids)
+        tokens = self._checked(ids).ids
         self._call(lambda: self._start(tokens))
 
-    def prefill_from_embeds(self, ids: TokenIds, embeds: Any, attn_bias: Any = None) -> None:
+    def prefill_from_embeds(self, ids: PromptLike, embeds: Any, attn_bias: Any = None) -> None:
         """As `prefill`, with prompt embeddings instead of the tokens' own embeddings.
 
         Args:
@@ -70,7 +71,7 @@ class TokenHistory:
             PromptError: as `prefill`; a wrong shape; NaN; an infinite number except -inf in the bias; a row of the bias
                 that masks every key; later keys opened in a prompt that is longer than one chunk.
         """
-        tokens = self._checked(ids)
+        tokens = self._checked(ids).ids
         embeddings = self._engine.prompt_embeddings(len(tokens), embeds, attn_bias)
         self._call(lambda: self._start(tokens, embeddings))
 
@@ -84,8 +85,10 @@ class TokenHistory:
         """Number of tokens in the caches: all but the last after a step, all after `*_get_logits`."""
         return len(self._sequence)
 
-    def _checked(self, ids: TokenIds) -> list[int]:
-        return fit_context(check_ids(ids, self.config.vocab_size, "prompt"), self._engine.max_seq, "prompt")
+    def _checked(self, prompt: PromptLike) -> Context:
+        context = text_context(prompt, self.config.vocab_size, "prompt", f"{self.config.family} model")
+        fit_context(context.ids, self._engine.max_seq, "prompt")
+        return context
 
     # What follows runs in the loop's thread.
 
@@ -184,7 +187,7 @@ class TokenHistory:
 
     def generate_from_embeds(
         self,
-        ids: TokenIds,
+        ids: PromptLike,
         embeds: Any,
         n: int,
         opts: SampleOpts = GREEDY,
@@ -199,7 +202,7 @@ class TokenHistory:
 
     # ---------------------------------------------------------------------------------------------- logits
 
-    def prefill_get_last_logits(self, ids: TokenIds) -> Logits:
+    def prefill_get_last_logits(self, ids: PromptLike) -> Logits:
         """Replaces the history by `ids` and computes it, without choosing a token. Then `past_seq == len(tokens)`.
 
         Returns:
@@ -208,7 +211,7 @@ class TokenHistory:
         Raises:
             PromptError, NumericalError: as `prefill` and `step`.
         """
-        tokens = self._checked(ids)
+        tokens = self._checked(ids).ids
 
         def work() -> Generator[None, None, Logits]:
             self._start(tokens)

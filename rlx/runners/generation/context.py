@@ -1,0 +1,62 @@
+"""A checked prompt: what every call of a runner computes from.
+
+Runners stage, over `checks.py`. `LmRunner.checked_prompt` makes one of token ids or of a `Prompt`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlx.errors import MultimodalError
+from rlx.prompt import Prompt, TokenIds
+from rlx.runners.generation.checks import check_ids
+
+PAD = 0  # the id that rows of images are looked up as
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """The tokens before an answer.
+
+    Attributes:
+        ids: one for each position, `PAD` for rows of images.
+        images: where the images stand, and what is to be computed of them; None if there are none.
+    """
+
+    ids: list[int]
+    images: Any = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+PromptLike = TokenIds | Prompt | Context
+
+
+def text_context(prompt: PromptLike, vocab_size: int, what: str, model: str) -> Context:
+    """The context of a prompt for a model that takes no images.
+
+    Args:
+        model: what the model is called in messages.
+
+    Raises:
+        PromptError: there is no id, or an invalid one.
+        MultimodalError: there are images.
+    """
+    if isinstance(prompt, Context):
+        return prompt
+    if isinstance(prompt, Prompt):
+        if prompt.images:
+            raise no_tower(model, what, len(prompt.images))
+        prompt = prompt.ids
+    return Context(check_ids(prompt, vocab_size, what))
+
+
+def no_tower(model: str, where: str, images: int = 1) -> MultimodalError:
+    """The error of images for a model that takes none."""
+    count = "there is an image" if images == 1 else f"there are {images} images"
+    return MultimodalError(
+        f"{count}, and the {model} has no vision tower", where=where,
+        hint="open the model with its vision projector (`mmproj`), or its folder of safetensors, which holds the tower",
+    )  # fmt: skip
