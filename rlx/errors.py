@@ -176,6 +176,10 @@ class MultimodalError(RlxError):
     """The model has no vision input."""
 
 
+class ImageError(MultimodalError):
+    """An image cannot be read, or it is one that the model cannot take."""
+
+
 class ResourceError(RlxError):
     """The system refuses memory, a thread, a file descriptor, or room on a disk."""
 
