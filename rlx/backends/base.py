@@ -266,6 +266,30 @@ class Observer(ABC):
         """Called after steps that took `seconds` together; `program.extents` are the symbol values of the first."""
 
 
+@dataclass(frozen=True)
+class TokenRun:
+    """Steps of one row, each of which takes the token that the step before chose; `Program.repeat` runs them.
+
+    Attributes:
+        count: maximum number of steps.
+        rows: number of rows of the embedding table; a token id beyond it ends the run.
+        stops: token ids that end the run.
+        seconds: time limit; the run ends after the current step.
+        extents: symbol values of the first step.
+        carried: an output of a step, and the input of the next step that receives it.
+        first: a program with the same outputs for the first step, which may have several rows: its inputs are set and
+            it is `prepared`. `extents` and the position are then those of its last row.
+    """
+
+    count: int
+    rows: int
+    stops: Sequence[int]
+    seconds: float
+    extents: Mapping[str, int]
+    carried: tuple[str, str] | None = None
+    first: Program | None = None
+
+
 class Program(ABC):
     """One instance of a compiled program, with memory of its own: ready to run once its weights and states are bound.
 
@@ -409,50 +433,31 @@ class Program(ABC):
             hint = "Give them when compiling (bind=...), with bind(), or with the call."
             raise ArgumentError(f"weights have no values: {names}", where=f"program {self.name}", hint=hint)
 
-    def repeat(
-        self,
-        count: int,
-        rows: int,
-        stops: Sequence[int],
-        seconds: float,
-        extents: Mapping[str, int],
-        *,
-        carried: tuple[str, str] | None = None,
-        first: Program | None = None,
-    ) -> list[int]:
+    def repeat(self, run: TokenRun) -> list[int]:
         """Runs steps of one row; each step takes the token that the step before chose.
 
         For programs whose output `token` i32[1] becomes the input `tokens`. The first token, and its position if there
         is an input `positions`, are in `inputs`. PAST_SEQ and the position grow by one per step.
 
-        Args:
-            count: maximum number of steps.
-            rows: number of rows of the embedding table; a token id beyond it ends the run.
-            stops: token ids that end the run.
-            seconds: time limit; the run ends after the current step.
-            extents: symbol values of the first step.
-            carried: an output of a step, and the input of the next step that receives it.
-            first: a program with the same outputs for the first step, which may have several rows: its inputs are set
-                and it is `prepared`. `extents` and the position are then those of its last row.
-
         Returns:
-            The tokens found, 1 to `count`.
+            The tokens found, 1 to `run.count`.
 
         Raises:
             ArgumentError: as `run`.
         """
-        env, found, end = dict(extents), list[int](), time.monotonic() + seconds
+        env, found, end = dict(run.extents), list[int](), time.monotonic() + run.seconds
         self.prepare(env)
-        program: Program = first or self
+        program: Program = run.first or self
         while True:
             program.run(**program.extents)
             found.append(int(program.output("token", **program.extents).reshape(-1)[0]))
-            if len(found) >= count or not 0 <= found[-1] < rows or found[-1] in stops or time.monotonic() >= end:
+            ended = not 0 <= found[-1] < run.rows or found[-1] in run.stops
+            if ended or len(found) >= run.count or time.monotonic() >= end:
                 return found
             self.inputs["tokens"][:1] = found[-1]
-            if carried:
-                value = program.output(carried[0], **program.extents).reshape(-1)
-                self.inputs[carried[1]].reshape(-1)[: value.size] = value
+            if run.carried:
+                value = program.output(run.carried[0], **program.extents).reshape(-1)
+                self.inputs[run.carried[1]].reshape(-1)[: value.size] = value
             if "positions" in self.inputs:
                 self.inputs["positions"][:1] += 1
             env["PAST_SEQ"] = env.get("PAST_SEQ", 0) + 1

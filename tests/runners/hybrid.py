@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from rlx.backends.base import TokenRun
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ, WINDOW_CTX, value
 from rlx.ir.dtypes import I32
@@ -121,13 +122,13 @@ class Interpreted:
         self.then.saved = {name: value for name, value in outputs.items() if name.startswith("saved.")}
         engine.after()
 
-    def repeat(self, count: int, rows: int, stops: Sequence[int], seconds: float, env: Mapping[str, int]) -> list[int]:
+    def repeat(self, run: TokenRun) -> list[int]:
         found: list[int] = []
-        for past in range(env["PAST_SEQ"], env["PAST_SEQ"] + count):
-            self.run(**{**env, "PAST_SEQ": past})
+        for past in range(run.extents["PAST_SEQ"], run.extents["PAST_SEQ"] + run.count):
+            self.run(**{**run.extents, "PAST_SEQ": past})
             finite = bool(np.isfinite(self.logits).all())
             found.append(int(self.logits[-1].argmax()) if finite else -1)
-            if not finite or found[-1] in stops:
+            if not finite or found[-1] in run.stops:
                 break
             self.inputs["tokens"][0], self.inputs["positions"][0] = found[-1], past + 1
         return found

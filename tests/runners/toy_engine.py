@@ -12,6 +12,7 @@ import numpy as np
 
 from rlx.errors import PoolFullError
 from rlx.runners.serving.executor import JobExecutor
+from rlx.runners.serving.recompute import Context
 from rlx.runners.serving.scheduler import Scheduler
 
 VOCAB = 50
@@ -30,25 +31,16 @@ def answer(prompt: Sequence[int], count: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-class ToySequence:
+class ToySequence(Context):
     """Ids that take room in the engine's pool."""
 
     def __init__(self, engine: ToyEngine, ids: Sequence[int]) -> None:
         self.engine, self.ids = engine, list(ids)
         self.closed = self.paused = False
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def call_end(self, start: int, most: int) -> int:
-        return start + most
-
-    def mark(self, length: int) -> None:
-        """There are no states that could not go back."""
-
     def rewind(self, length: int) -> None:
         assert 0 <= length <= len(self.ids) and not self.closed
-        del self.ids[length:]
+        super().rewind(length)
 
     def pause(self) -> None:
         assert not self.paused and not self.closed

@@ -12,6 +12,7 @@ from compiled import levels
 from pooled import Pool
 from runners import hybrid
 
+from rlx.backends.base import TokenRun
 from rlx.errors import ArgumentError, GraphError
 from rlx.ir import interp, ops
 from rlx.ir.dims import CTX, SEQ, value
@@ -242,7 +243,7 @@ def test_a_native_run_of_many_tokens(cache: CompileCache) -> None:
             program.select_slot(slot)
             for name, value in {"tokens": [5 + slot], "positions": [0], "pages": table}.items():
                 program.inputs[name][: len(value)] = value
-            found = program.repeat(149, hybrid.VOCAB, [], 60.0, {**pool.extents, "PAST_SEQ": 0, "PAGES": 3})
+            found = program.repeat(TokenRun(149, hybrid.VOCAB, [], 60.0, {**pool.extents, "PAST_SEQ": 0, "PAGES": 3}))
             want = hybrid.reference(graph, [5 + slot, *found])
             assert len(found) == 149
             np.testing.assert_array_equal(found, want.argmax(-1)[:-1])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ids
 
+from rlx.backends.base import TokenRun
 from rlx.errors import NumericalError
 from rlx.runners.engine.program_spec import GREEDY
 from rlx.runners.engine.stepper import Stepper
@@ -39,7 +40,7 @@ def greedy_run(stepper: Stepper, sequence: Sequence, token: int, count: int, sto
     if "positions" in program.inputs:  # absent if every layer is recurrent
         program.inputs["positions"][:1] = past
     env = {"SEQ": 1, "PAST_SEQ": past, **stepper.place(program, sequence)}
-    found = program.repeat(steps, stepper.limits.ids, stops, SECONDS, env)
+    found = program.repeat(TokenRun(steps, stepper.limits.ids, stops, SECONDS, env))
     end_run(sequence, token, found)
     return found
 

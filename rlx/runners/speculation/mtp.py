@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx import models
-from rlx.backends.base import Program, Workers
+from rlx.backends.base import Program, TokenRun, Workers
 from rlx.backends.cpu.launch.drafts import Heads, Rounds, run_rounds
 from rlx.runners.engine.greedy import SECONDS
 from rlx.runners.engine.program_spec import HIDDEN, ProgramSpec
@@ -137,7 +137,7 @@ class Predictor:
         if last:
             first, rows = self.fed(position, ids, hidden)
             first.prepare(rows)
-        found = program.repeat(count, self._rows, (), SECONDS, env, carried=CARRIED, first=first)
+        found = program.repeat(TokenRun(count, self._rows, (), SECONDS, env, CARRIED, first))
         return [token for token in found if token >= 0]
 
     def fed(self, position: int, ids: Sequence[int], hidden: Floats) -> tuple[Program, dict[str, int]]:

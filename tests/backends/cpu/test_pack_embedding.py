@@ -136,7 +136,7 @@ def test_codebooks_are_constants_of_the_kernel_and_loaded_for_it_alone() -> None
 def test_wrong_arguments() -> None:
     with pytest.raises(CompileError, match="no kernel packs q8_1"):
         pack(Q8_1)
-    with pytest.raises(CompileError, match="no embedding kernel reads q8_1"):
+    with pytest.raises(CompileError, match="no kernel looks up rows of q8_1"):
         embedding(Q8_1, 256)
     with pytest.raises(ShapeError, match="superblocks"):
         embedding(Q6_K, 128)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlx.backends.base import Program
+from rlx.backends.base import Program, TokenRun
 from rlx.backends.cpu.launch.loop_drafts import CALL, DRAFTS_PLAN, MODEL, RESULTS
 from rlx.backends.cpu.launch.native import NativeProgram, native
 
@@ -82,7 +82,8 @@ def run_rounds(
     """
     found, ends = array("i", bytes(4 * count)), array("i", stops)
     one, some, taken = native(heads.one), native(heads.some), heads.carried[1]
-    plans = [one.plan(0, 0, heads.rows, array("i"), seconds, carried=heads.carried, first=f) for f in (None, some)]
+    runs = [TokenRun(0, heads.rows, (), seconds, {}, heads.carried, first) for first in (None, some)]
+    plans = [one.plan(run, array("i")) for run in runs]
     turns = [_model_fields(native(model), taken) for model in models]
     values = {
         **{name: turn.buffer_info()[0] for name, turn in zip(("now", "next"), turns, strict=True)},

@@ -181,14 +181,7 @@ define void @rlx_worker(ptr %pool, i64 %index) nounwind {
 entry:
   %n = load i64, ptr %pool, align 8
   %others.before = sub i64 %n, 2
-  %spin.at = getelementptr inbounds i8, ptr %pool, i64 16
-  %spin = load i64, ptr %spin.at, align 8
-  %tick.at = getelementptr inbounds i8, ptr %pool, i64 $tick
-  %gate.at = getelementptr inbounds i8, ptr %pool, i64 $gate
-  %function.at = getelementptr inbounds i8, ptr %gate.at, i64 8
-  %context.at = getelementptr inbounds i8, ptr %gate.at, i64 16
-  %done.at = getelementptr inbounds i8, ptr %pool, i64 $done
-  %finished.at = getelementptr inbounds i8, ptr %pool, i64 $finished
+$places
   br label %idle
 idle:                                             ; %last: the step that was left at tick %left
   %last = phi i64 [ 0, %entry ], [ %last, %wait ], [ %last, %enter ], [ %number, %leave ], [ %number, %shared ],
@@ -252,14 +245,7 @@ own:
   call void %function(ptr %context, i64 0, i64 1)
   ret void
 publish:
-  %spin.at = getelementptr inbounds i8, ptr %pool, i64 16
-  %spin = load i64, ptr %spin.at, align 8
-  %tick.at = getelementptr inbounds i8, ptr %pool, i64 $tick
-  %gate.at = getelementptr inbounds i8, ptr %pool, i64 $gate
-  %function.at = getelementptr inbounds i8, ptr %gate.at, i64 8
-  %context.at = getelementptr inbounds i8, ptr %gate.at, i64 16
-  %done.at = getelementptr inbounds i8, ptr %pool, i64 $done
-  %finished.at = getelementptr inbounds i8, ptr %pool, i64 $finished
+$places
   %finished = load atomic i32, ptr %finished.at acquire, align 8
   store ptr %function, ptr %function.at, align 8
   store ptr %context, ptr %context.at, align 8
@@ -309,6 +295,16 @@ define void @rlx_share(ptr %pool, ptr %function, ptr %context) nounwind {
 $read
 $repeat
 $drafts"""
+
+# What a worker and the caller of a step need of the pool's memory.
+_PLACES = """  %spin.at = getelementptr inbounds i8, ptr %pool, i64 16
+  %spin = load i64, ptr %spin.at, align 8
+  %tick.at = getelementptr inbounds i8, ptr %pool, i64 $tick
+  %gate.at = getelementptr inbounds i8, ptr %pool, i64 $gate
+  %function.at = getelementptr inbounds i8, ptr %gate.at, i64 8
+  %context.at = getelementptr inbounds i8, ptr %gate.at, i64 16
+  %done.at = getelementptr inbounds i8, ptr %pool, i64 $done
+  %finished.at = getelementptr inbounds i8, ptr %pool, i64 $finished"""
 
 # `sleepers` counts threads that sleep in the kernel. The waking thread subtracts those that it wakes, so it makes no
 # further system calls while they wait for a CPU.
@@ -372,6 +368,7 @@ def runtime_llvm(triple: str) -> str:
     return fill(
         _TEMPLATE,
         triple=triple,
+        places=fill(_PLACES, **OFFSETS),
         declarations=f"{wait}\n{hint}",
         clock=_MONOTONIC[system],
         pause=f"call void {pause}" if pause else "",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import time
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from rlx.backends.base import Program
+from rlx.backends.base import Program, TokenRun
 from rlx.backends.cpu.launch.loop_functions import FIXED, VARYING
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.work_stealing import counter_bytes
@@ -139,50 +139,30 @@ class NativeProgram(Program):
         self._taken.fill(0)
         self.pool.share(self._step, self._context_address)
 
-    def repeat(
-        self,
-        count: int,
-        rows: int,
-        stops: Sequence[int],
-        seconds: float,
-        extents: Mapping[str, int],
-        *,
-        carried: tuple[str, str] | None = None,
-        first: Program | None = None,
-    ) -> list[int]:
+    def repeat(self, run: TokenRun) -> list[int]:
         """As `Program.repeat`, in one native call."""
         if any(observer.each_step for observer in self.observers):
-            return super().repeat(count, rows, stops, seconds, extents, carried=carried, first=first)
-        self.prepare(extents)
-        found, ends = array("i", bytes(4 * count)), array("i", stops)
-        plan = self.plan(found.buffer_info()[0], count, rows, ends, seconds, carried=carried, first=first)
+            return super().repeat(run)
+        self.prepare(run.extents)
+        found, stops = array("i", bytes(4 * run.count)), array("i", run.stops)
+        plan = self.plan(run, stops, found.buffer_info()[0])
         start = time.perf_counter()
         done = self.pool.repeat(plan.buffer_info()[0])
         for observer in self.observers:
             observer.after(self, time.perf_counter() - start, done)
         return found[:done].tolist()
 
-    def plan(
-        self,
-        found: int,
-        count: int,
-        rows: int,
-        stops: array[int],
-        seconds: float,
-        *,
-        carried: tuple[str, str] | None = None,
-        first: Program | None = None,
-    ) -> array[int]:
-        """The plan of `repeat`, see `loop_functions.PLAN`; `found` is the address for the tokens."""
+    def plan(self, run: TokenRun, stops: array[int], found: int = 0) -> array[int]:
+        """The plan of a run, see `loop_functions.PLAN`. `stops` must outlive it; `found`: address for the tokens."""
         varying = {
-            "rows": rows,
+            "rows": run.rows,
             "stops": stops.buffer_info()[0],
             "stop_count": len(stops),
             "found": found,
-            "count": count,
-            "nanoseconds": int(seconds * 1e9),
+            "count": run.count,
+            "nanoseconds": int(run.seconds * 1e9),
         }
-        return array("Q", (*self._fixed_plan(carried, first), *map(varying.__getitem__, VARYING)))
+        return array("Q", (*self._fixed_plan(run.carried, run.first), *map(varying.__getitem__, VARYING)))
 
     def _fixed_plan(self, carried: tuple[str, str] | None, first: Program | None) -> list[int]:
         """The part of a plan that all runs share: the values of `FIXED`."""

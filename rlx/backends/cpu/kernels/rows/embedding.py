@@ -11,7 +11,7 @@ from typing import Any
 
 from rlx.backends.cpu.blocks import BLOCKS, Blocks
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.layouts import PACKINGS
+from rlx.backends.cpu.layouts import PACKINGS, Packing
 from rlx.backends.cpu.loops import HOLE, Helper, Ptr, Scalar, loop_kernel
 from rlx.backends.cpu.scalars import as_f32, bf16_to_f32, f16_to_f32, f32, i32, i64, load_f32, load_u16, u32, u64
 from rlx.errors import CompileError, ShapeError
@@ -58,10 +58,7 @@ def embedding(dtype: DType, width: int, scale: float = 1.0) -> Kernel:
         CompileError: the type has no packed layout.
         ShapeError: its superblocks do not divide the width.
     """
-    if dtype not in PACKINGS:
-        known = ", ".join(map(str, PACKINGS))
-        raise CompileError(f"no embedding kernel reads {dtype}", hint=f"Packed types: {known}")
-    packing, count = PACKINGS[dtype], superblocks(dtype, width)
+    packing, count = packed_row(dtype, width)
     holes: dict[str, Any] = {"WIDTH": width, "SUPERBLOCKS": count, "SUPERBLOCK": packing.superblock}
     holes |= {"SUPERBLOCK_BYTES": packing.nbytes, "BLOCK_BYTES": count * packing.nbytes}
     holes |= value_holes(dtype)
@@ -69,12 +66,20 @@ def embedding(dtype: DType, width: int, scale: float = 1.0) -> Kernel:
     return loop_kernel(_embedding, {**holes, "SCALE": float(scale)}, params)
 
 
-def superblocks(dtype: DType, width: int) -> int:
-    """Number of superblocks of a row; `ShapeError` if they do not divide it."""
-    size = PACKINGS[dtype].superblock
-    if width % size or width <= 0:
-        raise ShapeError(f"rows of {width} do not hold whole superblocks of {dtype}, {size} elements")
-    return width // size
+def packed_row(dtype: DType, width: int) -> tuple[Packing, int]:
+    """The packing of a type, and the number of superblocks in a row of a table.
+
+    Raises:
+        CompileError: the type has no packed layout.
+        ShapeError: its superblocks do not divide the width.
+    """
+    if dtype not in PACKINGS:
+        known = ", ".join(map(str, PACKINGS))
+        raise CompileError(f"no kernel looks up rows of {dtype}", hint=f"Types that can be looked up: {known}")
+    packing = PACKINGS[dtype]
+    if width % packing.superblock or width <= 0:
+        raise ShapeError(f"rows of {width} do not hold whole superblocks of {dtype}, {packing.superblock} elements")
+    return packing, width // packing.superblock
 
 
 def value_holes(dtype: DType) -> dict[str, Any]:

@@ -16,11 +16,10 @@ from typing import Any
 from rlx.backends.cpu import grids
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.kernels.packing.pack import REPACK
-from rlx.backends.cpu.kernels.rows.embedding import superblocks, value_holes
+from rlx.backends.cpu.kernels.rows.embedding import packed_row, value_holes
 from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cpu.loops import HOLE, Helper, Ptr, loop_kernel
 from rlx.backends.cpu.scalars import i64, stack_memory, u32
-from rlx.errors import CompileError
 from rlx.ir.dtypes import F32, I32, U8, DType
 
 #: Holes: elements of a row, bytes of a row in the file, superblocks of a row, elements and file bytes of a superblock.
@@ -63,10 +62,7 @@ def lookup(dtype: DType, width: int, scale: float = 1.0) -> Kernel:
         CompileError: the type has no packed layout.
         ShapeError: its superblocks do not divide the width.
     """
-    if dtype not in PACKINGS:
-        known = ", ".join(map(str, PACKINGS))
-        raise CompileError(f"no kernel looks up rows of {dtype}", hint=f"Types that can be looked up: {known}")
-    packing, count = PACKINGS[dtype], superblocks(dtype, width)
+    packing, count = packed_row(dtype, width)
     holes: dict[str, Any] = {"WIDTH": width, "SUPERBLOCKS": count, "FILE_BYTES": dtype.row_bytes(packing.superblock)}
     holes |= {"ROW_BYTES": dtype.row_bytes(width), "PIECES": pieces(dtype, width), "PIECE": _piece(dtype, count)}
     holes |= {**value_holes(dtype), "SCALE": float(scale)}
