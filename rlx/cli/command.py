@@ -57,7 +57,6 @@ ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("-md", "--model-draft", "--draft-model"), "use --speculative, which needs no other model"),
     **dict.fromkeys(("--lora", "--adapter-path"), "adapters are not supported: merge them into the model first"),
     "--max-kv-size": "use --max-seq, which bounds the whole context; the cache does not rotate",
-    "--mmproj": "models take text only",
 }
 
 

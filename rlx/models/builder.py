@@ -86,41 +86,50 @@ class Model:
             WeightError: it is missing, or its shape or dtype is not what the configuration says.
         """
         full = self._full(name)
-        found = self._checked(full, shape)
+        found = checked(self.weights, full, shape)
         return self.graph.weight(full, shape, found.dtype if len(shape) > 1 else F32)
 
     def numbers(self, name: str, *shape: int) -> Node:
         """A small float tensor of the layer as a weight in float32, whatever its shape; `WeightError` as `weight`."""
         full = self._full(name)
-        self._checked(full, shape, floats=True)
+        checked(self.weights, full, shape, floats=True)
         return self.graph.weight(full, shape, F32)
 
     def values(self, name: str, *shape: int) -> npt.NDArray[np.float32]:
         """The values of a small float tensor of the layer; `WeightError` as `weight`."""
         full = self._full(name)
-        self._checked(full, shape, floats=True)
+        checked(self.weights, full, shape, floats=True)
         return self.weights.array(full)
 
     def named(self, name: str, node: Node) -> Node:
         """Names a value of the layer in IR text, such as `%blk.3.attn`, and returns it."""
         return self.graph.named(self._full(name), node)
 
-    def _checked(self, full: str, shape: tuple[int, ...], *, floats: bool = False) -> Tensor:
-        if isinstance(self.weights, ExpectedWeights):
-            return self.weights.expect(full, shape)
-        if not self.weights.has(full):
-            raise WeightError(f"the tensor is missing, expected shape {list(shape)}", where=full, hint=_INCOMPLETE)
-        found = self.weights.info(full)
-        if tuple(found.shape) != shape:
-            raise WeightError(f"expected shape {list(shape)}, found {list(found.shape)}", where=full, hint=_MISMATCH)
-        blocks = len(shape) > 1 and not floats
-        if found.dtype not in FLOATS and not (blocks and found.dtype.block > 1):
-            expected = "f32, f16, bf16" + " or a block format" * blocks
-            raise WeightError(f"expected {expected}, found {found.dtype}", where=full)
-        return found
-
     def _full(self, name: str) -> str:
         return name if self.layer < 0 else f"blk.{self.layer}.{name}"
+
+
+def checked(weights: Weights, full: str, shape: tuple[int, ...], *, floats: bool = False) -> Tensor:
+    """The tensor of the canonical name `full`.
+
+    Args:
+        floats: whether its values must be floats; otherwise a matrix may have a block format.
+
+    Raises:
+        WeightError: it is missing, or its shape or dtype is not as expected.
+    """
+    if isinstance(weights, ExpectedWeights):
+        return weights.expect(full, shape)
+    if not weights.has(full):
+        raise WeightError(f"the tensor is missing, expected shape {list(shape)}", where=full, hint=_INCOMPLETE)
+    found = weights.info(full)
+    if tuple(found.shape) != shape:
+        raise WeightError(f"expected shape {list(shape)}, found {list(found.shape)}", where=full, hint=_MISMATCH)
+    blocks = len(shape) > 1 and not floats
+    if found.dtype not in FLOATS and not (blocks and found.dtype.block > 1):
+        expected = "f32, f16, bf16" + " or a block format" * blocks
+        raise WeightError(f"expected {expected}, found {found.dtype}", where=full)
+    return found
 
 
 def cache_dtype(config: ModelConfig, weights: Weights) -> str:

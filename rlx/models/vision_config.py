@@ -21,12 +21,14 @@ class Published(NamedTuple):
     """What the published models of a family have where a file does not say it.
 
     Attributes:
+        archs: architectures of the text models.
         model_types: of `config.json`.
         projector: `clip.projector_type` of an mmproj.
         tokens: texts of the placeholder, of the token before an image, and of the one after it.
         image_token: id of the placeholder.
     """
 
+    archs: tuple[str, ...]
     model_types: tuple[str, ...]
     projector: str
     tokens: tuple[str, str, str]
@@ -37,10 +39,10 @@ _QWEN_TOKENS = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
 _GEMMA3_TOKENS = ("<image_soft_token>", "<start_of_image>", "<end_of_image>")
 _GEMMA4_TOKENS = ("<|image|>", "<|image>", "<image|>")
 VISION_FAMILIES: dict[str, Published] = {
-    "qwen35": Published(("qwen3_5", "qwen3_5_moe"), "qwen3vl_merger", _QWEN_TOKENS, 248056),
-    "gemma3": Published(("gemma3",), "gemma3", _GEMMA3_TOKENS, 262144),
-    "gemma4": Published(("gemma4",), "gemma4v", _GEMMA4_TOKENS, 258880),
-    "gemma4_unified": Published(("gemma4_unified",), "gemma4uv", _GEMMA4_TOKENS, 258880),
+    "qwen35": Published(("qwen35", "qwen35moe"), ("qwen3_5", "qwen3_5_moe"), "qwen3vl_merger", _QWEN_TOKENS, 248056),
+    "gemma3": Published(("gemma3",), ("gemma3",), "gemma3", _GEMMA3_TOKENS, 262144),
+    "gemma4": Published(("gemma4",), ("gemma4",), "gemma4v", _GEMMA4_TOKENS, 258880),
+    "gemma4_unified": Published(("gemma4",), ("gemma4_unified",), "gemma4uv", _GEMMA4_TOKENS, 258880),
 }
 QWEN_PIXELS = (65536, 16777216)  # limits of an image's area in the published preprocessor_config.json
 GEMMA4_BUDGET = 280  # rows of an image

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import Field, fields
-from os import PathLike
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from rlx.errors import ArgumentError, MultimodalError
+from rlx.errors import ArgumentError
 from rlx.profile.option import options_of
 from rlx.runners.opening.options import EngineOptions, RunnerOptions
 
@@ -65,17 +64,6 @@ class RunnerBuilder(Generic[R]):
     def mtp(self, enabled: bool = True) -> Self:
         """Whether `generate` uses MTP drafts by default."""
         return self._with("speculative", "mtp" if enabled else None)
-
-    def mmproj(self, path: str | PathLike[str]) -> Self:
-        """A vision projector: always refused, since no family supports images yet.
-
-        Raises:
-            MultimodalError: always.
-        """
-        raise MultimodalError(
-            f"the {self._name} takes text only, {path} is a vision projector", where="mmproj",
-            hint="leave it out; `supports_multimodal` says whether a runner takes images",
-        )  # fmt: skip
 
     def build(self) -> R:
         """Opens the model.

@@ -112,11 +112,7 @@ def models_in(directory: Path, deep: bool = False) -> list[FoundModel]:
         deep: those of its subdirectories too, where repositories keep split models.
     """
     files = sorted(entry for entry in (directory.rglob("*") if deep else directory.iterdir()) if entry.is_file())
-    parts: dict[Path, list[Path]] = {}
-    for file in files:
-        if file.name.lower().endswith(".gguf"):
-            part = part_number(file.name)
-            parts.setdefault(file.with_name(part[0]) if part else file, []).append(file)
+    parts = _gguf_parts(files)
     models = [FoundModel(group[0], quantization_of(whole.name), _nbytes(group)) for whole, group in parts.items()]
     models = [model for model in models if not is_projector(model.path.name)] or models
     for name in (SINGLE_NAME, INDEX_NAME):
@@ -124,6 +120,27 @@ def models_in(directory: Path, deep: bool = False) -> list[FoundModel]:
             shards = [file for file in files if file.suffix == ".safetensors" and file.parent == directory]
             return [*models, FoundModel(directory / name, SAFETENSORS, _nbytes(shards))]
     return models
+
+
+def projectors_in(directory: Path) -> list[Path]:
+    """The mmproj files in a directory by name: GGUF files with the vision towers of models. Of a split one the first
+    part; an unreadable directory has none.
+    """
+    try:
+        files = sorted(entry for entry in directory.iterdir() if entry.is_file() and is_projector(entry.name))
+    except OSError:
+        return []
+    return [group[0] for group in _gguf_parts(files).values()]
+
+
+def _gguf_parts(files: Iterable[Path]) -> dict[Path, list[Path]]:
+    """The GGUF files among `files` by whole: the parts of a split file count as one."""
+    parts: dict[Path, list[Path]] = {}
+    for file in files:
+        if file.name.lower().endswith(".gguf"):
+            part = part_number(file.name)
+            parts.setdefault(file.with_name(part[0]) if part else file, []).append(file)
+    return parts
 
 
 def quantization_of(name: str) -> str | None:

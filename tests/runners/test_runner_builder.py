@@ -11,7 +11,7 @@ import pytest
 from fake_engine import FakeEngine, Opened, install
 
 import rlx
-from rlx.errors import ArgumentError, ConfigError, MultimodalError, TargetError
+from rlx.errors import ArgumentError, ConfigError, TargetError
 from rlx.runners.builder import RunnerBuilder
 from rlx.runners.families import RUNNERS
 from rlx.runners.opening.options import RunnerOptions
@@ -40,7 +40,7 @@ def test_choices_reach_the_engine(opened: Opened) -> None:
 
 
 def test_every_option_has_a_method_and_every_method_an_option() -> None:
-    methods = vars(RunnerBuilder).keys() - {"weights", "mmproj", "build"}
+    methods = vars(RunnerBuilder).keys() - {"weights", "build"}
     options = {field.name for field in fields(RunnerOptions)}
     assert options <= methods
     builder = rlx.Qwen3Runner.builder()
@@ -93,11 +93,6 @@ def test_the_builder_s_mtp_asks_for_the_model_s_head(opened: Opened, monkeypatch
 def test_without_weights() -> None:
     with pytest.raises(ArgumentError, match=r"Qwen35Runner.builder\(\).weights\(path\) first"):
         rlx.Qwen35Runner.builder().max_seq(8).build()
-
-
-def test_images_are_refused_when_they_are_asked_for() -> None:
-    with pytest.raises(MultimodalError, match="takes text only"):
-        rlx.GemmaRunner.builder().mmproj("mmproj.gguf")
 
 
 def test_devices() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from rlx import text
 from rlx.backends.base import Workers
 from rlx.ir import dims
+from rlx.models.vision_config import VisionConfig
 from rlx.runners.engine.ahead import Ahead, expected_rows
 from rlx.runners.engine.batch import programs_of
 from rlx.runners.engine.bucketing import Bucketing
@@ -48,6 +49,9 @@ from rlx.runtime.snapshot import Snapshot
 from rlx.runtime.tensors import Tensors
 from rlx.sampling import SampleOpts
 from rlx.sampling.recommended import recommended
+from rlx.vision.opening import MmprojPath, Vision
+from rlx.vision.tower import Tower
+from rlx.vision.weights import TowerWeights
 from rlx.weights import WeightLoader, open_weights
 
 if TYPE_CHECKING:
@@ -66,6 +70,7 @@ class Engine(SingleSequence):
         most_rows: maximum number of rows in a call of `verify`.
         pool: the states of all sequences.
         tables: the programs in memory, "prefill", "decode" and "batch".
+        vision: the model's vision tower, opened at first use.
         profile: the compile profile of the programs.
         weights: the open file.
     """
@@ -75,7 +80,12 @@ class Engine(SingleSequence):
     _predictor: Predictor | None = None  # created at first use
 
     def __init__(
-        self, plan: Plan, progress: Progress | None = None, keep_packed: bool = False, ahead: Ids[int] = ()
+        self,
+        plan: Plan,
+        progress: Progress | None = None,
+        keep_packed: bool = False,
+        ahead: Ids[int] = (),
+        mmproj: MmprojPath | None = None,
     ) -> None:
         setup = plan.setup
         self.config, self.max_seq, self.most_rows = plan.config, setup.max_seq, setup.profile.buckets[-1]
@@ -87,6 +97,7 @@ class Engine(SingleSequence):
         self.ahead = Ahead(progress)
         self._compiler = Compiler(setup.target, setup.cache, self.ahead.tell)
         self.device = self._compiler.backend.name
+        self.vision = Vision(plan.weights.loader, plan.config, mmproj, self._make_tower)
         places = (lambda: self._workers), (lambda: self._tensors.addresses)
         self._programs = Programs(plan.graph, setup, self._compiler, *places, ahead=self.ahead, paged=True)
         self.tables = self._programs.tables
@@ -130,7 +141,7 @@ class Engine(SingleSequence):
         """As `open`, for an open file; the file stays open if this fails."""
         plan = Plan.of(loader, options)
         ahead = expected_rows(options.compile_ahead, plan.setup) if options.load else ()
-        engine = cls(plan, options.progress, options.keep_packed, ahead)
+        engine = cls(plan, options.progress, options.keep_packed, ahead, options.mmproj)
         try:
             if options.load:
                 engine.load()
@@ -287,6 +298,16 @@ class Engine(SingleSequence):
         self._predictor.forget(0)
         return HeadDrafts(self.stepper, sequence, HeadDrafter(self._predictor, lambda: len(sequence)), counters)
 
+    # -- images -----------------------------------------------------------------------------------------------------
+
+    @property
+    def tower(self) -> Tower | None:
+        """The vision tower; None if the model takes text only, and `vision.required` says why."""
+        return self.vision.tower
+
+    def _make_tower(self, config: VisionConfig, weights: TowerWeights) -> Tower:
+        return Tower(config, weights, self.profile, self._compiler, lambda: self._workers, self._progress)
+
     # -- programs -------------------------------------------------------------------------------------------------
 
     def compile(
@@ -338,6 +359,7 @@ class Engine(SingleSequence):
         self._workers.close()
         if self._predictor:
             self._predictor.close()
+        self.vision.close()
         self._programs.close()
         self._tensors.close()
         self.pool.close()

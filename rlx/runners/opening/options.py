@@ -90,6 +90,13 @@ class EngineOptions(ProfileOptions):
         default="what the profile says, or `auto`",
         choices=PRECISIONS,
     )
+    mmproj: str | PathLike[str] | None = option(
+        None,
+        "The GGUF file (mmproj) with the vision tower of a model in GGUF",
+        default="the only one beside the model; safetensors checkpoints hold their own tower",
+        kind=object,
+        metavar="FILE",
+    )
     profile: ProfileLike = option(
         None,
         "A compile profile (TOML), which other options override",

@@ -1,0 +1,301 @@
+"""Runs a vision tower: patches -> rows of the text model, by layers, and each layer by chunks of rows.
+
+Third step of the vision stage. All layers of equal formats share one compiled program, which is bound to the weights
+of each in turn. So a tower compiles four programs for a range of rows, and holds the rows, keys and values of one layer
+only. A chunk is what `Tower.steps` computes between two pauses, in which the engine's loop serves others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.backends.base import Program, Workers
+from rlx.errors import ModelFileError, named_refusals
+from rlx.ir.dtypes import BF16, F32, DType
+from rlx.ir.graph import Graph
+from rlx.models.vision import TowerModel
+from rlx.models.vision_config import VisionConfig
+from rlx.models.vision_towers import TOWERS, Build
+from rlx.passes.layout import weight_table
+from rlx.profile import CompileProfile
+from rlx.runtime.compile import Compiler, Progress
+from rlx.runtime.kv import States
+from rlx.runtime.tensors import Tensors
+from rlx.vision.places import place_inputs
+from rlx.vision.processors import Patches
+from rlx.vision.weights import TowerWeights
+
+Rows = npt.NDArray[np.float32]
+Range = tuple[int, int]
+Steps = Generator[None, None, Rows]
+
+FEWEST_ROWS = 32  # of a chunk that was cut for the sake of time: below it, weights are read for too little arithmetic
+
+
+class Bound(NamedTuple):
+    """A graph with the weights that one part of the tower gives it.
+
+    Attributes:
+        number: of the graph, the same for equal graphs.
+        weights: name in the graph -> canonical name.
+    """
+
+    graph: Graph
+    number: int
+    weights: Mapping[str, str]
+
+
+@dataclass
+class TowerStats:
+    """Counters of a tower.
+
+    Attributes:
+        images, rows: encoded images, and the rows that they became.
+        seconds: time of encoding.
+        programs: programs that were compiled or loaded.
+    """
+
+    images: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+    programs: int = 0
+
+
+class Tower:
+    """The vision tower of one model, ready to encode images. Weights are loaded, and programs compiled, at first use.
+
+    One thread uses it at a time; encodings may alternate between their steps.
+
+    Args:
+        config, weights: of an open file; closed with the tower.
+        profile: precision and buckets of the programs, those of a prefill.
+        workers: returns the workers that compute.
+
+    Attributes:
+        stats: the counters.
+
+    Raises:
+        WeightError: a tensor is missing, or its shape or type is not what the configuration says.
+    """
+
+    def __init__(
+        self,
+        config: VisionConfig,
+        weights: TowerWeights,
+        profile: CompileProfile,
+        compiler: Compiler,
+        workers: Callable[[], Workers],
+        progress: Progress | None = None,
+    ) -> None:
+        self.config, self.weights, self.stats = config, weights, TowerStats()
+        self._profile, self._compiler, self._workers, self._progress = profile, compiler, workers, progress
+        self._graphs = _Graphs.of(config, weights, _cache_dtype(config, profile, compiler))
+        self._tensors: Tensors | None = None
+        self._programs: dict[tuple[int, Range], Program] = {}
+        self._seconds: dict[str, float] = {}  # of a row, by kind of graph, as last measured
+
+    def encode(self, patches: Patches) -> Rows:
+        """The rows of an image, float32 [patches.tokens, out_hidden].
+
+        Raises:
+            MultimodalError: the image has more rows or columns than the position table.
+        """
+        steps = self.steps(patches)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]
+
+    @named_refusals()
+    def load(self) -> None:
+        """Packs the weights, once."""
+        if self._tensors is None:
+            tensors = Tensors(self._compiler, self._workers())
+            for name, value in self._graphs.constants.items():
+                tensors.add_array(name, value)
+            tensors.load(self._graphs.table, self.weights, self._progress)
+            self._tensors = tensors
+
+    def compile(self) -> None:
+        """Compiles the programs of every bucket, or finds them in the compile cache."""
+        for bounds in self._profile.ranges:
+            for bound in self._graphs.distinct():
+                self._compiler.program(bound.graph, self._options(bounds))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and programs in memory."""
+        programs = sum(program.arena_bytes for program in self._programs.values())
+        return programs + (self._tensors.nbytes if self._tensors else 0)
+
+    def close(self) -> None:
+        """Releases memory and closes the file of the tower, if it has one of its own."""
+        for program in self._programs.values():
+            program.close()
+        self._programs.clear()
+        if self._tensors:
+            self._tensors.close()
+            self._tensors = None
+        self.weights.close()
+
+    # -- encoding -----------------------------------------------------------------------------------------------------
+
+    def steps(self, patches: Patches, seconds: float | None = None) -> Steps:
+        """Encodes an image piece by piece: a generator that pauses after each piece and returns the rows.
+
+        Args:
+            seconds: how long a piece should take at most, as far as the time of earlier ones tells; by default each
+                piece is as large as the largest bucket.
+
+        Raises:
+            MultimodalError: the image has more rows or columns than the position table.
+        """
+        config, graphs = self.config, self._graphs
+        places = place_inputs(config, patches.places)
+        self.load()
+        count, start = len(patches.patches), time.perf_counter()
+        x = np.empty((count, config.hidden), np.float32)
+        for begin, end in self._chunks("embedding", count, seconds):
+            given = {"patches": patches.patches, **places}
+            x[begin:end] = self._run("embedding", graphs.embedding, begin, end, given)
+            yield
+        if graphs.layers:
+            states = States(graphs.layers[0][1].graph, count, self._profile.buckets[-1])
+            try:
+                yield from self._layers(x, states, places, seconds)
+            finally:
+                states.close()
+        rows = np.empty((count // config.patches_per_row, config.out_hidden), np.float32)
+        for begin, end in self._chunks("head", len(rows), seconds):
+            rows[begin:end] = self._run("head", graphs.head, begin, end, {"x": x}, per_row=config.patches_per_row)
+            yield
+        self.stats.images += 1
+        self.stats.rows += len(rows)
+        self.stats.seconds += time.perf_counter() - start
+        return rows
+
+    def _layers(
+        self, x: Rows, states: States, places: Mapping[str, npt.NDArray[Any]], seconds: float | None
+    ) -> Generator[None, None, None]:
+        """All layers, in place: a layer's keys and values are complete before its first row is replaced."""
+        given = {"x": x, **places}
+        for keys, layer in self._graphs.layers:
+            for begin, end in self._chunks("keys", len(x), seconds):
+                self._run("keys", keys, begin, end, given, states=states, past=begin)
+                yield
+            for begin, end in self._chunks("layer", len(x), seconds):
+                # Nothing is masked, so it does not matter which of all positions the rows are: the last ones.
+                past = len(x) - (end - begin)
+                x[begin:end] = self._run("layer", layer, begin, end, given, states=states, past=past)
+                yield
+
+    def _chunks(self, kind: str, count: int, seconds: float | None) -> Iterator[Range]:
+        """(begin, end) of chunks of nearly equal size, as many rows as fit into the largest bucket and the time."""
+        most, begin = self._profile.buckets[-1], 0
+        while begin < count:
+            size = most
+            if seconds is not None and kind in self._seconds:
+                size = max(min(most, FEWEST_ROWS), min(most, int(seconds / self._seconds[kind])))
+            rest = count - begin
+            end = begin + -(-rest // -(-rest // size))
+            yield begin, end
+            begin = end
+
+    def _run(
+        self,
+        kind: str,
+        bound: Bound,
+        begin: int,
+        end: int,
+        given: Mapping[str, npt.NDArray[Any]],
+        *,
+        per_row: int = 1,
+        states: States | None = None,
+        past: int = 0,
+    ) -> Rows:
+        """Runs a graph for the rows begin .. end: its output "y", valid until the next run; keys have none."""
+        program, start = self._program(bound, end - begin), time.perf_counter()
+        assert self._tensors is not None
+        program.bind({name: self._tensors.addresses[full] for name, full in bound.weights.items()})
+        extents = {"SEQ": end - begin, "PAST_SEQ": past}
+        if states is not None:
+            program.bind(states.addresses)
+            extents |= states.extents
+        for name, memory in program.inputs.items():
+            part = given[name][per_row * begin : per_row * end]
+            memory.reshape(-1)[: part.size] = part.reshape(-1)
+        program.run(**extents)
+        self._seconds[kind] = (time.perf_counter() - start) / (end - begin)
+        return program.output("y", **extents) if "y" in bound.graph.outputs else np.empty(0, np.float32)
+
+    def _program(self, bound: Bound, rows: int) -> Program:
+        bounds = next(each for each in self._profile.ranges if each[0] <= rows <= each[1])
+        key = bound.number, bounds
+        if key not in self._programs:
+            with named_refusals():
+                compiled = self._compiler.program(bound.graph, self._options(bounds))
+                self._programs[key] = compiled.instance(self._workers())
+            self.stats.programs += 1
+        return self._programs[key]
+
+    def _options(self, bounds: Range) -> Any:
+        return self._profile.options(bounds, all_rows=True)
+
+
+def _cache_dtype(config: VisionConfig, profile: CompileProfile, compiler: Compiler) -> DType:
+    """The type of keys and values: that of the products of attention."""
+    target, exact = compiler.target.capabilities, profile.is_exact
+    return F32 if exact or not target.bf16_dots or config.head_dim % target.bf16_depth else BF16
+
+
+@dataclass(frozen=True)
+class _Graphs:
+    """The graphs of a tower.
+
+    Attributes:
+        layers: the graphs "keys" and "layer" of each layer.
+        table: canonical name -> memory layout of every weight, see `weight_table`.
+        constants: values that the graphs supply.
+    """
+
+    embedding: Bound
+    layers: tuple[tuple[Bound, Bound], ...]
+    head: Bound
+    table: dict[str, dict[str, Any]]
+    constants: dict[str, npt.NDArray[np.float32]]
+
+    @staticmethod
+    def of(config: VisionConfig, weights: TowerWeights, cache: DType) -> _Graphs:
+        builds = TOWERS[config.family]
+        table: dict[str, dict[str, Any]] = {}
+        constants: dict[str, npt.NDArray[np.float32]] = {}
+        numbers: dict[str, int] = {}
+
+        def make(kind: str, build: Build, layer: int = -1) -> Bound:
+            model = TowerModel(Graph(f"{config.family}-vision-{kind}"), config, weights, cache, layer)
+            try:
+                graph = build(model)
+            except ModelFileError as error:
+                place = None if error.where is None else weights.place(error.where)
+                raise type(error)(error.what, where=place, hint=error.hint) from error
+            constants.update(graph.constants)
+            rows = weight_table(graph)
+            names = {name: name if name in constants else model.file_name(name) for name in rows}
+            table.update({names[name]: row for name, row in rows.items() if name not in constants})
+            return Bound(graph, numbers.setdefault(graph.canonical(), len(numbers)), names)
+
+        layers = ((make("keys", builds.keys, i), make("layer", builds.layer, i)) for i in range(config.layers))
+        embedding, between = make("embedding", builds.embedding), tuple(layers)
+        return _Graphs(embedding, between, make("head", builds.head), table, constants)
+
+    def distinct(self) -> list[Bound]:
+        """One of each graph that must be compiled."""
+        every = [self.embedding, *(bound for pair in self.layers for bound in pair), self.head]
+        return list({bound.number: bound for bound in every}.values())

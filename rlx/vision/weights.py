@@ -1,0 +1,225 @@
+"""The tensors of a vision tower under canonical names, in the form that its graphs take.
+
+Vision stage, between an open file and the graphs. The differences between files and graphs are all here: names, the
+order of a patch's values, norms that store 1 + weight, matrices that lie transposed, files with names exchanged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.errors import WeightError
+from rlx.models.vision_config import VisionConfig
+from rlx.vision.stored import Stored, Values
+from rlx.weights.closing import Closing
+from rlx.weights.composed import FLOATS, to_float32
+from rlx.weights.loader import TensorInfo, WeightLoader
+from rlx.weights.mapped import Bytes
+from rlx.weights.tower_names import checkpoint_names, tower_names
+
+_IN_LAYER = re.compile(r"(v\.blk\.\d+\.)(.+)")
+_SWAPPED = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+
+Find = Callable[["TowerWeights", str], Stored | None]
+
+
+class TowerWeights(Closing):
+    """The tensors of one tower.
+
+    Args:
+        loader: an open file: the mmproj, or the checkpoint that holds the text model, too.
+        config: the tower's configuration.
+        owned: whether the file is closed with this object.
+
+    Raises:
+        WeightError: two tensors of the file mean the same.
+    """
+
+    def __init__(self, loader: WeightLoader, config: VisionConfig, *, owned: bool) -> None:
+        self.loader, self.config, self._owned = loader, config, owned
+        self._names = None if self.gguf else tower_names(loader.tensors, config.family, loader.path)
+        self._found: dict[str, Stored | None] = {}
+        self._swapped = self._is_swapped()
+
+    @property
+    def gguf(self) -> bool:
+        """Whether the file is an mmproj."""
+        return self.loader.format == "gguf"
+
+    def has(self, name: str) -> bool:
+        """Whether the file has the tensor of this canonical name."""
+        return self._get(name) is not None
+
+    def info(self, name: str) -> TensorInfo:
+        """Type and shape as the graphs see them, and the name in the file; `WeightError` if there is no such tensor."""
+        return self._stored(name).info
+
+    def place(self, name: str) -> str:
+        """For messages: the file, and the name that the tensor has or would have there."""
+        found = self._get(name)
+        return f"{self.loader.path}, {found.info.name if found else self._tried(name)[0]}"
+
+    def raw(self, name: str) -> Bytes:
+        """The bytes of a tensor, uint8 [nbytes]: a read-only view of the file, or a copy."""
+        return self._stored(name).read()
+
+    def pieces(self, name: str) -> Iterator[Bytes]:
+        """The bytes in one piece: a tower has no stacks of matrices."""
+        yield self.raw(name)
+
+    def array(self, name: str) -> npt.NDArray[np.float32]:
+        """A small float tensor as float32, with the values that the graphs compute with.
+
+        Raises:
+            WeightError: there is no such tensor, or it is quantized.
+        """
+        info = self.info(name)
+        if info.dtype not in FLOATS:
+            raise WeightError(f"expected f32, f16 or bf16, found {info.dtype}", where=self.place(name))
+        values = to_float32(self.raw(name), info.dtype).reshape(info.shape)
+        # Gemma 3 multiplies by 1 + weight; its GGUF files hold the sum.
+        return values + np.float32(1) if name == "mm.soft_emb_norm.weight" and not self.gguf else values
+
+    def release(self, name: str) -> None:
+        """Releases the pages of the file that hold the tensor."""
+        for file in self._stored(name).files:
+            self.loader.release(file)
+
+    def close(self) -> None:
+        """Closes the file, if it is owned."""
+        if self._owned:
+            self.loader.close()
+
+    # -- from the file's tensors to the graphs' -----------------------------------------------------------------------
+
+    def plain(self, name: str) -> Stored | None:
+        """A tensor as the file stores it."""
+        if self._swapped and (layer := _IN_LAYER.fullmatch(name)):
+            stem, _, end = layer[2].partition(".")
+            name = f"{layer[1]}{_SWAPPED.get(stem, stem)}.{end}"
+        own = name if self._names is None else self._names.get(name)
+        return Stored.of(self.loader, own) if own is not None and own in self.loader.tensors else None
+
+    def _tried(self, name: str) -> list[str]:
+        """The names that a tensor may have in the file."""
+        return [name] if self.gguf else checkpoint_names(name, self.config.family) or [name]
+
+    def _get(self, name: str) -> Stored | None:
+        if name not in self._found:
+            layer = _IN_LAYER.fullmatch(name)
+            find = _FINDS[self.config.family].get(layer[2] if layer else name, TowerWeights.plain)
+            self._found[name] = find(self, name)
+        return self._found[name]
+
+    def _stored(self, name: str) -> Stored:
+        found = self._get(name)
+        if found is None:
+            tried = ", ".join(self._tried(name))
+            raise WeightError(f"there is no tensor for {name}; names tried: {tried}", where=self.loader.path)
+        return found
+
+    def _is_swapped(self) -> bool:
+        """Whether ffn_up and ffn_down have each other's names, as in old mmproj files."""
+        self._swapped = False
+        down, sizes = self.plain("v.blk.0.ffn_down.weight"), (self.config.ffn, self.config.hidden)
+        return self.gguf and sizes[0] != sizes[1] and down is not None and down.info.shape == sizes
+
+
+def _flat(weights: TowerWeights, name: str) -> Stored | None:
+    """The convolution over patches [hidden, colours, (frames,) height, width] as a matrix."""
+    found = weights.plain(name)
+    return found and found.reshaped(found.info.shape[0], weights.config.patch_values)
+
+
+def _frames(weights: TowerWeights, name: str) -> Stored | None:
+    """Qwen's convolution; mmproj files have a tensor for each of the two frames."""
+    first, second = weights.plain(name), weights.plain(f"{name}.1")
+    if first is None or not weights.gguf:
+        return _flat(weights, name)
+    if second is None or (first.info.shape, first.info.dtype) != (second.info.shape, second.info.dtype):
+        raise WeightError(f"the tensor has no equal second part, {name}.1", where=weights.place(name))
+    return first.joined(second, (first.info.shape[0], weights.config.patch_values), axis=2)
+
+
+def _part_of_qkv(weights: TowerWeights, name: str) -> Stored | None:
+    """Rows of attn_qkv: queries, keys and values one after the other."""
+    stem, _, end = name.rpartition(".")
+    whole = weights.plain(f"{stem[:-2]}_qkv.{end}") or weights.plain(name)
+    count, number = weights.config.heads * weights.config.head_dim, "qkv".index(stem[-1])
+    if whole is None or whole.info.shape[0] != 3 * count:
+        return whole
+    return whole.rows(np.arange(number * count, (number + 1) * count))
+
+
+def _transposed(weights: TowerWeights, name: str) -> Stored | None:
+    """Gemma 3's projection, which files store as [in, out]."""
+    found = weights.plain(name)
+    return found and found.moved(found.info.shape[::-1], np.transpose)
+
+
+def _colours_last(weights: TowerWeights, name: str) -> Stored | None:
+    """The values of a patch in the order of Gemma 4's processor (row, column, colour); GGUF has colours first."""
+    found, size = weights.plain(name), weights.config.patch_values
+    if found is None or not weights.gguf:
+        return found
+    rows = found.info.shape[:1] if len(found.info.shape) > 1 else ()
+    side = round((size // 3) ** 0.5)
+
+    def move(values: Values) -> Values:
+        return np.moveaxis(values.reshape(*rows, 3, side, side), -3, -1)
+
+    shape = (*rows, size)
+    return found.moved(shape, move) if np.prod(shape) == np.prod(found.info.shape) else found
+
+
+def _by_rope(weights: TowerWeights, name: str) -> Stored | None:
+    """Rows of Gemma 4's queries and keys: for each head the parts that turn by the row and by the column interleaved.
+
+    A head is stored as (x, y), and each half turns for itself: x = (x1, x2) in pairs of its halves. The graphs turn the
+    pairs of the halves of a whole head, (y1, x1, y2, x2), with the frequencies of the row first.
+    """
+    found, size = weights.plain(name), weights.config.head_dim
+    if found is None or found.info.shape[0] % size or size % 4:
+        return found
+    x1, x2, y1, y2 = np.arange(size).reshape(4, -1)
+    starts = np.arange(0, found.info.shape[0], size)
+    return found.rows((starts[:, None] + np.concatenate([y1, x1, y2, x2])).reshape(-1))
+
+
+def _axis_table(weights: TowerWeights, name: str) -> Stored | None:
+    """One of Gemma 4's position tables, by column or by row, which are stored as one tensor."""
+    stem, _, axis = name.rpartition(".")
+    found = weights.plain(f"{stem}.weight")
+    if found is None or len(found.info.shape) != 3:
+        return found
+    index, shape = ("columns", "rows").index(axis), found.info.shape
+    if weights.config.family == "gemma4_unified" and not weights.gguf:
+        return found.moved((shape[0], shape[2]), lambda values: values[:, index])
+    return found.moved(shape[1:], lambda values: values[index])
+
+
+_GEMMA4: dict[str, Find] = {
+    "v.patch_embd.weight": _colours_last,
+    "v.position_embd.columns": _axis_table,
+    "v.position_embd.rows": _axis_table,
+}
+_FINDS: dict[str, dict[str, Find]] = {
+    "qwen35": {
+        "v.patch_embd.weight": _frames,
+        **{f"attn_{part}.{end}": _part_of_qkv for part in "qkv" for end in ("weight", "bias")},
+    },
+    "gemma3": {"v.patch_embd.weight": _flat, "mm.input_projection.weight": _transposed},
+    "gemma4": {
+        **_GEMMA4,
+        **dict.fromkeys(("attn_q.weight", "attn_k.weight", "attn_q_norm.weight", "attn_k_norm.weight"), _by_rope),
+    },
+    "gemma4_unified": {
+        **_GEMMA4,
+        "v.patch_norm.1.weight": _colours_last,
+        "v.patch_norm.1.bias": _colours_last,
+    },
+}
