@@ -71,8 +71,8 @@ class Options:
         whole: outputs that keep all rows even without `all_rows`.
         packed: tables that are packed although the graph only looks rows up, because another graph of the model
             multiplies them.
-        bf16_dots: whether activations may be bf16 over bf16 weights and 16-bit caches, if the target has bf16 dot
-            products.
+        bf16_dots: whether activations may be bf16 over bf16 and f16 weights and 16-bit caches, if the target has bf16
+            dot products.
         bf16_tiles: whether activations may be bf16 over quantized weights, and bf16 experts multiplied in tiles, if the
             target has tiles.
         deterministic: whether the arithmetic of a row must not depend on the number of rows of a call. Without tiles it

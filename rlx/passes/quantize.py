@@ -6,7 +6,7 @@ Linears over the same input share this node, because equal nodes are one node. F
 |---|---|
 | quantized, if the target has bf16 tiles and a call always has enough rows, and not `deterministic` | bf16 |
 | with integer codes | int8 rows (q8a) |
-| bf16, if the model allows it and the target has bf16 dot products | bf16; f32 for one row on a target with tiles |
+| bf16 and f16, if the model allows it and the target has bf16 dot products | bf16; with tiles f32 for one row |
 | any other | f32 |
 
 **The number of rows.** On a target without bf16 tiles the choice never depends on it. So a row has the same bits in a
@@ -14,12 +14,13 @@ prompt, in a decode step, as a draft and in a batch. Tiles add their products in
 row and need many rows to pay. So on a target with tiles the choice depends on the number of rows, unless the option
 `deterministic` forbids it. Then quantized weights take int8 rows and attention f32, whatever the number of rows.
 
-**bf16 weights.** Whether rounding their activations to bf16 does harm depends on the model, so the model says for each
-linear if it is allowed (the attribute `bf16`; this pass removes it, and the operand's dtype says what was chosen). f16
-weights have three bits more than bf16, and always take f32.
+**bf16 and f16 weights.** Whether rounding their activations to bf16 does harm depends on the model, so the model says
+for each linear if it is allowed (the attribute `bf16`; this pass removes it, and the operand's dtype says what was
+chosen). f16 weights are rounded to bf16 where they are multiplied. Most come from a checkpoint in bf16, and then lose
+nothing. Others lose three bits, a quarter of what Q8_0 loses.
 
 **Attention** multiplies bf16 over 16-bit caches, and over plain keys and values, if the target has bf16 dot products.
-Keys and values in caches then lose at most three bits. Attention keeps f32 if every linear does, as with f16 weights,
+Keys and values in caches then lose at most three bits. Attention keeps f32 if every linear does, as with f32 weights,
 because it would be the largest error, ten times that of an f16 cache. It also keeps f32 in models that magnify such
 rounding: those with f32 caches, and those whose scores are not scaled to the head size, such as Gemma 4 (whose golden
 checkpoints fall to cosines of 0.995 and 0.997).
@@ -128,12 +129,13 @@ def _choice(node: Node, options: Options) -> tuple[str, str]:
         return "bf16", f"{weight.dtype} weights, bf16 tiles and enough rows"
     if weight.dtype.has_integer_codes:
         return "q8a", f"{weight.dtype} weights have integer codes"
-    if weight.dtype is not BF16:
+    if weight.dtype not in (BF16, F16):
         return "f32", f"the weights are {weight.dtype}"
     if (rows == 1 or options.decodes) and not options.deterministic:
-        return "f32", "bf16 weights are read for one row: bf16 activations are no faster"
+        return "f32", f"{weight.dtype} weights are read for one row: bf16 activations are no faster"
     if not node["bf16"]:
         return "f32", "the model does not allow bf16 activations"
     if not options.bf16_dots:
         return "f32", "no bf16 dot products on the target, or turned off"
-    return ("bf16", "bf16 weights") if isinstance(k, int) and k % 2 == 0 else ("f32", "an odd number of inputs")
+    even = isinstance(k, int) and k % 2 == 0
+    return ("bf16", f"{weight.dtype} weights") if even else ("f32", "an odd number of inputs")

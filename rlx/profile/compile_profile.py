@@ -27,7 +27,7 @@ class PhaseProfile:
 
     Attributes:
         precision: "auto" or "exact"; None leaves it to the caller.
-        bf16_dots: whether activations may be rounded to bf16 for bf16 weights and 16-bit caches.
+        bf16_dots: whether activations may be rounded to bf16 for bf16 and f16 weights and 16-bit caches.
         bf16_tiles: whether they may for quantized weights, where the CPU multiplies tiles.
         fusions: groups of fusion rules that run, of `rlx.passes.options.FUSIONS`.
         passes: passes that run, of `rlx.passes.options.PASSES`.

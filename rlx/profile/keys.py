@@ -70,12 +70,12 @@ _ROWS = [
     Key("family", "any", "The family of models it is for; a model of another one is refused.", choices=FAMILIES),
     Key(
         "precision.mode", "auto",
-        "auto: int8 activations for quantized weights, bf16 ones for bf16 weights. exact: float32 throughout.",
+        "auto: int8 activations for quantized weights, bf16 ones for bf16 and f16 weights. exact: float32 throughout.",
         choices=PRECISIONS, by_phase=True,
     ),
     Key(
         "precision.bf16_dots", "true",
-        "Whether mode auto may multiply prompts in bf16: bf16 weights, where the family bears it, and 16-bit caches.",
+        "Whether mode auto may multiply prompts in bf16: 16-bit weights, where the family bears it, and 16-bit caches.",
         kind=bool, by_phase=True,
     ),
     Key(

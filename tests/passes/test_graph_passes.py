@@ -138,7 +138,9 @@ WITH_TILES = Options(seq=(16, 64))
         (BF16, True, 64, replace(WITH_DOTS, precision="exact"), "f32"),
         (BF16, False, 64, WITH_DOTS, "f32"),  # the graph does not allow it
         (BF16, True, 63, WITH_DOTS, "f32"),
-        (F16, True, 64, WITH_DOTS, "f32"),
+        (F16, True, 64, WITH_DOTS, "bf16"),
+        (F16, False, 64, WITH_DOTS, "f32"),
+        (F16, True, 64, Options(), "f32"),
         (F32, True, 64, WITH_DOTS, "f32"),
         (F8_E4M3, True, 64, WITH_DOTS, "f32"),
         (Q8_0, True, 64, WITH_DOTS, "q8a"),
@@ -315,8 +317,8 @@ def test_attention_over_caches_of_16_bits_multiplies_bf16(
     q = G.input("q", [SEQ, 4, width])
     keys, values = (G.state(name, [2, CTX, width], cache) for name in ("k", "v"))
     options = replace(Options(seq=(33, 512)), **changes)
-    linears = {dtype: ops.linear(G.input("x", [SEQ, 32]), G.weight("w", [8, 32], dtype)) for dtype in (Q8_0, F16)}
-    for scale, dtype, bears in ((width**-0.5, Q8_0, True), (width**-0.5, F16, False), (1.0, Q8_0, False)):
+    linears = {dtype: ops.linear(G.input("x", [SEQ, 32]), G.weight("w", [8, 32], dtype)) for dtype in (Q8_0, F32)}
+    for scale, dtype, bears in ((width**-0.5, Q8_0, True), (width**-0.5, F32, False), (1.0, Q8_0, False)):
         graph = Graph(outputs={"y": ops.attention(q, keys, values, scale=scale), "z": linears[dtype]})
         (node,) = (n for n in quantize(graph, options).nodes() if n.op == "attention")
         assert node["bf16"] is (expected and bears)

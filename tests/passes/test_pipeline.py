@@ -78,7 +78,7 @@ def test_auto_programs_come_close(variant: str, call: str) -> None:
     seq, past, options = CALLS[call]
     program = pipeline.lower(graph, options)
     dtype = VARIANTS[variant].dtype
-    rounded = dtype.is_quantized or (dtype is BF16 and options.bf16_dots) or options.bf16_tiles
+    rounded = dtype.is_quantized or (dtype in (BF16, F16) and options.bf16_dots) or options.bf16_tiles
     for want, have in results(graph, program.graph, seq, past):
         want, have = want.reshape(len(want), -1), have.reshape(len(have), -1)
         cosine = (want * have).sum(-1) / np.linalg.norm(want, axis=-1) / np.linalg.norm(have, axis=-1)

@@ -7,7 +7,7 @@ import toy
 
 from rlx.ir import ops
 from rlx.ir.dims import SEQ
-from rlx.ir.dtypes import BF16, F16, Q8_0
+from rlx.ir.dtypes import BF16, F32, Q8_0
 from rlx.ir.graph import Graph
 from rlx.passes import pipeline
 from rlx.passes.options import FUSIONS, Options
@@ -66,7 +66,7 @@ def test_a_shape_is_the_reason_of_a_miss(bias: list[int], reason: str) -> None:
     [
         (Q8_0, Options(), "q8a activations", "q8_0 weights have integer codes"),
         (Q8_0, Options(precision="exact"), "rounded activations", "precision is exact"),
-        (F16, Options(), "rounded activations", "the weights are f16"),
+        (F32, Options(), "rounded activations", "the weights are f32"),
         (BF16, Options(), "rounded activations", "bf16 weights are read for one row: bf16 activations are no faster"),
         (BF16, Options(seq=(2, 8), all_rows=True), "bf16 activations", "bf16 weights"),
         (

@@ -21,6 +21,7 @@ from llvmlite import ir
 from rlx.backends.cpu.isa.base import Vectors
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import BF16X32, I8X64, I16, LANES, Emitter, Index, vector
+from rlx.ir.dtypes import BF16, DType
 
 
 def span(target: Target, bits: int) -> int:
@@ -91,9 +92,14 @@ def dot_tile(
     return [part[0] if len(part) == 1 else e.concat(*part) for part in parts]
 
 
-def bf16_pairs(e: Emitter, pointer: ir.Value) -> ir.Value:
-    """Interleaves packed weights: 16 bf16 of one k and 16 of the next in memory -> one pair per row."""
-    return _side_by_side(e, e.load(vector(I16, 2 * LANES), pointer))
+def bf16_pairs(e: Emitter, dtype: DType, pointer: ir.Value) -> ir.Value:
+    """Interleaves packed weights of type bf16 or f16: 16 of one k and 16 of the next in memory -> one pair per row.
+
+    f16 is rounded as by `bf16_rounded`.
+    """
+    if dtype is BF16:
+        return _side_by_side(e, e.load(vector(I16, 2 * LANES), pointer))
+    return bf16_rounded(e, e.load_as_f32(dtype, pointer), e.load_as_f32(dtype, e.at(pointer, dtype.row_bytes(LANES))))
 
 
 def bf16_row(e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:

@@ -16,7 +16,7 @@ from rlx.backends.cpu import layouts
 from rlx.backends.cpu.kernels.linear.linear import linear, macro_rows, units
 from rlx.backends.cpu.target import REQUIRED, Target
 from rlx.errors import CompileError
-from rlx.ir.dtypes import BF16, F16, Q4_K, Q6_K, Q8_0, DType
+from rlx.ir.dtypes import BF16, F16, F32, Q4_K, Q6_K, Q8_0, DType
 from rlx.ir.meaning import round_to
 
 # Ceilings of |out - float64| relative to the sum of |x| |w|, both rounded to bf16 before.
@@ -25,7 +25,7 @@ TILE_ERROR = 6e-7
 #: Weights that lie in the middle of two bf16 numbers, by f32's rounding, may go either way: a few in a thousand.
 WEIGHT_ERROR = 3e-5
 
-TYPES = [t for t in layouts.PACKED_DTYPES if t is BF16 or t.is_quantized]
+TYPES = [t for t in layouts.PACKED_DTYPES if t in (BF16, F16) or t.is_quantized]
 ROWS = (1, 2, 15, 16, 17, 31, 32, 33, 49, 64)
 #: Where a test runs: on the tiles of this machine, if there are any, and on emulated ones.
 WIDEST = [emulated.TARGETS[-1], *TILE_TARGETS]
@@ -225,7 +225,7 @@ def test_what_a_machine_with_tiles_runs() -> None:
 
 def test_mistakes_are_refused() -> None:
     target = emulated.TARGETS[-1]
-    with pytest.raises(CompileError, match="f16 weights with bf16"):
-        linear(F16, 16, 32, "bf16", target)
+    with pytest.raises(CompileError, match="f32 weights with bf16"):
+        linear(F32, 16, 32, "bf16", target)
     with pytest.raises(CompileError, match="q8_0 weights with bf16"):
         linear(Q8_0, 16, 32, "bf16", LEVELS[-1])

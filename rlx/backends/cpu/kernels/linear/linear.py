@@ -12,7 +12,7 @@
 
     part, int8 activations:    for sub-block of 32 k: part += int8 dots * weight scale * activation scale
     part, f32 activations:     for k: part += dequantized weight * activation
-    part, bf16 activations:    for pair of k: part += bf16 dots of bf16 weights
+    part, bf16 activations:    for pair of k: part += bf16 dots of weights in bf16
 
 The order of each sum does not depend on the number of rows, the tile of the result, the split of the units or the
 target's tuning. So the bits of a result never depend on them either. With f32 activations the weights are dequantized
@@ -38,7 +38,7 @@ from rlx.backends.cpu.layouts import BLOCK_ROWS, PACKINGS
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import BF16X32, F32X16, I8X64, Emitter
 from rlx.errors import CompileError, ShapeError
-from rlx.ir.dtypes import BF16, DType
+from rlx.ir.dtypes import BF16, F16, DType
 
 #: The functions that a gated linear may apply to its gate.
 GATES = ("silu", "gelu_tanh", "gelu_erf")
@@ -85,8 +85,8 @@ def linear(
         act: type of the activations, which determines the arithmetic:
             `f32`: weights are dequantized exactly.
             `q8a`: integer dot products, for weights with integer codes only.
-            `bf16`: only if the target multiplies bf16. Tile registers take bf16 weights and all block types, which they
-            round to bf16, and k in multiples of 32. Dot products of pairs take bf16 weights and an even k.
+            `bf16`: only if the target multiplies bf16. f16 weights are rounded to bf16. Tile registers take all block
+            types, too, which they round, and k in multiples of 32. Dot products of pairs take an even k.
         gated: None, `silu`, `gelu_tanh` or `gelu_erf`.
         single: there is exactly one row, as in decode; the kernel then contains only the streaming code.
         out: type of the results, `f32` or `bf16`, rounded to nearest even.
@@ -357,7 +357,8 @@ def check(dtype: DType, k: int, act: str, gated: str | None, target: Target, in_
     """
     if dtype not in PACKINGS:
         raise CompileError(f"no linear kernel reads {dtype} weights", hint=f"It reads {', '.join(map(str, PACKINGS))}.")
-    fits = {"f32": True, "q8a": dtype.has_integer_codes, "bf16": dtype is BF16 or (in_tiles and dtype.is_quantized)}
+    rounds = dtype in (BF16, F16) or (in_tiles and dtype.is_quantized)
+    fits = {"f32": True, "q8a": dtype.has_integer_codes, "bf16": rounds}
     if not fits.get(act):
         raise CompileError(f"no linear kernel multiplies {dtype} weights with {act} activations")
     if act == "bf16" and not (target.has_bf16_dots or in_tiles):

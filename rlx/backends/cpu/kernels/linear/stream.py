@@ -173,7 +173,7 @@ class StreamWriter(ResultWriter):
         """Loads plain weights of one step: 16 rows as f32, or 16 pairs of bf16."""
         if self.shape.pair == 1:
             return self.e.load_as_f32(self.shape.dtype, place)
-        return dots.bf16_pairs(self.e, place)
+        return dots.bf16_pairs(self.e, self.shape.dtype, place)
 
 
 def halves(values: Sums) -> list[Sums]:

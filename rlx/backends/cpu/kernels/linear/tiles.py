@@ -159,7 +159,7 @@ class TileWriter(ResultWriter):
             nbytes = unpack.chunk_bytes(self.shape.dtype) * SUB // CHUNK
             place = e.at(chunk, (s, nbytes))
             e.prefetch(e.at(place, e.target.tuning.prefetch), nbytes)
-            return [dots.bf16_pairs(e, e.at(place, at)) for at in range(0, nbytes, ROW_BYTES)]
+            return [dots.bf16_pairs(e, self.shape.dtype, e.at(place, at)) for at in range(0, nbytes, ROW_BYTES)]
         place = unpack.sub_block(e, format_, chunk, s)
         e.prefetch(e.at(place, e.target.tuning.prefetch), format_.row.stride)
         weights = unpack.weights_f32(e, format_, format_.codes(e, place), format_.scales(e, header, place))
