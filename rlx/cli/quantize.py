@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.command import Command
+from rlx.cli.convert import left_out
 from rlx.cli.main import debug_option
-from rlx.cli.output import Bars, size
+from rlx.cli.output import Bars, printable, size
 
 if TYPE_CHECKING:
     from rlx.export.quantize import Quantized
@@ -30,9 +31,10 @@ def quantize(
 ) -> None:
     """Write the model IN as the GGUF file OUT of another TYPE.
 
-    IN is a GGUF file or a folder with safetensors, best in F32, F16 or BF16. TYPE is one of F32, F16, BF16, Q8_0, Q6_K,
-    Q5_K_M, Q4_K_M and Q4_0. Each tensor gets the type that llama.cpp gives it in a file of that TYPE; what must not be
-    quantized is not. OUT appears when it is whole.
+    IN is a GGUF file, also that of a vision tower (mmproj), or a folder with safetensors, whose language model is
+    written; best in F32, F16 or BF16. TYPE is one of F32, F16, BF16, Q8_0, Q6_K, Q5_K_M, Q4_K_M and Q4_0. Each tensor
+    gets the type that llama.cpp gives it in a file of that TYPE; what must not be quantized is not. OUT appears when it
+    is whole.
     """
     from rlx.export.quantize import quantize as write
 
@@ -44,8 +46,8 @@ def quantize(
     if as_json:
         click.echo(json.dumps(_report(done, seconds)))
         return
-    for name in done.left_out:
-        click.echo(f"left out: {name}", err=True)
+    for line in left_out(done.left_out):
+        click.echo(printable(line), err=True)
     types = ", ".join(f"{count} {dtype}" for dtype, count in done.types.most_common())
     click.echo(f"{done.path}: {done.target.name}, {size(done.nbytes)}, {done.bits:.2f} bits a number ({types})")
     click.echo(f"in {seconds:.1f} s", err=True)

@@ -78,7 +78,7 @@ def model_from_hf(source: WeightLoader) -> ExportModel:
     return ExportModel(
         path=source.path,
         arch=config.arch,
-        metadata=_general(config.arch, folder, tensors)
+        metadata=general_metadata(config.arch, folder, tensors)
         | _sampling(source)
         | found.metadata
         | tokenizer_metadata(folder, config, rows),
@@ -106,12 +106,13 @@ def _layer(name: str) -> int:
     return int(prefix.split(".")[1]) if prefix else -1
 
 
-def _general(arch: str, folder: Path, tensors: Sequence[ExportTensor]) -> Metadata:
+def general_metadata(arch: str, folder: Path, tensors: Sequence[ExportTensor], kind: str = "model") -> Metadata:
+    """The keys `general.*`: what the file is, its name and its number of parameters."""
     from gguf import GGUFValueType
 
     texts = {
         "general.architecture": arch,
-        "general.type": "model",
+        "general.type": kind,
         "general.name": _name(folder),
         "general.size_label": _size_label(tensors),
     }

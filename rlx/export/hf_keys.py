@@ -32,6 +32,11 @@ class Writer:
 
         self.found[f"{self.arch}.{key}"] = value, GGUFValueType.STRING
 
+    def flag(self, key: str, value: bool) -> None:
+        from gguf import GGUFValueType
+
+        self.found[f"{self.arch}.{key}"] = value, GGUFValueType.BOOL
+
     def integers(self, key: str, values: Sequence[int]) -> None:
         from gguf import GGUFValueType
 

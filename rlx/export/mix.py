@@ -8,7 +8,10 @@ release, compared with it tensor by tensor), so that a file type has the size an
 - In the K_M mixes value and down projections get six bits in the first and the last eighth of the layers and in every
   third one between.
 - Models with 8 experts use more bits for attention, which has few weights; those with 80 layers for values.
-- Rows that are not a multiple of a type's block get a type with smaller blocks, or else F16.
+- Rows that are not a multiple of a type's block get a type with smaller blocks, or else F16. The one difference: a
+  matrix in BF16 stays BF16 then, which takes as much room and rounds nothing.
+- In files of vision towers (mmproj) the rules are the same; there patches and positions keep their type, and K_M mixes
+  give all down projections six bits.
 """
 
 from __future__ import annotations
@@ -155,7 +158,7 @@ class _Mix:
             return kept_type(tensor)
         if not self.target.dtype.is_quantized:
             return self.target.dtype
-        return _fitting(self._wanted(tensor), tensor.shape[-1])
+        return _fitting(self._wanted(tensor), tensor)
 
     def _wanted(self, tensor: Tensor) -> DType:
         name = tensor.name
@@ -194,8 +197,11 @@ def more_bits(layer: int, layers: int) -> bool:
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
-def _fitting(dtype: DType, columns: int) -> DType:
+def _fitting(dtype: DType, tensor: Tensor) -> DType:
     """The type itself, or one whose blocks divide the row length."""
+    columns = tensor.shape[-1]
     if columns % dtype.block:
         dtype = _NARROW.get(dtype, dtype)
-    return F16 if columns % dtype.block else dtype
+    if columns % dtype.block:
+        return BF16 if tensor.dtype is BF16 else F16
+    return dtype

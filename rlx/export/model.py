@@ -8,7 +8,7 @@ lazily; a tensor takes memory only while its values are in use.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class ExportTensor:
         dtype: type in the source.
         values: returns dequantized float32 of `shape`, after permutations and additions; reads the source.
         raw: returns the 1-D bytes if they can be copied unchanged as `dtype`; else None.
+        instead: types that readers of the format do not take for it -> the ones that take their place.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ExportTensor:
     dtype: DType
     values: Callable[[], Floats]
     raw: Callable[[], Bytes] | None
+    instead: Mapping[DType, DType] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

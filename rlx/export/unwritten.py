@@ -7,8 +7,8 @@ compiled for a file that is still being downloaded. The compile keys are those o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class _Planned:
     name: str
     shape: tuple[int, ...]
     dtype: DType = BF16
+    instead: Mapping[DType, DType] = field(default_factory=dict)
 
 
 def header_of_shape(shape: str | Shape, weights: str | None = None) -> Header:

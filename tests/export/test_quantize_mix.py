@@ -165,6 +165,36 @@ def test_other_numbers_of_experts_change_nothing_but_the_count_of_layers() -> No
         ]
 
 
+# ------------------------------------------------------------------------------------------------ vision towers
+
+
+@pytest.mark.parametrize(("target", "odd", "down", "narrow"), [
+    ("Q8_0", "f16", "q8_0", "q8_0"),
+    ("Q4_K_M", "f16", "q6_k", "q5_0"),
+    ("F16", "f16", "f16", "f16"),
+])  # fmt: skip
+def test_a_tower_gets_the_types_llama_cpp_gives_it(target: str, odd: str, down: str, narrow: str) -> None:
+    """The widths of Gemma 3's tower, 1152 and 4304 (no multiple of 32), and of a Qwen 3.5's, 768 and 3072."""
+    tensors = [
+        Fake("v.blk.0.ffn_down.weight", (1152, 4304)),
+        Fake("v.blk.1.ffn_down.weight", (768, 3072)),
+        Fake("v.blk.0.ffn_up.weight", (4304, 1152)),
+        Fake("v.patch_embd.weight", (1152, 3, 14, 14), F32),
+        Fake("v.patch_embd.weight.1", (768, 3, 16, 16)),
+        Fake("v.position_embd.weight", (2, 1024, 768), F32),
+        Fake("v.blk.0.attn_q.bias", (768,), F32),
+        Fake("v.std_scale", (768,), F32),
+    ]
+    kept = ["f32", "f16", "f32", "f32", "f32"]
+    assert list(chosen(tensors, "clip", target, vision__block_count=27).values()) == [odd, down, narrow, *kept]
+
+
+def test_a_matrix_in_bf16_that_no_block_divides_keeps_its_type() -> None:
+    assert chosen([Fake("v.blk.0.ffn_down.weight", (1152, 4304), BF16)], "clip", "Q8_0") == {
+        "v.blk.0.ffn_down.weight": "bf16"
+    }
+
+
 # ------------------------------------------------------------------------------------------------ what is kept
 
 KEPT = """output_norm.weight blk.0.attn_q_norm.weight blk.0.ffn_gate_inp.weight altup_proj.weight blk.0.laurel_l.weight
