@@ -45,7 +45,7 @@ from rlx.backends.cpu.kernels.attention.cache import cache_reader
 from rlx.backends.cpu.kernels.attention.positions import Positions
 from rlx.backends.cpu.kernels.attention.scratch import Scratch
 from rlx.backends.cpu.kernels.attention.seen import Seen
-from rlx.backends.cpu.kernels.attention.shape import CHUNK, KEY_TILES, Chunk, Chunks, Shape, Unit
+from rlx.backends.cpu.kernels.attention.shape import CHUNK, KEY_TILES, Ahead, Chunk, Chunks, Shape, Unit
 from rlx.backends.cpu.kernels.attention.split import Pieces, Slots, Split
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import F32X16, LANES, Emitter, Index
@@ -259,24 +259,38 @@ class AttentionWriter:
     def _score(self, unit: Unit, chunk: Chunk) -> None:
         """Computes the raw scores of all queries for the positions of a chunk."""
 
+        e, last = self.e, self.e.b.sub(unit.last, chunk.start)
+        needed = e.smin(e.b.ashr(e.b.add(last, e.i64(LANES - 1)), e.i64(4)), KEY_TILES)
+
         def score(count: int, query: ir.Value) -> None:
             together = min(KEY_TILES, self._abreast(count))
+            if self.shape.rows_static == 1:  # a short chunk counts: there is no other row that sees more of it
+                sizes = [size for size in (4, 2, 1) if size <= together]
+                e.tiled(0, needed, sizes, lambda size, first: self._score_tiles(unit, chunk, query, count, first, size))
+                return
             for first in range(0, KEY_TILES, together):
-                self._score_tiles(unit, chunk, query, count, range(first, first + together))
+                self._score_tiles(unit, chunk, query, count, first, together)
 
-        self.e.tiled(0, unit.queries, self._sizes(), score)
+        e.tiled(0, unit.queries, self._sizes(), score)
 
-    def _score_tiles(self, unit: Unit, chunk: Chunk, query: ir.Value, count: int, tiles: range) -> None:
-        e, row_bytes, scratch = self.e, self.cache.row_bytes, self.scratch
-        keys = self.positions.keys(unit, chunk, tiles)
+    def _score_tiles(self, unit: Unit, chunk: Chunk, query: ir.Value, count: int, first: Index, tiles: int) -> None:
+        """Computes the raw scores of `count` queries for some tiles of 16 positions of a chunk."""
+        e, scratch = self.e, self.scratch
+        keys = self.positions.keys(unit, chunk, first, tiles)
         queries = [e.at(scratch.vector(scratch.query, query, 0), 64 * self.shape.vectors * i) for i in range(count)]
-        # Prefetches the values of the chunk. `_mix_vectors` prefetches the keys of the next chunk.
-        values = e.at(self.positions.cache("v", unit, chunk.place), tiles.start * LANES * row_bytes)
-        results = self.cache.dots(keys, queries, values)
-        for i in range(count):
-            for j, tile in enumerate(tiles):
-                place = e.at(scratch.scores_of(chunk, query), 4 * CHUNK * i + 64 * tile)
-                e.store(results[i * len(tiles) + j], place, 64)
+        # Prefetches the values of the same positions. `_mix_vectors` prefetches the next keys.
+        results = self.cache.dots(keys, queries, self._values_of(unit, chunk, first))
+        self._store_tiles(results, chunk, query, first, tiles)
+
+    def _values_of(self, unit: Unit, chunk: Chunk, tile: Index) -> ir.Value:
+        """Address of the values of a tile of 16 positions of a chunk."""
+        return self.e.at(self.positions.cache("v", unit, chunk.place), (tile, LANES * self.cache.row_bytes))
+
+    def _store_tiles(self, scores: list[ir.Value], chunk: Chunk, query: ir.Value, first: Index, tiles: int) -> None:
+        """Stores the raw scores of some queries, from `query` on, for some tiles of a chunk."""
+        e, base = self.e, self.e.at(self.scratch.scores_of(chunk, query), (first, 64))
+        for i, score in enumerate(scores):
+            e.store(score, e.at(base, 4 * CHUNK * (i // tiles) + 64 * (i % tiles)), 64)
 
     def _weigh(self, unit: Unit, chunks: Chunks, query: ir.Value) -> None:
         """Turns a query's scores of some chunks into weights, relative to the largest score so far."""
@@ -333,11 +347,11 @@ class AttentionWriter:
     ) -> None:
         """Adds some vectors of the weighted values to the mixes of `count` queries. Here there is one chunk."""
         e, cache, chunk = self.e, self.cache, self.positions.chunk(unit, chunks, 0)
-        start, ahead = self.positions.cache("v", unit, chunk.place), vectors * cache.vector_bytes
-        following = e.at(self.positions.cache("k", unit, chunk.following), (first, CHUNK * cache.vector_bytes))
+        start, length = self.positions.cache("v", unit, chunk.place), e.smin(CHUNK, e.b.sub(unit.last, chunk.start))
+        ahead = self.positions.ahead(unit, chunk, self.held)
         places, mixes = self.scratch.shrunk(query, count, first, vectors)
-        with e.loop(0, e.smin(CHUNK, e.b.sub(unit.last, chunk.start)), 1, mixes) as t:
-            e.prefetch(e.at(following, (t.i, ahead)), ahead)
+        with e.loop(0, length, 1, mixes) as t:
+            self._fetch(ahead, first, vectors, t.i)
             values = cache.values(e.at(start, (t.i, cache.row_bytes)), first, vectors, mask)
             mixes = []
             for i in range(count):
@@ -347,5 +361,17 @@ class AttentionWriter:
                     for value, mix in zip(values, t.values[i * vectors :][:vectors], strict=True)
                 ]
             t.values = mixes
-        for mix, place in zip(t.results, places, strict=True):
-            e.store(mix, place, 64)
+        self._fetch_rest(ahead, first, vectors, length)
+        self.scratch.store(t.results, places)
+
+    def _fetch(self, ahead: Ahead, first: Index, vectors: int, t: ir.Value, count: int = 1) -> None:
+        """Prefetches a part of the next keys, with `count` positions of some vectors of values from position `t` on."""
+        e, nbytes = self.e, vectors * self.cache.vector_bytes
+        start = e.at(ahead.keys, (e.b.mul(e.i64(first), e.i64(ahead.rows)), self.cache.vector_bytes))
+        e.prefetch(e.at(start, (t if ahead.whole else e.smin(t, ahead.final), nbytes)), count * nbytes, level=2)
+
+    def _fetch_rest(self, ahead: Ahead, first: Index, vectors: int, t: ir.Value) -> None:
+        """Prefetches the parts from position `t` on."""
+        if not ahead.whole:
+            with self.e.loop(t, ahead.rows) as rest:
+                self._fetch(ahead, first, vectors, rest.i)

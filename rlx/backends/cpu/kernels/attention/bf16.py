@@ -155,7 +155,7 @@ class ConvertedAttention(RoundedAttention, ABC):
 
     def _convert_keys(self, unit: Unit, chunk: Chunk) -> None:
         e, pair_bytes = self.e, 2 * self.cache.vector_bytes
-        keys = self.positions.keys(unit, chunk, range(KEY_TILES))
+        keys = self.positions.keys(unit, chunk, 0, KEY_TILES)
 
         def convert(step: Index, rows: int) -> None:
             with e.loop(0, rows) as row:

@@ -8,7 +8,7 @@ from rlx.backends.cpu import dots
 from rlx.backends.cpu.kernels.attention.bf16 import RoundedAttention
 from rlx.backends.cpu.kernels.attention.bf16_dots import check_dots
 from rlx.backends.cpu.kernels.attention.shape import CHUNK, Chunk, Chunks, Shape, Unit
-from rlx.backends.cpu.tiles import BF16X32, LANES, Emitter, Index
+from rlx.backends.cpu.tiles import BF16X32, Emitter, Index
 
 
 class DottedRow(RoundedAttention):
@@ -22,20 +22,17 @@ class DottedRow(RoundedAttention):
         check_dots(e.target)
         super().__init__(e, shape)
 
-    def _score_tiles(self, unit: Unit, chunk: Chunk, query: ir.Value, count: int, tiles: range) -> None:
+    def _score_tiles(self, unit: Unit, chunk: Chunk, query: ir.Value, count: int, first: Index, tiles: int) -> None:
         e, pair_bytes = self.e, 2 * self.cache.vector_bytes
-        keys, step = self.positions.keys(unit, chunk, tiles), len(tiles) * pair_bytes
+        keys, step = self.positions.keys(unit, chunk, first, tiles), tiles * pair_bytes
         queries = [e.at(self.scratch.query, (query, self.query_bytes), self.query_bytes * i) for i in range(count)]
-        values = e.at(self.positions.cache("v", unit, chunk.place), tiles.start * LANES * self.cache.row_bytes)
-        with e.loop(0, self.shape.head_dim // 2, 1, [e.f32(0.0)] * (count * len(tiles))) as d:
-            e.prefetch(e.at(values, (d.i, step)), step)
+        values = self._values_of(unit, chunk, first)
+        with e.loop(0, self.shape.head_dim // 2, 1, [e.f32(0.0)] * (count * tiles)) as d:
+            e.prefetch(e.at(values, (d.i, step)), step, level=2)
             starts = [e.at(key, (d.i, pair_bytes)) for key in keys]
             pairs = [self._pairs(start, e.at(start, self.cache.vector_bytes)) for start in starts]
             d.values = self._dots(pairs, [e.at(q, (d.i, 4)) for q in queries], d.values)
-        for i in range(count):
-            for j, tile in enumerate(tiles):
-                place = e.at(self.scratch.scores_of(chunk, query), 4 * CHUNK * i + 64 * tile)
-                e.store(d.results[i * len(tiles) + j], place, 64)
+        self._store_tiles(d.results, chunk, query, first, tiles)
 
     def _dots(self, pairs: list[ir.Value], places: list[ir.Value], sums: list[ir.Value]) -> list[ir.Value]:
         """`sums` plus the products of the pair at each place with each vector of pairs."""
@@ -53,26 +50,27 @@ class DottedRow(RoundedAttention):
         vectors: int,
         mask: ir.Value | None,
     ) -> None:
-        e, ahead = self.e, 2 * vectors * self.cache.vector_bytes
+        e = self.e
         places, mixes = self.scratch.shrunk(query, count, first, vectors)
         with e.loop(0, chunks.count, 1, mixes) as slot:
             chunk = self.positions.chunk(unit, chunks, slot.i)
             rows = e.smin(CHUNK, e.b.sub(unit.last, chunk.start))
             even = e.b.and_(rows, e.i64(-2))
-            following = e.at(self.positions.cache("k", unit, chunk.following), (first, CHUNK * self.cache.vector_bytes))
+            ahead = self.positions.ahead(unit, chunk, self.held)
 
             def weights(position: ir.Value, slot: ir.Value = slot.i) -> list[ir.Value]:
                 start = self._weight_row(slot, query, e.mul_add(position, 2))
                 return [e.at(start, 2 * CHUNK * i) for i in range(count)]
 
             with e.loop(0, even, 2, slot.values) as t:
-                e.prefetch(e.at(following, (t.i, ahead // 2)), ahead)
+                self._fetch(ahead, first, vectors, t.i, 2)
                 starts = self._value_places(unit, chunk, t.i, first, vectors)
                 pairs = [self._pairs(start, e.at(start, self.cache.row_bytes), mask) for start in starts]
                 t.values = self._dots(pairs, weights(t.i), t.values)
             with e.loop(even, rows, 2, t.results) as last:  # at most once: a position without another one
                 lone = [self._lone(start, mask) for start in self._value_places(unit, chunk, last.i, first, vectors)]
                 last.values = self._dots(lone, weights(last.i), last.values)
+            self._fetch_rest(ahead, first, vectors, even)
             slot.values = last.results
         self.scratch.store(slot.results, places)
 

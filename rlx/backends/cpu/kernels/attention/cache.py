@@ -94,7 +94,7 @@ class _Numbers:
     def dots(self, keys: Sequence[ir.Value], queries: Sequence[ir.Value], ahead: ir.Value) -> list[ir.Value]:
         e, step = self.e, len(keys) * self.vector_bytes
         with e.loop(0, self.head_dim, 1, [e.f32(0.0)] * (len(queries) * len(keys))) as d:
-            e.prefetch(e.at(ahead, (d.i, step)), step)
+            e.prefetch(e.at(ahead, (d.i, step)), step, level=2)
             vectors = [e.load_as_f32(self.dtype, e.at(key, (d.i, self.vector_bytes))) for key in keys]
             d.values = _products(e, [e.splat_f32(e.at(q, (d.i, 4))) for q in queries], vectors, d.values)
         return d.results
@@ -121,7 +121,7 @@ class _Blocks:
             blocks = [e.at(key, (block.i, tile)) for key in keys]
             with e.loop(0, steps, 1, nothing) as s:
                 step = e.mul_add(block.i, steps, s.i)
-                e.prefetch(e.at(ahead, (step, len(keys) * tile // steps)), len(keys) * tile // steps)
+                e.prefetch(e.at(ahead, (step, len(keys) * tile // steps)), len(keys) * tile // steps, level=2)
                 codes = [self._codes(e.at(b, 2 * LANES), s.i) for b in blocks]
                 s.values = list(s.values)
                 for j in range(_STEP):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llvmlite import ir
 
-from rlx.backends.cpu.kernels.attention.shape import CHUNK, Chunk, Chunks, Shape, Unit
+from rlx.backends.cpu.kernels.attention.shape import CHUNK, KEY_TILES, Ahead, Chunk, Chunks, Shape, Unit
 from rlx.backends.cpu.tiles import I32, I64, LANES, Emitter, Index
 
 
@@ -58,8 +60,27 @@ class Positions:
     def chunk(self, unit: Unit, chunks: Chunks, slot: Index) -> Chunk:
         """Chunk number `slot` of `chunks`."""
         start = self.e.i64(self.e.mul_add(slot, CHUNK, chunks.first))
-        following = self.e.b.add(start, self.e.i64(CHUNK))
-        return Chunk(slot, start, self.place(unit, start), self.place(unit, following))
+        return Chunk(slot, start, self.place(unit, start))
+
+    def ahead(self, unit: Unit, chunk: Chunk, held: int) -> Ahead:
+        """The keys that are needed next, to be prefetched while the values of a chunk are added.
+
+        With many rows, those of the next chunk. With one row, those of the chunk `held` later, because the chunks
+        between are scored already; and after the last ones those of the next head, which a worker takes next.
+        """
+        e = self.e
+        following = e.b.add(chunk.start, e.i64(CHUNK * held))
+        if self.shape.rows_static != 1:
+            return Ahead(self.cache("k", unit, self.place(unit, following)), CHUNK, CHUNK - 1, whole=True)
+        there = e.b.icmp_signed("<", following, unit.last)
+        start = e.b.select(there, following, e.i64(e.mul_add(chunk.slot, CHUNK, unit.first)))
+        others = e.b.icmp_signed("<", e.b.add(unit.head, e.i64(1)), e.i64(self.shape.kv_heads))
+        head = e.b.select(e.b.or_(there, e.b.not_(others)), unit.head, e.b.add(unit.head, e.i64(1)))
+        tiles = e.b.ashr(e.b.add(e.b.sub(unit.last, start), e.i64(LANES - 1)), e.i64(4))
+        rows = e.b.mul(e.clamp(tiles, 0, KEY_TILES), e.i64(LANES))
+        rows = e.b.select(e.b.or_(there, others), rows, e.i64(0))
+        keys = self.cache("k", replace(unit, head=head), self.place(unit, start))
+        return Ahead(keys, rows, e.smax(e.b.sub(rows, e.i64(1)), 0), whole=False)
 
     def place(self, unit: Unit, start: ir.Value) -> ir.Value:
         """The place in the caches of the chunk that starts at a position. Past the end it may be any place."""
@@ -69,16 +90,16 @@ class Positions:
             return e.b.shl(e.b.sext(e.load(I32, e.at(e.args["pages"], (page, 4)), 4), I64), e.i64(6))
         return start if self.shape.window is None else e.b.srem(start, e.args["ctx"])
 
-    def keys(self, unit: Unit, chunk: Chunk, tiles: range) -> list[ir.Value]:
-        """Addresses of a chunk's tiles of keys.
+    def keys(self, unit: Unit, chunk: Chunk, tile: Index, count: int) -> list[ir.Value]:
+        """Addresses of `count` tiles of keys of a chunk, from `tile` on.
 
         The cache may end after the last position. A tile past the last one is replaced by the last one, and masked.
         """
         e = self.e
         first = e.b.ashr(chunk.place, e.i64(4))
         last = e.b.ashr(e.b.sub(e.b.sub(unit.last, e.i64(1)), chunk.start), e.i64(4))
-        chosen = [e.b.add(first, e.smin(tile, last)) for tile in tiles]
-        return [e.at(self.cache("k", unit), (tile, LANES * self.row_bytes)) for tile in chosen]
+        chosen = [e.b.add(first, e.smin(e.mul_add(1, i, tile), last)) for i in range(count)]
+        return [e.at(self.cache("k", unit), (place, LANES * self.row_bytes)) for place in chosen]
 
     def cache(self, name: str, unit: Unit, place: Index = 0) -> ir.Value:
         """Address of a head's keys or values at a place of the cache."""

@@ -129,10 +129,25 @@ class Chunk:
         slot: its number in `Chunks`.
         start: its first position.
         place: its place in the caches.
-        following: the place of the next chunk in the caches.
     """
 
     slot: Index
     start: ir.Value
     place: ir.Value
-    following: ir.Value
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Keys to prefetch.
+
+    Attributes:
+        keys: their address.
+        rows: number of positions; they are prefetched with as many positions of values.
+        final: the last of them, or 0.
+        whole: whether there are always as many as in a chunk.
+    """
+
+    keys: ir.Value
+    rows: Index
+    final: Index
+    whole: bool
