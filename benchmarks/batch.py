@@ -6,7 +6,8 @@
     python benchmarks/batch.py qwen3-0.6b-Q4_K_M.gguf --threads 1 --clock cpu    # on a machine that others use, too
 
 Every round decodes the same number of steps with each batch size in turn, so that a busy neighbour troubles all of
-them alike; figures are medians over the steps of all rounds, and the fastest step. A step is the native call and the
+them alike, and every time from the end of the prompts, so that all of them read caches of the same length. Figures are
+medians over the steps of all rounds, and the fastest step. A step is the native call and the
 choice of the likeliest token of each row. Bytes are those of weights and caches that a step must read, operations those
 of the op table. Both are compared with limits that are measured before and after: reads of memory, and the products of
 the linears (int8, with an integer quantization) from registers. The longer of the two times is a bound for a step.
@@ -47,6 +48,8 @@ def main() -> None:
                 found = advanced(engine, sequences[:rows], [[token] for token in latest[:rows]])
                 latest[:rows] = [int(logits.argmax()) for logits in found]
                 seconds[rows].append(now() - start)
+            for sequence in sequences[:rows]:
+                sequence.rewind(args.prompt)
     limits.append(measured_limits(engine))
     bandwidth, peak = (max(pair) for pair in zip(*limits, strict=True))
     print(f"limits: {bandwidth:.1f} GB/s of memory, {peak:.0f} GOP/s of int8 products")
@@ -55,7 +58,9 @@ def main() -> None:
           f"{'GB/s':>6} {'of it':>6} {'GOP/s':>6} {'of it':>6}")  # fmt: skip
     for rows, found in seconds.items():
         step = statistics.median(found)
-        moved, operations = (count / step / 1e9 for count in costs.batch_work(engine, rows, args.prompt))
+        moved, operations = (
+            count / step / 1e9 for count in costs.batch_work(engine, rows, args.prompt + args.tokens // 2)
+        )
         print(f"{rows:4} {step * 1e3:8.2f} {min(found) * 1e3:8.2f} {rows / step:9.1f} {rows * single / step:7.2f}x "
               f"{moved:6.1f} {moved / bandwidth:6.0%} {operations:6.0f} {operations / peak:6.0%}")  # fmt: skip
     engine.close()
