@@ -23,8 +23,12 @@ from rlx.ir import dtypes
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-IMPORTED_AS = {"markdown-it-py": "markdown_it"}  # where a package has another name than what it is imported as
+IMPORTED_AS = {
+    "markdown-it-py": "markdown_it",
+    "pillow": "PIL",
+}  # where a package has another name than what it is imported as
 HEAVY = {"numba", "llvmlite", "gguf", "safetensors", "jinja2", "rich", "tokenizers", "prompt_toolkit", "markdown_it"}
+HEAVY |= {"PIL"}
 
 
 def python(*args: str) -> str:
@@ -74,8 +78,9 @@ def third_party_imports() -> set[str]:
 
 
 def test_every_import_is_a_declared_dependency() -> None:
-    """Of a plain install: no command and no type of file needs an extra."""
-    named = {re.split(r"[<>=\[]", line)[0] for line in PROJECT["dependencies"]}
+    """Of a plain install, and of the one extra: files of images."""
+    lines = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["images"]
+    named = {re.split(r"[<>=\[]", line)[0] for line in lines}
     assert third_party_imports() == {IMPORTED_AS.get(name, name) for name in named}
 
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlx.models.vision_config import VisionConfig
-from rlx.vision.image import Image, Pixels
+from rlx.vision.image import Image
 from rlx.vision.options import ImageOptions
 from rlx.vision.processors import Floats, ImageProcessor
-from rlx.vision.resize import Filter
+from rlx.vision.resize import Filter, Pixels
 
 # Pan and scan in the published preprocessor_config.json: the crops, pixels of a crop's side, and how long an image is.
 MAX_CROPS, MIN_CROP, MIN_RATIO = 4, 256, 1.2

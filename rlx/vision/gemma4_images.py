@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 
 from rlx.models.vision_config import VisionConfig
-from rlx.vision.image import Pixels
 from rlx.vision.options import ImageOptions
 from rlx.vision.processors import Floats, ImageProcessor
+from rlx.vision.resize import Pixels
 
 
 class Gemma4Images(ImageProcessor):

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from rlx.errors import ArgumentError
 from rlx.profile.option import option, options_of
-
-MAX_PIXELS = 1 << 26  # of an image file; and no model sees more
+from rlx.vision.decode import MAX_PIXELS
 
 
 @dataclass(frozen=True, kw_only=True)

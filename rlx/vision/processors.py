@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from rlx.errors import ArgumentError
 from rlx.models.vision_config import VisionConfig
 from rlx.profile.option import options_of
-from rlx.vision.image import Image, Pixels
+from rlx.vision.image import Image
 from rlx.vision.options import ImageOptions
-from rlx.vision.resize import Filter, resize
+from rlx.vision.resize import Filter, Pixels, resize
 
 Floats: TypeAlias = NDArray[np.float32]
 

@@ -11,9 +11,9 @@ import warnings
 
 from rlx.errors import ImageError
 from rlx.models.vision_config import QWEN_PIXELS, VisionConfig
-from rlx.vision.image import Pixels
 from rlx.vision.options import ImageOptions
 from rlx.vision.processors import Floats, ImageProcessor
+from rlx.vision.resize import Pixels
 
 CPU_PIXELS = 1 << 20  # by default at most: the published maximum, 16 times as many, takes minutes on a CPU
 MAX_RATIO = 200  # of the longer side to the shorter one

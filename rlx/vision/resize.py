@@ -5,8 +5,8 @@ weights with 22 fractional bits, first along the rows, then along the columns, w
 Pillow 13 chooses the order by the sizes, so its pixels differ; these do not.
 
 An output has few weights, so a matrix of all inputs and outputs of an axis would be nearly empty. But 16 neighbouring
-outputs share most of their inputs: their weights are a small dense matrix, and NumPy multiplies those fast. Every sum is
-a multiple of 2^-22 and less than 2^10, which float64 holds exactly, so that no order of adding changes it.
+outputs share most of their inputs: their weights are a small dense matrix, and NumPy multiplies those fast. Every sum
+is a multiple of 2^-22 and less than 2^10, which float64 holds exactly, so that no order of adding changes it.
 """
 
 from __future__ import annotations

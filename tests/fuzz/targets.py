@@ -24,6 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.fuzz import mutate
+from tests.fuzz.images import make_image, use_image
 from tests.golden_folder import unpack
 from tests.text.make_renders import CALL, CONVERSATIONS, TEMPLATES, TOOL
 
@@ -322,4 +323,5 @@ KINDS = {
     "snapshot": Kind(make_snapshot, use_snapshot),
     "json": Kind(make_json, use_folder),
     "profile": Kind(make_profile, use_profile),
+    "image": Kind(make_image, use_image),
 }

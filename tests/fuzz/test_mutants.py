@@ -14,7 +14,7 @@ import pytest
 from tests.fuzz import mutate
 
 RUN = Path(__file__).parent / "run.py"
-KINDS = ("gguf", "safetensors", "tokenizer", "template", "snapshot", "json", "profile")
+KINDS = ("gguf", "safetensors", "tokenizer", "template", "snapshot", "json", "profile", "image")
 
 BAD = """
 import os, sys
