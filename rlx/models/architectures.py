@@ -69,6 +69,8 @@ class Architecture:
         gguf_local_heads: GGUF has separate keys for the head sizes of sliding layers.
         shares_kv: the last layers may read keys and values of earlier ones.
         partial_rope: default for the rotated part of a head if `config.json` does not have it; None: always all of it.
+        rope_sections: the usual sections of positions with three components (M-RoPE); (): positions have one.
+        two_way: as in `ModelConfig`, for its models that see images.
         attention_scale: factor of q k^T; None: 1/sqrt(head size), or the file's value.
         hf_sliding: which layers slide if `config.json` has no `layer_types`.
         hf_ends_full: its last layer never slides, even if `config.json` lists it as sliding.
@@ -105,6 +107,8 @@ class Architecture:
     gguf_local_heads: bool = False
     shares_kv: bool = False
     partial_rope: float | None = None
+    rope_sections: tuple[int, ...] = ()
+    two_way: str = "none"
     attention_scale: float | None = None
     hf_sliding: Sliding = none_slides
     hf_ends_full: bool = False
@@ -205,6 +209,7 @@ _QWEN35 = Architecture(
     "qwen35",
     ("qwen3_5_text", "qwen3_5"),
     partial_rope=0.25,
+    rope_sections=(11, 11, 10),
     norm_offset=1.0,
     plain_norms=("ssm_norm",),
     hybrid=True,
@@ -278,6 +283,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma3": Architecture(
         "gemma",
         ("gemma3_text", "gemma3"),
+        two_way="all",
         bf16=True,
         gguf_period=6,
         hf_sliding=_every_nth_is_full(6),
@@ -310,6 +316,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma4": Architecture(
         "gemma",
         ("gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified"),
+        two_way="sliding",
         gguf_period=6,
         gguf_caps=(0.0, 30.0),
         gguf_local_heads=True,

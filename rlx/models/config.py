@@ -120,6 +120,8 @@ class ModelConfig:
         streams: copies of the residual stream.
         bf16: linears may take activations rounded to bf16 where precision is "auto".
         stream_scale: what the others learn from the first is scaled element by element.
+        two_way: in which layers the rows of an image see each other, also later ones: "none", "all", or "sliding",
+            those with a window, which still applies.
     """
 
     arch: str
@@ -148,6 +150,7 @@ class ModelConfig:
     streams: int = 1
     bf16: bool = False
     stream_scale: bool = True
+    two_way: str = "none"
 
     @property
     def layers(self) -> int:

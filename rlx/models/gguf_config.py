@@ -78,6 +78,8 @@ def from_gguf(metadata: Mapping[str, Any], has_tensor: HasTensor, *, where: obje
         per_layer=keys.integer("embedding_length_per_layer_input", (0, 1 << 20), 0) if row.shares_kv else 0,
         streams=keys.integer("altup.num_inputs", (2, 64)) if row.streams else 1,
         bf16=row.bf16,
+        # GGUF has no key for it. The models with per-layer embeddings (E2B, E4B) are the causal ones.
+        two_way="none" if keys.get("embedding_length_per_layer_input", 0) else row.two_way,
     )
 
 
@@ -136,7 +138,8 @@ def _ropes(
         full = keys.even("rope.dimension_count", (2, full), full)
     for key, size in (("rope.dimension_count", full), ("rope.dimension_count_swa", local)):
         keys.require(key, size, f"only the size of a head, {size}, is supported")
-    return rope.from_gguf(keys, full, local if row.local_base is not None else None, has_tensor, context)
+    only = local if row.local_base is not None else None
+    return rope.from_gguf(keys, full, only, has_tensor, context, row.rope_sections)
 
 
 def _attention_scale(keys: Keys, row: Architecture, layers: int, width: float, head_dim: int) -> float:

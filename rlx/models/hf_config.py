@@ -21,6 +21,7 @@ _FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attent
 _OVERRIDES = {"head_dim", "num_key_value_heads", "intermediate_size"}  # keys allowed in `per_layer_config`
 _PARTS = (0.0, 0.999999)  # range of the part of a normal distribution that is cut off
 _SPARSE_LAYERS = 10  # default of Gemma 3n
+_TWO_WAY = "use_bidirectional_attention"
 _VISION_ONLY = (None, False, "vision")  # bidirectional attention between image tokens does not affect text
 
 
@@ -42,7 +43,8 @@ def from_hf(config: Mapping[str, Any], *, where: object = "config.json") -> Mode
     head_dim = _head_dim(keys, hidden, heads)
     each = _layers(keys, row, layers, heads, head_dim)
     dims = _rope_dims(each, head_dim)
-    ropes = rope.from_hf(keys, dims, row.hf_base, row.local_base, row.partial_rope or 1.0, context)
+    usual = row.hf_base, row.local_base, row.partial_rope or 1.0
+    ropes = rope.from_hf(keys, dims, *usual, context, row.rope_sections)
     return ModelConfig(
         arch=arch,
         family=row.family,
@@ -70,6 +72,7 @@ def from_hf(config: Mapping[str, Any], *, where: object = "config.json") -> Mode
         streams=keys.integer("altup_num_inputs", (2, 64)) if row.streams else 1,
         bf16=row.bf16,
         stream_scale=keys.flag("altup_correct_scale", True),
+        two_way=_two_way(keys, row),
     )
 
 
@@ -89,9 +92,9 @@ def _text_keys(config: Mapping[str, Any], where: object) -> tuple[str, Architect
 
 
 def _require(keys: Keys, row: Architecture) -> None:
-    if keys.get("use_bidirectional_attention", None) not in _VISION_ONLY:
-        found = keys.get("use_bidirectional_attention")
-        keys.unsupported("use_bidirectional_attention", found, "attention in both directions is not supported")
+    if keys.get(_TWO_WAY, None) not in _VISION_ONLY:
+        found = keys.get(_TWO_WAY)
+        keys.unsupported(_TWO_WAY, found, "attention in both directions is not supported")
     if row.experts == "none":
         for key in ("num_experts", "num_local_experts"):
             keys.require(key, 0, "mixtures of experts are not supported for this architecture")
@@ -103,6 +106,13 @@ def _require(keys: Keys, row: Architecture) -> None:
         keys.require("altup_active_idx", 0, "another active stream than the first is not supported")
     if row.hybrid:
         keys.require("attn_output_gate", True, "attention without a gate is not supported for this architecture")
+
+
+def _two_way(keys: Keys, row: Architecture) -> str:
+    """Which layers let an image's rows see each other; where the key counts, null is not the same as none."""
+    if row.two_way == "sliding" and _TWO_WAY in keys.mapping:
+        return row.two_way if keys.get(_TWO_WAY, None) == "vision" else "none"
+    return "none" if "hidden_size_per_layer_input" in keys and keys.get("hidden_size_per_layer_input") else row.two_way
 
 
 def _activation(keys: Keys, row: Architecture) -> str:

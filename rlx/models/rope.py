@@ -7,7 +7,7 @@ frequencies, so the graph has a single rope op.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor, log, pi
 from typing import Any
 
@@ -72,6 +72,8 @@ class Rope:
         divisors: name of the tensor [dims/2] with a divisor for each frequency, or None.
         turning: how many of these elements are rotated, the first pairs; None for all. The others are unchanged.
         scale: factor of sines and cosines.
+        sections: how many pairs turn by the time, the row and the column of a position in an image, interleaved (see
+            `ops.rope_angles`). Without them positions have one component.
     """
 
     base: float
@@ -82,6 +84,7 @@ class Rope:
     divisors: str | None = None
     turning: int | None = None
     scale: float = 1.0
+    sections: tuple[int, ...] = ()
 
 
 def inv_freq(rope: Rope, divisors: npt.NDArray[np.float32] | None = None) -> npt.NDArray[np.float32]:
@@ -135,17 +138,38 @@ def yarn_scale(factor: float, weight: float = 1.0) -> float:
     return 0.1 * weight * log(factor) + 1.0 if factor > 1 else 1.0
 
 
+def _sections(keys: Keys, key: str, count: int, pairs: int, default: tuple[int, ...]) -> tuple[int, ...]:
+    """The sections under a key, an array of `count` numbers, of which those after the third are 0.
+
+    Args:
+        pairs: their sum.
+        default: the usual ones; () if the architecture has none, whatever the file says.
+    """
+    if not default or key not in keys:
+        return default if sum(default) == pairs else ()
+    found = tuple(keys.elements(key, lambda each: each.integer(key, (0, pairs)), count))
+    if sum(found[: len(default)]) != pairs:
+        keys.wrong(key, found, f"numbers with the sum {pairs}")
+    return found[: len(default)]
+
+
 # -- GGUF -------------------------------------------------------------------------------------------------------------
 
 
 def from_gguf(
-    keys: Keys, dims: int, local_dims: int | None, has_tensor: Callable[[str], bool], context: int
+    keys: Keys,
+    dims: int,
+    local_dims: int | None,
+    has_tensor: Callable[[str], bool],
+    context: int,
+    sections: tuple[int, ...] = (),
 ) -> tuple[Rope, Rope | None]:
     """The rope of a GGUF file and, with `local_dims`, that of its sliding-window layers, which is not scaled.
 
     Args:
         dims, local_dims: number of head elements that they span.
         context: the model's context length, the default of YaRN's original length.
+        sections: the usual sections; () for an architecture whose positions have one component.
 
     Raises:
         ConfigError: a key of the wrong type or out of range; with `local_dims`, a missing base.
@@ -159,7 +183,8 @@ def from_gguf(
     if not local_dims:
         keys.require("rope.freq_base_swa", base, "a separate rope for some layers is not supported here")
     divisors = DIVISORS if has_tensor(DIVISORS) else None
-    rope = Rope(base, dims, divisors=divisors, **_gguf_scaling(keys, context))
+    parts = _sections(keys, "rope.dimension_sections", 4, dims // 2, sections)
+    rope = Rope(base, dims, divisors=divisors, sections=parts, **_gguf_scaling(keys, context))
     return rope, Rope(keys.number("rope.freq_base_swa", POSITIVE, 10_000.0), local_dims) if local_dims else None
 
 
@@ -185,7 +210,13 @@ def _gguf_scaling(keys: Keys, context: int) -> dict[str, Any]:
 
 
 def from_hf(
-    keys: Keys, dims: tuple[int, int], base: float, local_base: float | None, partial: float, context: int
+    keys: Keys,
+    dims: tuple[int, int],
+    base: float,
+    local_base: float | None,
+    partial: float,
+    context: int,
+    sections: tuple[int, ...] = (),
 ) -> tuple[Rope, Rope | None]:
     """The rope of a `config.json` and, where there is one, another of its sliding-window layers.
 
@@ -197,6 +228,7 @@ def from_hf(
         base, local_base: the model type's defaults; without `local_base` all layers share one rope.
         partial: the model type's default for the rotated part of a head.
         context: the model's context length.
+        sections: as for `from_gguf`.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.
@@ -209,6 +241,7 @@ def from_hf(
         return rope, _hf_rope(parameters.nested("sliding_attention"), dims[1], local_base or base, 1.0, context)
     scaling = parameters if "rope_parameters" in keys else keys.nested("rope_scaling", optional=True)
     rope = _hf_rope(scaling, dims[0], keys.number("rope_theta", POSITIVE, base), partial, context)
+    rope = replace(rope, sections=_sections(scaling, "mrope_section", len(sections), rope.dims // 2, sections))
     if local_base is None:
         return rope, None
     return rope, Rope(keys.number("rope_local_base_freq", POSITIVE, local_base), dims[1])

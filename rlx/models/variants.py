@@ -6,20 +6,52 @@ Part of the models stage. Each maps a finished graph to another one, so they wor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rlx.ir import ops
 from rlx.ir.dims import PAST_SEQ, SEQ
 from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+from rlx.models.config import ModelConfig
 
 # Ops between two updates of recurrent states that are cheap enough to be computed twice.
 _CHEAP = frozenset(["rms_norm", "reshape", *(name for name, row in ops.OPS.items() if row.elementwise)])
 
 
+@dataclass(frozen=True)
+class EmbeddedRows:
+    """How a model takes rows that are no embeddings of its tokens, such as those of an image.
+
+    Attributes:
+        sections: how many pairs turn by each component of a position, interleaved (M-RoPE); (): positions have one.
+        two_way: in which layers rows may see later ones: "none", "all", or "sliding", those with a window.
+    """
+
+    sections: tuple[int, ...] = ()
+    two_way: str = "none"
+
+    @property
+    def name(self) -> str:
+        """For the names of programs."""
+        components = "-components" * bool(self.sections)
+        return f"embeds{components}" + f"-two-way-{self.two_way}" * (self.two_way != "none")
+
+    @staticmethod
+    def of(config: ModelConfig) -> EmbeddedRows:
+        """Those of a model."""
+        return EmbeddedRows(config.rope.sections, config.two_way)
+
+
+def with_embedded_rows(graph: Graph, kind: EmbeddedRows) -> Graph:
+    """The model with the inputs for embedded rows: `with_rows`, and what it needs of the other two."""
+    graph = with_rows(graph)
+    graph = with_components(graph, kind.sections) if kind.sections else graph
+    return graph if kind.two_way == "none" else with_visible(graph, windowed_only=kind.two_way == "sliding")
+
+
 def with_rows(graph: Graph) -> Graph:
-    """The model whose first layer may get other rows than the embeddings of tokens, such as those of a picture.
+    """The model whose first layer may get other rows than the embeddings of tokens, such as those of an image.
 
     It has two more inputs: "rows" f32 [SEQ, hidden], with the embedding's scale applied, and "row_index" i32 [SEQ], the
     row that takes the place of each token's embedding, negative for none. The tokens in these places still need valid
@@ -65,18 +97,17 @@ def with_visible(graph: Graph, *, windowed_only: bool = False) -> Graph:
     return graph.map(visit)
 
 
-def with_components(graph: Graph, sections: Sequence[int], *, interleaved: bool) -> Graph:
-    """The model whose input "positions" is i32 [SEQ, len(sections)], see `ops.rope_angles`.
+def with_components(graph: Graph, sections: tuple[int, ...]) -> Graph:
+    """The model whose input "positions" is i32 [SEQ, len(sections)], with interleaved sections: `ops.rope_angles`.
 
-    In a prompt without pictures all components of a position are equal, and the results are those of the plain model.
+    In a prompt without images all components of a position are equal, and the results are those of the plain model.
     """
-    sizes = tuple(sections)
-    positions = graph.input("positions", [SEQ, len(sizes)], I32)
+    positions = graph.input("positions", [SEQ, len(sections)], I32)
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if old.op != "rope_angles":
             return ops.rebuild(old, inputs)
-        return ops.rebuild(old, (positions, *inputs[1:]), sections=sizes, interleaved=interleaved)
+        return ops.rebuild(old, (positions, *inputs[1:]), sections=sections, interleaved=True)
 
     return graph.map(visit)
 

@@ -1,8 +1,8 @@
 """The prefix index: what is known about the beginnings of prompts, so that a shared beginning is computed once.
 
-Runtime, under `pool.py`. The index is a radix tree over keys, one for each position: a token id, or a digest of what
-stands there in place of a token (an embedding, later a part of a picture). A node holds a run of keys, the pages with
-the keys and values of these positions, and checkpoints: copies of rings and recurrent states at a position.
+Runtime, under `pool.py`. The index is a radix tree over keys, one for each position: a token id, or a hash of what
+stands there in place of a token (a row of an image, or a caller's embedding). A node holds a run of keys, the pages
+with the keys and values of these positions, and checkpoints: copies of rings and recurrent states at a position.
 
 A page may begin in one node and end in the next. Both then hold it. If two branches part inside a page, each branch has
 a page of its own, which also holds the positions that both share. The page of the deepest node therefore holds all

@@ -14,16 +14,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Ids
-from hashlib import blake2b
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from rlx.errors import BusyError
 from rlx.runtime.pages import Pages
 from rlx.runtime.pool_memory import SlotCopy
 from rlx.runtime.prefix import Keys
-from rlx.runtime.prompt_embeddings import PromptEmbeddings
+from rlx.runtime.prompt_embeddings import PromptEmbeddings, keys_of
 from rlx.runtime.sequence_memory import NO_SLOT, Saved, SequenceMemory
 
 if TYPE_CHECKING:
@@ -37,8 +34,8 @@ class Sequence:
     """A sequence of a pool; `CachePool.open` makes one.
 
     Args:
-        embeddings: prompt embeddings of the first positions.
-        checkpoints: lengths at which the states are copied into the prefix index.
+        embeddings: the embedded spans of the prompt: images, or a caller's own rows.
+        checkpoints: lengths at which the states are copied into the prefix index, besides the ends of images.
         shared: whether it takes part in the prefix index.
 
     Attributes:
@@ -47,7 +44,7 @@ class Sequence:
             recomputed.
         memory: its pages and slots.
         floor: first position that its rings hold.
-        embeddings: the prompt embeddings of its first positions, or None.
+        embeddings: its embedded spans, or None. They may lie behind the ids so far.
         saved: the copies while it is paused, or None.
         closed: whether it has ended.
     """
@@ -61,10 +58,11 @@ class Sequence:
         shared: bool = True,
     ) -> None:
         self.pool, self.ids, self.done, self.closed = pool, array("i"), 0, False
-        self.embeddings, self.memory = embeddings, SequenceMemory(pool)
+        self.memory = SequenceMemory(pool)
         self.saved: Saved | None = None
         self._rings, self._room = pool.memory.rings, pool.memory.ring_capacity or _EVERYTHING
         self._shared, self._marks = shared, set(checkpoints)
+        self.use(embeddings)
         self._published = 0  # how many positions the prefix index knows of this sequence
         self.floor = self._kept = 0  # first position that rings hold: now, and before the current step
         self._torn = False  # whether recurrent states may be inconsistent with every length
@@ -72,6 +70,11 @@ class Sequence:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def use(self, embeddings: PromptEmbeddings | None) -> None:
+        """Sets the embedded spans, before anything of them is computed; ends of images become checkpoints."""
+        self.embeddings = embeddings
+        self._marks.update(embeddings.image_ends if embeddings else ())
 
     @property
     def pages(self) -> Pages:
@@ -151,19 +154,14 @@ class Sequence:
             self._marks.add(self.done if length is None else length)
 
     def call_end(self, start: int, most: int) -> int:
-        """End of a call of at most `most` rows from `start`.
+        """End of a call of at most `most` rows from `start`; more only for an image whose rows see each other.
 
-        A call must not mix prompt embeddings and tokens, and ends where a checkpoint is due.
+        It ends where a checkpoint is due, and never inside such an image.
         """
-        embeddings = self.embeddings_at(start)
-        end = start + most if embeddings is None else embeddings.end(start, most)
-        if not (self.memory.has_slot and self._shared) or (embeddings is not None and embeddings.bias is not None):
-            return end
-        return min([end, (start // SPACING + 1) * SPACING, *(mark for mark in self._marks if mark > start)])
-
-    def embeddings_at(self, position: int) -> PromptEmbeddings | None:
-        """The prompt embeddings if the position is computed from them, else None."""
-        return self.embeddings if self.embeddings is not None and position < len(self.embeddings) else None
+        end, embeddings = start + most, self.embeddings
+        if self.memory.has_slot and self._shared and not (embeddings is not None and embeddings.is_biased(start)):
+            end = min([end, (start // SPACING + 1) * SPACING, *(mark for mark in self._marks if mark > start)])
+        return end if embeddings is None else embeddings.call_end(start, end)
 
     # -- the prefix index -----------------------------------------------------------------------------------------
 
@@ -213,18 +211,20 @@ class Sequence:
     # -- rewinding ------------------------------------------------------------------------------------------------
 
     def rewind(self, length: int) -> None:
-        """Drops the ids after the first `length`. Ids that the states then lack must be recomputed.
+        """Drops the ids after the first `length`, and the embedded spans there. Ids that the states then lack must be
+        recomputed.
 
         Free if the states allow it; otherwise restores the newest checkpoint at or before `length`. Without one,
         everything must be recomputed.
         """
         self.check_open()
-        del self.ids[length:]
-        if self.embeddings is not None:
-            self.embeddings = self.embeddings.first(length)
-        self._marks = {mark for mark in self._marks if mark <= length}
-        self._published = min(self._published, length)
         at = min(self.done, length)
+        if self.embeddings is not None and length < len(self.ids):
+            at = min(at, self.embeddings.independent(length))
+            self.embeddings = self.embeddings.cut(length)
+        del self.ids[length:]
+        self._marks = {mark for mark in self._marks if mark <= length}
+        self._published = min(self._published, at)
         if self._can_stand_at(at):
             self.done, self._torn = at, False
             self.memory.cut(len(self.ids))  # those after `done` hold rows that a step has verified
@@ -293,17 +293,3 @@ class Sequence:
             what = "the sequence was closed" if self.closed else "the sequence is paused"
             hint = "Open a new one." if self.closed else "Call resume() first."
             raise BusyError(what, where="sequence", hint=hint)
-
-
-def keys_of(ids: Ids[int], embeddings: PromptEmbeddings | None) -> Keys:
-    """The keys of some ids in the prefix index, i64 [ids]: the id, or a digest of id and embedding.
-
-    Digests are below 0, so that they differ from every token id.
-    """
-    keys = np.array(ids, np.int64)
-    if embeddings is not None:
-        for at, row in enumerate(embeddings.embeds[: len(keys)]):
-            token = int(keys[at]).to_bytes(8, "little", signed=True)
-            digest = blake2b(np.ascontiguousarray(row).data, digest_size=8, key=token).digest()
-            keys[at] = -1 - (int.from_bytes(digest, "little") >> 1)
-    return keys

@@ -52,7 +52,7 @@ def restore(sequence: Sequence, snapshot: Snapshot) -> None:
     memory, length, floor = sequence.pool.memory, snapshot.position, 0
     sequence.publish()
     sequence.rewind(0)
-    sequence.embeddings = None
+    sequence.use(None)
     if not length:
         return
     sequence.begin(length)

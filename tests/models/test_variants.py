@@ -72,7 +72,7 @@ def test_equal_components_are_a_position(model: tuple[Graph, dict[str, np.ndarra
     assert isinstance(half, int)
     sections = (half - 4, 2, 2)
     places = np.repeat(np.arange(len(IDS))[:, None], 3, axis=1)
-    apart = variants.with_components(graph, sections, interleaved=True)
+    apart = variants.with_components(graph, sections)
     np.testing.assert_array_equal(logits(apart, weights, positions=places), logits(graph, weights))
     places[5:9, 1] += 3
     assert np.abs(logits(apart, weights, positions=places) - logits(graph, weights)).max() > 1e-4

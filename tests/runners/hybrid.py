@@ -14,6 +14,7 @@ from rlx.ir.dims import CTX, SEQ, WINDOW_CTX, value
 from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+from rlx.models.variants import EmbeddedRows
 from rlx.profile import CompileProfile
 from rlx.runners.engine.bucketing import Bucketing
 from rlx.runners.engine.greedy import greedy_run
@@ -227,7 +228,7 @@ class InterpretedEngine(SingleSequence):
         nbytes = 4 * Sizes.of(g, max_seq, buckets[-1]).sequence_bytes(max_seq) if kv_bytes is None else kv_bytes
         self.pool = CachePool(g, max_seq=max_seq, rows=buckets[-1], kv_bytes=nbytes)
         programs: Any = InterpretedPrograms(Interpreted(self))
-        limits = Limits(max_seq, buckets[-1], buckets[-1], VOCAB)
+        limits = Limits(max_seq, buckets[-1], buckets[-1], VOCAB, EmbeddedRows())
         bucketing = Bucketing(CompileProfile(buckets=buckets).ranges)
         self.stepper = Stepper(programs, self.pool, bucketing, limits, lambda: None)
         self._sequence = self.pool.open()

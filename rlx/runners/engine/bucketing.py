@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from rlx.models.variants import EmbeddedRows
 from rlx.runners.engine.program_spec import ProgramSpec, Range
-from rlx.runtime.prompt_embeddings import PromptEmbeddings
 
 PREFILL = ("buckets", "exact", "dynamic")
 DECODE = ("dynamic", "buckets", "exact")
@@ -43,8 +43,9 @@ class Bucketing:
         past: int,
         all_rows: bool,
         hidden: bool,
-        embeddings: PromptEmbeddings | None,
         max_seq: int,
+        embeds: EmbeddedRows | None = None,
+        bias: int = 0,
         verifies: bool = False,
     ) -> ProgramSpec:
         """The spec of the program for a call of `rows` rows after `past` positions, in a context of `max_seq`.
@@ -52,25 +53,23 @@ class Bucketing:
         Args:
             all_rows, hidden: as in `ProgramSpec`. For the logits of several rows, the program is that of a bucket in
                 every mode: only scoring and verifying request them.
-            embeddings: the prompt embeddings, if the rows are computed from these.
+            embeds, bias: as in `ProgramSpec`.
             verifies: whether rows may be rejected.
         """
-        if all_rows and rows > 1:
-            return _spec(self.bucket(rows), True, hidden, verifies=verifies)
-        seq, bounds, bias = self.rows(rows), self.past(rows, past), 0
-        if (
-            embeddings is not None and embeddings.bias is not None
-        ):  # its memory grows with the past, so the past is bounded
-            bounds, bias = (0, past_bucket(max_seq)[1]), embeddings.bias.shape[1]
-        return _spec(seq, False, hidden, bounds, embeddings is not None, bias)
+        every = all_rows and rows > 1
+        bounds = None if every else self.past(rows, past)
+        if bias:  # its memory grows with the past, so the past is bounded
+            bounds = (0, past_bucket(max_seq)[1])
+        seq = self.bucket(rows) if every else self.rows(rows)
+        return _spec(seq, every, hidden, bounds, embeds, bias, verifies=every and verifies)
 
     def bucket(self, rows: int) -> Range:
         """The range that contains `rows`."""
         return next(bounds for bounds in self.ranges if bounds[0] <= rows <= bounds[1])
 
-    def segments(self, rows: int) -> ProgramSpec:
-        """The spec of the program for a call of `rows` rows that belong to several sequences."""
-        return _spec(next(bounds for bounds in self.segment_ranges if rows <= bounds[1]), segments=True)
+    def segments(self, rows: int, embeds: EmbeddedRows | None = None) -> ProgramSpec:
+        """The spec of the program for a call of `rows` rows that belong to several sequences; `embeds` as in `spec`."""
+        return _spec(next(bounds for bounds in self.segment_ranges if rows <= bounds[1]), embeds=embeds, segments=True)
 
     @property
     def segment_ranges(self) -> tuple[Range, ...]:

@@ -17,6 +17,7 @@ import numpy as np
 from rlx import text
 from rlx.backends.base import Workers
 from rlx.ir import dims
+from rlx.models.variants import EmbeddedRows
 from rlx.models.vision_config import VisionConfig
 from rlx.runners.engine.ahead import Ahead, expected_rows
 from rlx.runners.engine.batch import programs_of
@@ -154,7 +155,7 @@ class Engine(SingleSequence):
         fitting = [b for b in self.profile.buckets if b * self.config.vocab_size <= ALL_ROWS_VALUES]
         # A layer's own embedding table may be smaller than the vocabulary.
         ids = min(dims.value(each.rows, {}) for each in row_numbers(self.graph))
-        return Limits(self.max_seq, self.most_rows, max(fitting, default=1), ids)
+        return Limits(self.max_seq, self.most_rows, max(fitting, default=1), ids, EmbeddedRows.of(self.config))
 
     def load(self) -> None:
         """Packs all weights, once."""
@@ -183,9 +184,20 @@ class Engine(SingleSequence):
 
         The caller appends the rest with `step`, in chunks that end where `Sequence.call_end` says.
 
+        Args:
+            embeddings: rows in place of the embeddings of some tokens: one span for each image of the prompt. The ids
+                there may be any, such as those of the family's placeholder. Grids and two-way attention have no effect
+                in models that do not have them.
+
         Raises:
             PoolFullError: there is no room for its states.
+            PromptError: a span does not fit the model, or an image whose rows see each other needs more rows than a
+                call holds.
         """
+        if embeddings is not None:
+            kind = self.stepper.limits.embeds
+            embeddings = embeddings.fitting(self.config.hidden, bool(kind.sections), kind.two_way != "none")
+            embeddings.check_calls(self.most_rows)
         return self.pool.open(prompt, embeddings=embeddings, checkpoints=checkpoints, shared=shared)
 
     def check_fits(self, positions: int) -> None:

@@ -11,6 +11,7 @@ from rlx.backends.base import TokenRun
 from rlx.errors import NumericalError
 from rlx.runners.engine.program_spec import GREEDY
 from rlx.runners.engine.stepper import Stepper
+from rlx.runtime.prompt_embeddings import shift_at
 from rlx.runtime.sequence import Sequence
 
 #: Maximum steps and seconds per call: an interrupt has to wait until the call returns.
@@ -38,7 +39,7 @@ def greedy_run(stepper: Stepper, sequence: Sequence, token: int, count: int, sto
     sequence.begin(steps)
     program.inputs["tokens"][:1] = token
     if "positions" in program.inputs:  # absent if every layer is recurrent
-        program.inputs["positions"][:1] = past
+        program.inputs["positions"][:1] = past + shift_at(sequence.embeddings, past)
     env = {"SEQ": 1, "PAST_SEQ": past, **stepper.place(program, sequence)}
     found = program.repeat(TokenRun(steps, stepper.limits.ids, stops, SECONDS, env))
     end_run(sequence, token, found)

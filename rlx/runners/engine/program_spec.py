@@ -11,6 +11,7 @@ from functools import cached_property
 from rlx.ir import ops
 from rlx.ir.graph import Graph
 from rlx.models import variants
+from rlx.models.variants import EmbeddedRows
 from rlx.passes.options import Options, phase
 from rlx.profile import CompileProfile
 
@@ -28,7 +29,7 @@ class ProgramSpec:
         all_rows: whether it returns the logits of every row, not only of the last.
         hidden: whether it returns the hidden states before the head, for every row.
         past: (smallest, largest) number of past positions; None for any.
-        embeds: whether prompt embeddings may take the place of those of tokens.
+        embeds: how rows may take the place of token embeddings; None: there are no such rows.
         bias: number of heads of an attention bias that replaces the causal mask, 1 if all heads share it; 0: no bias.
         greedy: whether it returns the likeliest token, as output "token" i32 [rows], instead of logits.
         segments: whether rows belong to several sequences; it returns the logits of the rows `logit_rows`.
@@ -42,7 +43,7 @@ class ProgramSpec:
     all_rows: bool = False
     hidden: bool = False
     past: Range | None = None
-    embeds: bool = False
+    embeds: EmbeddedRows | None = None
     bias: int = 0
     greedy: bool = False
     segments: bool = False
@@ -66,7 +67,7 @@ class ProgramSpec:
         extra = (
             "-all" * self.all_rows
             + "-hidden" * self.hidden
-            + "-embeds" * self.embeds
+            + (f"-{self.embeds.name}" if self.embeds else "")
             + f"-bias-{self.bias}" * bool(self.bias)
             + "-greedy" * self.greedy
             + "-verifies" * self.verifies
@@ -103,7 +104,7 @@ class ProgramSpec:
             outputs["token"] = ops.pick(outputs.pop(LOGITS))
         graph = graph.replace(outputs=outputs)
         graph = variants.verifying(graph) if self.verifies else graph
-        graph = variants.with_rows(graph) if self.embeds else graph
+        graph = variants.with_embedded_rows(graph, self.embeds) if self.embeds else graph
         return variants.with_bias(graph, self.bias) if self.bias else graph
 
 

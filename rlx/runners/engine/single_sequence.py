@@ -101,7 +101,7 @@ class SingleSequence:
         Layers with their own embedding tables look `ids` up there. After an error the sequence is empty.
         """
         self.reset()
-        self._sequence.embeddings = embeddings
+        self._sequence.use(embeddings)
         try:
             return self.forward(ids)
         except BaseException:

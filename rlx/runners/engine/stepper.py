@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from rlx.backends.base import Program
 from rlx.errors import ArgumentError, PromptError
+from rlx.models.variants import EmbeddedRows
 from rlx.passes.options import MAX_SEGMENTS
 from rlx.runners.engine.bucketing import Bucketing
 from rlx.runners.engine.program_spec import HIDDEN, LOGITS, ProgramSpec
@@ -53,12 +54,14 @@ class Limits:
         rows: maximum number of rows of a call.
         all_rows: the same where the logits of all rows are returned.
         ids: number of token ids; those from it on are invalid.
+        embeds: how the model takes rows in place of token embeddings.
     """
 
     max_seq: int
     rows: int
     all_rows: int
     ids: int
+    embeds: EmbeddedRows
 
 
 @dataclass
@@ -137,7 +140,8 @@ class Stepper:
     def _can_share(self, segment: Segment) -> bool:
         """Whether a program for several sequences can compute a segment."""
         sequence, rows = segment.sequence, len(segment.tokens)
-        special = sequence.embeddings_at(sequence.done) is not None or _is_aside(segment) or self._hears(sequence)
+        is_biased = sequence.embeddings is not None and sequence.embeddings.is_biased(sequence.done)
+        special = is_biased or _is_aside(segment) or self._hears(sequence)
         return not special and rows <= self.limits.rows and _outs(segment) <= MAX_SEGMENTS
 
     def _alone(self, segment: Segment) -> Logits | None:
@@ -153,7 +157,7 @@ class Stepper:
         """Segments with a program for the rows of several sequences."""
         sequences, counts = [s.sequence for s in segments], [len(s.tokens) for s in segments]
         past, rows = [s.done for s in sequences], sum(counts)
-        program = self.programs[self.bucketing.segments(rows)]
+        program = self.programs[self.bucketing.segments(rows, self._embedded(sequences, counts))]
         first = np.cumsum([0, *counts])[:-1].tolist()
         wanted = [_logit_rows(segment, at) for segment, at in zip(segments, first, strict=True)]
         logit_rows = [row for each in wanted for row in each] or [0]
@@ -161,9 +165,8 @@ class Stepper:
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.begin(count)
         inputs = program.inputs
-        inputs["tokens"][:rows] = [token for segment in segments for token in segment.tokens]
-        if "positions" in inputs:
-            inputs["positions"][:rows] = [i for p, n in zip(past, counts, strict=True) for i in range(p, p + n)]
+        for segment, start, at in zip(segments, past, first, strict=True):
+            feed(inputs, segment.tokens, start, segment.sequence.embeddings, at)
         slots = [max(0, s.memory.slot) for s in sequences]
         inputs["segments"][: len(segments)] = list(zip(first, counts, past, slots, strict=True))
         inputs["logit_rows"][: len(logit_rows)] = logit_rows
@@ -192,15 +195,29 @@ class Stepper:
         """
         if not len(ids):
             raise PromptError("no token ids were given", hint="Give at least one.")
-        if max(ids) >= self.limits.ids:
-            what = f"token id {max(ids)} is out of range: the smallest embedding table has {self.limits.ids} rows"
-            raise PromptError(what, hint="Ids above stand for parts of images or sound: leave them out.")
+        if sequence.embeddings is not None:
+            self._check_spans(sequence.embeddings, ids, len(sequence))
+        elif max(ids) >= self.limits.ids:
+            self._refuse_id(max(ids))
         if len(sequence) + len(ids) > self.limits.max_seq:
             raise PromptError(
                 f"{len(ids)} tokens after {len(sequence)} do not fit the context of {self.limits.max_seq}",
                 hint="Shorten the prompt or open the model with a larger max_seq.",
             )
         self._ready(sequence)
+
+    def _check_spans(self, embeddings: PromptEmbeddings, ids: Ids[int], start: int) -> None:
+        """`PromptError` if an id has no embedding where no image stands, or if the ids end inside of a two-way span."""
+        if (most := max(embeddings.looked_up(ids, start))) >= self.limits.ids:
+            self._refuse_id(most)
+        end = start + len(ids)
+        if embeddings.two_way_at(end) is not None:
+            what = f"the ids end at position {end}, inside of rows that see each other"
+            raise PromptError(what, where="embeddings", hint="Append all ids of an image at once.")
+
+    def _refuse_id(self, token: int) -> NoReturn:
+        what = f"token id {token} is out of range: the smallest embedding table has {self.limits.ids} rows"
+        raise PromptError(what, hint="Ids above stand for parts of images or sound: leave them out.")
 
     def reserve(self, sequence: Sequence, ids: Ids[int], drafts: bool = False) -> None:
         """Checks that ids can follow a sequence, takes the room for them, and brings the states up to date.
@@ -255,13 +272,12 @@ class Stepper:
             aside: whether recurrent states stay, because rows may be rejected.
         """
         rows, past, heard = len(ids), sequence.done, self._hears(sequence)
-        embeddings = sequence.embeddings_at(past)
-        program = self.programs[self.spec(rows, past, all_rows, output == HIDDEN or heard, embeddings, aside)]
+        program = self.programs[self.spec(rows, past, all_rows, output == HIDDEN or heard, sequence, aside)]
         sequence.begin(rows, aside=aside)
         for each in self._verified:
             if each.then is program.then:  # this run overwrites what it reads
                 each.then = None
-        feed(program.inputs, ids, past, embeddings)
+        feed(program.inputs, ids, past, sequence.embeddings)
         env = {"SEQ": rows, "PAST_SEQ": past, **self.place(program, sequence)}
         program.run(**env)
         sequence.end(ids, aside=aside)
@@ -277,11 +293,33 @@ class Stepper:
         past: int,
         all_rows: bool = False,
         hidden: bool = False,
-        embeddings: PromptEmbeddings | None = None,
+        sequence: Sequence | None = None,
         aside: bool = False,
     ) -> ProgramSpec:
-        """The spec of the program for a call of one sequence, see `Bucketing.spec`."""
-        return self.bucketing.spec(rows, past, all_rows, hidden, embeddings, self.limits.max_seq, aside)
+        """The spec of the program for a call of one sequence, see `Bucketing.spec`.
+
+        Args:
+            sequence: it, unless its embedded spans do not matter.
+        """
+        spans = None if sequence is None else sequence.embeddings
+        if sequence is None or spans is None:
+            return self.bucketing.spec(rows, past, all_rows, hidden, self.limits.max_seq, verifies=aside)
+        embeds = self._embedded([sequence], [rows])
+        bias = spans.bias.shape[1] if spans.bias is not None and spans.is_biased(past) else 0
+        return self.bucketing.spec(rows, past, all_rows, hidden, self.limits.max_seq, embeds, bias, aside)
+
+    def _embedded(self, sequences: Ids[Sequence], counts: Ids[int]) -> EmbeddedRows | None:
+        """How a call takes the embedded rows among the next ones of some sequences; None if there are none."""
+        spans = [
+            span
+            for each, rows in zip(sequences, counts, strict=True)
+            if each.embeddings is not None
+            for span, _, _ in each.embeddings.within(each.done, each.done + rows)
+        ]
+        if not spans:
+            return None
+        kind = self.limits.embeds
+        return kind if any(span.two_way for span in spans) else replace(kind, two_way="none")
 
     def place(self, program: Program, sequence: Sequence, *, swapped: bool = False) -> dict[str, int]:
         """Tells a program where a sequence's states lie; returns the values of the symbols that say their sizes.

@@ -147,7 +147,10 @@ class TokenHistory:
             last = yield from last_logits(self._engine, self._sequence, self._tokens, self._loop)
             return check_finite(last, f"position {len(self._tokens) - 1}")
         except BaseException:
-            self._sequence.rewind(min(past, len(self._sequence)))
+            if self._embeddings is not None and past < self._embeddings.end:
+                self._empty()  # a rewind would drop the embeddings
+            else:
+                self._sequence.rewind(min(past, len(self._sequence)))
             raise
 
     # ---------------------------------------------------------------------------------------------- several tokens

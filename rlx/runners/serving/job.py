@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from rlx.runners.serving.bell import Bell
 from rlx.runners.speculation.drafts import Drafts
+from rlx.runtime.prefix import Keys
+from rlx.runtime.prompt_embeddings import keys_of
 
 Logits = npt.NDArray[np.float32]
 
@@ -119,9 +121,9 @@ class Job:
         return -self.priority, self.number
 
     @cached_property
-    def array(self) -> npt.NDArray[np.int32]:
-        """The prompt as an array."""
-        return np.array(self.prompt, np.int32)
+    def keys(self) -> Keys:
+        """What stands at each position of the prompt, for comparison with other prompts."""
+        return keys_of(self.prompt, self.embeddings)
 
     @property
     def done(self) -> int:

@@ -14,12 +14,8 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
-
 from rlx.runners.serving.job import Job, Task
-
-Ids = npt.NDArray[np.int32]
+from rlx.runtime.prefix import Keys
 
 PACKED = 64  # prompts with at most so many rows left share one step: longer ones fill the cores alone
 LEAST = 16  # rows of a bounded prompt step at least: the weights are read for each step
@@ -222,9 +218,9 @@ class Scheduler:
 
 def _waits_for(job: Job, other: Job) -> bool:
     """Whether a prompt shares much with one that is being computed, and is served sooner if it waits for that part."""
-    if other.paused or job.embeddings is not None or other.embeddings is not None:
+    if other.paused or _is_biased(job) or _is_biased(other):
         return False
-    shared = shared_prefix(job.array, other.array)
+    shared = shared_prefix(job.keys, other.keys)
     if shared < SHARED or shared < other.done:
         return False
     if other.sequence is not None and shared not in other.branches:
@@ -233,7 +229,12 @@ def _waits_for(job: Job, other: Job) -> bool:
     return True
 
 
-def shared_prefix(a: Ids, b: Ids) -> int:
+def _is_biased(job: Job) -> bool:
+    """Whether an attention bias lets its rows see later ones, so that no prefix of it can be shared."""
+    return job.embeddings is not None and job.embeddings.bias is not None
+
+
+def shared_prefix(a: Keys, b: Keys) -> int:
     """Length of the common prefix of two sequences."""
     most = min(len(a), len(b))
     differ = a[:most] != b[:most]
