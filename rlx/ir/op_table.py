@@ -86,6 +86,7 @@ _ATTENTION = {
     "softcap": None,
     "length": PAST_SEQ + SEQ,
     "mask": "causal",
+    "any_scale": False,
     "bf16": False,
     "out": "f32",
 }

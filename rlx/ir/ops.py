@@ -144,6 +144,7 @@ def attention(
     length: DimLike | None = None,
     causal: bool = True,
     visible: Node | None = None,
+    any_scale: bool = False,
 ) -> Node:
     """Attention of q [rows, heads, head_dim] over keys and values -> f32 [rows, heads * head_dim]; causal by default.
 
@@ -162,6 +163,8 @@ def attention(
             mask. Positions count from the start of the row's sequence, and the last one is length - 1. So the rows of a
             picture see each other if each has the picture's last position here; the same call must bring all of them.
             A row that sees no key is NaN.
+        any_scale: whether precision "auto" may round q, k and v to bf16 although `scale` is not that of the head size,
+            which magnifies the rounding (see `rlx.passes.quantize`).
 
     Raises:
         ShapeError: the operands do not fit, or more than one of `bias`, `visible` and `causal=False` is given.
@@ -175,7 +178,7 @@ def attention(
     if length is None:
         length = k.shape[1] - infer.ROOM if k.op == "as_cache" else PAST_SEQ + SEQ
     operands = filter(None, (q, k, v, bias, visible))
-    attrs = {"scale": float(scale), "window": window, "softcap": softcap, "length": length}
+    attrs = {"scale": float(scale), "window": window, "softcap": softcap, "length": length, "any_scale": any_scale}
     return make("attention", *operands, **attrs, mask=masks[0] if masks else "causal")
 
 

@@ -148,7 +148,7 @@ def write(tower: TowerModel, k: Node, v: Node) -> Graph:
 
 def attention(tower: TowerModel, q: Node, *, scale: float) -> Node:
     """Attention of q over all keys of the image -> [SEQ, hidden]."""
-    y = ops.attention(q, cache(tower, "k"), cache(tower, "v"), scale=scale, causal=False)
+    y = ops.attention(q, cache(tower, "k"), cache(tower, "v"), scale=scale, causal=False, any_scale=True)
     return linear(tower, y, "attn_out", tower.config.hidden)
 
 

@@ -23,7 +23,8 @@ nothing. Others lose three bits, a quarter of what Q8_0 loses.
 Keys and values in caches then lose at most three bits. Attention keeps f32 if every linear does, as with f32 weights,
 because it would be the largest error, ten times that of an f16 cache. It also keeps f32 in models that magnify such
 rounding: those with f32 caches, and those whose scores are not scaled to the head size, such as Gemma 4 (whose golden
-checkpoints fall to cosines of 0.995 and 0.997).
+checkpoints fall to cosines of 0.995 and 0.997), unless the model says that it does no harm (the attribute `any_scale`,
+which this pass removes, too). In the towers of Gemma 4 it adds a tenth to the rounding of the linears.
 
 **Quantized weights.** bf16 rounds less than the int8 rows that it replaces, so the model is not asked. Tiles need
 weights in bf16. Unpacking them takes as long as about 16 rows of int8 products. The rows of an expert must also be
@@ -38,6 +39,7 @@ from rlx.ir.dims import DimLike
 from rlx.ir.dtypes import BF16, F16, F32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
+from rlx.passes.capabilities import Capabilities
 from rlx.passes.options import Options
 from rlx.passes.report import SILENT, Log
 
@@ -65,7 +67,7 @@ def quantize(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
                 keys = "plain keys" if old.inputs[1].op == "as_cache" else "a 16-bit cache"
                 log.done("bf16 attention", names[old], keys)
                 inputs = (inputs[0], *(_in_bf16(cache) for cache in inputs[1:3]), *inputs[3:])
-            return ops.make(old.op, *inputs, **{**dict(old.attrs), "bf16": refusal is None})
+            return ops.make(old.op, *inputs, **{**dict(old.attrs), "bf16": refusal is None, "any_scale": False})
         if old.op not in _WEIGHT:
             return ops.rebuild(old, inputs)
         out, _ = choices[old]
@@ -93,14 +95,19 @@ def _keeps_f32(node: Node, options: Options) -> str | None:
         return "no bf16 dot products on the target, or turned off"
     if options.deterministic and options.capabilities.bf16_tiles:
         return "deterministic: tiles add in another order than a program of one row"
-    if not isinstance(width, int) or width < options.capabilities.bf16_depth or width % 2:
+    if not isinstance(width, int) or not multiplies_bf16(width, options.capabilities):
         return f"the head size is odd or below {options.capabilities.bf16_depth}"
     if node.inputs[1].op != "as_cache" and node.inputs[1].dtype not in (F16, BF16):
         return f"the cache is {node.inputs[1].dtype}, not f16 or bf16"
-    if node["scale"] > _LARGEST_SCALE / width**0.5:
+    if node["scale"] > _LARGEST_SCALE / width**0.5 and not node["any_scale"]:
         return "the scores are not scaled to the head size"
     many = options.deterministic or _many(rows, options)
     return None if many else f"a call may have fewer than {options.capabilities.bf16_rows} rows"
+
+
+def multiplies_bf16(width: int, has: Capabilities) -> bool:
+    """Whether attention can multiply heads of `width` elements in bf16."""
+    return has.bf16_dots and width >= has.bf16_depth and width % 2 == 0
 
 
 def _many(rows: DimLike, options: Options) -> bool:

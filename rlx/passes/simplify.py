@@ -14,7 +14,7 @@ _a, _b = AttrVar("a", 0.5), AttrVar("b", 3.0)
 _x = var("x", ["R", "K"])
 _attention = {
     name: AttrVar(name, example)
-    for name, example in {"window": None, "softcap": None, "length": 5, "mask": "causal"}.items()
+    for name, example in {"window": None, "softcap": None, "length": 5, "mask": "causal", "any_scale": False}.items()
 }
 
 

@@ -23,6 +23,7 @@ from rlx.models.vision import TowerModel
 from rlx.models.vision_config import VisionConfig
 from rlx.models.vision_towers import TOWERS, Build
 from rlx.passes.layout import weight_table
+from rlx.passes.quantize import multiplies_bf16
 from rlx.profile import CompileProfile
 from rlx.runtime.compile import Compiler, Progress
 from rlx.runtime.kv import States
@@ -251,8 +252,8 @@ class Tower:
 
 def _cache_dtype(config: VisionConfig, profile: CompileProfile, compiler: Compiler) -> DType:
     """The type of keys and values: that of the products of attention."""
-    target, exact = compiler.target.capabilities, profile.is_exact
-    return F32 if exact or not target.bf16_dots or config.head_dim % target.bf16_depth else BF16
+    rounds = multiplies_bf16(config.head_dim, compiler.target.capabilities) and not profile.is_exact
+    return BF16 if rounds else F32
 
 
 @dataclass(frozen=True)

@@ -322,3 +322,7 @@ def test_attention_over_caches_of_16_bits_multiplies_bf16(
         graph = Graph(outputs={"y": ops.attention(q, keys, values, scale=scale), "z": linears[dtype]})
         (node,) = (n for n in quantize(graph, options).nodes() if n.op == "attention")
         assert node["bf16"] is (expected and bears)
+    allowed = ops.attention(q, keys, values, scale=1.0, any_scale=True)
+    graph = Graph(outputs={"y": allowed, "z": linears[Q8_0]})
+    (node,) = (n for n in quantize(graph, options).nodes() if n.op == "attention")
+    assert (node["bf16"], node["any_scale"]) == (expected, False)
