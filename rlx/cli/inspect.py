@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.command import Command
+from rlx.cli.inspect_vision import MMPROJ, image_rows, is_mmproj, mmproj, tower_of, tower_rows
 from rlx.cli.main import debug_option
 from rlx.cli.options import model_argument
 from rlx.cli.output import printable, size, stdout
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from rlx.weights import WeightLoader
 
 _KV_DTYPES = ("f16", "f32", "q8_0", "q4_0")  # the default of precision "auto", that of "exact", and the small ones
+USE = "rlx run MODEL --mmproj FILE --image IMAGE PROMPT"
 _LONG = 60  # characters of a value on the page
 _TOKENS = 4096  # a session for the estimate of memory; no more than the context
 
@@ -64,7 +66,7 @@ def describe(loader: WeightLoader, tensors: bool = False) -> dict[str, Any]:
         "bytes": sum(info.nbytes for info in infos),
         "formats": _formats(loader),
         "metadata": {key: _summary(loader.metadata, key) for key in loader.metadata},
-        **_runnable(loader),
+        **(mmproj(loader) if is_mmproj(loader) else _runnable(loader)),
     }
     if tensors:
         rows = [(i.name, i.dtype.name, list(i.shape), i.nbytes) for i in infos]
@@ -118,7 +120,9 @@ def _runnable(loader: WeightLoader) -> dict[str, Any]:
         return {"runnable": False, "reason": str(error)}
     profile = profile_beside(loader.path, config.family)
     facts = {"runner": runner.__name__, "profile": str(profile) if profile else None}
-    return {"runnable": True, **facts, "config": _sizes(config), "memory": memory}
+    vision = tower_of(loader, config)
+    seeing = {} if vision is None else {"vision": vision}
+    return {"runnable": True, **facts, "config": _sizes(config), "memory": memory, **seeing}
 
 
 def _sizes(config: ModelConfig) -> dict[str, Any]:
@@ -140,6 +144,7 @@ def _memory(graphs: Mapping[str, Graph], config: ModelConfig) -> dict[str, Any]:
     """Bytes of the packed weights, of the caches and recurrent states of a session of the default length, and what a
     token adds to them beyond it; `UnsupportedModelError` for a type without kernels.
     """
+    from rlx.passes.layout import weight_table
     from rlx.profile import CompileProfile
     from rlx.runtime.kv import state_bytes
 
@@ -148,31 +153,33 @@ def _memory(graphs: Mapping[str, Graph], config: ModelConfig) -> dict[str, Any]:
     far, farther = (1 << 20, 1 << 21)  # beyond what windows keep
     grown = {n: state_bytes(g, farther, rows) - state_bytes(g, far, rows) for n, g in graphs.items()}
     return {
-        "weights": _weight_bytes(next(iter(graphs.values()))),
+        "weights": weight_bytes(weight_table(next(iter(graphs.values())))),
         "tokens": tokens,
         "states": states,
         "states_per_token": {name: size // (farther - far) for name, size in grown.items()},
     }
 
 
-def _weight_bytes(graph: Graph) -> int:
-    """Memory of the weights in bytes; a table that is only looked up stays in the file and needs none."""
-    from rlx.backends.cpu.layouts import packed_bytes
-    from rlx.passes.layout import MATRIX_LAYOUT, layout
-    from rlx.passes.options import Options
+def weight_bytes(table: Mapping[str, Mapping[str, Any]]) -> int:
+    """Memory of weights in bytes; a table that is only looked up stays in the file and needs none.
 
-    nodes = layout(graph, Options()).nodes()
-    packs = {node.inputs[0]: node["layout"] for node in nodes if node.op == "pack"}
+    Args:
+        table: of `rlx.passes.layout.weight_table`.
+    """
+    from rlx.backends.cpu.layouts import packed_bytes
+    from rlx.ir.dtypes import DTYPES
+    from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT
+
     total = 0
-    for node in (node for node in nodes if node.op == "weight"):
-        *stack, n, k = (1, 1, *(int(str(dim)) for dim in node.shape))
+    for name, row in table.items():
+        dtype, (*stack, n, k) = DTYPES[row["dtype"]], (1, 1, *map(int, row["shape"]))
         try:
-            if node not in packs:
-                total += node.dtype.size([*stack, n, k])
-            elif packs[node] == MATRIX_LAYOUT:
-                total += prod(stack) * packed_bytes(node.dtype, n, k)
+            if row["layout"] == ROWS_LAYOUT:
+                total += dtype.size([*stack, n, k])
+            elif row["layout"] != FILE_LAYOUT:
+                total += prod(stack) * packed_bytes(dtype, n, k)
         except ShapeError as error:
-            raise UnsupportedModelError(f"no kernel reads it: {error}", where=node.name) from error
+            raise UnsupportedModelError(f"no kernel reads it: {error}", where=name) from error
     return total
 
 
@@ -188,12 +195,28 @@ def show(facts: Mapping[str, Any]) -> Iterator[str]:
     if "tensor_list" in facts:
         rows = [(t["name"], t["dtype"], "x".join(map(str, t["shape"])), size(t["bytes"])) for t in facts["tensor_list"]]
         yield from _page("tensors", rows)
-    if facts["runnable"]:
+    yield from _verdict(facts)
+
+
+def _verdict(facts: Mapping[str, Any]) -> Iterator[str]:
+    """What rlx makes of the file; its last line says whether it runs."""
+    vision: Mapping[str, Any] | None = facts.get("vision")
+    if not facts["runnable"]:
+        yield f"\nrunnable: no. {facts['reason']}"
+    elif facts.get("kind") == MMPROJ:
+        yield from _tower_page(facts["vision"])
+        yield f"\nrunnable: yes, as the vision tower of a language model: {USE}"
+    else:
         yield from _page("model", [(key, _short(value)) for key, value in facts["config"].items()])
         yield from _page("memory", _memory_rows(facts["memory"]))
+        if vision is not None:
+            yield from _tower_page(vision) if vision["usable"] else [f"\nimages: no. {vision['reason']}"]
         yield f"\nrunnable: yes, by {facts['runner']}" + (f", as {facts['profile']} says" if facts["profile"] else "")
-    else:
-        yield f"\nrunnable: no. {facts['reason']}"
+
+
+def _tower_page(vision: Mapping[str, Any]) -> Iterator[str]:
+    yield from _page("vision tower", tower_rows(vision))
+    yield from _page("images", list(image_rows(vision)))
 
 
 def _memory_rows(memory: Mapping[str, Any]) -> list[Sequence[str]]:

@@ -9,8 +9,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from rlx.errors import ConfigError, MultimodalError, RlxError
-from rlx.json_file import JsonObject, read_object
+from rlx.errors import ModelFileError, MultimodalError, RlxError
 from rlx.models.config import ModelConfig
 from rlx.models.vision_config import VISION_FAMILIES, VisionConfig
 from rlx.models.vision_gguf_config import vision_from_gguf
@@ -18,12 +17,14 @@ from rlx.models.vision_hf_config import vision_from_hf
 from rlx.vision.tower import Tower
 from rlx.vision.weights import TowerWeights
 from rlx.weights.loader import WeightLoader, open_weights
-from rlx.weights.locate import projectors_in
+from rlx.weights.locate import projectors_in, quantization_of
+from rlx.weights.processor_files import image_processor
 
 Make = Callable[[VisionConfig, TowerWeights], Tower]
 MmprojPath = str | os.PathLike[str]
 
-_PREPROCESSOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
+# Types of the mmproj files that are published of one tower: the usual one first, then those that round more.
+_TYPES = ("F16", "BF16", "F32", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0")
 
 
 class Vision:
@@ -105,7 +106,7 @@ def open_tower(
         what = "an mmproj file goes with a GGUF file of the text model, and this model is a safetensors checkpoint"
         raise MultimodalError(what, where=mmproj, hint="leave it out: a checkpoint holds its own tower")
     config = vision_from_hf(
-        loader.metadata, _preprocessor(loader.path.parent), out_hidden=text.hidden, where=loader.path
+        loader.metadata, image_processor(loader.path.parent), out_hidden=text.hidden, where=loader.path
     )
     if config is None:
         raise MultimodalError("the model takes text only: its config.json has no vision tower", where=loader.path)
@@ -116,30 +117,38 @@ def open_tower(
     return config, weights
 
 
-def _preprocessor(folder: Path) -> JsonObject:
-    """The configuration of the image processor; newer checkpoints have it inside another file."""
-    if (folder / _PREPROCESSOR).exists():
-        return read_object(folder / _PREPROCESSOR, ConfigError)
-    found = read_object(folder / _PROCESSOR, ConfigError) if (folder / _PROCESSOR).exists() else {}
-    inner = found.get("image_processor")
-    return inner if isinstance(inner, dict) else {}
-
-
 def _found(loader: WeightLoader, text: ModelConfig) -> Path:
-    """The only mmproj file beside a GGUF file."""
+    """The mmproj file beside a GGUF file.
+
+    It is the one called like the model, as `rlx convert` calls it, or the only one whose tower fits. Of files that differ
+    in their type only, it is the first in the order of `_TYPES`.
+    """
     if not any(text.arch in row.archs for row in VISION_FAMILIES.values()):
         raise MultimodalError(f"models of the architecture '{text.arch}' take text only", where=loader.path)
     files = projectors_in(loader.path.parent)
-    if len(files) == 1:
-        return files[0]
     if not files:
         hint = "put the model's mmproj-*.gguf beside it, or give its path as `mmproj`"
-        raise MultimodalError(
-            "there is no vision tower: no mmproj file lies beside the model", where=loader.path, hint=hint
-        )
+        what = "there is no vision tower: no mmproj file lies beside the model"
+        raise MultimodalError(what, where=loader.path, hint=hint)
+    own = [file for file in files if file.name == f"mmproj-{loader.path.name}"]
+    if len(own or files) == 1:
+        return (own or files)[0]
+    fitting = [file for file in files if _fits(loader, text, file)]
+    if len({file.name.upper().replace(quantization_of(file.name) or "", "") for file in fitting}) == 1:
+        types = {quantization_of(file.name): file for file in fitting}
+        return next(types[kind] for kind in (*_TYPES, *types) if kind in types)
     listed = ", ".join(each.name for each in files)
     what = f"there are {len(files)} mmproj files beside the model: {listed}"
     raise MultimodalError(what, where=loader.path, hint="give the path of one as `mmproj`")
+
+
+def _fits(loader: WeightLoader, text: ModelConfig, path: Path) -> bool:
+    """Whether a file can be opened and holds a tower for the model."""
+    try:
+        _open_mmproj(loader, text, path)[1].close()
+    except (MultimodalError, ModelFileError):
+        return False
+    return True
 
 
 def _open_mmproj(loader: WeightLoader, text: ModelConfig, path: MmprojPath) -> tuple[VisionConfig, TowerWeights]:

@@ -250,6 +250,15 @@ class Tower:
         return self._profile.options(bounds, all_rows=True)
 
 
+def tower_table(config: VisionConfig, weights: TowerWeights) -> dict[str, dict[str, Any]]:
+    """Canonical name -> type, shape and layout in memory of every weight of a tower, as of `weight_table`.
+
+    Raises:
+        WeightError: a tensor is missing, or its shape or type is not what the configuration says.
+    """
+    return _Graphs.of(config, weights, F32).table
+
+
 def _cache_dtype(config: VisionConfig, profile: CompileProfile, compiler: Compiler) -> DType:
     """The type of keys and values: that of the products of attention."""
     rounds = multiplies_bf16(config.head_dim, compiler.target.capabilities) and not profile.is_exact
