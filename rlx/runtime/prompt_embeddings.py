@@ -188,6 +188,13 @@ class PromptEmbeddings:
         """The two-way span with rows before and from a position on, or None."""
         return next((span for span in self.spans if span.two_way and span.start < position < span.end), None)
 
+    @cached_property
+    def ahead(self) -> PromptEmbeddings:
+        """The spans one position earlier: for what computes each position from the token after it."""
+        first = (replace(span, start=span.start - 1) for span in self.spans if span.start)
+        rest = (replace(span, rows=span.rows[1:]) for span in self.spans if not span.start and len(span.rows) > 1)
+        return PromptEmbeddings((*rest, *first))
+
     # -- calls ----------------------------------------------------------------------------------------------------
 
     def check_calls(self, most: int) -> None:
@@ -310,25 +317,38 @@ def feed(
         embeddings: those of the sequence. A program without an input for their rows gets none of their positions.
         at: the first row.
     """
-    rows = slice(at, at + len(ids))
+    feed_positions(inputs, len(ids), past, embeddings, at)
+    feed_tokens(inputs, ids, past, embeddings, at)
+
+
+def feed_positions(
+    inputs: Mapping[str, Any], count: int, past: int, embeddings: PromptEmbeddings | None, at: int = 0
+) -> None:
+    """As `feed`, the positions of `count` rows only."""
+    if (positions := inputs.get("positions")) is None:  # every layer is recurrent
+        return
+    if positions.ndim == 2:
+        positions[at : at + count] = (embeddings or PromptEmbeddings(())).components(past, past + count)
+    else:
+        first = past + shift_at(embeddings, past)
+        positions[at : at + count] = range(first, first + count)
+
+
+def feed_tokens(
+    inputs: Mapping[str, Any], ids: Sequence[int], past: int, embeddings: PromptEmbeddings | None, at: int = 0
+) -> None:
+    """As `feed`, everything but the positions."""
     if "row_index" in inputs:
-        ids = _feed_rows(inputs, ids, past, embeddings, at)
-    elif "positions" in inputs:  # absent if every layer is recurrent
-        position = past + shift_at(embeddings, past)
-        inputs["positions"][rows] = range(position, position + len(ids))
+        ids = _feed_rows(inputs, ids, past, embeddings or PromptEmbeddings(()), at)
     if "tokens" in inputs:  # absent if there is no embedding lookup
-        inputs["tokens"][rows] = ids
+        inputs["tokens"][at : at + len(ids)] = ids
 
 
 def _feed_rows(
-    inputs: Mapping[str, Any], ids: Sequence[int], past: int, embeddings: PromptEmbeddings | None, at: int
+    inputs: Mapping[str, Any], ids: Sequence[int], past: int, embeddings: PromptEmbeddings, at: int
 ) -> Sequence[int]:
     """Writes the inputs of a program that takes rows in place of embeddings; returns the ids to look up."""
     count = len(ids)
-    embeddings = embeddings or PromptEmbeddings(())
-    places = embeddings.components(past, past + count)
-    if (positions := inputs.get("positions")) is not None:
-        positions[at : at + count] = places if positions.ndim == 2 else places[:, 0]
     inputs["row_index"][at : at + count] = -1
     visible = np.arange(past, past + count)
     for span, first, last in embeddings.within(past, past + count):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from heads import BASE, EPS, HEADS, KV_HEADS, LAYER, SIZE, TURNED, echo, random_head, with_head
+from heads import BASE, EPS, HEADS, HIDDEN, KV_HEADS, LAYER, SIZE, TURNED, echo, random_head, with_head
 
 from rlx.errors import NumericalError, UnsupportedModelError
 from rlx.runners import CachedRunner, auto_runner
@@ -21,6 +21,8 @@ from rlx.runners.speculation import mtp as prediction
 from rlx.runners.speculation import mtp_decode as drafted_runs
 from rlx.runners.speculation.drafts import Counters
 from rlx.runners.speculation.mtp import HeadDrafter, Predictor
+from rlx.runtime.batch import Batch, Segment
+from rlx.runtime.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.sampling import SampleOpts
 
 Array = np.ndarray[Any, Any]
@@ -68,9 +70,13 @@ def normed(x: Array, weight: Array) -> Array:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * (1 + weight)
 
 
-def turned(x: Array) -> Array:
-    """Rotary embedding of the first elements of x [n, heads, size], in halves."""
-    angles = np.arange(len(x))[:, None, None] * BASE ** (-np.arange(0, TURNED, 2) / TURNED)
+# Which component of a position turns each pair of a head: time, row or column, in sections of 3, 3 and 2 pairs.
+COMPONENT = [1 if i % 3 == 1 and i < 9 else 2 if i % 3 == 2 and i < 6 else 0 for i in range(TURNED // 2)]
+
+
+def turned(x: Array, places: Array) -> Array:
+    """Rotary embedding of the first elements of x [n, heads, size], in halves; places [n, 3]."""
+    angles = places[:, None, COMPONENT] * BASE ** (-np.arange(0, TURNED, 2) / TURNED)
     a, b = x[..., : TURNED // 2], x[..., TURNED // 2 : TURNED]
     cos, sin = np.cos(angles), np.sin(angles)
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[..., TURNED:]], -1)
@@ -80,15 +86,16 @@ def sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
 
 
-def layer(w: dict[str, Array], embedded: Array, hidden: Array) -> Array:
+def layer(w: dict[str, Array], embedded: Array, hidden: Array, places: Array | None = None) -> Array:
     """The whole block over n pairs, from the first on: what its head multiplies, float64 [n, HIDDEN]."""
+    places = np.repeat(np.arange(len(hidden))[:, None], 3, axis=1) if places is None else places
     own = {name.removeprefix(LAYER).removesuffix(".weight"): value for name, value in w.items()}
     pair = normed(embedded, w["mtp.pre_fc_norm_embedding.weight"]), normed(hidden, w["mtp.pre_fc_norm_hidden.weight"])
     x = np.concatenate(pair, -1) @ w["mtp.fc.weight"].T
     y, n = normed(x, own["input_layernorm"]), len(x)
     both = (y @ own["self_attn.q_proj"].T).reshape(n, HEADS, 2, SIZE)
-    q = turned(normed(both[:, :, 0], own["self_attn.q_norm"]))
-    k = turned(normed((y @ own["self_attn.k_proj"].T).reshape(n, KV_HEADS, SIZE), own["self_attn.k_norm"]))
+    q = turned(normed(both[:, :, 0], own["self_attn.q_norm"]), places)
+    k = turned(normed((y @ own["self_attn.k_proj"].T).reshape(n, KV_HEADS, SIZE), own["self_attn.k_norm"]), places)
     v = (y @ own["self_attn.v_proj"].T).reshape(n, KV_HEADS, SIZE)
     k, v = (np.repeat(part, HEADS // KV_HEADS, axis=1) for part in (k, v))
     scores = np.einsum("ihd,jhd->hij", q, k) / np.sqrt(SIZE)
@@ -131,6 +138,47 @@ def test_drafts_are_those_of_the_equations(
         program.run(**extents)
         own = program.output("next_hidden")
         assert np.abs(own[0] - first[-1]).max() <= CEILING * np.abs(first).max()
+    engine.close()
+
+
+def an_image(start: int = 5, rows: int = 3, columns: int = 4) -> PromptEmbeddings:
+    values = np.random.default_rng(8).standard_normal((rows * columns, HIDDEN)).astype(np.float32) * 0.1
+    return PromptEmbeddings((EmbeddedSpan(start, values, b"an image", (rows, columns)),))
+
+
+def test_drafts_after_an_image_are_those_of_the_equations(
+    checkpoint: Path, head: dict[str, Array], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head takes the image's rows as the tokens that follow, and the positions of their rows and columns."""
+    heard: list[Array] = []
+    hear = Predictor.hear
+
+    def spy(self: Predictor, start: int, ids: Any, hidden: Array) -> None:
+        heard.append(hidden.astype(np.float64))
+        hear(self, start, ids, hidden)
+
+    monkeypatch.setattr(Predictor, "hear", spy)
+    engine = Engine.open(checkpoint, precision="exact", max_seq=128, profile=PAIR)
+    table, image = engine._weights.array("token_embd.weight").astype(np.float64), an_image()
+    ids = [*IDS[:5], *[510] * 12, *IDS[17:34]]
+    with predicting(engine) as drafter:
+        engine.forward_embeddings(ids[:20], image)
+        engine.forward(ids[20:33])
+        drafter.observe(ids[33])
+        found = drafter.propose(2)
+        places = np.repeat(np.r_[:5, [5] * 12, 9:25][:, None], 3, axis=1)  # text goes on at 5 + the larger side
+        places[5:17, 1] += np.repeat(np.arange(3), 4)
+        places[5:17, 2] += np.tile(np.arange(4), 3)
+        embedded, hidden = table[ids], np.concatenate(heard)
+        embedded[5:17] = image.spans[0].rows
+        first = layer(head, embedded[1:], hidden, places)
+        assert engine._predictor is not None
+        program, extents = engine._predictor.fed(32, [ids[33]], hidden[-1:].astype(np.float32))
+        program.run(**extents)
+        own = program.output("next_hidden")
+        assert np.abs(own[0] - first[-1]).max() <= CEILING * np.abs(first).max()
+        assert found[0] == int((table @ first[-1]).argmax())
+        assert np.abs(own[0] - layer(head, embedded[1:], hidden)[-1]).max() > 0.01 * np.abs(first).max()
     engine.close()
 
 
@@ -206,6 +254,41 @@ def test_native_rounds_are_those_of_python(many: CachedRunner, monkeypatch: pyte
     assert many.generate([*IDS[:9], *plain, 3], 4, stop_at_eog=False) == many.generate(
         [*IDS[:9], *plain, 3], 4, stop_at_eog=False, speculative="mtp"
     )
+
+
+def test_native_rounds_after_an_image(guessable: Path) -> None:
+    """The tokens of steps without drafts, and the same guesses in native rounds as one by one."""
+    engine = Engine.open(guessable, precision="exact", max_seq=96, profile=PAIR)
+    ids = [*IDS[:5], *[510] * 12, *IDS[17:21]]
+    sequence = engine.open_sequence(ids, an_image())
+    (logits,) = engine.step(Batch([Segment(sequence, ids)]))
+    assert logits is not None
+    plain = [int(logits.argmax())]
+    while len(plain) < 60:
+        plain += engine.greedy(sequence, plain[-1], 60 - len(plain))
+    counts: list[Counters] = []
+    for native in (True, False):
+        sequence, counters = engine.open_sequence(ids, an_image(), shared=False), Counters()
+        drafts, tokens = engine.head_drafts(sequence, counters), plain[:1]
+        assert drafts is not None
+        engine.step(Batch([Segment(sequence, ids)]))
+        while native and len(tokens) < 60:
+            tokens += drafts.run(engine, sequence, tokens, 60 - len(tokens), ())
+        while len(tokens) < 60:
+            guesses = drafts.propose(len(drafts.chances(tokens, 59 - len(tokens))))
+            (rows,) = engine.step(Batch([Segment(sequence, [tokens[-1], *guesses], "all", drafts=bool(guesses))]))
+            assert rows is not None
+            right = next((i for i, guess in enumerate(guesses) if guess != rows[i].argmax()), len(guesses))
+            sequence.rewind(len(sequence) - len(guesses) + right)
+            drafts.forget(len(sequence))
+            drafts.verified(len(guesses), right)
+            tokens += rows[: right + 1].argmax(-1).tolist()
+        drafts.close()
+        assert tokens == plain
+        counts.append(counters)
+    assert counts[0] == counts[1]
+    assert counts[0].accepted > 15
+    engine.close()
 
 
 def test_native_rounds_end_where_a_generation_ends(many: CachedRunner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,7 +307,7 @@ class Engine(SingleSequence):
             self._predictor = Predictor.of(self.config, self._weights, self._setup, *where, self._progress)
         if self.stepper.listener is not None:
             return None
-        self._predictor.forget(0)
+        self._predictor.follow(sequence)
         return HeadDrafts(self.stepper, sequence, HeadDrafter(self._predictor, lambda: len(sequence)), counters)
 
     # -- images -----------------------------------------------------------------------------------------------------

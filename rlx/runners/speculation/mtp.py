@@ -6,13 +6,14 @@ decoding the engine passes the hidden states of each step to a `Predictor`. Befo
 accepted tokens run through the head. Drafts after the first use the head's own hidden states instead of the model's.
 
 Rows that the head has not seen only reduce the number of accepted drafts. After a restored session, or after steps
-without the head, its cache starts anew at the first position it receives. Its positions can be counted from there,
-because with rotary embeddings attention depends only on distances.
+without the head, its cache starts anew at the first position it receives. Its rows have the model's own positions, and
+where the token after p is a row of an image, the head takes that row, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Ids
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy.typing as npt
 from rlx import models
 from rlx.backends.base import Program, TokenRun, Workers
 from rlx.backends.cpu.launch.drafts import Heads, Rounds, run_rounds
+from rlx.models.variants import EmbeddedRows
 from rlx.runners.engine.greedy import SECONDS
 from rlx.runners.engine.program_spec import HIDDEN, ProgramSpec
 from rlx.runners.engine.programs import Programs
@@ -29,7 +31,8 @@ from rlx.runners.opening.setup import Setup
 from rlx.runners.speculation.drafts import MOST, WORTH, Hits
 from rlx.runtime.compile import Compiler, Progress
 from rlx.runtime.kv import States
-from rlx.runtime.prompt_embeddings import feed
+from rlx.runtime.prompt_embeddings import PromptEmbeddings, feed_positions, feed_tokens, shift_at
+from rlx.runtime.sequence import Sequence
 from rlx.runtime.tensors import Tensors
 from rlx.weights import ModelWeights
 
@@ -51,10 +54,19 @@ class Predictor:
         ranges: row range of each program.
         states: the head's KV cache, with room for every position.
         rows: number of ids that it can draft, counted from 0.
+        embeds: how it takes rows of images.
+
+    Attributes:
+        sequence: the one that it follows.
     """
 
-    def __init__(self, programs: Programs, ranges: Sequence[tuple[int, int]], states: States, rows: int) -> None:
+    sequence: Sequence | None = None
+
+    def __init__(
+        self, programs: Programs, ranges: Ids[tuple[int, int]], states: States, rows: int, embeds: EmbeddedRows
+    ) -> None:
         self._programs, self._ranges, self.states, self._rows = programs, ranges, states, rows
+        self._embeds = embeds
         self._by_rows: dict[int, Program] = {}
         self._base = self._next = 0  # the head has processed positions [base, next)
         self._start = 0  # position of the first stored row that it has not processed
@@ -90,9 +102,14 @@ class Predictor:
         tensors.load(own, Source(weights, config), progress)
         states = States(graph, setup.max_seq, setup.profile.buckets[-1])
         programs.bind(states.addresses)
-        return cls(programs, setup.profile.ranges, states, rows)
+        return cls(programs, setup.profile.ranges, states, rows, EmbeddedRows.of(config))
 
-    def hear(self, start: int, ids: Sequence[int], hidden: Floats) -> None:
+    def follow(self, sequence: Sequence | None) -> None:
+        """Begins anew, with a sequence to follow; None: there is none any more."""
+        self.sequence = sequence
+        self.forget(0)
+
+    def hear(self, start: int, ids: Ids[int], hidden: Floats) -> None:
         """Receives a step of the model: `ids` from position `start` on, and hidden [len(ids), width] (copied)."""
         self.catch_up(start, ids[0])
         if not self._base <= start <= self._next + 1:
@@ -129,7 +146,7 @@ class Predictor:
         self._ids, self._hidden, self._start = self._ids[rows:], self._hidden[rows:], length
         return found
 
-    def _drafts(self, position: int, ids: Sequence[int], hidden: Floats, count: int) -> list[int]:
+    def _drafts(self, position: int, ids: Ids[int], hidden: Floats, count: int) -> list[int]:
         """At most `count` drafts after the last of `ids`, which run through the head first: one native call."""
         last = len(ids) - 1
         program, env = self.fed(position + last, ids[last:], hidden[last:])
@@ -140,15 +157,28 @@ class Predictor:
         found = program.repeat(TokenRun(count, self._rows, (), SECONDS, env, CARRIED, first))
         return [token for token in found if token >= 0]
 
-    def fed(self, position: int, ids: Sequence[int], hidden: Floats) -> tuple[Program, dict[str, int]]:
+    def fed(self, position: int, ids: Ids[int], hidden: Floats) -> tuple[Program, dict[str, int]]:
         """The program for these rows at a session position, with its inputs set; and its symbol values."""
-        rows, past = len(ids), position - self._base
-        if rows not in self._by_rows:
-            self._by_rows[rows] = self._programs[ProgramSpec(next(r for r in self._ranges if r[0] <= rows <= r[1]))]
-        program = self._by_rows[rows]
+        rows, past, images = len(ids), position - self._base, self._images
+        program = self._program(rows, position, images)
         program.inputs["hidden"][:rows] = hidden
-        feed(program.inputs, ids, past, None)
+        feed_positions(program.inputs, rows, position, images)
+        feed_tokens(program.inputs, ids, position, images and images.ahead)
         return program, {"SEQ": rows, "PAST_SEQ": past, **self.states.extents}
+
+    @property
+    def _images(self) -> PromptEmbeddings | None:
+        return None if self.sequence is None else self.sequence.embeddings
+
+    def _program(self, rows: int, position: int, images: PromptEmbeddings | None) -> Program:
+        if images is not None and any(images.within(position, position + rows + 1)):  # the last row's next token, too
+            return self._programs[ProgramSpec(self._range(rows), embeds=self._embeds)]
+        if rows not in self._by_rows:
+            self._by_rows[rows] = self._programs[ProgramSpec(self._range(rows))]
+        return self._by_rows[rows]
+
+    def _range(self, rows: int) -> tuple[int, int]:
+        return next(r for r in self._ranges if r[0] <= rows <= r[1])
 
     def heads(self) -> Heads:
         """The programs of the head for rounds of drafts."""
@@ -161,6 +191,11 @@ class Predictor:
         """Number of rows that the head has processed; they end at position `length`."""
         assert self._next == length
         return length - self._base
+
+    def shifts(self, length: int) -> tuple[int, int]:
+        """What to add to the number of rows before a row for its position, from `length` on: model's and head's."""
+        shift = shift_at(self._images, length)
+        return shift, shift + self._base
 
     def went_on(self, start: int) -> None:
         """Notes that native rounds have processed all rows before position `start`."""
@@ -206,7 +241,7 @@ class HeadDrafter:
         self._open = list(drafts)
         return drafts
 
-    def hear(self, start: int, ids: Sequence[int], hidden: Floats) -> None:
+    def hear(self, start: int, ids: Ids[int], hidden: Floats) -> None:
         """Receives a step of the model, see `Predictor.hear`."""
         self._predictor.hear(start, ids, hidden)
 
@@ -214,7 +249,11 @@ class HeadDrafter:
         """Follows a rewind: the session was cut to its first `length` tokens."""
         self._predictor.forget(length)
 
-    def rounds(self, models: tuple[Program, Program], ids: Sequence[int], **limits: Any) -> Rounds:
+    def close(self) -> None:
+        """Ends it: the head follows no sequence any more."""
+        self._predictor.follow(None)
+
+    def rounds(self, models: tuple[Program, Program], ids: Ids[int], **limits: Any) -> Rounds:
         """Runs rounds of drafting and verifying in one native call, from a token and its drafts by `propose`.
 
         Args:
@@ -223,8 +262,8 @@ class HeadDrafter:
             limits: as in `run_rounds`.
         """
         predictor, start = self._predictor, self._past()
-        most, seen = min(self._most, MOST), predictor.seen(start)
-        found = run_rounds(models, predictor.heads(), most=most, seen=seen, rate=self._hits.rate, **limits)
+        limits |= {"most": min(self._most, MOST), "seen": predictor.seen(start), "shifts": predictor.shifts(start)}
+        found = run_rounds(models, predictor.heads(), rate=self._hits.rate, **limits)
         self._hits.rate, self._open = found.rate, []
         last = start + len(found.tokens) - found.right
         predictor.went_on(last)

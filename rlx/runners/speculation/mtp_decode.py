@@ -55,7 +55,7 @@ def drafted_run(
         return []
     sequence.begin(most, alternating=True)
     models = _models(stepper, sequence)
-    feed(models[0].inputs, ids, past, None)
+    feed(models[0].inputs, ids, past, sequence.embeddings)
     for model, swapped in zip(models, (False, True), strict=True):
         model.prepare({"SEQ": len(ids), "PAST_SEQ": past, **stepper.place(model, sequence, swapped=swapped)})
         if model.then:
@@ -108,6 +108,7 @@ class HeadDrafts(Drafts):
     def close(self) -> None:
         if self._stepper.listener is self:
             self._stepper.listener = None
+            self._head.close()
 
     def run(self, engine: Any, sequence: Any, tokens: Ids[int], left: int, stops: Ids[int]) -> list[int]:
         """Rounds of drafts and verifying steps in one native call."""

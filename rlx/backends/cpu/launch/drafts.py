@@ -59,6 +59,7 @@ def run_rounds(
     *,
     most: int,
     seen: int,
+    shifts: tuple[int, int] = (0, 0),
     rate: float,
     count: int,
     rows: int,
@@ -74,6 +75,7 @@ def run_rounds(
         heads: prepared; the head has processed all rows before the first round.
         most: maximum number of drafts in a round.
         seen: number of rows that the head has processed.
+        shifts: what to add to the number of rows before a row for its position: of the model, and of the head.
         rate: the recent acceptance rate of drafts.
         count: maximum number of tokens; at least the number of rows of the first round.
         rows: number of rows of the embedding table; a token id beyond it ends the run.
@@ -97,6 +99,8 @@ def run_rounds(
         "some_past": some.extent("PAST_SEQ"),
         "hidden_bytes": one.inputs[taken][0].nbytes,
         "seen": seen,
+        "shift": shifts[0] % (1 << 64),
+        "head_shift": shifts[1] % (1 << 64),
         "most": most,
         "rows": rows,
         "stops": ends.buffer_info()[0],

@@ -25,14 +25,15 @@ MODEL = (
 # The plan. `now` and `next` are two such programs, which alternate: each reads the recurrent states that the other one
 # wrote. The head has a program for one row and one for several rows; each runs the first step of a plan of
 # `rlx_repeat`, with separate inputs. `one` runs the steps after the first in both. `seen`: rows that the head has
-# processed before the first round.
+# processed before the first round. `shift` and `head_shift`: what to add to the number of rows before a row for its
+# position, of the model and of the head.
 PROGRAMS = (
     "now", "next",
     "one", "one_tokens", "one_hidden", "one_position", "one_past",
     "some", "some_tokens", "some_hidden", "some_positions", "some_seq", "some_past",
     "hidden_bytes",
 )  # fmt: skip
-RUN = ("seen", "most", "rows", "stops", "stop_count", "found", "count", "nanoseconds")
+RUN = ("seen", "shift", "head_shift", "most", "rows", "stops", "stop_count", "found", "count", "nanoseconds")
 # Results: rounds, drafts, accepted drafts, accepted rows of the last round. Input and output: the recent acceptance
 # rate of drafts, a double.
 RESULTS = ("rounds", "drafted", "accepted", "right", "rate")
@@ -55,7 +56,8 @@ def _double(value: float) -> str:
 
 
 _NUMBERS = {
-    "counter_bytes", "again_counter_bytes", "hidden_bytes", "seen", "most", "rows", "stop_count", "count", "nanoseconds"
+    "counter_bytes", "again_counter_bytes", "hidden_bytes", "seen", "shift", "head_shift", "most", "rows", "stop_count",
+    "count", "nanoseconds",
 }  # fmt: skip
 
 _FIELDS = "".join(load(name, DRAFTS_PLAN, "i64" if name in _NUMBERS else "ptr") for name in (*PROGRAMS, *RUN))
@@ -209,12 +211,14 @@ guess:                                            ; run the accepted rows and th
   %row.bytes = mul i64 %right.rows, %hidden_bytes
   call void @llvm.memcpy.p0.p0.i64(ptr %head.tokens, ptr %chosen, i64 %token.bytes, i1 false)
   call void @llvm.memcpy.p0.p0.i64(ptr %head.hidden, ptr %hidden, i64 %row.bytes, i1 false)
-  call void @count_up(ptr %some_positions, i64 %behind, i64 %right.rows)
+  %head.first = add i64 %behind, %head_shift
+  call void @count_up(ptr %some_positions, i64 %head.first, i64 %right.rows)
   store i64 %right.rows, ptr %some_seq, align 8
   store i64 %behind, ptr %some_past, align 8
   %behind.next = add i64 %behind, %right.rows
   %newest = sub i64 %behind.next, 1
-  call void @count_up(ptr %one_position, i64 %newest, i64 1)
+  %head.newest = add i64 %newest, %head_shift
+  call void @count_up(ptr %one_position, i64 %head.newest, i64 1)
   store i64 %newest, ptr %one_past, align 8
   store i64 %wanted, ptr %head.count, align 8
   %head.found = select i1 %alone, ptr %one.found, ptr %some.found
@@ -232,7 +236,8 @@ again:
   store i32 %id, ptr %next.tokens, align 4
   %in.next = add i64 %kept, 1
   %start.next = add i64 %start, %right.rows
-  call void @count_up(ptr %next.positions, i64 %start.next, i64 %in.next)
+  %first.next = add i64 %start.next, %shift
+  call void @count_up(ptr %next.positions, i64 %first.next, i64 %in.next)
   store i64 %in.next, ptr %next.seq, align 8
   store i64 %start.next, ptr %next.past, align 8
   br label %verify
