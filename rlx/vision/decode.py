@@ -189,7 +189,7 @@ def _pillow(where: str | None) -> Any:
     install = 'install it with pip install "rlx[images]", or give an array of uint8 [height, width, 3]'
     try:
         import PIL
-        from PIL import Image
+        from PIL import Image, WebPImagePlugin  # noqa: F401 it registers itself; else Pillow imports all formats
     except ImportError as error:
         raise ImageError(
             "image files are read with Pillow, which is not installed", where=where, hint=install
