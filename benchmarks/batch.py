@@ -67,8 +67,9 @@ def main() -> None:
 
 
 def advanced(engine: Engine, sequences: list[Any], tokens: list[list[int]]) -> list[Any]:
-    """One step of the engine: the logits after the tokens of each sequence."""
-    return engine.step(Batch([Segment(sequence, ids) for sequence, ids in zip(sequences, tokens, strict=True)]))
+    """One step of the engine: the logits after the tokens of each sequence, valid until the next step."""
+    segments = [Segment(sequence, ids) for sequence, ids in zip(sequences, tokens, strict=True)]
+    return engine.step(Batch(segments, copies=False))
 
 
 def measured_limits(engine: Engine) -> tuple[float, float]:

@@ -41,6 +41,11 @@ class Batch:
         >>> logits = engine.step(Batch([Segment(a, [17]), Segment(b, prompt[:40], logits="none")]))
         >>> logits[0].shape, logits[1]
         ((32000,), None)
+
+    Attributes:
+        copies: whether the returned logits are copies. If not, they may be views, valid until the next step: for
+            callers that choose a token and are done with them.
     """
 
     segments: Ids[Segment]
+    copies: bool = True

@@ -70,6 +70,7 @@ class ToyEngine:
         self.now, self.steps = 0.0, list[list[int]]()
         self.sequences: list[ToySequence] = []
         self.runs: list[int] = []
+        self.views: list[Any] = []  # what the last step returned without a copy
         self.broken: set[int] = set()  # a sequence whose first id is one of these has logits that are NaN
 
     def clock(self) -> float:
@@ -94,7 +95,11 @@ class ToyEngine:
         self.check_room(sum(rows))
         self.now += self.first + self.more * (sum(rows) - 1)
         self.steps.append(rows)
-        return [self._segment(segment) for segment in batch.segments]
+        for view in self.views:
+            view[...] = np.nan  # as a real engine may overwrite them
+        found = [self._segment(segment) for segment in batch.segments]
+        self.views = [] if batch.copies else [rows for rows in found if rows is not None]
+        return found
 
     def _segment(self, segment: Any) -> Any:
         sequence, logits = segment.sequence, []

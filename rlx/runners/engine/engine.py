@@ -215,7 +215,7 @@ class Engine(SingleSequence):
 
         Returns:
             For each segment float32 [vocab], the logits after its last row; or [rows, vocab] if it asks for all rows;
-            or None.
+            or None. Copies, unless the batch needs none.
 
         Raises:
             PromptError: a segment has no tokens, an invalid one, or more than its context has room for.

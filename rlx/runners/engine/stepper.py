@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -112,9 +113,11 @@ class Stepper:
         for segment in segments:
             self.catch_up(segment.sequence)
         found: list[Logits | None] = [None] * len(segments)
-        for group in self._groups(segments):
+        groups = list(self._groups(segments))
+        copies = batch.copies or len(groups) > 1  # the next group may run the same program
+        for group in groups:
             some = [segments[i] for i in group]
-            rows = self._together(some) if len(some) > 1 else [self._alone(some[0])]
+            rows = self._together(some, copies) if len(some) > 1 else [self._alone(some[0])]
             for i, logits in zip(group, rows, strict=True):
                 found[i] = logits
         return found
@@ -153,12 +156,12 @@ class Stepper:
             pieces = list(self.pieces(segment.sequence, segment.tokens, every))
         return _shaped(segment, np.concatenate(pieces) if every else pieces[-1])
 
-    def _together(self, segments: list[Segment]) -> list[Logits | None]:
+    def _together(self, segments: list[Segment], copies: bool) -> list[Logits | None]:
         """Segments with a program for the rows of several sequences."""
         sequences, counts = [s.sequence for s in segments], [len(s.tokens) for s in segments]
         past, rows = [s.done for s in sequences], sum(counts)
         program = self.programs[self.bucketing.segments(rows, self._embedded(sequences, counts))]
-        first = np.cumsum([0, *counts])[:-1].tolist()
+        first = list(accumulate(counts, initial=0))[:-1]
         wanted = [_logit_rows(segment, at) for segment, at in zip(segments, first, strict=True)]
         logit_rows = [row for each in wanted for row in each] or [0]
         width = max(len(s.pages) for s in sequences)
@@ -180,9 +183,10 @@ class Stepper:
         program.run(**env)
         for segment in segments:
             segment.sequence.end(segment.tokens)
-        logits = program.output(LOGITS, **env).copy()
-        ends = np.cumsum([len(each) for each in wanted])[:-1]
-        parts = np.split(logits[: sum(map(len, wanted))], ends)
+        logits = program.output(LOGITS, **env)
+        logits = logits.copy() if copies else logits
+        ends = accumulate(map(len, wanted))
+        parts = (logits[end - len(each) : end] for each, end in zip(wanted, ends, strict=True))
         return [_shaped(segment, part) for segment, part in zip(segments, parts, strict=True)]
 
     # -- one sequence ---------------------------------------------------------------------------------------------

@@ -346,7 +346,7 @@ class JobExecutor:
         left = dict(segments)
         while left:
             try:
-                found = self._engine.step(Batch([*left.values()]))
+                found = self._engine.step(Batch([*left.values()], copies=False))
             except PoolFullError as error:
                 if not self.make_room():
                     self._end(next(iter(left)), error)

@@ -156,10 +156,10 @@ class Job:
         return count >= self.limit or (token in self.stop_ids and count > self.min_tokens)
 
     def add(self, token: int, row: Logits | None = None) -> bool:
-        """Adds a token with its logits; returns whether it is the last one. The caller rings the bell."""
+        """Adds a token and a copy of its logits; returns whether it is the last one. The caller rings the bell."""
         last = self.is_last(token)
         if row is not None and self.with_logits:
-            self.rows.append(row)  # before the token: whoever sees the token finds its row
+            self.rows.append(row.copy())  # before the token: whoever sees the token finds its row
         self.tokens.append(token)
         return last
 
