@@ -5,14 +5,14 @@ Text stage, used by the runners. Where the template comes from is `tokenizer.py`
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
-from itertools import count
 from typing import Any, TypeVar
 
 from rlx.errors import ChatTemplateError, MultimodalError
 from rlx.text.confined import Confined, ConfinedError
+from rlx.text.fence import Fence
+from rlx.text.image_parts import ImageTokens
 from rlx.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -76,18 +76,21 @@ class ChatTemplate:
         }
         return self._render({**values, "add_generation_prompt": add_generation_prompt})
 
-    def fitted(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    def fitted(self, messages: Sequence[Message], takes_images: bool = False) -> list[dict[str, Any]]:
         """Messages whose contents have the form that the template takes.
 
         Text parts are joined with line breaks for a template that takes texts only; a text becomes a part for one that
         takes parts only.
 
+        Args:
+            takes_images: whether parts may be images, too.
+
         Raises:
             ChatTemplateError: a message is malformed.
-            MultimodalError: a content has a part that is no text.
+            MultimodalError: a content has a part that is no text and no image that may be there.
         """
         checked = _checked_messages(messages)
-        _refuse_media(checked)
+        _refuse_media(checked, takes_images)
         return [self._fitted(message) for message in checked]
 
     def _fitted(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +98,7 @@ class ChatTemplate:
         if isinstance(content, str) and self._takes_parts and not self._takes_texts:
             return {**message, "content": [{"type": "text", "text": content}]}
         if isinstance(content, list) and not self._takes_parts:
-            return {**message, "content": "\n".join(part["text"] for part in content)}
+            return {**message, "content": "\n".join(part["text"] for part in content if part["type"] == "text")}
         return message
 
     @cached_property
@@ -235,35 +238,53 @@ def chat_ids(
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
     trust_content: bool = False,
+    images: ImageTokens | None = None,
     **kwargs: Any,
 ) -> list[int]:
     """The prompt ids of a conversation. BOS is there if the template puts it there.
 
     The control tokens that the template writes become ids. The text of a control token inside a message stays text, so
     that a user cannot close a turn and speak for the system; assistant messages and, with `trust_content`, all of them
-    are parsed like the template.
+    are parsed like the template. No message can write an image: a part `{"type": "image"}` is one placeholder id.
+
+    Args:
+        images: the tokens of images; None if the model takes none.
 
     Raises:
         ChatTemplateError: there is no template, or it cannot be rendered.
-        MultimodalError: a content has a part that is no text.
+        MultimodalError: a content has a part that the model does not take, or the template leaves images out.
     """
     template = template_of(tokenizer, tools=tools is not None)
-    messages = template.fitted(messages)
-    if trust_content:
-        text = template.render(messages, tools, add_generation_prompt, **kwargs)
-        return tokenizer.encode(text, add_special_tokens=False, parse_special=True)
-    fence = _Fence(tokenizer, messages)
-    text = template.render(fence.messages, tools, add_generation_prompt, **kwargs)
-    return fence.encode(text)
+    messages = template.fitted(messages, takes_images=images is not None)
+    fence = Fence(tokenizer, messages, images, trusted=trust_content)
+    ids = fence.encode(template.render(fence.messages, tools, add_generation_prompt, **kwargs))
+    if images is None:
+        return ids
+    given, written = sum(_parts(messages, "image")), images.count(ids)
+    if written != given:
+        what = f"the template writes {written} of the {given} images of the conversation"
+        raise MultimodalError(
+            what, where=_WHERE, hint="it may be made for text: use the template of the model's authors"
+        )
+    return images.expanded(ids)
 
 
-def _refuse_media(messages: Sequence[dict[str, Any]]) -> None:
+def _parts(messages: Sequence[Message], kind: str) -> Iterator[int]:
+    """How many parts of a kind each message has."""
+    for message in messages:
+        content = message.get("content")
+        yield sum(part["type"] == kind for part in content) if isinstance(content, list) else 0
+
+
+def _refuse_media(messages: Sequence[dict[str, Any]], takes_images: bool) -> None:
+    """`MultimodalError` for a part that is neither text nor, where the model takes them, an image."""
     for i, message in enumerate(messages):
         content = message.get("content")
         for j, part in enumerate(content if isinstance(content, list) else ()):
-            if part["type"] != "text":
+            if part["type"] != "text" and not (takes_images and part["type"] == "image"):
+                takes = "text and images" if takes_images else "text only"
                 raise MultimodalError(
-                    f"a part has type {part['type']!r}, and the model takes text only",
+                    f"a part has type {part['type']!r}, and the model takes {takes}",
                     where=f"messages[{i}].content[{j}]", hint="leave the part out",
                 )  # fmt: skip
 
@@ -283,49 +304,3 @@ def thinking_variables(tokenizer: Tokenizer, thinking: bool | None, where: str) 
         what = f"the model's chat template has no {_THINKING}"
         raise ChatTemplateError(what, where=where, hint="leave it out")
     return {_THINKING: thinking}
-
-
-class _Fence:
-    """Puts placeholders for control tokens into the messages and takes them out of the rendered text.
-
-    A placeholder is plain letters and digits, which survive quoting; where a template changes one nevertheless, the
-    text is spoilt, but no control token comes of it.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, messages: Sequence[Message]) -> None:
-        self._tokenizer = tokenizer
-        checked = _checked_messages(messages)
-        self._mark = _unused_word(_texts(checked))
-        self.messages = [m if m["role"] == "assistant" else self._fenced(m) for m in checked]
-
-    def _fenced(self, value: Any) -> Any:
-        if isinstance(value, str):
-            parts = self._tokenizer.control_splitter.split(value)
-            return "".join(part if isinstance(part, str) else f"{self._mark}{part}x" for part in parts)
-        if isinstance(value, dict):
-            return {key: self._fenced(part) for key, part in value.items()}
-        return [self._fenced(part) for part in value] if isinstance(value, list) else value
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a rendered text: control tokens that stand in it are the template's."""
-        if self._mark not in text:
-            return self._tokenizer.encode(text, add_special_tokens=False, parse_special=True)
-        ids: list[int] = []
-        for part in self._tokenizer.control_splitter.split(text):
-            ids += [part] if isinstance(part, int) else self._tokenizer.encode(self._restored(part), False)
-        return ids
-
-    def _restored(self, text: str) -> str:
-        return re.sub(rf"{self._mark}(\d+)x", lambda found: self._tokenizer.id_to_token(int(found[1])), text)
-
-
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, str):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for part in parts for text in _texts(part)]
-
-
-def _unused_word(texts: Sequence[str]) -> str:
-    """A word that occurs in none of `texts`, the same one every time."""
-    return next(word for i in count() if not any((word := f"qz{i}token") in text for text in texts))

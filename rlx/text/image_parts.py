@@ -1,0 +1,145 @@
+"""Images in conversations: the parts that stand for them, and the tokens that a prompt has in their place.
+
+Text stage, used by `chat.py`. A part may have the form of the OpenAI, the transformers or the Anthropic API. What an
+image is, and how it is decoded, is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlx.errors import MultimodalError
+from rlx.text.tokenizer import Tokenizer
+
+IMAGE = {"type": "image"}  # the part that templates know
+_VALUES = ("image", "path", "url", "base64")  # keys of transformers' part that hold the image
+_REMOTE = "rlx downloads no images: give the path, the bytes or a data URI"
+
+
+def taken_images(messages: Any) -> tuple[Any, list[Any]]:
+    """Messages in which every image is the part `{"type": "image"}`, and the images in order.
+
+    The forms of a part:
+
+        {"type": "image", "image": value}                                    also "path", "url", "base64"
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}
+        {"type": "input_image", "image_url": "data:image/png;base64,..."}
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "..."}}
+
+    Raises:
+        MultimodalError: a part of an image has none of these forms.
+    """
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
+        return messages, []  # what is wrong with it is said where messages are checked
+    images: list[Any] = []
+    return [_without(message, f"messages[{i}].content", images) for i, message in enumerate(messages)], images
+
+
+def _without(message: Any, where: str, images: list[Any]) -> Any:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list | tuple):
+        return message
+    parts = []
+    for i, part in enumerate(content):
+        value = _image_of(part, f"{where}[{i}]") if isinstance(part, Mapping) else None
+        if value is not None:
+            images.append(value)
+        parts.append(part if value is None else IMAGE)
+    return {**message, "content": parts}
+
+
+def _image_of(part: Mapping[str, Any], where: str) -> Any:
+    """The image of a part; None if it is a part of another kind."""
+    kind = part.get("type")
+    if kind in ("image_url", "input_image"):
+        url = part.get("image_url")
+        return _data(url.get("url") if isinstance(url, Mapping) else url, where, "image_url")
+    if kind != "image":
+        return None
+    if (source := part.get("source")) is not None:
+        return _source(source, f"{where}.source")
+    keys = [key for key in _VALUES if part.get(key) is not None]
+    if len(keys) != 1:
+        found = "has no image" if not keys else f"has {' and '.join(keys)}"
+        hint = f"give it under one of the keys {', '.join(_VALUES)}"
+        raise MultimodalError(f"the part of an image {found}", where=where, hint=hint)
+    value = part[keys[0]]
+    if isinstance(value, str) and value.lower().startswith(("http:", "https:")):
+        raise MultimodalError(f"the image is an address, {value[:80]!r}", where=where, hint=_REMOTE)
+    if keys[0] == "base64":
+        return _data(value, where, "base64") if str(value).startswith("data:") else f"data:;base64,{value}"
+    return value.removeprefix("file://") if isinstance(value, str) else value
+
+
+def _source(source: Any, where: str) -> str:
+    """The image of an Anthropic part, as a data URI."""
+    found = source if isinstance(source, Mapping) else {}
+    if found.get("type") == "url":
+        return _data(found.get("url"), where, "url")
+    if found.get("type") != "base64" or not isinstance(found.get("data"), str):
+        hint = 'give {"type": "base64", "media_type": "image/png", "data": "..."}'
+        raise MultimodalError(f"expected an image in base64, found {str(source)[:80]!r}", where=where, hint=hint)
+    return f"data:{found.get('media_type', '')};base64,{found['data']}"
+
+
+def _data(url: Any, where: str, key: str) -> str:
+    """A data URI. Other addresses are refused: messages of this form may come from strangers."""
+    if not isinstance(url, str) or not url.lower().startswith("data:"):
+        found = f"{url[:80]!r}" if isinstance(url, str) else f"a {type(url).__name__}"
+        hint = _REMOTE if isinstance(url, str) and url.lower().startswith("http") else (
+            'give "data:image/png;base64,...", or the part {"type": "image", "path": ...} for a file'
+        )  # fmt: skip
+        raise MultimodalError(f"{key} is {found}, expected a data URI", where=where, hint=hint)
+    return url
+
+
+@dataclass(frozen=True)
+class ImageTokens:
+    """The tokens of an image in the prompts of a family.
+
+    Attributes:
+        placeholder: stands for the rows of an image; it may lie outside the vocabulary.
+        begin, end: before and after it; None if unknown.
+        text: of the one that chat templates write for an image: the placeholder, or `begin`.
+        writes_begin: whether they write `begin`.
+        margin: the text that belongs before and after an image.
+    """
+
+    placeholder: int
+    begin: int | None
+    end: int | None
+    text: str
+    writes_begin: bool = False
+    margin: str = ""
+
+    @property
+    def written(self) -> int:
+        """The id that chat templates write for an image."""
+        return self.begin if self.writes_begin and self.begin is not None else self.placeholder
+
+    def names(self, tokenizer: Tokenizer) -> dict[str, int]:
+        """Text -> id of those that the vocabulary has, and of the one that templates write."""
+        ids = (self.placeholder, self.begin, self.end)
+        known = [token for token in ids if token is not None and token < tokenizer.vocab_size]
+        return {**{tokenizer.id_to_token(token): token for token in known}, self.text: self.written}
+
+    def expanded(self, ids: Iterable[int]) -> list[int]:
+        """Ids with `begin`, one placeholder and `end` for each image, from those that a template writes."""
+        found: list[int] = []
+        given = list(ids)
+        for at, token in enumerate(given):
+            if token != self.written:
+                found.append(token)
+                continue
+            if self.begin is not None and (self.writes_begin or given[max(0, at - 1)] != self.begin):
+                found.append(self.begin)
+            found.append(self.placeholder)
+            if self.end is not None and self.end not in given[at + 1 : at + 2]:
+                found.append(self.end)
+        return found
+
+    def count(self, ids: Iterable[int]) -> int:
+        """How many images a template has written."""
+        return sum(token == self.written for token in ids)
