@@ -6,11 +6,11 @@ Every part may ask this module. Public functions are wrapped in `known_arguments
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from rlx.errors import UnknownArgumentError
+from rlx.errors import ArgumentError, UnknownArgumentError
 from rlx.suggest import did_you_mean
 
 P = ParamSpec("P")
@@ -122,3 +122,25 @@ def _advice(name: str, known: list[str], opening: Collection[str]) -> str:
     if name in NOTES:
         return f"leave it out: {NOTES[name]}"
     return did_you_mean(name, known, shown="{}=".format)
+
+
+def bound(where: str, arguments: Sequence[Any], options: Mapping[str, Any], *orders: Sequence[str]) -> dict[str, Any]:
+    """Positional arguments by name, together with `options`.
+
+    Args:
+        orders: tuples of argument names, rlx's own order first; the first that is long enough applies.
+
+    Raises:
+        ArgumentError: too many arguments, one is given twice, or the first of rlx's own order is missing.
+    """
+    names = next((order for order in orders if len(arguments) <= len(order)), None)
+    ways = " or ".join(f"({', '.join(order)})" for order in orders)
+    if names is None:
+        raise ArgumentError(f"{len(arguments)} arguments, expected {ways}", where=where)
+    found = dict(zip(names, arguments, strict=False))
+    if twice := found.keys() & options.keys():
+        raise ArgumentError(f"{min(twice)} is given twice", where=where, hint=f"the order is {ways}")
+    found |= options
+    if orders[0][0] not in found:
+        raise ArgumentError(f"{orders[0][0]} is missing", where=where, hint=f"give {ways}")
+    return found

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.errors import PromptError
+from rlx.errors import ImageError, PromptError
+from rlx.vision.image import Image
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
 
@@ -29,25 +30,46 @@ class Prompt:
     Args:
         ids: token ids. A run of the model's placeholder id stands for one image, whether the run has one id or as many
             as the image has rows in the model. Placeholders of two images need another id between them.
-        images: the images in the order of their runs.
+        images: the images in the order of their runs: arrays of uint8 [height, width, 3], paths, bytes of files, data
+            URIs or Pillow images.
 
     Attributes:
         ids: as given.
-        images: as given.
+        images: the images; files are read at once.
 
     Raises:
-        PromptError: `images` is no sequence of images.
+        PromptError: `images` is no list of images.
+        ImageError: an image cannot be used: see `rlx.vision.image.Image.of`.
     """
 
     ids: TokenIds
-    images: tuple[Any, ...]
+    images: tuple[Image, ...]
 
     def __init__(self, ids: TokenIds, images: Sequence[Any] = ()) -> None:
-        if not isinstance(images, list | tuple):
-            what = f"expected a list of images, found a {type(images).__name__}"
-            raise PromptError(what, where="images", hint="give [image], also for a single one")
         object.__setattr__(self, "ids", ids)
-        object.__setattr__(self, "images", tuple(images))
+        object.__setattr__(self, "images", read_images(images))
 
     def __repr__(self) -> str:
         return f"<Prompt of {len(self.ids)} ids and {len(self.images)} images>"
+
+
+def read_images(values: Sequence[Any], where: str = "image") -> tuple[Image, ...]:
+    """The images that a caller means, see `Image.of`.
+
+    Args:
+        where: what an image is called in messages, followed by its number.
+
+    Raises:
+        PromptError: `values` is no list.
+        ImageError: an image cannot be used.
+    """
+    if not isinstance(values, list | tuple):
+        what = f"expected a list of images, found a {type(values).__name__}"
+        raise PromptError(what, where="images", hint="give [image], also for a single one")
+    found = []
+    for i, value in enumerate(values):
+        try:
+            found.append(Image.of(value))
+        except ImageError as error:
+            raise ImageError(error.what, where=error.where or f"{where} {i}", hint=error.hint) from error
+    return tuple(found)

@@ -62,7 +62,7 @@ def naive(it: Runner) -> bool:
 
 
 def multimodal(it: Runner) -> bool:
-    with pytest.raises(rlx.MultimodalError, match="takes text only"):
+    with pytest.raises(rlx.MultimodalError, match="take text only"):
         it.runner.generate_multimodal("a picture", bytes(12), 2, 2, None, 4, it.on_token)
     return True
 

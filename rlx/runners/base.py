@@ -17,11 +17,11 @@ import numpy as np
 
 from rlx.backends import Device
 from rlx.errors import ArgumentError, MultimodalError, PromptError, TokenizerError
-from rlx.runners.generation.checks import fit_context
-from rlx.runners.generation.context import Context, PromptLike, text_context
+from rlx.runners.generation.context import Context, PromptLike
 from rlx.runners.generation.output import Generation, Logits, Output, log_probs
 from rlx.runners.generation.request import Request
 from rlx.runners.generation.stopping import OnToken, Stopping, checked_count
+from rlx.runners.images import ImageInput, placed
 from rlx.runners.opening.options import known_arguments
 from rlx.runners.serving.bell import Bell
 from rlx.runners.serving.handle import Handle, Stream, read_together
@@ -59,6 +59,8 @@ class LmRunner(ABC):
     """Default sampling options of calls that give none."""
     _speculative: str | None = None
     """Default speculative decoding of calls that give none."""
+    _images: ImageInput | None = None
+    """How images come into prompts; None if the runner takes none."""
 
     @property
     @abstractmethod
@@ -322,7 +324,7 @@ class LmRunner(ABC):
             on_token=on_token,
             pieces=pieces,
         )
-        sampler = Sampler(self._sampling(request.sample), context.ids, tokenizer)
+        sampler = Sampler(self._sampling(request.sample), context.text_ids, tokenizer)
         alternatives = checked_count("top_logprobs", request.top_logprobs)
         speculative = self._speculative if request.speculative is None and drafts else request.speculative
         job = Job(
@@ -337,7 +339,8 @@ class LmRunner(ABC):
             drafts_of=self._drafts(checked_speculation(speculative), context.ids),
             priority=request.priority,
             seconds=request.seconds(),
-            embeddings=self._embeddings(request, len(context)),
+            embeddings=self._embeddings(request, context),
+            images=context.images,
         )
         job.ended = stopping.reason is not None  # nothing is to be computed
         return job, Output(stopping, tokenizer, alternatives is not None, alternatives or 0)
@@ -361,7 +364,7 @@ class LmRunner(ABC):
             raise ArgumentError("speculative decoding needs a cache", where="generate", hint=hint)
         return None
 
-    def _embeddings(self, request: Request, count: int) -> Any:
+    def _embeddings(self, request: Request, context: Context) -> Any:
         """The checked prompt embeddings of a request."""
         if request.embeds is not None or request.attn_bias is not None:
             raise ArgumentError("this runner takes no prompt embeddings", where="embeds", hint="give ids alone")
@@ -370,7 +373,8 @@ class LmRunner(ABC):
         """Log-probabilities of a text's tokens, each given the tokens before it. Stateless.
 
         Returns:
-            float32[len(ids) - 1], natural logarithms: element i is that of `ids[i + 1]` after `ids[: i + 1]`.
+            float32[len(ids) - 1], natural logarithms: element i is that of `ids[i + 1]` after `ids[: i + 1]`. Where
+            `ids[i + 1]` is a row of an image, it is NaN.
 
         Raises:
             PromptError: there are fewer than two ids, more than the context holds, or an invalid token id.
@@ -379,15 +383,18 @@ class LmRunner(ABC):
         context = self.checked_prompt(ids)
         if len(context) < 2:
             raise PromptError("a single token has no predecessor", where="score", hint="give at least two tokens")
-        return self._scores(context)
+        found = self._scores(context)
+        for start, end in () if context.images is None else context.images.spans:
+            found[max(0, start - 1) : end - 1] = np.nan
+        return found
 
     def _scores(self, context: Context) -> Logits:
         return log_probs(self.predict_logits(context.ids[:-1], all_positions=True), context.ids[1:])
 
     @property
     def supports_multimodal(self) -> bool:
-        """Whether `generate_multimodal` works; False for all families."""
-        return False
+        """Whether prompts may have images: whether the model was opened with a vision tower."""
+        return self._images is not None and self._images.is_supported
 
     def generate_multimodal(
         self,
@@ -396,15 +403,10 @@ class LmRunner(ABC):
         *arguments: Any,
         **options: Any,
     ) -> Generation:
-        """`generate` for text with images. No family supports images yet, so this always raises.
-
-        Args:
-            images: arrays uint8[height, width, 3].
-            arguments, options: as for `generate`; or, in RLX's order with the encoded bytes of one image: width,
-                height, tokenizer, n_new, on_token.
+        """`generate` for text with images: see `MultimodalRunner`, which runners of models are.
 
         Raises:
-            MultimodalError: always.
+            MultimodalError: always; this runner takes text only.
         """
         raise MultimodalError(
             f"the {self.family} runner takes text only", where="generate_multimodal",
@@ -429,11 +431,10 @@ class LmRunner(ABC):
 
         Raises:
             PromptError: it is empty, longer than the context, or holds an invalid token id.
-            MultimodalError: it has images, and the model takes none.
+            MultimodalError: it has images, and the model takes none; or not as many as placeholders.
+            ImageError: the model takes no image of such a size.
         """
-        context = text_context(prompt, self.vocab_size, what, f"{self.family} model")
-        fit_context(context.ids, self.max_seq, what)
-        return context
+        return placed(prompt, self._images, self.vocab_size, self.max_seq, what, f"{self.family} model")
 
 
 def checked_speculation(name: str | None) -> str | None:

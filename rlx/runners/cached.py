@@ -11,11 +11,11 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from rlx.errors import TokenizerError, UnsupportedModelError
+from rlx.errors import ArgumentError, TokenizerError, UnsupportedModelError
 from rlx.runners.base import GREEDY, Plan, checked_speculation
 from rlx.runners.engine.ready import ReadyPrograms
 from rlx.runners.engine.token_engine import TokenEngine
-from rlx.runners.generation.context import PromptLike
+from rlx.runners.generation.context import Context, PromptLike
 from rlx.runners.generation.output import Generation, Logits
 from rlx.runners.generation.request import Request
 from rlx.runners.generation.stopping import OnToken
@@ -33,6 +33,7 @@ from rlx.sampling.options import Sample, resolved
 
 if TYPE_CHECKING:
     from rlx.models.config import ModelConfig
+    from rlx.runtime.prompt_embeddings import PromptEmbeddings
     from rlx.text.tokenizer import Tokenizer
 
 
@@ -84,6 +85,9 @@ class CachedRunner(SessionRunner):
         self._sample = None if sample is None else resolved(sample, engine.recommended, GREEDY)
         self._speculative = checked_speculation(speculative)
         self._cached, self._closed = True, False
+        self._images = engine.images
+        if self._images is not None:
+            self._images.seconds = stall_ms / 1000
         self._speculated = Counters()
         self._own_loop = EngineLoop(engine, slots=slots, stall_ms=stall_ms)
         own = weakref.ref(self)  # the engine must not keep its runner alive
@@ -155,12 +159,12 @@ class CachedRunner(SessionRunner):
     def recommended_sample(self) -> SampleOpts | None:
         return self._engine.recommended
 
-    def _uncached_logits(self, ids: list[int]) -> Logits:
+    def _uncached_logits(self, ids: list[int], embeddings: PromptEmbeddings | None = None) -> Logits:
         """The logits after some ids, computed from nothing, in the loop's thread."""
-        sequence = self._engine.open_sequence(shared=False)
+        sequence = self._engine.open_sequence((), embeddings, shared=False)
         try:
-            for at in range(0, len(ids), self._engine.most_rows):
-                part = ids[at : at + self._engine.most_rows]
+            while (at := len(sequence)) < len(ids):
+                part = ids[at : sequence.call_end(at, self._engine.most_rows)]
                 (found,) = self._engine.step(Batch([Segment(sequence, part)]))
             assert found is not None
             return found
@@ -193,10 +197,13 @@ class CachedRunner(SessionRunner):
         lookup = PromptLookup(context)
         return lambda sequence: Drafts(lookup, self._speculated)
 
-    def _embeddings(self, request: Request, count: int) -> Any:
+    def _embeddings(self, request: Request, context: Context) -> Any:
         if request.embeds is None:
-            return super()._embeddings(request, count)
-        return self._engine.prompt_embeddings(count, request.embeds, request.attn_bias)
+            return super()._embeddings(request, context)
+        if context.images is not None:
+            hint = "give the rows of images among `embeds`, or leave `embeds` out"
+            raise ArgumentError("a prompt with images takes no embeds", where="embeds", hint=hint)
+        return self._engine.prompt_embeddings(len(context), request.embeds, request.attn_bias)
 
     # ---------------------------------------------------------------------------------------------- the engine
 
@@ -242,13 +249,16 @@ class CachedRunner(SessionRunner):
 
         `reused_tokens` counts prompt tokens that were not computed because the cache knew them. `speculation` counts
         `steps` with drafts, and how many tokens were `drafted` and `accepted`. `requests` says how many wait (`queue`)
-        and compute (`running`), what was computed, and the gaps between two tokens of a request in seconds.
+        and compute (`running`), what was computed, and the gaps between two tokens of a request in seconds. With a
+        vision tower `images` counts images that were encoded, and those that were found in the cache of features.
         """
         self._check_open("stats")
         requests = self._loop.stats()
         reused = requests.pop("reused_tokens") + self._reused
         speculation = asdict(self._speculated)
-        return {**self._engine.stats(), "reused_tokens": reused, "speculation": speculation, "requests": requests}
+        images = {} if self._images is None else self._images.stats()
+        own = {"reused_tokens": reused, "speculation": speculation, "requests": requests}
+        return {**self._engine.stats(), **images, **own}
 
     def close(self) -> None:
         """Ends all requests, and releases memory and threads. Can be called more than once."""

@@ -18,10 +18,11 @@ from rlx.runners.engine.token_engine import TokenEngine
 from rlx.runners.generation.checks import check_finite, check_ids
 from rlx.runners.generation.context import Context, PromptLike
 from rlx.runners.generation.output import Logits, log_probs
+from rlx.runners.multimodal import MultimodalRunner
 from rlx.runners.serving.job import Job
 from rlx.runners.serving.loop import EngineLoop
-from rlx.runners.text_runner import TextRunner
 from rlx.runtime.batch import Batch, Segment
+from rlx.runtime.prompt_embeddings import PromptEmbeddings
 from rlx.runtime.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ class Session:
     length: int
 
 
-class SessionRunner(TextRunner):
-    """A `TextRunner` with a session.
+class SessionRunner(MultimodalRunner):
+    """A `MultimodalRunner` with a session.
 
     Args:
         engine: a loaded model.
@@ -72,12 +73,13 @@ class SessionRunner(TextRunner):
             NumericalError: a logit is NaN or infinite.
         """
         self._check_open("prefill_logits")
-        context, old = self.checked_prompt(ids), self._taken()
+        context = self.checked_prompt(ids)
 
         def work() -> Generator[None, None, Logits]:
-            if old is not None:
+            embeddings = yield from embedded(context)
+            if (old := self._taken()) is not None:
                 old.close()
-            sequence = self._engine.open_sequence(context.ids)
+            sequence = self._engine.open_sequence(context.ids, embeddings)
             try:
                 self._reused += len(sequence)
                 last = yield from last_logits(self._engine, sequence, context.ids, self._loop)
@@ -202,7 +204,8 @@ class SessionRunner(TextRunner):
         context = self.checked_prompt(ids)
 
         def work() -> Generator[None, None, Logits]:
-            sequence = self._engine.open_sequence(() if all_positions else context.ids, shared=not all_positions)
+            embeddings, prompt = (yield from embedded(context)), () if all_positions else context.ids
+            sequence = self._engine.open_sequence(prompt, embeddings, shared=not all_positions)
             try:
                 if not all_positions:
                     last = yield from last_logits(self._engine, sequence, context.ids, self._loop)
@@ -221,7 +224,8 @@ class SessionRunner(TextRunner):
         self._check_open("score")
 
         def work() -> Generator[None, None, Logits]:
-            sequence, found, at = self._engine.open_sequence(shared=False), [], 1
+            embeddings, found, at = (yield from embedded(context)), list[Logits](), 1
+            sequence = self._engine.open_sequence((), embeddings, shared=False)
             try:
                 for rows in appended(self._engine, sequence, context.ids[:-1], "all", self._loop):
                     found.append(log_probs(check_finite(rows, "score"), context.ids[at : at + len(rows)]))
@@ -255,7 +259,8 @@ class SessionRunner(TextRunner):
         context = self.checked_prompt(ids)
 
         def work() -> Generator[None, None, list[Logits]]:
-            sequence, pieces = self._engine.open_sequence(shared=False), list[Logits]()
+            embeddings, pieces = (yield from embedded(context)), list[Logits]()
+            sequence = self._engine.open_sequence((), embeddings, shared=False)
             try:
                 for rows in appended(self._engine, sequence, context.ids, "hidden", self._loop):
                     pieces.append(check_finite(rows, "embed"))
@@ -274,6 +279,14 @@ class SessionRunner(TextRunner):
         """`BusyError` if the runner was closed."""
         if self._closed:
             raise BusyError("the runner was closed", where=where, hint="open the model again")
+
+
+def embedded(context: Context) -> Generator[None, None, PromptEmbeddings | None]:
+    """The rows of a prompt's images, which are encoded in pieces where they are not known; None without images."""
+    if context.images is None:
+        return None
+    found: PromptEmbeddings = yield from context.images.encoded()
+    return found
 
 
 def appended(

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.arguments import SAMPLING, check_arguments
 from rlx.errors import ArgumentError
+from rlx.prompt import Prompt, read_images
 from rlx.runners.base import LmRunner
+from rlx.runners.generation.context import Context, no_tower
 from rlx.runners.generation.output import Generation, Step
 from rlx.runners.generation.stopping import AnswerText, FinishReason, checked_count, stop_strings
 from rlx.runners.opening.options import OPENING
@@ -81,7 +83,8 @@ class TextRunner(LmRunner):
 
         Args:
             messages: a list of `{"role": ..., "content": ...}`, or a string: one user message. A content is a string or
-                a list of parts `{"type": "text", "text": ...}`.
+                a list of parts `{"type": "text", "text": ...}` and `{"type": "image", "image": ...}`; docs/images.md
+                has the forms of an image.
             max_tokens: maximum length of the answer, reasoning included; by default what the context has room for.
             tools: JSON schemas of functions that the model may call.
             thinking: whether the model reasons before it answers, if it supports both; None takes the template's
@@ -93,7 +96,7 @@ class TextRunner(LmRunner):
 
         Raises:
             ChatTemplateError: the model has no chat template, or the template rejects the messages.
-            MultimodalError: a message contains an image or audio.
+            MultimodalError, ImageError: as `chat_ids`.
             UnknownArgumentError: there is no such option.
             SamplingError: an option is out of its range, or has no effect because decoding is greedy.
             PromptError, ArgumentError, NumericalError, BusyError: as `generate`.
@@ -122,19 +125,21 @@ class TextRunner(LmRunner):
             TokenizerError: the model has no tokenizer, or `prompt` is not a string.
             PromptError, SamplingError, ArgumentError, NumericalError, BusyError: as `chat`.
         """
-        return self._answered(_Call("complete", self.tokenizer.encode(prompt)), max_tokens, options)
+        return self._answered(_Call("complete", self._text(prompt)), max_tokens, options)
 
     def complete_stream(self, prompt: str, max_tokens: int | None = None, **options: Any) -> Stream:
         """`complete` as a stream: an iterator of `Step`."""
-        return self._streamed(_Call("complete_stream", self.tokenizer.encode(prompt)), max_tokens, options)
+        return self._streamed(_Call("complete_stream", self._text(prompt)), max_tokens, options)
 
     def chat_ids(
         self,
         messages: Messages,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
-    ) -> list[int]:
+    ) -> list[int] | Prompt:
         """The token ids of a conversation, formatted with the model's chat template, up to the start of the answer.
+
+        With images it is a `Prompt`, in which a placeholder stands for each image.
 
         Args:
             messages: as for `chat`; control tokens in a content are ordinary text.
@@ -143,12 +148,28 @@ class TextRunner(LmRunner):
 
         Raises:
             ChatTemplateError: the model has no chat template, or the template rejects the messages.
-            MultimodalError: a message contains an image or audio.
+            MultimodalError: a message contains an image, and the model was opened without a vision tower; or a part
+                that is neither text nor an image.
+            ImageError: an image cannot be used.
         """
         from rlx.text.chat import chat_ids
+        from rlx.text.image_parts import taken_images
 
-        messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        return chat_ids(self.tokenizer, messages, tools, **variables)
+        given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        plain, values = taken_images(given)
+        images = self._images
+        if values and images is None:
+            raise no_tower(f"{self.family} model", "messages", len(values))
+        if images is None:
+            return chat_ids(self.tokenizer, plain, tools, **variables)
+        parts = [images.encoder.processor.parts(image) for image in read_images(values)]
+        tokens = images.tokens and images.tokens.laid_out(parts)
+        ids = chat_ids(self.tokenizer, plain, tools, images=tokens, **variables)
+        shown = [part for each in parts for part in each if not isinstance(part, str)]
+        return Prompt(ids, shown) if shown else ids
+
+    def _text(self, prompt: str) -> Context:
+        return self.checked_prompt(self.tokenizer.encode(prompt))
 
     def _chat_call(self, where: str, messages: Messages, options: dict[str, Any]) -> _Call:
         from rlx.text.chat import thinking_variables
@@ -156,23 +177,24 @@ class TextRunner(LmRunner):
 
         variables = {**(options.pop("variables", None) or {})}
         variables |= thinking_variables(self.tokenizer, options.pop("thinking", None), "thinking")
-        ids, tags = self.chat_ids(messages, options.pop("tools", None), **variables), ThinkingTags.of(self.tokenizer)
-        return _Call(where, ids, tags, tags is not None and tags.is_open(self.tokenizer, ids))
+        context = self.checked_prompt(self.chat_ids(messages, options.pop("tools", None), **variables))
+        tags = ThinkingTags.of(self.tokenizer)
+        return _Call(where, context, tags, tags is not None and tags.is_open(self.tokenizer, context.ids))
 
     def _answered(self, call: _Call, max_tokens: int | None, options: dict[str, Any]) -> Answer:
         """The complete answer."""
-        found = self.generate(call.ids, self._most(call, max_tokens), **self._token_options(call, options))
+        found = self.generate(call.context, self._most(call, max_tokens), **self._token_options(call, options))
         text = call.text(self.tokenizer, options)
         pieces = [text.push(token, found.finish_reason) for token in found[:-1]]
         pieces += [text.push(token, found.finish_reason, last=True) for token in found[-1:]]
         thinking, said = ("".join(part) for part in zip(*pieces, strict=True)) if pieces else ("", "")
         if found.steps is not None:
             found.steps = [replace(s, thinking=t, text=p) for s, (t, p) in zip(found.steps, pieces, strict=True)]
-        return Answer(said, thinking, found, len(call.ids))
+        return Answer(said, thinking, found, len(call.context))
 
     def _streamed(self, call: _Call, max_tokens: int | None, options: dict[str, Any]) -> Stream:
         """The answer as a stream."""
-        stream = self.stream(call.ids, self._most(call, max_tokens), **self._token_options(call, options))
+        stream = self.stream(call.context, self._most(call, max_tokens), **self._token_options(call, options))
         text = call.text(self.tokenizer, options)
 
         def spoken(step: Step) -> Step:
@@ -204,13 +226,13 @@ class _Call:
 
     Attributes:
         where: name of the method, for messages.
-        ids: the prompt.
+        context: the prompt.
         tags: the tags around reasoning; None if there are none.
         is_open: whether the prompt ends inside the reasoning.
     """
 
     where: str
-    ids: list[int]
+    context: Context
     tags: ThinkingTags | None = None
     is_open: bool = False
 

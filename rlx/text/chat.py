@@ -5,7 +5,7 @@ Text stage, used by the runners. Where the template comes from is `tokenizer.py`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
@@ -260,20 +260,13 @@ def chat_ids(
     ids = fence.encode(template.render(fence.messages, tools, add_generation_prompt, **kwargs))
     if images is None:
         return ids
-    given, written = sum(_parts(messages, "image")), images.count(ids)
-    if written != given:
-        what = f"the template writes {written} of the {given} images of the conversation"
+    written = images.count(ids)
+    if written != images.images:
+        what = f"the template writes {written} of the {images.images} images of the conversation"
         raise MultimodalError(
             what, where=_WHERE, hint="it may be made for text: use the template of the model's authors"
         )
     return images.expanded(ids)
-
-
-def _parts(messages: Sequence[Message], kind: str) -> Iterator[int]:
-    """How many parts of a kind each message has."""
-    for message in messages:
-        content = message.get("content")
-        yield sum(part["type"] == kind for part in content) if isinstance(content, list) else 0
 
 
 def _refuse_media(messages: Sequence[dict[str, Any]], takes_images: bool) -> None:

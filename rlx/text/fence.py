@@ -59,9 +59,8 @@ class Fence:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a rendered text: control tokens and images that stand in it are the template's."""
-        if self._images is not None and self._images.margin:
-            margin, written = self._images.margin, self._images.text
-            text = text.replace(written, f"{margin}{written}{margin}")
+        if self._images is not None:
+            text = self._images.spread(text)
         if self._mark not in text and self._is_whole(text):
             return self._tokenizer.encode(text, add_special_tokens=False, parse_special=True)
         ids: list[int] = []

@@ -7,7 +7,7 @@ image is, and how it is decoded, is not known here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlx.errors import MultimodalError
@@ -102,28 +102,61 @@ class ImageTokens:
     Attributes:
         placeholder: stands for the rows of an image; it may lie outside the vocabulary.
         begin, end: before and after it; None if unknown.
-        text: of the one that chat templates write for an image: the placeholder, or `begin`.
-        writes_begin: whether they write `begin`.
+        texts: of placeholder, begin and end, which no message may contain as tokens.
+        text: the one of them that chat templates write for an image: that of the placeholder, or of `begin`.
         margin: the text that belongs before and after an image.
+        layout: for each image of a conversation, the texts that belong around it, and None for it, or several times for
+            it and for crops of it.
     """
 
     placeholder: int
     begin: int | None
     end: int | None
+    texts: tuple[str, str, str]
     text: str
-    writes_begin: bool = False
     margin: str = ""
+    layout: tuple[tuple[str | None, ...], ...] = ()
+
+    def laid_out(self, parts: Iterable[Iterable[Any]]) -> ImageTokens:
+        """The same for a conversation with these images.
+
+        Args:
+            parts: for each image the texts that belong around it, and images, which may be anything else.
+        """
+        layout = tuple(tuple(part if isinstance(part, str) else None for part in each) for each in parts)
+        return replace(self, layout=layout)
+
+    @property
+    def images(self) -> int:
+        """The number of images that there will be."""
+        return sum(part is None for each in self.layout for part in each)
+
+    def spread(self, text: str) -> str:
+        """A rendered text with everything that belongs around its images."""
+        pieces = text.split(self.text)
+        if len(pieces) != len(self.layout) + 1:
+            return text  # which is an error: `chat_ids` counts images
+        image = f"{self.margin}{self.text}{self.margin}"
+        around = ["".join(image if part is None else part for part in each) for each in self.layout]
+        return "".join(a + b for a, b in zip(pieces, [*around, ""], strict=True))
 
     @property
     def written(self) -> int:
         """The id that chat templates write for an image."""
         return self.begin if self.writes_begin and self.begin is not None else self.placeholder
 
+    @property
+    def writes_begin(self) -> bool:
+        """Whether templates write `begin`, and nothing else of an image."""
+        return self.text == self.texts[1]
+
     def names(self, tokenizer: Tokenizer) -> dict[str, int]:
         """Text -> id of those that the vocabulary has, and of the one that templates write."""
-        ids = (self.placeholder, self.begin, self.end)
-        known = [token for token in ids if token is not None and token < tokenizer.vocab_size]
-        return {**{tokenizer.id_to_token(token): token for token in known}, self.text: self.written}
+        ids = [token for token in (self.placeholder, self.begin, self.end) if token is not None]
+        named = {text: tokenizer.token_to_id(text) for text in self.texts}
+        found = {text: token for text, token in named.items() if token is not None}
+        known = {tokenizer.id_to_token(token): token for token in ids if token < tokenizer.vocab_size}
+        return {self.text: self.written, **found, **known}
 
     def expanded(self, ids: Iterable[int]) -> list[int]:
         """Ids with `begin`, one placeholder and `end` for each image, from those that a template writes."""

@@ -49,6 +49,11 @@ class Vision:
             self.required()
 
     @property
+    def arch(self) -> str:
+        """The architecture of the text model."""
+        return self._text.arch
+
+    @property
     def tower(self) -> Tower | None:
         """The tower; None if the model has none that can be used, and `required` says why."""
         if self._tower is None and self._refusal is None:

@@ -264,9 +264,15 @@ def test_contents_take_the_form_that_the_template_wants(template: str, tokenizer
     assert chat_ids(tokenizer, two).count(tokenizer.token_to_id("<|im_end|>")) == 1, "text of a user stays text"
 
 
-@pytest.mark.parametrize("kind", ["image", "image_url", "input_audio", "video"])
+@pytest.mark.parametrize("kind", ["input_audio", "video"])
 def test_parts_that_are_no_text_are_refused(kind: str, tokenizer: Tokenizer) -> None:
     messages = [*ONE, {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": kind, kind: "x"}]}]
     with pytest.raises(MultimodalError, match=rf"messages\[1\]\.content\[1\]: a part has type '{kind}'"):
         talking(tokenizer, "x", BOTH).chat(messages)
     assert ChatTemplate(BOTH).render(messages), "a template alone may have them"
+
+
+def test_images_for_a_model_without_a_tower_are_refused(tokenizer: Tokenizer) -> None:
+    part = {"type": "image", "image": np.zeros((2, 2, 3), np.uint8)}
+    with pytest.raises(MultimodalError, match="messages: there is an image, and the qwen3 model has no vision tower"):
+        talking(tokenizer, "x", BOTH).chat([{"role": "user", "content": [part]}])

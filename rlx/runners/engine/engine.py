@@ -29,9 +29,16 @@ from rlx.runners.engine.ready import ProgramRecord, ReadyPrograms
 from rlx.runners.engine.single_sequence import SingleSequence
 from rlx.runners.engine.stepper import ALL_ROWS_VALUES, Limits, Stepper
 from rlx.runners.generation.output import Logits
+from rlx.runners.images import ImageInput
 from rlx.runners.opening.identity import identity
 from rlx.runners.opening.opened import Source, tokenizer_of
-from rlx.runners.opening.options import EngineOptions, method_takes_options
+from rlx.runners.opening.options import (
+    IMAGE_CACHE_BYTES,
+    STALL_MS,
+    EngineOptions,
+    method_takes_options,
+    parse_image_bytes,
+)
 from rlx.runners.opening.setup import Plan
 from rlx.runners.speculation.drafts import Counters
 from rlx.runners.speculation.mtp import HeadDrafter, Predictor
@@ -72,10 +79,12 @@ class Engine(SingleSequence):
         pool: the states of all sequences.
         tables: the programs in memory, "prefill", "decode" and "batch".
         vision: the model's vision tower, opened at first use.
+        images: how images come into prompts.
         profile: the compile profile of the programs.
         weights: the open file.
     """
 
+    images: ImageInput | None = None
     _workers: Workers
     _tensors: Tensors
     _predictor: Predictor | None = None  # created at first use
@@ -143,6 +152,9 @@ class Engine(SingleSequence):
         plan = Plan.of(loader, options)
         ahead = expected_rows(options.compile_ahead, plan.setup) if options.load else ()
         engine = cls(plan, options.progress, options.keep_packed, ahead, options.mmproj)
+        given = options.image_cache_bytes
+        kept = IMAGE_CACHE_BYTES if given is None else parse_image_bytes(given)
+        engine.images = ImageInput(engine.vision, options.image_options(), kept, STALL_MS / 1000)
         try:
             if options.load:
                 engine.load()

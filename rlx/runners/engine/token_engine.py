@@ -17,6 +17,7 @@ from rlx.sampling import SampleOpts
 
 if TYPE_CHECKING:
     from rlx.models.config import ModelConfig
+    from rlx.runners.images import ImageInput
     from rlx.runtime.snapshot import Snapshot
     from rlx.text.tokenizer import Tokenizer
 
@@ -29,12 +30,16 @@ class TokenEngine(Protocol):
         max_seq: maximum number of tokens of a sequence.
         most_rows: maximum number of rows in a call.
         ahead: compiles programs in the background.
+        images: how images come into prompts; None if the engine takes none.
     """
 
     @property
     def config(self) -> ModelConfig: ...
     @property
     def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def images(self) -> ImageInput | None: ...
 
     @property
     def recommended(self) -> SampleOpts | None: ...

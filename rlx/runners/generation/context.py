@@ -12,20 +12,23 @@ from rlx.errors import MultimodalError
 from rlx.prompt import Prompt, TokenIds
 from rlx.runners.generation.checks import check_ids
 
-PAD = 0  # the id that rows of images are looked up as
-
 
 @dataclass(frozen=True, eq=False)
 class Context:
     """The tokens before an answer.
 
     Attributes:
-        ids: one for each position, `PAD` for rows of images.
+        ids: one for each position, 0 for rows of images.
         images: where the images stand, and what is to be computed of them; None if there are none.
     """
 
     ids: list[int]
     images: Any = None
+
+    @property
+    def text_ids(self) -> list[int]:
+        """The ids without the rows of images: what penalties count."""
+        return self.ids if self.images is None else self.images.without_rows(self.ids)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -5,10 +5,8 @@ Runners stage, between `token_history.py` and `token_generator.py`. Each is one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlx.errors import ArgumentError
 from rlx.runners.generation.context import PromptLike
 from rlx.runners.generation.stopping import OnToken
 from rlx.runners.generator.token_history import TokenHistory
@@ -39,25 +37,3 @@ class OriginalNames(TokenHistory):
     ) -> list[int]:
         """As `generate_from_embeds`, with a bias and a callback."""
         return self.generate_from_embeds(ids, embeds, n, opts, attn_bias=attn_bias, on_token=on_token)
-
-
-def bound(where: str, arguments: Sequence[Any], options: Mapping[str, Any], *orders: Sequence[str]) -> dict[str, Any]:
-    """Positional arguments by name, together with `options`.
-
-    Args:
-        orders: tuples of argument names, rlx's own order first; the first that is long enough applies.
-
-    Raises:
-        ArgumentError: too many arguments, one is given twice, or the first of rlx's own order is missing.
-    """
-    names = next((order for order in orders if len(arguments) <= len(order)), None)
-    ways = " or ".join(f"({', '.join(order)})" for order in orders)
-    if names is None:
-        raise ArgumentError(f"{len(arguments)} arguments, expected {ways}", where=where)
-    found = dict(zip(names, arguments, strict=False))
-    if twice := found.keys() & options.keys():
-        raise ArgumentError(f"{min(twice)} is given twice", where=where, hint=f"the order is {ways}")
-    found |= options
-    if orders[0][0] not in found:
-        raise ArgumentError(f"{orders[0][0]} is missing", where=where, hint=f"give {ways}")
-    return found

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx import env
-from rlx.arguments import check_arguments
+from rlx.arguments import bound, check_arguments
 from rlx.errors import ArgumentError
 from rlx.models import FAMILIES
 from rlx.passes.options import MAX_PAST
@@ -24,7 +24,7 @@ from rlx.prompt import TokenIds
 from rlx.runners.auto import sniff
 from rlx.runners.engine.bucketing import past_buckets
 from rlx.runners.generation.checks import check_ids
-from rlx.runners.generator.original_names import OriginalNames, bound
+from rlx.runners.generator.original_names import OriginalNames
 from rlx.runners.opening.configured import open_with
 from rlx.runners.opening.options import EngineOptions
 from rlx.runners.opening.setup import profile_beside

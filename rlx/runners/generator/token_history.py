@@ -10,14 +10,15 @@ from collections.abc import Callable, Generator, Set
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from rlx.errors import BusyError, PromptError
+from rlx.errors import ArgumentError, BusyError, PromptError
 from rlx.runners.base import GREEDY
 from rlx.runners.generation.checks import check_finite, check_ids, fit_context
-from rlx.runners.generation.context import Context, PromptLike, text_context
+from rlx.runners.generation.context import Context, PromptLike
 from rlx.runners.generation.output import Logits
 from rlx.runners.generation.stopping import NOTHING, OnToken, Stopping, checked_count
+from rlx.runners.images import placed
 from rlx.runners.serving.loop import EngineLoop
-from rlx.runners.session import last_logits
+from rlx.runners.session import embedded, last_logits
 from rlx.sampling import SampleOpts, Sampler
 
 if TYPE_CHECKING:
@@ -53,8 +54,12 @@ class TokenHistory:
         Raises:
             PromptError: `ids` is empty, longer than the context, or holds an invalid token id.
         """
-        tokens = self._checked(ids).ids
-        self._call(lambda: self._start(tokens))
+        context = self._checked(ids)
+
+        def work() -> Generator[None, None, None]:
+            self._start(context.ids, (yield from embedded(context)))
+
+        self._call(work)
 
     def prefill_from_embeds(self, ids: PromptLike, embeds: Any, attn_bias: Any = None) -> None:
         """As `prefill`, with prompt embeddings instead of the tokens' own embeddings.
@@ -71,9 +76,12 @@ class TokenHistory:
             PromptError: as `prefill`; a wrong shape; NaN; an infinite number except -inf in the bias; a row of the bias
                 that masks every key; later keys opened in a prompt that is longer than one chunk.
         """
-        tokens = self._checked(ids).ids
-        embeddings = self._engine.prompt_embeddings(len(tokens), embeds, attn_bias)
-        self._call(lambda: self._start(tokens, embeddings))
+        context = self._checked(ids)
+        if context.images is not None:
+            hint = "give the rows of images among `embeds`, and token ids"
+            raise ArgumentError("a prompt with images takes no embeds", where="embeds", hint=hint)
+        embeddings = self._engine.prompt_embeddings(len(context), embeds, attn_bias)
+        self._call(lambda: self._start(context.ids, embeddings))
 
     @property
     def tokens(self) -> list[int]:
@@ -86,9 +94,8 @@ class TokenHistory:
         return len(self._sequence)
 
     def _checked(self, prompt: PromptLike) -> Context:
-        context = text_context(prompt, self.config.vocab_size, "prompt", f"{self.config.family} model")
-        fit_context(context.ids, self._engine.max_seq, "prompt")
-        return context
+        engine, config = self._engine, self.config
+        return placed(prompt, engine.images, config.vocab_size, engine.max_seq, "prompt", f"{config.family} model")
 
     # What follows runs in the loop's thread.
 
@@ -214,10 +221,10 @@ class TokenHistory:
         Raises:
             PromptError, NumericalError: as `prefill` and `step`.
         """
-        tokens = self._checked(ids).ids
+        context = self._checked(ids)
 
         def work() -> Generator[None, None, Logits]:
-            self._start(tokens)
+            self._start(context.ids, (yield from embedded(context)))
             return (yield from self._last_logits())
 
         found: Logits = self._call(work)

@@ -23,6 +23,7 @@ from rlx.passes.options import MAX_PAST, PRECISIONS
 from rlx.profile.option import option, options_of
 from rlx.profile.profile_options import ProfileOptions
 from rlx.runtime.limits import whole
+from rlx.vision.options import ImageOptions
 
 if TYPE_CHECKING:
     from rlx.profile import ProfileLike
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 SLOTS = 32  # sequences at once: beyond it arithmetic is the limit, and more rows gain nothing
 STALL_MS = 200.0
+IMAGE_CACHE_BYTES = 256 << 20
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,13 +54,22 @@ def parse_bytes(value: Any) -> int:
     Raises:
         ArgumentError: it is neither, or not above 0.
     """
+    return _parse_bytes("kv_bytes", value, 1)
+
+
+def parse_image_bytes(value: Any) -> int:
+    """As `parse_bytes`; 0 keeps no image."""
+    return _parse_bytes("image_cache_bytes", value, 0)
+
+
+def _parse_bytes(name: str, value: Any, least: int) -> int:
     if isinstance(value, str):
-        return env.parse_size(value, "kv_bytes")
-    return whole("kv_bytes", value, 1, 1 << 62)
+        return env.parse_size(value, name)
+    return whole(name, value, least, 1 << 62)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions(ProfileOptions):
+class EngineOptions(ImageOptions, ProfileOptions):
     """The options of an engine; None takes the profile's value or a default.
 
     Raises:
@@ -121,6 +132,15 @@ class EngineOptions(ProfileOptions):
     dump_ir: str | PathLike[str] | None = option(
         None, "A folder for the IR of every program after every pass", kind=object, metavar="DIR"
     )
+    image_cache_bytes: int | str | None = option(
+        None,
+        "Memory for encoded images, which are kept for later prompts with them, such as 256MiB",
+        python="a number of bytes, or such a text",
+        default="256MiB",
+        kind=object,
+        parse=parse_image_bytes,
+        metavar="SIZE",
+    )
     load: bool = option(True, "False leaves the weights in the file until they are needed", kind=bool, flag=False)
     keep_packed: bool = option(
         False, "Keep the packed weights in the cache's folder, so that later starts load faster", kind=bool
@@ -141,6 +161,11 @@ class EngineOptions(ProfileOptions):
             if (value := getattr(self, name)) is not None:
                 each.check(name, value)
         checked_device(self.device)
+        self.check_pixels()
+
+    def image_options(self) -> ImageOptions:
+        """The options of images alone."""
+        return ImageOptions(**{name: getattr(self, name) for name in options_of(ImageOptions)})
 
     def engine(self) -> dict[str, Any]:
         """The options of the engine, without those of a runner."""

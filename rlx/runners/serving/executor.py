@@ -114,6 +114,8 @@ class JobExecutor:
                 message.deadline = self._clock() + message.seconds
                 self._limited.add(message)
             self.scheduler.add(message)
+            if message.images is not None:
+                self.scheduler.tasks.append(Task(lambda: message.encode(self._end)))
         else:
             message.held = message.is_ahead
 

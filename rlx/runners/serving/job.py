@@ -37,6 +37,14 @@ class Chooser(Protocol):
     def sample(self, logits: Logits, banned: Collection[int] = ()) -> int: ...
 
 
+class Images(Protocol):
+    """The images of a prompt; `rlx.runners.images.PlacedImages` implements it."""
+
+    def encoded(self) -> Generator[None, None, Any]:
+        """Encodes them, a piece between two `yield`s; the prompt embeddings that they become."""
+        ...
+
+
 class Job:
     """One request of the loop.
 
@@ -53,7 +61,8 @@ class Job:
         drafts_of: makes the drafts for a sequence that begins; None for no drafts.
         priority: a job with a higher one goes first.
         seconds: time from its submission after which the job fails; None for never.
-        embeddings: prompt embeddings for the engine, which has checked them.
+        embeddings: rows in place of the embeddings of some ids, which the engine has checked.
+        images: the images of the prompt; the job begins when they are encoded.
         keeps: whether the sequence stays open when the job ends; its owner then closes it.
         replaces: a sequence that nobody needs any more once the job starts; it is closed before.
         label: names the job in errors; its position by default.
@@ -91,6 +100,7 @@ class Job:
         seconds: float | None = None,
         drafts_of: DraftsOf | None = None,
         embeddings: Any = None,
+        images: Images | None = None,
         keeps: bool = False,
         replaces: Any = None,
         label: str | None = None,
@@ -99,7 +109,7 @@ class Job:
         self.prompt, self.sampler, self.limit = list(prompt), sampler, limit
         self.stop_ids, self.min_tokens = frozenset(stop_ids), min_tokens
         self.watched, self.with_logits, self.is_greedy = watched, with_logits, is_greedy
-        self.drafts_of, self.embeddings, self.keeps = drafts_of, embeddings, keeps
+        self.drafts_of, self.embeddings, self.images, self.keeps = drafts_of, embeddings, images, keeps
         self.priority, self.seconds, self.number = priority, seconds, next(_numbers)
         self.deadline: float | None = None
         self.sequence: Any = None
@@ -154,6 +164,25 @@ class Job:
         """Whether the job ends with this token."""
         count = len(self.tokens) + 1
         return count >= self.limit or (token in self.stop_ids and count > self.min_tokens)
+
+    def encode(self, fail: Callable[[Job, BaseException], object]) -> Generator[None, None, None]:
+        """For a task: encodes the images, unless the job ends before.
+
+        Args:
+            fail: called with the job and the error if an image cannot be encoded.
+        """
+        assert self.images is not None
+        work = self.images.encoded()
+        try:
+            while not self.ended:
+                next(work)
+                yield
+        except StopIteration as done:
+            self.embeddings, self.images = done.value, None
+        except Exception as error:
+            fail(self, error)
+        finally:
+            work.close()
 
     def add(self, token: int, row: Logits | None = None) -> bool:
         """Adds a token and a copy of its logits; returns whether it is the last one. The caller rings the bell."""

@@ -17,10 +17,11 @@ MOST_ROWS = 1 << 30
 
 
 class Context:
-    """A sequence that is nothing but its ids."""
+    """A sequence that is nothing but its ids, and the prompt embeddings of some."""
 
-    def __init__(self) -> None:
+    def __init__(self, embeddings: Any = None) -> None:
         self.ids: list[int] = []
+        self.embeddings = embeddings
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -46,17 +47,17 @@ class RecomputeEngine:
     """Recomputes the context of each token.
 
     Args:
-        logits: the logits after some ids, float32[vocab].
+        logits: the logits after some ids, float32[vocab]; of those and prompt embeddings where there are some.
     """
 
     most_rows = MOST_ROWS
 
-    def __init__(self, logits: Callable[[list[int]], Logits]) -> None:
+    def __init__(self, logits: Callable[..., Logits]) -> None:
         self._logits = logits
 
     def open_sequence(self, prompt: Sequence[int] = (), embeddings: Any = None, *, shared: bool = True) -> Context:
         """An empty sequence."""
-        return Context()
+        return Context(embeddings)
 
     def step(self, batch: Batch) -> list[Logits | None]:
         """Appends the segments; the logits after those that ask for them, float32[vocab]."""
@@ -64,7 +65,8 @@ class RecomputeEngine:
         for segment in batch.segments:
             context: Any = segment.sequence
             context.ids.extend(segment.tokens)
-            found.append(None if segment.logits == "none" else np.asarray(self._logits(list(context.ids))))
+            given = [list(context.ids), *([] if context.embeddings is None else [context.embeddings])]
+            found.append(None if segment.logits == "none" else np.asarray(self._logits(*given)))
         return found
 
     def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:

@@ -142,7 +142,8 @@ class Scheduler:
     def _next(self) -> Job | None:
         if self.is_full or len(self.prefilling) + len(self.running) >= self.slots:
             return None
-        return next((job for job in self.waiting if not any(_waits_for(job, other) for other in self.prefilling)), None)
+        ready = (job for job in self.waiting if job.images is None)
+        return next((job for job in ready if not any(_waits_for(job, other) for other in self.prefilling)), None)
 
     @property
     def has_others(self) -> bool:

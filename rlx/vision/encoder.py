@@ -1,0 +1,160 @@
+"""Encodes images for the engine loop: in pieces, one image at a time, and each image once.
+
+Vision stage, over the processors, the tower and the feature cache. What an image becomes is known at once, in the
+caller's thread: how many rows, in which grid. The loop's thread computes the rows, piece by piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from hashlib import blake2b
+from threading import Lock
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from rlx.errors import NumericalError
+from rlx.models.vision_config import VisionConfig
+from rlx.vision.feature_cache import FeatureCache, Features, Floats
+from rlx.vision.image import Image
+from rlx.vision.processors import ImageProcessor, Patches
+
+
+class Tower(Protocol):
+    """The part of a tower that encodes; `rlx.vision.tower.Tower` implements it."""
+
+    config: VisionConfig
+
+    def steps(self, patches: Patches, seconds: float | None = None) -> Generator[None, None, Floats]:
+        """Yields after each piece of work of about at most `seconds`; returns rows f32 [patches.tokens, hidden]."""
+        ...
+
+
+class Encoding:
+    """One image on its way into a text model.
+
+    Attributes:
+        key: names its rows: two encodings of equal keys have equal rows.
+        grid: rows and columns of its tokens.
+        features: the rows, once they are computed.
+        users: how many requests wait for it. Only the thread that encodes changes it.
+    """
+
+    def __init__(self, key: bytes, image: Image, grid: tuple[int, int], features: Features | None = None) -> None:
+        self.key, self.image, self.grid, self.features = key, image, grid, features
+        self.users = 0
+
+    @property
+    def tokens(self) -> int:
+        """How many rows it has."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its rows are computed."""
+        return self.features is not None
+
+
+class Encoder:
+    """Encodes images with one tower. `encoding` may be called in any thread, the other methods in one only.
+
+    Args:
+        tower: computes the rows.
+        processor: makes patches of images.
+        model: names the model and the options: what besides the pixels decides the rows.
+        cache: keeps rows.
+        seconds: how long a piece of work should take at most.
+    """
+
+    def __init__(
+        self, tower: Tower, processor: ImageProcessor, model: bytes, cache: FeatureCache, seconds: float | None = None
+    ) -> None:
+        self.tower, self.processor, self.cache = tower, processor, cache
+        self._model, self._lock, self._seconds = model, Lock(), seconds
+        self._known: WeakValueDictionary[bytes, Encoding] = WeakValueDictionary()  # those that somebody waits for
+        self._current: Encoding | None = None
+        self._work: Generator[None, None, Floats] | None = None
+        self.encoded = self.abandoned = 0
+
+    @property
+    def config(self) -> VisionConfig:
+        """The configuration of the tower."""
+        return self.tower.config
+
+    def encoding(self, image: Image) -> Encoding:
+        """The encoding of an image: the one that is under way, if there is one.
+
+        Raises:
+            ImageError: the model takes no image of this size.
+        """
+        key = blake2b(image.digest, key=self._model, digest_size=16).digest()
+        with self._lock:
+            found = self._known.get(key)
+            if found is None:
+                found = self._known[key] = Encoding(key, image, self.processor.grid(image), self.cache.get(key))
+            return found
+
+    def take(self, encoding: Encoding) -> None:
+        """Notes that a request waits for an encoding; `drop` undoes it."""
+        encoding.users += 1
+
+    def drop(self, encoding: Encoding) -> None:
+        """Notes that a request waits no longer. What was begun for nobody is given up."""
+        encoding.users -= 1
+        if encoding is self._current and not encoding.users:
+            self.abandoned += 1
+            self._give_up()
+
+    def advance(self, encoding: Encoding) -> None:
+        """Computes the next piece for an encoding that somebody has taken, or of the one that is under way before it.
+
+        Raises:
+            NumericalError: a row is NaN or infinite.
+            RlxError: what the tower raises; a later call begins anew.
+        """
+        if self._current is None:
+            if encoding.is_ready:
+                return
+            self._current = encoding
+            self._work = self._pieces(encoding.image)
+        assert self._work is not None
+        try:
+            next(self._work)
+        except StopIteration as end:
+            self._finish(self._current, end.value)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _pieces(self, image: Image) -> Generator[None, None, Floats]:
+        patches = self.processor.preprocess(image)
+        yield
+        return (yield from self.tower.steps(patches, self._seconds))
+
+    def _finish(self, encoding: Encoding, rows: Floats) -> None:
+        self._current = self._work = None
+        if not np.isfinite(rows).all():
+            hint = "the weights or the arithmetic are broken: check the file, or try precision='exact'"
+            raise NumericalError("a row of an image is not finite", where="vision tower", hint=hint)
+        rows.flags.writeable = False
+        encoding.features = Features(rows, encoding.grid)
+        self.cache.put(encoding.key, encoding.features)
+        self.encoded += 1
+
+    def _give_up(self) -> None:
+        work, self._current, self._work = self._work, None, None
+        if work is not None:
+            work.close()
+
+    def stats(self) -> dict[str, Any]:
+        """How many images were encoded, found, given up; and what the cache holds."""
+        cache = self.cache
+        return {
+            "encoded": self.encoded,
+            "found": cache.hits,
+            "abandoned": self.abandoned,
+            "kept": len(cache),
+            "kept_bytes": cache.nbytes,
+            "evicted": cache.evicted,
+        }
