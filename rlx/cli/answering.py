@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,9 +14,11 @@ from rlx.cli.output import Answer, Out
 
 if TYPE_CHECKING:
     from rlx.runners import CachedRunner
+    from rlx.runners.generation.context import PromptLike
     from rlx.sampling import SampleOpts
+    from rlx.vision.image import Image
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 INTERRUPTED_ANSWER = "interrupted"
 
@@ -32,6 +35,11 @@ speculative_option = click.option(
 )
 
 
+image_option = click.option(
+    "--image", multiple=True, metavar="FILE", help="An image before the prompt (PNG, JPEG, WebP, GIF, BMP); repeatable."
+)
+
+
 def readable(word: str) -> str:
     """An argument in which U+FFFD replaces bytes that are not UTF-8 (which Python keeps as surrogates)."""
     return word.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
@@ -40,6 +48,21 @@ def readable(word: str) -> str:
 def system_messages(system: str | None) -> list[Message]:
     """The messages in front of the first question."""
     return [] if system is None else [{"role": "system", "content": readable(system)}]
+
+
+def read_images(files: Sequence[str]) -> list[Image]:
+    """The images that a user names; `ImageError` names the one that cannot be read."""
+    if not files:
+        return []
+    from rlx.vision.image import Image
+
+    return [Image.of(file if file.startswith("data:") else Path(file).expanduser()) for file in files]
+
+
+def question(text: str, images: Sequence[Image] = ()) -> Message:
+    """A message of the user: a text, perhaps behind images."""
+    parts = [{"type": "image", "image": image} for image in images]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}] if parts else text}
 
 
 def template_variables(runner: CachedRunner, thinking: bool | None) -> dict[str, Any]:
@@ -67,7 +90,7 @@ class Answerer:
 
     def __call__(
         self,
-        ids: list[int],
+        prompt: PromptLike,
         out: Out | None,
         before: Callable[[], object],
         interrupts: Interrupts | None = None,
@@ -83,7 +106,7 @@ class Answerer:
         """
         if interrupts is None:
             with Interrupts() as own:
-                return self(ids, out, before, own, keep)
+                return self(prompt, out, before, own, keep)
         stop, least, most = (self.ending[name] for name in ("stop", "min_tokens", "max_tokens"))
         answer = Answer(self.runner.tokenizer, out, before, stop, least, keep)
         options: dict[str, Any] = {"stop": stop, "min_tokens": least, "speculative": self.speculative}
@@ -95,7 +118,7 @@ class Answerer:
             return not interrupts.pending
 
         def generate() -> None:
-            end.append(str(self.runner.generate(ids, most, push, self.sample, **options).finish_reason))
+            end.append(str(self.runner.generate(prompt, most, push, self.sample, **options).finish_reason))
 
         try:
             interrupted = interrupts.run(generate)

@@ -13,6 +13,9 @@ from rlx import env
 from rlx.cli.answering import (
     INTERRUPTED_ANSWER,
     Answerer,
+    image_option,
+    question,
+    read_images,
     speculative_option,
     system_messages,
     system_option,
@@ -28,7 +31,11 @@ from rlx.cli.sampling import described, ending_options, sample_opts, sampling_op
 from rlx.errors import ChatTemplateError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rlx.prompt import Prompt
     from rlx.runners import CachedRunner
+    from rlx.vision.image import Image
 
 
 @click.command(cls=Command)
@@ -46,6 +53,7 @@ if TYPE_CHECKING:
 @system_option
 @thinking_option
 @speculative_option
+@image_option
 @click.option("--raw", is_flag=True, help="No chat template; control tokens written in the prompt count as such.")
 @engine_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
@@ -64,6 +72,7 @@ def run(
     system: str | None,
     thinking: bool | None,
     speculative: str | None,
+    image: tuple[str, ...],
     raw: bool,
     engine: dict[str, Any],
     as_json: bool,
@@ -81,11 +90,13 @@ def run(
     \b
     rlx run "Tell me a story about a brave fox."
     rlx run model.gguf "What is 27 + 45?" --temperature 0.7 --seed 1
+    rlx run model.gguf --image cat.png "What is this?"
     cat README.md | rlx run model.gguf "Summarize this."
     """
     model, text = Words(words, model, prompt, file, stdin).resolve()
-    if raw and (system, thinking) != (None, None):
-        raise click.UsageError("--system and --thinking need the chat template, and --raw leaves it out")
+    if raw and (system, thinking, image) != (None, None, ()):
+        raise click.UsageError("--system, --thinking and --image need the chat template, and --raw leaves it out")
+    images = read_images(image)
     start = time.perf_counter()
     path = model_path(model, engine)
     with Bars() as bars:
@@ -93,12 +104,13 @@ def run(
         with open_runner(path, {**engine, "compile_ahead": _calls(text, ending["max_tokens"])}, bars) as runner:
             chosen = sample_opts(runner.recommended_sample, sample)
             answerer = Answerer(runner, ending, chosen, speculative)
-            ids = prompt_ids(runner, text, system, thinking, raw)
+            context = runner.checked_prompt(prompt_of(runner, text, system, thinking, raw, images))
             loaded = time.perf_counter() - start
             bars.waiting("reading the prompt")
             out = None if as_json or no_stream else stdout()
-            answer, end = answerer(ids, out, bars.close)
-            report = {"model": model, "family": runner.family, **_report(answer, len(ids), end), **_counters(runner)}
+            answer, end = answerer(context, out, bars.close)
+            said = _report(answer, len(context), end)
+            report = {"model": model, "family": runner.family, **said, **_counters(runner)}
             report["sampling"] = described(chosen, runner.recommended_sample)
     report["load_seconds"] = loaded
     if as_json:
@@ -118,15 +130,20 @@ def _calls(prompt: str, tokens: int) -> list[int] | bool:
     return expected[:tokens] if env.compile_ahead() else False
 
 
-def prompt_ids(runner: CachedRunner, prompt: str, system: str | None, thinking: bool | None, raw: bool) -> list[int]:
-    """The ids of the prompt: in the chat template if the model has one, else as it is."""
+def prompt_of(
+    runner: CachedRunner, prompt: str, system: str | None, thinking: bool | None, raw: bool, images: Sequence[Image]
+) -> list[int] | Prompt:
+    """The prompt behind its images: in the chat template if the model has one, else as it is."""
     variables = template_variables(runner, thinking)
     if raw or not runner.tokenizer.chat_template:
+        if images:
+            hint = "leave --image out; it may be a base model"
+            raise ChatTemplateError("the model has no chat template for images", where="--image", hint=hint)
         if system is not None:
             hint = "leave --system out; it may be a base model"
             raise ChatTemplateError("the model has no chat template for a system message", where="--system", hint=hint)
         return runner.tokenizer.encode(prompt, parse_special=raw)
-    return runner.chat_ids([*system_messages(system), {"role": "user", "content": prompt}], **variables)
+    return runner.chat_ids([*system_messages(system), question(prompt, images)], **variables)
 
 
 def _counters(runner: CachedRunner) -> dict[str, Any]:

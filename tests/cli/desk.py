@@ -38,7 +38,7 @@ class Desk:
         generate, interrupted = CachedRunner.generate, editor.Editor._interrupted
 
         def watched(runner: CachedRunner, ids: Any, *args: Any, **options: Any) -> Any:
-            self.prompts.append(talker.tokenizer.decode(ids))
+            self.prompts.append(talker.tokenizer.decode(runner.checked_prompt(ids).ids))
             return generate(runner, ids, *args, **options)
 
         def cleared(edit: editor.Editor, event: Any) -> None:

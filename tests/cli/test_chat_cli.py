@@ -37,7 +37,7 @@ def prompts(monkeypatch: pytest.MonkeyPatch, talker: Talker) -> list[str]:
     generate = CachedRunner.generate
 
     def watched(self: CachedRunner, ids: Any, *args: Any, **options: Any) -> Any:
-        seen.append(talker.tokenizer.decode(ids))
+        seen.append(talker.tokenizer.decode(self.checked_prompt(ids).ids))
         return generate(self, ids, *args, **options)
 
     monkeypatch.setattr(CachedRunner, "generate", watched)
@@ -283,7 +283,7 @@ def test_an_interrupt_before_the_answer_takes_the_turn_back(
     if where == "template":
         chat_ids = CachedRunner.chat_ids
 
-        def interrupted(self: CachedRunner, messages: Any, **more: Any) -> list[int]:
+        def interrupted(self: CachedRunner, messages: Any, **more: Any) -> Any:
             return raising(KeyboardInterrupt())() if messages[-1]["content"] == "Hi" else chat_ids(self, messages)
 
         monkeypatch.setattr(CachedRunner, "chat_ids", interrupted)

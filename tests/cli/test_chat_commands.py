@@ -13,6 +13,7 @@ from desk import Desk
 from talker import END, Talker, turns
 
 from rlx.cli.chat.conversation import FORMAT, Conversation, load, save
+from rlx.cli.chat.question import Question
 from rlx.cli.chat.settings import Settings
 from rlx.errors import ChatError
 from rlx.sampling import SampleOpts
@@ -163,7 +164,9 @@ def test_a_refused_setting_changes_nothing() -> None:
 
 # ---------------------------------------------------------------------------------------------------- files
 
-EXAMPLE = Conversation("Be brief.", [("Hi", "You said: Hi"), ("Füchse 🦊\nand \x1b", "<think>x</think>ok")])
+EXAMPLE = Conversation(
+    "Be brief.", [(Question("Hi"), "You said: Hi"), (Question("Füchse 🦊\nand \x1b"), "<think>x</think>ok")]
+)
 
 
 def test_a_saved_conversation_comes_back(tmp_path: Path) -> None:
@@ -240,7 +243,10 @@ def test_folders_fifos_and_full_disks_are_refused(tmp_path: Path, monkeypatch: p
             "message 0: the role is 'robot', expected one of system, user, assistant",
         ),
         ('[{"role": "user", "content": 3}]', "message 0: the content is no text"),
-        ('[{"role": "user", "content": [{"type": "image"}]}]', "message 0: the content is no text"),
+        (
+            '[{"role": "user", "content": [{"type": "image"}]}]',
+            "message 0: a part has type 'image', expected text",
+        ),
         ('[{"role": "user", "content": "x"}]', "the roles do not alternate"),
         ('[{"role": "user", "content": "x"}, {"role": "system", "content": "x"}]', "a system message stands behind"),
     ],
@@ -256,4 +262,4 @@ def test_a_list_of_messages_with_parts_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "openai.json"
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     path.write_text(json.dumps([{"role": "user", "content": parts}, {"role": "assistant", "content": "c"}]))
-    assert load(str(path)) == (Conversation(None, [("ab", "c")]), {})
+    assert load(str(path)) == (Conversation(None, [(Question("ab"), "c")]), {})

@@ -78,7 +78,7 @@ def _answer(ctx: click.Context, session: Session, text: str, commanded: bool) ->
         if commanded and is_command(text):
             obey(session, text)
         else:
-            session.answer(text.removeprefix("/") if commanded and text.startswith("//") else text)
+            session.ask(text.removeprefix("/") if commanded and text.startswith("//") else text)
     except RlxError as error:
         if session.is_full and not commanded:
             raise

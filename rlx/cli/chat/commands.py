@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import click
 
 from rlx.cli.chat.conversation import load, save
+from rlx.cli.chat.question import Question
 from rlx.cli.chat.session import Session
 from rlx.cli.output import counted, printable, size, table
 from rlx.errors import ChatError
@@ -69,6 +70,7 @@ def _help(session: Session, argument: str) -> None:
 
 def _clear(session: Session, argument: str) -> None:
     session.conversation.exchanges.clear()
+    session.attached.clear()
     _say("the conversation is empty" + ("" if session.conversation.system is None else "; the system message stays"))
 
 
@@ -110,11 +112,21 @@ def _load(session: Session, argument: str) -> None:
         _say(f"the last answer: {printable(conversation.exchanges[-1][1])}")
 
 
+def _image(session: Session, argument: str) -> None:
+    """Attaches an image to the next message, shows those that are, or with - removes them."""
+    if argument == "-":
+        session.attached.clear()
+    elif argument:
+        session.attach(argument)
+    names = ", ".join(printable(str(each)) for each in session.attached)
+    _say(f"with the next message: {names}" if names else "no image is attached; /image FILE attaches one")
+
+
 def _undo(session: Session, argument: str) -> None:
     question, _ = _last(session)
     session.conversation.exchanges.pop()
     left = counted(len(session.conversation.exchanges), "exchange")
-    _say(f"taken back: {printable(question)} ({left} left)")
+    _say(f"taken back: {printable(str(question))} ({left} left)")
 
 
 def _regenerate(session: Session, argument: str) -> None:
@@ -125,7 +137,7 @@ def _regenerate(session: Session, argument: str) -> None:
         _say("the earlier answer stays")
 
 
-def _last(session: Session) -> tuple[str, str]:
+def _last(session: Session) -> tuple[Question, str]:
     if not session.conversation.exchanges:
         raise ChatError("nothing was said yet")
     return session.conversation.exchanges[-1]
@@ -173,6 +185,7 @@ COMMANDS = {
     "set": Command("[NAME [VALUE]]", "show or change settings (temperature 0.7); default resets", _set),
     "save": Command("FILE", "write the conversation and the settings to a file (JSON)", _save),
     "load": Command("FILE", "go on with a saved conversation", _load),
+    "image": Command("[FILE]", "show the model an image with the next message; - removes it", _image),
     "undo": Command("", "take back the last message and its answer", _undo),
     "regenerate": Command("", "answer the last message again", _regenerate),
     "stats": Command("", "tokens, speeds, context used, memory, compile cache", _stats),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlx.cli.answering import Message
+from rlx.cli.chat.question import Question, question_of
 from rlx.errors import ChatError
 from rlx.json_file import read_bytes
 from rlx.partial_file import into_place
@@ -29,16 +30,23 @@ class Conversation:
     """
 
     system: str | None = None
-    exchanges: list[tuple[str, str]] = field(default_factory=list)
+    exchanges: list[tuple[Question, str]] = field(default_factory=list)
 
-    def messages(self, question: str | None = None, skipped: int = 0) -> list[Message]:
+    def messages(self, question: Question | None = None, skipped: int = 0) -> list[Message]:
         """Messages in OpenAI's form, perhaps with one more question, without the first `skipped` exchanges."""
         said = [] if self.system is None else [{"role": "system", "content": self.system}]
         for asked, answered in self.exchanges[skipped:]:
-            said += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
-        return said if question is None else [*said, {"role": "user", "content": question}]
+            said += [asked.message(), {"role": "assistant", "content": answered}]
+        return said if question is None else [*said, question.message()]
 
-    def without_oldest(self, question: str, fits: Callable[[list[Message], bool], bool]) -> int:
+    def saved(self) -> list[Message]:
+        """Messages for a file: of images their paths."""
+        said = [] if self.system is None else [{"role": "system", "content": self.system}]
+        for asked, answered in self.exchanges:
+            said += [asked.saved(), {"role": "assistant", "content": answered}]
+        return said
+
+    def without_oldest(self, question: Question, fits: Callable[[list[Message], bool], bool]) -> int:
         """Forgets the oldest exchanges until a prompt fits; how many went.
 
         What follows them must be computed again, so that more go than must: the next questions find room.
@@ -67,7 +75,7 @@ def save(path: str, conversation: Conversation, model: str | None, settings: Map
     if replaces and not _is_saved(file):
         hint = "it stays as it is: choose another name"
         raise ChatError("the file is there and is no saved conversation", where=path, hint=hint)
-    saved = {"format": FORMAT, "model": model, "messages": conversation.messages(), "settings": dict(settings)}
+    saved = {"format": FORMAT, "model": model, "messages": conversation.saved(), "settings": dict(settings)}
     text = json.dumps(saved, ensure_ascii=False, indent=2) + "\n"
     try:
         with into_place(file, 0o600) as partial, partial.open("wb") as out:
@@ -108,15 +116,15 @@ def load(path: str) -> tuple[Conversation, dict[str, Any]]:
         raise ChatError("it has no list 'messages'", where=path, hint=f"`/save` writes the form '{FORMAT}'")
     if not isinstance(settings, dict):
         raise ChatError("'settings' is no object of names and values", where=path)
-    texts = [_message(message, f"{path}, message {i}") for i, message in enumerate(messages)]
-    system = [text for role, text in texts if role == "system"]
-    rest = [(role, text) for role, text in texts if role != "system"]
-    if len(system) > 1 or (system and texts[0][0] != "system"):
+    found = [_message(message, f"{path}, message {i}") for i, message in enumerate(messages)]
+    system = [said.text for role, said in found if role == "system"]
+    rest = [(role, said) for role, said in found if role != "system"]
+    if len(system) > 1 or (system and found[0][0] != "system"):
         raise ChatError("a system message stands behind the first message", where=path)
     if [role for role, _ in rest] != ["user", "assistant"] * (len(rest) // 2):
         hint = "after the system message, 'user' and 'assistant' take turns, and the last message is an answer"
         raise ChatError("the roles do not alternate", where=path, hint=hint)
-    exchanges = [(rest[i][1], rest[i + 1][1]) for i in range(0, len(rest), 2)]
+    exchanges = [(rest[i][1], rest[i + 1][1].text) for i in range(0, len(rest), 2)]
     return Conversation(system[0] if system else None, exchanges), settings
 
 
@@ -135,21 +143,12 @@ def _read(file: Path, path: str) -> dict[str, Any]:
     return found
 
 
-def _message(message: Any, where: str) -> tuple[str, str]:
-    """Role and text of a message."""
+def _message(message: Any, where: str) -> tuple[str, Question]:
+    """Role and content of a message."""
     role = message.get("role") if isinstance(message, dict) else None
     if role not in _ROLES:
         raise ChatError(f"the role is {role!r}, expected one of {', '.join(_ROLES)}", where=where)
-    content = message.get("content")
-    if _is_parts(content):
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str):
-        raise ChatError("the content is no text", where=where)
-    return role, content
-
-
-def _is_parts(content: Any) -> bool:
-    """Whether a content is a list of text parts."""
-    return isinstance(content, Sequence) and all(
-        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in content
-    )
+    said = question_of(message.get("content"), where)
+    if said.images and role != "user":
+        raise ChatError(f"there is an image in a message of role {role!r}", where=where, hint="only users show images")
+    return role, said

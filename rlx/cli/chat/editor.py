@@ -155,7 +155,7 @@ class Editor:
 
 
 def _completer() -> Completer:
-    """Completes commands at the start, settings behind /set, and file names behind /save and /load."""
+    """Completes commands at the start, settings behind /set, and file names behind /save, /load and /image."""
     from prompt_toolkit.completion import Completer, Completion, PathCompleter
     from prompt_toolkit.document import Document
 
@@ -173,7 +173,7 @@ def _completer() -> Completer:
                 yield from _matching(argument, Settings.names())
             elif command == "/set":
                 yield from _matching(argument.rpartition(" ")[2], [DEFAULT, "on", "off"])
-            elif command in ("/save", "/load"):
+            elif command in ("/save", "/load", "/image"):
                 yield from paths.get_completions(Document(argument), event)
 
     def _matching(begun: str, words: Any) -> Iterator[Completion]:

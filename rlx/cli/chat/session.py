@@ -13,6 +13,7 @@ import click
 
 from rlx.cli.answering import INTERRUPTED_ANSWER, Answerer, Message, template_variables
 from rlx.cli.chat.conversation import Conversation
+from rlx.cli.chat.question import AttachedImage, Question
 from rlx.cli.chat.settings import Settings
 from rlx.cli.interrupts import Interrupts
 from rlx.cli.output import ENDS, Answer, Bars, counted, stdout
@@ -21,7 +22,9 @@ from rlx.text.thinking import ThinkingSplitter, ThinkingTags
 
 if TYPE_CHECKING:
     from rlx.cli.chat.display import Display
+    from rlx.prompt import Prompt
     from rlx.runners import CachedRunner
+    from rlx.runners.generation.context import Context
 
 _COMPLETE = ("stop", "stop_string")  # ends of which there is nothing to say
 _ROOM = (
@@ -67,6 +70,7 @@ class Session:
         self.runner, self.model, self.settings = runner, model, settings
         self.interrupts, self._bars, self.conversation = interrupts, bars, conversation
         self.last: Turn | None = None
+        self.attached: list[AttachedImage] = []  # for the next question
         self.is_full = False  # whether the last question did not fit
         self._tags = ThinkingTags.of(runner.tokenizer)
 
@@ -75,7 +79,7 @@ class Session:
         """Tokens of the context that the conversation takes, computed or not."""
         if not self.conversation.exchanges:
             return 0
-        return len(self._ids(self.conversation.messages(), add_generation_prompt=False))
+        return self._count(self.conversation.messages(), add_generation_prompt=False)
 
     def change(self, act: Callable[[Settings], None]) -> None:
         """Changes the settings by `act`; those that the model cannot follow are refused, and nothing changes.
@@ -89,34 +93,52 @@ class Session:
         template_variables(self.runner, changed.values["thinking"])
         self.settings = changed
 
-    def answer(self, question: str) -> bool:
+    def ask(self, text: str) -> None:
+        """Answers a question about the images that were attached, if there are any. Errors as `answer`."""
+        if self.answer(Question(text, tuple(self.attached))):
+            self.attached.clear()
+
+    def attach(self, name: str) -> AttachedImage:
+        """Attaches an image to the next question.
+
+        Raises:
+            ImageError: the file is missing, or no image that the model takes.
+            MultimodalError: the model takes text only.
+        """
+        found = AttachedImage.of(name)
+        self.runner.preprocess_image(found.image)
+        self.attached.append(found)
+        return found
+
+    def answer(self, question: Question) -> bool:
         """Answers a question and keeps both; False if nothing was said.
 
         Raises:
             PromptError: the question does not fit into the context.
             ChatTemplateError: the template refuses the messages.
+            MultimodalError: the question has images that the template leaves out.
         """
-        prompts: list[list[int]] = []
+        prompts: list[Context] = []
         if self.interrupts.run(lambda: prompts.append(self._prompt(question))):
             say_end(INTERRUPTED_ANSWER)
             return False
-        ids = prompts[0]
+        prompt = prompts[0]
         reused, answerer = self.runner.stats()["reused_tokens"], self._answerer()
-        display = self._display(ids)
+        display = self._display(prompt.ids)
         keep = self._tags.ids(self.runner.tokenizer) if display and self._tags else frozenset()
         self._bars.waiting("reading the prompt")
         try:
-            answer, end = answerer(ids, display or stdout(), self._bars.pause, self.interrupts, keep)
+            answer, end = answerer(prompt, display or stdout(), self._bars.pause, self.interrupts, keep)
         finally:
             self._bars.pause()
             if display is not None:
                 display.finish()
-        self.last = Turn(len(ids), self.runner.stats()["reused_tokens"] - reused, answer)
+        self.last = Turn(len(prompt), self.runner.stats()["reused_tokens"] - reused, answer)
         if answer.ids:
             self.conversation.exchanges.append((question, said(self.runner, answer, end)))
         if end not in _COMPLETE:
             say_end(end)
-        self._warn_of_end(len(ids) + len(answer.ids))
+        self._warn_of_end(len(prompt) + len(answer.ids))
         return bool(answer.ids)
 
     def _warn_of_end(self, used: int) -> None:
@@ -132,33 +154,37 @@ class Session:
 
     # -- the prompt -----------------------------------------------------------------------------------------------
 
-    def _prompt(self, question: str) -> list[int]:
-        """The ids of the conversation with one more question.
+    def _prompt(self, question: Question) -> Context:
+        """The conversation with one more question.
 
         Raises:
             PromptError: they do not fit, and nothing may be left out.
         """
         self.is_full, most = False, self.runner.max_seq
-        alone = len(self._ids(self.conversation.messages(question, len(self.conversation.exchanges))))
+        alone = self._count(self.conversation.messages(question, len(self.conversation.exchanges)))
         if alone > most:
             hint = "shorten it, or start with a larger --max-seq"
             raise PromptError(f"it has {alone} tokens, and the context holds {most}", where="message", hint=hint)
         if self.settings.values["drop_oldest"] and (gone := self.conversation.without_oldest(question, self._fits)):
             click.echo(f"(the context is full: {counted(gone, 'old exchange')} left out)", err=True)
-        ids = self._ids(self.conversation.messages(question))
-        self.is_full = len(ids) > most
+        prompt = self._ids(self.conversation.messages(question))
+        count = self.runner.count_tokens(prompt)
+        self.is_full = count > most
         if self.is_full:
-            what = f"the conversation with this message has {len(ids)} tokens, and the context holds {most}"
+            what = f"the conversation with this message has {count} tokens, and the context holds {most}"
             raise PromptError(what, hint=_ROOM)
-        return ids
+        return self.runner.checked_prompt(prompt)
 
     def _fits(self, messages: list[Message], spare: bool) -> bool:
         """Whether there is room for a prompt and its answer, or half of the context for the answer."""
         limit = self.runner.max_seq
         most: int = limit - min(self.settings.values["ending"]["max_tokens"], limit // 2)
-        return len(self._ids(messages)) <= (most * 3 // 4 if spare else most)
+        return self._count(messages) <= (most * 3 // 4 if spare else most)
 
-    def _ids(self, messages: list[Message], **more: Any) -> list[int]:
+    def _count(self, messages: list[Message], **more: Any) -> int:
+        return self.runner.count_tokens(self._ids(messages, **more))
+
+    def _ids(self, messages: list[Message], **more: Any) -> list[int] | Prompt:
         variables = template_variables(self.runner, self.settings.values["thinking"])
         return self.runner.chat_ids(messages, **variables, **more)
 
