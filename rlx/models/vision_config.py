@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlx.models.keys import Keys, Range
+from rlx.models.keys import HEADS, Keys, Range
 
 Means = tuple[float, float, float]
 
@@ -129,3 +129,19 @@ def colours(keys: Keys, key: str, allowed: Range) -> Means:
     """Three numbers, one a colour; `ConfigError` otherwise."""
     red, green, blue = keys.elements(key, lambda each: each.number(key, allowed), 3)
     return red, green, blue
+
+
+def head_size(keys: Keys, key: str, width: str, hidden: int, heads: int) -> int:
+    """The size of an attention head: that of `key`, by default the tower's width, of the key `width`, divided by heads.
+
+    It is a multiple of 4: a rope in two dimensions turns pairs of each half.
+
+    Raises:
+        ConfigError: it is not, or the heads do not divide the width.
+    """
+    if key not in keys and hidden % heads:
+        keys.wrong(width, hidden, f"a multiple of the number of heads, which is {heads}")
+    size = keys.integer(key, HEADS, hidden // heads)
+    if size % 4:
+        keys.wrong(*(key, size) if key in keys else (width, hidden), f"heads of a multiple of 4, found {size}")
+    return size

@@ -23,6 +23,7 @@ from rlx.models.vision_config import (
     VISION_FAMILIES,
     VisionConfig,
     colours,
+    head_size,
 )
 
 Shape = Callable[[str], tuple[int, ...] | None]
@@ -133,12 +134,10 @@ _SIZES: dict[str, Callable[[Keys, Shape], Sizes]] = {
 def _transformer(keys: Keys, family: str) -> Sizes:
     hidden, heads = keys.integer("embedding_length", WIDTH), keys.integer("attention.head_count", HEADS)
     keys.require("attention.head_count_kv", heads, "attention heads that share keys are not supported in a tower")
-    if "attention.head_dim" not in keys and hidden % heads:
-        keys.wrong("embedding_length", hidden, f"a multiple of attention.head_count, which is {heads}")
     return {
         "layers": keys.integer("block_count", LAYERS),
         "heads": heads,
-        "head_dim": keys.even("attention.head_dim", HEADS, hidden // heads),
+        "head_dim": head_size(keys, "attention.head_dim", "embedding_length", hidden, heads),
         "ffn": keys.integer("feed_forward_length", WIDTH),
         "rope_base": ROPE_BASE.get(family, 0.0),
     }

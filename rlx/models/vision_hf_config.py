@@ -24,6 +24,7 @@ from rlx.models.vision_config import (
     Means,
     VisionConfig,
     colours,
+    head_size,
     vision_family,
 )
 
@@ -76,12 +77,6 @@ def vision_from_hf(
     )
 
 
-def _heads(keys: Keys, hidden: int, heads: int) -> int:
-    if "head_dim" not in keys and hidden % heads:
-        keys.wrong("hidden_size", hidden, f"a multiple of the number of heads, which is {heads}")
-    return keys.even("head_dim", HEADS, hidden // heads)
-
-
 def _qwen35(_outer: Keys, keys: Keys) -> Sizes:
     if plain(keys.get("deepstack_visual_indexes", [])):
         found = keys.get("deepstack_visual_indexes")
@@ -96,7 +91,7 @@ def _qwen35(_outer: Keys, keys: Keys) -> Sizes:
         "hidden": hidden,
         "layers": keys.integer("depth", LAYERS),
         "heads": heads,
-        "head_dim": _heads(keys, hidden, heads),
+        "head_dim": head_size(keys, "head_dim", "hidden_size", hidden, heads),
         "ffn": keys.integer("intermediate_size", WIDTH),
         "patch": keys.integer("patch_size", SIDE, 16),
         "merge": keys.integer("spatial_merge_size", (1, 16), 2),
@@ -119,7 +114,7 @@ def _gemma3(outer: Keys, keys: Keys) -> Sizes:
         "hidden": hidden,
         "layers": keys.integer("num_hidden_layers", LAYERS),
         "heads": heads,
-        "head_dim": _heads(keys, hidden, heads),
+        "head_dim": head_size(keys, "head_dim", "hidden_size", hidden, heads),
         "ffn": keys.integer("intermediate_size", WIDTH),
         "patch": patch,
         "merge": side // isqrt(rows),
@@ -137,7 +132,7 @@ def _gemma4(_outer: Keys, keys: Keys) -> Sizes:
         "hidden": hidden,
         "layers": keys.integer("num_hidden_layers", LAYERS),
         "heads": heads,
-        "head_dim": _heads(keys, hidden, heads),
+        "head_dim": head_size(keys, "head_dim", "hidden_size", hidden, heads),
         "ffn": keys.integer("intermediate_size", WIDTH),
         "patch": keys.integer("patch_size", SIDE, 16),
         "merge": keys.integer("pooling_kernel_size", (1, 16), 3),

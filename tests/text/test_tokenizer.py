@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import lzma
+import tempfile
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -21,6 +23,7 @@ from rlx.text import Tokenizer, load_tokenizer, tokenizer_from_gguf
 DATA = Path(__file__).parent.parent / "data"
 FAMILIES = ["llama", "llama-k256", "qwen2", "qwen3", "gemma3"]
 VECTORS = DATA / "vocabs" / "ggml-vocab-llama-spm.gguf"
+UNPACKED = tempfile.TemporaryDirectory(prefix="rlx-vocabulary-")
 
 
 @cache
@@ -34,7 +37,10 @@ def trio(family: str) -> tuple[Tokenizer, Tokenizer, tokenizers.Tokenizer]:
 
 @cache
 def llama2() -> Tokenizer:
-    return load_tokenizer(VECTORS)
+    """Of a vocabulary without weights, which lies in the repository compressed."""
+    file = Path(UNPACKED.name) / VECTORS.name
+    file.write_bytes(lzma.decompress(Path(f"{VECTORS}.xz").read_bytes()))
+    return load_tokenizer(file)
 
 
 def vectors() -> list[tuple[str, list[int]]]:

@@ -1,0 +1,125 @@
+"""Vision towers: rows of images against those of transformers, from both kinds of files, in chunks and alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tower_files import as_checkpoint, gemma4_as_mmproj, golden
+
+from rlx import backends, models
+from rlx.errors import MultimodalError
+from rlx.profile import CompileProfile
+from rlx.runtime.compile import Compiler
+from rlx.vision.image import Image
+from rlx.vision.opening import open_tower
+from rlx.vision.options import ImageOptions
+from rlx.vision.processors import ImageProcessor, Patches
+from rlx.vision.tower import Tower
+from rlx.weights import open_weights
+
+# Folder -> a text model in GGUF that its tower goes with.
+TEXTS = {"qwen35-mm": "qwen35", "gemma3-mm": "gemma3", "gemma4-e2b-mm": "gemma4-e2b", "gemma4-unified-mm": "gemma4-e2b"}
+TOLERANCE = 1e-5  # of the largest value; the same sums in another order
+
+
+def tower_of(folder: Path, goldens: Path, tmp_path: Path, form: str, device: str = "cpu", most: int = 32) -> Tower:
+    """The tower of a fixture, opened from a checkpoint or from an mmproj, with the limits of the checkpoint."""
+    mmproj = next(iter(folder.glob("mmproj-*.gguf")), None)
+    checkpoint = folder / "hf" if mmproj is None else as_checkpoint(folder, mmproj, tmp_path / "hf")
+    own = open_weights(checkpoint)
+    text = models.from_hf(own.metadata)
+    config, weights = open_tower(own, text)
+    if form == "gguf":
+        beside = mmproj or gemma4_as_mmproj(folder, tmp_path / "mmproj-f16.gguf")
+        loader = open_weights(goldens / TEXTS[folder.name] / "model-f16.gguf")
+        text = models.config_from("gguf", loader.metadata, loader.tensors.__contains__, where=loader.path)
+        found, weights = open_tower(loader, text, beside)
+        limits = {name: getattr(config, name) for name in ("min_pixels", "max_pixels", "budget")}
+        config = replace(found, **limits)
+    profile = CompileProfile.load({"buckets": {"seq": [1, most]}}).with_precision("exact", "auto")
+    compiler = Compiler(backends.backend(device).target())
+    workers = compiler.workers(2)
+    return Tower(config, weights, profile, compiler, lambda: workers)
+
+
+def patches_of(tower: Tower, image: np.ndarray) -> Patches:
+    return ImageProcessor.of(tower.config, ImageOptions()).preprocess(Image.of(image))
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize(("form", "device"), [("gguf", "cpu"), ("hf", "reference")])
+def test_the_rows_of_an_image_are_those_of_transformers(
+    name: str, form: str, device: str, goldens: Path, tmp_path: Path
+) -> None:
+    expected = golden(goldens / name)
+    tower = tower_of(goldens / name, goldens, tmp_path, form, device)
+    patches = patches_of(tower, expected["image"])
+    found = tower.encode(patches)
+    assert found.shape == (patches.tokens, tower.config.out_hidden)
+    columns = expected["image_features"].shape[1]
+    error = np.abs(found[:, :columns] - expected["image_features"]).max() / np.abs(expected["image_features"]).max()
+    assert error < TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def unified(goldens: Path, tmp_path_factory: pytest.TempPathFactory) -> Tower:
+    """A tower with programs of at most 32 rows, for images of 60 patches."""
+    return tower_of(goldens / "gemma4-unified-mm", goldens, tmp_path_factory.mktemp("tower"), "gguf")
+
+
+@pytest.fixture(scope="module")
+def gemma4(goldens: Path, tmp_path_factory: pytest.TempPathFactory) -> Tower:
+    return tower_of(goldens / "gemma4-e2b-mm", goldens, tmp_path_factory.mktemp("tower"), "gguf")
+
+
+def test_two_images_may_be_encoded_in_turns(gemma4: Tower, goldens: Path) -> None:
+    image = golden(goldens / "gemma4-e2b-mm")["image"]
+    both = [patches_of(gemma4, each) for each in (image, image[::-1, :60])]
+    alone = [gemma4.encode(patches) for patches in both]
+    steps = [gemma4.steps(patches) for patches in both]
+    found: dict[int, np.ndarray] = {}
+    while len(found) < 2:
+        for number, each in enumerate(steps):
+            try:
+                next(each)
+            except StopIteration as done:
+                found.setdefault(number, done.value)
+    assert [np.array_equal(found[i], alone[i]) for i in (0, 1)] == [True, True]
+
+
+def test_a_piece_takes_as_many_rows_as_the_time_allows(gemma4: Tower, goldens: Path) -> None:
+    patches = patches_of(gemma4, golden(goldens / "gemma4-e2b-mm")["image"])
+    whole = gemma4.encode(patches)
+    pieces, steps = 0, gemma4.steps(patches, seconds=1e-9)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            assert np.abs(done.value - whole).max() < 1e-6 * np.abs(whole).max()
+            break
+        pieces += 1
+    count, layers = len(patches.patches), gemma4.config.layers
+    assert pieces == (1 + 2 * layers) * -(-count // 32) + -(-patches.tokens // 32)
+
+
+def test_counters(unified: Tower, goldens: Path) -> None:
+    before = replace(unified.stats)
+    patches = patches_of(unified, golden(goldens / "gemma4-unified-mm")["image"])
+    unified.encode(patches)
+    assert (unified.stats.images, unified.stats.rows) == (before.images + 1, before.rows + patches.tokens)
+    assert unified.stats.seconds > before.seconds and unified.nbytes > 0
+
+
+def test_an_image_beyond_the_position_table_is_refused(gemma4: Tower) -> None:
+    processor = ImageProcessor.of(gemma4.config, ImageOptions())
+    patches = processor.preprocess(Image.of(np.zeros((40, 1600, 3), np.uint8)))
+    with pytest.raises(MultimodalError, match=r"side of \d+ pixels, the model's positions end at 320"):
+        gemma4.encode(patches)
+
+
+def test_layers_of_equal_formats_share_programs(gemma4: Tower, goldens: Path) -> None:
+    gemma4.encode(patches_of(gemma4, golden(goldens / "gemma4-e2b-mm")["image"]))
+    assert gemma4.config.layers == 2 and gemma4.stats.programs == 4
