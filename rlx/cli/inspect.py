@@ -107,7 +107,8 @@ def _runnable(loader: WeightLoader) -> dict[str, Any]:
     from rlx.ir.dtypes import DTYPES
     from rlx.runners.auto import runner_class
     from rlx.runners.opening.opened import open_model
-    from rlx.runners.opening.setup import profile_beside
+    from rlx.runners.opening.options import EngineOptions
+    from rlx.runners.opening.setup import Setup
 
     try:
         runner = runner_class(loader)
@@ -116,10 +117,11 @@ def _runnable(loader: WeightLoader) -> dict[str, Any]:
         types = [name for name in _KV_DTYPES if not any(size % DTYPES[name].block for size in sizes)]
         graphs = {name: models.build(config, weights, DTYPES[name], place=weights.place) for name in types}
         memory = _memory(graphs, config)
+        setup = Setup.of(config, weights, EngineOptions())
     except RlxError as error:
         return {"runnable": False, "reason": str(error)}
-    profile = profile_beside(loader.path, config.family)
-    facts = {"runner": runner.__name__, "profile": str(profile) if profile else None}
+    profile = str(setup.source) if setup.source else None
+    facts = {"runner": runner.__name__, "profile": profile, "deterministic": setup.is_deterministic}
     vision = tower_of(loader, config)
     seeing = {} if vision is None else {"vision": vision}
     return {"runnable": True, **facts, "config": _sizes(config), "memory": memory, **seeing}
@@ -207,7 +209,8 @@ def _verdict(facts: Mapping[str, Any]) -> Iterator[str]:
         yield from _tower_page(facts["vision"])
         yield f"\nrunnable: yes, as the vision tower of a language model: {USE}"
     else:
-        yield from _page("model", [(key, _short(value)) for key, value in facts["config"].items()])
+        rows = [*facts["config"].items(), ("deterministic", "yes" if facts["deterministic"] else "no, on this machine")]
+        yield from _page("model", [(key, _short(value)) for key, value in rows])
         yield from _page("memory", _memory_rows(facts["memory"]))
         if vision is not None:
             yield from _tower_page(vision) if vision["usable"] else [f"\nimages: no. {vision['reason']}"]

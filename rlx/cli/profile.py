@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 #: Keys whose default depends on the machine, the environment or other keys. Written as values they would override it.
-_DEPENDENT = ("precision.kv_dtype", "backend.cpu.level", "backend.cpu.threads", "cache.policy")
+_DEPENDENT = ("precision.kv_dtype", "backend.cpu.level", "backend.cpu.threads", "engine.kv_bytes", "cache.policy")
 
 
 @click.group(cls=Group)
@@ -47,7 +47,8 @@ def init(model: str, output: str | None, force: bool) -> None:
     with open_plan(model, {"profile": {}}) as plan:
         weights = plan.weights.loader.path
         path = Path(output) if output not in (None, "-") else weights.parent / f"{plan.config.family}.rlx.toml"
-        text = replace(effective(plan), model=_from(path, weights)).to_toml(comments=True, commented_out=_DEPENDENT)
+        full = replace(effective(plan), model=_from(path, weights), kv_bytes=_pool_bytes(plan))
+        text = full.to_toml(comments=True, commented_out=_DEPENDENT)
     if output == "-":
         click.echo(text, nl=False)
         return
@@ -76,6 +77,17 @@ def _from(profile: Path, weights: Path) -> str:
     """The model's name in a profile: its file name if it lies beside the profile, else its full path."""
     weights = weights.absolute()
     return weights.name if weights.parent == profile.absolute().parent else str(weights)
+
+
+def _pool_bytes(plan: Plan) -> int:
+    """The size of the pool of caches on this machine, as an engine would choose it now."""
+    from rlx.passes.layout import weight_bytes, weight_table
+    from rlx.runtime.pool_memory import Sizes
+    from rlx.runtime.pool_size import pool_bytes
+
+    setup, rows = plan.setup, weight_table(plan.graph).values()
+    sizes = Sizes.of(plan.graph, setup.max_seq, setup.profile.buckets[-1])
+    return pool_bytes(setup.kv_bytes, sizes, setup.max_seq, weight_bytes(rows))
 
 
 def effective(plan: Plan) -> CompileProfile:

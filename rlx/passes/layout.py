@@ -9,11 +9,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlx.errors import GraphError
 from rlx.ir import ops
+from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.op_table import traits
@@ -71,6 +72,12 @@ def weight_table(graph: Graph, packed: Iterable[str] = ()) -> dict[str, dict[str
     return {n.name: weight_row(n, lies.get(n.name, ROWS_LAYOUT)) for n in graph.leaves("weight").values()}
 
 
+def weight_bytes(rows: Iterable[Mapping[str, Any]]) -> int:
+    """Bytes of the weights of some rows in memory, about; tables that stay in the file take none."""
+    packed = [row for row in rows if row["layout"] != FILE_LAYOUT]
+    return sum(DTYPES[row["dtype"]].size(tuple(map(int, row["shape"]))) for row in packed)
+
+
 def weight_row(node: Node, layout: str) -> dict[str, Any]:
     """A row of that table: plain JSON data."""
     return {"dtype": node.dtype.name, "shape": [str(d) for d in node.shape], "layout": layout}
@@ -78,9 +85,14 @@ def weight_row(node: Node, layout: str) -> dict[str, Any]:
 
 def _matrix_layouts(graph: Graph, packed: Iterable[str]) -> dict[str, str]:
     """Name -> layout of every matrix that is multiplied or looked up."""
-    read = {i.name: FILE_LAYOUT for n in graph.nodes() if n.op == "embedding" for i in n.inputs if _is_matrix(i)}
+    read = dict.fromkeys(lookup_tables(graph), FILE_LAYOUT)
     multiplied = {i.name for n in graph.nodes() if traits(n).multiplies for i in n.inputs if _is_matrix(i)}
     return read | dict.fromkeys([*multiplied, *(read.keys() & set(packed))], MATRIX_LAYOUT)
+
+
+def lookup_tables(graph: Graph) -> set[str]:
+    """Names of the weights of which rows are looked up."""
+    return {i.name for n in graph.nodes() if n.op == "embedding" for i in n.inputs if _is_matrix(i)}
 
 
 def _is_matrix(node: Node) -> bool:

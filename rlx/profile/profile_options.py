@@ -8,12 +8,36 @@ has the options that no profile can set.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
+from rlx.env import parse_size
+from rlx.errors import ArgumentError
 from rlx.ir.dtypes import KV_DTYPES
 from rlx.profile.option import Option, option, options_of
 
 MAX_THREADS = 1024
+MAX_BYTES = 1 << 62
+
+
+def parse_bytes(value: Any) -> int:
+    """A number of bytes, or a text such as "2GiB", as a number of bytes.
+
+    Raises:
+        ArgumentError: it is neither, or not above 0.
+    """
+    return byte_count("kv_bytes", value)
+
+
+def byte_count(name: str, value: Any, least: int = 1) -> int:
+    """As `parse_bytes`, for the option `name`: a number of at least `least`."""
+    if isinstance(value, str):
+        return parse_size(value, name)
+    number = int(value) if isinstance(value, Integral) and type(value) is not bool else -1
+    if not least <= number <= MAX_BYTES:
+        what = f"{value!r} is not a size, expected a number of bytes from {least} to {MAX_BYTES}, or a text"
+        raise ArgumentError(what, where=name, hint="Write 500M or 2G")
+    return number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +62,16 @@ class ProfileOptions:
         choices=tuple(dtype.name for dtype in KV_DTYPES),
     )
 
+    kv_bytes: int | str | None = option(
+        None,
+        "Memory for the states of all sequences (KV caches, recurrent states, prefixes that are kept), such as 2GiB",
+        python="a number of bytes, or such a text",
+        default="half of the memory that the weights leave, for 1 to 64 whole contexts",
+        key="engine.kv_bytes",
+        kind=object,
+        parse=parse_bytes,
+        metavar="SIZE",
+    )
     deterministic: bool | None = option(
         None,
         "Same bits for a request alone, in a batch, in chunks and with drafts on CPUs with AMX, too, where prompts "

@@ -59,7 +59,7 @@ def test_init_writes_what_holds_already(model: Path, beside: Path) -> None:
     assert digests(model) == before == digests(model, beside)
     written = rlx.CompileProfile.load(beside)
     assert written.family == "gemma"
-    machine = {"precision.kv_dtype", "backend.cpu.level", "backend.cpu.threads", "cache.policy"}
+    machine = {"precision.kv_dtype", "backend.cpu.level", "backend.cpu.threads", "engine.kv_bytes", "cache.policy"}
     assert {*written.common(), *written.prefill.flat()} == {*KEYS} - machine
     for path in machine:
         assert re.search(rf"^# {KEYS[path].name} = ", beside.read_text(), re.MULTILINE), path

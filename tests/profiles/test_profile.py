@@ -103,7 +103,7 @@ def test_the_table_names_what_the_other_parts_have() -> None:
 # ---------------------------------------------------------------------------------------------------- what is refused
 
 REFUSED = {
-    "x = 1": "unknown key 'x'. Known: model, family, precision, fusion, passes, buckets, backend, cache, prefill, dec",
+    "x = 1": "unknown key 'x'. Known: model, family, precision, fusion, passes, buckets, backend, cache, engine, pre",
     "[fusio]": "profile: unknown key 'fusio'. Did you mean 'fusion'?",
     "famly = 'gemma'": "profile: unknown key 'famly'. Did you mean 'family'?",
     "family = 'gema'": "family is 'gema', expected one of llama32, qwen3, qwen35, gemma. Did you mean 'gemma'?",
@@ -212,6 +212,7 @@ def test_a_commented_file_explains_every_key() -> None:
         threads=2,
         cache="on",
         capacity=64,
+        kv_bytes="2GiB",
         model="m.gguf",
     )
     text = full.to_toml(comments=True)

@@ -19,6 +19,7 @@ from rlx.backends.base import Workers
 from rlx.ir import dims
 from rlx.models.variants import EmbeddedRows
 from rlx.models.vision_config import VisionConfig
+from rlx.passes.layout import weight_bytes
 from rlx.runners.engine.ahead import Ahead, expected_rows
 from rlx.runners.engine.batch import programs_of
 from rlx.runners.engine.bucketing import Bucketing
@@ -117,7 +118,7 @@ class Engine(SingleSequence):
             self._workers = self._compiler.workers(setup.threads)
             self._tensors = Tensors(self._compiler, self._workers)
             sizes = Sizes.of(self.graph, self.max_seq, self.most_rows)
-            nbytes = pool_bytes(setup.kv_bytes, sizes, self.max_seq, self._programs.weight_bytes)
+            nbytes = pool_bytes(setup.kv_bytes, sizes, self.max_seq, weight_bytes(self._programs.weights.values()))
             self.pool = CachePool(self.graph, max_seq=self.max_seq, rows=self.most_rows, kv_bytes=nbytes)
             self._programs.bind(self.pool.memory.addresses, self.pool.memory.strides)
             self.stepper = Stepper(self._programs, self.pool, bucketing, self._limits(), self.load)

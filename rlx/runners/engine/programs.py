@@ -15,7 +15,7 @@ from rlx.errors import named_refusals
 from rlx.ir import text as ir_text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
-from rlx.passes.layout import FILE_LAYOUT, MATRIX_LAYOUT, weight_table
+from rlx.passes.layout import MATRIX_LAYOUT, lookup_tables, weight_table
 from rlx.passes.options import Options
 from rlx.runners.engine.ahead import Ahead
 from rlx.runners.engine.program_spec import ProgramSpec
@@ -56,12 +56,15 @@ class Programs:
         paged: bool = False,
     ) -> None:
         self._graph, self._setup, self._compiler, self._pool = graph, setup, compiler, pool
-        self._addresses, self._packed = addresses, packed
+        self._addresses = addresses
         self._states: Mapping[str, int] = {}
         self._strides: Mapping[str, int] = {}
         self._paged = paged
         self._records: dict[ProgramSpec, ProgramRecord] = {}
         self.weights = weight_table(graph, packed)
+        # A program that only looks up a table finds it as the others of the model need it.
+        tables = (name for name in lookup_tables(graph) if self.weights[name]["layout"] == MATRIX_LAYOUT)
+        self._packed = tuple(sorted(tables))
         self._name, self._ahead = program_name(graph), ahead or Ahead(None)
         self.tables = {phase: ProgramTable() for phase in ("prefill", "decode", "batch")}
 
@@ -83,7 +86,6 @@ class Programs:
     def _instance(self, spec: ProgramSpec) -> tuple[Program, int]:
         """A new instance of a program, and the bytes of its code."""
         compiled = self.compile(spec)
-        assert compiled.manifest["weights"].items() <= self.weights.items()  # the weights are packed before any compile
         program = compiled.instance(self._pool())
         program.bind(self._addresses())
         program.bind(self._states)
@@ -148,12 +150,6 @@ class Programs:
     def final_graph(self, spec: ProgramSpec) -> Graph:
         """The graph after all passes, with the node numbers that the manifest uses."""
         return ir_text.loads(self.compile(spec).final)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights that are packed into memory, about; tables that stay in the file take none."""
-        rows = [row for row in self.weights.values() if row["layout"] != FILE_LAYOUT]
-        return sum(DTYPES[row["dtype"]].size(tuple(map(int, row["shape"]))) for row in rows)
 
     @property
     def arena_bytes(self) -> int:

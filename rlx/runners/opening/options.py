@@ -21,8 +21,7 @@ from rlx.backends import checked_device
 from rlx.errors import UnknownArgumentError
 from rlx.passes.options import MAX_PAST, PRECISIONS
 from rlx.profile.option import option, options_of
-from rlx.profile.profile_options import ProfileOptions
-from rlx.runtime.limits import whole
+from rlx.profile.profile_options import ProfileOptions, byte_count
 from rlx.vision.options import ImageOptions
 
 if TYPE_CHECKING:
@@ -48,24 +47,9 @@ Options = TypeVar("Options", bound="EngineOptions")
 Options_contra = TypeVar("Options_contra", bound="EngineOptions", contravariant=True)
 
 
-def parse_bytes(value: Any) -> int:
-    """A number of bytes, or a text such as "2GiB", as a number of bytes.
-
-    Raises:
-        ArgumentError: it is neither, or not above 0.
-    """
-    return _parse_bytes("kv_bytes", value, 1)
-
-
 def parse_image_bytes(value: Any) -> int:
     """As `parse_bytes`; 0 keeps no image."""
-    return _parse_bytes("image_cache_bytes", value, 0)
-
-
-def _parse_bytes(name: str, value: Any, least: int) -> int:
-    if isinstance(value, str):
-        return env.parse_size(value, name)
-    return whole(name, value, least, 1 << 62)
+    return byte_count("image_cache_bytes", value, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +69,6 @@ class EngineOptions(ImageOptions, ProfileOptions):
         low=1,
         high=MAX_PAST,
         metavar="N",
-    )
-    kv_bytes: int | str | None = option(
-        None,
-        "Memory for the states of all sequences (KV caches, recurrent states, prefixes that are kept), such as 2GiB",
-        python="a number of bytes, or such a text",
-        default="half of the memory that the weights leave, for 1 to 64 whole contexts",
-        kind=object,
-        parse=parse_bytes,
-        metavar="SIZE",
     )
     precision: str | None = option(
         None,

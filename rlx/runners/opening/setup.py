@@ -15,8 +15,9 @@ from rlx.errors import ProfileError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.profile import CompileProfile
+from rlx.profile.profile_options import parse_bytes
 from rlx.runners.opening.opened import check_types, open_model
-from rlx.runners.opening.options import EngineOptions, parse_bytes
+from rlx.runners.opening.options import EngineOptions
 from rlx.runtime.cache import CompileCache, checked_cache
 from rlx.runtime.kv import kv_dtype as cache_type
 from rlx.runtime.limits import context_length, warn_beyond, worker_count
@@ -39,7 +40,6 @@ class Setup:
         profile: with the caller's options merged in: the precision of both phases is set.
         source: the profile's file; None if it has none.
         kv_type: type of the KV cache.
-        kv_bytes: size of the pool of caches; None for the default.
     """
 
     profile: CompileProfile
@@ -50,7 +50,11 @@ class Setup:
     max_seq: int
     cache: CompileCache
     dump_ir: Path | None
-    kv_bytes: int | None = None
+
+    @property
+    def kv_bytes(self) -> int | None:
+        """Size of the pool of caches in bytes; None for the default."""
+        return None if self.profile.kv_bytes is None else parse_bytes(self.profile.kv_bytes)
 
     @property
     def is_deterministic(self) -> bool:
@@ -89,7 +93,6 @@ class Setup:
             min(config.context, DEFAULT_CONTEXT) if length is None else context_length("max_seq", length),
             _cache(chosen.cache, profile),
             Path(chosen.dump_ir) if chosen.dump_ir else None,
-            None if chosen.kv_bytes is None else parse_bytes(chosen.kv_bytes),
         )
 
 
