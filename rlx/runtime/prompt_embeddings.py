@@ -104,6 +104,8 @@ class PromptEmbeddings:
             if span.start < end:
                 raise PromptError(f"it starts at {span.start}, before position {end}", where=f"span {i}")
             end = span.end
+        if self.bias is not None and not (self.spans and self.bias.shape[::2] == (len(self.spans[0].rows),) * 2):
+            raise PromptError(f"a bias {list(self.bias.shape)} does not fit the rows", where="attn_bias")
 
     # -- a caller's own -----------------------------------------------------------------------------------------------
 
@@ -153,17 +155,21 @@ class PromptEmbeddings:
             if span.start < stop and start < span.end:
                 yield span, max(start, span.start), min(stop, span.end)
 
-    def fitting(self, hidden: int, components: bool, two_way: bool) -> PromptEmbeddings:
+    def check_width(self, hidden: int) -> None:
+        """`PromptError` if rows are not as wide as those of the model."""
+        for i, span in enumerate(self.spans):
+            if span.rows.shape[1] != hidden:
+                what = f"its rows have {span.rows.shape[1]} elements, those of the model {hidden}"
+                raise PromptError(what, where=f"span {i}", hint="Encode the image with the tower of this model.")
+
+    def fitting(self, components: bool, two_way: bool) -> PromptEmbeddings:
         """The spans for a model: without grids or two-way attention if it has none.
 
         Raises:
-            PromptError: rows of another width, or a grid of another number of rows.
+            PromptError: a grid of another number of rows.
         """
         spans = []
         for i, span in enumerate(self.spans):
-            if span.rows.shape[1] != hidden:
-                what = f"the rows have {span.rows.shape[1]} elements, the model's {hidden}"
-                raise PromptError(what, where=f"span {i}")
             grid = span.grid if components else None
             if grid is not None and prod(grid) != len(span.rows):
                 what = f"a grid of {grid[0]} x {grid[1]} has {prod(grid)} rows, found {len(span.rows)}"

@@ -220,14 +220,15 @@ class Sequence:
         self.check_open()
         at = min(self.done, length)
         if self.embeddings is not None and length < len(self.ids):
-            at = min(at, self.embeddings.independent(length))
+            if (independent := self.embeddings.independent(length)) < at:
+                at, self._ahead = independent, 0
             self.embeddings = self.embeddings.cut(length)
         del self.ids[length:]
         self._marks = {mark for mark in self._marks if mark <= length}
         self._published = min(self._published, at)
         if self._can_stand_at(at):
             self.done, self._torn = at, False
-            self.memory.cut(len(self.ids))  # those after `done` hold rows that a step has verified
+            self.memory.cut(max(at, min(length, self._ahead)))  # those after `done` hold rows that a step has verified
         else:
             checkpoint = self.pool.index.checkpoint(self.keys(length)) if self._shared else None
             self._return_to(checkpoint.state if checkpoint else None)

@@ -24,13 +24,7 @@ def take_snapshot(sequence: Sequence, model: str) -> Snapshot:
 
     Args:
         model: identity of the model.
-
-    Raises:
-        SnapshotError: the sequence started with prompt embeddings, which ids cannot represent.
     """
-    if sequence.embeddings is not None:
-        hint = "Prefill again with the embeddings instead of restoring."
-        raise SnapshotError("a session that began with embeddings has no snapshot", where="snapshot", hint=hint)
     memory, length, slot = sequence.pool.memory, sequence.done, max(0, sequence.memory.slot)
     pages, floor = sequence.pages[: page_count(length, memory.page)], sequence.floor
     rings = memory.ring_pages(floor // memory.page * memory.page, length)
@@ -40,7 +34,8 @@ def take_snapshot(sequence: Sequence, model: str) -> Snapshot:
         arrays |= {name: np.zeros_like(memory.copy_state(name, 0)) for name in memory.recurrent}
     else:
         arrays |= {name: memory.copy_state(name, slot) for name in memory.recurrent}
-    return Snapshot(tuple(sequence.ids), arrays, formats(memory), model)
+    spans = sequence.embeddings and sequence.embeddings.cut(len(sequence))
+    return Snapshot(tuple(sequence.ids), arrays, formats(memory), model, spans)
 
 
 def restore(sequence: Sequence, snapshot: Snapshot) -> None:
@@ -52,7 +47,7 @@ def restore(sequence: Sequence, snapshot: Snapshot) -> None:
     memory, length, floor = sequence.pool.memory, snapshot.position, 0
     sequence.publish()
     sequence.rewind(0)
-    sequence.use(None)
+    sequence.use(snapshot.embeddings)
     if not length:
         return
     sequence.begin(length)

@@ -6,7 +6,8 @@ Runtime, beside `session.py`, which makes and restores snapshots. File format, l
     version   u32      2
     header    u32      bytes of the header
     digest    32 bytes BLAKE2b of all that follows
-    header    JSON     model, ids (how many), formats, arrays (name, dtype and shape of each)
+    header    JSON     model, ids (how many), formats, arrays (name, dtype and shape of each); if there are embedded
+                       spans, also spans (start, digest, grid and two_way of each): their rows are arrays, too
     ids       i32 each
     arrays    their elements, one array after the other
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,9 +30,10 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from rlx.errors import SnapshotError
+from rlx.errors import PromptError, SnapshotError
 from rlx.json_file import open_regular, parse_object
 from rlx.partial_file import into_place
+from rlx.runtime.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 
 Array = np.ndarray[Any, Any]
 
@@ -40,6 +43,7 @@ _ZIP = b"PK\x03\x04"  # version 1 was NumPy's .npz
 MAX_HEADER_BYTES, MAX_DIMS, MAX_IDS = 16 << 20, 8, 1 << 24
 _ELEMENTS = ("float32", "float16", "uint16", "uint8")
 _FIELDS = {"model": str, "ids": int, "formats": dict, "arrays": list}
+_SPAN, _BIAS = "embeddings.{}", "embeddings.bias"  # names of the arrays of embedded spans
 _AGAIN = "the file is damaged: take the snapshot again"
 
 
@@ -54,6 +58,7 @@ class Snapshot:
             q4_0 are the bytes of their blocks; read-only.
         formats: by state: kind, type and shape; the session that restores the snapshot must have the same.
         model: identity of the model.
+        embeddings: the images of the prompt as rows, or a caller's own embeddings; None if there are none.
 
     Example:
         >>> runner.snapshot().save("story.rlxsnap")
@@ -64,6 +69,7 @@ class Snapshot:
     arrays: Mapping[str, Array]
     formats: Mapping[str, str]
     model: str
+    embeddings: PromptEmbeddings | None = None
 
     @property
     def position(self) -> int:
@@ -72,8 +78,16 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays and of the ids (four each)."""
-        return sum(a.nbytes for a in self.arrays.values()) + 4 * len(self.ids)
+        """Bytes of the arrays, of embedded rows, and of the ids (four each)."""
+        return sum(a.nbytes for a in (*self.arrays.values(), *self._rows.values())) + 4 * len(self.ids)
+
+    @property
+    def _rows(self) -> dict[str, Array]:
+        """The arrays of the embedded spans, by their names in the file."""
+        if self.embeddings is None:
+            return {}
+        bias = {} if self.embeddings.bias is None else {_BIAS: self.embeddings.bias}
+        return {**{_SPAN.format(i): span.rows for i, span in enumerate(self.embeddings.spans)}, **bias}
 
     def __repr__(self) -> str:
         return f"<Snapshot of {self.position} tokens, {self.nbytes} bytes>"
@@ -92,14 +106,16 @@ class Snapshot:
             raise SnapshotError(f"the snapshot cannot be written: {error.strerror}", where=path) from error
 
     def _write(self, file: BinaryIO) -> None:
+        arrays, spans = {**self.arrays, **self._rows}, self.embeddings.spans if self.embeddings else ()
         header = json.dumps({
             "model": self.model, "ids": len(self.ids), "formats": dict(self.formats),
-            "arrays": [[name, value.dtype.name, value.shape] for name, value in self.arrays.items()],
+            "arrays": [[name, value.dtype.name, value.shape] for name, value in arrays.items()],
+            **({"spans": [[s.start, s.digest and s.digest.hex(), s.grid, s.two_way] for s in spans]} if spans else {}),
         }).encode()  # fmt: skip
         digest = blake2b(header, digest_size=32)
         file.write(bytes(_HEAD.size))
         file.write(header)
-        for value in (np.array(self.ids, "<i4"), *self.arrays.values()):
+        for value in (np.array(self.ids, "<i4"), *arrays.values()):
             data = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
             digest.update(data)
             file.write(data)
@@ -138,7 +154,8 @@ def _read(file: BinaryIO, size: int, path: Path) -> Snapshot:
     if length > min(MAX_HEADER_BYTES, size - _HEAD.size):
         _fail(f"its header is said to have {length} bytes, in a file of {size}", path)
     raw = file.read(length)
-    ids, arrays, formats, model = _described(parse_object(raw, path, SnapshotError, sizes_only=True), path)
+    header = parse_object(raw, path, SnapshotError, sizes_only=True)
+    ids, arrays, formats, model = _described(header, path)
     values = [np.empty(shape, dtype) for dtype, shape in _fitting(ids, arrays, size - _HEAD.size - length, path)]
     found = blake2b(raw, digest_size=32)
     for value in values:
@@ -151,12 +168,43 @@ def _read(file: BinaryIO, size: int, path: Path) -> Snapshot:
         _fail("its digest does not fit its content", path)
     if (values[0] < 0).any():
         _fail("an id is negative", path)
-    return Snapshot(tuple(values[0].tolist()), dict(zip(arrays, values[1:], strict=True)), formats, model)
+    states = dict(zip(arrays, values[1:], strict=True))
+    embeddings = _embeddings(header.get("spans", []), states, ids, path)
+    return Snapshot(tuple(values[0].tolist()), states, formats, model, embeddings)
+
+
+def _embeddings(spans: list[Any], arrays: dict[str, Array], ids: int, path: Path) -> PromptEmbeddings | None:
+    """The embedded spans of a file's header; takes their rows out of its arrays."""
+    found, bias = list[EmbeddedSpan](), arrays.pop(_BIAS, None)
+    for i, each in enumerate(spans):
+        rows = arrays.pop(_SPAN.format(i), None)
+        if rows is None or not _is_span(each, len(rows)):
+            _fail(f"span {i} of its header is not a start, a digest, a grid and a flag with rows", path)
+        digest, grid = each[1] and bytes.fromhex(each[1]), each[2] and (each[2][0], each[2][1])
+        found.append(EmbeddedSpan(each[0], rows, digest, grid, each[3]))
+    try:
+        embeddings = PromptEmbeddings(tuple(found), bias) if found else None
+    except PromptError as error:
+        _fail(f"its spans do not fit: {error.where}: {error.what}", path)
+    if embeddings is not None and embeddings.end > ids:
+        _fail(f"its spans end at position {embeddings.end}, its ids at {ids}", path)
+    return embeddings
+
+
+def _is_span(value: Any, rows: int) -> bool:
+    if not isinstance(value, list) or len(value) != 4:
+        return False
+    start, digest, grid, two_way = value
+    whole = grid is None or (isinstance(grid, list) and [type(size) for size in grid] == [int, int])
+    fits = whole and (grid is None or (grid[1] > 0 and rows <= grid[0] * grid[1]))
+    text = digest is None or (type(digest) is str and re.fullmatch("(?:[0-9a-f]{2})+", digest))
+    return type(start) is int and fits and bool(text) and type(two_way) is bool
 
 
 def _described(header: dict[str, Any], path: Path) -> tuple[int, dict[str, tuple[str, list[int]]], dict[str, str], str]:
     """The number of ids, dtype and shape of each array, the formats and the model."""
-    if header.keys() != _FIELDS.keys() or not all(type(header[name]) is kind for name, kind in _FIELDS.items()):
+    fields = {**_FIELDS, "spans": list} if "spans" in header else _FIELDS
+    if header.keys() != fields.keys() or not all(type(header[name]) is kind for name, kind in fields.items()):
         _fail(f"its header does not hold {', '.join(_FIELDS)}", path)
     arrays: dict[str, tuple[str, list[int]]] = {}
     for each in header["arrays"]:

@@ -34,7 +34,7 @@ KINDS = ("full", "ring", "conv", "delta")
 def graph(kinds: Sequence[str] = KINDS, window: int = WINDOW) -> Graph:
     """A layer of each kind, and logits of every row."""
     g = Graph("hybrid")
-    x = ops.embedding(g.weight("embedding", [VOCAB, WIDTH]), g.input("tokens", [SEQ], I32))
+    x = ops.embedding(g.weight("token_embd.weight", [VOCAB, WIDTH]), g.input("tokens", [SEQ], I32))
     inv_freq = g.constant("inv_freq", np.geomspace(1, 1e-2, SIZE // 2))
     angles = ops.rope_angles(g.input("positions", [SEQ], I32), inv_freq)
     layers: dict[str, Callable[..., Node]] = {"full": _attend, "ring": _attend, "conv": _convolve, "delta": _delta}
@@ -78,12 +78,12 @@ def weights(g: Graph) -> dict[str, Array]:
     return {n: rng.standard_normal([int(str(d)) for d in leaf.shape]) * 0.35 for n, leaf in leaves.items()}
 
 
-def reference(g: Graph, ids: Sequence[int]) -> Array:
-    """The logits after every id: one pass in float64, from empty states that hold everything."""
+def reference(g: Graph, ids: Sequence[int], **inputs: Array) -> Array:
+    """The logits after every id: one pass in float64, from empty states that hold everything; with further inputs."""
     env = {"SEQ": len(ids), "PAST_SEQ": 0, "CTX": len(ids), "WINDOW_CTX": len(ids)}
     shapes = {n: [value(d, env) for d in leaf.shape] for n, leaf in g.leaves("state").items()}
     feeds = {**weights(g), **{n: np.zeros(shape) for n, shape in shapes.items()}}
-    feeds |= {"tokens": np.array(ids, np.int32), "positions": np.arange(len(ids), dtype=np.int32)}
+    feeds |= {"tokens": np.array(ids, np.int32), "positions": np.arange(len(ids), dtype=np.int32), **inputs}
     return interp.run(g, feeds, env, dtype=np.float64)[0]["logits"]
 
 
@@ -99,8 +99,22 @@ class Interpreted:
     def __init__(self, engine: InterpretedEngine) -> None:
         self.engine, self.spec = engine, ProgramSpec((1, 1))
         self.then = Advancing(engine)
-        self.inputs = {name: np.zeros(64, np.int32) for name in ("tokens", "positions", "pages")}
+        self._inputs: dict[str, Array] = {
+            name: np.zeros(64, np.int32) for name in ("tokens", "positions", "pages", "row_index", "visible")
+        }
+        self._inputs |= {"components": np.zeros((64, 3), np.int32), "rows": np.zeros((64, WIDTH), np.float32)}
         self.slots = 0, 0
+
+    @property
+    def inputs(self) -> dict[str, Array]:
+        """Those of a program for the spec."""
+        has, embeds = self._inputs, self.spec.embeds
+        found = {name: has[name] for name in ("tokens", "positions", "pages")}
+        if embeds is not None:
+            found |= {name: has[name] for name in ("rows", "row_index")}
+            found |= {"positions": has["components"]} if embeds.sections else {}
+            found |= {"visible": has["visible"]} if embeds.two_way != "none" else {}
+        return found
 
     def select_slot(self, slot: int, written: int) -> None:
         self.slots = self.then.slots = slot, written
@@ -108,12 +122,11 @@ class Interpreted:
     def run(self, **env: int) -> None:
         engine, at, rows = self.engine, env["PAST_SEQ"], env["SEQ"]
         assert at + rows <= min(engine.max_seq, env["PAGES"] * engine.pool.sizes.page)
-        assert self.inputs["positions"][:rows].tolist() == list(range(at, at + rows))
         engine.rows += rows
         engine.before()
         places = Places(engine.pool.memory, self.inputs["pages"][: env["PAGES"]].copy(), *self.slots)
         feeds = places.values(engine.pool.memory.table)
-        feeds |= {name: self.inputs[name][:rows] for name in ("tokens", "positions")}
+        feeds |= {name: value[:rows] for name, value in self.inputs.items() if name != "pages"}
         graph = replace(self.spec, greedy=False).variant(engine.graph)
         sizes = {**env, "CTX": env["PAGES"] * engine.pool.sizes.page}
         outputs, new = interp.run(graph, {**engine.values, **feeds}, sizes)
@@ -131,7 +144,8 @@ class Interpreted:
             found.append(int(self.logits[-1].argmax()) if finite else -1)
             if not finite or found[-1] in run.stops:
                 break
-            self.inputs["tokens"][0], self.inputs["positions"][0] = found[-1], past + 1
+            self.inputs["tokens"][0] = found[-1]
+            self.inputs["positions"][0] += 1
         return found
 
     def output(self, name: str, **env: int) -> Array:
@@ -218,7 +232,12 @@ class InterpretedEngine(SingleSequence):
     """
 
     def __init__(
-        self, g: Graph, max_seq: int = 300, buckets: tuple[int, ...] = BUCKETS, kv_bytes: int | None = None
+        self,
+        g: Graph,
+        max_seq: int = 300,
+        buckets: tuple[int, ...] = BUCKETS,
+        kv_bytes: int | None = None,
+        embeds: EmbeddedRows = EmbeddedRows(),  # noqa: B008  (frozen)
     ) -> None:
         self.graph, self.max_seq, self.rows, self.advanced = g, max_seq, 0, 0
         self.most_rows, self._identity, self._path = buckets[-1], "a model", "toy.gguf"
@@ -228,7 +247,7 @@ class InterpretedEngine(SingleSequence):
         nbytes = 4 * Sizes.of(g, max_seq, buckets[-1]).sequence_bytes(max_seq) if kv_bytes is None else kv_bytes
         self.pool = CachePool(g, max_seq=max_seq, rows=buckets[-1], kv_bytes=nbytes)
         programs: Any = InterpretedPrograms(Interpreted(self))
-        limits = Limits(max_seq, buckets[-1], buckets[-1], VOCAB, EmbeddedRows())
+        limits = Limits(max_seq, buckets[-1], buckets[-1], VOCAB, embeds, WIDTH)
         bucketing = Bucketing(CompileProfile(buckets=buckets).ranges)
         self.stepper = Stepper(programs, self.pool, bucketing, limits, lambda: None)
         self._sequence = self.pool.open()

@@ -25,6 +25,7 @@ from rlx.runners.generator.token_generator import GemmaGenerator, TokenGenerator
 from rlx.runners.opening.opened import open_model
 from rlx.runners.opening.weights_cache import WeightsCache
 from rlx.runtime.cache import CompileCache
+from rlx.runtime.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.weights import open_weights
 
 Array = np.ndarray[Any, Any]
@@ -338,7 +339,7 @@ def test_keys_that_a_bias_closes_might_as_well_not_be_there(goldens: Path, opene
 
 
 def test_a_session_that_began_with_embeddings(goldens: Path, opened: Open) -> None:
-    """It goes back and is computed again as it began, also where states cannot go back by themselves; no snapshot."""
+    """It goes back and is computed again as it began, also where states cannot go back by themselves; a snapshot, too."""
     prompt, _, _ = golden(goldens, "qwen35")
     g = opened("qwen35")
     embeds = g.embed(prompt) * np.float32(1.2)
@@ -353,11 +354,13 @@ def test_a_session_that_began_with_embeddings(goldens: Path, opened: Open) -> No
     assert error(engine.forward([7]), engine.forward([7])) > 0
     engine.forward_embeddings(prompt, embeddings)
     assert error(engine.forward([5, 6]), want) <= TOLERANCE
-    with pytest.raises(SnapshotError, match="began with embeddings"):
-        engine.snapshot()
+    engine.trim(len(prompt))
+    snapshot = engine.snapshot()
     engine.reset()
-    engine.forward(prompt)
-    assert engine.snapshot().position == len(prompt)
+    engine.restore(snapshot)
+    assert error(engine.forward([5, 6]), want) <= TOLERANCE
+    with pytest.raises(SnapshotError, match="the snapshot's embedded rows are not 64 wide"):
+        engine.restore(replace(snapshot, embeddings=PromptEmbeddings((EmbeddedSpan(0, np.zeros((1, 9), np.float32)),))))
 
 
 N, HIDDEN = 12, 64

@@ -6,6 +6,7 @@ import json
 import os
 import struct
 import tracemalloc
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from rlx.errors import SnapshotError
+from rlx.runtime.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.runtime.snapshot import Snapshot
 
 
@@ -59,9 +61,9 @@ def test_a_snapshot_says_what_it_is() -> None:
     assert repr(one) == f"<Snapshot of {len(one.ids)} tokens, {one.nbytes} bytes>"
 
 
-def rewritten(path: Path, *, head: dict[str, Any] | None = None, **header: Any) -> None:
+def rewritten(path: Path, one: Snapshot | None = None, *, head: dict[str, Any] | None = None, **header: Any) -> None:
     """Writes a snapshot to `path`, with fields of its head and its header replaced and a digest that fits."""
-    snapshot().save(path)
+    (one or snapshot()).save(path)
     data = path.read_bytes()
     fields = dict(zip(("magic", "version", "length", "digest"), HEAD.unpack_from(data), strict=True))
     raw, rest = data[HEAD.size :][: fields["length"]], data[HEAD.size + fields["length"] :]
@@ -105,6 +107,47 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "size_hidden": ({"arrays": [array(shape=[0, 1 << 70])]}, "take .* bytes, the file has"),
     "too_little": ({"arrays": []}, f"take 12 bytes, the file has {IDS_AND_ARRAYS}"),
 }
+
+
+SPAN = [0, "6162", [1, 2], True]
+WRONG_SPANS: dict[str, tuple[Any, str]] = {
+    "start": ([["0", *SPAN[1:]]], "span 0 of its header is not a start, a digest, a grid and a flag with rows"),
+    "digest": ([[0, "xyz", None, True]], "span 0 of its header"),
+    "grid": ([[0, None, [1, 0], True]], "span 0 of its header"),
+    "grid_small": ([[0, None, [1, 1], True]], "span 0 of its header"),
+    "flag": ([[*SPAN[:3], 1]], "span 0 of its header"),
+    "rows": ([SPAN, SPAN], "span 1 of its header"),
+    "place": ([[2, *SPAN[1:]]], "its spans end at position 4, its ids at 3"),
+    "kind": ({"a": 1}, "its header does not hold"),
+}
+
+
+def test_embedded_spans(tmp_path: Path) -> None:
+    """Two images and a caller's own rows."""
+    rows = np.random.default_rng(1).standard_normal((3, 2, 4)).astype(np.float32)
+    spans = [
+        EmbeddedSpan(1, rows[0], b"ab", (2, 1)),
+        EmbeddedSpan(3, rows[1], b"c", None, True),
+        EmbeddedSpan(5, rows[2]),
+    ]
+    one = replace(snapshot(), ids=(1, *[9] * 7), embeddings=PromptEmbeddings(tuple(spans)))
+    one.save(tmp_path / "s")
+    two = Snapshot.load(tmp_path / "s")
+    assert two.embeddings is not None
+    assert two.nbytes == one.nbytes == snapshot().nbytes + 5 * 4 + rows.nbytes
+    assert two.arrays.keys() == one.arrays.keys()
+    for span, row, want in zip(two.embeddings.spans, rows, spans, strict=True):
+        np.testing.assert_array_equal(span.rows, row)
+        assert (span.start, span.digest, span.grid, span.two_way) == (want.start, want.digest, want.grid, want.two_way)
+
+
+@pytest.mark.parametrize("name", WRONG_SPANS)
+def test_every_field_of_a_span_is_checked(name: str, tmp_path: Path) -> None:
+    spans, message = WRONG_SPANS[name]
+    rows = PromptEmbeddings((EmbeddedSpan(0, np.zeros((2, 4), np.float32)),))
+    rewritten(tmp_path / "s", replace(snapshot(), embeddings=rows), spans=spans)
+    with pytest.raises(SnapshotError, match=message):
+        Snapshot.load(tmp_path / "s")
 
 
 @pytest.mark.parametrize("name", WRONG)

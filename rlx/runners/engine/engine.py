@@ -168,7 +168,8 @@ class Engine(SingleSequence):
         fitting = [b for b in self.profile.buckets if b * self.config.vocab_size <= ALL_ROWS_VALUES]
         # A layer's own embedding table may be smaller than the vocabulary.
         ids = min(dims.value(each.rows, {}) for each in row_numbers(self.graph))
-        return Limits(self.max_seq, self.most_rows, max(fitting, default=1), ids, EmbeddedRows.of(self.config))
+        rows, embeds = max(fitting, default=1), EmbeddedRows.of(self.config)
+        return Limits(self.max_seq, self.most_rows, rows, ids, embeds, self.config.hidden)
 
     def load(self) -> None:
         """Packs all weights, once."""
@@ -209,7 +210,8 @@ class Engine(SingleSequence):
         """
         if embeddings is not None:
             kind = self.stepper.limits.embeds
-            embeddings = embeddings.fitting(self.config.hidden, bool(kind.sections), kind.two_way != "none")
+            embeddings.check_width(self.config.hidden)
+            embeddings = embeddings.fitting(bool(kind.sections), kind.two_way != "none")
             embeddings.check_calls(self.most_rows)
         return self.pool.open(prompt, embeddings=embeddings, checkpoints=checkpoints, shared=shared)
 

@@ -160,7 +160,12 @@ class SingleSequence:
             what = f"the snapshot is of another model ({snapshot.model[:12]}, this is {self._identity[:12]})"
             raise SnapshotError(what, where=self._path, hint="Open the file that it was taken from.")
         most = self.stepper.limits.ids
-        wrong = next((i for i in snapshot.ids if not 0 <= i < most), None)
+        spans = snapshot.embeddings
+        ids = snapshot.ids if spans is None else spans.looked_up(snapshot.ids, 0)
+        wrong = next((i for i in ids if not 0 <= i < most), None)
+        if spans is not None and any(span.rows.shape[1] != self.stepper.limits.hidden for span in spans.spans):
+            what = f"the snapshot's embedded rows are not {self.stepper.limits.hidden} wide"
+            raise SnapshotError(what, where="restore", hint="The file is damaged: take the snapshot anew.")
         if wrong is not None:  # a rewind would look its embedding up
             what = f"the snapshot has the token id {wrong}, expected ids from 0 to {most - 1}"
             raise SnapshotError(what, where="restore", hint="The file is damaged: take the snapshot anew.")
