@@ -339,7 +339,7 @@ def test_keys_that_a_bias_closes_might_as_well_not_be_there(goldens: Path, opene
 
 
 def test_a_session_that_began_with_embeddings(goldens: Path, opened: Open) -> None:
-    """It goes back and is computed again as it began, also where states cannot go back by themselves; a snapshot, too."""
+    """It goes back and is computed again as it began, also where states cannot go back by themselves."""
     prompt, _, _ = golden(goldens, "qwen35")
     g = opened("qwen35")
     embeds = g.embed(prompt) * np.float32(1.2)
