@@ -33,7 +33,7 @@ def byte_count(name: str, value: Any, least: int = 1) -> int:
     """As `parse_bytes`, for the option `name`: a number of at least `least`."""
     if isinstance(value, str):
         return parse_size(value, name)
-    number = int(value) if isinstance(value, Integral) and type(value) is not bool else -1
+    number = -1 if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
     if not least <= number <= MAX_BYTES:
         what = f"{value!r} is not a size, expected a number of bytes from {least} to {MAX_BYTES}, or a text"
         raise ArgumentError(what, where=name, hint="Write 500M or 2G")
