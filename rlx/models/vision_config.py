@@ -44,6 +44,7 @@ VISION_FAMILIES: dict[str, Published] = {
     "gemma4": Published(("gemma4",), ("gemma4",), "gemma4v", _GEMMA4_TOKENS, 258880),
     "gemma4_unified": Published(("gemma4",), ("gemma4_unified",), "gemma4uv", _GEMMA4_TOKENS, 258880),
 }
+QWEN_SIZE = 768  # pixels along the side of the published towers' position tables
 QWEN_PIXELS = (65536, 16777216)  # limits of an image's area in the published preprocessor_config.json
 GEMMA4_BUDGET = 280  # rows of an image
 ROPE_BASE = {"qwen35": 1e4, "gemma4": 100.0}

@@ -17,6 +17,7 @@ from rlx.models.vision_config import (
     NORM_EPS,
     PIXELS,
     QWEN_PIXELS,
+    QWEN_SIZE,
     ROPE_BASE,
     SHIFT,
     SIDE,
@@ -169,14 +170,19 @@ def _merge(keys: Keys, family: str) -> int:
 
 
 def _limits(keys: Keys, family: str) -> Sizes:
-    """Limits of the area of an image: the file's, or the published ones. Gemma 4's limit is a number of rows."""
+    """Limits of the area of an image: the file's, or the published ones. Gemma 4's limit is a number of rows.
+
+    Qwen's published limits are for towers of `QWEN_SIZE` pixels a side; those of other sizes have them in proportion.
+    """
     if family in ("gemma4", "gemma4_unified"):
         block = keys.integer("patch_size", SIDE) * _merge(keys, family)
         return {"budget": max(1, keys.integer("image_max_pixels", PIXELS, GEMMA4_BUDGET * block**2) // block**2)}
     if family != "qwen35":
         return {}
+    area = keys.integer("image_size", SIDE) ** 2
+    usual = (max(1, each * area // QWEN_SIZE**2) for each in QWEN_PIXELS)
     low, high = (
-        keys.integer(f"image_{end}_pixels", PIXELS, own) for end, own in zip(("min", "max"), QWEN_PIXELS, strict=True)
+        keys.integer(f"image_{end}_pixels", PIXELS, own) for end, own in zip(("min", "max"), usual, strict=True)
     )
     return {"min_pixels": min(low, high), "max_pixels": high}
 

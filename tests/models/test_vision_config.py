@@ -114,3 +114,19 @@ def test_ids_of_a_gguf_vocabulary() -> None:
     assert found.image_token == 262144, "a placeholder that the vocabulary lacks lies outside"
     found = vision_from_gguf(keys, lambda name: None, {"tokenizer.ggml.tokens": [*tokens, "<image_soft_token>"]})
     assert found.image_token == 3
+
+
+@pytest.mark.parametrize(("side", "limits"), [(768, (65536, 16777216)), (96, (1024, 262144))])
+def test_limits_that_no_gguf_file_states_follow_the_position_table(side: int, limits: tuple[int, int]) -> None:
+    keys: dict[str, Any] = {
+        "general.architecture": "clip", "clip.projector_type": "qwen3vl_merger", "clip.use_gelu": True,
+        "clip.vision.projection_dim": 64, "clip.vision.image_size": side, "clip.vision.patch_size": 8,
+        "clip.vision.embedding_length": 32, "clip.vision.feed_forward_length": 64, "clip.vision.block_count": 1,
+        "clip.vision.attention.head_count": 2, "clip.vision.attention.layer_norm_epsilon": 1e-6,
+        "clip.vision.image_mean": [0.5] * 3, "clip.vision.image_std": [0.5] * 3,
+    }  # fmt: skip
+    shapes = {"v.position_embd.weight": ((side // 8) ** 2, 32), "v.patch_embd.weight": (32, 3, 8, 8)}
+    found = vision_from_gguf(keys, shapes.get, {})
+    assert (found.min_pixels, found.max_pixels) == limits
+    stated = {**keys, "clip.vision.image_min_pixels": 256, "clip.vision.image_max_pixels": 4096}
+    assert vision_from_gguf(stated, shapes.get, {}).max_pixels == 4096
