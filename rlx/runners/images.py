@@ -176,6 +176,10 @@ class ImageInput:
         options: how many pixels or tokens the model sees.
         capacity: bytes of the cache of encoded images.
         seconds: how long a piece of encoding should take at most, while others wait.
+
+    Raises:
+        MultimodalError, ModelFileError: an option of images is given, and the model has no tower that can be used.
+        ArgumentError: an option of images does not apply to this model.
     """
 
     def __init__(self, vision: Vision, options: ImageOptions, capacity: int, seconds: float) -> None:
@@ -183,6 +187,8 @@ class ImageInput:
         self._cache = FeatureCache(capacity)
         self._encoder: Encoder | None = None
         self._lock = Lock()
+        if options.chosen:  # whoever sets one has images: what is wrong is said now, not with the first of them
+            _ = self.encoder
 
     @property
     def is_supported(self) -> bool:

@@ -57,6 +57,11 @@ class ImageOptions:
                 each.check(name, value)
         self.check_pixels()
 
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The names of the options that are set."""
+        return tuple(name for name in options_of(ImageOptions) if getattr(self, name) not in (None, False))
+
     def check_pixels(self) -> None:
         """Raises `ArgumentError` if `min_pixels` is above `max_pixels`."""
         if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:

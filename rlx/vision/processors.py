@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from rlx.errors import ArgumentError
 from rlx.models.vision_config import VisionConfig
-from rlx.profile.option import options_of
 from rlx.vision.image import Image
 from rlx.vision.options import ImageOptions
 from rlx.vision.resize import Filter, Pixels, resize
@@ -65,10 +64,10 @@ class ImageProcessor(ABC):
     options_taken: tuple[str, ...] = ()  # names of `ImageOptions`
 
     def __init__(self, config: VisionConfig, options: ImageOptions) -> None:
-        for name in options_of(ImageOptions):
-            if getattr(options, name) is not None and name not in self.options_taken:
+        for name in options.chosen:
+            if name not in self.options_taken:
                 known = " and ".join(self.options_taken)
-                hint = f"leave it out; these models take {known}" if known else "leave it out"
+                hint = f"leave it out; these models take {known}"
                 raise ArgumentError(f"{name} does not apply to images of {config.family}", hint=hint)
         self.config = config
         self.unit = config.patch * config.merge  # pixels along the side of a token

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn import drawn
 from numpy.typing import NDArray
 
 from rlx.errors import ImageError, MultimodalError
 from rlx.vision import decode
 from rlx.vision.image import Image
-from tests.vision.drawn import drawn
 
 pillow = pytest.importorskip("PIL.Image")
 PIXELS = drawn(20, 31, 1)

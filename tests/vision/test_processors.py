@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawn import drawn
 
-from rlx.errors import ArgumentError, ImageError
+import rlx
+from rlx.errors import ArgumentError, ImageError, MultimodalError
 from rlx.models.vision_config import VisionConfig
 from rlx.vision.image import Image
 from rlx.vision.options import ImageOptions
 from rlx.vision.processors import ImageProcessor
 from rlx.vision.qwen35_images import ImageWarning
-from tests.vision.drawn import drawn
 
 FOLDER = Path(__file__).parent / "pixels"
 TOWER: dict[str, Any] = {
@@ -165,3 +166,11 @@ def test_an_option_of_another_family_is_refused(tower: VisionConfig, options: di
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=next(iter(options))):
         ImageOptions(**options)
+
+
+def test_an_option_that_the_model_cannot_obey_is_refused_when_it_is_opened(goldens: Path) -> None:
+    model, tower = goldens / "gemma3" / "model-f16.gguf", goldens / "gemma3-mm" / "mmproj-Q8_0.gguf"
+    with pytest.raises(ArgumentError, match="image_tokens does not apply to images of gemma3"):
+        rlx.auto_runner(model, mmproj=tower, image_tokens=70, load=False)
+    with pytest.raises(MultimodalError, match="take text only"):
+        rlx.auto_runner(goldens / "llama" / "model-f16.gguf", max_pixels=4096, load=False)

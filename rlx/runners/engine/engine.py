@@ -155,8 +155,8 @@ class Engine(SingleSequence):
         engine = cls(plan, options.progress, options.keep_packed, ahead, options.mmproj)
         given = options.image_cache_bytes
         kept = IMAGE_CACHE_BYTES if given is None else parse_image_bytes(given)
-        engine.images = ImageInput(engine.vision, options.image_options(), kept, STALL_MS / 1000)
         try:
+            engine.images = ImageInput(engine.vision, options.image_options(), kept, STALL_MS / 1000)
             if options.load:
                 engine.load()
         except BaseException:
