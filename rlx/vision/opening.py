@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 
 from rlx.errors import ModelFileError, MultimodalError, RlxError
 from rlx.models.config import ModelConfig
@@ -45,6 +46,7 @@ class Vision:
         self._loader, self._text, self._mmproj, self._make = loader, text, mmproj, make
         self._tower: Tower | None = None
         self._refusal: RlxError | None = None
+        self._lock = Lock()  # callers and the engine's loop ask
         if mmproj is not None:
             self.required()
 
@@ -56,12 +58,13 @@ class Vision:
     @property
     def tower(self) -> Tower | None:
         """The tower; None if the model has none that can be used, and `required` says why."""
-        if self._tower is None and self._refusal is None:
-            try:
-                self._tower = self._open()
-            except RlxError as error:
-                self._refusal = error
-        return self._tower
+        with self._lock:
+            if self._tower is None and self._refusal is None:
+                try:
+                    self._tower = self._open()
+                except RlxError as error:
+                    self._refusal = error
+            return self._tower
 
     def required(self) -> Tower:
         """The tower, for a caller who has an image.
@@ -125,8 +128,8 @@ def open_tower(
 def _found(loader: WeightLoader, text: ModelConfig) -> Path:
     """The mmproj file beside a GGUF file.
 
-    It is the one called like the model, as `rlx convert` calls it, or the only one whose tower fits. Of files that differ
-    in their type only, it is the first in the order of `_TYPES`.
+    It is the one called like the model, as `rlx convert` calls it, or the only one whose tower fits. Of files that
+    differ in their type only, it is the first in the order of `_TYPES`.
     """
     if not any(text.arch in row.archs for row in VISION_FAMILIES.values()):
         raise MultimodalError(f"models of the architecture '{text.arch}' take text only", where=loader.path)

@@ -96,6 +96,7 @@ class Tower:
     ) -> None:
         self.config, self.weights, self.stats = config, weights, TowerStats()
         self._profile, self._compiler, self._workers, self._progress = profile, compiler, workers, progress
+        self._ranges = _ranges(profile)
         self._graphs = _Graphs.of(config, weights, _cache_dtype(config, profile, compiler))
         self._tensors: Tensors | None = None
         self._programs: dict[tuple[int, Range], Program] = {}
@@ -126,7 +127,7 @@ class Tower:
 
     def compile(self) -> None:
         """Compiles the programs of every bucket, or finds them in the compile cache."""
-        for bounds in self._profile.ranges:
+        for bounds in self._ranges:
             for bound in self._graphs.distinct():
                 self._compiler.program(bound.graph, self._options(bounds))
 
@@ -168,7 +169,7 @@ class Tower:
             x[begin:end] = self._run("embedding", graphs.embedding, begin, end, given)
             yield
         if graphs.layers:
-            states = States(graphs.layers[0][1].graph, count, self._profile.buckets[-1])
+            states = States(graphs.layers[0][1].graph, count, self._ranges[-1][1])
             try:
                 yield from self._layers(x, states, places, seconds)
             finally:
@@ -198,16 +199,25 @@ class Tower:
                 yield
 
     def _chunks(self, kind: str, count: int, seconds: float | None) -> Iterator[Range]:
-        """(begin, end) of chunks of nearly equal size, as many rows as fit into the largest bucket and the time."""
-        most, begin = self._profile.buckets[-1], 0
+        """(begin, end) of chunks of nearly equal size, as many rows as fit into the largest bucket and the time.
+
+        A chunk stays in the bucket of all rows, if it can: other buckets have programs of their own.
+        """
+        most, begin = self._ranges[-1][1], 0
+        least = self._range(min(count, most))[0]
         while begin < count:
             size = most
             if seconds is not None and kind in self._seconds:
                 size = max(min(most, FEWEST_ROWS), min(most, int(seconds / self._seconds[kind])))
             rest = count - begin
-            end = begin + -(-rest // -(-rest // size))
+            chunks = min(-(-rest // size), max(rest // least, -(-rest // most)))
+            end = begin + -(-rest // chunks)
             yield begin, end
             begin = end
+
+    def _range(self, rows: int) -> Range:
+        """The range of rows whose program takes so many."""
+        return next(each for each in self._ranges if each[0] <= rows <= each[1])
 
     def _run(
         self,
@@ -237,7 +247,7 @@ class Tower:
         return program.output("y", **extents) if "y" in bound.graph.outputs else np.empty(0, np.float32)
 
     def _program(self, bound: Bound, rows: int) -> Program:
-        bounds = next(each for each in self._profile.ranges if each[0] <= rows <= each[1])
+        bounds = self._range(rows)
         key = bound.number, bounds
         if key not in self._programs:
             with named_refusals():
@@ -248,6 +258,12 @@ class Tower:
 
     def _options(self, bounds: Range) -> Any:
         return self._profile.options(bounds, all_rows=True)
+
+
+def _ranges(profile: CompileProfile) -> tuple[Range, ...]:
+    """(smallest, largest) number of rows of each program. A single row is no case of its own, as in text."""
+    first, *rest = profile.ranges
+    return ((1, rest[0][1]), *rest[1:]) if rest and first[1] == 1 else profile.ranges
 
 
 def tower_table(config: VisionConfig, weights: TowerWeights) -> dict[str, dict[str, Any]]:

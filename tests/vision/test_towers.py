@@ -123,3 +123,19 @@ def test_an_image_beyond_the_position_table_is_refused(gemma4: Tower) -> None:
 def test_layers_of_equal_formats_share_programs(gemma4: Tower, goldens: Path) -> None:
     gemma4.encode(patches_of(gemma4, golden(goldens / "gemma4-e2b-mm")["image"]))
     assert gemma4.config.layers == 2 and gemma4.stats.programs == 4
+
+
+def test_chunks_stay_in_the_bucket_of_all_rows(gemma4: Tower) -> None:
+    """Other buckets have programs of their own."""
+    assert gemma4._ranges == ((1, 32),)
+    sizes = [end - begin for begin, end in gemma4._chunks("layer", 70, None)]
+    assert sizes == [24, 23, 23]
+    gemma4._ranges = ((1, 16), (17, 32))
+    try:
+        assert [end - begin for begin, end in gemma4._chunks("layer", 33, None)] == [17, 16], "too many for one"
+        gemma4._ranges = ((1, 16), (17, 64))
+        gemma4._seconds["layer"] = 1.0
+        assert [end - begin for begin, end in gemma4._chunks("layer", 33, 1e-3)] == [33]
+        assert [end - begin for begin, end in gemma4._chunks("layer", 96, 1e-3)] == [32, 32, 32]
+    finally:
+        gemma4._ranges = ((1, 32),)
