@@ -328,7 +328,7 @@ def test_bias_and_residual_which_may_be_the_result_itself(gated: str | None, tar
 
 @pytest.mark.parametrize(
     ("dtype", "act", "gated", "target"),
-    [(Q6_K, "q8a", None, t) for t in DOT_TARGETS]
+    [(dtype, "q8a", None, t) for t in DOT_TARGETS for dtype in (Q4_K, Q6_K)]
     + [(Q5_K, "q8a", "silu", t) for t in DOT_TARGETS]
     + [(F16, "f32", gate, t) for t in LEVELS for gate in (None, "silu")]
     + [(BF16, "bf16", gate, t) for t in BF16_TARGETS for gate in (None, "silu")],
@@ -352,15 +352,15 @@ def test_bits_depend_on_neither_split_nor_row_count(dtype: DType, act: str, gate
         run(kernel, target, part, *matrices, some, end=units(n), rows=count, n=n)
         np.testing.assert_array_equal(some, whole[first : first + count])
         first += count
+    for count in range(2, 17):  # the rows of a batch, and those of a few drafts
+        some = np.empty((count, n), np.float32)
+        run(kernel, target, aligned(x[:count]), *matrices, some, end=units(n), rows=count, n=n)
+        np.testing.assert_array_equal(some, whole[:count], f"{count} rows")
     single, one = linear(dtype, n, k, act, target, gated=gated, single=True), np.empty((1, n), np.float32)
     for row in (0, 7, rows - 1):
         run(single, target, aligned(x[row : row + 1]), *matrices, one, end=units(n), n=n)
         np.testing.assert_array_equal(one[0], whole[row])
-    assert first == rows
-    alone, one = linear(dtype, n, k, act, target, gated=gated, single=True), np.empty((1, n), np.float32)
-    assert alone.extents == ("n",)
-    run(alone, target, aligned(x[3:4]), *matrices, one, end=units(n), n=n)
-    np.testing.assert_array_equal(one[0], whole[3])
+    assert first == rows and single.extents == ("n",)
 
 
 def test_a_number_that_is_not_finite_is_not_hidden() -> None:
