@@ -196,6 +196,13 @@ def test_examples_run() -> None:
         [sys.executable, ROOT / "examples" / "logits.py"], capture_output=True, text=True, check=True
     )
     assert len(lines.stdout.splitlines()) == 12
+    seen = subprocess.run(
+        [sys.executable, ROOT / "examples" / "images.py", "--seed", "1"], capture_output=True, text=True, check=True
+    )
+    drawn, colour, place, listed = seen.stdout.splitlines()
+    assert drawn == "drawn: a green diamond, a blue circle, a red square"
+    assert colour.endswith("The circle is blue.") and place.endswith("The green diamond is at the top left.")
+    assert listed.endswith("A green diamond, a blue circle and a red square.")
 
 
 # -- links and names --------------------------------------------------------------------------------------------------

@@ -18,8 +18,10 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
 
 import rlx.errors
 from rlx import demo
+from rlx.cli.options import model_path
 from rlx.errors import ModelFileError, RlxError
 from rlx.ir import dtypes
+from rlx.weights import resolve_model_path
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -110,8 +112,30 @@ def test_the_demo_model_is_a_readable_gguf(demo_model: Path) -> None:
     assert end <= demo_model.stat().st_size
 
 
+def test_the_demo_model_that_sees_has_its_tower_beside_it() -> None:
+    found = demo.path(demo.VISION)
+    tower = GGUFReader(found.with_name(f"mmproj-{found.name}"))
+    assert tower.fields["general.type"].contents() == "mmproj"
+    hidden = GGUFReader(found).fields["gemma3.embedding_length"].contents()
+    assert tower.fields["clip.vision.projection_dim"].contents() == hidden
+
+
+@pytest.mark.parametrize("name", demo.FILES)
+def test_demo_models_have_names(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model_path(name) == demo.path(name)
+    (tmp_path / name).write_bytes(b"")
+    assert resolve_model_path(name) == Path(name), "a file of the user's own comes first"
+
+
+def test_images_without_a_model_are_for_the_demo_model_that_sees() -> None:
+    assert model_path(None, {}, images=True) == str(demo.path(demo.VISION))
+    assert model_path(None, {}) == str(demo.path())
+    assert model_path("other.gguf", {}, images=True) == "other.gguf"
+
+
 def test_a_missing_demo_model_says_how_to_get_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "FILE", "gone.gguf")
+    monkeypatch.setitem(demo.FILES, demo.TEXT, "gone.gguf")
     with pytest.raises(ModelFileError, match=r"gone\.gguf: .*missing.*pip install"):
         demo.path()
 

@@ -89,17 +89,19 @@ def collected(command: Command, name: str, options: dict[str, Decorator], make: 
     return wrapped
 
 
-def model_path(model: str | None, engine: dict[str, Any], *, tell_demo: bool = False) -> str:
+def model_path(model: str | None, engine: dict[str, Any], *, tell_demo: bool = False, images: bool = False) -> str:
     """The model to open: MODEL, else the model that `--profile` names or that lies beside it, else the demo model.
 
     Where the profile decides, a line on stderr says what was taken.
 
     Args:
         tell_demo: the line is there for the demo model too.
+        images: whether it must take images: then the demo model is the one that sees.
 
     Raises:
         AmbiguousModelError, ProfileError: as `choose_model`.
     """
+    from rlx import demo
     from rlx.runners.opening.model_choice import choose_model
 
     loaded = read_profile(engine) if model is None else None
@@ -108,6 +110,8 @@ def model_path(model: str | None, engine: dict[str, Any], *, tell_demo: bool = F
     if choice.origin != "named" and (profile or tell_demo):
         name = "the demo model" if choice.origin == "demo" else choice.path
         click.echo(f"model: {name} ({reasons[choice.origin]})", err=True)
+    if images and choice.origin == "demo":
+        return str(demo.path(demo.VISION))
     return str(choice.path)
 
 

@@ -80,9 +80,9 @@ def run(
 ) -> None:
     """Answer PROMPT.
 
-    With one argument the embedded demo model answers; with two, the first is the model: a GGUF file, a safetensors
-    file, a directory with one, or the name of a downloaded model, ORG/REPO[:QUANT]. The model's chat template is used
-    if it has one.
+    With one argument the embedded demo model answers, or with --image the one that sees; with two, the first is the
+    model: a GGUF file, a safetensors file, a directory with one, or the name of a downloaded model, ORG/REPO[:QUANT].
+    The model's chat template is used if it has one.
 
     What a pipe or a file brings on stdin is put before PROMPT; a PROMPT of - is all of stdin. Write -- in front of a
     PROMPT that begins with a dash.
@@ -98,7 +98,7 @@ def run(
         raise click.UsageError("--system, --thinking and --image need the chat template, and --raw leaves it out")
     images = read_images(image)
     start = time.perf_counter()
-    path = model_path(model, engine)
+    path = model_path(model, engine, images=bool(images))
     with Bars() as bars:
         bars.waiting("opening the model")
         with open_runner(path, {**engine, "compile_ahead": _calls(text, ending["max_tokens"])}, bars) as runner:

@@ -1,4 +1,4 @@
-"""The embedded demo model: five million parameters, a tokenizer and a chat template (its README.md tells more)."""
+"""The embedded demo models, with tokenizers and chat templates: one for text, one that sees (README.md tells more)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,23 @@ from pathlib import Path
 
 from rlx.errors import ModelFileError
 
-FILE = "qwen3-5m-q8_0.gguf"
-FAMILY = "qwen3"
+TEXT, VISION = "demo", "demo-vision"  # their names wherever a model is named
+FILES = {TEXT: "qwen3-5m-q8_0.gguf", VISION: "vision/gemma3-8m-q4_k_m.gguf"}
+FAMILY = "qwen3"  # of the one for text, which is the default
 
 
-def path() -> Path:
-    """The demo model's GGUF file; `ModelFileError` if the package was installed without its data."""
+def path(name: str = TEXT) -> Path:
+    """The GGUF file of a demo model; the vision tower of the one that sees lies beside it.
+
+    Args:
+        name: a key of `FILES`.
+
+    Raises:
+        ModelFileError: the package was installed without its data.
+    """
     from importlib.resources import files
 
-    found = Path(str(files(__name__) / FILE))
+    found = Path(str(files(__name__) / FILES[name]))
     if not found.is_file():
         hint = "Install rlx again: `pip install --force-reinstall rlx`."
         raise ModelFileError("the embedded demo model is missing", where=found, hint=hint)

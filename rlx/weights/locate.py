@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlx import demo
 from rlx.env import size
 from rlx.errors import AmbiguousModelError, ModelFileError
 from rlx.suggest import nearest
@@ -57,9 +58,9 @@ def resolve_model_path(path: str | os.PathLike[str]) -> Path:
     """The file that `path` means.
 
     Args:
-        path: a file; a directory that holds one model (vision projectors do not count); or the name of a model on the
-            Hugging Face hub, `org/repo`, that was downloaded. `:QUANT` behind a directory or a name chooses one of
-            several, such as `models/qwen3:Q8_0`.
+        path: a file; a directory that holds one model (vision projectors do not count); "demo" or "demo-vision", the
+            embedded models; or the name of a model on the Hugging Face hub, `org/repo`, that was downloaded. `:QUANT`
+            behind a directory or a name chooses one of several, such as `models/qwen3:Q8_0`.
 
     Raises:
         AmbiguousModelError: there are several models, and nothing chooses.
@@ -72,6 +73,8 @@ def resolve_model_path(path: str | os.PathLike[str]) -> Path:
         found = Path(text).expanduser()
         if found.exists():
             return _in_directory(found, None) if found.is_dir() else found
+        if text in demo.FILES:
+            return demo.path(text)
         base, quantization = split_quantization(text)
         if quantization and (directory := Path(base).expanduser()).is_dir():
             return _in_directory(directory, quantization)
@@ -94,7 +97,7 @@ def is_model(text: str) -> bool:
     downloaded under this name.
     """
     try:
-        if " " not in text and text.lower().endswith(SUFFIXES):
+        if text in demo.FILES or (" " not in text and text.lower().endswith(SUFFIXES)):
             return True
         base, _ = split_quantization(text)
         directory = Path(base).expanduser()
