@@ -39,11 +39,13 @@ class Encoding:
         grid: rows and columns of its tokens.
         features: the rows, once they are computed.
         users: how many requests wait for it. Only the thread that encodes changes it.
+        error: why it could not be encoded, until somebody who waits for it is told.
     """
 
     def __init__(self, key: bytes, image: Image, grid: tuple[int, int], features: Features | None = None) -> None:
         self.key, self.image, self.grid, self.features = key, image, grid, features
         self.users = 0
+        self.error: Exception | None = None
 
     @property
     def tokens(self) -> int:
@@ -102,7 +104,10 @@ class Encoder:
     def drop(self, encoding: Encoding) -> None:
         """Notes that a request waits no longer. What was begun for nobody is given up."""
         encoding.users -= 1
-        if encoding is self._current and not encoding.users:
+        if encoding.users:
+            return
+        encoding.error = None
+        if encoding is self._current:
             self.abandoned += 1
             self._give_up()
 
@@ -113,19 +118,23 @@ class Encoder:
             NumericalError: a row is NaN or infinite.
             RlxError: what the tower raises; a later call begins anew.
         """
-        if self._current is None:
-            if encoding.is_ready:
-                return
-            self._current = encoding
-            self._work = self._pieces(encoding.image)
-        assert self._work is not None
+        if self._current is None and not (encoding.is_ready or encoding.error):
+            self._current, self._work = encoding, self._pieces(encoding.image)
+        if self._current is not None and self._work is not None:
+            self._step(self._current, self._work)
+        if (error := encoding.error) is not None:
+            encoding.error = None
+            raise error
+
+    def _step(self, encoding: Encoding, work: Generator[None, None, Floats]) -> None:
         try:
-            next(self._work)
+            next(work)
         except StopIteration as end:
-            self._finish(self._current, end.value)
-        except BaseException:
+            self._current = self._work = None
+            self._finish(encoding, end.value)
+        except Exception as error:  # of this image, not of the one for which the caller asks
             self._give_up()
-            raise
+            encoding.error = error
 
     def _pieces(self, image: Image) -> Generator[None, None, Floats]:
         patches = self.processor.preprocess(image)
@@ -133,10 +142,11 @@ class Encoder:
         return (yield from self.tower.steps(patches, self._seconds))
 
     def _finish(self, encoding: Encoding, rows: Floats) -> None:
-        self._current = self._work = None
         if not np.isfinite(rows).all():
             hint = "the weights or the arithmetic are broken: check the file, or try precision='exact'"
-            raise NumericalError("a row of an image is not finite", where="vision tower", hint=hint)
+            what = "a row of an image is not finite"
+            encoding.error = NumericalError(what, where="vision tower", hint=hint)
+            return
         rows.flags.writeable = False
         encoding.features = Features(rows, encoding.grid)
         self.cache.put(encoding.key, encoding.features)

@@ -1,0 +1,287 @@
+"""Images in prompts: placeholders, errors by name, and how the engine loop encodes them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_engine import FakeEngine
+from fake_tower import BEGIN, END, HIDDEN, PIECES, PLACEHOLDER, FakeTower, config, image, images
+from toy_engine import Greedy, ToyEngine, answer, executor
+
+import rlx
+from rlx.errors import ArgumentError, BusyError, ConfigError, ImageError, MultimodalError, PromptError
+from rlx.prompt import Prompt
+from rlx.runners.cached import CachedRunner
+from rlx.runners.images import ImageInput, placed
+from rlx.runners.serving.executor import JobExecutor
+from rlx.runners.serving.job import Job
+
+IDS = [1, 2, BEGIN, PLACEHOLDER, END, 3]
+ROWS = 6  # of `image`
+
+
+def context(prompt: Any, tower: FakeTower | None = None, max_seq: int | None = None) -> Any:
+    return placed(prompt, images(tower or FakeTower()), 29, max_seq, "prompt", "qwen35 model")
+
+
+# ---------------------------------------------------------------------------------------------------- placeholders
+
+
+def test_a_placeholder_stands_once_or_as_often_as_the_image_has_rows() -> None:
+    long = [1, 2, BEGIN, *[PLACEHOLDER] * ROWS, 3]
+    short = [1, 2, BEGIN, PLACEHOLDER, 3]
+    for ids in (long, short, np.array(short)):
+        found = context(Prompt(ids, [image()]))
+        assert found.ids == [1, 2, BEGIN, *[0] * ROWS, 3], "rows are looked up as pad"
+        assert found.images.spans == [(3, 3 + ROWS)]
+        assert found.text_ids == [1, 2, BEGIN, 3]
+
+
+def test_several_images_stand_in_order_and_the_same_one_may_come_again() -> None:
+    wide = image(1, 8, 40)  # 1 x 5
+    found = context(Prompt([PLACEHOLDER, 1, PLACEHOLDER, 2, PLACEHOLDER], [image(), wide, image()]))
+    assert found.images.spans == [(0, 6), (7, 12), (13, 19)]
+    first, _, last = (each for _, each in found.images.places)
+    assert first is last and len(found) == 19
+
+
+@pytest.mark.parametrize(
+    ("ids", "count", "said"),
+    [
+        ([1, PLACEHOLDER], 0, "prompt: the number of images is 0, and that of placeholders is 1"),
+        ([1, PLACEHOLDER], 2, "the number of images is 2, and that of placeholders is 1. A run of the id 30"),
+        ([1, 2], 1, "the number of images is 1, and that of placeholders is 0"),
+        ([1, PLACEHOLDER, PLACEHOLDER], 2, "the number of images is 2, and that of placeholders is 1"),
+        ([1, *[PLACEHOLDER] * 4], 1, "image 0: the image has 6 rows, and its placeholder stands there 4 times"),
+    ],
+)
+def test_placeholders_and_images_must_match(ids: list[int], count: int, said: str) -> None:
+    with pytest.raises(MultimodalError, match=said):
+        context(Prompt(ids, [image()] * count))
+
+
+def test_other_ids_outside_the_vocabulary_are_refused_beside_images() -> None:
+    with pytest.raises(PromptError, match="id 29 at position 1 is outside the vocabulary of 29"):
+        context(Prompt([PLACEHOLDER, 29], [image()]))
+
+
+def test_an_image_that_is_too_large_for_the_context_is_named() -> None:
+    with pytest.raises(PromptError, match=r"it has 11 tokens, 6 of them of images, and the context holds 10.*max_seq"):
+        context(Prompt([1, 2, 3, PLACEHOLDER, 4, 5], [image()]), max_seq=10)
+
+
+def test_an_image_that_no_tower_takes_is_named_with_its_number() -> None:
+    long = np.zeros((1, 10_000, 3), np.uint8)
+    with pytest.raises(ImageError, match=r"prompt, image 1: .*200"):
+        context(Prompt([PLACEHOLDER, 1, PLACEHOLDER], [image(), long]))
+    with pytest.raises(ImageError, match=r"image 1: an image is an array of float64 \[2, 2\]"):
+        Prompt([PLACEHOLDER], [image(), np.zeros((2, 2))])
+
+
+def test_a_model_without_a_tower_says_why() -> None:
+    made = images(None)
+    assert not made.is_supported
+    with pytest.raises(MultimodalError, match=r"model\.gguf: the model takes text only"):
+        placed(Prompt(IDS, [image()]), made, 40, None, "prompt", "llama model")
+    assert placed(Prompt([1, 2]), made, 40, None, "prompt", "llama model").ids == [1, 2]
+
+
+# ---------------------------------------------------------------------------------------------------- the engine loop
+
+
+def job(prompt: list[int], made: ImageInput | None = None, seed: int = 0, limit: int = 6) -> Job:
+    if made is None:
+        return Job(prompt, Greedy(), limit, watched=False)
+    found = placed(Prompt([*prompt, PLACEHOLDER, 7], [image(seed)]), made, 29, None, "prompt", "model")
+    return Job(found.ids, Greedy(), limit, watched=False, images=found.images)
+
+
+def run(made: JobExecutor) -> None:
+    for _ in range(500):
+        if not made.turn():
+            return
+    raise AssertionError("it goes round in circles")
+
+
+def test_others_decode_between_the_pieces_of_an_image() -> None:
+    tower = FakeTower()
+    loop, given = executor(ToyEngine()), images(tower)
+    talking, seeing = job([1, 2, 3], limit=40), job([1], given)
+    seen: list[int] = []
+    loop.receive(talking)
+    loop.turn()
+    loop.receive(seeing)
+    while not seeing.tokens:
+        seen.append(len(talking.tokens))
+        loop.turn()
+    assert seen == list(range(seen[0], seen[0] + len(seen))), "a token for each piece"
+    assert len(seen) > PIECES
+    run(loop)
+    assert talking.tokens == answer(talking.prompt, 40) and seeing.tokens == answer(seeing.prompt, 6)
+    assert seeing.embeddings.spans[0].rows.shape == (ROWS, HIDDEN) and seeing.embeddings.spans[0].start == 1
+
+
+def test_two_requests_with_one_image_encode_it_once() -> None:
+    tower = FakeTower()
+    loop, given = executor(ToyEngine()), images(tower)
+    jobs = [job([1], given), job([2, 3], given), job([1], given, seed=5)]
+    for each in jobs:
+        loop.receive(each)
+    run(loop)
+    assert all(each.tokens == answer(each.prompt, 6) for each in jobs)
+    assert tower.begun == 2 and given.stats()["images"]["encoded"] == 2
+
+
+def test_an_aborted_request_gives_its_image_up_and_others_go_on() -> None:
+    tower = FakeTower()
+    loop, given = executor(ToyEngine()), images(tower)
+    gone, other = job([1], given), job([2], given, seed=3)
+    loop.receive(gone)
+    loop.receive(other)
+    for _ in range(3):
+        loop.turn()
+    gone.stopped_at = 0
+    loop.receive(gone)
+    run(loop)
+    assert (gone.ended, gone.tokens, tower.closed) == (True, [], 1)
+    assert other.tokens == answer(other.prompt, 6)
+
+
+def test_a_broken_image_ends_its_own_request_only() -> None:
+    tower = FakeTower()
+    loop, given = executor(ToyEngine()), images(tower)
+    tower.trouble = ConfigError("broken")
+    bad, good = job([1], given), job([2], given, seed=3)
+    loop.receive(bad)
+    loop.receive(good)
+    run(loop)
+    assert isinstance(bad.error, ConfigError) and bad.ended
+    assert good.tokens == answer(good.prompt, 6)
+
+
+def test_closing_in_the_middle_of_an_image_ends_everything() -> None:
+    tower = FakeTower()
+    loop, given = executor(ToyEngine()), images(tower)
+    waits = job([1], given)
+    loop.receive(waits)
+    loop.turn()
+    loop.turn()
+    loop.end_all(BusyError("closed"))
+    assert isinstance(waits.error, BusyError) and tower.closed == 1 and not loop.turn()
+
+
+# ---------------------------------------------------------------------------------------------------- runners
+
+
+def runner(tower: FakeTower | None = None, **options: Any) -> tuple[CachedRunner, FakeTower]:
+    made: Any = FakeEngine(max_seq=40, **options)
+    tower = tower or FakeTower()
+    made.images = images(tower)
+    return CachedRunner(made), tower
+
+
+def test_every_call_takes_a_prompt_with_images_and_the_tower_works_once() -> None:
+    made, tower = runner()
+    prompt = Prompt(IDS, [image()])
+    expanded = [1, 2, BEGIN, *[0] * ROWS, END, 3]
+    assert made.supports_multimodal and made.count_tokens(prompt) == len(expanded)
+    options: dict[str, Any] = {"stop_at_eog": False}
+    same = list(made.generate(expanded, 3, **options))  # the engine knows ids only
+    assert list(made.generate(prompt, 3, **options)) == same
+    assert [step.token for step in made.stream(prompt, 3, **options)] == same
+    assert list(made.submit(rlx.Request(prompt, 3, **options)).result()) == same
+    assert made.generate_batch([prompt, expanded], 3, **options) == [same, same]
+    np.testing.assert_array_equal(made.predict_logits(prompt), made.predict_logits(expanded))
+    assert made.predict_logits(prompt, all_positions=True).shape == (len(expanded), 40)
+    np.testing.assert_array_equal(made.prefill_logits(prompt), made.predict_logits(expanded))
+    assert made.past_seq == len(expanded) and len(made.decode_logits(4)) == 40
+    np.testing.assert_allclose(made.embed(prompt), made.embed(expanded))
+    scores = made.score(prompt)
+    assert np.flatnonzero(np.isnan(scores)).tolist() == list(range(2, 2 + ROWS)), "a row of an image has none"
+    assert tower.begun == 1 and made.stats()["images"]["encoded"] == 1
+    made.close()
+
+
+def test_features_and_pixels_of_an_image() -> None:
+    made, tower = runner()
+    rows = made.image_features(image())
+    assert rows.shape == (ROWS, HIDDEN) and rows.dtype == np.float32
+    rows[:] = 0
+    assert made.image_features(image()).any(), "what a caller gets is a copy"
+    found = made.preprocess_image(image())
+    assert found["grid"] == (2, 3) and found["pixel_values"].dtype == np.float32
+    assert tower.begun == 1
+    made.close()
+    with pytest.raises(BusyError):
+        made.image_features(image(9))
+
+
+def test_generate_multimodal_takes_questions_prompts_ids_and_raw_bytes() -> None:
+    made, _ = runner()
+    pixels, seen = image(), list[int]()
+    expected = list(made.generate(Prompt(IDS, [pixels]), 3, stop_at_eog=False))
+    assert list(made.generate_multimodal(IDS, [pixels], 3, stop_at_eog=False)) == expected
+    assert list(made.generate_multimodal(IDS, pixels, n_new=3, on_token=seen.append, stop_at_eog=False)) == expected
+    assert seen == expected
+    raw = pixels.tobytes()
+    original = made.generate_multimodal(IDS, raw, 24, 16, None, 3, None, stop_at_eog=False)
+    assert list(original) == expected
+    named = made.generate_multimodal(IDS, raw, width=24, height=16, n_new=3, stop_at_eog=False)
+    assert list(named) == expected
+    with pytest.raises(ArgumentError, match=r"1152 bytes, expected 24 x 17 x 3 = 1224"):
+        made.generate_multimodal(IDS, raw, width=24, height=17, n_new=3)
+    with pytest.raises(ArgumentError, match="the tokenizer is always that of the model"):
+        made.generate_multimodal(IDS, raw, 24, 16, "tokenizer.json", 3, None)
+    with pytest.raises(MultimodalError, match="the number of images is 2, and that of placeholders is 1"):
+        made.generate_multimodal(IDS, [pixels, pixels], 3)
+    made.close()
+
+
+def test_a_runner_goes_on_after_every_mistake(tmp_path: Any) -> None:
+    made, _ = runner()
+    (tmp_path / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\nrubbish")
+    for value in (tmp_path / "bad.png", tmp_path / "gone.png", b"nothing", "data:image/png;base64,AAAA", 3):
+        with pytest.raises(ImageError):
+            made.generate_multimodal(IDS, [value], 3)
+    with pytest.raises(ImageError):
+        made.generate(Prompt(IDS, [np.zeros((1, 10_000, 3), np.uint8)]), 1)
+    with pytest.raises(PromptError, match="64 of them of images, and the context holds 40"):
+        made.generate(Prompt(IDS, [image(0, 64, 64)]), 1)
+    assert len(made.generate(Prompt(IDS, [image()]), 3, stop_at_eog=False)) == 3
+    made.close()
+
+
+def test_closing_a_runner_ends_a_request_whose_image_is_encoded() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow(FakeTower):
+        def steps(self, patches: Any, seconds: float | None = None) -> Any:
+            begun.set()
+            assert go.wait(30)
+            yield from super().steps(patches, seconds)
+
+    made, _ = runner(Slow())
+    handle = made.submit(rlx.Request(Prompt(IDS, [image()]), 3))
+    assert begun.wait(30)
+    closing = threading.Thread(target=made.close)
+    closing.start()
+    while not made._loop.is_closed:
+        pass
+    go.set()
+    closing.join()
+    with pytest.raises(BusyError):
+        handle.result()
+
+
+def test_pan_and_scan_belongs_to_gemma3() -> None:
+    square = config("gemma3", image_size=24, min_pixels=0, max_pixels=0)
+    made = images(FakeTower(square), pan_and_scan=True)
+    parts = made.encoder.processor.parts(Prompt([1], [image(0, 300, 700)]).images[0])
+    tokens = made.tokens
+    assert tokens is not None and len(parts) > 3
+    assert tokens.laid_out([parts]).images == sum(not isinstance(part, str) for part in parts)
+    with pytest.raises(ArgumentError, match="pan_and_scan does not apply"):
+        _ = images(FakeTower(), pan_and_scan=True).encoder
