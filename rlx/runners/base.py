@@ -187,8 +187,8 @@ class LmRunner(ABC):
     ) -> Stream:
         """The tokens of `generate` as an iterator, also for `async for`.
 
-        Arguments are checked immediately; the generation starts with the first step that is asked for, and computes a
-        few tokens ahead of its reader. To end it early, close it or drop it.
+        Arguments are checked immediately; the generation starts with the first step that is asked for. To end it early,
+        close it or drop it.
 
             for step in runner.stream(ids, 20):
                 print(step.text, end="", flush=True)
@@ -220,7 +220,9 @@ class LmRunner(ABC):
         """
         if not isinstance(request, Request):
             raise ArgumentError(f"expected a Request, found a {type(request).__name__}", where="submit")
-        return self._start(self._plan(request))
+        handle = self._start(self._plan(request))
+        self._loop.wake()
+        return handle
 
     @known_arguments
     def generate_batch(
@@ -264,7 +266,7 @@ class LmRunner(ABC):
         handles: list[Handle] = []
         try:
             handles += self._started(plans)
-            read_together(handles, bell)
+            read_together(self._loop, handles, bell)
         finally:
             for handle in handles:
                 handle.abort()

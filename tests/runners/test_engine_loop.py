@@ -226,13 +226,13 @@ def test_several_that_are_read_together(loop: EngineLoop) -> None:
         handle(loop, 5 + i, [i], bell=bell, on_token=lambda token, i=i: told.append((i, token)), watched=i % 2 == 0)
         for i in range(5)
     ]
-    read_together(handles, bell)
+    read_together(loop, handles, bell)
     for i, made in enumerate(handles):
         assert made.result() == answer([i], 5 + i) == [token for at, token in told if at == i]
     loop._executor._engine.broken = {9}  # type: ignore[attr-defined]
     handles = [handle(loop, 500, [i], bell=bell) for i in (1, 9, 2)]
     with pytest.raises(NumericalError):
-        read_together(handles, bell)
+        read_together(loop, handles, bell)
     assert until(loop, lambda: loop.is_idle)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from rlx.errors import DeadlineError, PoolFullError
 from rlx.runners.generation.checks import check_finite
+from rlx.runners.serving.bell import Bell
 from rlx.runners.serving.job import AHEAD, Job, Logits, Task
 from rlx.runners.serving.scheduler import Scheduler
 from rlx.runtime.batch import Batch, Segment
@@ -146,6 +147,12 @@ class JobExecutor:
             return True
         self._wake()
         return False
+
+    def wanted_by_others(self, bell: Bell | None) -> bool:
+        """Whether there is anything to do but for the consumers at this bell, who drive when they wait."""
+        self._wake()
+        others = any(job.bell is not bell for job in self.scheduler.jobs())
+        return others or bool(self.scheduler.tasks or self._paused or self._limited)
 
     def seconds_left(self) -> float | None:
         """Time to the next deadline; None if there is none."""

@@ -71,14 +71,14 @@ class Handle:
             return self._all_at_once()
         while not self._ended:
             if not self.read():
-                job.bell.wait(self.has_news)
+                self._loop.wait(job.bell, self.has_news)
         self._given(len(self._steps))
         return self._generation()
 
     def _all_at_once(self) -> Generation:
         """The result where nobody looks at steps: none are made."""
         job, stopping = self._job, self._output.stopping
-        job.bell.wait(lambda: job.ended or self._ended)
+        self._loop.wait(job.bell, lambda: job.ended or self._ended)
         tokens = job.tokens[: job.stopped_at]
         if not self._ended:
             for token in tokens:
@@ -104,12 +104,13 @@ class Handle:
     def step(self, at: int) -> Step | None:
         """Waits for step number `at`; None if the request ended before it."""
         while not self._is_there(at):
-            self._job.bell.wait(lambda: self._has_news(at))
+            self._loop.wait(self._job.bell, lambda: self._has_news(at))
         return self._given(at)
 
     async def step_async(self, at: int) -> Step | None:
         """As `step`, for an asyncio task."""
         while not self._is_there(at):
+            self._loop.wake()  # the task's own thread must not compute
             await self._job.bell.wait_async(lambda: self._has_news(at))
         return self._given(at)
 
@@ -289,10 +290,11 @@ class Stream(Iterator[Step], AsyncIterator[Step]):
         self.close()
 
 
-def read_together(handles: list[Handle], bell: Bell) -> None:
+def read_together(loop: EngineLoop, handles: list[Handle], bell: Bell) -> None:
     """Reads several handles to their ends, whichever has news.
 
     Args:
+        loop: computes them.
         bell: the one that all of their jobs ring.
 
     Raises:
@@ -301,7 +303,7 @@ def read_together(handles: list[Handle], bell: Bell) -> None:
     try:
         while left := [handle for handle in handles if not handle.is_over]:
             if not sum(handle.read() for handle in left):  # all of them, not only up to the first
-                bell.wait(lambda: any(handle.has_news() for handle in handles))
+                loop.wait(bell, lambda: any(handle.has_news() for handle in handles))
             for handle in left:
                 if handle.is_over:
                     handle.result()

@@ -1,8 +1,11 @@
-"""The engine loop: one thread computes the requests of all callers, a step at a time.
+"""The engine loop: computes the requests of all callers, a step at a time, in one thread at a time.
 
-Runners stage, between the runners and the engine. Callers post jobs and tasks into an inbox; the thread reads it
-between turns (`executor.py`). Nothing but this thread touches the engine's sequences, so an interrupt of a caller
-(Ctrl-C) never meets a half-done step.
+Runners stage, between the runners and the engine. Callers post jobs and tasks into an inbox. The thread that drives the
+loop reads it between turns (`executor.py`), and nobody else touches the engine's sequences.
+
+To wake another thread costs as much as a step of a small model. So a caller that waits drives the loop itself as long
+as nobody else does, and turns are short. Everything else is driven by a thread of the loop's own: long turns, because
+Ctrl-C waits for the turn of the main thread; and what goes on while no caller waits.
 """
 
 from __future__ import annotations
@@ -12,12 +15,16 @@ import queue
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar, overload
 
 from rlx.errors import BusyError, PoolFullError, ResourceError, named_refusals
 from rlx.runners.opening.options import SLOTS, STALL_MS
 from rlx.runners.serving.at_exit import closed_at_exit
+from rlx.runners.serving.bell import Bell
+from rlx.runners.serving.deferred import DeferredInterrupt
 from rlx.runners.serving.executor import JobExecutor, StepEngine
 from rlx.runners.serving.job import Job, Logits, Task
 from rlx.runners.serving.scheduler import Scheduler
@@ -26,11 +33,13 @@ from rlx.runtime.batch import Batch
 Message = Job | Task | tuple[Job, ...] | None
 T = TypeVar("T")
 
+BRIEF = 0.05  # seconds: callers compute turns themselves as long as turns take no longer
+
 
 class EngineLoop:
-    """Computes jobs on an engine, in one thread of its own, which starts with the first job.
+    """Computes jobs on an engine, in the threads of callers that wait and in one thread of its own.
 
-    The thread holds the loop only while it computes: a loop that nobody refers to ends.
+    Its thread starts when it is needed, and holds the loop only while it computes: a loop that nobody refers to ends.
 
     Args:
         engine: the sequences and their steps.
@@ -39,7 +48,7 @@ class EngineLoop:
         clock: seconds.
 
     Attributes:
-        scheduler: the jobs, in the order in which they are served. Only the loop's thread changes it.
+        scheduler: the jobs, in the order in which they are served. Only the thread that drives changes it.
     """
 
     def __init__(
@@ -53,18 +62,28 @@ class EngineLoop:
         self._engine, self._closed = engine, False
         self.scheduler = Scheduler(slots, stall_ms / 1000, engine.most_rows)
         self._begin()
-        self._executor = JobExecutor(engine, self.scheduler, clock, lambda: not self._inbox.empty())
+        self._executor = JobExecutor(engine, self.scheduler, clock, lambda: bool(self._inbox))
 
     def _begin(self) -> None:
-        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._driver: dict[str, threading.Thread] = {}  # the thread that drives; it enters itself
-        weakref.finalize(self, self._inbox.put, None).atexit = False  # an idle thread waits at the inbox
+        self._inbox: deque[Message] = deque()
+        self._driving = threading.Lock()  # held by the thread that drives
+        self._driver: int | None = None  # its number
+        self._longest = float("inf")  # seconds of the last turn
+        self._alarm: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the loop's own thread
+        self._thread: dict[str, threading.Thread] = {}  # it enters itself
+        weakref.finalize(self, self._alarm.put, None).atexit = False  # an idle thread waits at the alarm
 
     # ---------------------------------------------------------------------------------------------- for callers
 
     def submit(self, *jobs: Job) -> None:
-        """Hands jobs over, which begin together; `BusyError` if the loop is closed."""
-        self._post(jobs)
+        """Hands jobs over, which begin together, as soon as somebody waits for one of them or `wake` is called.
+
+        Raises:
+            BusyError: the loop is closed.
+        """
+        if self._closed:
+            raise closed_error()
+        self._inbox.append(jobs)
 
     def stop(self, job: Job, count: int) -> None:
         """Ends a job before its time, or cuts it afterwards; its consumer uses the first `count` tokens."""
@@ -75,12 +94,25 @@ class EngineLoop:
         """Tells that the consumer has taken tokens of a job that is held."""
         self._tell(job)
 
+    def wait(self, bell: Bell, ready: Callable[[], bool]) -> None:
+        """Waits until `ready()`, which `bell` rings for; drives the loop meanwhile where it can."""
+        if not ready():
+            self._compute_here(bell, ready)
+            self._end_if_closed()
+            bell.wait(ready)
+
+    def wake(self) -> None:
+        """Has the loop's own thread compute what is to be computed."""
+        if not (self._thread or self._closed):
+            self._start()
+        self._alarm.put(None)
+
     @overload
     def call(self, work: Callable[[], Generator[None, None, T]]) -> T: ...
     @overload
     def call(self, work: Callable[[], T]) -> T: ...
     def call(self, work: Callable[[], Any]) -> Any:
-        """Runs `work` in the loop's thread between two steps, and returns its result.
+        """Runs `work` between two steps, in the thread that drives, and returns its result.
 
         If it returns a generator, this is run to its end; between its `yield`s jobs are computed. An interrupt of the
         waiting thread closes it at its next `yield`.
@@ -90,15 +122,18 @@ class EngineLoop:
             BaseException: what `work` raises.
         """
         task = Task(work)
-        if self._driver.get("thread") is threading.current_thread():
+        if self._driver == threading.get_ident():
             while not task.ended:
                 task.step()
         else:
-            self._post(task)
+            if self._closed:
+                raise closed_error()
+            self._inbox.append(task)
             try:
-                task.bell.wait(lambda: task.ended)
+                self.wait(task.bell, lambda: task.ended)
             except BaseException:
                 task.cancelled = True
+                self.wake()
                 task.bell.wait(lambda: task.ended)
                 raise
         if task.error is not None:
@@ -131,9 +166,9 @@ class EngineLoop:
                     raise
 
     def release(self, sequence: Any) -> None:
-        """Closes a sequence soon, in the loop's thread."""
+        """Closes a sequence soon, in the thread that drives."""
         if not self._closed:
-            self._post(Task(sequence.close))
+            self._tell(Task(sequence.close))
 
     def task_rows(self) -> int:
         """How many rows a task may compute before its next `yield`."""
@@ -147,7 +182,7 @@ class EngineLoop:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is computed, and nobody waits."""
-        return self._inbox.empty() and not (self.scheduler.jobs() or self.scheduler.tasks)
+        return not (self._inbox or self.scheduler.jobs() or self.scheduler.tasks)
 
     def stats(self) -> dict[str, Any]:
         """Number of jobs that wait (`queue`) and that have started (`running`), and the counters."""
@@ -157,38 +192,81 @@ class EngineLoop:
     def close(self) -> None:
         """Ends every job and task with a `BusyError`, and the thread. Can be called more than once."""
         self._closed = True
-        self._inbox.put(None)
-        thread = self._driver.get("thread")
+        self._alarm.put(None)
+        thread = self._thread.get("thread")
         if thread is not None and thread is not threading.current_thread():
             thread.join()
         self._end_if_closed()
 
-    # ---------------------------------------------------------------------------------------------- the thread
-
-    def _post(self, message: Message) -> None:
-        """Hands over something new."""
-        if self._closed:
-            raise closed_error()
-        if not self._driver:
-            self._start()
-        self._tell(message)
+    # ---------------------------------------------------------------------------------------------- driving
 
     def _tell(self, message: Message) -> None:
-        self._inbox.put(message)
-        self._end_if_closed()
+        """Leaves a message. It is read at once, unless somebody else drives and reads it soon."""
+        self._inbox.append(message)
+        self._compute_here(None, lambda: True)
 
     def _end_if_closed(self) -> None:
-        """Once the thread has ended nobody reads the inbox: ends what came in meanwhile."""
-        thread = self._driver.get("thread")
-        if self._closed and (thread is None or not thread.is_alive()):
-            self._read()
+        """After the end nobody reads the inbox: ends what came in meanwhile."""
+        if self._closed and self._driver != threading.get_ident():
+            with self._driving:  # after the last turn
+                self._read()
+                self._executor.end_all(closed_error())
+
+    def _compute_here(self, bell: Bell | None, ready: Callable[[], bool]) -> None:
+        """Drives in this thread until `ready()`, if nobody else drives and turns are short; else has it driven."""
+        done = False
+        with DeferredInterrupt() as interrupt:
+            if self._longest <= BRIEF and self._driving.acquire(blocking=False):
+                try:
+                    self._driver = threading.get_ident()
+                    self._read()
+                    while not ready() and self._longest <= BRIEF and not interrupt.came and self._turn():
+                        pass
+                    done = ready() and not self._executor.wanted_by_others(bell)
+                except BaseException as error:  # of a signal handler: nobody knows what it interrupted
+                    self._executor.end_all(error)
+                    raise
+                finally:
+                    self._driver = None
+                    self._driving.release()
+            if not done or self._inbox:
+                self.wake()
+
+    def _turn(self) -> bool:
+        """Reads the inbox and computes a turn; returns whether there is more to do."""
+        self._read()
+        if self._closed:
             self._executor.end_all(closed_error())
+            return False
+        start = time.perf_counter()
+        more = self._executor.turn()
+        self._longest = time.perf_counter() - start
+        return more or bool(self._inbox)
+
+    def drive(self) -> float | None:
+        """Computes until there is nothing to do; returns how many seconds its thread may then sleep, or None."""
+        with self._driving:
+            self._driver = threading.get_ident()
+            try:
+                while self._turn():
+                    pass
+                return self._executor.seconds_left()
+            finally:
+                self._driver = None
+
+    def _read(self) -> None:
+        while self._inbox:
+            message = self._inbox.popleft()
+            if message is not None:
+                self._executor.receive(message)
+
+    # ---------------------------------------------------------------------------------------------- its own thread
 
     def _start(self) -> None:
         """Starts the thread. Of two that are started at the same time, the second ends at once."""
         _loops.add(self)
         closed_at_exit(self)
-        thread = threading.Thread(target=_drive, args=(weakref.ref(self), self._inbox), name="rlx-loop", daemon=True)
+        thread = threading.Thread(target=_drive, args=(weakref.ref(self), self._alarm), name="rlx-loop", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
@@ -196,31 +274,9 @@ class EngineLoop:
             raise ResourceError(f"the thread of the engine loop does not start: {error}", hint=hint) from error
 
     def claim(self) -> bool:
-        """Makes the current thread the one that drives; False if there is one already."""
+        """Makes the current thread the loop's own; False if there is one already."""
         thread = threading.current_thread()
-        return self._driver.setdefault("thread", thread) is thread
-
-    def drive(self, message: Message = None) -> float | None:
-        """Computes until there is nothing to do; returns how many seconds the thread may then sleep, or None.
-
-        Args:
-            message: what the thread has taken out of the inbox.
-        """
-        if message is not None:
-            self._executor.receive(message)
-        while True:
-            self._read()
-            if self._closed:
-                self._executor.end_all(closed_error())
-                return None
-            if not self._executor.turn() and self._inbox.empty():
-                return self._executor.seconds_left()
-
-    def _read(self) -> None:
-        while not self._inbox.empty():
-            message = self._inbox.get()
-            if message is not None:
-                self._executor.receive(message)
+        return self._thread.setdefault("thread", thread) is thread
 
     def forget(self) -> None:
         """For a forked child: the thread does not exist there, and what it was computing is lost."""
@@ -229,25 +285,25 @@ class EngineLoop:
         self._executor.end_all(BusyError("the process was forked meanwhile", where="engine loop", hint=hint))
 
 
-def _drive(loop_of: weakref.ref[EngineLoop], inbox: queue.SimpleQueue[Message]) -> None:
-    """The thread of a loop. While it sleeps it holds the inbox only."""
+def _drive(loop_of: weakref.ref[EngineLoop], alarm: queue.SimpleQueue[None]) -> None:
+    """The thread of a loop. While it sleeps it holds the alarm only."""
     loop = loop_of()
     if loop is None or not loop.claim():
         return
     del loop
     seconds: float | None = None
     while True:
-        try:
-            message = inbox.get(timeout=seconds)
-        except queue.Empty:  # a deadline
-            message = None
+        with suppress(queue.Empty):  # a deadline
+            alarm.get(timeout=seconds)
+            while True:
+                alarm.get_nowait()
         loop = loop_of()
         if loop is None:
             return
-        seconds = loop.drive(message)
+        seconds = loop.drive()
         if loop.is_closed:
             return
-        del loop, message
+        del loop
 
 
 def closed_error() -> BusyError:

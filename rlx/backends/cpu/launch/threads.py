@@ -30,7 +30,7 @@ MAX_WORKERS = 1024
 # less than the cost of waking (5 to 30 us). Idle: the time between two steps of a caller without much other work, such
 # as 30 us between tokens, or 70 us after a verifying step.
 STEP_SPIN = 10_000
-IDLE_SPIN = 100_000
+IDLE_SPIN = 300_000
 
 
 class RuntimeLibrary:
