@@ -30,6 +30,8 @@ def tokens_as_numbers(eog_ids: Collection[int] = ()) -> Any:
 class FakeSequence:
     """Ids, and the state of the net after each of them."""
 
+    recurrent = False
+
     def __init__(self, engine: FakeEngine, prompt: Sequence[int], shared: bool) -> None:
         self.engine, self.shared = engine, shared
         known = max((_common(ids, prompt) for ids in engine.known()), default=0) if shared else 0

@@ -15,12 +15,15 @@ import numpy.typing as npt
 
 Pages = npt.NDArray[np.int32]
 
+_LOOK = 1024  # pages looked at in one go
+
 
 class PageAllocator:
     """Counted references to pages.
 
     Args:
         count: how many pages there are.
+        apart: how many pages lie between the beginnings of two sequences, if they are free.
 
     Attributes:
         owners: i32 [count], how many owners hold each page; 0 is a free page.
@@ -30,8 +33,8 @@ class PageAllocator:
         used: number of pages that are not free.
     """
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, apart: int) -> None:
+        self.count, self._apart_by, self._next = count, apart, 0
         self.owners, self.indexed, self.frozen = (np.zeros(count, np.int32) for _ in range(3))
         self.used = 0
 
@@ -54,12 +57,15 @@ class PageAllocator:
         return page
 
     def _apart(self) -> int:
-        """The free page with the most free pages behind it, away from the sequence before: both can then grow."""
-        edges = np.flatnonzero(np.diff(np.concatenate([[1], self.owners != 0, [1]]).astype(np.int8)))
-        starts, ends = edges[::2], edges[1::2]  # runs of free pages
-        widest = int(np.argmax(ends - starts))
-        start, end = int(starts[widest]), int(ends[widest])
-        return start if start == 0 else start + (end - start) // 2
+        """The first free page at or after the place where the next sequence begins."""
+        for begin, end in (self._next, self.count), (0, self._next):
+            for at in range(begin, end, _LOOK):
+                free = np.flatnonzero(self.owners[at : min(at + _LOOK, end)] == 0)
+                if len(free):
+                    page = at + int(free[0])
+                    self._next = (page + self._apart_by) % self.count
+                    return page
+        raise AssertionError("no page is free")
 
     def share(self, pages: Iterable[int], *, index: bool = False) -> None:
         """One more owner for each of the pages."""

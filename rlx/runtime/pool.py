@@ -85,7 +85,7 @@ class CachePool:
         count = min(kv_bytes // sizes.page_bytes if sizes.page_bytes else MAX_PAST, MAX_PAST // sizes.page)
         slots = min(kv_bytes // sizes.slot_bytes, SLOTS) if sizes.slot_bytes else 0
         self.memory = PoolMemory(graph, sizes, count, slots)
-        self.pages = PageAllocator(count)
+        self.pages = PageAllocator(count, page_count(max_seq, sizes.page))
         self.index = PrefixIndex(self.pages, sizes.page, self._freed)
         self.counters = PrefixCounters()
         self._slots = _Slots(list(range(slots - 1, -1, -1)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from copy import deepcopy
+from functools import cached_property
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -49,11 +50,14 @@ class Sampler:
             hint = "SampleOpts.greedy() is the default"  # type: ignore[unreachable]
             raise SamplingError(f"found {opts!r}, expected a SampleOpts", where="sample", hint=hint)
         self.opts = opts
-        self._random = np.random.Generator(np.random.PCG64(opts.seed))
         self._filters = filters_of(opts)
         self._mirostat = Mirostat(opts.mirostat_tau, opts.mirostat_eta) if opts.mirostat else None
         self._dry = Dry(opts, tokenizer) if opts.dry_multiplier else None
         self._recent = deque(history, _window(opts))
+
+    @cached_property
+    def _random(self) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64(self.opts.seed))  # a greedy sampler needs none
 
     def sample(self, logits: Logits, banned: Collection[int] = ()) -> int:
         """Chooses the next token for `logits`, float[vocab], and appends it to the history.

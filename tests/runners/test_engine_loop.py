@@ -51,7 +51,7 @@ def handle(
 
 
 def thread_of(loop: EngineLoop) -> threading.Thread:
-    return loop._driver["thread"]
+    return loop._thread["thread"]
 
 
 def in_thread(call: Callable[[], Any]) -> Any:

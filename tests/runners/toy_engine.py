@@ -34,6 +34,8 @@ def answer(prompt: Sequence[int], count: int) -> list[int]:
 class ToySequence(Context):
     """Ids that take room in the engine's pool."""
 
+    recurrent = False
+
     def __init__(self, engine: ToyEngine, ids: Sequence[int]) -> None:
         self.engine, self.ids = engine, list(ids)
         self.closed = self.paused = False

@@ -18,7 +18,7 @@ TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=22)
 
 def test_pages_lie_in_a_row_and_sequences_apart() -> None:
     """A sequence that grows gets the next page, as long as nobody else has it."""
-    pages = PageAllocator(64)
+    pages = PageAllocator(64, 30)
     first = [pages.take()]
     second = [pages.take()]
     for _ in range(20):
@@ -34,7 +34,7 @@ def test_pages_lie_in_a_row_and_sequences_apart() -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60))
 @settings(deadline=None)
 def test_owners_are_counted(steps: list[tuple[int, int]]) -> None:
-    pages, model = PageAllocator(12), Counter[int]()
+    pages, model = PageAllocator(12, 5), Counter[int]()
     frozen: dict[int, int] = {}
     for verb, number in steps:
         held = sorted(model)
@@ -74,7 +74,7 @@ class Writer:
     """
 
     def __init__(self, count: int) -> None:
-        self.pages = PageAllocator(count)
+        self.pages = PageAllocator(count, 3)
         self.freed: list[int] = []
         self.index = PrefixIndex(self.pages, PAGE, self.freed.extend)
         self.content: dict[tuple[int, int], tuple[int, ...]] = {}

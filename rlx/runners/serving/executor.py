@@ -199,11 +199,13 @@ class JobExecutor:
         """Several tokens in one native call; False if a step has to compute the next one."""
         start = self._clock()
         try:
-            stops = [*job.stop_ids]
+            stops, count = [*job.stop_ids], min(job.left, self._tokens_at_once(job))
+            if count == 1:
+                return False
             if job.drafts:
-                found = job.drafts.run(self._engine, job.sequence, job.tokens, job.left, stops)
+                found = job.drafts.run(self._engine, job.sequence, job.tokens, count, stops)
             else:
-                found = self._engine.greedy(job.sequence, job.tokens[-1], job.left, stops)
+                found = self._engine.greedy(job.sequence, job.tokens[-1], count, stops)
         except PoolFullError:  # room for one step may be there
             return False
         except BaseException as error:
@@ -216,6 +218,12 @@ class JobExecutor:
             if self._add(job, token, None):
                 break
         return bool(found)
+
+    def _tokens_at_once(self, job: Job) -> int:
+        """Maximum number of tokens in a native call. Somebody who looks at each gets those of a short time together."""
+        if not job.watched:
+            return job.left
+        return max(1, min(job.taken + AHEAD - len(job.tokens), int(QUIET / self.scheduler.cost.of_one)))
 
     def _step(self, jobs: list[Job]) -> None:
         """One token of each job, or several where drafts are right."""

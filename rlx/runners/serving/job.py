@@ -157,8 +157,13 @@ class Job:
 
     @property
     def runs_natively(self) -> bool:
-        """Whether one native call may compute several tokens: greedy ones, and nobody looks at each."""
-        return self.is_greedy and not self.watched and not self.with_logits and not self.banned
+        """Whether one native call may compute several tokens: greedy ones, and nobody needs their logits.
+
+        If the consumer looks at each token it may stop at any of them: the sequence has to be able to go back.
+        """
+        if not self.is_greedy or self.with_logits or self.banned:
+            return False
+        return not (self.watched and self.sequence.recurrent)
 
     def is_last(self, token: int) -> bool:
         """Whether the job ends with this token."""

@@ -70,7 +70,7 @@ class EngineLoop:
         self._driver: int | None = None  # its number
         self._longest = float("inf")  # seconds of the last turn
         self._alarm: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the loop's own thread
-        self._thread: dict[str, threading.Thread] = {}  # it enters itself
+        self._thread: dict[str, threading.Thread] = {}
         weakref.finalize(self, self._alarm.put, None).atexit = False  # an idle thread waits at the alarm
 
     # ---------------------------------------------------------------------------------------------- for callers
@@ -81,9 +81,7 @@ class EngineLoop:
         Raises:
             BusyError: the loop is closed.
         """
-        if self._closed:
-            raise closed_error()
-        self._inbox.append(jobs)
+        self._post(jobs)
 
     def stop(self, job: Job, count: int) -> None:
         """Ends a job before its time, or cuts it afterwards; its consumer uses the first `count` tokens."""
@@ -126,9 +124,7 @@ class EngineLoop:
             while not task.ended:
                 task.step()
         else:
-            if self._closed:
-                raise closed_error()
-            self._inbox.append(task)
+            self._post(task)
             try:
                 self.wait(task.bell, lambda: task.ended)
             except BaseException:
@@ -194,11 +190,20 @@ class EngineLoop:
         self._closed = True
         self._alarm.put(None)
         thread = self._thread.get("thread")
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread.ident is not None and thread is not threading.current_thread():
             thread.join()
         self._end_if_closed()
 
     # ---------------------------------------------------------------------------------------------- driving
+
+    def _post(self, message: Message) -> None:
+        """Leaves something new, which waits until somebody drives."""
+        if self._closed:
+            raise closed_error()
+        if self not in _loops:
+            _loops.add(self)
+            closed_at_exit(self)
+        self._inbox.append(message)
 
     def _tell(self, message: Message) -> None:
         """Leaves a message. It is read at once, unless somebody else drives and reads it soon."""
@@ -263,20 +268,17 @@ class EngineLoop:
     # ---------------------------------------------------------------------------------------------- its own thread
 
     def _start(self) -> None:
-        """Starts the thread. Of two that are started at the same time, the second ends at once."""
-        _loops.add(self)
-        closed_at_exit(self)
+        """Starts the thread; of two callers at the same time one does."""
         thread = threading.Thread(target=_drive, args=(weakref.ref(self), self._alarm), name="rlx-loop", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            hint = "Raise the limit on processes (`ulimit -u`)"
-            raise ResourceError(f"the thread of the engine loop does not start: {error}", hint=hint) from error
-
-    def claim(self) -> bool:
-        """Makes the current thread the loop's own; False if there is one already."""
-        thread = threading.current_thread()
-        return self._thread.setdefault("thread", thread) is thread
+        with DeferredInterrupt():
+            if self._thread.setdefault("thread", thread) is not thread:
+                return
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self._thread.clear()
+                hint = "Raise the limit on processes (`ulimit -u`)"
+                raise ResourceError(f"the thread of the engine loop does not start: {error}", hint=hint) from error
 
     def forget(self) -> None:
         """For a forked child: the thread does not exist there, and what it was computing is lost."""
@@ -287,10 +289,6 @@ class EngineLoop:
 
 def _drive(loop_of: weakref.ref[EngineLoop], alarm: queue.SimpleQueue[None]) -> None:
     """The thread of a loop. While it sleeps it holds the alarm only."""
-    loop = loop_of()
-    if loop is None or not loop.claim():
-        return
-    del loop
     seconds: float | None = None
     while True:
         with suppress(queue.Empty):  # a deadline

@@ -19,6 +19,8 @@ MOST_ROWS = 1 << 30
 class Context:
     """A sequence that is nothing but its ids, and the prompt embeddings of some."""
 
+    recurrent = False
+
     def __init__(self, embeddings: Any = None) -> None:
         self.ids: list[int] = []
         self.embeddings = embeddings

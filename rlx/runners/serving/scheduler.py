@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from rlx.runners.serving.job import Job, Task
 from rlx.runtime.prefix import Keys
@@ -70,6 +71,11 @@ class StepCost:
         now = seconds if known.count < 2 else min(seconds, 4 * known.seconds)
         known.seconds = now if known.count < 2 else known.seconds + RECENT * (now - known.seconds)
         known.count, known.at = known.count + 1, self._steps
+
+    @property
+    def of_one(self) -> float:
+        """Seconds of a step of one row; infinite before any was measured."""
+        return self._sizes[1].seconds if 1 in self._sizes else inf
 
     def update(self) -> None:
         """Computes `share` from what was measured."""

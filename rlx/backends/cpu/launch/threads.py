@@ -27,8 +27,8 @@ __all__ = ["SYMBOLS", "RuntimeLibrary", "WorkerPool", "runtime_llvm"]
 MAX_WORKERS = 1024
 
 # How long a wait spins before it sleeps, in nanoseconds. In a step: more than the usual difference between workers,
-# less than the cost of waking (5 to 30 us). Idle: the time between two steps of a caller without much other work, such
-# as 30 us between tokens, or 70 us after a verifying step.
+# less than the cost of waking (5 to 30 us). Idle: the time between two steps of a caller, such as 50 us between tokens,
+# 250 us between two requests, and more on a busy machine: a worker that went to sleep may miss half of a short step.
 STEP_SPIN = 10_000
 IDLE_SPIN = 300_000
 
