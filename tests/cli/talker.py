@@ -131,7 +131,7 @@ def in_a_terminal() -> None:
     def wait() -> None:
         os.write(1, WAITS.encode())
         end = time.monotonic() + 60
-        while time.monotonic() < end and not any(loop._inbox for loop in loops):
+        while time.monotonic() < end and not any(loop.driver.inbox for loop in loops):
             time.sleep(0.01)  # a step that lasts until its answer is not wanted any more
 
     from rlx.runners.serving.loop import _loops as loops

@@ -13,12 +13,9 @@ from typing import Any, Protocol
 
 from rlx.errors import DeadlineError, PoolFullError
 from rlx.runners.generation.checks import check_finite
-from rlx.runners.serving.bell import Bell
-from rlx.runners.serving.job import AHEAD, Job, Logits, Task
+from rlx.runners.serving.job import AHEAD, QUIET, Job, Logits, Task
 from rlx.runners.serving.scheduler import Scheduler
 from rlx.runtime.batch import Batch, Segment
-
-QUIET = 0.001  # seconds between two times that a consumer is woken, if its tokens come so quickly
 
 
 class StepEngine(Protocol):
@@ -138,21 +135,15 @@ class JobExecutor:
             self._resume()
         decodes = self._decode()
         if self.scheduler.has_others:
-            self._wake()
+            self.wake_consumers()
             self._task_next = not self._task_next
             if not (self._task_next and self._step_task()) and not self._prefill(decodes):
                 self._step_task()
         self._hold()
         if bool(self.scheduler.decoding()) or self.scheduler.others_want() or self._may_resume():
             return True
-        self._wake()
+        self.wake_consumers()
         return False
-
-    def wanted_by_others(self, bell: Bell | None) -> bool:
-        """Whether there is anything to do but for the consumers at this bell, who drive when they wait."""
-        self._wake()
-        others = any(job.bell is not bell for job in self.scheduler.jobs())
-        return others or bool(self.scheduler.tasks or self._paused or self._limited)
 
     def seconds_left(self) -> float | None:
         """Time to the next deadline; None if there is none."""
@@ -177,7 +168,7 @@ class JobExecutor:
                 job.held = job.is_ahead
                 self.scheduler.is_full = self.scheduler.is_full and not job.held  # it may be paused for another one
 
-    def _wake(self) -> None:
+    def wake_consumers(self) -> None:
         """Wakes the consumers of all new tokens."""
         for job in self._unheard:
             job.bell.ring()
@@ -199,7 +190,7 @@ class JobExecutor:
         """Several tokens in one native call; False if a step has to compute the next one."""
         start = self._clock()
         try:
-            stops, count = [*job.stop_ids], min(job.left, self._tokens_at_once(job))
+            stops, count = [*job.stop_ids], self.scheduler.tokens_at_once(job)
             if count == 1:
                 return False
             if job.drafts:
@@ -218,12 +209,6 @@ class JobExecutor:
             if self._add(job, token, None):
                 break
         return bool(found)
-
-    def _tokens_at_once(self, job: Job) -> int:
-        """Maximum number of tokens in a native call. Somebody who looks at each gets those of a short time together."""
-        if not job.watched:
-            return job.left
-        return max(1, min(job.taken + AHEAD - len(job.tokens), int(QUIET / self.scheduler.cost.of_one)))
 
     def _step(self, jobs: list[Job]) -> None:
         """One token of each job, or several where drafts are right."""

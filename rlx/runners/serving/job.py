@@ -24,6 +24,8 @@ Logits = npt.NDArray[np.float32]
 
 AHEAD = 8  # most tokens that a job computes before its consumer has taken them
 
+QUIET = 0.001  # seconds of tokens that a consumer may get together, if they come so quickly
+
 _numbers = itertools.count()
 
 

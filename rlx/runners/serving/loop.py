@@ -15,7 +15,6 @@ import queue
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, overload
@@ -25,15 +24,13 @@ from rlx.runners.opening.options import SLOTS, STALL_MS
 from rlx.runners.serving.at_exit import closed_at_exit
 from rlx.runners.serving.bell import Bell
 from rlx.runners.serving.deferred import DeferredInterrupt
+from rlx.runners.serving.driver import Driver, Message, closed_error
 from rlx.runners.serving.executor import JobExecutor, StepEngine
 from rlx.runners.serving.job import Job, Logits, Task
 from rlx.runners.serving.scheduler import Scheduler
 from rlx.runtime.batch import Batch
 
-Message = Job | Task | tuple[Job, ...] | None
 T = TypeVar("T")
-
-BRIEF = 0.05  # seconds: callers compute turns themselves as long as turns take no longer
 
 
 class EngineLoop:
@@ -61,14 +58,11 @@ class EngineLoop:
     ) -> None:
         self._engine, self._closed = engine, False
         self.scheduler = Scheduler(slots, stall_ms / 1000, engine.most_rows)
+        self._executor = JobExecutor(engine, self.scheduler, clock, lambda: bool(self.driver.inbox))
         self._begin()
-        self._executor = JobExecutor(engine, self.scheduler, clock, lambda: bool(self._inbox))
 
     def _begin(self) -> None:
-        self._inbox: deque[Message] = deque()
-        self._driving = threading.Lock()  # held by the thread that drives
-        self._driver: int | None = None  # its number
-        self._longest = float("inf")  # seconds of the last turn
+        self.driver = Driver(self._executor, lambda: self._closed, self.wake)
         self._alarm: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the loop's own thread
         self._thread: dict[str, threading.Thread] = {}
         weakref.finalize(self, self._alarm.put, None).atexit = False  # an idle thread waits at the alarm
@@ -95,8 +89,9 @@ class EngineLoop:
     def wait(self, bell: Bell, ready: Callable[[], bool]) -> None:
         """Waits until `ready()`, which `bell` rings for; drives the loop meanwhile where it can."""
         if not ready():
-            self._compute_here(bell, ready)
-            self._end_if_closed()
+            self.driver.here(bell, ready)
+            if self._closed:
+                self.driver.end_all()
             bell.wait(ready)
 
     def wake(self) -> None:
@@ -120,7 +115,7 @@ class EngineLoop:
             BaseException: what `work` raises.
         """
         task = Task(work)
-        if self._driver == threading.get_ident():
+        if self.driver.is_here:
             while not task.ended:
                 task.step()
         else:
@@ -178,7 +173,7 @@ class EngineLoop:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is computed, and nobody waits."""
-        return not (self._inbox or self.scheduler.jobs() or self.scheduler.tasks)
+        return not (self.driver.inbox or self.scheduler.jobs() or self.scheduler.tasks)
 
     def stats(self) -> dict[str, Any]:
         """Number of jobs that wait (`queue`) and that have started (`running`), and the counters."""
@@ -192,7 +187,7 @@ class EngineLoop:
         thread = self._thread.get("thread")
         if thread is not None and thread.ident is not None and thread is not threading.current_thread():
             thread.join()
-        self._end_if_closed()
+        self.driver.end_all()
 
     # ---------------------------------------------------------------------------------------------- driving
 
@@ -203,67 +198,12 @@ class EngineLoop:
         if self not in _loops:
             _loops.add(self)
             closed_at_exit(self)
-        self._inbox.append(message)
+        self.driver.inbox.append(message)
 
     def _tell(self, message: Message) -> None:
         """Leaves a message. It is read at once, unless somebody else drives and reads it soon."""
-        self._inbox.append(message)
-        self._compute_here(None, lambda: True)
-
-    def _end_if_closed(self) -> None:
-        """After the end nobody reads the inbox: ends what came in meanwhile."""
-        if self._closed and self._driver != threading.get_ident():
-            with self._driving:  # after the last turn
-                self._read()
-                self._executor.end_all(closed_error())
-
-    def _compute_here(self, bell: Bell | None, ready: Callable[[], bool]) -> None:
-        """Drives in this thread until `ready()`, if nobody else drives and turns are short; else has it driven."""
-        done = False
-        with DeferredInterrupt() as interrupt:
-            if self._longest <= BRIEF and self._driving.acquire(blocking=False):
-                try:
-                    self._driver = threading.get_ident()
-                    self._read()
-                    while not ready() and self._longest <= BRIEF and not interrupt.came and self._turn():
-                        pass
-                    done = ready() and not self._executor.wanted_by_others(bell)
-                except BaseException as error:  # of a signal handler: nobody knows what it interrupted
-                    self._executor.end_all(error)
-                    raise
-                finally:
-                    self._driver = None
-                    self._driving.release()
-            if not done or self._inbox:
-                self.wake()
-
-    def _turn(self) -> bool:
-        """Reads the inbox and computes a turn; returns whether there is more to do."""
-        self._read()
-        if self._closed:
-            self._executor.end_all(closed_error())
-            return False
-        start = time.perf_counter()
-        more = self._executor.turn()
-        self._longest = time.perf_counter() - start
-        return more or bool(self._inbox)
-
-    def drive(self) -> float | None:
-        """Computes until there is nothing to do; returns how many seconds its thread may then sleep, or None."""
-        with self._driving:
-            self._driver = threading.get_ident()
-            try:
-                while self._turn():
-                    pass
-                return self._executor.seconds_left()
-            finally:
-                self._driver = None
-
-    def _read(self) -> None:
-        while self._inbox:
-            message = self._inbox.popleft()
-            if message is not None:
-                self._executor.receive(message)
+        self.driver.inbox.append(message)
+        self.driver.here(None, lambda: True)
 
     # ---------------------------------------------------------------------------------------------- its own thread
 
@@ -298,15 +238,10 @@ def _drive(loop_of: weakref.ref[EngineLoop], alarm: queue.SimpleQueue[None]) -> 
         loop = loop_of()
         if loop is None:
             return
-        seconds = loop.drive()
+        seconds = loop.driver.run()
         if loop.is_closed:
             return
         del loop
-
-
-def closed_error() -> BusyError:
-    """The error of a call on a closed runner."""
-    return BusyError("the runner was closed", where="engine loop", hint="open the model again")
 
 
 _loops: weakref.WeakSet[EngineLoop] = weakref.WeakSet()

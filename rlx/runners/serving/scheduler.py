@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from rlx.runners.serving.job import Job, Task
+from rlx.runners.serving.bell import Bell
+from rlx.runners.serving.job import AHEAD, QUIET, Job, Task
 from rlx.runtime.prefix import Keys
 
 PACKED = 64  # prompts with at most so many rows left share one step: longer ones fill the cores alone
@@ -159,6 +160,16 @@ class Scheduler:
     def others_want(self) -> bool:
         """Whether somebody besides the running jobs wants the next step."""
         return self.has_others and bool(self.tasks or any(not job.paused for job in self.prefilling) or self._next())
+
+    def is_wanted_elsewhere(self, bell: Bell | None) -> bool:
+        """Whether there is anything to do but for the consumers at this bell, or a deadline to watch."""
+        return bool(self.tasks) or any(job.bell is not bell or job.seconds is not None for job in self.jobs())
+
+    def tokens_at_once(self, job: Job) -> int:
+        """Maximum number of tokens in a native call. Who looks at each gets those of a short time together."""
+        if not job.watched:
+            return job.left
+        return max(1, min(job.taken + AHEAD - len(job.tokens), job.left, int(QUIET / self.cost.of_one)))
 
     def budget(self, decodes: bool) -> int:
         """Maximum number of rows in a step that is no decode step, if somebody decodes or not."""

@@ -1,0 +1,113 @@
+"""Who drives the engine loop: one thread at a time reads the inbox and computes turns.
+
+Runners stage, under `loop.py`. A thread that waits for a result drives if nobody else does and turns are short.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from rlx.errors import BusyError
+from rlx.runners.serving.bell import Bell
+from rlx.runners.serving.deferred import DeferredInterrupt
+from rlx.runners.serving.executor import JobExecutor
+from rlx.runners.serving.job import Job, Task
+
+Message = Job | Task | tuple[Job, ...] | None
+
+BRIEF = 0.05  # seconds: callers compute turns themselves as long as turns take no longer
+
+
+class Driver:
+    """The inbox of a loop, and the right to compute what comes in.
+
+    Args:
+        executor: computes the turns.
+        is_closed: whether the loop was closed.
+        wake: has the loop's own thread drive.
+
+    Attributes:
+        inbox: what callers have left.
+    """
+
+    def __init__(self, executor: JobExecutor, is_closed: Callable[[], bool], wake: Callable[[], None]) -> None:
+        self.inbox: deque[Message] = deque()
+        self._executor, self._is_closed, self._wake = executor, is_closed, wake
+        self._lock = threading.Lock()  # held by the thread that drives
+        self._thread: int | None = None  # its number
+        self._longest = float("inf")  # seconds of the last turn
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the current thread drives."""
+        return self._thread == threading.get_ident()
+
+    def here(self, bell: Bell | None, ready: Callable[[], bool]) -> None:
+        """Drives in this thread until `ready()`, if nobody else does, and as long as turns are short.
+
+        What is left then is for the loop's own thread.
+
+        Args:
+            bell: whose consumers wait here, and drive when they wait again.
+        """
+        done = False
+        with DeferredInterrupt() as interrupt:
+            if self._longest <= BRIEF and self._lock.acquire(blocking=False):
+                try:
+                    self._thread = threading.get_ident()
+                    self._read()
+                    while not ready() and self._longest <= BRIEF and not interrupt.came and self._turn():
+                        pass
+                    self._executor.wake_consumers()
+                    done = ready() and not self._executor.scheduler.is_wanted_elsewhere(bell)
+                except BaseException as error:  # of a signal handler: nobody knows what it interrupted
+                    self._executor.end_all(error)
+                    raise
+                finally:
+                    self._thread = None
+                    self._lock.release()
+            if not done or self.inbox:
+                self._wake()
+
+    def run(self) -> float | None:
+        """Computes until there is nothing to do; returns how many seconds the loop's thread may then sleep, or None."""
+        with self._lock:
+            self._thread = threading.get_ident()
+            try:
+                while self._turn():
+                    pass
+                return self._executor.seconds_left()
+            finally:
+                self._thread = None
+
+    def end_all(self) -> None:
+        """Ends what there is, after the last turn of whoever drives; not from within a turn."""
+        if not self.is_here:
+            with self._lock:
+                self._read()
+                self._executor.end_all(closed_error())
+
+    def _turn(self) -> bool:
+        """Reads the inbox and computes a turn; returns whether there is more to do."""
+        self._read()
+        if self._is_closed():
+            self._executor.end_all(closed_error())
+            return False
+        start = time.perf_counter()
+        more = self._executor.turn()
+        self._longest = time.perf_counter() - start
+        return more or bool(self.inbox)
+
+    def _read(self) -> None:
+        while self.inbox:
+            message = self.inbox.popleft()
+            if message is not None:
+                self._executor.receive(message)
+
+
+def closed_error() -> BusyError:
+    """The error of a call on a closed runner."""
+    return BusyError("the runner was closed", where="engine loop", hint="open the model again")
