@@ -112,6 +112,11 @@ def bf16_rounded(e: Emitter, even: ir.Value, odd: ir.Value) -> ir.Value:
     return _side_by_side(e, bf16_row(e, even, odd))
 
 
+def paired(e: Emitter, even: ir.Value, odd: ir.Value) -> ir.Value:
+    """16 bf16 of one k and 16 of the next, as i16 -> 16 pairs of bf16."""
+    return _side_by_side(e, e.concat(even, odd))
+
+
 def _side_by_side(e: Emitter, both: ir.Value) -> ir.Value:
     return e.b.bitcast(e.pick(both, [lane + LANES * j for lane in range(LANES) for j in (0, 1)]), BF16X32)
 

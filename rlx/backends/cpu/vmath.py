@@ -16,6 +16,8 @@ from rlx.backends.cpu.tiles import I32X16, Emitter, mangle
 # Upper bounds of the errors, measured against float64 over all magnitudes and rounded up.
 #: |exp(x) - e^x| <= EXP_ERROR * e^x, for results that are not subnormal.
 EXP_ERROR = 1.2e-7
+#: The same for `exp2_of_few_bits` and 2^x.
+FEW_BITS_ERROR = 2.8e-6
 #: |tanh(x) error| <= TANH_ERROR * |tanh(x)|.
 TANH_ERROR = 2.5e-7
 #: |sigmoid(x) error| <= SIGMOID_ERROR * sigmoid(x), for results that are not subnormal.
@@ -29,6 +31,8 @@ SOFTPLUS_ERROR = 3e-7
 
 # e^r = 1 + r + r^2 (c0 + c1 r + ...) for |r| <= ln(2) / 2.
 _EXP = (0.5, 0.16666512191295624, 0.0416661873459816, 0.008369598537683487, 0.0013951719738543034)
+# 2^r for 0 <= r <= 1, by the relative error.
+_EXP2 = (1.0000026226043701, 0.6930038332939148, 0.2414427548646927, 0.052011460065841675, 0.013534167781472206)
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4  # the upper part has 9 bits, so n times it is exact
 _LOG2_E = 1 / math.log(2)
 _ROUND = 12582912.0  # 1.5 * 2^23: adding it rounds to whole numbers
@@ -55,6 +59,12 @@ def exp(e: Emitter, x: ir.Value) -> ir.Value:
     """e^x: 0 below -104, infinity above 88.73."""
     n, rest = _exp_parts(e, clamp(e, x, -104.0, 89.0))
     return e.scale_by_power(e.b.fadd(rest, e.f32(1.0)), n)
+
+
+def exp2_of_few_bits(e: Emitter, x: ir.Value) -> ir.Value:
+    """2^x for x below 128, within `FEW_BITS_ERROR`, for results that are rounded to bf16 anyway; 0 below -151."""
+    n, rest = e.isa.floor_and_rest(e, e.max(e.f32(-160.0), x))
+    return e.scale_by_power(polynomial(e, rest, _EXP2), n)
 
 
 def tanh(e: Emitter, x: ir.Value) -> ir.Value:

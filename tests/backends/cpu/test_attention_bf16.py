@@ -20,6 +20,7 @@ from rlx.backends.cpu.kernels.attention.bf16_dots import DottedAttention
 from rlx.backends.cpu.kernels.attention.bf16_tiles import TiledAttention
 from rlx.backends.cpu.kernels.attention.shape import units
 from rlx.backends.cpu.target import Target
+from rlx.backends.cpu.vmath import FEW_BITS_ERROR
 from rlx.errors import CompileError
 from rlx.ir.dtypes import BF16, F16, F32, Q8_0
 from rlx.ir.meaning import round_to
@@ -156,7 +157,7 @@ def test_what_is_rounded(way: Way) -> None:
     want = np.einsum("hrt,htd->rhd", rounded / weights.sum(axis=-1, keepdims=True), v)
     got = case.native(way.target, 0, 256, 0.125)
     assert np.abs(got - want).max() < 2.0**-13 * np.abs(v).max()
-    assert np.median(np.abs(got - want)) < 1e-7
+    assert np.median(np.abs(got - want)) < FEW_BITS_ERROR
 
 
 def test_a_bias(way: Way) -> None:

@@ -109,5 +109,11 @@ class Isa(ABC):
         """16 words i32 -> table[word % 16] of a table f32x16. Only if `looks_up_f32`."""
 
     @abstractmethod
+    def floor_and_rest(self, e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """(n, r) with x = n + r and 0 <= r <= 1, for |x| < 2^22. n is for `scale_by_power` only: it may be x itself,
+        where that takes the next whole number below.
+        """
+
+    @abstractmethod
     def scale_by_power(self, e: Emitter, x: ir.Value, n: ir.Value) -> ir.Value:
         """x * 2^n, for lanes n that are whole numbers within +-252. Rounds once, also to infinity or subnormals."""

@@ -63,6 +63,10 @@ class Portable(Isa):
     def look_up_f32(self, e: Emitter, table: ir.Value, words: ir.Value) -> ir.Value:
         raise CompileError("the target has no table lookup", where=f"target {self.target.level}")
 
+    def floor_and_rest(self, e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+        n = e.b.fsub(e.b.fadd(e.b.fsub(x, e.f32(0.5)), e.f32(12582912.0)), e.f32(12582912.0))
+        return n, e.b.fsub(x, n)
+
     def scale_by_power(self, e: Emitter, x: ir.Value, n: ir.Value) -> ir.Value:
         """Two factors, because 2^n may exceed the exponent range."""
         # 1.5 * 2^23 + n holds the integer n in its low bits.

@@ -98,6 +98,14 @@ class X86(Portable):
             return super().look_up_f32(e, table, words)
         return e.call("llvm.x86.avx512.permvar.sf.512", F32X16, [table, words])
 
+    def floor_and_rest(self, e: Emitter, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """`vreduceps` computes x - floor(x), and `vscalefps` takes the floor of its exponent."""
+        if not self._wide:
+            return super().floor_and_rest(e, x)
+        floor, every, rounding = ir.Constant(I32, 9), ir.Constant(I16, -1), ir.Constant(I32, 4)
+        operands = [x, floor, ir.Constant(F32X16, None), every, rounding]
+        return x, e.call("llvm.x86.avx512.mask.reduce.ps.512", F32X16, operands)
+
     def scale_by_power(self, e: Emitter, x: ir.Value, n: ir.Value) -> ir.Value:
         if not self._wide:
             return super().scale_by_power(e, x, n)

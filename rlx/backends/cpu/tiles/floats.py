@@ -20,6 +20,10 @@ class Floats(Memory):
             return raw
         return self.half_to_f32(raw) if dtype is F16 else self.bf16_to_f32(raw)
 
+    def load_bits(self, pointer: ir.Value, mask: ir.Value | None = None) -> ir.Value:
+        """Loads 16 numbers of two bytes as <16 x i16>. Lanes outside the mask are 0, and are not read."""
+        return self.load(vector(I16), pointer) if mask is None else self.masked_load(I16, pointer, mask)
+
     def store_from_f32(self, dtype: DType, value: ir.Value, pointer: ir.Value, mask: ir.Value | None = None) -> None:
         """Stores 16 f32 as f32, f16 or bf16, rounded to nearest even; NaN stays NaN."""
         convert = {F32: lambda v: v, F16: self.f32_to_half, BF16: self.f32_to_bf16}[dtype]

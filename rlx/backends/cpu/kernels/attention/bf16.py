@@ -5,7 +5,7 @@
             keys, values = those of the chunk, rounded to bf16, as tiles: pairs of elements, pairs of positions
             for some queries:
                 scores = queries . keys
-        for query: weights of all their scores, as in `attention.py`, rounded to bf16
+        for query: weights of all their scores, as in `attention.py`, by a short polynomial, rounded to bf16
         for some queries:
             mix = mix * shrink + weights . values       # the sums of all chunks in registers
 
@@ -22,18 +22,22 @@ multiplied in groups of `together`. Unused places of the last group hold arbitra
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from functools import reduce
 from typing import ClassVar
 
 from llvmlite import ir
 
-from rlx.backends.cpu import dots
+from rlx.backends.cpu import dots, vmath
 from rlx.backends.cpu.isa.amx import BYTES, DEPTH, ROW_BYTES, ROWS
 from rlx.backends.cpu.kernels.attention.attention import AttentionWriter
 from rlx.backends.cpu.kernels.attention.shape import CHUNK, KEY_TILES, Chunk, Chunks, Shape, Unit
 from rlx.backends.cpu.tiles import F32X16, LANES, Emitter, Index
 from rlx.errors import CompileError
 from rlx.ir.dtypes import BF16, F16, DType
+
+_LOG2_E = 1 / math.log(2)
 
 STEPS = CHUNK // DEPTH  # tiles per vector of a chunk's values
 
@@ -81,6 +85,32 @@ class RoundedAttention(AttentionWriter):
             left = e.b.sub(e.smin(e.b.add(start.i, e.i64(length)), unit.last), first)
             self._add(unit, Chunks(first, e.b.udiv(e.b.add(left, e.i64(CHUNK - 1)), e.i64(CHUNK))))
 
+    def _weigh(self, unit: Unit, chunks: Chunks, query: ir.Value) -> None:
+        """As for f32, but with a polynomial for weights that are rounded, and without a pass that scales the scores."""
+        e, shape = self.e, self.shape
+        plain = shape.softcap is None and shape.bias is None and shape.scale > 0
+        factor = shape.scale if plain else 1.0  # of the scores in scratch memory
+        places = [e.at(base, (query, 64)) for base in (self.scratch.largest, self.scratch.shrink, self.scratch.total)]
+        before, total = (e.load(F32X16, place, 64) for place in places[::2])
+        with e.loop(0, chunks.count, 1, [e.f32(float("-inf"))]) as slot:
+            chunk = self.positions.chunk(unit, chunks, slot.i)
+            if plain:
+                self.seen.mask(unit, chunk, query)
+            else:
+                self.scratch.store_scores(self.seen.scores(unit, chunk, query), chunk, query)
+            slot.values = [e.max(self._largest(self.scratch.load_scores(chunk, query)), slot.values[0])]
+        largest = e.max(e.b.fmul(e.reduce_max(slot.results[0]), e.f32(factor)), before)
+        shrink = vmath.exp(e, e.b.fsub(before, largest))
+        offset = e.b.fmul(largest, e.f32(-_LOG2_E))
+        with e.loop(0, chunks.count, 1, [e.b.fmul(total, shrink)]) as slot:
+            chunk = self.positions.chunk(unit, chunks, slot.i)
+            powers = [e.fma(s, e.f32(factor * _LOG2_E), offset) for s in self.scratch.load_scores(chunk, query)]
+            weights = [vmath.exp2_of_few_bits(e, power) for power in powers]
+            self._keep_weights(weights, chunk, query)
+            slot.values = [reduce(e.b.fadd, weights, slot.values[0])]
+        for value, place in zip((largest, shrink, slot.results[0]), places, strict=True):
+            e.store(value, place, 64)
+
     def _keep_weights(self, weights: list[ir.Value], chunk: Chunk, query: ir.Value) -> None:
         for i in range(0, KEY_TILES, 2):
             place = self._weight_row(chunk.slot, query, 2 * LANES * i)
@@ -93,6 +123,8 @@ class RoundedAttention(AttentionWriter):
     def _pairs(self, even: ir.Value, odd: ir.Value, mask: ir.Value | None = None) -> ir.Value:
         """16 numbers of a cache and 16 others, interleaved as bf16 pairs; zeros outside the mask."""
         e, dtype = self.e, self.shape.dtype
+        if dtype is BF16:
+            return dots.paired(e, *(e.load_bits(place, mask) for place in (even, odd)))
         return dots.bf16_rounded(e, e.load_as_f32(dtype, even, mask), e.load_as_f32(dtype, odd, mask))
 
     def _lone(self, even: ir.Value, mask: ir.Value | None = None) -> ir.Value:

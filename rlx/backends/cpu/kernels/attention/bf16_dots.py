@@ -17,7 +17,7 @@ from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import BF16X32, Emitter, Index
 from rlx.errors import CompileError
 
-_ABREAST = 4  # vectors of values that are multiplied at once
+_ABREAST = 5  # most vectors of values that are multiplied at once
 
 
 def check_dots(target: Target) -> None:
@@ -55,11 +55,13 @@ class DottedAttention(ConvertedAttention):
             e.store(total, e.at(self.scratch.scores_of(chunk, query), 64 * i), 64)
 
     def _mix_together(self, chunks: Chunks, query: ir.Value) -> None:
-        whole, rest = divmod(self.shape.vectors, _ABREAST)
-        with self.e.loop(0, whole * _ABREAST, _ABREAST) as v:
-            self._mix_vectors_together(chunks, query, v.i, _ABREAST)
-        if rest:
-            self._mix_vectors_together(chunks, query, whole * _ABREAST, rest)
+        vectors = self.shape.vectors
+        abreast = -(-vectors // -(-vectors // _ABREAST))  # nearly equal groups: one of few vectors would wait for sums
+        whole = vectors // abreast * abreast
+        with self.e.loop(0, whole, abreast) as v:
+            self._mix_vectors_together(chunks, query, v.i, abreast)
+        if vectors > whole:
+            self._mix_vectors_together(chunks, query, whole, vectors - whole)
 
     def _mix_vectors_together(self, chunks: Chunks, query: ir.Value, first: Index, count: int) -> None:
         """Adds `count` vectors of the weighted values to the mixes, from vector `first` on."""

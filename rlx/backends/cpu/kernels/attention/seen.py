@@ -20,17 +20,36 @@ class Seen:
 
     def scores(self, unit: Unit, chunk: Chunk, query: ir.Value) -> list[ir.Value]:
         """A query's final scores of a chunk: the raw scores from scratch memory, scaled, capped, biased and masked."""
-        e = self.e
-        row = e.b.add(unit.row, e.b.sdiv(query, e.i64(self.shape.group)))
-        position = e.b.sub(e.b.add(e.args["past"], row), chunk.start)  # relative to the chunk
         scores = [self._capped(score) for score in self.scratch.load_scores(chunk, query)]
         if self.shape.bias is not None:
             scores = self._biased(unit, chunk, query, scores)
-        end = position
-        if self.shape.mask != "causal":
-            last = e.b.sub(unit.last, e.i64(1))
-            last = e.smin(last, self.positions.visible_to(row)) if self.shape.mask == "visible" else last
-            end = e.b.sub(last, chunk.start)
+        return self._masked(unit, chunk, query, scores)
+
+    def mask(self, unit: Unit, chunk: Chunk, query: ir.Value) -> None:
+        """Masks a query's raw scores of a chunk in scratch memory."""
+        e = self.e
+        position, end = self._limits(unit, chunk, query)
+        hides = e.b.icmp_signed("<", end, e.i64(CHUNK - 1))
+        if self.shape.window is not None:
+            hides = e.b.or_(hides, e.b.icmp_signed(">=", position, e.i64(self.shape.window)))
+        with e.when(hides):
+            scores = self.scratch.load_scores(chunk, query)
+            self.scratch.store_scores(self._masked(unit, chunk, query, scores), chunk, query)
+
+    def _limits(self, unit: Unit, chunk: Chunk, query: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """The position of a query and the last position that it may see, both relative to a chunk."""
+        e = self.e
+        row = e.b.add(unit.row, e.b.sdiv(query, e.i64(self.shape.group)))
+        position = e.b.sub(e.b.add(e.args["past"], row), chunk.start)
+        if self.shape.mask == "causal":
+            return position, position
+        last = e.b.sub(unit.last, e.i64(1))
+        last = e.smin(last, self.positions.visible_to(row)) if self.shape.mask == "visible" else last
+        return position, e.b.sub(last, chunk.start)
+
+    def _masked(self, unit: Unit, chunk: Chunk, query: ir.Value, scores: list[ir.Value]) -> list[ir.Value]:
+        """A query's scores of a chunk, with -inf for positions that it does not see."""
+        position, end = self._limits(unit, chunk, query)
         return [self._visible(score, position, end, tile) for tile, score in enumerate(scores)]
 
     def _capped(self, score: ir.Value) -> ir.Value:
