@@ -1,0 +1,171 @@
+"""Models that see, end to end: answers, what is computed again, and `rlx run` and `rlx chat` with images."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from golden_folder import goldens
+from PIL import Image as Pillow
+
+import rlx
+from rlx import demo
+from rlx.cli.chat.commands import obey
+from rlx.cli.chat.conversation import Conversation, load
+from rlx.cli.chat.session import Session
+from rlx.cli.chat.settings import Settings
+from rlx.cli.interrupts import Interrupts
+from rlx.cli.main import cli
+from rlx.cli.output import Bars
+from rlx.errors import ChatError, ImageError, MultimodalError
+from rlx.runners.cached import CachedRunner
+
+SIDE = 96
+
+
+def circle() -> np.ndarray[Any, Any]:
+    """A yellow circle, as the demo model was trained to see them."""
+    image = np.full((SIDE, SIDE, 3), 30, np.uint8)
+    row, column = np.mgrid[:SIDE, :SIDE]
+    image[(row - 48) ** 2 + (column - 30) ** 2 < 18**2] = 230, 210, 40
+    return image
+
+
+def asked(text: str, *images: Any) -> dict[str, Any]:
+    parts = [{"type": "image", "image": each} for each in images]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+
+
+@pytest.fixture(scope="module")
+def seeing() -> Iterator[CachedRunner]:
+    with rlx.auto_runner(demo.VISION, max_seq=256) as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CachedRunner]:
+    """A text model with recurrent layers beside a tower of the same width; its weights are random."""
+    folder = tmp_path_factory.mktemp("qwen")
+    shutil.copy(goldens() / "qwen35" / "model-f16.gguf", folder / "model.gguf")
+    shutil.copy(goldens() / "qwen35-mm" / "mmproj-Q8_0.gguf", folder / "mmproj.gguf")
+    with rlx.auto_runner(folder / "model.gguf", profile={"buckets": {"seq": [1, 32]}}, max_seq=128) as runner:
+        yield runner
+
+
+def test_a_model_that_sees_answers(seeing: CachedRunner) -> None:
+    assert seeing.supports_multimodal
+    assert seeing.chat([asked("What colour is the circle?", circle())]).text == "The circle is yellow."
+    answer = seeing.generate_multimodal("What colour is the circle?", [circle()], 40)
+    assert answer.text == "The circle is yellow."
+
+
+def counts(runner: CachedRunner) -> tuple[int, int, int]:
+    """Images that were encoded; rows of prompts that were computed, and that were known."""
+    stats = runner.stats()
+    return stats["images"]["encoded"], stats["requests"]["prompt_tokens"], stats["reused_tokens"]
+
+
+def test_a_second_question_computes_its_own_words(qwen: CachedRunner) -> None:
+    tokens = qwen._images.encoder.config  # type: ignore[union-attr]
+    seen = np.random.default_rng(3).integers(0, 256, (64, 64, 3), np.uint8)
+    rows, start = len(qwen.image_features(seen)), [40, 41, 42, int(tokens.begin_token or 0), tokens.image_token]
+    qwen.generate(rlx.Prompt([*start, 50, 51, 52], [seen]), 3, stop_at_eog=False)
+    before = counts(qwen)
+    found = qwen.generate(rlx.Prompt([*start, 60, 61], [seen.copy()]), 3, stop_at_eog=False)
+    after = counts(qwen)
+    assert after[0] == before[0], "nothing is encoded"
+    assert after[2] - before[2] == len(start) - 1 + rows, "what stands before the question is known"
+    assert after[1] - before[1] == 2, "the words of the question are computed"
+    other = qwen.generate(rlx.Prompt([*start, 60, 61], [255 - seen]), 3, stop_at_eog=False)
+    assert counts(qwen)[2] - after[2] < len(start), "another image is another prompt"
+    with rlx.auto_runner(qwen._engine._path, profile={"buckets": {"seq": [1, 32]}}, max_seq=128) as alone:  # type: ignore[attr-defined]
+        prompts = [rlx.Prompt([*start, 60, 61], [each]) for each in (seen, 255 - seen)]
+        assert [list(alone.generate(each, 3, stop_at_eog=False)) for each in prompts] == [found, other]
+
+
+def test_prompts_with_images_together_and_alone(qwen: CachedRunner) -> None:
+    token = qwen._images.encoder.config.image_token  # type: ignore[union-attr]
+    seen = [np.random.default_rng(i).integers(0, 256, (48, 80, 3), np.uint8) for i in range(3)]
+    prompts = [rlx.Prompt([10 + i, token, 20, 21], [each]) for i, each in enumerate(seen)]
+    alone = [list(qwen.generate(each, 5, stop_at_eog=False)) for each in prompts]
+    assert qwen.generate_batch(prompts, 5, stop_at_eog=False) == alone
+    text = list(qwen.generate([5, 6, 7], 5, stop_at_eog=False))
+    assert qwen.generate_batch([prompts[0], [5, 6, 7]], 5, stop_at_eog=False) == [alone[0], text]
+    qwen.prefill_logits(prompts[0])
+    kept = qwen.snapshot()
+    expected = qwen.decode_logits(9)
+    qwen.restore(kept)
+    np.testing.assert_array_equal(qwen.decode_logits(9), expected)
+
+
+# ---------------------------------------------------------------------------------------------------- the command line
+
+
+@pytest.fixture
+def png(tmp_path: Path) -> Path:
+    path = tmp_path / "a circle.png"
+    Pillow.fromarray(circle()).save(path)
+    return path
+
+
+def test_run_shows_an_image(png: Path) -> None:
+    done = CliRunner().invoke(cli, ["run", "--image", str(png), "What colour is the circle?", "--no-stdin"])
+    assert (done.exit_code, done.stdout) == (0, "The circle is yellow.\n"), done.stderr
+
+
+def test_run_names_what_is_wrong_with_an_image(tmp_path: Path, png: Path, demo_model: Path) -> None:
+    (tmp_path / "bad.png").write_bytes(png.read_bytes()[:60])
+    for name in ("gone.png", "bad.png"):
+        done = CliRunner().invoke(cli, ["run", "--image", str(tmp_path / name), "What?", "--no-stdin"])
+        assert done.exit_code == 2 and name in done.stderr and "Traceback" not in done.stderr
+    done = CliRunner().invoke(cli, ["run", str(demo_model), "--image", str(png), "What?", "--no-stdin"])
+    assert done.exit_code == 2 and "take text only" in done.stderr
+    done = CliRunner().invoke(cli, ["run", "--raw", "--image", str(png), "What?", "--no-stdin"])
+    assert done.exit_code == 2 and "--raw leaves it out" in done.stderr
+
+
+def test_chat_attaches_images_and_saves_their_paths(
+    seeing: CachedRunner, png: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    session = Session(seeing, None, Settings(None), Interrupts(), Bars(), Conversation())
+    for line in (
+        "/image",
+        f"/image '{png}'",
+        f"/image {png}",
+        "/image -",
+        f"/image {str(png).replace(' ', chr(92) + ' ')}",
+    ):
+        obey(session, line)
+    session.ask("What colour is the circle?")
+    assert not session.attached and session.conversation.exchanges[0][1] == "The circle is yellow."
+    session.ask("Where is the yellow circle?")
+    said = capfd.readouterr().err
+    assert "no image is attached" in said and "with the next message: a circle.png, a circle.png" in said
+    file = tmp_path / "talk.json"
+    obey(session, f"/save {file}")
+    saved = json.loads(file.read_text())["messages"]
+    assert saved[0]["content"][0] == {"type": "image", "path": str(png)} and len(saved) == 4
+    again, _ = load(str(file))
+    assert again == session.conversation
+    obey(session, "/undo")
+    obey(session, "/undo")
+    assert "taken back: [a circle.png] What colour is the circle?" in capfd.readouterr().err
+    png.unlink()
+    with pytest.raises(ChatError, match=r"message 0: an image cannot be used.*a circle\.png"):
+        load(str(file))
+    with pytest.raises(ImageError, match="gone"):
+        obey(session, "/image gone.png")
+
+
+def test_chat_with_a_model_for_text_refuses_images(demo_model: Path, png: Path) -> None:
+    with rlx.auto_runner(demo_model, load=False) as runner:
+        session = Session(runner, None, Settings(None), Interrupts(), Bars(), Conversation())
+        with pytest.raises(MultimodalError, match="take text only"):
+            obey(session, f"/image {png}")
+        assert not session.attached
