@@ -6,7 +6,9 @@ kernel with its start moved by that distance:
     for page in those of positions past + begin / heads .. past + (end - 1) / heads:
         kernel(..., past=past + 64 * (pages[page] - page))  # the units of begin .. end in this page
 
-A decode step writes one row, so it looks up one page.
+A decode step writes one row, so it looks up one page. What it writes to is in no cache of the CPU, and for a head of
+keys that is a whole tile of 16 positions. So the memory of the call's heads is prefetched before the first is written,
+with that of as many heads after them, which the worker usually writes next.
 """
 
 from __future__ import annotations
@@ -22,19 +24,27 @@ from rlx.backends.cpu.tiles import I32, I64, POINTER, Emitter
 from rlx.ir.pages import PAGE
 
 
-def paged_write(contiguous: Call, heads: int, target: Target) -> Call:
+def paged_write(contiguous: Call, heads: int, together: int, target: Target) -> Call:
     """The call for a paged write, whose last operand is the page table.
 
     Args:
         contiguous: the same with the kernel of a contiguous cache, without a buffer for the page table. Its extents are
-            `past` and `ctx`, its units row * heads + head.
+            `past` and `ctx`, its units row * heads + head, its last buffer the cache.
+        together: positions of a head that share cache lines: 1 in rows, 16 in tiles.
     """
+    cache, x = contiguous.node.inputs[:2]
     table = len(contiguous.node.inputs) - 1
-    return replace(contiguous, kernel=_loop(contiguous.kernel, heads, target), args=(*contiguous.args, table))
+    row_bytes = cache.dtype.row_bytes(int(str(cache.shape[-1]))) if x.shape[0] == 1 else 0
+    kernel = _loop(contiguous.kernel, heads, row_bytes, together, target)
+    return replace(contiguous, kernel=kernel, args=(*contiguous.args, table))
 
 
-def _loop(inner: Kernel, heads: int, target: Target) -> Kernel:
-    """The kernel that loops over pages. Buffers and extents are those of the inner kernel, then `pages` i32[...]."""
+def _loop(inner: Kernel, heads: int, row_bytes: int, together: int, target: Target) -> Kernel:
+    """The kernel that loops over pages. Buffers and extents are those of the inner kernel, then `pages` i32[...].
+
+    Args:
+        row_bytes: bytes of a head at a position of the cache, if that is to be prefetched, else 0.
+    """
     e = Emitter(target, [*inner.buffers, "pages"], inner.extents)
     types = [POINTER] * len(inner.buffers) + [I64] * (len(inner.extents) + 2)
     function = ir.Function(e.module, ir.FunctionType(ir.VoidType(), types), inner.symbol)
@@ -49,10 +59,21 @@ def _loop(inner: Kernel, heads: int, target: Target) -> Kernel:
             e.smax(begin, e.b.mul(start, per)),
             e.smin(end, e.b.mul(e.b.add(start, e.i64(PAGE)), per)),
         )
+        if row_bytes:
+            count = e.smin(e.b.mul(e.b.sub(own[1], own[0]), e.i64(2)), e.b.sub(per, own[0]))
+            place = e.b.add(e.b.mul(own[0], e.args["ctx"]), e.b.and_(moved, e.i64(-together)))
+            stride = e.b.mul(e.args["ctx"], e.i64(row_bytes))
+            _fetch(e, e.at(e.args[inner.buffers[-1]], (place, row_bytes)), count, stride, row_bytes * together)
         extents = {**{name: e.args[name] for name in inner.extents}, "past": moved}
         e.b.call(function, [*(e.args[name] for name in inner.buffers), *extents.values(), *own])
     kernel = e.finish("paged", _outline(inner, heads))
     return replace(kernel, calls=(inner,))
+
+
+def _fetch(e: Emitter, start: ir.Value, count: ir.Value, stride: ir.Value, nbytes: int) -> None:
+    """Prefetches `nbytes` bytes at `count` places, `stride` bytes apart."""
+    with e.loop(0, count) as place, e.loop(0, nbytes, 64) as line:
+        e.prefetch(e.at(start, (place.i, stride), (line.i, 1)), 64, level=2)
 
 
 def _outline(inner: Kernel, heads: int) -> str:

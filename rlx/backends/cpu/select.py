@@ -149,7 +149,8 @@ def _write(n: Node, kernel: Kernel, target: Target) -> Call:
         return call
     from rlx.backends.cpu.pages import paged_write
 
-    return paged_write(call, static(x, 1), target)
+    together = 16 if _cache_layout(cache) == "k_tiles" else 1
+    return paged_write(call, static(x, 1), together, target)
 
 
 def _rope_kv_write(n: Node, target: Target) -> Call:
