@@ -1,4 +1,4 @@
-"""A prompt of token ids and images.
+"""A prompt of token ids, images and audio.
 
 Beside the runners, which take it wherever they take token ids.
 """
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.errors import ImageError, PromptError
+from rlx.audio.audio import Audio
+from rlx.errors import AudioError, ImageError, PromptError
 from rlx.vision.image import Image
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -20,7 +21,7 @@ TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, init=False, eq=False)
 class Prompt:
-    """Token ids and the images in them.
+    """Token ids, and the images and the audio in them.
 
         prompt = rlx.Prompt(ids, images=["cat.png", array])
         print(runner.generate(prompt, 20).text)
@@ -32,25 +33,31 @@ class Prompt:
             as the image has rows in the model. Placeholders of two images need another id between them.
         images: the images in the order of their runs: arrays of uint8 [height, width, 3], paths, bytes of files, data
             URIs or Pillow images.
+        audio: clips of audio in the order of their runs, for models that take audio: float arrays [samples] at 16,000
+            a second, paths or bytes of WAV files. Their placeholder is another id than that of images.
 
     Attributes:
         ids: as given.
-        images: the images; files are read at once.
+        images, audio: what was given; files are read at once.
 
     Raises:
-        PromptError: `images` is no list of images.
+        PromptError: `images` or `audio` is no list.
         ImageError: an image cannot be used: see `rlx.vision.image.Image.of`.
+        AudioError: a clip cannot be used: see `rlx.audio.audio.Audio.of`.
     """
 
     ids: TokenIds
     images: tuple[Image, ...]
+    audio: tuple[Audio, ...]
 
-    def __init__(self, ids: TokenIds, images: Sequence[Any] = ()) -> None:
+    def __init__(self, ids: TokenIds, images: Sequence[Any] = (), audio: Sequence[Any] = ()) -> None:
         object.__setattr__(self, "ids", ids)
         object.__setattr__(self, "images", read_images(images))
+        object.__setattr__(self, "audio", read_audio(audio))
 
     def __repr__(self) -> str:
-        return f"<Prompt of {len(self.ids)} ids and {len(self.images)} images>"
+        clips = f" and {len(self.audio)} clips of audio" if self.audio else ""
+        return f"<Prompt of {len(self.ids)} ids and {len(self.images)} images{clips}>"
 
 
 def read_images(values: Sequence[Any], where: str = "image") -> tuple[Image, ...]:
@@ -72,4 +79,23 @@ def read_images(values: Sequence[Any], where: str = "image") -> tuple[Image, ...
             found.append(Image.of(value))
         except ImageError as error:
             raise ImageError(error.what, where=error.where or f"{where} {i}", hint=error.hint) from error
+    return tuple(found)
+
+
+def read_audio(values: Sequence[Any]) -> tuple[Audio, ...]:
+    """The clips of audio that a caller means, see `Audio.of`.
+
+    Raises:
+        PromptError: `values` is no list.
+        AudioError: a clip cannot be used.
+    """
+    if not isinstance(values, list | tuple):
+        what = f"expected a list of clips, found a {type(values).__name__}"
+        raise PromptError(what, where="audio", hint="give [clip], also for a single one")
+    found = []
+    for i, value in enumerate(values):
+        try:
+            found.append(Audio.of(value))
+        except AudioError as error:
+            raise AudioError(error.what, where=error.where or f"audio {i}", hint=error.hint) from error
     return tuple(found)

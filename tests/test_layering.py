@@ -30,7 +30,7 @@ LAYERS = [
     {"backends"},
     {"runtime"},
     {"models", "weights", "text", "demo"},
-    {"vision"},
+    {"vision", "audio"},
     {"sampling", "prompt"},
     {"runners", "export"},
     {""},

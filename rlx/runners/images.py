@@ -1,18 +1,19 @@
-"""Images in prompts: from placeholders to rows that stand in a sequence.
+"""Images and audio in prompts: from placeholders to rows that stand in a sequence.
 
-Runners stage, between `rlx.vision`, which encodes images, and the engine loop. A placeholder is found by its id, never
+Runners stage, between `rlx.vision`, which encodes them, and the engine loop. A placeholder is found by its id, never
 by its text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import groupby
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from rlx.audio.audio import Audio
 from rlx.errors import ImageError, MultimodalError, PromptError
 from rlx.models.vision_config import VISION_FAMILIES
 from rlx.prompt import Prompt
@@ -22,6 +23,7 @@ from rlx.runtime.prompt_embeddings import PAD, EmbeddedSpan, PromptEmbeddings
 from rlx.text.image_parts import ImageTokens
 from rlx.vision.encoder import Encoder, Encoding
 from rlx.vision.feature_cache import FeatureCache
+from rlx.vision.image import Image
 from rlx.vision.options import ImageOptions
 from rlx.vision.processors import ImageProcessor
 
@@ -31,11 +33,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PlacedImages:
-    """The images of one prompt, each at the position of its first row.
+    """The images and clips of audio of one prompt, each at the position of its first row.
 
     Attributes:
         encoder: encodes them.
-        places: (position, image) in order.
+        places: (position, image or clip) in order.
     """
 
     encoder: Encoder
@@ -91,7 +93,8 @@ class PlacedImages:
         two_way = self.encoder.config.two_way != "none"
         for start, each in self.places:
             assert each.features is not None
-            yield EmbeddedSpan(start, each.features.rows, each.key, each.grid, two_way)
+            sees = two_way and isinstance(each.source, Image)  # audio is causal in every model
+            yield EmbeddedSpan(start, each.features.rows, each.key, each.grid, sees)
 
 
 def placed(
@@ -110,7 +113,7 @@ def placed(
         MultimodalError: the model takes no images, or placeholders and images do not match.
         ImageError: the model takes no image of such a size.
     """
-    if images is None or not isinstance(prompt, Prompt) or not (prompt.images or images.is_supported):
+    if images is None or not isinstance(prompt, Prompt) or not (prompt.images or prompt.audio or images.is_supported):
         context = text_context(prompt, vocab_size, what, model)
     else:
         context = _with_images(prompt, images.encoder, vocab_size, what)
@@ -129,42 +132,48 @@ def _check_length(context: Context, max_seq: int | None, what: str) -> None:
 
 
 def _with_images(prompt: Prompt, encoder: Encoder, vocab_size: int, what: str) -> Context:
-    token = encoder.config.image_token
-    given = check_ids(prompt.ids, max(vocab_size, token + 1), what)
-    check_ids([PAD if each == token else each for each in given], vocab_size, what)
-    runs = [(each == token, len(list(group))) for each, group in groupby(given)]
-    count = sum(is_image for is_image, _ in runs)
-    if count != len(prompt.images):
-        raise _mismatch(count, len(prompt.images), token, what)
-    images = iter(prompt.images)
+    sources: dict[int, tuple[str, Sequence[Image | Audio]]] = {}  # placeholder -> what it stands for
+    sources[encoder.config.image_token] = "image", prompt.images
+    if prompt.audio or encoder.audio is not None:
+        sources[encoder.required_audio().token] = "clip of audio", prompt.audio
+    given = check_ids(prompt.ids, max(vocab_size, *(token + 1 for token in sources)), what)
+    check_ids([PAD if each in sources else each for each in given], vocab_size, what)
+    runs = [(each if each in sources else None, len(list(group))) for each, group in groupby(given)]
+    for token, (kind, values) in sources.items():
+        if (count := sum(each == token for each, _ in runs)) != len(values):
+            raise _mismatch(kind, count, len(values), token, what)
+    left = {token: iter(enumerate(values)) for token, (_, values) in sources.items()}
     ids: list[int] = []
     places: list[tuple[int, Encoding]] = []
     at = 0
-    for is_image, length in runs:
-        if not is_image:
+    for placeholder, length in runs:
+        if placeholder is None:
             ids += given[at : at + length]
         else:
-            encoding = _encoding(encoder, next(images), f"{what}, image {len(places)}", length)
+            number, source = next(left[placeholder])
+            kind = sources[placeholder][0]
+            encoding = _encoding(encoder, source, kind, f"{what}, {kind} {number}", length)
             places.append((len(ids), encoding))
             ids += [PAD] * encoding.tokens
         at += length
     return Context(ids, PlacedImages(encoder, tuple(places)) if places else None)
 
 
-def _mismatch(placeholders: int, images: int, token: int, what: str) -> MultimodalError:
-    found = f"the number of images is {images}, and that of placeholders is {placeholders}"
-    hint = f"a run of the id {token} stands for one image; between those of two images there must be another id"
+def _mismatch(kind: str, placeholders: int, count: int, token: int, what: str) -> MultimodalError:
+    kinds = "images" if kind == "image" else "clips of audio"
+    found = f"the number of {kinds} is {count}, and that of placeholders is {placeholders}"
+    hint = f"a run of the id {token} stands for one {kind}; between those of two {kinds} there must be another id"
     return MultimodalError(found, where=what, hint=hint)
 
 
-def _encoding(encoder: Encoder, image: Any, where: str, length: int) -> Encoding:
+def _encoding(encoder: Encoder, source: Image | Audio, kind: str, where: str, length: int) -> Encoding:
     try:
-        encoding = encoder.encoding(image)
+        encoding = encoder.encoding(source)
     except ImageError as error:
         raise ImageError(error.what, where=where, hint=error.hint) from error
     if length not in (1, encoding.tokens):
-        what = f"the image has {encoding.tokens} rows, and its placeholder stands there {length} times"
-        raise MultimodalError(what, where=where, hint="write it once; its rows then follow from the image")
+        what = f"the {kind} has {encoding.tokens} rows, and its placeholder stands there {length} times"
+        raise MultimodalError(what, where=where, hint=f"write it once; its rows then follow from the {kind}")
     return encoding
 
 
@@ -209,7 +218,7 @@ class ImageInput:
                 processor = ImageProcessor.of(tower.config, self._options)
                 model = repr((tower.config, self._options, tower.weights.loader.stamps()))
                 key = blake2b(model.encode(), digest_size=32).digest()
-                self._encoder = Encoder(tower, processor, key, self._cache, self.seconds)
+                self._encoder = Encoder(tower, processor, key, self._cache, self.seconds, self._vision.audio())
             return self._encoder
 
     @property

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.arguments import bound
+from rlx.audio.audio import Audio
 from rlx.errors import ArgumentError, MultimodalError
-from rlx.prompt import Prompt, read_images
+from rlx.prompt import Prompt, read_audio, read_images
 from rlx.runners.generation.context import PromptLike, no_tower
 from rlx.runners.generation.output import Generation, Logits
 from rlx.runners.images import ImageInput, PlacedImages, placed
@@ -21,6 +22,7 @@ from rlx.runners.text_runner import TextRunner
 from rlx.runtime.limits import whole
 from rlx.text.fence import Fence
 from rlx.text.image_parts import ImageTokens
+from rlx.vision.image import Image
 
 MEDIA = "<__media__>"  # stands for an image in prompts for llama.cpp
 _ORDERS = ("n_new", "on_token"), ("width", "height", "tokenizer", "n_new", "on_token")
@@ -110,9 +112,29 @@ class MultimodalRunner(TextRunner):
             ImageError: the image cannot be used.
             NumericalError: a value is NaN or infinite.
         """
-        encoder = self._required(1).encoder
         (read,) = read_images([image])
-        encoding = encoder.encoding(read)
+        return self._features(read)
+
+    def audio_features(self, audio: Any) -> Logits:
+        """The rows that stand for a clip of audio in the text model (Gemma 4 unified). Stateless.
+
+        Args:
+            audio: as for `Prompt`.
+
+        Returns:
+            float32[rows, hidden], a row for each 40 ms.
+
+        Raises:
+            MultimodalError: the model takes no audio, or its matrix for audio is not open (`mmproj`).
+            AudioError: the clip cannot be used.
+            NumericalError: a value is NaN or infinite.
+        """
+        (read,) = read_audio([audio])
+        return self._features(read)
+
+    def _features(self, source: Image | Audio) -> Logits:
+        encoder = self._required(1).encoder
+        encoding = encoder.encoding(source)
 
         def work() -> Generator[None, None, Logits]:
             yield from PlacedImages(encoder, ((0, encoding),)).encoded()

@@ -1,4 +1,4 @@
-"""Encodes images for the engine loop: in pieces, one image at a time, and each image once.
+"""Encodes images and audio for the engine loop: in pieces, one at a time, and each once.
 
 Vision stage, over the processors, the tower and the feature cache. What an image becomes is known at once, in the
 caller's thread: how many rows, in which grid. The loop's thread computes the rows, piece by piece.
@@ -14,7 +14,9 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from rlx.errors import NumericalError
+from rlx.audio.audio import Audio
+from rlx.audio.projection import AudioProjection
+from rlx.errors import MultimodalError, NumericalError
 from rlx.models.vision_config import VisionConfig
 from rlx.vision.feature_cache import FeatureCache, Features, Floats
 from rlx.vision.image import Image
@@ -32,18 +34,21 @@ class Tower(Protocol):
 
 
 class Encoding:
-    """One image on its way into a text model.
+    """One image or clip of audio on its way into a text model.
 
     Attributes:
         key: names its rows: two encodings of equal keys have equal rows.
-        grid: rows and columns of its tokens.
+        source: what it is made of.
+        grid: rows and columns of its tokens; a clip has one row.
         features: the rows, once they are computed.
         users: how many requests wait for it. Only the thread that encodes changes it.
         error: why it could not be encoded, until somebody who waits for it is told.
     """
 
-    def __init__(self, key: bytes, image: Image, grid: tuple[int, int], features: Features | None = None) -> None:
-        self.key, self.image, self.grid, self.features = key, image, grid, features
+    def __init__(
+        self, key: bytes, source: Image | Audio, grid: tuple[int, int], features: Features | None = None
+    ) -> None:
+        self.key, self.source, self.grid, self.features = key, source, grid, features
         self.users = 0
         self.error: Exception | None = None
 
@@ -59,20 +64,29 @@ class Encoding:
 
 
 class Encoder:
-    """Encodes images with one tower. `encoding` may be called in any thread, the other methods in one only.
+    """Encodes images with one tower, and audio if the model takes any.
+
+    `encoding` may be called in any thread, the other methods in one only.
 
     Args:
         tower: computes the rows.
         processor: makes patches of images.
-        model: names the model and the options: what besides the pixels decides the rows.
+        model: names the model and the options: what besides pixels or samples decides the rows.
         cache: keeps rows.
         seconds: how long a piece of work should take at most.
+        audio: makes rows of audio, or the error that says why the model takes none.
     """
 
     def __init__(
-        self, tower: Tower, processor: ImageProcessor, model: bytes, cache: FeatureCache, seconds: float | None = None
+        self,
+        tower: Tower,
+        processor: ImageProcessor,
+        model: bytes,
+        cache: FeatureCache,
+        seconds: float | None = None,
+        audio: AudioProjection | MultimodalError | None = None,
     ) -> None:
-        self.tower, self.processor, self.cache = tower, processor, cache
+        self.tower, self.processor, self.cache, self._audio = tower, processor, cache, audio
         self._model, self._lock, self._seconds = model, Lock(), seconds
         self._known: WeakValueDictionary[bytes, Encoding] = WeakValueDictionary()  # those that somebody waits for
         self._current: Encoding | None = None
@@ -84,18 +98,37 @@ class Encoder:
         """The configuration of the tower."""
         return self.tower.config
 
-    def encoding(self, image: Image) -> Encoding:
-        """The encoding of an image: the one that is under way, if there is one.
+    @property
+    def audio(self) -> AudioProjection | None:
+        """Makes rows of audio; None if the model takes none."""
+        return self._audio if isinstance(self._audio, AudioProjection) else None
+
+    def required_audio(self) -> AudioProjection:
+        """As `audio`; `MultimodalError` if the model takes none."""
+        if isinstance(self._audio, MultimodalError):
+            raise self._audio
+        assert self._audio is not None
+        return self._audio
+
+    def encoding(self, source: Image | Audio) -> Encoding:
+        """The encoding of an image or a clip of audio: the one that is under way, if there is one.
 
         Raises:
             ImageError: the model takes no image of this size.
+            MultimodalError: the model takes no audio.
         """
-        key = blake2b(image.digest, key=self._model, digest_size=16).digest()
+        key = blake2b(source.digest, key=self._model, digest_size=16).digest()
         with self._lock:
             found = self._known.get(key)
             if found is None:
-                found = self._known[key] = Encoding(key, image, self.processor.grid(image), self.cache.get(key))
+                found = self._known[key] = Encoding(key, source, self._grid(source), self.cache.get(key))
             return found
+
+    def _grid(self, source: Image | Audio) -> tuple[int, int]:
+        """Rows and columns of the tokens that an image or a clip of audio becomes."""
+        if isinstance(source, Audio):
+            return 1, self.required_audio().count(source)
+        return self.processor.grid(source)
 
     def take(self, encoding: Encoding) -> None:
         """Notes that a request waits for an encoding; `drop` undoes it."""
@@ -119,7 +152,7 @@ class Encoder:
             RlxError: what the tower raises; a later call begins anew.
         """
         if self._current is None and not (encoding.is_ready or encoding.error):
-            self._current, self._work = encoding, self._pieces(encoding.image)
+            self._current, self._work = encoding, self._pieces(encoding.source)
         if self._current is not None and self._work is not None:
             self._step(self._current, self._work)
         if (error := encoding.error) is not None:
@@ -136,15 +169,17 @@ class Encoder:
             self._give_up()
             encoding.error = error
 
-    def _pieces(self, image: Image) -> Generator[None, None, Floats]:
-        patches = self.processor.preprocess(image)
+    def _pieces(self, source: Image | Audio) -> Generator[None, None, Floats]:
+        if isinstance(source, Audio):
+            return (yield from self.required_audio().pieces(source))
+        patches = self.processor.preprocess(source)
         yield
         return (yield from self.tower.steps(patches, self._seconds))
 
     def _finish(self, encoding: Encoding, rows: Floats) -> None:
         if not np.isfinite(rows).all():
             hint = "the weights or the arithmetic are broken: check the file, or try precision='exact'"
-            what = "a row of an image is not finite"
+            what = "a row of an image or of audio is not finite"
             encoding.error = NumericalError(what, where="vision tower", hint=hint)
             return
         rows.flags.writeable = False
