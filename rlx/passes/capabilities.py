@@ -14,7 +14,7 @@ class Capabilities:
     Attributes:
         bf16_dots: whether it multiplies pairs of bf16 numbers in one instruction.
         bf16_tiles: whether it multiplies whole tiles of bf16 numbers in one instruction.
-        bf16_depth: number of inputs of a bf16 product: sizes that are summed over must be multiples of it.
+        bf16_depth: number of inputs of a bf16 product: heads are not shorter, and experts have multiples of it.
         bf16_rows: fewest rows of a call that pay for the conversion to bf16 of what they share: keys, values, weights.
         expert_rows: the same for one expert with quantized weights, whose rows must also be gathered.
         expert_rows_bf16: the same for one expert with bf16 weights.

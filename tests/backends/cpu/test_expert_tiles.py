@@ -26,7 +26,7 @@ from rlx.backends.cpu.kernels.linear.linear import linear
 from rlx.backends.cpu.target import REQUIRED, Target
 from rlx.errors import CompileError
 from rlx.ir import meaning
-from rlx.ir.dtypes import BF16, F16, Q4_K, Q6_K, Q8_0, DType
+from rlx.ir.dtypes import BF16, F16, F32, Q4_K, Q6_K, Q8_0, DType
 from rlx.ir.interp import run as run_graph
 from rlx.ir.meaning import round_to
 from rlx.runtime.cache import CompileCache
@@ -72,7 +72,7 @@ def check(
 
 
 @on(WIDEST)
-@pytest.mark.parametrize(("dtype", "rows"), [(BF16, 1), (BF16, 30), (Q8_0, 9), (Q4_K, 1), (Q6_K, 30)], ids=str)
+@pytest.mark.parametrize(("dtype", "rows"), [(BF16, 1), (F16, 30), (Q8_0, 9), (Q4_K, 1), (Q6_K, 30)], ids=str)
 def test_products(dtype: DType, rows: int, target: Target) -> None:
     check(dtype, target, (33, 512), rows=rows, x_slots=rows == 30)
 
@@ -204,8 +204,8 @@ def test_experts_in_a_program(dtype: DType, least: int, act: str, target: Target
 
 
 def test_mistakes_are_refused() -> None:
-    with pytest.raises(CompileError, match="f16 weights with bf16"):
-        expert_linear(F16, 16, 32, "bf16", emulated.TARGETS[-1], experts=2, slots=1)
+    with pytest.raises(CompileError, match="f32 weights with bf16"):
+        expert_linear(F32, 16, 32, "bf16", emulated.TARGETS[-1], experts=2, slots=1)
     with pytest.raises(CompileError, match="q8_0 weights with bf16"):
         expert_linear(Q8_0, 16, 32, "bf16", emulated.TARGETS[-1], experts=2, slots=1, tiles=False)
     for act, k, which in (("bf16", 32, LEVELS[-1]), ("bf16", 66, emulated.TARGETS[-1]), ("q8a", 32, LEVELS[-1])):

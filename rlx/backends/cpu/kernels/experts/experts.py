@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
+from rlx.backends.cpu.isa.amx import DEPTH
 from rlx.backends.cpu.kernel import Kernel, once
 from rlx.backends.cpu.kernels.experts.rows import Experts, ExpertWriter
 from rlx.backends.cpu.kernels.experts.tiles import ExpertTiles
@@ -58,7 +59,7 @@ def expert_linear(
         CompileError: an option is out of its range.
         ShapeError: k does not fit the type's blocks.
     """
-    if tiles and not linear_tiles.fits(act, k, target):
+    if tiles and not (linear_tiles.fits(act, k, target) and k % DEPTH == 0):
         raise CompileError(f"no tiles multiply {act} activations, {k} wide", where=f"target {target.level}")
     linear.check(dtype, k, act, gated, target, tiles)
     shape = Shape(dtype, k, act, False, False, gated, ragged=n % BLOCK_ROWS > 0, single=single)

@@ -85,8 +85,8 @@ def linear(
         act: type of the activations, which determines the arithmetic:
             `f32`: weights are dequantized exactly.
             `q8a`: integer dot products, for weights with integer codes only.
-            `bf16`: only if the target multiplies bf16. f16 weights are rounded to bf16. Tile registers take all block
-            types, too, which they round, and k in multiples of 32. Dot products of pairs take an even k.
+            `bf16`: only if the target multiplies bf16, and an even k. f16 weights are rounded to bf16. Tile registers
+            take all block types, too, which they round.
         gated: None, `silu`, `gelu_tanh` or `gelu_erf`.
         single: there is exactly one row, as in decode; the kernel then contains only the streaming code.
         out: type of the results, `f32` or `bf16`, rounded to nearest even.

@@ -10,7 +10,8 @@
 
 A macro tile has as many rows as the L2 cache holds. Units are ordered by macro tile first, so a worker that takes range
 after range finds the activations in that cache. The sums of 32 rows and 32 columns stay in registers for a whole panel.
-A remainder of fewer than 16 rows uses tiles with that number of rows, so nothing is read past the last row.
+A remainder of fewer than 16 rows uses tiles with that number of rows, so nothing is read past the last row. If k is no
+multiple of 32, the last step is short: the ends of rows are copied with zeros after them, and so are weights.
 
 int8 products are not used here. They would have to scale each tile of sums every 32 k, which costs more than unpacking
 saves once there are more than a few rows. Also, bf16 rounds activations less than int8 does.
@@ -33,9 +34,9 @@ from rlx.backends.cpu.kernels.linear import unpack
 from rlx.backends.cpu.kernels.linear.multiply import Multiplier, Shape
 from rlx.backends.cpu.kernels.linear.results import ResultWriter
 from rlx.backends.cpu.kernels.linear.unpack import CHUNK, SUB
-from rlx.backends.cpu.layouts import BLOCK_ROWS
+from rlx.backends.cpu.layouts import BLOCK_ROWS, PACKINGS
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.tiles import Emitter
+from rlx.backends.cpu.tiles import LANES, Emitter
 from rlx.ir.dtypes import BF16
 
 #: Rows of the 2 x 2 register tile, and bytes of a row of its sums.
@@ -56,8 +57,8 @@ def macro_rows(k: int, target: Target) -> int:
 
 
 def fits(act: str, k: int, target: Target) -> bool:
-    """Whether a linear can use tiles: bf16 activations on a target with bf16 tiles, and k a multiple of 32."""
-    return act == "bf16" and target.has_bf16_tiles and k % DEPTH == 0
+    """Whether a linear can use tiles: bf16 activations on a target with bf16 tiles, and an even k."""
+    return act == "bf16" and target.has_bf16_tiles and k % 2 == 0
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ class TileWriter(ResultWriter):
         self.panel_chunks = -(-shape.chunks // self.panels)
         self.panel_steps = self.panel_chunks * CHUNK // DEPTH
         self.panel = e.stack(self.panel_steps * _BLOCKS * BYTES)
+        self.tail = shape.k % DEPTH  # k of the last step, if it is a short one
+        self.ends = e.stack(macro_rows(shape.k, e.target) * ROW_BYTES) if self.tail else None
         self.strides = Strides(ROW_BYTES, ROWS * shape.row_bytes, shape.row_bytes)
 
     def write(self) -> None:
@@ -113,6 +116,7 @@ class TileWriter(ResultWriter):
         with e.cut(blocks) as (number, first, last):
             macro = e.b.mul(number, e.i64(most))
             count = e.smin(most, e.b.sub(rows, macro))
+            self._copy_ends(macro, count)
             with self.loop_units(first, last) as (unit, end), e.loop(0, self.panels) as p:
                 x = e.at(e.args["x"], (macro, self.shape.row_bytes), (p.i, self.panel_steps * ROW_BYTES))
                 self.multiply_piece(Piece(x, totals, macro, count, unit, end, p.i))
@@ -129,6 +133,18 @@ class TileWriter(ResultWriter):
         """Adds the products of a piece to its totals. Writes the results after the last panel."""
         self._unpack(piece)
         self._multiply(piece)
+
+    def _copy_ends(self, macro: ir.Value, count: ir.Value) -> None:
+        """Copies the last, short step of the rows of a macro tile, with zeros after it."""
+        e = self.e
+        if self.ends is None:
+            return
+        with e.loop(0, count) as r:
+            row = e.at(e.args["x"], (e.b.add(macro, r.i), self.shape.row_bytes), 2 * (self.shape.k - self.tail))
+            for first in range(0, DEPTH, LANES):
+                mask = e.tail_mask(e.i64(max(0, self.tail - first)))
+                place = e.at(self.ends, (r.i, ROW_BYTES), 2 * first)
+                e.store(e.load_bits(e.at(row, 2 * first), mask), place)
 
     # --- weights ------------------------------------------------------------------------------------------------------
 
@@ -151,6 +167,21 @@ class TileWriter(ResultWriter):
                 step = e.mul_add(c.i, CHUNK // SUB, s.i)
                 for i, pairs in enumerate(self._weights(start, header, s.i)):
                     e.store(pairs, e.at(target, (step, _BLOCKS * BYTES), ROW_BYTES * i), 64)
+        if self.tail:
+            with e.when(self._is_last(panel)):
+                self._unpack_tail(block, target)
+
+    def _unpack_tail(self, block: ir.Value, target: ir.Value) -> None:
+        """Unpacks the last, short step of a block, with zeros after it. Only plain weights have one."""
+        e, dtype, whole = self.e, self.shape.dtype, self.shape.k - self.tail
+        step = whole // DEPTH - (self.panels - 1) * self.panel_steps
+        for i in range(ROWS):
+            place = e.at(block, PACKINGS[dtype].nbytes * (whole + 2 * i))
+            pairs = dots.bf16_pairs(e, dtype, place) if 2 * i < self.tail else e.f32(0.0)
+            e.store(pairs, e.at(target, step * _BLOCKS * BYTES + ROW_BYTES * i), 64)
+
+    def _is_last(self, panel: ir.Value) -> ir.Value:
+        return self.e.b.icmp_signed("==", panel, self.e.i64(self.panels - 1))
 
     def _weights(self, chunk: ir.Value, header: list[ir.Value], s: ir.Value) -> list[ir.Value]:
         """Sub-block `s` of a chunk as bf16: 16 vectors of 16 pairs."""
@@ -197,19 +228,29 @@ class TileWriter(ResultWriter):
         sums = [(i, j, _SUMS[i * _BLOCKS + j]) for i in range(len(parts)) for j in range(_BLOCKS)]
         places = [e.at(totals, i * ROWS * TOTALS + j * ROW_BYTES) for i, j, _ in sums]
         self._start(at.panel, [c for *_, c in sums], places)
-        with e.loop(0, self.steps(at.panel)) as s:
-            w = e.at(self.panel, (s.i, _BLOCKS * BYTES))
-            for i, part in enumerate(parts):
-                tiles.load(part, e.at(x, (s.i, strides.step), i * strides.tile), strides.row)
-                for j in range(_BLOCKS):
-                    if i == 0:
-                        tiles.load(_W[j], e.at(w, j * BYTES), ROW_BYTES)
-                    tiles.dot_bf16(_SUMS[i * _BLOCKS + j], part, _W[j])
+        count_steps = self.steps(at.panel)
+        with e.loop(0, count_steps) as s:
+            self._step(e.at(x, (s.i, strides.step)), strides, s.i, parts)
+        if self.ends is not None:
+            with e.when(self._is_last(at.panel)):
+                ends = Strides(0, BYTES, ROW_BYTES)
+                self._step(e.at(self.ends, (row, ROW_BYTES)), ends, count_steps, parts)
         for (*_, c), place in zip(sums, places, strict=True):
             tiles.store(c, place, TOTALS)
-        with e.when(e.b.icmp_signed("==", at.panel, e.i64(self.panels - 1))), e.loop(at.unit, at.last) as v:
+        with e.when(self._is_last(at.panel)), e.loop(at.unit, at.last) as v:
             place = e.at(totals, (e.b.sub(v.i, at.unit), len(self.shape.weights) * ROW_BYTES))
             self._finish_rows(place, _BLOCKS, count, e.b.add(at.row, row), v.i)
+
+    def _step(self, x: ir.Value, strides: Strides, step: ir.Value, parts: Sequence[int]) -> None:
+        """Adds the products of 32 k to the sums: rows of activations at `x` times step `step` of the panel."""
+        e, tiles = self.e, self.tiles
+        w = e.at(self.panel, (step, _BLOCKS * BYTES))
+        for i, part in enumerate(parts):
+            tiles.load(part, e.at(x, i * strides.tile), strides.row)
+            for j in range(_BLOCKS):
+                if i == 0:
+                    tiles.load(_W[j], e.at(w, j * BYTES), ROW_BYTES)
+                tiles.dot_bf16(_SUMS[i * _BLOCKS + j], part, _W[j])
 
     def _start(self, panel: ir.Value, sums: Sequence[int], places: Sequence[ir.Value]) -> None:
         """Initializes the sums: zeros for the first panel, else the totals of the earlier panels."""
@@ -222,6 +263,6 @@ class TileWriter(ResultWriter):
                     tiles.load(c, place, TOTALS)
 
     def steps(self, panel: ir.Value) -> ir.Value:
-        """Number of steps of 32 k in a panel; the last panel may have fewer."""
+        """Number of whole steps of 32 k in a panel; the last panel may have fewer."""
         e, steps = self.e, self.panel_steps
         return e.smin(steps, e.b.sub(e.i64(self.shape.k // DEPTH), e.b.mul(panel, e.i64(steps))))
