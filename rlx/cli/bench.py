@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rlx.cli.answering import read_images
 from rlx.cli.command import Command
 from rlx.cli.main import debug_option
 from rlx.cli.options import model_argument, some_engine_options
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from rlx.runners.engine.engine import Engine
     from rlx.runtime.profiling import OpTime
+    from rlx.vision.image import Image
 
 _COUNT = click.IntRange(1)
 
@@ -28,24 +30,37 @@ _COUNT = click.IntRange(1)
 @click.option("--prompt", type=_COUNT, default=512, show_default=True, metavar="N", help="Tokens of the prompt.")
 @click.option("--generate", type=_COUNT, default=64, show_default=True, metavar="N", help="Number of tokens to decode.")
 @click.option("--repeat", type=_COUNT, default=3, show_default=True, metavar="N", help="Runs; the median is shown.")
-@some_engine_options("threads", "precision", "kv_dtype")
+@click.option("--image", metavar="FILE", help="Also measure the encoding of an image.")
+@some_engine_options("threads", "precision", "kv_dtype", "mmproj")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @debug_option
-def bench(model: str | None, prompt: int, generate: int, repeat: int, as_json: bool, engine: dict[str, Any]) -> None:
-    """Measure prefill and decode of MODEL, by default the demo model."""
+def bench(
+    model: str | None,
+    prompt: int,
+    generate: int,
+    repeat: int,
+    image: str | None,
+    as_json: bool,
+    engine: dict[str, Any],
+) -> None:
+    """Measure prefill and decode of MODEL, by default the demo model, and how it encodes an image."""
     from rlx import demo
     from rlx.runners.auto import runner_class
     from rlx.runners.engine.engine import Engine
     from rlx.weights import open_weights
 
-    loader = open_weights(model if model is not None else demo.path())
+    images = read_images([] if image is None else [image])
+    usual = demo.path(demo.VISION if images else demo.TEXT)
+    loader = open_weights(model if model is not None else usual)
     runner_class(loader)  # whether there is one
     with Bars() as bars:
         bars.waiting("opening the model")
         opened = Engine.open(loader, max_seq=prompt + generate + 16, progress=bars, **engine)
         try:
             bars.waiting("measuring")
+            seen = [measure_image(opened, each, repeat) for each in images]
             result = measure(opened, prompt, generate, repeat, bars.close)  # they are gone when the clock runs
+            result |= {"image": seen[0]} if seen else {}
         finally:
             opened.close()
     if as_json:
@@ -96,6 +111,37 @@ def measure(
     }
 
 
+def measure_image(engine: Engine, image: Image, repeat: int) -> dict[str, Any]:
+    """Medians of several runs: making patches of an image, and encoding them.
+
+    Raises:
+        MultimodalError: the model has no vision tower.
+        ImageError: the model takes no image of this size.
+    """
+    assert engine.images is not None
+    processor, tower = engine.images.encoder.processor, engine.vision.required()
+    patches = processor.preprocess(image)
+    tower.encode(patches)  # loads and compiles
+    prepare, encode = [], []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        patches = processor.preprocess(image)
+        prepare.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        tower.encode(patches)
+        encode.append(time.perf_counter() - start)
+    seconds, flops = statistics.median(encode), tower.flops(patches)
+    return {
+        "height": image.size[0],
+        "width": image.size[1],
+        "patches": len(patches.patches),
+        "tokens": patches.tokens,
+        "preprocess_ms": statistics.median(prepare) * 1e3,
+        "encode_ms": seconds * 1e3,
+        "gflop_per_s": flops / seconds / 1e9,
+    }
+
+
 def _row(t: OpTime, bandwidth: float, peaks: dict[str, float]) -> dict[str, Any]:
     """A row of the table; `limit` is the limit that the kernel is nearest to, `share_of_limit` the fraction reached."""
     seconds, limit = max(t.seconds, 1e-12), t.limit(bandwidth, peaks)
@@ -113,6 +159,10 @@ def _show(result: dict[str, Any]) -> None:
     limits["decode"] += f", {result['decode_share_of_bandwidth']:.0%} of the bandwidth"
     for phase, limit in limits.items():
         click.echo(f"{phase:8}{result[phase]['tokens']:5d}  {result[phase]['tokens_per_s']:9.1f} tokens/s  {limit}")
+    if (seen := result.get("image")) is not None:
+        pixels, what = f"{seen['width']} x {seen['height']}", f"{seen['patches']} patches, {seen['tokens']} tokens"
+        times = f"prepared in {seen['preprocess_ms']:.1f} ms, encoded in {seen['encode_ms']:.1f} ms"
+        click.echo(f"image   {pixels}, {what}: {times}, {seen['gflop_per_s']:.1f} GFLOP/s")
     for phase in ("decode", "prefill"):
         click.echo(f"\none {phase} step:")
         heads = "kernel", "regions", "ms", "share", "GB/s", "GFLOP/s", "near"

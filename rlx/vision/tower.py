@@ -27,6 +27,7 @@ from rlx.passes.quantize import multiplies_bf16
 from rlx.profile import CompileProfile
 from rlx.runtime.compile import Compiler, Progress
 from rlx.runtime.kv import States
+from rlx.runtime.profiling import step_flops
 from rlx.runtime.tensors import Tensors
 from rlx.vision.places import place_inputs
 from rlx.vision.processors import Patches
@@ -130,6 +131,13 @@ class Tower:
         for bounds in self._ranges:
             for bound in self._graphs.distinct():
                 self._compiler.program(bound.graph, self._options(bounds))
+
+    def flops(self, patches: Patches) -> int:
+        """Arithmetic operations of encoding an image."""
+        graphs, count = self._graphs, len(patches.patches)
+        every = [(graphs.embedding, count), *((each, count) for pair in graphs.layers for each in pair)]
+        every.append((graphs.head, patches.tokens))
+        return sum(step_flops(each.graph, {"SEQ": rows, "PAST_SEQ": 0}) for each, rows in every)
 
     @property
     def nbytes(self) -> int:

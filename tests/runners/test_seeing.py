@@ -25,6 +25,7 @@ from rlx.cli.main import cli
 from rlx.cli.output import Bars
 from rlx.errors import ChatError, ImageError, MultimodalError
 from rlx.runners.cached import CachedRunner
+from rlx.vision.image import Image
 
 SIDE = 96
 
@@ -117,6 +118,19 @@ def png(tmp_path: Path) -> Path:
 def test_run_shows_an_image(png: Path) -> None:
     done = CliRunner().invoke(cli, ["run", "--image", str(png), "What colour is the circle?", "--no-stdin"])
     assert (done.exit_code, done.stdout) == (0, "The circle is yellow.\n"), done.stderr
+
+
+def test_bench_measures_an_image(seeing: CachedRunner) -> None:
+    from rlx.cli.bench import measure_image
+
+    engine: Any = seeing._engine
+    found = measure_image(engine, Image.of(circle()), 1)
+    assert (found["height"], found["width"], found["patches"], found["tokens"]) == (SIDE, SIDE, 144, 16)
+    seen = engine.tower.config
+    linears = 2 * (4 * seen.hidden**2 + 2 * seen.hidden * seen.ffn) * 144 * seen.layers
+    attention = 4 * 144**2 * seen.hidden * seen.layers
+    whole = found["gflop_per_s"] * found["encode_ms"] * 1e6
+    assert 1 < whole / (linears + attention) < 1.1, "patches and projection are little beside the layers"
 
 
 def test_run_names_what_is_wrong_with_an_image(tmp_path: Path, png: Path, demo_model: Path) -> None:
