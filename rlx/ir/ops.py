@@ -37,7 +37,7 @@ def overlay_rows(x: Node, rows: Node, index: Node) -> Node:
     """x [rows, width] with some rows replaced by rows of `rows` f32 [extra, width]: row r is rows[index[r]], or x[r]
     where index[r] (i32 [rows]) is negative.
 
-    A prompt with pictures: x are the embeddings of its tokens, `rows` those of the pictures' parts.
+    A prompt with images: x are the embeddings of its tokens, `rows` the rows of the images.
     """
     return make("overlay_rows", x, rows, index)
 
@@ -161,7 +161,7 @@ def attention(
         causal: False admits every key, within the window.
         visible: i32 [rows]: row r sees the keys at positions t <= visible[r], within its window, in place of the causal
             mask. Positions count from the start of the row's sequence, and the last one is length - 1. So the rows of a
-            picture see each other if each has the picture's last position here; the same call must bring all of them.
+            image see each other if each has the image's last position here; the same call must bring all of them.
             A row that sees no key is NaN.
         any_scale: whether precision "auto" may round q, k and v to bf16 although `scale` is not that of the head size,
             which magnifies the rounding (see `rlx.passes.quantize`).
@@ -516,7 +516,7 @@ def gelu_erf(x: Node) -> Node:
 
 
 def gelu_quick(x: Node) -> Node:
-    """x * sigmoid(1.702 x), an approximation of GELU that some picture encoders were trained with."""
+    """x * sigmoid(1.702 x), an approximation of GELU that some vision towers were trained with."""
     return mul(x, sigmoid(scale(x, 1.702)))
 
 
