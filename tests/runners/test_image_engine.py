@@ -1,5 +1,5 @@
-"""Images in the engine, on golden checkpoints: logits against the op meanings, and the same bits alone, beside others, and
-after a prefix that is known.
+"""Images in the engine, on golden checkpoints: logits against the meanings of the ops, and the same bits alone, beside
+others, and after a prefix that is known.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def test_logits_of_every_position(engine: Engine) -> None:
 
 
 def test_beside_other_sequences_it_is_the_same_bits(engine: Engine) -> None:
-    """Two images and two texts in one step, then a token of each in one step."""
+    """An image and a text in one step, then a token of two images and two texts in one step."""
     texts, prompts = [WORDS[20:27], WORDS[30:33]], [IDS, [*IDS[:16], *WORDS[40:42]]]
     alone, beside = [], []
     for several in (False, True):
@@ -103,11 +103,10 @@ def test_beside_other_sequences_it_is_the_same_bits(engine: Engine) -> None:
         segments = [Segment(s, ids) for s, ids in zip(sequences, (*prompts, *texts), strict=True)]
         more = [Segment(s, [7 + i]) for i, s in enumerate(sequences)]
         if several:
-            order = (2, 0, 3, 1)
-            found = computed(engine, *(segments[i] for i in order[:2])) + computed(
-                engine, *(segments[i] for i in order[2:])
-            )
-            beside = [found[order.index(i)] for i in range(4)] + computed(engine, *more)
+            pairs = [
+                computed(engine, segments[i], segments[i + 2]) for i in range(2)
+            ]  # an image and a text fill a call
+            beside = [pairs[i % 2][i // 2] for i in range(4)] + computed(engine, *more)
         else:
             alone = [row for each in (segments, more) for one in each for row in computed(engine, one)]
     for one, other in zip(alone, beside, strict=True):
