@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlx.cli.command import Command
-from rlx.cli.inspect_vision import MMPROJ, image_rows, is_mmproj, mmproj, tower_of, tower_rows
+from rlx.cli.inspect_vision import MMPROJ, audio_line, image_rows, is_mmproj, mmproj, tower_of, tower_rows
 from rlx.cli.main import debug_option
 from rlx.cli.options import model_argument
 from rlx.cli.output import printable, size, stdout
@@ -207,6 +207,8 @@ def _verdict(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"\nrunnable: no. {facts['reason']}"
     elif facts.get("kind") == MMPROJ:
         yield from _tower_page(facts["vision"])
+        if "audio" in facts:
+            yield audio_line(facts["audio"])
         yield f"\nrunnable: yes, as the vision tower of a language model: {USE}"
     else:
         rows = [*facts["config"].items(), ("deterministic", "yes" if facts["deterministic"] else "no, on this machine")]

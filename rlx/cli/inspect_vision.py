@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rlx.weights import WeightLoader
 
 MMPROJ = "mmproj"
-_SOUND = "gemma4ua"  # sound without a tower: samples go through one matrix
+_FRAMES = "gemma4ua"  # audio without a tower: frames of samples go through one matrix
 # Width and height of the images whose tokens are listed: a thumbnail, squares, screens, a photo.
 _IMAGES = ((224, 224), (512, 512), (640, 480), (1024, 1024), (1920, 1080), (4032, 3024))
 _SIZES = ("hidden", "layers", "heads", "head_dim", "ffn", "patch", "merge", "positions", "out_hidden")
@@ -32,12 +32,12 @@ def is_mmproj(loader: WeightLoader) -> bool:
 
 
 def mmproj(loader: WeightLoader) -> dict[str, Any]:
-    """The facts about an open mmproj file: "runnable", the tower under "vision", and sound if it has any."""
+    """The facts about an open mmproj file: "runnable", the tower under "vision", and "audio" if it takes any."""
     from rlx.models.vision_gguf_config import vision_from_gguf
     from rlx.vision.weights import TowerWeights
 
-    tensors, sound = loader.tensors, _sound(loader.metadata)
-    facts: dict[str, Any] = {"kind": MMPROJ} | ({} if sound is None else {"sound": sound})
+    tensors, audio = loader.tensors, _audio(loader.metadata)
+    facts: dict[str, Any] = {"kind": MMPROJ} | ({} if audio is None else {"audio": audio})
 
     def shape(name: str) -> tuple[int, ...] | None:
         return tuple(tensors[name].shape) if name in tensors else None
@@ -119,13 +119,13 @@ def _check_table(config: VisionConfig, side: int) -> None:
         raise MultimodalError(f"{count} patches along a side, and the position table has {config.positions}")
 
 
-def _sound(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+def _audio(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     if not metadata.get("clip.has_audio_encoder"):
         return None
     projector = metadata.get("clip.audio.projector_type", metadata.get("clip.projector_type"))
-    if projector == _SOUND:
+    if projector == _FRAMES:
         return {"projector": projector, "usable": True}
-    return {"projector": projector, "usable": False, "reason": "towers for sound are not supported"}
+    return {"projector": projector, "usable": False, "reason": "towers for audio are not supported"}
 
 
 # ---------------------------------------------------------------------------------------------------- the page
@@ -167,3 +167,8 @@ def _limit(limits: Mapping[str, Any]) -> str:
         return f"scaled to fill {limits['tokens']} tokens"
     low, high, own = limits["min_pixels"], limits["max_pixels"], limits["own_max_pixels"]
     return f"{low} to {high} pixels" + (f", the model's own maximum is {own}" if own != high else "")
+
+
+def audio_line(audio: Mapping[str, Any]) -> str:
+    """The line about audio."""
+    return "\naudio: yes" if audio["usable"] else f"\naudio: no. {audio['reason']}"

@@ -133,7 +133,7 @@ def _half(which: int) -> Change:
 
 
 def _padded(array: Array, rows: int) -> Array:
-    """Appends rows of zeros for tokens without an embedding (those of images and sound)."""
+    """Appends rows of zeros for tokens without an embedding (those of images and audio)."""
     missing = max(rows - len(array), 0)
     return np.concatenate([array, np.zeros((missing, *array.shape[1:]), array.dtype)]) if missing else array
 

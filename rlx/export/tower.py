@@ -32,7 +32,7 @@ from rlx.weights.processor_files import image_processor
 from rlx.weights.tower_names import checkpoint_names, tower_names
 
 Array = npt.NDArray[Any]
-SOUND = "mm.a.input_projection.weight"
+AUDIO = "mm.a.input_projection.weight"
 # Modules of towers for images, whose tensors must all be known; some Gemma 3 files have a head for classification.
 _OF_A_TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_embedder|embed_vision|multi_modal_projector)\.")
 _UNUSED = re.compile(r"vision_model\.head\.")
@@ -63,11 +63,11 @@ def tower_from_hf(source: WeightLoader, config: VisionConfig) -> ExportModel:
     names = tower_names(source.tensors, config.family, source.path)
     _check(source, names, config)
     tensors = sorted(_tensors(source, config, names), key=_layer)
-    sound = Keys(source.metadata, _folder(source) / "config.json").nested("audio_config") if SOUND in names else None
+    audio = Keys(source.metadata, _folder(source) / "config.json").nested("audio_config") if AUDIO in names else None
     return ExportModel(
         path=source.path,
         arch=MMPROJ,
-        metadata=general_metadata(MMPROJ, _folder(source), tensors, kind="mmproj") | tower_metadata(config, sound),
+        metadata=general_metadata(MMPROJ, _folder(source), tensors, kind="mmproj") | tower_metadata(config, audio),
         tensors=tuple(tensors),
         left_out=tuple(name for name in source.tensors if name not in set(names.values())),
         close=source.close,

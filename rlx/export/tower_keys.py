@@ -13,15 +13,15 @@ from rlx.models.keys import Keys
 from rlx.models.vision_config import MERGE, VISION_FAMILIES, VisionConfig
 
 _ANY_SIZE = 224  # readers want an image_size of families whose images have any; nothing depends on it
-_MEL_BINS = 128  # readers want a number of mel bins, which raw sound does not have
+_MEL_BINS = 128  # readers want a number of mel bins, which raw samples do not have
 _MOST = (1 << 32) - 1  # the largest number that a key of type u32 holds
 
 
-def tower_metadata(config: VisionConfig, sound: Keys | None) -> Metadata:
+def tower_metadata(config: VisionConfig, audio: Keys | None) -> Metadata:
     """The keys `clip.*`.
 
     Args:
-        sound: `audio_config` of a model whose sound needs no tower (Gemma 4 unified), else None.
+        audio: `audio_config` of a model whose audio needs no tower (Gemma 4 unified), else None.
     """
     keys = Writer("clip")
     keys.flag("has_vision_encoder", True)
@@ -30,7 +30,7 @@ def tower_metadata(config: VisionConfig, sound: Keys | None) -> Metadata:
     keys.floats("vision.image_std", config.std)
     _limits(keys, config)
     projector = VISION_FAMILIES[config.family].projector
-    if config.family.startswith("gemma4"):  # a file with sound has two projectors
+    if config.family.startswith("gemma4"):  # a file with audio has two projectors
         keys.text("vision.projector_type", projector)
     else:
         keys.text("projector_type", projector)
@@ -41,8 +41,8 @@ def tower_metadata(config: VisionConfig, sound: Keys | None) -> Metadata:
         keys.flags("vision.is_deepstack_layers", [False] * config.layers)
     elif config.merge != MERGE[config.family]:
         keys.u32("vision.projector.scale_factor", config.merge)
-    if sound is not None:
-        _sound(keys, config, sound)
+    if audio is not None:
+        _audio(keys, config, audio)
     return keys.found
 
 
@@ -67,12 +67,12 @@ def _limits(keys: Writer, config: VisionConfig) -> None:
             keys.u32(key, min(pixels, _MOST))
 
 
-def _sound(keys: Writer, config: VisionConfig, sound: Keys) -> None:
+def _audio(keys: Writer, config: VisionConfig, audio: Keys) -> None:
     keys.flag("has_audio_encoder", True)
     keys.u32("audio.projection_dim", config.out_hidden)
-    keys.u32("audio.embedding_length", sound.integer("audio_embed_dim", (1, 1 << 20)))
+    keys.u32("audio.embedding_length", audio.integer("audio_embed_dim", (1, 1 << 20)))
     for key in ("feed_forward_length", "block_count", "attention.head_count"):
         keys.u32(f"audio.{key}", 0)
     keys.text("audio.projector_type", "gemma4ua")
     keys.u32("audio.num_mel_bins", _MEL_BINS)
-    keys.f32("audio.attention.layer_norm_epsilon", sound.number("rms_norm_eps", (0.0, 1.0), 1e-6))
+    keys.f32("audio.attention.layer_norm_epsilon", audio.number("rms_norm_eps", (0.0, 1.0), 1e-6))

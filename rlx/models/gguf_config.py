@@ -84,13 +84,13 @@ def from_gguf(metadata: Mapping[str, Any], has_tensor: HasTensor, *, where: obje
 
 
 def check_language_model(metadata: Mapping[str, Any], where: object) -> None:
-    """Refuses an mmproj file, which holds what a model needs beside its language model to take images or sound.
+    """Refuses an mmproj file, which holds what a model needs beside its language model to take images or audio.
 
     Raises:
         UnsupportedModelError: the message says how to use the file.
     """
     if metadata.get("general.architecture") == MMPROJ:
-        what = "this file (mmproj) holds a model's tower for images or sound, not its language model"
+        what = "this file (mmproj) holds a model's tower for images or audio, not its language model"
         hint = "open the file of the language model, and pass this one as `mmproj`"
         raise UnsupportedModelError(what, where=where, hint=hint)
 

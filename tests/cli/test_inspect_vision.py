@@ -53,9 +53,9 @@ def test_an_mmproj_file(
     assert tower["memory"] > 0
 
 
-def test_sound_is_named(tmp_path: Path) -> None:
-    assert facts(mmproj(tmp_path, "gemma4_unified"))["sound"] == {"projector": "gemma4ua", "usable": True}
-    assert "sound" not in facts(mmproj(tmp_path, "gemma4", "mmproj-silent.gguf"))
+def test_audio_is_named(tmp_path: Path) -> None:
+    assert facts(mmproj(tmp_path, "gemma4_unified"))["audio"] == {"projector": "gemma4ua", "usable": True}
+    assert "audio" not in facts(mmproj(tmp_path, "gemma4", "mmproj-silent.gguf"))
 
 
 def test_images_beyond_the_position_table(tmp_path: Path) -> None:
