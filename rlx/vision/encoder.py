@@ -172,7 +172,7 @@ class Encoder:
     def _pieces(self, source: Image | Audio) -> Generator[None, None, Floats]:
         if isinstance(source, Audio):
             return (yield from self.required_audio().pieces(source))
-        patches = self.processor.preprocess(source)
+        patches = yield from self.processor.steps(source, self._seconds)
         yield
         return (yield from self.tower.steps(patches, self._seconds))
 

@@ -7,8 +7,9 @@ interface and what all families share; the family's rules of size are in `qwen35
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from math import isqrt
 from typing import TypeAlias
@@ -20,7 +21,7 @@ from rlx.errors import ArgumentError
 from rlx.models.vision_config import VisionConfig
 from rlx.vision.image import Image
 from rlx.vision.options import ImageOptions
-from rlx.vision.resize import Filter, Pixels, resize
+from rlx.vision.resize import Filter, Pixels, finish, resize_steps
 
 Floats: TypeAlias = NDArray[np.float32]
 
@@ -110,8 +111,28 @@ class ImageProcessor(ABC):
         Raises:
             ImageError: the model takes no image of this size.
         """
+        return finish(self.steps(image))
+
+    def steps(self, image: Image, seconds: float | None = None) -> Generator[None, None, Patches]:
+        """As `preprocess`, piece by piece: a generator that pauses and returns the patches.
+
+        Args:
+            seconds: how long a piece should take, about; by default there is one piece.
+
+        Raises:
+            ImageError: the model takes no image of this size.
+        """
         height, width = self.target(*image.size)
-        pixel_values, patches = self.cut(resize(image.pixels, height, width, self.method))
+        work, start = resize_steps(image.pixels, height, width, self.method), time.perf_counter()
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                pixel_values, patches = self.cut(end.value)
+                break
+            if seconds is not None and time.perf_counter() - start > seconds:
+                yield
+                start = time.perf_counter()
         rows, columns = height // self.unit, width // self.unit
         return Patches(pixel_values, patches, self._places(rows, columns), (rows, columns))
 

@@ -11,19 +11,23 @@ is a multiple of 2^-22 and less than 2^10, which float64 holds exactly, so that 
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Pixels: TypeAlias = NDArray[np.uint8]
 Floats: TypeAlias = NDArray[np.float64]
+Steps: TypeAlias = Generator[None, None, Pixels]
+Result = TypeVar("Result")
 
 UNIT = float(1 << 22)  # the steps of a weight: 22 bits behind the point
 BLOCK = 16  # outputs that share a matrix: more of them have more zeros in it
-SCRATCH = 1 << 20  # values that are float64 at a time: 8 MB
+PRODUCT = 1 << 18  # multiplications of a product: OpenBLAS starts threads, which then spin, for larger ones
+LEAST = 48  # rows or columns of a product
 
 
 class Filter(Enum):
@@ -67,11 +71,26 @@ def resize(pixels: Pixels, height: int, width: int, method: Filter) -> Pixels:
         uint8 [height, width, channels]: bit for bit that of `Image.resize` of Pillow 12.3, and in Pillow 13 that of two
         calls, the first of which changes the width only.
     """
+    return finish(resize_steps(pixels, height, width, method))
+
+
+def resize_steps(pixels: Pixels, height: int, width: int, method: Filter) -> Steps:
+    """As `resize`, piece by piece: a generator that pauses every few milliseconds and returns the pixels."""
     if width != pixels.shape[1]:
-        pixels = _along_rows(pixels, blocks(pixels.shape[1], width, method))
+        pixels = yield from _along_rows(pixels, blocks(pixels.shape[1], width, method))
     if height != pixels.shape[0]:
-        pixels = _along_columns(pixels, blocks(pixels.shape[0], height, method))
+        pixels = yield from _along_columns(pixels, blocks(pixels.shape[0], height, method))
     return pixels
+
+
+def finish(steps: Generator[None, None, Result]) -> Result:
+    """Runs work to its end: what the generator returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
 
 
 def blocks(inputs: int, outputs: int, method: Filter) -> list[Block]:
@@ -102,28 +121,34 @@ def _block(first: NDArray[np.int64], end: NDArray[np.int64], weights: Floats, at
     return Block(slice(at, at + len(first)), slice(low, high), matrix)
 
 
-def _along_rows(pixels: Pixels, axis: list[Block]) -> Pixels:
+def _along_rows(pixels: Pixels, axis: list[Block]) -> Steps:
     rows, columns, channels = pixels.shape
     result = np.empty((rows, axis[-1].outputs.stop, channels), np.uint8)
-    step = max(1, SCRATCH // (columns * channels))
+    step = max(1, _share(axis) // channels)
     for at in range(0, rows, step):
-        part = pixels[at : at + step].transpose(0, 2, 1).astype(np.float64, order="C")
+        part = pixels[at : at + step].transpose(0, 2, 1).astype(np.float64, order="C").reshape(-1, columns)
         for block in axis:
-            found = part[:, :, block.inputs] @ block.matrix
-            result[at : at + step, block.outputs] = _rounded(found).transpose(0, 2, 1)
+            found = _rounded(part[:, block.inputs] @ block.matrix).reshape(-1, channels, block.matrix.shape[1])
+            result[at : at + step, block.outputs] = found.transpose(0, 2, 1)
+        yield
     return result
 
 
-def _along_columns(pixels: Pixels, axis: list[Block]) -> Pixels:
+def _along_columns(pixels: Pixels, axis: list[Block]) -> Steps:
     rows, columns, channels = pixels.shape
     result = np.empty((axis[-1].outputs.stop, columns * channels), np.uint8)
-    flat = pixels.reshape(rows, -1)
+    flat, step = pixels.reshape(rows, -1), _share(axis)
     for block in axis:
-        step = max(1, SCRATCH // block.matrix.shape[0])
         for at in range(0, columns * channels, step):
             part = flat[block.inputs, at : at + step].astype(np.float64)
             result[block.outputs, at : at + step] = _rounded(block.matrix.T @ part)
+        yield
     return result.reshape(-1, columns, channels)
+
+
+def _share(axis: list[Block]) -> int:
+    """How many rows (or columns) a product takes at a time."""
+    return max(LEAST, PRODUCT // max(block.matrix.size for block in axis))
 
 
 def _rounded(sums: Floats) -> Pixels:

@@ -104,6 +104,22 @@ def test_a_patch_is_the_part_of_the_image_at_its_place(tower: VisionConfig) -> N
     np.testing.assert_array_equal(number, np.arange(len(number)) // tower.patches_per_row)
 
 
+def test_a_large_image_is_made_ready_in_pieces_with_the_same_result() -> None:
+    processor, image = ImageProcessor.of(GEMMA4, ImageOptions()), Image.of(drawn(900, 1200, 2))
+    work, pauses = processor.steps(image, seconds=0.0), 0
+    while True:
+        try:
+            next(work)
+            pauses += 1
+        except StopIteration as end:
+            found = end.value
+            break
+    assert pauses > 5 and next(processor.steps(image, seconds=0.0)) is None
+    whole = processor.preprocess(image)
+    np.testing.assert_array_equal(found.patches, whole.patches)
+    np.testing.assert_array_equal(found.pixel_values, whole.pixel_values)
+
+
 def test_large_images_are_seen_smaller_and_the_first_time_it_is_said() -> None:
     published = replace(QWEN, patch=16, min_pixels=65536, max_pixels=16777216)
     processor, photo = ImageProcessor.of(published, ImageOptions()), Image.of(drawn(1200, 1600, 1))
