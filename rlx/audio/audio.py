@@ -102,7 +102,8 @@ def _decoded(data: bytes, where: str | None) -> Samples:
                 raise AudioError(f"the audio has {rate} samples a second, expected {RATE}", where=where, hint=_CONVERT)
             raw = file.readframes(count)
     except (wave.Error, EOFError, ValueError, OverflowError) as error:
-        raise AudioError(f"this is no WAV file with PCM samples ({error})", where=where, hint=_CONVERT) from error
+        reason = str(error) or "it ends too early"
+        raise AudioError(f"this is no WAV file with PCM samples: {reason}", where=where, hint=_CONVERT) from error
     except MemoryError as error:
         raise ResourceError("there is not enough memory for the audio", where=where) from error
     whole = len(raw) // (width * channels) * channels
