@@ -89,7 +89,8 @@ def runner(goldens: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """A Gemma 4 with the tower and the matrix of the golden Gemma 4 unified, whose frames have 64 samples."""
     text = convert(goldens / "gemma4-moe" / "hf", tmp_path_factory.mktemp("audio") / "model.gguf").path
     mmproj = goldens / "gemma4-unified-mm" / "mmproj-f16.gguf"
-    with rlx.auto_runner(text, mmproj=mmproj, precision="exact", kv_dtype="f32") as opened:
+    profile = {"buckets": {"seq": [1, 32]}}
+    with rlx.auto_runner(text, mmproj=mmproj, precision="exact", kv_dtype="f32", profile=profile) as opened:
         yield opened
 
 
