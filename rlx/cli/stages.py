@@ -18,7 +18,7 @@ from rlx.errors import ArgumentError
 if TYPE_CHECKING:
     from rlx.weights import WeightLoader
 
-PHASES = ("prefill", "decode", "greedy", "batch")
+PHASES = ("prefill", "decode", "greedy", "batch", "tower")
 # What --emit takes: IR after a pass, which needs no code to be made, or a form of the code.
 _STAGES = {"ir": "graph", "fused": "fuse", "schedule": "memory"}
 _CODE = ("python", "llvm", "asm")

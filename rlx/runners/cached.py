@@ -221,7 +221,8 @@ class CachedRunner(SessionRunner):
             on_program: called with each record when it is ready: `phase`, `bucket`, `kernels`, `object_bytes`,
                 `seconds`, `cached`.
             batch: maximum number of prompts that `generate_batch` will compute at once.
-            phase: "prefill", "decode", "greedy" or "batch": only the programs of this phase.
+            phase: "prefill", "decode", "greedy" or "batch": only the programs of this phase; "tower": only those of the
+                vision tower.
             rows: only programs that accept this number of rows.
 
         Raises:

@@ -19,14 +19,11 @@ from rlx.models.vision_hf_config import vision_from_hf
 from rlx.vision.tower import Tower
 from rlx.vision.weights import TowerWeights
 from rlx.weights.loader import WeightLoader, open_weights
-from rlx.weights.locate import projectors_in, quantization_of
+from rlx.weights.locate import projectors_in, usual_type
 from rlx.weights.processor_files import image_processor
 
 Make = Callable[[VisionConfig, TowerWeights], Tower]
 MmprojPath = str | os.PathLike[str]
-
-# Types of the mmproj files that are published of one tower: the usual one first, then those that round more.
-_TYPES = ("F16", "BF16", "F32", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0")
 
 
 class Vision:
@@ -66,6 +63,11 @@ class Vision:
                 except RlxError as error:
                     self._refusal = error
             return self._tower
+
+    @property
+    def opened(self) -> Tower | None:
+        """The tower if it was opened already."""
+        return self._tower
 
     def required(self) -> Tower:
         """The tower, for a caller who has an image.
@@ -137,12 +139,17 @@ def open_tower(
 def _found(loader: WeightLoader, text: ModelConfig) -> Path:
     """The mmproj file beside a GGUF file.
 
-    It is the one called like the model, as `rlx convert` calls it, or the only one whose tower fits. Of files that
-    differ in their type only, it is the first in the order of `_TYPES`.
+    It is the one called like the model, as `rlx convert` calls it, or the only one whose tower fits, or of files that
+    differ in the type of their weights only the one in the usual type.
     """
     if not any(text.arch in row.archs for row in VISION_FAMILIES.values()):
         raise MultimodalError(f"models of the architecture '{text.arch}' take text only", where=loader.path)
-    files = projectors_in(loader.path.parent)
+    folder = loader.path.parent
+    files = projectors_in(folder)
+    if (
+        not files and folder.parent.parent.name == "snapshots"
+    ):  # the parts of a downloaded model have a folder of their own
+        files = projectors_in(folder.parent)
     if not files:
         hint = "put the model's mmproj-*.gguf beside it, or give its path as `mmproj`"
         what = "there is no vision tower: no mmproj file lies beside the model"
@@ -150,10 +157,9 @@ def _found(loader: WeightLoader, text: ModelConfig) -> Path:
     own = [file for file in files if file.name == f"mmproj-{loader.path.name}"]
     if len(own or files) == 1:
         return (own or files)[0]
-    fitting = [file for file in files if _fits(loader, text, file)]
-    if len({file.name.upper().replace(quantization_of(file.name) or "", "") for file in fitting}) == 1:
-        types = {quantization_of(file.name): file for file in fitting}
-        return next(types[kind] for kind in (*_TYPES, *types) if kind in types)
+    fitting = {file.name: file for file in files if _fits(loader, text, file)}
+    if name := usual_type(fitting):
+        return fitting[name]
     listed = ", ".join(each.name for each in files)
     what = f"there are {len(files)} mmproj files beside the model: {listed}"
     raise MultimodalError(what, where=loader.path, hint="give the path of one as `mmproj`")

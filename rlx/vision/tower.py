@@ -25,7 +25,7 @@ from rlx.models.vision_towers import TOWERS, Build
 from rlx.passes.layout import weight_table
 from rlx.passes.quantize import multiplies_bf16
 from rlx.profile import CompileProfile
-from rlx.runtime.compile import Compiler, Progress
+from rlx.runtime.compile import CompiledProgram, Compiler, Progress
 from rlx.runtime.kv import States
 from rlx.runtime.profiling import step_flops
 from rlx.runtime.tensors import Tensors
@@ -53,6 +53,24 @@ class Bound(NamedTuple):
     weights: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class TowerProgram:
+    """A program of a tower that was compiled or loaded.
+
+    Attributes:
+        name: kind of its graph and rows, such as "layer-17-512".
+        bucket: (smallest, largest) number of rows.
+        seconds: time to compile or load it.
+        reason: why it was compiled; "" if it was in the compile cache.
+    """
+
+    name: str
+    bucket: Range
+    compiled: CompiledProgram
+    seconds: float
+    reason: str
+
+
 @dataclass
 class TowerStats:
     """Counters of a tower.
@@ -60,13 +78,11 @@ class TowerStats:
     Attributes:
         images, rows: encoded images, and the rows that they became.
         seconds: time of encoding.
-        programs: programs that were compiled or loaded.
     """
 
     images: int = 0
     rows: int = 0
     seconds: float = 0.0
-    programs: int = 0
 
 
 class Tower:
@@ -81,6 +97,7 @@ class Tower:
 
     Attributes:
         stats: the counters.
+        programs: the programs that were compiled or loaded so far.
 
     Raises:
         WeightError: a tensor is missing, or its shape or type is not what the configuration says.
@@ -100,7 +117,8 @@ class Tower:
         self._ranges = _ranges(profile)
         self._graphs = _Graphs.of(config, weights, _cache_dtype(config, profile, compiler))
         self._tensors: Tensors | None = None
-        self._programs: dict[tuple[int, Range], Program] = {}
+        self.programs: dict[tuple[int, Range], TowerProgram] = {}
+        self._instances: dict[tuple[int, Range], Program] = {}
         self._seconds: dict[str, float] = {}  # of a row, by kind of graph, as last measured
 
     def encode(self, patches: Patches) -> Rows:
@@ -126,11 +144,15 @@ class Tower:
             tensors.load(self._graphs.table, self.weights, self._progress)
             self._tensors = tensors
 
-    def compile(self) -> None:
-        """Compiles the programs of every bucket, or finds them in the compile cache."""
+    def compile(self, rows: int | None = None) -> Iterator[TowerProgram]:
+        """Compiles the programs of every bucket, or finds them in the compile cache, one by one.
+
+        Args:
+            rows: only programs that take this number of rows.
+        """
         for bounds in self._ranges:
-            for bound in self._graphs.distinct():
-                self._compiler.program(bound.graph, self._options(bounds))
+            if rows is None or bounds[0] <= rows <= bounds[1]:
+                yield from (self._compiled(bound, bounds) for bound in self._graphs.distinct())
 
     def flops(self, patches: Patches) -> int:
         """Arithmetic operations of encoding an image."""
@@ -142,14 +164,14 @@ class Tower:
     @property
     def nbytes(self) -> int:
         """Bytes of weights and programs in memory."""
-        programs = sum(program.arena_bytes for program in self._programs.values())
+        programs = sum(program.arena_bytes for program in self._instances.values())
         return programs + (self._tensors.nbytes if self._tensors else 0)
 
     def close(self) -> None:
         """Releases memory and closes the file of the tower, if it has one of its own."""
-        for program in self._programs.values():
+        for program in self._instances.values():
             program.close()
-        self._programs.clear()
+        self._instances.clear()
         if self._tensors:
             self._tensors.close()
             self._tensors = None
@@ -257,15 +279,21 @@ class Tower:
     def _program(self, bound: Bound, rows: int) -> Program:
         bounds = self._range(rows)
         key = bound.number, bounds
-        if key not in self._programs:
+        if key not in self._instances:
             with named_refusals():
-                compiled = self._compiler.program(bound.graph, self._options(bounds))
-                self._programs[key] = compiled.instance(self._workers())
-            self.stats.programs += 1
-        return self._programs[key]
+                self._instances[key] = self._compiled(bound, bounds).compiled.instance(self._workers())
+        return self._instances[key]
 
-    def _options(self, bounds: Range) -> Any:
-        return self._profile.options(bounds, all_rows=True)
+    def _compiled(self, bound: Bound, bounds: Range) -> TowerProgram:
+        key = bound.number, bounds
+        if key not in self.programs:
+            start, before = time.perf_counter(), len(self._compiler.compiled)
+            found = self._compiler.program(bound.graph, self._profile.options(bounds, all_rows=True))
+            reasons = (each.reason for each in self._compiler.compiled[before:] if each.digest == found.key.digest)
+            name = f"{bound.graph.name.rpartition('-')[2]}-{bounds[0]}-{bounds[1]}"
+            took = time.perf_counter() - start
+            self.programs[key] = TowerProgram(name, bounds, found, took, next(reasons, ""))
+        return self.programs[key]
 
 
 def _ranges(profile: CompileProfile) -> tuple[Range, ...]:

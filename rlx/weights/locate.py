@@ -34,6 +34,10 @@ _QUANTIZATION = re.compile(
 )
 
 
+# Types of the mmproj files that are published of one tower: the usual one first, then those that round more.
+_TOWER_TYPES = ("F16", "BF16", "F32", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0")
+
+
 @dataclass(frozen=True)
 class FoundModel:
     """A model in a directory.
@@ -123,6 +127,16 @@ def models_in(directory: Path, deep: bool = False) -> list[FoundModel]:
             shards = [file for file in files if file.suffix == ".safetensors" and file.parent == directory]
             return [*models, FoundModel(directory / name, SAFETENSORS, _nbytes(shards))]
     return models
+
+
+def usual_type(names: Iterable[str]) -> str | None:
+    """Of mmproj files that differ in the type of their weights only, the name of the one that is taken; None if they
+    differ in more.
+    """
+    by_type = {quantization_of(name): name for name in names}
+    if len({name.upper().replace(kind or "", "") for kind, name in by_type.items()}) != 1:
+        return None
+    return next(by_type[kind] for kind in (*_TOWER_TYPES, *by_type) if kind in by_type)
 
 
 def projectors_in(directory: Path) -> list[Path]:

@@ -20,11 +20,12 @@ from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from rlx.env import size
-from rlx.errors import AmbiguousModelError, DownloadError
+from rlx.errors import AmbiguousModelError, DownloadError, ModelFileError
 from rlx.suggest import nearest
 from rlx.weights import hub
+from rlx.weights.gguf import GgufFile
 from rlx.weights.gguf_split import part_number
-from rlx.weights.locate import PICKLES, SAFETENSORS, is_projector, quantization_of, split_quantization
+from rlx.weights.locate import PICKLES, SAFETENSORS, is_projector, quantization_of, split_quantization, usual_type
 from rlx.weights.safetensors import INDEX_NAME, SINGLE_NAME
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ SPARE = 64 << 20  # bytes that stay free on the disk
 _BESIDE = frozenset({
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
-    "chat_template.json",
+    "chat_template.json", "preprocessor_config.json", "processor_config.json",
 })  # fmt: skip
 
 
@@ -95,7 +96,7 @@ def pull(name: str, progress: Progress | None = None, notice: Notice | None = No
 
     Args:
         name: `org/repo`, or `org/repo:QUANT`. Without QUANT the one model that there is, or of several GGUF files the
-            one in Q4_K_M.
+            one in Q4_K_M. With the GGUF file of a model that takes images comes its vision tower.
         progress: called with (what, bytes done, bytes in all).
         notice: called with a line for the user.
 
@@ -114,8 +115,32 @@ def pull(name: str, progress: Progress | None = None, notice: Notice | None = No
     repository = look_up(base)
     model = choose(models_of(repository), quantization, repository, say)
     with _named_system_errors(base):
-        paths = _Downloads(repository, progress, say).fetch(model.files)
-    return paths[0]
+        downloads = _Downloads(repository, progress, say)
+        path = downloads.fetch(model.files)[0]
+        if tower := tower_of(repository, path):
+            say(f"with its vision tower, {tower.name} ({size(tower.nbytes)})")
+            downloads.fetch((tower,))
+    return path
+
+
+def tower_of(repository: Repository, model: Path) -> RemoteFile | None:
+    """The mmproj file that goes with a downloaded GGUF file.
+
+    None if the model takes no images, or the repository has no such file, or several that differ in more than their
+    type.
+    """
+    from rlx.models.vision_config import VISION_FAMILIES
+
+    if model.suffix.lower() != ".gguf":
+        return None
+    try:
+        with GgufFile(model) as file:
+            arch = file.metadata.get("general.architecture")
+    except ModelFileError:  # whoever opens it reads why
+        return None
+    files = {f.name: f for f in repository.files if "/" not in f.name and f.name.lower().endswith(".gguf")}
+    name = usual_type(name for name in files if is_projector(name))
+    return files[name] if name and any(arch in row.archs for row in VISION_FAMILIES.values()) else None
 
 
 # ---------------------------------------------------------------------------------------------------- what there is

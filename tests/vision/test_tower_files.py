@@ -89,6 +89,26 @@ def test_a_file_that_was_named_must_fit_at_once(goldens: Path, tmp_path: Path) -
         Engine.open(model, mmproj=tmp_path / "none.gguf", load=False)
 
 
+def test_a_tower_is_compiled_with_its_model(goldens: Path, tmp_path: Path) -> None:
+    model = beside(tmp_path, goldens, "mmproj-Q8_0.gguf")
+    profile = {"buckets": {"seq": [1, 32]}}
+    with closing(Engine.open(model, precision="exact", profile=profile, load=False)) as engine:
+        assert not [program for program in engine.ready if program.record.phase == "tower"]
+        records = engine.compile(phase="tower")
+        assert [(record.phase, record.bucket) for record in records] == [("tower", (1, 32))] * 4
+        assert [program.name for program in engine.ready] == [
+            f"tower-{kind}-1-32" for kind in ("embedding", "keys", "layer", "head")
+        ]
+        assert "attention" in engine.ready["tower-layer-1-32"].ir("fuse")
+        assert not engine.compile(phase="tower", rows=33)
+    model = goldens / "qwen3" / "model-f16.gguf"
+    with (
+        closing(Engine.open(model, load=False)) as engine,
+        pytest.raises(MultimodalError, match="take text only"),
+    ):
+        engine.compile(phase="tower")
+
+
 def test_a_checkpoint_holds_its_own_tower(goldens: Path, tmp_path: Path) -> None:
     source = goldens / "gemma3-mm"
     loader, config = opened(as_checkpoint(source, source / "mmproj-Q8_0.gguf", tmp_path / "hf"))

@@ -16,6 +16,7 @@ from fake_hub import COMMIT, FakeHub
 
 import rlx
 from rlx.cli.main import cli
+from rlx.env import size
 from rlx.errors import AmbiguousModelError, DownloadError, ModelFileError
 from rlx.weights import hub as hub_names
 from rlx.weights import pull as pulling
@@ -67,6 +68,22 @@ def test_of_several_the_usual_one_is_taken_with_a_word(hub: FakeHub) -> None:
     with pytest.raises(AmbiguousModelError, match="org/repo: there are 2 models here"):
         resolve_model_path("org/repo")
     assert resolve_model_path("org/repo:Q8_0").name == "m-Q8_0.gguf"
+
+
+def test_a_model_that_takes_images_comes_with_its_tower(hub: FakeHub, goldens: Path) -> None:
+    tower = (goldens / "gemma3-mm" / "mmproj-Q8_0.gguf").read_bytes()
+    model = (goldens / "gemma3" / "model-f16.gguf").read_bytes()
+    text_only = (goldens / "qwen3" / "model-f16.gguf").read_bytes()
+    towers = {"mmproj-m-Q8_0.gguf": tower, "mmproj-m-F16.gguf": tower}
+    hub.files = {"m-Q8_0.gguf": model, "m-F16.gguf": text_only, **towers}
+    said: list[str] = []
+    path = pull("org/repo:Q8_0", notice=said.append)
+    assert path.name == "m-Q8_0.gguf" and said == [f"with its vision tower, mmproj-m-F16.gguf ({size(len(tower))})"]
+    with rlx.auto_runner("org/repo:Q8_0", load=False) as runner:
+        assert runner.supports_multimodal
+    before = len(hub.requests)
+    pull("org/repo:F16")
+    assert [name for name, _ in hub.requests[before:]] == ["m-F16.gguf"]
 
 
 def test_of_several_without_the_usual_one_none_is_taken(hub: FakeHub) -> None:

@@ -29,6 +29,7 @@ from rlx.runners.engine.programs import Programs
 from rlx.runners.engine.ready import ProgramRecord, ReadyPrograms
 from rlx.runners.engine.single_sequence import SingleSequence
 from rlx.runners.engine.stepper import ALL_ROWS_VALUES, Limits, Stepper
+from rlx.runners.engine.tower_programs import TOWER, compile_tower, ready_programs
 from rlx.runners.generation.output import Logits
 from rlx.runners.images import ImageInput
 from rlx.runners.opening.identity import identity
@@ -344,13 +345,20 @@ class Engine(SingleSequence):
         phase: str | None = None,
         rows: int | None = None,
     ) -> list[ProgramRecord]:
-        """Compiles (or finds in the cache) the programs of buckets and batches, and the weight packers."""
-        return self._programs.prepare(programs_of(self._setup.profile, batch, phase, rows), on_program)
+        """Compiles (or finds in the cache) the programs of buckets, batches and the tower, and the weight packers."""
+        records = []
+        if phase != TOWER:
+            records += self._programs.prepare(programs_of(self._setup.profile, batch, phase, rows), on_program)
+        if phase in (None, TOWER) and (tower := self.vision.required() if phase else self.tower):
+            records += compile_tower(tower, rows, on_program)
+        return records
 
     @property
     def ready(self) -> ReadyPrograms:
         """The programs that were compiled or loaded so far, for inspection."""
-        return self._programs.ready()
+        tower = self.vision.opened
+        more = ready_programs(tower, self._compiler.target) if tower else []
+        return ReadyPrograms([*self._programs.ready(), *more])
 
     @cached_property
     def tokenizer(self) -> text.Tokenizer:

@@ -23,7 +23,7 @@ class ProgramRecord:
 
     Attributes:
         phase: "prefill", "decode" or "batch"; "greedy" is a decode step that returns the likeliest token and no logits;
-            "verify" checks several drafts.
+            "verify" checks several drafts; "tower" is a program of the vision tower.
         bucket: smallest and largest number of rows in a call.
         kernels: number of kernels.
         object_bytes: size of its code.
