@@ -8,7 +8,7 @@ written into its table of arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -170,8 +170,7 @@ class Stepper:
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.begin(count)
         inputs = program.inputs
-        for segment, start, at in zip(segments, past, first, strict=True):
-            feed(inputs, segment.tokens, start, segment.sequence.embeddings, at)
+        _feed(inputs, segments, first, rows)
         slots = [max(0, s.memory.slot) for s in sequences]
         inputs["segments"][: len(segments)] = list(zip(first, counts, past, slots, strict=True))
         inputs["logit_rows"][: len(logit_rows)] = logit_rows
@@ -356,6 +355,20 @@ class Stepper:
                 then.select_slot(sequence.memory.slot, sequence.memory.spare)
                 then.run(SEQ=count)
             sequence.take(count)
+
+
+def _feed(inputs: Mapping[str, Any], segments: list[Segment], first: list[int], rows: int) -> None:
+    """Writes tokens, positions and embedded rows of segments, of which each begins at the row in `first`."""
+    if "row_index" in inputs:
+        for segment, at in zip(segments, first, strict=True):
+            feed(inputs, segment.tokens, segment.sequence.done, segment.sequence.embeddings, at)
+        return
+    inputs["tokens"][:rows] = [token for segment in segments for token in segment.tokens]  # at once: quick
+    if "positions" in inputs:
+        sequences = [segment.sequence for segment in segments]
+        starts = [s.done + (0 if s.embeddings is None else s.embeddings.shift(s.done)) for s in sequences]
+        counts = [len(segment.tokens) for segment in segments]
+        inputs["positions"][:rows] = [i for p, n in zip(starts, counts, strict=True) for i in range(p, p + n)]
 
 
 def _is_aside(segment: Segment) -> bool:
