@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 DATA = Path(__file__).parent / "data"
+MODULES = "RLX_TEST_MODULES"  # the folder of compiled LLVM modules, for the workers of a run
 
 # Times on a shared machine say nothing, so there are no deadlines; CI draws the same examples every time.
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -34,6 +35,22 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[golden_folder.ENV] = tempfile.mkdtemp(prefix="rlx-goldens-")
         # Ignored where a shell runs pytest in the background, and then by the processes that tests interrupt.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.environ[MODULES] = module_folder(config)
+    if os.environ[MODULES]:
+        import compiled_modules
+
+        compiled_modules.keep_in(Path(os.environ[MODULES]))
+
+
+def module_folder(config: pytest.Config) -> str:
+    """Where this run and the next ones keep what LLVM compiled: in pytest's own cache. `--cache-clear` empties it."""
+    kept: pytest.Cache | None = getattr(config, "cache", None)
+    if kept is None:
+        return ""
+    import compiled_modules
+
+    compiled_modules.remove_old(kept.mkdir("modules"))
+    return str(kept.mkdir("modules"))
 
 
 def pretend_to_be(name: str) -> None:

@@ -154,11 +154,8 @@ AT_ONCE = """
 """
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_processes_that_compile_the_same_at_once(
-    count: int, folder: Path, tmp_path: Path, model: Path, usual: list[int]
-) -> None:
-    meeting = tmp_path / "meeting"
+def test_processes_that_compile_the_same_at_once(folder: Path, tmp_path: Path, model: Path, usual: list[int]) -> None:
+    meeting, count = tmp_path / "meeting", 3
     meeting.mkdir()
     code = AT_ONCE.format(model=str(model), prompt=PROMPT, meeting=str(meeting), count=count)
     processes = [python(code, folder) for _ in range(count)]

@@ -38,12 +38,12 @@ def levels() -> list[str]:
 
 
 def weight_cases() -> list[tuple[str, str, str]]:
-    """(level, type, precision): the common types in every way, each other one on one level and in one precision."""
+    """(level, type, precision): the common types on every level, each other one on one; the precisions in turn."""
     found, precisions = levels(), ("exact", "auto")
     others = [t.name for t in PACKED_DTYPES if t.name not in WEIGHT_DTYPES]
     in_turn = [(found[i % len(found)], t, precisions[i % 2]) for i, t in enumerate(others)]
-    common = [(level, t, p) for level in found for t in WEIGHT_DTYPES for p in precisions]
-    return [case for case in common if case[1:] != ("f32", "auto")] + in_turn  # f32 has one precision
+    common = [(level, t, precisions[(i + j) % 2]) for i, level in enumerate(found) for j, t in enumerate(WEIGHT_DTYPES)]
+    return [(level, t, "exact" if t == "f32" else p) for level, t, p in common] + in_turn  # f32 has one precision
 
 
 def quantized(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> tuple[np.ndarray, np.ndarray]:

@@ -355,8 +355,7 @@ def crashing(at: int, before: bool, action: Callable[[], object]) -> int:
     return in_child(run)
 
 
-@pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("replace", [True, False])
+@pytest.mark.parametrize(("before", "replace"), [(True, False), (False, True)])
 def test_a_writer_that_dies_at_any_step_leaves_all_or_nothing(
     before: bool, replace: bool, store: Store, no_sync: None
 ) -> None:

@@ -7,12 +7,14 @@ import itertools
 from functools import cache
 from typing import Any
 
+import compiled_modules
 import foreign
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.llvm import Compiled
 from rlx.backends.cpu.target import Target
 
 Array = NDArray[Any]
@@ -67,7 +69,11 @@ def optimized(kernel: Kernel, target: Target) -> Any:
 @cache
 def emit_object(kernel: Kernel, target: Target) -> bytes:
     """The kernel as an object file."""
-    return bytes(target.machine().emit_object(optimized(kernel, target)))
+
+    def compiled() -> Compiled:
+        return Compiled(bytes(target.machine().emit_object(optimized(kernel, target))), "")
+
+    return compiled_modules.remembered("kernel", kernel.llvm, target, compiled).code
 
 
 def assembly(kernel: Kernel, target: Target) -> str:
