@@ -280,6 +280,7 @@ class CachePool:
             "kv_bytes": self.kv_bytes,
             "kv_used_bytes": self.used_bytes,
             "checkpoint_bytes": self.index.checkpoint_bytes,
+            "paused_bytes": sum(saved.nbytes for each in [*self._sequences] if (saved := each.saved) is not None),
             "prefix_tokens_asked": self.counters.asked,
             "prefix_tokens_hit": self.counters.hit,
             "prefix_evictions": self.index.evictions,

@@ -143,11 +143,13 @@ def test_a_paused_sequence_goes_on_with_the_same_bits(engine: Engine) -> None:
     fed(engine, other, IDS[:150])
     sequence.pause()
     assert not len(sequence.pages) and not sequence.memory.slots
+    assert engine.stats()["paused_bytes"] >= 3 * engine.pool.sizes.page_bytes
     with pytest.raises(BusyError, match="the sequence is paused"):
         engine.step(Batch([Segment(sequence, [3])]))
     stranger = engine.open_sequence()
     fed(engine, stranger, IDS[500:700])  # takes pages and slots
     sequence.resume()
+    assert engine.stats()["paused_bytes"] == 0
     found = engine.step(Batch([Segment(sequence, [3])]))[0]
     want = engine.step(Batch([Segment(other, [3])]))[0]
     assert np.array_equal(found, want)  # type: ignore[arg-type]
