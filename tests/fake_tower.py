@@ -23,7 +23,7 @@ def config(family: str = "qwen35", **more: Any) -> VisionConfig:
     """Images of 64 pixels a token, 1 to 64 of them."""
     sizes: dict[str, Any] = {"hidden": 4, "patch": 4, "merge": 2, "positions": 1024, "out_hidden": HIDDEN, "eps": 1e-6}
     colours = {"mean": (0.5,) * 3, "std": (0.5,) * 3}
-    ids: dict[str, Any] = {"image_token": PLACEHOLDER, "begin_token": BEGIN, "end_token": END, "two_way": "none"}
+    ids: dict[str, Any] = {"image_token": PLACEHOLDER, "begin_token": BEGIN, "end_token": END}
     return VisionConfig(family, **sizes, **colours, **ids, **{"min_pixels": 64, "max_pixels": 4096, **more})
 
 

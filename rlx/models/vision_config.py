@@ -68,8 +68,6 @@ class VisionConfig:
         mean, std: of the three colours, applied to pixels from 0 to 1.
         image_token: id that stands for a row of an image in a prompt; may lie outside the vocabulary.
         begin_token, end_token: ids before and after an image; None if unknown.
-        two_way: text layers in which the rows of one image see each other: "none", "all" or "sliding" (those with a
-            window).
         layers, heads, head_dim, ffn: sizes of the transformer; 0 for `gemma4_unified`, which has none.
         rope_base: base of the two-dimensional rope, 0 for none.
         image_size: side of the square to which every image is resized, in pixels (Gemma 3); 0 where the size varies.
@@ -91,7 +89,6 @@ class VisionConfig:
     image_token: int
     begin_token: int | None
     end_token: int | None
-    two_way: str
     layers: int = 0
     heads: int = 0
     head_dim: int = 0

@@ -58,7 +58,6 @@ def vision_from_gguf(
         std=colours(keys, "image_std", POSITIVE),
         **_limits(keys, family),
         **_tokens(text, family),
-        two_way=_two_way(text, family),
     )
 
 
@@ -196,12 +195,3 @@ def _tokens(text: Mapping[str, Any], family: str) -> Sizes:
     image, begin, end = (names.index(name) if name in names else None for name in row.tokens)
     outside = max(row.image_token, len(names))
     return {"image_token": outside if image is None else image, "begin_token": begin, "end_token": end}
-
-
-def _two_way(text: Mapping[str, Any], family: str) -> str:
-    """No key says it: models with per-layer embeddings (Gemma 4 E2B and E4B) are causal, other Gemma 4 are not."""
-    if family == "gemma3":
-        return "all"
-    if family == "qwen35" or text.get(f"{text.get('general.architecture')}.embedding_length_per_layer_input"):
-        return "none"
-    return "sliding"

@@ -73,7 +73,6 @@ def vision_from_hf(
         std=std,
         **_limits(image, family),
         **_tokens(outer, family),
-        two_way=_two_way(outer, family),
     )
 
 
@@ -219,11 +218,3 @@ def _tokens(outer: Keys, family: str) -> Sizes:
     if found["image_token"] is None:
         found["image_token"] = VISION_FAMILIES[family].image_token
     return found
-
-
-def _two_way(outer: Keys, family: str) -> str:
-    if family == "gemma3":
-        return "all"
-    text = outer.nested("text_config", optional=True)
-    sees = text.get("use_bidirectional_attention", None) == "vision"
-    return "sliding" if family.startswith("gemma4") and sees else "none"

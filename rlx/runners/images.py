@@ -90,11 +90,10 @@ class PlacedImages:
         return PromptEmbeddings(tuple(self._spans()))
 
     def _spans(self) -> Iterator[EmbeddedSpan]:
-        two_way = self.encoder.config.two_way != "none"
         for start, each in self.places:
             assert each.features is not None
-            sees = two_way and isinstance(each.source, Image)  # audio is causal in every model
-            yield EmbeddedSpan(start, each.features.rows, each.key, each.grid, sees)
+            sees_all = isinstance(each.source, Image)  # where the model is so; audio is causal in every model
+            yield EmbeddedSpan(start, each.features.rows, each.key, each.grid, sees_all)
 
 
 def placed(

@@ -48,14 +48,14 @@ def test_gemma3() -> None:
     assert (found.layers, found.heads, found.head_dim, found.ffn) == (27, 16, 72, 4304)
     assert (found.merge, found.positions, found.image_size, found.patches_per_row) == (4, 4096, 896, 16)
     assert (found.image_token, found.begin_token, found.end_token) == (262144, 255999, 256000)
-    assert (found.two_way, found.eps, found.mean, found.patch_values) == ("all", 1e-6, (0.5, 0.5, 0.5), 588)
+    assert (found.eps, found.mean, found.patch_values) == (1e-6, (0.5, 0.5, 0.5), 588)
 
 
 def test_qwen35() -> None:
     found = read(QWEN35, 1024)
     assert (found.layers, found.head_dim, found.merge, found.patch_values) == (12, 64, 2, 1536)
     assert (found.min_pixels, found.max_pixels) == (65536, 16777216), "the published limits, where no file has any"
-    assert (found.image_token, found.two_way, found.rope_base) == (248056, "none", 1e4)
+    assert (found.image_token, found.rope_base) == (248056, 1e4)
     areas = {"size": {"shortest_edge": 4096, "longest_edge": 65536}}
     assert (read(QWEN35, 1024, areas).min_pixels, read(QWEN35, 1024, areas).max_pixels) == (4096, 65536)
 
@@ -63,9 +63,9 @@ def test_qwen35() -> None:
 def test_gemma4() -> None:
     found = read(GEMMA4, 2816, {"max_soft_tokens": 560})
     assert (found.head_dim, found.merge, found.positions, found.budget) == (72, 3, 10240, 560)
-    assert (found.two_way, found.standardize, found.clipped, found.std) == ("sliding", True, False, (1.0, 1.0, 1.0))
+    assert (found.standardize, found.clipped, found.std) == (True, False, (1.0, 1.0, 1.0))
     causal = {**GEMMA4, "text_config": {"use_bidirectional_attention": None}}
-    assert read(causal, 2816).two_way == "none" and read(causal, 2816).budget == 280
+    assert read(causal, 2816).budget == 280
 
 
 def test_models_without_a_tower() -> None:

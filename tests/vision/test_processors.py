@@ -29,7 +29,7 @@ from rlx.vision.qwen35_images import ImageWarning
 FOLDER = Path(__file__).parent / "pixels"
 TOWER: dict[str, Any] = {
     "hidden": 64, "positions": 40, "out_hidden": 64, "eps": 1e-6, "image_token": 1, "begin_token": None,
-    "end_token": None, "two_way": "none",
+    "end_token": None,
 }  # fmt: skip
 SETTINGS = [
     (path.stem, setting) for path in sorted(FOLDER.glob("*.npz")) for setting in json.loads(str(np.load(path)["about"]))
