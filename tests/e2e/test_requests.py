@@ -87,3 +87,13 @@ def test_one_that_fails_fails_alone(runner: Any, monkeypatch: pytest.MonkeyPatch
         failing.result()
     assert [handle.result() for handle in handles] == alone
     assert gone.result().finish_reason == "aborted"
+
+
+def test_what_follows_the_first_turn_is_computed_alone(runner: Any) -> None:
+    """The second prompt with a system part takes it over, also where states cannot go back."""
+    end = min(runner.stop_ids)
+    system = [*COMMON[:90], end]
+    for i, known in ((3, 0), (7, len(system)), (11, len(system))):
+        before = runner.stats()["reused_tokens"]
+        runner.generate([*system, i, *COMMON[:20]], 2)
+        assert runner.stats()["reused_tokens"] - before == known

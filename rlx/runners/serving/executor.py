@@ -308,6 +308,8 @@ class JobExecutor:
                     job.replaces.close()
                     job.replaces = None
                 job.sequence = self._engine.open_sequence(job.prompt, job.embeddings)
+                for length in job.ends_of_turns:
+                    job.sequence.mark(length)  # states that cannot go back are copied there
                 job.drafts = job.drafts_of(job.sequence) if job.drafts_of else None
                 self.counters.reused_tokens += len(job.sequence)
             except PoolFullError as error:

@@ -138,6 +138,12 @@ class Job:
         return keys_of(self.prompt, self.embeddings)
 
     @property
+    def ends_of_turns(self) -> list[int]:
+        """Lengths of the prompt where others may part from it: after its first turn (system and tools) and its last."""
+        ends = [i + 1 for i, token in enumerate(self.prompt) if token in self.stop_ids] if self.stop_ids else []
+        return ends[:1] + ends[1:][-1:]
+
+    @property
     def done(self) -> int:
         """How many tokens of the prompt are computed."""
         return 0 if self.sequence is None else min(len(self.sequence), len(self.prompt))
