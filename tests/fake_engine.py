@@ -172,7 +172,7 @@ class FakeEngine:
         self._rows(sequence, ids)
         return np.stack(sequence.states[-len(ids) :]).astype(np.float32)
 
-    def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
+    def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = (), loads: bool = True) -> list[int]:
         found: list[int] = []
         while len(found) < count and not (found and found[-1] in stops):
             (logits,) = self._rows(sequence, [found[-1] if found else token])

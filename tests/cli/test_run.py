@@ -312,8 +312,14 @@ def test_a_filter_without_a_temperature_is_refused_not_ignored(option: str) -> N
         (["model.gguf", "a", "prompt"], "expected [MODEL] PROMPT, found model.gguf a prompt: put the prompt in quotes"),
         (["model.gguf"], "'model.gguf' is a model, and there is no prompt"),
         ([""], "prompt: it is empty. Give the text"),
-        (["Hi", "--raw", "--system", "x"], "--system and --thinking need the chat template, and --raw leaves it out"),
-        (["Hi", "--raw", "--no-thinking"], "--system and --thinking need the chat template, and --raw leaves it out"),
+        (
+            ["Hi", "--raw", "--system", "x"],
+            "--system, --thinking and --image need the chat template, and --raw leaves it out",
+        ),
+        (
+            ["Hi", "--raw", "--no-thinking"],
+            "--system, --thinking and --image need the chat template, and --raw leaves it out",
+        ),
         (["Hi", "--no-thinking"], "--thinking: the model's chat template has no enable_thinking. Leave it out."),
         (["Hi", "--temperature", "-1"], "Error: --temperature is -1.0, expected a finite number of at least 0"),
         (["Hi", "--temperature", "1", "--top-p", "2"], "Error: --top-p is 2.0, expected 0 to 1"),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import rlx
+from rlx.models.variants import EmbeddedRows
 from rlx.passes import pipeline
 from rlx.passes.layout import MATRIX_LAYOUT, weight_table
 from rlx.profile import CompileProfile, PhaseProfile
@@ -24,7 +25,7 @@ WANTED = (
     GREEDY,
     ProgramSpec((2, 16)),
     ProgramSpec((2, 16), hidden=True),
-    ProgramSpec((2, 16), embeds=True),
+    ProgramSpec((2, 16), embeds=EmbeddedRows()),
     ProgramSpec((1, 4), segments=True),
 )
 _NOTHING = PhaseProfile(fusions=(), passes=())

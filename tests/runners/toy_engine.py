@@ -113,7 +113,9 @@ class ToyEngine:
             logits.append(row * np.float32("nan") if sequence.ids[0] in self.broken else row)
         return {"none": None, "last": logits[-1], "all": np.stack(logits)}[segment.logits]
 
-    def greedy(self, sequence: ToySequence, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
+    def greedy(
+        self, sequence: ToySequence, token: int, count: int, stops: Sequence[int] = (), loads: bool = True
+    ) -> list[int]:
         found = [token]
         while len(found) <= min(count, 25) and not (len(found) > 1 and found[-1] in stops):
             sequence.ids.append(found[-1])

@@ -241,12 +241,14 @@ class Engine(SingleSequence):
         """
         return self.stepper.step(batch)
 
-    def greedy(self, sequence: Sequence, token: int, count: int, stops: Ids[int] = ()) -> list[int]:
+    def greedy(self, sequence: Sequence, token: int, count: int, stops: Ids[int] = (), loads: bool = True) -> list[int]:
         """Appends `token` and the likeliest tokens after it to a sequence, in one native call: `greedy_run`.
 
-        Empty if there is no program for every past, or the backend runs one step a call.
+        Empty if there is no program for every past, or the backend runs one step a call, or the program is not in
+        memory and `loads` is false.
         """
         can_repeat = self.bucketing.decode == "dynamic" and self._compiler.native_loops
+        can_repeat = can_repeat and (loads or GREEDY in self.tables["decode"])
         return greedy_run(self.stepper, sequence, token, count, stops) if can_repeat else []
 
     def hidden(self, sequence: Sequence, ids: Ids[int]) -> Logits:

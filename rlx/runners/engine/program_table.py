@@ -72,6 +72,9 @@ class ProgramTable:
         self._evict()
         return made.program
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._programs
+
     def limit(self, capacity: int | None) -> None:
         """Sets the capacity; excess programs are evicted at once.
 

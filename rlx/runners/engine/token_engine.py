@@ -68,7 +68,7 @@ class TokenEngine(Protocol):
         """Appends the tokens of every segment to its sequence: the logits of the rows that it asks for."""
         ...
 
-    def greedy(self, sequence: Sequence, token: int, count: int, stops: Ids[int] = ()) -> list[int]:
+    def greedy(self, sequence: Sequence, token: int, count: int, stops: Ids[int] = (), loads: bool = True) -> list[int]:
         """Appends `token` and the likeliest tokens after it natively, at most until one of `stops`, and for 50 ms.
 
         Returns:

@@ -35,8 +35,11 @@ class StepEngine(Protocol):
         """Computes the segments. `PoolFullError`, before anything is computed, if the cache has no room."""
         ...
 
-    def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
+    def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = (), loads: bool = True) -> list[int]:
         """Appends `token` and the likeliest tokens after it, natively, for at most 50 ms.
+
+        Args:
+            loads: whether its program may be loaded or compiled for this.
 
         Returns:
             1 to `count` tokens; the last one is not appended. None, if the engine has only steps.
@@ -191,12 +194,12 @@ class JobExecutor:
         start = self._clock()
         try:
             stops, count = [*job.stop_ids], self.scheduler.tokens_at_once(job)
-            if count == 1:
+            if count == 1 and job.watched:
                 return False
             if job.drafts:
                 found = job.drafts.run(self._engine, job.sequence, job.tokens, count, stops)
             else:
-                found = self._engine.greedy(job.sequence, job.tokens[-1], count, stops)
+                found = self._engine.greedy(job.sequence, job.tokens[-1], count, stops, loads=not job.watched)
         except PoolFullError:  # room for one step may be there
             return False
         except BaseException as error:

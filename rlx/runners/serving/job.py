@@ -171,7 +171,7 @@ class Job:
         """
         if not self.is_greedy or self.with_logits or self.banned:
             return False
-        return not (self.watched and self.sequence.recurrent)
+        return not (self.watched and (self.drafts or self.sequence.recurrent))
 
     def is_last(self, token: int) -> bool:
         """Whether the job ends with this token."""

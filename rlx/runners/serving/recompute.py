@@ -71,6 +71,6 @@ class RecomputeEngine:
             found.append(None if segment.logits == "none" else np.asarray(self._logits(*given)))
         return found
 
-    def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = ()) -> list[int]:
+    def greedy(self, sequence: Any, token: int, count: int, stops: Sequence[int] = (), loads: bool = True) -> list[int]:
         """It cannot: `[]`, so that steps are computed one by one."""
         return []
