@@ -43,7 +43,10 @@ def bench(
     as_json: bool,
     engine: dict[str, Any],
 ) -> None:
-    """Measure prefill and decode of MODEL, by default the demo model, and how it encodes an image."""
+    """Measure prefill and decode of MODEL, and the encoding of images.
+
+    Without MODEL it measures the demo model.
+    """
     from rlx import demo
     from rlx.runners.auto import runner_class
     from rlx.runners.engine.engine import Engine
