@@ -84,7 +84,7 @@ class EngineLoop:
 
     def took(self, job: Job) -> None:
         """Tells that the consumer has taken tokens of a job that is held."""
-        self._tell(job)
+        self._tell(job, job.bell)
 
     def wait(self, bell: Bell, ready: Callable[[], bool]) -> None:
         """Waits until `ready()`, which `bell` rings for; drives the loop meanwhile where it can."""
@@ -200,10 +200,14 @@ class EngineLoop:
             closed_at_exit(self)
         self.driver.inbox.append(message)
 
-    def _tell(self, message: Message) -> None:
-        """Leaves a message. It is read at once, unless somebody else drives and reads it soon."""
+    def _tell(self, message: Message, bell: Bell | None = None) -> None:
+        """Leaves a message. It is read at once, unless somebody else drives and reads it soon.
+
+        Args:
+            bell: whose consumers are here and drive when they wait.
+        """
         self.driver.inbox.append(message)
-        self.driver.here(None, lambda: True)
+        self.driver.here(bell, lambda: True)
 
     # ---------------------------------------------------------------------------------------------- its own thread
 
