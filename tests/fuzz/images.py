@@ -42,7 +42,7 @@ def use_image(folder: Path) -> None:
     assert image.pixels.dtype == np.uint8 and image.pixels.shape == (*image.size, 3)
     same: dict[str, Any] = {
         "hidden": 64, "positions": 40, "out_hidden": 64, "eps": 1e-6, "mean": (0.5,) * 3, "std": (0.5,) * 3, "patch": 8,
-        "image_token": 1, "begin_token": None, "end_token": None, "two_way": "none",
+        "image_token": 1, "begin_token": None, "end_token": None,
     }  # fmt: skip
     families = {
         "qwen35": {"merge": 2, "min_pixels": 2048, "max_pixels": 65536},
