@@ -72,7 +72,7 @@ class TokenEngine(Protocol):
         """Appends `token` and the likeliest tokens after it natively, at most until one of `stops`, and for 50 ms.
 
         Returns:
-            1 to `count` tokens; the last one is not appended. None, if the engine has only steps.
+            1 to `count` tokens; the last one is not appended. `[]` if it cannot: a step then computes the next one.
 
         Raises:
             NumericalError: a logit is NaN or infinite; the token that would follow is not appended.

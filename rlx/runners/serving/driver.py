@@ -38,7 +38,7 @@ class Driver:
         self._executor, self._is_closed, self._wake = executor, is_closed, wake
         self._lock = threading.Lock()  # held by the thread that drives
         self._thread: int | None = None  # its number
-        self._longest = float("inf")  # seconds of the last turn
+        self._seconds = float("inf")  # how long the last turn took
 
     @property
     def is_here(self) -> bool:
@@ -55,11 +55,11 @@ class Driver:
         """
         done = False
         with DeferredInterrupt() as interrupt:
-            if self._longest <= BRIEF and self._lock.acquire(blocking=False):
+            if self._seconds <= BRIEF and self._lock.acquire(blocking=False):
                 try:
                     self._thread = threading.get_ident()
                     self._read()
-                    while not ready() and self._longest <= BRIEF and not interrupt.came and self._turn():
+                    while not ready() and self._seconds <= BRIEF and not interrupt.came and self._turn():
                         pass
                     self._executor.wake_consumers()
                     done = ready() and not self._executor.scheduler.is_wanted_elsewhere(bell)
@@ -98,7 +98,7 @@ class Driver:
             return False
         start = time.perf_counter()
         more = self._executor.turn()
-        self._longest = time.perf_counter() - start
+        self._seconds = time.perf_counter() - start
         return more or bool(self.inbox)
 
     def _read(self) -> None:

@@ -1,4 +1,4 @@
-"""The job executor: computes jobs turn by turn. It has no thread and no lock; `loop.py` drives it in the loop's thread.
+"""The job executor: computes jobs turn by turn. It has no thread and no lock; `driver.py` calls it.
 
 Runners stage, between the engine loop and the engine. A turn is one decode step of all running jobs, then one step of
 prompt rows or of a task, bounded in time while somebody decodes.
@@ -42,7 +42,7 @@ class StepEngine(Protocol):
             loads: whether its program may be loaded or compiled for this.
 
         Returns:
-            1 to `count` tokens; the last one is not appended. None, if the engine has only steps.
+            1 to `count` tokens; the last one is not appended. `[]` if it cannot: a step then computes the next one.
         """
         ...
 

@@ -1,7 +1,7 @@
 """A job: one request inside the engine loop, from its prompt to its last token.
 
-Runners stage. The loop's thread computes a job and adds tokens; a handle reads them in the consumer's thread. Every
-field has one writer, named below, so neither side ever waits for a lock.
+Runners stage. The thread that drives the loop computes a job and adds tokens; a handle reads them in the consumer's
+thread. Every field has one writer, named below, so neither side ever waits for a lock.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Job:
 
     Args:
         prompt: token ids, at least one.
-        sampler: chooses the tokens; used by the loop's thread only.
+        sampler: chooses the tokens; used by the thread that drives only.
         limit: maximum number of tokens, at least one.
         stop_ids: tokens that end it.
         min_tokens: until there are this many tokens, `stop_ids` are not chosen.
@@ -97,7 +97,6 @@ class Job:
         watched: bool = True,
         with_logits: bool = False,
         is_greedy: bool = False,
-        drafter: Any = None,
         priority: int = 0,
         seconds: float | None = None,
         drafts_of: DraftsOf | None = None,
@@ -219,7 +218,7 @@ class Job:
 
 
 class Task:
-    """A call of the loop's thread between steps: a generator, which stops at each `yield` for a step of the jobs.
+    """A call between two steps: a generator, which stops at each `yield` for a step of the jobs.
 
     Attributes:
         result, error: what it returned or raised, once `ended`.
