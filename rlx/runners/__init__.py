@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rlx.runners.generation.request import Request
     from rlx.runners.generation.stopping import FinishReason, Stopping
     from rlx.runners.serving.handle import Handle, Stream
+    from rlx.runners.serving.request_stats import RequestStats
     from rlx.runners.text_runner import Answer, TextRunner
 
 #: Module -> its public names.
@@ -28,6 +29,7 @@ _HOMES = {
     "rlx.runners.generation.request": ("Request",),
     "rlx.runners.generation.stopping": ("FinishReason", "Stopping"),
     "rlx.runners.serving.handle": ("Handle", "Stream"),
+    "rlx.runners.serving.request_stats": ("RequestStats",),
     "rlx.runners.text_runner": ("Answer", "TextRunner"),
 }
 
@@ -43,6 +45,7 @@ __all__ = [
     "Qwen3Runner",
     "Qwen35Runner",
     "Request",
+    "RequestStats",
     "Step",
     "Stopping",
     "Stream",

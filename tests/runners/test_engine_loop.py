@@ -358,3 +358,31 @@ def wait():
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS)
     assert (done.returncode, done.stderr) == (3 if "error" in how else 0, "")
+
+
+def test_stats_say_where_the_time_of_a_request_went(loop: EngineLoop) -> None:
+    """The engine's clock: a step of n rows takes 0.02 + 0.002 * (n - 1) seconds."""
+    first = handle(loop, 5, [*PROMPT, 9, 2])
+    assert first.stats.prompt_tokens == 7 and first.stats.tokens == first.stats.decode_s == 0
+    assert first.result()
+    alone = loop._engine.now  # type: ignore[attr-defined]
+    third = handle(loop, 4, [*PROMPT, 9, 2])
+    assert len(third.result()) == 4
+    found = third.stats
+    assert (found.prompt_tokens, found.cached_tokens, found.tokens) == (7, 6, 4)
+    assert (found.queued_s, found.prompt_s) == (pytest.approx(0, abs=1e-9), pytest.approx(0.02))
+    assert found.decode_s == pytest.approx(3 * 0.02)
+    assert sum((found.queued_s, found.prompt_s, found.decode_s)) == pytest.approx(loop._engine.now - alone)  # type: ignore[attr-defined]
+    assert third.stats == found
+
+
+def test_stats_of_a_request_that_waits_and_is_aborted(loop: EngineLoop) -> None:
+    made = handle(loop, 4)
+    loop._engine.now = 3.0  # type: ignore[attr-defined]
+    assert made.stats.queued_s == 3.0
+    made.abort()
+    assert until(loop, lambda: loop.is_idle)
+    loop._engine.now = 9.0  # type: ignore[attr-defined]
+    found = made.stats
+    assert (found.prompt_tokens, found.tokens) == (5, 0)
+    assert (found.queued_s, found.prompt_s, found.decode_s) == (3.0, 0, 0)

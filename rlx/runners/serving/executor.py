@@ -263,7 +263,9 @@ class JobExecutor:
         """Adds a token; returns whether it was the last one. The job is then over."""
         self.counters.tokens += 1
         now = self._clock()
-        if job.last_time is not None:
+        if job.last_time is None:
+            job.record.answered = now
+        else:
             self.counters.count_gap(now - job.last_time)
         job.last_time = now
         last = job.add(token, row)
@@ -314,6 +316,7 @@ class JobExecutor:
                 for length in job.ends_of_turns:
                     job.sequence.mark(length)  # states that cannot go back are copied there
                 job.drafts = job.drafts_of(job.sequence) if job.drafts_of else None
+                job.record.started, job.record.cached = self._clock(), len(job.sequence)
                 self.counters.reused_tokens += len(job.sequence)
             except PoolFullError as error:
                 self._wait_for_room(job, error)
@@ -446,6 +449,7 @@ class JobExecutor:
             error = error or other
         self._room, self.scheduler.is_full = True, False
         self.counters.requests += 1
+        job.record.ended = self._clock()
         job.paused = False
         self._paused = [other for other in self._paused if other is not job]
         self._limited.discard(job)

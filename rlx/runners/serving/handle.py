@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,9 +17,10 @@ from rlx.runners.generation.output import Generation, Output, Step
 from rlx.runners.serving.bell import Bell
 from rlx.runners.serving.job import AHEAD, Job
 from rlx.runners.serving.loop import EngineLoop
+from rlx.runners.serving.request_stats import RequestStats
 
 
-class Handle:
+class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager["Handle", None]):
     """A request that was submitted. Iterating over it gives its steps as they come, also with `async for`.
 
         handle = runner.submit(rlx.Request(ids, 100))
@@ -178,6 +180,14 @@ class Handle:
         """Whether all steps were read, or it was aborted."""
         return self._ended
 
+    @property
+    def stats(self) -> RequestStats:
+        """What the request cost so far, or in all once it ended: tokens, and seconds of each phase."""
+        job, tokens = self._job, len(self._steps)
+        if self._ended and not tokens:  # nobody looked at steps
+            tokens = len(job.tokens[: job.stopped_at])
+        return job.record.stats(len(job.prompt), tokens, job.last_time, self._loop.clock())
+
     def _end(self, count: int | None = None, error: BaseException | None = None, *, keeps: bool = True) -> None:
         """Notes the end.
 
@@ -198,14 +208,8 @@ class Handle:
         self._over = None
         job.bell.ring()  # other consumers wait for a token that will not come
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.abort()
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.runners.serving.bell import Bell
+from rlx.runners.serving.request_stats import JobRecord
 from rlx.runners.speculation.drafts import Drafts
 from rlx.runtime.prefix import Keys
 from rlx.runtime.prompt_embeddings import keys_of
@@ -79,6 +80,7 @@ class Job:
         branches: where prompts that wait for this one part from it. Written by the loop.
         drafts: makes drafts of its next tokens, if it has any. Written by the loop.
         deadline: time by the loop's clock after which it fails. Written by the loop.
+        record: when it changed its phase, for statistics.
         taken: number of tokens that the consumer has taken. Written by the consumer.
         stopped_at: how many tokens the consumer uses, if it ended the job. Written by the consumer.
         entered: whether the loop knows it. Written by the loop.
@@ -125,6 +127,7 @@ class Job:
         self.rung = 0.0  # when the consumer was last woken, by the loop's clock
         self.last_time: float | None = None  # when the last token came, by the loop's clock
         self.replaces, self.label, self.bell = replaces, label, bell or Bell()
+        self.record = JobRecord()
 
     @property
     def order(self) -> tuple[int, int]:

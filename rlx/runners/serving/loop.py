@@ -46,6 +46,7 @@ class EngineLoop:
 
     Attributes:
         scheduler: the jobs, in the order in which they are served. Only the thread that drives changes it.
+        clock: seconds.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class EngineLoop:
         stall_ms: float = STALL_MS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._engine, self._closed = engine, False
+        self._engine, self._closed, self.clock = engine, False, clock
         self.scheduler = Scheduler(slots, stall_ms / 1000, engine.most_rows)
         self._executor = JobExecutor(engine, self.scheduler, clock, lambda: bool(self.driver.inbox))
         self._begin()
@@ -75,6 +76,9 @@ class EngineLoop:
         Raises:
             BusyError: the loop is closed.
         """
+        now = self.clock()
+        for job in jobs:
+            job.record.submitted = now
         self._post(jobs)
 
     def stop(self, job: Job, count: int) -> None:
