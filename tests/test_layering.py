@@ -34,6 +34,7 @@ LAYERS = [
     {"sampling", "prompt"},
     {"runners", "export"},
     {""},
+    {"serve"},
     {"cli"},
     {"__main__"},
 ]

@@ -28,9 +28,13 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 IMPORTED_AS = {
     "markdown-it-py": "markdown_it",
     "pillow": "PIL",
+    "prometheus-client": "prometheus_client",
 }  # where a package has another name than what it is imported as
+EXTRAS = ("images", "structured", "serve", "ray", "otel")
+COMES_WITH = dict.fromkeys(("starlette", "pydantic", "anyio"), "fastapi")  # a package that another one brings along
+NOT_IMPORTED: set[str] = {"uvicorn", "prometheus_client", "llguidance"}
 HEAVY = {"numba", "llvmlite", "gguf", "safetensors", "jinja2", "rich", "tokenizers", "prompt_toolkit", "markdown_it"}
-HEAVY |= {"PIL"}
+HEAVY |= {"PIL", "fastapi", "starlette", "pydantic", "anyio", "uvicorn", "prometheus_client", "llguidance", "ray"}
 
 
 def python(*args: str) -> str:
@@ -80,10 +84,14 @@ def third_party_imports() -> set[str]:
 
 
 def test_every_import_is_a_declared_dependency() -> None:
-    """Of a plain install, and of the one extra: files of images."""
-    lines = PROJECT["dependencies"] + PROJECT["optional-dependencies"]["images"]
-    named = {re.split(r"[<>=\[]", line)[0] for line in lines}
-    assert third_party_imports() == {IMPORTED_AS.get(name, name) for name in named}
+    """Of a plain install, and of the extras of the product."""
+    extras = PROJECT["optional-dependencies"]
+    lines = PROJECT["dependencies"] + [line for extra in EXTRAS for line in extras.get(extra, ())]
+    named = {re.split(r"[<>=\[]", line)[0] for line in lines} - {"rlx"}
+    declared = {IMPORTED_AS.get(name, name) for name in named}
+    assert third_party_imports() - COMES_WITH.keys() <= declared
+    assert declared - third_party_imports() <= NOT_IMPORTED
+    assert {COMES_WITH[name] for name in third_party_imports() & COMES_WITH.keys()} <= declared
 
 
 def test_the_package_is_typed() -> None:

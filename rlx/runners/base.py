@@ -319,12 +319,13 @@ class LmRunner(ABC):
         stopping = Stopping(
             request.n_new,
             room=None if self.max_seq is None else self.max_seq - len(context) + 1,
-            stop_ids=frozenset(self.stop_ids if request.stop_at_eog else ()),
+            stop_ids=frozenset(self.stop_ids if request.stop_at_eog else ()) | checked_ids(self, request.stop_ids),
             stop=request.stop,
             tokenizer=tokenizer,
             min_tokens=request.min_tokens,
             on_token=on_token,
             pieces=pieces,
+            keep=request.keep_ids,
         )
         sampler = Sampler(self._sampling(request.sample), context.text_ids, tokenizer)
         alternatives = checked_count("top_logprobs", request.top_logprobs)
@@ -445,6 +446,15 @@ def checked_speculation(name: str | None) -> str | None:
         hint = f"give {', '.join(map(repr, SPECULATIONS))}, or None"
         raise ArgumentError(f"speculative is {name!r}", where="generate", hint=hint)
     return name
+
+
+def checked_ids(runner: LmRunner, ids: Sequence[Any]) -> frozenset[int]:
+    """`ids` as a set; `ArgumentError` if one is outside the vocabulary."""
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < runner.vocab_size:
+            what = f"{token!r} is no id of the vocabulary of {runner.vocab_size} tokens"
+            raise ArgumentError(what, where="stop_ids")
+    return frozenset(ids)
 
 
 def _with_own_seed(opts: SampleOpts, number: int) -> SampleOpts:

@@ -6,6 +6,7 @@ strings, callbacks and log-probabilities.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,11 +30,13 @@ class TokenLogprob:
         token: its id.
         text: its text, with its leading space; an incomplete character is U+FFFD.
         logprob: natural logarithm of its probability under the model.
+        bytes: its bytes, which may be a part of a character.
     """
 
     token: int
     text: str
     logprob: float
+    bytes: builtins.bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +124,13 @@ class Output:
         bound = np.partition(logits, len(logits) - count)[len(logits) - count]
         among = np.flatnonzero(logits >= bound)
         ids = among[np.argsort(-logits[among], kind="stable")][:count].tolist()
-        bytes_of, shift = self.tokenizer().token_bytes, logprob - float(logits[token])  # log softmax is logit + shift
-        return tuple(TokenLogprob(i, bytes_of(i).decode("utf-8", "replace"), float(logits[i]) + shift) for i in ids)
+        shift = logprob - float(logits[token])  # log softmax is logit + shift
+        return tuple(self.candidate(i, float(logits[i]) + shift) for i in ids)
+
+    def candidate(self, token: int, logprob: float) -> TokenLogprob:
+        """A token with its text and bytes; control tokens have theirs, too."""
+        piece = self.tokenizer().token_bytes(token)
+        return TokenLogprob(token, piece.decode("utf-8", "replace"), logprob, piece)
 
 
 def log_probs(logits: Logits, ids: Iterable[int]) -> npt.NDArray[np.float32]:

@@ -5,7 +5,7 @@ Runners stage. `LmRunner.submit` takes one; `generate` and `stream` make one of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,8 @@ class Request:
         embeds: numbers [len(ids), hidden] in place of the embeddings of `ids`.
         attn_bias: with `embeds`: numbers [len(ids), len(ids)] or [heads, len(ids), len(ids)] in place of the causal
             mask.
+        stop_ids: further token ids that end it, also without `stop_at_eog`.
+        keep_ids: control tokens that are not left out of texts.
     """
 
     ids: PromptLike
@@ -49,6 +51,8 @@ class Request:
     timeout: float | None = None
     embeds: Any = None
     attn_bias: Any = None
+    stop_ids: Sequence[int] = ()
+    keep_ids: Set[int] = frozenset()
 
     def seconds(self) -> float | None:
         """The checked `timeout`; `ArgumentError` if it is no number above 0."""

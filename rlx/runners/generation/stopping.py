@@ -59,9 +59,11 @@ class Stopping:
         min_tokens: until there are this many tokens, `stop_ids` and `stop` have no effect, and `banned` has `stop_ids`.
         on_token: called once with every token, before the conditions are checked.
         pieces: whether to provide `piece` without stop strings, too; it stays empty if there is no tokenizer.
+        keep: control tokens that `piece` has the text of.
 
     Attributes:
         reason: why it ended; None if it continues.
+        stopped_by: the stop id or the stop string that ended it; None if it was another reason.
         count: number of tokens so far.
         piece: the text that the last token completed.
         stop_ids: the tokens that end it.
@@ -82,6 +84,7 @@ class Stopping:
         min_tokens: int = 0,
         on_token: OnToken | None = None,
         pieces: bool = False,
+        keep: Set[int] = NOTHING,
     ) -> None:
         self._max, self._min = checked_count("max_tokens", max_tokens), checked_count("min_tokens", min_tokens) or 0
         if self._max is not None and self._min > self._max:
@@ -92,8 +95,9 @@ class Stopping:
         if texts and tokenizer is None:
             what = f"the stop string {texts[0]!r} needs a tokenizer, and there is none"
             raise ArgumentError(what, where="stop", hint="stop at token ids instead, or in on_token")
-        self._answer = _answer(tokenizer, texts) if tokenizer and (texts or pieces) else None
+        self._answer = _answer(tokenizer, texts, keep) if tokenizer and (texts or pieces) else None
         self.piece = ""
+        self.stopped_by: int | str | None = None
         self._room, self.stop_ids, self._on_token = room, stop_ids, on_token
         self.count = 0
         self.reason = self._full()
@@ -134,10 +138,12 @@ class Stopping:
     def _said(self, token: int) -> FinishReason | None:
         """The finish reason if `token` completes a stop id or a stop string."""
         if token in self.stop_ids and self.count > self._min:
+            self.stopped_by = token
             return FinishReason.STOP
         if self._answer:
             self.piece = self._answer.push(token, may_stop=self.count >= self._min)
             if self._answer.stopped_at is not None:
+                self.stopped_by = self._answer.stopped_at
                 return FinishReason.STOP_STRING
         return None
 
@@ -147,9 +153,9 @@ class Stopping:
         return FinishReason.CONTEXT if self._room is not None and self.count >= self._room else None
 
 
-def _answer(tokenizer: Callable[[], Tokenizer], stop: Sequence[str]) -> AnswerText | None:
+def _answer(tokenizer: Callable[[], Tokenizer], stop: Sequence[str], keep: Set[int]) -> AnswerText | None:
     try:
-        return AnswerText(tokenizer(), stop)
+        return AnswerText(tokenizer(), stop, keep)
     except TokenizerError:
         if stop:
             raise

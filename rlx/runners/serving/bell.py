@@ -54,12 +54,15 @@ class Bell:
                     return ready()
         return True
 
-    async def wait_async(self, ready: Callable[[], bool]) -> None:
+    async def wait_async(self, ready: Callable[[], bool], seconds: float | None = None) -> bool:
         """As `wait`, for an asyncio task."""
         import asyncio  # slow, and few programs need it
 
+        here = asyncio.get_running_loop()
+        end = None if seconds is None else here.time() + seconds
         while not ready():
-            here = asyncio.get_running_loop()
+            if end is not None and here.time() >= end:
+                return False
             woken = asyncio.Event()
 
             def wake(here: asyncio.AbstractEventLoop = here, woken: asyncio.Event = woken) -> None:
@@ -70,5 +73,9 @@ class Bell:
 
             self._waiters.append(wake)
             if ready():
-                return
+                return True
+            timer = None if end is None else here.call_at(end, woken.set)
             await woken.wait()
+            if timer is not None:
+                timer.cancel()
+        return True

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rlx.runners.generation.output import Generation, Output, Step
+from rlx.runners.generation.stopping import FinishReason
 from rlx.runners.serving.bell import Bell
 from rlx.runners.serving.job import AHEAD, Job
 from rlx.runners.serving.loop import EngineLoop
@@ -123,6 +124,32 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
             while not self._ended and self._make():
                 pass
         return len(self._steps) > before or self._ended
+
+    @property
+    def stopped_by(self) -> int | str | None:
+        """The stop id or the stop string that ended it; None if it was another reason."""
+        return self._output.stopping.stopped_by
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended; None if it has not."""
+        return self._output.stopping.reason
+
+    @property
+    def prompt_done(self) -> int:
+        """How many tokens of the prompt are in the cache."""
+        return self._job.done
+
+    def steps(self, at: int) -> list[Step]:
+        """The steps from number `at` on that are there, without waiting.
+
+        Raises:
+            RlxError: the request failed, and there are none.
+        """
+        self.read()
+        if at >= len(self._steps) and self._error is not None:
+            raise self._error
+        return self._steps[at:]
 
     def has_news(self) -> bool:
         """Whether there is a token that nobody has read, or an end."""

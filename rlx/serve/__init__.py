@@ -1,0 +1,51 @@
+"""The server: HTTP in front of the engine loop of one model.
+
+After the public API and before the command line. A request of any API becomes a `GenerationSpec`, the engine loop
+computes it, and its events become the answers of that API:
+
+    HTTP body -> GenerationSpec -> runner.submit(Request) -> events -> JSON or server-sent events
+
+`generation.py` has the neutral form, `model.py` the model, `app.py` the application; each folder is one API. The
+packages of the extra `serve` are imported by the modules here, and by nothing outside.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlx.serve.app import create_app
+    from rlx.serve.generation import GenerationSpec
+    from rlx.serve.model import ServedModel
+    from rlx.serve.options import ServerOptions
+
+__all__ = ["GenerationSpec", "ServedModel", "ServerOptions", "create_app"]
+
+_HOMES = {
+    "create_app": "rlx.serve.app",
+    "GenerationSpec": "rlx.serve.generation",
+    "ServedModel": "rlx.serve.model",
+    "ServerOptions": "rlx.serve.options",
+}
+_NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance")
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rlx.serve' has no attribute {name!r}")
+    if name == "create_app":
+        check_installed()
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def check_installed() -> None:
+    """Raises an `ArgumentError` if a package of the extra `serve` is missing."""
+    from rlx.errors import ArgumentError
+
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        what = f"the server needs the package {missing[0].replace('_', '-')}, which is not installed"
+        raise ArgumentError(what, where="serve", hint='`pip install "rlx[serve]"`')

@@ -1,0 +1,120 @@
+"""Errors over HTTP: the status and the body of everything that can go wrong.
+
+Server stage. `ApiError` is an error with a status. `api_error` makes one of any `RlxError` by its class. `SHAPES` has
+the body that the clients of each API expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlx.errors import (
+    ArgumentError,
+    BusyError,
+    ChatTemplateError,
+    DeadlineError,
+    MultimodalError,
+    PoolFullError,
+    PromptError,
+    ResourceError,
+    RlxError,
+    SamplingError,
+    TokenizerError,
+)
+
+INVALID, CONTEXT = "invalid_request_error", "exceed_context_size_error"
+TYPES = {
+    400: INVALID, 401: "authentication_error", 403: "permission_error", 404: "not_found_error", 405: INVALID,
+    408: "timeout_error", 409: INVALID, 413: INVALID, 415: INVALID, 429: "rate_limit_error", 500: "server_error",
+    501: "not_supported_error", 503: "unavailable_error", 504: "timeout_error",
+}  # fmt: skip
+
+
+class ApiError(RlxError):
+    """An error of a request, with its HTTP status.
+
+    Args:
+        status: the HTTP status.
+        what: what is wrong.
+        param: the field of the request.
+        code: a name of the error for programs, such as `context_length_exceeded`.
+        kind: its type; by default the usual one of the status.
+        hint: the way out.
+        headers: further headers of the response, such as `Retry-After`.
+        details: further fields of the error's body.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        what: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        kind: str | None = None,
+        hint: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(what, hint=hint)
+        self.status, self.param, self.code = status, param, code
+        self.kind = kind or TYPES.get(status, INVALID if status < 500 else TYPES[500])
+        self.headers, self.details = dict(headers or {}), dict(details or {})
+
+
+def invalid(param: str | None, what: str, hint: str | None = None, code: str | None = None) -> ApiError:
+    """A 400 that names the field."""
+    return ApiError(400, what if param is None else f"{param}: {what}", param=param, hint=hint, code=code)
+
+
+def context_overflow(tokens: int, context: int, param: str = "messages") -> ApiError:
+    """The 400 of a prompt that the context has no room for."""
+    return ApiError(
+        400,
+        f"the prompt has {tokens} tokens, and the context holds {context}",
+        param=param, kind=CONTEXT, code="context_length_exceeded",
+        hint="send less, or start the server with a larger --max-seq",
+        details={"n_prompt_tokens": tokens, "n_ctx": context},
+    )  # fmt: skip
+
+
+_USER = (ArgumentError, ChatTemplateError, MultimodalError, PromptError, SamplingError, TokenizerError)
+
+
+def api_error(error: BaseException) -> ApiError:
+    """The `ApiError` that stands for an error: a user's mistake is a 400, everything unforeseen a 500."""
+    if isinstance(error, ApiError):
+        return error
+    message = str(error)
+    if isinstance(error, DeadlineError):
+        return ApiError(408, message, code="deadline_exceeded")
+    if isinstance(error, PoolFullError):
+        status = 400 if error.total and error.needed > error.total else 503
+        return ApiError(status, message, code="kv_cache_full")
+    if isinstance(error, BusyError):
+        return ApiError(503, message, code="unavailable")
+    if isinstance(error, ResourceError):
+        return ApiError(503, message, code="out_of_resources")
+    if isinstance(error, _USER):
+        return ApiError(400, message, param=error.where)
+    if isinstance(error, RlxError):
+        return ApiError(500, message)
+    return ApiError(500, "the server has failed; its log has the details")
+
+
+def openai_body(error: ApiError) -> dict[str, Any]:
+    """The body of an error as OpenAI's clients expect it."""
+    inner = {"message": str(error), "type": error.kind, "param": error.param, "code": error.code, **error.details}
+    return {"error": inner}
+
+
+Shape = Callable[[ApiError], dict[str, Any]]
+
+#: Beginning of a path -> the body of its errors. The first that fits counts; all others have OpenAI's.
+SHAPES: dict[str, Shape] = {}
+
+
+def shape_of(path: str) -> Shape:
+    """What makes the body of an error at a path."""
+    return next((shape for prefix, shape in SHAPES.items() if path.startswith(prefix)), openai_body)

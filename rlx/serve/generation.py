@@ -1,0 +1,195 @@
+"""The neutral form of a request and of its answer: what all APIs are translated to and from.
+
+Server stage, below the APIs. Nothing here knows HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlx.prompt import Prompt
+from rlx.runners import TokenLogprob
+from rlx.sampling import SampleOpts
+
+if TYPE_CHECKING:
+    from rlx.runners.generation.context import Context
+
+Reason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True)
+class GenerationSpec:
+    """What is to be generated.
+
+    Attributes:
+        prompt: token ids, a `Prompt` with images, or a checked `Context` of either.
+        max_tokens: maximum number of tokens of a choice; None for what the context has room for.
+        sample: how tokens are chosen. With a seed, choice i has the seed `seed + i`.
+        n: number of choices.
+        stop: strings that end a choice.
+        stop_ids: further token ids that end a choice.
+        min_tokens: until a choice has this many tokens, nothing but the context ends it.
+        ignore_eos: whether a choice continues after the model's own stop ids.
+        include_stop: whether the text ends with the stop string that ended it.
+        keep_ids: control tokens that are not left out of the text.
+        top_logprobs: report log-probabilities: of each token, and of this many of the likeliest ones. None for none.
+        grammar: an `rlx.grammar.Grammar` that the text must follow.
+        parser: makes the `rlx.text.answer.AnswerParser` of a choice; None where all text is the answer.
+        priority: requests with a higher priority are served first.
+        timeout: seconds after which it fails with a `DeadlineError`.
+        request_id: names it in logs.
+    """
+
+    prompt: list[int] | Prompt | Context
+    max_tokens: int | None = None
+    sample: SampleOpts = field(default_factory=SampleOpts)
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    include_stop: bool = False
+    keep_ids: frozenset[int] = frozenset()
+    top_logprobs: int | None = None
+    grammar: Any = None
+    parser: Callable[[], Any] | None = None
+    priority: int = 0
+    timeout: float | None = None
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInfo:
+    """A generated token with its log-probability, under the model's own distribution.
+
+    Attributes:
+        chosen: the token.
+        top: the likeliest tokens at its position, the likeliest first.
+    """
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one token adds to a choice; all texts may be empty.
+
+    Attributes:
+        index: the choice.
+        text, thinking: answer and reasoning.
+        tool_calls: pieces of tool calls, each an `rlx.text.tool_calls.ToolCallDelta`.
+        tokens: the new token ids. The last delta may have none: it then has text that was held back.
+        logprobs: one for each of `tokens` if the spec asks for them.
+    """
+
+    index: int
+    text: str = ""
+    thinking: str = ""
+    tool_calls: tuple[Any, ...] = ()
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A choice is complete.
+
+    Attributes:
+        index: the choice.
+        finish_reason: `stop` for the model's own end, a stop string or a stop id, `length`, or `tool_calls`.
+        stop: the stop string, or the id of `GenerationSpec.stop_ids`, that ended it; None for other ends.
+    """
+
+    index: int
+    finish_reason: Reason
+    stop: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How much of the prompt is computed; comes until the first delta, at least every few seconds.
+
+    Attributes:
+        total: tokens of the prompt.
+        cached: how many of them were found in the prefix cache.
+        processed: how many are there, cached ones included.
+        ms: milliseconds since the request was handed to the engine.
+    """
+
+    total: int
+    cached: int
+    processed: int
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Numbers of tokens. The prompt counts once, however many choices there are.
+
+    Attributes:
+        prompt_tokens: with the rows of images.
+        cached_tokens: how many of them were found in the prefix cache.
+        completion_tokens: of all choices, reasoning included.
+        reasoning_tokens: how many of these are reasoning.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time went, in milliseconds, and the tokens of each part.
+
+    Attributes:
+        queue_ms: before the engine began with it.
+        prompt_ms, prompt_tokens: of the prompt, without cached tokens.
+        decode_ms, decode_tokens: after the first token.
+        cached_tokens: of the prompt.
+    """
+
+    queue_ms: float = 0.0
+    prompt_ms: float = 0.0
+    prompt_tokens: int = 0
+    decode_ms: float = 0.0
+    decode_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """All choices are complete; always the last event."""
+
+    usage: Usage
+    timings: Timings
+
+
+Event = Progress | Delta | End | Finished
+
+
+@dataclass
+class Choice:
+    """A complete choice."""
+
+    index: int
+    text: str = ""
+    thinking: str = ""
+    tool_calls: list[Any] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenInfo] = field(default_factory=list)
+    finish_reason: Reason = "stop"
+    stop: str | int | None = None
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A complete answer: its choices by index, and what they cost."""
+
+    choices: list[Choice]
+    usage: Usage
+    timings: Timings

@@ -1,0 +1,41 @@
+"""/v1/models: the model that is served. Server stage, one of OpenAI's paths."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter
+
+from rlx.serve.http import new_router
+from rlx.serve.model import ServedModel
+
+if TYPE_CHECKING:
+    from rlx.serve.app import Server
+
+
+def router(server: Server) -> APIRouter:
+    """`GET /models` and `GET /models/NAME`."""
+    found = new_router(tags=["models"])
+
+    @found.get("/models")
+    async def models() -> dict[str, Any]:
+        """The model that is served."""
+        return {"object": "list", "data": [described(server.model)]}
+
+    @found.get("/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        """One model."""
+        return described(server.named(name))
+
+    return found
+
+
+def described(model: ServedModel) -> dict[str, Any]:
+    """A model as OpenAI's clients, llama-server's (`meta`) and vLLM's (`max_model_len`) expect it."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "rlx",
+        "max_model_len": model.runner.max_seq,
+    }
