@@ -252,25 +252,43 @@ class _Answering(AsyncIterator[Event]):
             self._admitted.__exit__(None, None, None)
 
     async def _run(self, model: ServedModel, spec: GenerationSpec, together: Together) -> AsyncGenerator[Event, None]:
-        began, total, completion = time.perf_counter(), len(model.checked(spec.prompt)), 0
         while (news := await together.news(PROGRESS_SECONDS)) != []:
             if news is None:
-                done = max(handle.prompt_done for handle in together.handles)
-                yield Progress(total, 0, done, 1000 * (time.perf_counter() - began))
+                yield _progress(together)
                 continue
             for index, steps in news:
                 for step in steps:
-                    completion += 1
                     logprobs = () if spec.top_logprobs is None else (model.info(step),)
                     yield Delta(index, step.text, tokens=(step.token,), logprobs=logprobs)
                 if not steps:
                     yield _end(spec, index, together)
-        yield Finished(Usage(total, 0, completion), Timings())
+        yield _finished(together)
+
+
+def _progress(together: Together) -> Progress:
+    found = max((handle.stats for handle in together.handles), key=lambda each: each.done_tokens)
+    ms = 1000 * (found.queued_s + found.prompt_s)
+    return Progress(found.prompt_tokens, found.cached_tokens, found.done_tokens, ms)
+
+
+def _finished(together: Together) -> Finished:
+    """The numbers of all choices; those of the prompt are of the first, which computes it for all."""
+    every = [handle.stats for handle in together.handles]
+    first, tokens = every[0], sum(each.tokens for each in every)
+    timings = Timings(
+        queue_ms=1000 * first.queued_s,
+        prompt_ms=1000 * first.prompt_s,
+        prompt_tokens=first.prompt_tokens - first.cached_tokens,
+        decode_ms=1000 * max(each.decode_s for each in every),
+        decode_tokens=tokens,
+        cached_tokens=first.cached_tokens,
+    )
+    return Finished(Usage(first.prompt_tokens, first.cached_tokens, tokens), timings)
 
 
 def _end(spec: GenerationSpec, index: int, together: Together) -> End:
-    handle = together.handles[index]
-    full = handle.finish_reason in (FinishReason.LENGTH, FinishReason.CONTEXT)
+    stopping = together.handles[index].stopping
+    full = stopping.reason in (FinishReason.LENGTH, FinishReason.CONTEXT)
     reason: Reason = "length" if full else "stop"
-    stop = handle.stopped_by
+    stop = stopping.stopped_by
     return End(index, reason, stop if isinstance(stop, str) or stop in spec.stop_ids else None)

@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from rlx.runners.generation.output import Generation, Output, Step
-from rlx.runners.generation.stopping import FinishReason
 from rlx.runners.serving.bell import Bell
 from rlx.runners.serving.job import AHEAD, Job
 from rlx.runners.serving.loop import EngineLoop
@@ -36,6 +35,9 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
         output: makes its steps.
         over: called once with the job and the number of tokens that count, when there will be no more and the job keeps
             its sequence.
+
+    Attributes:
+        stopping: why it ended (`reason`, `stopped_by`), once it is over.
     """
 
     _ended = True  # until `__init__` is through
@@ -44,6 +46,7 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
         self, loop: EngineLoop, job: Job, output: Output, over: Callable[[Job, int], object] | None = None
     ) -> None:
         self._loop, self._job, self._output, self._over = loop, job, output, over
+        self.stopping = output.stopping
         self._steps: list[Step] = []
         self._lock = threading.Lock()
         self._error: BaseException | None = None
@@ -125,21 +128,6 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
                 pass
         return len(self._steps) > before or self._ended
 
-    @property
-    def stopped_by(self) -> int | str | None:
-        """The stop id or the stop string that ended it; None if it was another reason."""
-        return self._output.stopping.stopped_by
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why it ended; None if it has not."""
-        return self._output.stopping.reason
-
-    @property
-    def prompt_done(self) -> int:
-        """How many tokens of the prompt are in the cache."""
-        return self._job.done
-
     def steps(self, at: int) -> list[Step]:
         """The steps from number `at` on that are there, without waiting.
 
@@ -213,7 +201,7 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
         job, tokens = self._job, len(self._steps)
         if self._ended and not tokens:  # nobody looked at steps
             tokens = len(job.tokens[: job.stopped_at])
-        return job.record.stats(len(job.prompt), tokens, job.last_time, self._loop.clock())
+        return job.record.stats(len(job.prompt), tokens, job.last_time, self._loop.clock(), job.done)
 
     def _end(self, count: int | None = None, error: BaseException | None = None, *, keeps: bool = True) -> None:
         """Notes the end.

@@ -19,6 +19,7 @@ class RequestStats:
         queued_s: seconds from its submission to the start of its prompt, the encoding of its images included.
         prompt_s: seconds from there to the first token of the answer.
         decode_s: seconds from there to the last token.
+        done_tokens: how many tokens of the prompt are there, cached ones included: the progress of a long prompt.
     """
 
     prompt_tokens: int = 0
@@ -27,6 +28,7 @@ class RequestStats:
     queued_s: float = 0.0
     prompt_s: float = 0.0
     decode_s: float = 0.0
+    done_tokens: int = 0
 
 
 @dataclass
@@ -47,11 +49,12 @@ class JobRecord:
     ended: float | None = None
     cached: int = 0
 
-    def stats(self, prompt: int, tokens: int, last: float | None, now: float) -> RequestStats:
+    def stats(self, prompt: int, tokens: int, last: float | None, now: float, done: int = 0) -> RequestStats:
         """The stats of a job.
 
         Args:
             prompt, tokens: lengths of the prompt, and of the answer as far as it was read.
+            done: how many tokens of the prompt its sequence has.
             last: when its last token came.
             now: the time, for a phase that goes on.
         """
@@ -61,4 +64,5 @@ class JobRecord:
         started = end if self.started is None else self.started
         answered = end if self.answered is None else self.answered
         decode = 0.0 if last is None else max(0.0, last - answered)
-        return RequestStats(prompt, self.cached, tokens, started - self.submitted, answered - started, decode)
+        done = done if self.answered is None else prompt
+        return RequestStats(prompt, self.cached, tokens, started - self.submitted, answered - started, decode, done)
