@@ -140,6 +140,10 @@ class ChatTemplateError(RlxError):
     """The model has no chat template, or it cannot be rendered."""
 
 
+class ToolError(RlxError):
+    """A tool, a call of one or the choice between them is invalid, or cannot be expressed in the model's format."""
+
+
 class ChatError(RlxError):
     """A command or a setting of `rlx chat` is wrong, or a saved conversation cannot be read or written."""
 

@@ -1,0 +1,20 @@
+"""Tool calls: the formats in which models write them, found from the chat template and vocabulary of a model.
+
+Text stage. `format.py` is the interface; each format is a file; `tools.py` checks what a caller gives; `messages.py`
+brings conversations with calls into the form that chat templates take.
+"""
+
+from rlx.text.tool_calls.format import CallParser, Part, ToolCallDelta, ToolFormat, new_call_id
+from rlx.text.tool_calls.tools import Tool, ToolChoice, checked_choice, checked_tools
+
+__all__ = [
+    "CallParser",
+    "Part",
+    "Tool",
+    "ToolCallDelta",
+    "ToolChoice",
+    "ToolFormat",
+    "checked_choice",
+    "checked_tools",
+    "new_call_id",
+]

@@ -1,0 +1,117 @@
+"""What every format of tool calls has: a parser, grammars, and the tokens that it is made of.
+
+Text stage. A format is a way in which models write calls into their answers. The parser turns an answer's text, in
+pieces of any size, into texts and calls. A grammar makes the model write calls that the parser understands.
+"""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rlx.text.tokenizer import Tokenizer
+from rlx.text.tool_calls.tools import Tool, ToolChoice
+
+AUTO = ToolChoice()
+Message = Mapping[str, Any]
+
+
+def new_call_id() -> str:
+    """An id for a call, such as `call_5f0c7a9be2d1430a`."""
+    return f"call_{secrets.token_hex(8)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a tool call.
+
+    Attributes:
+        index: which call of the answer it belongs to, from 0.
+        id: the id of the call; only in its first piece.
+        name: the name of the function; only in its first piece.
+        arguments: a fragment of the arguments; all of a call together are the text of a JSON object.
+    """
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+Part = str | ToolCallDelta
+"""What a parser finds: text outside of calls, or a piece of a call."""
+
+
+class CallParser(ABC):
+    """Finds the calls in the text of one answer. Any split of a text into pieces gives the same text and calls.
+
+    Nothing is lost: what looks like a call and is none becomes text. Where an answer ends, or becomes unreadable, in
+    the middle of the arguments, they are closed, so that they are JSON in any case.
+    """
+
+    @abstractmethod
+    def push(self, text: str) -> list[Part]:
+        """More text: what is now certain, in order. What may be the beginning of a call waits."""
+
+    @abstractmethod
+    def finish(self) -> list[Part]:
+        """No more text: the rest."""
+
+
+class ToolFormat(ABC):
+    """A way in which a family of models writes tool calls.
+
+    Attributes:
+        name: a word for it, such as `hermes`.
+        trigger: the text that begins a call; None where only the whole answer shows whether it is one.
+        prompted: whether the chat template knows nothing of tools, so that messages say what the template would: see
+            `rlx.text.tool_calls.messages`.
+    """
+
+    name: ClassVar[str]
+    trigger: str | None = None
+    prompted: bool = False
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> ToolFormat | None:
+        """The format of a model, from its chat template and vocabulary; None without a chat template."""
+        from rlx.text.tool_calls.detect import format_of
+
+        return format_of(tokenizer)
+
+    @abstractmethod
+    def parser(self, tools: Sequence[Tool], new_id: Callable[[], str] = new_call_id) -> CallParser:
+        """A parser for one answer.
+
+        Args:
+            tools: what the model may call; their schemas say what the type of an untyped value is.
+            new_id: makes the ids of calls.
+        """
+
+    @abstractmethod
+    def grammar(self, tools: Sequence[Tool], choice: ToolChoice = AUTO, parallel: bool = True) -> str:
+        """The grammar of an answer, as Lark text for llguidance.
+
+        Args:
+            tools: at least one.
+            choice: where it is forced, the answer is one call, or several with `parallel`, and nothing else. With
+                `auto`, the grammar begins right after `trigger`, which may follow any text; without a `trigger` it
+                is the grammar of the whole answer, which may be any text that does not begin a call.
+            parallel: whether the answer may have several calls.
+
+        Raises:
+            ToolError: the schema of a tool cannot be expressed in this format.
+        """
+
+    def keep_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
+        """The control tokens that calls are written with: texts of answers must not leave them out."""
+        found = (tokenizer.token_to_id(text) for text in self.markers)
+        return frozenset(token for token in found if token is not None and token in tokenizer.special_ids)
+
+    @property
+    @abstractmethod
+    def markers(self) -> tuple[str, ...]:
+        """The texts around and in calls that may be control tokens."""
