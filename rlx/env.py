@@ -71,6 +71,7 @@ VARIABLES = (
     Variable(
         "RLX_GEMMA_DYNAMIC_DECODE", "0 | 1", "0", "With 1, with_inference_caches of a generator decodes in one program."
     ),
+    Variable("RLX_API_KEY", "a key", "none", "A key that clients of the server must send, beside those of --api-key."),
     Variable(
         "RLX_DEBUG",
         "0 .. 7",
@@ -194,6 +195,11 @@ def dynamic_decode() -> bool:
         ArgumentError: it is neither 0 nor 1.
     """
     return bool(_integer("RLX_GEMMA_DYNAMIC_DECODE", 0, 1))
+
+
+def api_key() -> str | None:
+    """RLX_API_KEY, as it is; None where it is unset."""
+    return get("RLX_API_KEY")
 
 
 def debug_level() -> int:

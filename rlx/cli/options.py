@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +40,18 @@ def _engine_options() -> dict[str, Decorator]:
     return {name: command_line_option(name, EngineOptions) for name in flags}
 
 
-def command_line_option(name: str, options: type[EngineOptions]) -> Decorator:
-    """The option `--name` for a field of a dataclass of options."""
+def command_line_option(name: str, options: type) -> Decorator:
+    """The option `--name` for a field of a dataclass of options. A field with a tuple may be given more than once."""
     option = options_of(options)[name]
     flag = f"--{name.replace('_', '-')}"
     text = f"{option.help}.".replace("`", "")
     if option.kind is bool:
-        can_be_undecided = options.__dataclass_fields__[name].default is None
-        names = f"{flag}/--no-{flag[2:]}" if can_be_undecided else flag
-        return click.option(names, is_flag=True, default=None if can_be_undecided else False, help=text)
+        default = next(each.default for each in fields(options) if each.name == name)
+        names = flag if default is False else f"{flag}/--no-{flag[2:]}"
+        return click.option(names, is_flag=True, default=default, help=text)
+    if option.kind is tuple:
+        checked = partial(_checked, option)
+        return click.option(flag, metavar=option.metavar, multiple=True, callback=checked, help=text)
     low: Any = option.low
     kind: Any = {int: click.IntRange(low), float: click.FloatRange(low)}.get(option.kind)
     kind = click.Choice(option.choices) if option.choices else kind

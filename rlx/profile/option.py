@@ -7,7 +7,7 @@ the command line, keys of profiles and tables of the documentation are made from
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -20,6 +20,7 @@ _KIND_NAMES = {
     float: "a number",
     bool: "true or false",
     list: "a list",
+    tuple: "a tuple of strings",
     object: "a value",
 }
 
@@ -29,7 +30,8 @@ class Values:
     """The values that an option or a profile key may have.
 
     Attributes:
-        kind: their type; `object` for any. A whole number also counts as a float.
+        kind: their type; `object` for any. A whole number also counts as a float. A tuple has strings, each of which
+            `parse` checks.
         choices: the values there are, of any kind of option the strings; empty if they are too many.
         low, high: bounds of a number; None where there is none.
         parse: checks a value further and converts it, such as "2G" to bytes; raises an `RlxError`.
@@ -43,6 +45,8 @@ class Values:
 
     def problem(self, name: str, value: Any) -> tuple[str, str | None] | None:
         """What is wrong with a value, and a hint; None if it is one of these."""
+        if self.kind is tuple:
+            return self._problem_of_several(name, value)
         if not _is_a(self.kind, value) or not self._in_range(value):
             return f"{name} is {value!r}, expected {_KIND_NAMES[self.kind]}{self._bounds}", None
         if self.choices and (self.kind is str or isinstance(value, str)) and value not in self.choices:
@@ -55,9 +59,17 @@ class Values:
                 return f"{name}: {error.what}", error.hint
         return None
 
+    def _problem_of_several(self, name: str, value: Any) -> tuple[str, str | None] | None:
+        if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
+            return f"{name} is a {type(value).__name__}, expected {_KIND_NAMES[tuple]}", None
+        one = replace(self, kind=str)
+        return next(filter(None, (one.problem(name, each) for each in value)), None)
+
     def parsed(self, value: Any) -> Any:
         """The value as `parse` converts it."""
-        return value if self.parse is None else self.parse(value)
+        if self.parse is None:
+            return value
+        return tuple(map(self.parse, value)) if self.kind is tuple else self.parse(value)
 
     @property
     def _bounds(self) -> str:
@@ -82,6 +94,7 @@ class Option(Values):
         metavar: what stands for the value in `--help`. None: the command line does not have the option, unless it has
             choices or is a switch.
         flag: False keeps a switch or a choice off the command line.
+        secret: the `repr` of the dataclass leaves it out.
     """
 
     meaning: str
@@ -90,6 +103,7 @@ class Option(Values):
     key: str | None = None
     metavar: str | None = None
     flag: bool = True
+    secret: bool = False
 
     @property
     def is_flag(self) -> bool:
@@ -117,7 +131,8 @@ _OPTION = "option"  # key of the metadata of a field
 
 def option(value: Any, meaning: str, **more: Any) -> Any:
     """A field of a dataclass that is an option: its value where none is given, and the arguments of `Option`."""
-    return field(default=value, metadata={_OPTION: Option(meaning=meaning, **more)})
+    made = Option(meaning=meaning, **more)
+    return field(default=value, repr=not made.secret, metadata={_OPTION: made})
 
 
 def options_of(owner: type) -> dict[str, Option]:

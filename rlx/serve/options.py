@@ -1,10 +1,252 @@
-"""Options of the server. Server stage: every field is an option of `rlx serve`."""
+"""The options of the server: one field each, from which `rlx serve` and the tables of the documentation are made.
+
+Server stage. How a model is opened and computed is said by `rlx.runners.opening.options`; here is what HTTP adds to it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self
+
+from rlx import env
+from rlx.errors import ArgumentError
+from rlx.profile.option import option, options_of
+
+HOST, PORT = "127.0.0.1", 8080
+QUEUE = 256
+BODY_MB = 64.0
+LEAST_KEY = 8  # characters of a key: shorter ones are guessed
+_ORIGIN = re.compile(r"https?://[^/\s*@]+|\*")
+_NAME = re.compile(r"\[?[\w.:%-]+\]?")
 
 
-@dataclass(frozen=True)
+def parse_origin(value: Any) -> str:
+    """An origin as browsers write it: `https://example.org:8443`, or `*` for all.
+
+    Raises:
+        ArgumentError: it is neither.
+    """
+    text = str(value).rstrip("/").lower()
+    if not _ORIGIN.fullmatch(text):
+        raise ArgumentError(f"{value!r} is no origin", hint="write scheme and host, as in https://example.org, or *")
+    return text
+
+
+def parse_host_name(value: Any) -> str:
+    """The name of a machine without a scheme, in lower case.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    text = str(value).lower()
+    if not _NAME.fullmatch(text):
+        raise ArgumentError(f"{value!r} is no name of a machine", hint="write it as in example.org")
+    return text
+
+
+def parse_key(value: Any) -> str:
+    """An API key: letters that a header may have, at least 8.
+
+    Raises:
+        ArgumentError: it is shorter, or has spaces or other characters. The message does not repeat it.
+    """
+    text = str(value)
+    if len(text) < LEAST_KEY or not text.isascii() or not text.isprintable() or " " in text:
+        what = f"a key has {len(text)} characters or some that a header cannot have"
+        raise ArgumentError(what, hint=f"give at least {LEAST_KEY} printable ASCII characters without spaces")
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """How a model is served."""
+    """The options of a server.
+
+    Raises:
+        ArgumentError: a value is out of its range.
+    """
+
+    host: str = option(
+        HOST,
+        "Address to listen on; 0.0.0.0 or :: for every network of this machine",
+        default=f"{HOST}, which only this machine reaches",
+        parse=parse_host_name,
+        metavar="ADDRESS",
+    )
+    port: int = option(
+        PORT, "Port to listen on; 0 takes a free one", default=str(PORT), kind=int, low=0, high=65535, metavar="PORT"
+    )
+    api_key: tuple[str, ...] = option(
+        (),
+        "A key that clients must send; may be given more than once. RLX_API_KEY has one, too",
+        kind=tuple,
+        parse=parse_key,
+        metavar="KEY",
+        secret=True,
+    )
+    api_key_file: str | PathLike[str] | None = option(None, "A file with keys, one a line", kind=object, metavar="FILE")
+    alias: tuple[str, ...] = option(
+        (),
+        "A name of the model in the API; may be given more than once, the first is the one in answers",
+        default="the name of its file",
+        kind=tuple,
+        metavar="NAME",
+    )
+    queue: int = option(
+        QUEUE,
+        "How many requests may wait beside those that are computed; further ones get 429",
+        default=str(QUEUE),
+        kind=int,
+        low=0,
+        high=100_000,
+        metavar="N",
+    )
+    timeout: float | None = option(
+        None,
+        "Seconds after which a request fails that gives no `timeout` of its own, and the most that one may give",
+        default="no limit",
+        kind=float,
+        low=0.001,
+        high=1_000_000,
+        metavar="SECONDS",
+    )
+    max_body_mb: float = option(
+        BODY_MB,
+        "Largest body of a request, in megabytes; larger ones get 413",
+        default=f"{BODY_MB:g}",
+        kind=float,
+        low=0.001,
+        high=10_000,
+        metavar="MB",
+    )
+    send_timeout: float = option(
+        60.0,
+        "Seconds after which a client is cut off that takes nothing of its answer",
+        default="60",
+        kind=float,
+        low=0.1,
+        high=100_000,
+        metavar="SECONDS",
+    )
+    ping: float = option(
+        15.0,
+        "Seconds between the comments that keep a stream open while its prompt is computed",
+        default="15",
+        kind=float,
+        low=0.01,
+        high=100_000,
+        metavar="SECONDS",
+    )
+    drain: float = option(
+        30.0,
+        "Seconds that running requests get to finish when the server is told to end",
+        default="30",
+        kind=float,
+        low=0,
+        high=100_000,
+        metavar="SECONDS",
+    )
+    cors_origin: tuple[str, ...] = option(
+        (),
+        "An origin whose pages may use the server from a browser, as https://example.org; * for all. May be given more "
+        "than once",
+        default="pages of this machine",
+        kind=tuple,
+        parse=parse_origin,
+        metavar="ORIGIN",
+    )
+    allowed_host: tuple[str, ...] = option(
+        (),
+        "A further name under which clients reach the server, where it listens on this machine only, behind a proxy. "
+        "May be given more than once",
+        kind=tuple,
+        parse=parse_host_name,
+        metavar="NAME",
+    )
+    image_host: tuple[str, ...] = option(
+        (),
+        "A machine from which images in requests may be fetched by https address. May be given more than once",
+        default="none: images come inside of requests",
+        kind=tuple,
+        parse=parse_host_name,
+        metavar="NAME",
+    )
+    image_folder: str | PathLike[str] | None = option(
+        None,
+        "A folder below which images in requests may be named by file:// address",
+        default="none",
+        kind=object,
+        metavar="DIR",
+    )
+    log: str | PathLike[str] = option(
+        "-",
+        "File to which one line of JSON a request is appended; - is stderr, none writes nothing",
+        default="-",
+        kind=object,
+        metavar="FILE",
+    )
+    log_prompts: bool = option(False, "Write prompts and answers into the log, too", kind=bool)
+    slots_endpoint: bool = option(True, "Whether /slots shows what is computed, without texts", default="on", kind=bool)
+    metrics: bool = option(True, "Whether /metrics has the counters for Prometheus", default="on", kind=bool)
+    vllm_metrics: bool = option(False, "Have /metrics repeat the counters under the names of vLLM", kind=bool)
+    page: bool = option(True, "Whether / has a page to chat on", default="on", kind=bool)
+    otlp_endpoint: str | None = option(
+        None,
+        "Address of an OpenTelemetry collector to which a span a request is sent, as http://localhost:4318; needs the "
+        "extra `otel`",
+        default="what OTEL_EXPORTER_OTLP_ENDPOINT says, or none",
+        metavar="URL",
+    )
+
+    def __post_init__(self) -> None:
+        for name, each in options_of(type(self)).items():
+            if (value := getattr(self, name)) is not None:
+                each.check(name, value)
+
+    def resolved(self) -> Self:
+        """These options with parsed values, and the keys of `api_key_file` and RLX_API_KEY among `api_key`.
+
+        Raises:
+            ArgumentError: the file cannot be read, has no key, or a key is malformed.
+        """
+        keys = [*self.api_key, *self._keys_of_file()]
+        if (found := env.api_key()) is not None:
+            keys.append(checked_key(found, "RLX_API_KEY"))
+        own = {name: each.parsed(getattr(self, name)) for name, each in options_of(type(self)).items()}
+        return replace(self, **{**own, "api_key": tuple(dict.fromkeys(keys)), "api_key_file": None})
+
+    def _keys_of_file(self) -> list[str]:
+        if self.api_key_file is None:
+            return []
+        where = f"api_key_file {self.api_key_file}"
+        try:
+            text = Path(self.api_key_file).expanduser().read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8"
+            raise ArgumentError(f"the keys cannot be read: {reason}", where=where) from error
+        lines = [(at, line.strip()) for at, line in enumerate(text.splitlines(), 1)]
+        keys = [checked_key(line, f"{where}, line {at}") for at, line in lines if line and not line.startswith("#")]
+        if not keys:
+            raise ArgumentError("the file has no key", where=where, hint="write one a line")
+        return keys
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches the server."""
+        host = self.host.strip("[]")
+        return host == "localhost" or host == "::1" or host.startswith("127.")
+
+    @property
+    def max_body_bytes(self) -> int:
+        """`max_body_mb` in bytes."""
+        return int(self.max_body_mb * 1_000_000)
+
+
+def checked_key(value: str, where: str) -> str:
+    """As `parse_key`; the error says where the key came from."""
+    try:
+        return parse_key(value)
+    except ArgumentError as error:
+        raise ArgumentError(error.what, where=where, hint=error.hint) from None

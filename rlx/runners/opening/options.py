@@ -182,6 +182,7 @@ class RunnerOptions(EngineOptions):
         kind=int,
         low=1,
         high=128,
+        metavar="N",
     )
     stall_ms: float = option(
         STALL_MS,
@@ -190,6 +191,7 @@ class RunnerOptions(EngineOptions):
         kind=float,
         low=1,
         high=60_000,
+        metavar="MS",
     )
 
     def runner(self) -> dict[str, Any]:
