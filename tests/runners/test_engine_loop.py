@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -143,6 +144,23 @@ def test_the_engine_runs_ahead_by_a_bounded_number_of_tokens(loop: EngineLoop) -
     assert other.result() == answer([7], 30), "one that stops reading keeps nobody else"
     assert len(made._job.tokens) == AHEAD
     assert made.result() == answer(PROMPT, 100)
+
+
+def test_after_a_long_turn_the_caller_drives_again(loop: EngineLoop) -> None:
+    """The loop's thread computes the first turn, whose time nobody knows yet, and hands over to the thread that waits."""
+    engine, threads = loop._engine, list[threading.Thread]()
+    step = engine.step
+
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread())
+        while threads[-1] is not caller and not loop.driver._sleepers:
+            time.sleep(0.001)  # until the caller sleeps
+        return step(*arguments, **options)
+
+    engine.step = recorded  # type: ignore[method-assign]
+    caller = threading.current_thread()
+    assert list(handle(loop, 30).result()) == answer(PROMPT, 30)
+    assert threads[0] is thread_of(loop) and set(threads[2:]) == {caller}
 
 
 def test_a_callback_ends_its_request_exactly_there(loop: EngineLoop) -> None:

@@ -40,6 +40,11 @@ class Bell:
                 return
             wake()
 
+    @property
+    def waiting(self) -> int:
+        """How many threads and tasks wait, or more: one that went on by itself counts up to the next ring."""
+        return len(self._waiters)
+
     def wait(self, ready: Callable[[], bool], seconds: float | None = None) -> bool:
         """Waits until `ready()`, at most so many seconds; returns whether it is. An interrupt ends the wait."""
         end = None if seconds is None else time.monotonic() + seconds

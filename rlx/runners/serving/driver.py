@@ -1,6 +1,7 @@
 """Who drives the engine loop: one thread at a time reads the inbox and computes turns.
 
-Runners stage, under `loop.py`. A thread that waits for a result drives if nobody else does and turns are short.
+Runners stage, under `loop.py`. A thread that waits for a result drives if nobody else does and turns are short. After
+a long turn the loop's own thread drives, until turns are short again: then it hands over to the thread that waits.
 """
 
 from __future__ import annotations
@@ -21,6 +22,15 @@ Message = Job | Task | tuple[Job, ...] | None
 BRIEF = 0.05  # seconds: callers compute turns themselves as long as turns take no longer
 
 
+class Sleeper:
+    """A thread that waits at a bell. `drives` is set before the bell rings to have it drive."""
+
+    __slots__ = ("bell", "drives")
+
+    def __init__(self, bell: Bell) -> None:
+        self.bell, self.drives = bell, False
+
+
 class Driver:
     """The inbox of a loop, and the right to compute what comes in.
 
@@ -39,6 +49,7 @@ class Driver:
         self._lock = threading.Lock()  # held by the thread that drives
         self._thread: int | None = None  # its number
         self._seconds = float("inf")  # how long the last turn took
+        self._sleepers: list[Sleeper] = []
 
     @property
     def is_here(self) -> bool:
@@ -72,16 +83,45 @@ class Driver:
             if not done or self.inbox:
                 self._wake()
 
+    def sleep(self, bell: Bell, ready: Callable[[], bool]) -> None:
+        """Waits until `ready()`, which `bell` rings for, or until this thread should drive."""
+        sleeper = Sleeper(bell)
+        self._sleepers.append(sleeper)
+        try:
+            bell.wait(lambda: sleeper.drives or ready())
+        except BaseException:  # an interrupt; the loop may have been handed over to this thread
+            self._wake()
+            raise
+        finally:
+            self._sleepers.remove(sleeper)
+
     def run(self) -> float | None:
-        """Computes until there is nothing to do; returns how many seconds the loop's thread may then sleep, or None."""
+        """For the loop's own thread: computes until there is nothing to do, or another thread goes on.
+
+        Returns:
+            How many seconds the thread may then sleep; None for any number.
+        """
+        heir: Sleeper | None = None
         with self._lock:
             self._thread = threading.get_ident()
             try:
-                while self._turn():
-                    pass
-                return self._executor.seconds_left()
+                while heir is None and self._turn():
+                    heir = self._heir()
+                seconds = self._executor.seconds_left()
             finally:
                 self._thread = None
+        if heir is not None:
+            heir.drives = True
+            heir.bell.ring()
+        return seconds
+
+    def _heir(self) -> Sleeper | None:
+        """The thread that waits for all that is left, if it may drive: each token would wake it otherwise."""
+        if self._seconds > BRIEF or len(self._sleepers) != 1:
+            return None
+        (sleeper,) = self._sleepers
+        others = self._executor.scheduler.is_wanted_elsewhere(sleeper.bell) or sleeper.bell.waiting > 1
+        return None if others or self.inbox else sleeper
 
     def end_all(self) -> None:
         """Ends what there is, after the last turn of whoever drives; not from within a turn."""

@@ -92,11 +92,11 @@ class EngineLoop:
 
     def wait(self, bell: Bell, ready: Callable[[], bool]) -> None:
         """Waits until `ready()`, which `bell` rings for; drives the loop meanwhile where it can."""
-        if not ready():
+        while not ready():
             self.driver.here(bell, ready)
             if self._closed:
                 self.driver.end_all()
-            bell.wait(ready)
+            self.driver.sleep(bell, ready)
 
     def wake(self) -> None:
         """Has the loop's own thread compute what is to be computed."""
