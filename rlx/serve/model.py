@@ -35,6 +35,7 @@ from rlx.serve.generation import (
     TokenInfo,
     Usage,
 )
+from rlx.serve.media import MediaOptions, load_images
 
 if TYPE_CHECKING:
     from rlx.runners import CachedRunner
@@ -72,12 +73,14 @@ class ServedModel:
         created: Unix time at which it was opened.
         admission: called with every spec before it is computed; what it returns is open while it is. It may refuse
             with an `ApiError`.
+        media: what images of requests may be.
     """
 
     def __init__(self, runner: CachedRunner, name: str, aliases: Sequence[str] = ()) -> None:
         self.runner, self.name, self.aliases = runner, name, tuple(aliases)
         self.created = int(time.time())
         self.admission: Admission = lambda spec: nullcontext()
+        self.media = MediaOptions()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -103,7 +106,7 @@ class ServedModel:
         """The prompt of a conversation, formatted with the model's chat template.
 
         Args:
-            messages: as for `TextRunner.chat`.
+            messages: contents are texts or lists of parts; images are parts `image_url`, or see `ImageSource`.
             tools: JSON schemas of functions that the model may call.
             variables: further variables of the template, such as `enable_thinking` and `add_generation_prompt`.
 
@@ -119,7 +122,8 @@ class ServedModel:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
     ) -> ChatPrompt:
-        found = self.runner.chat_ids(messages, tools, **variables)
+        loaded = load_images(messages, self.media, self.runner.supports_multimodal)
+        found = self.runner.chat_ids(loaded, tools, **variables)
         return ChatPrompt(self.checked(found, "messages"))
 
     def checked(self, prompt: list[int] | Prompt | Context, field: str = "prompt") -> Context:

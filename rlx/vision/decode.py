@@ -34,7 +34,6 @@ MAX_SCANS = 100  # of a JPEG: a tiny file can make the decoder go over all pixel
 PILLOW = (12, 2)
 
 _DAMAGED = "the file is damaged or truncated; get it again, or save it anew with an image editor"
-_TOO_LARGE = f"at most {MAX_PIXELS >> 20} megapixels are read, and {MAX_SIDE} pixels of a side; make the image smaller"
 _CONVERT = "save it as PNG or JPEG"
 _STARTS = {
     "PNG": rb"\x89PNG\r\n\x1a\n",
@@ -116,25 +115,26 @@ def from_uri(text: str) -> Pixels:
     return from_bytes(data, where=where)
 
 
-def from_bytes(data: bytes, *, where: str | None = None) -> Pixels:
+def from_bytes(data: bytes, *, where: str | None = None, max_pixels: int = MAX_PIXELS) -> Pixels:
     """The pixels of a PNG, JPEG, WebP, GIF or BMP file.
 
     Args:
         where: the file, for the messages.
+        max_pixels: an image with more is refused, before it is decoded.
 
     Raises:
-        ImageError: it is of another format, damaged, truncated, an animation, larger than 128 MiB or 64 megapixels, or
+        ImageError: it is of another format, damaged, truncated, an animation, larger than 128 MiB or `max_pixels`, or
             Pillow is not installed.
     """
     _check_bytes(len(data), where)
     kind = _format(data, where)
     pillow = _pillow(where)
     if kind == "WEBP":  # its decoder takes memory for all pixels when it is opened
-        _check_webp(data, where)
+        _check_webp(data, where, max_pixels)
     if kind == "JPEG" and (scans := sum(_scans(data))) > MAX_SCANS:
         raise ImageError(f"the JPEG file has {scans} scans, at most {MAX_SCANS} are read", where=where, hint=_CONVERT)
     with _named_errors(kind, where), pillow.open(io.BytesIO(data), formats=[kind]) as image:
-        return _decoded(image, where)
+        return _decoded(image, where, max_pixels)
 
 
 def is_pillow(value: Any) -> bool:
@@ -164,10 +164,15 @@ def _check_bytes(count: int, where: str | None) -> None:
         raise ImageError(what, where=where, hint="make the image smaller")
 
 
-def _check_size(width: int, height: int, where: str | None) -> None:
-    if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
+def _smaller(max_pixels: int) -> str:
+    megapixels = f"{max_pixels / (1 << 20):.3g} megapixels"
+    return f"at most {megapixels} are read, and {MAX_SIDE} pixels of a side; make the image smaller"
+
+
+def _check_size(width: int, height: int, where: str | None, max_pixels: int = MAX_PIXELS) -> None:
+    if width * height > max_pixels or max(width, height) > MAX_SIDE:
         what = f"the image has {width} x {height} pixels"
-        raise ImageError(what, where=where, hint=_TOO_LARGE)
+        raise ImageError(what, where=where, hint=_smaller(max_pixels))
 
 
 def _format(data: bytes, where: str | None) -> str:
@@ -212,12 +217,12 @@ def _named_errors(kind: str, where: str | None) -> Iterator[None]:
     except Exception as error:
         name, text = type(error).__name__, str(error)
         if name == "DecompressionBombError":
-            raise ImageError("the image has too many pixels", where=where, hint=_TOO_LARGE) from error
+            raise ImageError("the image has too many pixels", where=where, hint=_smaller(MAX_PIXELS)) from error
         why = "its header is damaged" if name == "UnidentifiedImageError" else text[:200] or name
         raise ImageError(f"the {kind} image cannot be read: {why}", where=where, hint=_DAMAGED) from error
 
 
-def _check_webp(data: bytes, where: str | None) -> None:
+def _check_webp(data: bytes, where: str | None, max_pixels: int) -> None:
     """Checks the size in a WebP's header. Source: RFC 9649."""
     kind, number = data[12:16], int.from_bytes(data[21:25], "little")
     width, height = {
@@ -226,7 +231,7 @@ def _check_webp(data: bytes, where: str | None) -> None:
     }.get(kind, (0, 0))  # at most 16383 x 16383 in the third kind
     if kind == b"VP8 ":
         width, height = (int.from_bytes(data[at : at + 2], "little") & 0x3FFF for at in (26, 28))
-    _check_size(width, height, where)
+    _check_size(width, height, where, max_pixels)
     if kind == b"VP8X" and data[20:21] and data[20] & 2:
         _refuse_animation(where)
 
@@ -244,12 +249,12 @@ def _refuse_animation(where: str | None) -> None:
     raise ImageError("the image is an animation", where=where, hint=hint)
 
 
-def _decoded(image: PillowImage, where: str | None) -> Pixels:
-    _check_size(*image.size, where)
+def _decoded(image: PillowImage, where: str | None, max_pixels: int = MAX_PIXELS) -> Pixels:
+    _check_size(*image.size, where, max_pixels)
     if getattr(image, "is_animated", False) and image.format != "MPO":  # a photo with further ones for depth or light
         _refuse_animation(where)
     image.load()
-    _check_size(*image.size, where)
+    _check_size(*image.size, where, max_pixels)
     turned = _TURNS.get(image.getexif().get(_ORIENTATION, 1))
     pixels = _rgb(image, where)
     if turned:

@@ -1,0 +1,244 @@
+"""Images behind http and https addresses, of hosts that the server's operator has named.
+
+Server stage, under `media.py`. An address in a request is a way to make the server talk to machines that the client
+cannot reach itself. So the host must be on the list, and the connection goes to an IP address that was checked: a name
+that points to a private address is refused, at the first request and at every redirect.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
+
+from rlx.errors import ImageError
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+MAX_REDIRECTS = 3
+MAX_ADDRESSES = 4  # of a name, that are tried
+_LOCALHOST = ("127.0.0.0/8", "::1/128")
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_CHUNK = 1 << 16
+_SAFE = "/%?&=:;,+@!$'()*~[]"  # of a path and a query, which stay as they are
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Hosts that may be asked.
+
+    Attributes:
+        names: host names, in lower case; one that begins with a dot stands for its subdomains.
+        networks: addresses that may be asked by their number, and that names may point to though they are private.
+    """
+
+    names: frozenset[str]
+    networks: tuple[Network, ...]
+
+    @staticmethod
+    def of(domains: Sequence[str]) -> Allowed:
+        """Those of a list of names, addresses and networks.
+
+        Example:
+            >>> Allowed.of(["images.example.com", ".example.org", "10.1.0.0/16"]).has_name("a.example.org")
+            True
+        """
+        names, networks = set(), []
+        for text in domains:
+            try:
+                networks.append(ipaddress.ip_network(text.strip("[]"), strict=False))
+            except ValueError:
+                names.add(text.lower().removeprefix("*").rstrip("."))
+        if "localhost" in names:
+            networks += [ipaddress.ip_network(text) for text in _LOCALHOST]
+        return Allowed(frozenset(names), tuple(networks))
+
+    def has_name(self, host: str) -> bool:
+        """Whether a host name is on the list, or below one that is."""
+        labels = host.split(".")
+        return host in self.names or any(f".{'.'.join(labels[i:])}" in self.names for i in range(1, len(labels)))
+
+    def has_address(self, address: Address) -> bool:
+        """Whether an address is on the list."""
+        return any(each in network for network in self.networks for each in (address, _unwrapped(address)))
+
+    def check(self, host: str, addresses: Sequence[Address]) -> None:
+        """Refuses a host that is not on the list, or that points to a private address.
+
+        Raises:
+            ImageError: as said.
+        """
+        is_number = _as_address(host) is not None
+        if not (all(map(self.has_address, addresses)) if is_number else self.has_name(host)):
+            hint = "send the image as a data URI, or start the server with --media-domains HOST"
+            raise ImageError(f"the server downloads no images from {host!r}", hint=hint)
+        for address in addresses:
+            if not self.has_address(address) and not _is_public(address):
+                hint = "name the address itself in --media-domains if it is meant"
+                raise ImageError(f"{host!r} points to {address}, which is no public address", hint=hint)
+
+
+def download(url: str, allowed: Allowed, max_bytes: int, seconds: float) -> bytes:
+    """The body behind an address. It blocks; call it in a worker thread.
+
+    Args:
+        url: an http or https address.
+        max_bytes: of the body.
+        seconds: for everything, redirects included.
+
+    Raises:
+        ImageError: the host may not be asked, does not answer in time, or answers with anything but a file of at most
+            `max_bytes`.
+    """
+    end = time.monotonic() + seconds
+    for _ in range(MAX_REDIRECTS + 1):
+        parts = _checked_parts(url)
+        host = (parts.hostname or "").rstrip(".").lower()
+        if _as_address(host) is None and not allowed.has_name(host):
+            allowed.check(host, ())  # before its name is looked up: a lookup talks to the outside, too
+        try:
+            found = _request(parts, host, allowed, max_bytes, end)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            late = time.monotonic() >= end
+            why = f"it took more than {seconds:g} s" if late else str(error) or type(error).__name__
+            raise ImageError(
+                f"the image cannot be downloaded from {host!r}: {why}", hint="check the address"
+            ) from error
+        if isinstance(found, bytes):
+            return found
+        url = urljoin(url, found)
+    what = f"the address of an image redirects more than {MAX_REDIRECTS} times"
+    raise ImageError(what, hint="give the address of the image itself")
+
+
+def _checked_parts(url: str) -> SplitResult:
+    hint = 'give an address such as "https://example.com/image.png"'
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError as error:
+        raise ImageError(f"the address of an image is malformed: {error}", hint=hint) from error
+    if not good or parts.username is not None or not url.isprintable():
+        raise ImageError("the address of an image is malformed, or has a user name", hint=hint)
+    return parts
+
+
+def _request(parts: SplitResult, host: str, allowed: Allowed, max_bytes: int, end: float) -> bytes | str:
+    """The body, or the address that the server redirects to."""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    addresses = _addresses(host, port)
+    allowed.check(host, addresses)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    connection = _connected(addresses, port, host, parts.scheme == "https", end)
+    try:
+        with _ended(connection.sock, end):
+            headers = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "rlx"}
+            headers["Host"] = parts.netloc
+            connection.request("GET", quote(path, safe=_SAFE), headers=headers)
+            found = _answer(connection.getresponse(), max_bytes)
+        _left(end)  # a body that was cut off looks complete
+        return found
+    finally:
+        connection.close()
+
+
+def _answer(response: http.client.HTTPResponse, max_bytes: int) -> bytes | str:
+    location = response.getheader("Location")
+    if response.status in (301, 302, 303, 307, 308) and location:
+        return location
+    if response.status != 200:
+        raise ImageError(
+            f"the server of an image answers {response.status} {response.reason}", hint="check the address"
+        )
+    large = ImageError(f"the image has more than {max_bytes / (1 << 20):g} MiB", hint="make the image smaller")
+    if (response.length or 0) > max_bytes:
+        raise large
+    body = bytearray()
+    while chunk := response.read(_CHUNK):
+        body += chunk
+        if len(body) > max_bytes:
+            raise large
+    return bytes(body)
+
+
+def _addresses(host: str, port: int) -> list[Address]:
+    """The addresses of a host."""
+    if (number := _as_address(host)) is not None:
+        return [number]
+    rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    found = dict.fromkeys(ipaddress.ip_address(str(row[4][0]).partition("%")[0]) for row in rows)
+    return list(found)[:MAX_ADDRESSES]
+
+
+def _as_address(host: str) -> Address | None:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return None
+
+
+def _unwrapped(address: Address) -> Address:
+    """The IPv4 address in an IPv6 address that only wraps one."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address in _NAT64:
+            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        return address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1] or address
+    return address
+
+
+def _is_public(address: Address) -> bool:
+    inner = _unwrapped(address)
+    return inner.is_global and not inner.is_multicast
+
+
+def _connected(addresses: Sequence[Address], port: int, host: str, tls: bool, end: float) -> http.client.HTTPConnection:
+    """A connection to the first address that accepts one. The name is not looked up again: it could point elsewhere."""
+    context = ssl.create_default_context() if tls else None
+    failure: OSError = OSError("the name has no address")
+    for address in addresses:
+        try:
+            sock = socket.create_connection((str(address), port), timeout=_left(end))
+            try:
+                sock = context.wrap_socket(sock, server_hostname=host) if context else sock
+            except BaseException:
+                sock.close()
+                raise
+        except OSError as error:
+            failure = error
+            continue
+        connection = http.client.HTTPConnection(str(address), port)
+        connection.sock, connection.auto_open = sock, 0  # it never connects by itself
+        return connection
+    raise failure
+
+
+def _left(end: float) -> float:
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the time is over")
+    return left
+
+
+@contextmanager
+def _ended(sock: socket.socket, end: float) -> Iterator[None]:
+    """Shuts a connection down when the time is over: a timeout of a socket begins anew with every byte."""
+
+    def shut() -> None:
+        with suppress(OSError):  # it is closed already
+            sock.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(_left(end), shut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
