@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rlx.errors import (
         AmbiguousModelError,
         ArgumentError,
+        BatchError,
         BusyError,
         CacheError,
         ChatError,
@@ -137,6 +138,7 @@ __all__ = [
     "AmbiguousModelError",
     "Answer",
     "ArgumentError",
+    "BatchError",
     "BusyError",
     "CacheError",
     "ChatError",

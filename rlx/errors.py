@@ -215,6 +215,10 @@ class PoolFullError(ResourceError):
         self.needed, self.available, self.total = needed, available, total
 
 
+class BatchError(RlxError):
+    """A file of requests cannot be used, or the file for its answers holds something else."""
+
+
 class OutputError(RlxError):
     """A file that was asked for cannot be written."""
 

@@ -28,6 +28,7 @@ _COMMANDS = {
     "compile": "rlx.cli.compile:compile_",
     "profile": "rlx.cli.profile:profile",
     "inspect": "rlx.cli.inspect:inspect",
+    "batch": "rlx.cli.batch:batch",
     "bench": "rlx.cli.bench:bench",
     "tune": "rlx.cli.tune:tune",
     "pull": "rlx.cli.pull:pull",

@@ -1,0 +1,179 @@
+"""`rlx batch`: answers a file of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+
+from rlx.cli.command import Command
+from rlx.cli.main import INTERRUPTED, debug_option
+from rlx.cli.options import engine_options, model_argument, model_path, open_runner
+from rlx.cli.output import Bars, counted
+
+if TYPE_CHECKING:
+    from rlx.serve.batch.results import Results
+    from rlx.serve.batch.run import Progress
+    from rlx.serve.batch.source import Source
+
+Work = Callable[["Source", "Results", "Bar"], Awaitable["Progress"]]
+
+
+@click.command(cls=Command)
+@click.argument("requests", metavar="IN.jsonl")
+@click.argument("answers", metavar="OUT.jsonl")
+@model_argument
+@click.option("--alias", multiple=True, metavar="NAME", help="A name that requests call MODEL; repeatable.")
+@click.option("--slots", type=click.IntRange(1, 128), metavar="N", help="Requests that are computed at the same time.")
+@engine_options
+@debug_option
+@click.pass_context
+def batch(
+    ctx: click.Context,
+    requests: str,
+    answers: str,
+    model: str | None,
+    alias: tuple[str, ...],
+    slots: int | None,
+    engine: dict[str, Any],
+) -> None:
+    """Answer the requests in IN.jsonl with MODEL, and append the answers to OUT.jsonl.
+
+    Both files have the form of OpenAI's batch API, a JSON object a line. Without MODEL the demo model answers. A - is
+    stdin or stdout. The same command continues what an interrupt, a crash or a full disk ended.
+
+    \b
+    rlx batch questions.jsonl answers.jsonl model.gguf
+    """
+    from rlx.serve import check_installed
+    from rlx.serve.batch.results import Results
+    from rlx.serve.batch.source import Source
+    from rlx.serve.naming import model_name
+
+    check_installed()
+    if requests != "-" and os.path.exists(answers) and os.path.samefile(requests, answers):
+        raise click.UsageError("IN.jsonl and OUT.jsonl are the same file")
+    path = model_path(model, engine)
+    names = [model_name(path), *alias, *([model] if model else [])]
+    engine |= {} if slots is None else {"slots": slots}
+    with Source.open(requests, names[0]) as source, Results(answers, source) as results:
+        if all(results.done):
+            click.echo(f"all {counted(len(source), 'request')} were answered before", err=True)
+            return
+        finished = _answered(_here(path, names, engine), source, results)
+    if not finished:
+        again = shlex.join(["rlx", *sys.argv[1:]])
+        click.echo("Interrupted. " + (f"To go on: {again}" if "-" not in (requests, answers) else ""), err=True)
+        ctx.exit(INTERRUPTED)
+
+
+def _here(path: str, names: list[str], engine: dict[str, Any]) -> Work:
+    """Answers in this process."""
+
+    async def work(source: Source, results: Results, bar: Bar) -> Progress:
+        from rlx.runners.opening.options import SLOTS
+        from rlx.serve.batch.app import AHEAD, answering_with
+        from rlx.serve.batch.run import answer_all
+
+        with open_runner(path, engine, bar.opening) as runner:
+            async with answering_with(runner, names) as answering:
+                return await answer_all(source, results, answering, AHEAD * engine.get("slots", SLOTS), bar)
+
+    return work
+
+
+def _answered(work: Work, source: Source, results: Results) -> bool:
+    """Whether the work came to its end; SIGINT and SIGTERM end it early. It says what was done."""
+
+    async def run(bar: Bar) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        await work(source, results, bar)
+
+    with Bar() as bar:
+        try:
+            asyncio.run(run(bar))
+            finished = True
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            finished = False
+    if bar.progress is not None:
+        click.echo(summary(bar.progress, bar.seconds), err=True)
+    return finished
+
+
+def summary(progress: Progress, seconds: float) -> str:
+    """A line about a run."""
+    own = progress.done - progress.before
+    prompt = f"prompts: {counted(progress.prompt_tokens, 'token')}"
+    if progress.cached_tokens:
+        prompt += f", {progress.cached_tokens / progress.prompt_tokens:.0%} from the prefix cache"
+    parts = [
+        f"answered {own} of {counted(progress.total, 'request')}",
+        progress.before and f"{progress.before} were answered before",
+        progress.failed and f"{progress.failed} with an error",
+        prompt,
+        f"answers: {counted(progress.tokens, 'token')}, {progress.tokens / max(seconds, 1e-9):.1f} tokens/s",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+class Bar:
+    """How far a batch is: a bar on stderr if it is a terminal, otherwise nothing.
+
+    Attributes:
+        progress: what was reported last.
+        seconds: since the first report.
+    """
+
+    def __init__(self) -> None:
+        self.opening = Bars()
+        self.progress: Progress | None = None
+        self._display: Any = None
+        self._start = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._start
+
+    def __call__(self, progress: Progress) -> None:
+        if self.progress is None:
+            self.opening.close()
+            self.progress, self._start = progress, time.perf_counter()
+            if sys.stderr is not None and sys.stderr.isatty():
+                self._display = self._shown(progress)
+        if self._display is not None:
+            speed = f"{progress.tokens / max(self.seconds, 1e-9):.0f} tokens/s"
+            self._display.update(0, completed=progress.done, speed=speed, failed=_failed(progress))
+
+    def _shown(self, progress: Progress) -> Any:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Display
+
+        texts = TextColumn("{task.fields[speed]}"), TextColumn("{task.fields[failed]}")
+        columns = TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), *texts
+        display = Display(*columns, console=Console(file=sys.stderr), transient=True, redirect_stdout=False)
+        display.add_task("", total=progress.total, completed=progress.before, speed="", failed="")
+        display.start()
+        return display
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.opening.close()
+        if self._display is not None:
+            self._display.stop()
+
+
+def _failed(progress: Progress) -> str:
+    return f"{progress.failed} with an error" if progress.failed else ""

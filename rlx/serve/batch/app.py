@@ -1,0 +1,40 @@
+"""What answers the requests of a batch: the application of the server, called in this process.
+
+Serve stage, after the application. So a request in a file gets what it would get over HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from rlx.serve.app import create_app
+from rlx.serve.asgi import call
+from rlx.serve.batch.run import Answering
+from rlx.serve.batch.source import BatchRequest
+from rlx.serve.model import ServedModel
+from rlx.serve.options import ServerOptions
+
+if TYPE_CHECKING:
+    from rlx.runners import CachedRunner
+
+AHEAD = 2
+"""Requests with the engine for each slot: while one is computed the next one is tokenized."""
+
+
+@asynccontextmanager
+async def answering_with(runner: CachedRunner, names: Sequence[str]) -> AsyncIterator[Answering]:
+    """What answers requests with a runner.
+
+    Args:
+        names: of the model, in requests; the first one is that in answers.
+    """
+    options = ServerOptions()
+    app = create_app(ServedModel(runner, names[0], names[1:]), options)
+
+    async def answer(request: BatchRequest, request_id: str) -> tuple[int, Any]:
+        return await call(app, request.url, request.body, [("x-request-id", request_id)])
+
+    async with app.router.lifespan_context(app):
+        yield answer
