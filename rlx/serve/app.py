@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 import rlx
 from rlx.errors import RlxError
+from rlx.serve import page
 from rlx.serve.errors import ApiError, api_error, shape_of
 from rlx.serve.model import ServedModel, in_thread
 from rlx.serve.openai import chat, models
@@ -76,7 +77,7 @@ Router = Callable[[Server], APIRouter]
 #: What makes the routers. Their paths are there with and without the prefix /v1.
 VERSIONED: tuple[Router, ...] = (models.router, chat.router)
 #: Routers whose paths have no such prefix.
-UNVERSIONED: tuple[Router, ...] = ()
+UNVERSIONED: tuple[Router, ...] = (page.router,)
 
 
 def create_app(model: ServedModel | Loader, options: ServerOptions | None = None) -> FastAPI:

@@ -1,0 +1,115 @@
+"""A server that says what a test tells it to, for the chat page: slow, broken, hostile and refused answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from rlx.serve import page
+from rlx.serve.options import ServerOptions
+
+#: An item of an answer that ends the connection without a goodbye.
+BREAK = object()
+
+
+class Gate(threading.Event):
+    """An item of an answer that waits until the test opens it."""
+
+
+class Double:
+    """The application, what it was asked, and what it will say.
+
+    Attributes:
+        requests: the bodies of the chat requests so far.
+        answers: what comes next, an item a request: a list of pieces (a text, a delta, a `Gate`, `BREAK`), or
+            (status, error, headers). The last one is repeated.
+        gone: how many clients went away before their answer was complete.
+    """
+
+    def __init__(self) -> None:
+        self.app = FastAPI()
+        self.app.include_router(page.router(SimpleNamespace(options=ServerOptions())))  # type: ignore[arg-type]
+        self.app.get("/v1/models")(self._models)
+        self.app.get("/props")(self._props)
+        self.app.post("/v1/chat/completions")(self._chat)
+        self.reset()
+
+    def reset(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.answers: list[Any] = [["Hello."]]
+        self.model, self.key, self.context, self.gone = "double", "", 4096, 0
+        self.props: dict[str, Any] = {
+            "default_generation_settings": {"n_ctx": 4096, "params": {"temperature": 0.7, "top_k": 20, "top_p": 0.95}},
+            "modalities": {"vision": True},
+            "chat_template": "{% if enable_thinking %}<think>{% endif %}",
+        }
+
+    def _refused(self, request: Request) -> Response | None:
+        if not self.key or request.headers.get("authorization") == f"Bearer {self.key}":
+            return None
+        return error(401, "a valid API key is missing")
+
+    async def _models(self, request: Request) -> Response:
+        entry = {"id": self.model, "object": "model", "max_model_len": self.context}
+        return self._refused(request) or JSONResponse({"object": "list", "data": [entry]})
+
+    async def _props(self, request: Request) -> Response:
+        return self._refused(request) or JSONResponse(self.props)
+
+    async def _chat(self, request: Request) -> Response:
+        if refused := self._refused(request):
+            return refused
+        self.requests.append(await request.json())
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, tuple):
+            return error(*answer)
+        return StreamingResponse(self._stream(answer), media_type="text/event-stream")
+
+    async def _stream(self, pieces: list[Any]) -> AsyncIterator[bytes]:
+        yield chunk({"role": "assistant", "content": ""})
+        finish, count = "stop", 0
+        try:
+            for piece in pieces:
+                if isinstance(piece, Gate):
+                    while not piece.is_set():
+                        await asyncio.sleep(0.01)
+                elif piece is BREAK:
+                    raise ConnectionResetError
+                elif isinstance(piece, dict) and "finish" in piece:
+                    finish = piece["finish"]
+                else:
+                    count += 1
+                    yield chunk({"content": piece} if isinstance(piece, str) else piece)
+        except asyncio.CancelledError:
+            self.gone += 1
+            raise
+        yield chunk({}, finish)
+        usage = {"prompt_tokens": 312, "completion_tokens": count, "prompt_tokens_details": {"cached_tokens": 256}}
+        timings = {
+            "cache_n": 256,
+            "prompt_n": 56,
+            "prompt_ms": 80.0,
+            "prompt_per_second": 700.0,
+            "predicted_n": max(count, 2),
+            "predicted_ms": 100.0,
+            "predicted_per_second": 41.5,
+        }
+        yield f"data: {json.dumps({'choices': [], 'usage': usage, 'timings': timings})}\n\n".encode()
+        yield b"data: [DONE]\n\n"
+
+
+def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return f"data: {json.dumps({'model': 'double', 'choices': [choice]}, ensure_ascii=False)}\n\n".encode()
+
+
+def error(status: int, message: str | dict[str, Any], headers: dict[str, str] | None = None) -> Response:
+    inner = message if isinstance(message, dict) else {"message": message, "type": "x", "param": None, "code": None}
+    return JSONResponse({"error": inner}, status, headers)
