@@ -21,7 +21,7 @@ from rlx.backends.cpu.layouts import BLOCK_ROWS, PACKINGS
 from rlx.backends.cpu.target import Target
 from rlx.cli.main import cli
 from rlx.ir import ops
-from rlx.ir.dtypes import BF16, DTYPES, F16, Q8A, DType
+from rlx.ir.dtypes import BF16, DTYPES, Q8A, DType
 from rlx.models import SUPPORTED
 from rlx.models.architectures import ARCHITECTURES, Architecture
 from rlx.models.config import Layer
@@ -339,7 +339,7 @@ def format_row(dtype: DType) -> list[str]:
     file, memory = 8 * dtype.nbytes / dtype.block, 8 * packing.nbytes / BLOCK_ROWS / packing.superblock
     in_file = "8 and the scales" if dtype.ggml is None else f"{file:.6g}"
     number = "none" if dtype.ggml is None else str(dtype.ggml)
-    plain = "bf16, or float32" if dtype in (BF16, F16) else "float32"
+    plain = "bf16, or float32" if dtype is BF16 else "float32"
     return [dtype.name.upper(), number, in_file, f"{memory:.6g}", "int8" if dtype.has_integer_codes else plain]
 
 

@@ -16,8 +16,8 @@ row and need many rows to pay. So on a target with tiles the choice depends on t
 
 **bf16 and f16 weights.** Whether rounding their activations to bf16 does harm depends on the model, so the model says
 for each linear if it is allowed (the attribute `bf16`; this pass removes it, and the operand's dtype says what was
-chosen). f16 weights are rounded to bf16 where they are multiplied. Most come from a checkpoint in bf16, and then lose
-nothing. Others lose three bits, a quarter of what Q8_0 loses.
+chosen). f16 weights are rounded to bf16 where they are multiplied, and lose three bits unless they were made from bf16:
+only vision towers allow it.
 
 **Attention** multiplies bf16 over 16-bit caches, and over plain keys and values, if the target has bf16 dot products.
 Keys and values in caches then lose at most three bits. Attention keeps f32 if every linear does, as with f32 weights,

@@ -147,7 +147,7 @@ def test_the_engine_runs_ahead_by_a_bounded_number_of_tokens(loop: EngineLoop) -
 
 
 def test_after_a_long_turn_the_caller_drives_again(loop: EngineLoop) -> None:
-    """The loop's thread computes the first turn, whose time nobody knows yet, and hands over to the thread that waits."""
+    """The thread of the loop computes the first turn, whose time nobody knows, and hands over to the one that waits."""
     engine, threads = loop._engine, list[threading.Thread]()
     step = engine.step
 
