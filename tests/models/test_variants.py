@@ -79,6 +79,6 @@ def test_equal_components_are_a_position(model: tuple[Graph, dict[str, np.ndarra
 
 
 def test_no_linear_rounds_f16_weights(model: tuple[Graph, dict[str, np.ndarray]]) -> None:
-    """The family tolerates activations in bf16; with rounded weights its golden logits err ten times as much."""
+    """The family tolerates bf16, but its golden logits then err ten times as much."""
     linears = [node for node in model[0].nodes() if node.op == "linear"]
     assert "f16" in {str(node.inputs[1].dtype) for node in linears} and not any(node["bf16"] for node in linears)
