@@ -68,8 +68,8 @@ def width(x: Node) -> int:
 def _bf16(model: Model, weight: Node) -> bool:
     """Whether a product may round to bf16.
 
-    Not over f16 weights: who chooses such a file wants its precision, and with bf16 the logits of the golden checkpoints
-    of Gemma 2 and 3 err 12 and 22 times as much. Vision towers, with ten times the arithmetic of a prompt, take that.
+    Not over f16 weights: who chooses such a file wants its precision, and with bf16 the golden logits of Gemma 2 and 3
+    err 22 and 12 times as much. Vision towers, with ten times the arithmetic of a prompt, take that.
     """
     return model.config.bf16 and weight.dtype is not F16
 
