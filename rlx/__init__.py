@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         DeadlineError,
         DownloadError,
         GgufError,
+        GrammarError,
         GraphError,
         ImageError,
         IrSyntaxError,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         WeightError,
     )
+    from rlx.grammar.grammar import Grammar
     from rlx.ir import dtypes, ops
     from rlx.ir.dims import CTX, PAST_SEQ, SEQ, Dim
     from rlx.ir.graph import Graph
@@ -100,6 +102,7 @@ _HOME = {
     "Prompt": "rlx.prompt",
     "GemmaGenerator": "rlx.runners.generator.token_generator",
     "GemmaRunner": "rlx.runners",
+    "Grammar": "rlx.grammar.grammar",
     "Llama32Runner": "rlx.runners",
     "LmRunner": "rlx.runners",
     "Qwen3Runner": "rlx.runners",
@@ -157,6 +160,8 @@ __all__ = [
     "GemmaRunner",
     "Generation",
     "GgufError",
+    "Grammar",
+    "GrammarError",
     "Graph",
     "GraphError",
     "Handle",

@@ -156,6 +156,10 @@ class SamplingError(RlxError):
     """A sampling option is out of its range."""
 
 
+class GrammarError(RlxError):
+    """A grammar or a JSON schema cannot be used: it is malformed or too large, or a package is missing."""
+
+
 class NumericalError(RlxError):
     """Logits are NaN or infinite."""
 

@@ -31,7 +31,7 @@ LAYERS = [
     {"runtime"},
     {"models", "weights", "text", "demo"},
     {"vision", "audio"},
-    {"sampling", "prompt"},
+    {"sampling", "grammar", "prompt"},
     {"runners", "export"},
     {""},
     {"serve"},

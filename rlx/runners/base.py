@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from rlx.backends import Device
 from rlx.errors import ArgumentError, MultimodalError, PromptError, TokenizerError
+from rlx.grammar.compiler import GrammarCompiler
 from rlx.runners.generation.context import Context, PromptLike
 from rlx.runners.generation.output import Generation, Logits, Output, log_probs
 from rlx.runners.generation.request import Request
@@ -257,7 +258,7 @@ class LmRunner(ABC):
             ArgumentError, NumericalError, BusyError: as `generate`.
         """
         opts, bell, plans = self._sampling(sample), Bell(), []
-        for i, context in enumerate(self._contexts(prompts)):
+        for i, context in enumerate(_contexts(self, prompts)):
             own = _with_own_seed(opts, i)
             request = Request(context, n_new, own, stop_at_eog, stop, min_tokens, top_logprobs=top_logprobs)
             watch = partial(on_token, i) if on_token else None
@@ -271,13 +272,6 @@ class LmRunner(ABC):
             for handle in handles:
                 handle.abort()
         return [handle.result() for handle in handles]
-
-    def _contexts(self, prompts: Sequence[PromptLike]) -> list[Context]:
-        if not isinstance(prompts, Sequence | np.ndarray):
-            raise PromptError(f"expected several prompts, found a {type(prompts).__name__}", where="generate_batch")
-        if not len(prompts):
-            raise PromptError("there are no prompts", where="generate_batch", hint="give at least one")
-        return [self.checked_prompt(ids, f"prompt {i}") for i, ids in enumerate(prompts)]
 
     @property
     def recommended_sample(self) -> SampleOpts | None:
@@ -327,7 +321,9 @@ class LmRunner(ABC):
             pieces=pieces,
             keep=request.keep_ids,
         )
-        sampler = Sampler(self._sampling(request.sample), context.text_ids, tokenizer)
+        compiled = None if request.grammar is None else self.grammars.compile(request.grammar)
+        constraint = None if compiled is None else compiled.constraint(stopping.stop_ids)
+        sampler = Sampler(self._sampling(request.sample), context.text_ids, tokenizer, constraint)
         alternatives = checked_count("top_logprobs", request.top_logprobs)
         speculative = self._speculative if request.speculative is None and drafts else request.speculative
         job = Job(
@@ -344,9 +340,15 @@ class LmRunner(ABC):
             seconds=request.seconds(),
             embeddings=self._embeddings(request, context),
             images=context.images,
+            constraint=constraint,
         )
         job.ended = stopping.reason is not None  # nothing is to be computed
         return job, Output(stopping, tokenizer, alternatives is not None, alternatives or 0)
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Makes grammars ready for this model. `grammars.compile(grammar)` ahead of a request saves it the time."""
+        return GrammarCompiler(lambda: self.tokenizer, self.vocab_size)
 
     def _start(self, plan: Plan, *, keeps: bool = False) -> Handle:
         """Hands over a request; `keeps`: its sequence becomes the session."""
@@ -455,6 +457,15 @@ def checked_ids(runner: LmRunner, ids: Sequence[Any]) -> frozenset[int]:
             what = f"{token!r} is no id of the vocabulary of {runner.vocab_size} tokens"
             raise ArgumentError(what, where="stop_ids")
     return frozenset(ids)
+
+
+def _contexts(runner: LmRunner, prompts: Sequence[PromptLike]) -> list[Context]:
+    """Several checked prompts."""
+    if not isinstance(prompts, Sequence | np.ndarray):
+        raise PromptError(f"expected several prompts, found a {type(prompts).__name__}", where="generate_batch")
+    if not len(prompts):
+        raise PromptError("there are no prompts", where="generate_batch", hint="give at least one")
+    return [runner.checked_prompt(ids, f"prompt {i}") for i, ids in enumerate(prompts)]
 
 
 def _with_own_seed(opts: SampleOpts, number: int) -> SampleOpts:

@@ -39,11 +39,16 @@ class Session:
 
     Attributes:
         sequence: the tokens in the cache.
-        length: how many of them belong to the session; the loop may not have dropped the others yet.
+        longest: how many of them belong to the session; the loop may not have dropped the others yet.
     """
 
     sequence: Sequence
-    length: int
+    longest: int
+
+    @property
+    def length(self) -> int:
+        """Number of tokens in the session. Tokens that a grammar forced at the end of an answer are not computed."""
+        return min(self.longest, len(self.sequence))
 
 
 class SessionRunner(MultimodalRunner):
@@ -125,7 +130,7 @@ class SessionRunner(MultimodalRunner):
                 raise
             finally:
                 self._loop.keep(sequence)
-            session.length += 1
+            session.longest = past + 1
             return found
 
         return self._loop.call(work)

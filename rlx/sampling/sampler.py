@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from rlx.errors import NumericalError, SamplingError
 from rlx.sampling.filters import Floats, Logits, filters_of, tempered, weights, xtc_excluded
+from rlx.sampling.masks import Constraint, masked
 from rlx.sampling.mirostat import Mirostat
 from rlx.sampling.options import SampleOpts
 from rlx.sampling.penalties import Dry, add_bias, penalize
@@ -38,18 +39,23 @@ class Sampler:
         opts: the options.
         history: tokens before the first draw (the prompt), for the penalties and DRY.
         tokenizer: called for the tokenizer if DRY has sequence breakers that are texts.
+        constraint: what the tokens may be. Its mask comes before bias and penalties, so that nothing else can be drawn.
 
     Raises:
         SamplingError: `opts` is no `SampleOpts`, or it needs a tokenizer and there is none.
     """
 
     def __init__(
-        self, opts: SampleOpts, history: Iterable[int] = (), tokenizer: Callable[[], Tokenizer] | None = None
+        self,
+        opts: SampleOpts,
+        history: Iterable[int] = (),
+        tokenizer: Callable[[], Tokenizer] | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         if not isinstance(opts, SampleOpts):
             hint = "SampleOpts.greedy() is the default"  # type: ignore[unreachable]
             raise SamplingError(f"found {opts!r}, expected a SampleOpts", where="sample", hint=hint)
-        self.opts = opts
+        self.opts, self._constraint = opts, constraint
         self._filters = filters_of(opts)
         self._mirostat = Mirostat(opts.mirostat_tau, opts.mirostat_eta) if opts.mirostat else None
         self._dry = Dry(opts, tokenizer) if opts.dry_multiplier else None
@@ -67,20 +73,24 @@ class Sampler:
 
         Raises:
             NumericalError: a logit is NaN or +inf, or all are -inf. A single -inf excludes its token.
-            SamplingError: bias and `banned` leave no token, or name one outside the vocabulary.
+            SamplingError: bias, `banned` and the mask leave no token, or name one outside the vocabulary.
+            GrammarError: the grammar is too complex at this place of the text.
         """
         token = self._likeliest(logits, banned) if self.opts.is_greedy else self._draw(logits, banned)
         self.accept(token)
         return token
 
     def accept(self, token: int) -> None:
-        """Appends `token` to the history as if it had been drawn: for callers of `distribution`, and for drafts.
+        """Appends `token` to the history as if it had been drawn: for callers of `distribution`, and for tokens that a
+        grammar forces.
 
         With Mirostat this also updates the bound, by the surprise of `token` in the last distribution computed.
         """
         self._recent.append(token)
         if self._mirostat:
             self._mirostat.accept(token)
+        if self._constraint is not None:
+            self._constraint.accept(token)
 
     def distribution(self, logits: Logits, banned: Collection[int] = ()) -> tuple[Ids, Floats]:
         """Ids, ascending, and their probabilities in the next draw (float64, sum 1). Nothing is drawn.
@@ -98,6 +108,7 @@ class Sampler:
         other.opts, other._filters, other._dry = self.opts, self._filters, self._dry
         other._random, other._recent = deepcopy(self._random), self._recent.copy()
         other._mirostat = self._mirostat.copy() if self._mirostat else None
+        other._constraint = self._constraint.copy() if self._constraint is not None else None
         return other
 
     def _likeliest(self, logits: Logits, banned: Collection[int]) -> int:
@@ -144,8 +155,10 @@ class Sampler:
         return ids, values
 
     def _changed(self, logits: Logits, banned: Collection[int]) -> Logits:
-        """The logits after bias, penalties and DRY; the same array if none of them applies."""
+        """The logits after mask, bias, penalties and DRY; the same array if none of them applies."""
         opts = self.opts
+        if self._constraint is not None and (words := self._constraint.mask()) is not None:
+            logits = masked(logits, words)
         if not (opts.logit_bias or banned or self._recent):
             return logits
         values = logits.astype(np.float64)
@@ -176,7 +189,7 @@ def _check_top(top: Any, logits: Logits) -> None:
     if isfinite(top):
         return
     if top == -np.inf and isfinite(logits.max()):
-        hint = "ban fewer tokens: logit_bias of -inf and min_tokens do"
+        hint = "ban fewer tokens: logit_bias of -inf and min_tokens do, also under a grammar"
         raise SamplingError("bias and bans exclude every token", where="sampling", hint=hint)
     raise NumericalError(
         f"the largest logit is {top}", where="sampling",

@@ -185,6 +185,7 @@ class ServedModel:
             timeout=spec.timeout,
             stop_ids=spec.stop_ids,
             keep_ids=spec.keep_ids,
+            grammar=spec.grammar,
         )
         return Together(self.runner, [replace(request, sample=_own(spec.sample, i)) for i in range(spec.n)])
 

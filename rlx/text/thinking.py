@@ -46,6 +46,10 @@ class ThinkingTags:
         """Whether a prompt ends inside the reasoning."""
         return tokenizer.decode(prompt[-_TAIL:]).rstrip().endswith(self.begin)
 
+    def is_closed(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> bool:
+        """Whether a prompt ends behind the reasoning, so that the answer has none."""
+        return tokenizer.decode(prompt[-_TAIL:]).rstrip().endswith(self.end)
+
 
 class ThinkingSplitter:
     """Splits the text of an answer, piece by piece, into reasoning and answer.

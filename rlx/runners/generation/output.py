@@ -107,10 +107,15 @@ class Output:
     logprobs: bool = False
     alternatives: int = 0
 
-    def step(self, token: int, logits: Logits | None) -> Step:
-        """The step of the next token, which was chosen from these logits, float32[vocab]; None without logprobs."""
+    def step(self, token: int, logits: Logits | None, is_complete: bool = False) -> Step:
+        """The step of the next token.
+
+        Args:
+            logits: those that it was chosen from, float32[vocab]; None without logprobs.
+            is_complete: whether a grammar lets nothing follow.
+        """
         stopping = self.stopping
-        stopping.push(token)
+        stopping.push(token, is_complete)
         if logits is None:
             return Step(token, None, stopping.reason, stopping.piece)
         logprob = float(log_probs(logits[None], [token])[0])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlx.errors import ArgumentError
+from rlx.grammar.grammar import Grammar
 from rlx.runners.generation.context import PromptLike
 from rlx.sampling.options import Sample
 
@@ -35,6 +36,7 @@ class Request:
         embeds: numbers [len(ids), hidden] in place of the embeddings of `ids`.
         attn_bias: with `embeds`: numbers [len(ids), len(ids)] or [heads, len(ids), len(ids)] in place of the causal
             mask.
+        grammar: what the text must look like. Stop ids are chosen only where it is complete.
         stop_ids: further token ids that end it, also without `stop_at_eog`.
         keep_ids: control tokens that are not left out of texts.
     """
@@ -51,6 +53,7 @@ class Request:
     timeout: float | None = None
     embeds: Any = None
     attn_bias: Any = None
+    grammar: Grammar | None = None
     stop_ids: Sequence[int] = ()
     keep_ids: Set[int] = frozenset()
 

@@ -31,6 +31,8 @@ class FinishReason(StrEnum):
     """The model generated one of the stop ids."""
     STOP_STRING = "stop_string"
     """The text contains one of the stop strings."""
+    GRAMMAR = "grammar"
+    """The text is complete by its grammar, and nothing may follow."""
     CALLBACK = "callback"
     """`on_token` returned False."""
     LENGTH = "length"
@@ -122,11 +124,16 @@ class Stopping:
         """
         return self._answer.text if self._answer else None
 
-    def push(self, token: int) -> FinishReason | None:
-        """Adds one token; returns the finish reason if it is the last one."""
+    def push(self, token: int, is_complete: bool = False) -> FinishReason | None:
+        """Adds one token; returns the finish reason if it is the last one.
+
+        Args:
+            is_complete: whether a grammar lets nothing follow.
+        """
         self.count, self.piece = self.count + 1, ""
         halted = says_stop(self._on_token, token)
-        self.reason = self._said(token) or (FinishReason.CALLBACK if halted else self._full())
+        found = FinishReason.GRAMMAR if is_complete else FinishReason.CALLBACK if halted else self._full()
+        self.reason = self._said(token) or found
         if self._answer and self.reason is not None:
             self.piece += self._answer.finish()
         return self.reason

@@ -214,24 +214,31 @@ class JobExecutor:
         return bool(found)
 
     def _step(self, jobs: list[Job]) -> None:
-        """One token of each job, or several where drafts are right."""
-        segments = {}
+        """One token of each job, or several where drafts are right or a grammar has forced some."""
+        segments, forced = {}, [job for job in jobs if job.has_forced]
         for job, drafts in zip(jobs, self._drafts(jobs), strict=True):
             tokens = [job.tokens[-1], *drafts]
             segments[job] = Segment(job.sequence, tokens, "all" if drafts else "last", drafts=bool(drafts))
+        for job in forced:
+            segments[job] = _forced_rows(job, self.scheduler.budget(len(jobs) > 1) // len(forced))
         start = self._clock()
         found = self._compute(segments)
-        if found:
+        if found and not forced:
             self.scheduler.cost.observe(sum(len(segments[job].tokens) for job in found), self._clock() - start)
         for job, logits in found.items():
-            self._accept(job, segments[job].tokens[1:], _rows(logits))
+            if logits is not None:
+                self._accept(job, segments[job].tokens[1:] if segments[job].logits == "all" else (), _rows(logits))
 
     def _drafts(self, jobs: list[Job]) -> list[list[int]]:
         """The drafts of each job that pay in a step of all of them."""
         if not any(job.drafts for job in jobs):
             return [[]] * len(jobs)
         most = self._engine.most_rows - 1
-        chances = [job.drafts.chances(job.tokens, min(job.left - 1, most)) if job.drafts else () for job in jobs]
+        drafting = [job.drafts and not job.has_forced for job in jobs]  # drafts begin after computed tokens
+        chances = [
+            job.drafts.chances(job.tokens, min(job.left - 1, most)) if job.drafts and may else ()
+            for job, may in zip(jobs, drafting, strict=True)
+        ]
         if not any(chances):
             return [[] for _ in jobs]
         self.scheduler.cost.update()
@@ -241,11 +248,11 @@ class JobExecutor:
 
     def _accept(self, job: Job, drafts: Sequence[int], rows: Logits) -> None:
         """Chooses a token from each row as long as the draft before it was right; drops the rows after that."""
-        start, is_first = len(job.sequence) - len(rows), not job.tokens
+        start, is_first, are_drafts = len(job.sequence) - len(rows), not job.tokens, not job.forced
         for at, row in enumerate(rows):
             where = job.label or ("prefill" if is_first else f"position {start + at}")
             try:
-                token = job.sampler.sample(check_finite(row, where), job.banned)
+                token = job.choose(check_finite(row, where))
             except BaseException as error:
                 self._end(job, error, start + at)
                 return
@@ -256,8 +263,13 @@ class JobExecutor:
         if at + 1 < len(rows):
             job.rewind(start + at + 1)
         if job.drafts and not is_first:
-            job.drafts.verified(len(drafts), at)
-        self._add(job, token, row)
+            job.drafts.verified(len(drafts), at) if are_drafts else job.drafts.verified(0, 0)
+        is_over = self._add(job, token, row)
+        try:
+            while not is_over and job.is_forced() and not job.with_logits:
+                is_over = self._add(job, job.take_forced(), None)
+        except BaseException as error:
+            self._end(job, error)
 
     def _add(self, job: Job, token: int, row: Logits | None) -> bool:
         """Adds a token; returns whether it was the last one. The job is then over."""
@@ -461,3 +473,12 @@ def _rows(logits: Logits | None) -> Logits:
     """Logits of a segment as [rows, vocab]."""
     assert logits is not None, "the segment asked for some"
     return logits[None] if logits.ndim == 1 else logits
+
+
+def _forced_rows(job: Job, most: int) -> Segment:
+    """The next rows of a job that has more tokens than its sequence, or whose next tokens wait for their logits."""
+    most = max(1, most)
+    if job.with_logits:
+        return Segment(job.sequence, [job.tokens[-1], *job.forced][: min(most, job.left)], "all")
+    tokens = job.uncomputed
+    return Segment(job.sequence, tokens[:most], "last" if len(tokens) <= most else "none")

@@ -87,8 +87,8 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
         self._loop.wait(job.bell, lambda: job.ended or self._ended)
         tokens = job.tokens[: job.stopped_at]
         if not self._ended:
-            for token in tokens:
-                stopping.push(token)
+            for at, token in enumerate(tokens):
+                stopping.push(token, job.complete_at == at + 1)
             self._end(len(tokens), job.error)
         if self._error is not None:
             raise self._error
@@ -168,7 +168,8 @@ class Handle(AbstractContextManager["Handle", None], AbstractAsyncContextManager
         job, output, at = self._job, self._output, len(self._steps)
         if at < len(job.tokens):
             try:
-                step = output.step(job.tokens[at], job.rows.popleft() if job.with_logits else None)
+                row = job.rows.popleft() if job.with_logits else None
+                step = output.step(job.tokens[at], row, job.complete_at == at + 1)
             except BaseException as error:  # of a callback, or an interrupt
                 self._end(at + 1, error)
                 raise

@@ -20,6 +20,7 @@ from rlx.runners.serving.request_stats import JobRecord
 from rlx.runners.speculation.drafts import Drafts
 from rlx.runtime.prefix import Keys
 from rlx.runtime.prompt_embeddings import keys_of
+from rlx.sampling.masks import Constraint
 
 Logits = npt.NDArray[np.float32]
 
@@ -38,6 +39,8 @@ class Chooser(Protocol):
     """Chooses the next token from logits; `rlx.sampling.Sampler` does."""
 
     def sample(self, logits: Logits, banned: Collection[int] = ()) -> int: ...
+
+    def accept(self, token: int) -> None: ...
 
 
 class Images(Protocol):
@@ -70,12 +73,15 @@ class Job:
         replaces: a sequence that nobody needs any more once the job starts; it is closed before.
         label: names the job in errors; its position by default.
         bell: rings when there is something new for the consumer; several jobs may share one.
+        constraint: what the tokens may be; the sampler applies it.
 
     Attributes:
         number: the order of arrival.
         sequence: the tokens in the cache; None before the job starts. Written by the loop.
         tokens: the tokens so far. Written by the loop.
         rows: logits of the tokens that the consumer has not taken yet. The loop appends, the consumer pops.
+        forced: tokens that must come next by the grammar. Written by the loop.
+        complete_at: number of tokens of an answer that the grammar has ended, or None. Written by the loop.
         ended, error: whether there will be no more tokens, and why not if it is an error. Written by the loop.
         branches: where prompts that wait for this one part from it. Written by the loop.
         drafts: makes drafts of its next tokens, if it has any. Written by the loop.
@@ -108,6 +114,7 @@ class Job:
         replaces: Any = None,
         label: str | None = None,
         bell: Bell | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         self.prompt, self.sampler, self.limit = list(prompt), sampler, limit
         self.stop_ids, self.min_tokens = frozenset(stop_ids), min_tokens
@@ -118,6 +125,8 @@ class Job:
         self.sequence: Any = None
         self.drafts: Drafts | None = None
         self.branches: set[int] = set()
+        self.constraint, self.complete_at = constraint, None if constraint is None or not constraint.is_over else 0
+        self.forced: deque[int] = deque()
         self.tokens: list[int] = []
         self.rows: deque[Logits] = deque()
         self.entered = self.ended = self.held = self.paused = False
@@ -171,14 +180,46 @@ class Job:
 
         If the consumer looks at each token it may stop at any of them: the sequence has to be able to go back.
         """
-        if not self.is_greedy or self.with_logits or self.banned:
+        if not self.is_greedy or self.with_logits or self.banned or self.constraint is not None:
             return False
         return not (self.watched and (self.drafts or self.sequence.recurrent))
 
+    def choose(self, logits: Logits) -> int:
+        """The next token, for these logits, float32[vocab]."""
+        return self.take_forced() if self.is_forced() else self.sampler.sample(logits, self.banned)
+
+    def is_forced(self) -> bool:
+        """Whether the next token must be `forced[0]`, whatever its logits are."""
+        if self.constraint is None:
+            return False
+        if not self.forced:
+            self.forced.extend(self.constraint.forced())
+        return bool(self.forced)
+
+    def take_forced(self) -> int:
+        """The next token, which the grammar has forced."""
+        token = self.forced.popleft()
+        self.sampler.accept(token)
+        return token
+
+    @property
+    def uncomputed(self) -> list[int]:
+        """The tokens that the sequence does not contain yet; the last one, unless a grammar has forced some."""
+        return self.tokens[len(self.sequence) - len(self.prompt) :]
+
+    @property
+    def has_forced(self) -> bool:
+        """Whether a step computes rows of tokens that the grammar has forced."""
+        if self.constraint is None:
+            return False
+        return bool(self.forced) or len(self.prompt) + len(self.tokens) > len(self.sequence) + 1
+
     def is_last(self, token: int) -> bool:
-        """Whether the job ends with this token."""
+        """Whether the job ends with this token, which the sampler has chosen or accepted."""
         count = len(self.tokens) + 1
-        return count >= self.limit or (token in self.stop_ids and count > self.min_tokens)
+        if count >= self.limit or (token in self.stop_ids and count > self.min_tokens):
+            return True
+        return self.constraint is not None and self.constraint.is_over
 
     def encode(self, fail: Callable[[Job, BaseException], object]) -> Generator[None, None, None]:
         """For a task: encodes the images, unless the job ends before.
@@ -202,6 +243,8 @@ class Job:
     def add(self, token: int, row: Logits | None = None) -> bool:
         """Adds a token and a copy of its logits; returns whether it is the last one. The caller rings the bell."""
         last = self.is_last(token)
+        if last and self.constraint is not None and self.constraint.is_over:
+            self.complete_at = len(self.tokens) + 1  # before the token: whoever sees the token finds it
         if row is not None and self.with_logits:
             self.rows.append(row.copy())  # before the token: whoever sees the token finds its row
         self.tokens.append(token)

@@ -1,0 +1,12 @@
+"""Structured output: what the text of an answer must look like, and the state of one answer under it.
+
+Grammar stage, beside sampling: `Grammar` says what, `GrammarCompiler` makes it ready for one vocabulary, and a
+`Constraint` follows one answer and says which tokens may come next.
+"""
+
+from rlx.grammar.compiler import GrammarCompiler
+from rlx.grammar.constraint import Constraint
+from rlx.grammar.grammar import Grammar
+from rlx.grammar.thinking import after_thinking
+
+__all__ = ["Constraint", "Grammar", "GrammarCompiler", "after_thinking"]

@@ -1,0 +1,229 @@
+"""The state of one answer under a grammar: which tokens may come next, which must, and whether it is complete.
+
+Grammar stage, over llguidance. The sampler asks for `mask` and tells what it chose; the engine loop asks for `forced`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx.errors import GrammarError
+from rlx.grammar.package import grammar_error
+from rlx.grammar.vocabulary import Words, bits
+
+if TYPE_CHECKING:
+    from rlx.grammar.compiler import CompiledGrammar
+
+_GAP = 2  # tokens of white space between the thinking and the answer
+
+
+class _Part(Enum):
+    """The part of the answer that the next token belongs to."""
+
+    START = "start"  # thinking, or the answer
+    THINKING = "thinking"
+    FREE = "free text, in which a trigger may come"
+    GAP = "white space, or the answer"
+    ANSWER = "answer"
+
+
+class Constraint:
+    """What the tokens of one answer may be.
+
+        while not constraint.is_over:
+            token = choose(logits, constraint.mask())
+            constraint.accept(token)
+
+    Args:
+        compiled: the grammar.
+        stop_ids: tokens that end the answer, allowed where the grammar is satisfied.
+    """
+
+    def __init__(self, compiled: CompiledGrammar, stop_ids: frozenset[int] = frozenset()) -> None:
+        grammar, vocabulary = compiled.grammar, compiled.vocabulary
+        self._compiled, self._vocabulary, self._stop_ids = compiled, vocabulary, stop_ids
+        self._stops = bits(stop_ids, vocabulary.width) if stop_ids else None
+        end, begin, trigger = grammar.thinking_end, grammar.thinking_begin, grammar.trigger
+        self._end = compiled.marker(end, blank_after=trigger is None) if end else None
+        self._begin = compiled.marker(begin, blank_after=True) if end and begin else None
+        self._trigger = compiled.marker(trigger, blank_after=False) if trigger else None
+        self._repeats = grammar.repeats
+        self._matcher: Any = compiled.matcher.deep_copy()
+        self._text = b""  # the newest bytes of free text, or the beginning that may become thinking
+        self._gap = 0
+        self._follows = True  # at the start: whether the text so far is one that the grammar allows
+        self._has_stopped = False
+        self._known: Words | None = None
+        self._is_known = False
+        self._part = _Part.START if self._begin else _Part.THINKING if self._end else self._first
+        self._check()
+
+    @property
+    def _first(self) -> _Part:
+        return _Part.FREE if self._trigger else _Part.ANSWER
+
+    def copy(self) -> Constraint:
+        """A copy with the same state; the two go on independently."""
+        other = object.__new__(Constraint)
+        other.__dict__.update(self.__dict__)
+        other._matcher = self._matcher.deep_copy()
+        return other
+
+    # ---------------------------------------------------------------------------------------------- what may come
+
+    def mask(self) -> Words | None:
+        """The tokens that may come next, int32[words]: bit i % 32 of word i // 32 is that of id i. None: any.
+
+        Raises:
+            GrammarError: the grammar is too complex at this place of the text.
+        """
+        if not self._is_known:
+            self._known, self._is_known = self._allowed(), True
+        return self._known
+
+    def forced(self) -> list[int]:
+        """The tokens that must come next, whatever the model says; `[]` if there is a choice."""
+        if self._part is not _Part.ANSWER or self._has_stopped:
+            return []
+        width = self._vocabulary.width
+        found: list[int] = self._matcher.compute_ff_tokens()
+        return found[: next((at for at, token in enumerate(found) if token >= width), len(found))]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing may follow: the grammar is satisfied and does not go on, or a stop id came."""
+        if self._has_stopped:
+            return True
+        if self._part is not _Part.ANSWER or (self._trigger is not None and self._repeats):
+            return False
+        return self._is_complete()
+
+    def _is_complete(self) -> bool:
+        """Whether the grammar is satisfied and does not go on."""
+        if self._matcher.is_stopped():
+            return True
+        return bool(self._matcher.is_accepting()) and not self._by_grammar().any()
+
+    def _allowed(self) -> Words | None:
+        if self._part is _Part.THINKING or self._part is _Part.FREE:
+            return self._free()
+        if self._part is _Part.START:
+            assert self._begin is not None
+            if self._trigger is not None:
+                return self._free()
+            found = self._begin.continuing(len(self._text), self._vocabulary.pieces)
+            return found | self._in_answer() if self._follows else found
+        found = self._in_answer()
+        return found | self._vocabulary.blank if self._part is _Part.GAP else found
+
+    def _free(self) -> Words | None:
+        """What may come in free text: anything that does not reach beyond its marker."""
+        marker = self._end if self._part is _Part.THINKING else self._trigger
+        assert marker is not None
+        beyond = marker.beyond(self._text)
+        stops = self._stops if self._part is _Part.THINKING and self._trigger is None else None
+        if beyond is None and stops is None:
+            return None
+        found = self._vocabulary.everything.copy()
+        for excluded in (beyond, stops):
+            if excluded is not None:
+                found &= ~excluded
+        return found
+
+    def _in_answer(self) -> Words:
+        """What the grammar allows, and stop ids where it is satisfied."""
+        found = self._by_grammar()
+        if self._stops is not None and self._matcher.is_accepting():
+            found |= self._stops
+        return found
+
+    def _by_grammar(self) -> Words:
+        width = self._vocabulary.width
+        found = np.zeros(width // 32 + 1, np.int32)  # one id more: the end
+        self._matcher.unsafe_compute_mask_ptr(found.ctypes.data, found.nbytes)
+        self._check()
+        found[width // 32] &= ~np.int32(np.uint32(1 << width % 32).view(np.int32))
+        return found[: -(-width // 32)]
+
+    # ---------------------------------------------------------------------------------------------- what came
+
+    def accept(self, token: int) -> None:
+        """Goes on with a token.
+
+        Raises:
+            GrammarError: the grammar does not allow it.
+        """
+        piece, part = self._vocabulary.pieces[token], self._part
+        self._is_known = False
+        if part is _Part.START:
+            part = self._started(piece, token)
+        if part is _Part.THINKING or part is _Part.FREE:
+            self._read(token, piece)
+        elif part is _Part.GAP and not self._is_next(token) and self._is_blank(piece):
+            self._gap += 1
+            self._part = _Part.ANSWER if self._gap == _GAP else _Part.GAP
+        elif part is not _Part.START:
+            self._part = _Part.ANSWER
+            self._consume(token)
+
+    def _started(self, piece: bytes, token: int) -> _Part:
+        """At the start of an answer, which may begin with thinking: the part that a token belongs to.
+
+        START if it is one of the beginning, and there is nothing else to do.
+        """
+        assert self._begin is not None
+        text = self._text + piece
+        if piece and self._begin.data.startswith(text):
+            if self._trigger is None:
+                self._follows = self._follows and self._is_next(token)
+                if self._follows:
+                    self._consume(token)
+            self._text = text
+            if text == self._begin.data:
+                self._part, self._text, self._matcher = _Part.THINKING, b"", self._compiled.matcher.deep_copy()
+            return _Part.START
+        if not self._follows:
+            raise GrammarError(f"{piece!r} does not continue {self._begin.data!r}", where="grammar")
+        self._part = self._first
+        return self._first
+
+    def _read(self, token: int, piece: bytes) -> None:
+        """Goes on in free text."""
+        marker = self._end if self._part is _Part.THINKING else self._trigger
+        assert marker is not None
+        if token in self._stop_ids:
+            self._has_stopped = True
+        elif not marker.found(self._text, piece):
+            self._text = (self._text + piece)[-len(marker.data) :]
+        elif self._part is _Part.THINKING:
+            self._part, self._text = (_Part.FREE if self._trigger else _Part.GAP), b""
+        else:
+            self._part, self._matcher = _Part.ANSWER, self._compiled.matcher.deep_copy()
+
+    def _consume(self, token: int) -> None:
+        """Goes on in the answer."""
+        if token in self._stop_ids and not self._is_next(token):
+            if not self._matcher.is_accepting():
+                raise GrammarError(f"the answer is not complete, and token {token} would end it", where="grammar")
+            self._has_stopped = True
+            return
+        self._matcher.consume_token(token)
+        self._check()
+        if self._trigger is not None and self._repeats and self._is_complete():
+            self._part, self._text = _Part.FREE, b""
+
+    def _is_next(self, token: int) -> bool:
+        """Whether the grammar allows a token."""
+        return bool(self._matcher.validate_tokens([token]))
+
+    @staticmethod
+    def _is_blank(piece: bytes) -> bool:
+        return bool(piece) and not piece.strip(b" \t\r\n")
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            name = self._compiled.grammar.name
+            raise grammar_error(self._matcher.get_error(), name, self._compiled.grammar.kind == "json_schema")

@@ -1,0 +1,238 @@
+"""What the text of an answer must look like: a JSON schema, a regular expression, a choice or a grammar.
+
+Grammar stage. A `Grammar` knows no model; `compiler.py` makes it ready for a vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from rlx.errors import GrammarError
+from rlx.grammar.package import grammar_error, limits, llguidance
+
+Kind = Literal["json_schema", "regex", "lark"]
+
+MOST_CHARACTERS = 1 << 18  # of a grammar: the time to compile a schema grows with the square of its properties
+MOST_RULES = 1_000  # of a GBNF grammar: the time to translate it grows with their square
+_NO_TOKENIZER = "no tokenizer"
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What the text of an answer must look like. Make one with a method of the class.
+
+        grammar = Grammar.json_schema({"type": "object", "properties": {"age": {"type": "integer"}}})
+        print(runner.chat("How old is Bob, who was born in 1990, in 2020?", grammar=grammar).text)
+
+    Equal grammars are equal and have equal hashes.
+
+    Attributes:
+        kind: the language of `text`.
+        text: a JSON schema, a regular expression, or a grammar in Lark's syntax.
+        name: what the grammar is called in messages.
+        options: options of JSON schemas, as (name, value).
+        thinking_end: text after which it begins, if the model thinks before it answers.
+        thinking_begin: text that begins such thinking; None if the answer begins inside it.
+        trigger: text after which it begins, in free text; None for an answer that follows it from the beginning.
+        repeats: with `trigger`: whether free text may follow it, and the trigger again.
+    """
+
+    kind: Kind
+    text: str
+    name: str = "grammar"
+    options: tuple[tuple[str, bool], ...] = ()
+    thinking_end: str | None = None
+    thinking_begin: str | None = None
+    trigger: str | None = None
+    repeats: bool = True
+
+    # ---------------------------------------------------------------------------------------------- kinds
+
+    @classmethod
+    def json_object(cls) -> Grammar:
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"})
+
+    @classmethod
+    def json_schema(cls, schema: Any, *, lenient: bool = False, compact: bool = True) -> Grammar:
+        """JSON that a schema (JSON Schema, 2020-12 and before) allows.
+
+        Properties come in the order in which the schema has them.
+
+        Args:
+            schema: a mapping, its JSON text, True for any JSON value, or a class of pydantic models.
+            lenient: ignore keywords that cannot be enforced, such as `uniqueItems`; `warnings` names them. Otherwise
+                they are an error.
+            compact: no whitespace between the values. False allows any: a model may then write blanks without end.
+
+        Raises:
+            GrammarError: it is no JSON schema, too large, or has a keyword that cannot be enforced.
+        """
+        text = schema_text(schema)
+        options = (("lenient", bool(lenient)), ("whitespace_flexible", not compact))
+        return cls("json_schema", text, "json_schema", options)._checked()
+
+    @classmethod
+    def regex(cls, expression: str) -> Grammar:
+        """Text that matches a regular expression from its beginning to its end.
+
+        The syntax is that of Rust's crate `regex`: Perl's without look-around and back-references.
+
+        Raises:
+            GrammarError: it is no such expression.
+        """
+        return cls("regex", _checked_text(expression, "regex"), "regex")._checked()
+
+    @classmethod
+    def choice(cls, texts: Any) -> Grammar:
+        """One of several texts, which are in a list or tuple.
+
+        Raises:
+            GrammarError: there is none, or one is empty or no string.
+        """
+        if not isinstance(texts, list | tuple) or not texts:
+            raise GrammarError(f"expected a list of texts, found {texts!r}", where="choice", hint='give ["yes", "no"]')
+        for i, text in enumerate(texts):
+            if not isinstance(text, str) or not text:
+                raise GrammarError(f"expected a text that is not empty, found {text!r}", where=f"choice[{i}]")
+        return cls("lark", "start: " + " | ".join(map(json.dumps, texts)), "choice")._checked()
+
+    @classmethod
+    def lark(cls, text: str) -> Grammar:
+        """A context-free grammar in Lark's syntax, as llguidance extends it; it begins with the rule `start`.
+
+        `%json {...}` is a JSON schema, `<|name|>` a control token of the model.
+
+        Raises:
+            GrammarError: it is no such grammar, or too large.
+        """
+        return cls("lark", _checked_text(text, "grammar"))._checked()
+
+    @classmethod
+    def gbnf(cls, text: str) -> Grammar:
+        """A context-free grammar in the syntax of llama.cpp (GBNF); it begins with the rule `root`.
+
+        Raises:
+            GrammarError: it is no such grammar, or too large.
+        """
+        _checked_text(text, "grammar")
+        if text.count("::=") > MOST_RULES:
+            hint = "use fewer, longer rules, or Lark's syntax"
+            raise GrammarError(f"it has more than {MOST_RULES} rules", where="grammar", hint=hint)
+        llguidance()
+        from llguidance.gbnf_to_lark import gbnf_to_lark
+
+        try:
+            translated = gbnf_to_lark(text)
+        except Exception as error:  # the package raises `Exception` itself
+            hint = "the syntax is that of llama.cpp's grammars; Grammar.lark takes Lark's"
+            raise GrammarError(f"it is no GBNF grammar: {error}", where="grammar", hint=hint) from None
+        return cls("lark", translated)._checked()
+
+    # ---------------------------------------------------------------------------------------------- where it begins
+
+    def after(self, end: str, begin: str | None = None) -> Grammar:
+        """The same, beginning after a text such as `</think>`, before which the answer is free.
+
+        White space may stand between the two.
+
+        Args:
+            begin: the text that begins the free part; without it the answer begins at once. None: the answer begins in
+                the free part.
+        """
+        return replace(self, thinking_end=_checked_text(end, "after"), thinking_begin=begin)
+
+    def lazy(self, trigger: str, *, repeats: bool = True) -> Grammar:
+        """Free text, in which the grammar describes what follows each `trigger`: tool calls, for example.
+
+        Args:
+            repeats: whether free text, and the trigger again, may follow. If not, the answer ends with the first one.
+        """
+        return replace(self, trigger=_checked_text(trigger, "lazy"), repeats=repeats)
+
+    # ---------------------------------------------------------------------------------------------- for the compiler
+
+    @cached_property
+    def source(self) -> str:
+        """The grammar in the form that llguidance reads."""
+        matcher = llguidance().LLMatcher
+        if self.kind == "json_schema":
+            found: str = matcher.grammar_from_json_schema(self.text, overrides=dict(self.options))
+        elif self.kind == "regex":
+            found = matcher.grammar_from_regex(self.text)
+        else:
+            found = matcher.grammar_from_lark(self.text)
+        return found
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What is not enforced: ignored keywords of a JSON schema."""
+        return self._validated[1]
+
+    @cached_property
+    def _validated(self) -> tuple[str, tuple[str, ...]]:
+        """An error, or "", and warnings."""
+        is_error, texts = llguidance().LLMatcher.validate_grammar_with_warnings(self.source, None, limits=limits())
+        if is_error:
+            return texts[0], ()
+        return "", tuple(text for text in texts if not text.startswith(_NO_TOKENIZER))
+
+    def _checked(self) -> Grammar:
+        try:
+            text = self._validated[0]
+        except ValueError as error:
+            text = str(error)
+        if text:
+            raise grammar_error(text, self.name, self.kind == "json_schema")
+        return self
+
+
+def schema_text(schema: Any) -> str:
+    """The JSON text of a schema, see `Grammar.json_schema`; `GrammarError` if it is none."""
+    where = "json_schema"
+    if isinstance(schema, str):
+        _checked_text(schema, where)
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(f"it is no JSON: {error}", where=where) from None
+    elif is_pydantic(schema):
+        try:
+            schema = schema.model_json_schema()
+        except Exception as error:  # pydantic's own classes: a type without a schema
+            raise GrammarError(f"{schema.__name__} has no JSON schema: {error}", where=where) from error
+    if not isinstance(schema, Mapping | bool):
+        hint = "give a dict, a text of JSON or a class of pydantic models"
+        raise GrammarError(f"expected a JSON schema, found a {type(schema).__name__}", where=where, hint=hint)
+    try:
+        text = json.dumps(dict(schema) if isinstance(schema, Mapping) else {}, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise GrammarError(f"it cannot be written as JSON: {error}", where=where) from None
+    if schema is False:
+        raise GrammarError("the schema false allows no value", where=where)
+    return _checked_text(text, where)
+
+
+def is_pydantic(value: Any) -> bool:
+    """Whether it is a class of pydantic models. Does not import pydantic."""
+    return isinstance(value, type) and callable(getattr(value, "model_json_schema", None))
+
+
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def _checked_text(text: Any, where: str) -> str:
+    """`text`; `GrammarError` unless it is a string that is neither empty nor too long."""
+    if not isinstance(text, str) or not text:
+        raise GrammarError(f"expected a text that is not empty, found {text!r}", where=where)
+    if len(text) > MOST_CHARACTERS:
+        what = f"it has {len(text)} characters, and {MOST_CHARACTERS} are allowed"
+        raise GrammarError(what, where=where, hint="make it smaller")
+    if half := _HALF.search(text):
+        raise GrammarError(f"character {half.start()} is half a surrogate pair", where=where)
+    return text

@@ -1,0 +1,51 @@
+"""The optional package llguidance, which parses grammars and computes masks.
+
+Grammar stage. Everything that is specific to the package and not to one grammar: its import, its limits, its messages.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from rlx.errors import GrammarError
+
+_LIMITS = {
+    "max_items_in_row": 2_000,  # ambiguity: alternatives that are followed at one place of the text
+    "initial_lexer_fuel": 1_000_000,  # about 20 ms of regular expressions at the start
+    "step_lexer_fuel": 500_000,  # about 40 ms for one mask
+    "step_max_items": 100_000,  # about 5 ms for one mask
+    "max_lexer_states": 50_000,  # about 100 MB at most
+    "max_grammar_size": 100_000,  # symbols
+    "verbose_errors": False,  # no states of the parser in messages
+}
+
+
+def llguidance() -> Any:
+    """The package; `GrammarError` if it is not installed."""
+    try:
+        import llguidance
+    except ImportError:
+        what = "structured output needs the package llguidance, which is not installed"
+        raise GrammarError(what, hint="pip install 'rlx[structured]'") from None
+    return llguidance
+
+
+@cache
+def limits() -> Any:
+    """Bounds on what a grammar may cost, in time and memory. Beyond them is an error of the package."""
+    return llguidance().LLParserLimits(**_LIMITS)
+
+
+def grammar_error(text: str, where: str, is_schema: bool = False) -> GrammarError:
+    """The error for a message of the package.
+
+    Args:
+        where: what the grammar is called, such as `json_schema`.
+    """
+    hint = None
+    if "too big" in text or "too large" in text or "limit" in text:
+        hint = "make it smaller: fewer alternatives, shorter lists and less nesting"
+    elif is_schema and text.startswith("Unimplemented keys"):
+        hint = "leave these keywords out, or ignore them with Grammar.json_schema(schema, lenient=True)"
+    return GrammarError(" ".join(text.split()), where=where, hint=hint)
