@@ -19,6 +19,7 @@ import rlx
 from rlx.errors import RlxError
 from rlx.serve import page
 from rlx.serve.errors import ApiError, api_error, shape_of
+from rlx.serve.fields import body_error, known_fields
 from rlx.serve.model import ServedModel, in_thread
 from rlx.serve.openai import chat, models
 from rlx.serve.options import ServerOptions
@@ -115,7 +116,7 @@ async def _answer_nobody(request: Request, error: Exception) -> Response:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    found = _foreign(error) or api_error(error)
+    found = _foreign(request, error) or api_error(error)
     if found.status == 500:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return error_response(request, found)
@@ -127,13 +128,10 @@ def error_response(request: Request, error: ApiError) -> Response:
     return Response(body, error.status, error.headers, "application/json")
 
 
-def _foreign(error: Exception) -> ApiError | None:
+def _foreign(request: Request, error: Exception) -> ApiError | None:
     """An error of FastAPI's as ours; None for others."""
     if isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        place = [part for part in first["loc"] if part != "body"]
-        field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
-        return ApiError(400, f"{field}: {first['msg']}" if field else str(first["msg"]), param=field or None)
+        return body_error(error.errors(), error.body, known_fields(request))
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, str(error.detail), headers=error.headers)
     return None

@@ -21,6 +21,7 @@ from rlx.errors import (
     RlxError,
     SamplingError,
     TokenizerError,
+    ToolError,
 )
 
 INVALID, CONTEXT = "invalid_request_error", "exceed_context_size_error"
@@ -79,7 +80,8 @@ def context_overflow(tokens: int, context: int, param: str = "messages") -> ApiE
     )  # fmt: skip
 
 
-_USER = (ArgumentError, ChatTemplateError, MultimodalError, PromptError, SamplingError, TokenizerError)
+_USER = (ArgumentError, ChatTemplateError, MultimodalError, PromptError, SamplingError, TokenizerError, ToolError)
+_FIELDS = ("messages", "tools", "tool_choice", "prompt", "input")  # of requests, as errors of rlx name them
 
 
 def api_error(error: BaseException) -> ApiError:
@@ -97,7 +99,8 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, ResourceError):
         return ApiError(503, message, code="out_of_resources")
     if isinstance(error, _USER):
-        return ApiError(400, message, param=error.where)
+        place = error.where or ""
+        return ApiError(400, message, param=place if place.startswith(_FIELDS) else None)
     if isinstance(error, RlxError):
         return ApiError(500, message)
     return ApiError(500, "the server has failed; its log has the details")

@@ -15,6 +15,8 @@ from rlx.sampling import SampleOpts
 
 if TYPE_CHECKING:
     from rlx.runners.generation.context import Context
+    from rlx.text.answer import AnswerParser
+    from rlx.text.tool_calls import ToolCallDelta
 
 Reason = Literal["stop", "length", "tool_calls"]
 
@@ -54,7 +56,7 @@ class GenerationSpec:
     keep_ids: frozenset[int] = frozenset()
     top_logprobs: int | None = None
     grammar: Any = None
-    parser: Callable[[], Any] | None = None
+    parser: Callable[[], AnswerParser] | None = None
     priority: int = 0
     timeout: float | None = None
     request_id: str = ""
@@ -80,7 +82,7 @@ class Delta:
     Attributes:
         index: the choice.
         text, thinking: answer and reasoning.
-        tool_calls: pieces of tool calls, each an `rlx.text.tool_calls.ToolCallDelta`.
+        tool_calls: pieces of tool calls.
         tokens: the new token ids. The last delta may have none: it then has text that was held back.
         logprobs: one for each of `tokens` if the spec asks for them.
     """
@@ -88,7 +90,7 @@ class Delta:
     index: int
     text: str = ""
     thinking: str = ""
-    tool_calls: tuple[Any, ...] = ()
+    tool_calls: tuple[ToolCallDelta, ...] = ()
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenInfo, ...] = ()
 
@@ -110,7 +112,8 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How much of the prompt is computed; comes until the first delta, at least every few seconds.
+    """How much of the prompt is computed; comes once before the first delta, and about once a second while nothing else
+    does.
 
     Attributes:
         total: tokens of the prompt.
@@ -173,17 +176,37 @@ Event = Progress | Delta | End | Finished
 
 
 @dataclass
+class ToolCall:
+    """A complete call: `arguments` is the text of a JSON object."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass
 class Choice:
-    """A complete choice."""
+    """A complete choice; the fields are those of `Delta` and `End`."""
 
     index: int
     text: str = ""
     thinking: str = ""
-    tool_calls: list[Any] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenInfo] = field(default_factory=list)
     finish_reason: Reason = "stop"
     stop: str | int | None = None
+
+    def add(self, delta: Delta) -> None:
+        """Adds what one token has added."""
+        self.text += delta.text
+        self.thinking += delta.thinking
+        self.tokens += delta.tokens
+        self.logprobs += delta.logprobs
+        for call in delta.tool_calls:
+            if call.index == len(self.tool_calls):
+                self.tool_calls.append(ToolCall(call.id, call.name))
+            self.tool_calls[call.index].arguments += call.arguments
 
 
 @dataclass(frozen=True)

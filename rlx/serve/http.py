@@ -23,33 +23,38 @@ class JsonRequest(Request):
     """A request whose body is one JSON object."""
 
     async def json(self) -> Any:
-        return parsed(await self.body())
+        return self._json
+
+    async def read(self) -> None:
+        """Reads the body; `ApiError` if it is no JSON object."""
+        self._json = parsed(await self.body())
 
 
-class JsonRoute(APIRoute):
-    """A route that reads bodies strictly: JSON objects, sent as such."""
+class OpenRoute(APIRoute):
+    """A route that reads bodies strictly, whatever content type they have: for clients such as `curl -d`."""
+
+    def check(self, request: Request) -> None:
+        """Refuses a request before its body is read."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
 
-        async def checked(request: Request) -> Response:
-            if request.method == "POST":
-                check_content_type(request)
-            return await handler(JsonRequest(request.scope, request.receive))
-
-        return checked
-
-
-class OpenRoute(JsonRoute):
-    """A `JsonRoute` for clients that send no content type, such as `curl -d`."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super(JsonRoute, self).get_route_handler()
-
         async def read(request: Request) -> Response:
-            return await handler(JsonRequest(request.scope, request.receive))
+            if self.body_field is None:
+                return await handler(request)
+            self.check(request)
+            found = JsonRequest(request.scope, request.receive)
+            await found.read()
+            return await handler(found)
 
         return read
+
+
+class JsonRoute(OpenRoute):
+    """An `OpenRoute` for bodies that are sent as JSON."""
+
+    def check(self, request: Request) -> None:
+        check_content_type(request)
 
 
 def new_router(**options: Any) -> APIRouter:

@@ -7,58 +7,31 @@ grammars) runs in worker threads, so that the event loop stays responsive.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import to_thread
 
 from rlx.errors import PromptError
 from rlx.prompt import Prompt
-from rlx.runners import FinishReason, Request, Step, TokenLogprob
+from rlx.runners import Request
 from rlx.runners.generation.context import Context
 from rlx.runners.serving.together import Together
 from rlx.sampling import SampleOpts
+from rlx.serve.answering import Answering
+from rlx.serve.chat_prompt import ChatPrompt, chat_prompt
 from rlx.serve.errors import context_overflow
-from rlx.serve.generation import (
-    Choice,
-    Collected,
-    Delta,
-    End,
-    Event,
-    Finished,
-    GenerationSpec,
-    Progress,
-    Reason,
-    Timings,
-    TokenInfo,
-    Usage,
-)
-from rlx.serve.media import MediaOptions, load_images
+from rlx.serve.generation import Choice, Collected, Delta, End, Finished, GenerationSpec
+from rlx.serve.media import MediaOptions
 
 if TYPE_CHECKING:
     from rlx.runners import CachedRunner
     from rlx.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
-PROGRESS_SECONDS = 1.0
 Admission = Callable[[GenerationSpec], AbstractContextManager[object]]
-
-
-@dataclass(frozen=True)
-class ChatPrompt:
-    """The prompt of a conversation.
-
-    Attributes:
-        context: the checked prompt.
-        parser: makes what splits an answer into reasoning, text and tool calls; None if all of it is text.
-        keep_ids: control tokens that the parser reads.
-    """
-
-    context: Context
-    parser: Callable[[], Any] | None = None
-    keep_ids: frozenset[int] = frozenset()
 
 
 class ServedModel:
@@ -101,30 +74,33 @@ class ServedModel:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Any = None,
+        parallel: bool = True,
         variables: Mapping[str, Any] | None = None,
+        continues: bool = False,
+        splits: bool = True,
     ) -> ChatPrompt:
-        """The prompt of a conversation, formatted with the model's chat template.
+        """The prompt of a conversation, formatted with the model's chat template, and how its answer is read.
 
         Args:
-            messages: contents are texts or lists of parts; images are parts `image_url`, or see `ImageSource`.
-            tools: JSON schemas of functions that the model may call.
+            messages: in OpenAI's form; images are parts `image_url`, or see `ImageSource`.
+            tools: functions that the model may call, in OpenAI's form.
+            tool_choice: whether it has to call them, in OpenAI's form.
+            parallel: whether an answer may have several calls.
             variables: further variables of the template, such as `enable_thinking` and `add_generation_prompt`.
+            continues: whether the answer continues the last message, which must be the assistant's.
+            splits: whether reasoning is split from the text.
 
         Raises:
             ChatTemplateError, MultimodalError, ImageError: as `TextRunner.chat`.
-            ApiError: it is longer than the context.
+            ToolError: the tools or the choice are invalid.
+            ApiError: a message is malformed, or the prompt is longer than the context.
         """
-        return await in_thread(lambda: self._chat_prompt(messages, tools, variables or {}))
-
-    def _chat_prompt(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        variables: Mapping[str, Any],
-    ) -> ChatPrompt:
-        loaded = load_images(messages, self.media, self.runner.supports_multimodal)
-        found = self.runner.chat_ids(loaded, tools, **variables)
-        return ChatPrompt(self.checked(found, "messages"))
+        return await in_thread(
+            lambda: chat_prompt(
+                self, messages, tools, tool_choice, parallel, dict(variables or {}), continues=continues, splits=splits
+            )
+        )
 
     def checked(self, prompt: list[int] | Prompt | Context, field: str = "prompt") -> Context:
         """A prompt that fits the context.
@@ -142,39 +118,42 @@ class ServedModel:
         try:
             return self.runner.checked_prompt(prompt, field)
         except PromptError as error:
-            ids = prompt.ids if isinstance(prompt, Prompt) else prompt
-            count = len(ids) if not len(ids) or not isinstance(prompt, Prompt) else self.runner.count_tokens(prompt)
+            count = self.runner.count_tokens(prompt) if isinstance(prompt, Prompt) else len(prompt)
             if count > most:
                 raise context_overflow(count, most, field) from error
             raise
 
     # ---------------------------------------------------------------------------------------------- answers
 
-    async def generate(self, spec: GenerationSpec) -> AsyncIterator[Event]:
-        """Hands a request over; its events as they come.
+    async def generate(self, *specs: GenerationSpec) -> Answering:
+        """Hands requests over; their events as they come.
 
-        Events of different choices interleave. Closing the iterator aborts all choices at once.
+        Events of different choices interleave. The choices of the second spec follow those of the first in number, and
+        so on. Closing the iterator aborts all of them at once.
 
             async for event in await model.generate(spec):
                 ...
 
         Raises:
-            ApiError, RlxError: the request is invalid or refused: before the first event. A request that fails later
-                raises where its events are read.
+            ApiError, RlxError: a request is invalid or refused: before the first event. One that fails later raises
+                where its events are read.
         """
-        admitted = self.admission(spec)
-        admitted.__enter__()
+        admitted = ExitStack()
         try:
-            together = await in_thread(lambda: self._submitted(spec))
-        except BaseException as error:
-            admitted.__exit__(type(error), error, error.__traceback__)
+            for spec in specs:
+                admitted.enter_context(self.admission(spec))
+            return await in_thread(lambda: Answering(self.tokenizer, specs, self._submitted(specs), admitted))
+        except BaseException:
+            admitted.close()
             raise
-        return _Answering(self, spec, together, admitted)
 
-    def _submitted(self, spec: GenerationSpec) -> Together:
-        context = self.checked(spec.prompt)
+    def _submitted(self, specs: Sequence[GenerationSpec]) -> Together:
+        return Together(self.runner, [request for spec in specs for request in self._requests(spec)])
+
+    def _requests(self, spec: GenerationSpec) -> list[Request]:
+        """The requests of a spec, one a choice."""
         request = Request(
-            context,
+            self.checked(spec.prompt),
             self.runner.max_seq + 1 if spec.max_tokens is None else spec.max_tokens,
             spec.sample,
             stop_at_eog=not spec.ignore_eos,
@@ -187,31 +166,23 @@ class ServedModel:
             keep_ids=spec.keep_ids,
             grammar=spec.grammar,
         )
-        return Together(self.runner, [replace(request, sample=_own(spec.sample, i)) for i in range(spec.n)])
+        return [replace(request, sample=_own(spec.sample, i)) for i in range(spec.n)]
 
-    async def collect(self, spec: GenerationSpec) -> Collected:
-        """The complete answer of a request.
+    async def collect(self, *specs: GenerationSpec) -> Collected:
+        """The complete answer of requests.
 
         Raises:
             ApiError, RlxError: as `generate`.
         """
-        choices = [Choice(i) for i in range(spec.n)]
-        events = await self.generate(spec)
-        async for event in events:
+        choices = [Choice(i) for i in range(sum(spec.n for spec in specs))]
+        async for event in await self.generate(*specs):
             if isinstance(event, Delta):
-                add(choices[event.index], event)
+                choices[event.index].add(event)
             elif isinstance(event, End):
                 choices[event.index].finish_reason, choices[event.index].stop = event.finish_reason, event.stop
             elif isinstance(event, Finished):
                 return Collected(choices, event.usage, event.timings)
         raise AssertionError("the last event is Finished")
-
-    def info(self, step: Step) -> TokenInfo:
-        """The log-probabilities of a step."""
-        assert step.logprob is not None
-        piece = self.tokenizer.token_bytes(step.token)
-        chosen = TokenLogprob(step.token, piece.decode("utf-8", "replace"), step.logprob, piece)
-        return TokenInfo(chosen, step.top_logprobs)
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -219,81 +190,6 @@ async def in_thread(work: Callable[[], T]) -> T:
     return await to_thread.run_sync(work)
 
 
-def add(choice: Choice, delta: Delta) -> None:
-    """Adds a delta to its choice."""
-    choice.text += delta.text
-    choice.thinking += delta.thinking
-    choice.tokens += delta.tokens
-    choice.logprobs += delta.logprobs
-
-
 def _own(sample: SampleOpts, index: int) -> SampleOpts:
     """The options of a choice: a seed of its own."""
     return sample if sample.seed is None else replace(sample, seed=(sample.seed + index) % 2**64)
-
-
-class _Answering(AsyncIterator[Event]):
-    """The events of a request that was handed over."""
-
-    def __init__(
-        self, model: ServedModel, spec: GenerationSpec, together: Together, admitted: AbstractContextManager[object]
-    ) -> None:
-        self._together, self._admitted, self._closed = together, admitted, False
-        self._events = self._run(model, spec, together)
-
-    async def __anext__(self) -> Event:
-        try:
-            return await anext(self._events)
-        except BaseException:
-            await self.aclose()
-            raise
-
-    async def aclose(self) -> None:
-        """Aborts what is not complete. May be called again."""
-        if not self._closed:
-            self._closed = True
-            self._together.abort()
-            await self._events.aclose()
-            self._admitted.__exit__(None, None, None)
-
-    async def _run(self, model: ServedModel, spec: GenerationSpec, together: Together) -> AsyncGenerator[Event, None]:
-        while (news := await together.news(PROGRESS_SECONDS)) != []:
-            if news is None:
-                yield _progress(together)
-                continue
-            for index, steps in news:
-                for step in steps:
-                    logprobs = () if spec.top_logprobs is None else (model.info(step),)
-                    yield Delta(index, step.text, tokens=(step.token,), logprobs=logprobs)
-                if not steps:
-                    yield _end(spec, index, together)
-        yield _finished(together)
-
-
-def _progress(together: Together) -> Progress:
-    found = max((handle.stats for handle in together.handles), key=lambda each: each.done_tokens)
-    ms = 1000 * (found.queued_s + found.prompt_s)
-    return Progress(found.prompt_tokens, found.cached_tokens, found.done_tokens, ms)
-
-
-def _finished(together: Together) -> Finished:
-    """The numbers of all choices; those of the prompt are of the first, which computes it for all."""
-    every = [handle.stats for handle in together.handles]
-    first, tokens = every[0], sum(each.tokens for each in every)
-    timings = Timings(
-        queue_ms=1000 * first.queued_s,
-        prompt_ms=1000 * first.prompt_s,
-        prompt_tokens=first.prompt_tokens - first.cached_tokens,
-        decode_ms=1000 * max(each.decode_s for each in every),
-        decode_tokens=tokens,
-        cached_tokens=first.cached_tokens,
-    )
-    return Finished(Usage(first.prompt_tokens, first.cached_tokens, tokens), timings)
-
-
-def _end(spec: GenerationSpec, index: int, together: Together) -> End:
-    stopping = together.handles[index].stopping
-    full = stopping.reason in (FinishReason.LENGTH, FinishReason.CONTEXT)
-    reason: Reason = "length" if full else "stop"
-    stop = stopping.stopped_by
-    return End(index, reason, stop if isinstance(stop, str) or stop in spec.stop_ids else None)

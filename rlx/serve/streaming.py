@@ -107,4 +107,4 @@ def json_bytes(value: Any) -> bytes:
     """JSON as compactly as it goes."""
     import json
 
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode(errors="replace")

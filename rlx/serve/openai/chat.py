@@ -1,30 +1,28 @@
-"""/v1/chat/completions. Server stage, one of OpenAI's paths."""
+"""/v1/chat/completions: the answer to a conversation. Server stage, one of OpenAI's paths."""
 
 from __future__ import annotations
 
-import time
-import uuid
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict
 
-from rlx.serve.generation import GenerationSpec
+from rlx.serve.errors import invalid
+from rlx.serve.generation import Choice, Collected, GenerationSpec
 from rlx.serve.http import new_router
-from rlx.serve.streaming import json_bytes, while_connected
+from rlx.serve.openai.bodies import ChatBody
+from rlx.serve.openai.chat_stream import ChatChunks
+from rlx.serve.openai.common import Call, json_response, logprob_dicts, timings_dict, usage_dict
+from rlx.serve.openai.sampling import most_tokens
+from rlx.serve.openai.sse import event_stream
+from rlx.serve.openai.structured import grammar_of
+from rlx.serve.streaming import Stream, while_connected
 
 if TYPE_CHECKING:
     from rlx.serve.app import Server
+    from rlx.serve.chat_prompt import ChatPrompt
+    from rlx.serve.model import ServedModel
 
-
-class ChatBody(BaseModel):
-    """The body of a chat request."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    model: str | None = None
-    messages: list[dict[str, Any]]
-    max_tokens: int | None = None
+_EFFORT, _THINKING = "reasoning_effort", "enable_thinking"
 
 
 def router(server: Server) -> APIRouter:
@@ -35,31 +33,122 @@ def router(server: Server) -> APIRouter:
     async def chat(body: ChatBody, request: Request) -> Response:
         """The model's answer to a conversation."""
         model = server.named(body.model)
-        prompt = await model.chat_prompt(body.messages)
-        spec = GenerationSpec(prompt.context, body.max_tokens, model.default_sample)
-        answer = await while_connected(request, model.collect(spec))
-        usage = answer.usage
-        choices = [
-            {
-                "index": choice.index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "finish_reason": choice.finish_reason,
-                "logprobs": None,
-            }
-            for choice in answer.choices
-        ]
-        found = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": model.name,
-            "choices": choices,
-            "usage": {
-                "prompt_tokens": usage.prompt_tokens,
-                "completion_tokens": usage.completion_tokens,
-                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            },
-        }
-        return Response(json_bytes(found), media_type="application/json")
+        call = Call(server, request, body, model, "chatcmpl", "chat.completion")
+        prompt = await prompt_of(model, body)
+        spec = await spec_of(call, body, prompt)
+        if not body.stream:
+            answer = await while_connected(request, model.collect(spec))
+            return json_response(complete(call, body, answer, prompt))
+        chunks = ChatChunks(call, body, spec, prompt.context.ids)
+        return Stream(event_stream(await model.generate(spec), chunks, call.ping_seconds))
 
+    return found
+
+
+async def prompt_of(model: ServedModel, body: ChatBody) -> ChatPrompt:
+    """The prompt of a body.
+
+    Raises:
+        ApiError, RlxError: as `ServedModel.chat_prompt`; or fields contradict each other.
+    """
+    continues = bool(body.continue_final_message)
+    if continues and body.add_generation_prompt:
+        what = "it cannot be together with add_generation_prompt"
+        raise invalid("continue_final_message", what, "set only one of them")
+    variables = dict(body.chat_template_kwargs or {}) | effort(model, body)
+    if body.documents is not None:
+        variables["documents"] = body.documents
+    if body.add_generation_prompt is not None and not continues:
+        variables["add_generation_prompt"] = body.add_generation_prompt
+    if body.tools == []:
+        raise invalid("tools", "it is empty", "leave it out, or name a tool")
+    return await model.chat_prompt(
+        body.messages,
+        body.tools,
+        body.tool_choice,
+        body.parallel_tool_calls is not False,
+        variables,
+        continues,
+        splits=body.reasoning_format != "none" and body.separate_reasoning is not False,
+    )
+
+
+def effort(model: ServedModel, body: ChatBody) -> dict[str, Any]:
+    """The variables of the chat template that `reasoning_effort` stands for.
+
+    Raises:
+        ApiError: the template has none.
+    """
+    if body.reasoning_effort is None:
+        return {}
+    template = model.tokenizer.chat_template or ""
+    if _EFFORT in template:
+        return {_EFFORT: body.reasoning_effort}
+    if _THINKING in template:
+        return {_THINKING: body.reasoning_effort != "none"}
+    if body.reasoning_effort == "none":
+        return {}
+    what = "the model's chat template has no switch for reasoning"
+    raise invalid(_EFFORT, what, "leave it out", code="unsupported_parameter")
+
+
+async def spec_of(call: Call, body: ChatBody, prompt: ChatPrompt) -> GenerationSpec:
+    """What is to be generated.
+
+    Raises:
+        ApiError: a value is out of its range, or fields contradict each other.
+    """
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs", "it needs logprobs", "set logprobs to true")
+    limits = (("max_completion_tokens", body.max_completion_tokens), ("max_tokens", body.max_tokens))
+    return GenerationSpec(
+        prompt.context,
+        most_tokens(*limits, ("n_predict", body.n_predict), at_least=body.min_tokens),
+        keep_ids=call.kept(prompt.keep_ids),
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        grammar=await grammar_of(call.model, body, prompt),
+        parser=prompt.parser,
+        **call.spec_fields(),
+    )
+
+
+def complete(call: Call, body: ChatBody, answer: Collected, prompt: ChatPrompt) -> dict[str, Any]:
+    """The answer in one piece."""
+    ids = {"prompt_token_ids": prompt.context.ids} if body.return_token_ids else {}
+    return {
+        **call.head("chat.completion"),
+        "choices": [_choice(choice, body) for choice in answer.choices],
+        "usage": usage_dict(answer.usage),
+        **ids,
+        "timings": timings_dict(answer.timings),
+    }
+
+
+def _choice(choice: Choice, body: ChatBody) -> dict[str, Any]:
+    found = {
+        "index": choice.index,
+        "message": message(choice, body.include_reasoning is not False),
+        "logprobs": None,
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop,
+    }
+    if body.logprobs:
+        entries = logprob_dicts(choice.logprobs, bool(body.return_tokens_as_token_ids))
+        found["logprobs"] = {"content": entries, "refusal": None}
+    if body.return_token_ids:
+        found["token_ids"] = choice.tokens
+    return found
+
+
+def message(choice: Choice, with_reasoning: bool = True) -> dict[str, Any]:
+    """The assistant's message."""
+    found: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.thinking and with_reasoning:
+        found["reasoning_content"] = choice.thinking
+    if choice.tool_calls:
+        found["content"] = choice.text or None
+        found["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in choice.tool_calls
+        ]
     return found

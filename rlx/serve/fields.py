@@ -1,0 +1,127 @@
+"""Fields of request bodies: types that several APIs share, and what is wrong with a body in words.
+
+Server stage, below the APIs. Bodies are pydantic models that convert nothing and refuse unknown names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic_core import PydanticCustomError
+from starlette.requests import Request
+
+from rlx.serve.errors import ApiError, invalid
+from rlx.suggest import nearest
+
+MAX_CHOICES = 128
+MAX_STOPS = 64
+MAX_SHOWN = 80
+
+
+class Body(BaseModel):
+    """A request body: a wrong type and an unknown name are errors."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+def only(*values: Any) -> AfterValidator:
+    """A field of other servers that rlx has no use for: these values, and null, change nothing; others are refused."""
+
+    def check(found: Any) -> Any:
+        if found is None or any(type(found) is type(value) and found == value for value in values):
+            return found
+        raise PydanticCustomError("unsupported", "is not supported")
+
+    return AfterValidator(check)
+
+
+Ignored = Any
+"""A field that clients send and that cannot change the answer."""
+
+
+def body_error(errors: Sequence[Mapping[str, Any]], body: Any, known: Sequence[str] = ()) -> ApiError:
+    """The 400 of a body that does not validate; it names the first field.
+
+    Args:
+        errors: of pydantic.
+        body: what was sent.
+        known: the fields that it may have.
+    """
+    unknown = [error for error in errors if error["type"] == "extra_forbidden"]
+    field = [part for part in (unknown or errors)[0]["loc"] if part != "body"][:1]
+    of_field = [error for error in unknown or errors if [part for part in error["loc"] if part != "body"][:1] == field]
+    first = max(of_field, key=lambda error: len(_place(error["loc"], body)[0]))  # the deepest one knows most
+    place, found = _place(first["loc"], body)
+    if first["type"] == "missing":
+        return invalid(place, "it is required", code="missing_required_parameter")
+    if first["type"] == "extra_forbidden":
+        return unknown_field(place, known)
+    if first["type"] == "unsupported":
+        what = f"{shown(found)} is not supported"
+        return invalid(place, what, "leave the field out", code="unsupported_parameter")
+    same = [error for error in errors if _place(error["loc"], body)[0] == place]
+    return invalid(place, f"expected {' or '.join(dict.fromkeys(map(_expected, same)))}, found {shown(found)}")
+
+
+def known_fields(request: Request) -> list[str]:
+    """The fields that the body of a request may have."""
+    kind = getattr(getattr(request.scope.get("route"), "body_field", None), "field_info", None)
+    fields = getattr(getattr(kind, "annotation", None), "model_fields", {})
+    return list(fields)
+
+
+def unknown_field(name: str, known: Sequence[str]) -> ApiError:
+    """The 400 of a field that is not there."""
+    close = nearest(name, known)
+    hint = f"did you mean {close[0]}?" if close else "leave it out"
+    return invalid(name, "there is no such field", hint, code="unknown_parameter")
+
+
+_EXPECTED = {
+    "string_type": "a string", "int_type": "an integer", "int_from_float": "an integer", "float_type": "a number",
+    "bool_type": "true or false", "list_type": "an array", "dict_type": "an object", "model_type": "an object",
+    "model_attributes_type": "an object", "finite_number": "a finite number", "int_parsing": "an integer",
+}  # fmt: skip
+
+
+def _expected(error: Mapping[str, Any]) -> str:
+    context = error.get("ctx", {})
+    match error["type"]:
+        case "greater_than_equal":
+            return f"at least {context['ge']:g}"
+        case "greater_than":
+            return f"more than {context['gt']:g}"
+        case "less_than_equal":
+            return f"at most {context['le']:g}"
+        case "literal_error":
+            return str(context["expected"])
+        case "too_short":
+            return "at least one entry" if context["min_length"] == 1 else f"at least {context['min_length']} entries"
+        case "too_long":
+            return f"at most {context['max_length']} entries"
+        case kind:
+            return _EXPECTED.get(kind, str(error["msg"]))
+
+
+def _place(location: Sequence[Any], body: Any) -> tuple[str, Any]:
+    """The name of a field such as `messages[2].content`, and its value. Names of pydantic's branches are left out."""
+    name, value = "", body
+    parts = [part for part in location if part != "body"]
+    for i, part in enumerate(parts):
+        if isinstance(part, int):
+            if not (isinstance(value, list) and part < len(value)):
+                continue
+            name, value = f"{name}[{part}]", value[part]
+        elif isinstance(value, dict) and (part in value or i == len(parts) - 1):
+            name, value = f"{name}.{part}".lstrip("."), value.get(part)
+    return name, value
+
+
+def shown(value: Any) -> str:
+    """A value as JSON, shortened."""
+    import json
+
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

@@ -1,0 +1,226 @@
+"""The bodies of OpenAI's paths, with the fields of vLLM and llama-server that rlx has something for.
+
+Server stage. A field stands here with the type that is sent; what it means is in `sampling.py`, `structured.py` and the
+modules of the paths.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rlx.serve.fields import MAX_CHOICES, MAX_STOPS, Body, Ignored, only
+
+Count = Annotated[int, Field(ge=0)]
+Limit = Annotated[int, Field(ge=-1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(ge=0)]
+Text = str | None
+Pair = Annotated[list[int | float | str | bool], Field(min_length=2, max_length=2)]
+Bias = dict[str, float | Literal[False]] | list[Pair]
+TopLogprobs = Annotated[int, Field(ge=0, le=20)]
+
+
+class SamplingFields(Body):
+    """How tokens are chosen. The names are those of OpenAI, vLLM and llama-server."""
+
+    temperature: Positive | None = None
+    top_p: Share | None = None
+    top_k: Limit | None = None
+    min_p: Share | None = None
+    typical_p: Share | None = None
+    top_n_sigma: float | None = None
+    seed: int | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    repeat_penalty: Annotated[float, Field(gt=0)] | None = None
+    repeat_last_n: Limit | None = None
+    dry_multiplier: Positive | None = None
+    dry_base: Annotated[float, Field(ge=1)] | None = None
+    dry_allowed_length: Annotated[int, Field(ge=1)] | None = None
+    dry_penalty_last_n: Limit | None = None
+    dry_sequence_breakers: list[str] | None = None
+    xtc_probability: Share | None = None
+    xtc_threshold: Share | None = None
+    mirostat: Annotated[int, Field(ge=0, le=2)] | None = None
+    mirostat_tau: Positive | None = None
+    mirostat_eta: Positive | None = None
+    logit_bias: Bias | None = None
+
+    dynatemp_range: Annotated[Any, only(0, 0.0)] = None
+    dynatemp_exponent: Annotated[Any, only(1, 1.0)] = None
+    samplers: Annotated[Any, only()] = None
+    min_keep: Annotated[Any, only(0)] = None
+    length_penalty: Annotated[Any, only(1, 1.0)] = None
+    use_beam_search: Annotated[Any, only(False)] = None
+    allowed_token_ids: Annotated[Any, only()] = None
+    bad_words: Annotated[Any, only([])] = None
+    logits_processors: Annotated[Any, only([])] = None
+    vllm_xargs: Annotated[Any, only({})] = None
+    lora: Annotated[Any, only([])] = None
+
+
+class EndingFields(Body):
+    """What ends an answer."""
+
+    max_tokens: Limit | None = None
+    n_predict: Limit | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: list[Count] | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    t_max_predict_ms: Annotated[Any, only(-1, 0)] = None
+    repetition_detection: Annotated[Any, only()] = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's `structured_outputs`."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: Text = None
+    choice: list[str] | None = None
+    grammar: Text = None
+    json_object: bool | None = None
+    structural_tag: Annotated[Any, only()] = None
+    whitespace_pattern: Annotated[Any, only()] = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: Annotated[Any, only(False)] = None
+    disable_fallback: Annotated[Any, only(True, False)] = None
+
+
+class StructureFields(Body):
+    """The form that an answer must have."""
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: Text = None
+    guided_choice: list[str] | None = None
+    guided_grammar: Text = None
+    guided_decoding_backend: Annotated[Any, only("auto", "guidance")] = None
+    guided_whitespace_pattern: Annotated[Any, only()] = None
+    grammar: Text = None
+    json_schema: dict[str, Any] | str | bool | None = None
+    regex: Text = None
+    ebnf: Text = None
+    stop_regex: Annotated[Any, only()] = None
+
+
+class StreamOptions(Body):
+    """What a stream says besides the text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Ignored = None
+
+
+class CommonFields(SamplingFields, EndingFields, StructureFields):
+    """What chat and completions share."""
+
+    model: Text = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    request_id: Text = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+    sse_ping_interval: Annotated[float, Field(gt=0)] | None = None
+    skip_special_tokens: bool | None = None
+
+    user: Ignored = None
+    metadata: Ignored = None
+    store: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+    prompt_cache_options: Ignored = None
+    prediction: Ignored = None
+    session_id: Ignored = None
+    cache_salt: Ignored = None
+
+    cache_prompt: Annotated[Any, only(True)] = None
+    id_slot: Annotated[Any, only(-1)] = None
+    spaces_between_special_tokens: Annotated[Any, only(True)] = None
+    truncate_prompt_tokens: Annotated[Any, only()] = None
+    truncation_side: Annotated[Any, only()] = None
+    prompt_logprobs: Annotated[Any, only(0)] = None
+    logprob_token_ids: Annotated[Any, only()] = None
+    stream_interval: Annotated[Any, only(1)] = None
+    kv_transfer_params: Annotated[Any, only()] = None
+    post_sampling_probs: Annotated[Any, only(False)] = None
+    return_tokens: bool | None = None
+    response_fields: Annotated[Any, only([])] = None
+
+
+class ChatBody(CommonFields):
+    """The body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_completion_tokens: Limit | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_format: Literal["none", "auto", "deepseek"] | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    documents: list[dict[str, Any]] | None = None
+
+    modalities: Annotated[Any, only(["text"])] = None
+    audio: Annotated[Any, only()] = None
+    verbosity: Annotated[Any, only("medium")] = None
+    web_search_options: Annotated[Any, only()] = None
+    functions: Annotated[Any, only([])] = None
+    function_call: Annotated[Any, only("none", "auto")] = None
+    echo: Annotated[Any, only(False)] = None
+    add_special_tokens: Annotated[Any, only(False)] = None
+    chat_template: Annotated[Any, only()] = None
+    mm_processor_kwargs: Annotated[Any, only({})] = None
+    thinking_token_budget: Annotated[Any, only()] = None
+    thinking_budget_tokens: Annotated[Any, only(-1)] = None
+    thinking_forced_open: Annotated[Any, only(False)] = None
+    parse_tool_calls: Annotated[Any, only(True)] = None
+    n_probs: Annotated[Any, only(0)] = None
+
+
+class CompletionBody(CommonFields):
+    """The body of `/v1/completions`."""
+
+    prompt: str | list[int] | list[str | int | list[int]]
+    suffix: Text = None
+    echo: bool | None = None
+    logprobs: TopLogprobs | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    add_special_tokens: bool | None = None
+    n_probs: TopLogprobs | None = None
+
+    prompt_embeds: Annotated[Any, only()] = None
+
+
+class EmbeddingBody(Body):
+    """The body of `/v1/embeddings`."""
+
+    input: str | list[int] | list[str | list[int]]
+    model: Text = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    add_special_tokens: bool | None = None
+    embd_normalize: Annotated[Any, only(2)] = None
+    normalize: bool | None = None
+    truncate_prompt_tokens: Annotated[Any, only()] = None
+
+    user: Ignored = None
+    priority: Ignored = None

@@ -1,0 +1,142 @@
+"""From the fields of a body to `SampleOpts` and to what ends an answer.
+
+Server stage, under OpenAI's paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from rlx.errors import SamplingError
+from rlx.sampling import SampleOpts
+from rlx.serve.errors import invalid
+from rlx.serve.fields import shown
+
+if TYPE_CHECKING:
+    from rlx.serve.openai.bodies import EndingFields, SamplingFields
+    from rlx.text.tokenizer import Tokenizer
+
+_SAME = (
+    "temperature top_p min_p typical_p frequency_penalty presence_penalty repetition_penalty dry_multiplier dry_base "
+    "dry_allowed_length xtc_probability xtc_threshold mirostat mirostat_tau mirostat_eta"
+).split()
+RANDOM_SEED = -1  # llama-server's word for a seed of the system's
+
+
+def sample_opts(body: SamplingFields, default: SampleOpts, tokenizer: Tokenizer, vocab_size: int) -> SampleOpts:
+    """The sampling options of a body.
+
+    Args:
+        default: what fields that are missing stand for.
+        vocab_size: number of logits.
+
+    Raises:
+        ApiError: a value is out of its range.
+    """
+    changes = {name: value for name in _SAME if (value := getattr(body, name)) is not None}
+    if body.repeat_penalty is not None:
+        changes["repetition_penalty"] = body.repeat_penalty
+    elif body.repetition_penalty is not None:
+        changes["repetition_window"] = None  # vLLM's counts the whole context
+    if body.repeat_last_n is not None:
+        changes["repetition_window"] = _window(body.repeat_last_n)
+    if body.dry_penalty_last_n is not None:
+        changes["dry_penalty_last_n"] = _window(body.dry_penalty_last_n)
+    if body.dry_sequence_breakers is not None:
+        changes["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
+    if body.top_k is not None:
+        changes["top_k"] = max(0, body.top_k)
+    if body.top_n_sigma is not None:
+        changes["top_n_sigma"] = max(0.0, body.top_n_sigma)
+    if body.seed is not None:
+        changes["seed"] = None if body.seed == RANDOM_SEED else body.seed % 2**64
+    if body.logit_bias is not None:
+        changes["logit_bias"] = dict(biases(body.logit_bias, tokenizer, vocab_size))
+    try:
+        return replace(default, **changes)
+    except SamplingError as error:
+        name = error.what.split()[0]
+        raise invalid(name if name in changes else None, error.what, error.hint) from error
+
+
+def _window(count: int) -> int | None:
+    """A number of last tokens; -1 is all."""
+    return None if count < 0 else count
+
+
+def biases(found: Any, tokenizer: Tokenizer, vocab_size: int) -> Iterator[tuple[int, float]]:
+    """The pairs of id and bias of the four forms of `logit_bias`.
+
+    They are `{"15": -100}`, `[[15, -100]]`, `[[15, false]]`, which bans the token, and texts in place of ids, which
+    mean each of their tokens. A text of digits as the key of an object is an id.
+
+    Raises:
+        ApiError: an id is outside the vocabulary, or a bias is no number.
+    """
+    pairs = found.items() if isinstance(found, Mapping) else found
+    for i, (key, bias) in enumerate(pairs):
+        where = f"logit_bias[{i}]" if isinstance(found, list) else f"logit_bias.{key}"
+        if bias is False:
+            bias = -inf
+        if isinstance(bias, bool | str):
+            raise invalid(where, f"the bias is {shown(bias)}, expected a number, or false to ban the token")
+        for token in _tokens(key, tokenizer, where, is_text=isinstance(found, list)):
+            if not 0 <= token < vocab_size:
+                what = f"there is no token {token} in a vocabulary of {vocab_size}"
+                raise invalid(where, what)
+            yield token, float(bias)
+
+
+def _tokens(key: Any, tokenizer: Tokenizer, where: str, is_text: bool) -> list[int]:
+    if isinstance(key, bool | float):
+        raise invalid(where, f"the token is {shown(key)}, expected an id or a text")
+    if isinstance(key, int):
+        return [key]
+    if not is_text and key.isdecimal() and len(key) < 19:
+        return [int(key)]
+    return tokenizer.encode(key, add_special_tokens=False, parse_special=True)
+
+
+def ending(body: EndingFields, vocab_size: int) -> dict[str, Any]:
+    """The fields of a `GenerationSpec` about what ends an answer.
+
+    Raises:
+        ApiError: a stop string is empty, or an id is outside the vocabulary.
+    """
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if "" in stops:
+        raise invalid("stop", "a stop string is empty", "it would end every answer at once")
+    for i, token in enumerate(body.stop_token_ids or ()):
+        if token >= vocab_size:
+            raise invalid(f"stop_token_ids[{i}]", f"there is no token {token} in a vocabulary of {vocab_size}")
+    return {
+        "stop": tuple(stops),
+        "stop_ids": tuple(body.stop_token_ids or ()),
+        "min_tokens": body.min_tokens or 0,
+        "ignore_eos": bool(body.ignore_eos),
+        "include_stop": bool(body.include_stop_str_in_output),
+    }
+
+
+def most_tokens(*limits: tuple[str, int | None], at_least: int | None, least: int = 1) -> int | None:
+    """The first limit that is given; None for no limit, which -1 means too.
+
+    Args:
+        limits: names and values of fields, the one that wins first.
+        at_least: the field `min_tokens`.
+        least: the smallest limit.
+
+    Raises:
+        ApiError: it is smaller, or smaller than `min_tokens`.
+    """
+    for name, value in limits:
+        if value is not None:
+            if 0 <= value < least:
+                raise invalid(name, f"expected at least {least}, or -1 for no limit, found {value}")
+            if 0 <= value < (at_least or 0):
+                raise invalid("min_tokens", f"it is {at_least}, more than the {value} of {name}")
+            return None if value < 0 else value
+    return None
