@@ -161,9 +161,11 @@ class EngineLoop:
                     raise
 
     def release(self, sequence: Any) -> None:
-        """Closes a sequence soon, in the thread that drives."""
+        """Closes a sequence soon, in the thread that drives; at once if nobody does."""
         if not self._closed:
-            self._tell(Task(sequence.close))
+            task = Task(sequence.close)
+            self.driver.inbox.append(task)
+            self.driver.here(None, lambda: task.ended)
 
     def task_rows(self) -> int:
         """How many rows a task may compute before its next `yield`."""
@@ -204,7 +206,7 @@ class EngineLoop:
             closed_at_exit(self)
         self.driver.inbox.append(message)
 
-    def _tell(self, message: Message, bell: Bell | None = None) -> None:
+    def _tell(self, message: Job, bell: Bell | None = None) -> None:
         """Leaves a message. It is read at once, unless somebody else drives and reads it soon.
 
         Args:
