@@ -32,7 +32,7 @@ IMPORTED_AS = {
 }  # where a package has another name than what it is imported as
 EXTRAS = ("images", "structured", "serve", "ray", "otel")
 COMES_WITH = dict.fromkeys(("starlette", "pydantic", "pydantic_core", "anyio"), "fastapi")  # a package that another one brings along
-NOT_IMPORTED: set[str] = {"uvicorn", "prometheus_client", "llguidance"}
+NOT_IMPORTED: set[str] = set()
 HEAVY = {"numba", "llvmlite", "gguf", "safetensors", "jinja2", "rich", "tokenizers", "prompt_toolkit", "markdown_it"}
 HEAVY |= {"PIL", "fastapi", "starlette", "pydantic", "anyio", "uvicorn", "prometheus_client", "llguidance", "ray"}
 

@@ -25,6 +25,7 @@ from rlx.errors import RlxError
 _COMMANDS = {
     "run": "rlx.cli.run:run",
     "chat": "rlx.cli.chat.command:chat",
+    "serve": "rlx.cli.serve:serve",
     "compile": "rlx.cli.compile:compile_",
     "profile": "rlx.cli.profile:profile",
     "inspect": "rlx.cli.inspect:inspect",

@@ -250,8 +250,9 @@ class CachedRunner(SessionRunner):
 
         `reused_tokens` counts prompt tokens that were not computed because the cache knew them. `speculation` counts
         `steps` with drafts, and how many tokens were `drafted` and `accepted`. `requests` says how many wait (`queue`)
-        and compute (`running`), what was computed, and the gaps between two tokens of a request in seconds. With a
-        vision tower `images` counts images that were encoded, and those that were found in the cache of features.
+        and compute (`running`, at most `slots`), which those are (`active`), what was computed, and the gaps between
+        two tokens of a request in seconds. With a vision tower `images` counts images that were encoded, and those
+        that were found in the cache of features.
         """
         self._check_open("stats")
         requests = self._loop.stats()

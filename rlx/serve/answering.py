@@ -6,7 +6,6 @@ Server stage, under `model.py`. It splits the texts of choices into reasoning, a
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from rlx.runners import FinishReason, Step, TokenLogprob
@@ -23,6 +22,7 @@ from rlx.serve.generation import (
     TokenInfo,
     Usage,
 )
+from rlx.serve.record import Note
 
 if TYPE_CHECKING:
     from rlx.runners import Handle
@@ -43,15 +43,14 @@ class Answering(AsyncIterator[Event]):
         tokenizer: of the model.
         specs: what is computed.
         together: their requests, one a choice.
-        admitted: closed with it.
+        note: called once when they are over, with the error if there is one.
     """
 
     _closed = True  # until `__init__` is through
 
-    def __init__(
-        self, tokenizer: Tokenizer, specs: Sequence[GenerationSpec], together: Together, admitted: ExitStack
-    ) -> None:
-        self._together, self._admitted = together, admitted
+    def __init__(self, tokenizer: Tokenizer, specs: Sequence[GenerationSpec], together: Together, note: Note) -> None:
+        self._together = together
+        self._note: Note | None = note
         own = [spec for spec in specs for _ in range(spec.n)]
         self._choices = [
             _Reader(tokenizer, spec, i, handle)
@@ -73,19 +72,28 @@ class Answering(AsyncIterator[Event]):
         """The next events, all that are there at the same time; none at the end."""
         try:
             found = await anext(self._batches, None)
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self.close(error)
             raise
         if found is None:
             self.close()
         return found or []
 
-    def close(self) -> None:
-        """Aborts what is not complete. May be called again."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Aborts what is not complete. May be called again.
+
+        Args:
+            error: why it ends before its time.
+        """
         if not self._closed:
             self._closed = True
             self._together.abort()
-            self._admitted.close()
+            self._over(error)
+
+    def _over(self, error: BaseException | None = None) -> None:
+        note, self._note = self._note, None
+        if note is not None:
+            note(error)
 
     async def aclose(self) -> None:
         """As `close`."""
@@ -105,6 +113,7 @@ class Answering(AsyncIterator[Event]):
             for index, steps in news:
                 events += self._choices[index].read(steps)
             yield events
+        self._over()
         yield [self._finished()]
 
     def _progress(self) -> Progress:

@@ -5,24 +5,37 @@ Server stage. `create_app` puts the parts together; what they are is in the modu
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 import rlx
 from rlx.errors import RlxError
-from rlx.serve import page
+from rlx.runners.opening.options import SLOTS
+from rlx.serve import page, record, status
+from rlx.serve.admission import Gate
 from rlx.serve.errors import ApiError, api_error, shape_of
 from rlx.serve.fields import body_error, known_fields
-from rlx.serve.model import ServedModel, in_thread
+from rlx.serve.front import Front
+from rlx.serve.lifecycle import Lifecycle, load
+from rlx.serve.log import Log
+from rlx.serve.metrics import Metrics
+from rlx.serve.model import ServedModel
 from rlx.serve.openai import chat, models
 from rlx.serve.options import ServerOptions
+from rlx.serve.record import RequestRecord
 from rlx.serve.streaming import ClientGone, json_bytes
 
 log = logging.getLogger("rlx.serve")
@@ -39,20 +52,38 @@ class Server:
     """
 
     def __init__(self, model: ServedModel | Loader, options: ServerOptions) -> None:
-        self.options = options
-        self._model = model if isinstance(model, ServedModel) else None
+        self.options, self.lifecycle = options, Lifecycle()
+        self.gate = Gate(SLOTS, options.queue)
+        self.log = Log(options.log)
+        self.metrics = Metrics(self._name, self._stats, self.gate, aliases=options.vllm_metrics)
+        self._model: ServedModel | None = None
         self._load = None if isinstance(model, ServedModel) else model
+        if isinstance(model, ServedModel):
+            self._opened(model)
+            self.lifecycle.opened()
 
-    @property
-    def is_ready(self) -> bool:
-        return self._model is not None
+    def _opened(self, model: ServedModel) -> None:
+        if self.options.media_domains:
+            model.media = replace(model.media, domains=self.options.media_domains)
+        if self.options.media_path is not None:
+            model.media = replace(model.media, path=Path(self.options.media_path))
+        with suppress(RlxError):  # of a file without one: the requests that need it say so
+            model.tokenizer.encode("")  # built now, not in the first request
+        self._model, self.gate.slots = model, model.slots
 
     @property
     def model(self) -> ServedModel:
-        """The model; `ApiError` 503 while it is loading."""
+        """The model; `ApiError` 503 while it is loading, or if it cannot be opened."""
         if self._model is None:
-            raise ApiError(503, "the model is loading", code="loading", headers={"Retry-After": "1"})
+            raise self.lifecycle.refusal() or AssertionError("it is ready without a model")
         return self._model
+
+    def _name(self) -> str:
+        """What the model is called; while it is loading as the options say."""
+        return next(iter(self.options.alias), "") if self._model is None else self._model.name
+
+    def _stats(self) -> Mapping[str, Any] | None:
+        return None if self._model is None else self._model.runner.stats()
 
     def named(self, name: str | None) -> ServedModel:
         """The model that a request names; None is any.
@@ -67,18 +98,34 @@ class Server:
             raise ApiError(404, what, param="model", code="model_not_found", hint=hint)
         return model
 
-    async def load(self) -> None:
+    def load(self) -> None:
         """Opens the model, if that was left to the server."""
         if self._load is not None:
-            self._model, self._load = await in_thread(self._load), None
+            opening, self._load = self._load, None
+            self._opened(opening())
+
+    def cut(self) -> None:
+        """Ends what is still computed; its clients get an error that says so."""
+        model, self._model = self._model, None
+        if model is not None:
+            threading.Thread(target=model.runner.close, name="rlx-closing", daemon=True).start()
+
+    def done(self, found: RequestRecord, headers: Headers) -> None:
+        """Notes a request that has ended."""
+        if found.status >= 400 or found.path not in status.PROBES:
+            self.log.request(found)
+        self.metrics.count(found, found.path if found.path in self.paths else "other")
+
+    paths: frozenset[str] = frozenset()
+    """The paths of the server."""
 
 
 Router = Callable[[Server], APIRouter]
 
 #: What makes the routers. Their paths are there with and without the prefix /v1.
-VERSIONED: tuple[Router, ...] = (models.router, chat.router)
+VERSIONED: tuple[Router, ...] = (models.router, chat.router, status.router)
 #: Routers whose paths have no such prefix.
-UNVERSIONED: tuple[Router, ...] = (page.router,)
+UNVERSIONED: tuple[Router, ...] = (page.router, status.unversioned)
 
 
 def create_app(model: ServedModel | Loader, options: ServerOptions | None = None) -> FastAPI:
@@ -94,8 +141,10 @@ def create_app(model: ServedModel | Loader, options: ServerOptions | None = None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await server.load()
+        opening = asyncio.create_task(load(server.lifecycle, server.load))
         yield
+        opening.cancel()
+        server.log.close()
 
     app = FastAPI(title="rlx", version=rlx.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = server
@@ -108,6 +157,15 @@ def create_app(model: ServedModel | Loader, options: ServerOptions | None = None
     for kind in (RlxError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(ClientGone, _answer_nobody)
+    server.paths = frozenset(getattr(route, "path", "") for route in app.routes)
+    app.add_middleware(
+        Front,
+        options=server.options,
+        lifecycle=server.lifecycle,
+        gate=server.gate,
+        respond=error_response,
+        done=server.done,
+    )
     return app
 
 
@@ -117,6 +175,8 @@ async def _answer_nobody(request: Request, error: Exception) -> Response:
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     found = _foreign(request, error) or api_error(error)
+    if (noted := record.current()) is not None:
+        noted.error = str(found)
     if found.status == 500:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return error_response(request, found)

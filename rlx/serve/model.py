@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +19,7 @@ from rlx.runners import Request
 from rlx.runners.generation.context import Context
 from rlx.runners.serving.together import Together
 from rlx.sampling import SampleOpts
+from rlx.serve import record
 from rlx.serve.answering import Answering
 from rlx.serve.chat_prompt import ChatPrompt, chat_prompt
 from rlx.serve.errors import context_overflow
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
-Admission = Callable[[GenerationSpec], AbstractContextManager[object]]
 
 
 class ServedModel:
@@ -44,20 +43,23 @@ class ServedModel:
 
     Attributes:
         created: Unix time at which it was opened.
-        admission: called with every spec before it is computed; what it returns is open while it is. It may refuse
-            with an `ApiError`.
         media: what images of requests may be.
     """
 
     def __init__(self, runner: CachedRunner, name: str, aliases: Sequence[str] = ()) -> None:
         self.runner, self.name, self.aliases = runner, name, tuple(aliases)
         self.created = int(time.time())
-        self.admission: Admission = lambda spec: nullcontext()
         self.media = MediaOptions()
 
     @property
     def tokenizer(self) -> Tokenizer:
         return self.runner.tokenizer
+
+    @property
+    def slots(self) -> int:
+        """How many choices are computed at once."""
+        found: int = self.runner.stats()["requests"]["slots"]
+        return found
 
     def is_named(self, name: str) -> bool:
         """Whether a request for the model `name` means this one."""
@@ -138,20 +140,25 @@ class ServedModel:
             ApiError, RlxError: a request is invalid or refused: before the first event. One that fails later raises
                 where its events are read.
         """
-        admitted = ExitStack()
-        try:
-            for spec in specs:
-                admitted.enter_context(self.admission(spec))
-            return await in_thread(lambda: Answering(self.tokenizer, specs, self._submitted(specs), admitted))
-        except BaseException:
-            admitted.close()
-            raise
+        return await in_thread(lambda: self._submitted(specs))
 
-    def _submitted(self, specs: Sequence[GenerationSpec]) -> Together:
-        return Together(self.runner, [request for spec in specs for request in self._requests(spec)])
+    def _submitted(self, specs: Sequence[GenerationSpec]) -> Answering:
+        checked = [replace(spec, prompt=self.checked(spec.prompt)) for spec in specs]
+        together = Together(self.runner, [request for spec in checked for request in self._requests(spec)])
+        handles = iter(together.handles)
+        choices = [[next(handles) for _ in range(spec.n)] for spec in checked]
+        limits = [spec.max_tokens for spec in checked]
+        note = record.observer(self.name, choices, limits, lambda: [self._decoded(spec) for spec in checked])
+        return Answering(self.tokenizer, checked, together, note)
+
+    def _decoded(self, spec: GenerationSpec) -> str:
+        """The text of a checked prompt."""
+        assert isinstance(spec.prompt, Context)
+        return self.tokenizer.decode(spec.prompt.ids)
 
     def _requests(self, spec: GenerationSpec) -> list[Request]:
         """The requests of a spec, one a choice."""
+        found = record.current()
         request = Request(
             self.checked(spec.prompt),
             self.runner.max_seq + 1 if spec.max_tokens is None else spec.max_tokens,
@@ -161,7 +168,7 @@ class ServedModel:
             min_tokens=spec.min_tokens,
             top_logprobs=spec.top_logprobs,
             priority=spec.priority,
-            timeout=spec.timeout,
+            timeout=spec.timeout if found is None else found.time_left(spec.timeout),
             stop_ids=spec.stop_ids,
             keep_ids=spec.keep_ids,
             grammar=spec.grammar,

@@ -19,12 +19,12 @@ HOST, PORT = "127.0.0.1", 8080
 QUEUE = 256
 BODY_MB = 64.0
 LEAST_KEY = 8  # characters of a key: shorter ones are guessed
-_ORIGIN = re.compile(r"https?://[^/\s*@]+|\*")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([^/\s*@]+|\*)|\*")
 _NAME = re.compile(r"\[?[\w.:%-]+\]?")
 
 
 def parse_origin(value: Any) -> str:
-    """An origin as browsers write it: `https://example.org:8443`, or `*` for all.
+    """An origin as browsers write it: `https://example.org:8443`, `vscode-webview://*`, or `*` for all.
 
     Raises:
         ArgumentError: it is neither.
@@ -165,20 +165,20 @@ class ServerOptions:
         parse=parse_host_name,
         metavar="NAME",
     )
-    image_host: tuple[str, ...] = option(
+    media_domains: tuple[str, ...] = option(
         (),
-        "A machine from which images in requests may be fetched by https address. May be given more than once",
+        "A host from which images of requests may be downloaded, or .example.org for it and its subdomains. May be "
+        "given more than once",
         default="none: images come inside of requests",
         kind=tuple,
-        parse=parse_host_name,
-        metavar="NAME",
+        metavar="HOST",
     )
-    image_folder: str | PathLike[str] | None = option(
+    media_path: str | PathLike[str] | None = option(
         None,
-        "A folder below which images in requests may be named by file:// address",
+        "A folder of images that requests may name as file:NAME",
         default="none",
         kind=object,
-        metavar="DIR",
+        metavar="FOLDER",
     )
     log: str | PathLike[str] = option(
         "-",

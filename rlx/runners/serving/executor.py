@@ -7,8 +7,9 @@ prompt rows or of a task, bounded in time while somebody decodes.
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlx.errors import DeadlineError, PoolFullError
@@ -47,6 +48,10 @@ class StepEngine(Protocol):
         ...
 
 
+#: Seconds between two tokens of a job, by which gaps are counted.
+GAP_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
 @dataclass
 class LoopCounters:
     """What the loop has done.
@@ -58,6 +63,7 @@ class LoopCounters:
         steps: calls of the engine.
         paused: how often a job was paused because the cache was full.
         gaps, gap_seconds, longest_gap: number of times between two tokens of a job, their sum, and the longest.
+        gap_counts: how many gaps there were up to each of `GAP_BOUNDS`, beyond the one before; the last: longer ones.
     """
 
     requests: int = 0
@@ -69,8 +75,10 @@ class LoopCounters:
     gaps: int = 0
     gap_seconds: float = 0.0
     longest_gap: float = 0.0
+    gap_counts: list[int] = field(default_factory=lambda: [0] * (len(GAP_BOUNDS) + 1))
 
     def count_gap(self, seconds: float) -> None:
+        self.gap_counts[bisect_left(GAP_BOUNDS, seconds)] += 1
         self.gaps += 1
         self.gap_seconds += seconds
         self.longest_gap = max(self.longest_gap, seconds)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.runners.serving.bell import Bell
-from rlx.runners.serving.request_stats import JobRecord
+from rlx.runners.serving.request_stats import ActiveRequest, JobRecord
 from rlx.runners.speculation.drafts import Drafts
 from rlx.runtime.prefix import Keys
 from rlx.runtime.prompt_embeddings import keys_of
@@ -220,6 +220,11 @@ class Job:
         if count >= self.limit or (token in self.stop_ids and count > self.min_tokens):
             return True
         return self.constraint is not None and self.constraint.is_over
+
+    def active(self) -> ActiveRequest:
+        """What can be said of it while it is computed, in any thread."""
+        sizes = len(self.prompt), self.record.cached, self.done, len(self.tokens)
+        return ActiveRequest(self.number, *sizes, self.limit, self.drafts is not None, self.paused)
 
     def encode(self, fail: Callable[[Job, BaseException], object]) -> Generator[None, None, None]:
         """For a task: encodes the images, unless the job ends before.

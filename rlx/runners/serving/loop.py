@@ -182,9 +182,14 @@ class EngineLoop:
         return not (self.driver.inbox or self.scheduler.jobs() or self.scheduler.tasks)
 
     def stats(self) -> dict[str, Any]:
-        """Number of jobs that wait (`queue`) and that have started (`running`), and the counters."""
-        started = len(self.scheduler.prefilling) + len(self.scheduler.running)
-        return {"queue": len(self.scheduler.waiting), "running": started, **vars(self._executor.counters)}
+        """Number of jobs that wait (`queue`), that have started (`running`) and that may (`slots`); those that have
+        started as `ActiveRequest` (`active`); and the counters.
+        """
+        scheduler = self.scheduler
+        started = sorted([*scheduler.prefilling, *scheduler.running], key=lambda job: job.number)
+        active = [job.active() for job in started]
+        now = {"queue": len(scheduler.waiting), "running": len(active), "slots": scheduler.slots, "active": active}
+        return {**now, **vars(self._executor.counters)}
 
     def close(self) -> None:
         """Ends every job and task with a `BusyError`, and the thread. Can be called more than once."""

@@ -31,6 +31,31 @@ class RequestStats:
     done_tokens: int = 0
 
 
+@dataclass(frozen=True)
+class ActiveRequest:
+    """A request that is being computed, without its texts.
+
+    Attributes:
+        number: the order of arrival.
+        prompt_tokens: tokens of the prompt.
+        cached_tokens: how many of them the cache knew.
+        done_tokens: how many of them are computed or were known.
+        tokens: tokens of the answer so far.
+        limit: maximum number of tokens of the answer.
+        drafts: whether it is decoded speculatively.
+        paused: whether it made room for others.
+    """
+
+    number: int
+    prompt_tokens: int
+    cached_tokens: int
+    done_tokens: int
+    tokens: int
+    limit: int
+    drafts: bool
+    paused: bool
+
+
 @dataclass
 class JobRecord:
     """What is noted of a job for its `RequestStats`: times in seconds of the loop's clock, None until then.

@@ -1,0 +1,136 @@
+"""`rlx serve`: a model behind HTTP."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlx.cli.answering import speculative_option
+from rlx.cli.command import Command
+from rlx.cli.main import debug_option
+from rlx.cli.options import collected, command_line_option, engine_options, model_argument, model_path, open_runner
+from rlx.cli.output import Bars, counted
+from rlx.profile.option import options_of
+from rlx.runners.opening.options import RunnerOptions
+from rlx.serve.options import ServerOptions
+
+if TYPE_CHECKING:
+    from rlx.cli.options import Command as Function
+    from rlx.runners import CachedRunner
+    from rlx.serve.app import Server
+    from rlx.serve.model import ServedModel
+
+
+def server_options(command: Function) -> Function:
+    """Adds the options of the server; the command receives them as the dict `server`."""
+    names = [name for name, each in options_of(ServerOptions).items() if each.is_flag]
+    return collected(command, "server", {name: command_line_option(name, ServerOptions) for name in names}, dict)
+
+
+def loop_options(command: Function) -> Function:
+    """Adds the options of the engine loop; the command receives them as the dict `loop`."""
+    names = ("slots", "stall_ms")
+    return collected(command, "loop", {name: command_line_option(name, RunnerOptions) for name in names}, dict)
+
+
+@click.command(cls=Command)
+@model_argument
+@server_options
+@loop_options
+@speculative_option
+@engine_options
+@debug_option
+def serve(
+    model: str | None, server: dict[str, Any], loop: dict[str, Any], speculative: str | None, engine: dict[str, Any]
+) -> None:
+    """Serve MODEL over HTTP, by default the demo model, in the form of OpenAI's, Anthropic's and Ollama's APIs.
+
+    Only this machine reaches the server, unless --host says otherwise. Ctrl-C or SIGTERM ends it when the requests that
+    it answers are complete; a second Ctrl-C at once.
+
+    \b
+    rlx serve
+    rlx serve model.gguf --port 8000 --alias gpt-4o
+    rlx serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
+    """
+    from rlx.serve import ServedModel, check_installed, create_app
+    from rlx.serve.lifecycle import address, listening, run
+    from rlx.serve.naming import model_name
+
+    check_installed()
+    options = ServerOptions(**_given(server)).resolved()
+    path = model_path(model, engine)
+    names = [*options.alias, model_name(path), *([model] if model else [])]
+    opened: list[CachedRunner] = []
+    with listening(options) as listener, Bars() as bars:
+
+        def opening() -> ServedModel:
+            bars.waiting("opening the model")
+            runner = open_runner(path, {**engine, **_given(loop), **_given({"speculative": speculative})}, bars)
+            opened.append(runner)
+            return ServedModel(runner, names[0], names[1:])
+
+        app = create_app(opening, options)
+        Announcer(app.state.server, names[0], address(options, listener), bars).begin()
+        try:
+            run(app, options, listener)
+        finally:
+            bars.close()
+            for runner in opened:
+                runner.close()
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+class Announcer:
+    """Says on stderr what the server does.
+
+    Args:
+        server: whose state it follows.
+        name: of the model.
+        url: where the server is.
+        bars: are on the terminal until the model is there.
+    """
+
+    def __init__(self, server: Server, name: str, url: str, bars: Bars) -> None:
+        self._server, self._name, self._url, self._bars = server, name, url, bars
+        self._start = time.monotonic()
+
+    def begin(self) -> None:
+        """Says where the server is, and who reaches it."""
+        options = self._server.options
+        self._server.lifecycle.changed = self._changed
+        who = "this machine only" if options.is_local else "every machine that reaches this one"
+        keys = f" with {counted(len(options.api_key), 'API key')}" if options.api_key else ""
+        click.echo(f"rlx serves {self._name} at {self._url}, for {who}{keys}", err=True)
+        if not (options.is_local or options.api_key):
+            click.echo(
+                f"Warning: anybody who reaches port {self._url.rpartition(':')[2]} of this machine can use the model. "
+                "--api-key asks for a key.",
+                err=True,
+            )
+
+    def _changed(self) -> None:
+        lifecycle = self._server.lifecycle
+        self._bars.close()
+        if lifecycle.state == "ready":
+            click.echo(f"ready after {time.monotonic() - self._start:.1f} s. {self._try()}", err=True)
+        elif lifecycle.state == "draining":
+            left, most = lifecycle.in_flight, self._server.options.drain
+            rest = f"{counted(left, 'request')} may finish within {most:g} s, Ctrl-C ends at once" if left else "bye"
+            click.echo(f"\nending: {rest}", err=True)
+
+    def _try(self) -> str:
+        """What to do next."""
+        options = self._server.options
+        key = " -H 'Authorization: Bearer KEY'" if options.api_key else ""
+        body = '{"messages": [{"role": "user", "content": "Hello"}]}'
+        page = f"Open {self._url} in a browser, or:" if options.page else "Try:"
+        return (
+            f"{page}\n  curl {self._url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'\n"
+            f"Base URL for clients of OpenAI's API: {self._url}/v1. Ctrl-C ends the server."
+        )

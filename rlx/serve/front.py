@@ -1,0 +1,230 @@
+"""What stands in front of the application: every request passes here, whichever API it is for.
+
+Server stage, between the HTTP server and the routers. In order: a record with an id, name, origin and key of the
+sender, room for one more request, the body as far as it may be large; then the application; then log and metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rlx.serve import record
+from rlx.serve.admission import ROOM, Gate, Room
+from rlx.serve.errors import ApiError, api_error
+from rlx.serve.lifecycle import Lifecycle
+from rlx.serve.options import ServerOptions
+from rlx.serve.record import RequestRecord
+from rlx.serve.security import Keys, Names, Origins
+
+log = logging.getLogger("rlx.serve")
+
+ErrorResponse = Callable[[Request, ApiError], Response]
+CLIENT_CLOSED = 499
+_ID = re.compile(r"[\w.:-]{1,128}")
+_SECONDS = re.compile(r"\d{1,7}(?:\.\d{1,6})?")
+
+
+class Front:
+    """The outermost middleware.
+
+    Args:
+        app: the application.
+        options: limits, keys, origins.
+        lifecycle: refuses while the model loads and while the server drains.
+        gate: bounds the requests.
+        respond: makes the response of an error in the form of the API that the path belongs to.
+        done: called with the record of each request at its end.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        options: ServerOptions,
+        lifecycle: Lifecycle,
+        gate: Gate,
+        respond: ErrorResponse,
+        done: Callable[[RequestRecord, Headers], None],
+    ) -> None:
+        self._app, self._options, self._lifecycle, self._gate = app, options, lifecycle, gate
+        self._respond, self._done = respond, done
+        self._keys, self._names = Keys(options.api_key), Names(options)
+        self._origins = Origins(options.cors_origin)
+        self._room = Room(max(ROOM, options.max_body_bytes))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        found = _record(scope, headers)
+        found.keeps_texts = self._options.log_prompts
+        record.begin(found)
+        answer = _Answer(send, found, self._origins.headers(headers))
+        try:
+            found.deadline = self._deadline(headers, found)
+            await self._checked(scope, headers, receive, answer, found)
+        except ApiError as error:
+            if not answer.started:
+                await self._refuse(scope, receive, answer, error, found)
+        except asyncio.CancelledError:
+            found.gone = True
+            raise
+        except Exception as error:
+            log.exception("%s %s failed", found.method, found.path)
+            if answer.started:
+                raise  # the connection is closed: the client sees that the answer is incomplete
+            await self._refuse(scope, receive, answer, api_error(error), found)
+        finally:
+            if not found.status:
+                found.status, found.gone = CLIENT_CLOSED, True
+            self._done(found, headers)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send, error: ApiError, found: RequestRecord) -> None:
+        found.error = str(error)
+        await self._respond(Request(scope), error)(scope, receive, send)
+
+    async def _checked(
+        self, scope: Scope, headers: Headers, receive: Receive, send: Send, found: RequestRecord
+    ) -> None:
+        for problem in (self._names.problem(headers), self._origins.problem(headers)):
+            if problem is not None:
+                raise problem
+        if scope["method"] == "OPTIONS" and "origin" in headers:
+            await Response(status_code=204)(scope, receive, send)
+            return
+        if (problem := self._keys.problem(scope["path"], headers)) is not None:
+            raise problem
+        if scope["method"] not in ("POST", "PUT", "PATCH"):
+            await self._app(scope, receive, send)
+            return
+        if (problem := self._lifecycle.refusal()) is not None:
+            raise problem
+        await self._admitted(scope, headers, receive, send, found)
+
+    async def _admitted(
+        self, scope: Scope, headers: Headers, receive: Receive, send: Send, found: RequestRecord
+    ) -> None:
+        """Reads the body and has the request answered, counted at the gate."""
+        most = self._options.max_body_bytes
+        size = _length(headers)
+        if size is not None and size > most:
+            raise _too_large(most)
+        self._gate.enter()
+        self._lifecycle.in_flight += 1
+        try:
+            async with self._room.taken(most if size is None else size):
+                body = await _read(receive, most)
+                if body is None:
+                    found.gone = True
+                    return
+                await self._app(scope, _Body(body, receive), send)
+        finally:
+            self._lifecycle.in_flight -= 1
+            self._gate.left(found.seconds)
+
+    def _deadline(self, headers: Headers, found: RequestRecord) -> float | None:
+        """When the request is to be answered: by its header X-Request-Timeout, at the latest by the server's limit."""
+        own, most = headers.get("x-request-timeout"), self._options.timeout
+        if own is not None and (not _SECONDS.fullmatch(own) or not float(own)):
+            what = f"X-Request-Timeout is {own[:40]!r}"
+            raise ApiError(400, what, param="X-Request-Timeout", hint="give seconds above 0")
+        limits = [each for each in (own and float(own), most) if each]
+        return found.arrived + min(limits) if limits else None
+
+
+class _Answer:
+    """Sends a response, with the headers that each one has, and notes its status."""
+
+    def __init__(self, send: Send, found: RequestRecord, headers: dict[str, str]) -> None:
+        self._send, self._record, self._headers, self.started = send, found, headers, False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started, self._record.status = True, message["status"]
+            headers = MutableHeaders(raw=message.setdefault("headers", []))
+            for name, value in self._headers.items():
+                headers[name] = value
+            headers["X-Request-Id"] = self._record.id
+            headers["Server-Timing"] = server_timing(self._record)
+            self._record.streamed = "content-length" not in headers
+        await self._send(message)
+
+
+class _Body:
+    """`receive` of a request whose body was read."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+async def _read(receive: Receive, most: int) -> bytes | None:
+    """The body of a request; None if the client went away.
+
+    Raises:
+        ApiError: 413, it is larger than `most` bytes.
+    """
+    pieces, size, more = list[bytes](), 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        pieces.append(message.get("body", b""))
+        size, more = size + len(pieces[-1]), message.get("more_body", False)
+        if size > most:
+            raise _too_large(most)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _too_large(most: int) -> ApiError:
+    hint = "send less, or start the server with a larger --max-body-mb"
+    return ApiError(413, f"the body is larger than {most / 1e6:g} MB", code="body_too_large", hint=hint)
+
+
+def _length(headers: Headers) -> int | None:
+    with suppress(KeyError, ValueError):
+        return int(headers["content-length"])
+    return None
+
+
+def _record(scope: Scope, headers: Headers) -> RequestRecord:
+    sent = headers.get("x-request-id", "")
+    client = scope.get("client")
+    return RequestRecord(
+        id=sent if _ID.fullmatch(sent) else f"req-{uuid.uuid4().hex}",
+        method=scope["method"],
+        path=scope["path"],
+        client=client[0] if client else "",
+        arrived=time.perf_counter(),
+    )
+
+
+def server_timing(found: RequestRecord) -> str:
+    """The value of the header Server-Timing: what is known when the response begins, in milliseconds."""
+    parts = []
+    if found.answered:
+        each = found.answered[-1]
+        parts = [
+            ("prepare", each.prepared),
+            ("queue", each.first.queued_s),
+            ("prompt", each.first.prompt_s),
+            ("decode", max(one.decode_s for one in each.stats)),
+        ]
+    return ", ".join(f"{name};dur={1000 * seconds:.1f}" for name, seconds in [*parts, ("total", found.seconds)])

@@ -1,0 +1,234 @@
+"""The life of a server: it loads its model, serves, drains, ends.
+
+Server stage, above the application. `run` is what `rlx serve` calls: an HTTP server that is told to end finishes what
+it computes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from rlx.errors import ArgumentError
+from rlx.serve.errors import ApiError
+
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
+
+    from rlx.serve.options import ServerOptions
+
+BACKLOG = 512
+CUT_SECONDS = 2.0  # for requests that were cut to say so to their clients
+SEND_BUFFER = 64 << 10  # bytes that the system holds for a client that does not read; it doubles them
+
+
+class State(StrEnum):
+    """What a server can do now."""
+
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class Lifecycle:
+    """Where a server stands, and how many requests it answers.
+
+    Attributes:
+        state: what it can do now.
+        error: why the model could not be opened.
+        in_flight: number of requests that are being answered and want something computed.
+        changed: called after every change of the state.
+    """
+
+    def __init__(self) -> None:
+        self.state = State.LOADING
+        self.error: BaseException | None = None
+        self.in_flight = 0
+        self.changed: Callable[[], object] = lambda: None
+
+    def opened(self) -> None:
+        """The model is there."""
+        if self.state == State.LOADING:
+            self._set(State.READY)
+
+    def failed(self, error: BaseException) -> None:
+        """The model cannot be opened."""
+        self.error = error
+        self._set(State.FAILED)
+
+    def drain(self) -> None:
+        """From now on nothing new begins."""
+        self._set(State.DRAINING)
+
+    def refusal(self) -> ApiError | None:
+        """The error of a request that wants something computed now; None if that is possible."""
+        if self.state == State.READY:
+            return None
+        if self.state == State.LOADING:
+            return _unavailable("the model is loading", "loading", "try again in some seconds")
+        if self.state == State.FAILED:
+            return _unavailable(f"the model cannot be opened: {self.error}", "failed", None)
+        return _unavailable("the server is ending", "draining", "send the request to another one, or again later")
+
+    def _set(self, state: State) -> None:
+        self.state = state
+        self.changed()
+
+
+def _unavailable(what: str, code: str, hint: str | None) -> ApiError:
+    return ApiError(503, what, code=code, hint=hint, headers={"Retry-After": "1"})
+
+
+def listening(options: ServerOptions) -> socket.socket:
+    """The socket of a server, so that an address that cannot be used is an error before anything is loaded.
+
+    Raises:
+        ArgumentError: the port is in use or not allowed, or this machine has no such address.
+    """
+    host, port = options.host.strip("[]"), options.port
+    where = f"{options.host}:{port}"
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind, number)
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+            if family == socket.AF_INET6 and host == "::":
+                found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            found.bind(address)
+            found.listen(BACKLOG)
+        except BaseException:
+            found.close()
+            raise
+    except socket.gaierror as error:
+        raise ArgumentError(f"there is no such address: {error.strerror}", where=f"host {options.host}") from error
+    except PermissionError as error:
+        raise ArgumentError("the port is not allowed", where=where, hint="take a `port` above 1023") from error
+    except OSError as error:
+        in_use = error.errno == 98 or "in use" in str(error)
+        hint = "end that program, or choose another `port`; 0 takes a free one" if in_use else None
+        what = "another program uses the port" if in_use else f"it cannot listen there: {error.strerror}"
+        raise ArgumentError(what, where=where, hint=hint) from error
+    return found
+
+
+def address(options: ServerOptions, listener: socket.socket) -> str:
+    """What to type into a browser on this machine."""
+    port, host = listener.getsockname()[1], options.host.strip("[]")
+    host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def run(app: FastAPI, options: ServerOptions, listener: socket.socket) -> None:
+    """Serves until a signal ends it. SIGINT and SIGTERM drain; a second one ends at once.
+
+    Args:
+        app: of `create_app`.
+        listener: of `listening`.
+
+    Raises:
+        RlxError: the model cannot be opened.
+        KeyboardInterrupt: there was a second signal.
+    """
+    import uvicorn
+
+    from rlx.serve.protocol import BoundedProtocol, most_connections
+
+    config = uvicorn.Config(
+        app,
+        http=type("Connection", (BoundedProtocol,), {"send_seconds": options.send_timeout}),
+        loop="asyncio",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(CUT_SECONDS),
+        h11_max_incomplete_event_size=64 << 10,
+        limit_concurrency=most_connections(),
+    )
+    server = _draining_server(config, app, options)
+    asyncio.run(server.serve([listener]))
+    lifecycle: Lifecycle = app.state.server.lifecycle
+    if lifecycle.error is not None:
+        raise lifecycle.error
+    if server.force_exit:
+        raise KeyboardInterrupt
+
+
+def _draining_server(config: uvicorn.Config, app: FastAPI, options: ServerOptions) -> Any:
+    """A `uvicorn.Server` that goes on listening while it drains, so that new requests get an answer."""
+    import uvicorn
+
+    shared = app.state.server
+    lifecycle: Lifecycle = shared.lifecycle
+
+    class DrainingServer(uvicorn.Server):
+        deadline: float | None = None
+
+        async def on_tick(self, counter: int) -> bool:
+            over = await super().on_tick(counter)
+            if self.deadline is None or over:
+                return over or lifecycle.state == State.FAILED
+            if not lifecycle.in_flight:
+                return True
+            if time.monotonic() < self.deadline:
+                return False
+            shared.cut()
+            return time.monotonic() >= self.deadline + CUT_SECONDS
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            loop = asyncio.get_running_loop()
+            for each in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(each, self.end)
+            try:
+                yield
+            finally:
+                for each in (signal.SIGINT, signal.SIGTERM):
+                    loop.remove_signal_handler(each)
+
+        def end(self) -> None:
+            if self.deadline is not None:
+                self.force_exit = self.should_exit = True
+                return
+            self.deadline = time.monotonic() + options.drain
+            lifecycle.drain()
+
+    return DrainingServer(config)
+
+
+async def load(lifecycle: Lifecycle, opening: Callable[[], None]) -> None:
+    """Calls `opening`, which opens the model, in a thread of its own, and notes how it went.
+
+    Nobody waits for the thread where the process ends before the model is there.
+    """
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            opening()
+        except BaseException as error:
+            errors.append(error)
+        with suppress(RuntimeError):  # the event loop was closed meanwhile
+            loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=work, name="rlx-opening", daemon=True).start()
+    await done.wait()
+    if errors:
+        lifecycle.failed(errors[0])
+    else:
+        lifecycle.opened()

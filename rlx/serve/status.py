@@ -1,0 +1,151 @@
+"""What a server says of itself: health, properties, slots, versions, metrics.
+
+Server stage, beside the APIs. The fields follow llama-server and vLLM, whose clients and probes ask for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request, Response
+
+import rlx
+from rlx.errors import RlxError
+from rlx.serve.errors import ApiError
+from rlx.serve.http import new_router
+from rlx.serve.metrics import CONTENT_TYPE
+from rlx.serve.model import ServedModel
+
+if TYPE_CHECKING:
+    from rlx.runners.serving.request_stats import ActiveRequest
+    from rlx.serve.app import Server
+
+PROBES = frozenset({"/health", "/v1/health", "/ping", "/metrics", "/slots", "/favicon.ico"})
+"""Paths that are asked all the time: the log has them only where they fail."""
+
+
+def router(server: Server) -> APIRouter:
+    """`GET /health`, which a load balancer asks: 200 if new requests are computed."""
+    found = new_router(tags=["status"])
+
+    @found.get("/health")
+    async def health() -> dict[str, Any]:
+        """Whether the server takes requests; 503 while the model loads and while the server ends."""
+        if (problem := server.lifecycle.refusal()) is not None:
+            raise problem
+        return {"status": "ok"}
+
+    return found
+
+
+def unversioned(server: Server) -> APIRouter:
+    """`/ping`, `/version`, `/props`, `/slots` and `/metrics`."""
+    found = new_router(tags=["status"])
+
+    @found.get("/ping")
+    async def ping() -> dict[str, Any]:
+        """As `/health`."""
+        if (problem := server.lifecycle.refusal()) is not None:
+            raise problem
+        return {"status": "ok"}
+
+    @found.get("/version")
+    async def version() -> dict[str, str]:
+        """The version of rlx."""
+        return {"version": rlx.__version__}
+
+    @found.get("/props")
+    async def props() -> dict[str, Any]:
+        """What is served, and how requests are answered that give no options."""
+        return properties(server.model)
+
+    @found.get("/slots")
+    async def slots(request: Request) -> list[dict[str, Any]]:
+        """What is computed in each slot, without texts. With `?fail_on_no_slot=1` 503 if none is free."""
+        if not server.options.slots_endpoint:
+            raise _off("/slots", "--no-slots-endpoint")
+        every = slots_of(server.model)
+        if request.query_params.get("fail_on_no_slot") not in (None, "", "0") and all(
+            each["is_processing"] for each in every
+        ):
+            raise ApiError(503, "no slot is free", code="no_slot")
+        return every
+
+    @found.get("/metrics", response_class=Response)
+    def metrics() -> Response:  # in a worker thread: it asks the engine
+        """Counters and histograms in Prometheus' text format."""
+        if not server.options.metrics:
+            raise _off("/metrics", "--no-metrics")
+        return Response(server.metrics.text(), media_type=CONTENT_TYPE)
+
+    return found
+
+
+def _off(path: str, option: str) -> ApiError:
+    return ApiError(501, f"{path} is switched off", code="not_supported", hint=f"start the server without {option}")
+
+
+def properties(model: ServedModel) -> dict[str, Any]:
+    """The body of `/props`."""
+    runner, tokenizer = model.runner, model.tokenizer
+    stats = runner.stats()
+    return {
+        "default_generation_settings": {"n_ctx": runner.max_seq, "params": _sampling(model)},
+        "total_slots": model.slots,
+        "model_alias": model.name,
+        "model_aliases": list(model.aliases),
+        "model_path": model.name,  # a path would tell clients about the machine
+        "family": runner.family,
+        "n_vocab": runner.vocab_size,
+        "chat_template": tokenizer.chat_template or "",
+        "bos_token": _token(model, tokenizer.bos_id),
+        "eos_token": _token(model, tokenizer.eos_id),
+        "modalities": {"vision": runner.supports_multimodal, "audio": False},
+        "build_info": f"rlx {rlx.__version__}",
+        "device": runner.device,
+        "target": stats["target"],
+        "threads": stats["threads"],
+        "precision": stats["precision"],
+        "kv_dtype": stats["kv_dtype"],
+        "deterministic": stats["deterministic"],
+    }
+
+
+def _sampling(model: ServedModel) -> dict[str, Any]:
+    """The sampling options of requests that give none, also under llama-server's names."""
+    opts = model.default_sample
+    params = {each.name: getattr(opts, each.name) for each in fields(opts) if each.name != "logit_bias"}
+    params |= {"n_predict": -1, "repeat_penalty": opts.repetition_penalty, "repeat_last_n": opts.repetition_window}
+    return {**params, "source": "model" if model.runner.recommended_sample is not None else "default"}
+
+
+def _token(model: ServedModel, token: int | None) -> str:
+    return "" if token is None else model.tokenizer.vocabulary.tokens[token]
+
+
+def slots_of(model: ServedModel) -> list[dict[str, Any]]:
+    """The body of `/slots`: the active requests in order of their arrival, then the free slots."""
+    try:
+        requests = model.runner.stats()["requests"]
+    except RlxError as error:
+        raise ApiError(503, str(error), code="unavailable") from error
+    free = [{"is_processing": False}] * (requests["slots"] - len(requests["active"]))
+    every = [*map(_busy, requests["active"]), *free]
+    return [{"id": number, "n_ctx": model.runner.max_seq, **slot} for number, slot in enumerate(every)]
+
+
+def _busy(each: ActiveRequest) -> dict[str, Any]:
+    """A slot that computes a request."""
+    left = each.limit - each.tokens
+    return {
+        "is_processing": True,
+        "id_task": each.number,
+        "speculative": each.drafts,
+        "n_prompt_tokens": each.prompt_tokens,
+        "n_prompt_tokens_cache": each.cached_tokens,
+        "n_prompt_tokens_processed": each.done_tokens,
+        "is_paused": each.paused,
+        "params": {"n_predict": each.limit},
+        "next_token": {"has_next_token": left > 0, "n_remain": left, "n_decoded": each.tokens},
+    }
