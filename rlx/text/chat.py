@@ -14,6 +14,7 @@ from rlx.text.confined import Confined, ConfinedError
 from rlx.text.fence import Fence
 from rlx.text.image_parts import ImageTokens
 from rlx.text.tokenizer import Tokenizer
+from rlx.text.tool_calls.messages import has_calls, prompted, with_calls
 
 Message = Mapping[str, Any]
 T = TypeVar("T")
@@ -91,15 +92,49 @@ class ChatTemplate:
         """
         checked = _checked_messages(messages)
         _refuse_media(checked, takes_images)
-        return [self._fitted(message) for message in checked]
+        return [self.fit(message) for message in checked]
 
-    def _fitted(self, message: dict[str, Any]) -> dict[str, Any]:
+    def fit(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A checked message whose content has the form that the template takes."""
         content = message.get("content")
         if isinstance(content, str) and self._takes_parts and not self._takes_texts:
             return {**message, "content": [{"type": "text", "text": content}]}
         if isinstance(content, list) and not self._takes_parts:
             return {**message, "content": "\n".join(part["text"] for part in content if part["type"] == "text")}
         return message
+
+    @property
+    def source(self) -> str:
+        """The source of the template."""
+        return self._template
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the template shows the model the tools that it is given."""
+        parameters = {"type": "object", "properties": {"x": {"type": "string", "description": "x"}}, "required": []}
+        tool = {"type": "function", "function": {"name": _PROBE, "description": "x", "parameters": parameters}}
+        conversation = [{"role": "user", "content": "x"}]
+        return self._tried(conversation, [tool]) not in ("", self._tried(conversation))
+
+    @cached_property
+    def takes_several_calls(self) -> bool:
+        """Whether a message of the assistant may have several tool calls."""
+        call = {"id": "call00000", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
+        calls = {"role": "assistant", "content": "", "tool_calls": [call, call]}
+        return bool(self._tried([{"role": "user", "content": "x"}, calls]))
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """Whether a conversation may begin with a message of the system."""
+        return _PROBE in self._tried([{"role": "system", "content": _PROBE}, {"role": "user", "content": "x"}])
+
+    def _tried(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
+        """What a template makes of a conversation; nothing if it refuses it."""
+        values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": False}
+        try:
+            return self._render(values)
+        except ChatTemplateError:
+            return ""
 
     @cached_property
     def _takes_texts(self) -> bool:
@@ -112,11 +147,7 @@ class ChatTemplate:
         return self._shows([{"type": "text", "text": _PROBE}])
 
     def _shows(self, content: Any) -> bool:
-        values = {"messages": [{"role": "user", "content": content}], "tools": None, "documents": None}
-        try:
-            text = self._render({**values, "add_generation_prompt": False})
-        except ChatTemplateError:
-            return False
+        text = self._tried([{"role": "user", "content": content}])
         return _PROBE in text and repr(_PROBE) not in text and f'"{_PROBE}"' not in text
 
     def _render(self, values: dict[str, Any]) -> str:
@@ -247,17 +278,23 @@ def chat_ids(
     that a user cannot close a turn and speak for the system; assistant messages and, with `trust_content`, all of them
     are parsed like the template. No message can write an image: a part `{"type": "image"}` is one placeholder id.
 
+    A template that knows no tools gets messages that describe them; see `rlx.text.tool_calls.messages`.
+
     Args:
         images: the tokens of images; None if the model takes none.
 
     Raises:
         ChatTemplateError: there is no template, or it cannot be rendered.
+        ToolError: a tool call in a message is malformed.
         MultimodalError: a content has a part that the model does not take, or the template leaves images out.
     """
+    tools = _checked_tools(tools) if tools else None
     template = template_of(tokenizer, tools=tools is not None)
-    messages = template.fitted(messages, takes_images=images is not None)
-    fence = Fence(tokenizer, messages, images, trusted=trust_content)
-    ids = fence.encode(template.render(fence.messages, tools, add_generation_prompt, **kwargs))
+    fitted = template.fitted(messages, takes_images=images is not None)
+    if tools or has_calls(fitted):
+        fitted, tools = _with_tools(template, fitted, tools)
+    fence = Fence(tokenizer, fitted, images, tools=tools, trusted=trust_content)
+    ids = fence.encode(template.render(fence.messages, fence.tools, add_generation_prompt, **kwargs))
     if images is None:
         return ids
     written = images.count(ids)
@@ -267,6 +304,15 @@ def chat_ids(
             what, where=_WHERE, hint="it may be made for text: use the template of the model's authors"
         )
     return images.expanded(ids)
+
+
+def _with_tools(
+    template: ChatTemplate, messages: list[dict[str, Any]], tools: list[Any] | None
+) -> tuple[list[dict[str, Any]], list[Any] | None]:
+    """Messages and tools for a template: both, or messages alone, which say it all, if it knows no tools."""
+    if template.takes_tools:
+        return with_calls(messages, template), tools
+    return [template.fit(message) for message in prompted(messages, tools or [], template)], None
 
 
 def _refuse_media(messages: Sequence[dict[str, Any]], takes_images: bool) -> None:

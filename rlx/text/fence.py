@@ -25,6 +25,7 @@ class Fence:
     Args:
         messages: checked ones.
         images: the tokens of images, which no message may hold; None if the model takes none.
+        tools: descriptions of tools, None if there are none. They may come from strangers, too.
         trusted: whether control tokens in any message count as such.
     """
 
@@ -34,10 +35,11 @@ class Fence:
         messages: Sequence[dict[str, Any]],
         images: ImageTokens | None = None,
         *,
+        tools: Sequence[dict[str, Any]] | None = None,
         trusted: bool = False,
     ) -> None:
         self._tokenizer, self._images = tokenizer, images
-        self._mark = _unused_word(_texts(list(messages)))
+        self._mark = _unused_word(_texts([*messages, *(tools or ())]))
         self._names = images.names(tokenizer) if images else {}
         self._texts = list(self._names)
         media = SpecialSplitter({text: at for at, text in enumerate(self._texts)})
@@ -45,6 +47,7 @@ class Fence:
         found = {text: token in tokenizer.encode(text, False) for text, token in self._names.items()}
         self._cut = SpecialSplitter({text: at for at, text in enumerate(self._texts) if found[text]})
         self.messages = [self._fenced(m, media, trusted or m["role"] == "assistant") for m in messages]
+        self.tools = None if tools is None else [self._fenced(tool, media, trusted) for tool in tools]
 
     def _fenced(self, value: Any, media: SpecialSplitter, trusted: bool) -> Any:
         if isinstance(value, str):

@@ -10,9 +10,10 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from rlx.text.tokenizer import Tokenizer
+from rlx.text.tool_calls.lark import Lark, arguments, control_tokens, either, literal, tools_of
 from rlx.text.tool_calls.tools import Tool, ToolChoice
 
 AUTO = ToolChoice()
@@ -66,14 +67,20 @@ class ToolFormat(ABC):
 
     Attributes:
         name: a word for it, such as `hermes`.
-        trigger: the text that begins a call; None where only the whole answer shows whether it is one.
+        trigger: the text that begins a call.
+        separator: the text between two calls; None if an answer has only one.
         prompted: whether the chat template knows nothing of tools, so that messages say what the template would: see
             `rlx.text.tool_calls.messages`.
     """
 
-    name: ClassVar[str]
-    trigger: str | None = None
+    name: str
+    trigger: str
+    separator: str | None = "\n"
     prompted: bool = False
+
+    def __init__(self, tokenizer: Tokenizer | None = None) -> None:
+        """Args: tokenizer: says which texts are control tokens; without one none is."""
+        self._tokens = control_tokens(tokenizer, self.markers)
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> ToolFormat | None:
@@ -91,20 +98,44 @@ class ToolFormat(ABC):
             new_id: makes the ids of calls.
         """
 
-    @abstractmethod
     def grammar(self, tools: Sequence[Tool], choice: ToolChoice = AUTO, parallel: bool = True) -> str:
         """The grammar of an answer, as Lark text for llguidance.
 
         Args:
             tools: at least one.
-            choice: where it is forced, the answer is one call, or several with `parallel`, and nothing else. With
-                `auto`, the grammar begins right after `trigger`, which may follow any text; without a `trigger` it
-                is the grammar of the whole answer, which may be any text that does not begin a call.
+            choice: where it is forced, the grammar is that of the whole answer: one call, or several with `parallel`
+                unless a tool is named, and nothing else. With `auto` it is that of one call, from right after
+                `trigger` on, which may follow any text.
             parallel: whether the answer may have several calls.
 
         Raises:
-            ToolError: the schema of a tool cannot be expressed in this format.
+            ToolError: the schema of a tool cannot be enforced in this format. With `auto` this is an error only for
+                tools that are `strict`; the arguments of others may be any object then.
         """
+        lark = Lark(self._tokens)
+        start = lark.reserve("start")
+        bodies = [
+            self._call(lark, tool, arguments(lark, tool, choice, self._arguments)) for tool in tools_of(tools, choice)
+        ]
+        if not choice.forced:
+            lark.define(start, either([*bodies, *self._others(lark, tools)]))
+            return str(lark)
+        call = lark.rule("call", f"{lark.mark(self.trigger)} {either(bodies)}")
+        several = parallel and choice.name is None and self.separator is not None
+        lark.define(start, f"{call} ({literal(self.separator or '')} {call})*" if several else call)
+        return str(lark)
+
+    @abstractmethod
+    def _call(self, lark: Lark, tool: Tool, arguments: str) -> str:
+        """The body of the rule for the call of a tool, from the trigger on, with its arguments."""
+
+    @abstractmethod
+    def _arguments(self, lark: Lark, tool: Tool, schema: Mapping[str, Any]) -> str:
+        """The body of the rule for the arguments of a tool under a schema."""
+
+    def _others(self, lark: Lark, tools: Sequence[Tool]) -> list[str]:
+        """What may follow the trigger and is no call."""
+        return []
 
     def keep_ids(self, tokenizer: Tokenizer) -> frozenset[int]:
         """The control tokens that calls are written with: texts of answers must not leave them out."""

@@ -121,10 +121,9 @@ class JsonCall:
         """A value has ended."""
         if self._key == "name":
             name = json.loads(self._read)
-            self.name = name if isinstance(name, str) and name else None
-            self.bad = self.name is None or (self._names is not None and name not in self._names)
+            known = isinstance(name, str) and name and (self._names is None or name in self._names)
+            self.name, self.bad = (name, False) if known else (None, True)
         elif self._key in _ARGUMENTS and not self._is_object:
-            self._is_object = True
             self._inside(json.loads(self._read))
 
     def _inside(self, value: object) -> None:
@@ -134,6 +133,7 @@ class JsonCall:
         except (ValueError, RecursionError):
             found = None
         if isinstance(found, dict):
+            self._is_object = True
             self._arguments.append(json.dumps(found, ensure_ascii=False))
         else:
             self.bad = True

@@ -41,7 +41,7 @@ class CallScanner(CallParser):
         self._markers, self._new_id = tuple(markers), new_id
         self._held = ""  # not looked at yet
         self._begun = ""  # what has been read of a possible call, with the blanks before it
-        self._marker = ""
+        self._marked = 0  # characters of it that are text in any case if it is no call
         self._state: State = self._text
         self._after_call = self._final = False
         self._parts: list[Part] = []
@@ -86,7 +86,8 @@ class CallScanner(CallParser):
             at, marker = found
             said = self._held[:at].rstrip()
             self._say(said)
-            self._begun, self._marker = self._held[len(said) : at + len(marker)], marker
+            self._begun = self._held[len(said) : at + len(marker)]
+            self._marked = len(self._begun)
             self._held = self._held[at + len(marker) :]
             self._state = self._opened(marker)
             return True
@@ -117,9 +118,9 @@ class CallScanner(CallParser):
 
     def _abandon(self) -> None:
         """It was no call: its marker is text, and what follows is looked at again."""
-        at = self._begun.find(self._marker) + len(self._marker)
-        self._say(self._begun[:at])
-        self._held = self._begun[at:] + self._held
+        text = self._begun + self._held
+        self._say(text[: self._marked])
+        self._held = text[self._marked :]
         self._begun, self._state = "", self._text
 
     # The call.

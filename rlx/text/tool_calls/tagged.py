@@ -16,15 +16,18 @@ Qwen2.5, Qwen3, Qwen3-Coder and Qwen3.5 (Apache-2.0) on the Hugging Face hub.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlx.text.tool_calls.format import AUTO, CallParser, ToolFormat, new_call_id
+from rlx.text.tool_calls.format import CallParser, ToolFormat, new_call_id
 from rlx.text.tool_calls.json_call import JsonCall
+from rlx.text.tool_calls.lark import Lark, json_value, literal
 from rlx.text.tool_calls.scan import CallScanner, State, quoted, tail_of
-from rlx.text.tool_calls.tools import Tool, ToolChoice
-from rlx.text.tool_calls.values import cast, is_text
+from rlx.text.tool_calls.tools import Tool
+from rlx.text.tool_calls.values import cast, child, is_text
+from rlx.text.tool_calls.xml_lark import parameters
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 _FUNCTION, _PARAMETER, _VALUE_END, _FUNCTION_END = "<function=", "<parameter=", "</parameter>", "</function>"
@@ -120,7 +123,7 @@ class TaggedParser(CallScanner):
 
     def _open_parameter(self, name: str) -> None:
         self._name, self._value, self._state = name, "", self._parameter
-        self._schema = self._tool.properties.get(name, {"type": "string"})
+        self._schema = child(self._tool.parameters, name, self._tool.parameters, {"type": "string"})
         self._streams = is_text(self._schema, self._tool.parameters)
         lead = f'{", " if self._parameters else "{"}"{quoted(name)}": '
         self._argue(lead + '"' if self._streams else lead)
@@ -182,11 +185,22 @@ class HermesFormat(ToolFormat):
     def parser(self, tools: Sequence[Tool], new_id: Callable[[], str] = new_call_id) -> CallParser:
         return TaggedParser(tools, new_id)
 
-    def grammar(self, tools: Sequence[Tool], choice: ToolChoice = AUTO, parallel: bool = True) -> str:
-        raise NotImplementedError
+    def _call(self, lark: Lark, tool: Tool, arguments: str) -> str:
+        head = literal(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ')
+        return f'{head} {arguments} "}}\\n" {lark.mark(END)}'
+
+    def _arguments(self, lark: Lark, tool: Tool, schema: Mapping[str, Any]) -> str:
+        return json_value(schema)
 
 
 class XmlFormat(HermesFormat):
     """XML with untyped parameters between `<tool_call>` and `</tool_call>`."""
 
     name = "xml"
+
+    def _call(self, lark: Lark, tool: Tool, arguments: str) -> str:
+        head, tail = literal(f"\n<function={tool.name}>"), literal("\n</function>\n")
+        return f"{head} {arguments} {tail} {lark.mark(END)}"
+
+    def _arguments(self, lark: Lark, tool: Tool, schema: Mapping[str, Any]) -> str:
+        return parameters(lark, tool, schema)

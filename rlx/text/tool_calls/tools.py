@@ -16,6 +16,7 @@ from rlx.errors import ToolError
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}")
 CHOICES = ("auto", "none", "required")
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,13 +25,13 @@ class Tool:
 
     Attributes:
         name: its name.
-        parameters: the JSON schema of its arguments; an empty one allows any object.
+        parameters: the JSON schema of its arguments; by default there are none.
         description: what it does.
         strict: whether the arguments must follow the schema even where the model decides whether it calls.
     """
 
     name: str
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=lambda: NO_PARAMETERS)
     description: str = ""
     strict: bool = False
 
@@ -96,7 +97,7 @@ def _tool(value: Any, where: str) -> Tool:
         raise ToolError(f"type is {kind!r}, expected 'object'", where=f"{where}.parameters.type")
     if about is not None and not isinstance(about, str):
         raise ToolError(f"expected a text, found a {type(about).__name__}", where=f"{where}.description")
-    return Tool(name, parameters or {}, about or "", value.get("strict") is True)
+    return Tool(name, parameters or NO_PARAMETERS, about or "", value.get("strict") is True)
 
 
 def checked_choice(choice: Any, tools: Sequence[Tool], where: str = "tool_choice") -> ToolChoice:

@@ -14,6 +14,7 @@ from typing import Any
 _ANY = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 _MAX_REFERENCES = 16
+_ANYTHING: Mapping[str, Any] = {}  # a schema
 
 
 def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
@@ -98,3 +99,20 @@ def _readings(text: str) -> list[Any]:
 
 def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
+
+
+def child(schema: Any, key: str | None, root: Mapping[str, Any], unknown: Any = _ANYTHING) -> Any:
+    """The schema of an entry of an object, or of a list where `key` is None; `unknown` if there is none."""
+    for _ in range(_MAX_REFERENCES):
+        if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+            break
+        schema = referred(schema["$ref"], root)
+    if not isinstance(schema, Mapping):
+        return unknown
+    if key is None:
+        return schema.get("items", unknown)
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and key in properties:
+        return properties[key]
+    more = schema.get("additionalProperties")
+    return more if isinstance(more, Mapping) else unknown

@@ -1,0 +1,198 @@
+"""Grammars of tool calls, written as Lark text for llguidance.
+
+Text stage, used by the formats. `%json` embeds a JSON schema; `<[id]>` is a control token; the syntax is described in
+llguidance's `docs/syntax.md`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from rlx.errors import ToolError
+from rlx.text.tokenizer import Tokenizer
+from rlx.text.tool_calls.tools import Tool, ToolChoice
+from rlx.text.tool_calls.values import types_of
+
+ANY_TEXT = "/(?s:.*)/"
+_SPACED = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+_COMBINED = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties", "unevaluatedProperties", "if")
+_OPEN_TEXT = r'/\s*([\[{"0-9.+-](?s:.*)|[tT]rue|[fF]alse|[nN]ull|[nN]one)\s*/'
+_FORMATS = {
+    "date": r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|1\d|2[0-8])",
+    "time": r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)",
+    "uuid": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    "ipv4": r"((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)",
+    "email": r"[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+",
+}
+_FORMATS["date-time"] = f"{_FORMATS['date']}T{_FORMATS['time']}"
+
+
+class Lark:
+    """A grammar that is being written: rules by name.
+
+    Args:
+        tokens: ids of the control tokens, by their texts.
+    """
+
+    def __init__(self, tokens: Mapping[str, int]) -> None:
+        self._tokens, self._rules = tokens, dict[str, str]()
+
+    def __str__(self) -> str:
+        return "".join(f"{name}: {body}\n" for name, body in self._rules.items())
+
+    def rule(self, name: str, body: str, options: str = "") -> str:
+        """Adds a rule, or a terminal if the name is in capitals; returns the name, with a number if it is in use."""
+        unique, number = name, 1
+        while unique in {known.partition("[")[0] for known in self._rules}:
+            unique, number = f"{name}_{number}", number + 1
+        self._rules[unique + options] = body
+        return unique
+
+    def reserve(self, name: str) -> str:
+        """A name for a rule whose body follows with `define`: it may refer to itself."""
+        return self.rule(name, "")
+
+    def define(self, name: str, body: str) -> None:
+        self._rules[name] = body
+
+    def mark(self, text: str) -> str:
+        """A text that is a control token in some vocabularies."""
+        token = self._tokens.get(text)
+        return literal(text) if token is None else f"<[{token}]>"
+
+    def before(self, end: str, *texts: str) -> str:
+        """A text up to `end`, and `end`; the text matches each of the terminals `texts`."""
+        if end in self._tokens:
+            return f"{self.rule('TEXT', ' & '.join(texts))} {self.mark(end)}"
+        inner = end.strip("\n")
+        excluded = f"~/(?s:.*){escaped(inner)}(?s:.*)/"
+        terminal = self.rule("TEXT", " & ".join([*texts, excluded]))
+        return self.rule("text", terminal, f"[suffix={literal(end)}]")
+
+
+def control_tokens(tokenizer: Tokenizer | None, texts: Iterable[str]) -> dict[str, int]:
+    """The ids of those texts that are control tokens of a vocabulary."""
+    if tokenizer is None:
+        return {}
+    found = {text: tokenizer.token_to_id(text) for text in texts}
+    return {text: token for text, token in found.items() if token is not None and token in tokenizer.special_ids}
+
+
+def literal(text: str) -> str:
+    """A text as a literal of Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def escaped(text: str) -> str:
+    """A text as a part of a regular expression between slashes."""
+    return re.sub(r"([\\.+*?()|\[\]{}^$/])", r"\\\1", text).replace("\n", "\\n")
+
+
+def either(bodies: Sequence[str]) -> str:
+    """One of several bodies of rules."""
+    return bodies[0] if len(bodies) == 1 else f"({' | '.join(bodies)})"
+
+
+def json_value(schema: Any) -> str:
+    """JSON of a schema, with a blank after commas and colons."""
+    found = {**schema} if isinstance(schema, Mapping) else {}
+    return "%json " + json.dumps({**found, "x-guidance": _SPACED | found.get("x-guidance", {})})
+
+
+def closed(schema: Any) -> Any:
+    """The schema without properties that it does not name, where it does not speak of others.
+
+    JSON Schema allows any further property then, which no tool means.
+    """
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in ("properties", "$defs", "definitions") and isinstance(value, Mapping):
+            found[key] = {name: closed(each) for name, each in value.items()}
+        else:
+            found[key] = closed(value) if key in ("items", "prefixItems", "additionalProperties") else value
+    if isinstance(found.get("properties"), Mapping) and not any(key in found for key in _COMBINED):
+        found.setdefault("additionalProperties", False)
+    return found
+
+
+def text_terminals(schema: Mapping[str, Any], where: str) -> list[str]:
+    """Terminals that a string of a schema matches, all of them.
+
+    Raises:
+        ToolError: the schema has a pattern that cannot be enforced.
+    """
+    found = []
+    low, high = schema.get("minLength", 0), schema.get("maxLength")
+    if low or high is not None:
+        found.append(f"/(?s:.){{{low},{'' if high is None else high}}}/")
+    if isinstance(schema.get("pattern"), str):
+        found.append(f"/{_searched(schema['pattern'], where)}/")
+    if schema.get("format") in _FORMATS:
+        found.append(f"/{_FORMATS[schema['format']]}/")
+    if types_of(schema, schema) != {"string"}:
+        found.append(f"~{_OPEN_TEXT}")
+    return [ANY_TEXT, *found]
+
+
+def _searched(pattern: str, where: str) -> str:
+    """A pattern that matches anywhere in a text, as one that matches the whole text."""
+    begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(\\\\)*\$$", pattern) is not None
+    body = pattern[begins : len(pattern) - ends]
+    if (begins or ends) and "|" in re.sub(r"\\.|\[[^\]]*\]|\([^()]*\)", "", body):
+        what = f"the pattern {pattern!r} has alternatives beside ^ or $"
+        raise ToolError(what, where=where, hint="put the alternatives into brackets")
+    body = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", body).replace("\n", "\\n")
+    return f"{'' if begins else '(?s:.*)'}({body}){'' if ends else '(?s:.*)'}"
+
+
+def tools_of(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
+    """The tools that an answer may call."""
+    return [tool for tool in tools if choice.name is None or tool.name == choice.name]
+
+
+Arguments = Callable[[Lark, Tool, Mapping[str, Any]], str]
+"""Writes the arguments of a tool under a schema: `(lark, tool, schema) -> body of a rule`."""
+
+
+def arguments(lark: Lark, tool: Tool, choice: ToolChoice, write: Arguments) -> str:
+    """The body of the rule for the arguments of a tool.
+
+    Where the model decides whether it calls, the schema is enforced as far as it can be: it is a help for the model.
+    Where a call is forced, or the tool is `strict`, all of it is.
+
+    Raises:
+        ToolError: a part of the schema cannot be enforced.
+    """
+    schema = closed(tool.parameters)
+    schemas = [schema]
+    if not (choice.forced or tool.strict):
+        schemas += [{**schema, "x-guidance": {"lenient": True}}, {"type": "object"}]
+    for last in schemas:
+        try:
+            probe = Lark({})
+            probe.define("start", write(probe, tool, last))
+            _check(str(probe), tool.name)
+            break
+        except ToolError as error:
+            if last is schemas[-1]:
+                raise error from None
+    return write(lark, tool, last)
+
+
+@lru_cache(maxsize=256)
+def _check(text: str, name: str) -> None:
+    """`ToolError` if llguidance cannot compile a grammar."""
+    from llguidance import LLMatcher
+
+    if error := LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(text)):
+        line = next((line.strip() for line in error.splitlines() if "failed" in line or "rror" in line), error)
+        what = f"its parameters cannot be enforced: {line.partition('failed to compile JSON schema: ')[2] or line}"
+        raise ToolError(what, where=f"tool {name}", hint="leave this part of the schema out, or use tool_choice auto")

@@ -1,0 +1,115 @@
+"""Tool calls as the models of each family write them: written here by hand, from the chat templates of the families."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import count, pairwise
+from typing import Any
+
+from rlx.text.tool_calls import Part, Tool, ToolFormat, checked_tools
+from rlx.text.tool_calls.bare import LlamaFormat, PromptedFormat
+from rlx.text.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4, GemmaFormat
+from rlx.text.tool_calls.tagged import HermesFormat, XmlFormat
+
+Call = tuple[str, dict[str, Any]]
+FORMATS: dict[str, Callable[..., ToolFormat]] = {
+    "hermes": HermesFormat,
+    "xml": XmlFormat,
+    "llama": LlamaFormat,
+    "prompted": PromptedFormat,
+    "gemma4": lambda *tokenizer: GemmaFormat(GEMMA4, *tokenizer),
+    "functiongemma": lambda *tokenizer: GemmaFormat(FUNCTION_GEMMA, *tokenizer),
+}
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "ratio": {"type": "number"},
+        "sure": {"type": "boolean"},
+        "maybe": {"type": ["string", "null"]},
+        "any": {},
+        "place": {"type": "object", "properties": {"name": {"type": "string"}, "floor": {"type": "integer"}}},
+        "words": {"type": "array", "items": {"type": "string"}},
+    },
+}
+TOOLS = checked_tools([
+    {"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("look_up", "send-it")
+])  # fmt: skip
+
+
+def hermes(calls: list[Call]) -> str:
+    bodies = (json.dumps({"name": name, "arguments": given}, ensure_ascii=False) for name, given in calls)
+    return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
+
+
+def xml(calls: list[Call]) -> str:
+    def value(given: Any) -> str:
+        return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+
+    return "\n".join(
+        f"<tool_call>\n<function={name}>\n"
+        + "".join(f"<parameter={key}>\n{value(each)}\n</parameter>\n" for key, each in given.items())
+        + "</function>\n</tool_call>"
+        for name, given in calls
+    )
+
+
+def llama(calls: list[Call]) -> str:
+    return "; ".join(json.dumps({"name": name, "parameters": given}, ensure_ascii=False) for name, given in calls)
+
+
+def gemma(begin: str, end: str, quote: str, calls: list[Call]) -> str:
+    def value(given: Any) -> str:
+        if isinstance(given, str):
+            return quote + given + quote
+        if isinstance(given, dict):
+            return "{" + ",".join(f"{key}:{value(each)}" for key, each in sorted(given.items())) + "}"
+        return f"[{','.join(map(value, given))}]" if isinstance(given, list) else json.dumps(given)
+
+    return "".join(f"{begin}call:{name}{value(given)}{end}" for name, given in calls)
+
+
+WRITERS: dict[str, Callable[[list[Call]], str]] = {
+    "hermes": hermes,
+    "xml": xml,
+    "llama": llama,
+    "prompted": lambda calls: f"```json\n{llama(calls)}\n```",
+    "gemma4": lambda calls: gemma("<|tool_call>", "<tool_call|>", '<|"|>', calls),
+    "functiongemma": lambda calls: gemma("<start_function_call>", "<end_function_call>", "<escape>", calls),
+}
+
+
+def joined(parts: list[Part]) -> list[str | tuple[str, str, str]]:
+    """Texts, and calls as (id, name, arguments), in order."""
+    found: list[str | tuple[str, str, str]] = []
+    index = -1
+    for part in parts:
+        last = found[-1] if found else None
+        if isinstance(part, str):
+            found[-1:] = [last + part] if isinstance(last, str) else [*found[-1:], part]
+        elif part.id:
+            assert part.name
+            assert part.index == index + 1
+            index += 1
+            found.append((part.id, part.name, part.arguments))
+        else:
+            assert isinstance(last, tuple)
+            assert part.index == index
+            assert not part.name
+            found[-1] = (last[0], last[1], last[2] + part.arguments)
+    return found
+
+
+def parsed(name: str, pieces: list[str], tools: tuple[Tool, ...] = TOOLS) -> list[str | tuple[str, str, str]]:
+    """What the parser of a format makes of a text in pieces, joined; ids are numbers."""
+    numbers = count()
+    parser = FORMATS[name]().parser(tools, lambda: f"call_{next(numbers)}")
+    return joined([part for piece in pieces for part in parser.push(piece)] + parser.finish())
+
+
+def split(text: str, cuts: list[int]) -> list[str]:
+    """A text cut at some places."""
+    places = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    return [text[a:b] for a, b in pairwise(places)]
