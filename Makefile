@@ -1,6 +1,7 @@
 # A fresh machine needs Python 3.11 or newer (with its venv module) and make; everything else goes into $(VENV).
 #   make demo     install, then let the embedded demo model tell a story
 #   make test     install with the test tools, then lint, type-check and test
+#   make test-page  the tests of the chat page in Chromium (apt-get install chromium), and screenshots in build/page
 VENV ?= .venv
 PYTHON ?= python3
 JOBS ?= 2
@@ -12,9 +13,9 @@ INSTALL := $(PY) -m pip --disable-pip-version-check --quiet install
 LINTED := rlx tests benchmarks examples
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types pytest bench clean
+.PHONY: help demo test lint types pytest test-page bench clean
 help:
-	@echo "make demo | test | lint | types | pytest | bench | clean     (see the Makefile's first lines)"
+	@echo "make demo | test | lint | types | pytest | test-page | bench | clean     (see the Makefile's first lines)"
 
 demo: $(VENV)/.rlx-installed
 	@$(PY) -m rlx run "Tell me a story about a brave fox."
@@ -29,6 +30,11 @@ types: $(VENV)/.rlx-test-installed
 
 pytest: $(VENV)/.rlx-test-installed
 	@$(PY) -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+
+test-page: $(VENV)/.rlx-test-installed
+	@$(PY) -c 'import playwright' 2>/dev/null || $(INSTALL) playwright
+	@$(PY) -m pytest $(wildcard tests/serve/test_page*.py) $(PYTEST_ARGS)
+	@$(PY) tests/serve/page_screenshots.py build/page
 
 bench: $(BENCH_DIR)/qwen3-0.6b-Q8_0.gguf $(BENCH_DIR)/qwen3-0.6b-Q4_K_M.gguf
 	@for model in $^; do $(PY) -m rlx bench $$model || exit 1; done

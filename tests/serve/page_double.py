@@ -28,8 +28,8 @@ class Double:
 
     Attributes:
         requests: the bodies of the chat requests so far.
-        answers: what comes next, an item a request: a list of pieces (a text, a delta, a `Gate`, `BREAK`), or
-            (status, error, headers). The last one is repeated.
+        answers: what comes next, an item a request: a list of pieces (a text, a delta, a `Gate`, `BREAK`,
+            {"finish": reason}, {"chunk": a whole chunk}), or (status, error, headers). The last one is repeated.
         gone: how many clients went away before their answer was complete.
     """
 
@@ -84,6 +84,8 @@ class Double:
                     raise ConnectionResetError
                 elif isinstance(piece, dict) and "finish" in piece:
                     finish = piece["finish"]
+                elif isinstance(piece, dict) and "chunk" in piece:
+                    yield f"data: {json.dumps(piece['chunk'])}\n\n".encode()
                 else:
                     count += 1
                     yield chunk({"content": piece} if isinstance(piece, str) else piece)

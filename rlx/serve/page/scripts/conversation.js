@@ -97,9 +97,12 @@ function answerMessages(message) {
   return [answer, ...message.calls.map((call) => ({ role: "tool", tool_call_id: call.id, content: call.result ?? "" }))];
 }
 
-/** The body of a request for the next answer. Throws SettingsError if a box of the settings holds no valid JSON. */
+/** The body of a request for the next answer, or for the rest of the last one. Throws SettingsError if a box of the
+ *  settings holds no valid JSON. */
 export function requestBody(path, settings, model) {
-  const body = { model, messages: requestMessages(path, settings.system), stream: true, stream_options: { include_usage: true } };
+  const body = { model, messages: requestMessages(path, settings.system), stream: true };
+  Object.assign(body, { stream_options: { include_usage: true }, return_progress: true });
+  if (path.at(-1)?.role === "assistant" && !path.at(-1).calls.length) body.continue_final_message = true;
   for (const name of Object.keys(NUMBERS)) {
     if (settings.sampling[name] !== undefined) body[name] = settings.sampling[name];
   }

@@ -9,7 +9,7 @@ export function h(tag, properties = {}, ...children) {
     if (value === null || value === undefined || value === false) continue;
     if (name === "on") {
       for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener);
-    } else if (name === "value" || name === "checked" || name === "disabled") {
+    } else if ((name === "value" && tag !== "progress") || name === "checked" || name === "disabled") {
       element[name] = value;
     } else {
       element.setAttribute(name, value === true ? "" : value);

@@ -20,11 +20,13 @@ export class Generation {
     this.message = message;
     this.hooks = hooks;
     this.waiting = ""; // why nothing is written at the moment, in words
+    this.progress = null; // the part of the prompt that is computed, 0 to 1
     this.failure = null;
     this.started = performance.now();
     this.first = null; // when the first token arrived
     this.thought = null; // when thinking ended
     this.pieces = 0;
+    this.before = message.text; // of an answer that is continued
   }
 
   stop() {
@@ -66,6 +68,8 @@ export class Generation {
   #take(chunk) {
     const { message } = this;
     const choice = chunk.choices?.[0];
+    const progress = choice?.prompt_progress ?? chunk.prompt_progress;
+    if (progress?.total) this.progress = progress.processed / progress.total;
     const delta = choice?.delta ?? {};
     const thinking = delta.reasoning_content ?? delta.reasoning;
     if (thinking || delta.content || delta.tool_calls) {
@@ -109,7 +113,7 @@ export class Generation {
       return;
     }
     this.failure = error;
-    const began = message.text || message.thinking || message.calls.length;
+    const began = message.text !== this.before || message.thinking || message.calls.length;
     message.finish = began ? "broken" : "failed";
     message.problem = problemText(error, began);
   }

@@ -82,7 +82,9 @@ function showComposer() {
   const used = last ? last.stats.prompt + (last.stats.tokens ?? 0) : 0;
   $("#context").hidden = !used || !server.context;
   if (!used || !server.context) return;
-  $("#context").textContent = `${used.toLocaleString("en")} / ${server.context.toLocaleString("en")} tokens`;
+  const [tokens, limit] = [used.toLocaleString("en"), server.context.toLocaleString("en")];
+  $("#context").replaceChildren(`${tokens} / ${limit}`, h("span", { class: "unseen" }, " tokens of the context"));
+  $("#context").title = `${tokens} of the ${limit} tokens of the context`;
   $("#context").classList.toggle("full", used > 0.85 * server.context);
 }
 
@@ -135,11 +137,13 @@ function settingsAreValid() {
   }
 }
 
-/** Lets the model answer below a message. */
-async function answer(parent) {
+/** Lets the model answer below a message, or go on with `begun`, an answer that ended too early, as a version beside it. */
+async function answer(parent, begun = null) {
   const conversation = current;
   const path = conversation.path().slice(0, conversation.path().indexOf(parent) + 1);
-  const message = conversation.add(parent.id, newAnswer(conversation.settings, server.model));
+  if (begun) path.push(begun);
+  const written = begun && { text: begun.text, thinking: begun.thinking };
+  const message = conversation.add(parent.id, { ...newAnswer(conversation.settings, server.model), ...written });
   const generation = new Generation(conversation, message, { changed: draw, needsKey: askKey });
   running.set(conversation.id, generation);
   keep(conversation);
@@ -156,20 +160,18 @@ async function answer(parent) {
 }
 
 let frame = 0;
-let savedAt = 0;
+let saving = 0;
 
-/** Draws what has arrived, once for each frame of the screen. */
+/** Draws what has arrived, once for each frame of the screen, and saves it, once a second. */
 function draw(generation) {
-  if (Date.now() - savedAt > 2000) {
-    savedAt = Date.now();
-    save(generation.conversation);
-  }
-  if (!frame) {
-    frame = requestAnimationFrame(() => {
-      frame = 0;
-      drawNow(generation);
-    });
-  }
+  saving ||= setTimeout(() => {
+    saving = 0;
+    running.forEach((each) => save(each.conversation));
+  }, 1000);
+  frame ||= requestAnimationFrame(() => {
+    frame = 0;
+    running.forEach(drawNow);
+  });
 }
 
 function drawNow(generation) {
@@ -191,6 +193,10 @@ const actions = {
   retry(message) {
     if (running.has(current.id)) return toast("An answer is being written: stop it first.");
     if (settingsAreValid()) answer(current.get(message.parent));
+  },
+  goOn(message) {
+    if (running.has(current.id)) return toast("An answer is being written: stop it first.");
+    if (settingsAreValid()) answer(current.get(message.parent), message);
   },
   choose(id) {
     if (running.has(current.id)) return toast("An answer is being written: stop it first.");
@@ -321,7 +327,7 @@ function keyDialog() {
   const input = h("input", { id: "key-value", type: "password", autocomplete: "off", required: true });
   const stay = h("input", { type: "checkbox" });
   const form = h("form", { method: "dialog" },
-    h("h2", { id: "key-title" }, icon("key"), "API key"),
+    h("h2", {}, icon("key"), "API key"),
     h("p", { id: "key-note" }, had ? "The server does not take the key that this page has." : "This server answers only with a key."),
     h("label", { for: "key-value" }, "Key"), input,
     h("label", { class: "line" }, stay, "Remember it in this browser"),
@@ -352,7 +358,7 @@ function showShortcuts() {
   if (dialog.open) return dialog.close();
   const keys = (text) => text.split(", ").flatMap((chord, index) => [index ? " " : "", ...chord.split("+").flatMap((key, at) => [at ? " + " : "", h("kbd", {}, key)])]);
   dialog.replaceChildren(
-    h("h2", { id: "shortcuts-title" }, "Keyboard"), iconButton("close", "Close", () => dialog.close(), { class: "quiet corner" }),
+    h("h2", {}, "Keyboard"), iconButton("close", "Close", () => dialog.close(), { class: "quiet corner" }),
     h("dl", {}, SHORTCUTS.map(([chord, text]) => h("div", {}, h("dt", {}, keys(chord)), h("dd", {}, text)))));
   return dialog.showModal();
 }

@@ -25,7 +25,7 @@ function blocksOf(lines, depth) {
       continue;
     }
     const [block, end] = blockAt(lines, at, depth);
-    block.source = lines.slice(at, end).join("\n");
+    block.source = `${block.type} ${lines.slice(at, end).join("\n")}`;
     blocks.push(block);
     at = end;
   }
@@ -212,6 +212,8 @@ function tableAt(lines, at) {
 const PUNCTUATION = /[!-/:-@[-`{-~\p{P}\p{S}]/u;
 const ADDRESS = /https?:\/\/[^\s<>"`]{1,2000}/y;
 const ANGLE = /<(https?:\/\/[^\s<>]+|[\w.+-]+@[\w-]+\.[\w.-]+)>/y;
+const ENTITY = /&(?:#(\d{1,7})|#[xX]([\da-fA-F]{1,6})|(amp|lt|gt|quot|apos|nbsp));/y;
+const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0" };
 const BREAK = /<br\s*\/?>/iy;
 
 /** The spans of a paragraph: text, code, math, strong, em, del, link, break. */
@@ -328,6 +330,17 @@ class SpanParser {
     if (this.last.type === "text" && !this.last.run) this.last.text = this.last.text.trimEnd();
     this.add({ type: "break" });
     this.at += 1;
+    return true;
+  }
+
+  readEntity() {
+    ENTITY.lastIndex = this.at;
+    const match = ENTITY.exec(this.text);
+    if (!match) return false;
+    const code = match[1] ? Number(match[1]) : parseInt(match[2], 16);
+    const valid = code > 0 && code < 0x110000 && (code < 0xd800 || code > 0xdfff);
+    this.addText(ENTITIES[match[3]] ?? (valid ? String.fromCodePoint(code) : "\ufffd"));
+    this.at += match[0].length;
     return true;
   }
 
@@ -494,7 +507,7 @@ export function plainText(nodes) {
   }).join("");
 }
 
-const SPECIAL = /[\\`$*_~[\]!<\n]|https?:\/\//g;
+const SPECIAL = /[\\`$*_~[\]!<&\n]|https?:\/\//g;
 const READERS = {
   "\\": SpanParser.prototype.readEscape,
   "`": SpanParser.prototype.readCode,
@@ -506,6 +519,7 @@ const READERS = {
   "!": SpanParser.prototype.openBracket,
   "]": SpanParser.prototype.closeBracket,
   "<": SpanParser.prototype.readAngle,
+  "&": SpanParser.prototype.readEntity,
   "h": SpanParser.prototype.readAddress,
   "\n": SpanParser.prototype.readBreak,
 };

@@ -38,8 +38,8 @@ const CELL_ALIGN = { right: "to-right", center: "to-center", left: null };
 function blockElement(block) {
   switch (block.type) {
     case "heading":
-      // The page itself has the first two levels.
-      return h(`h${Math.min(block.level + 2, 6)}`, { class: `level-${block.level}` }, spanNodes(block.spans));
+      // The page and its messages have the first three levels.
+      return h(`h${Math.min(block.level + 3, 6)}`, { class: `level-${block.level}` }, spanNodes(block.spans));
     case "paragraph":
       return h("p", {}, spanNodes(block.spans));
     case "quote":

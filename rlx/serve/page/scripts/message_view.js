@@ -3,7 +3,7 @@
 import { announce, copyFrom, h, icon, iconButton } from "./dom.js";
 import { codeBlock, MarkdownView } from "./markdown_view.js";
 
-/** Shows a message of a conversation. `actions` are edit, retry, choose, sendResults, newConversation, close. */
+/** Shows a message of a conversation. `actions` are edit, retry, goOn, choose, sendResults, newConversation, close. */
 export class MessageView {
   constructor(message, actions) {
     this.message = message;
@@ -85,6 +85,7 @@ export class AnswerView extends MessageView {
     super(message, actions);
     this.thinking = new MarkdownView();
     this.prose = new MarkdownView();
+    this.prose.element.classList.add("answer");
     this.announced = 0;
     this.calls = h("div", { class: "calls" });
     this.status = h("div", { class: "status" });
@@ -165,13 +166,15 @@ export class AnswerView extends MessageView {
     if (generation) {
       const quiet = !message.text && !message.thinking && !message.calls.length;
       if (generation.waiting) notes.push(h("p", { class: "note" }, generation.waiting));
+      else if (quiet && generation.progress > 0 && generation.progress < 1) notes.push(progressNote(generation.progress));
       else if (quiet) notes.push(h("p", { class: "dots", role: "img", "aria-label": "Waiting for the first word" }, h("i"), h("i"), h("i")));
     } else {
       const again = (label) => h("button", { type: "button", class: "link", on: { click: () => this.actions.retry(message) } }, label);
-      if (message.problem) notes.push(problemNote(message.problem, [again("Try again"), this.#wayOut()]));
-      else if (message.finish === "broken") notes.push(problemNote("This answer was cut off: the page was closed.", [again("Ask again")]));
-      else if (message.finish === "length") notes.push(h("p", { class: "note" }, "The answer ends here: it reached its greatest length, or the end of the context."));
-      else if (message.finish === "stopped") notes.push(h("p", { class: "note" }, "Stopped."));
+      const more = message.text && !message.json && !message.calls.length && h("button", { type: "button", class: "link", on: { click: () => this.actions.goOn(message) } }, "Continue");
+      if (message.problem) notes.push(problemNote(message.problem, [again("Try again"), message.finish === "broken" && more, this.#wayOut()]));
+      else if (message.finish === "broken") notes.push(problemNote("This answer was cut off: the page was closed.", [again("Ask again"), more]));
+      else if (message.finish === "length") notes.push(h("p", { class: "note" }, "The answer reached its greatest length. ", more));
+      else if (message.finish === "stopped") notes.push(h("p", { class: "note" }, "Stopped. ", more));
       else if (!message.text && !message.calls.length) notes.push(h("p", { class: "note" }, "The model gave an empty answer."));
     }
     this.status.replaceChildren(...notes);
@@ -194,6 +197,11 @@ export class AnswerView extends MessageView {
     footer.append(h("span", { class: "stats", title: statsTitle(message.stats) }, statsText(message.stats)));
     return footer;
   }
+}
+
+function progressNote(part) {
+  const percent = Math.round(100 * part);
+  return h("p", { class: "note" }, h("progress", { max: 100, value: percent, "aria-label": "Prompt read" }), ` Reading the prompt: ${percent}%`);
 }
 
 function problemNote(text, buttons) {
