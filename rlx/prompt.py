@@ -5,17 +5,18 @@ Beside the runners, which take it wherever they take token ids.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from rlx.audio.audio import Audio
-from rlx.errors import AudioError, ImageError, PromptError
+from rlx.errors import AudioError, ImageError, MultimodalError, PromptError
 from rlx.vision.image import Image
 
+T = TypeVar("T")
 TokenIds = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
@@ -70,16 +71,7 @@ def read_images(values: Sequence[Any], where: str = "image") -> tuple[Image, ...
         PromptError: `values` is no list.
         ImageError: an image cannot be used.
     """
-    if not isinstance(values, list | tuple):
-        what = f"expected a list of images, found a {type(values).__name__}"
-        raise PromptError(what, where="images", hint="give [image], also for a single one")
-    found = []
-    for i, value in enumerate(values):
-        try:
-            found.append(Image.of(value))
-        except ImageError as error:
-            raise ImageError(error.what, where=error.where or f"{where} {i}", hint=error.hint) from error
-    return tuple(found)
+    return _read(values, Image.of, ImageError, where, ("images", "images", "image"))
 
 
 def read_audio(values: Sequence[Any]) -> tuple[Audio, ...]:
@@ -89,13 +81,21 @@ def read_audio(values: Sequence[Any]) -> tuple[Audio, ...]:
         PromptError: `values` is no list.
         AudioError: a clip cannot be used.
     """
+    return _read(values, Audio.of, AudioError, "audio", ("audio", "clips", "clip"))
+
+
+def _read(
+    values: Any, read: Callable[[Any], T], error: type[MultimodalError], where: str, names: tuple[str, str, str]
+) -> tuple[T, ...]:
+    """Each value as `read` takes it. `names` are those of the argument, of several and of one, for messages."""
+    argument, several, one = names
     if not isinstance(values, list | tuple):
-        what = f"expected a list of clips, found a {type(values).__name__}"
-        raise PromptError(what, where="audio", hint="give [clip], also for a single one")
+        hint = f"give [{one}], also for a single one"
+        raise PromptError(f"expected a list of {several}, found a {type(values).__name__}", where=argument, hint=hint)
     found = []
     for i, value in enumerate(values):
         try:
-            found.append(Audio.of(value))
-        except AudioError as error:
-            raise AudioError(error.what, where=error.where or f"audio {i}", hint=error.hint) from error
+            found.append(read(value))
+        except error as wrong:
+            raise error(wrong.what, where=wrong.where or f"{where} {i}", hint=wrong.hint) from wrong
     return tuple(found)
