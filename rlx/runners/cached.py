@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rlx.models.config import ModelConfig
     from rlx.runtime.prompt_embeddings import PromptEmbeddings
     from rlx.text.tokenizer import Tokenizer
+    from rlx.weights import ModelWeights
 
 
 class CachedRunner(SessionRunner):
@@ -112,6 +113,11 @@ class CachedRunner(SessionRunner):
     def config(self) -> ModelConfig:
         """Sizes and switches of the model."""
         return self._engine.config
+
+    @property
+    def weights(self) -> ModelWeights:
+        """The open file of the model."""
+        return self._engine.weights
 
     @property
     def device(self) -> str:

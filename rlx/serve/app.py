@@ -24,7 +24,7 @@ from starlette.responses import Response
 import rlx
 from rlx.errors import RlxError
 from rlx.runners.opening.options import SLOTS
-from rlx.serve import page, record, status
+from rlx.serve import messages, ollama, page, record, responses, status
 from rlx.serve.admission import Gate
 from rlx.serve.errors import ApiError, api_error, shape_of
 from rlx.serve.fields import body_error, known_fields
@@ -123,9 +123,9 @@ class Server:
 Router = Callable[[Server], APIRouter]
 
 #: What makes the routers. Their paths are there with and without the prefix /v1.
-VERSIONED: tuple[Router, ...] = (models.router, chat.router, status.router)
+VERSIONED: tuple[Router, ...] = (models.router, chat.router, responses.router, messages.router, status.router)
 #: Routers whose paths have no such prefix.
-UNVERSIONED: tuple[Router, ...] = (page.router, status.unversioned)
+UNVERSIONED: tuple[Router, ...] = (page.router, status.unversioned, *ollama.ROUTERS)
 
 
 def create_app(model: ServedModel | Loader, options: ServerOptions | None = None) -> FastAPI:

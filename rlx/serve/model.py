@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio import to_thread
@@ -23,6 +24,7 @@ from rlx.serve import record
 from rlx.serve.answering import Answering
 from rlx.serve.chat_prompt import ChatPrompt, chat_prompt
 from rlx.serve.errors import context_overflow
+from rlx.serve.facts import ModelFacts
 from rlx.serve.generation import Choice, Collected, Delta, End, Finished, GenerationSpec
 from rlx.serve.media import MediaOptions
 
@@ -64,6 +66,11 @@ class ServedModel:
     def is_named(self, name: str) -> bool:
         """Whether a request for the model `name` means this one."""
         return name == self.name or name in self.aliases
+
+    @cached_property
+    def facts(self) -> ModelFacts:
+        """What is known of its file."""
+        return ModelFacts.of(self.runner.weights.loader)
 
     @property
     def default_sample(self) -> SampleOpts:

@@ -96,3 +96,16 @@ def server_that_sees() -> Iterator[Running]:
 def serve() -> Callable[[Any], Any]:
     """`with serve(app) as url`: another application, for tests of options."""
     return serving
+
+
+@pytest.fixture(scope="session")
+def idle() -> Callable[[Running], None]:
+    """`idle(server)`: waits until nothing is computed; it fails if that takes long."""
+
+    def wait(found: Running) -> None:
+        end = time.monotonic() + TIMEOUT
+        while not found.model.runner._loop.is_idle:
+            assert time.monotonic() < end, "a request is still computed"
+            time.sleep(0.005)
+
+    return wait

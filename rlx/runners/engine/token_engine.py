@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlx.runners.images import ImageInput
     from rlx.runtime.snapshot import Snapshot
     from rlx.text.tokenizer import Tokenizer
+    from rlx.weights import ModelWeights
 
 
 class TokenEngine(Protocol):
@@ -31,6 +32,7 @@ class TokenEngine(Protocol):
         most_rows: maximum number of rows in a call.
         ahead: compiles programs in the background.
         images: how images come into prompts; None if the engine takes none.
+        weights: the open file.
     """
 
     @property
@@ -40,6 +42,9 @@ class TokenEngine(Protocol):
 
     @property
     def images(self) -> ImageInput | None: ...
+
+    @property
+    def weights(self) -> ModelWeights: ...
 
     @property
     def recommended(self) -> SampleOpts | None: ...

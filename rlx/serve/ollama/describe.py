@@ -1,0 +1,144 @@
+"""What the model is, in Ollama's words: `/api/tags`, `/api/show`, `/api/ps` and `/api/version`.
+
+Server stage. Clients choose by what is listed here: a model that is said to call tools is given some.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Response
+
+import rlx
+from rlx.serve.http import OpenRoute
+from rlx.serve.model import ServedModel
+from rlx.serve.ollama.bodies import ShowBody
+from rlx.serve.ollama.routes import named
+from rlx.serve.reasoning import can_think
+
+if TYPE_CHECKING:
+    from rlx.serve.app import Server
+
+JsonObject = dict[str, Any]
+
+VERSION = "0.12.11"
+"""The version of Ollama whose API this is: clients ask for it, and some refuse older ones."""
+_NEVER = "9999-12-31T23:59:59Z"
+
+
+def router(server: Server) -> APIRouter:
+    """The paths that describe the server and its model."""
+    found = APIRouter(route_class=OpenRoute, tags=["ollama"])
+
+    @found.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    async def alive() -> Response:
+        """That there is a server, where it has no page."""
+        return Response("rlx is running", media_type="text/plain")
+
+    @found.get("/api/version")
+    async def version() -> JsonObject:
+        """The version of Ollama's API."""
+        return {"version": VERSION, "rlx": rlx.__version__}
+
+    @found.get("/api/tags")
+    async def tags() -> JsonObject:
+        """The model that is served, under each of its names."""
+        model = server.model
+        return {"models": [_tag(model, name) for name in (model.name, *model.aliases)]}
+
+    @found.get("/api/ps")
+    async def running() -> JsonObject:
+        """The model that is served: it stays in memory."""
+        model = server.model
+        more = {"expires_at": _NEVER, "size_vram": 0, "context_length": model.runner.max_seq}
+        return {"models": [{**_tag(model, model.name), **more}]}
+
+    @found.post("/api/show")
+    async def show(body: ShowBody) -> JsonObject:
+        """What the model is and can do."""
+        return shown(named(server, body))
+
+    return found
+
+
+def shown(model: ServedModel) -> JsonObject:
+    """What a model is and can do."""
+    sample = model.default_sample
+    parameters = {name: getattr(sample, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    return {
+        "license": "",
+        "modelfile": f"# {model.name}, served by rlx {rlx.__version__}",
+        "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
+        "template": model.tokenizer.chat_template or "",
+        "details": details(model),
+        "model_info": _info(model),
+        "capabilities": capabilities(model),
+        "modified_at": _time(model),
+    }
+
+
+def capabilities(model: ServedModel) -> list[str]:
+    """What requests may ask of a model."""
+    from rlx.text.tool_calls import ToolFormat
+
+    found = ["completion"]
+    if ToolFormat.of(model.tokenizer) is not None:
+        found.append("tools")
+    if model.runner.supports_multimodal:
+        found.append("vision")
+    if can_think(model.tokenizer):
+        found.append("thinking")
+    return found
+
+
+def details(model: ServedModel) -> JsonObject:
+    """The kind of a model's weights."""
+    facts = model.facts
+    return {
+        "parent_model": "",
+        "format": facts.format,
+        "family": model.runner.config.arch,
+        "families": [model.runner.config.arch],
+        "parameter_size": _count(facts.parameters),
+        "quantization_level": facts.quantization,
+    }
+
+
+def _tag(model: ServedModel, name: str) -> JsonObject:
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _time(model),
+        "size": model.facts.nbytes,
+        "digest": hashlib.sha256(f"{model.facts.path}:{model.facts.nbytes}".encode()).hexdigest(),
+        "details": details(model),
+    }
+
+
+def _info(model: ServedModel) -> JsonObject:
+    """Sizes, under the keys of GGUF files."""
+    config, arch = model.runner.config, model.runner.config.arch
+    return {
+        "general.architecture": arch,
+        "general.basename": model.name,
+        "general.parameter_count": model.facts.parameters,
+        f"{arch}.block_count": len(config.each),
+        f"{arch}.context_length": model.runner.max_seq,
+        f"{arch}.embedding_length": config.hidden,
+        f"{arch}.attention.head_count": config.heads,
+        f"{arch}.vocab_size": config.vocab_size,
+    }
+
+
+def _time(model: ServedModel) -> str:
+    return datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _count(parameters: int) -> str:
+    """A number of parameters as names of models have it, such as 4.3B."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if parameters >= size:
+            return f"{parameters / size:.3g}{unit}"
+    return str(parameters)

@@ -1,0 +1,98 @@
+"""Ollama's `/api/embed` and `/api/embeddings`: texts as vectors. Server stage."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+
+from rlx.runners.generation.context import Context
+from rlx.serve.errors import invalid
+from rlx.serve.http import OpenRoute
+from rlx.serve.model import ServedModel, in_thread
+from rlx.serve.ollama.bodies import EmbedBody, EmbeddingsBody
+from rlx.serve.ollama.options import options_of
+from rlx.serve.ollama.routes import named
+from rlx.serve.streaming import while_connected
+
+if TYPE_CHECKING:
+    from rlx.serve.app import Server
+
+MAX_INPUTS = 2048
+
+
+def router(server: Server) -> APIRouter:
+    """`POST /api/embed` and `POST /api/embeddings`."""
+    found = APIRouter(route_class=OpenRoute, tags=["ollama"])
+
+    @found.post("/api/embed")
+    async def embed(body: EmbedBody, request: Request) -> dict[str, Any]:
+        """A vector of length 1 for each text."""
+        started, model = time.perf_counter(), named(server, body)
+        options_of(body.options, model.default_sample, model.runner.max_seq)
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        if len(texts) > MAX_INPUTS:
+            raise invalid("input", f"there are {len(texts)} texts, and {MAX_INPUTS} are allowed", "send them in parts")
+        size = _size(model, body.dimensions)
+        vectors, tokens = await while_connected(request, _vectors(model, texts, body.truncate is True, size))
+        return {
+            "model": body.model or body.name,
+            "embeddings": vectors,
+            "total_duration": int((time.perf_counter() - started) * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": tokens,
+        }
+
+    @found.post("/api/embeddings")
+    async def embeddings(body: EmbeddingsBody, request: Request) -> dict[str, list[float]]:
+        """The vector of one text, of length 1."""
+        model = named(server, body)
+        options_of(body.options, model.default_sample, model.runner.max_seq)
+        if not body.prompt:
+            return {"embedding": []}
+        vectors, _ = await while_connected(request, _vectors(model, [body.prompt], False, None, "prompt"))
+        return {"embedding": vectors[0]}
+
+    return found
+
+
+def _size(model: ServedModel, dimensions: int | None) -> int | None:
+    """The number of leading elements that a vector keeps; None for all."""
+    hidden = model.runner.config.hidden
+    if dimensions and dimensions > hidden:
+        raise invalid("dimensions", f"found {dimensions}, and vectors of the model have {hidden} elements")
+    return dimensions or None
+
+
+async def _vectors(
+    model: ServedModel, texts: list[str], cut: bool, size: int | None, field: str = "input"
+) -> tuple[list[list[float]], int]:
+    """The vectors of texts, and how many tokens these have.
+
+    Args:
+        cut: cut texts to what the context holds, as the request asks for.
+    """
+
+    def prepared() -> list[Context]:
+        return [_context(model, text, cut, field, i) for i, text in enumerate(texts)]
+
+    contexts = await in_thread(prepared)
+    vectors = [await in_thread(partial(_vector, model, context, size)) for context in contexts]
+    return vectors, sum(len(each) for each in contexts)
+
+
+def _context(model: ServedModel, text: str, cut: bool, field: str, number: int) -> Context:
+    ids = model.tokenizer.encode(text)
+    if not ids:
+        raise invalid(f"{field}[{number}]" if field == "input" else field, "the text has no tokens")
+    return model.checked(ids[: model.runner.max_seq] if cut else ids, field)
+
+
+def _vector(model: ServedModel, context: Context, size: int | None) -> list[float]:
+    """The vector of a text, or its leading elements, scaled to length 1."""
+    vector = model.runner.embed(context)[:size]
+    found: list[float] = (vector / (np.linalg.norm(vector) or 1.0)).astype(float).tolist()
+    return found

@@ -1,0 +1,141 @@
+"""Ollama's `options` as sampling options and as what ends an answer.
+
+Server stage. Options that say how a model is loaded are decided when the server starts: they are refused, unless they
+ask for what is the case anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from rlx.errors import SamplingError
+from rlx.sampling import SampleOpts
+from rlx.serve.errors import invalid
+from rlx.serve.fields import MAX_STOPS, shown, unknown_field
+
+_RENAMED = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "repetition_window"}
+_OWN = {field.name for field in fields(SampleOpts)} - {"logit_bias"}
+_COUNTS = {"top_k", "seed", "repetition_window", "mirostat", "dry_allowed_length", "dry_penalty_last_n"}
+
+#: Options of loading -> whether a value asks for what is the case anyway, and what decides it.
+_LOADING: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "num_gpu": (lambda value: value in (0, -1), "the model is computed on the CPU"),
+    "main_gpu": (lambda value: value == 0, "the model is computed on the CPU"),
+    "low_vram": (lambda value: True, ""),
+    "use_mmap": (lambda value: value is not False, "files of weights are always mapped"),
+    "use_mlock": (lambda value: value is False, "weights are not locked in memory"),
+    "numa": (lambda value: value is False, "start a server on each node: `numactl -N 0 rlx serve`"),
+    "num_batch": (lambda value: False, "the server chooses it, see `--stall-ms`"),
+    "num_thread": (lambda value: value == 0, "start the server with `--threads`"),
+    "f16_kv": (lambda value: True, ""),
+    "logits_all": (lambda value: value is False, "give `logprobs`"),
+    "vocab_only": (lambda value: value is False, "the model is loaded"),
+    "embedding_only": (lambda value: value is False, "the model is loaded"),
+    "num_keep": (lambda value: True, ""),  # of a context that is cut: none ever is
+    "penalize_newline": (lambda value: value is True, "line breaks are penalized like other tokens"),
+    "tfs_z": (lambda value: value == 1, "give `min_p` or `top_n_sigma` instead"),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What Ollama's `options` say.
+
+    Attributes:
+        sample: the sampling options.
+        max_tokens: maximum number of tokens; None for what the context has room for.
+        stop: strings that end the answer.
+    """
+
+    sample: SampleOpts
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+def options_of(options: Mapping[str, Any] | None, default: SampleOpts, context: int) -> Options:
+    """The options of a request.
+
+    Args:
+        default: what options that are missing stand for.
+        context: number of tokens that the context holds.
+
+    Raises:
+        ApiError: an option is unknown, out of its range, or asks for what the server does not do.
+    """
+    changes: dict[str, Any] = {}
+    most: int | None = None
+    stop: tuple[str, ...] = ()
+    for name, value in (options or {}).items():
+        field = f"options.{name}"
+        if value is None:
+            continue
+        if name == "num_predict":
+            most = _max_tokens(value, field)
+        elif name == "stop":
+            stop = _stops(value, field)
+        elif name == "num_ctx":
+            _check_context(value, context, field)
+        elif name in _LOADING:
+            _check_loading(name, value, field)
+        elif (own := _RENAMED.get(name, name)) in _OWN:
+            changes[own] = _converted(own, value, field)
+        else:
+            raise unknown_field(
+                field, [f"options.{each}" for each in (*_OWN, *_RENAMED, *_LOADING, "num_predict", "num_ctx", "stop")]
+            )
+    return Options(_sample(default, changes), most, stop)
+
+
+def _sample(default: SampleOpts, changes: dict[str, Any]) -> SampleOpts:
+    try:
+        return replace(default, **changes)
+    except SamplingError as error:
+        own = error.what.split()[0]
+        name = next((each for each, to in _RENAMED.items() if to == own), own)
+        raise invalid(f"options.{name}", error.what, error.hint) from error
+
+
+def _converted(name: str, value: Any, field: str) -> Any:
+    if name == "dry_sequence_breakers":
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise invalid(field, f"expected an array of strings, found {shown(value)}")
+        return tuple(value)
+    kinds, expected = (int, "an integer") if name in _COUNTS else ((int, float), "a number")
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise invalid(field, f"expected {expected}, found {shown(value)}")
+    if name == "seed":
+        return None if value == -1 else value % 2**64
+    if name in ("repetition_window", "dry_penalty_last_n"):
+        return None if value < 0 else value
+    return max(0, value) if name == "top_k" else value
+
+
+def _max_tokens(value: Any, field: str) -> int | None:
+    """The maximum number of tokens; Ollama writes -1 and -2 for no limit but the context."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < -2:
+        raise invalid(field, f"expected an integer of at least 0, or -1, found {shown(value)}")
+    return None if value < 0 else value
+
+
+def _stops(value: Any, field: str) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or len(texts) > MAX_STOPS or not all(isinstance(t, str) and t for t in texts):
+        raise invalid(field, f"expected at most {MAX_STOPS} strings that are not empty, found {shown(value)}")
+    return tuple(texts)
+
+
+def _check_context(value: Any, context: int, field: str) -> None:
+    """A context may be larger than what is asked for, but not smaller: nothing is ever cut off."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise invalid(field, f"expected an integer, found {shown(value)}")
+    if value > context:
+        hint = "leave it out, or start the server with a larger --max-seq"
+        raise invalid(field, f"the context holds {context} tokens, and {value} are asked for", hint)
+
+
+def _check_loading(name: str, value: Any, field: str) -> None:
+    is_so, decides = _LOADING[name]
+    if not is_so(value):
+        raise invalid(field, f"{shown(value)} is not what the server does, and a request cannot change it", decides)

@@ -1,0 +1,133 @@
+"""The answer in the shapes of Ollama's API: one object, or a line of JSON for each piece.
+
+Server stage. The shapes are those of the types in the `ollama` package: durations are nanoseconds, tool calls come
+whole, with their arguments as an object.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from rlx.serve.errors import ApiError
+from rlx.serve.generation import Delta, End, Event, Finished, Timings, TokenInfo, Usage
+
+JsonObject = dict[str, Any]
+Kind = Literal["chat", "generate"]
+
+
+def now() -> str:
+    """The time, as RFC 3339 writes it."""
+    return f"{datetime.now(UTC).isoformat(timespec='microseconds').removesuffix('+00:00')}Z"
+
+
+class AnswerBuilder:
+    """Makes the objects of a stream of the events of one choice.
+
+    Args:
+        kind: whether it answers `/api/chat` or `/api/generate`.
+        model: the name that the request used.
+        started: `time.perf_counter()` when the request came.
+
+    Attributes:
+        context: ids of the prompt, and of the answer behind them; the last object then has them as `context`.
+    """
+
+    def __init__(self, kind: Kind, model: str, started: float) -> None:
+        self._kind, self._model, self._started = kind, model, started
+        self.context: list[int] = []
+        self._calls: list[JsonObject] = []
+        self._reason = "stop"
+
+    def begin(self) -> Iterator[JsonObject]:
+        """The first objects of a stream: there are none before the answer begins."""
+        return iter(())
+
+    def fail(self, error: ApiError) -> Iterator[JsonObject]:
+        """The last object of a stream that cannot be completed."""
+        yield error_json(error)
+
+    def push(self, event: Event) -> Iterator[JsonObject]:
+        """The objects of a stream that one event of the engine becomes."""
+        if isinstance(event, Delta):
+            if self.context:
+                self.context += event.tokens
+            for call in event.tool_calls:
+                yield from self._call(call)
+            if event.text or event.thinking or event.logprobs:
+                logprobs = {"logprobs": [logprob_json(info) for info in event.logprobs]} if event.logprobs else {}
+                yield {**self._piece(event.text, event.thinking), **logprobs}
+        elif isinstance(event, End):
+            yield from self._called()
+            self._reason = "length" if event.finish_reason == "length" else "stop"
+        elif isinstance(event, Finished):
+            yield self.done(self._reason, event.usage, event.timings)
+
+    def _call(self, call: Any) -> Iterator[JsonObject]:
+        if call.name:
+            yield from self._called()
+            self._calls = [{"id": call.id, "index": call.index, "name": call.name, "arguments": ""}]
+        self._calls[-1]["arguments"] += call.arguments
+
+    def _called(self) -> Iterator[JsonObject]:
+        """The tool call that is complete, if there is one."""
+        calls, self._calls = self._calls, []
+        for call in calls:
+            function = {
+                "index": call["index"],
+                "name": call["name"],
+                "arguments": json.loads(call["arguments"] or "{}"),
+            }
+            yield self._piece(calls=[{"id": call["id"], "function": function}])
+
+    def _piece(self, text: str = "", thinking: str = "", calls: list[JsonObject] | None = None) -> JsonObject:
+        head = {"model": self._model, "created_at": now()}
+        more = {"thinking": thinking} if thinking else {}
+        if self._kind == "generate":
+            return {**head, "response": text, **more, "done": False}
+        called = {"tool_calls": calls} if calls else {}
+        return {**head, "message": {"role": "assistant", "content": text, **more, **called}, "done": False}
+
+    def done(self, reason: str, usage: Usage | None = None, timings: Timings | None = None) -> JsonObject:
+        """The last object of a stream."""
+        found = {**self._piece(), "done": True, "done_reason": reason}
+        if usage is not None and timings is not None:
+            total = time.perf_counter() - self._started
+            found |= {
+                "total_duration": int(total * 1e9), "load_duration": 0,
+                "prompt_eval_count": usage.prompt_tokens, "prompt_eval_duration": int(timings.prompt_ms * 1e6),
+                "eval_count": usage.completion_tokens, "eval_duration": int(timings.decode_ms * 1e6),
+            }  # fmt: skip
+        return {**found, "context": self.context} if self.context else found
+
+
+def joined(kind: Kind, pieces: Sequence[JsonObject]) -> JsonObject:
+    """The objects of a stream as the one object of an answer that is not streamed."""
+    text = "content" if kind == "chat" else "response"
+    inner = [piece["message"] if kind == "chat" else piece for piece in pieces]
+    whole = {**inner[-1], text: "".join(each[text] for each in inner)}
+    if thinking := "".join(each.get("thinking", "") for each in inner):
+        whole["thinking"] = thinking
+    if calls := [call for each in inner for call in each.get("tool_calls", ())]:
+        whole["tool_calls"] = calls
+    found = {**pieces[-1], "message": whole} if kind == "chat" else whole
+    if logprobs := [info for piece in pieces for info in piece.get("logprobs", ())]:
+        found["logprobs"] = logprobs
+    return found
+
+
+def logprob_json(info: TokenInfo) -> JsonObject:
+    """The log-probabilities of a token."""
+    return {**_one(info.chosen), "top_logprobs": [_one(each) for each in info.top]}
+
+
+def _one(token: Any) -> JsonObject:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
+
+
+def error_json(error: ApiError) -> JsonObject:
+    """The body of an error."""
+    return {"error": str(error)}

@@ -1,0 +1,173 @@
+"""Ollama's `/api/chat` and `/api/generate`, and the paths of a registry, which a server of one model has not.
+
+Server stage. What a model is, `/api/tags` and the like, is in `describe.py`; vectors are in `embed.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request, Response
+
+from rlx.grammar import Grammar
+from rlx.serve.answer_grammar import answer_grammar
+from rlx.serve.builders import completed, request_fields, schema_grammar, streamed
+from rlx.serve.chat_prompt import ChatPrompt
+from rlx.serve.errors import SHAPES, ApiError, invalid
+from rlx.serve.generation import GenerationSpec
+from rlx.serve.http import OpenRoute
+from rlx.serve.model import ServedModel, in_thread
+from rlx.serve.ollama.bodies import AnswerBody, ChatBody, GenerateBody, ModelBody
+from rlx.serve.ollama.messages import messages_of, user_content
+from rlx.serve.ollama.options import options_of
+from rlx.serve.ollama.output import AnswerBuilder, Kind, error_json, joined
+from rlx.serve.reasoning import effort_variables, switch_variables
+from rlx.serve.streaming import LINES, Stream, json_bytes, while_connected
+
+if TYPE_CHECKING:
+    from rlx.serve.app import Server
+
+SHAPES["/api/"] = error_json
+
+_REGISTRY = ("pull", "push", "create", "copy", "delete", "blobs/{digest}")
+
+
+def router(server: Server) -> APIRouter:
+    """`POST /api/chat` and `POST /api/generate`."""
+    found = APIRouter(route_class=OpenRoute, tags=["ollama"])
+
+    @found.post("/api/chat")
+    async def chat(body: ChatBody, request: Request) -> Response:
+        """The model's answer to a conversation."""
+        answer = _Answer(server, "chat", body, request)
+        if not body.messages:
+            return answer.loaded()
+        return await answer.response(await answer.chat_spec(body))
+
+    @found.post("/api/generate")
+    async def generate(body: GenerateBody, request: Request) -> Response:
+        """The model's answer to a prompt."""
+        answer = _Answer(server, "generate", body, request)
+        if not body.prompt and not body.images:
+            return answer.loaded()
+        return await answer.response(await answer.generate_spec(body))
+
+    for path in _REGISTRY:
+        found.add_api_route(f"/api/{path}", _registry, methods=["POST", "DELETE", "HEAD"], include_in_schema=False)
+    return found
+
+
+async def _registry() -> Response:
+    """Models come and go with the server."""
+    hint = "stop it, and start `rlx serve MODEL` with another one; `rlx pull` downloads models"
+    raise ApiError(501, "the server has one model, which was chosen when it started", hint=hint)
+
+
+def named(server: Server, body: ModelBody) -> ServedModel:
+    """The model that a request names, also with Ollama's default tag.
+
+    Raises:
+        ApiError: there is no such model.
+    """
+    name = body.model if body.model is not None else body.name
+    if not name:
+        raise invalid("model", "it is required")
+    bare = name.removesuffix(":latest")
+    return server.named(bare if server.model.is_named(bare) else name)
+
+
+def _refuse_with_raw(body: GenerateBody) -> None:
+    """Refuses what only a chat template has a place for."""
+    for name in ("system", "images", "context", "think"):
+        if getattr(body, name):
+            raise invalid(name, "it cannot be together with raw", "leave one of them out")
+
+
+def _grammar(wanted: Any) -> Grammar | None:
+    """The grammar of the field `format`."""
+    if not wanted:
+        return None
+    return Grammar.json_object() if wanted == "json" else schema_grammar(wanted, "format")
+
+
+def _written(each: dict[str, Any]) -> bytes:
+    return json_bytes(each) + b"\n"
+
+
+class _Answer:
+    """One request for an answer."""
+
+    def __init__(self, server: Server, kind: Kind, body: AnswerBody, request: Request) -> None:
+        self._started, self._kind, self._body = time.perf_counter(), kind, body
+        self._request, self._fields = request, request_fields(server, request)
+        self._model = named(server, body)
+        self._builder = AnswerBuilder(kind, body.model or body.name or "", self._started)
+
+    def loaded(self) -> Response:
+        """The answer to a request without a prompt, by which Ollama's clients load a model, or unload it."""
+        reason = "unload" if self._body.keep_alive in (0, "0", "0s") else "load"
+        return Response(json_bytes(self._builder.done(reason)), media_type="application/json")
+
+    async def chat_spec(self, body: ChatBody) -> GenerationSpec:
+        """What is to be generated for a conversation."""
+        messages = messages_of(body.messages or ())
+        continues = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+        prompt = await self._model.chat_prompt(messages, body.tools or None, None, True, self._variables(), continues)
+        return await self._spec(prompt)
+
+    async def generate_spec(self, body: GenerateBody) -> GenerationSpec:
+        """What is to be generated after a prompt."""
+        if body.raw:
+            _refuse_with_raw(body)
+            encoded = await in_thread(lambda: self._model.tokenizer.encode(body.prompt or "", parse_special=True))
+            return await self._spec(await in_thread(lambda: ChatPrompt(self._model.checked(encoded))))
+        content = user_content(body.prompt, body.images, field="prompt")
+        system = [{"role": "system", "content": body.system}] if body.system else []
+        messages = [*system, {"role": "user", "content": content}]
+        prompt = await self._model.chat_prompt(messages, variables=self._variables())
+        if body.context:
+            prompt = await in_thread(lambda: self._continued(prompt, body.context or []))
+        if prompt.context.images is None:
+            self._builder.context = list(prompt.context.ids)
+        return await self._spec(prompt)
+
+    def _continued(self, prompt: ChatPrompt, context: list[int]) -> ChatPrompt:
+        """A prompt after the tokens of an earlier answer, as `context` has them."""
+        if prompt.context.images is not None:
+            raise invalid("context", "it cannot be together with images", "send the conversation to /api/chat")
+        ids, bos = prompt.context.ids, self._model.tokenizer.bos_id
+        more = ids[1:] if bos is not None and ids[:1] == [bos] else ids
+        return replace(prompt, context=self._model.checked([*context, *more], "context"))
+
+    def _variables(self) -> dict[str, Any]:
+        think = self._body.think
+        if isinstance(think, str):
+            return effort_variables(self._model.tokenizer, think, "think")
+        return switch_variables(self._model.tokenizer, think, "think")
+
+    async def _spec(self, prompt: ChatPrompt) -> GenerationSpec:
+        model, body = self._model, self._body
+        options = options_of(body.options, model.default_sample, model.runner.max_seq)
+        if body.top_logprobs is not None and not body.logprobs:
+            raise invalid("top_logprobs", "it needs logprobs", "set logprobs to true")
+        return GenerationSpec(
+            prompt.context,
+            options.max_tokens,
+            options.sample,
+            stop=options.stop,
+            parser=prompt.parser,
+            keep_ids=prompt.keep_ids,
+            top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            grammar=await answer_grammar(model, prompt, await in_thread(lambda: _grammar(body.format)), "format"),
+            **self._fields,
+        )
+
+    async def response(self, spec: GenerationSpec) -> Response:
+        """The answer, as a stream unless the request says otherwise."""
+        answering = await self._model.generate(spec)
+        if self._body.stream is not False:
+            return Stream(streamed(answering, self._builder, _written), LINES)
+        pieces = await while_connected(self._request, completed(answering, self._builder))
+        return Response(json_bytes(joined(self._kind, pieces)), media_type="application/json")

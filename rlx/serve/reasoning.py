@@ -1,0 +1,57 @@
+"""How much a model reasons, from the words of the APIs to variables of its chat template.
+
+Server stage, below the APIs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx.serve.errors import invalid
+from rlx.text.chat import thinking_variables
+from rlx.text.thinking import ThinkingTags
+from rlx.text.tokenizer import Tokenizer
+
+_EFFORT, _SWITCH = "reasoning_effort", "enable_thinking"
+
+
+def can_think(tokenizer: Tokenizer) -> bool:
+    """Whether a model reasons before it answers, always or if it is told to."""
+    return ThinkingTags.of(tokenizer) is not None
+
+
+def effort_variables(tokenizer: Tokenizer, effort: str | None, field: str) -> dict[str, Any]:
+    """The template's variables for an effort; nothing for None.
+
+    A template that only knows whether the model reasons is told so: `none` is off, any other effort is on.
+
+    Args:
+        field: what the effort is called in the request.
+
+    Raises:
+        ApiError: the model does not do as it is asked.
+    """
+    if effort is None:
+        return {}
+    template = tokenizer.chat_template or ""
+    if _EFFORT in template:
+        switch = {_SWITCH: effort != "none"} if _SWITCH in template else {}
+        return {_EFFORT: effort, **switch}
+    return switch_variables(tokenizer, effort != "none", field, effort)
+
+
+def switch_variables(tokenizer: Tokenizer, thinks: bool | None, field: str, value: object = None) -> dict[str, Any]:
+    """The template's variables for reasoning that is on or off; nothing for None.
+
+    Raises:
+        ApiError: the model always reasons and shall not, or never reasons and shall.
+    """
+    if thinks is None:
+        return {}
+    if _SWITCH in (tokenizer.chat_template or ""):
+        return thinking_variables(tokenizer, thinks, field)
+    if thinks == can_think(tokenizer):
+        return {}
+    does = "does not reason" if thinks else "always reasons before it answers"
+    shown = value if value is not None else thinks
+    raise invalid(field, f"{shown!r} is not possible: the model {does}", "leave the field out")

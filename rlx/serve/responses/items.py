@@ -1,0 +1,214 @@
+"""The input of the Responses API as the messages and tools of a conversation.
+
+Server stage. Models have one system message, at the beginning: `instructions` and all messages of the roles system and
+developer become it. Consecutive items of the assistant (reasoning, texts, calls) become one message.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlx.serve.errors import ApiError, invalid
+from rlx.serve.fields import shown
+from rlx.serve.media import ImageSource
+
+JsonObject = dict[str, Any]
+
+_TEXTS = ("input_text", "output_text", "text")
+_ROLES = ("user", "assistant", "system", "developer")
+_NO_STORE = "the server stores no responses"
+
+
+def refuse_stored(body: Any) -> None:
+    """Refuses what needs stored responses.
+
+    Raises:
+        ApiError: as said.
+    """
+    hint = "leave it out, and send the whole conversation as `input`: earlier items, with `output` of earlier responses"
+    for name in ("previous_response_id", "conversation"):
+        if getattr(body, name) is not None:
+            raise invalid(name, _NO_STORE, hint, code="unsupported_parameter")
+
+
+def messages_of(items: str | Sequence[Mapping[str, Any]] | None, instructions: str | None) -> list[JsonObject]:
+    """The messages of a conversation.
+
+    Args:
+        items: the field `input`.
+
+    Raises:
+        ApiError: an item is malformed or of a kind that rlx has nothing for.
+    """
+    system = [instructions] if instructions else []
+    found: list[JsonObject] = []
+    if isinstance(items, str):
+        found.append({"role": "user", "content": items})
+    for i, item in enumerate(items if items is not None and not isinstance(items, str) else ()):
+        _add(item, f"input[{i}]", system, found)
+    if not found:
+        raise invalid("input", "there is no message", 'give a text, or [{"role": "user", "content": "..."}]')
+    return [{"role": "system", "content": "\n\n".join(system)}, *found] if system else found
+
+
+def _add(item: Mapping[str, Any], where: str, system: list[str], found: list[JsonObject]) -> None:
+    """Adds one item of the input."""
+    kind = item.get("type", "message" if "role" in item else None)
+    if kind == "message":
+        _add_message(item, where, system, found)
+    elif kind == "reasoning":
+        if text := _reasoning(item, where):
+            message = _assistant(found)
+            message["reasoning_content"] = f"{message.get('reasoning_content', '')}\n{text}".lstrip("\n")
+    elif kind == "function_call":
+        call = {"name": _text(item, "name", where), "arguments": _arguments(item, where)}
+        calls = _assistant(found).setdefault("tool_calls", [])
+        calls.append({"id": _text(item, "call_id", where), "type": "function", "function": call})
+    elif kind == "function_call_output":
+        content, images = _content(item.get("output"), f"{where}.output")
+        found.append({"role": "tool", "tool_call_id": _text(item, "call_id", where), "content": content})
+        if images:  # a template has them in messages of users only
+            found.append({"role": "user", "content": images})
+    elif kind == "item_reference":
+        raise invalid(where, _NO_STORE, "send the item itself")
+    else:
+        hint = "there are message, reasoning, function_call and function_call_output"
+        raise invalid(f"{where}.type", f"items of type {kind!r} are not supported", hint)
+
+
+def _add_message(item: Mapping[str, Any], where: str, system: list[str], found: list[JsonObject]) -> None:
+    role = item.get("role")
+    if role not in _ROLES:
+        raise invalid(f"{where}.role", f"expected one of {', '.join(_ROLES)}, found {role!r}")
+    content, images = _content(item.get("content"), f"{where}.content")
+    if role in ("system", "developer"):
+        if images:
+            raise invalid(f"{where}.content", f"a message of the role {role} has no images")
+        system.append(content)
+    elif role == "assistant":
+        if images:
+            raise invalid(f"{where}.content", "a message of the role assistant has no images")
+        _assistant(found)["content"] += content
+    else:
+        parts = _parts(item.get("content"), f"{where}.content") if images else content
+        found.append({"role": "user", "content": parts})
+
+
+def _assistant(found: list[JsonObject]) -> JsonObject:
+    """The message of the assistant that is being written."""
+    if not found or found[-1]["role"] != "assistant":
+        found.append({"role": "assistant", "content": ""})
+    return found[-1]
+
+
+def _arguments(item: Mapping[str, Any], where: str) -> JsonObject:
+    """The arguments of a call, which come as the text of a JSON object."""
+    text = _text(item, "arguments", where)
+    try:
+        found = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise invalid(f"{where}.arguments", f"expected the text of a JSON object, found {shown(text)}")
+    return found
+
+
+def _reasoning(item: Mapping[str, Any], where: str) -> str:
+    """The text of a reasoning item: what the model wrote, else its summary. One of another server may have neither."""
+    for name in ("content", "summary"):
+        parts = item.get(name) or ()
+        if not isinstance(parts, list | tuple) or not all(isinstance(part, Mapping) for part in parts):
+            raise invalid(f"{where}.{name}", "expected a list of parts")
+        if texts := [_text(part, "text", f"{where}.{name}[{i}]") for i, part in enumerate(parts)]:
+            return "\n".join(texts)
+    return ""
+
+
+def _content(content: Any, where: str) -> tuple[str, list[JsonObject]]:
+    """The text of a content, and its images."""
+    if isinstance(content, str):
+        return content, []
+    parts = _parts(content, where)
+    text = "\n".join(part["text"] for part in parts if part["type"] == "text")
+    return text, [part for part in parts if part["type"] == "image"]
+
+
+def _parts(content: Any, where: str) -> list[JsonObject]:
+    """A content as parts of a message."""
+    if not isinstance(content, list):
+        raise invalid(where, "expected a text or a list of parts")
+    return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+
+
+def _part(part: Any, where: str) -> JsonObject:
+    if not isinstance(part, Mapping):
+        raise invalid(where, "expected an object")
+    kind = part.get("type")
+    if kind in _TEXTS:
+        return {"type": "text", "text": _text(part, "text", where)}
+    if kind == "refusal":
+        return {"type": "text", "text": _text(part, "refusal", where)}
+    if kind == "input_image":
+        if part.get("file_id") is not None:
+            raise invalid(f"{where}.file_id", "the server stores no files", "give `image_url`, a data URI")
+        return ImageSource(_text(part, "image_url", where), f"{where}.image_url").part
+    hint = "there are input_text, output_text, refusal and input_image"
+    raise invalid(f"{where}.type", f"parts of type {kind!r} are not supported", hint)
+
+
+def _text(item: Mapping[str, Any], name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise invalid(f"{where}.{name}", f"expected a string, found {shown(value)}")
+    return value
+
+
+# ---------------------------------------------------------------------------------------------- tools
+
+
+def functions_of(tools: Sequence[Mapping[str, Any]] | None) -> list[JsonObject]:
+    """The tools that are functions, in the form of chat.
+
+    Those of other types run at a provider, or are a client's own: agents list them whatever server they talk to, so
+    they are left out. The field `tools` of the response shows what remains.
+    """
+    found = []
+    for tool in tools or ():
+        if tool.get("type") == "function":
+            names = ("name", "description", "parameters", "strict")
+            function = {name: tool[name] for name in names if tool.get(name) is not None}
+            found.append({"type": "function", "function": function})
+    return found
+
+
+def tools_json(functions: Sequence[JsonObject]) -> list[JsonObject]:
+    """Functions as the response shows them."""
+    empty = {"description": None, "parameters": None, "strict": None}
+    return [{"type": "function", **empty, **each["function"]} for each in functions]
+
+
+def choice_of(choice: Any, functions: list[JsonObject]) -> tuple[Any, list[JsonObject]]:
+    """The tool choice in the form of chat, and the functions that remain for it.
+
+    Raises:
+        ApiError: it has a form that rlx has nothing for.
+    """
+    if not isinstance(choice, Mapping):
+        if not functions and choice == "auto":
+            return None, functions
+        return choice, functions
+    kind = choice.get("type")
+    if kind == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}, functions
+    if kind == "allowed_tools" and choice.get("mode") in ("auto", "required") and isinstance(choice.get("tools"), list):
+        names = [each.get("name") for each in choice["tools"] if isinstance(each, Mapping)]
+        remaining = [each for each in functions if each["function"].get("name") in names]
+        return choice["mode"] if remaining or choice["mode"] == "required" else None, remaining
+    raise _unknown_choice(kind)
+
+
+def _unknown_choice(kind: Any) -> ApiError:
+    hint = "give auto, none, required, a function or allowed_tools"
+    return invalid("tool_choice", f"the type {kind!r} is not supported", hint)

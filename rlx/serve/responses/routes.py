@@ -1,0 +1,147 @@
+"""/v1/responses, without a store. Server stage, OpenAI's newer API for conversations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request, Response
+
+from rlx.grammar import Grammar
+from rlx.sampling import SampleOpts
+from rlx.serve.answer_grammar import answer_grammar
+from rlx.serve.builders import completed, request_fields, schema_grammar, streamed
+from rlx.serve.errors import ApiError, invalid
+from rlx.serve.fields import shown
+from rlx.serve.generation import GenerationSpec
+from rlx.serve.http import new_router
+from rlx.serve.model import ServedModel, in_thread
+from rlx.serve.reasoning import effort_variables
+from rlx.serve.responses.bodies import InputBody, ResponsesBody
+from rlx.serve.responses.items import choice_of, functions_of, messages_of, refuse_stored, tools_json
+from rlx.serve.responses.output import ResponseBuilder
+from rlx.serve.streaming import Stream, comment, event, json_bytes, while_connected
+
+if TYPE_CHECKING:
+    from rlx.serve.app import Server
+
+
+def router(server: Server) -> APIRouter:
+    """`POST /responses` and `POST /responses/input_tokens`."""
+    found = new_router(tags=["responses"])
+
+    @found.post("/responses")
+    async def responses(body: ResponsesBody, request: Request) -> Response:
+        """The model's answer to a conversation of items."""
+        model = server.named(body.model)
+        spec, fields = await _spec(model, body, request_fields(server, request))
+        answering = await model.generate(spec)
+        builder = ResponseBuilder(fields)
+        if body.stream:
+            return Stream(streamed(answering, builder, _written, comment("the prompt is computed")))
+        await while_connected(request, completed(answering, builder))
+        return Response(json_bytes(builder.response), media_type="application/json")
+
+    @found.post("/responses/input_tokens")
+    async def input_tokens(body: InputBody) -> dict[str, Any]:
+        """The number of tokens of a prompt."""
+        model = server.named(body.model)
+        prompt, _ = await _prompt(model, body)
+        return {"object": "response.input_tokens", "input_tokens": len(prompt.context)}
+
+    @found.api_route("/responses/{response_id}", methods=["GET", "DELETE"])
+    async def stored(response_id: str) -> Response:
+        """Always an error: responses are not stored."""
+        hint = "keep the response that `POST /v1/responses` has returned"
+        raise ApiError(404, f"the server stores no responses, and has no {response_id!r}", hint=hint)
+
+    return found
+
+
+def _written(each: dict[str, Any]) -> bytes:
+    return event(json_bytes(each), each["type"])
+
+
+async def _prompt(model: ServedModel, body: InputBody) -> Any:
+    """The prompt of a body, and the functions in it."""
+    refuse_stored(body)
+    functions = functions_of(body.tools)
+    choice, functions = choice_of(body.tool_choice, functions)
+    effort = body.reasoning.effort if body.reasoning is not None else None
+    prompt = await model.chat_prompt(
+        messages_of(body.input, body.instructions),
+        functions or None,
+        choice,
+        body.parallel_tool_calls is not False,
+        effort_variables(model.tokenizer, effort, "reasoning.effort"),
+    )
+    return prompt, functions
+
+
+async def _spec(
+    model: ServedModel, body: ResponsesBody, fields: dict[str, Any]
+) -> tuple[GenerationSpec, dict[str, Any]]:
+    """What is to be generated, and the fields of the response that repeat the request."""
+    prompt, functions = await _prompt(model, body)
+    sample = _sample(model.default_sample, body)
+    wants_logprobs = body.top_logprobs is not None or "message.output_text.logprobs" in (body.include or ())
+    spec = GenerationSpec(
+        prompt.context,
+        body.max_output_tokens,
+        sample,
+        parser=prompt.parser,
+        keep_ids=prompt.keep_ids,
+        top_logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
+        grammar=await answer_grammar(model, prompt, await in_thread(lambda: _text_grammar(body)), "text.format"),
+        **fields,
+    )
+    return spec, _echo(model, body, sample, functions)
+
+
+def _text_grammar(body: InputBody) -> Grammar | None:
+    """The grammar of `text.format`."""
+    wanted = body.text.format if body.text is not None else None
+    kind = wanted.get("type") if wanted is not None else "text"
+    if wanted is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar.json_object()
+    if kind != "json_schema":
+        raise invalid("text.format.type", f"expected text, json_object or json_schema, found {shown(kind)}")
+    if "schema" not in wanted:
+        raise invalid("text.format.schema", "it is required")
+    return schema_grammar(wanted["schema"], "text.format.schema")
+
+
+def _sample(default: SampleOpts, body: ResponsesBody) -> SampleOpts:
+    changes: dict[str, Any] = {"temperature": body.temperature, "top_p": body.top_p}
+    return replace(default, **{name: value for name, value in changes.items() if value is not None})
+
+
+def _echo(model: ServedModel, body: ResponsesBody, sample: SampleOpts, functions: list[Any]) -> dict[str, Any]:
+    """The fields of a response that say how it was asked for."""
+    reasoning = body.reasoning
+    text_format = body.text.format if body.text is not None else None
+    return {
+        "model": model.name,
+        "background": False,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": reasoning.effort if reasoning is not None else None, "summary": None},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": False,
+        "temperature": sample.temperature,
+        "text": {"format": text_format or {"type": "text"}, "verbosity": "medium"},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": tools_json(functions),
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": sample.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }

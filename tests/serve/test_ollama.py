@@ -1,0 +1,269 @@
+"""Ollama's API: its client, streams, options, errors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import ollama
+import pytest
+
+from rlx.sampling import SampleOpts
+from rlx.serve.errors import ApiError
+from rlx.serve.generation import Delta, End, Finished, Timings, Usage
+from rlx.serve.media import ImageSource
+from rlx.serve.ollama.messages import messages_of
+from rlx.serve.ollama.options import options_of
+from rlx.serve.ollama.output import AnswerBuilder, joined
+from rlx.text.tool_calls import ToolCallDelta
+
+HI = [{"role": "user", "content": "Hi"}]
+GREEDY = {"temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def client(server: Any) -> ollama.Client:
+    return ollama.Client(host=server.url, timeout=120)
+
+
+def test_a_chat_has_the_shapes_of_the_client(client: Any, server: Any) -> None:
+    found = client.chat("demo", messages=HI, options=GREEDY)
+    said = server.openai.chat.completions.create(model="demo", messages=HI, temperature=0).choices[0].message.content
+    assert found.message.role == "assistant" and found.message.content == said
+    assert found.done and found.done_reason == "stop" and found.model == "demo"
+    assert found.eval_count > 0 and found.prompt_eval_count > 0
+    assert found.total_duration >= found.prompt_eval_duration > 0
+    assert client.chat("demo:latest", messages=HI, options={**GREEDY, "num_predict": 2}).done_reason == "length"
+
+
+def test_a_stream_is_the_answer_in_lines(client: Any, server: Any) -> None:
+    whole = client.chat("demo", messages=HI, options=GREEDY)
+    pieces = list(client.chat("demo", messages=HI, options=GREEDY, stream=True))
+    assert "".join(piece.message.content for piece in pieces) == whole.message.content
+    assert [piece.done for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert pieces[-1].eval_count == whole.eval_count and pieces[0].eval_count is None
+    found = server.post("/api/chat", model="demo", messages=HI, options=GREEDY)  # a stream unless it says otherwise
+    assert found.headers["content-type"].startswith("application/x-ndjson")
+    assert [json.loads(line)["done"] for line in found.text.splitlines()] == [piece.done for piece in pieces]
+
+
+def test_generate_with_a_template_and_raw(client: Any, server: Any) -> None:
+    found = client.generate("demo", prompt="Hi", system="Be kind.", options=GREEDY)
+    messages = [{"role": "system", "content": "Be kind."}, *HI]
+    assert found.response == client.chat("demo", messages=messages, options=GREEDY).message.content
+    prompt = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    raw = client.generate("demo", prompt=prompt, raw=True, options=GREEDY)
+    assert raw.response == client.generate("demo", prompt="Hi", options=GREEDY).response
+    pieces = list(client.generate("demo", prompt=prompt, raw=True, options=GREEDY, stream=True))
+    assert "".join(piece.response for piece in pieces) == raw.response
+    assert raw.prompt_eval_count == len(server.model.tokenizer.encode(prompt, parse_special=True))
+
+
+def test_the_context_continues_a_conversation(client: Any) -> None:
+    first = client.generate("demo", prompt="Hi", options=GREEDY)
+    assert first.context
+    second = client.generate("demo", prompt="And now?", context=first.context, options={**GREEDY, "num_predict": 8})
+    chat = [*HI, {"role": "assistant", "content": first.response}, {"role": "user", "content": "And now?"}]
+    assert second.response == client.chat("demo", messages=chat, options={**GREEDY, "num_predict": 8}).message.content
+
+
+def test_an_empty_request_loads_the_model(client: Any) -> None:
+    assert client.generate("demo").done_reason == "load"
+    assert client.chat("demo", messages=[], keep_alive=0).done_reason == "unload"
+    assert client.chat("demo", messages=HI, options={"num_predict": 1}, keep_alive="5m").done
+
+
+def test_text_follows_a_format(client: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    for found in (
+        client.chat("demo", messages=HI, format=schema, options=GREEDY).message.content,
+        client.generate("demo", prompt="Hi", format=schema, options=GREEDY).response,
+    ):
+        assert json.loads(found)["a"] in (1, 2)
+    assert client.chat("demo", messages=HI, format="json", options={"num_predict": 3}).message.content.startswith("{")
+
+
+def test_log_probabilities(client: Any) -> None:
+    found = client.chat("demo", messages=HI, logprobs=True, top_logprobs=2, options={**GREEDY, "num_predict": 4})
+    assert "".join(each.token for each in found.logprobs) == found.message.content
+    assert all(len(each.top_logprobs) == 2 and each.logprob <= 0 for each in found.logprobs)
+
+
+def test_vectors(client: Any, server: Any) -> None:
+    found = client.embed("demo", ["Once", "upon a time"])
+    expected = server.model.runner.embed(server.model.tokenizer.encode("upon a time"))
+    np.testing.assert_allclose(found.embeddings[1], expected, rtol=1e-6)
+    assert found.prompt_eval_count > 1 and len(found.embeddings) == 2
+    np.testing.assert_allclose(client.embeddings("demo", "upon a time").embedding, expected, rtol=1e-6)
+    short = client.embed("demo", "upon a time", dimensions=16).embeddings[0]
+    np.testing.assert_allclose(short, expected[:16] / np.linalg.norm(expected[:16]), rtol=1e-5)
+    with pytest.raises(ollama.ResponseError, match="the context holds 1024"):
+        client.embed("demo", "Hi " * 3000)
+    assert len(client.embed("demo", "Hi " * 3000, truncate=True).embeddings) == 1
+
+
+def test_the_model_is_described(client: Any, server: Any) -> None:
+    assert {each.model for each in client.list().models} == {"demo", "gpt-4o"}
+    listed = client.list().models[0]
+    assert listed.size > 5_000_000 and listed.details.quantization_level == "Q8_0" and len(listed.digest) == 64
+    shown = client.show("demo")
+    assert {"completion", "tools"} <= set(shown.capabilities) and "vision" not in shown.capabilities
+    assert shown.modelinfo["general.architecture"] == "qwen3" and shown.modelinfo["qwen3.context_length"] == 1024
+    assert "<|im_start|>" in shown.template
+    assert client.ps().models[0].context_length == 1024
+    assert int(server.http.get("/api/version").json()["version"].split(".")[1]) >= 6
+    assert server.http.head("/").status_code == 200
+    assert server.post("/api/show", name="demo").status_code == 200  # older clients
+
+
+def test_a_model_that_sees_says_so(server_that_sees: Any) -> None:
+    client = ollama.Client(host=server_that_sees.url, timeout=120)
+    assert "vision" in client.show("demo-vision").capabilities
+
+
+@pytest.mark.parametrize("path", ["pull", "push", "create", "copy", "delete"])
+def test_there_is_no_registry(server: Any, path: str) -> None:
+    found = server.http.request("DELETE" if path == "delete" else "POST", f"/api/{path}", json={"model": "x"})
+    assert found.status_code == 501 and "rlx serve MODEL" in found.json()["error"]
+
+
+CHAT = {"model": "demo", "messages": HI, "stream": False}
+
+
+@pytest.mark.parametrize(
+    "path, body, sentence",
+    [
+        ("chat", {"messages": HI}, "model: it is required"),
+        ("chat", CHAT | {"unknown": 1}, "unknown: there is no such field"),
+        ("chat", CHAT | {"messages": [{"role": "cook"}]}, "messages[0].role"),
+        ("chat", CHAT | {"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        (
+            "chat",
+            CHAT | {"messages": [{"role": "user", "images": ["aaaa"]}]},
+            "messages[0].images[0]: the model takes no",
+        ),
+        (
+            "chat",
+            CHAT | {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+            "messages[0].tool_calls[0].function",
+        ),
+        ("chat", CHAT | {"format": "xml"}, "format"),
+        ("chat", CHAT | {"format": {"type": "strange"}}, "format"),
+        ("chat", CHAT | {"think": True}, "think: True is not possible"),
+        ("chat", CHAT | {"think": "high"}, "think: 'high' is not possible"),
+        ("chat", CHAT | {"top_logprobs": 3}, "top_logprobs: it needs logprobs"),
+        ("chat", CHAT | {"truncate": True}, "truncate: true is not supported"),
+        ("chat", CHAT | {"messages": [{"role": "user", "content": "Hi " * 3000}]}, "the context holds 1024"),
+        ("generate", {"model": "demo", "prompt": "a", "template": "{{ .Prompt }}"}, "template: "),
+        ("generate", {"model": "demo", "prompt": "a", "suffix": "b"}, "suffix: "),
+        ("generate", {"model": "demo", "prompt": "a", "raw": True, "system": "b"}, "system: it cannot be together"),
+        ("generate", {"model": "demo", "prompt": "a", "context": [10**9]}, "context"),
+        ("generate", {"model": "demo", "prompt": "a", "images": ["aaaa"]}, "images[0]: the model takes no images"),
+        ("embed", {"model": "demo", "input": 3}, "input"),
+        ("embed", {"model": "demo", "input": "a", "dimensions": 9999}, "dimensions"),
+        ("embed", {"model": "demo", "input": ["a", ""]}, "input[1]"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_its_field(
+    server: Any, path: str, body: dict[str, Any], sentence: str
+) -> None:
+    found = server.post(f"/api/{path}", **body)
+    assert found.status_code == 400 and sentence in found.json()["error"], found.text
+
+
+def test_errors_have_the_class_of_the_client(client: Any) -> None:
+    with pytest.raises(ollama.ResponseError, match="does not exist here") as found:
+        client.chat("other", messages=HI)
+    assert found.value.status_code == 404
+
+
+def test_a_client_that_goes_away_frees_its_sequence(client: Any, server: Any, idle: Any) -> None:
+    for _ in range(5):
+        with server.http.stream("POST", "/api/chat", json={"model": "demo", "messages": HI}) as stream:
+            next(stream.iter_lines())
+    idle(server)
+
+
+# ---------------------------------------------------------------------------------------------- without a server
+
+
+def test_options_become_sampling_options() -> None:
+    found = options_of(
+        {"temperature": 0.5, "top_k": 3, "repeat_penalty": 1.1, "repeat_last_n": -1, "seed": 7, "num_predict": -1,
+         "stop": ["a", "b"], "num_ctx": 100, "min_p": 0.1, "mirostat": 2, "num_gpu": 0, "top_p": None},
+        SampleOpts(top_p=0.9), 128,
+    )  # fmt: skip
+    sample = SampleOpts(
+        temperature=0.5,
+        top_k=3,
+        top_p=0.9,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        repetition_window=None,
+        seed=7,
+        mirostat=2,
+    )
+    assert (found.sample, found.max_tokens, found.stop) == (sample, None, ("a", "b"))
+    assert options_of({"num_predict": 0, "stop": "x"}, SampleOpts(), 1).max_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"num_treads": 3}, "options.num_treads: there is no such field. Did you mean options.num_thread"),
+        ({"num_thread": 4}, "options.num_thread: 4 is not what the server does"),
+        ({"num_gpu": 99}, "options.num_gpu"),
+        ({"num_ctx": 1000}, "options.num_ctx: the context holds 128 tokens"),
+        ({"num_ctx": "all"}, "options.num_ctx: expected an integer"),
+        ({"num_predict": -3}, "options.num_predict"),
+        ({"stop": [""]}, "options.stop"),
+        ({"temperature": "hot"}, "options.temperature: expected a number"),
+        ({"temperature": -1}, "options.temperature"),
+        ({"top_k": 1.5}, "options.top_k: expected an integer"),
+        ({"repeat_penalty": -1}, "options.repeat_penalty"),
+        ({"mirostat": 1}, "options.mirostat"),
+        ({"tfs_z": 0.5}, "options.tfs_z"),
+        ({"logit_bias": {}}, "options.logit_bias: there is no such field"),
+    ],
+)
+def test_an_option_that_cannot_be_honoured_is_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ApiError) as found:
+        options_of(options, SampleOpts(), 128)
+    assert found.value.status == 400 and str(found.value).startswith(sentence)
+
+
+def test_messages_become_those_of_chat() -> None:
+    calls = [{"function": {"name": name, "arguments": {"at": i}}} for i, name in enumerate(("look", "hear"))]
+    messages = [
+        {"role": "user", "content": "Weather?", "images": ["eA=="]},
+        {"role": "assistant", "content": "", "thinking": "Hm.", "tool_calls": calls},
+        {"role": "tool", "content": "birds", "tool_name": "hear"},
+        {"role": "tool", "content": "sun", "tool_name": "look"},
+    ]
+    found = messages_of(messages)
+    image = ImageSource("data:;base64,eA==", "messages[0].images[0]").part
+    assert found[0]["content"] == [image, {"type": "text", "text": "Weather?"}]
+    assert found[1]["reasoning_content"] == "Hm."
+    ids = [call["id"] for call in found[1]["tool_calls"]]
+    assert [call["function"] for call in found[1]["tool_calls"]] == [call["function"] for call in calls]
+    assert [found[2]["tool_call_id"], found[3]["tool_call_id"]] == ids[::-1] and len(set(ids)) == 2
+
+
+def test_tool_calls_come_whole_with_their_arguments_as_an_object() -> None:
+    builder = AnswerBuilder("chat", "demo", 0.0)
+    events = [
+        Delta(0, thinking="Hm."), Delta(0, text="See:"),
+        Delta(0, tool_calls=(ToolCallDelta(0, "a", "look"), ToolCallDelta(0, arguments='{"at":'))),
+        Delta(0, tool_calls=(ToolCallDelta(0, arguments=" 1}"), ToolCallDelta(1, "b", "hear"))),
+        End(0, "tool_calls"), Finished(Usage(7, 3, 5, 2), Timings(prompt_ms=2.0, decode_ms=3.0)),
+    ]  # fmt: skip
+    pieces = [ollama.ChatResponse(**each) for event in events for each in builder.push(event)]
+    called = [call.function for piece in pieces for call in piece.message.tool_calls or ()]
+    assert [(each.name, each.arguments) for each in called] == [("look", {"at": 1}), ("hear", {})]
+    assert pieces[0].message.thinking == "Hm." and pieces[-1].eval_duration == 3_000_000
+
+    again = AnswerBuilder("chat", "demo", 0.0)
+    whole = ollama.ChatResponse(**joined("chat", [each for event in events for each in again.push(event)]))
+    assert (whole.message.content, whole.message.thinking, whole.done_reason) == ("See:", "Hm.", "stop")
+    assert [call.function.name for call in whole.message.tool_calls or ()] == ["look", "hear"]

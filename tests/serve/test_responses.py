@@ -1,0 +1,286 @@
+"""/v1/responses: OpenAI's client, streams, items, errors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+
+from rlx.errors import RlxError
+from rlx.serve.errors import ApiError
+from rlx.serve.generation import Delta, End, Finished, Progress, Timings, Usage
+from rlx.serve.media import ImageSource
+from rlx.serve.responses.items import choice_of, functions_of, messages_of
+from rlx.serve.responses.output import ResponseBuilder
+from rlx.text.tool_calls import ToolCallDelta
+
+GREEDY = {"model": "demo", "temperature": 0}
+EVENTS = TypeAdapter(ResponseStreamEvent)
+FIELDS = {"model": "demo", "parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+
+
+def test_a_response_has_the_shapes_of_the_client(server: Any) -> None:
+    found = server.openai.responses.create(input="Hi", instructions="Be kind.", max_output_tokens=6, **GREEDY)
+    assert found.id.startswith("resp_") and found.status == "incomplete" and found.output[0].id.startswith("msg_")
+    assert found.incomplete_details.reason == "max_output_tokens"
+    assert found.output_text and found.usage.output_tokens == 6
+    assert found.usage.total_tokens == found.usage.input_tokens + 6
+    whole = server.openai.responses.create(input="Hi", **GREEDY)
+    assert whole.status == "completed" and whole.error is None and whole.completed_at is not None
+
+
+def test_a_text_and_its_item_are_the_same_and_hit_the_cache(server: Any) -> None:
+    items = [{"role": "user", "content": [{"type": "input_text", "text": "Tell me a short story."}]}]
+    first = server.openai.responses.create(input="Tell me a short story.", max_output_tokens=9, **GREEDY)
+    again = server.openai.responses.create(input=items, max_output_tokens=9, **GREEDY)
+    assert first.output_text == again.output_text
+    assert again.usage.input_tokens_details.cached_tokens > 0
+
+
+def test_a_stream_is_the_response_in_order(server: Any) -> None:
+    whole = server.openai.responses.create(input="Hi", **GREEDY)
+    with server.openai.responses.stream(input="Hi", **GREEDY) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert final.output_text == whole.output_text
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    deltas = kinds.count("output_text.delta")
+    assert kinds == [
+        "created", "in_progress", "output_item.added", "content_part.added", *["output_text.delta"] * deltas,
+        "output_text.done", "content_part.done", "output_item.done", "completed",
+    ]  # fmt: skip
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+
+
+def test_a_stream_has_the_lines_of_the_protocol(server: Any) -> None:
+    body = {"input": "Hi", "stream": True, "max_output_tokens": 3, **GREEDY}
+    with server.http.stream("POST", "/v1/responses", json=body) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        blocks = response.read().decode().strip().split("\n\n")
+    for block in blocks:
+        event, data = block.split("\n")
+        assert event.removeprefix("event: ") == json.loads(data.removeprefix("data: "))["type"]
+    assert "[DONE]" not in blocks[-1] and "response.incomplete" in blocks[-1]
+
+
+def test_the_conversation_goes_on_with_the_output(server: Any) -> None:
+    conversation: list[Any] = [{"role": "user", "content": "Hi"}]
+    found = server.openai.responses.create(input=conversation, **GREEDY)
+    conversation += [each.model_dump(exclude_none=True) for each in found.output]
+    conversation.append({"role": "user", "content": "And now?"})
+    more = server.openai.responses.create(input=conversation, max_output_tokens=4, **GREEDY)
+    assert more.output_text and more.usage.input_tokens > found.usage.input_tokens
+
+
+class Point(BaseModel):
+    x: int
+    is_good: bool
+
+
+def test_text_follows_a_schema(server: Any) -> None:
+    found = server.openai.responses.parse(input="A point, please.", text_format=Point, max_output_tokens=300, **GREEDY)
+    assert isinstance(found.output_parsed, Point) or found.status == "incomplete"
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    form: Any = {"format": {"type": "json_schema", "name": "a", "schema": schema}}
+    text = server.openai.responses.create(input="Hi", text=form, **GREEDY).output_text
+    assert json.loads(text)["a"] in (1, 2)
+
+
+def test_log_probabilities(server: Any) -> None:
+    options: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "max_output_tokens": 4}
+    found = server.openai.responses.create(input="Hi", **options, **GREEDY)
+    part = found.output[0].content[0]
+    assert "".join(each.token for each in part.logprobs) == part.text
+    assert all(len(each.top_logprobs) == 2 and each.logprob <= 0 for each in part.logprobs)
+
+
+def test_tokens_are_counted(server: Any) -> None:
+    count = server.openai.responses.input_tokens.count(model="demo", input="Hi there", instructions="Be kind.")
+    found = server.openai.responses.create(input="Hi there", instructions="Be kind.", max_output_tokens=1, **GREEDY)
+    assert count.input_tokens == found.usage.input_tokens
+
+
+@pytest.mark.parametrize(
+    "body, sentence",
+    [
+        ({}, "input: there is no message"),
+        ({"input": []}, "input: there is no message"),
+        ({"input": 3}, "input: expected a string or an array"),
+        ({"input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id: the server stores no responses"),
+        ({"input": "Hi", "conversation": "conv_1"}, "conversation: the server stores no responses"),
+        ({"input": "Hi", "unknown": 1}, "unknown: there is no such field"),
+        ({"input": "Hi", "background": True}, "background: true is not supported"),
+        ({"input": "Hi", "truncation": "auto"}, "truncation: "),
+        ({"input": "Hi", "max_output_tokens": 0}, "max_output_tokens: expected at least 1"),
+        ({"input": "Hi", "temperature": -1}, "temperature"),
+        ({"input": "Hi", "reasoning": {"effort": "high"}}, "reasoning.effort: 'high' is not possible"),
+        ({"input": "Hi", "text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"input": "Hi", "text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"input": "Hi", "tool_choice": {"type": "file_search"}}, "tool_choice"),
+        ({"input": "Hi", "tool_choice": "required"}, "tool_choice"),
+        ({"input": [{"type": "web_search_call"}]}, "input[0].type: items of type 'web_search_call'"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]: the server stores no responses"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "cook", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}, "content[0].file_id"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]}, "takes no images"),
+        ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]}, "input[0].arguments"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_its_field(server: Any, body: dict[str, Any], sentence: str) -> None:
+    for path in ("/v1/responses", "/responses"):
+        found = server.post(path, **body)
+        assert found.status_code == 400 and sentence in found.json()["error"]["message"], found.text
+
+
+def test_errors_have_the_classes_of_the_client(server: Any) -> None:
+    with pytest.raises(openai.NotFoundError, match="does not exist here"):
+        server.openai.responses.create(model="other", input="Hi")
+    with pytest.raises(openai.BadRequestError) as found:
+        server.openai.responses.create(input="Hi " * 3000, stream=True, **GREEDY)
+    assert found.value.code == "context_length_exceeded"
+    with pytest.raises(openai.NotFoundError, match="stores no responses"):
+        server.openai.responses.retrieve("resp_1")
+
+
+def test_a_client_that_goes_away_frees_its_sequence(server: Any, idle: Any) -> None:
+    for _ in range(5):
+        with server.openai.responses.create(input="Tell me a story.", stream=True, **GREEDY) as stream:
+            next(iter(stream))
+    with pytest.raises(httpx.ReadTimeout):
+        server.http.post("/v1/responses", json={"input": "Tell me a story.", **GREEDY}, timeout=0.001)
+    idle(server)
+
+
+def test_an_agents_request_is_answered(server: Any) -> None:
+    """The form of Codex CLI: unknown types of tools, instructions and a developer's message, fields of its own."""
+    body = {
+        "model": "demo",
+        "instructions": "You are a coding agent.",
+        "input": [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Use the sandbox."}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        ],
+        "tools": [
+            {"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}},
+            {"type": "namespace", "name": "mcp", "tools": []},
+            {"type": "web_search", "external_web_access": False},
+            {"type": "image_generation", "output_format": "png"},
+        ],
+        "tool_choice": "auto", "parallel_tool_calls": False, "reasoning": None, "store": False, "stream": True,
+        "include": ["reasoning.encrypted_content"], "prompt_cache_key": "a", "client_metadata": {"b": "c"},
+        "max_output_tokens": 5,
+    }  # fmt: skip
+    found = server.post("/v1/responses", **body)
+    assert found.status_code == 200 and "response.output_text.delta" in found.text
+    last = json.loads(found.text.strip().rpartition("data: ")[2])
+    assert last["response"]["tools"] == []
+
+
+# ---------------------------------------------------------------------------------------------- without a server
+
+
+def test_items_become_messages_with_one_system_message() -> None:
+    items = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "B"}]},
+        {"role": "user", "content": "Weather?"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'},
+        {"type": "function_call", "call_id": "c2", "name": "hear", "arguments": ""},
+        {"type": "function_call_output", "call_id": "c1", "output": "sun"},
+        {
+            "type": "function_call_output",
+            "call_id": "c2",
+            "output": [{"type": "input_text", "text": "birds"}, {"type": "input_image", "image_url": "data:x"}],
+        },
+        {"role": "system", "content": "C"},
+    ]
+    calls = [
+        {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"at": 1}}},
+        {"id": "c2", "type": "function", "function": {"name": "hear", "arguments": {}}},
+    ]
+    assert messages_of(items, "A") == [
+        {"role": "system", "content": "A\n\nB\n\nC"},
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": "Let me see.", "reasoning_content": "Hm.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c1", "content": "sun"},
+        {"role": "tool", "tool_call_id": "c2", "content": "birds"},
+        {"role": "user", "content": [ImageSource("data:x", "input[7].output[1].image_url").part]},
+    ]
+    encrypted = [{"type": "reasoning", "summary": [], "encrypted_content": "x"}, {"role": "user", "content": "Hi"}]
+    assert messages_of(encrypted, None) == [{"role": "user", "content": "Hi"}]
+
+
+def test_tools_are_functions_and_the_choice_may_leave_some() -> None:
+    tools = [{"type": "function", "name": name, "parameters": {}, "strict": True} for name in "ab"]
+    functions = functions_of([{"type": "web_search"}, *tools])
+    assert [each["function"]["name"] for each in functions] == ["a", "b"]
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "b"}]}
+    assert choice_of(allowed, functions) == ("required", functions[1:])
+    named = {"type": "function", "function": {"name": "a"}}
+    assert choice_of({"type": "function", "name": "a"}, functions)[0] == named
+    assert choice_of("auto", []) == (None, [])
+    with pytest.raises(RlxError):
+        choice_of({"type": "mcp"}, functions)
+
+
+def events_of(*events: Any, fail: ApiError | None = None) -> tuple[list[Any], Response]:
+    """The events of a stream, each checked against the client's types, and the response."""
+    builder = ResponseBuilder(FIELDS)
+    found = [*builder.begin(), *(each for event in events for each in builder.push(event))]
+    if fail is not None:
+        found += builder.fail(fail)
+    assert [each["sequence_number"] for each in found] == list(range(len(found)))
+    checked = [EVENTS.validate_python(json.loads(json.dumps(each))) for each in found]
+    return checked, Response.model_validate(json.loads(json.dumps(builder.response)))
+
+
+CALL = ToolCallDelta(0, "call_a", "look"), ToolCallDelta(0, arguments='{"at":'), ToolCallDelta(0, arguments=" 1}")
+DONE = Finished(Usage(7, 3, 5, 2), Timings())
+
+
+def test_reasoning_text_and_calls_are_items_of_their_own() -> None:
+    second = ToolCallDelta(1, "call_b", "hear"), ToolCallDelta(1, arguments="{}")
+    deltas = [
+        Progress(7, 3, 3, 1.0), Delta(0, thinking="H"), Delta(0, thinking="m."), Delta(0, text="Let me"),
+        Delta(0, text=" see."), Delta(0, tool_calls=CALL[:2]), Delta(0, tool_calls=(CALL[2], *second)),
+    ]  # fmt: skip
+    events, response = events_of(*deltas, End(0, "tool_calls"), DONE)
+    assert [item.type for item in response.output] == ["reasoning", "message", "function_call", "function_call"]
+    reasoning, _, look, hear = response.output
+    assert reasoning.content[0].text == "Hm." and response.output_text == "Let me see."  # type: ignore[union-attr,index]
+    assert (look.name, look.call_id, look.arguments) == ("look", "call_a", '{"at": 1}')  # type: ignore[union-attr]
+    assert (hear.name, hear.arguments, hear.status) == ("hear", "{}", "completed")  # type: ignore[union-attr]
+    added = [event.item.id for event in events if event.type == "response.output_item.added"]
+    done = [event.item.id for event in events if event.type == "response.output_item.done"]
+    assert added == done == [item.id for item in response.output]
+    assert response.usage is not None and response.usage.output_tokens_details.reasoning_tokens == 2
+    assert response.usage.input_tokens_details.cached_tokens == 3 and response.usage.total_tokens == 12
+
+
+def test_an_empty_answer_has_an_empty_message() -> None:
+    _, response = events_of(End(0, "stop"), DONE)
+    assert response.status == "completed" and response.output[0].type == "message" and response.output_text == ""
+
+
+def test_a_cut_call_is_incomplete() -> None:
+    events, response = events_of(Delta(0, tool_calls=CALL[:2]), End(0, "length"), DONE)
+    assert response.status == "incomplete" and events[-1].type == "response.incomplete"
+    assert response.output[0].status == "incomplete"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("status, code", [(400, "invalid_prompt"), (429, "rate_limit_exceeded"), (408, "server_error")])
+def test_a_failure_after_the_beginning_is_the_last_event(status: int, code: str) -> None:
+    events, response = events_of(Delta(0, text="Once"), fail=ApiError(status, "it broke"))
+    assert events[-1].type == "response.failed" and response.status == "failed"
+    assert response.error is not None and (response.error.code, response.error.message) == (code, "it broke")
+    assert response.output[0].status == "incomplete"  # type: ignore[union-attr]
