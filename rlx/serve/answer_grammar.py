@@ -57,8 +57,7 @@ def _with_tools(prompt: ChatPrompt, text: Grammar | None, field: str) -> Grammar
     if text is not None:
         calls = tool_format.grammar(tools, ToolChoice("required"), parallel)
         return Grammar.lark(f"start: answer | calls\n{_renamed(calls, 'calls')}\n{_rule(text, 'answer')}")
-    found = Grammar.lark(tool_format.grammar(tools, prompt.choice, parallel))
-    return found if tool_format.trigger is None else found.lazy(tool_format.trigger, repeats=parallel)
+    return Grammar.lark(tool_format.grammar(tools, prompt.choice, parallel)).lazy(tool_format.trigger, repeats=parallel)
 
 
 def _rule(grammar: Grammar, name: str) -> str:
