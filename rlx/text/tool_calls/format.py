@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlx.text.tokenizer import Tokenizer
-from rlx.text.tool_calls.lark import Lark, arguments, control_tokens, either, literal, tools_of
+from rlx.text.tool_calls.lark import ErrorOf, Lark, arguments, control_tokens, either, literal, tools_of
 from rlx.text.tool_calls.tools import Tool, ToolChoice
 
 AUTO = ToolChoice()
@@ -98,7 +98,14 @@ class ToolFormat(ABC):
             new_id: makes the ids of calls.
         """
 
-    def grammar(self, tools: Sequence[Tool], choice: ToolChoice = AUTO, parallel: bool = True) -> str:
+    def grammar(
+        self,
+        tools: Sequence[Tool],
+        choice: ToolChoice = AUTO,
+        parallel: bool = True,
+        otherwise: str | None = None,
+        error_of: ErrorOf = lambda text: "",
+    ) -> str:
         """The grammar of an answer, as Lark text for llguidance.
 
         Args:
@@ -107,6 +114,9 @@ class ToolFormat(ABC):
                 unless a tool is named, and nothing else. With `auto` it is that of one call, from right after
                 `trigger` on, which may follow any text.
             parallel: whether the answer may have several calls.
+            otherwise: with `auto`, the body of a rule for answers without calls. Then the grammar is that of the whole
+                answer: calls, or this.
+            error_of: compiles a grammar and returns what is wrong with it. It finds schemas that cannot be enforced.
 
         Raises:
             ToolError: the schema of a tool cannot be enforced in this format. With `auto` this is an error only for
@@ -114,15 +124,15 @@ class ToolFormat(ABC):
         """
         lark = Lark(self._tokens)
         start = lark.reserve("start")
-        bodies = [
-            self._call(lark, tool, arguments(lark, tool, choice, self._arguments)) for tool in tools_of(tools, choice)
-        ]
-        if not choice.forced:
+        chosen = tools_of(tools, choice)
+        bodies = [self._call(lark, tool, arguments(lark, tool, choice, self._arguments, error_of)) for tool in chosen]
+        if not choice.forced and otherwise is None:
             lark.define(start, either([*bodies, *self._others(lark, tools)]))
             return str(lark)
         call = lark.rule("call", f"{lark.mark(self.trigger)} {either(bodies)}")
         several = parallel and choice.name is None and self.separator is not None
-        lark.define(start, f"{call} ({literal(self.separator or '')} {call})*" if several else call)
+        calls = f"{call} ({literal(self.separator or '')} {call})*" if several else call
+        lark.define(start, calls if choice.forced else f"{calls} | {otherwise}")
         return str(lark)
 
     @abstractmethod

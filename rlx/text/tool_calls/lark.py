@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from contextlib import suppress
 from typing import Any
 
 from rlx.errors import ToolError
@@ -158,11 +158,14 @@ def tools_of(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
     return [tool for tool in tools if choice.name is None or tool.name == choice.name]
 
 
+ErrorOf = Callable[[str], str]
+"""Compiles a grammar, and returns what is wrong with it; an empty text if nothing is."""
+
 Arguments = Callable[[Lark, Tool, Mapping[str, Any]], str]
 """Writes the arguments of a tool under a schema: `(lark, tool, schema) -> body of a rule`."""
 
 
-def arguments(lark: Lark, tool: Tool, choice: ToolChoice, write: Arguments) -> str:
+def arguments(lark: Lark, tool: Tool, choice: ToolChoice, write: Arguments, error_of: ErrorOf) -> str:
     """The body of the rule for the arguments of a tool.
 
     Where the model decides whether it calls, the schema is enforced as far as it can be: it is a help for the model.
@@ -171,28 +174,21 @@ def arguments(lark: Lark, tool: Tool, choice: ToolChoice, write: Arguments) -> s
     Raises:
         ToolError: a part of the schema cannot be enforced.
     """
-    schema = closed(tool.parameters)
-    schemas = [schema]
+    schemas = [closed(tool.parameters)]
     if not (choice.forced or tool.strict):
-        schemas += [{**schema, "x-guidance": {"lenient": True}}, {"type": "object"}]
-    for last in schemas:
-        try:
-            probe = Lark({})
-            probe.define("start", write(probe, tool, last))
-            _check(str(probe), tool.name)
-            break
-        except ToolError as error:
-            if last is schemas[-1]:
-                raise error from None
-    return write(lark, tool, last)
+        schemas += [{**schemas[0], "x-guidance": {"lenient": True}}, {"type": "object"}]
+    for schema in schemas[:-1]:
+        with suppress(ToolError):
+            _check_schema(tool, schema, write, error_of)
+            return write(lark, tool, schema)
+    _check_schema(tool, schemas[-1], write, error_of)
+    return write(lark, tool, schemas[-1])
 
 
-@lru_cache(maxsize=256)
-def _check(text: str, name: str) -> None:
-    """`ToolError` if llguidance cannot compile a grammar."""
-    from llguidance import LLMatcher
-
-    if error := LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(text)):
-        line = next((line.strip() for line in error.splitlines() if "failed" in line or "rror" in line), error)
-        what = f"its parameters cannot be enforced: {line.partition('failed to compile JSON schema: ')[2] or line}"
-        raise ToolError(what, where=f"tool {name}", hint="leave this part of the schema out, or use tool_choice auto")
+def _check_schema(tool: Tool, schema: Mapping[str, Any], write: Arguments, error_of: ErrorOf) -> None:
+    """`ToolError` if a schema cannot be enforced."""
+    lark = Lark({})
+    lark.define("start", write(lark, tool, schema))
+    if error := error_of(str(lark)):
+        hint = "leave this part of the schema out, or use tool_choice auto"
+        raise ToolError(f"its parameters cannot be enforced: {error}", where=f"tool {tool.name}", hint=hint)

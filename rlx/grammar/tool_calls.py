@@ -1,0 +1,82 @@
+"""The grammar of answers that may, or must, call tools.
+
+Grammar stage, over `rlx.text.tool_calls`, whose formats write the grammars. Used by the runners' chat methods and the
+server.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+
+from rlx.errors import GrammarError, ToolError
+from rlx.grammar.grammar import Grammar
+from rlx.grammar.package import llguidance
+from rlx.text.tool_calls.format import AUTO, ToolFormat
+from rlx.text.tool_calls.tools import Tool, ToolChoice
+
+
+def calls_grammar(
+    tool_format: ToolFormat | None,
+    tools: Sequence[Tool],
+    choice: ToolChoice = AUTO,
+    parallel: bool = True,
+    text: Grammar | None = None,
+) -> Grammar | None:
+    """What an answer must look like if there are tools; None if it may be anything.
+
+    With `auto` the text is free until a call begins, so that it costs nothing. This is a help for the model: where
+    llguidance is not installed, and no tool is `strict`, nothing is enforced.
+
+    Args:
+        tool_format: how the model writes calls; None for a model that cannot call tools.
+        tools: what it may call.
+        choice: whether it must.
+        parallel: whether it may call several.
+        text: what an answer without calls must look like.
+
+    Raises:
+        ToolError: the schema of a tool cannot be enforced; `text` and the tools do not go together; or the model cannot
+            call tools.
+        GrammarError: llguidance is not installed.
+    """
+    if not tools or choice.mode == "none":
+        return text
+    if tool_format is None:
+        raise ToolError("the model has no chat template, so it cannot call tools", where="tools")
+    if choice.forced and text is not None:
+        hint = "leave one of them out, or use tool_choice auto"
+        raise ToolError("a call is required, and the text has a form of its own", where="tool_choice", hint=hint)
+    is_free = not choice.forced and text is None
+    if is_free and find_spec("llguidance") is None and not any(tool.strict for tool in tools):
+        return None
+    llguidance()
+    body = None if text is None else _body(text)
+    grammar = _made(tool_format.grammar(tools, choice, parallel, body, _error_of))
+    return grammar.lazy(tool_format.trigger, repeats=parallel) if is_free else grammar
+
+
+@lru_cache(maxsize=64)
+def _made(text: str) -> Grammar:
+    return Grammar.lark(text)
+
+
+@lru_cache(maxsize=256)
+def _error_of(text: str) -> str:
+    """What is wrong with the grammar of a tool's arguments; an empty text if nothing is."""
+    try:
+        Grammar.lark(text)
+    except GrammarError as error:
+        return error.what
+    return ""
+
+
+def _body(text: Grammar) -> str:
+    """A grammar as the body of a rule."""
+    if text.kind == "json_schema":
+        return "%json " + json.dumps({**json.loads(text.text), "x-guidance": dict(text.options)})
+    if text.kind == "regex":
+        return "/" + text.text.replace("/", "\\/").replace("\n", "\\n") + "/"
+    raise ToolError("tools go together with a JSON schema or a regular expression, not with a grammar", where="tools")
