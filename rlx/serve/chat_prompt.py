@@ -35,6 +35,7 @@ class ChatPrompt:
         tags: around reasoning; None if there is none.
         thinks: whether the prompt ends inside the reasoning.
         tool_format, tools, choice, parallel: what may be called, and how the model writes it.
+        begins: whether the answer is a new one: it may begin with reasoning.
     """
 
     context: Context
@@ -46,6 +47,7 @@ class ChatPrompt:
     tools: tuple[Tool, ...] = ()
     choice: ToolChoice = NO_CALLS
     parallel: bool = True
+    begins: bool = True
 
 
 def chat_prompt(
@@ -78,7 +80,9 @@ def chat_prompt(
     if not splits or last is not None:
         tags = None
     tool_format = ToolFormat.of(tokenizer) if offered else None
-    found = partial(ChatPrompt, context, tags=tags, thinks=thinks, choice=choice, parallel=parallel)
+    found = partial(
+        ChatPrompt, context, tags=tags, thinks=thinks, choice=choice, parallel=parallel, begins=not continues
+    )
     if tags is None and tool_format is None:
         return found(keep_ids=frozenset() if splits else kept)
     callable_tools = known if offered else ()

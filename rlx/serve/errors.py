@@ -14,6 +14,7 @@ from rlx.errors import (
     BusyError,
     ChatTemplateError,
     DeadlineError,
+    GrammarError,
     MultimodalError,
     PoolFullError,
     PromptError,
@@ -80,7 +81,10 @@ def context_overflow(tokens: int, context: int, param: str = "messages") -> ApiE
     )  # fmt: skip
 
 
-_USER = (ArgumentError, ChatTemplateError, MultimodalError, PromptError, SamplingError, TokenizerError, ToolError)
+_USER = (
+    ArgumentError, ChatTemplateError, GrammarError, MultimodalError, PromptError, SamplingError, TokenizerError,
+    ToolError,
+)  # fmt: skip
 _FIELDS = ("messages", "tools", "tool_choice", "prompt", "input")  # of requests, as errors of rlx name them
 
 

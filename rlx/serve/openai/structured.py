@@ -1,30 +1,127 @@
-"""The grammar that an answer must follow, from the fields that ask for one. Server stage, under OpenAI's paths."""
+"""The grammar that an answer must follow, from the fields that ask for one. Server stage, under OpenAI's paths.
+
+What cannot be compiled is an error: no answer comes without the form that was asked for.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rlx.serve.errors import invalid
+from rlx.errors import GrammarError
+from rlx.grammar import Grammar
+from rlx.serve.errors import ApiError, invalid
+from rlx.serve.fields import shown
+from rlx.serve.model import in_thread
+from rlx.serve.tool_grammar import with_tools
 
 if TYPE_CHECKING:
     from rlx.serve.chat_prompt import ChatPrompt
     from rlx.serve.model import ServedModel
-    from rlx.serve.openai.bodies import StructureFields
+    from rlx.serve.openai.bodies import StructuredOutputs, StructureFields
 
-_FIELDS = (
-    "response_format structured_outputs guided_json guided_regex guided_choice guided_grammar grammar json_schema "
-    "regex ebnf"
-).split()
+Found = tuple[str, Callable[[], Grammar]]
+"""The field that asks for a grammar, and what makes it."""
 
 
-async def grammar_of(model: ServedModel, body: StructureFields, prompt: ChatPrompt | None = None) -> Any:
-    """The grammar of a body, and of the tools that it offers; None if there is none.
+async def grammar_of(model: ServedModel, body: StructureFields, prompt: ChatPrompt | None = None) -> Grammar | None:
+    """The grammar of a body, and of the tools that a chat offers; None if the answer is free.
 
     Raises:
         ApiError: a grammar cannot be compiled, or there are several.
+        ToolError: the schema of a tool cannot be expressed.
     """
-    for name in _FIELDS:
-        value = getattr(body, name)
-        if value is not None and value != {"type": "text"}:
-            raise invalid(name, "it is not supported yet")
-    return None
+    asked = _asked(body)
+    if len(asked) > 1:
+        what = f"it cannot be together with {asked[1][0]}"
+        raise invalid(asked[0][0], what, "an answer follows one grammar")
+    if not asked and (prompt is None or not prompt.tools):
+        return None
+
+    def made() -> Grammar | None:
+        grammar = _made(*asked[0]) if asked else None
+        return grammar if prompt is None else with_tools(model.tokenizer, grammar, prompt)
+
+    return await in_thread(made)
+
+
+def _made(field: str, make: Callable[[], Grammar]) -> Grammar:
+    try:
+        return make()
+    except GrammarError as error:
+        raise invalid(field, error.what, error.hint, code="invalid_grammar") from error
+
+
+def _asked(body: StructureFields) -> list[Found]:
+    """What asks for a grammar."""
+    found = [*_of_format(body.response_format), *_of_outputs(body.structured_outputs)]
+    if body.guided_json is not None:
+        found.append(("guided_json", lambda: Grammar.json_schema(body.guided_json)))
+    if body.json_schema is not None:
+        found.append(("json_schema", lambda: Grammar.json_schema(body.json_schema)))
+    if body.guided_choice is not None:
+        found.append(("guided_choice", lambda: Grammar.choice(body.guided_choice)))
+    for field in ("guided_regex", "regex"):
+        if (expression := getattr(body, field)) is not None:
+            found.append((field, lambda expression=expression: Grammar.regex(expression)))  # type: ignore[misc]
+    for field in ("guided_grammar", "grammar", "ebnf"):
+        if text := getattr(body, field):
+            found.append((field, lambda text=text: of_text(text)))  # type: ignore[misc]
+    return found
+
+
+def of_text(text: str) -> Grammar:
+    """A grammar in llama.cpp's syntax, whose rules have `::=`, or in Lark's."""
+    return Grammar.gbnf(text) if "::=" in text else Grammar.lark(text)
+
+
+def _of_format(form: dict[str, Any] | None) -> list[Found]:
+    """What `response_format` asks for.
+
+    Raises:
+        ApiError: it is malformed.
+    """
+    if form is None or form == {"type": "text"}:
+        return []
+    match form.get("type"):
+        case "json_object":
+            schema = form.get("schema")  # llama-server's
+            return [
+                ("response_format", lambda: Grammar.json_object() if schema is None else Grammar.json_schema(schema))
+            ]
+        case "json_schema":
+            given = form.get("json_schema", form)
+            if not isinstance(given, dict) or given.get("schema") is None:
+                raise invalid("response_format.json_schema.schema", "it is required")
+            lenient = given.get("strict") is False
+            return [("response_format", lambda: Grammar.json_schema(given["schema"], lenient=lenient))]
+        case "grammar":
+            text = form.get("grammar")
+            if not isinstance(text, str):
+                raise invalid("response_format.grammar", "it is required")
+            return [("response_format", lambda: of_text(text))]
+        case kind:
+            raise _unknown_format(kind)
+
+
+def _unknown_format(kind: Any) -> ApiError:
+    what = f"expected text, json_object or json_schema, found {shown(kind)}"
+    return invalid("response_format.type", what)
+
+
+def _of_outputs(outputs: StructuredOutputs | None) -> list[Found]:
+    """What vLLM's `structured_outputs` asks for."""
+    if outputs is None:
+        return []
+    compact, found = outputs.disable_any_whitespace is not False, list[Found]()
+    if outputs.json_ is not None:
+        found.append(("structured_outputs.json", lambda: Grammar.json_schema(outputs.json_, compact=compact)))
+    if outputs.json_object:
+        found.append(("structured_outputs.json_object", Grammar.json_object))
+    if outputs.regex is not None:
+        found.append(("structured_outputs.regex", lambda: Grammar.regex(outputs.regex or "")))
+    if outputs.choice is not None:
+        found.append(("structured_outputs.choice", lambda: Grammar.choice(outputs.choice)))
+    if outputs.grammar is not None:
+        found.append(("structured_outputs.grammar", lambda: of_text(outputs.grammar or "")))
+    return found
