@@ -6,9 +6,9 @@ between the steps of requests.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from rlx.errors import ArgumentError, BusyError, PromptError
 from rlx.runners.engine.token_engine import TokenEngine
 from rlx.runners.generation.checks import check_finite, check_ids
 from rlx.runners.generation.context import Context, PromptLike
-from rlx.runners.generation.output import Logits, log_probs
+from rlx.runners.generation.output import Logits, Step, candidate, likeliest, log_probs
 from rlx.runners.multimodal import MultimodalRunner
 from rlx.runners.serving.job import Job
 from rlx.runners.serving.loop import EngineLoop
@@ -28,6 +28,7 @@ from rlx.runtime.sequence import Sequence
 if TYPE_CHECKING:
     from rlx.runtime.snapshot import Snapshot
 
+T = TypeVar("T")
 Floats = npt.NDArray[np.float64]
 POOLINGS = ("mean", "last")
 ALL_LOGITS = 1 << 24  # maximum number of logits of one piece
@@ -226,17 +227,48 @@ class SessionRunner(MultimodalRunner):
         return self._loop.call(work)
 
     def _scores(self, context: Context) -> Logits:
+        return np.concatenate(self._measured(context, log_probs))
+
+    def score_steps(self, ids: PromptLike, top_logprobs: int = 0) -> list[Step]:
+        """`score` as steps, with the likeliest tokens at each position. Stateless.
+
+        Args:
+            top_logprobs: how many of the likeliest tokens each step has.
+
+        Returns:
+            A step for each id but the first: `token`, `logprob`, `text` and `top_logprobs`.
+
+        Raises:
+            PromptError, NumericalError: as `score`.
+            TokenizerError: the model has no tokenizer.
+        """
+        context, tokenizer = self.checked_prompt(ids), self.tokenizer
+
+        def steps(rows: Logits, tokens: list[int]) -> list[Step]:
+            found = []
+            for row, token, logprob in zip(rows, tokens, log_probs(rows, tokens).tolist(), strict=True):
+                text = candidate(tokenizer, token, logprob).text
+                found.append(Step(token, logprob, None, text, likeliest(tokenizer, token, logprob, row, top_logprobs)))
+            return found
+
+        if len(context) < 2:
+            self._check_open("score_steps")
+            return []
+        return [step for piece in self._measured(context, steps) for step in piece]
+
+    def _measured(self, context: Context, measure: Callable[[Logits, list[int]], T]) -> list[T]:
+        """What `measure` makes of the logits before each piece of the prompt, and of its ids; the first id aside."""
         self._check_open("score")
 
-        def work() -> Generator[None, None, Logits]:
-            embeddings, found, at = (yield from embedded(context)), list[Logits](), 1
+        def work() -> Generator[None, None, list[T]]:
+            embeddings, found, at = (yield from embedded(context)), list[T](), 1
             sequence = self._engine.open_sequence((), embeddings, shared=False)
             try:
                 for rows in appended(self._engine, sequence, context.ids[:-1], "all", self._loop):
-                    found.append(log_probs(check_finite(rows, "score"), context.ids[at : at + len(rows)]))
+                    found.append(measure(check_finite(rows, "score"), context.ids[at : at + len(rows)]))
                     at += len(rows)
                     yield
-                return np.concatenate(found)
+                return found
             finally:
                 sequence.close()
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
-from rlx.runners import FinishReason, Step, TokenLogprob
+from rlx.runners import FinishReason, Step
+from rlx.runners.generation.output import candidate
 from rlx.runners.serving.together import Together
 from rlx.serve.generation import (
     Delta,
@@ -199,6 +200,4 @@ def _joined(parts: Sequence[AnswerPart]) -> tuple[str, str, tuple[ToolCallDelta,
 def info(tokenizer: Tokenizer, step: Step) -> TokenInfo:
     """The log-probabilities of a step."""
     assert step.logprob is not None
-    piece = tokenizer.token_bytes(step.token)
-    chosen = TokenLogprob(step.token, piece.decode("utf-8", "replace"), step.logprob, piece)
-    return TokenInfo(chosen, step.top_logprobs)
+    return TokenInfo(candidate(tokenizer, step.token, step.logprob), step.top_logprobs)

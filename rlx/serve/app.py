@@ -33,7 +33,7 @@ from rlx.serve.lifecycle import Lifecycle, load
 from rlx.serve.log import Log
 from rlx.serve.metrics import Metrics
 from rlx.serve.model import ServedModel
-from rlx.serve.openai import chat, models
+from rlx.serve.openai import chat, completions, embeddings, models, tokens
 from rlx.serve.options import ServerOptions
 from rlx.serve.record import RequestRecord
 from rlx.serve.streaming import ClientGone, json_bytes
@@ -123,7 +123,16 @@ class Server:
 Router = Callable[[Server], APIRouter]
 
 #: What makes the routers. Their paths are there with and without the prefix /v1.
-VERSIONED: tuple[Router, ...] = (models.router, chat.router, responses.router, messages.router, status.router)
+VERSIONED: tuple[Router, ...] = (
+    models.router,
+    chat.router,
+    completions.router,
+    embeddings.router,
+    tokens.router,
+    responses.router,
+    messages.router,
+    status.router,
+)
 #: Routers whose paths have no such prefix.
 UNVERSIONED: tuple[Router, ...] = (page.router, status.unversioned, *ollama.ROUTERS)
 

@@ -52,8 +52,8 @@ def body_error(errors: Sequence[Mapping[str, Any]], body: Any, known: Sequence[s
     unknown = [error for error in errors if error["type"] == "extra_forbidden"]
     field = [part for part in (unknown or errors)[0]["loc"] if part != "body"][:1]
     of_field = [error for error in unknown or errors if [part for part in error["loc"] if part != "body"][:1] == field]
-    first = max(of_field, key=lambda error: len(_place(error["loc"], body)[0]))  # the deepest one knows most
-    place, found = _place(first["loc"], body)
+    first = max(of_field, key=lambda error: len(_place(error, body)[0]))  # the deepest one knows most
+    place, found = _place(first, body)
     if first["type"] == "missing":
         return invalid(place, "it is required", code="missing_required_parameter")
     if first["type"] == "extra_forbidden":
@@ -61,7 +61,7 @@ def body_error(errors: Sequence[Mapping[str, Any]], body: Any, known: Sequence[s
     if first["type"] == "unsupported":
         what = f"{shown(found)} is not supported"
         return invalid(place, what, "leave the field out", code="unsupported_parameter")
-    same = [error for error in errors if _place(error["loc"], body)[0] == place]
+    same = [error for error in errors if _place(error, body)[0] == place]
     return invalid(place, f"expected {' or '.join(dict.fromkeys(map(_expected, same)))}, found {shown(found)}")
 
 
@@ -105,16 +105,16 @@ def _expected(error: Mapping[str, Any]) -> str:
             return _EXPECTED.get(kind, str(error["msg"]))
 
 
-def _place(location: Sequence[Any], body: Any) -> tuple[str, Any]:
+def _place(error: Mapping[str, Any], body: Any) -> tuple[str, Any]:
     """The name of a field such as `messages[2].content`, and its value. Names of pydantic's branches are left out."""
     name, value = "", body
-    parts = [part for part in location if part != "body"]
+    parts = [part for part in error["loc"] if part != "body"]
     for i, part in enumerate(parts):
         if isinstance(part, int):
             if not (isinstance(value, list) and part < len(value)):
                 continue
             name, value = f"{name}[{part}]", value[part]
-        elif isinstance(value, dict) and (part in value or i == len(parts) - 1):
+        elif isinstance(value, dict) and (part in value or (i == len(parts) - 1 and error["type"] == "missing")):
             name, value = f"{name}.{part}".lstrip("."), value.get(part)
     return name, value
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import replace
 from functools import cached_property, partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -375,6 +376,7 @@ class Engine(SingleSequence):
     def stats(self) -> dict[str, Any]:
         """Memory in bytes by use, threads, counters of the caches, and the programs that were compiled."""
         return {
+            "parameters": sum(prod(info.shape) for info in self._weights.loader.tensors.values()),
             "weights_bytes": self._tensors.nbytes,
             "kept_bytes": self._tensors.kept_bytes,
             **self.pool.stats(),

@@ -119,23 +119,32 @@ class Output:
         if logits is None:
             return Step(token, None, stopping.reason, stopping.piece)
         logprob = float(log_probs(logits[None], [token])[0])
-        return Step(token, logprob, stopping.reason, stopping.piece, self._likeliest(token, logprob, logits))
+        top = likeliest(self.tokenizer(), token, logprob, logits, self.alternatives) if self.alternatives else ()
+        return Step(token, logprob, stopping.reason, stopping.piece, top)
 
-    def _likeliest(self, token: int, logprob: float, logits: Logits) -> tuple[TokenLogprob, ...]:
-        """The likeliest tokens of a step; ties go to the lower id."""
-        count = min(self.alternatives, len(logits))
-        if not count:
-            return ()
-        bound = np.partition(logits, len(logits) - count)[len(logits) - count]
-        among = np.flatnonzero(logits >= bound)
-        ids = among[np.argsort(-logits[among], kind="stable")][:count].tolist()
-        shift = logprob - float(logits[token])  # log softmax is logit + shift
-        return tuple(self.candidate(i, float(logits[i]) + shift) for i in ids)
 
-    def candidate(self, token: int, logprob: float) -> TokenLogprob:
-        """A token with its text and bytes; control tokens have theirs, too."""
-        piece = self.tokenizer().token_bytes(token)
-        return TokenLogprob(token, piece.decode("utf-8", "replace"), logprob, piece)
+def likeliest(tokenizer: Tokenizer, token: int, logprob: float, logits: Logits, count: int) -> tuple[TokenLogprob, ...]:
+    """The likeliest tokens at a position; ties go to the lower id.
+
+    Args:
+        token, logprob: any token, and its log-probability there.
+        logits: at the position, float32[vocab].
+        count: how many.
+    """
+    count = min(count, len(logits))
+    if not count:
+        return ()
+    bound = np.partition(logits, len(logits) - count)[len(logits) - count]
+    among = np.flatnonzero(logits >= bound)
+    ids = among[np.argsort(-logits[among], kind="stable")][:count].tolist()
+    shift = logprob - float(logits[token])  # log softmax is logit + shift
+    return tuple(candidate(tokenizer, i, float(logits[i]) + shift) for i in ids)
+
+
+def candidate(tokenizer: Tokenizer, token: int, logprob: float) -> TokenLogprob:
+    """A token with its text and bytes; control tokens have theirs, too. What the tokenizer lacks has none."""
+    piece = tokenizer.token_bytes(token) if token < tokenizer.vocab_size else b""
+    return TokenLogprob(token, piece.decode("utf-8", "replace"), logprob, piece)
 
 
 def log_probs(logits: Logits, ids: Iterable[int]) -> npt.NDArray[np.float32]:

@@ -199,7 +199,7 @@ class ChatBody(CommonFields):
 class CompletionBody(CommonFields):
     """The body of `/v1/completions`."""
 
-    prompt: str | list[int] | list[str | int | list[int]]
+    prompt: str | list[str | int | list[int | str]]
     suffix: Text = None
     echo: bool | None = None
     logprobs: TopLogprobs | None = None
@@ -213,13 +213,14 @@ class CompletionBody(CommonFields):
 class EmbeddingBody(Body):
     """The body of `/v1/embeddings`."""
 
-    input: str | list[int] | list[str | list[int]]
+    input: str | list[str | int | list[int | str]]
     model: Text = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
     add_special_tokens: bool | None = None
-    embd_normalize: Annotated[Any, only(2)] = None
+    pooling: Literal["mean", "last"] | None = None
     normalize: bool | None = None
+    embd_normalize: Annotated[Any, only(2)] = None
     truncate_prompt_tokens: Annotated[Any, only()] = None
 
     user: Ignored = None

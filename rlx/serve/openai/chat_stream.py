@@ -10,7 +10,7 @@ from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
 from rlx.serve.generation import Delta, End, Event, Finished, GenerationSpec, Progress, Timings, Usage
-from rlx.serve.openai.common import Call, logprob_dicts, timings_dict, usage_dict
+from rlx.serve.openai.common import Call, logprob_dicts, progress_dict, timings_dict, usage_dict
 from rlx.serve.streaming import event, json_bytes
 
 if TYPE_CHECKING:
@@ -123,11 +123,7 @@ class ChatChunks:
         self._prompt, self._began = progress, time.perf_counter()
         if not self._body.return_progress or self._tokens:
             return b""
-        found = {
-            "total": progress.total, "cache": progress.cached, "processed": progress.processed,
-            "time_ms": round(progress.ms, 3),
-        }  # fmt: skip
-        return self._piece(0, {}, prompt_progress=found)
+        return self._piece(0, {}, prompt_progress=progress_dict(progress))
 
     def _timings(self) -> Timings:
         """Times up to now."""

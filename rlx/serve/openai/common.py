@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 import rlx
 from rlx.serve.errors import invalid
-from rlx.serve.generation import Timings, TokenInfo, Usage
+from rlx.serve.generation import Progress, Timings, TokenInfo, Usage
 from rlx.serve.openai.sampling import ending, sample_opts
 from rlx.serve.streaming import json_bytes
 
@@ -125,6 +125,16 @@ def timings_dict(timings: Timings) -> dict[str, Any]:
         **_rates("prompt", timings.prompt_ms, timings.prompt_tokens),
         "predicted_n": timings.decode_tokens,
         **_rates("predicted", timings.decode_ms, timings.decode_tokens),
+    }
+
+
+def progress_dict(progress: Progress) -> dict[str, Any]:
+    """How much of a prompt is computed, as llama-server says it."""
+    return {
+        "total": progress.total,
+        "cache": progress.cached,
+        "processed": progress.processed,
+        "time_ms": round(progress.ms, 3),
     }
 
 

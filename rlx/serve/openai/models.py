@@ -32,10 +32,24 @@ def router(server: Server) -> APIRouter:
 
 def described(model: ServedModel) -> dict[str, Any]:
     """A model as OpenAI's clients, llama-server's (`meta`) and vLLM's (`max_model_len`) expect it."""
+    runner = model.runner
+    config, stats = runner.config, runner.stats()
     return {
         "id": model.name,
         "object": "model",
         "created": model.created,
         "owned_by": "rlx",
-        "max_model_len": model.runner.max_seq,
+        "aliases": list(model.aliases),
+        "root": model.name,
+        "max_model_len": runner.max_seq,
+        "meta": {
+            "family": runner.family,
+            "n_vocab": runner.vocab_size,
+            "n_ctx": runner.max_seq,
+            "n_ctx_train": config.context,
+            "n_embd": config.hidden,
+            "n_params": stats["parameters"],
+            "size": stats["weights_bytes"],
+            "images": runner.supports_multimodal,
+        },
     }

@@ -1,0 +1,79 @@
+"""/v1/embeddings: texts as vectors. Server stage, one of OpenAI's paths."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+
+from rlx.serve.errors import invalid
+from rlx.serve.http import new_router
+from rlx.serve.model import in_thread
+from rlx.serve.openai.bodies import EmbeddingBody
+from rlx.serve.openai.common import json_response
+from rlx.serve.openai.prompts import prompt_ids, prompts
+from rlx.serve.streaming import while_connected
+
+if TYPE_CHECKING:
+    from rlx.runners.generation.context import Context
+    from rlx.runners.generation.output import Logits
+    from rlx.serve.app import Server
+    from rlx.serve.model import ServedModel
+
+
+def router(server: Server) -> APIRouter:
+    """`POST /embeddings`."""
+    found = new_router(tags=["embeddings"])
+
+    @found.post("/embeddings")
+    async def embeddings(body: EmbeddingBody, request: Request) -> Response:
+        """Texts as vectors of length 1."""
+        model = server.named(body.model)
+        width = model.runner.config.hidden
+        if body.dimensions is not None and body.dimensions > width:
+            raise invalid("dimensions", f"expected at most {width}, found {body.dimensions}")
+        contexts = await in_thread(lambda: _contexts(model, body))
+        vectors = await while_connected(request, _vectors(model, body, contexts))
+        count = sum(map(len, contexts))
+        return json_response({
+            "object": "list",
+            "data": [_entry(i, vector, body.encoding_format == "base64") for i, vector in enumerate(vectors)],
+            "model": model.name,
+            "usage": {"prompt_tokens": count, "total_tokens": count},
+        })  # fmt: skip
+
+    return found
+
+
+def _contexts(model: ServedModel, body: EmbeddingBody) -> list[Context]:
+    found, adds, size = prompts(body.input, "input"), body.add_special_tokens is not False, model.runner.vocab_size
+    names = ["input"] if len(found) == 1 else [f"input[{i}]" for i in range(len(found))]
+    return [
+        model.checked(prompt_ids(model.tokenizer, each, name, adds, size), name)
+        for each, name in zip(found, names, strict=True)
+    ]
+
+
+async def _vectors(model: ServedModel, body: EmbeddingBody, contexts: list[Context]) -> list[Logits]:
+    """The vectors in order, each computed when the one before is there: whoever goes away stops them."""
+    pooling, found = body.pooling or "mean", []
+    for context in contexts:
+        vector = await in_thread(lambda context=context: model.runner.embed(context, pooling, normalize=False))  # type: ignore[misc]
+        found.append(_shortened(vector, body.dimensions, body.normalize is not False))
+    return found
+
+
+def _shortened(vector: Logits, dimensions: int | None, normalize: bool) -> Logits:
+    """The first dimensions of a vector, scaled to length 1."""
+    kept = vector[:dimensions].astype(np.float64)
+    length = float(np.linalg.norm(kept)) if normalize else 1.0
+    return (kept / (length or 1.0)).astype(np.float32)
+
+
+def _entry(index: int, vector: Logits, as_base64: bool) -> dict[str, Any]:
+    """A vector as numbers, or as base64 of its little-endian float32."""
+    raw = vector.astype("<f4")
+    found: Any = base64.b64encode(raw.tobytes()).decode() if as_base64 else raw.tolist()
+    return {"object": "embedding", "index": index, "embedding": found}

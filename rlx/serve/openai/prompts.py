@@ -1,0 +1,85 @@
+"""Prompts of `/v1/completions` and `/v1/embeddings`: texts, token ids, and lists of both.
+
+Server stage, under OpenAI's paths.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlx.serve.errors import invalid
+from rlx.serve.fields import shown
+
+if TYPE_CHECKING:
+    from rlx.text.tokenizer import Tokenizer
+
+MAX_PROMPTS = 2048
+#: The control tokens of models that fill in the middle: before the text, before what follows it, before the answer.
+FILL_IN = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+)
+
+
+def prompts(found: Any, field: str) -> list[Any]:
+    """The single prompts of a field: a text or a list of ids is one, a list of texts or of lists is several.
+
+    A list that has ids beside texts is one prompt, too.
+
+    Raises:
+        ApiError: there is none, or too many.
+    """
+    if isinstance(found, str):
+        return [found]
+    if not found:
+        raise invalid(field, "it is empty", "give at least one prompt")
+    if any(isinstance(part, int) for part in found):
+        if any(isinstance(part, list) for part in found):
+            raise invalid(field, "it has ids beside lists", "put the ids into a list, too")
+        return [found]
+    if len(found) > MAX_PROMPTS:
+        raise invalid(field, f"expected at most {MAX_PROMPTS} prompts, found {len(found)}")
+    return list(found)
+
+
+def prompt_ids(tokenizer: Tokenizer, prompt: Any, field: str, adds: bool, vocab_size: int) -> list[int]:
+    """The ids of one prompt: of a text, or of a list of ids and texts. Control tokens in texts count as such.
+
+    Args:
+        adds: whether a text at the beginning gets the model's BOS.
+
+    Raises:
+        ApiError: it is empty, or an id is outside the vocabulary.
+        TokenizerError: a text cannot be encoded.
+    """
+    ids: list[int] = []
+    for i, part in enumerate([prompt] if isinstance(prompt, str) else prompt):
+        if isinstance(part, str):
+            ids += tokenizer.encode(part, add_special_tokens=adds and not i, parse_special=True)
+        elif 0 <= part < vocab_size:
+            ids.append(part)
+        else:
+            raise invalid(f"{field}[{i}]", f"there is no token {shown(part)} in a vocabulary of {vocab_size}")
+    if not ids:
+        raise invalid(field, "the prompt is empty", "give at least one token")
+    return ids
+
+
+def filled_in(tokenizer: Tokenizer, prompt: str, suffix: str) -> list[int]:
+    """The ids that ask for what stands between two texts.
+
+    Raises:
+        ApiError: the model has no tokens for it.
+    """
+    for names in FILL_IN:
+        tokens = [tokenizer.token_to_id(name) for name in names]
+        if None not in tokens:
+            before, after, middle = tokens
+            parts = [tokenizer.encode(text, add_special_tokens=False) for text in (prompt, suffix)]
+            found = [*tokenizer.prefix, before, *parts[0], after, *parts[1], middle]
+            return [token for token in found if token is not None]
+    what = "the model has no tokens for filling in"
+    raise invalid("suffix", what, "leave it out, or serve a model for code", code="unsupported_parameter")

@@ -1,0 +1,142 @@
+"""/tokenize, /detokenize and /apply-template, in the forms of llama-server and of vLLM. Server stage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Response
+from pydantic import Field
+
+from rlx.serve.conversation import checked_messages, merged_system
+from rlx.serve.errors import invalid
+from rlx.serve.fields import Body
+from rlx.serve.http import new_router
+from rlx.serve.model import in_thread
+from rlx.serve.openai.common import json_response
+from rlx.text.chat import template_of
+
+if TYPE_CHECKING:
+    from rlx.serve.app import Server
+    from rlx.serve.model import ServedModel
+    from rlx.text.tokenizer import Tokenizer
+
+
+class MessageFields(Body):
+    """A conversation, where that may be tokenized or formatted."""
+
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeBody(MessageFields):
+    """The body of `/tokenize`: llama-server's has `content`, vLLM's `prompt` or `messages`."""
+
+    model: str | None = None
+    content: str | list[str | int] | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """The body of `/detokenize`."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+class TemplateBody(MessageFields):
+    """The body of `/apply-template`."""
+
+    model: str | None = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+
+
+def router(server: Server) -> APIRouter:
+    """The three paths."""
+    found = new_router(tags=["tokens"])
+
+    @found.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> Response:
+        """The token ids of a text or of a conversation."""
+        model = server.named(body.model)
+        given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
+        if len(given) != 1:
+            raise invalid(given[1] if given else "content", "expected content, prompt or messages, and one of them")
+        if body.messages is not None:
+            prompt = await _chat_prompt(model, body)
+            return json_response(_vllm(model, prompt, body))
+        return json_response(await in_thread(lambda: _tokenized(model, body)))
+
+    @found.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> Response:
+        """The text of token ids, control tokens included."""
+        model = server.named(body.model)
+        for i, token in enumerate(body.tokens):
+            if token >= model.tokenizer.vocab_size:
+                what = f"there is no token {token} in a vocabulary of {model.tokenizer.vocab_size}"
+                raise invalid(f"tokens[{i}]", what)
+        text = await in_thread(lambda: model.tokenizer.decode(body.tokens))
+        return json_response({"content": text, "prompt": text})
+
+    @found.post("/apply-template")
+    async def apply_template(body: TemplateBody) -> Response:
+        """The text that the chat template makes of a conversation."""
+        model = server.named(body.model)
+        return json_response({"prompt": await in_thread(lambda: _formatted(model, body))})
+
+    return found
+
+
+async def _chat_prompt(model: ServedModel, body: MessageFields) -> list[int]:
+    variables = dict(body.chat_template_kwargs or {})
+    continues = bool(body.continue_final_message)
+    if body.add_generation_prompt is not None and not continues:
+        variables["add_generation_prompt"] = body.add_generation_prompt
+    prompt = await model.chat_prompt(body.messages or [], body.tools, variables=variables, continues=continues)
+    return prompt.context.ids
+
+
+def _tokenized(model: ServedModel, body: TokenizeBody) -> dict[str, Any]:
+    tokenizer = model.tokenizer
+    if body.prompt is not None:
+        adds = body.add_special_tokens is not False
+        return _vllm(model, tokenizer.encode(body.prompt, adds, parse_special=True), body)
+    parses = body.parse_special is not False
+    parts, ids = [body.content] if isinstance(body.content, str) else body.content or [], list[int]()
+    for i, part in enumerate(parts):
+        adds = bool(body.add_special) and not i
+        ids += [part] if isinstance(part, int) else tokenizer.encode(part, adds, parse_special=parses)
+    if not body.with_pieces:
+        return {"tokens": ids}
+    return {"tokens": [{"id": token, "piece": _piece(tokenizer, token)} for token in ids]}
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
+    """The text of a token, or its bytes if they are a part of a character."""
+    piece = tokenizer.token_bytes(token)
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+def _vllm(model: ServedModel, ids: list[int], body: TokenizeBody) -> dict[str, Any]:
+    found = {"count": len(ids), "max_model_len": model.runner.max_seq, "tokens": ids}
+    if body.return_token_strs:
+        found["token_strs"] = [model.tokenizer.id_to_token(token) for token in ids]
+    return found
+
+
+def _formatted(model: ServedModel, body: TemplateBody) -> str:
+    template = template_of(model.tokenizer, tools=bool(body.tools))
+    messages = template.fitted(merged_system(checked_messages(body.messages)))
+    variables = dict(body.chat_template_kwargs or {})
+    variables["add_generation_prompt"] = body.add_generation_prompt is not False
+    return template.render(messages, body.tools, **variables)
