@@ -48,13 +48,7 @@ def _joined(grammar: Grammar | None, prompt: ChatPrompt) -> Grammar | None:
     if grammar is not None:
         forced = form.grammar(tools, ToolChoice("required"), prompt.parallel)
         return _lark(f"start: said | calls\nsaid: {_rule(grammar)}\n{_START.sub('calls', forced)}")
-    try:
-        found = _lark(form.grammar(tools, choice, prompt.parallel))
-    except ToolError:
-        if any(tool.strict for tool in tools):
-            raise
-        return None  # OpenAI's: without `strict` arguments follow their schema as well as the model can
-    return found if form.trigger is None else found.lazy(form.trigger, repeats=prompt.parallel)
+    return _lark(form.grammar(tools, choice, prompt.parallel)).lazy(form.trigger, repeats=prompt.parallel)
 
 
 def _lark(text: str) -> Grammar:

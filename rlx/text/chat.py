@@ -288,11 +288,7 @@ def chat_ids(
         ToolError: a tool call in a message is malformed.
         MultimodalError: a content has a part that the model does not take, or the template leaves images out.
     """
-    tools = _checked_tools(tools) if tools else None
-    template = template_of(tokenizer, tools=tools is not None)
-    fitted = template.fitted(messages, takes_images=images is not None)
-    if tools or has_calls(fitted):
-        fitted, tools = _with_tools(template, fitted, tools)
+    template, fitted, tools = _fitted(tokenizer, messages, tools, images is not None)
     fence = Fence(tokenizer, fitted, images, tools=tools, trusted=trust_content)
     ids = fence.encode(template.render(fence.messages, fence.tools, add_generation_prompt, **kwargs))
     if images is None:
@@ -304,6 +300,38 @@ def chat_ids(
             what, where=_WHERE, hint="it may be made for text: use the template of the model's authors"
         )
     return images.expanded(ids)
+
+
+def chat_text(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    takes_images: bool = False,
+    **kwargs: Any,
+) -> str:
+    """The text of a conversation, to look at: control tokens, and what looks like one in a message, are the same in it.
+
+    Raises:
+        ChatTemplateError, ToolError, MultimodalError: as `chat_ids`.
+    """
+    template, fitted, tools = _fitted(tokenizer, messages, tools, takes_images)
+    return template.render(fitted, tools, add_generation_prompt, **kwargs)
+
+
+def _fitted(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    takes_images: bool,
+) -> tuple[ChatTemplate, list[dict[str, Any]], list[Any] | None]:
+    """The template of a conversation, and messages and tools in the form that it takes."""
+    checked = _checked_tools(tools) if tools else None
+    template = template_of(tokenizer, tools=checked is not None)
+    fitted = template.fitted(messages, takes_images=takes_images)
+    if checked or has_calls(fitted):
+        fitted, checked = _with_tools(template, fitted, checked)
+    return template, fitted, checked
 
 
 def _with_tools(

@@ -13,7 +13,7 @@ from rlx.serve.fields import Body
 from rlx.serve.http import new_router
 from rlx.serve.model import in_thread
 from rlx.serve.openai.common import json_response
-from rlx.text.chat import template_of
+from rlx.text.chat import chat_text
 
 if TYPE_CHECKING:
     from rlx.serve.app import Server
@@ -135,8 +135,7 @@ def _vllm(model: ServedModel, ids: list[int], body: TokenizeBody) -> dict[str, A
 
 
 def _formatted(model: ServedModel, body: TemplateBody) -> str:
-    template = template_of(model.tokenizer, tools=bool(body.tools))
-    messages = template.fitted(merged_system(checked_messages(body.messages)))
-    variables = dict(body.chat_template_kwargs or {})
-    variables["add_generation_prompt"] = body.add_generation_prompt is not False
-    return template.render(messages, body.tools, **variables)
+    messages = merged_system(checked_messages(body.messages))
+    takes_images = model.runner.supports_multimodal
+    adds = body.add_generation_prompt is not False
+    return chat_text(model.tokenizer, messages, body.tools, adds, takes_images, **(body.chat_template_kwargs or {}))
