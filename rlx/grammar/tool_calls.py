@@ -7,6 +7,7 @@ server.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
@@ -16,6 +17,9 @@ from rlx.grammar.grammar import Grammar
 from rlx.grammar.package import llguidance
 from rlx.text.tool_calls.format import AUTO, ToolFormat
 from rlx.text.tool_calls.tools import Tool, ToolChoice
+
+_ANSWER = "answer_without_calls"  # the rule for it
+_START = re.compile(r"\bstart\b")
 
 
 def calls_grammar(
@@ -38,7 +42,7 @@ def calls_grammar(
         text: what an answer without calls must look like.
 
     Raises:
-        ToolError: the schema of a tool cannot be enforced; `text` and the tools do not go together; or the model cannot
+        ToolError: the schema of a tool cannot be enforced; a call is required and `text` given; or the model cannot
             call tools.
         GrammarError: llguidance is not installed.
     """
@@ -53,9 +57,11 @@ def calls_grammar(
     if is_free and find_spec("llguidance") is None and not any(tool.strict for tool in tools):
         return None
     llguidance()
-    body = None if text is None else _body(text)
-    grammar = _made(tool_format.grammar(tools, choice, parallel, body, _error_of))
-    return grammar.lazy(tool_format.trigger, repeats=parallel) if is_free else grammar
+    if text is None:
+        grammar = _made(tool_format.grammar(tools, choice, parallel, None, _error_of))
+        return grammar.lazy(tool_format.trigger, repeats=parallel) if is_free else grammar
+    calls = tool_format.grammar(tools, choice, parallel, _ANSWER, _error_of)
+    return _made(calls + _rule(text))
 
 
 @lru_cache(maxsize=64)
@@ -73,10 +79,13 @@ def _error_of(text: str) -> str:
     return ""
 
 
-def _body(text: Grammar) -> str:
-    """A grammar as the body of a rule."""
+def _rule(text: Grammar) -> str:
+    """A grammar as the rule `answer` of a larger one."""
     if text.kind == "json_schema":
-        return "%json " + json.dumps({**json.loads(text.text), "x-guidance": dict(text.options)})
+        schema = {**json.loads(text.text), "x-guidance": dict(text.options)}
+        return f"{_ANSWER}: %json {json.dumps(schema)}\n"
     if text.kind == "regex":
-        return "/" + text.text.replace("/", "\\/").replace("\n", "\\n") + "/"
-    raise ToolError("tools go together with a JSON schema or a regular expression, not with a grammar", where="tools")
+        return f"{_ANSWER}: /{text.text.replace('/', chr(92) + '/')}/\n"
+    if len(_START.findall(text.text)) != 1:
+        raise ToolError("the grammar refers to its rule start, which it may not beside tools", where="grammar")
+    return _START.sub(_ANSWER, text.text) + "\n"

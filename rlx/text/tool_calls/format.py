@@ -123,16 +123,15 @@ class ToolFormat(ABC):
                 tools that are `strict`; the arguments of others may be any object then.
         """
         lark = Lark(self._tokens)
-        start = lark.reserve("start")
         chosen = tools_of(tools, choice)
         bodies = [self._call(lark, tool, arguments(lark, tool, choice, self._arguments, error_of)) for tool in chosen]
         if not choice.forced and otherwise is None:
-            lark.define(start, either([*bodies, *self._others(lark, tools)]))
+            lark.define("start", either([*bodies, *self._others(lark, tools)]))
             return str(lark)
         call = lark.rule("call", f"{lark.mark(self.trigger)} {either(bodies)}")
         several = parallel and choice.name is None and self.separator is not None
         calls = f"{call} ({literal(self.separator or '')} {call})*" if several else call
-        lark.define(start, calls if choice.forced else f"{calls} | {otherwise}")
+        lark.define("start", calls if choice.forced else f"{calls} | {otherwise}")
         return str(lark)
 
     @abstractmethod

@@ -39,16 +39,18 @@ class Lark:
     """
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
-        self._tokens, self._rules = tokens, dict[str, str]()
+        self._tokens, self._rules, self._names = tokens, dict[str, str](), set[str]()
 
     def __str__(self) -> str:
         return "".join(f"{name}: {body}\n" for name, body in self._rules.items())
 
     def rule(self, name: str, body: str, options: str = "") -> str:
-        """Adds a rule, or a terminal if the name is in capitals; returns the name, with a number if it is in use."""
+        """Adds a rule, or a terminal if the name is in capitals; returns its name, which no other grammar has."""
+        name = f"{'TOOL' if name.isupper() else 'tool'}_{name}"
         unique, number = name, 1
-        while unique in {known.partition("[")[0] for known in self._rules}:
+        while unique in self._names:
             unique, number = f"{name}_{number}", number + 1
+        self._names.add(unique)
         self._rules[unique + options] = body
         return unique
 
