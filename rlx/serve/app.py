@@ -10,8 +10,6 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
@@ -31,6 +29,7 @@ from rlx.serve.fields import body_error, known_fields
 from rlx.serve.front import Front
 from rlx.serve.lifecycle import Lifecycle, load
 from rlx.serve.log import Log
+from rlx.serve.media import MediaOptions
 from rlx.serve.metrics import Metrics
 from rlx.serve.model import ServedModel
 from rlx.serve.openai import chat, completions, embeddings, models, tokens
@@ -63,10 +62,7 @@ class Server:
             self.lifecycle.opened()
 
     def _opened(self, model: ServedModel) -> None:
-        if self.options.media_domains:
-            model.media = replace(model.media, domains=self.options.media_domains)
-        if self.options.media_path is not None:
-            model.media = replace(model.media, path=Path(self.options.media_path))
+        model.media = MediaOptions.of(self.options)
         with suppress(RlxError):  # of a file without one: the requests that need it say so
             model.tokenizer.encode("")  # built now, not in the first request
         self._model, self.gate.slots = model, model.slots

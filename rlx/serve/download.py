@@ -158,7 +158,7 @@ def _answer(response: http.client.HTTPResponse, max_bytes: int) -> bytes | str:
         raise ImageError(
             f"the server of an image answers {response.status} {response.reason}", hint="check the address"
         )
-    large = ImageError(f"the image has more than {max_bytes / (1 << 20):g} MiB", hint="make the image smaller")
+    large = ImageError(f"the image has more than {max_bytes / 1e6:g} MB", hint="make the image smaller")
     if (response.length or 0) > max_bytes:
         raise large
     body = bytearray()

@@ -14,13 +14,16 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, unquote_to_bytes
 
 from rlx.errors import ImageError, MultimodalError
 from rlx.serve.download import Allowed, download
 from rlx.vision import decode
 from rlx.vision.image import Image
+
+if TYPE_CHECKING:
+    from rlx.serve.options import ServerOptions
 
 Messages = list[dict[str, Any]]
 
@@ -42,9 +45,18 @@ class MediaOptions:
     domains: tuple[str, ...] = ()
     path: Path | None = None
     max_images: int = 64
-    max_bytes: int = 20 << 20
+    max_bytes: int = 20_000_000
     max_pixels: int = 1 << 27
     seconds: float = 10.0
+
+    @staticmethod
+    def of(options: ServerOptions) -> MediaOptions:
+        """Those of a server."""
+        path = None if options.media_path is None else Path(options.media_path).expanduser()
+        pixels = int(options.max_image_megapixels * (1 << 20))
+        return MediaOptions(
+            options.media_domains, path, options.max_images, int(options.max_image_mb * 1_000_000), pixels
+        )
 
 
 @dataclass(frozen=True)
@@ -197,7 +209,7 @@ def _regular_file(path: Path, most: int) -> bytes:
 
 def _check_bytes(count: int, most: int) -> None:
     if count > most:
-        what = f"the image file has {count / (1 << 20):.1f} MiB, at most {most / (1 << 20):g} are read"
+        what = f"the image file has {count / 1e6:.3g} MB, at most {most / 1e6:g} are read"
         raise ImageError(what, hint="make the image smaller")
 
 

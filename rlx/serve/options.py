@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from ipaddress import ip_network
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +21,7 @@ QUEUE = 256
 BODY_MB = 64.0
 LEAST_KEY = 8  # characters of a key: shorter ones are guessed
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([^/\s*@]+|\*)|\*")
+_DOMAIN = re.compile(r"(\*?\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?")
 _NAME = re.compile(r"\[?[\w.:%-]+\]?")
 
 
@@ -45,6 +47,34 @@ def parse_host_name(value: Any) -> str:
     if not _NAME.fullmatch(text):
         raise ArgumentError(f"{value!r} is no name of a machine", hint="write it as in example.org")
     return text
+
+
+def parse_domain(value: Any) -> str:
+    """A host, `.example.org` for its subdomains, an address, or a network as 10.0.0.0/8.
+
+    Raises:
+        ArgumentError: it is none of these.
+    """
+    text = str(value).lower()
+    try:
+        ip_network(text.strip("[]"), strict=False)
+    except ValueError:
+        if not _DOMAIN.fullmatch(text):
+            hint = "write it without scheme and path, as in example.org or .example.org"
+            raise ArgumentError(f"{value!r} is no host", hint=hint) from None
+    return text
+
+
+def parse_folder(value: Any) -> Path:
+    """A folder that exists.
+
+    Raises:
+        ArgumentError: it does not.
+    """
+    found = Path(value).expanduser()
+    if not found.is_dir():
+        raise ArgumentError(f"{str(value)!r} is no folder", hint="name one that exists")
+    return found
 
 
 def parse_key(value: Any) -> str:
@@ -171,6 +201,7 @@ class ServerOptions:
         "given more than once",
         default="none: images come inside of requests",
         kind=tuple,
+        parse=parse_domain,
         metavar="HOST",
     )
     media_path: str | PathLike[str] | None = option(
@@ -178,7 +209,29 @@ class ServerOptions:
         "A folder of images that requests may name as file:NAME",
         default="none",
         kind=object,
+        parse=parse_folder,
         metavar="FOLDER",
+    )
+    max_images: int = option(
+        64, "How many images a request may have", default="64", kind=int, low=1, high=10_000, metavar="N"
+    )
+    max_image_mb: float = option(
+        20.0,
+        "Largest file of an image, in megabytes",
+        default="20",
+        kind=float,
+        low=0.001,
+        high=128,
+        metavar="MB",
+    )
+    max_image_megapixels: float = option(
+        128.0,
+        "How many megapixels the images of a request may have together",
+        default="128",
+        kind=float,
+        low=0.001,
+        high=10_000,
+        metavar="N",
     )
     log: str | PathLike[str] = option(
         "-",
@@ -214,7 +267,10 @@ class ServerOptions:
         keys = [*self.api_key, *self._keys_of_file()]
         if (found := env.api_key()) is not None:
             keys.append(checked_key(found, "RLX_API_KEY"))
-        own = {name: each.parsed(getattr(self, name)) for name, each in options_of(type(self)).items()}
+        given = {name: getattr(self, name) for name in options_of(type(self))}
+        own = {
+            name: each.parsed(given[name]) for name, each in options_of(type(self)).items() if given[name] is not None
+        }
         return replace(self, **{**own, "api_key": tuple(dict.fromkeys(keys)), "api_key_file": None})
 
     def _keys_of_file(self) -> list[str]:

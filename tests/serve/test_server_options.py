@@ -31,6 +31,10 @@ KEY, OTHER = "sk-0123456789", "other-key-of-a-file"
         ("api_key", ("short",), "at least 8"),
         ("api_key", ("two words of text",), "without spaces"),
         ("alias", "a-name", "expected a tuple of strings"),
+        ("media_domains", ("https://example.org/a",), "is no host"),
+        ("media_domains", ("10.0.0.0/40",), "is no host"),
+        ("media_path", "/no/such/folder", "is no folder"),
+        ("max_images", 0, "max_images is 0"),
     ],
 )
 def test_a_value_out_of_range_is_refused(name: str, value: Any, said: str) -> None:
