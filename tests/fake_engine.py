@@ -119,6 +119,7 @@ class FakeEngine:
         self.tokenizer = tokenizer or tokens_as_numbers()
         self.recommended: Any = None
         self.ahead = Ahead(None)
+        self.kept = self.prefix_writer = None
         self.max_seq, self.closed, self.compiles = max_seq, False, 0
         self.calls, self.steps, self.remembered = list[int](), list[int](), list[list[int]]()
         self.prompts: list[list[int]] = []

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 #: Keys whose default depends on the machine, the environment or other keys. Written as values they would override it.
-_DEPENDENT = ("precision.kv_dtype", "backend.cpu.level", "backend.cpu.threads", "engine.kv_bytes", "cache.policy")
+_DEPENDENT = (
+    "precision.kv_dtype", "backend.cpu.level", "backend.cpu.threads", "engine.kv_bytes", "engine.cache_kv",
+    "engine.cache_kv_bytes", "cache.policy",
+)  # fmt: skip
+_FOLDER, _MOST = "~/.cache/rlx-kv", "20GiB"  # examples for `cache_kv`: nothing is kept by default
 
 
 @click.group(cls=Group)
@@ -48,6 +52,7 @@ def init(model: str, output: str | None, force: bool) -> None:
         weights = plan.weights.loader.path
         path = Path(output) if output not in (None, "-") else weights.parent / f"{plan.config.family}.rlx.toml"
         full = replace(effective(plan), model=_from(path, weights), kv_bytes=_pool_bytes(plan))
+        full = replace(full, cache_kv=_FOLDER, cache_kv_bytes=_MOST)
         text = full.to_toml(comments=True, commented_out=_DEPENDENT)
     if output == "-":
         click.echo(text, nl=False)

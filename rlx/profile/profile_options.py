@@ -7,8 +7,10 @@ has the options that no profile can set.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from numbers import Integral
+from os import PathLike
 from typing import Any
 
 from rlx.env import parse_size
@@ -27,6 +29,24 @@ def parse_bytes(value: Any) -> int:
         ArgumentError: it is neither, or not above 0.
     """
     return byte_count("kv_bytes", value)
+
+
+def parse_cache_kv_bytes(value: Any) -> int:
+    """As `parse_bytes`, for `cache_kv_bytes`."""
+    return byte_count("cache_kv_bytes", value)
+
+
+def parse_folder(value: Any) -> str:
+    """The path of a folder; `~` is the home folder.
+
+    Raises:
+        ArgumentError: it is no path, or an empty one.
+    """
+    if not isinstance(value, str | PathLike) or not (text := os.fspath(value)) or isinstance(text, bytes):
+        raise ArgumentError(f"{value!r} is not the path of a folder", where="cache_kv")
+    if "\0" in text:
+        raise ArgumentError(f"{value!r} has a NUL character", where="cache_kv")
+    return os.path.expanduser(text)
 
 
 def byte_count(name: str, value: Any, least: int = 1) -> int:
@@ -70,6 +90,26 @@ class ProfileOptions:
         key="engine.kv_bytes",
         kind=object,
         parse=parse_bytes,
+        metavar="SIZE",
+    )
+    cache_kv: str | PathLike[str] | None = option(
+        None,
+        "A folder that keeps states of prompts (KV caches, recurrent states), so that a process that starts anew has "
+        "the system prompt and other long beginnings; processes may share it",
+        default="none: nothing is kept",
+        key="engine.cache_kv",
+        kind=object,
+        parse=parse_folder,
+        metavar="DIR",
+    )
+    cache_kv_bytes: int | str | None = option(
+        None,
+        "Most bytes of the files in the folder `cache_kv`, such as 20GiB; the least recently used go first",
+        python="a number of bytes, or such a text",
+        default="a tenth of the disk that is free, at most 64GiB",
+        key="engine.cache_kv_bytes",
+        kind=object,
+        parse=parse_cache_kv_bytes,
         metavar="SIZE",
     )
     deterministic: bool | None = option(

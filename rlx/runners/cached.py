@@ -90,7 +90,9 @@ class CachedRunner(SessionRunner):
         if self._images is not None:
             self._images.seconds = stall_ms / 1000
         self._speculated = Counters()
-        self._own_loop = EngineLoop(engine, slots=slots, stall_ms=stall_ms)
+        self._own_loop = EngineLoop(engine, slots=slots, stall_ms=stall_ms, kept=engine.kept)
+        if engine.prefix_writer is not None:
+            engine.prefix_writer.start(self._own_loop)
         own = weakref.ref(self)  # the engine must not keep its runner alive
         engine.ahead.is_busy = lambda: (runner := own()) is not None and not runner._loop.is_idle
         engine.ahead.is_over = lambda: (runner := own()) is None or runner._loop.is_closed

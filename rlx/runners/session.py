@@ -7,6 +7,7 @@ between the steps of requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -85,6 +86,7 @@ class SessionRunner(MultimodalRunner):
             embeddings = yield from embedded(context)
             if (old := self._taken()) is not None:
                 old.close()
+            yield from self._read(context.ids, embeddings)
             sequence = self._engine.open_sequence(context.ids, embeddings)
             try:
                 self._reused += len(sequence)
@@ -211,6 +213,7 @@ class SessionRunner(MultimodalRunner):
 
         def work() -> Generator[None, None, Logits]:
             embeddings, prompt = (yield from embedded(context)), () if all_positions else context.ids
+            yield from self._read(prompt, embeddings)
             sequence = self._engine.open_sequence(prompt, embeddings, shared=not all_positions)
             try:
                 if not all_positions:
@@ -311,6 +314,12 @@ class SessionRunner(MultimodalRunner):
         vector: Floats = total / len(context) if pooling == "mean" else pieces[-1][-1].astype(np.float64)
         length = float(np.linalg.norm(vector)) if normalize else 1.0
         return np.asarray(vector / (length or 1.0), np.float32)
+
+    def _read(self, prompt: Ids[int], embeddings: PromptEmbeddings | None) -> Generator[None, None, None]:
+        """Reads states of a prompt's beginning that are kept on disk."""
+        kept = self._engine.kept
+        if kept is not None and (work := kept.reading(prompt, embeddings)) is not None:
+            yield from work
 
     def _check_open(self, where: str) -> None:
         """`BusyError` if the runner was closed."""

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from rlx.runtime.pool_memory import PoolMemory, Sizes
 from rlx.runtime.prefix import Checkpoint, PrefixIndex
 from rlx.runtime.prompt_embeddings import PromptEmbeddings
 from rlx.runtime.sequence import Sequence
+
+if TYPE_CHECKING:
+    from rlx.runtime.kept_prefixes import KeptPrefixes
 
 SLOTS = 128  # maximum number of slots; a slot that is not used takes no memory
 CHECKPOINT_SHARE = 4  # checkpoints may take this part of the pool, one in so many
@@ -69,6 +73,7 @@ class CachePool:
         index: the prefix index.
         kv_bytes: the bound.
         counters: of the prefix index.
+        kept: what is kept on disk; None for nothing.
 
     Raises:
         ArgumentError: `kv_bytes` is not enough for a single page and slot.
@@ -88,6 +93,7 @@ class CachePool:
         self.pages = PageAllocator(count, page_count(max_seq, sizes.page))
         self.index = PrefixIndex(self.pages, sizes.page, self._freed)
         self.counters = PrefixCounters()
+        self.kept: KeptPrefixes | None = None
         self._slots = _Slots(list(range(slots - 1, -1, -1)))
         self._warm: set[int] = set()  # free pages that may be resident
         self._sequences: weakref.WeakSet[Sequence] = weakref.WeakSet()
@@ -99,7 +105,6 @@ class CachePool:
         prompt: Ids[int] = (),
         *,
         embeddings: PromptEmbeddings | None = None,
-        checkpoints: Iterable[int] = (),
         shared: bool = True,
     ) -> Sequence:
         """A new sequence, which holds the longest known prefix of the prompt, but at least one token less than it.
@@ -107,30 +112,45 @@ class CachePool:
         Args:
             prompt: the token ids that the caller is going to append. It has to append those after the prefix.
             embeddings: prompt embeddings of the first positions.
-            checkpoints: lengths at which other prompts may branch off: the end of the system part, of the tools, and
-                the begin of each answer. States with slots are then copied into the index there.
             shared: whether it takes part in the prefix index. Otherwise it begins empty, and leaves nothing.
 
         Raises:
             PoolFullError: there is no room for a slot.
         """
-        sequence = Sequence(self, embeddings=embeddings, checkpoints=checkpoints, shared=shared)
+        if not (shared and len(prompt)):
+            return self._opened(embeddings, shared)
+        sequence = self.opened(prompt, embeddings)
+        self.counters.asked += len(prompt)
+        self.counters.hit += sequence.done
+        if self.kept is not None and sequence.done:
+            self.kept.used_again(sequence.keys(sequence.done))
+        return sequence
+
+    def opened(self, prompt: Ids[int], embeddings: PromptEmbeddings | None) -> Sequence:
+        """As `open` of a prompt, but counts nothing."""
+        sequence = self._opened(embeddings, True)
+        self.publish()
+        try:
+            sequence.begin_with(prompt)
+        except BaseException:
+            sequence.discard()
+            raise
+        return sequence
+
+    def _opened(self, embeddings: PromptEmbeddings | None, shared: bool) -> Sequence:
+        sequence = Sequence(self, embeddings=embeddings, shared=shared)
         self._sequences.add(sequence)
-        if shared and len(prompt):
-            self.publish()
-            try:
-                sequence.begin_with(prompt)
-            except BaseException:
-                sequence.discard()
-                raise
-            self.counters.asked += len(prompt)
-            self.counters.hit += sequence.done
         return sequence
 
     def publish(self) -> None:
         """Adds what the open sequences have computed so far to the prefix index."""
         for sequence in self._sequences:
             sequence.publish()
+
+    def remember(self) -> None:
+        """As `publish`, with the states at their ends: before the pool is closed."""
+        for sequence in list(self._sequences):
+            sequence.remember()
 
     def forget(self, sequence: Sequence) -> None:
         """Drops a sequence that was closed."""
@@ -284,6 +304,7 @@ class CachePool:
             "prefix_tokens_asked": self.counters.asked,
             "prefix_tokens_hit": self.counters.hit,
             "prefix_evictions": self.index.evictions,
+            **(self.kept.stats() if self.kept is not None else {}),
         }
 
     def close(self) -> None:

@@ -145,6 +145,11 @@ class PoolMemory:
         for name, value in zip(self.full, saved, strict=True):
             self._pages_of(name)[:, pages] = value
 
+    def page_shape(self, name: str) -> tuple[int, int]:
+        """Of a page of a full cache: the heads, and the bytes of each."""
+        heads, _, nbytes = self._pages_of(name).shape
+        return heads, nbytes
+
     def release_pages(self, pages: list[int]) -> None:
         """Gives the memory of pages back to the system; they are zeros then."""
         for first, count in _runs(pages):
@@ -169,6 +174,14 @@ class PoolMemory:
         places = self.ring_pages(first, length)
         arrays = [self._pages_of(name, slot)[:, places] for name in self.rings]
         return SlotCopy(first, length, (*arrays, *(self._whole(name, slot).copy() for name in self.recurrent)))
+
+    def slot_shapes(self, length: int) -> list[tuple[str, tuple[int, ...]]]:
+        """NumPy type and shape of each array that `save_slot` copies at a length."""
+        places = len(self.ring_pages(self.first_read(length), length))
+        shapes = [(heads, places, nbytes) for heads, _, nbytes in (self._pages_of(name).shape for name in self.rings)]
+        states = [self.table[name] for name in self.recurrent]
+        own = [(state.element, (*state.shape[:-1], state.width)) for state in states]
+        return [*(("uint8", shape) for shape in shapes), *own]
 
     def load_slot(self, slot: int, saved: SlotCopy) -> None:
         """The inverse of `save_slot`, into any slot."""

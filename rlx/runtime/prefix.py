@@ -135,6 +135,31 @@ class PrefixIndex:
         """How many of the keys are known."""
         return self._walk(keys)[1]
 
+    def table(self, keys: Keys) -> list[int]:
+        """The pages of the longest known beginning of some keys; looks only, so that it does not count as used."""
+        path, common = self._walk(keys)
+        found: list[int] = []
+        for node in path:
+            found[node.start // self._page :] = node.pages
+        return found[: page_count(common, self._page)]
+
+    def checkpoints(self, keys: Keys) -> list[tuple[int, Any]]:
+        """Length and states of all checkpoints on the way of some keys, in order; looks only."""
+        path, common = self._walk(keys)
+        every = (checkpoint for node in path for checkpoint in node.checkpoints.values())
+        return sorted(((c.length, c.state) for c in every if c.length <= common), key=lambda each: each[0])
+
+    def ends(self) -> list[Keys]:
+        """The keys up to the end of each leaf, those that were used last first."""
+        found: list[tuple[int, Keys]] = []
+        waiting = [(self._root, self._root.keys)]
+        while waiting:
+            node, keys = waiting.pop()
+            waiting += [(child, np.concatenate([keys, child.keys])) for child in node.children.values()]
+            if not node.children and len(keys):
+                found.append((node.used, keys))
+        return [keys for _, keys in sorted(found, key=lambda each: -each[0])]
+
     def _walk(self, keys: Keys) -> tuple[list[Node], int]:
         """The nodes on the way of some keys, and how many keys they share with it; the last one may share a part."""
         node, at, path = self._root, 0, list[Node]()

@@ -12,7 +12,6 @@ restores states that agree with the ids. Ids and states are therefore always con
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 from typing import TYPE_CHECKING
 
@@ -35,7 +34,6 @@ class Sequence:
 
     Args:
         embeddings: the embedded spans of the prompt: images, or a caller's own rows.
-        checkpoints: lengths at which the states are copied into the prefix index, besides the ends of images.
         shared: whether it takes part in the prefix index.
 
     Attributes:
@@ -54,14 +52,13 @@ class Sequence:
         pool: CachePool,
         *,
         embeddings: PromptEmbeddings | None = None,
-        checkpoints: Iterable[int] = (),
         shared: bool = True,
     ) -> None:
         self.pool, self.ids, self.done, self.closed = pool, array("i"), 0, False
         self.memory = SequenceMemory(pool)
         self.saved: Saved | None = None
         self._rings, self._room = pool.memory.rings, pool.memory.ring_capacity or _EVERYTHING
-        self._shared, self._marks = shared, set(checkpoints)
+        self._shared, self._marks = shared, set[int]()
         self.use(embeddings)
         self._published = 0  # how many positions the prefix index knows of this sequence
         self.floor = self._kept = 0  # first position that rings hold: now, and before the current step
@@ -104,7 +101,7 @@ class Sequence:
         if not self.memory.is_ready(self.done, rows, aside or alternating):
             self.pool.reserve([(self, rows, aside or alternating)])
         if self.memory.has_slot and not self._torn and (self.done in self._marks or self.done % SPACING == 0):
-            self._copy_into_index()
+            self.remember()
         lost = max(self.floor, self.done + rows - self._room)
         self._kept, self.floor, self._torn, self._ahead = self.floor, lost, not aside, 0
 
@@ -196,13 +193,14 @@ class Sequence:
         self.pool.index.insert(self.keys(self.done), self.pages)
         self._published = self.done
 
-    def _copy_into_index(self) -> None:
-        """Makes a checkpoint of the present states."""
+    def remember(self) -> None:
+        """As `publish`, with a checkpoint of the present states if they could not go back."""
+        if self.saved is not None or self._torn:
+            return
         self._marks.discard(self.done)
-        if self._shared and self.memory.slot != NO_SLOT and self.done:
-            self.publish()
-            if self._published >= self.done:
-                self.pool.add_checkpoint(self)
+        self.publish()
+        if self._shared and self.memory.slot != NO_SLOT and 0 < self.done <= self._published:
+            self.pool.add_checkpoint(self)
 
     def keys(self, length: int) -> Keys:
         """The keys of the first positions in the prefix index, i64 [length]."""
@@ -273,9 +271,9 @@ class Sequence:
         """Ends it and gives its memory back. What it has computed stays in the prefix index. May be called again."""
         if self.closed:
             return
-        if self.saved is None and not self._torn:
-            self._copy_into_index()
-            self.publish()
+        self.remember()
+        if self._shared and self.pool.kept is not None and self._published:
+            self.pool.kept.ended(self.keys(self._published))
         self.closed, self.saved = True, None
         self.memory.free()
         self.pool.forget(self)

@@ -69,7 +69,8 @@ def test_a_common_prefix_is_computed_and_stored_once(engine: Engine) -> None:
     prompts = [[*prefix, *IDS[1000 + 7 * i : 1010 + 7 * i]] for i in range(32)]
     sequences, rows = [], 0
     for prompt in prompts:
-        sequence = engine.open_sequence(prompt, checkpoints=[len(prefix)])
+        sequence = engine.open_sequence(prompt)
+        sequence.mark(len(prefix))
         rows += len(prompt) - len(sequence)
         logits = fed(engine, sequence, prompt)
         sequences.append(sequence)
@@ -90,7 +91,7 @@ def test_a_common_prefix_is_computed_and_stored_once(engine: Engine) -> None:
     for sequence in sequences:
         sequence.close()
     assert pool.pages.used <= first_pages + 32, "what ended stays known, and nothing else"
-    again = engine.open_sequence(prompts[3], checkpoints=[len(prefix)])
+    again = engine.open_sequence(prompts[3])
     assert len(again) >= 1000
     assert same(fed(engine, again, prompts[3]), alone(engine, prompts[3]))
 

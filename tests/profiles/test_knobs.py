@@ -243,7 +243,7 @@ def test_keys_of_both_phases_reach_the_engine(path: Path, monkeypatch: pytest.Mo
         "family": "gemma", "model": str(path), "precision": {"kv_dtype": "q8_0", "deterministic": True},
         "buckets": {"seq": [1, 3, 9]},
         "backend": {"cpu": {"level": "generic", "threads": 3}}, "cache": {"policy": "off", "capacity": 2},
-        "engine": {"kv_bytes": "1.5GiB"},
+        "engine": {"kv_bytes": "1.5GiB", "cache_kv": "states", "cache_kv_bytes": "2G"},
     }  # fmt: skip
     read = CompileProfile.load(table)
     assert {*read.common(), *CHANGED} == {*KEYS}, "a key without a test"
@@ -251,12 +251,14 @@ def test_keys_of_both_phases_reach_the_engine(path: Path, monkeypatch: pytest.Mo
     assert (setup.kv_type.name, setup.target.level, setup.threads) == ("q8_0", "generic", 3)
     assert (setup.cache.policy, setup.cache.store, setup.cache.capacity) == ("off", None, 2)
     assert setup.kv_bytes == 3 << 29
+    assert (setup.cache_kv, setup.cache_kv_bytes) == (Path("states"), 2 << 30)
     assert setup.profile.ranges == ((1, 1), (2, 3), (4, 9))
     assert setup.profile.deterministic
     assert choose_model(None, table).path == path
     usual = plan(path, {}).setup
     assert (usual.kv_type.name, usual.target, usual.threads) == ("f16", Target.host(), cpu_count())
     assert (usual.cache.policy, usual.cache.capacity, usual.kv_bytes) == ("on", 64, None)
+    assert (usual.cache_kv, usual.cache_kv_bytes) == (None, None)
     asked = plan(path, table, kv_dtype="f32", threads=1, cache=CACHE, kv_bytes=1 << 20).setup
     assert (asked.kv_type.name, asked.threads, asked.cache, asked.kv_bytes) == ("f32", 1, CACHE, 1 << 20)
 

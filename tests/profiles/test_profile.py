@@ -213,6 +213,8 @@ def test_a_commented_file_explains_every_key() -> None:
         cache="on",
         capacity=64,
         kv_bytes="2GiB",
+        cache_kv="states",
+        cache_kv_bytes="20GiB",
         model="m.gguf",
     )
     text = full.to_toml(comments=True)

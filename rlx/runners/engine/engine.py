@@ -6,7 +6,7 @@ runs the programs, `single_sequence.py` has calls on a sequence of its own, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from dataclasses import replace
 from functools import cached_property, partial
@@ -25,6 +25,7 @@ from rlx.runners.engine.ahead import Ahead, expected_rows
 from rlx.runners.engine.batch import programs_of
 from rlx.runners.engine.bucketing import Bucketing
 from rlx.runners.engine.greedy import greedy_run
+from rlx.runners.engine.keeping import keeping
 from rlx.runners.engine.program_spec import GREEDY, HIDDEN, ProgramSpec
 from rlx.runners.engine.programs import Programs
 from rlx.runners.engine.ready import ProgramRecord, ReadyPrograms
@@ -83,6 +84,7 @@ class Engine(SingleSequence):
         tables: the programs in memory, "prefill", "decode" and "batch".
         vision: the model's vision tower, opened at first use.
         images: how images come into prompts.
+        kept: states of prompts on disk; None without the option `cache_kv`.
         profile: the compile profile of the programs.
         weights: the open file.
     """
@@ -122,6 +124,7 @@ class Engine(SingleSequence):
             sizes = Sizes.of(self.graph, self.max_seq, self.most_rows)
             nbytes = pool_bytes(setup.kv_bytes, sizes, self.max_seq, weight_bytes(self._programs.weights.values()))
             self.pool = CachePool(self.graph, max_seq=self.max_seq, rows=self.most_rows, kv_bytes=nbytes)
+            self.kept, self.prefix_writer = keeping(setup, self._compiler, self.graph, self.pool, plan.weights.loader)
             self._programs.bind(self.pool.memory.addresses, self.pool.memory.strides)
             self.stepper = Stepper(self._programs, self.pool, bucketing, self._limits(), self.load)
             self._sequence = self.pool.open()
@@ -193,7 +196,6 @@ class Engine(SingleSequence):
         prompt: Ids[int] = (),
         embeddings: PromptEmbeddings | None = None,
         *,
-        checkpoints: Iterable[int] = (),
         shared: bool = True,
     ) -> Sequence:
         """A new sequence, which holds the longest known prefix of a prompt; see `CachePool.open`.
@@ -215,7 +217,7 @@ class Engine(SingleSequence):
             embeddings.check_width(self.config.hidden)
             embeddings = embeddings.fitting(bool(kind.sections), kind.two_way != "none")
             embeddings.check_calls(self.most_rows)
-        return self.pool.open(prompt, embeddings=embeddings, checkpoints=checkpoints, shared=shared)
+        return self.pool.open(prompt, embeddings=embeddings, shared=shared)
 
     def check_fits(self, positions: int) -> None:
         """`PoolFullError` if the pool can never hold so many positions of one sequence."""
@@ -395,12 +397,16 @@ class Engine(SingleSequence):
     def close(self, *, keep_file: bool = False) -> None:
         """Stops the workers, releases memory and, unless `keep_file` is set, closes the model file."""
         self.ahead.close()
-        self._workers.close()
-        if self._predictor:
-            self._predictor.close()
-        self.vision.close()
-        self._programs.close()
-        self._tensors.close()
-        self.pool.close()
-        if not keep_file:
-            self._weights.close()
+        try:
+            if self.prefix_writer is not None:
+                self.prefix_writer.close()
+        finally:
+            self._workers.close()
+            if self._predictor:
+                self._predictor.close()
+            self.vision.close()
+            self._programs.close()
+            self._tensors.close()
+            self.pool.close()
+            if not keep_file:
+                self._weights.close()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlx.runners.engine.ahead import Ahead
+from rlx.runners.engine.prefix_writer import PrefixWriter
 from rlx.runners.engine.ready import ReadyPrograms
 from rlx.runners.generation.output import Logits
 from rlx.runners.speculation.drafts import Counters, Drafts
 from rlx.runtime.batch import Batch
+from rlx.runtime.kept_prefixes import KeptPrefixes
 from rlx.runtime.prompt_embeddings import PromptEmbeddings
 from rlx.runtime.sequence import Sequence
 from rlx.sampling import SampleOpts
@@ -33,6 +35,8 @@ class TokenEngine(Protocol):
         ahead: compiles programs in the background.
         images: how images come into prompts; None if the engine takes none.
         weights: the open file.
+        kept: states of prompts on disk; None for none.
+        prefix_writer: writes them; None for none.
     """
 
     @property
@@ -53,13 +57,14 @@ class TokenEngine(Protocol):
     device: str
     max_seq: int
     most_rows: int
+    kept: KeptPrefixes | None
+    prefix_writer: PrefixWriter | None
 
     def open_sequence(
         self,
         prompt: Ids[int] = (),
         embeddings: PromptEmbeddings | None = None,
         *,
-        checkpoints: Iterable[int] = (),
         shared: bool = True,
     ) -> Sequence:
         """A new sequence, which holds the longest known prefix of a prompt, at least one token less than it."""

@@ -15,7 +15,7 @@ from rlx.errors import ProfileError
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.profile import CompileProfile
-from rlx.profile.profile_options import parse_bytes
+from rlx.profile.profile_options import parse_bytes, parse_cache_kv_bytes, parse_folder
 from rlx.runners.opening.opened import check_types, open_model
 from rlx.runners.opening.options import EngineOptions
 from rlx.runtime.cache import CompileCache, checked_cache
@@ -55,6 +55,17 @@ class Setup:
     def kv_bytes(self) -> int | None:
         """Size of the pool of caches in bytes; None for the default."""
         return None if self.profile.kv_bytes is None else parse_bytes(self.profile.kv_bytes)
+
+    @property
+    def cache_kv(self) -> Path | None:
+        """The folder for states of prompts; None for none."""
+        return None if self.profile.cache_kv is None else Path(parse_folder(self.profile.cache_kv))
+
+    @property
+    def cache_kv_bytes(self) -> int | None:
+        """The limit of that folder in bytes; None for the default."""
+        chosen = self.profile.cache_kv_bytes
+        return None if chosen is None else parse_cache_kv_bytes(chosen)
 
     @property
     def is_deterministic(self) -> bool:

@@ -15,8 +15,10 @@ from typing import Any, Protocol
 from rlx.errors import DeadlineError, PoolFullError
 from rlx.runners.generation.checks import check_finite
 from rlx.runners.serving.job import AHEAD, QUIET, Job, Logits, Task
+from rlx.runners.serving.prompt_loads import PromptLoads
 from rlx.runners.serving.scheduler import Scheduler
 from rlx.runtime.batch import Batch, Segment
+from rlx.runtime.kept_prefixes import KeptPrefixes
 
 
 class StepEngine(Protocol):
@@ -92,10 +94,16 @@ class JobExecutor:
         scheduler: decides who goes next.
         clock: seconds.
         urgent: whether somebody waits whom it does not know yet.
+        kept: states of prompts on disk; None for none.
     """
 
     def __init__(
-        self, engine: StepEngine, scheduler: Scheduler, clock: Callable[[], float], urgent: Callable[[], bool]
+        self,
+        engine: StepEngine,
+        scheduler: Scheduler,
+        clock: Callable[[], float],
+        urgent: Callable[[], bool],
+        kept: KeptPrefixes | None = None,
     ) -> None:
         self._engine, self.scheduler, self._clock, self._urgent = engine, scheduler, clock, urgent
         self.counters = LoopCounters()
@@ -105,6 +113,11 @@ class JobExecutor:
         self._task_next = False  # tasks and prompts take turns
         self._unheard: dict[Job, None] = {}  # their consumers were not woken for the newest tokens yet
         self._limited: set[Job] = set()  # jobs with a deadline
+
+        def freed() -> None:
+            self._room, self.scheduler.is_full = True, False
+
+        self._loads = PromptLoads(kept, scheduler, self._end, freed)
 
     # ---------------------------------------------------------------------------------------------- what comes in
 
@@ -332,6 +345,8 @@ class JobExecutor:
                 if job.replaces is not None:
                     job.replaces.close()
                     job.replaces = None
+                if self._loads.begin(job):
+                    continue
                 job.sequence = self._engine.open_sequence(job.prompt, job.embeddings)
                 for length in job.ends_of_turns:
                     job.sequence.mark(length)  # states that cannot go back are copied there
@@ -345,13 +360,13 @@ class JobExecutor:
 
     def _wait_for_room(self, job: Job, error: PoolFullError) -> None:
         """A job that could not start: others make room for it, or it waits until they have ended."""
-        if self.scheduler.is_alone(job) and not self.idle:
+        if self.scheduler.is_alone(job) and not (self.idle or self._loads.jobs):
             self._end(job, error)
             return
         self.scheduler.prefilling.remove(job)
         self.scheduler.add(job)
         victim = self.scheduler.victim()
-        if self.idle or (victim is not None and victim.held):
+        if self.idle or self._loads.jobs or (victim is not None and victim.held):
             self.make_room()
         else:
             self.scheduler.is_full = True
@@ -391,7 +406,9 @@ class JobExecutor:
         return {}
 
     def make_room(self) -> bool:
-        """Pauses an idle sequence, or else a job; False if there is none that could be."""
+        """Ends the reading of a prompt, pauses an idle sequence, or else a job; False if there is nothing of these."""
+        if self._loads.end_one():
+            return True
         if self.idle:
             self.idle.pop().pause()
             return True

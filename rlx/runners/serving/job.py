@@ -91,6 +91,8 @@ class Job:
         stopped_at: how many tokens the consumer uses, if it ended the job. Written by the consumer.
         entered: whether the loop knows it. Written by the loop.
         held: whether the loop waits for the consumer. Written by the loop.
+        looked_up: whether the states of its prompt were looked up on disk. Written by the loop.
+        loading: whether they are being read; it begins afterwards. Written by the loop.
         paused: whether its state was saved elsewhere, because the cache was full. Written by the loop.
     """
 
@@ -129,7 +131,7 @@ class Job:
         self.forced: deque[int] = deque()
         self.tokens: list[int] = []
         self.rows: deque[Logits] = deque()
-        self.entered = self.ended = self.held = self.paused = False
+        self.entered = self.ended = self.held = self.paused = self.looked_up = self.loading = False
         self.stopped_at: int | None = None
         self.error: BaseException | None = None
         self.taken = 0
@@ -244,6 +246,27 @@ class Job:
             fail(self, error)
         finally:
             work.close()
+
+    def load(
+        self, work: Generator[None, None, None], done: Callable[[Job, BaseException | None], object]
+    ) -> Generator[None, None, None]:
+        """For a task: reads states of the prompt's beginning, unless the job ends before.
+
+        Args:
+            done: called with the job, and the error if there was one, when it may begin.
+        """
+        error = None
+        try:
+            while not self.ended:
+                next(work)
+                yield
+        except StopIteration:
+            pass
+        except Exception as found:
+            error = found
+        finally:
+            work.close()
+            done(self, error)
 
     def add(self, token: int, row: Logits | None = None) -> bool:
         """Adds a token and a copy of its logits; returns whether it is the last one. The caller rings the bell."""

@@ -29,6 +29,7 @@ from rlx.runners.serving.executor import JobExecutor, StepEngine
 from rlx.runners.serving.job import Job, Logits, Task
 from rlx.runners.serving.scheduler import Scheduler
 from rlx.runtime.batch import Batch
+from rlx.runtime.kept_prefixes import KeptPrefixes
 
 T = TypeVar("T")
 
@@ -43,6 +44,7 @@ class EngineLoop:
         slots: maximum number of jobs that compute at once; others wait.
         stall_ms: how long a step of prompt rows may keep those who decode waiting, in milliseconds.
         clock: seconds.
+        kept: states of prompts on disk; None for none.
 
     Attributes:
         scheduler: the jobs, in the order in which they are served. Only the thread that drives changes it.
@@ -56,10 +58,11 @@ class EngineLoop:
         slots: int = SLOTS,
         stall_ms: float = STALL_MS,
         clock: Callable[[], float] = time.perf_counter,
+        kept: KeptPrefixes | None = None,
     ) -> None:
         self._engine, self._closed, self.clock = engine, False, clock
         self.scheduler = Scheduler(slots, stall_ms / 1000, engine.most_rows)
-        self._executor = JobExecutor(engine, self.scheduler, clock, lambda: bool(self.driver.inbox))
+        self._executor = JobExecutor(engine, self.scheduler, clock, lambda: bool(self.driver.inbox), kept)
         self._begin()
 
     def _begin(self) -> None:

@@ -159,7 +159,8 @@ class Scheduler:
 
     def others_want(self) -> bool:
         """Whether somebody besides the running jobs wants the next step."""
-        return self.has_others and bool(self.tasks or any(not job.paused for job in self.prefilling) or self._next())
+        prompts = any(not (job.paused or job.loading) for job in self.prefilling)
+        return self.has_others and bool(self.tasks or prompts or self._next())
 
     def is_wanted_elsewhere(self, bell: Bell | None) -> bool:
         """Whether there is anything to do but for the consumers at this bell, or a deadline to watch."""
@@ -185,7 +186,7 @@ class Scheduler:
         """
         budget = self.budget(decodes)
         chosen: list[tuple[Job, int]] = []
-        for job in (job for job in self.prefilling if not job.paused):
+        for job in (job for job in self.prefilling if not (job.paused or job.loading)):
             rest = len(job.prompt) - job.done
             if not chosen and rest > PACKED:
                 return [(job, min(rest, budget))]
