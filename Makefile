@@ -33,8 +33,7 @@ pytest: $(VENV)/.rlx-test-installed
 
 test-page: $(VENV)/.rlx-test-installed
 	@$(PY) -c 'import playwright' 2>/dev/null || $(INSTALL) playwright
-	@$(PY) -m pytest $(wildcard tests/serve/test_page*.py) $(PYTEST_ARGS)
-	@$(PY) tests/serve/page_screenshots.py build/page
+	@RLX_PAGE_SCREENSHOTS=build/page $(PY) -m pytest tests/serve/page $(PYTEST_ARGS)
 
 bench: $(BENCH_DIR)/qwen3-0.6b-Q8_0.gguf $(BENCH_DIR)/qwen3-0.6b-Q4_K_M.gguf
 	@for model in $^; do $(PY) -m rlx bench $$model || exit 1; done

@@ -9,6 +9,7 @@ export const server = {
   sees: false,
   thinks: false,
   defaults: {}, // sampling, by the names of a request
+  facts: {}, // name -> value, to be shown
 
   /** Asks the server. Throws Failure. */
   async load() {
@@ -20,7 +21,13 @@ export const server = {
     this.sees = props.modalities?.vision === true;
     this.thinks = typeof props.chat_template === "string" && props.chat_template.includes("enable_thinking");
     this.defaults = generation.params ?? {};
-    this.version = props.build_info ?? "";
+    this.facts = {
+      Model: entry.id,
+      Family: props.family,
+      Context: this.context && `${this.context.toLocaleString("en")} tokens`,
+      "Computed on": props.target && `${props.target}, ${props.threads} thread${props.threads === 1 ? "" : "s"}`,
+      Server: props.build_info,
+    };
     this.ready = true;
   },
 };

@@ -119,8 +119,7 @@ export class SettingsPanel {
   }
 
   #server() {
-    const facts = [["Model", server.model], ["Context", server.context && `${server.context.toLocaleString("en")} tokens`], ["Server", server.version]];
-    const rows = facts.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)));
+    const rows = Object.entries(server.facts).filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)));
     const key = apiKey.get() && h("button", { type: "button", class: "link", on: { click: () => this.hooks.askKey() } }, "Change the API key");
     return h("section", { "aria-label": "Server", class: "facts" }, h("dl", {}, rows), key);
   }

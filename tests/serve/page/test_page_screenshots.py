@@ -1,18 +1,16 @@
-"""Draws the chat page at both widths, light and dark, into a folder, to be looked at: `make test-page` runs it.
-
-python tests/serve/page_screenshots.py build/page
-"""
+"""Draws the chat page at both widths, light and dark, to be looked at: `make test-page` writes build/page/*.png."""
 
 from __future__ import annotations
 
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
-from conftest import serving
-from page_browser import NARROW, WIDE, Watched, chromium
+import pytest
+from page_browser import NARROW, WIDE, Watched
 from page_double import Double
 
+FOLDER = os.environ.get("RLX_PAGE_SCREENSHOTS")
 QUESTION = "How does a language model choose its next word?"
 ANSWER = """It works in **three steps**:
 
@@ -77,20 +75,14 @@ def draw(page: Any, double: Double, path: Path) -> None:
     shot("6-list" if page.viewport_size == NARROW else "6-keyboard")
 
 
-def main(folder: Path) -> None:
+@pytest.mark.skipif(FOLDER is None, reason="RLX_PAGE_SCREENSHOTS names no folder for the screenshots")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_screenshots(browser: Any, double: Double, double_url: str, viewport: dict[str, int], scheme: str) -> None:
+    folder = Path(str(FOLDER))
     folder.mkdir(parents=True, exist_ok=True)
-    double = Double()
-    with serving(double.app) as url, chromium() as browser:
-        for viewport in (WIDE, NARROW):
-            for scheme in ("light", "dark"):
-                double.reset()
-                double.model = "Qwen3-4B-Q4_K_M"
-                scale = 1 if viewport is WIDE else 2
-                watched = Watched(browser, url, viewport=viewport, color_scheme=scheme, device_scale_factor=scale)
-                draw(watched.open(), double, folder / f"{viewport['width']}-{scheme}")
-                watched.close()
-    print(f"{len(list(folder.glob('*.png')))} screenshots in {folder}")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "build/page"))
+    double.model = "Qwen3-4B-Q4_K_M"
+    scale = 1 if viewport is WIDE else 2
+    watched = Watched(browser, double_url, viewport=viewport, color_scheme=scheme, device_scale_factor=scale)
+    draw(watched.open(), double, folder / f"{viewport['width']}-{scheme}")
+    watched.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 from collections.abc import Iterator
@@ -9,11 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from PIL import Image
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright: pip install playwright")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-if CHROMIUM is None:
-    pytest.skip("no Chromium: apt-get install chromium", allow_module_level=True)
+CHAIN = ["# Title\n\nSome **bold", "** text and `code", "`.\n\n```python\nprint(1)", "\n```\n\n- a\n- b\n"]
+ANSWER = "".join(CHAIN)
+#: What every request has.
+STREAM = {"stream": True, "stream_options": {"include_usage": True}, "return_progress": True}
 
 TIMEOUT = 30_000  # milliseconds: only against a hang
 WIDE, NARROW = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
@@ -24,9 +26,13 @@ EXPECTED = re.compile(r"Failed to load resource: .*(status of [45]\d\d|ERR_CONNE
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A browser without a window."""
+    """A browser without a window. Skips the test where there is none."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright: pip install playwright")
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("no Chromium: apt-get install chromium")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield browser
         browser.close()
 
@@ -65,6 +71,42 @@ class Watched:
         assert not self.errors, self.errors
         assert not self.foreign, self.foreign
 
+
+def expect(locator: Any) -> Any:
+    """Playwright's assertions, which wait."""
+    from playwright.sync_api import expect as expected
+
+    expected.set_options(timeout=TIMEOUT)
+    return expected(locator)
+
+
+def send(page: Any, text: str) -> None:
+    page.fill("#message", text)
+    page.press("#message", "Enter")
+
+
+def answered(page: Any, count: int = 1) -> Any:
+    """The last of `count` complete answers."""
+    expect(page.locator(".message.assistant")).to_have_count(count)
+    expect(page.locator(".writing")).to_have_count(0)
+    return page.locator(".message.assistant").last
+
+
+def picture() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(file, "PNG")
+    return file.getvalue()
+
+
+GIVE = """(target, [kind, data, type]) => {
+  const transfer = new DataTransfer();
+  const bytes = Uint8Array.from(atob(data), (char) => char.charCodeAt(0));
+  transfer.items.add(new File([bytes], "picture.png", {type}));
+  const how = {bubbles: true, cancelable: true};
+  const event = kind === "paste" ? new ClipboardEvent("paste", {clipboardData: transfer, ...how})
+    : new DragEvent("drop", {dataTransfer: transfer, ...how});
+  target.dispatchEvent(event);
+}"""
 
 CONTRAST = """() => {
   const pen = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});

@@ -81,6 +81,7 @@ class Double:
                     while not piece.is_set():
                         await asyncio.sleep(0.01)
                 elif piece is BREAK:
+                    await asyncio.sleep(0.2)  # what came before is on its way first
                     raise ConnectionResetError
                 elif isinstance(piece, dict) and "finish" in piece:
                     finish = piece["finish"]
