@@ -57,7 +57,7 @@ export function failureOf(status, body, headers = new Headers()) {
   }
   const said = typeof error.message === "string" && error.message ? error.message : `The server answered with status ${status}.`;
   const retryAfter = Number(headers.get("Retry-After")) || null;
-  if (status === 401 || status === 403) return new Failure("key", said, { status });
+  if (status === 401) return new Failure("key", said, { status });
   if (status === 429) return new Failure("busy", said, { status, retryAfter });
   if (status === 503) return new Failure("loading", said, { status, retryAfter });
   if (error.type === "exceed_context_size_error" || error.code === "context_length_exceeded") {

@@ -3,14 +3,15 @@
 
 const MAX_TITLE = 60;
 
-/** What a conversation may ask of a model, as the server names it, and the limits of each value. */
+/** What a conversation may ask of a model, as the server names it, and the limits of each value. `absent` is shown where
+ *  neither the user nor the server has a value. */
 export const NUMBERS = {
   temperature: { label: "Temperature", min: 0, max: 5, step: 0.05, hint: "0 always takes the likeliest token; higher values vary more" },
   top_p: { label: "Top p", min: 0, max: 1, step: 0.01, hint: "Only the likeliest tokens that together have this probability" },
   top_k: { label: "Top k", min: 0, max: 100000, step: 1, hint: "Only this many of the likeliest tokens; 0 for all" },
   min_p: { label: "Min p", min: 0, max: 1, step: 0.01, hint: "Only tokens at least this likely, relative to the likeliest" },
-  seed: { label: "Seed", min: 0, max: 2 ** 53 - 1, step: 1, hint: "The same seed and messages give the same answer" },
-  max_tokens: { label: "Max tokens", min: 1, max: 1e9, step: 1, hint: "The longest answer" },
+  seed: { label: "Seed", absent: "random", min: 0, max: 2 ** 53 - 1, step: 1, hint: "The same seed and messages give the same answer" },
+  max_tokens: { label: "Max tokens", absent: "no limit", min: 1, max: 1e9, step: 1, hint: "The longest answer" },
 };
 
 export const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");

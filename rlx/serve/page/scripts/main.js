@@ -459,7 +459,7 @@ async function connect() {
     try {
       await server.load();
     } catch (failure) {
-      $("#model").textContent = failure.message;
+      $("#model").textContent = failure.kind === "key" ? "An API key is needed." : failure.message;
       if (failure.kind === "key" && (await askKey())) continue;
       await new Promise((resolve) => setTimeout(resolve, 1000 * wait));
     }

@@ -57,10 +57,10 @@ export class SettingsPanel {
   }
 
   #number(name) {
-    const { label, hint, min, max, step } = NUMBERS[name];
+    const { label, hint, min, max, step, absent = "default" } = NUMBERS[name];
     const id = `set-${name}`;
     const standard = server.defaults[name];
-    const placeholder = typeof standard === "number" && standard >= 0 ? String(+standard.toFixed(3)) : name === "seed" ? "random" : "default";
+    const placeholder = typeof standard === "number" ? String(+standard.toFixed(3)) : absent;
     const input = h("input", { id, type: "number", min, max, step: step < 1 ? "any" : step, placeholder, inputmode: "decimal", value: this.settings.sampling[name] ?? "", "aria-describedby": `${id}-hint` });
     const note = h("span", { id: `${id}-hint`, class: "unseen" }, hint);
     input.addEventListener("input", () => {
