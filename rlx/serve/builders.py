@@ -1,27 +1,25 @@
 """From the events of one choice to what an API sends, in one piece or as a stream.
 
-Server stage, below the APIs. Each API has a `Builder`, which makes the objects of its stream; an answer in one piece is
-made of the same objects.
+Server stage, below the Responses, Messages and Ollama APIs. Each has a `Builder`, which makes the objects of its
+stream; an answer in one piece is made of the same objects.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.requests import Request
 
 from rlx.errors import GrammarError
 from rlx.grammar import Grammar
-from rlx.serve.answering import Answering
-from rlx.serve.errors import ApiError, api_error, invalid
+from rlx.serve.errors import ApiError, invalid
 from rlx.serve.generation import Event, Progress
 
 if TYPE_CHECKING:
+    from rlx.serve.answering import Answering
     from rlx.serve.app import Server
-
-log = logging.getLogger("rlx.serve")
 
 JsonObject = dict[str, Any]
 
@@ -31,19 +29,20 @@ def request_fields(server: Server, request: Request) -> JsonObject:
     return {"timeout": server.options.timeout, "request_id": request.headers.get("x-request-id", "")}
 
 
-def schema_grammar(schema: Any, field: str) -> Grammar:
+def schema_grammar(schema: Any, field: str, *, lenient: bool = False) -> Grammar:
     """The grammar of a JSON schema.
 
     Args:
         field: what it is called in the request.
+        lenient: as for `Grammar.json_schema`.
 
     Raises:
         ApiError: it is no schema, or has a keyword that cannot be enforced.
     """
     try:
-        return Grammar.json_schema(schema)
+        return Grammar.json_schema(schema, lenient=lenient)
     except GrammarError as error:
-        raise invalid(field, error.what, error.hint) from error
+        raise invalid(field, error.what, error.hint, code="invalid_grammar") from error
 
 
 class Builder(Protocol):
@@ -51,42 +50,53 @@ class Builder(Protocol):
 
     def begin(self) -> Iterator[JsonObject]:
         """The first objects."""
+        ...
 
     def push(self, event: Event) -> Iterator[JsonObject]:
         """Those of one event."""
+        ...
 
     def fail(self, error: ApiError) -> Iterator[JsonObject]:
         """The last ones of an answer that fails after it has begun."""
+        ...
 
 
-async def streamed(
-    answering: Answering,
-    builder: Builder,
-    written: Callable[[JsonObject], bytes],
-    keep_alive: bytes = b"",
-) -> AsyncGenerator[bytes, None]:
-    """The pieces of a stream. Closing it aborts the answer.
+@dataclass(frozen=True)
+class Built:
+    """The pieces of a stream of a builder's objects.
 
-    Args:
-        written: an object as it is sent.
-        keep_alive: sent while the prompt is computed, where the builder says nothing.
+    Attributes:
+        builder: makes the objects.
+        written: makes bytes of one.
+        quiet: sent where a stream would be silent for long.
     """
-    try:
-        if first := b"".join(map(written, builder.begin())):
-            yield first
-        while events := await answering.batch():
-            piece = b"".join(written(each) for event in events for each in builder.push(event))
-            if not piece and isinstance(events[0], Progress):
-                piece = keep_alive
-            if piece:
-                yield piece
-    except Exception as error:
-        found = api_error(error)
-        if found.status == 500:
-            log.error("an answer has failed after it began", exc_info=error)
-        yield b"".join(map(written, builder.fail(found)))
-    finally:
-        answering.close()
+
+    builder: Builder
+    written: Callable[[JsonObject], bytes]
+    quiet: bytes
+
+    def first(self) -> bytes:
+        """What comes before anything is computed."""
+        return self._joined(self.builder.begin())
+
+    def of(self, event: Event) -> bytes:
+        """What an event becomes."""
+        return self._joined(self.builder.push(event))
+
+    def waiting(self, progress: Progress) -> bytes:
+        """What says that the prompt is still computed."""
+        return self.quiet
+
+    def failed(self, error: ApiError) -> bytes:
+        """The error in place of the rest."""
+        return self._joined(self.builder.fail(error))
+
+    def last(self) -> bytes:
+        """Nothing: the builder's last object is the end."""
+        return b""
+
+    def _joined(self, objects: Iterator[JsonObject]) -> bytes:
+        return b"".join(map(self.written, objects))
 
 
 async def completed(answering: Answering, builder: Builder) -> list[JsonObject]:

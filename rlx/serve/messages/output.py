@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from rlx.serve.errors import ApiError
-from rlx.serve.generation import Delta, End, Event, Finished, Progress, Usage
+from rlx.serve.generation import Delta, End, Event, Finished, Usage
 
 JsonObject = dict[str, Any]
 
@@ -54,9 +54,7 @@ class MessageBuilder:
 
     def push(self, event: Event) -> Iterator[JsonObject]:
         """The events of a stream that one event of the engine becomes. All of them must be read."""
-        if isinstance(event, Progress):
-            yield {"type": "ping"}
-        elif isinstance(event, Delta):
+        if isinstance(event, Delta):
             if event.thinking:
                 yield from self._text("thinking", event.thinking)
             if event.text:

@@ -9,8 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from rlx.grammar import Grammar
 from rlx.sampling import SampleOpts
-from rlx.serve.answer_grammar import answer_grammar
-from rlx.serve.builders import completed, request_fields, schema_grammar, streamed
+from rlx.serve.builders import Built, completed, request_fields, schema_grammar
 from rlx.serve.errors import SHAPES, invalid
 from rlx.serve.fields import shown
 from rlx.serve.generation import GenerationSpec
@@ -19,8 +18,10 @@ from rlx.serve.messages.blocks import choice_of, messages_of, tools_of
 from rlx.serve.messages.bodies import CountBody, MessagesBody
 from rlx.serve.messages.output import MessageBuilder, error_json
 from rlx.serve.model import ServedModel, in_thread
+from rlx.serve.pieces import stream_of
 from rlx.serve.reasoning import can_think, effort_variables, switch_variables
 from rlx.serve.streaming import Stream, event, json_bytes, while_connected
+from rlx.serve.tool_grammar import with_tools
 
 if TYPE_CHECKING:
     from rlx.serve.app import Server
@@ -41,7 +42,8 @@ def router(server: Server) -> APIRouter:
         answering = await model.generate(await _spec(model, body, prompt, request_fields(server, request)))
         builder = MessageBuilder(model.name, len(prompt.context))
         if body.stream:
-            return Stream(streamed(answering, builder, _written))
+            pieces = Built(builder, _written, _written({"type": "ping"}))
+            return Stream(stream_of(answering, pieces, server.options.ping))
         await while_connected(request, completed(answering, builder))
         return Response(json_bytes(builder.message), media_type="application/json")
 
@@ -99,9 +101,7 @@ async def _spec(model: ServedModel, body: MessagesBody, prompt: ChatPrompt, fiel
         stop=_stops(body),
         parser=prompt.parser,
         keep_ids=prompt.keep_ids,
-        grammar=await answer_grammar(
-            model, prompt, await in_thread(lambda: _text_grammar(body)), "output_config.format"
-        ),
+        grammar=await in_thread(lambda: with_tools(model.tokenizer, _text_grammar(body), prompt)),
         **fields,
     )
 

@@ -59,7 +59,7 @@ class AnswerBuilder:
                 yield from self._call(call)
             if event.text or event.thinking or event.logprobs:
                 logprobs = {"logprobs": [logprob_json(info) for info in event.logprobs]} if event.logprobs else {}
-                yield {**self._piece(event.text, event.thinking), **logprobs}
+                yield {**self.piece(event.text, event.thinking), **logprobs}
         elif isinstance(event, End):
             yield from self._called()
             self._reason = "length" if event.finish_reason == "length" else "stop"
@@ -81,9 +81,10 @@ class AnswerBuilder:
                 "name": call["name"],
                 "arguments": json.loads(call["arguments"] or "{}"),
             }
-            yield self._piece(calls=[{"id": call["id"], "function": function}])
+            yield self.piece(calls=[{"id": call["id"], "function": function}])
 
-    def _piece(self, text: str = "", thinking: str = "", calls: list[JsonObject] | None = None) -> JsonObject:
+    def piece(self, text: str = "", thinking: str = "", calls: list[JsonObject] | None = None) -> JsonObject:
+        """An object that is not the last one."""
         head = {"model": self._model, "created_at": now()}
         more = {"thinking": thinking} if thinking else {}
         if self._kind == "generate":
@@ -93,7 +94,7 @@ class AnswerBuilder:
 
     def done(self, reason: str, usage: Usage | None = None, timings: Timings | None = None) -> JsonObject:
         """The last object of a stream."""
-        found = {**self._piece(), "done": True, "done_reason": reason}
+        found = {**self.piece(), "done": True, "done_reason": reason}
         if usage is not None and timings is not None:
             total = time.perf_counter() - self._started
             found |= {

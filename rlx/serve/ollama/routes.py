@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request, Response
 
 from rlx.grammar import Grammar
-from rlx.serve.answer_grammar import answer_grammar
-from rlx.serve.builders import completed, request_fields, schema_grammar, streamed
+from rlx.serve.builders import Built, completed, request_fields, schema_grammar
 from rlx.serve.chat_prompt import ChatPrompt
 from rlx.serve.errors import SHAPES, ApiError, invalid
 from rlx.serve.generation import GenerationSpec
@@ -23,8 +22,10 @@ from rlx.serve.ollama.bodies import AnswerBody, ChatBody, GenerateBody, ModelBod
 from rlx.serve.ollama.messages import messages_of, user_content
 from rlx.serve.ollama.options import options_of
 from rlx.serve.ollama.output import AnswerBuilder, Kind, error_json, joined
+from rlx.serve.pieces import stream_of
 from rlx.serve.reasoning import effort_variables, switch_variables
 from rlx.serve.streaming import LINES, Stream, json_bytes, while_connected
+from rlx.serve.tool_grammar import with_tools
 
 if TYPE_CHECKING:
     from rlx.serve.app import Server
@@ -102,6 +103,7 @@ class _Answer:
     def __init__(self, server: Server, kind: Kind, body: AnswerBody, request: Request) -> None:
         self._started, self._kind, self._body = time.perf_counter(), kind, body
         self._request, self._fields = request, request_fields(server, request)
+        self._ping = server.options.ping
         self._model = named(server, body)
         self._builder = AnswerBuilder(kind, body.model or body.name or "", self._started)
 
@@ -160,7 +162,7 @@ class _Answer:
             parser=prompt.parser,
             keep_ids=prompt.keep_ids,
             top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            grammar=await answer_grammar(model, prompt, await in_thread(lambda: _grammar(body.format)), "format"),
+            grammar=await in_thread(lambda: with_tools(model.tokenizer, _grammar(body.format), prompt)),
             **self._fields,
         )
 
@@ -168,6 +170,7 @@ class _Answer:
         """The answer, as a stream unless the request says otherwise."""
         answering = await self._model.generate(spec)
         if self._body.stream is not False:
-            return Stream(streamed(answering, self._builder, _written), LINES)
-        pieces = await while_connected(self._request, completed(answering, self._builder))
-        return Response(json_bytes(joined(self._kind, pieces)), media_type="application/json")
+            pieces = Built(self._builder, _written, _written(self._builder.piece()))
+            return Stream(stream_of(answering, pieces, self._ping), LINES)
+        objects = await while_connected(self._request, completed(answering, self._builder))
+        return Response(json_bytes(joined(self._kind, objects)), media_type="application/json")

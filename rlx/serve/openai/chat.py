@@ -13,16 +13,15 @@ from rlx.serve.openai.bodies import ChatBody
 from rlx.serve.openai.chat_stream import ChatChunks
 from rlx.serve.openai.common import Call, json_response, logprob_dicts, timings_dict, usage_dict
 from rlx.serve.openai.sampling import most_tokens
-from rlx.serve.openai.sse import event_stream
 from rlx.serve.openai.structured import grammar_of
+from rlx.serve.pieces import stream_of
+from rlx.serve.reasoning import effort_variables
 from rlx.serve.streaming import Stream, while_connected
 
 if TYPE_CHECKING:
     from rlx.serve.app import Server
     from rlx.serve.chat_prompt import ChatPrompt
     from rlx.serve.model import ServedModel
-
-_EFFORT, _THINKING = "reasoning_effort", "enable_thinking"
 
 
 def router(server: Server) -> APIRouter:
@@ -40,7 +39,7 @@ def router(server: Server) -> APIRouter:
             answer = await while_connected(request, model.collect(spec))
             return json_response(complete(call, body, answer, prompt))
         chunks = ChatChunks(call, body, spec, prompt.context.ids)
-        return Stream(event_stream(await model.generate(spec), chunks, call.ping_seconds))
+        return Stream(stream_of(await model.generate(spec), chunks, call.ping_seconds))
 
     return found
 
@@ -55,7 +54,9 @@ async def prompt_of(model: ServedModel, body: ChatBody) -> ChatPrompt:
     if continues and body.add_generation_prompt:
         what = "it cannot be together with add_generation_prompt"
         raise invalid("continue_final_message", what, "set only one of them")
-    variables = dict(body.chat_template_kwargs or {}) | effort(model, body)
+    variables = dict(body.chat_template_kwargs or {}) | effort_variables(
+        model.tokenizer, body.reasoning_effort, "reasoning_effort"
+    )
     if body.documents is not None:
         variables["documents"] = body.documents
     if body.add_generation_prompt is not None and not continues:
@@ -71,25 +72,6 @@ async def prompt_of(model: ServedModel, body: ChatBody) -> ChatPrompt:
         continues,
         splits=body.reasoning_format != "none" and body.separate_reasoning is not False,
     )
-
-
-def effort(model: ServedModel, body: ChatBody) -> dict[str, Any]:
-    """The variables of the chat template that `reasoning_effort` stands for.
-
-    Raises:
-        ApiError: the template has none.
-    """
-    if body.reasoning_effort is None:
-        return {}
-    template = model.tokenizer.chat_template or ""
-    if _EFFORT in template:
-        return {_EFFORT: body.reasoning_effort}
-    if _THINKING in template:
-        return {_THINKING: body.reasoning_effort != "none"}
-    if body.reasoning_effort == "none":
-        return {}
-    what = "the model's chat template has no switch for reasoning"
-    raise invalid(_EFFORT, what, "leave it out", code="unsupported_parameter")
 
 
 async def spec_of(call: Call, body: ChatBody, prompt: ChatPrompt) -> GenerationSpec:

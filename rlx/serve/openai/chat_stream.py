@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.serve.generation import Delta, End, Event, Finished, GenerationSpec, Progress, Timings, Usage
 from rlx.serve.openai.common import Call, logprob_dicts, progress_dict, timings_dict, usage_dict
+from rlx.serve.openai.sse import Chunks
 from rlx.serve.streaming import event, json_bytes
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from rlx.text.tool_calls import ToolCallDelta
 
 
-class ChatChunks:
+class ChatChunks(Chunks):
     """Makes the pieces of one stream.
 
     Args:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlx.serve.generation import Delta, End, Event, Finished, GenerationSpec, Progress, TokenInfo
 from rlx.serve.openai.common import Call, progress_dict, timings_dict, usage_dict
 from rlx.serve.openai.logprobs import Logprobs
+from rlx.serve.openai.sse import Chunks
 from rlx.serve.streaming import event, json_bytes
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from rlx.serve.openai.completions import Echo
 
 
-class CompletionChunks:
+class CompletionChunks(Chunks):
     """Makes the pieces of one stream.
 
     Args:

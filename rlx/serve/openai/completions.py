@@ -19,8 +19,8 @@ from rlx.serve.openai.completion_stream import CompletionChunks
 from rlx.serve.openai.logprobs import Logprobs
 from rlx.serve.openai.prompts import filled_in, prompt_ids, prompts
 from rlx.serve.openai.sampling import most_tokens
-from rlx.serve.openai.sse import event_stream
 from rlx.serve.openai.structured import grammar_of
+from rlx.serve.pieces import stream_of
 from rlx.serve.streaming import Stream, while_connected
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def router(server: Server) -> APIRouter:
             answer = await while_connected(request, model.collect(*specs))
             return json_response(complete(call, body, answer, echoes))
         chunks = CompletionChunks(call, body, specs, echoes)
-        return Stream(event_stream(await model.generate(*specs), chunks, call.ping_seconds))
+        return Stream(stream_of(await model.generate(*specs), chunks, call.ping_seconds))
 
     return found
 

@@ -1,61 +1,35 @@
-"""From the events of a generation to server-sent events in OpenAI's form.
-
-Server stage, under OpenAI's paths. What happens at the same time is written at once, an event for each token.
-"""
+"""The server-sent events of OpenAI's streams: what chat and completions have in common. Server stage."""
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
 
-from rlx.serve.errors import api_error, openai_body
+from rlx.serve.errors import ApiError, openai_body
 from rlx.serve.generation import Event, Progress
 from rlx.serve.streaming import comment, event, json_bytes
 
-if TYPE_CHECKING:
-    from rlx.serve.answering import Answering
-
 DONE = event("[DONE]")
-log = logging.getLogger("rlx.serve")
 
 
-class Chunks(Protocol):
-    """Makes the pieces of a stream."""
+class Chunks(ABC):
+    """Makes the pieces of a stream, `[DONE]` at the end."""
 
+    @abstractmethod
     def first(self) -> bytes:
         """What comes before anything is computed."""
-        ...
 
+    @abstractmethod
     def of(self, event: Event) -> bytes:
         """What an event becomes, perhaps nothing."""
-        ...
 
+    def waiting(self, progress: Progress) -> bytes:
+        """A comment, which clients ignore."""
+        return comment(f"{progress.processed} of {progress.total} prompt tokens")
 
-async def event_stream(answering: Answering, chunks: Chunks, ping_seconds: float) -> AsyncGenerator[bytes, None]:
-    """The pieces of a stream, `[DONE]` at the end.
+    def failed(self, error: ApiError) -> bytes:
+        """The error in place of the rest."""
+        return event(json_bytes(openai_body(error))) + DONE
 
-    Args:
-        answering: closed with it.
-        ping_seconds: how long it may be silent; then a comment is sent.
-    """
-    try:
-        sent = time.monotonic()
-        if first := chunks.first():
-            yield first
-        while batch := await answering.batch():
-            piece = b"".join([chunks.of(each) for each in batch])
-            if not piece and isinstance(batch[0], Progress) and time.monotonic() - sent >= ping_seconds:
-                piece = comment(f"{batch[0].processed} of {batch[0].total} prompt tokens")
-            if piece:
-                yield piece
-                sent = time.monotonic()
-        yield DONE
-    except Exception as error:
-        found = api_error(error)
-        if found.status == 500:
-            log.error("a stream failed", exc_info=error)
-        yield event(json_bytes(openai_body(found))) + DONE
-    finally:
-        answering.close()
+    def last(self) -> bytes:
+        """The end."""
+        return DONE

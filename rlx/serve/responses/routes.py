@@ -9,18 +9,19 @@ from fastapi import APIRouter, Request, Response
 
 from rlx.grammar import Grammar
 from rlx.sampling import SampleOpts
-from rlx.serve.answer_grammar import answer_grammar
-from rlx.serve.builders import completed, request_fields, schema_grammar, streamed
+from rlx.serve.builders import Built, completed, request_fields, schema_grammar
 from rlx.serve.errors import ApiError, invalid
 from rlx.serve.fields import shown
 from rlx.serve.generation import GenerationSpec
 from rlx.serve.http import new_router
 from rlx.serve.model import ServedModel, in_thread
+from rlx.serve.pieces import stream_of
 from rlx.serve.reasoning import effort_variables
 from rlx.serve.responses.bodies import InputBody, ResponsesBody
 from rlx.serve.responses.items import choice_of, functions_of, messages_of, refuse_stored, tools_json
 from rlx.serve.responses.output import ResponseBuilder
 from rlx.serve.streaming import Stream, comment, event, json_bytes, while_connected
+from rlx.serve.tool_grammar import with_tools
 
 if TYPE_CHECKING:
     from rlx.serve.app import Server
@@ -38,7 +39,8 @@ def router(server: Server) -> APIRouter:
         answering = await model.generate(spec)
         builder = ResponseBuilder(fields)
         if body.stream:
-            return Stream(streamed(answering, builder, _written, comment("the prompt is computed")))
+            pieces = Built(builder, _written, comment("the prompt is computed"))
+            return Stream(stream_of(answering, pieces, server.options.ping))
         await while_connected(request, completed(answering, builder))
         return Response(json_bytes(builder.response), media_type="application/json")
 
@@ -92,7 +94,7 @@ async def _spec(
         parser=prompt.parser,
         keep_ids=prompt.keep_ids,
         top_logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-        grammar=await answer_grammar(model, prompt, await in_thread(lambda: _text_grammar(body)), "text.format"),
+        grammar=await in_thread(lambda: with_tools(model.tokenizer, _text_grammar(body), prompt)),
         **fields,
     )
     return spec, _echo(model, body, sample, functions)
@@ -110,7 +112,7 @@ def _text_grammar(body: InputBody) -> Grammar | None:
         raise invalid("text.format.type", f"expected text, json_object or json_schema, found {shown(kind)}")
     if "schema" not in wanted:
         raise invalid("text.format.schema", "it is required")
-    return schema_grammar(wanted["schema"], "text.format.schema")
+    return schema_grammar(wanted["schema"], "text.format.schema", lenient=wanted.get("strict") is False)
 
 
 def _sample(default: SampleOpts, body: ResponsesBody) -> SampleOpts:
