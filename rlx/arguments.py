@@ -44,6 +44,8 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("n_probs", "logprobs", "num_logprobs"), ("top_logprobs",)),
     **dict.fromkeys(("enable_thinking", "think", "reasoning"), ("thinking",)),
     **dict.fromkeys(("functions",), ("tools",)),
+    **dict.fromkeys(("response_format", "guided_json", "schema", "response_model", "format"), ("json_schema",)),
+    **dict.fromkeys(("guided_grammar", "guided_regex", "guided_choice", "structured_outputs"), ("grammar",)),
     **dict.fromkeys(("logits_all", "all_logits"), ("all_positions",)),
     **dict.fromkeys(("temp",), ("temperature",)),
     **dict.fromkeys(("repeat_penalty", "rep_pen", "penalty_repeat"), ("repetition_penalty",)),

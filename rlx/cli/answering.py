@@ -13,6 +13,7 @@ from rlx.cli.interrupts import Interrupts
 from rlx.cli.output import Answer, Out
 
 if TYPE_CHECKING:
+    from rlx.grammar import Grammar
     from rlx.runners import CachedRunner
     from rlx.runners.generation.context import PromptLike
     from rlx.sampling import SampleOpts
@@ -81,12 +82,14 @@ class Answerer:
         ending: `max_tokens`, `min_tokens` and `stop`.
         sample: how tokens are chosen.
         speculative: how they are guessed; None if they are not.
+        grammar: what the text must look like; None if it is free.
     """
 
     runner: CachedRunner
     ending: dict[str, Any]
     sample: SampleOpts
     speculative: str | None
+    grammar: Grammar | None = None
 
     def __call__(
         self,
@@ -110,6 +113,7 @@ class Answerer:
         stop, least, most = (self.ending[name] for name in ("stop", "min_tokens", "max_tokens"))
         answer = Answer(self.runner.tokenizer, out, before, stop, least, keep)
         options: dict[str, Any] = {"stop": stop, "min_tokens": least, "speculative": self.speculative}
+        options["grammar"] = self.grammar
         end: list[str] = []
 
         def push(token: int) -> bool:

@@ -31,6 +31,8 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "--threads": ("-t",),
     "--device": ("-dev",),
     "--seed": ("-s",),
+    "--json-schema": ("--json-schema-file", "-jf"),
+    "--grammar": ("--grammar-file",),
     "--temperature": ("--temp",),
     "--typical-p": ("--typical",),
     "--top-n-sigma": ("--top-nsigma",),

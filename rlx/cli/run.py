@@ -28,11 +28,13 @@ from rlx.cli.options import engine_options, model_path, open_runner
 from rlx.cli.output import Answer, Bars, speeds, stdout
 from rlx.cli.prompt import Words
 from rlx.cli.sampling import described, ending_options, sample_opts, sampling_options
+from rlx.cli.structured import answer_grammar, structured_options
 from rlx.errors import ChatTemplateError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rlx.grammar import Grammar
     from rlx.prompt import Prompt
     from rlx.runners import CachedRunner
     from rlx.vision.image import Image
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 @sampling_options
 @system_option
 @thinking_option
+@structured_options
 @speculative_option
 @image_option
 @click.option("--raw", is_flag=True, help="No chat template; control tokens written in the prompt count as such.")
@@ -71,6 +74,7 @@ def run(
     sample: dict[str, Any],
     system: str | None,
     thinking: bool | None,
+    grammar: Grammar | None,
     speculative: str | None,
     image: tuple[str, ...],
     raw: bool,
@@ -91,6 +95,7 @@ def run(
     rlx run "Tell me a story about a brave fox."
     rlx run model.gguf "What is 27 + 45?" --temperature 0.7 --seed 1
     rlx run model.gguf --image cat.png "What is this?"
+    rlx run model.gguf --json-schema person.json "Who wrote Faust?"
     cat README.md | rlx run model.gguf "Summarize this."
     """
     model, text = Words(words, model, prompt, file, stdin).resolve()
@@ -103,8 +108,9 @@ def run(
         bars.waiting("opening the model")
         with open_runner(path, {**engine, "compile_ahead": _calls(text, ending["max_tokens"])}, bars) as runner:
             chosen = sample_opts(runner.recommended_sample, sample)
-            answerer = Answerer(runner, ending, chosen, speculative)
             context = runner.checked_prompt(prompt_of(runner, text, system, thinking, raw, images))
+            form = grammar if raw else answer_grammar(grammar, runner, context.ids)
+            answerer = Answerer(runner, ending, chosen, speculative, form)
             loaded = time.perf_counter() - start
             bars.waiting("reading the prompt")
             out = None if as_json or no_stream else stdout()

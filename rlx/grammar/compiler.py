@@ -130,7 +130,9 @@ class GrammarCompiler:
         if matcher.is_error():
             raise grammar_error(matcher.get_error(), grammar.name, grammar.kind == "json_schema")
         found = CompiledGrammar(grammar, vocabulary, matcher)
-        if found.constraint().is_over:  # this also finds the texts before it in the vocabulary
+        first = found.constraint()  # this also finds the texts before it in the vocabulary
+        if first.is_over:
             hint = "let it allow at least one character"
             raise GrammarError("it allows no text but the empty one", where=grammar.name, hint=hint)
+        matcher.deep_copy().compute_ff_tokens()  # the parts of the lexer that the first mask needs, which copies share
         return found

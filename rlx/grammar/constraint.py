@@ -136,8 +136,11 @@ class Constraint:
     def _in_answer(self) -> Words:
         """What the grammar allows, and stop ids where it is satisfied."""
         found = self._by_grammar()
-        if self._stops is not None and self._matcher.is_accepting():
-            found |= self._stops
+        if self._matcher.is_accepting():
+            return found if self._stops is None else found | self._stops
+        if not found.any():
+            what = "no token of the model continues the answer as the grammar asks"
+            raise GrammarError(what, where=self._compiled.grammar.name)
         return found
 
     def _by_grammar(self) -> Words:

@@ -66,15 +66,15 @@ class Grammar:
 
         Args:
             schema: a mapping, its JSON text, True for any JSON value, or a class of pydantic models.
-            lenient: ignore keywords that cannot be enforced, such as `uniqueItems`; `warnings` names them. Otherwise
-                they are an error.
+            lenient: ignore keywords and formats that cannot be enforced, such as `uniqueItems`, and take `oneOf` as
+                `anyOf` where several schemas may match; `warnings` names what is ignored. Otherwise it is an error.
             compact: no whitespace between the values. False allows any: a model may then write blanks without end.
 
         Raises:
             GrammarError: it is no JSON schema, too large, or has a keyword that cannot be enforced.
         """
         text = schema_text(schema)
-        options = (("lenient", bool(lenient)), ("whitespace_flexible", not compact))
+        options = (("lenient", bool(lenient)), ("coerce_one_of", bool(lenient)), ("whitespace_flexible", not compact))
         return cls("json_schema", text, "json_schema", options)._checked()
 
     @classmethod
@@ -190,6 +190,22 @@ class Grammar:
         if text:
             raise grammar_error(text, self.name, self.kind == "json_schema")
         return self
+
+
+def chosen_grammar(grammar: Any, json_schema: Any) -> Grammar | None:
+    """The grammar that a call's arguments name; None if they name none.
+
+    Raises:
+        GrammarError: both are given, or one cannot be used.
+    """
+    if json_schema is not None:
+        if grammar is not None:
+            raise GrammarError("grammar and json_schema are both given", where="grammar", hint="give one of them")
+        return Grammar.json_schema(json_schema)
+    if grammar is None or isinstance(grammar, Grammar):
+        return grammar
+    hint = "make one with Grammar.json_schema, regex, choice, lark or gbnf"
+    raise GrammarError(f"expected a Grammar, found a {type(grammar).__name__}", where="grammar", hint=hint)
 
 
 def schema_text(schema: Any) -> str:

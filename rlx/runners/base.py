@@ -18,6 +18,7 @@ import numpy as np
 from rlx.backends import Device
 from rlx.errors import ArgumentError, MultimodalError, PromptError, TokenizerError
 from rlx.grammar.compiler import GrammarCompiler
+from rlx.grammar.grammar import Grammar, chosen_grammar
 from rlx.runners.generation.context import Context, PromptLike
 from rlx.runners.generation.output import Generation, Logits, Output, log_probs
 from rlx.runners.generation.request import Request
@@ -127,6 +128,8 @@ class LmRunner(ABC):
         min_tokens: int = 0,
         speculative: str | None = None,
         top_logprobs: int | None = None,
+        grammar: Grammar | None = None,
+        json_schema: Any = None,
     ) -> Generation:
         """Up to `n_new` tokens that continue `ids`, greedily unless `sample` or the runner says otherwise.
 
@@ -151,6 +154,8 @@ class LmRunner(ABC):
                 result is the same. None takes the runner's default.
             top_logprobs: also report log-probabilities in `Generation.steps`: of each token, and of this many of the
                 likeliest tokens at its position.
+            grammar: a `Grammar` that the text must follow.
+            json_schema: a JSON schema that the text must follow: a mapping, its text, or a class of pydantic models.
 
         Returns:
             A list of token ids with the attributes `text`, `finish_reason` and `steps`.
@@ -159,10 +164,12 @@ class LmRunner(ABC):
             PromptError: the prompt is empty, longer than the context, or holds an invalid token id.
             ArgumentError: a count is negative or not a whole number, a stop string is empty, or `speculative` is
                 unknown.
+            GrammarError: the grammar or the schema cannot be used.
             NumericalError: a logit is NaN or infinite.
             BusyError: the runner was closed.
         """
-        request = Request(ids, n_new, sample, stop_at_eog, stop, min_tokens, speculative, top_logprobs)
+        form = chosen_grammar(grammar, json_schema)
+        request = Request(ids, n_new, sample, stop_at_eog, stop, min_tokens, speculative, top_logprobs, grammar=form)
         on_token = on_token or self._on_token
         late = None if self._streams else on_token
         plan = self._plan(request, None if late else on_token, pieces=top_logprobs is not None)
@@ -185,6 +192,8 @@ class LmRunner(ABC):
         min_tokens: int = 0,
         speculative: str | None = None,
         top_logprobs: int | None = None,
+        grammar: Grammar | None = None,
+        json_schema: Any = None,
     ) -> Stream:
         """The tokens of `generate` as an iterator, also for `async for`.
 
@@ -202,7 +211,8 @@ class LmRunner(ABC):
             As `generate`.
         """
         logprobs = 0 if top_logprobs is None else top_logprobs  # a stream always has those of its tokens
-        request = Request(ids, n_new, sample, stop_at_eog, stop, min_tokens, speculative, logprobs)
+        form = chosen_grammar(grammar, json_schema)
+        request = Request(ids, n_new, sample, stop_at_eog, stop, min_tokens, speculative, logprobs, grammar=form)
         return Stream(partial(self._start, self._plan(request), keeps=True))
 
     def submit(self, request: Request) -> Handle:
@@ -237,6 +247,8 @@ class LmRunner(ABC):
         stop: str | Sequence[str] = (),
         min_tokens: int = 0,
         top_logprobs: int | None = None,
+        grammar: Grammar | None = None,
+        json_schema: Any = None,
     ) -> list[Generation]:
         """`generate` for several prompts at once: the same tokens at a higher total rate, where the runner can batch.
 
@@ -248,7 +260,7 @@ class LmRunner(ABC):
             on_token: called with the prompt's number and the token; False ends that generation only. Tokens of one
                 generation come in order; tokens of different generations may interleave.
             sample: as for `generate`. With a seed, prompt i gets the tokens of `generate` with the seed `seed + i`.
-            stop_at_eog, stop, min_tokens, top_logprobs: as for `generate`, for each prompt.
+            stop_at_eog, stop, min_tokens, top_logprobs, grammar, json_schema: as for `generate`, for each prompt.
 
         Returns:
             One generation per prompt, in the order of the prompts.
@@ -257,10 +269,10 @@ class LmRunner(ABC):
             PromptError: there are no prompts, or one of them is invalid as for `generate`; `where` has its number.
             ArgumentError, NumericalError, BusyError: as `generate`.
         """
-        opts, bell, plans = self._sampling(sample), Bell(), []
+        opts, bell, plans, form = self._sampling(sample), Bell(), [], chosen_grammar(grammar, json_schema)
         for i, context in enumerate(_contexts(self, prompts)):
             own = _with_own_seed(opts, i)
-            request = Request(context, n_new, own, stop_at_eog, stop, min_tokens, top_logprobs=top_logprobs)
+            request = Request(context, n_new, own, stop_at_eog, stop, min_tokens, None, top_logprobs, grammar=form)
             watch = partial(on_token, i) if on_token else None
             plans.append(self._plan(request, watch, pieces=top_logprobs is not None, drafts=False))
             plans[-1][0].label, plans[-1][0].bell = f"sequence {i}", bell

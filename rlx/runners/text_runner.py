@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rlx.arguments import SAMPLING, check_arguments
 from rlx.errors import ArgumentError
+from rlx.grammar.grammar import chosen_grammar
+from rlx.grammar.parsed import parsed
+from rlx.grammar.thinking import after_thinking
 from rlx.prompt import Prompt, read_images
 from rlx.runners.base import LmRunner
 from rlx.runners.generation.context import Context, no_tower
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer
 
 Messages = str | Sequence[Mapping[str, Any]]
-_OPTIONS = ("sample", "stop", "min_tokens", "speculative", "top_logprobs")
+_OPTIONS = ("sample", "stop", "min_tokens", "speculative", "top_logprobs", "grammar", "json_schema")
 _CHAT = ("tools", "thinking", "variables")
 
 
@@ -39,12 +43,25 @@ class Answer:
         thinking: the model's reasoning; empty if there is none.
         generation: the tokens.
         prompt_tokens: number of tokens in the prompt.
+        json_schema: the schema that it follows, as it was given; else None.
     """
 
     text: str
     thinking: str
     generation: Generation
     prompt_tokens: int
+    json_schema: Any = None
+
+    @cached_property
+    def parsed(self) -> Any:
+        """The value of the text, if a JSON schema was given: an instance of the pydantic class, or what JSON says.
+
+        None without a schema.
+
+        Raises:
+            GrammarError: the answer was cut before it was complete, or the pydantic class does not accept the value.
+        """
+        return None if self.json_schema is None else parsed(self.text, self.json_schema, self.finish_reason)
 
     @property
     def ids(self) -> list[int]:
@@ -93,13 +110,15 @@ class TextRunner(LmRunner):
             sample: a `SampleOpts`, or "recommended"; None as for `generate`. Single options of `SampleOpts`, such as
                 `temperature` or `seed`, can be given as keyword arguments; they override `sample`.
             stop, min_tokens, speculative, top_logprobs: as for `generate`.
+            grammar, json_schema: what the text must look like, as for `generate`. It begins after the reasoning.
+                `Answer.parsed` is the value of the text.
 
         Raises:
             ChatTemplateError: the model has no chat template, or the template rejects the messages.
             MultimodalError, ImageError: as `chat_ids`.
             UnknownArgumentError: there is no such option.
             SamplingError: an option is out of its range, or has no effect because decoding is greedy.
-            PromptError, ArgumentError, NumericalError, BusyError: as `generate`.
+            GrammarError, PromptError, ArgumentError, NumericalError, BusyError: as `generate`.
         """
         return self._answered(self._chat_call("chat", messages, options), max_tokens, options)
 
@@ -119,11 +138,12 @@ class TextRunner(LmRunner):
         Args:
             prompt: the text; control tokens in it are ordinary text.
             max_tokens: maximum number of tokens; by default what the context has room for.
-            options: `sample`, `stop`, `min_tokens`, `speculative`, `top_logprobs` and sampling options, as for `chat`.
+            options: `sample`, `stop`, `min_tokens`, `speculative`, `top_logprobs`, `grammar`, `json_schema` and
+                sampling options, as for `chat`.
 
         Raises:
             TokenizerError: the model has no tokenizer, or `prompt` is not a string.
-            PromptError, SamplingError, ArgumentError, NumericalError, BusyError: as `chat`.
+            GrammarError, PromptError, SamplingError, ArgumentError, NumericalError, BusyError: as `chat`.
         """
         return self._answered(_Call("complete", self._text(prompt)), max_tokens, options)
 
@@ -190,7 +210,7 @@ class TextRunner(LmRunner):
         thinking, said = ("".join(part) for part in zip(*pieces, strict=True)) if pieces else ("", "")
         if found.steps is not None:
             found.steps = [replace(s, thinking=t, text=p) for s, (t, p) in zip(found.steps, pieces, strict=True)]
-        return Answer(said, thinking, found, len(call.context))
+        return Answer(said, thinking, found, len(call.context), options.get("json_schema"))
 
     def _streamed(self, call: _Call, max_tokens: int | None, options: dict[str, Any]) -> Stream:
         """The answer as a stream."""
@@ -217,6 +237,9 @@ class TextRunner(LmRunner):
         others = {name: options[name] for name in options if name not in SAMPLING}
         if sampling:
             others["sample"] = combined(self._sampling(others.get("sample")), sampling)
+        form = chosen_grammar(others.pop("grammar", None), others.pop("json_schema", None))
+        if form is not None:
+            others["grammar"] = after_thinking(form, self.tokenizer, call.context.ids) if call.tags else form
         return others
 
 
