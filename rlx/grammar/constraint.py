@@ -56,8 +56,9 @@ class Constraint:
         self._gap = 0
         self._follows = True  # at the start: whether the text so far is one that the grammar allows
         self._has_stopped = False
-        self._known: Words | None = None
+        self._known: Words | None = None  # what `mask` has found
         self._is_known = False
+        self._grammatical: Words | None = None  # what the grammar alone allows here, once it was asked
         self._part = _Part.START if self._begin else _Part.THINKING if self._end else self._first
         self._check()
 
@@ -144,12 +145,16 @@ class Constraint:
         return found
 
     def _by_grammar(self) -> Words:
+        """The tokens that the grammar allows, without any end of the answer."""
+        if self._grammatical is not None:
+            return self._grammatical
         width = self._vocabulary.width
         found = np.zeros(width // 32 + 1, np.int32)  # one id more: the end
         self._matcher.unsafe_compute_mask_ptr(found.ctypes.data, found.nbytes)
         self._check()
         found[width // 32] &= ~np.int32(np.uint32(1 << width % 32).view(np.int32))
-        return found[: -(-width // 32)]
+        self._grammatical = found[: -(-width // 32)]
+        return self._grammatical
 
     # ---------------------------------------------------------------------------------------------- what came
 
@@ -160,7 +165,7 @@ class Constraint:
             GrammarError: the grammar does not allow it.
         """
         piece, part = self._vocabulary.pieces[token], self._part
-        self._is_known = False
+        self._is_known, self._grammatical = False, None
         if part is _Part.START:
             part = self._started(piece, token)
         if part is _Part.THINKING or part is _Part.FREE:
@@ -187,6 +192,7 @@ class Constraint:
             self._text = text
             if text == self._begin.data:
                 self._part, self._text, self._matcher = _Part.THINKING, b"", self._compiled.matcher.deep_copy()
+                self._grammatical = None
             return _Part.START
         if not self._follows:
             raise GrammarError(f"{piece!r} does not continue {self._begin.data!r}", where="grammar")
@@ -205,6 +211,7 @@ class Constraint:
             self._part, self._text = (_Part.FREE if self._trigger else _Part.GAP), b""
         else:
             self._part, self._matcher = _Part.ANSWER, self._compiled.matcher.deep_copy()
+            self._grammatical = None
 
     def _consume(self, token: int) -> None:
         """Goes on in the answer."""
@@ -214,6 +221,7 @@ class Constraint:
             self._has_stopped = True
             return
         self._matcher.consume_token(token)
+        self._grammatical = None
         self._check()
         if self._trigger is not None and self._repeats and self._is_complete():
             self._part, self._text = _Part.FREE, b""

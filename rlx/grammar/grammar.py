@@ -65,7 +65,8 @@ class Grammar:
         Properties come in the order in which the schema has them.
 
         Args:
-            schema: a mapping, its JSON text, True for any JSON value, or a class of pydantic models.
+            schema: a mapping, its JSON text, True for any JSON value, or a class of pydantic models, whose fields are
+                then all properties that there are (unless it says `extra="allow"`).
             lenient: ignore keywords and formats that cannot be enforced, such as `uniqueItems`, and take `oneOf` as
                 `anyOf` where several schemas may match; `warnings` names what is ignored. Otherwise it is an error.
             compact: no whitespace between the values. False allows any: a model may then write blanks without end.
@@ -219,7 +220,7 @@ def schema_text(schema: Any) -> str:
             raise GrammarError(f"it is no JSON: {error}", where=where) from None
     elif is_pydantic(schema):
         try:
-            schema = schema.model_json_schema()
+            schema = closed(schema.model_json_schema())
         except Exception as error:  # pydantic's own classes: a type without a schema
             raise GrammarError(f"{schema.__name__} has no JSON schema: {error}", where=where) from error
     if not isinstance(schema, Mapping | bool):
@@ -232,6 +233,29 @@ def schema_text(schema: Any) -> str:
     if schema is False:
         raise GrammarError("the schema false allows no value", where=where)
     return _checked_text(text, where)
+
+
+_NAMED = ("properties", "$defs", "patternProperties")  # keywords with a schema for each name
+_VALUES = ("default", "examples", "const", "enum")  # keywords with values, not schemas
+
+
+def closed(schema: Any) -> Any:
+    """A schema whose objects have no further properties, where it does not say whether they have any."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {}
+    for name, value in schema.items():
+        if name in _NAMED and isinstance(value, dict):
+            found[name] = {each: closed(inner) for each, inner in value.items()}
+        else:
+            found[name] = value if name in _VALUES else closed(value)
+    return {**found, "additionalProperties": False} if "properties" in found and _is_open(found) else found
+
+
+def _is_open(schema: dict[str, Any]) -> bool:
+    return "additionalProperties" not in schema and "unevaluatedProperties" not in schema
 
 
 def is_pydantic(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import sys
 from typing import Any
 
@@ -31,8 +32,13 @@ def test_equal_grammars_are_equal() -> None:
 
 def test_a_pydantic_class_is_its_schema() -> None:
     pydantic = pytest.importorskip("pydantic")
-    model = pydantic.create_model("Fox", age=(int, ...))
-    assert Grammar.json_schema(model) == Grammar.json_schema(model.model_json_schema())
+    den = pydantic.create_model("Den", properties=(int, 3))
+    fox = pydantic.create_model("Fox", age=(int, ...), dens=(list[den], ...))  # type: ignore[valid-type]
+    schema = fox.model_json_schema()
+    schema["additionalProperties"] = schema["$defs"]["Den"]["additionalProperties"] = False
+    assert json.loads(Grammar.json_schema(fox).text) == schema
+    free = pydantic.create_model("Free", __config__=pydantic.ConfigDict(extra="allow"), age=(int, ...))
+    assert json.loads(Grammar.json_schema(free).text) == free.model_json_schema()
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
