@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.prompt import Prompt
 from rlx.runners.generation.context import Context
-from rlx.serve.conversation import checked_messages, last_answer, merged_system
+from rlx.serve.conversation import checked_messages, checked_variables, last_answer, merged_system
 from rlx.serve.media import load_images
 from rlx.text.answer import AnswerParser, kept_ids
 from rlx.text.thinking import ThinkingTags
@@ -62,7 +62,7 @@ def chat_prompt(
     splits: bool,
 ) -> ChatPrompt:
     """See `ServedModel.chat_prompt`."""
-    tokenizer = model.tokenizer
+    tokenizer, variables = model.tokenizer, checked_variables(variables)
     checked = checked_messages(messages)
     known = checked_tools(tools or ())
     choice = checked_choice(tool_choice, known)

@@ -22,8 +22,10 @@ def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     A developer speaks as the system. The arguments of tool calls become objects.
 
     Raises:
-        ApiError: a message is malformed; the error names the field.
+        ApiError: there is none, or one is malformed; the error names the field.
     """
+    if not messages:
+        raise invalid("messages", "it is empty", "send at least one message")
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
@@ -122,6 +124,29 @@ def _arguments(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise invalid(where, f"expected the text of a JSON object, found {shown(value)}")
     return value
+
+
+#: What a chat template gets from elsewhere, and arguments of the functions that render it.
+RESERVED = frozenset({
+    "tokenizer", "model", "messages", "tools", "trust_content", "images", "takes_images", "bos_token", "eos_token",
+    "continue_final_message",
+})  # fmt: skip
+
+
+def checked_variables(variables: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Further variables of a chat template.
+
+    Raises:
+        ApiError: one of them has a field of its own, or is not for requests to set.
+    """
+    found = dict(variables or {})
+    for name in found:
+        if name in RESERVED:
+            raise invalid(f"chat_template_kwargs.{name}", "it cannot be set here", "leave it out")
+    adds = found.get("add_generation_prompt", True)
+    if not isinstance(adds, bool):
+        raise invalid("add_generation_prompt", f"expected true or false, found {shown(adds)}")
+    return found
 
 
 def last_answer(messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -225,6 +225,9 @@ def test_fields_that_cannot_change_the_answer(server: Any) -> None:
         ({"lora": [{"id": 0}]}, "lora"),
         ({"temprature": 1}, "temprature"),
         ({"timeout": 0}, "timeout"),
+        ({"chat_template_kwargs": {"trust_content": True}}, "chat_template_kwargs.trust_content"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"add_generation_prompt": 3}}, "add_generation_prompt"),
     ],
 )
 def test_wrong_fields_are_named(server: Any, fields: dict[str, Any], param: str) -> None:

@@ -65,7 +65,7 @@ async def _prompt(model: ServedModel, body: CountBody) -> ChatPrompt:
     choice, tools = choice_of(body.tool_choice), tools_of(body.tools)
     disabled = body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use is True
     messages = messages_of(body.messages, body.system)
-    continues = messages[-1]["role"] == "assistant"
+    continues = bool(messages) and messages[-1]["role"] == "assistant"
     variables = _variables(model, body)
     return await model.chat_prompt(messages, tools or None, choice, not disabled, variables, continues)
 

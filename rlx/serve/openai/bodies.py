@@ -19,6 +19,7 @@ Positive = Annotated[float, Field(ge=0)]
 Text = str | None
 Pair = Annotated[list[int | float | str | bool], Field(min_length=2, max_length=2)]
 Bias = dict[str, float | Literal[False]] | list[Pair]
+Penalty = Annotated[float, Field(ge=0.01, le=100)]  # a factor: far from 1, logits overflow
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 
 
@@ -34,8 +35,8 @@ class SamplingFields(Body):
     seed: int | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    repeat_penalty: Annotated[float, Field(gt=0)] | None = None
+    repetition_penalty: Penalty | None = None
+    repeat_penalty: Penalty | None = None
     repeat_last_n: Limit | None = None
     dry_multiplier: Positive | None = None
     dry_base: Annotated[float, Field(ge=1)] | None = None

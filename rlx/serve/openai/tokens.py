@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from rlx.serve.conversation import checked_messages, merged_system
+from rlx.serve.conversation import checked_messages, checked_variables, merged_system
 from rlx.serve.errors import invalid
 from rlx.serve.fields import Body
 from rlx.serve.http import new_router
@@ -137,5 +137,6 @@ def _vllm(model: ServedModel, ids: list[int], body: TokenizeBody) -> dict[str, A
 def _formatted(model: ServedModel, body: TemplateBody) -> str:
     messages = merged_system(checked_messages(body.messages))
     takes_images = model.runner.supports_multimodal
-    adds = body.add_generation_prompt is not False
-    return chat_text(model.tokenizer, messages, body.tools, adds, takes_images, **(body.chat_template_kwargs or {}))
+    variables = {"add_generation_prompt": body.add_generation_prompt is not False}
+    variables |= checked_variables(body.chat_template_kwargs)
+    return chat_text(model.tokenizer, messages, body.tools, takes_images=takes_images, **variables)
