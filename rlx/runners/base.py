@@ -343,6 +343,7 @@ class LmRunner(ABC):
             sampler,
             stopping.left or 0,
             stop_ids=stopping.stop_ids,
+            turn_ids=_turn_ids(self, stopping.stop_ids),
             min_tokens=request.min_tokens,
             watched=bool(pieces or on_token or request.stop),
             with_logits=alternatives is not None,
@@ -478,6 +479,12 @@ def _contexts(runner: LmRunner, prompts: Sequence[PromptLike]) -> list[Context]:
     if not len(prompts):
         raise PromptError("there are no prompts", where="generate_batch", hint="give at least one")
     return [runner.checked_prompt(ids, f"prompt {i}") for i, ids in enumerate(prompts)]
+
+
+def _turn_ids(runner: LmRunner, stop_ids: Set[int]) -> Set[int]:
+    """The ids that end turns of a conversation, also where a request goes on after them. Builds no tokenizer for it."""
+    tokenizer = vars(runner).get("tokenizer")
+    return stop_ids if tokenizer is None else frozenset(tokenizer.eog_ids)
 
 
 def _with_own_seed(opts: SampleOpts, number: int) -> SampleOpts:

@@ -173,6 +173,8 @@ class _Engine(Collector):
         yield self._count("prefix_cache_queries", "Tokens of prompts that were looked up in the cache", asked, label)
         yield self._count("prefix_cache_hits", "Tokens of prompts that the cache knew", hit, label)
         yield self._count("prefix_cache_evictions", "Prefixes that made room", stats["prefix_evictions"], label)
+        if "cache_kv_bytes" in stats:
+            yield from self._of_disk(stats, label)
         yield self._count("num_preemptions", "Choices that were paused to make room", requests["paused"], label)
         yield self._count("engine_steps", "Calls of the engine", requests["steps"], label)
         yield self._count("engine_tokens", "Tokens that were chosen", requests["tokens"], label)
@@ -181,6 +183,20 @@ class _Engine(Collector):
         yield self._count("spec_decode_num_draft_tokens", "Tokens that were drafted", drafts["drafted"], label)
         yield self._count("spec_decode_num_accepted_tokens", "Drafts that were right", drafts["accepted"], label)
         yield _gaps(requests, label)
+
+    def _of_disk(self, stats: Mapping[str, Any], label: list[str]) -> Iterator[Metric]:
+        """States of prompts on disk (`cache_kv`)."""
+        used, limit = stats["cache_kv_used_bytes"], stats["cache_kv_bytes"]
+        yield self._gauge("disk_cache_bytes", "Bytes of the files with states of prompts", used, label)
+        yield self._gauge("disk_cache_limit_bytes", "Bytes that these files may take", limit, label)
+        for name, text in (
+            ("tokens_hit", "Tokens of prompts that were read from disk"),
+            ("read_bytes", "Bytes that were read from these files"),
+            ("written_bytes", "Bytes that were written to these files"),
+            ("evictions", "Files that made room"),
+            ("damaged", "Files that were damaged"),
+        ):
+            yield self._count(f"disk_cache_{name}", text, stats[f"cache_kv_{name}"], label)
 
     def _gauge(self, name: str, text: str, value: float, label: list[str]) -> Metric:
         found = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])

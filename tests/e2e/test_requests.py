@@ -97,3 +97,32 @@ def test_what_follows_the_first_turn_is_computed_alone(runner: Any) -> None:
         before = runner.stats()["reused_tokens"]
         runner.generate([*system, i, *COMMON[:20]], 2)
         assert runner.stats()["reused_tokens"] - before == known
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+def test_each_turn_of_a_conversation_computes_only_what_is_new(runner: Any, thinks: bool) -> None:
+    """Four conversations at once with one system prompt. A template that drops the thinking of earlier answers leaves
+    their ends only: what stood before the answer is known."""
+    rng, end, opening = np.random.default_rng(4), min(runner.tokenizer.eog_ids), [7, 9]
+
+    def text(count: int) -> list[int]:
+        return [token for token in rng.integers(3, 300, count).tolist() if token not in runner.stop_ids]
+
+    system = [*text(90), end]
+    chats = [list(system) for _ in range(4)]
+    for turn in range(3):
+        known = [len(system) if turn == 0 else len(chat) for chat in chats]
+        for chat in chats:
+            chat += [*text(12), end]
+        prompts = [chat + opening for chat in chats]
+        before = runner.stats()["requests"]["prompt_tokens"]
+        options = {"min_tokens": 10} if turn % 2 else {"stop_at_eog": False}
+        handles = [runner.submit(rlx.Request(prompt, 10, **options)) for prompt in prompts]
+        answers = [handle.result() for handle in handles]
+        computed = runner.stats()["requests"]["prompt_tokens"] - before
+        lost = 10 if thinks else 1  # the last token of an answer is computed with what follows it
+        new = sum(len(prompt) - count for prompt, count in zip(prompts, known, strict=True))
+        again = len(system) if turn == 0 else len(chats) * (lost + len(opening))
+        assert computed <= new + again, turn
+        for i, (prompt, reply) in enumerate(zip(prompts, answers, strict=True)):
+            chats[i] = [*chats[i], *reply[5:], end] if thinks else [*prompt, *reply, end]

@@ -105,7 +105,7 @@ def test_asyncio_tasks_and_threads(loop: EngineLoop) -> None:
 
 
 def test_a_cancelled_task_aborts_its_request(loop: EngineLoop) -> None:
-    made = handle(loop, 1000)
+    made = handle(loop, 1 << 30)  # it cannot end before it is cancelled
 
     async def read() -> None:
         async with made:
@@ -122,6 +122,26 @@ def test_a_cancelled_task_aborts_its_request(loop: EngineLoop) -> None:
     asyncio.run(main())
     assert until(loop, lambda: loop.is_idle)
     assert made.result().finish_reason == FinishReason.ABORTED
+
+
+def test_other_tasks_have_their_turn_although_all_steps_are_there(loop: EngineLoop) -> None:
+    made = handle(loop, 200, watched=False)
+    assert until(loop, lambda: loop.is_idle)
+    turns = 0
+
+    async def main() -> None:
+        async def count() -> None:
+            nonlocal turns
+            while not made.is_over:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(count())
+        assert [step.token async for step in made] == answer(PROMPT, 200)
+        await task
+
+    asyncio.run(main())
+    assert turns >= 200 // AHEAD
 
 
 def test_an_event_loop_that_is_gone_hurts_nobody(loop: EngineLoop) -> None:

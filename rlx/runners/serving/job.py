@@ -59,6 +59,7 @@ class Job:
         sampler: chooses the tokens; used by the thread that drives only.
         limit: maximum number of tokens, at least one.
         stop_ids: tokens that end it.
+        turn_ids: tokens that end a turn of a conversation: prompts branch there.
         min_tokens: until there are this many tokens, `stop_ids` are not chosen.
         watched: whether the consumer looks at each token as it comes: it is then woken for each, and the job waits for
             it after `AHEAD` tokens. If not, the consumer is woken once, at the end.
@@ -103,6 +104,7 @@ class Job:
         limit: int,
         *,
         stop_ids: Collection[int] = frozenset(),
+        turn_ids: Collection[int] = frozenset(),
         min_tokens: int = 0,
         watched: bool = True,
         with_logits: bool = False,
@@ -119,7 +121,7 @@ class Job:
         constraint: Constraint | None = None,
     ) -> None:
         self.prompt, self.sampler, self.limit = list(prompt), sampler, limit
-        self.stop_ids, self.min_tokens = frozenset(stop_ids), min_tokens
+        self.stop_ids, self.turn_ids, self.min_tokens = frozenset(stop_ids), frozenset(turn_ids), min_tokens
         self.watched, self.with_logits, self.is_greedy = watched, with_logits, is_greedy
         self.drafts_of, self.embeddings, self.images, self.keeps = drafts_of, embeddings, images, keeps
         self.priority, self.seconds, self.number = priority, seconds, next(_numbers)
@@ -153,7 +155,7 @@ class Job:
     @property
     def ends_of_turns(self) -> list[int]:
         """Lengths of the prompt where others may part from it: after its first turn (system and tools) and its last."""
-        ends = [i + 1 for i, token in enumerate(self.prompt) if token in self.stop_ids] if self.stop_ids else []
+        ends = [i + 1 for i, token in enumerate(self.prompt) if token in self.turn_ids] if self.turn_ids else []
         return ends[:1] + ends[1:][-1:]
 
     @property
