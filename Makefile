@@ -2,6 +2,7 @@
 #   make demo     install, then let the embedded demo model tell a story
 #   make test     install with the test tools, then lint, type-check and test
 #   make test-page  the tests of the chat page in Chromium (apt-get install chromium), and screenshots in build/page
+#   make test-ray install Ray, then kill replicas, nodes and actors of local clusters; takes about 10 minutes
 VENV ?= .venv
 PYTHON ?= python3
 JOBS ?= 2
@@ -13,9 +14,9 @@ INSTALL := $(PY) -m pip --disable-pip-version-check --quiet install
 LINTED := rlx tests benchmarks examples
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types pytest test-page bench clean
+.PHONY: help demo test lint types pytest test-page test-ray bench clean
 help:
-	@echo "make demo | test | lint | types | pytest | test-page | bench | clean     (see the Makefile's first lines)"
+	@echo "make demo | test | lint | types | pytest | test-page | test-ray | bench | clean     (see the Makefile's first lines)"
 
 demo: $(VENV)/.rlx-installed
 	@$(PY) -m rlx run "Tell me a story about a brave fox."
@@ -34,6 +35,10 @@ pytest: $(VENV)/.rlx-test-installed
 test-page: $(VENV)/.rlx-test-installed
 	@$(PY) -c 'import playwright' 2>/dev/null || $(INSTALL) playwright
 	@RLX_PAGE_SCREENSHOTS=build/page $(PY) -m pytest tests/serve/page $(PYTEST_ARGS)
+
+test-ray: $(VENV)/.rlx-test-installed
+	@$(INSTALL) --editable '.[ray]'
+	@$(PY) tests/on_ray/cluster.py
 
 bench: $(BENCH_DIR)/qwen3-0.6b-Q8_0.gguf $(BENCH_DIR)/qwen3-0.6b-Q4_K_M.gguf
 	@for model in $^; do $(PY) -m rlx bench $$model || exit 1; done

@@ -283,7 +283,7 @@ def check_script(line: str) -> None:
 
 @by_page
 def test_commands_exist(page: Path) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for line in commands(page):
         if line.startswith("rlx "):
             check_rlx(line)

@@ -35,6 +35,7 @@ LAYERS = [
     {"runners", "export"},
     {""},
     {"serve"},
+    {"ray"},
     {"cli"},
     {"__main__"},
 ]

@@ -33,6 +33,8 @@ Work = Callable[["Source", "Results", "Bar"], Awaitable["Progress"]]
 @model_argument
 @click.option("--alias", multiple=True, metavar="NAME", help="A name that requests call MODEL; repeatable.")
 @click.option("--slots", type=click.IntRange(1, 128), metavar="N", help="Requests that are computed at the same time.")
+@click.option("--ray", "on_ray", is_flag=True, help="Let the nodes of a Ray cluster answer; RAY_ADDRESS names it.")
+@click.option("--replicas", type=click.IntRange(1), metavar="N", help="With --ray: how many processes open MODEL.")
 @engine_options
 @debug_option
 @click.pass_context
@@ -43,6 +45,8 @@ def batch(
     model: str | None,
     alias: tuple[str, ...],
     slots: int | None,
+    on_ray: bool,
+    replicas: int | None,
     engine: dict[str, Any],
 ) -> None:
     """Answer the requests in IN.jsonl with MODEL, and append the answers to OUT.jsonl.
@@ -58,6 +62,10 @@ def batch(
     from rlx.serve.batch.source import Source
     from rlx.serve.naming import model_name
 
+    if on_ray:
+        from rlx.ray import check_installed
+    elif replicas is not None:
+        raise click.UsageError("--replicas needs --ray")
     check_installed()
     if requests != "-" and os.path.exists(answers) and os.path.samefile(requests, answers):
         raise click.UsageError("IN.jsonl and OUT.jsonl are the same file")
@@ -68,7 +76,8 @@ def batch(
         if all(results.done):
             click.echo(f"all {counted(len(source), 'request')} were answered before", err=True)
             return
-        finished = _answered(_here(path, names, engine), source, results)
+        work = _on_ray(path, names, engine, replicas) if on_ray else _here(path, names, engine)
+        finished = _answered(work, source, results)
     if not finished:
         again = shlex.join(["rlx", *sys.argv[1:]])
         click.echo("Interrupted. " + (f"To go on: {again}" if "-" not in (requests, answers) else ""), err=True)
@@ -86,6 +95,20 @@ def _here(path: str, names: list[str], engine: dict[str, Any]) -> Work:
         with open_runner(path, engine, bar.opening) as runner:
             async with answering_with(runner, names) as answering:
                 return await answer_all(source, results, answering, AHEAD * engine.get("slots", SLOTS), bar)
+
+    return work
+
+
+def _on_ray(path: str, names: list[str], engine: dict[str, Any], replicas: int | None) -> Work:
+    """Answers on a cluster."""
+
+    async def work(source: Source, results: Results, bar: Bar) -> Progress:
+        from rlx.ray.batch import answering_on_ray
+        from rlx.serve.batch.run import answer_all
+
+        bar.opening.waiting("opening the model on the cluster")
+        async with answering_on_ray(path, names, engine, replicas) as (answering, at_once):
+            return await answer_all(source, results, answering, at_once, bar)
 
     return work
 

@@ -87,10 +87,13 @@ async def messages(app: App, scope: Message, body: bytes) -> AsyncGenerator[Mess
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def call(app: App, path: str, body: Any, headers: Iterable[tuple[str, str]] = ()) -> tuple[int, Any]:
-    """Posts a JSON body; returns the status and the parsed body of the answer."""
+async def call(
+    app: App, path: str, body: Any = None, headers: Iterable[tuple[str, str]] = (), method: str = "POST"
+) -> tuple[int, Any]:
+    """Sends a JSON body, or none; returns the status and the parsed body of the answer."""
     status, parts = 0, []
-    async with aclosing(messages(app, scope_of(path, headers), json.dumps(body).encode())) as found:
+    raw = b"" if body is None else json.dumps(body).encode()
+    async with aclosing(messages(app, scope_of(path, headers, method), raw)) as found:
         async for message in found:
             if message["type"] == "http.response.start":
                 status = message["status"]

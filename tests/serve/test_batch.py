@@ -139,7 +139,7 @@ def test_a_failing_app_ends_the_run_with_its_error(tmp_path: Path) -> None:
 def test_an_output_of_something_else_is_refused(tmp_path: Path, content: str) -> None:
     out = tmp_path / "out.jsonl"
     out.write_text(content)
-    with pytest.raises(BatchError, match="line 1 is no answer to a request of .*Name another file"):
+    with pytest.raises(BatchError, match=r"line 1 is no answer to a request of .*Name another file"):
         run(a_file(tmp_path, a_line("a")), out, Echo())
     assert out.read_text() == content
 
@@ -156,9 +156,12 @@ def test_an_output_of_another_model_or_input_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:
-    with Source.open(a_file(tmp_path, a_line("a")), "demo") as source, Results(str(tmp_path / "out"), source):
-        with pytest.raises(BatchError, match="another process writes"):
-            Results(str(tmp_path / "out"), source)
+    with (
+        Source.open(a_file(tmp_path, a_line("a")), "demo") as source,
+        Results(str(tmp_path / "out"), source),
+        pytest.raises(BatchError, match="another process writes"),
+    ):
+        Results(str(tmp_path / "out"), source)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n"])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlx.serve.app import create_app
 from rlx.serve.asgi import call
 from rlx.serve.batch.run import Answering
-from rlx.serve.batch.source import BatchRequest
+from rlx.serve.batch.source import MAX_LINE, BatchRequest
 from rlx.serve.model import ServedModel
 from rlx.serve.options import ServerOptions
 
@@ -30,7 +30,7 @@ async def answering_with(runner: CachedRunner, names: Sequence[str]) -> AsyncIte
     Args:
         names: of the model, in requests; the first one is that in answers.
     """
-    options = ServerOptions()
+    options = ServerOptions(queue=100_000, max_body_mb=MAX_LINE / 1e6 + 1, log="none")
     app = create_app(ServedModel(runner, names[0], names[1:]), options)
 
     async def answer(request: BatchRequest, request_id: str) -> tuple[int, Any]:

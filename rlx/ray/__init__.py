@@ -1,0 +1,41 @@
+"""Beyond one machine, on Ray: the server as a Ray Serve application, and generation over Ray datasets.
+
+After the server, which it runs on every node. The package `ray` is imported by the modules here and by nothing outside;
+the extra `ray` installs it.
+
+    ray.serve.run(rlx.ray.deployment("model.gguf", num_cpus=16, replicas=4))
+    rlx.ray.generate(dataset, "model.gguf", max_tokens=100).write_parquet("answers")
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlx.ray.data import generate
+    from rlx.ray.serving import deployment
+
+__all__ = ["deployment", "generate"]
+
+_HOMES = {"deployment": "rlx.ray.serving", "generate": "rlx.ray.data"}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rlx.ray' has no attribute {name!r}")
+    check_installed()
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def check_installed() -> None:
+    """Raises an `ArgumentError` if the extra `ray` is missing."""
+    from rlx.errors import ArgumentError
+    from rlx.serve import check_installed as check_server
+
+    check_server()
+    if find_spec("ray") is None:
+        what = "the package ray is not installed"
+        raise ArgumentError(what, where="rlx.ray", hint='`pip install "rlx[ray]"`')

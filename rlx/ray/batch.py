@@ -1,0 +1,118 @@
+"""What answers the requests of `rlx batch --ray`: actors on the nodes of a cluster, each with the model.
+
+Ray stage. The files stay with the command; it gives each request to the actor that has its prefix.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from rlx.errors import ResourceError
+from rlx.ray.places import at_least_one, cpus_of, path_on_nodes
+from rlx.runners.opening.options import RunnerOptions
+from rlx.serve.batch.app import AHEAD, answering_with
+from rlx.serve.batch.run import Answering
+from rlx.serve.batch.source import BatchRequest
+from rlx.serve.prefix_table import PrefixTable
+from rlx.serve.prompt_prefix import prefix_keys, prompt_text
+
+START_SECONDS = 600  # for the first actor to open the model; a cluster that grows takes minutes
+
+
+class Worker:
+    """What an actor does: it opens the model, and answers requests as a server would."""
+
+    def __init__(self, model: str, names: Sequence[str], engine: dict[str, Any]) -> None:
+        import rlx
+
+        self._runner, self._names = rlx.auto_runner(model, **engine), names
+        self._stack, self._opening = AsyncExitStack(), asyncio.Lock()
+        self._answering: Answering | None = None
+
+    async def answer(self, request: BatchRequest, request_id: str) -> tuple[int, Any]:
+        """The status and the body of an answer."""
+        async with self._opening:
+            if self._answering is None:
+                self._answering = await self._stack.enter_async_context(answering_with(self._runner, self._names))
+        return await self._answering(request, request_id)
+
+    async def is_open(self) -> None:
+        """Whoever waits for it waits for the model."""
+
+
+@asynccontextmanager
+async def answering_on_ray(
+    model: str, names: Sequence[str], engine: dict[str, Any], replicas: int | None = None
+) -> AsyncIterator[tuple[Answering, int]]:
+    """What answers requests on a cluster, and how many it takes at a time.
+
+    If an actor is killed, Ray starts another one, which answers what that one had.
+
+    Args:
+        names: of the model, in requests; the first one is that in answers.
+        engine: options of `rlx.auto_runner`; `threads` is the number of cores of an actor.
+        replicas: number of actors; by default as many as the cores of the cluster are for.
+
+    Raises:
+        ResourceError: no node has the cores for an actor, or none could be started.
+    """
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False, logging_level="warning")
+    cpus = cpus_of(engine.get("threads"))
+    room = sum(int(node["Resources"].get("CPU", 0)) // cpus for node in ray.nodes() if node["Alive"])
+    if not room:
+        hint = "give fewer --threads, or start nodes"
+        raise ResourceError(f"no node of the cluster has {cpus} cores", where="--ray", hint=hint)
+    count = room if replicas is None else at_least_one("replicas", replicas)
+    slots = RunnerOptions(**{"slots": 32, **engine}).slots
+    make = ray.remote(Worker).options(
+        num_cpus=cpus, max_restarts=-1, max_task_retries=-1, max_concurrency=2 * AHEAD * slots
+    )
+    actors = {i: make.remote(path_on_nodes(model), list(names), {**engine, "threads": cpus}) for i in range(count)}
+    try:
+        await _one_open(list(actors.values()))
+        yield _Cluster(actors, slots), AHEAD * slots * count
+    finally:
+        for actor in actors.values():
+            ray.kill(actor)
+
+
+async def _one_open(actors: list[Any]) -> None:
+    """Waits until one of the actors has opened the model; raises what kept it from that."""
+
+    async def opened(actor: Any) -> None:
+        await actor.is_open.remote()
+
+    tasks = [asyncio.create_task(opened(actor)) for actor in actors]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            raise ResourceError(f"no process with the model started in {START_SECONDS} s", where="--ray")
+        await done.pop()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+class _Cluster:
+    """Gives each request to the actor that has its prefix, or to the one that has the fewest requests."""
+
+    def __init__(self, actors: dict[int, Any], slots: int) -> None:
+        self._actors, self._loads = actors, dict.fromkeys(actors, 0)
+        self._table: PrefixTable[int] = PrefixTable(max(2, slots // 2))
+
+    async def __call__(self, request: BatchRequest, request_id: str) -> tuple[int, Any]:
+        keys = prefix_keys(prompt_text(request.body))
+        name = self._table.ranked(keys, self._loads)[0]
+        self._table.remember(keys, name)
+        self._loads[name] += 1
+        try:
+            status, body = await self._actors[name].answer.remote(request, request_id)
+        finally:
+            self._loads[name] -= 1
+        return status, body

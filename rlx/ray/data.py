@@ -1,0 +1,170 @@
+"""Generation over a Ray dataset: `generate`.
+
+Ray stage. A pool of actors holds the model. Each takes a batch of rows at a time and hands all of them to its engine,
+which computes them together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from rlx.arguments import SAMPLING, check_arguments
+from rlx.errors import ArgumentError, RlxError
+from rlx.runners.opening.options import SLOTS, RunnerOptions
+from rlx.serve.prompt_prefix import prompt_text
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from ray.data import Dataset
+
+BATCH = 4 * SLOTS  # rows: so many that the engine is seldom short of some, so few that a killed actor costs little
+_CHAT = ("tools", "thinking", "variables", "sample", "stop", "min_tokens", "speculative")
+
+
+def generate(
+    dataset: Dataset,
+    model: str | os.PathLike[str],
+    *,
+    column: str = "prompt",
+    output: str = "answer",
+    chat: bool | None = None,
+    max_tokens: int | None = None,
+    replicas: int | tuple[int, int] = 1,
+    num_cpus: int | None = None,
+    batch_size: int = BATCH,
+    engine: Mapping[str, Any] | None = None,
+    ray_remote_args: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Dataset:
+    """The rows of a dataset with the model's answers.
+
+        rows = ray.data.read_parquet("questions")
+        rlx.ray.generate(rows, "model.gguf", max_tokens=100, replicas=(1, 8), num_cpus=8).write_parquet("answers")
+
+    A row gets the answer that it gets from `runner.chat` in a single process, whichever actor computes it and whatever
+    else is in its batch. With a seed all rows have the same one. If an actor is killed, Ray starts another one, which
+    computes its batch again. In a batch, rows with a common prefix are computed one after the other; to bring them
+    together over the whole dataset, sort it by the column.
+
+    Args:
+        dataset: any Ray dataset. Nothing is computed before its rows are asked for.
+        model: as for `rlx.auto_runner`. A path must be there on every node.
+        column: the column of the prompts: texts, or conversations as lists of `{"role": ..., "content": ...}`.
+        output: the new column of answers. Beside it `OUTPUT_thinking` has the reasoning, `OUTPUT_finish_reason` why the
+            answer ended, `OUTPUT_tokens` and `OUTPUT_prompt_tokens` the numbers of tokens, and `OUTPUT_error` what is
+            wrong with a row that has no answer, such as a prompt that is longer than the context.
+        chat: whether a text is a user's message in the model's chat template, or is continued as it is. By default as a
+            message if the model has a template.
+        max_tokens: maximum length of an answer; by default what the context has room for.
+        replicas: number of actors; with (least, most) Ray Data chooses.
+        num_cpus: cores of an actor, and its threads; by default the threads that the model would have here.
+        batch_size: rows that an actor gets at a time.
+        engine: options of `rlx.auto_runner`, such as `slots` and `max_seq`.
+        ray_remote_args: of the actors, such as `resources`.
+        options: those of `runner.chat`, such as `temperature`, `seed`, `stop` and `tools`.
+
+    Raises:
+        ArgumentError: an option is unknown or out of its range.
+    """
+    from ray.data import ActorPoolStrategy
+
+    from rlx.ray.places import at_least_one, cpus_of, path_on_nodes, range_of
+
+    check_arguments("generate", options, [*_CHAT, *sorted(SAMPLING)], frozenset())
+    cpus = cpus_of(num_cpus)
+    opening = {"threads": cpus, **(engine or {})}
+    RunnerOptions(**opening)
+    (least, most), size = range_of(replicas, 1), at_least_one("batch_size", batch_size)
+    names = {"column": column, "output": output, "chat": chat, "max_tokens": max_tokens}
+    return dataset.map_batches(
+        Rows,
+        batch_size=size,
+        batch_format="pyarrow",
+        compute=ActorPoolStrategy(min_size=least, max_size=most),
+        num_cpus=cpus,
+        fn_constructor_kwargs={"model": path_on_nodes(model), "engine": opening, "options": options, **names},
+        **(ray_remote_args or {}),
+    )
+
+
+class Rows:
+    """What an actor of the pool does: answers one batch of rows after the other."""
+
+    def __init__(
+        self,
+        model: str,
+        engine: dict[str, Any],
+        options: dict[str, Any],
+        column: str,
+        output: str,
+        chat: bool | None,
+        max_tokens: int | None,
+    ) -> None:
+        import rlx
+
+        self._runner = rlx.auto_runner(model, **engine)
+        self._chat = bool(self._runner.tokenizer.chat_template) if chat is None else chat
+        self._options, self._column, self._output, self._most = options, column, output, max_tokens
+        self._callers = ThreadPoolExecutor(2 * RunnerOptions(**engine).slots)
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        """The batch with the columns of the answers."""
+        import pyarrow as pa
+
+        if self._column not in batch.column_names:
+            hint = f"name one of {', '.join(batch.column_names)}"
+            raise ArgumentError(f"there is no column {self._column!r}", where="column", hint=hint)
+        prompts = [_plain(value) for value in batch[self._column].to_pylist()]
+        field = {value: name for name, value in (("prompt", str), ("messages", list))}
+        texts = [prompt_text({field.get(type(prompt), "prompt"): prompt}) for prompt in prompts]
+        answers: list[dict[str, Any]] = [{}] * len(prompts)
+        order = sorted(range(len(prompts)), key=lambda i: texts[i])
+        for i, answer in zip(order, self._callers.map(self._answer, [prompts[i] for i in order]), strict=True):
+            answers[i] = answer
+        for name, kind in _COLUMNS.items():
+            values = [answer.get(name) for answer in answers]
+            batch = _with_column(batch, self._output + name, pa.array(values, getattr(pa, kind)()))
+        return batch
+
+    def _answer(self, prompt: Any) -> dict[str, Any]:
+        """The new columns of a row."""
+        try:
+            if not isinstance(prompt, str | list):
+                raise ArgumentError(f"the prompt is {prompt!r}, expected a text or a list of messages")
+            if self._chat or isinstance(prompt, list):
+                found = self._runner.chat(prompt, self._most, **self._options)
+            else:
+                found = self._runner.complete(prompt, self._most, **self._options)
+        except RlxError as error:
+            return {"_error": str(error)}
+        return {
+            "": found.text,
+            "_thinking": found.thinking,
+            "_finish_reason": str(found.finish_reason),
+            "_tokens": len(found.generation),
+            "_prompt_tokens": found.prompt_tokens,
+        }
+
+
+_COLUMNS = {
+    "": "string", "_thinking": "string", "_finish_reason": "string", "_tokens": "int64", "_prompt_tokens": "int64",
+    "_error": "string",
+}  # fmt: skip
+"""Ends of the names of the new columns, and their types."""
+
+
+def _with_column(batch: pa.Table, name: str, values: Any) -> pa.Table:
+    if name in batch.column_names:
+        hint = "give another name as output="
+        raise ArgumentError(f"the dataset has a column {name!r} already", where="output", hint=hint)
+    return batch.append_column(name, values)
+
+
+def _plain(value: Any) -> Any:
+    """A prompt without the fields that Arrow added: all messages of a column have the same ones, some of them null."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items() if each is not None}
+    return [_plain(each) for each in value] if isinstance(value, list) else value

@@ -1,0 +1,179 @@
+"""An ASGI application that passes requests on to replicas, and asks another one if a replica is lost.
+
+Ray stage, in front of the replicas. Nothing here imports Ray: how a replica is asked is an argument.
+
+A request whose answer has not begun is computed again elsewhere, and the client notices nothing. One whose answer has
+begun ends with an error in the form of its API: two halves of different answers do not fit together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from rlx.serve.errors import ApiError, shape_of
+from rlx.serve.prompt_prefix import prefix_keys, prompt_text
+from rlx.serve.streaming import EVENTS, LINES, event, json_bytes, until_gone
+
+log = logging.getLogger("rlx.ray")
+
+ATTEMPTS = 5
+RETRY_SECONDS = 1
+LARGE = 100_000  # bytes of a body from which on it is parsed in a worker thread
+
+Ask = Callable[[dict[str, Any], bytes, list[int]], AsyncGenerator[Message, None]]
+"""Asks a replica: scope, body and prefix keys of a request -> the messages of its answer."""
+
+_SCOPE = (
+    "type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "root_path", "query_string", "headers",
+    "client", "server",
+)  # fmt: skip
+
+
+class Relay:
+    """The application.
+
+    Args:
+        ask: asks a replica.
+        is_lost: whether an error means that the replica is gone, so that another one may be asked.
+        is_full: whether an error means that all replicas have as many requests as they may.
+        most: largest body of a request, in bytes.
+    """
+
+    def __init__(
+        self, ask: Ask, is_lost: Callable[[Exception], bool], is_full: Callable[[Exception], bool], most: int
+    ) -> None:
+        self._ask, self._is_lost, self._is_full, self._most = ask, is_lost, is_full, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif scope["type"] == "http":
+            try:
+                body = await self._body(receive)
+                if body is not None:
+                    await until_gone(self._answer(scope, body, send), receive)
+            except ApiError as error:
+                await _refuse(scope, error, send)
+
+    async def _body(self, receive: Receive) -> bytes | None:
+        """The body of a request; None if the client goes away before it is complete."""
+        parts, size, more = [], 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            more = message.get("more_body", False)
+            if size > self._most:
+                raise ApiError(413, f"the body has more than {self._most} bytes", code="body_too_large")
+        return b"".join(parts)
+
+    async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
+        plain = {name: scope[name] for name in _SCOPE if name in scope}
+        keys = await (asyncio.to_thread(keys_of, body) if len(body) > LARGE else _now(keys_of(body)))
+        for attempt in range(1, ATTEMPTS + 1):
+            sent = _Sent(send)
+            try:
+                async with aclosing(self._ask(plain, body, keys)) as answer:
+                    async for message in answer:
+                        await sent.pass_on(message)
+                return None
+            except Exception as error:
+                if self._is_full(error):
+                    raise ApiError(
+                        429, "all replicas are busy, and as many requests wait as may", code="queue_full",
+                        headers={"Retry-After": str(RETRY_SECONDS)},
+                    ) from error  # fmt: skip
+                if not self._is_lost(error):
+                    raise
+                log.warning("a replica was lost with a request for %s, attempt %d: %s", scope["path"], attempt, error)
+                if sent.has_begun:
+                    return await sent.break_off(scope["path"])
+        raise ApiError(503, f"{ATTEMPTS} replicas were lost with this request", code="replica_lost")
+
+
+class _Sent:
+    """What of an answer has gone to the client. Its head waits for the first part of its body."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._head: Message | None = None
+        self.has_begun = False
+
+    async def pass_on(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._head = message
+            return
+        if not self.has_begun and self._head is not None:
+            self.has_begun = True
+            await self._send(self._head)
+        await self._send(message)
+
+    async def break_off(self, path: str) -> None:
+        """Ends an answer that has begun with an error in the form of its API.
+
+        Raises:
+            ConnectionError: it has no such form; the connection is then cut.
+        """
+        assert self._head is not None
+        end = last_words(path, _content_type(self._head))
+        if end is None:
+            raise ConnectionError("the replica that sent this answer is lost")
+        await self._send({"type": "http.response.body", "body": end, "more_body": False})
+
+
+def last_words(path: str, content_type: str) -> bytes | None:
+    """What ends a stream whose replica is lost; None where there is no form for it."""
+    error = ApiError(
+        503, "the replica that computed this answer was lost in the middle of it", code="replica_lost",
+        hint="send the request again",
+    )  # fmt: skip
+    body = json_bytes(shape_of(path)(error))
+    if content_type.startswith(LINES):
+        return body + b"\n"
+    if not content_type.startswith(EVENTS):
+        return None
+    if path.endswith(("/messages", "/responses")):
+        return event(body, "error")
+    return event(body) + event(b"[DONE]")
+
+
+def keys_of(body: bytes) -> list[int]:
+    """The keys of the prompt in a JSON body; none if it has none. The replica says what is wrong with it."""
+    try:
+        found = json.loads(body) if body else None
+    except (ValueError, RecursionError):
+        return []
+    return prefix_keys(prompt_text(found)) if isinstance(found, Mapping) else []
+
+
+async def _now(keys: list[int]) -> list[int]:
+    return keys
+
+
+def _content_type(head: Message) -> str:
+    return next((value.decode("latin-1") for name, value in head["headers"] if name.lower() == b"content-type"), "")
+
+
+async def _refuse(scope: Scope, error: ApiError, send: Send) -> None:
+    body = json_bytes(shape_of(scope["path"])(error))
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
+    raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": error.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        what = (await receive())["type"].removeprefix("lifespan.")
+        await send({"type": f"lifespan.{what}.complete"})
+        if what == "shutdown":
+            return

@@ -1,0 +1,173 @@
+"""The server as an application of Ray Serve: `deployment`.
+
+Ray stage. An ingress takes HTTP requests and passes them on to replicas, each a process with the model and the
+application of `rlx.serve`. The router in the ingress knows which replica has which prefix.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray import exceptions, serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
+from ray.serve.handle import DeploymentHandle
+
+from rlx.errors import ArgumentError
+from rlx.ray.places import at_least_one, cpus_of, path_on_nodes, range_of
+from rlx.ray.relay import Relay
+from rlx.ray.replica import Replica
+from rlx.ray.router import PrefixRouter
+from rlx.runners.opening.options import RunnerOptions
+from rlx.serve.naming import model_name
+from rlx.serve.options import ServerOptions
+
+if TYPE_CHECKING:
+    from starlette.types import Message
+
+LOST = (
+    exceptions.RayActorError, exceptions.NodeDiedError, exceptions.ObjectLostError, exceptions.WorkerCrashedError,
+    exceptions.RpcError, ReplicaUnavailableError,
+)  # fmt: skip
+DRAIN_SECONDS = 600.0
+QUEUE = 256
+INGRESS_REQUESTS = 10_000  # that one ingress passes on at a time
+
+
+def deployment(
+    model: str | os.PathLike[str],
+    *,
+    num_cpus: int | None = None,
+    replicas: int | tuple[int, int] = 1,
+    ingress_replicas: int | None = None,
+    alias: str | Sequence[str] = (),
+    queue: int = QUEUE,
+    drain: float = DRAIN_SECONDS,
+    server: ServerOptions | None = None,
+    ray_actor_options: Mapping[str, Any] | None = None,
+    deployment_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> serve.Application:
+    """A Ray Serve application that answers as `rlx serve` does.
+
+        from ray import serve
+        serve.run(rlx.ray.deployment("/models/qwen3.gguf", num_cpus=16, replicas=(1, 4)), route_prefix="/")
+
+    Args:
+        model: as for `rlx.auto_runner`. A path must be there on every node.
+        num_cpus: cores of a replica, and its threads; by default the threads that the model would have here.
+        replicas: how many; with (least, most) their number follows the load.
+        ingress_replicas: how many processes pass requests on; by default one for each node that there is now. The proxy
+            of a node prefers the one there.
+        alias: names of the model in the API; the first one is that in answers. By default the name of its file.
+        queue: how many requests may wait beside those that replicas have; further ones get 429.
+        drain: seconds that running requests get to finish when a replica is taken away.
+        server: options of the server in each replica.
+        ray_actor_options: for replicas, beside `num_cpus`: `memory`, `resources`, `runtime_env`, `label_selector`.
+        deployment_options: further options of `ray.serve.deployment` for the replicas; they override those from here.
+        options: those of `rlx.auto_runner`, such as `slots`, `kv_bytes` and `max_seq`.
+
+    Raises:
+        ArgumentError: an option is unknown or out of its range.
+    """
+    if "threads" in options:
+        raise ArgumentError("threads follow from num_cpus", where="threads", hint="give num_cpus=")
+    cpus = cpus_of(num_cpus)
+    options = {"threads": cpus, **options}
+    slots = RunnerOptions(**options).slots
+    names = [alias] if isinstance(alias, str) else list(alias)
+    shared = {"graceful_shutdown_timeout_s": drain, "health_check_timeout_s": 30.0}
+    server = replace(server or ServerOptions(), queue=AHEAD * slots)  # the router bounds the queue
+    own = {
+        "name": "Replica",
+        "ray_actor_options": {**(ray_actor_options or {}), "num_cpus": cpus},
+        "max_ongoing_requests": AHEAD * slots,
+        "max_queued_requests": queue,
+        "request_router_config": RequestRouterConfig(
+            request_router_class=PrefixRouter, request_router_kwargs={"imbalance": max(2, slots // 2)}
+        ),
+        **shared,
+        **_scaling(replicas, slots),
+        **(deployment_options or {}),
+    }
+    inner = serve.deployment(Replica).options(**own)
+    front = serve.deployment(serve.ingress()(Ingress)).options(
+        name="Ingress",
+        num_replicas=_nodes() if ingress_replicas is None else at_least_one("ingress_replicas", ingress_replicas),
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=INGRESS_REQUESTS,
+        **shared,
+    )
+    path = path_on_nodes(model)
+    return front.bind(inner.bind(path, names or [model_name(path)], server, options), server.max_body_bytes)
+
+
+def application(arguments: dict[str, Any]) -> serve.Application:
+    """`deployment` for a file of Ray Serve, whose `args` are its arguments; `server` is a table of `ServerOptions`.
+
+    import_path: rlx.ray.serving:application
+    args: {model: /models/model.gguf, num_cpus: 16, replicas: [1, 4]}
+    """
+    found = dict(arguments)
+    if "server" in found:
+        found["server"] = ServerOptions(**found["server"])
+    return deployment(**found)
+
+
+AHEAD = 2
+"""Requests that a replica has for each slot: while one is computed the next one is tokenized. All others wait in the
+router, which gives them to whoever is free first."""
+
+
+def _nodes() -> int:
+    """How many nodes the cluster has; 1 if there is none yet."""
+    return sum(node["Alive"] for node in ray.nodes()) if ray.is_initialized() else 1
+
+
+def _scaling(replicas: int | tuple[int, int], slots: int) -> dict[str, Any]:
+    """The options that say how many replicas there are."""
+    least, most = range_of(replicas)
+    if least == most:
+        return {"num_replicas": least}
+    scaling = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": slots}
+    return {"autoscaling_config": scaling, "num_replicas": None}
+
+
+class Ingress:
+    """Takes HTTP requests and passes them on. Ray Serve makes one or more of them.
+
+    Args:
+        replicas: the deployment of the replicas.
+        most: largest body of a request, in bytes.
+    """
+
+    def __init__(self, replicas: DeploymentHandle[Any], most: int) -> None:
+        self._replicas, self._most = replicas.options(stream=True), most
+
+    def __serve_build_asgi_app__(self) -> Relay:  # called by `serve.ingress`
+        return Relay(self._ask, is_lost, is_full, self._most)
+
+    async def _ask(self, scope: dict[str, Any], body: bytes, keys: list[int]) -> AsyncGenerator[Message, None]:
+        answer = self._replicas.answer.remote(scope, body, keys=keys)
+        complete = False
+        try:
+            async for message in answer:
+                yield message
+            complete = True
+        finally:
+            if not complete:
+                answer.cancel()  # the client is gone: the replica frees the sequence
+
+
+def is_lost(error: Exception) -> bool:
+    """Whether a replica is gone."""
+    return isinstance(error, LOST)
+
+
+def is_full(error: Exception) -> bool:
+    """Whether as many requests wait as may."""
+    return isinstance(error, BackPressureError)
