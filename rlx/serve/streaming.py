@@ -82,13 +82,15 @@ async def while_connected(request: Request, work: Awaitable[T]) -> T:
         ClientGone: the client closed the connection before; `work` was cancelled.
     """
     task = asyncio.ensure_future(work)
-    await until_gone(asyncio.shield(task), request.receive)
-    if not task.done():
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-        raise ClientGone
-    return task.result()
+    try:
+        await until_gone(asyncio.shield(task), request.receive)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:  # also where the request itself was cancelled, as by a server that ends
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 def event(data: str | bytes, name: str | None = None) -> bytes:

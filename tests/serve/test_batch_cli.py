@@ -24,7 +24,10 @@ def requests(count: int = COUNT, **more: Any) -> list[dict[str, Any]]:
     return [
         {
             "custom_id": f"q{i}", "method": "POST", "url": "/v1/chat/completions",
-            "body": {"messages": [{"role": "user", "content": f"What is {i} + {2 * i}?"}], "max_tokens": 60, "temperature": 0, **more},
+            "body": {
+                "messages": [{"role": "user", "content": f"What is {i} + {2 * i}?"}],
+                "max_tokens": 60, "temperature": 0, **more,
+            },
         }
         for i in range(count)
     ]  # fmt: skip
