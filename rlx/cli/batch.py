@@ -49,9 +49,9 @@ def batch(
     replicas: int | None,
     engine: dict[str, Any],
 ) -> None:
-    """Answer the requests in IN.jsonl with MODEL, and append the answers to OUT.jsonl.
+    """Answer the requests of a file with MODEL.
 
-    Both files have the form of OpenAI's batch API, a JSON object a line. Without MODEL the demo model answers. A - is
+    The answers are appended to OUT.jsonl. Both files have the form of OpenAI's batch API, a JSON object a line. Without MODEL the demo model answers. A - is
     stdin or stdout. The same command continues what an interrupt, a crash or a full disk ended.
 
     \b

@@ -40,6 +40,8 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "--repetition-window": ("--repeat-last-n",),
     "--mirostat-tau": ("--mirostat-ent",),
     "--mirostat-eta": ("--mirostat-lr",),
+    "--alias": ("-a", "--served-model-name"),
+    "--slots": ("-np", "--parallel", "--max-num-seqs"),
     "--raw": ("--ignore-chat-template", "-no-cnv", "--no-conversation"),
 }
 
@@ -48,6 +50,7 @@ _CPU = "all is computed on the CPU; leave it out"
 _KV = "use --kv-dtype, which is for keys and values together"
 _CHAT = "a conversation is `rlx chat`"
 _ROWS = "the rows of a prefill are `seq` under [buckets] in a compile profile"
+_TLS = "put a proxy with TLS in front, such as Caddy or nginx"
 _NEEDLESS = "it is not needed; leave it out"
 ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("-ngl", "--gpu-layers", "--n-gpu-layers", "--main-gpu", "-mg"), _CPU),
@@ -58,6 +61,9 @@ ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("--log-disable", "--trust-remote-code", "--simple-io"), _NEEDLESS),
     **dict.fromkeys(("-md", "--model-draft", "--draft-model"), "use --speculative, which needs no other model"),
     **dict.fromkeys(("--lora", "--adapter-path"), "adapters are not supported: merge them into the model first"),
+    **dict.fromkeys(("-cb", "--cont-batching", "--embeddings", "--embedding", "--enable-auto-tool-choice"), _NEEDLESS),
+    **dict.fromkeys(("--ssl-key-file", "--ssl-cert-file", "--ssl-keyfile", "--ssl-certfile"), _TLS),
+    **dict.fromkeys(("--no-webui", "--no-ui"), "use --no-page"),
     "--max-kv-size": "use --max-seq, which bounds the whole context; the cache does not rotate",
 }
 

@@ -45,9 +45,9 @@ def loop_options(command: Function) -> Function:
 def serve(
     model: str | None, server: dict[str, Any], loop: dict[str, Any], speculative: str | None, engine: dict[str, Any]
 ) -> None:
-    """Serve MODEL over HTTP, by default the demo model, in the form of OpenAI's, Anthropic's and Ollama's APIs.
+    """Serve MODEL over HTTP, by default the demo model.
 
-    Only this machine reaches the server, unless --host says otherwise. Ctrl-C or SIGTERM ends it when the requests that
+    Clients of OpenAI's, Anthropic's and Ollama's APIs can use it, and / has a page to chat on. Only this machine reaches the server, unless --host says otherwise. Ctrl-C or SIGTERM ends it when the requests that
     it answers are complete; a second Ctrl-C at once.
 
     \b

@@ -158,7 +158,8 @@ def create_app(model: ServedModel | Loader, options: ServerOptions | None = None
         app.include_router(router, prefix="/v1")
         app.include_router(router, include_in_schema=False)
     for make in UNVERSIONED:
-        app.include_router(make(server))
+        if make is not page.router or server.options.page:
+            app.include_router(make(server))
     for kind in (RlxError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(ClientGone, _answer_nobody)

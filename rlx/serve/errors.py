@@ -94,7 +94,8 @@ def api_error(error: BaseException) -> ApiError:
         return error
     message = str(error)
     if isinstance(error, DeadlineError):
-        return ApiError(408, message, code="deadline_exceeded")
+        # Clients ask again after a 408 unless they are told not to; the same time would not be enough again.
+        return ApiError(408, message, code="deadline_exceeded", headers={"x-should-retry": "false"})
     if isinstance(error, PoolFullError):
         status = 400 if error.total and error.needed > error.total else 503
         return ApiError(status, message, code="kv_cache_full")

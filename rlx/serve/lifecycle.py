@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
 
+    from rlx.serve.app import Server
     from rlx.serve.options import ServerOptions
 
 BACKLOG = 512
@@ -139,6 +140,17 @@ def run(app: FastAPI, options: ServerOptions, listener: socket.socket) -> None:
         RlxError: the model cannot be opened.
         KeyboardInterrupt: there was a second signal.
     """
+    server = http_server(app, options)
+    asyncio.run(server.serve([listener]))
+    lifecycle: Lifecycle = app.state.server.lifecycle
+    if lifecycle.error is not None:
+        raise lifecycle.error
+    if server.force_exit:
+        raise KeyboardInterrupt
+
+
+def http_server(app: FastAPI, options: ServerOptions) -> uvicorn.Server:
+    """The HTTP server of an application, with bounds for every connection. While it drains it goes on listening."""
     import uvicorn
 
     from rlx.serve.protocol import BoundedProtocol, most_connections
@@ -159,21 +171,14 @@ def run(app: FastAPI, options: ServerOptions, listener: socket.socket) -> None:
         h11_max_incomplete_event_size=64 << 10,
         limit_concurrency=most_connections(),
     )
-    server = _draining_server(config, app, options)
-    asyncio.run(server.serve([listener]))
-    lifecycle: Lifecycle = app.state.server.lifecycle
-    if lifecycle.error is not None:
-        raise lifecycle.error
-    if server.force_exit:
-        raise KeyboardInterrupt
+    return _draining(config, app.state.server, options.drain)
 
 
-def _draining_server(config: uvicorn.Config, app: FastAPI, options: ServerOptions) -> Any:
+def _draining(config: uvicorn.Config, shared: Server, seconds: float) -> uvicorn.Server:
     """A `uvicorn.Server` that goes on listening while it drains, so that new requests get an answer."""
     import uvicorn
 
-    shared = app.state.server
-    lifecycle: Lifecycle = shared.lifecycle
+    lifecycle = shared.lifecycle
 
     class DrainingServer(uvicorn.Server):
         deadline: float | None = None
@@ -191,20 +196,22 @@ def _draining_server(config: uvicorn.Config, app: FastAPI, options: ServerOption
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
+            own = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
             loop = asyncio.get_running_loop()
-            for each in (signal.SIGINT, signal.SIGTERM):
+            for each in own:
                 loop.add_signal_handler(each, self.end)
             try:
                 yield
             finally:
-                for each in (signal.SIGINT, signal.SIGTERM):
+                for each in own:
                     loop.remove_signal_handler(each)
 
         def end(self) -> None:
+            """What a signal does: drains, and ends at once if it does so already."""
             if self.deadline is not None:
                 self.force_exit = self.should_exit = True
                 return
-            self.deadline = time.monotonic() + options.drain
+            self.deadline = time.monotonic() + seconds
             lifecycle.drain()
 
     return DrainingServer(config)

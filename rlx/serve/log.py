@@ -46,7 +46,6 @@ class Log:
         if self._file is not None:
             for name in NAMES:
                 logging.getLogger(name).addHandler(self._handler)
-                logging.getLogger(name).propagate = False
 
     def request(self, found: RequestRecord) -> None:
         """Writes the line of a request."""

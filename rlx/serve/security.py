@@ -109,9 +109,9 @@ class Origins:
         return ApiError(403, what, code="origin_not_allowed", hint=hint)
 
     def headers(self, headers: Headers) -> dict[str, str]:
-        """The headers of a response to a page; none if no page asks."""
+        """The headers of a response to a page; none if no page asks, or one that may not."""
         origin = headers.get("origin")
-        if origin is None:
+        if origin is None or not self.allows(origin, headers):
             return {}
         found = {
             "Access-Control-Allow-Origin": origin,

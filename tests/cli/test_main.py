@@ -23,7 +23,10 @@ from rlx.cli.output import Bars
 from rlx.errors import CacheError
 
 HEAVY = {"numba", "llvmlite", "gguf", "jinja2", "rich", "tokenizers"}
-COMMANDS = ["run", "chat", "compile", "profile", "inspect", "bench", "tune", "pull", "convert", "quantize", "cache"]
+COMMANDS = [
+    "run", "chat", "serve", "compile", "profile", "inspect", "batch", "bench", "tune", "pull", "convert", "quantize",
+    "cache",
+]  # fmt: skip
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import uvicorn
 
 import rlx
 from rlx import demo
 from rlx.serve import ServedModel, create_app
+from rlx.serve.lifecycle import http_server
 
 TIMEOUT = 120  # seconds: only against a hang
 
@@ -64,7 +64,7 @@ class Running:
 def serving(app: Any) -> Iterator[str]:
     """Serves an application at a free port; its address."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on", ws="none"))
+    server = http_server(app, app.state.server.options)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     while not server.started:
