@@ -51,8 +51,9 @@ def batch(
 ) -> None:
     """Answer the requests of a file with MODEL.
 
-    The answers are appended to OUT.jsonl. Both files have the form of OpenAI's batch API, a JSON object a line. Without MODEL the demo model answers. A - is
-    stdin or stdout. The same command continues what an interrupt, a crash or a full disk ended.
+    The answers are appended to OUT.jsonl. Both files have the form of OpenAI's batch API, a JSON object a line.
+    Without MODEL the demo model answers. A - is stdin or stdout. The same command continues what an interrupt, a
+    crash or a full disk ended.
 
     \b
     rlx batch questions.jsonl answers.jsonl model.gguf

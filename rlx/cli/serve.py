@@ -47,8 +47,9 @@ def serve(
 ) -> None:
     """Serve MODEL over HTTP, by default the demo model.
 
-    Clients of OpenAI's, Anthropic's and Ollama's APIs can use it, and / has a page to chat on. Only this machine reaches the server, unless --host says otherwise. Ctrl-C or SIGTERM ends it when the requests that
-    it answers are complete; a second Ctrl-C at once.
+    Clients of OpenAI's, Anthropic's and Ollama's APIs can use it, and / has a page to chat on. Only this machine
+    reaches the server, unless --host says otherwise. Ctrl-C or SIGTERM ends it when the requests that it answers
+    are complete; a second Ctrl-C at once.
 
     \b
     rlx serve

@@ -16,6 +16,7 @@ from rlx.cli.command import ALIASES
 from rlx.cli.main import cli
 from rlx.profile.option import options_of
 from rlx.runners.opening.options import EngineOptions
+from rlx.serve.options import ServerOptions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 CONTEXT = cli.make_context("rlx", ["run"], resilient_parsing=True)
@@ -106,3 +107,9 @@ def test_it_runs_on_the_demo_model(example: str) -> None:
 def test_the_variables_are_those_of_the_code() -> None:
     rows = re.findall(r"^\| `(RLX_\w+)` \| .+ \| .+ \| .+ \|$", section("Environment"), re.MULTILINE)
     assert rows == [variable.name for variable in env.VARIABLES]
+
+
+def test_options_of_the_server_are_explained_as_in_the_help() -> None:
+    rows = dict(re.findall(r"^\| `--([\w-]+)[^`]*` \| .* \| (.+) \|$", section("rlx serve"), re.MULTILINE))
+    for name, each in options_of(ServerOptions).items():
+        assert rows[name.replace("_", "-")] == f"{each.help}.".replace("`", ""), name
