@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import jsonschema
 import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
@@ -89,6 +90,34 @@ def test_text_follows_a_schema(client: Any) -> None:
     form = {"format": {"type": "json_schema", "schema": schema}}
     found = client.messages.create(messages=HI, max_tokens=100, output_config=form, **GREEDY)
     assert json.loads(found.content[0].text)["a"] in (1, 2)
+
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+def test_a_call_that_is_asked_for_is_valid_and_its_result_goes_back(client: Any) -> None:
+    tools = [{"name": name, "input_schema": WEATHER} for name in ("weather", "climate")]
+    options = {"tools": tools, "max_tokens": 300, **GREEDY}
+    found = client.messages.create(messages=HI, tool_choice={"type": "tool", "name": "climate"}, **options)
+    (call,) = found.content
+    assert (found.stop_reason, call.type, call.name) == ("tool_use", "tool_use", "climate")
+    jsonschema.validate(call.input, WEATHER)
+    with client.messages.stream(messages=HI, tool_choice={"type": "tool", "name": "climate"}, **options) as stream:
+        assert stream.get_final_message().content[0].input == call.input
+    forced = client.messages.create(
+        messages=HI, tool_choice={"type": "any", "disable_parallel_tool_use": True}, **options
+    )
+    assert [block.type for block in forced.content] == ["tool_use"]
+    assert client.messages.create(messages=HI, tool_choice={"type": "none"}, **options).stop_reason == "end_turn"
+
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "Sun."}
+    more = [*HI, {"role": "assistant", "content": found.content}, {"role": "user", "content": [result]}]
+    assert client.messages.create(messages=more, **(options | {"max_tokens": 3})).usage.output_tokens > 0
 
 
 def test_the_line_that_changes_in_each_request_does_not_cost_the_cache(client: Any) -> None:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
@@ -90,6 +91,30 @@ def test_text_follows_a_schema(server: Any) -> None:
     form: Any = {"format": {"type": "json_schema", "name": "a", "schema": schema}}
     text = server.openai.responses.create(input="Hi", text=form, **GREEDY).output_text
     assert json.loads(text)["a"] in (1, 2)
+
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+def test_a_call_that_is_asked_for_is_valid_and_its_result_goes_back(server: Any) -> None:
+    tools: Any = [{"type": "function", "name": "weather", "parameters": WEATHER, "strict": True}]
+    choices: Any = ("required", {"type": "function", "name": "weather"})
+    for choice in choices:
+        options: Any = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": False, **GREEDY}
+        found = server.openai.responses.create(input="Hi", **options)
+        (call,) = found.output
+        assert (call.type, call.name, call.status) == ("function_call", "weather", "completed")
+        jsonschema.validate(json.loads(call.arguments), WEATHER)
+        with server.openai.responses.stream(input="Hi", **options) as stream:
+            assert stream.get_final_response().output[0].arguments == call.arguments
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sun."}
+    items: Any = [{"role": "user", "content": "Hi"}, call.model_dump(exclude_none=True), result]
+    assert server.openai.responses.create(input=items, tools=tools, max_output_tokens=3, **GREEDY).output_text
 
 
 def test_log_probabilities(server: Any) -> None:

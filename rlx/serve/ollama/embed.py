@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from fastapi import APIRouter, Request
 
 from rlx.runners.generation.context import Context
@@ -17,6 +15,7 @@ from rlx.serve.ollama.bodies import EmbedBody, EmbeddingsBody
 from rlx.serve.ollama.options import options_of
 from rlx.serve.ollama.routes import named
 from rlx.serve.streaming import while_connected
+from rlx.serve.vectors import vectors_of
 
 if TYPE_CHECKING:
     from rlx.serve.app import Server
@@ -37,7 +36,7 @@ def router(server: Server) -> APIRouter:
         if len(texts) > MAX_INPUTS:
             raise invalid("input", f"there are {len(texts)} texts, and {MAX_INPUTS} are allowed", "send them in parts")
         size = _size(model, body.dimensions)
-        vectors, tokens = await while_connected(request, _vectors(model, texts, body.truncate is True, size))
+        vectors, tokens = await while_connected(request, _answered(model, texts, body.truncate is True, size))
         return {
             "model": body.model or body.name,
             "embeddings": vectors,
@@ -53,7 +52,7 @@ def router(server: Server) -> APIRouter:
         options_of(body.options, model.default_sample, model.runner.max_seq)
         if not body.prompt:
             return {"embedding": []}
-        vectors, _ = await while_connected(request, _vectors(model, [body.prompt], False, None, "prompt"))
+        vectors, _ = await while_connected(request, _answered(model, [body.prompt], False, None, "prompt"))
         return {"embedding": vectors[0]}
 
     return found
@@ -67,7 +66,7 @@ def _size(model: ServedModel, dimensions: int | None) -> int | None:
     return dimensions or None
 
 
-async def _vectors(
+async def _answered(
     model: ServedModel, texts: list[str], cut: bool, size: int | None, field: str = "input"
 ) -> tuple[list[list[float]], int]:
     """The vectors of texts, and how many tokens these have.
@@ -75,13 +74,9 @@ async def _vectors(
     Args:
         cut: cut texts to what the context holds, as the request asks for.
     """
-
-    def prepared() -> list[Context]:
-        return [_context(model, text, cut, field, i) for i, text in enumerate(texts)]
-
-    contexts = await in_thread(prepared)
-    vectors = [await in_thread(partial(_vector, model, context, size)) for context in contexts]
-    return vectors, sum(len(each) for each in contexts)
+    contexts = await in_thread(lambda: [_context(model, text, cut, field, i) for i, text in enumerate(texts)])
+    vectors = await vectors_of(model, contexts, size)
+    return [vector.tolist() for vector in vectors], sum(len(each) for each in contexts)
 
 
 def _context(model: ServedModel, text: str, cut: bool, field: str, number: int) -> Context:
@@ -89,10 +84,3 @@ def _context(model: ServedModel, text: str, cut: bool, field: str, number: int) 
     if not ids:
         raise invalid(f"{field}[{number}]" if field == "input" else field, "the text has no tokens")
     return model.checked(ids[: model.runner.max_seq] if cut else ids, field)
-
-
-def _vector(model: ServedModel, context: Context, size: int | None) -> list[float]:
-    """The vector of a text, or its leading elements, scaled to length 1."""
-    vector = model.runner.embed(context)[:size]
-    found: list[float] = (vector / (np.linalg.norm(vector) or 1.0)).astype(float).tolist()
-    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from rlx.serve.errors import invalid
@@ -15,6 +14,7 @@ from rlx.serve.openai.bodies import EmbeddingBody
 from rlx.serve.openai.common import json_response
 from rlx.serve.openai.prompts import prompt_ids, prompts
 from rlx.serve.streaming import while_connected
+from rlx.serve.vectors import vectors_of
 
 if TYPE_CHECKING:
     from rlx.runners.generation.context import Context
@@ -35,7 +35,9 @@ def router(server: Server) -> APIRouter:
         if body.dimensions is not None and body.dimensions > width:
             raise invalid("dimensions", f"expected at most {width}, found {body.dimensions}")
         contexts = await in_thread(lambda: _contexts(model, body))
-        vectors = await while_connected(request, _vectors(model, body, contexts))
+        vectors = await while_connected(
+            request, vectors_of(model, contexts, body.dimensions, body.pooling or "mean", body.normalize is not False)
+        )
         count = sum(map(len, contexts))
         return json_response({
             "object": "list",
@@ -54,22 +56,6 @@ def _contexts(model: ServedModel, body: EmbeddingBody) -> list[Context]:
         model.checked(prompt_ids(model.tokenizer, each, name, adds, size), name)
         for each, name in zip(found, names, strict=True)
     ]
-
-
-async def _vectors(model: ServedModel, body: EmbeddingBody, contexts: list[Context]) -> list[Logits]:
-    """The vectors in order, each computed when the one before is there: whoever goes away stops them."""
-    pooling, found = body.pooling or "mean", []
-    for context in contexts:
-        vector = await in_thread(lambda context=context: model.runner.embed(context, pooling, normalize=False))  # type: ignore[misc]
-        found.append(_shortened(vector, body.dimensions, body.normalize is not False))
-    return found
-
-
-def _shortened(vector: Logits, dimensions: int | None, normalize: bool) -> Logits:
-    """The first dimensions of a vector, scaled to length 1."""
-    kept = vector[:dimensions].astype(np.float64)
-    length = float(np.linalg.norm(kept)) if normalize else 1.0
-    return (kept / (length or 1.0)).astype(np.float32)
 
 
 def _entry(index: int, vector: Logits, as_base64: bool) -> dict[str, Any]:
