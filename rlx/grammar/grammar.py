@@ -170,6 +170,23 @@ class Grammar:
             found = matcher.grammar_from_lark(self.text)
         return found
 
+    @property
+    def rule(self) -> str:
+        """The right side of a rule in Lark's syntax that stands for it, for grammars that contain it.
+
+        Raises:
+            GrammarError: it is a grammar of rules itself.
+        """
+        if self.kind == "json_schema":
+            schema = json.loads(self.text)
+            own = schema.get("x-guidance", {})
+            return "%json " + json.dumps({**schema, "x-guidance": {**own, **dict(self.options)}})
+        if self.kind == "regex":
+            return f"/{llguidance().regex_to_lark(self.text, '')}/"
+        if self.name == "choice":
+            return self.text.removeprefix("start: ")
+        raise GrammarError("a grammar cannot be a part of another one", where=self.name, hint="use a JSON schema")
+
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What is not enforced: ignored keywords of a JSON schema."""

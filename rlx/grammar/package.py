@@ -51,8 +51,8 @@ def grammar_error(text: str, where: str, is_schema: bool = False) -> GrammarErro
     if "too big" in text or "too large" in text or "limit" in text:
         hint = "make it smaller: fewer alternatives, shorter lists and less nesting"
     elif is_schema and text.startswith(_NOT_ENFORCED):
-        hint = "leave it out, or ignore it with Grammar.json_schema(schema, lenient=True)"
+        hint = "leave it out, or have it ignored: lenient=True in Python, strict: false in a request"
     elif is_schema and text.startswith("oneOf"):
         text = "oneOf is not supported where more than one of its schemas may match"
-        hint = "use anyOf, or have oneOf taken as anyOf with Grammar.json_schema(schema, lenient=True)"
+        hint = "use anyOf, or have oneOf taken as anyOf: lenient=True in Python, strict: false in a request"
     return GrammarError(" ".join(text.split()), where=where, hint=hint)

@@ -60,10 +60,8 @@ def _lark(text: str) -> Grammar:
 
 def _rule(grammar: Grammar) -> str:
     """A grammar as the right side of a rule in Lark's syntax."""
-    if grammar.kind == "json_schema":
-        return f"%json {grammar.text}"
-    if grammar.kind == "regex":
-        return f"/{grammar.text.replace('/', chr(92) + '/')}/"
-    if grammar.name == "choice":
-        return grammar.text.removeprefix("start: ")
-    raise invalid("tools", "they cannot be together with a grammar", "use a JSON schema, or tool_choice none")
+    try:
+        return grammar.rule
+    except GrammarError:
+        hint = "use a JSON schema, or tool_choice none"
+        raise invalid("tools", "they cannot be together with a grammar", hint) from None

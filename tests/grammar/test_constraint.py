@@ -95,6 +95,24 @@ def test_whatever_is_drawn_matches_the_expression(expression: str) -> None:
         assert re.fullmatch(expression, text_of(draw(constraint, seed)))
 
 
+RULES = {
+    "schema": (Grammar.json_schema({"type": "array", "items": {"enum": [1, 2]}, "minItems": 3, "maxItems": 3}),
+               r"\[[12],[12],[12]\]"),
+    "expression": (Grammar.regex(r"a/b\d|[/]x"), r"a/b\d|[/]x"),
+    "choice": (Grammar.choice(["yes/no", "\"maybe\""]), r'yes/no|"maybe"'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_grammar_as_a_part_of_another_one(name: str) -> None:
+    grammar, expression = RULES[name]
+    compiled = COMPILER.compile(Grammar.lark(f'start: "<" inner ">"\ninner: {grammar.rule}'))
+    for seed in range(6):
+        assert re.fullmatch(f"<({expression})>", text_of(draw(compiled.constraint(), seed)))
+    with pytest.raises(GrammarError, match="cannot be a part"):
+        _ = Grammar.gbnf('root ::= "a"').rule
+
+
 def test_stop_ids_only_where_the_grammar_is_satisfied() -> None:
     constraint = COMPILER.compile(Grammar.regex("ab+")).constraint({STOP})
     spell(constraint, "a")
