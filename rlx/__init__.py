@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from rlx.runtime.snapshot import Snapshot
     from rlx.sampling import SampleOpts
     from rlx.text import StreamDetokenizer, Tokenizer, load_tokenizer
+    from rlx.text.tool_calls import ToolCall, ToolCallDelta
 
 __version__ = "0.1.0"
 
@@ -116,6 +117,8 @@ _HOME = {
     "TokenGenerator": "rlx.runners.generator.token_generator",
     "Tokenizer": "rlx.text",
     "load_tokenizer": "rlx.text",
+    "ToolCall": "rlx.text.tool_calls",
+    "ToolCallDelta": "rlx.text.tool_calls",
 }
 _MODULES = {"dtypes": "rlx.ir.dtypes", "ops": "rlx.ir.ops"}
 
@@ -197,6 +200,8 @@ __all__ = [
     "TokenLogprob",
     "Tokenizer",
     "TokenizerError",
+    "ToolCall",
+    "ToolCallDelta",
     "ToolError",
     "UnknownArgumentError",
     "UnsupportedModelError",

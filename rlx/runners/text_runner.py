@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlx.arguments import SAMPLING, check_arguments
 from rlx.errors import ArgumentError
 from rlx.grammar.grammar import chosen_grammar
 from rlx.grammar.parsed import parsed
 from rlx.grammar.thinking import after_thinking
+from rlx.grammar.tool_calls import calls_grammar
 from rlx.prompt import Prompt, read_images
 from rlx.runners.base import LmRunner
 from rlx.runners.generation.context import Context, no_tower
@@ -24,14 +25,16 @@ from rlx.runners.generation.stopping import AnswerText, FinishReason, checked_co
 from rlx.runners.opening.options import OPENING
 from rlx.runners.serving.handle import Stream
 from rlx.sampling.options import combined
+from rlx.text.tool_calls.call import ToolCall, whole_calls
 
 if TYPE_CHECKING:
     from rlx.text.thinking import ThinkingTags
     from rlx.text.tokenizer import Tokenizer
+    from rlx.text.tool_calls import Tool, ToolCallDelta, ToolChoice, ToolFormat
 
 Messages = str | Sequence[Mapping[str, Any]]
 _OPTIONS = ("sample", "stop", "min_tokens", "speculative", "top_logprobs", "grammar", "json_schema")
-_CHAT = ("tools", "thinking", "variables")
+_CHAT = ("tools", "tool_choice", "parallel_tool_calls", "thinking", "variables")
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,12 @@ class Answer:
     """The answer of a model.
 
     Attributes:
-        text: the answer, without control tokens, reasoning and stop string.
+        text: the answer, without control tokens, reasoning, tool calls and stop string.
         thinking: the model's reasoning; empty if there is none.
         generation: the tokens.
         prompt_tokens: number of tokens in the prompt.
         json_schema: the schema that it follows, as it was given; else None.
+        tool_calls: the tools that the model calls.
     """
 
     text: str
@@ -51,17 +55,20 @@ class Answer:
     generation: Generation
     prompt_tokens: int
     json_schema: Any = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @cached_property
     def parsed(self) -> Any:
         """The value of the text, if a JSON schema was given: an instance of the pydantic class, or what JSON says.
 
-        None without a schema.
+        None without a schema, and where the model calls tools instead.
 
         Raises:
             GrammarError: the answer was cut before it was complete, or the pydantic class does not accept the value.
         """
-        return None if self.json_schema is None else parsed(self.text, self.json_schema, self.finish_reason)
+        if self.json_schema is None or self.tool_calls:
+            return None
+        return parsed(self.text, self.json_schema, self.finish_reason)
 
     @property
     def ids(self) -> list[int]:
@@ -79,10 +86,14 @@ class Answer:
         return self.generation.steps
 
     @property
-    def message(self) -> dict[str, str]:
+    def message(self) -> dict[str, Any]:
         """The answer as a message that continues the conversation."""
-        thinking = {"reasoning_content": self.thinking} if self.thinking else {}
-        return {"role": "assistant", "content": self.text, **thinking}
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.thinking:
+            message["reasoning_content"] = self.thinking
+        if self.tool_calls:
+            message["tool_calls"] = [call.message for call in self.tool_calls]
+        return message
 
     def __str__(self) -> str:
         return self.text
@@ -103,7 +114,11 @@ class TextRunner(LmRunner):
                 a list of parts `{"type": "text", "text": ...}` and `{"type": "image", "image": ...}`; docs/images.md
                 has the forms of an image.
             max_tokens: maximum length of the answer, reasoning included; by default what the context has room for.
-            tools: JSON schemas of functions that the model may call.
+            tools: JSON schemas of functions that the model may call. `Answer.tool_calls` are its calls; docs/tools.md
+                shows the whole way.
+            tool_choice: "auto" lets the model decide, "required" makes it call a tool, "none" forbids it;
+                `{"type": "function", "function": {"name": ...}}` makes it call that one.
+            parallel_tool_calls: whether an answer may have several calls.
             thinking: whether the model reasons before it answers, if it supports both; None takes the template's
                 default.
             variables: further variables of the chat template.
@@ -115,6 +130,7 @@ class TextRunner(LmRunner):
 
         Raises:
             ChatTemplateError: the model has no chat template, or the template rejects the messages.
+            ToolError: a tool, a call in a message or `tool_choice` is invalid, or a schema cannot be enforced.
             MultimodalError, ImageError: as `chat_ids`.
             UnknownArgumentError: there is no such option.
             SamplingError: an option is out of its range, or has no effect because decoding is greedy.
@@ -123,7 +139,7 @@ class TextRunner(LmRunner):
         return self._answered(self._chat_call("chat", messages, options), max_tokens, options)
 
     def chat_stream(self, messages: Messages, max_tokens: int | None = None, **options: Any) -> Stream:
-        """`chat` as a stream: an iterator of `Step` with `text` and `thinking`.
+        """`chat` as a stream: an iterator of `Step` with `text`, `thinking` and `tool_calls`.
 
         for step in runner.chat_stream("Tell me a story.", max_tokens=200):
             print(step.text, end="", flush=True)
@@ -194,12 +210,21 @@ class TextRunner(LmRunner):
     def _chat_call(self, where: str, messages: Messages, options: dict[str, Any]) -> _Call:
         from rlx.text.chat import thinking_variables
         from rlx.text.thinking import ThinkingTags
+        from rlx.text.tool_calls import ToolFormat, checked_choice, checked_tools
 
         variables = {**(options.pop("variables", None) or {})}
         variables |= thinking_variables(self.tokenizer, options.pop("thinking", None), "thinking")
-        context = self.checked_prompt(self.chat_ids(messages, options.pop("tools", None), **variables))
+        given, parallel = options.pop("tools", None), options.pop("parallel_tool_calls", True)
+        tools = checked_tools(given or ())
+        choice = checked_choice(options.pop("tool_choice", None), tools)
+        if choice.mode == "none":
+            given, tools = None, ()
+        context = self.checked_prompt(self.chat_ids(messages, given, **variables))
         tags = ThinkingTags.of(self.tokenizer)
-        return _Call(where, context, tags, tags is not None and tags.is_open(self.tokenizer, context.ids))
+        call = _Call(where, context, tags, tags is not None and tags.is_open(self.tokenizer, context.ids))
+        if not tools:
+            return call
+        return replace(call, calls=_Calls(ToolFormat.of(self.tokenizer), tools, choice, parallel))
 
     def _answered(self, call: _Call, max_tokens: int | None, options: dict[str, Any]) -> Answer:
         """The complete answer."""
@@ -207,10 +232,11 @@ class TextRunner(LmRunner):
         text = call.text(self.tokenizer, options)
         pieces = [text.push(token, found.finish_reason) for token in found[:-1]]
         pieces += [text.push(token, found.finish_reason, last=True) for token in found[-1:]]
-        thinking, said = ("".join(part) for part in zip(*pieces, strict=True)) if pieces else ("", "")
         if found.steps is not None:
-            found.steps = [replace(s, thinking=t, text=p) for s, (t, p) in zip(found.steps, pieces, strict=True)]
-        return Answer(said, thinking, found, len(call.context), options.get("json_schema"))
+            found.steps = [piece.step(step) for step, piece in zip(found.steps, pieces, strict=True)]
+        said, thinking = ("".join(getattr(piece, name) for piece in pieces) for name in ("text", "thinking"))
+        calls = whole_calls(delta for piece in pieces for delta in piece.tool_calls)
+        return Answer(said, thinking, found, len(call.context), options.get("json_schema"), calls)
 
     def _streamed(self, call: _Call, max_tokens: int | None, options: dict[str, Any]) -> Stream:
         """The answer as a stream."""
@@ -218,8 +244,7 @@ class TextRunner(LmRunner):
         text = call.text(self.tokenizer, options)
 
         def spoken(step: Step) -> Step:
-            thinking, said = text.push(step.token, step.finish_reason, last=step.finish_reason is not None)
-            return replace(step, text=said, thinking=thinking)
+            return text.push(step.token, step.finish_reason, last=step.finish_reason is not None).step(step)
 
         return stream.mapped(spoken)
 
@@ -238,9 +263,20 @@ class TextRunner(LmRunner):
         if sampling:
             others["sample"] = combined(self._sampling(others.get("sample")), sampling)
         form = chosen_grammar(others.pop("grammar", None), others.pop("json_schema", None))
+        if call.calls is not None:
+            form = calls_grammar(*call.calls, form)
         if form is not None:
             others["grammar"] = after_thinking(form, self.tokenizer, call.context.ids) if call.tags else form
         return others
+
+
+class _Calls(NamedTuple):
+    """The tools of a call of `chat`: how the model writes calls, what it may call, whether it must, and how often."""
+
+    tool_format: ToolFormat | None
+    tools: tuple[Tool, ...]
+    choice: ToolChoice
+    parallel: bool
 
 
 @dataclass(frozen=True)
@@ -252,12 +288,14 @@ class _Call:
         context: the prompt.
         tags: the tags around reasoning; None if there are none.
         is_open: whether the prompt ends inside the reasoning.
+        calls: the tools; None if there are none.
     """
 
     where: str
     context: Context
     tags: ThinkingTags | None = None
     is_open: bool = False
+    calls: _Calls | None = None
 
     @property
     def known(self) -> list[str]:
@@ -270,24 +308,36 @@ class _Call:
         return _AnswerText(self, tokenizer, stop_strings(options.get("stop", ())), options.get("min_tokens") or 0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What a token adds to an answer."""
+
+    text: str = ""
+    thinking: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+    def step(self, step: Step) -> Step:
+        return replace(step, text=self.text, thinking=self.thinking, tool_calls=self.tool_calls)
+
+
 class _AnswerText:
-    """Splits the tokens of an answer into reasoning and text."""
+    """Splits the tokens of an answer into reasoning, text and tool calls."""
 
     def __init__(self, call: _Call, tokenizer: Tokenizer, stop: Sequence[str], min_tokens: int) -> None:
-        from rlx.text.thinking import ThinkingSplitter
+        from rlx.text.answer import AnswerParser, kept_ids
 
-        keep = call.tags.ids(tokenizer) if call.tags else frozenset()
-        self._text, self._splitter = AnswerText(tokenizer, stop, keep), ThinkingSplitter(call.tags, call.is_open)
+        tool_format, tools = call.calls[:2] if call.calls else (None, ())
+        self._text = AnswerText(tokenizer, stop, kept_ids(tokenizer, call.tags, tool_format))
+        self._parser = AnswerParser(call.tags, call.is_open, tool_format, tools)
         self._min, self._count = min_tokens, 0
 
-    def push(self, token: int, reason: FinishReason | None, last: bool = False) -> tuple[str, str]:
-        """Adds one token; returns the newly confirmed reasoning and text."""
+    def push(self, token: int, reason: FinishReason | None, last: bool = False) -> _Piece:
+        """Adds one token; returns what is now certain."""
         self._count += 1
         piece = ""
         if not (last and reason == FinishReason.STOP):  # a stop id has no text
             piece = self._text.push(token, may_stop=self._count >= self._min)
-        thinking, said = self._splitter.push(piece + self._text.finish() if last else piece)
-        if last:
-            more = self._splitter.finish()
-            thinking, said = thinking + more[0], said + more[1]
-        return thinking, said
+        parts = self._parser.push(piece + self._text.finish() if last else piece)
+        parts += self._parser.finish() if last else []
+        calls = tuple(part.tool_call for part in parts if part.tool_call is not None)
+        return _Piece("".join(part.text for part in parts), "".join(part.thinking for part in parts), calls)

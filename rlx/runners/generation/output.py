@@ -18,6 +18,7 @@ from rlx.runners.generation.stopping import FinishReason, Stopping, answer_text
 
 if TYPE_CHECKING:
     from rlx.text.tokenizer import Tokenizer
+    from rlx.text.tool_calls import ToolCallDelta
 
 Logits = npt.NDArray[np.float32]
 
@@ -52,6 +53,7 @@ class Step:
             possible beginning of a stop string. The texts of all steps together are `Generation.text`.
         top_logprobs: the likeliest tokens of this step, the likeliest first; as many as `top_logprobs` requested.
         thinking: in a stream of `chat`, text of the model's reasoning; it is not part of `text`.
+        tool_calls: in a stream of `chat`, pieces of tool calls; their texts are not part of `text`.
     """
 
     token: int
@@ -60,6 +62,7 @@ class Step:
     text: str = ""
     top_logprobs: tuple[TokenLogprob, ...] = ()
     thinking: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 class Generation(list[int]):
