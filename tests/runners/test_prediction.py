@@ -16,12 +16,14 @@ from heads import BASE, EPS, HEADS, HIDDEN, KV_HEADS, LAYER, SIZE, TURNED, echo,
 from rlx.errors import NumericalError, UnsupportedModelError
 from rlx.runners import CachedRunner, auto_runner
 from rlx.runners.engine.engine import Engine
+from rlx.runners.generation.request import Request
 from rlx.runners.generation.stopping import FinishReason
 from rlx.runners.speculation import mtp as prediction
 from rlx.runners.speculation import mtp_decode as drafted_runs
 from rlx.runners.speculation.drafts import Counters
 from rlx.runners.speculation.mtp import HeadDrafter, Predictor
 from rlx.runtime.batch import Batch, Segment
+from rlx.runtime.pages import PageAllocator
 from rlx.runtime.prompt_embeddings import EmbeddedSpan, PromptEmbeddings
 from rlx.sampling import SampleOpts
 
@@ -314,6 +316,28 @@ def test_native_rounds_after_a_session_that_the_head_has_not_heard(many: CachedR
     many.reset()
     many.restore(snapshot)
     assert many.generate(IDS[:20], 40, stop_at_eog=False, speculative="mtp") == plain
+
+
+def test_native_rounds_over_pages_that_others_hold(many: CachedRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts share a page and part inside of it; the answers go on in pages that do not lie in a row."""
+    pool = many._engine.pool  # type: ignore[attr-defined]
+    take = PageAllocator.take
+    monkeypatch.setattr(PageAllocator, "take", lambda self, after=None: take(self))  # never the page that follows
+    prompts = (IDS[:50], [*IDS[:45], 3, 4], IDS[:50])
+    plain = [many.generate(prompt, 40, stop_at_eog=False) for prompt in prompts]
+    pool.index.clear()
+    many.reset()
+    waiting, tables = [], list[list[int]]()
+    for prompt, tokens in zip(prompts, plain, strict=True):
+        waiting.append(many.submit(Request(prompt, 30, stop_at_eog=False)))  # nobody reads: it keeps its pages
+        next(iter(waiting[-1]))
+        assert many.generate(prompt, 40, stop_at_eog=False, speculative="mtp") == tokens
+        tables.append(many._kept["session"].sequence.pages.tolist())
+    assert any(second != first + 1 for first, second in tables), tables
+    for handle, tokens in zip(waiting, plain, strict=True):
+        assert handle.result() == tokens[:30], "their pages were not written"
+    assert many.stats()["reused_tokens"] >= 45
+    assert many.stats()["speculation"]["drafted"] > 0
 
 
 def test_native_rounds_end_before_what_is_no_number(guessable: Path) -> None:

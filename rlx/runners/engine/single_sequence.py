@@ -23,6 +23,12 @@ from rlx.runtime.snapshot import Snapshot
 FEW = 16  # dropping fewer tokens than this is a rejected draft, not another prompt
 
 
+_OTHER_MODEL = (
+    "Open the file that it was taken from. If it is this one, another version of rlx computes it in another way: take "
+    "the snapshot again."
+)
+
+
 class SingleSequence:
     """Calls on one sequence, the current one.
 
@@ -158,7 +164,7 @@ class SingleSequence:
             raise PromptError(what, hint="Open the model with a larger max_seq.")
         if snapshot.model != self._identity:
             what = f"the snapshot is of another model ({snapshot.model[:12]}, this is {self._identity[:12]})"
-            raise SnapshotError(what, where=self._path, hint="Open the file that it was taken from.")
+            raise SnapshotError(what, where=self._path, hint=_OTHER_MODEL)
         most = self.stepper.limits.ids
         spans = snapshot.embeddings
         ids = snapshot.ids if spans is None else spans.looked_up(snapshot.ids, 0)
