@@ -127,6 +127,7 @@ def bare(run: Any, texts: list[str], render: Callable[[str], str]) -> list[Any]:
     ("text", "parts"),
     [
         ("a\nb", ["a<br>b"]),
+        ("## A\n### B\n# C", ['<h4 class="level-2">', '<h5 class="level-3">', '<h4 class="level-1">']),
         ("- [x] done\n- [ ] open", ['type="checkbox"', "done", "open"]),
         ("~~gone~~ ~one~", ["<del>gone</del> ~one~"]),
         ("see https://a.example/b_c. And", ['href="https://a.example/b_c"', ". And"]),

@@ -14,6 +14,8 @@ export class MarkdownView {
 
   show(text) {
     this.blocks = parseMarkdown(text);
+    const headings = this.blocks.filter((block) => block.type === "heading");
+    for (const block of headings) block.depth = Math.max(0, block.level - headings[0].level);
     let same = 0;
     while (same < this.blocks.length && this.sources[same] === this.blocks[same].source) same += 1;
     const changed = this.blocks.slice(same);
@@ -38,8 +40,8 @@ const CELL_ALIGN = { right: "to-right", center: "to-center", left: null };
 function blockElement(block) {
   switch (block.type) {
     case "heading":
-      // The page and its messages have the first three levels.
-      return h(`h${Math.min(block.level + 3, 6)}`, { class: `level-${block.level}` }, spanNodes(block.spans));
+      // The page and its messages have the first three levels; an answer may begin with any.
+      return h(`h${Math.min(4 + (block.depth ?? 0), 6)}`, { class: `level-${block.level}` }, spanNodes(block.spans));
     case "paragraph":
       return h("p", {}, spanNodes(block.spans));
     case "quote":

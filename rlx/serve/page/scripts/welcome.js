@@ -23,7 +23,7 @@ export function showWelcome(begin) {
 
 function suggestion(text, begin, image) {
   const picture = image && h("img", { src: image, alt: "With a drawing: " });
-  return h("button", { type: "button", on: { click: () => begin(text, image ? [image] : []) } }, picture, h("span", {}, text));
+  return h("button", { type: "button", on: { click: () => begin(text, image ? [image] : []) && $("#message").focus() } }, picture, h("span", {}, text));
 }
 
 /** A drawing of shapes on a dark ground, such as the embedded model that sees was taught. */
