@@ -25,7 +25,7 @@ FILES = {  # folder -> its models
     **dict.fromkeys(("qwen3moe", "gemma3n", "gemma4-moe"), ("hf",)),
     **dict.fromkeys(("qwen35moe", "gemma4-e2b"), ("model-f16.gguf",)),
 }
-QUANTIZED = {"llama-k256": ("Q4_K_M", "IQ4_XS"), "qwen35-k256": ("Q4_K_M",), "gemma4-k256": ("Q4_K_M",)}
+QUANTIZED = {"llama-k256": ("Q4_K_M",), "qwen35-k256": ("Q4_K_M",), "gemma4-k256": ("Q4_K_M",)}
 CASES = [(family, file) for family, files in FILES.items() for file in files]
 ROOM = {"CTX": 80, "WINDOW_CTX": 64}
 

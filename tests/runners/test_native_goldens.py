@@ -26,7 +26,6 @@ FLOATS = [
     ("gemma4-moe", "hf", GemmaRunner),
 ]
 QUANTIZED = [
-    ("llama-k256", "IQ4_XS", Llama32Runner),
     ("qwen35-k256", "Q4_K_M", Qwen35Runner),
     ("gemma4-k256", "Q4_K_M", GemmaRunner),
 ]
