@@ -26,6 +26,7 @@ FLOATS = [
     ("gemma4-moe", "hf", GemmaRunner),
 ]
 QUANTIZED = [
+    ("llama-k256", "Q4_K_M", Llama32Runner),
     ("qwen35-k256", "Q4_K_M", Qwen35Runner),
     ("gemma4-k256", "Q4_K_M", GemmaRunner),
 ]
