@@ -5,7 +5,8 @@ recurrent states are slots; checkpoints are copies of slots in ordinary memory. 
 what sequences have computed, of those that still run and those that ended. A new sequence takes over the longest prefix
 that is known: it shares whole pages, and copies the one that it will write to.
 
-Pages in use, slots in use and checkpoints together take at most `kv_bytes`. If a step needs more, the least recently
+Pages in use, slots in use and checkpoints together take at most `kv_bytes`; what only the index holds takes less while
+the system is short of memory. If a step needs more, the least recently
 used ends of the index go first. If that is not enough, `reserve` raises `PoolFullError` before anything is computed.
 """
 
@@ -25,6 +26,7 @@ from rlx.ir.graph import Graph
 from rlx.passes.options import MAX_PAST
 from rlx.runtime.pages import PageAllocator, page_count
 from rlx.runtime.pool_memory import PoolMemory, Sizes
+from rlx.runtime.pool_size import Reserve
 from rlx.runtime.prefix import Checkpoint, PrefixIndex
 from rlx.runtime.prompt_embeddings import PromptEmbeddings
 from rlx.runtime.sequence import Sequence
@@ -94,6 +96,7 @@ class CachePool:
         self.index = PrefixIndex(self.pages, sizes.page, self._freed)
         self.counters = PrefixCounters()
         self.kept: KeptPrefixes | None = None
+        self._reserve = Reserve()
         self._slots = _Slots(list(range(slots - 1, -1, -1)))
         self._warm: set[int] = set()  # free pages that may be resident
         self._sequences: weakref.WeakSet[Sequence] = weakref.WeakSet()
@@ -206,6 +209,10 @@ class CachePool:
 
     def has_room(self, pages: int, slots: int = 0) -> bool:
         """As `make_room`: returns whether there is room."""
+        if short := self._reserve.short(pages * self.sizes.page_bytes + slots * self.sizes.slot_bytes):
+            goal = self.used_bytes - short
+            self.index.evict(lambda: self.used_bytes <= goal)  # others need it more
+            self._cool(0)
         if not (self._fits(pages, slots) or self.index.evict(lambda: self._fits(pages, slots))):
             self.recover()  # sequences that nobody closed
         if not self._fits(pages, slots):

@@ -9,12 +9,15 @@ of the address space leaves.
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 
 from rlx.runtime.pool_memory import Sizes
 
 MOST_SEQUENCES = 64
 SHARE = 2  # the pool takes one part in so many of the memory that is left
+RESERVE = 128 << 20
+LOOK = 1.0  # seconds between two looks at how much memory there is
 _UNKNOWN = 8 << 30  # of systems that do not say how much memory there is
 _UNLIMITED = 1 << 60  # cgroups of version 1 say so with a number near 2^63
 
@@ -40,6 +43,21 @@ def available_memory(root: Path = Path("/")) -> int:
     limits = [_system(root), *_cgroups(root), _address_space(root)]
     found = min(limits)
     return int(found) if math.isfinite(found) else _UNKNOWN
+
+
+class Reserve:
+    """Memory that the pool leaves to others, whatever its size: 128 MiB, or an eighth of what there is at the start."""
+
+    def __init__(self) -> None:
+        self._bytes, self._look_at = min(RESERVE, available_memory() // 8), 0.0
+
+    def short(self, needed: int) -> int:
+        """How many bytes the system lacks for `needed` more beside the reserve; looks once a second, 0 meanwhile."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return 0
+        self._look_at = now + LOOK
+        return max(0, needed + self._bytes - available_memory())
 
 
 def _system(root: Path) -> float:

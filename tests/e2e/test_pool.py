@@ -14,7 +14,7 @@ import pytest
 
 from rlx.errors import ArgumentError, BusyError, PoolFullError, PromptError, ResourceError
 from rlx.runners.engine.engine import Engine
-from rlx.runtime import pool_memory
+from rlx.runtime import pool_memory, pool_size
 from rlx.runtime.batch import Batch, Segment
 from rlx.runtime.pool_size import available_memory, pool_bytes
 from rlx.runtime.sequence import Sequence as PoolSequence
@@ -290,3 +290,20 @@ def test_writing_over_what_others_rely_on(engine: Engine) -> None:
     other = engine.open_sequence(longer)
     assert len(other) == 100 or engine.pool.memory.has_slots
     assert same(fed(engine, other, longer), alone(engine, longer))
+
+
+def test_memory_is_given_back_while_others_need_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ended goes when the system is short of memory; what runs stays, and its logits are right."""
+    pool = engine.pool
+    monkeypatch.setattr(pool_size, "LOOK", 0.0)
+    first = engine.open_sequence(IDS[:200])
+    fed(engine, first, IDS[:200])
+    first.close()
+    held, running = pool.used_bytes, engine.open_sequence(IDS[300:400])
+    fed(engine, running, IDS[300:400])
+    assert pool.used_bytes > held and pool.index.known(np.array(IDS[:200])) == 200
+    monkeypatch.setattr(pool_size, "available_memory", lambda: 0)
+    found = fed(engine, running, IDS[300:440])
+    assert pool.index.known(np.array(IDS[:200])) == 0
+    assert same(found, alone(engine, IDS[300:440]))
+    running.close()
