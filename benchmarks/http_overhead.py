@@ -3,8 +3,8 @@
     python benchmarks/http_overhead.py qwen3-0.6b-Q4_K_M.gguf --clients 1,8
 
 The loop alone is read by asyncio tasks of this process. Over HTTP the clients are in another process, which does
-nothing but read. Both take turns, and the best of the rounds counts: what disturbs a machine makes it slower. The demo model
-(`demo`) shows the overhead best, because its own steps take half a millisecond.
+nothing but read. Both take turns, and the best of the rounds counts: what disturbs a machine makes it slower. The demo
+model (`demo`) shows the overhead best, because its own steps take half a millisecond.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ import openai
 import pytest
 from exchanges import PATH, QUESTION, STORY, chunks_of, error_of, text_of
 
+from rlx.text.thinking import ThinkingTags
+
 
 def test_an_answer(server: Any) -> None:
     for name in ("demo", "gpt-4o"):
@@ -152,6 +154,26 @@ def test_an_answer_that_continues_a_message(server: Any) -> None:
     found = server.post(PATH, messages=begun, temperature=0, continue_final_message=True).json()
     assert found["choices"][0]["message"]["content"] == " 72."
     assert error_of(server, messages=QUESTION, continue_final_message=True)["param"] == "continue_final_message"
+
+
+def test_reasoning_is_told_from_the_answer(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The demo model does not reason: here "27" and "45" are the tags around its reasoning."""
+    monkeypatch.setattr(ThinkingTags, "of", staticmethod(lambda tokenizer: ThinkingTags("27", "45")))
+    body = {"messages": QUESTION, "temperature": 0}
+    found = server.openai.chat.completions.create(model="demo", **body)
+    said = found.choices[0].message
+    assert (said.reasoning_content, said.content) == ("+", "= 72.")
+    assert 0 < found.usage.completion_tokens_details.reasoning_tokens < found.usage.completion_tokens
+    streamed = chunks_of(server, **body)
+    deltas = [choice["delta"] for chunk in streamed for choice in chunk["choices"]]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "+"
+    assert text_of(streamed) == "= 72."
+    hidden = server.post(PATH, **body, include_reasoning=False).json()["choices"][0]["message"]
+    assert "reasoning_content" not in hidden and hidden["content"] == "= 72."
+    whole = server.post(PATH, **body, reasoning_format="none").json()["choices"][0]["message"]
+    assert whole["content"] == "27 + 45 = 72." and "reasoning_content" not in whole
+    form = server.post(PATH, **body, guided_choice=["left", "right"]).json()["choices"][0]["message"]
+    assert form["reasoning_content"] == "+" and form["content"] in ("left", "right")
 
 
 def test_messages_of_many_forms(server: Any) -> None:
