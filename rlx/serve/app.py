@@ -32,7 +32,7 @@ from rlx.serve.log import Log
 from rlx.serve.media import MediaOptions
 from rlx.serve.metrics import Metrics
 from rlx.serve.model import ServedModel
-from rlx.serve.openai import chat, completions, embeddings, models, tokens
+from rlx.serve.openai import chat, completions, embeddings, models, native, tokens
 from rlx.serve.options import ServerOptions
 from rlx.serve.record import RequestRecord
 from rlx.serve.streaming import ClientGone, json_bytes
@@ -125,6 +125,7 @@ VERSIONED: tuple[Router, ...] = (
     completions.router,
     embeddings.router,
     tokens.router,
+    native.router,
     responses.router,
     messages.router,
     status.router,

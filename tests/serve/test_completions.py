@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,27 @@ def test_the_best_of_several(server: Any) -> None:
     best = max(every, key=lambda choice: sum(choice["logprobs"]["token_logprobs"]) / len(choice["logprobs"]["tokens"]))
     (found,) = server.post(PATH, **body, n=1, best_of=4).json()["choices"]
     assert found["text"] == best["text"]
+
+
+def test_the_path_of_llama_server(server: Any) -> None:
+    body = {"prompt": TEXT, "temperature": 0, "n_predict": 12}
+    whole = server.post("/completion", **body, n_probs=2, return_tokens=True).json()
+    assert whole["content"] == texts(server, prompt=TEXT, temperature=0, max_tokens=12)[0]
+    assert (whole["stop"], whole["stop_type"], whole["tokens_predicted"]) == (True, "limit", 12)
+    assert whole["tokens_evaluated"] == len(server.model.tokenizer.encode(TEXT)) and whole["prompt"] == TEXT
+    assert len(whole["tokens"]) == len(whole["completion_probabilities"]) == 12
+    assert b"".join(bytes(each["bytes"]) for each in whole["completion_probabilities"]).decode() == whole["content"]
+    raw = server.post("/completion", **body, stream=True).text
+    pieces = [json.loads(event[6:]) for event in raw.split("\n\n") if event]
+    assert "".join(piece["content"] for piece in pieces) == whole["content"]
+    assert [piece["stop"] for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert pieces[-1]["timings"]["predicted_n"] == 12
+    word = server.post("/completion", prompt=TEXT, temperature=0, stop=["."]).json()
+    assert (word["stop_type"], word["stopping_word"]) == ("word", ".") and "." not in word["content"]
+    assert [each["content"] for each in server.post("/completion", **{**body, "prompt": [TEXT, TEXT]}).json()] == [
+        whole["content"]
+    ] * 2
+    assert error_of(server, path="/completion", prompt="a", echo=True)["param"] == "echo"
 
 
 def test_grammars(server: Any) -> None:

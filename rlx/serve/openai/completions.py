@@ -64,8 +64,11 @@ def router(server: Server) -> APIRouter:
     return found
 
 
-async def specs_of(call: Call, body: CompletionBody) -> list[GenerationSpec]:
+async def specs_of(call: Call, body: CompletionBody, default: int | None = MAX_TOKENS) -> list[GenerationSpec]:
     """What is to be generated, for each prompt.
+
+    Args:
+        default: maximum number of tokens where the body has none; None for no limit.
 
     Raises:
         ApiError: a value is out of its range, or fields contradict each other.
@@ -79,12 +82,12 @@ async def specs_of(call: Call, body: CompletionBody) -> list[GenerationSpec]:
     logprobs = body.n_probs if body.logprobs is None else body.logprobs
     if logprobs is None and best > n:
         logprobs = 0
-    limit: int | None = MAX_TOKENS
+    limit = default
     if (body.max_tokens, body.n_predict) != (None, None):
         limits = (("max_tokens", body.max_tokens), ("n_predict", body.n_predict))
         limit = most_tokens(*limits, at_least=body.min_tokens, least=0)
-    elif (body.min_tokens or 0) > MAX_TOKENS:
-        raise invalid("min_tokens", f"it is {body.min_tokens}, more than {MAX_TOKENS}, the default of max_tokens")
+    elif default is not None and (body.min_tokens or 0) > default:
+        raise invalid("min_tokens", f"it is {body.min_tokens}, more than {default}, the default of max_tokens")
     found = await in_thread(lambda: _prompts(call.model, body))
     if len(found) * best > MAX_CHOICES:
         raise invalid("prompt", f"{len(found)} prompts with {best} answers each, at most {MAX_CHOICES} are computed")
