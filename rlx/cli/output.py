@@ -178,6 +178,7 @@ class Answer:
 ENDS = {
     "stop": "end of the answer",
     "stop_string": "stopped by --stop",
+    "grammar": "complete by its grammar",
     "length": "stopped by --max-tokens",
     "context": "stopped by the end of the context",
     "interrupted": "interrupted",
