@@ -40,10 +40,18 @@ def loop_options(command: Function) -> Function:
 @server_options
 @loop_options
 @speculative_option
+@click.option("--ray", "on_ray", is_flag=True, help="Serve on the nodes of a Ray cluster; RAY_ADDRESS names it.")
+@click.option("--replicas", metavar="N", help="With --ray: how many processes open MODEL, such as 2, or 1-4 by load.")
 @engine_options
 @debug_option
 def serve(
-    model: str | None, server: dict[str, Any], loop: dict[str, Any], speculative: str | None, engine: dict[str, Any]
+    model: str | None,
+    server: dict[str, Any],
+    loop: dict[str, Any],
+    speculative: str | None,
+    on_ray: bool,
+    replicas: str | None,
+    engine: dict[str, Any],
 ) -> None:
     """Serve MODEL over HTTP, by default the demo model.
 
@@ -63,13 +71,18 @@ def serve(
     check_installed()
     options = ServerOptions(**_given(server)).resolved()
     path = model_path(model, engine)
+    engine = {**engine, **_given(loop), **_given({"speculative": speculative})}
+    if on_ray:
+        return _serve_on_ray(path, options, engine, replicas)
+    if replicas is not None:
+        raise click.UsageError("--replicas needs --ray")
     names = [*options.alias, model_name(path), *([model] if model else [])]
     opened: list[CachedRunner] = []
     with listening(options) as listener, Bars() as bars:
 
         def opening() -> ServedModel:
             bars.waiting("opening the model")
-            runner = open_runner(path, {**engine, **_given(loop), **_given({"speculative": speculative})}, bars)
+            runner = open_runner(path, engine, bars)
             opened.append(runner)
             return ServedModel(runner, names[0], names[1:])
 
@@ -81,6 +94,24 @@ def serve(
             bars.close()
             for runner in opened:
                 runner.close()
+
+
+def _serve_on_ray(path: str, options: ServerOptions, engine: dict[str, Any], replicas: str | None) -> None:
+    """Serves on a cluster, until SIGINT or SIGTERM."""
+    from rlx.ray import check_installed
+
+    check_installed()
+    least, dash, most = (replicas or "1").partition("-")
+    if not (least.isdecimal() and (most.isdecimal() or not dash)):
+        raise click.UsageError(f"--replicas is {replicas!r}, expected a number such as 2, or a range such as 1-4")
+    from rlx.ray.serving import deployment, run
+
+    cpus = engine.pop("threads")
+    count = (int(least), int(most)) if dash else int(least)
+    app = deployment(path, num_cpus=cpus, replicas=count, drain=options.drain, server=options, **engine)
+    click.echo(f"starting {path} on Ray", err=True)
+    ready = f"ready at port {options.port} of Ray's proxies"
+    run(app, options.host, options.port, options.drain, lambda: click.echo(ready, err=True))
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

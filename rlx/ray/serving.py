@@ -7,7 +7,10 @@ application of `rlx.serve`. The router in the ingress knows which replica has wh
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import signal
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +37,8 @@ LOST = (
     exceptions.RpcError, ReplicaUnavailableError,
 )  # fmt: skip
 DRAIN_SECONDS = 600.0
-QUEUE = 256
+APPLICATION = "rlx"
+REMOVAL_SECONDS = 20.0  # that Ray needs to end processes without requests
 INGRESS_REQUESTS = 10_000  # that one ingress passes on at a time
 
 
@@ -44,8 +48,6 @@ def deployment(
     num_cpus: int | None = None,
     replicas: int | tuple[int, int] = 1,
     ingress_replicas: int | None = None,
-    alias: str | Sequence[str] = (),
-    queue: int = QUEUE,
     drain: float = DRAIN_SECONDS,
     server: ServerOptions | None = None,
     ray_actor_options: Mapping[str, Any] | None = None,
@@ -63,10 +65,9 @@ def deployment(
         replicas: how many; with (least, most) their number follows the load.
         ingress_replicas: how many processes pass requests on; by default one for each node that there is now. The proxy
             of a node prefers the one there.
-        alias: names of the model in the API; the first one is that in answers. By default the name of its file.
-        queue: how many requests may wait beside those that replicas have; further ones get 429.
         drain: seconds that running requests get to finish when a replica is taken away.
-        server: options of the server in each replica.
+        server: options of the server: the names of the model (`alias`), how many requests may wait in the router
+            (`queue`), keys, time limits, sizes. `host` and `port` are those of Ray's proxies.
         ray_actor_options: for replicas, beside `num_cpus`: `memory`, `resources`, `runtime_env`, `label_selector`.
         deployment_options: further options of `ray.serve.deployment` for the replicas; they override those from here.
         options: those of `rlx.auto_runner`, such as `slots`, `kv_bytes` and `max_seq`.
@@ -79,9 +80,11 @@ def deployment(
     cpus = cpus_of(num_cpus)
     options = {"threads": cpus, **options}
     slots = RunnerOptions(**options).slots
-    names = [alias] if isinstance(alias, str) else list(alias)
     shared = {"graceful_shutdown_timeout_s": drain, "health_check_timeout_s": 30.0}
-    server = replace(server or ServerOptions(), queue=AHEAD * slots)  # the router bounds the queue
+    server = (server or ServerOptions()).resolved()
+    names, queue = [*server.alias, model_name(os.fspath(model))], server.queue
+    # Ray's proxies listen, not the replicas, and the router bounds the queue.
+    server = replace(server, host="0.0.0.0", queue=AHEAD * slots)
     own = {
         "name": "Replica",
         "ray_actor_options": {**(ray_actor_options or {}), "num_cpus": cpus},
@@ -102,8 +105,7 @@ def deployment(
         max_ongoing_requests=INGRESS_REQUESTS,
         **shared,
     )
-    path = path_on_nodes(model)
-    return front.bind(inner.bind(path, names or [model_name(path)], server, options), server.max_body_bytes)
+    return front.bind(inner.bind(path_on_nodes(model), names, server, options), server.max_body_bytes)
 
 
 def application(arguments: dict[str, Any]) -> serve.Application:
@@ -121,6 +123,48 @@ def application(arguments: dict[str, Any]) -> serve.Application:
 AHEAD = 2
 """Requests that a replica has for each slot: while one is computed the next one is tokenized. All others wait in the
 router, which gives them to whoever is free first."""
+
+
+def run(app: serve.Application, host: str, port: int, drain: float, ready: Callable[[], object]) -> None:
+    """Runs an application in the foreground, until SIGINT or SIGTERM; then it drains and is removed.
+
+    The cluster is that of RAY_ADDRESS; without it one is started on this machine, and ended with the application.
+
+    Args:
+        host, port: where Ray's proxies listen, unless Ray Serve runs on the cluster already.
+        drain: seconds that running requests get in the end.
+        ready: called when all replicas are there.
+    """
+    told = threading.Event()
+    try:
+        serve.start(http_options={"host": host, "port": port})
+        serve.run(app, name=APPLICATION, route_prefix="/")
+        with _signals(told):
+            ready()
+            told.wait()
+            ending = threading.Thread(target=serve.delete, args=(APPLICATION,), daemon=True)
+            ending.start()
+            ending.join(drain + REMOVAL_SECONDS)  # Ray waits for ever where its own processes got the signal, too
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _signals(told: threading.Event) -> Iterator[None]:
+    """Inside, SIGINT and SIGTERM set the event. A second one is an interrupt."""
+
+    def handle(number: int, frame: Any) -> None:
+        if told.is_set():
+            raise KeyboardInterrupt
+        told.set()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, handle) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, each in zip(numbers, before, strict=True):
+            signal.signal(number, each)
 
 
 def _nodes() -> int:

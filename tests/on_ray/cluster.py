@@ -261,8 +261,10 @@ def a_client_that_goes_away_frees_its_place() -> None:
 
 @scenario
 def a_full_queue_is_refused() -> None:
+    from rlx.serve import ServerOptions
+
     with cluster(1):
-        deploy(replicas=1, slots=1, queue=1)
+        deploy(replicas=1, slots=1, server=ServerOptions(queue=1))
         with ThreadPoolExecutor(12) as pool, httpx.Client(base_url=URL, timeout=60) as client:
             ask = lambda i: client.post("/v1/chat/completions", json=body(f"Story {i}", 900))  # noqa: E731
             found = list(pool.map(ask, range(12)))

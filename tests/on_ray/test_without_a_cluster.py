@@ -14,6 +14,7 @@ import rlx
 import rlx.ray
 from rlx.errors import ArgumentError
 from rlx.ray.places import cpus_of, range_of
+from rlx.serve import ServerOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own use of pydantic
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed")
@@ -41,7 +42,7 @@ def test_numbers_of_replicas() -> None:
 def test_a_deployment_has_the_options_of_the_engine() -> None:
     from ray.serve import Application
 
-    app = rlx.ray.deployment("demo", num_cpus=3, replicas=(1, 4), slots=8, queue=5, alias="m")
+    app = rlx.ray.deployment("demo", num_cpus=3, replicas=(1, 4), slots=8, server=ServerOptions(queue=5, alias=("m",)))
     assert isinstance(app, Application)
     front = app._bound_deployment
     (inner,) = (each for each in front.init_args if isinstance(each, Application))
@@ -51,7 +52,8 @@ def test_a_deployment_has_the_options_of_the_engine() -> None:
     scaling = replica._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (1, 4, 8)
     model, names, server, options = replica.init_args
-    assert (model, list(names), options["threads"], options["slots"]) == ("demo", ["m"], 3, 8)
+    assert (model, list(names), options["threads"], options["slots"]) == ("demo", ["m", "demo"], 3, 8)
+    assert not server.is_local, "clients name Ray's proxies, not the replica"
     assert server.queue >= 16, "the application in a replica refuses nothing that the router gave it"
 
 
