@@ -6,16 +6,18 @@ stream; an answer in one piece is made of the same objects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.requests import Request
 
-from rlx.errors import GrammarError
+from rlx.errors import GrammarError, SamplingError, ToolError
 from rlx.grammar import Grammar
+from rlx.sampling import SampleOpts
 from rlx.serve.errors import ApiError, invalid
 from rlx.serve.generation import Event, Progress
+from rlx.text.tool_calls import checked_tools
 
 if TYPE_CHECKING:
     from rlx.serve.answering import Answering
@@ -27,6 +29,57 @@ JsonObject = dict[str, Any]
 def request_fields(server: Server, request: Request) -> JsonObject:
     """The fields of a `GenerationSpec` that do not depend on the body."""
     return {"timeout": server.options.timeout, "request_id": request.headers.get("x-request-id", "")}
+
+
+def given(**values: Any) -> JsonObject:
+    """The values that are not None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def changed_sample(
+    default: SampleOpts, changes: Mapping[str, Any], names: Mapping[str, str] | None = None
+) -> SampleOpts:
+    """Sampling options with some changed.
+
+    Args:
+        names: what the request calls an option, where it has another name.
+
+    Raises:
+        ApiError: a value is out of its range.
+    """
+    try:
+        return replace(default, **changes)
+    except SamplingError as error:
+        name = error.what.split()[0]
+        raise invalid((names or {}).get(name, name), error.what, error.hint) from error
+
+
+def check_tool(function: Mapping[str, Any], where: str, schema: str) -> None:
+    """Checks a function in the form of chat.
+
+    Args:
+        where: its place in the request.
+        schema: what the request calls its parameters.
+
+    Raises:
+        ApiError: it has no usable name, or its parameters are no schema of an object.
+    """
+    try:
+        checked_tools([function], where)
+    except ToolError as error:
+        field = f"{where}{str(error.where).partition('.function')[2]}".replace(".parameters", f".{schema}")
+        raise invalid(field, error.what, error.hint) from error
+
+
+def check_continued(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Refuses a conversation of nothing but the message that the answer is to continue.
+
+    Raises:
+        ApiError: as said.
+    """
+    if all(message["role"] == "system" for message in messages[:-1]):
+        hint = "begin with a message of the user"
+        raise invalid("messages", "there is nothing before the message that the answer continues", hint)
 
 
 def schema_grammar(schema: Any, field: str, *, lenient: bool = False) -> Grammar:

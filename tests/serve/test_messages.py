@@ -177,6 +177,10 @@ def test_an_agents_request_is_answered(server: Any) -> None:
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0].type"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
         ({"stop_sequences": ["a", ""]}, "stop_sequences[1]"),
+        ({"top_k": 10**30}, "top_k: top_k is 1000"),
+        ({"messages": [{"role": "assistant", "content": "Once"}]}, "messages: there is nothing before the message"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name: the name is 'a b'"),
+        ({"tools": [{"name": "a", "input_schema": {"type": "array"}}]}, "tools[0].input_schema.type"),
         ({"temperature": "hot"}, "temperature: expected a number"),
     ],
 )

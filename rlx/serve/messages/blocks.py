@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlx.serve.builders import check_tool
 from rlx.serve.errors import invalid
 from rlx.serve.fields import shown
 from rlx.serve.media import ImageSource, base64_source
@@ -187,7 +188,7 @@ def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> list[JsonObject]:
     """The tools in the form of chat.
 
     Raises:
-        ApiError: a tool is one that runs at Anthropic, or has no schema.
+        ApiError: a tool is one that runs at Anthropic, or is malformed.
     """
     found = []
     for i, tool in enumerate(tools or ()):
@@ -201,6 +202,7 @@ def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> list[JsonObject]:
         function: JsonObject = {"name": tool.get("name"), "parameters": dict(schema)}
         function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
         found.append({"type": "function", "function": function})
+        check_tool(found[-1], where, "input_schema")
     return found
 
 

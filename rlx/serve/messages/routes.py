@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
 from rlx.grammar import Grammar
-from rlx.sampling import SampleOpts
-from rlx.serve.builders import Built, completed, request_fields, schema_grammar
+from rlx.serve.builders import Built, changed_sample, completed, given, request_fields, schema_grammar
 from rlx.serve.errors import SHAPES, invalid
 from rlx.serve.fields import shown
 from rlx.serve.generation import GenerationSpec
@@ -65,7 +63,8 @@ async def _prompt(model: ServedModel, body: CountBody) -> ChatPrompt:
     choice, tools = choice_of(body.tool_choice), tools_of(body.tools)
     disabled = body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use is True
     messages = messages_of(body.messages, body.system)
-    continues = bool(messages) and messages[-1]["role"] == "assistant"
+    if continues := bool(messages) and messages[-1]["role"] == "assistant":
+        check_continued(messages)
     variables = _variables(model, body)
     return await model.chat_prompt(messages, tools or None, choice, not disabled, variables, continues)
 
@@ -94,10 +93,11 @@ def _check_edits(management: dict[str, Any] | None) -> None:
 
 
 async def _spec(model: ServedModel, body: MessagesBody, prompt: ChatPrompt, fields: dict[str, Any]) -> GenerationSpec:
+    changes = given(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
     return GenerationSpec(
         prompt.context,
         body.max_tokens,
-        _sample(model.default_sample, body),
+        changed_sample(model.default_sample, changes),
         stop=_stops(body),
         parser=prompt.parser,
         keep_ids=prompt.keep_ids,
@@ -126,8 +126,3 @@ def _text_grammar(body: CountBody) -> Grammar | None:
     if "schema" not in wanted:
         raise invalid(f"{field}.schema", "it is required")
     return schema_grammar(wanted["schema"], f"{field}.schema")
-
-
-def _sample(default: SampleOpts, body: MessagesBody) -> SampleOpts:
-    changes: dict[str, Any] = {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
-    return replace(default, **{name: value for name, value in changes.items() if value is not None})

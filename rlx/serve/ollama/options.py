@@ -7,15 +7,17 @@ ask for what is the case anyway.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
-from rlx.errors import SamplingError
 from rlx.sampling import SampleOpts
+from rlx.serve.builders import changed_sample
 from rlx.serve.errors import invalid
 from rlx.serve.fields import MAX_STOPS, shown, unknown_field
 
 _RENAMED = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "repetition_window"}
+_NAMES = {field.name: f"options.{field.name}" for field in fields(SampleOpts)}
+_NAMES |= {own: f"options.{name}" for name, own in _RENAMED.items()}
 _OWN = {field.name for field in fields(SampleOpts)} - {"logit_bias"}
 _COUNTS = {"top_k", "seed", "repetition_window", "mirostat", "dry_allowed_length", "dry_penalty_last_n"}
 
@@ -85,16 +87,7 @@ def options_of(options: Mapping[str, Any] | None, default: SampleOpts, context: 
             raise unknown_field(
                 field, [f"options.{each}" for each in (*_OWN, *_RENAMED, *_LOADING, "num_predict", "num_ctx", "stop")]
             )
-    return Options(_sample(default, changes), most, stop)
-
-
-def _sample(default: SampleOpts, changes: dict[str, Any]) -> SampleOpts:
-    try:
-        return replace(default, **changes)
-    except SamplingError as error:
-        own = error.what.split()[0]
-        name = next((each for each, to in _RENAMED.items() if to == own), own)
-        raise invalid(f"options.{name}", error.what, error.hint) from error
+    return Options(changed_sample(default, changes, _NAMES), most, stop)
 
 
 def _converted(name: str, value: Any, field: str) -> Any:

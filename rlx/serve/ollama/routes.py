@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request, Response
 
 from rlx.grammar import Grammar
-from rlx.serve.builders import Built, completed, request_fields, schema_grammar
+from rlx.serve.builders import Built, check_continued, completed, request_fields, schema_grammar
 from rlx.serve.chat_prompt import ChatPrompt
 from rlx.serve.errors import SHAPES, ApiError, invalid
 from rlx.serve.generation import GenerationSpec
@@ -115,7 +115,8 @@ class _Answer:
     async def chat_spec(self, body: ChatBody) -> GenerationSpec:
         """What is to be generated for a conversation."""
         messages = messages_of(body.messages or ())
-        continues = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+        if continues := messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
+            check_continued(messages)
         prompt = await self._model.chat_prompt(messages, body.tools or None, None, True, self._variables(), continues)
         return await self._spec(prompt)
 

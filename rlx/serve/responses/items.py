@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlx.serve.builders import check_tool
 from rlx.serve.errors import ApiError, invalid
 from rlx.serve.fields import shown
 from rlx.serve.media import ImageSource
@@ -173,13 +174,17 @@ def functions_of(tools: Sequence[Mapping[str, Any]] | None) -> list[JsonObject]:
 
     Those of other types run at a provider, or are a client's own: agents list them whatever server they talk to, so
     they are left out. The field `tools` of the response shows what remains.
+
+    Raises:
+        ApiError: a function is malformed.
     """
     found = []
-    for tool in tools or ():
+    for i, tool in enumerate(tools or ()):
         if tool.get("type") == "function":
             names = ("name", "description", "parameters", "strict")
             function = {name: tool[name] for name in names if tool.get(name) is not None}
             found.append({"type": "function", "function": function})
+            check_tool(found[-1], f"tools[{i}]", "parameters")
     return found
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
 from rlx.grammar import Grammar
 from rlx.sampling import SampleOpts
-from rlx.serve.builders import Built, completed, request_fields, schema_grammar
+from rlx.serve.builders import Built, changed_sample, completed, given, request_fields, schema_grammar
 from rlx.serve.errors import ApiError, invalid
 from rlx.serve.fields import shown
 from rlx.serve.generation import GenerationSpec
@@ -51,7 +50,8 @@ def router(server: Server) -> APIRouter:
         prompt, _ = await _prompt(model, body)
         return {"object": "response.input_tokens", "input_tokens": len(prompt.context)}
 
-    @found.api_route("/responses/{response_id}", methods=["GET", "DELETE"])
+    @found.get("/responses/{response_id}")
+    @found.delete("/responses/{response_id}", include_in_schema=False)
     async def stored(response_id: str) -> Response:
         """Always an error: responses are not stored."""
         hint = "keep the response that `POST /v1/responses` has returned"
@@ -85,7 +85,7 @@ async def _spec(
 ) -> tuple[GenerationSpec, dict[str, Any]]:
     """What is to be generated, and the fields of the response that repeat the request."""
     prompt, functions = await _prompt(model, body)
-    sample = _sample(model.default_sample, body)
+    sample = changed_sample(model.default_sample, given(temperature=body.temperature, top_p=body.top_p))
     wants_logprobs = body.top_logprobs is not None or "message.output_text.logprobs" in (body.include or ())
     spec = GenerationSpec(
         prompt.context,
@@ -113,11 +113,6 @@ def _text_grammar(body: InputBody) -> Grammar | None:
     if "schema" not in wanted:
         raise invalid("text.format.schema", "it is required")
     return schema_grammar(wanted["schema"], "text.format.schema", lenient=wanted.get("strict") is False)
-
-
-def _sample(default: SampleOpts, body: ResponsesBody) -> SampleOpts:
-    changes: dict[str, Any] = {"temperature": body.temperature, "top_p": body.top_p}
-    return replace(default, **{name: value for name, value in changes.items() if value is not None})
 
 
 def _echo(model: ServedModel, body: ResponsesBody, sample: SampleOpts, functions: list[Any]) -> dict[str, Any]:
