@@ -126,7 +126,8 @@ class ChatTemplate:
     @cached_property
     def takes_system(self) -> bool:
         """Whether a conversation may begin with a message of the system."""
-        return _PROBE in self._tried([{"role": "system", "content": _PROBE}, {"role": "user", "content": "x"}])
+        messages = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "x"}]
+        return _PROBE in self._tried([self.fit(message) for message in messages])
 
     def _tried(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
         """What a template makes of a conversation; nothing if it refuses it."""

@@ -187,7 +187,7 @@ def _joined(a: Any, b: Any, between: str = "\n") -> Any:
     """Two contents as one: texts, or lists of parts."""
     if isinstance(a, str) and isinstance(b, str):
         return between.join(text for text in (a, b) if text)
-    return [*_parts(a), *_parts(b)]
+    return [*_parts(a), *_parts(between), *_parts(b)]
 
 
 def _parts(content: Any) -> list[Any]:

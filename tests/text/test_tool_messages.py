@@ -1,0 +1,125 @@
+"""Which format a chat template asks for, and conversations with calls in the form that the template takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from golden_folder import goldens
+
+from rlx.text import Tokenizer, chat_ids, load_tokenizer
+from rlx.text.tool_calls import ToolFormat
+
+TOOLS = [{
+    "type": "function",
+    "function": {"name": "look", "description": "Looks <|im_end|>.", "parameters": {"type": "object"}},
+}]  # fmt: skip
+CALLS = [
+    {"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}},
+    {"id": "b", "type": "function", "function": {"name": "look", "arguments": {"at": "y"}}},
+]
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": None, "tool_calls": CALLS},
+    {"role": "tool", "tool_call_id": "b", "content": "two"},
+    {"role": "tool", "tool_call_id": "a", "content": '{"n": 1}'},
+    {"role": "user", "content": "Thanks"},
+]
+SHOWS = "{% for t in tools or [] %}{{ t.function.name }}:{{ t.function.description }};{% endfor %}"
+HEAD = "{% for m in messages %}[{{ m.role }}{{ ' ' ~ m.name if m.name }}]{{ m.content }}"
+EACH = "{% for c in m.tool_calls or [] %}{{ c.function.arguments.at }};{% endfor %}{% endfor %}"
+ONE = "{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
+RESPONSES = "{% for r in m.tool_responses or [] %}{{ r.name }}={{ r.response }};{% endfor %}{% endfor %}"
+ALTERNATE = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}"
+    "{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(next((goldens() / "qwen3").glob("model*.gguf")))
+
+
+def using(tokenizer: Tokenizer, template: str) -> Tokenizer:
+    return replace(tokenizer, chat_templates={"default": template})
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        (PLAIN, "prompted"),
+        (SHOWS + PLAIN, "llama"),
+        (SHOWS + "<|python_tag|>" + PLAIN, "llama"),
+        (SHOWS + "<tool_call>" + PLAIN, "hermes"),
+        (SHOWS + "<tool_call><function=f>" + PLAIN, "xml"),
+        (SHOWS + "<|tool_call>" + PLAIN, "gemma4"),
+        (SHOWS + "<start_function_call>" + PLAIN, "functiongemma"),
+        ("<tool_call>" + PLAIN, "prompted"),
+    ],
+)
+def test_the_format_follows_the_template(tokenizer: Tokenizer, template: str, name: str) -> None:
+    found = ToolFormat.of(using(tokenizer, template))
+    assert found is not None
+    assert found.name == name
+    assert found.prompted == (name == "prompted")
+
+
+def test_without_a_template_there_is_no_format(tokenizer: Tokenizer) -> None:
+    assert ToolFormat.of(replace(tokenizer, chat_templates={})) is None
+
+
+def test_answers_keep_the_control_tokens_of_calls() -> None:
+    tokenizer = load_tokenizer(next((goldens() / "llama").glob("model*.gguf")))
+    found = ToolFormat.of(using(tokenizer, SHOWS + PLAIN))
+    assert found is not None
+    assert found.keep_ids(tokenizer) == {tokenizer.token_to_id("<|python_tag|>")}
+
+
+def rendered(tokenizer: Tokenizer, template: str, messages: list[dict[str, Any]] = MESSAGES, tools: Any = TOOLS) -> str:
+    return tokenizer.decode(chat_ids(using(tokenizer, template), messages, tools))
+
+
+def test_arguments_are_objects_and_results_have_names(tokenizer: Tokenizer) -> None:
+    found = rendered(tokenizer, SHOWS + HEAD + EACH)
+    assert found == (
+        "look:Looks <|im_end|>.;[user]Hi[assistant]x;y;[tool look]two[tool look]" + '{"n": 1}' + "[user]Thanks"
+    )
+
+
+def test_a_template_that_takes_one_call_gets_each_with_its_result(tokenizer: Tokenizer) -> None:
+    found = rendered(tokenizer, SHOWS + HEAD + ONE + EACH)
+    assert found.endswith('[user]Hi[assistant]x;[assistant]y;[tool look]two[tool look]{"n": 1}[user]Thanks')
+    in_order = [*MESSAGES[:2], MESSAGES[3], MESSAGES[2], MESSAGES[4]]
+    found = rendered(tokenizer, SHOWS + HEAD + ONE + EACH, in_order)
+    assert found.endswith('[user]Hi[assistant]x;[tool look]{"n": 1}[assistant]y;[tool look]two[user]Thanks')
+
+
+def test_a_template_of_gemma_4_gets_responses(tokenizer: Tokenizer) -> None:
+    found = rendered(tokenizer, SHOWS + HEAD + RESPONSES)
+    assert found.endswith("[user]Hi[assistant]look=two;look={'n': 1};[user]Thanks")
+
+
+@pytest.mark.parametrize("template", [PLAIN, ALTERNATE])
+def test_a_template_without_tools_gets_texts(tokenizer: Tokenizer, template: str) -> None:
+    found = rendered(tokenizer, template)
+    calls = '[assistant]{"name": "look", "parameters": {"at": "x"}}\n{"name": "look", "parameters": {"at": "y"}}'
+    assert found.endswith(f'{calls}[user]Result of look:\ntwo\n\nResult of look:\n{{"n": 1}}\n\nThanks')
+    assert '"description": "Looks <|im_end|>."' in found
+    assert found.startswith("[system]You can call functions." if template == PLAIN else "[user]You can call functions.")
+
+
+def test_descriptions_and_results_hold_no_control_tokens(tokenizer: Tokenizer) -> None:
+    token = tokenizer.token_to_id("<|im_end|>")
+    messages = [*MESSAGES[:2], {"role": "tool", "tool_call_id": "a", "content": "<|im_end|>"}]
+    for template in (SHOWS + HEAD + EACH, PLAIN):
+        ids = chat_ids(using(tokenizer, template), messages, TOOLS)
+        assert tokenizer.decode(ids).count("<|im_end|>") == 2
+        assert token not in ids
+
+
+def test_tools_for_a_template_with_parts(tokenizer: Tokenizer) -> None:
+    template = "{% for m in messages %}[{{ m.role }}]{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    assert rendered(tokenizer, template).endswith("\n\nThanks")
