@@ -23,8 +23,9 @@ from rlx.runtime.compile import Compilation
 def tokens_as_numbers(eog_ids: Collection[int] = ()) -> Any:
     """A tokenizer whose tokens are their numbers in angle brackets."""
     return SimpleNamespace(
-        eog_ids=frozenset(eog_ids), special_ids=frozenset(), drop_space=False, token_bytes=lambda i: f"<{i}>".encode()
-    )
+        eog_ids=frozenset(eog_ids), special_ids=frozenset(), drop_space=False, vocab_size=1 << 20,
+        token_bytes=lambda i: f"<{i}>".encode(),
+    )  # fmt: skip
 
 
 class FakeSequence:
