@@ -13,7 +13,7 @@ from rlx.serve.openai.bodies import ChatBody
 from rlx.serve.openai.chat_stream import ChatChunks
 from rlx.serve.openai.common import Call, json_response, logprob_dicts, timings_dict, usage_dict
 from rlx.serve.openai.sampling import most_tokens
-from rlx.serve.openai.structured import grammar_of
+from rlx.serve.openai.structured import grammar_of, named_grammar
 from rlx.serve.pieces import stream_of
 from rlx.serve.reasoning import effort_variables
 from rlx.serve.streaming import Stream, while_connected
@@ -36,10 +36,12 @@ def router(server: Server) -> APIRouter:
         prompt = await prompt_of(model, body)
         spec = await spec_of(call, body, prompt)
         if not body.stream:
-            answer = await while_connected(request, model.collect(spec))
+            with named_grammar(body):
+                answer = await while_connected(request, model.collect(spec))
             return json_response(complete(call, body, answer, prompt))
         chunks = ChatChunks(call, body, spec, prompt.context.ids)
-        return Stream(stream_of(await model.generate(spec), chunks, call.ping_seconds))
+        with named_grammar(body):
+            return Stream(stream_of(await model.generate(spec), chunks, call.ping_seconds))
 
     return found
 

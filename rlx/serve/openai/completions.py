@@ -19,7 +19,7 @@ from rlx.serve.openai.completion_stream import CompletionChunks
 from rlx.serve.openai.logprobs import Logprobs
 from rlx.serve.openai.prompts import filled_in, prompt_ids, prompts
 from rlx.serve.openai.sampling import most_tokens
-from rlx.serve.openai.structured import grammar_of
+from rlx.serve.openai.structured import grammar_of, named_grammar
 from rlx.serve.pieces import stream_of
 from rlx.serve.streaming import Stream, while_connected
 
@@ -56,10 +56,12 @@ def router(server: Server) -> APIRouter:
         specs = await specs_of(call, body)
         echoes = await while_connected(request, echoes_of(model, body, specs))
         if not body.stream:
-            answer = await while_connected(request, model.collect(*specs))
+            with named_grammar(body):
+                answer = await while_connected(request, model.collect(*specs))
             return json_response(complete(call, body, answer, echoes))
         chunks = CompletionChunks(call, body, specs, echoes)
-        return Stream(stream_of(await model.generate(*specs), chunks, call.ping_seconds))
+        with named_grammar(body):
+            return Stream(stream_of(await model.generate(*specs), chunks, call.ping_seconds))
 
     return found
 

@@ -17,6 +17,7 @@ from rlx.serve.openai.bodies import CompletionBody
 from rlx.serve.openai.common import Call, json_response, logprob_dicts, progress_dict, timings_dict
 from rlx.serve.openai.completions import specs_of
 from rlx.serve.openai.sse import Chunks
+from rlx.serve.openai.structured import named_grammar
 from rlx.serve.pieces import stream_of
 from rlx.serve.streaming import Stream, event, json_bytes, while_connected
 
@@ -38,9 +39,10 @@ def router(server: Server) -> APIRouter:
         call = Call(server, request, body, model, "cmpl", "completion")
         specs = await specs_of(call, body, default=None)
         chunks = NativeChunks(call, body, specs)
-        if body.stream:
-            return Stream(stream_of(await model.generate(*specs), chunks, call.ping_seconds))
-        answer = await while_connected(request, model.collect(*specs))
+        with named_grammar(body):
+            if body.stream:
+                return Stream(stream_of(await model.generate(*specs), chunks, call.ping_seconds))
+            answer = await while_connected(request, model.collect(*specs))
         each = [chunks.whole(choice, answer.timings) for choice in answer.choices]
         return json_response(each[0] if len(each) == 1 else each)
 

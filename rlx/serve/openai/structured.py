@@ -5,7 +5,8 @@ What cannot be compiled is an error: no answer comes without the form that was a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import GrammarError
@@ -43,6 +44,16 @@ async def grammar_of(model: ServedModel, body: StructureFields, prompt: ChatProm
         return grammar if prompt is None else with_tools(model.tokenizer, grammar, prompt)
 
     return await in_thread(made)
+
+
+@contextmanager
+def named_grammar(body: StructureFields) -> Iterator[None]:
+    """Errors of the grammar, which shows some only with the vocabulary, name the field that asks for it."""
+    try:
+        yield
+    except GrammarError as error:
+        field = next((field for field, _ in _asked(body)), "tools")
+        raise invalid(field, error.what, error.hint, code="invalid_grammar") from error
 
 
 def _made(field: str, make: Callable[[], Grammar]) -> Grammar:
