@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request, Response
 
 from rlx.grammar import Grammar
-from rlx.serve.builders import Built, changed_sample, completed, given, request_fields, schema_grammar
+from rlx.serve.builders import Built, changed_sample, check_continued, completed, given, request_fields, schema_grammar
 from rlx.serve.errors import SHAPES, invalid
 from rlx.serve.fields import shown
 from rlx.serve.generation import GenerationSpec
