@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from page_browser import Watched, chromium
-from page_double import Double
+from page_double import Double, serving
 
 
 @pytest.fixture(scope="session")
@@ -18,9 +18,9 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def running_double(serve: Callable[[Any], Any]) -> Iterator[tuple[Double, str]]:
+def running_double() -> Iterator[tuple[Double, str]]:
     double = Double()
-    with serve(double.app) as url:
+    with serving(double.app) as url:
         yield double, url
 
 

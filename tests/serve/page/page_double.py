@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
@@ -106,6 +110,21 @@ class Double:
         }
         yield f"data: {json.dumps({'choices': [], 'usage': usage, 'timings': timings})}\n\n".encode()
         yield b"data: [DONE]\n\n"
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """Serves any application at a free port, by nothing but uvicorn; its address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", ws="none"))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join(60)
 
 
 def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:

@@ -98,6 +98,16 @@ def test_refusals_and_errors_are_shown_in_the_servers_words(page: Any, double: D
     expect(answered(page).locator(".problem")).to_contain_text("the server has failed")
 
 
+def test_a_server_that_comes_back_with_another_model(page: Any, double: Double) -> None:
+    double.model, double.answers = "other", [(404, "the model 'double' does not exist here"), ["Here."]]
+    send(page, "Go")
+    expect(answered(page).locator(".problem")).to_contain_text("does not exist here")
+    expect(page.locator("#model")).to_have_text("other")
+    page.click("text=Try again")
+    expect(answered(page).locator(".answer")).to_have_text("Here.")
+    assert [body["model"] for body in double.requests] == ["double", "other"]
+
+
 def test_a_server_that_is_gone(page: Any, watched: Watched) -> None:
     watched.context.route("**/v1/chat/completions", lambda route: route.abort("connectionrefused"))
     send(page, "Go")

@@ -15,6 +15,7 @@ from fastapi.staticfiles import StaticFiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_browser import Watched
+from page_double import serving
 
 from rlx.serve import page
 
@@ -28,12 +29,12 @@ markdown = st.lists(st.sampled_from(MARKS), max_size=40).map("".join)
 
 
 @pytest.fixture(scope="module")
-def harness(serve: Callable[[Any], Any], browser: Any) -> Iterator[Any]:
+def harness(browser: Any) -> Iterator[Any]:
     """An empty page beside the modules of the chat page; `run(code, argument)` runs a function on it."""
     app = FastAPI()
     app.mount("/scripts", StaticFiles(directory=SCRIPTS))
     app.get("/", response_class=HTMLResponse)(lambda: "<!doctype html><title>harness</title><main></main>")
-    with serve(app) as url:
+    with serving(app) as url:
         watched = Watched(browser, url)
         watched.page.goto(url)
 

@@ -151,6 +151,7 @@ async function answer(parent, begun = null) {
   announce("Answering.");
   await generation.run(path, server.model);
   running.delete(conversation.id);
+  if (generation.failure?.kind === "network" || generation.failure?.status === 404) connect(); // it may have another model now
   conversation.updated = Date.now();
   await keep(conversation);
   drawNow(generation);
@@ -324,7 +325,7 @@ function askKey() {
 function keyDialog() {
   const dialog = $("#key");
   const had = apiKey.get() !== "";
-  const input = h("input", { id: "key-value", type: "password", autocomplete: "off", required: true });
+  const input = h("input", { id: "key-value", type: "password", autocomplete: "off", required: true, pattern: "[!-~]+" });
   const stay = h("input", { type: "checkbox" });
   const form = h("form", { method: "dialog" },
     h("h2", {}, icon("key"), "API key"),
@@ -453,8 +454,13 @@ function wireButtons() {
   for (const dialog of $$("dialog")) dialog.addEventListener("click", (event) => event.target === dialog && dialog.close(""));
 }
 
+let connecting = false;
+
 /** Asks the server what it is, until it answers. */
 async function connect() {
+  server.ready = false;
+  if (connecting) return;
+  connecting = true;
   for (let wait = 1; !server.ready; wait = Math.min(2 * wait, 10)) {
     try {
       await server.load();
@@ -464,6 +470,7 @@ async function connect() {
       await new Promise((resolve) => setTimeout(resolve, 1000 * wait));
     }
   }
+  connecting = false;
   $("#model").textContent = server.model;
   if (current.isEmpty()) showWelcome(send);
   showComposer();
