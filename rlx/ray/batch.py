@@ -57,10 +57,15 @@ async def answering_on_ray(
         replicas: number of actors; by default as many as the cores of the cluster are for.
 
     Raises:
-        ResourceError: no node has the cores for an actor, or none could be started.
+        ModelFileError: the model's file cannot be opened here.
+        ResourceError: no node has the cores for an actor, or none could open the model.
     """
     import ray
 
+    from rlx.weights import open_weights
+
+    with open_weights(model):  # a mistake in its name is told here, not by a process on another node
+        pass
     if not ray.is_initialized():
         ray.init(log_to_driver=False, logging_level="warning")
     cpus = cpus_of(engine.get("threads"))
@@ -83,7 +88,8 @@ async def answering_on_ray(
 
 
 async def _one_open(actors: list[Any]) -> None:
-    """Waits until one of the actors has opened the model; raises what kept it from that."""
+    """Waits until one of the actors has opened the model."""
+    from ray.exceptions import RayError
 
     async def opened(actor: Any) -> None:
         await actor.is_open.remote()
@@ -94,6 +100,10 @@ async def _one_open(actors: list[Any]) -> None:
         if not done:
             raise ResourceError(f"no process with the model started in {START_SECONDS} s", where="--ray")
         await done.pop()
+    except RayError as error:
+        reason = str(error).strip().splitlines()[-1]
+        hint = "the path of the model must be there on every node"
+        raise ResourceError(f"no process could open the model: {reason}", where="--ray", hint=hint) from error
     finally:
         for task in tasks:
             task.cancel()
