@@ -106,14 +106,16 @@ class Server:
     """llama.cpp's server as a process of its own, with a slot for each request."""
 
     def __init__(self, program: str, model: str, threads: int | None) -> None:
-        self.port = free_port()
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        slots = ["--parallel", str(SLOTS), "--ctx-size", str(SLOTS * CONTEXT)]
-        place = ["--host", "127.0.0.1", "--port", str(self.port)]
+        slots, port = ["--parallel", str(SLOTS), "--ctx-size", str(SLOTS * CONTEXT)], free_port()
         more = [] if threads is None else ["--threads", str(threads), "--threads-batch", str(threads)]
-        command = [program, "--model", model, *slots, *place, *more]
+        command = [program, "--model", model, *slots, "--host", "127.0.0.1", "--port", str(port), *more]
+        self.start(command, port, f"llama-server, {SLOTS} slots")
+
+    def start(self, command: list[str], port: int, name: str) -> None:
+        """Starts the process, and waits until it is ready."""
+        self.port, self.name = port, name
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
-        self.name = f"llama-server, {SLOTS} slots"
         try:
             self._wait_until_ready()
         except BaseException:
@@ -125,7 +127,7 @@ class Server:
         while time.monotonic() < end:
             if self._process.poll() is not None:
                 self._log.seek(0)
-                raise SystemExit(f"llama-server ended:\n{self._log.read()[-2000:]}")
+                raise SystemExit(f"{self.name} ended:\n{self._log.read()[-2000:]}")
             try:
                 with closing(self._connection()) as connection:
                     connection.request("GET", "/health")
@@ -134,7 +136,7 @@ class Server:
             except OSError:
                 pass
             time.sleep(0.2)
-        raise SystemExit(f"llama-server was not ready within {seconds:.0f} seconds")
+        raise SystemExit(f"{self.name} was not ready within {seconds:.0f} seconds")
 
     def _connection(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
