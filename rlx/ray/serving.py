@@ -128,7 +128,8 @@ router, which gives them to whoever is free first."""
 def run(app: serve.Application, host: str, port: int, drain: float, ready: Callable[[], object]) -> None:
     """Runs an application in the foreground, until SIGINT or SIGTERM; then it drains and is removed.
 
-    The cluster is that of RAY_ADDRESS; without it one is started on this machine, and ended with the application.
+    The cluster is that of RAY_ADDRESS; without it that of this machine. If there is none, one is started here, and ended
+    with the application.
 
     Args:
         host, port: where Ray's proxies listen, unless Ray Serve runs on the cluster already.
