@@ -128,7 +128,7 @@ router, which gives them to whoever is free first."""
 def run(app: serve.Application, host: str, port: int, drain: float, ready: Callable[[], object]) -> None:
     """Runs an application in the foreground, until SIGINT or SIGTERM; then it drains and is removed.
 
-    The cluster is that of RAY_ADDRESS; without it that of this machine. If there is none, one is started here, and ended
+    The cluster is that of RAY_ADDRESS; without it that of this machine. If there is none, one is started here and ends
     with the application.
 
     Args:
