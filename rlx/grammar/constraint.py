@@ -58,6 +58,8 @@ class Constraint:
         self._has_stopped = False
         self._known: Words | None = None  # what `mask` has found
         self._is_known = False
+        self._forced: list[int] | None = None  # what `forced` has found
+        self._is_over: bool | None = None  # what `is_over` has found
         self._grammatical: Words | None = None  # what the grammar alone allows here, once it was asked
         self._part = _Part.START if self._begin else _Part.THINKING if self._end else self._first
         self._check()
@@ -87,20 +89,25 @@ class Constraint:
 
     def forced(self) -> list[int]:
         """The tokens that must come next, whatever the model says; `[]` if there is a choice."""
+        if self._forced is None:
+            self._forced = self._only()
+        return self._forced
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing may follow: the grammar is satisfied and does not go on, or a stop id came."""
+        if self._is_over is None:
+            goes_on = self._part is not _Part.ANSWER or (self._trigger is not None and self._repeats)
+            self._is_over = self._has_stopped or (not goes_on and self._is_complete())
+        return self._is_over
+
+    def _only(self) -> list[int]:
+        """The tokens of the only continuation, without an end of the answer."""
         if self._part is not _Part.ANSWER or self._has_stopped:
             return []
         width = self._vocabulary.width
         found: list[int] = self._matcher.compute_ff_tokens()
         return found[: next((at for at, token in enumerate(found) if token >= width), len(found))]
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing may follow: the grammar is satisfied and does not go on, or a stop id came."""
-        if self._has_stopped:
-            return True
-        if self._part is not _Part.ANSWER or (self._trigger is not None and self._repeats):
-            return False
-        return self._is_complete()
 
     def _is_complete(self) -> bool:
         """Whether the grammar is satisfied and does not go on."""
@@ -165,7 +172,7 @@ class Constraint:
             GrammarError: the grammar does not allow it.
         """
         piece, part = self._vocabulary.pieces[token], self._part
-        self._is_known, self._grammatical = False, None
+        self._is_known, self._grammatical, self._forced, self._is_over = False, None, None, None
         if part is _Part.START:
             part = self._started(piece, token)
         if part is _Part.THINKING or part is _Part.FREE:
