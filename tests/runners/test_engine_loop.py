@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from toy_engine import Greedy, ToyEngine, answer
 
-from rlx.errors import BusyError, NumericalError
+from rlx.errors import BusyError, DeadlineError, NumericalError
 from rlx.runners.generation.output import Output
 from rlx.runners.generation.stopping import FinishReason, Stopping
 from rlx.runners.serving.bell import Bell
@@ -231,6 +231,14 @@ def test_a_request_that_fails(loop: EngineLoop) -> None:
     with pytest.raises(NumericalError):
         list(bad)
     assert good.result() == answer(PROMPT, 30)
+
+
+def test_a_deadline_counts_from_the_submission(loop: EngineLoop) -> None:
+    """Not from when the loop reads it: a long step of others may be in between."""
+    made = handle(loop, seconds=0.5)
+    loop._engine.now += 1  # type: ignore[attr-defined]
+    with pytest.raises(DeadlineError, match="it has 0 tokens"):
+        made.result()
 
 
 def test_a_handle_that_nobody_has_ends_its_request(loop: EngineLoop) -> None:

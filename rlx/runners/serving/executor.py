@@ -133,7 +133,8 @@ class JobExecutor:
         elif not message.entered:
             message.entered = True
             if message.seconds is not None:
-                message.deadline = self._clock() + message.seconds
+                handed_over = message.record.submitted
+                message.deadline = (self._clock() if handed_over is None else handed_over) + message.seconds
                 self._limited.add(message)
             self.scheduler.add(message)
             if message.images is not None:
