@@ -31,11 +31,12 @@ from rlx.serve.lifecycle import Lifecycle, load
 from rlx.serve.log import Log
 from rlx.serve.media import MediaOptions
 from rlx.serve.metrics import Metrics
-from rlx.serve.model import ServedModel
+from rlx.serve.model import ServedModel, in_thread
 from rlx.serve.openai import chat, completions, embeddings, models, native, tokens
 from rlx.serve.options import ServerOptions
 from rlx.serve.record import RequestRecord
 from rlx.serve.streaming import ClientGone, json_bytes
+from rlx.serve.tracing import Tracing
 
 log = logging.getLogger("rlx.serve")
 
@@ -54,6 +55,7 @@ class Server:
         self.options, self.lifecycle = options, Lifecycle()
         self.gate = Gate(SLOTS, options.queue)
         self.log = Log(options.log)
+        self.tracing = Tracing.of(options.otlp_endpoint)
         self.metrics = Metrics(self._name, self._stats, self.gate, aliases=options.vllm_metrics)
         self._model: ServedModel | None = None
         self._load = None if isinstance(model, ServedModel) else model
@@ -110,10 +112,9 @@ class Server:
         """Notes a request that has ended."""
         if found.status >= 400 or found.path not in status.PROBES:
             self.log.request(found)
-        self.metrics.count(found, found.path if found.path in self.paths else "other")
-
-    paths: frozenset[str] = frozenset()
-    """The paths of the server."""
+        if self.tracing is not None:
+            self.tracing.span(found, headers)
+        self.metrics.count(found)
 
 
 Router = Callable[[Server], APIRouter]
@@ -150,6 +151,8 @@ def create_app(model: ServedModel | Loader, options: ServerOptions | None = None
         opening = asyncio.create_task(load(server.lifecycle, server.load))
         yield
         opening.cancel()
+        if server.tracing is not None:
+            await in_thread(server.tracing.close)
         server.log.close()
 
     app = FastAPI(title="rlx", version=rlx.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -164,7 +167,6 @@ def create_app(model: ServedModel | Loader, options: ServerOptions | None = None
     for kind in (RlxError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(ClientGone, _answer_nobody)
-    server.paths = frozenset(getattr(route, "path", "") for route in app.routes)
     app.add_middleware(
         Front,
         options=server.options,

@@ -88,6 +88,8 @@ class Front:
         finally:
             if not found.status:
                 found.status, found.gone = CLIENT_CLOSED, True
+            if "endpoint" in scope and not scope.get("path_params"):
+                found.route = found.path
             self._done(found, headers)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send, error: ApiError, found: RequestRecord) -> None:

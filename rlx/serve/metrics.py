@@ -73,14 +73,10 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(PREFIX + name, text, ("model_name", *labels), registry=self._registry)
 
-    def count(self, found: RequestRecord, route: str) -> None:
-        """Counts a request that has ended.
-
-        Args:
-            route: its path, if the server has such a path; a name for all others.
-        """
+    def count(self, found: RequestRecord) -> None:
+        """Counts a request that has ended."""
         model = found.model or self._model()
-        self._requests.labels(model, found.method, route, str(found.status)).inc()
+        self._requests.labels(model, found.method, found.route, str(found.status)).inc()
         if found.gone:
             self._gone.labels(model).inc()
         if found.answered:

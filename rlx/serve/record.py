@@ -54,6 +54,7 @@ class RequestRecord:
     Attributes:
         id: as the client or the server named it.
         method, path, client: what was asked, and by whom.
+        route: the path if the server has it, else `other`: what clients invent must not become labels of metrics.
         arrived: when, by `time.perf_counter`.
         deadline: until when it must be answered; None for no limit.
         status: of the response; 499 if the client went away before one.
@@ -70,6 +71,7 @@ class RequestRecord:
     method: str
     path: str
     client: str = ""
+    route: str = "other"
     arrived: float = field(default_factory=time.perf_counter)
     deadline: float | None = None
     status: int = 0

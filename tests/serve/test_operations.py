@@ -1,0 +1,148 @@
+"""Metrics, log, slots, properties and traces of a server."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.datastructures import Headers
+
+import rlx
+from rlx.runners import RequestStats
+from rlx.serve import create_app
+from rlx.serve.metrics import SHARED
+from rlx.serve.options import ServerOptions
+from rlx.serve.record import Answered, RequestRecord
+from rlx.serve.tracing import Tracing
+
+CHAT = "/v1/chat/completions"
+SHORT = {"messages": [{"role": "user", "content": "Tell me a story"}], "max_tokens": 7, "ignore_eos": True}
+DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
+
+
+@pytest.fixture
+def logged(server: Any, serve: Any, tmp_path: Path) -> Iterator[tuple[httpx.Client, Path]]:
+    log = tmp_path / "log.jsonl"
+    options = ServerOptions(log=log, log_prompts=True, vllm_metrics=True, slots_endpoint=False)
+    with serve(create_app(server.model, options)) as url, httpx.Client(base_url=url, timeout=60) as client:
+        yield client, log
+
+
+def values(text: str) -> dict[str, float]:
+    """Name of a sample, with the labels besides the model -> its value, as Prometheus' own parser reads them."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = {name: value for name, value in sample.labels.items() if name not in ("model_name", "engine")}
+            found[sample.name + "".join(f",{name}={value}" for name, value in sorted(labels.items()))] = sample.value
+    return found
+
+
+def test_metrics_count_what_was_asked(logged: tuple[httpx.Client, Path]) -> None:
+    client, _ = logged
+    usage = [client.post(CHAT, json=SHORT).json()["usage"] for _ in range(3)]
+    assert client.post(CHAT, json={**SHORT, "max_tokens": "many"}).status_code == 400
+    found = values(client.get("/metrics").text)
+    assert found["rlx:prompt_tokens_total"] == sum(each["prompt_tokens"] for each in usage)
+    assert found["rlx:generation_tokens_total"] == sum(each["completion_tokens"] for each in usage) == 21
+    cached = sum(each["prompt_tokens_details"]["cached_tokens"] for each in usage)
+    assert found["rlx:prompt_tokens_cached_total"] == cached > 0
+    assert found["rlx:request_success_total,finished_reason=length"] == 3
+    assert found[f"rlx:http_requests_total,method=POST,path={CHAT},status=200"] == 3
+    assert found[f"rlx:http_requests_total,method=POST,path={CHAT},status=400"] == 1
+    for name in ("time_to_first_token", "request_queue_time", "request_prefill_time", "request_decode_time"):
+        assert found[f"rlx:{name}_seconds_count"] == 3
+        assert found[f"rlx:{name}_seconds_bucket,le=+Inf"] == 3
+    assert found["rlx:time_to_first_token_seconds_sum"] <= found["rlx:e2e_request_latency_seconds_sum"]
+    assert found["rlx:inter_token_latency_seconds_count"] >= 3 * 6
+    assert found["rlx:num_requests_running"] == found["rlx:num_requests_waiting"] == 0
+    assert "rlx:inter_token_latency_seconds_bucket,le=0.0005" in found
+    for name in SHARED:
+        ours = {key.removeprefix("rlx:") for key in found if re.match(rf"rlx:{name}(_|,|$)", key)}
+        theirs = {key.removeprefix("vllm:") for key in found if re.match(rf"vllm:{name}(_|,|$)", key)}
+        assert ours == theirs, name
+
+
+def test_the_log_has_a_line_a_request(logged: tuple[httpx.Client, Path]) -> None:
+    client, log = logged
+    usage = client.post(CHAT, json=SHORT, headers={"X-Request-Id": "one"}).json()["usage"]
+    client.post(CHAT, json={**SHORT, "max_tokens": "many"}, headers={"X-Request-Id": "two"})
+    client.get("/health")
+    for _ in range(200):
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        if len(lines) == 2:
+            break
+        client.get("/health")
+    one, two = lines
+    assert (one["id"], one["status"], one["path"], one["model"]) == ("one", 200, CHAT, "demo")
+    assert one["prompt_tokens"] == usage["prompt_tokens"] and one["completion_tokens"] == 7
+    assert one["finish"] == ["length"] and one["first_token_ms"] <= one["ms"]
+    assert "Tell me a story" in one["prompts"][0] and len(one["answers"]) == 1
+    assert (two["id"], two["status"]) == ("two", 400) and "max_tokens" in two["error"]
+
+
+def test_the_log_has_no_prompts_unless_asked(server: Any, serve: Any, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    with serve(create_app(server.model, ServerOptions(log=log))) as url:
+        assert httpx.post(f"{url}{CHAT}", json=SHORT, timeout=60).status_code == 200
+    assert "story" not in log.read_text() and log.read_text().count("\n") == 1
+
+
+def test_slots_say_what_is_computed_without_texts(server: Any, logged: tuple[httpx.Client, Path]) -> None:
+    ids = server.model.tokenizer.encode("Tell me a story")
+    with server.model.runner.submit(rlx.Request(ids, 900, stop_at_eog=False)) as handle:
+        handle.step(0)  # the engine computes some tokens more, and waits
+        found = server.http.get("/slots")
+    every = found.json()
+    assert [each["id"] for each in every] == list(range(server.model.slots))
+    assert sum(each["is_processing"] for each in every) == 1 and every[0]["is_processing"]
+    assert every[0]["next_token"]["n_decoded"] + every[0]["next_token"]["n_remain"] == 900
+    assert every[0]["n_prompt_tokens"] == every[0]["n_prompt_tokens_processed"] and "story" not in found.text
+    off = logged[0].get("/slots")
+    assert off.status_code == 501 and off.json()["error"]["type"] == "not_supported_error"
+
+
+def test_props_say_how_requests_are_answered(server: Any) -> None:
+    found = server.http.get("/props").json()
+    assert found["total_slots"] == server.model.slots and found["chat_template"] == server.model.tokenizer.chat_template
+    params = found["default_generation_settings"]["params"]
+    assert params["temperature"] == server.model.default_sample.temperature
+    assert found["default_generation_settings"]["n_ctx"] == server.model.runner.max_seq
+    assert found["modalities"] == {"vision": False, "audio": False}
+    assert server.http.get("/version").json() == {"version": rlx.__version__}
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are(logged: tuple[httpx.Client, Path]) -> None:
+    client, _ = logged
+    assert client.post(CHAT, json=SHORT).status_code == 200
+    text = client.get("/metrics").text
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    asked = {name for query in queries for name in re.findall(r"rlx:\w+", query)}
+    there = {re.sub("_(bucket|sum|count)$", "", name) for name in re.findall(r"^# TYPE (\S+) ", text, re.MULTILINE)}
+    assert len(panels) > 8 and {re.sub("_(bucket|sum|count)$", "", name) for name in asked} <= there
+
+
+def test_a_request_becomes_a_span_of_the_callers_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+    http = pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    exporter = memory.InMemorySpanExporter()
+    monkeypatch.setattr(http, "OTLPSpanExporter", lambda endpoint: exporter)
+    tracing = Tracing.of("http://localhost:4318")
+    assert tracing is not None
+    found = RequestRecord("id-1", "POST", CHAT, status=200, model="demo")
+    found.answered = [Answered([RequestStats(9, 4, 7, 0.1, 0.2, 0.3)], ["stop"], 0.05, 7)]
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    tracing.span(found, Headers({"traceparent": f"00-{trace}-b7ad6b7169203331-01"}))
+    tracing.close()
+    (span,) = exporter.get_finished_spans()
+    assert span.name == "chat demo" and f"{span.context.trace_id:032x}" == trace
+    assert span.attributes["gen_ai.usage.input_tokens"] == 9 and span.attributes["gen_ai.usage.output_tokens"] == 7
+    assert span.attributes["gen_ai.server.time_to_first_token"] == pytest.approx(0.35)
+    assert span.attributes["gen_ai.response.finish_reasons"] == ("stop",)
