@@ -68,6 +68,7 @@ class Server:
         with suppress(RlxError):  # of a file without one: the requests that need it say so
             model.tokenizer.encode("")  # built now, not in the first request
         self._model, self.gate.slots = model, model.slots
+        threading.Thread(target=_prepare_grammars, args=[model], name="rlx-grammars", daemon=True).start()
 
     @property
     def model(self) -> ServedModel:
@@ -110,11 +111,17 @@ class Server:
 
     def done(self, found: RequestRecord, headers: Headers) -> None:
         """Notes a request that has ended."""
-        if found.status >= 400 or found.path not in status.PROBES:
+        if found.status not in (200, 503) or found.path not in status.PROBES:
             self.log.request(found)
         if self.tracing is not None:
             self.tracing.span(found, headers)
         self.metrics.count(found)
+
+
+def _prepare_grammars(model: ServedModel) -> None:
+    """Reads the vocabulary for grammars, which takes a second for a large one, before the first request needs it."""
+    with suppress(RlxError):  # without the package, or a tokenizer: the requests that need it say so
+        model.runner.grammars.vocabulary  # noqa: B018
 
 
 Router = Callable[[Server], APIRouter]
@@ -201,6 +208,11 @@ def _foreign(request: Request, error: Exception) -> ApiError | None:
     """An error of FastAPI's as ours; None for others."""
     if isinstance(error, RequestValidationError):
         return body_error(error.errors(), error.body, known_fields(request))
-    if isinstance(error, HTTPException):
-        return ApiError(error.status_code, str(error.detail), headers=error.headers)
-    return None
+    if not isinstance(error, HTTPException):
+        return None
+    what, hint, call = str(error.detail), None, f"{request.method} {request.url.path[:100]}"
+    if error.status_code == 404:
+        what, hint = f"there is no {call}", "`/openapi.json` lists what there is"
+    elif error.status_code == 405:
+        what = f"there is no {call}, only with {(error.headers or {}).get('Allow', 'another method')}"
+    return ApiError(error.status_code, what, hint=hint, headers=error.headers)
