@@ -100,7 +100,8 @@ def api_error(error: BaseException) -> ApiError:
         status = 400 if error.total and error.needed > error.total else 503
         return ApiError(status, message, code="kv_cache_full")
     if isinstance(error, BusyError):
-        return ApiError(503, message, code="unavailable")
+        hint = "send the request again, to another server or later"
+        return ApiError(503, "the server ends, before the answer was complete", code="unavailable", hint=hint)
     if isinstance(error, ResourceError):
         return ApiError(503, message, code="out_of_resources")
     if isinstance(error, _USER):

@@ -7,6 +7,7 @@ it computes first.
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 import threading
@@ -210,6 +211,7 @@ def _draining(config: uvicorn.Config, shared: Server, seconds: float) -> uvicorn
             """What a signal does: drains, and ends at once if it does so already."""
             if self.deadline is not None:
                 self.force_exit = self.should_exit = True
+                logging.getLogger("uvicorn.error").disabled = True  # that requests were cut is what was asked for
                 return
             self.deadline = time.monotonic() + seconds
             lifecycle.drain()

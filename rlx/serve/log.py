@@ -43,9 +43,8 @@ class Log:
         self._lines: queue.Queue[str | None] = queue.Queue(QUEUED)
         self._thread: threading.Thread | None = None
         self._handler = _LineHandler(self)
-        if self._file is not None:
-            for name in NAMES:
-                logging.getLogger(name).addHandler(self._handler)
+        for name in NAMES:  # also where nothing is written: without any handler Python would write to stderr
+            logging.getLogger(name).addHandler(self._handler)
 
     def request(self, found: RequestRecord) -> None:
         """Writes the line of a request."""
