@@ -79,17 +79,7 @@ class BareParser(CallScanner):
         return True
 
     def _json_body(self) -> bool:
-        begun, call = self._json.begun, self._json
-        self._use(call.push(self._held))
-        if call.begun:
-            if not begun:
-                self._begin(call.name or "")
-            self._argue(call.take())
-        if call.done:
-            self._end(self._between)
-        elif call.bad:
-            self._cut_off()
-        return call.done or call.bad
+        return self._read_json(self._json, self._between)
 
     def _between(self) -> bool:
         """After a call: a further one, or the end of the list or the fence."""

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from rlx.text.tool_calls.format import CallParser, Part, ToolCallDelta
+from rlx.text.tool_calls.json_call import JsonCall
 
 State = Callable[[], bool]
 
@@ -138,6 +139,20 @@ class CallScanner(CallParser):
             self._parts[-1] = ToolCallDelta(last.index, last.id, last.name, last.arguments + fragment)
         else:
             self._parts.append(ToolCallDelta(self._count, arguments=fragment))
+
+    def _read_json(self, call: JsonCall, then: State) -> bool:
+        """Reads more of a call in JSON; `then` follows its end. Returns whether it has ended."""
+        begun = call.begun
+        self._use(call.push(self._held))
+        if call.begun:
+            if not begun:
+                self._begin(call.name or "")
+            self._argue(call.take())
+        if call.done:
+            self._end(then)
+        elif call.bad:
+            self._cut_off()
+        return call.done or call.bad
 
     def _end(self, state: State | None = None) -> None:
         """The call is complete."""

@@ -67,17 +67,7 @@ class TaggedParser(CallScanner):
         return True
 
     def _json_body(self) -> bool:
-        begun, call = self._json.begun, self._json
-        self._use(call.push(self._held))
-        if call.begun:
-            if not begun:
-                self._begin(call.name or "")
-            self._argue(call.take())
-        if call.done:
-            self._end(self._close)
-        elif call.bad:
-            self._cut_off()
-        return call.done or call.bad
+        return self._read_json(self._json, self._close)
 
     def _close(self) -> bool:
         """After a call: `</tool_call>`, which may be missing. Models also write a bracket too many before it."""
