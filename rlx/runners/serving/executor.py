@@ -141,6 +141,7 @@ class JobExecutor:
                 self.scheduler.tasks.append(Task(lambda: message.encode(self._end)))
         else:
             message.held = message.is_ahead
+            self._room = self._room or message.paused  # it may have been passed over
 
     def end_all(self, error: BaseException) -> None:
         """Ends every job and task with an error."""
@@ -414,8 +415,12 @@ class JobExecutor:
             self.idle.pop().pause()
             return True
         job = self.scheduler.victim()
-        if job is None:
-            return False
+        if job is not None:
+            self._pause(job)
+        return job is not None
+
+    def _pause(self, job: Job) -> None:
+        """Saves the state of a job elsewhere, which makes room for others."""
         try:
             job.sequence.pause()
             job.paused, self._room = True, False
@@ -423,21 +428,23 @@ class JobExecutor:
             self.counters.paused += 1
         except BaseException as error:
             self._end(job, error)
-        return True
 
     def _may_resume(self) -> bool:
-        """Whether a paused job may find room: some was given back, or nobody else has any."""
-        if not self._paused:
+        """Whether a paused job that could compute may find room: some was given back, a job that waits for its consumer
+        can make some, or nobody else has any.
+        """
+        if all(job.held for job in self._paused):
             return False
-        return self._room or not any(job.sequence is not None and not job.paused for job in self.scheduler.jobs())
+        others = [job for job in self.scheduler.jobs() if job.sequence is not None and not job.paused]
+        return self._room or any(job.held for job in others) or not others
 
     def _resume(self) -> None:
         """Lets paused jobs go on, in order, as far as there is room."""
         if not self._may_resume():
             return
-        for job in sorted(self._paused, key=lambda job: job.order):
+        for job in sorted((each for each in self._paused if not each.held), key=lambda job: job.order):
             try:
-                job.sequence.resume()
+                self._resume_one(job)
                 job.paused = False
                 self._paused.remove(job)
             except PoolFullError as error:
@@ -447,6 +454,21 @@ class JobExecutor:
             except BaseException as error:
                 self._end(job, error)
         self._room = False
+
+    def _resume_one(self, job: Job) -> None:
+        """Loads what was saved of a job; idle sequences, and jobs that wait for their consumers, make room."""
+        while True:
+            try:
+                job.sequence.resume()
+                return
+            except PoolFullError:
+                held = [other for other in self.scheduler.running if other.held and not other.paused]
+                if self.idle:
+                    self.idle.pop().pause()
+                elif held:
+                    self._pause(max(held, key=lambda other: other.order))
+                else:
+                    raise
 
     # ---------------------------------------------------------------------------------------------- the end of a job
 
