@@ -84,7 +84,20 @@ def parsed(body: bytes) -> dict[str, Any]:
         raise invalid(None, f"the body is no JSON: {what}") from None
     if not isinstance(found, dict):
         raise invalid(None, f"the body is a JSON {_NAMES[type(found)]}", "send a JSON object")
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deep(found):
+        raise invalid(None, f"the body is nested more than {MAX_DEPTH} levels deep")
     return found
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether arrays and objects are nested more than `MAX_DEPTH` deep. Python's own limit differs by version."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [part for parts in inner for part in parts if isinstance(part, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 _NAMES = {list: "array", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null"}

@@ -20,6 +20,7 @@ import pytest
 from rlx.serve import create_app
 from rlx.serve.admission import Gate, Room
 from rlx.serve.errors import ApiError
+from rlx.serve.http import MAX_DEPTH, parsed
 from rlx.serve.options import ServerOptions
 
 KEY = "sk-0123456789"
@@ -198,6 +199,16 @@ def test_bodies_take_a_bounded_room() -> None:
         await body(room, "huge", 99 << 20)
 
     asyncio.run(asyncio.wait_for(main(), HANGS))
+
+
+def test_nesting_has_a_limit_that_every_python_keeps() -> None:
+    def nested(levels: int) -> bytes:
+        return b'{"x":' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}"
+
+    assert parsed(nested(MAX_DEPTH)) and parsed(b'{"x": [%s]}' % b",".join([b"[]"] * 1000))
+    for levels in (MAX_DEPTH + 1, 900, 100_000):
+        with pytest.raises(ApiError, match="nested"):
+            parsed(nested(levels))
 
 
 def test_many_messages_and_deep_nesting(server: Any) -> None:
