@@ -63,7 +63,9 @@ ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("--lora", "--adapter-path"), "adapters are not supported: merge them into the model first"),
     **dict.fromkeys(("-cb", "--cont-batching", "--embeddings", "--embedding", "--enable-auto-tool-choice"), _NEEDLESS),
     **dict.fromkeys(("--ssl-key-file", "--ssl-cert-file", "--ssl-keyfile", "--ssl-certfile"), _TLS),
-    **dict.fromkeys(("--no-webui", "--no-ui"), "use --no-page"),
+    **dict.fromkeys(
+        ("--no-webui", "--no-ui"), "the page to chat on is that of `rlx serve`, where --no-page turns it off"
+    ),
     "--max-kv-size": "use --max-seq, which bounds the whole context; the cache does not rotate",
 }
 

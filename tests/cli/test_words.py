@@ -103,7 +103,7 @@ def test_what_rlx_does_not_have_says_what_to_do(name: str) -> None:
     ("args", "said"),
     [
         (["runn", "Hi"], "No such command 'runn'. Did you mean 'run'?"),
-        (["xyzzy"], "No such command 'xyzzy'. There are run, chat, compile"),
+        (["xyzzy"], "No such command 'xyzzy'. There are run, chat, serve, compile"),
         (["cache", "lss"], "No such command 'lss'. Did you mean 'ls'?"),
         (["run", "--modle", "x", "Hi"], "No such option: --modle. Did you mean --model?"),
         (["run", "-hello"], f"No such option: -hello. {DASH} rlx run -- -hello"),

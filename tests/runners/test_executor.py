@@ -262,7 +262,7 @@ def test_who_finds_no_room_is_paused_and_goes_on() -> None:
         made.receive(each)
     run(made)
     assert right(*jobs)
-    assert made.counters.paused > 0
+    assert made.paused.count > 0
 
 
 def test_who_waits_for_a_consumer_makes_room_for_one_that_was_paused() -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from rlx.errors import DeadlineError, PoolFullError
 from rlx.runners.generation.checks import check_finite
 from rlx.runners.serving.job import AHEAD, QUIET, Job, Logits, Task
+from rlx.runners.serving.paused import PausedJobs
 from rlx.runners.serving.prompt_loads import PromptLoads
 from rlx.runners.serving.scheduler import Scheduler
 from rlx.runtime.batch import Batch, Segment
@@ -63,7 +64,6 @@ class LoopCounters:
         tokens, prompt_tokens: tokens that were chosen, and rows of prompts that were computed.
         reused_tokens: tokens of prompts that the cache knew.
         steps: calls of the engine.
-        paused: how often a job was paused because the cache was full.
         gaps, gap_seconds, longest_gap: number of times between two tokens of a job, their sum, and the longest.
         gap_counts: how many gaps there were up to each of `GAP_BOUNDS`, beyond the one before; the last: longer ones.
     """
@@ -73,7 +73,6 @@ class LoopCounters:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     steps: int = 0
-    paused: int = 0
     gaps: int = 0
     gap_seconds: float = 0.0
     longest_gap: float = 0.0
@@ -108,14 +107,13 @@ class JobExecutor:
         self._engine, self.scheduler, self._clock, self._urgent = engine, scheduler, clock, urgent
         self.counters = LoopCounters()
         self.idle: weakref.WeakSet[Any] = weakref.WeakSet()  # open sequences of which nobody computes anything
-        self._paused: list[Job] = []
-        self._room = False  # whether room was given back since a job was paused
+        self.paused = PausedJobs(scheduler, self.idle, self._end)
         self._task_next = False  # tasks and prompts take turns
         self._unheard: dict[Job, None] = {}  # their consumers were not woken for the newest tokens yet
         self._limited: set[Job] = set()  # jobs with a deadline
 
         def freed() -> None:
-            self._room, self.scheduler.is_full = True, False
+            self.paused.room, self.scheduler.is_full = True, False
 
         self._loads = PromptLoads(kept, scheduler, self._end, freed)
 
@@ -141,7 +139,7 @@ class JobExecutor:
                 self.scheduler.tasks.append(Task(lambda: message.encode(self._end)))
         else:
             message.held = message.is_ahead
-            self._room = self._room or message.paused  # it may have been passed over
+            self.paused.room = self.paused.room or message.paused  # it may have been passed over
 
     def end_all(self, error: BaseException) -> None:
         """Ends every job and task with an error."""
@@ -157,8 +155,7 @@ class JobExecutor:
         """Computes one turn; returns whether there is more to compute."""
         if self._limited:
             self._expire()
-        if self._paused:
-            self._resume()
+        self.paused.resume()
         decodes = self._decode()
         if self.scheduler.has_others:
             self.wake_consumers()
@@ -166,7 +163,7 @@ class JobExecutor:
             if not (self._task_next and self._step_task()) and not self._prefill(decodes):
                 self._step_task()
         self._hold()
-        if bool(self.scheduler.decoding()) or self.scheduler.others_want() or self._may_resume():
+        if bool(self.scheduler.decoding()) or self.scheduler.others_want() or self.paused.may_resume():
             return True
         self.wake_consumers()
         return False
@@ -416,59 +413,8 @@ class JobExecutor:
             return True
         job = self.scheduler.victim()
         if job is not None:
-            self._pause(job)
+            self.paused.pause(job)
         return job is not None
-
-    def _pause(self, job: Job) -> None:
-        """Saves the state of a job elsewhere, which makes room for others."""
-        try:
-            job.sequence.pause()
-            job.paused, self._room = True, False
-            self._paused.append(job)
-            self.counters.paused += 1
-        except BaseException as error:
-            self._end(job, error)
-
-    def _may_resume(self) -> bool:
-        """Whether a paused job that could compute may find room: some was given back, a job that waits for its consumer
-        can make some, or nobody else has any.
-        """
-        if all(job.held for job in self._paused):
-            return False
-        others = [job for job in self.scheduler.jobs() if job.sequence is not None and not job.paused]
-        return self._room or any(job.held for job in others) or not others
-
-    def _resume(self) -> None:
-        """Lets paused jobs go on, in order, as far as there is room."""
-        if not self._may_resume():
-            return
-        for job in sorted((each for each in self._paused if not each.held), key=lambda job: job.order):
-            try:
-                self._resume_one(job)
-                job.paused = False
-                self._paused.remove(job)
-            except PoolFullError as error:
-                if self.scheduler.is_alone(job):  # nobody will give room back
-                    self._end(job, error)
-                break
-            except BaseException as error:
-                self._end(job, error)
-        self._room = False
-
-    def _resume_one(self, job: Job) -> None:
-        """Loads what was saved of a job; idle sequences, and jobs that wait for their consumers, make room."""
-        while True:
-            try:
-                job.sequence.resume()
-                return
-            except PoolFullError:
-                held = [other for other in self.scheduler.running if other.held and not other.paused]
-                if self.idle:
-                    self.idle.pop().pause()
-                elif held:
-                    self._pause(max(held, key=lambda other: other.order))
-                else:
-                    raise
 
     # ---------------------------------------------------------------------------------------------- the end of a job
 
@@ -507,11 +453,10 @@ class JobExecutor:
                     sequence.close()
         except BaseException as other:
             error = error or other
-        self._room, self.scheduler.is_full = True, False
+        self.paused.forget(job)
+        self.paused.room, self.scheduler.is_full = True, False
         self.counters.requests += 1
         job.record.ended = self._clock()
-        job.paused = False
-        self._paused = [other for other in self._paused if other is not job]
         self._limited.discard(job)
         self._unheard.pop(job, None)
         job.end(error)

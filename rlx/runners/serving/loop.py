@@ -192,7 +192,7 @@ class EngineLoop:
         started = sorted([*scheduler.prefilling, *scheduler.running], key=lambda job: job.number)
         active = [job.active() for job in started]
         now = {"queue": len(scheduler.waiting), "running": len(active), "slots": scheduler.slots, "active": active}
-        return {**now, **vars(self._executor.counters)}
+        return {**now, **vars(self._executor.counters), "paused": self._executor.paused.count}
 
     def close(self) -> None:
         """Ends every job and task with a `BusyError`, and the thread. Can be called more than once."""
