@@ -138,6 +138,8 @@ def in_a_terminal() -> None:
 
     talker.trouble[SLOW] = 2, wait
     with pytest.MonkeyPatch.context() as monkeypatch:
+        # Turns may be long here, so the loop's own thread computes all of them: Ctrl-C waits for those of a caller.
+        monkeypatch.setattr("rlx.runners.serving.driver.BRIEF", 0.0)
         install(monkeypatch, talker.make)
         sys.argv = ["rlx", "chat"]
         main()
