@@ -101,21 +101,21 @@ class Driver:
         Returns:
             How many seconds the thread may then sleep; None for any number.
         """
-        heir: Sleeper | None = None
+        successor: Sleeper | None = None
         with self._lock:
             self._thread = threading.get_ident()
             try:
-                while heir is None and self._turn():
-                    heir = self._heir()
+                while successor is None and self._turn():
+                    successor = self._successor()
                 seconds = self._executor.seconds_left()
             finally:
                 self._thread = None
-        if heir is not None:
-            heir.drives = True
-            heir.bell.ring()
+        if successor is not None:
+            successor.drives = True
+            successor.bell.ring()
         return seconds
 
-    def _heir(self) -> Sleeper | None:
+    def _successor(self) -> Sleeper | None:
         """The thread that waits for all that is left, if it may drive: each token would wake it otherwise."""
         if self._seconds > BRIEF or len(self._sleepers) != 1:
             return None
