@@ -36,7 +36,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -146,16 +146,24 @@ class Server:
             "prompt": prompt, "n_predict": count, "stream": True, "ignore_eos": True, "temperature": 0.0,
             "cache_prompt": True, "return_tokens": True,
         }  # fmt: skip
+        for event in self._events("/completion", body):
+            if not event.get("stop"):
+                yield from event.get("tokens") or [event]
+
+    def _events(self, path: str, body: dict[str, object]) -> Iterator[dict[str, Any]]:
+        """The events of a streamed answer.
+
+        Raises:
+            RuntimeError: the server refuses the request.
+        """
         with closing(self._connection()) as connection:
-            connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+            connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
             answer = connection.getresponse()
             if answer.status != 200:
-                raise RuntimeError(f"llama-server answers {answer.status}: {answer.read()[:300]!r}")
+                raise RuntimeError(f"{self.name} answers {answer.status}: {answer.read()[:300]!r}")
             for line in answer:
-                if line.startswith(b"data: "):
-                    event = json.loads(line[6:])
-                    if not event.get("stop"):
-                        yield from event.get("tokens") or [event]
+                if line.startswith(b"data: {"):
+                    yield json.loads(line[6:])
 
     def close(self) -> None:
         self._process.terminate()

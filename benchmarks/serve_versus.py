@@ -17,13 +17,11 @@ one answer.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -52,15 +50,9 @@ class RlxServer(Server):
             "prompt": prompt, "max_tokens": count, "stream": True, "ignore_eos": True, "temperature": 0.0,
             "return_token_ids": True,
         }  # fmt: skip
-        with closing(self._connection()) as connection:
-            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            if answer.status != 200:
-                raise RuntimeError(f"rlx serve answers {answer.status}: {answer.read()[:300]!r}")
-            for line in answer:
-                if line.startswith(b"data: {"):
-                    for choice in json.loads(line[6:])["choices"]:
-                        yield from choice.get("token_ids") or ()
+        for event in self._events("/v1/completions", body):
+            for choice in event["choices"]:
+                yield from choice.get("token_ids") or ()
 
 
 class LlamaServer(Server):
