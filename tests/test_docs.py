@@ -8,12 +8,12 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from pages import DOCS, PAGES, ROOT, blocks, consoles, fenced, shell_lines, text
 
 import rlx
 from rlx import demo
@@ -28,21 +28,13 @@ from rlx.models.config import Layer
 from rlx.profile import CompileProfile
 from rlx.profile.keys import FOREIGN, KEYS
 
-ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
-PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("*/*/README.md")])
 PLACES = ("rlx/", "tests/", "docs/", "benchmarks/", "examples/", "tools/")  # of paths in running text
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-@cache
-def text(page: Path) -> str:
-    return page.read_text(encoding="utf-8")
-
-
 def python(page: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", text(page), re.DOTALL)
+    return fenced(page, "python")
 
 
 def prose(page: Path) -> str:
@@ -76,14 +68,6 @@ def test_examples_of_the_compiler_page() -> None:
     assert "silu(dot(" in names["mlp"].source()
     assert "define" in names["mlp"].llvm()
     assert "ret" in names["mlp"].asm()
-
-
-def consoles(page: Path) -> Iterator[tuple[str, list[str]]]:
-    """(command, lines of its output) of every command in a console block."""
-    for block in re.findall(r"```console\n(.*?)```", text(page), re.DOTALL):
-        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, *output = part.rstrip("\n").split("\n")
-            yield command, output
 
 
 def test_commands_of_the_compiler_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +189,16 @@ def test_examples_run() -> None:
     assert listed.endswith("A green diamond, a blue circle and a red square.")
 
 
+LANGUAGES = {"bash", "console", "dockerfile", "json", "python", "text", "toml", "yaml"}
+
+
+@by_page
+def test_every_block_names_its_language(page: Path) -> None:
+    """Blocks are fenced, not indented, so that the site colours them and tests know what to do with them."""
+    wrong = [f"{block}: {block.language!r}" for block in blocks(page) if block.language not in LANGUAGES]
+    assert not wrong, f"fence these blocks and name one of {', '.join(sorted(LANGUAGES))}"
+
+
 # -- links and names --------------------------------------------------------------------------------------------------
 
 
@@ -256,9 +250,8 @@ def test_fields_that_the_page_about_models_names_are_there() -> None:
 
 
 def commands(page: Path) -> list[str]:
-    """Lines of indented code, and what stands between backticks, without comments."""
-    indented = re.findall(r"^    (\S.*)$", prose(page), re.MULTILINE)
-    return [line.split("  #")[0].strip() for line in (*indented, *spans(page))]
+    """Those of blocks, and what stands between backticks."""
+    return [*shell_lines(page), *spans(page)]
 
 
 def check_rlx(line: str) -> None:

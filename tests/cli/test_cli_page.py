@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
+from pages import DOCS, shell_lines, text
 
 from rlx import env
 from rlx.cli.command import ALIASES
@@ -18,7 +18,7 @@ from rlx.profile.option import options_of
 from rlx.runners.opening.options import EngineOptions
 from rlx.serve.options import ServerOptions
 
-PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+PAGE = text(DOCS / "cli.md")
 CONTEXT = cli.make_context("rlx", ["run"], resilient_parsing=True)
 OPTION_ROW = re.compile(r"^\| `(--[^`]+)` \| (.*?) \| .+ \|$", re.MULTILINE)
 # What runs here as it stands, on the demo model and in a moment.
@@ -83,12 +83,10 @@ def test_no_section_has_an_option_that_no_command_has() -> None:
 
 
 def test_every_example_is_understood() -> None:
-    examples = [line.strip() for line in PAGE.splitlines() if re.match(r"^    (?:\S.*\| )?rlx \w", line)]
+    examples = [line for line in shell_lines(DOCS / "cli.md") if re.match(r"(?:.*\| )?rlx \w", line)]
     assert len(examples) > 25
     for example in examples:
         words = shlex.split(re.split(r" [<>] ", example.split("| ")[-1])[0])[1:]
-        if words[0] == "COMMAND":
-            continue
         name, rest = words[0], words[1:]
         command: Any = cli.get_command(CONTEXT, name)
         assert command is not None, example
