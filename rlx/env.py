@@ -203,7 +203,7 @@ def api_key() -> str | None:
 
 
 def debug_level() -> int:
-    """RLX_DEBUG: how much is shown, see `rlx.trace`; 0 where it is unset.
+    """RLX_DEBUG: how much is shown, see `rlx.debug_output`; 0 where it is unset.
 
     Raises:
         ArgumentError: it is not a number from 0 to 7.

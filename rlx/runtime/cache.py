@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, cast
 
-from rlx import env, trace
+from rlx import debug_output, env
 from rlx.errors import ArgumentError, CacheError
 from rlx.profile.keys import MAX_PROGRAMS
 from rlx.runtime.entry import Entry, encode
@@ -135,7 +135,7 @@ class CompileCache:
         """
         found = self._recall(key.digest)
         if found is not _MISSING and key.kind == "program":
-            trace.show(trace.CACHE, f"cache: {key.title} found in memory")
+            debug_output.show(debug_output.CACHE, f"cache: {key.title} found in memory")
         if found is _MISSING:
             with self._alone(key.digest):
                 found = self._recall(key.digest)
@@ -205,7 +205,7 @@ class CompileCache:
             else:
                 self._count(misses=1)
         if entry:
-            trace.show(trace.CACHE, f"cache: {key.title} found in {entry.folder}")
+            debug_output.show(debug_output.CACHE, f"cache: {key.title} found in {entry.folder}")
         return entry
 
     def _build(self, key: CompileKey, build: Callable[[], Mapping[str, bytes | str]]) -> Entry:

@@ -18,7 +18,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlx import backends, env, trace
+from rlx import backends, debug_output, env
 from rlx.backends.base import Code, Loadable, OnKernel, Packer, Program, Stored, Target, Workers, uses
 from rlx.backends.base import Files as BuiltFiles
 from rlx.errors import ArgumentError, named_refusals
@@ -80,7 +80,7 @@ class CompiledProgram:
     def instance(self, workers: Workers) -> Program:
         """A runnable instance of the program, with memory of its own."""
         program = self.code.instance(workers)
-        if trace.shows(trace.KERNELS):
+        if debug_output.shows(debug_output.KERNELS):
             from rlx.runtime.debug import watch
 
             watch(program, self)
@@ -173,7 +173,7 @@ class Compiler:
             code = self.backend.load(Loadable(manifest, files, lambda: ir_text.loads(text), options))
             seconds = time.perf_counter() - start
             program = CompiledProgram(code, manifest, files, text, stats, options, key, not built, seconds)
-            if trace.shows(trace.PASSES):
+            if debug_output.shows(debug_output.PASSES):
                 from rlx.runtime.debug import show_program
 
                 show_program(program, self.target)
@@ -230,13 +230,15 @@ class Compiler:
 
         def telling() -> BuiltFiles:
             reason, start = self.cache.why(key), time.perf_counter()
-            trace.show(trace.CACHE, f"cache: {key.title} is compiled: {reason}")
+            debug_output.show(debug_output.CACHE, f"cache: {key.title} is compiled: {reason}")
             tell(0, total)
             with named_refusals():
                 files = build(tell)
             tell(total, total)
             self.compiled.append(Compilation(key.title, time.perf_counter() - start, key.digest, reason))
-            trace.show(trace.CACHE, f"cache: {key.title} was compiled in {self.compiled[-1].seconds:.2f} s")
+            debug_output.show(
+                debug_output.CACHE, f"cache: {key.title} was compiled in {self.compiled[-1].seconds:.2f} s"
+            )
             _LOG.info("compiled %s in %.2f s: %s", key.title, self.compiled[-1].seconds, reason)
             return files
 

@@ -9,7 +9,7 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rlx import trace
+from rlx import debug_output
 from rlx.backends.base import Observer, Program, Target
 from rlx.ir.graph import Graph
 from rlx.runtime.inspection import Inspectable
@@ -27,15 +27,15 @@ class _View(Inspectable):
 def show_program(compiled: CompiledProgram, target: Target) -> None:
     """Writes the output of levels 3 to 7 for a program that was compiled or loaded."""
     view, title = _View(compiled, target), compiled.key.title
-    trace.show_whole(trace.PASSES, f"passes of {title}", str(view.explain()))
-    if trace.shows(trace.SOURCE):
-        trace.show_whole(trace.SOURCE, f"kernels of {title}", view.source())
-    for stage in view.stages if trace.shows(trace.IR) else ():
-        trace.show_whole(trace.IR, f"IR after {stage} of {title}", view.ir(stage))
-    if trace.shows(trace.LLVM):
-        trace.show_whole(trace.LLVM, f"LLVM modules of {title}", view.llvm())
-    if trace.shows(trace.ASM):
-        trace.show_whole(trace.ASM, f"assembly of {title}", view.asm())
+    debug_output.show_whole(debug_output.PASSES, f"passes of {title}", str(view.explain()))
+    if debug_output.shows(debug_output.SOURCE):
+        debug_output.show_whole(debug_output.SOURCE, f"kernels of {title}", view.source())
+    for stage in view.stages if debug_output.shows(debug_output.IR) else ():
+        debug_output.show_whole(debug_output.IR, f"IR after {stage} of {title}", view.ir(stage))
+    if debug_output.shows(debug_output.LLVM):
+        debug_output.show_whole(debug_output.LLVM, f"LLVM modules of {title}", view.llvm())
+    if debug_output.shows(debug_output.ASM):
+        debug_output.show_whole(debug_output.ASM, f"assembly of {title}", view.asm())
 
 
 def watch(program: Program, compiled: CompiledProgram) -> None:
@@ -80,7 +80,7 @@ class StepTimes(Observer):
     def show(self) -> None:
         """Writes the table, the longest first; writes nothing if there was no step."""
         if self.steps:
-            trace.show(trace.KERNELS, str(self))
+            debug_output.show(debug_output.KERNELS, str(self))
 
     def __str__(self) -> str:
         each = self.seconds / self.steps

@@ -36,7 +36,7 @@ from rlx.serve.openai import chat, completions, embeddings, models, native, toke
 from rlx.serve.options import ServerOptions
 from rlx.serve.record import RequestRecord
 from rlx.serve.streaming import ClientGone, json_bytes
-from rlx.serve.tracing import Tracing
+from rlx.serve.telemetry import Telemetry
 
 log = logging.getLogger("rlx.serve")
 
@@ -55,7 +55,7 @@ class Server:
         self.options, self.lifecycle = options, Lifecycle()
         self.gate = Gate(SLOTS, options.queue)
         self.log = Log(options.log)
-        self.tracing = Tracing.of(options.otlp_endpoint)
+        self.telemetry = Telemetry.of(options.otlp_endpoint)
         self.metrics = Metrics(self._name, self._stats, self.gate, aliases=options.vllm_metrics)
         self._model: ServedModel | None = None
         self._load = None if isinstance(model, ServedModel) else model
@@ -113,8 +113,8 @@ class Server:
         """Notes a request that has ended."""
         if found.status not in (200, 503) or found.path not in status.PROBES:
             self.log.request(found)
-        if self.tracing is not None:
-            self.tracing.span(found, headers)
+        if self.telemetry is not None:
+            self.telemetry.span(found, headers)
         self.metrics.count(found)
 
 
@@ -158,8 +158,8 @@ def create_app(model: ServedModel | Loader, options: ServerOptions | None = None
         opening = asyncio.create_task(load(server.lifecycle, server.load))
         yield
         opening.cancel()
-        if server.tracing is not None:
-            await in_thread(server.tracing.close)
+        if server.telemetry is not None:
+            await in_thread(server.telemetry.close)
         server.log.close()
 
     app = FastAPI(title="rlx", version=rlx.__version__, lifespan=lifespan, docs_url=None, redoc_url=None)

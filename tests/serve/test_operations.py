@@ -19,7 +19,7 @@ from rlx.serve import create_app
 from rlx.serve.metrics import SHARED
 from rlx.serve.options import ServerOptions
 from rlx.serve.record import Answered, RequestRecord
-from rlx.serve.tracing import Tracing
+from rlx.serve.telemetry import Telemetry
 
 CHAT = "/v1/chat/completions"
 SHORT = {"messages": [{"role": "user", "content": "Tell me a story"}], "max_tokens": 7, "ignore_eos": True}
@@ -134,13 +134,13 @@ def test_a_request_becomes_a_span_of_the_callers_trace(monkeypatch: pytest.Monke
     http = pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     exporter = memory.InMemorySpanExporter()
     monkeypatch.setattr(http, "OTLPSpanExporter", lambda endpoint: exporter)
-    tracing = Tracing.of("http://localhost:4318")
-    assert tracing is not None
+    telemetry = Telemetry.of("http://localhost:4318")
+    assert telemetry is not None
     found = RequestRecord("id-1", "POST", CHAT, status=200, model="demo")
     found.answered = [Answered([RequestStats(9, 4, 7, 0.1, 0.2, 0.3)], ["stop"], 0.05, 7)]
     trace = "0af7651916cd43dd8448eb211c80319c"
-    tracing.span(found, Headers({"traceparent": f"00-{trace}-b7ad6b7169203331-01"}))
-    tracing.close()
+    telemetry.span(found, Headers({"traceparent": f"00-{trace}-b7ad6b7169203331-01"}))
+    telemetry.close()
     (span,) = exporter.get_finished_spans()
     assert span.name == "chat demo" and f"{span.context.trace_id:032x}" == trace
     assert span.attributes["gen_ai.usage.input_tokens"] == 9 and span.attributes["gen_ai.usage.output_tokens"] == 7

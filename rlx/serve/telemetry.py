@@ -19,7 +19,7 @@ from rlx.serve.record import RequestRecord
 _SYSTEM = "rlx"
 
 
-class Tracing:
+class Telemetry:
     """Sends spans to a collector by HTTP.
 
     Args:
@@ -47,7 +47,7 @@ class Tracing:
         self._tracer = self._provider.get_tracer("rlx.serve", rlx.__version__)
 
     @classmethod
-    def of(cls, endpoint: str | None) -> Tracing | None:
+    def of(cls, endpoint: str | None) -> Telemetry | None:
         """The traces that an option, or else OTEL_EXPORTER_OTLP_ENDPOINT, asks for; None if neither does."""
         found = endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
         return cls(found) if found else None
