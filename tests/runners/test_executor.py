@@ -11,7 +11,7 @@ from toy_engine import Greedy, ToyEngine, answer, executor
 from rlx.errors import DeadlineError, NumericalError, PoolFullError
 from rlx.runners.serving.executor import JobExecutor
 from rlx.runners.serving.job import AHEAD, Job, Task
-from rlx.runners.serving.scheduler import LEAST, USUAL_SHARE, StepCost
+from rlx.runners.serving.scheduler import LEAST, PATIENCE, USUAL_SHARE, StepCost
 from rlx.runners.speculation.drafts import Counters, Drafts
 
 
@@ -108,6 +108,34 @@ def test_first_come_first_served_with_priorities() -> None:
     while made.turn():
         order += [i for i, each in enumerate(jobs) if each.ended and i not in order]
     assert [*order, *(i for i in range(5) if i not in order)] == [2, 4, 3, 0, 1]
+
+
+def test_a_short_prompt_does_not_wait_behind_a_long_one() -> None:
+    engine = ToyEngine()
+    made = executor(engine)
+    long, short = job(prompt(2000), 3), job(prompt(100, 1), 3)
+    made.receive(long)
+    made.turn()
+    made.receive(short)
+    while not short.tokens:
+        made.turn()
+    assert not long.tokens and len(long.sequence) <= 512 + 100, "one chunk, then the short prompt"
+    run(made)
+    assert right(long, short)
+
+
+def test_short_prompts_do_not_starve_a_long_one() -> None:
+    """Every turn another short prompt comes in, more than can be computed: the long one waits a time bounded by its own."""
+    engine = ToyEngine(first=0.02, more=0.002)
+    made, long = executor(engine, slots=64), job(prompt(2000), 3)
+    made.receive(long)
+    for seed in range(1, 10_000):
+        if long.tokens:
+            break
+        made.receive(job(prompt(150, seed), 1))
+        made.turn()
+    alone = 2000 * 0.002
+    assert long.tokens and engine.now < (1 + PATIENCE) * alone * 1.5
 
 
 def test_no_more_than_the_slots_compute_at_once() -> None:

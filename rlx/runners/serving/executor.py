@@ -130,9 +130,10 @@ class JobExecutor:
             self._stopped(message, message.stopped_at)
         elif not message.entered:
             message.entered = True
+            if message.record.submitted is None:
+                message.record.submitted = self._clock()
             if message.seconds is not None:
-                handed_over = message.record.submitted
-                message.deadline = (self._clock() if handed_over is None else handed_over) + message.seconds
+                message.deadline = message.record.submitted + message.seconds
                 self._limited.add(message)
             self.scheduler.add(message)
             if message.images is not None:

@@ -3,6 +3,10 @@
 Runners stage, under the engine loop, which calls it in its own thread. It computes nothing and has no clock: the loop
 tells it how long steps took.
 
+Short prompts do not wait behind long ones. A prompt is due when it has waited `PATIENCE` times as long as the rest of
+it takes, and among jobs of one priority the one that is due first goes first. So a long prompt is only overtaken by
+those that came soon after it: in the time that follows from its own length.
+
 A turn of the loop is one decode step of all running jobs, then one step of prompt rows. While somebody decodes, the
 prompt step is bounded in time: as many rows as the measured rate allows within the stall target. Otherwise it takes
 the largest chunk.
@@ -11,7 +15,7 @@ the largest chunk.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -26,6 +30,8 @@ SHARED = 64  # a prompt that shares so many tokens with one that is being comput
 USUAL_SHARE = 0.15  # of a step of one row: what a further row costs
 FORGOTTEN = 256  # decode steps after which a measurement counts no more
 RECENT = 0.3  # weight of the newest measurement in an average
+PATIENCE = 4.0  # a prompt may wait so many times as long as its own rows take before others are put off for it
+USUAL_RATE = 1000.0  # prompt rows per second before any were measured
 
 
 @dataclass
@@ -38,6 +44,10 @@ class Rate:
         if rows > 0 and seconds > 0:
             now, old = rows / seconds, self.rows_per_second
             self.rows_per_second = now if old is None else old + RECENT * (now - old)
+
+    def seconds_of(self, rows: int) -> float:
+        """How long so many rows take."""
+        return rows / (self.rows_per_second or USUAL_RATE)
 
     def rows_in(self, seconds: float) -> int:
         """How many rows take so long, at least `LEAST`."""
@@ -102,8 +112,8 @@ class Scheduler:
         largest: maximum number of prompt rows in a step.
 
     Attributes:
-        waiting: jobs that have not started, and tasks, in order.
-        prefilling: jobs whose prompts are not completely computed, in order.
+        waiting: jobs that have not started, by priority and then by arrival.
+        prefilling: jobs whose prompts are not completely computed, in the order in which they started.
         is_full: whether the cache has no room for another job until one ends.
         running: jobs that decode, in the order in which they came so far.
         rate: measured rate of prompt rows.
@@ -143,14 +153,22 @@ class Scheduler:
         job = self._next()
         if job is not None:
             self.waiting.remove(job)
-            insort(self.prefilling, job, key=lambda each: each.order)
+            self.prefilling.append(job)
         return job
 
     def _next(self) -> Job | None:
         if self.is_full or len(self.prefilling) + len(self.running) >= self.slots:
             return None
-        ready = (job for job in self.waiting if job.images is None)
+        ready = self._by_urgency(job for job in self.waiting if job.images is None)
         return next((job for job in ready if not any(_waits_for(job, other) for other in self.prefilling)), None)
+
+    def _by_urgency(self, jobs: Iterable[Job]) -> list[Job]:
+        """Jobs that wait for rows of their prompts, in the order in which they get them."""
+        return sorted(jobs, key=lambda job: (-job.priority, self._due(job), job.number))
+
+    def _due(self, job: Job) -> float:
+        """When it will have waited long enough, by the loop's clock."""
+        return (job.record.submitted or 0.0) + PATIENCE * self.rate.seconds_of(len(job.prompt) - job.done)
 
     @property
     def has_others(self) -> bool:
@@ -186,7 +204,7 @@ class Scheduler:
         """
         budget = self.budget(decodes)
         chosen: list[tuple[Job, int]] = []
-        for job in (job for job in self.prefilling if not (job.paused or job.loading)):
+        for job in self._by_urgency(job for job in self.prefilling if not (job.paused or job.loading)):
             rest = len(job.prompt) - job.done
             if not chosen and rest > PACKED:
                 return [(job, min(rest, budget))]
