@@ -125,7 +125,7 @@ def test_a_short_prompt_does_not_wait_behind_a_long_one() -> None:
 
 
 def test_short_prompts_do_not_starve_a_long_one() -> None:
-    """Every turn another short prompt comes in, more than can be computed: the long one waits a time bounded by its own."""
+    """Short prompts come in faster than they can be computed: the long one waits a time bounded by its own."""
     engine = ToyEngine(first=0.02, more=0.002)
     made, long = executor(engine, slots=64), job(prompt(2000), 3)
     made.receive(long)
