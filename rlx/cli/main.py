@@ -32,6 +32,7 @@ _COMMANDS = {
     "batch": "rlx.cli.batch:batch",
     "bench": "rlx.cli.bench:bench",
     "tune": "rlx.cli.tune:tune",
+    "doctor": "rlx.cli.doctor.command:doctor",
     "pull": "rlx.cli.pull:pull",
     "convert": "rlx.cli.convert:convert",
     "quantize": "rlx.cli.quantize:quantize",

@@ -1,0 +1,73 @@
+"""Which of this CPU's instructions the code for a target uses, and why it leaves the others out.
+
+CPU backend, beside `target.py`; for `rlx doctor`. Only the features that change how fast a model runs are listed:
+vector, dot product and matrix instructions.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rlx import env
+from rlx.backends.cpu import target as targets
+from rlx.backends.cpu.target import LEVELS, OPTIONAL, REQUIRED, Target
+
+#: LLVM names of vector, dot product and matrix instructions.
+_COMPUTES = re.compile(r"(avx|amx|fma$|f16c|sve|sme|neon|dotprod|i8mm|bf16|fullfp16|fp16|vnni)")
+_TILES = frozenset({"amx-tile", "amx-int8", "amx-bf16"})
+
+
+@dataclass(frozen=True)
+class FeatureUse:
+    """The features of a CPU beside those of a target, by LLVM name, sorted.
+
+    Attributes:
+        used: what the code may use.
+        unused: what the CPU has and the code does not use -> the reason.
+        lacking: what the CPU lacks and the code of some target of this architecture would use.
+    """
+
+    used: tuple[str, ...]
+    unused: dict[str, str]
+    lacking: tuple[str, ...]
+
+
+def host_features() -> frozenset[str]:
+    """All features that LLVM finds in this CPU, whether rlx may use them or not."""
+    import llvmlite.binding as llvm
+
+    return frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
+
+
+def feature_use(target: Target, host: frozenset[str], name: str | None = None) -> FeatureUse:
+    """The features of a CPU with `host` that a target uses.
+
+    Args:
+        name: how the target was chosen, such as "avx512-vnni"; by default RLX_TARGET, or "native".
+    """
+    chosen = name or env.target() or "native"
+    used = {flag[1:] for flag in target.features.split(",") if flag.startswith("+")}
+    known = frozenset().union(*REQUIRED.values(), *OPTIONAL.values())
+    unused = {f: _reason(f, target, host, chosen) for f in sorted(host - used) if _COMPUTES.match(f)}
+    lacking = sorted(f for f in known - host if _COMPUTES.match(f))
+    return FeatureUse(tuple(sorted(f for f in used if _COMPUTES.match(f))), unused, tuple(lacking))
+
+
+def _reason(feature: str, target: Target, host: frozenset[str], name: str) -> str:
+    """Why the code for a target does not use a feature that the CPU has."""
+    levels = [level for level in LEVELS if feature in REQUIRED[level] | OPTIONAL[level]]
+    masked = [word for word in name.split("-")[1:] if word and feature in (word, f"avx512{word}", f"avx{word}")]
+    if masked:
+        return f"left out by {name}"
+    if not levels:
+        return "no kernel of rlx uses it"
+    widest = targets.supported_levels(host)[-1]
+    if feature in _TILES and widest == "amx" and name.split("-")[0] in ("native", "amx"):
+        return "the operating system does not permit tile registers to this process"
+    if feature == "avx512bf16" and host >= _TILES and target.level in levels:
+        return "on CPUs with tiles its dot products run at half the rate of f32"
+    if all(LEVELS.index(level) > LEVELS.index(widest) for level in levels):
+        missing = ", ".join(sorted(REQUIRED[levels[0]] - host))
+        return f"used at level {levels[0]}, for which this CPU lacks {missing}"
+    return f"used from level {levels[0]} on; the target {name} is of level {target.level}"

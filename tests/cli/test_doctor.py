@@ -1,0 +1,252 @@
+"""`rlx doctor`: what it says is what the system says, and broken things become problems, not tracebacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rlx.backends.cpu.feature_use import feature_use
+from rlx.backends.cpu.target import Target
+from rlx.cli.doctor import findings as findings_of
+from rlx.cli.doctor import installation, machine
+from rlx.cli.doctor.findings import Findings, without_home
+from rlx.cli.doctor.page import lines
+from rlx.cli.doctor.trial import _ended
+from rlx.cli.main import cli
+from rlx.errors import TargetError
+
+LINUX = Path("/proc/cpuinfo").is_file()
+AVX512 = frozenset({"avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"})
+TILES = frozenset({"amx-tile", "amx-int8", "amx-bf16", "avx512bf16"})
+
+
+def target(level: str, *features: str) -> Target:
+    return Target(level, "x86_64-linux-gnu", "", ",".join(f"+{f}" for f in features))
+
+
+def whats(found: Findings) -> list[str]:
+    return [problem.what for problem in found.problems]
+
+
+# -- the whole command --------------------------------------------------------------------------------------------------
+
+
+def test_a_sound_machine_can_run_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLX_API_KEY", "a-secret-of-mine")
+    result = CliRunner().invoke(cli, ["doctor", "--json"])
+    assert result.exit_code == 0, result.output
+    facts = json.loads(result.stdout)
+    assert facts["can_run"] and not any(problem["prevents"] for problem in facts["problems"])
+    assert facts["packages"]["numpy"] == metadata.version("numpy")
+    assert facts["trial"]["error_of_result"] < 1e-4
+    assert facts["trial"]["read_gb_per_s"] > 0 and facts["trial"]["peak_gop_per_s"]["f32"] > 0
+    assert facts["environment"]["RLX_API_KEY"] == "(hidden)" and "a-secret-of-mine" not in result.output
+
+
+def test_without_llvmlite_it_says_so(tmp_path: Path) -> None:
+    (tmp_path / "llvmlite").mkdir()
+    (tmp_path / "llvmlite" / "__init__.py").write_text("raise ImportError('it is broken')")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "rlx", "doctor", "--no-measure"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "cpu: ImportError: it is broken" in done.stdout
+    assert "pip install --force-reinstall rlx" in done.stdout
+    assert done.stdout.rstrip().splitlines()[-1].startswith("models cannot run: ")
+
+
+def test_a_crash_of_the_trial_names_the_signal() -> None:
+    assert _ended(-4, "") == "its process ended with signal SIGILL"
+    assert _ended(1, "warning\nNameError: x") == "NameError: x"
+
+
+# -- environment --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "what", "prevents"),
+    [
+        ("RLX_THREADS", "many", "'many' is not a number", True),
+        ("RLX_CACHE", "maybe", "'maybe' is no cache policy", True),
+        ("RLX_CACHE_LIMIT", "-3", "is not a size", True),
+        ("RLX_VERIFY", "1", "many times slower", False),
+        ("RLX_THREDS", "2", "has no effect", False),
+    ],
+)
+def test_variables_are_checked(
+    name: str, value: str, what: str, prevents: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    found = Findings()
+    found.add("environment", installation.environment)
+    (problem,) = (each for each in found.problems if name in each.what)
+    assert what in problem.what and problem.prevents == prevents and found.can_run == (not prevents)
+
+
+def test_a_misspelt_variable_gets_the_name_that_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLX_THREDS", "2")
+    found = Findings()
+    installation.environment(found)
+    assert "RLX_THREADS" in str(found.problems[0].hint)
+
+
+def test_an_unknown_target_prevents_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLX_TARGET", "pentium")
+    found = Findings()
+    found.add("cpu", machine.cpu, prevents=True)
+    assert not found.can_run and "unknown target level 'pentium'" in whats(found)[0]
+    assert "levels" in found.sections["cpu"], "what the CPU has is known nevertheless"
+
+
+# -- CPU ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not LINUX, reason="reads Linux' list of CPU flags")
+def test_features_are_those_that_the_system_lists() -> None:
+    facts = machine.cpu(Findings())
+    flags = Path("/proc/cpuinfo").read_text().split("flags\t\t: ")[-1].split("\n")[0].split()
+    for feature in ("avx2", "fma", "f16c", "avx512f"):
+        assert (feature in flags) == (feature in [*facts["used"], *facts["unused"]]), feature
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen", "host", "feature", "reason"),
+    [
+        ("avx512-vnni", target("avx512", "avx512f"), AVX512, "avx512vnni", "left out by avx512-vnni"),
+        ("avx2", target("avx2", "avx2", "fma"), AVX512, "avx512f", "level avx512 on; the target avx2 is of level avx2"),
+        ("native", target("avx512", *AVX512), AVX512 | TILES, "amx-tile", "does not permit tile registers"),
+        ("avx512", target("avx512", *AVX512), AVX512 | TILES, "avx512bf16", "half the rate of f32"),
+        ("native", target("avx512", *AVX512), AVX512 | {"avx512ifma"}, "avx512ifma", "no kernel"),
+        ("native", target("avx2", "avx2"), AVX512 - {"avx512vl"}, "avx512bw", "this CPU lacks avx512vl"),
+    ],
+)
+def test_reasons_why_a_feature_is_not_used(
+    name: str, chosen: Target, host: frozenset[str], feature: str, reason: str
+) -> None:
+    use = feature_use(chosen, host, name)
+    assert reason in use.unused[feature]
+    assert not set(use.used) & (use.unused.keys() | set(use.lacking))
+
+
+def test_a_level_below_the_widest_is_a_problem_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLX_TARGET", "generic")
+    found = Findings()
+    facts = machine.cpu(found)
+    assert facts["level"] == "generic"
+    assert len(facts["levels"]) == 1 or found.problems[0].hint == "unset RLX_TARGET"
+
+
+# -- threads and memory --------------------------------------------------------------------------------------------------
+
+
+def test_the_reason_for_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RLX_THREADS", raising=False)
+    monkeypatch.setattr("rlx.backends.cpu.target.cgroup_quota", lambda: 1.5)
+    facts = machine.threads(Findings())
+    assert facts["workers"] == 1 and facts["reason"] == "the cgroup of this process may use 1.5 CPUs"
+    monkeypatch.setenv("RLX_THREADS", "1")
+    assert machine.threads(Findings())["reason"] == "RLX_THREADS says so"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system has no affinity")
+def test_cpus_are_those_of_the_affinity() -> None:
+    assert machine.threads(Findings())["allowed_cpus"] == len(os.sched_getaffinity(0))
+
+
+def test_huge_pages_that_are_off_are_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "enabled"
+    monkeypatch.setattr(machine, "_HUGE_PAGES", file)
+    assert machine.memory(Findings())["huge_pages"] is None
+    file.write_text("always madvise [never]\n")
+    found = Findings()
+    assert machine.memory(found)["huge_pages"] == "never"
+    assert whats(found) == ["transparent huge pages are off"]
+
+
+# -- cache --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cache_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    monkeypatch.setenv("RLX_CACHE_DIR", str(folder))
+    found = Findings()
+    found.add("cache", installation.cache)
+    assert found.sections["cache"]["usable"] is False and found.can_run
+    assert "other users can write it" in whats(found)[0] and "RLX_CACHE_DIR" in str(found.problems[0].hint)
+
+
+def test_a_cache_that_cannot_be_written_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
+
+    def refuse(self: object, name: str, data: bytes) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("rlx.runtime.store.Store.write_file", refuse)
+    found = Findings()
+    assert installation.cache(found)["writable"] is False
+    assert "cannot be written: Permission denied" in whats(found)[0]
+
+
+def test_damaged_entries_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlx.runtime.key import CompileKey
+    from rlx.runtime.store import Store
+
+    monkeypatch.setenv("RLX_CACHE_DIR", str(tmp_path / "cache"))
+    entry = Store(tmp_path / "cache").put(CompileKey("pack", "x"), {"a.txt": b"right"})
+    assert installation.cache(Findings())["damaged"] == 0
+    assert entry.folder is not None
+    (file,) = (tmp_path / "cache").rglob("a.txt")
+    file.chmod(0o600)
+    file.write_bytes(b"wrong")
+    found = Findings()
+    assert installation.cache(found)["damaged"] == 1
+    assert "rlx cache verify" in str(found.problems[0].hint)
+
+
+# -- packages and the page -----------------------------------------------------------------------------------------------
+
+
+def test_packages_that_are_missing_or_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = ["numpy>=999", "nothing-of-this-name>=1", 'pillow>=1; extra == "images"']
+    monkeypatch.setattr(metadata, "requires", lambda name: needs)
+    found = Findings()
+    assert installation.packages(found) == {"nothing-of-this-name": None, "numpy": metadata.version("numpy")}
+    assert [problem.prevents for problem in found.problems] == [False, True]
+    assert found.problems[1].hint == 'pip install "nothing-of-this-name>=1"'
+
+
+def test_extras_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = ['numpy; extra == "a"', 'gone; extra == "b"', 'rlx[a,b]; extra == "c"', "click"]
+    about = metadata.metadata("rlx")
+    monkeypatch.setattr(metadata, "requires", lambda name: needs)
+    monkeypatch.setattr(type(about), "get_all", lambda self, name: ["a", "b", "c", "test"])
+    found = installation.extras(Findings())
+    assert {name: each["missing"] for name, each in found.items()} == {"a": [], "b": ["gone"], "c": ["gone"]}
+    assert found["c"]["install"] == 'pip install "rlx[c]"'
+
+
+def test_the_home_folder_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = f"{os.sep}h{os.sep}ada"
+    monkeypatch.setattr(findings_of.os.path, "expanduser", lambda text: home)  # type: ignore[attr-defined]
+    assert without_home(f"{home}/rlx: no room in '{home}', nor in {home}byron") == f"~/rlx: no room in '~', nor in {home}byron"
+
+
+def test_the_page_has_every_section_and_the_problems() -> None:
+    def broken(found: Findings) -> dict[str, object]:
+        raise TargetError("it has no such thing", where="cpu")
+
+    found = Findings()
+    found.add("cpu", broken, prevents=True)
+    page = "\n".join(lines(found))
+    assert "  failed        cpu: it has no such thing" in page
+    assert page.endswith("models cannot run: 1 problem prevents it")
