@@ -35,7 +35,7 @@ def whats(found: Findings) -> list[str]:
     return [problem.what for problem in found.problems]
 
 
-# -- the whole command --------------------------------------------------------------------------------------------------
+# -- the whole command ------------------------------------------
 
 
 def test_a_sound_machine_can_run_models(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_a_crash_of_the_trial_names_the_signal() -> None:
     assert _ended(1, "warning\nNameError: x") == "NameError: x"
 
 
-# -- environment --------------------------------------------------------------------------------------------------------
+# -- environment ------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_an_unknown_target_prevents_everything(monkeypatch: pytest.MonkeyPatch) 
     assert "levels" in found.sections["cpu"], "what the CPU has is known nevertheless"
 
 
-# -- CPU ----------------------------------------------------------------------------------------------------------------
+# -- CPU ------------------------------------------
 
 
 @pytest.mark.skipif(not LINUX, reason="reads Linux' list of CPU flags")
@@ -144,7 +144,7 @@ def test_a_level_below_the_widest_is_a_problem_with_a_way_out(monkeypatch: pytes
     assert len(facts["levels"]) == 1 or found.problems[0].hint == "unset RLX_TARGET"
 
 
-# -- threads and memory --------------------------------------------------------------------------------------------------
+# -- threads and memory ------------------------------------------
 
 
 def test_the_reason_for_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_huge_pages_that_are_off_are_a_problem(tmp_path: Path, monkeypatch: pyte
     assert whats(found) == ["transparent huge pages are off"]
 
 
-# -- cache --------------------------------------------------------------------------------------------------------------
+# -- cache ------------------------------------------
 
 
 def test_a_cache_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +213,7 @@ def test_damaged_entries_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "rlx cache verify" in str(found.problems[0].hint)
 
 
-# -- packages and the page -----------------------------------------------------------------------------------------------
+# -- packages and the page ------------------------------------------
 
 
 def test_packages_that_are_missing_or_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,8 @@ def test_extras_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_home_folder_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     home = f"{os.sep}h{os.sep}ada"
     monkeypatch.setattr(findings_of.os.path, "expanduser", lambda text: home)  # type: ignore[attr-defined]
-    assert without_home(f"{home}/rlx: no room in '{home}', nor in {home}byron") == f"~/rlx: no room in '~', nor in {home}byron"
+    text = "%s/rlx: no room in '%s', nor in %sbyron"
+    assert without_home(text % (home, home, home)) == text % ("~", "~", home)
 
 
 def test_the_page_has_every_section_and_the_problems() -> None:

@@ -192,4 +192,3 @@ def demo(findings: Findings) -> Facts:
         with findings.noting(name):
             found[name] = models.path(name).stat().st_size
     return found
-
