@@ -2,6 +2,7 @@
 #   make demo     install, then let the embedded demo model tell a story
 #   make test     install with the test tools, then lint, type-check and test
 #   make test-page  the tests of the chat page in Chromium (apt-get install chromium), and screenshots in build/page
+#   make docs     install what builds the documentation, then build it into build/docs/site; needs no network but for the install
 #   make test-ray install Ray, then kill replicas, nodes and actors of local clusters; takes about 10 minutes
 VENV ?= .venv
 PYTHON ?= python3
@@ -11,12 +12,12 @@ PYTEST_ARGS ?=
 
 PY := $(VENV)/bin/python
 INSTALL := $(PY) -m pip --disable-pip-version-check --quiet install
-LINTED := rlx tests benchmarks examples
+LINTED := rlx tests benchmarks examples tools/site
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types pytest test-page test-ray bench clean
+.PHONY: help demo test lint types pytest test-page test-ray docs bench clean
 help:
-	@echo "make demo | test | lint | types | pytest | test-page | test-ray | bench | clean     (see the Makefile's first lines)"
+	@echo "make demo | test | lint | types | pytest | test-page | test-ray | docs | bench | clean   (see the Makefile's first lines)"
 
 demo: $(VENV)/.rlx-installed
 	@$(PY) -m rlx run "Tell me a story about a brave fox."
@@ -40,6 +41,9 @@ test-ray: $(VENV)/.rlx-test-installed
 	@$(INSTALL) --editable '.[ray]'
 	@$(PY) tests/on_ray/cluster.py
 
+docs: $(VENV)/.rlx-docs-installed
+	@$(PY) tools/site/build.py
+
 bench: $(BENCH_DIR)/qwen3-0.6b-Q8_0.gguf $(BENCH_DIR)/qwen3-0.6b-Q4_K_M.gguf
 	@for model in $^; do $(PY) -m rlx bench $$model || exit 1; done
 
@@ -60,6 +64,11 @@ $(VENV)/.rlx-installed: pyproject.toml | $(VENV)/.rlx-venv
 $(VENV)/.rlx-test-installed: pyproject.toml | $(VENV)/.rlx-venv
 	@echo "installing rlx and its test tools into $(VENV)"
 	@$(INSTALL) --editable '.[test]'
+	@touch $@ $(VENV)/.rlx-installed
+
+$(VENV)/.rlx-docs-installed: pyproject.toml | $(VENV)/.rlx-venv
+	@echo "installing rlx and what builds its documentation into $(VENV)"
+	@$(INSTALL) --editable '.[docs]'
 	@touch $@ $(VENV)/.rlx-installed
 
 $(VENV)/.rlx-venv:

@@ -88,7 +88,15 @@ def symbol(name: str) -> Dim:
     return Dim({name: 1})
 
 
-SEQ, PAST_SEQ, CTX = symbol("SEQ"), symbol("PAST_SEQ"), symbol("CTX")
+SEQ = symbol("SEQ")
+"""The number of new tokens in a call."""
+
+PAST_SEQ = symbol("PAST_SEQ")
+"""The number of tokens that the KV cache holds before a call."""
+
+CTX = symbol("CTX")
+"""The capacity of a full KV cache."""
+
 WINDOW_CTX, PAGES = symbol("WINDOW_CTX"), symbol("PAGES")
 SEGMENTS, SLOTS, OUTS = symbol("SEGMENTS"), symbol("SLOTS"), symbol("OUTS")
 
