@@ -41,9 +41,10 @@ class Variable:
 VARIABLES = (
     Variable(
         "RLX_TARGET",
-        "native | generic | avx2 | avx512 | amx",
+        "native | generic | avx2 | avx512 | amx | neon | dotprod | i8mm | bf16",
         "native",
-        "Instruction set level of the code. avx512-vnni-bf16 leaves out two of its features.",
+        "Instruction set level of the code, of x86 or aarch64. avx512-vnni-bf16 leaves two features out, avx2+vnni "
+        "requires one.",
     ),
     Variable(
         "RLX_CACHE",
@@ -90,7 +91,7 @@ def get(name: str) -> str | None:
 
 
 def target() -> str | None:
-    """RLX_TARGET: a level's name and features to leave out, checked where the target is made."""
+    """RLX_TARGET: a level's name and changes to its features, checked where the target is made."""
     return get("RLX_TARGET")
 
 

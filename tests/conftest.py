@@ -59,7 +59,7 @@ def pretend_to_be(name: str) -> None:
 
     triple, features = targets._host()
     target = targets.Target.host(name)
-    had = targets.REQUIRED[target.level] | frozenset(f for f in features if target.has(f))
+    had = frozenset(f for f in features if target.has(f))
     targets._host = wraps(targets._host)(lambda: (triple, had))
 
 

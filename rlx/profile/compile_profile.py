@@ -85,7 +85,7 @@ class CompileProfile(ProfileOptions):
         prefill, decode: choices for programs of several rows and of one row.
         family: the family of models it is for, of `FAMILIES`; None for any.
         buckets: largest row count of each program, ascending, starting with 1.
-        level: target level: "native", "generic", "avx2", "avx512" or "amx".
+        level: target level: "native", "generic", "avx2", "avx512", "amx", or one of aarch64.
         cache: policy of the compile cache: "on", "off", "redo" or "readonly".
         capacity: compiled programs that the cache keeps in memory.
         model: the model where a caller names none: a path from the profile's folder, or the name of a downloaded one.

@@ -52,7 +52,7 @@ class Key(Values):
         return Key(str(option.key), option.default, f"{option.meaning}.", **values)
 
 
-_LEVELS = ("native", "generic", "avx2", "avx512", "amx")
+_LEVELS = ("native", "generic", "avx2", "avx512", "amx", "neon", "dotprod", "i8mm", "bf16")
 
 
 def _switches(section: str, meanings: Mapping[str, str]) -> list[Key]:

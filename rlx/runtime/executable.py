@@ -257,7 +257,7 @@ def compile(
             cache, unless an argument sets them. A SEQ of 1, and `segments`, use the decode phase, otherwise prefill.
             Family, buckets and type of the KV cache apply only to runners.
         device: what to run on, see `rlx.devices()`: the CPU by default.
-        target: a level, "generic", "avx2", "avx512", "amx" or "native", or a `Target`.
+        target: "native", a level such as "avx2", one with changes such as "avx512-vnni", or a `Target`.
         threads: number of workers; by default the physical cores.
         cache: the compile cache; by default the one on disk.
         dump_ir: a folder for the text after every pass.

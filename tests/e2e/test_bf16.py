@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 import rlx
 from rlx import CTX, SEQ, dtypes, ops
-from rlx.backends.cpu import target as targets
 from rlx.backends.cpu.target import Target, supported_levels
 from rlx.ir.meaning import round_to
 from rlx.passes.options import Options
@@ -23,7 +22,7 @@ SHAPES = {"gate": (N, K), "up": (N, K), "down": (K, N)}
 RNG = np.random.default_rng(0)
 W = round_to(RNG.standard_normal((N, K)), "bf16").astype(np.float32)
 NORM = RNG.standard_normal(K).astype(np.float32)
-LEVELS = supported_levels(targets._host()[1])
+LEVELS = supported_levels()
 
 
 def compiled(level: str, precision: str, bf16: bool = True) -> rlx.Executable:

@@ -19,7 +19,6 @@ from profile_strategies import phases
 
 import rlx
 from rlx import CompileProfile
-from rlx.backends.cpu import target as targets
 from rlx.backends.cpu.target import Target, cpu_count, supported_levels
 from rlx.errors import ProfileError
 from rlx.ir import ops
@@ -42,7 +41,7 @@ from rlx.weights import open_weights
 
 PASTS = ((0, 1), (3, 4), (33, 64), (7, 7))
 BUCKETS = {"prefill": (16, 64), "decode": (1, 1)}
-LEVELS = [Target.host(level) for level in supported_levels(targets._host()[1])]
+LEVELS = [Target.host(level) for level in supported_levels()]
 CACHE = CompileCache()  # keys need none, a compiler does
 
 

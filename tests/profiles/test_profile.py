@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from profile_strategies import profiles
 
 from rlx import CompileProfile
-from rlx.backends.cpu.target import LEVELS
+from rlx.backends.cpu.levels import LEVELS
 from rlx.env import CACHE_POLICIES
 from rlx.errors import ArgumentError, ProfileError
 from rlx.passes.options import FUSIONS, PASSES, Options

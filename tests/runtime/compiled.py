@@ -10,8 +10,7 @@ import numpy as np
 from backends.cpu.weight_formats import reference, tame_file_bytes
 
 from rlx.backends.cpu.layouts import PACKED_DTYPES
-from rlx.backends.cpu.target import LEVELS, Target
-from rlx.errors import TargetError
+from rlx.backends.cpu.target import supported_levels
 from rlx.ir import dims, interp
 from rlx.ir.dtypes import F32, DType
 from rlx.ir.graph import Graph
@@ -27,14 +26,7 @@ WEIGHT_DTYPES = ("f32", "q8_0", "q4_k")
 
 
 def levels() -> list[str]:
-    found = []
-    for level in LEVELS:
-        try:
-            Target.host(level)
-            found.append(level)
-        except TargetError:
-            continue
-    return found
+    return list(supported_levels())
 
 
 def weight_cases() -> list[tuple[str, str, str]]:

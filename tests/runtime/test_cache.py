@@ -418,7 +418,7 @@ def test_the_table_names_every_variable_that_the_package_reads() -> None:
 
 
 def test_the_table_says_what_a_variable_may_say() -> None:
-    from rlx.backends.cpu.target import LEVELS
+    from rlx.backends.cpu.levels import LEVELS
 
     values = {variable.name: variable.values.split(" | ") for variable in env.VARIABLES}
     assert set(values["RLX_TARGET"]) == {"native", *LEVELS}

@@ -1,10 +1,10 @@
 """The target machine of code generation: instruction set level, features and number of cores.
 
-A level is a set of required instructions. `amx` means AVX-512 with its dot products and tile registers; `avx512` means
-F, BW, VL and DQ; `avx2` means AVX2, FMA and F16C; `generic` is the triple's baseline and portable vector IR. Within a
-level, the machine's dot-product instructions (VNNI, AVX-VNNI) are used if present. A name such as `avx512-vnni-bf16` is
-a level without some of these features. It makes this machine run the code of a machine that lacks them. `describe()`
-and `tuning` together contain everything that changes code, so both belong in cache keys.
+A level is a set of required instructions (`rlx.backends.cpu.levels`). On x86, `amx` means AVX-512 with its dot products
+and tile registers; `avx512` means F, BW, VL and DQ; `avx2` means AVX2, FMA and F16C; `generic` is the triple's baseline
+and portable vector IR. Within a level, the machine's dot-product instructions (VNNI, AVX-VNNI) are used if present. A
+name such as `avx512-vnni-bf16` makes this machine run the code of a machine that lacks them. `describe()` and `tuning`
+together contain everything that changes code, so both belong in cache keys.
 
 Tile registers need permission from the operating system. This module requests it before it reports that the machine has
 them. The permission holds for the whole process, including threads that already run and children after a fork.
@@ -24,48 +24,22 @@ from typing import TYPE_CHECKING, Any
 from rlx import env
 from rlx.backends import backend
 from rlx.backends.base import Backend
+from rlx.backends.cpu.levels import (
+    NATIVE,
+    SLOW_BESIDE_TILES,
+    TILES,
+    Level,
+    architecture,
+    choose,
+    feature_string,
+    with_implied,
+)
 from rlx.backends.cpu.tuning import Tuning
 from rlx.errors import TargetError
 from rlx.passes.capabilities import Capabilities
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.isa.base import Isa
-
-#: Levels from the narrowest to the widest. `native` is the widest one that the machine supports.
-LEVELS = ("generic", "avx2", "avx512", "amx")
-
-_AVX512 = frozenset({"avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq"})
-_TILES = frozenset({"amx-tile", "amx-int8", "amx-bf16"})
-_SLOW_BESIDE_TILES = frozenset({"avx512bf16"})  # on processors with tiles, these dot products run at half the f32 rate
-
-#: Features that a level requires: the machine must have all of them.
-REQUIRED: dict[str, frozenset[str]] = {
-    "generic": frozenset(),
-    "avx2": frozenset({"avx", "avx2", "fma", "f16c"}),
-    "avx512": _AVX512,
-    "amx": _AVX512 | _TILES | {"avx512vnni", "avx512bf16"},
-}
-
-_AVX2_EXTRAS = frozenset(
-    {"sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "movbe", "bmi", "bmi2", "lzcnt", "cx16", "sahf", "xsave", "avxvnni"}
-)
-
-_AVX512_EXTRAS = frozenset({"avx512cd", "avx512vnni", "avx512bf16", "avx512vbmi", "avx512fp16"})
-
-#: Features that a level uses if the machine has them, beyond the required ones.
-OPTIONAL: dict[str, frozenset[str]] = {
-    "generic": frozenset(),
-    "avx2": _AVX2_EXTRAS,
-    "avx512": _AVX2_EXTRAS | _AVX512_EXTRAS,
-    "amx": _AVX2_EXTRAS | _AVX512_EXTRAS,
-}
-
-_CPU = {"generic": "x86-64", "avx2": "x86-64-v3", "avx512": "x86-64-v4", "amx": "x86-64-v4"}
-_BASELINE_OF_CPU: dict[str, frozenset[str]] = {
-    "x86-64": frozenset(),
-    "x86-64-v3": REQUIRED["avx2"] | {"bmi", "bmi2", "lzcnt", "movbe", "popcnt", "sse4.2", "ssse3", "sse3", "sse4.1"},
-    "x86-64-v4": _AVX512 | {"avx512cd", "bmi", "bmi2", "lzcnt", "movbe", "popcnt"},
-}
 
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # the system call, ARCH_REQ_XCOMP_PERM, the state
 
@@ -75,7 +49,7 @@ class Target:
     """The machine that code is generated for. Immutable and hashable.
 
     Attributes:
-        level: `generic`, `avx2`, `avx512` or `amx`.
+        level: a level of the triple's architecture, such as `avx2`.
         triple: LLVM target triple.
         cpu: LLVM name of the level's processor model, not of this machine's, so that equal levels give equal code.
         features: LLVM feature string: the features that the level may use and that this machine has.
@@ -89,22 +63,20 @@ class Target:
     tuned: Tuning | None = None
 
     @staticmethod
-    def host(level: str | None = None) -> Target:
-        """The target of this machine at `level`: `native`, `generic`, `avx2`, `avx512` or `amx`.
+    def host(name: str | None = None) -> Target:
+        """The target of this machine by name: `native`, or a level and changes to its features (`levels.py`).
 
-        A level may be followed by `-feature` for each feature to leave out, as in `avx512-vnni-bf16`. `native` is then
-        the widest level that does not require them. None means the environment variable RLX_TARGET, or `native` if
-        that is unset or empty.
+        `avx512-vnni-bf16` is the level avx512 without two features; `avx2+vnni` requires one. None means the
+        environment variable RLX_TARGET, or `native` if that is unset or empty.
 
         Raises:
-            TargetError: the level or a feature is unknown, this machine lacks the level's instructions, or the level
-                requires a feature that is to be left out.
+            TargetError: the level or a feature is unknown, this machine lacks it, or the level requires a feature that
+                is to be left out; or the machine is big-endian.
         """
-        name, *names = (level or env.target() or "native").split("-")
         triple, features = _host()
-        masked = frozenset().union(*(_features(each) for each in names))
-        left = features - masked if name == "native" else features
-        return _target(_resolve(name, left), triple, features).without(*masked)
+        chosen = choose(name or env.target() or NATIVE, architecture(triple), features)
+        level = chosen.level
+        return Target(level.name, triple, level.cpu, feature_string(level, chosen.features))
 
     @property
     def tuning(self) -> Tuning:
@@ -154,19 +126,23 @@ class Target:
         return self.has("amx-bf16")
 
     @property
+    def _level(self) -> Level:
+        return next(level for level in architecture(self.triple).levels if level.name == self.level)
+
+    @property
     def vectors(self) -> str:
-        """The level of the vector registers, `generic`, `avx2` or `avx512`. It decides how vector code is tiled."""
-        return "avx512" if self.level == "amx" else self.level
+        """The kind of the vector registers, `generic`, `avx2` or `avx512`. It decides how vector code is tiled."""
+        return self._level.vectors
 
     @property
     def vector_bits(self) -> int:
         """Width of the vector registers."""
-        return {"generic": 128, "avx2": 256, "avx512": 512}[self.vectors]
+        return self._level.vector_bits
 
     @property
     def vector_room(self) -> int:
         """Number of 16-lane f32 vectors that the registers hold."""
-        return {"generic": 4, "avx2": 8, "avx512": 32}[self.vectors]
+        return self._level.vector_room
 
     def has(self, feature: str) -> bool:
         """Whether code for this target may use an LLVM feature such as `avxvnni`."""
@@ -178,12 +154,11 @@ class Target:
         Raises:
             TargetError: the level requires a feature.
         """
-        fixed = REQUIRED[self.level] & set(features)
-        if fixed:
+        if fixed := self._level.required & set(features):
             what, where = f"{', '.join(sorted(fixed))} belongs to the level", f"target {self.level}"
             raise TargetError(what, where=where, hint="Choose a lower level.")
-        kept = [f"-{f[1:]}" if f[1:] in features else f for f in self.features.split(",")]
-        return replace(self, features=",".join(kept))
+        used = frozenset(word[1:] for word in self.features.split(",") if word.startswith("+"))
+        return replace(self, features=feature_string(self._level, used - set(features)))
 
     def machine(self) -> Any:
         """A new `llvmlite.binding.TargetMachine` that emits code for this target."""
@@ -199,9 +174,10 @@ class Target:
         return {"level": self.level, "triple": self.triple, "cpu": self.cpu, "features": self.features}
 
 
-def supported_levels(features: frozenset[str]) -> tuple[str, ...]:
-    """The levels that a machine with these LLVM features supports."""
-    return tuple(level for level in LEVELS if REQUIRED[level] <= features)
+def supported_levels() -> tuple[str, ...]:
+    """The levels that this machine supports, from the narrowest to the widest."""
+    triple, features = _host()
+    return tuple(level.name for level in architecture(triple).supported(features))
 
 
 def cpu_count() -> int:
@@ -224,59 +200,20 @@ def cgroup_quota(root: Path = Path("/")) -> float:
     return min([*_quotas_v2(root), *_quotas_v1(root)], default=float("inf"))
 
 
-def _resolve(name: str, features: frozenset[str]) -> str:
-    have = supported_levels(features)
-    if name == "native":
-        return have[-1]
-    if name not in LEVELS:
-        raise TargetError(f"unknown target level {name!r}", hint=f"Use native or one of {', '.join(LEVELS)}")
-    if name not in have:
-        missing = ", ".join(sorted(REQUIRED[name] - features))
-        raise TargetError(
-            f"this machine lacks {missing}", where=f"target level {name}", hint=f"It has: {', '.join(have)}"
-        )
-    return name
-
-
-def _features(name: str) -> frozenset[str]:
-    """The LLVM features that a name in RLX_TARGET leaves out: `vnni` is both `avx512vnni` and `avxvnni`."""
-    found = frozenset(f for f in frozenset().union(*OPTIONAL.values()) if name in (f, _short(f)))
-    if not found:
-        known = ", ".join(sorted({_short(f) for f in frozenset().union(*OPTIONAL.values())}))
-        raise TargetError(f"unknown feature {name!r} to leave out", where="target", hint=f"There are: {known}")
-    return found
-
-
-def _short(feature: str) -> str:
-    """`vnni` of `avx512vnni`."""
-    return feature.removeprefix("avx512").removeprefix("avx")
-
-
-def _target(level: str, triple: str, features: frozenset[str]) -> Target:
-    if level == "generic":
-        return Target(level, triple, _CPU[level] if triple.startswith("x86_64") else "generic", "")
-    allowed = REQUIRED[level] | OPTIONAL[level]
-    if level == "avx512" and features >= _TILES:
-        allowed -= _SLOW_BESIDE_TILES
-    # The level's processor model implies a few features. Those that this machine lacks are disabled by name.
-    missing = _BASELINE_OF_CPU[_CPU[level]] - features
-    flags = [f"+{f}" for f in sorted(allowed & features)] + [f"-{f}" for f in sorted(missing)]
-    # On the v4 model LLVM splits 512-bit vectors in two unless this feature is off.
-    return Target(level, triple, _CPU[level], ",".join(flags + ["-prefer-256-bit"] * (level in ("avx512", "amx"))))
-
-
 @lru_cache(maxsize=1)
 def _host() -> tuple[str, frozenset[str]]:
+    """The triple of this process, and the features that the processor has and the operating system permits."""
     import llvmlite.binding as llvm
 
+    if sys.byteorder == "big":
+        raise TargetError("this machine is big-endian", where="target", hint="rlx runs on little-endian machines only")
     _initialize_llvm()
-    triple: str = llvm.get_process_triple()
-    if not triple.startswith("x86_64"):
-        return triple, frozenset()
-    features = frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
-    if not features >= _TILES:
-        return triple, features - _TILES
-    return triple, features if _tiles_permitted() else features - _TILES - _SLOW_BESIDE_TILES
+    features = with_implied(name for name, on in llvm.get_host_cpu_features().items() if on)
+    if not features >= TILES:
+        features -= TILES
+    elif not _tiles_permitted():
+        features -= TILES | SLOW_BESIDE_TILES
+    return llvm.get_process_triple(), features
 
 
 def _tiles_permitted() -> bool:

@@ -71,8 +71,9 @@ class Tuning:
     @staticmethod
     def default(level: str) -> Tuning:
         """The tuning of a target's level before anything is measured."""
+        portable = Tuning(tile_rows_int8=4, unpack_from_int8=0)
         others = {
-            "generic": Tuning(tile_rows_int8=4, unpack_from_int8=0),
+            **dict.fromkeys(("generic", "neon", "dotprod", "i8mm", "bf16"), portable),
             "avx2": Tuning(unpack_from_int8=8),
             "amx": Tuning(streams=4),
         }

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import foreign
 
-from rlx.backends.cpu import target as targets
+from rlx.backends.cpu.levels import X86, feature_string
 from rlx.backends.cpu.target import Target, supported_levels
 
-_HOST = [Target.host(level) for level in supported_levels(targets._host()[1])]
+_HOST = [Target.host(level) for level in supported_levels()]
 if foreign.EMULATOR:  # kernels of another machine, see `foreign.py`
     _HOST = [foreign.target()]
 
@@ -18,6 +18,12 @@ LEVELS = [t for t in _HOST if not t.has_bf16_tiles]
 
 #: The levels of this machine that have tile registers: none or one.
 TILE_TARGETS = [t for t in _HOST if t.has_bf16_tiles]
+
+
+def machine(level: str) -> Target:
+    """An x86 machine that has what the level requires and no more. Code for it can be made, not run, everywhere."""
+    row = next(each for each in X86.levels if each.name == level)
+    return Target(level, "x86_64-unknown-linux-gnu", row.cpu, feature_string(row, row.required))
 
 
 def widest_and_another(turn: int) -> list[Target]:

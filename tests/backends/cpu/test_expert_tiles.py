@@ -11,7 +11,7 @@ import emulated
 import numpy as np
 import pytest
 from gguf.quants import GGMLQuantizationType, dequantize, quantize
-from levels import LEVELS
+from levels import LEVELS, machine
 from native import aligned, assembly, run
 from test_experts import EXPERTS, call, chosen, inputs, stacked
 from test_linear import GATES
@@ -23,7 +23,7 @@ from rlx import SEQ, dtypes, ops
 from rlx.backends.cpu.kernels.experts import experts
 from rlx.backends.cpu.kernels.experts.experts import units
 from rlx.backends.cpu.kernels.linear.linear import linear
-from rlx.backends.cpu.target import REQUIRED, Target
+from rlx.backends.cpu.target import Target
 from rlx.errors import CompileError
 from rlx.ir import meaning
 from rlx.ir.dtypes import BF16, F16, F32, Q4_K, Q6_K, Q8_0, DType
@@ -162,8 +162,8 @@ def test_very_wide_layers_keep_a_small_stack(gated: str | None, target: Target) 
 
 def test_what_a_machine_with_tiles_runs() -> None:
     """The products of a linear: four for each 32 k, and three ways to end."""
-    target = Target("amx", LEVELS[-1].triple, "x86-64-v4", ",".join(f"+{f}" for f in sorted(REQUIRED["amx"])))
-    if not target.triple.startswith("x86_64"):
+    target = machine("amx")
+    if not LEVELS[-1].triple.startswith("x86_64"):
         pytest.skip("LLVM writes for x86 only where it was built for it")
     text = assembly(expert_linear(Q8_0, 32, 1024, "bf16", target, experts=3, slots=2), target)
     assert len(re.findall(r"\ttdpbf16ps", text)) == 4 + 4 + 2

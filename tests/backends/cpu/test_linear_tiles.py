@@ -8,13 +8,13 @@ from typing import Any
 import emulated
 import numpy as np
 import pytest
-from levels import LEVELS, TILE_TARGETS, name
+from levels import LEVELS, TILE_TARGETS, machine, name
 from native import aligned, assembly, run
 from test_linear import GATES, activations, bf16, prepared, weights
 
 from rlx.backends.cpu import layouts
 from rlx.backends.cpu.kernels.linear.linear import linear, macro_rows, units
-from rlx.backends.cpu.target import REQUIRED, Target
+from rlx.backends.cpu.target import Target
 from rlx.errors import CompileError
 from rlx.ir.dtypes import BF16, F16, F32, Q4_K, Q6_K, Q8_0, DType
 from rlx.ir.meaning import round_to
@@ -234,7 +234,7 @@ def test_very_wide_layers_keep_a_small_stack(target: Target) -> None:
 
 def test_what_a_machine_with_tiles_runs() -> None:
     """Four products for each 32 k, and three ways to end: 32 rows, more than 16, up to 16."""
-    target = Target("amx", LEVELS[-1].triple, "x86-64-v4", ",".join(f"+{f}" for f in sorted(REQUIRED["amx"])))
+    target = machine("amx")
     if not target.triple.startswith("x86_64"):
         pytest.skip("LLVM writes for x86 only where it was built for it")
     text = assembly(linear(Q8_0, 32, 1024, "bf16", target), target)

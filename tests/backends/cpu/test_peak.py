@@ -6,11 +6,11 @@ import re
 
 import numpy as np
 import pytest
-from levels import LEVELS, name
+from levels import LEVELS, machine, name
 from native import aligned, assembly, run
 
 from rlx.backends.cpu.kernels.linear.peak import PRODUCTS, chains, kinds, operations, peak
-from rlx.backends.cpu.target import REQUIRED, Target
+from rlx.backends.cpu.target import Target
 from rlx.errors import CompileError
 
 
@@ -45,7 +45,7 @@ def test_bf16_is_measured_where_it_exists(target: Target) -> None:
 
 def test_tiles_are_multiplied_where_they_exist() -> None:
     """What a machine with tiles runs is written on every x86; whoever has them runs it above."""
-    target = Target("amx", LEVELS[-1].triple, "x86-64-v4", ",".join(f"+{f}" for f in sorted(REQUIRED["amx"])))
+    target = machine("amx")
     if not target.triple.startswith("x86_64"):
         pytest.skip("LLVM writes for x86 only where it was built for it")
     for kind, instruction in (("amx-int8", "tdpbssd"), ("amx-bf16", "tdpbf16ps")):

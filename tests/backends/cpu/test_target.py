@@ -8,21 +8,22 @@ from pathlib import Path
 import pytest
 
 from rlx.backends.cpu import target as targets
-from rlx.backends.cpu.target import LEVELS, REQUIRED, Target, cgroup_quota, cpu_count, supported_levels
+from rlx.backends.cpu.levels import LEVELS, TILES, X86, architecture, with_implied
+from rlx.backends.cpu.target import Target, cgroup_quota, cpu_count, supported_levels
 from rlx.errors import TargetError
 
+REQUIRED = {level.name: level.required for level in X86.levels}
 AVX2 = REQUIRED["avx2"]
+LINUX = "x86_64-unknown-linux-gnu"
 
 
 def test_native_is_the_widest_level_of_this_machine() -> None:
-    _, features = targets._host()
-    assert Target.host("native").level == supported_levels(features)[-1]
-    assert {level: Target.host(level).level for level in supported_levels(features)} == {
-        level: level for level in supported_levels(features)
-    }
+    levels = supported_levels()
+    assert Target.host("native").level == levels[-1] and set(levels) <= set(LEVELS)
+    assert [Target.host(level).level for level in levels] == list(levels)
 
 
-@pytest.mark.parametrize("level", supported_levels(targets._host()[1]))
+@pytest.mark.parametrize("level", supported_levels())
 def test_every_level_of_this_machine_emits_code(level: str) -> None:
     import llvmlite.binding as llvm
 
@@ -37,7 +38,7 @@ def test_every_level_of_this_machine_emits_code(level: str) -> None:
 def test_the_environment_chooses_where_the_caller_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLX_TARGET", "generic")
     assert Target.host().level == "generic"
-    assert Target.host("native").level != "generic" or supported_levels(targets._host()[1]) == ("generic",)
+    assert Target.host("native").level != "generic" or supported_levels() == ("generic",)
     monkeypatch.setenv("RLX_TARGET", "")
     assert Target.host() == Target.host("native")
     monkeypatch.setenv("RLX_TARGET", "pentium")
@@ -53,8 +54,8 @@ def test_a_level_that_the_machine_lacks_is_refused_with_what_it_has(monkeypatch:
 
 
 def test_other_architectures_get_portable_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "_host", lambda: ("aarch64-unknown-linux-gnu", frozenset()))
-    assert Target.host("native") == Target("generic", "aarch64-unknown-linux-gnu", "generic", "")
+    monkeypatch.setattr(targets, "_host", lambda: ("riscv64-unknown-linux-gnu", frozenset({"v"})))
+    assert Target.host("native") == Target("generic", "riscv64-unknown-linux-gnu", "generic", "")
 
 
 def test_dot_product_instructions_are_used_when_present(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +94,7 @@ def test_a_name_leaves_features_out(monkeypatch: pytest.MonkeyPatch) -> None:
             found = (target.has_vnni512, target.has_vnni256, target.has_bf16_dots)
             assert (target.level, found) == (level, dots), name
     assert Target.host("avx512-bmi2").describe() != Target.host("avx512").describe()
-    with pytest.raises(TargetError, match=r"unknown feature 'vnny' to leave out. There are: bf16, .*, vnni"):
+    with pytest.raises(TargetError, match=r"unknown feature 'vnny'. There are: bf16, .*, vnni"):
         Target.host("avx512-vnny")
     with pytest.raises(TargetError, match=r"avx512vnni belongs to the level. Choose a lower level"):
         Target.host("amx-vnni")
@@ -102,8 +103,8 @@ def test_a_name_leaves_features_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_vector_registers() -> None:
-    assert [Target(level, "", "", "").vector_bits for level in LEVELS] == [128, 256, 512, 512]
-    assert [Target(level, "", "", "").vector_room for level in LEVELS] == [16 // 4, 16 // 2, 32, 32]
+    assert [Target(level, LINUX, "", "").vector_bits for level in X86.names] == [128, 256, 512, 512]
+    assert [Target(level, LINUX, "", "").vector_room for level in X86.names] == [16 // 4, 16 // 2, 32, 32]
 
 
 def test_tiles_are_a_level_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +130,7 @@ def test_tiles_count_where_the_kernel_permits_them(permitted: bool, monkeypatch:
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: dict.fromkeys(REQUIRED["amx"], True))
     monkeypatch.setattr(targets, "_tiles_permitted", lambda: permitted)
     features = unwrap(targets._host)()[1]
-    assert supported_levels(features) == (LEVELS if permitted else LEVELS[:-1])
+    assert [level.name for level in X86.supported(features)] == list(X86.names if permitted else X86.names[:-1])
     assert ("avx512bf16" in features) == permitted  # tiles round with it; without them f32 is faster
 
 
@@ -192,3 +193,84 @@ def test_cores_are_physical_allowed_and_within_the_quota(
 def test_cpu_lists() -> None:
     assert targets.parse_cpu_list("0-3,8\n") == {0, 1, 2, 3, 8}
     assert targets.parse_cpu_list("5") == {5}
+
+
+def on(monkeypatch: pytest.MonkeyPatch, triple: str, *features: str) -> None:
+    monkeypatch.setattr(targets, "_host", lambda: (triple, frozenset(features)))
+
+
+def test_a_name_requires_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each word changes what those before it say; a machine that lacks a required feature is named."""
+    on(monkeypatch, LINUX, *REQUIRED["avx512"], "avx512vnni", "avx512vbmi")
+    same = Target.host("avx512").describe()
+    assert Target.host("avx512+vnni").describe() == Target.host("avx512-vnni+vnni").describe() == same
+    assert not Target.host("avx512+vnni-vnni").has("avx512vnni")
+    assert Target.host("avx512-vnni-vbmi+vnni").has("avx512vnni")
+    for name, message in {
+        "avx512+bf16": r"target avx512\+bf16: this machine lacks avx512bf16",
+        "avx512+avxvnni": "machine lacks avxvnni",
+        "avx2+avx512vnni": "the level does not use avx512vnni. Levels that use it: avx512, amx",
+        "avx512+": "unknown feature ''",
+        "avx512--vnni": "unknown feature ''",
+        "+vnni": "unknown target level ''",
+        "avx512 +vnni": "unknown target level 'avx512 '",
+        "AVX2": "unknown target level 'AVX2'",
+    }.items():
+        with pytest.raises(TargetError, match=message):
+            Target.host(name)
+
+
+def test_dots_that_are_slow_beside_tiles_can_be_required(monkeypatch: pytest.MonkeyPatch) -> None:
+    on(monkeypatch, LINUX, *REQUIRED["amx"])
+    assert not Target.host("avx512").has_bf16_dots and Target.host("avx512+bf16").has_bf16_dots
+
+
+def test_a_feature_that_is_masked_and_one_that_is_not_there_give_equal_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So tests with masks use the very code of other machines, and machines that share a folder share programs."""
+    on(monkeypatch, LINUX, *REQUIRED["avx512"], "avx512vnni", "bmi2")
+    masked = Target.host("avx512-vnni-bmi2"), Target.host("avx512").without("avx512vnni", "bmi2")
+    on(monkeypatch, LINUX, *REQUIRED["avx512"])
+    assert {*masked} == {Target.host("avx512")}
+
+
+@pytest.mark.parametrize(
+    ("features", "level"),
+    [
+        ((), "generic"),
+        (("neon",), "neon"),
+        (("neon", "dotprod", "crc"), "dotprod"),
+        (("neon", "dotprod", "i8mm"), "i8mm"),
+        (("neon", "dotprod", "i8mm", "bf16", "sve2"), "bf16"),
+    ],
+)
+def test_levels_of_aarch64(features: tuple[str, ...], level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    on(monkeypatch, "arm64-apple-darwin24.1.0", *features)
+    target = Target.host()
+    assert target.level == level and target.vectors in ("generic", "neon")
+    with pytest.raises(TargetError, match=r"avx2 is a level of x86_64, and this machine is aarch64.*It has: generic"):
+        Target.host("avx2")
+
+
+def test_a_level_of_another_architecture_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    on(monkeypatch, LINUX, *AVX2)
+    with pytest.raises(TargetError, match=r"i8mm is a level of aarch64, and this machine is x86_64.*generic, avx2\.$"):
+        Target.host("i8mm")
+
+
+def test_avx10_is_avx512_under_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    features = with_implied({*AVX2, "avx10.1"})
+    on(monkeypatch, LINUX, *features)
+    target = Target.host()
+    assert (target.level, target.has_vnni512, target.has_bf16_dots) == ("avx512", True, True)
+    assert with_implied(AVX2) == AVX2 and not with_implied({"avx10.2"}) & TILES
+
+
+def test_a_big_endian_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets.sys, "byteorder", "big")
+    with pytest.raises(TargetError, match="this machine is big-endian"):
+        unwrap(targets._host)()
+
+
+def test_other_architectures_have_portable_code_only() -> None:
+    assert architecture("ppc64le-unknown-linux-gnu").names == ("generic",)
+    assert architecture("arm64-apple-darwin24").name == "aarch64"
