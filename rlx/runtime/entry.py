@@ -18,7 +18,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,8 +31,22 @@ KEY, CHECKSUMS, LAST_USED, LARGE = "key.json", "checksums.json", "last_used", "l
 _OWN = (KEY, CHECKSUMS, LAST_USED, LARGE)
 _PIECE = 1 << 24  # bytes of a large file that are hashed at a time
 
-#: The contents of large files, by name: pieces, one after the other.
-Large = Mapping[str, Sequence[memoryview]]
+
+@dataclass(frozen=True)
+class LargeFile:
+    """The contents of a large file.
+
+    Attributes:
+        nbytes: size in bytes.
+        pieces: the contents, one piece after the other. A piece may be invalid once the next one is asked for.
+    """
+
+    nbytes: int
+    pieces: Iterable[memoryview]
+
+
+#: Large files by name.
+Large = Mapping[str, LargeFile]
 
 
 class Entry:
@@ -300,7 +314,7 @@ def _is_plain(name: str) -> bool:
 
 def fill(folder: Folder, key: CompileKey, contents: Mapping[str, bytes], large: Large | None = None) -> None:
     """Writes a whole entry into an empty folder and waits until it is on the disk."""
-    rows = {name: _write_large(folder, name, pieces) for name, pieces in (large or {}).items()}
+    rows = {name: _write_large(folder, name, file.pieces) for name, file in (large or {}).items()}
     files = {KEY: key.to_json().encode(), **contents}
     if rows:
         files[LARGE] = json.dumps(rows, indent=1, sort_keys=True).encode()
@@ -338,7 +352,7 @@ def _write_file(row: tuple[Folder, str, bytes]) -> None:
         file.write(data)
 
 
-def _write_large(folder: Folder, name: str, pieces: Sequence[memoryview]) -> dict[str, Any]:
+def _write_large(folder: Folder, name: str, pieces: Iterable[memoryview]) -> dict[str, Any]:
     """Writes the pieces one after the other; what `large.json` says of the file."""
     total, nbytes = hashlib.sha256(), 0
     with folder.create(name) as file:

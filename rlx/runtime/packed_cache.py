@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import mmap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -17,6 +18,7 @@ from rlx.errors import ArgumentError
 from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
+from rlx.runtime.entry import LargeFile
 from rlx.runtime.folder import Damage
 from rlx.runtime.key import CompileKey, digest_text, source_digest
 
@@ -75,8 +77,9 @@ class PackedWeightCache:
 
     def find(self) -> MappedWeights | None:
         """The mapped weights, or None. A damaged entry is reported, and removed unless the cache is read-only."""
-        if self._policy == "redo":
-            return None
+        return None if self._policy == "redo" else self._mapped()
+
+    def _mapped(self) -> MappedWeights | None:
         entry = self._store.get(self._key, discard=self._policy == "on")
         if entry is None:
             return None
@@ -86,22 +89,29 @@ class PackedWeightCache:
         except (OSError, Damage):  # evicted in the meantime
             return None
 
-    def keep(self, packed: Mapping[str, memoryview]) -> None:
-        """Stores packed weights for later starts; does nothing if the cache is read-only.
+    def make(self, sizes: Mapping[str, int], pack: Callable[[str], memoryview]) -> MappedWeights | None:
+        """Packs matrices into the file, one by one, and maps it. In memory is one matrix at a time.
 
         Args:
-            packed: name -> bytes of a packed matrix.
+            sizes: name -> bytes of a packed matrix.
+            pack: the packed matrix of this name; it need not be valid for longer than until the next call.
+
+        Returns:
+            None if the cache is read-only, or if it does not take the file; it has warned then.
         """
         if self._policy == "readonly":
-            return
-        places, pieces, end = dict[str, int](), list[memoryview](), 0
-        for name, data in packed.items():
-            places[name] = end
-            padding = -len(data) % ALIGNMENT
-            pieces += [data, memoryview(bytes(padding))]
-            end += len(data) + padding
-        files = {LAYOUT: json.dumps(places, indent=1)}
-        self._store.put(self._key, files, replace=self._policy == "redo", large={DATA: pieces})
+            return None
+        ends = list(accumulate(nbytes + -nbytes % ALIGNMENT for nbytes in sizes.values()))
+        places = dict(zip(sizes, [0, *ends], strict=False))
+
+        def pieces() -> Iterator[memoryview]:
+            for name, nbytes in sizes.items():
+                yield pack(name)
+                yield memoryview(bytes(-nbytes % ALIGNMENT))
+
+        files, data = {LAYOUT: json.dumps(places, indent=1)}, LargeFile(ends[-1] if ends else 0, pieces())
+        self._store.put(self._key, files, replace=self._policy == "redo", large={DATA: data})
+        return self._mapped()
 
 
 def packed_rows(weights: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,10 +39,14 @@ def pool_bytes(chosen: int | None, sizes: Sizes, max_seq: int, weight_bytes: int
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes of memory that this process may still use."""
-    limits = [_system(root), *_cgroups(root), _address_space(root)]
-    found = min(limits)
+    """Bytes of memory that this process may still use; 8 GiB where the system does not say."""
+    found = known_memory(root)
     return int(found) if math.isfinite(found) else _UNKNOWN
+
+
+def known_memory(root: Path = Path("/")) -> float:
+    """Bytes of memory that this process may still use; infinite where the system does not say."""
+    return min(_system(root), *_cgroups(root), _address_space(root))
 
 
 class Reserve:

@@ -179,7 +179,7 @@ class Store:
             ArgumentError: a file's name is not a plain relative path, or is one of the store's own.
         """
         contents = entry.encode(files)
-        nbytes = sum(len(piece) for pieces in (large or {}).values() for piece in pieces)
+        nbytes = sum(file.nbytes for file in (large or {}).values())
         if nbytes > self.limit:
             what = f"{nbytes} bytes are not kept in the compile cache {self.root}, whose limit is {self.limit}"
             self.warn("limit", f"{what}; RLX_CACHE_LIMIT raises it")

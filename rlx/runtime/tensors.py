@@ -3,11 +3,13 @@
 Runtime, between an open file and the programs. The "layout" in a weight's row of a program's manifest: "rows" is plain
 float32. "r16k4" is packed (`rlx.backends.cpu.layouts`); a stack [E, n, k] is packed matrix by matrix, the rows of each
 padded to a multiple of 16. "file" is the mapped file itself: a table of which few rows are read needs no further
-memory. Packed matrices may also be mapped from the packed-weight cache of an earlier process (`packed_cache.py`).
+memory. Packed matrices may also be mapped from a file, which this or an earlier process has written
+(`packed_cache.py`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any, Protocol
@@ -16,11 +18,14 @@ import numpy as np
 
 from rlx.backends.base import Workers
 from rlx.backends.memory import Block, Slabs
-from rlx.errors import ShapeError
+from rlx.errors import ResourceError, ShapeError
 from rlx.ir.dtypes import DTYPES, DType
 from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT
 from rlx.runtime.compile import Compiler, Progress
 from rlx.runtime.packed_cache import MappedWeights, PackedWeightCache, packed_rows
+from rlx.runtime.pool_size import known_memory
+
+GIB = 1 << 30
 
 
 class Source(Protocol):
@@ -101,19 +106,29 @@ class Tensors:
         Raises:
             ShapeError: a piece is not a matrix of this type and shape, or there are more or fewer than E.
         """
+        block = self._slabs.take(self._packed_bytes(dtype, shape))
+        self._pack(name, pieces, dtype, shape, block.address)
+        self._keep(name, block)
+
+    def _packed_bytes(self, dtype: DType, shape: tuple[int, ...]) -> int:
+        """Size of a packed matrix or stack."""
+        return prod(shape[:-2]) * self.compiler.packer(dtype, self.workers).nbytes(*shape[-2:])
+
+    def _pack(
+        self, name: str, pieces: Iterable[np.ndarray], dtype: DType, shape: tuple[int, ...], address: int
+    ) -> None:
+        """Packs a stack to an address."""
         count, (n, k) = prod(shape[:-2]), shape[-2:]
         packer, size, done = self.compiler.packer(dtype, self.workers), dtype.size((n, k)), 0
         packed = packer.nbytes(n, k)
-        block = self._slabs.take(count * packed)
         for piece in pieces:
             if piece.nbytes != size or done == count:
                 what = f"expected {count} times {size} bytes of {dtype}[{n}, {k}], found {piece.nbytes}"
                 raise ShapeError(f"{what} as number {done}", where=name)
-            packer.pack(piece, block.address + done * packed, n, k)
+            packer.pack(piece, address + done * packed, n, k)
             done += 1
         if done != count:
             raise ShapeError(f"expected {count} matrices of {dtype}[{n}, {k}], found {done}", where=name)
-        self._keep(name, block)
 
     def load(
         self,
@@ -125,38 +140,63 @@ class Tensors:
         """Loads every weight of a manifest's table that is not loaded yet, reporting the bytes done.
 
         Args:
-            kept: the packed-weight cache: packed matrices are mapped from it if it exists; otherwise it is written.
-        """
-        copy = kept.find() if kept else None
-        if copy:
-            self._kept = copy
-            self.addresses |= copy.addresses
-        wanted = {name: row for name, row in weights.items() if name not in self.addresses}
-        total = sum(_nbytes(row) for row in wanted.values())
-        done = 0
-        for name, row in wanted.items():
-            self._load_one(name, row, source)
-            done += _nbytes(row)
-            if progress:
-                progress("packing weights", done, total)
-        if kept and not copy:
-            kept.keep({name: self._packed(name) for name in packed_rows(weights)})
+            kept: the packed-weight cache: packed matrices are mapped from it. It is written first if it does not exist.
 
-    def _packed(self, name: str) -> memoryview:
-        block = self._blocks[name]
-        return block.view(np.uint8, block.nbytes).data
+        Raises:
+            ResourceError: the packed weights do not fit into memory; none was packed.
+        """
+        mapped = kept.find() if kept else None
+        known = self.addresses.keys() | (mapped.addresses.keys() if mapped else set())
+        missing = {name: row for name, row in weights.items() if name not in known}
+        report = _Report(progress, sum(map(_nbytes, missing.values())))
+        if kept and not mapped:
+            mapped = self._write(kept, packed_rows(weights), source, report)
+        if mapped:
+            self._kept = mapped
+            self.addresses |= mapped.addresses
+        rest = {name: row for name, row in missing.items() if name not in self.addresses}
+        self._check_memory(rest, kept is not None)
+        for name, row in rest.items():
+            self._load_one(name, row, source)
+            report.done(row)
+
+    def _write(
+        self, kept: PackedWeightCache, rows: Mapping[str, Any], source: Source, report: _Report
+    ) -> MappedWeights | None:
+        """Writes the packed-weight cache, one matrix after the other through memory for the largest one."""
+        sizes = {name: self._packed_bytes(*_type(row)) for name, row in rows.items()}
+        with self.compiler.backend.allocate(max(sizes.values(), default=0), True) as buffer:
+
+            def pack(name: str) -> memoryview:
+                dtype, shape = _type(rows[name])
+                self._pack(name, _pieces(source, name, shape), dtype, shape, buffer.address)
+                source.release(name)
+                report.done(rows[name])
+                return buffer.view(np.uint8, sizes[name]).data
+
+            return kept.make(sizes, pack)
+
+    def _check_memory(self, rows: Mapping[str, Any], was_kept: bool) -> None:
+        """Checks that packed weights fit into memory, before any is packed: else the system ends the process later."""
+        needed, available = sum(self._packed_bytes(*_type(row)) for row in packed_rows(rows).values()), known_memory()
+        if needed <= available:
+            return
+        limit = f"RLX_CACHE_LIMIT above {math.ceil(needed / GIB)}G"
+        hint = f"Set {limit}, so that the file is stored" if was_kept else f"Give keep_packed=True, with {limit}"
+        raise ResourceError(
+            f"the packed weights need {needed / GIB:.1f} GiB of memory, {available / GIB:.1f} GiB are available",
+            hint=f"{hint}: the weights are then mapped from the disk. Or use a smaller file (rlx quantize).",
+        )
 
     def _load_one(self, name: str, row: Mapping[str, Any], source: Source) -> None:
-        shape, dtype = tuple(map(int, row["shape"])), DTYPES[row["dtype"]]
+        dtype, shape = _type(row)
         if row["layout"] == FILE_LAYOUT:
             self.add_table(name, source.raw(name))
             return
         if row["layout"] == ROWS_LAYOUT:
             self.add_array(name, source.array(name))
-        elif len(shape) == 2:
-            self.add_matrix(name, source.raw(name), dtype, *shape)
         else:
-            self.add_pieces(name, source.pieces(name), dtype, *shape)
+            self.add_pieces(name, _pieces(source, name, shape), dtype, *shape)
         source.release(name)
 
     def _keep(self, name: str, block: Block) -> None:
@@ -173,8 +213,30 @@ class Tensors:
         self.addresses.clear()
 
 
+class _Report:
+    """Reports the bytes of a model's file that are packed."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._done, self._total = progress, 0, total
+
+    def done(self, row: Mapping[str, Any]) -> None:
+        """A weight is loaded."""
+        self._done = min(self._total, self._done + _nbytes(row))
+        if self._progress:
+            self._progress("packing weights", self._done, self._total)
+
+
+def _type(row: Mapping[str, Any]) -> tuple[DType, tuple[int, ...]]:
+    """Dtype and shape of a weight in a manifest's table."""
+    return DTYPES[row["dtype"]], tuple(map(int, row["shape"]))
+
+
+def _pieces(source: Source, name: str, shape: tuple[int, ...]) -> Iterable[np.ndarray]:
+    """The bytes of a matrix or a stack in the file, matrix by matrix."""
+    return source.pieces(name) if len(shape) > 2 else [source.raw(name)]
+
+
 def _nbytes(row: Mapping[str, Any]) -> int:
     """Bytes of the file that are read now; 0 for a table that is used in place."""
-    if row["layout"] == FILE_LAYOUT:
-        return 0
-    return DTYPES[row["dtype"]].size(tuple(map(int, row["shape"])))
+    dtype, shape = _type(row)
+    return 0 if row["layout"] == FILE_LAYOUT else dtype.size(shape)

@@ -13,9 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 import rlx
-from rlx import ArgumentError
+from rlx import ArgumentError, ResourceError
 from rlx.cli.main import cli
 from rlx.env import Policy
+from rlx.runtime import tensors
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.entry import Listing
 from rlx.runtime.key import CompileKey
@@ -60,16 +61,16 @@ def copies(store: Store) -> list[Listing]:
     return [row for row in store.entries() if row.key and row.key.kind == "weights"]
 
 
-def test_a_second_start_maps_what_the_first_packed(model: Path, store: Store) -> None:
+def test_the_first_start_packs_into_a_file_that_all_map(model: Path, store: Store) -> None:
     plain, whole, none = start(model, store, keep=False)
     assert none == 0 and not copies(store)
     first, own, mapped = start(model, store)
-    assert (own, mapped) == (whole, 0)
     (copy,) = copies(store)
     assert copy.key is not None and copy.key.name == "model.gguf"
     assert copy.nbytes > 0.9 * whole
-    second, own, mapped = start(model, store)
     assert mapped == (copy.folder / DATA).stat().st_size and own < 0.1 * whole
+    second, *sizes = start(model, store)
+    assert sizes == [own, mapped]
     np.testing.assert_array_equal(first, plain)
     np.testing.assert_array_equal(second, plain)
     assert [row.digest for row in copies(store)] == [copy.digest]
@@ -96,8 +97,8 @@ def test_a_damaged_copy_is_made_again(model: Path, store: Store, damage: str) ->
     with pytest.warns(CacheWarning, match="is damaged and not used"):
         found, _, mapped = start(model, store)
     np.testing.assert_array_equal(found, expected)
-    assert mapped == 0 and store.damaged == 1
-    assert start(model, store)[2] > 0
+    assert mapped > 0 and store.damaged == 1
+    assert start(model, store)[2] > 0 and store.damaged == 1
 
 
 def test_a_flipped_bit_is_found_by_verify(model: Path, store: Store) -> None:
@@ -118,9 +119,8 @@ def test_another_file_of_the_same_name_and_size_gets_a_copy_of_its_own(model: Pa
     data = bytearray(model.read_bytes())
     data[at : at + 2] = np.float16(0.5).tobytes()  # the scale of the first block
     model.write_bytes(data)
-    assert start(model, store)[2] == 0
-    after, _, mapped = start(model, store)
-    assert mapped > 0 and len(copies(store)) == 2
+    after = start(model, store)[0]
+    assert len(copies(store)) == 2
     assert not np.array_equal(before, after)
 
 
@@ -143,12 +143,19 @@ def test_a_read_only_cache_is_read_and_not_written(model: Path, store: Store) ->
     assert len(copies(store)) == 1
 
 
+def make(cache: PackedWeightCache, **matrices: bytes) -> None:
+    """Stores these packed matrices."""
+    mapped = cache.make({name: len(data) for name, data in matrices.items()}, lambda name: memoryview(matrices[name]))
+    assert mapped is not None
+    mapped.close()
+
+
 def test_redo_makes_it_again(tmp_path: Path) -> None:
     store, key = Store(tmp_path), CompileKey("weights", "some model")
-    PackedWeightCache(CompileCache(store=store), key).keep({"a": memoryview(bytes(64))})
+    make(PackedWeightCache(CompileCache(store=store), key), a=bytes(64))
     redo = PackedWeightCache(CompileCache(store=store, policy="redo"), key)
     assert redo.find() is None
-    redo.keep({"a": memoryview(b"x" * 64), "b": memoryview(b"y" * 5000), "c": memoryview(b"z")})
+    make(redo, a=b"x" * 64, b=b"y" * 5000, c=b"z")
     found = PackedWeightCache(CompileCache(store=store), key).find()
     assert found is not None and found.nbytes == 4 * ALIGNMENT
     for name, expected in (("a", b"x" * 64), ("b", b"y" * 5000), ("c", b"z")):
@@ -167,6 +174,20 @@ def test_a_copy_beyond_the_limit_is_not_kept(model: Path, store: Store) -> None:
     with pytest.warns(CacheWarning, match=r"bytes are not kept.*RLX_CACHE_LIMIT raises it"):
         start(model, small)
     assert not copies(small)
+
+
+def test_weights_beyond_the_memory_are_an_error_or_mapped(
+    model: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = start(model, store, keep=False)[0]
+    monkeypatch.setattr(tensors, "known_memory", lambda: 1 << 20)
+    lack = r"the packed weights need 0\.0 GiB of memory, 0\.0 GiB are available"
+    with pytest.raises(ResourceError, match=lack + r".*Give keep_packed=True, with RLX_CACHE_LIMIT above 1G: .*mapped"):
+        start(model, store, keep=False)
+    with pytest.warns(CacheWarning), pytest.raises(ResourceError, match=lack + r".*Set RLX_CACHE_LIMIT above 1G, so"):
+        start(model, Store(store.root, limit=2_000_000))
+    assert not copies(store)
+    np.testing.assert_array_equal(start(model, store)[0], expected)
 
 
 def test_the_command_line_lists_and_removes_it(model: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from pathlib import Path
 from rlx.errors import RlxError
 from rlx.export.convert import convert
 from rlx.runtime.cache import CompileCache
+from rlx.runtime.entry import LargeFile
 from rlx.runtime.key import CompileKey
 from rlx.runtime.store import Store
 
@@ -120,7 +121,8 @@ class Harness:
         while os.getppid() == self.parent:
             number = generator.randrange(KEYS)
             contents = files(number, generator.randrange(1, 40_000))
-            large = {"weights.bin": [memoryview(bytes(50_000))]} if generator.random() < 0.3 else None
+            file = LargeFile(50_000, [memoryview(bytes(50_000))])
+            large = {"weights.bin": file} if generator.random() < 0.3 else None
             store.put(key(number), contents, replace=True, large=large)
             store.get(key(generator.randrange(KEYS)))
 
