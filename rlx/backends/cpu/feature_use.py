@@ -10,12 +10,11 @@ import re
 from dataclasses import dataclass
 
 from rlx import env
-from rlx.backends.cpu import target as targets
-from rlx.backends.cpu.target import LEVELS, OPTIONAL, REQUIRED, Target
+from rlx.backends.cpu.levels import TILES, architecture
+from rlx.backends.cpu.target import Target
 
 #: LLVM names of vector, dot product and matrix instructions.
 _COMPUTES = re.compile(r"(avx|amx|fma$|f16c|sve|sme|neon|dotprod|i8mm|bf16|fullfp16|fp16|vnni)")
-_TILES = frozenset({"amx-tile", "amx-int8", "amx-bf16"})
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def feature_use(target: Target, host: frozenset[str], name: str | None = None) -
     """
     chosen = name or env.target() or "native"
     used = {flag[1:] for flag in target.features.split(",") if flag.startswith("+")}
-    known = frozenset().union(*REQUIRED.values(), *OPTIONAL.values())
+    known = frozenset[str]().union(*(level.usable for level in architecture(target.triple).levels))
     unused = {f: _reason(f, target, host, chosen) for f in sorted(host - used) if _COMPUTES.match(f)}
     lacking = sorted(f for f in known - host if _COMPUTES.match(f))
     return FeatureUse(tuple(sorted(f for f in used if _COMPUTES.match(f))), unused, tuple(lacking))
@@ -56,18 +55,19 @@ def feature_use(target: Target, host: frozenset[str], name: str | None = None) -
 
 def _reason(feature: str, target: Target, host: frozenset[str], name: str) -> str:
     """Why the code for a target does not use a feature that the CPU has."""
-    levels = [level for level in LEVELS if feature in REQUIRED[level] | OPTIONAL[level]]
-    masked = [word for word in name.split("-")[1:] if word and feature in (word, f"avx512{word}", f"avx{word}")]
-    if masked:
+    table = architecture(target.triple)
+    levels = [level for level in table.levels if feature in level.usable]
+    if any(feature in table.features(word) for word in re.findall(r"-([^-+]+)", name)):
         return f"left out by {name}"
     if not levels:
         return "no kernel of rlx uses it"
-    widest = targets.supported_levels(host)[-1]
-    if feature in _TILES and widest == "amx" and name.split("-")[0] in ("native", "amx"):
+    widest = table.supported(host)[-1]
+    narrower = table.levels[: table.levels.index(widest) + 1]
+    if feature in TILES and widest.name == "amx" and name.split("-")[0] in ("native", "amx"):
         return "the operating system does not permit tile registers to this process"
-    if feature == "avx512bf16" and host >= _TILES and target.level in levels:
+    if feature == "avx512bf16" and host >= TILES and target.level in [level.name for level in levels]:
         return "on CPUs with tiles its dot products run at half the rate of f32"
-    if all(LEVELS.index(level) > LEVELS.index(widest) for level in levels):
-        missing = ", ".join(sorted(REQUIRED[levels[0]] - host))
-        return f"used at level {levels[0]}, for which this CPU lacks {missing}"
-    return f"used from level {levels[0]} on; the target {name} is of level {target.level}"
+    if not set(levels) & set(narrower):
+        missing = ", ".join(sorted(levels[0].required - host))
+        return f"used at level {levels[0].name}, for which this CPU lacks {missing}"
+    return f"used from level {levels[0].name} on; the target {name} is of level {target.level}"

@@ -174,10 +174,15 @@ class Target:
         return {"level": self.level, "triple": self.triple, "cpu": self.cpu, "features": self.features}
 
 
-def supported_levels() -> tuple[str, ...]:
-    """The levels that this machine supports, from the narrowest to the widest."""
-    triple, features = _host()
-    return tuple(level.name for level in architecture(triple).supported(features))
+def supported_levels(features: frozenset[str] | None = None) -> tuple[str, ...]:
+    """The levels that this machine supports, from the narrowest to the widest.
+
+    Args:
+        features: what a machine of this architecture has; by default what may be used on this one.
+    """
+    triple, usable = _host()
+    found = architecture(triple).supported(usable if features is None else features)
+    return tuple(level.name for level in found)
 
 
 def cpu_count() -> int:
