@@ -1,0 +1,88 @@
+"""`rlx serve` as a process: what it says, how it ends, and that a restart changes no byte of an answer."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+TIMEOUT = 180  # seconds: only against a hang
+SYSTEM = "You are the narrator of a long story about a brave fox, an old owl and a quiet forest. " * 12
+QUESTION: dict[str, Any] = {
+    "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Tell me a story."}],
+    "temperature": 0.9,
+    "seed": 7,
+    "max_tokens": 40,
+    "logprobs": True,
+    "top_logprobs": 2,
+}
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A server process on a free port, and a client of it. It is killed if the test leaves it running."""
+    command = [sys.executable, "-m", "rlx", "serve", "--port", "0", "--log", "none", *arguments]
+    started = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ)
+    guard = threading.Timer(TIMEOUT, started.kill)
+    guard.start()
+    try:
+        assert started.stderr is not None
+        address = next(filter(None, (re.search(r"http://127\.0\.0\.1:\d+", line) for line in started.stderr)))
+        with httpx.Client(base_url=address[0], timeout=TIMEOUT) as client:
+            while client.get("/health").status_code == 503:  # the model is being loaded
+                time.sleep(0.05)
+            yield started, client
+    finally:
+        guard.cancel()
+        started.kill()
+        started.communicate()
+
+
+def ask(client: httpx.Client) -> tuple[Any, int]:
+    """What the server answers: the choice, with the log-probability of each token, and how much was cached."""
+    found = client.post("/v1/chat/completions", json=QUESTION).raise_for_status().json()
+    return found["choices"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_an_answer_is_the_same_alone_after_a_hit_beside_others_and_after_a_restart(tmp_path: Path) -> None:
+    options = ["--deterministic", "--cache-kv", str(tmp_path / "kv")]
+    with process(*options) as (server, client):
+        alone, cached = ask(client)
+        assert cached == 0
+        again, cached = ask(client)
+        assert cached > 200 and again == alone
+        beside = [threading.Thread(target=client.post, args=("/v1/completions",), kwargs={"json": {
+            "prompt": f"The fox {i}", "max_tokens": 60}}) for i in range(6)]  # fmt: skip
+        for thread in beside:
+            thread.start()
+        assert ask(client)[0] == alone
+        for thread in beside:
+            thread.join()
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(TIMEOUT) == 0
+    with process(*options) as (_, client):
+        restarted, cached = ask(client)
+        assert cached > 200, "the prompt was read from the folder"
+        assert restarted == alone
+
+
+def test_a_signal_lets_running_requests_finish() -> None:
+    with process() as (server, client):
+        body = {"prompt": "The fox", "max_tokens": 400, "min_tokens": 400, "stream": True}
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            events = (line for line in answer.iter_lines() if line.startswith("data: "))
+            next(events)
+            server.send_signal(signal.SIGTERM)
+            *_, end = events
+        assert end == "data: [DONE]"
+        assert server.wait(TIMEOUT) == 0
