@@ -31,6 +31,7 @@ _COMMANDS = {
     "inspect": "rlx.cli.inspect:inspect",
     "batch": "rlx.cli.batch:batch",
     "bench": "rlx.cli.bench:bench",
+    "ppl": "rlx.cli.ppl:ppl",
     "tune": "rlx.cli.tune:tune",
     "doctor": "rlx.cli.doctor.command:doctor",
     "pull": "rlx.cli.pull:pull",

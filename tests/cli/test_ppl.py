@@ -1,0 +1,77 @@
+"""`rlx ppl`: the command over the demo model, its table and its refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import rlx
+from rlx.cli.main import cli
+from rlx.cli.ppl import MAX_BYTES, show
+
+TEXT = "Once upon a time there was a brave fox. The fox lived in a forest. One day the fox found a lamp.\n"
+
+
+def ppl(*words: object) -> Result:
+    return CliRunner().invoke(cli, ["ppl", *map(str, words)])
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def test_it_is_the_perplexity_of_the_runners_scores(text: Path) -> None:
+    """`runner.score` computes what the base does by another way, in one window."""
+    done = ppl(text, "demo", "--kl", "--json", "--window", 64)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    with rlx.auto_runner(max_seq=64, precision="exact") as runner:
+        ids = runner.tokenizer.encode(TEXT)
+        expected = float(np.exp(-runner.score(ids).astype(np.float64).mean()))
+    assert found["tokens"] == len(ids) - 1 == found["text_tokens"] - 1
+    assert found["base_perplexity"] == pytest.approx(expected, rel=1e-4)
+    assert found["perplexity"] == pytest.approx(expected, rel=0.1)
+    assert 0 < found["kl"]["median"] <= found["kl"]["mean"] <= found["kl"]["max"] < 1
+    assert found["kl"]["same_top"] > 0.8
+
+
+def test_the_page_of_a_result(capsys: pytest.CaptureFixture[str]) -> None:
+    kl = {"mean": 1e-4, "error": 1e-6, "median": 2e-5, "p99": 1e-3, "max": 0.5, "same_top": 0.98765}
+    found = {"model": "a", "base": "b.gguf", "text_tokens": 20, "windows": 2, "window": 8, "stride": 4, "halves": False}
+    found |= {"tokens": 19, "perplexity": 2.0, "error": 0.25, "base_perplexity": 1.6, "kl": kl, "seconds": 1.0}
+    show(found)
+    shown = capsys.readouterr().out
+    assert "perplexity 2.0000 +/- 0.2500" in shown
+    assert "19 tokens scored of 20, 2 windows of 8 tokens, stride 4" in shown
+    assert "base perplexity 1.6000; the model's differs by +25.000%" in shown
+    assert "99% 1.000e-03, maximum 5.000e-01 nats" in shown and "same likeliest token: 98.77%" in shown
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "error"),
+    [
+        (b"", (), "no token to score"),
+        (b"\xff\xfe", (), "it is no UTF-8 text (byte 0)"),
+        (b"x" * (MAX_BYTES + 1), (), "more than 16 MiB"),
+        (TEXT.encode(), ("--window", 16, "--stride", 17), "--stride is 17"),
+        (TEXT.encode(), ("--halves", "--stride", 4), "exclude each other"),
+        (TEXT.encode(), ("--base", "demo-vision"), "different tokens"),
+    ],
+)
+def test_what_it_refuses(content: bytes, options: tuple[object, ...], error: str, tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_bytes(content)
+    done = ppl(path, *options)
+    assert done.exit_code == 2 and error in done.output
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    done = ppl(tmp_path / "none.txt")
+    assert done.exit_code == 2 and "cannot be read: No such file or directory" in done.output
