@@ -75,8 +75,18 @@ def ppl(
             _same_tokens(opened, other, text, path, base)
         pieces, ids = cut(opened, text, window, stride, halves, tokens)
         scores = _scored(opened, other, pieces, rows, bars)
-    how = {"window": window, "stride": None if halves else stride or max(1, window // 2), "halves": halves}
-    found = {"model": path, "base": base or (path if kl else None), "text_tokens": ids, "windows": len(pieces), **how}
+    how: dict[str, Any] = {
+        "window": window,
+        "stride": None if halves else stride or max(1, window // 2),
+        "halves": halves,
+    }
+    found: dict[str, Any] = {
+        "model": path,
+        "base": base or (path if kl else None),
+        "text_tokens": ids,
+        "windows": len(pieces),
+        **how,
+    }
     found |= {**scores, "seconds": time.perf_counter() - start}
     if as_json:
         click.echo(json.dumps(found))
@@ -144,9 +154,7 @@ def _scored(engine: Engine, base: Engine | None, windows: list[Window], rows: in
 
     total = sum(window.scored for window in windows)
     bars.waiting("scoring")
-    return score(
-        engine, windows, base, rows=rows, on_tokens=lambda count: bars("scoring", count, total)
-    ).as_dict()
+    return score(engine, windows, base, rows=rows, on_tokens=lambda count: bars("scoring", count, total)).as_dict()
 
 
 def show(found: dict[str, Any]) -> None:

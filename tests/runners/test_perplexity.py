@@ -26,7 +26,7 @@ def scored(windows: list[Window]) -> list[int]:
     return [token for window in windows for token in window.ids[-window.scored :]]
 
 
-# -- windows ------------------------------------------------------------------------------------------------------------
+# -- windows ------------------------------------------
 
 
 @pytest.mark.parametrize("prefix", [(), (1,)])
@@ -49,7 +49,7 @@ def test_tokens_have_what_the_stride_leaves_before_them() -> None:
 
 
 def test_halved_windows_are_those_of_llama_cpp() -> None:
-    """Whole windows side by side with BOS in the first place; of n tokens n - 1 - n // 2 count, from the second half."""
+    """Whole windows side by side with BOS in the first place; of n tokens the last n - 1 - n // 2 count."""
     found = halved_windows(list(range(100, 125)), 8, (1,))
     assert [window.ids for window in found] == [[1, *range(s + 1, s + 8)] for s in (100, 108, 116)]
     assert scored(found) == [105, 106, 107, 113, 114, 115, 121, 122, 123]
@@ -66,7 +66,7 @@ def test_halves_need_something_to_halve() -> None:
         halved_windows([1, 2, 3], 3)
 
 
-# -- sums ---------------------------------------------------------------------------------------------------------------
+# -- sums ------------------------------------------
 
 
 def test_losses_and_divergences_are_those_of_the_definition() -> None:
@@ -97,7 +97,7 @@ def test_the_summary_is_that_of_the_numbers() -> None:
     assert {name: found["kl"][name] for name in expected} == pytest.approx(expected)
 
 
-# -- a model ------------------------------------------------------------------------------------------------------------
+# -- a model ------------------------------------------
 
 
 def test_a_golden_model_scores_what_the_logits_of_transformers_say(goldens: Path) -> None:

@@ -16,12 +16,16 @@ _BUSY = 0.5  # load per CPU from which measurements say little
 
 def cpu(findings: Findings) -> Facts:
     """The processor, the target, and the features that its code uses and does not use."""
+    from llvmlite.binding import get_process_triple
+
     from rlx.backends.cpu.feature_use import feature_use, host_features
-    from rlx.backends.cpu.target import Target, supported_levels
+    from rlx.backends.cpu.levels import architecture
+    from rlx.backends.cpu.target import Target
     from rlx.runtime.tuned import machine
 
     host = host_features()
-    facts: Facts = {"model": machine(), "architecture": platform.machine(), "levels": list(supported_levels(host))}
+    levels = [level.name for level in architecture(get_process_triple()).supported(host)]
+    facts: Facts = {"model": machine(), "architecture": platform.machine(), "levels": levels}
     with findings.noting("RLX_TARGET", prevents=True):
         target = Target.host()
         use = feature_use(target, host)
