@@ -1,12 +1,15 @@
 """Write a GGUF file with a real model's shapes and random weights, for benchmarks and tests without a download.
 
     python benchmarks/make_model.py --shape qwen3-0.6b --type Q4_K_M --out qwen3-0.6b-Q4_K_M.gguf
+    python benchmarks/make_model.py --shape qwen3-0.6b --type BF16 --out qwen3-0.6b       # a Hugging Face folder
 
 The blocks of a quantized type are drawn at random instead of quantizing drawn numbers, so a file is written about as
 fast as the disk takes it, tensor by tensor, in little memory. Weights have a standard deviation of 0.02 whatever the
 type, so activations stay finite; the types of the tensors are those of `rlx quantize` and so of `llama-quantize`, and
 the file weighs what a real one does. The tokenizer inside is small and works (every text can be encoded); the rest of
 the vocabulary is unused filler. What such a model writes is noise: it serves to measure, not to talk to.
+
+If the name of the output does not end in `.gguf`, it is a Hugging Face folder (`hf_folder.py`), of type BF16.
 """
 
 from __future__ import annotations
@@ -25,12 +28,13 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGUFWriter
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFValueType as Kind
+from hf_folder import write_folder
 from model_vocab import add_tokenizer
 from numpy.typing import NDArray
 
 from rlx.export.mix import FILE_TYPES
 from rlx.export.unwritten import header_of_shape
-from rlx.ir.dtypes import DType
+from rlx.ir.dtypes import BF16, DType
 from rlx.models.shapes import SHAPES, Shape, metadata, rope_freqs
 
 Bytes = NDArray[np.uint8]
@@ -240,6 +244,22 @@ def write_model(out: Path, name: str, s: Shape, kind: str, seed: int = 0) -> Wri
     return Written(sum(prod(t.shape) for t in planned), out.stat().st_size, dict(by_type.most_common()))
 
 
+def write_checkpoint(out: Path, s: Shape, kind: str, seed: int = 0) -> int:
+    """Write a Hugging Face folder; returns the number of parameters."""
+    if kind != "BF16":
+        raise SystemExit(f"--type {kind}: a Hugging Face folder has weights in BF16; a GGUF file ends in .gguf")
+
+    def draw(name: str, shape: tuple[int, ...]) -> Iterator[Bytes]:
+        tensor = Planned(name, shape, BF16)
+        small = small_values(tensor, s, np.random.default_rng([seed, zlib.crc32(name.encode())]))
+        if small is None:
+            yield from chunks(tensor, s, seed)
+        else:
+            yield (small.astype(np.float32).reshape(-1).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+
+    return write_folder(out, s, draw)
+
+
 def arguments() -> argparse.Namespace:
     lines = [
         f"  {n:14s} {s.arch:7s} hidden {s.hidden:5d}  ffn {s.ffn:5d}  layers {s.layers:2d}"
@@ -252,7 +272,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--shape", required=True, choices=SHAPES, metavar="NAME", help="one of the shapes below")
     parser.add_argument("--type", required=True, choices=FILE_TYPES, dest="kind", help="weight type or mix of types")
-    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="the GGUF file to write")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="the GGUF file or the folder to write")
     parser.add_argument("--layers", type=int, metavar="N", help="another number of layers (for a smaller file)")
     parser.add_argument("--vocab", type=int, metavar="N", help="another vocabulary size, at least 512")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights (default 0)")
@@ -269,6 +289,10 @@ def main() -> None:
     shape = SHAPES[args.shape]
     shape = replace(shape, layers=args.layers or shape.layers, vocab=args.vocab or shape.vocab)
     start = time.perf_counter()
+    if args.out.suffix != ".gguf":
+        count = write_checkpoint(args.out, shape, args.kind, args.seed)
+        print(f"{args.out}: {count:,} parameters in BF16, {time.perf_counter() - start:.1f} s")
+        return
     written = write_model(args.out, args.shape, shape, args.kind, args.seed)
     seconds = time.perf_counter() - start
     bits = 8 * written.nbytes / written.parameters

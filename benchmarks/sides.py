@@ -1,8 +1,9 @@
 """How `versus.py` drives the programs that it compares, each in a process of its own: one JSON object a line.
 
 A side is a small class over one program (`rlx_side.py`, `llama_side.py`, `torch_side.py`); `main` here reads commands
-from stdin, calls it and times it, so that all are timed by the same code. Between commands a side blocks on the read
-and takes no CPU. Nothing here imports rlx, because a side may live in another environment.
+from stdin, calls it and times it, so that all are timed by the same code. A program that cannot be driven token by
+token times itself (`openvino_side.py`, `ik_side.py`). Between commands a side blocks on the read and takes no CPU.
+Nothing here imports rlx, because a side may live in another environment.
 """
 
 from __future__ import annotations
@@ -54,6 +55,25 @@ class ApiSide(Side, Protocol):
 
     def generate(self, ids: Ids, tokens: int) -> list[int]:
         """So many likeliest tokens after `ids`, through that API."""
+
+
+class TimedSide(Protocol):
+    """A program that measures itself."""
+
+    def open(self, model: str, threads: int, context: int) -> dict[str, Any]:
+        """Loads the model; returns {"version": ..., ...}."""
+
+    def use(self, **settings: Any) -> dict[str, Any]:
+        """Chooses settings, one of `variants`."""
+
+    def variants(self, prompt: bool) -> list[dict[str, Any]]:
+        """Settings that may be best for prompts, or for decoding."""
+
+    def prefill(self, tokens: int) -> float:
+        """Seconds for a prompt of so many tokens from an empty cache."""
+
+    def decode(self, tokens: int, depth: int) -> float:
+        """Seconds a token for so many, one by one after `depth` others."""
 
 
 def token_ids(count: int, vocab: int, start: int = 0) -> list[int]:
@@ -140,7 +160,32 @@ class Commands:
         return {"peak_bytes": peak_bytes()}
 
 
-def main(make: Callable[[], Side]) -> None:
+class TimedCommands:
+    """The commands of a side that measures itself: those of `Commands` that `versus.py` needs for speeds."""
+
+    def __init__(self, make: Callable[[], TimedSide]) -> None:
+        self.make, self.depth = make, 0
+
+    def open(self, model: str, threads: int, context: int) -> dict[str, Any]:
+        self.side = self.make()
+        return self.side.open(model, threads, context)
+
+    def variants(self, prompt: bool) -> dict[str, Any]:
+        return {"variants": self.side.variants(prompt)}
+
+    def prefill(self, tokens: int) -> dict[str, Any]:
+        return {"seconds": self.side.prefill(tokens)}
+
+    def fill(self, depth: int) -> dict[str, Any]:
+        """Notes the length at which `decode` starts each time."""
+        self.depth = depth
+        return {}
+
+    def decode(self, tokens: int) -> dict[str, Any]:
+        return {"seconds": self.side.decode(tokens, self.depth)}
+
+
+def main(make: Callable[[], Any], commands: Callable[[Callable[[], Any]], Any] = Commands) -> None:
     """Serves commands until stdin ends.
 
     With `once MODEL THREADS CONTEXT PROMPT TOKENS` as arguments it does one run and prints what `once` returns.
@@ -150,12 +195,12 @@ def main(make: Callable[[], Side]) -> None:
     if len(sys.argv) > 1:
         answer(answers, lambda: once(Commands(make), *sys.argv[2:]))
         return
-    commands = Commands(make)
+    served = commands(make)
     for line in sys.stdin:
-        answer(answers, partial(perform, commands, json.loads(line)))
+        answer(answers, partial(perform, served, json.loads(line)))
 
 
-def perform(commands: Commands, request: dict[str, Any]) -> dict[str, Any]:
+def perform(commands: Commands | TimedCommands, request: dict[str, Any]) -> dict[str, Any]:
     """One command, of all sides or of this one."""
     name = request.pop("do")
     method = getattr(commands, name, None) or getattr(commands.side, name)

@@ -1,5 +1,5 @@
-"""What `versus.py` times in turns: prompts, and tokens one by one behind a filled cache; and the choice of llama.cpp's
-settings for each.
+"""What `versus.py` times in turns: prompts, and tokens one by one behind a filled cache. For each task it chooses the
+settings of each program.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ SETTLE = 0.05  # seconds between turns, in which the threads of the side before 
 PIECE = 512  # tokens that rlx computes at a time at most, and llama.cpp unless told otherwise
 WARM_TOKENS = 4
 TRIAL_PROMPT = 128
+CHOOSE = ("ik_llama.cpp", "OpenVINO")  # sides that name the settings to try
+TUNED = ("llama.cpp", *CHOOSE)
 TORCH_QUICK = ("prefill 512", "decode at 0")  # tasks that transformers takes part in when time is short
 
 
@@ -68,14 +70,18 @@ class Task:
 
 
 def tune(peer: Process, task: Task, repeat: int) -> str:
-    """Leaves llama.cpp with the settings that are fastest on the task; what they are."""
+    """Leaves a program with the settings that are fastest on the task; what they are."""
+    own = peer.name in CHOOSE
+    variants = peer("variants", prompt=task.kind == "prefill")["variants"] if own else task.variants()
     found: list[tuple[float, dict[str, Any]]] = []
-    for variant in task.variants():
+    for variant in variants:
         peer("use", **variant)
         task.warm(peer)
         found.append((min(task.run(peer) for _ in range(repeat)), variant))
     best = min(found, key=lambda pair: pair[0])[1]
     peer("use", **best)
+    if own:
+        return ", ".join(f"{name} {value}" for name, value in best.items())
     return f"flash attention {'on' if best['flash'] else 'off'}, pieces of {best['ubatch']}"
 
 
@@ -111,9 +117,10 @@ def compare(
     if patience.quick and task.name not in TORCH_QUICK:
         sides = {name: side for name, side in sides.items() if name != "transformers"}
     series = {name: Series(task.tokens if task.kind == "prefill" else 1) for name in sides}
-    if "llama.cpp" in sides:
-        tried, repeat = (task.trial, 1) if patience.quick else (task, min(3, patience.repeat))
-        series["llama.cpp"].settings = tune(sides["llama.cpp"], tried, repeat)
+    tried, repeat = (task.trial, 1) if patience.quick else (task, min(3, patience.repeat))
+    for name in TUNED:
+        if name in sides:
+            series[name].settings = tune(sides[name], tried, repeat)
     for side in sides.values():
         task.warm(side)
     started, bandwidths = time.monotonic(), list[float]()

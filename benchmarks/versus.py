@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""rlx beside llama.cpp and beside transformers: same file, same threads, in turns.
+"""rlx beside llama.cpp, ik_llama.cpp, OpenVINO and transformers: same shapes, same threads, in turns.
 
     python benchmarks/versus.py MODEL.gguf [MODEL.gguf ...] [--quick] [--only prefill,decode] [--peer-python PATH]
 
@@ -8,9 +8,12 @@ measures the machine's read bandwidth, so that what changes on the machine meanw
 medians, and the median of the ratios within repetitions. Only computing tokens is timed, no sampling.
 
 The peer is `llama_cpp` in this environment, or in that of --peer-python; transformers is measured where this
-environment or that of --torch-python has it. Threads are those that this process may use (`taskset` counts), for all
-sides. For each task llama.cpp runs with flash attention and without, and long prompts also in one piece instead of
-pieces of 512; its best counts.
+environment or that of --torch-python has it. --ik-bench names the llama-bench of ik_llama.cpp. --openvino-python names
+a Python that has openvino_genai, and --openvino-model for each MODEL a folder that openvino_model.py wrote. Threads are
+those that this process may use (`taskset` counts), for all sides. A program runs with all settings that may be best for
+a task, and its best counts: llama.cpp with flash attention and without, and long prompts also in one piece instead of
+pieces of 512; ik_llama.cpp with repacked weights and without; OpenVINO with both of its attentions, each with int8
+activations and without.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,21 +51,49 @@ INSTALL = {
     "builds crashes on machines with AMX), or name an environment that has it with --peer-python PATH",
     "transformers": "pip install torch transformers accelerate gguf, or name an environment that has them with "
     "--torch-python PATH",
+    "ik_llama.cpp": "build its target llama-bench with -DGGML_NATIVE=ON, and name it with --ik-bench PATH",
+    "OpenVINO": "python -m venv openvino && openvino/bin/pip install openvino-genai 'optimum-intel[openvino]', convert "
+    "a model with openvino_model.py, and name both with --openvino-python and --openvino-model",
 }
-SCRIPTS = {"rlx": "rlx_side.py", "llama.cpp": "llama_side.py", "transformers": "torch_side.py"}
 
 
-def pythons(args: argparse.Namespace) -> dict[str, str]:
-    """The Python of each side that was asked for."""
-    found = {"rlx": sys.executable, "llama.cpp": args.peer_python}
+@dataclass(frozen=True)
+class Asked:
+    """A side that was asked for.
+
+    Attributes:
+        script, python: what it runs.
+        model: what it opens: the file, or for OpenVINO its own form of the model.
+        fed: whether it takes token by token, and so can say what it would answer.
+        whole: whether it takes part in all that is measured, not only in speeds.
+    """
+
+    script: str
+    python: str
+    model: Path
+    fed: bool = True
+    whole: bool = True
+
+
+def asked(args: argparse.Namespace, model: Path) -> dict[str, Asked]:
+    """The sides that were asked for, by name."""
+    found = {
+        "rlx": Asked("rlx_side.py", sys.executable, model),
+        "llama.cpp": Asked("llama_side.py", args.peer_python, model),
+    }
+    if args.ik_bench:
+        found["ik_llama.cpp"] = Asked("ik_side.py", sys.executable, model, fed=False, whole=False)
+    if args.openvino_python and model in args.models:
+        folder = args.openvino_model[args.models.index(model)]
+        found["OpenVINO"] = Asked("openvino_side.py", args.openvino_python, folder, fed=False, whole=False)
     if args.torch_python:
-        found["transformers"] = args.torch_python
+        found["transformers"] = Asked("torch_side.py", args.torch_python, model, whole=False)
     return found
 
 
-def compiled(args: argparse.Namespace) -> dict[str, str]:
-    """The same without transformers, which is there for prompts and decoding only."""
-    return {name: python for name, python in pythons(args).items() if name != "transformers"}
+def whole(args: argparse.Namespace, model: Path) -> dict[str, Asked]:
+    """The same without those that are there for prompts and decoding only."""
+    return {name: side for name, side in asked(args, model).items() if side.whole}
 
 
 def tasks(args: argparse.Namespace, context: int) -> Iterator[Task]:
@@ -90,10 +123,10 @@ def opened(args: argparse.Namespace, model: Path, context: int) -> Iterator[tupl
     """The sides that are there, with the model loaded, and what each said of it."""
     with contextlib.ExitStack() as stack:
         sides, about = {}, {}
-        for name, python in pythons(args).items():
+        for name, kind in asked(args, model).items():
             try:
-                side = stack.enter_context(Process(name, python, SCRIPTS[name]))
-                about[name] = side("open", model=str(model), threads=args.threads, context=context)
+                side = stack.enter_context(Process(name, kind.python, kind.script))
+                about[name] = side("open", model=str(kind.model), threads=args.threads, context=context)
                 sides[name] = side
             except MissingSide as error:
                 if name == "rlx":
@@ -103,7 +136,7 @@ def opened(args: argparse.Namespace, model: Path, context: int) -> Iterator[tupl
 
 
 def agree(sides: dict[str, Process]) -> str:
-    """Whether all sides say the same after a text: tokens that are likeliest, one after another."""
+    """Whether all of these sides say the same after a text: tokens that are likeliest, one after another."""
     ids = sides["rlx"]("encode", text=TEXT)["ids"]
     found = {name: side("greedy", ids=ids, tokens=GREEDY) for name, side in sides.items()}
     odd = [name for name, said in found.items() if not said["finite"]]
@@ -128,7 +161,8 @@ def loaded(args: argparse.Namespace, model: Path, machine: Machine, result: dict
     room = max([*args.prefill, *(d + args.tokens for d in args.decode), 128]) + 64
     text = []
     with opened(args, model, room) as (sides, result["sides"]):
-        result["greedy"] = agree(sides)
+        kinds = asked(args, model)
+        result["greedy"] = agree({name: side for name, side in sides.items() if kinds[name].fed})
         print(result["greedy"], flush=True)
         rows = speeds(args, sides, machine, result)
         result["measurements"] = [row.as_json() for row in rows]
@@ -136,7 +170,7 @@ def loaded(args: argparse.Namespace, model: Path, machine: Machine, result: dict
         if rows:
             text.append(speed_table(rows))
         if "busy" in args.only and not args.patience.over:
-            quiet, busy = beside_busy(args.patience, {name: sides[name] for name in compiled(args) if name in sides})
+            quiet, busy = beside_busy(args.patience, {n: s for n, s in sides.items() if kinds[n].whole})
             result["busy"] = {"alone": {n: s.seconds for n, s in quiet.items()}}
             result["busy"]["beside"] = {n: s.seconds for n, s in busy.items()}
             text.append(busy_table(quiet, busy))
@@ -199,39 +233,39 @@ def beside_busy(patience: Patience, sides: dict[str, Process]) -> tuple[dict[str
 def processes(args: argparse.Namespace, model: Path, names: Sequence[str], result: dict[str, Any]) -> list[str]:
     """What is measured in processes that start for it."""
     text = []
-    wanted = {name: python for name, python in compiled(args).items() if name in names}
+    present = {name: side for name, side in whole(args, model).items() if name in names}
     with tempfile.TemporaryDirectory() as cache:
         if "start" in args.only and not args.patience.over:
-            result["starts"] = starts(args, model, wanted, cache)
+            result["starts"] = starts(args, model, present, cache)
             text.append(start_table(result["starts"]))
         if "memory" in args.only and not args.patience.over:
-            result["memory"] = memory(args, model, wanted, cache)
+            result["memory"] = memory(args, model, present, cache)
             text.append(memory_table(**result["memory"]))
     return text
 
 
 def starts(
-    args: argparse.Namespace, model: Path, wanted: dict[str, str], cache: str
+    args: argparse.Namespace, model: Path, present: dict[str, Asked], cache: str
 ) -> dict[str, dict[str, list[float]]]:
     """Seconds to the first token of a short prompt: rlx with an empty compile cache and with a filled one, in turns
     with the others, which compile nothing.
     """
     numbers = (args.threads, FIRST_CONTEXT, FIRST_PROMPT, 1)
-    cold = fresh("rlx", wanted["rlx"], SCRIPTS["rlx"], model, numbers, cache)["seconds"]
-    found: dict[str, dict[str, list[float]]] = {name: {} for name in wanted}
+    cold = fresh("rlx", present["rlx"].python, present["rlx"].script, model, numbers, cache)["seconds"]
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in present}
     found["rlx"]["cold"] = [cold]
     for _ in range(args.patience.repeat):
-        for name, python in wanted.items():
-            run = fresh(name, python, SCRIPTS[name], model, numbers, cache)
+        for name, side in present.items():
+            run = fresh(name, side.python, side.script, model, numbers, cache)
             found[name].setdefault("warm", []).append(run["seconds"])
     return found
 
 
-def memory(args: argparse.Namespace, model: Path, wanted: dict[str, str], cache: str) -> dict[str, Any]:
+def memory(args: argparse.Namespace, model: Path, present: dict[str, Asked], cache: str) -> dict[str, Any]:
     """Peak resident memory of fresh processes, compile cache filled."""
     numbers = (args.threads, MEMORY_CONTEXT, MEMORY_PROMPT, MEMORY_TOKENS)
-    fresh("rlx", wanted["rlx"], SCRIPTS["rlx"], model, numbers, cache)  # compiling takes memory of its own
-    found = {name: fresh(name, python, SCRIPTS[name], model, numbers, cache) for name, python in wanted.items()}
+    fresh("rlx", present["rlx"].python, present["rlx"].script, model, numbers, cache)  # compiling takes memory too
+    found = {name: fresh(name, side.python, side.script, model, numbers, cache) for name, side in present.items()}
     peaks = {name: run["peak_bytes"] for name, run in found.items()}
     return {"peaks": peaks, "file_bytes": model.stat().st_size, "kv_bytes": found["rlx"]["kv_bytes"]}
 
@@ -243,8 +277,8 @@ def small_model(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     ids = list(range(1, 9))
     with contextlib.ExitStack() as stack:
         sides = {}
-        for name, python in compiled(args).items():
-            side = stack.enter_context(Process(name, python, SCRIPTS[name]))
+        for name, asked_for in whole(args, demo.path()).items():
+            side = stack.enter_context(Process(name, asked_for.python, asked_for.script))
             try:
                 side("open_api", model=str(demo.path()), threads=args.threads, context=DEMO_CONTEXT)
             except MissingSide:
@@ -280,7 +314,7 @@ def heading(args: argparse.Namespace, model: Path, result: dict[str, Any], rows:
     m, sides = result["machine"], result["sides"]
     peaks = ", ".join(f"{kind} {number(rate)}" for kind, rate in result["peaks"].items())
     reads = sorted(result["read_gb_per_s"])
-    settings = {row.name: s.settings for row in rows for s in row.sides.values() if s.settings}
+    best = {name: [(row.name, row.sides[name].settings) for row in rows if name in row.sides] for name in sides}
     lines = [
         f"## {model.name}, {args.threads} threads, {sides['rlx']['target']}\n",
         f"{m['cpu']}, {m['cpus']} CPUs ({', '.join(m['features'])}), {m['memory_gb']} GB, {m['system']}; {m['date']}, "
@@ -290,8 +324,9 @@ def heading(args: argparse.Namespace, model: Path, result: dict[str, Any], rows:
         f"{sides['rlx']['kv_dtype']} cache).",
     ]
     lines += [f"{name} {about['version']}." for name, about in sides.items() if name != "rlx"]
-    if settings:
-        lines.append("llama.cpp's best: " + "; ".join(f"{name} {text}" for name, text in settings.items()) + ".")
+    for name, chosen in best.items():
+        if told := [f"{task} {text}" for task, text in chosen if text]:
+            lines.append(f"{name}'s best: {'; '.join(told)}.")
     return "\n".join([*lines, f"Medians of {args.repeat} at most (slowest-fastest). {result['greedy']}.", ""])
 
 
@@ -320,6 +355,16 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--minutes", type=float, default=float("inf"), metavar="M", help="nothing more begins after so many")
     add("--peer-python", default=sys.executable, metavar="PATH", help="Python that has llama_cpp")
     add("--torch-python", metavar="PATH", help="Python that has transformers; this one if it does; empty for none")
+    add("--ik-bench", metavar="PATH", help="llama-bench of ik_llama.cpp")
+    add("--openvino-python", metavar="PATH", help="Python that has openvino_genai")
+    add(
+        "--openvino-model",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="of openvino_model.py, one a MODEL",
+    )
     add("--threads", type=int, help="of each side; the physical cores that this process may use by default")
     add("--repeat", type=int, help="turns (default 5)")
     add("--row-seconds", type=float, metavar="S", help="no further turn of a row begins after so many")
@@ -348,6 +393,12 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     for model in args.models:
         if not model.is_file():
             parser.error(f"{model}: no such file; benchmarks/make_model.py writes one")
+    if args.openvino_python and len(args.openvino_model) != len(args.models):
+        parser.error(
+            f"--openvino-model {len(args.openvino_model)} times for {len(args.models)} models: give one for each"
+        )
+    if args.ik_bench:
+        os.environ["IK_BENCH"] = args.ik_bench  # for the side's process
 
 
 def main() -> int:

@@ -60,6 +60,37 @@ class Llama:
             yield 7
 """
 
+IK_BENCH = """#!{python}
+import json, sys
+with open({log!r}, "a") as file:
+    file.write(" ".join(sys.argv[1:]) + "\\n")
+print(json.dumps([dict(build_commit="abc", avg_ts=1000.0 if sys.argv[sys.argv.index("-rtr") + 1] == "1" else 500.0)]))
+"""
+
+OPENVINO = """
+from types import SimpleNamespace
+__version__ = "0"
+Tensor = lambda array: array
+class Core:
+    def read_model(self, path):
+        size = SimpleNamespace(get_length=lambda: 2048)
+        return SimpleNamespace(output=lambda name: SimpleNamespace(partial_shape=[1, 1, size]))
+class TokenizedInputs(SimpleNamespace):
+    def __init__(self, ids, mask):
+        assert ids.shape == mask.shape and (mask == 1).all()
+        self.count = ids.shape[1]
+GenerationConfig = SimpleNamespace
+class LLMPipeline:
+    def __init__(self, folder, device, **properties):
+        assert device == "CPU" and properties["INFERENCE_NUM_THREADS"] == 1
+        self.speed = 2.0 if properties["ATTENTION_BACKEND"] == "PA" else 1.0
+    def generate(self, inputs, config):
+        assert config.ignore_eos and not config.do_sample
+        time = lambda ms: lambda: SimpleNamespace(mean=ms / self.speed)
+        metrics = SimpleNamespace(get_ttft=time(8.0 * inputs.count), get_tpot=time(20.0 + config.max_new_tokens))
+        return SimpleNamespace(perf_metrics=metrics)
+"""
+
 
 def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(FOLDER))
@@ -170,7 +201,10 @@ def test_arguments(versus: ModuleType, demo_model: Path) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [["--repeat", "0"], ["--prefill", "0,32"], ["--decode", "-1"], ["--tokens", "x"], ["--only", "decoding"]],
+    [
+        *(["--repeat", "0"], ["--prefill", "0,32"], ["--decode", "-1"], ["--tokens", "x"], ["--only", "decoding"]),
+        ["--openvino-model", "folder", "--openvino-model", "folder", "--openvino-python", "python"],
+    ],
 )
 def test_wrong_arguments(
     versus: ModuleType, demo_model: Path, wrong: list[str], capsys: pytest.CaptureFixture[str]
@@ -242,6 +276,51 @@ def test_a_whole_run_beside_a_peer(
     assert used == {"context threads 1 flash 1", "context threads 1 flash 0", "Llama threads 1"}
     text = page.read_text()
     assert "| decode at 16 |" in text and "| kept | **" in text and "| 4 greedy tokens |" in text
+
+
+def test_sides_that_measure_themselves(
+    versus: ModuleType, demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stand-ins for ik_llama.cpp's program and for OpenVINO, whose times are known."""
+    bench, log = tmp_path / "llama-bench", tmp_path / "log"
+    bench.write_text(IK_BENCH.format(python=sys.executable, log=str(log)))
+    bench.chmod(0o755)
+    (tmp_path / "openvino.py").write_text(OPENVINO)
+    (tmp_path / "openvino_genai.py").write_text("from openvino import *")
+    (tmp_path / "openvino_model.xml").write_text("")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path(rlx.__file__).parent.parent)]))
+    told, page = tmp_path / "all.json", tmp_path / "page.md"
+    flags = [
+        "--only",
+        "prefill,decode",
+        "--quick",
+        "--repeat",
+        "1",
+        "--prefill",
+        "4",
+        "--decode",
+        "0,16",
+        "--tokens",
+        "2",
+    ]
+    peers = ["--ik-bench", str(bench), "--openvino-python", sys.executable, "--openvino-model", str(tmp_path)]
+    more = ["--threads", "1", "--peer-python", "missing-python", "--json", str(told), "--write", str(page)]
+    monkeypatch.setattr(sys, "argv", ["versus.py", str(demo_model), *flags, *peers, *more])
+    assert versus.main() == 0
+    (found,) = json.loads(told.read_text())["models"]
+    seconds = {
+        row["name"]: {n: side["seconds"][0] for n, side in row["sides"].items()} for row in found["measurements"]
+    }
+    assert seconds["prefill 4"].keys() == {"rlx", "ik_llama.cpp", "OpenVINO"}
+    assert seconds["prefill 4"]["ik_llama.cpp"] == 4 / 1000 and seconds["decode at 16"]["ik_llama.cpp"] == 1 / 1000
+    assert seconds["prefill 4"]["OpenVINO"] == pytest.approx(4 * 8e-3 / 2)
+    assert seconds["decode at 16"]["OpenVINO"] == pytest.approx((20 + 3) * 1e-3 / 2)
+    tasks = {line.split("-o json ")[1] for line in log.read_text().splitlines()}
+    assert {"-p 4 -n 0", "-p 0 -n 2", "-p 0 -n 0 -gp 16,2"} <= tasks
+    text = page.read_text()
+    assert (
+        "OpenVINO's best: prefill 4 ATTENTION_BACKEND PA" in text and "ik_llama.cpp's best: prefill 4 repack 1" in text
+    )
 
 
 # -- the sides ------------------------------------------------------------------------------------------------------

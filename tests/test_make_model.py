@@ -194,3 +194,36 @@ def test_too_small_a_vocabulary_is_refused(maker: ModuleType, tmp_path: Path) ->
     with pytest.raises(SystemExit, match="at least"):
         maker.write_model(tmp_path / "m.gguf", "tiny", replace(maker.SHAPES["tiny-qwen3"], vocab=100), "F16")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-qwen2"])
+def test_a_hugging_face_folder_reads_back(maker: ModuleType, tmp_path: Path, name: str) -> None:
+    """Its sizes are the shape's, its tensors those that the family needs, and its tokenizer gives a text back."""
+    from safetensors import safe_open
+    from tokenizers import Tokenizer
+
+    from rlx.models.hf_config import from_hf
+    from rlx.weights.names import canonical_name
+
+    s = maker.SHAPES[name]
+    count = maker.write_checkpoint(tmp_path, s, "BF16")
+    config = from_hf(json.loads((tmp_path / "config.json").read_text()))
+    assert (config.arch, config.hidden, len(config.each), config.vocab_size) == (s.arch, s.hidden, s.layers, s.vocab)
+    assert (config.tied, config.heads, config.each[0].kv_heads, config.eps) == (s.tied, s.heads, s.kv_heads, s.eps)
+    with safe_open(tmp_path / "model.safetensors", "numpy") as file:
+        shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 no dict
+    assert {canonical_name(key, s.arch): shape for key, shape in shapes.items()} == {
+        t.name: t.shape for t in maker.plan(s, "BF16")
+    }
+    assert sum(map(prod, shapes.values())) == count
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.decode(tokenizer.encode("the fox said: Größe").ids) == "the fox said: Größe"
+    assert tokenizer.get_vocab_size() == s.vocab
+    assert tokenizer.token_to_id("<|im_end|>") == json.loads((tmp_path / "config.json").read_text())["eos_token_id"]
+
+
+def test_only_bf16_folders_are_written(maker: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"ends in \.gguf"):
+        maker.write_checkpoint(tmp_path, maker.SHAPES["tiny-qwen3"], "Q8_0")
+    with pytest.raises(SystemExit, match="no checkpoint of gemma3"):
+        maker.write_checkpoint(tmp_path, maker.SHAPES["tiny-gemma3"], "BF16")
