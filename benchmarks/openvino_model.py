@@ -13,29 +13,28 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-KINDS: dict[str, dict[str, Any] | None] = {
-    "int8": {"bits": 8, "sym": True},
-    "int4": {"bits": 4, "sym": False, "group_size": 128, "ratio": 1.0},
-    "bf16": None,
-}
+KINDS = ("int8", "int4", "bf16")
 
 
 def convert(folder: Path, kind: str, out: Path) -> None:
     """Writes the converted model and its tokenizer into the folder `out`."""
+    import nncf  # type: ignore[import-not-found,unused-ignore]
+    import openvino  # type: ignore[import-not-found,unused-ignore]
     from optimum.exporters.openvino import main_export  # type: ignore[import-not-found,unused-ignore]
-    from optimum.intel import OVConfig, OVWeightQuantizationConfig  # type: ignore[import-not-found,unused-ignore]
 
-    settings = KINDS[kind]
-    options = {"dtype": "bf16"} if settings is None else {"quantization_config": OVWeightQuantizationConfig(**settings)}
-    main_export(
-        str(folder),
-        output=out,
-        task="text-generation-with-past",
-        ov_config=OVConfig(**options),
-        library_name="transformers",
-    )
+    main_export(str(folder), output=out, task="text-generation-with-past", library_name="transformers")
+    if kind == "bf16":
+        return
+    model = openvino.Core().read_model(out / "openvino_model.xml")
+    if kind == "int8":
+        model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
+    else:
+        model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT4_ASYM, group_size=128, ratio=1.0)
+    openvino.save_model(model, out / "compressed.xml")
+    del model  # it maps the files that are replaced
+    for suffix in ("xml", "bin"):
+        (out / f"compressed.{suffix}").replace(out / f"openvino_model.{suffix}")
 
 
 def main() -> None:
