@@ -23,11 +23,12 @@ MODULES = {
 # Left to right: a part imports itself, its own group and everything before it. "" is rlx/__init__.py, the public API.
 LAYERS = [
     {"errors"},
-    {"env", "debug_output", "suggest", "arguments", "json_file", "partial_file"},
+    {"env", "debug_output", "suggest", "arguments", "json_file", "partial_file", "web_page"},
     {"ir"},
     {"passes"},
     {"profile"},
     {"backends"},
+    {"report"},
     {"runtime"},
     {"models", "weights", "text", "demo"},
     {"vision", "audio"},

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol, TypeVar
@@ -290,6 +291,27 @@ class TokenRun:
     first: Program | None = None
 
 
+@dataclass
+class WorkerLog:
+    """What each worker did in the regions of a step.
+
+    Attributes:
+        clock: int64 [workers, regions + 1], as `Program.times`: the clock at the start of a step and after each region.
+        arrived: int64 [workers, regions], the clock when a worker found no more work in a region; 0 if it came too late
+            for the region. Until `clock` of the next region it waits for the others.
+        units: int64 [workers, regions], the units of work that it did.
+    """
+
+    clock: NDArray[np.int64]
+    arrived: NDArray[np.int64]
+    units: NDArray[np.int64]
+
+    def clear(self) -> None:
+        """To be called before each step: a worker that is late writes nothing."""
+        for array in (self.clock, self.arrived, self.units):
+            array.fill(0)
+
+
 class Program(ABC):
     """One instance of a compiled program, with memory of its own: ready to run once its weights and states are bound.
 
@@ -463,6 +485,14 @@ class Program(ABC):
             env["PAST_SEQ"] = env.get("PAST_SEQ", 0) + 1
             program = self
             self.prepare(env)
+
+    def worker_log(self) -> AbstractContextManager[WorkerLog]:
+        """Notes, for the steps of the body, when each worker arrives at the end of each region.
+
+        Raises:
+            ArgumentError: this backend has no workers to follow.
+        """
+        raise ArgumentError("no workers to follow", where=f"program {self.name}", hint="Choose another device.")
 
     def close(self) -> None:
         """Releases the memory."""

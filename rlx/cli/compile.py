@@ -67,7 +67,7 @@ def compile_(
     --explain, --emit and --stop-after print what the compiler did and made, for a terminal or a pipe.
     """
     shown.check(json=as_json, check=check)
-    source = _source(model, engine, shape, weights)
+    source = model_source(model, engine, shape, weights)
     if shown.prints_text:
         shown.print_text(source, engine, batch)
     elif check:
@@ -76,7 +76,9 @@ def compile_(
         _compile(source, engine, batch, shown, as_json)
 
 
-def _source(model: str | None, engine: dict[str, Any], shape: str | None, weights: str | None) -> str | WeightLoader:
+def model_source(
+    model: str | None, engine: dict[str, Any], shape: str | None, weights: str | None
+) -> str | WeightLoader:
     """The model to compile: its path, or a header without weights."""
     if shape is not None and model is not None:
         raise click.UsageError(f"--shape {shape} takes the place of a MODEL, and {model} is one")

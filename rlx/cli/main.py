@@ -29,6 +29,7 @@ _COMMANDS = {
     "compile": "rlx.cli.compile:compile_",
     "profile": "rlx.cli.profile:profile",
     "inspect": "rlx.cli.inspect:inspect",
+    "report": "rlx.cli.report:report",
     "batch": "rlx.cli.batch:batch",
     "bench": "rlx.cli.bench:bench",
     "ppl": "rlx.cli.ppl:ppl",

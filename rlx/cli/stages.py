@@ -132,6 +132,13 @@ def shown_options(command: Command) -> Command:
     return collected(command, "shown", _OPTIONS, Shown)
 
 
+def chosen_programs(command: Command) -> Command:
+    """Adds --phase and --bucket; the command gets their values as `phase` and `rows`."""
+    for name in ("rows", "phase"):
+        command = _OPTIONS[name](command)
+    return command
+
+
 def _check_stage(stage: str, phase: str) -> None:
     """Raises `ArgumentError` unless the programs of a phase have the pass."""
     from rlx.passes import pipeline

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from rlx.ir.dims import Dim, value
+from rlx.ir.dtypes import BF16, Q8A
 from rlx.ir.node import LEAVES, Node
 from rlx.ir.op_table import OPS, of_segment, traits
 from rlx.ir.segments import is_segmented
@@ -28,6 +29,32 @@ def cost(node: Node, env: Mapping[str, int]) -> tuple[int, int]:
     read, written = _touched(node, sizes, result, attrs)
     moved = sum(i.dtype.size(s) for i, s in zip(operands, read, strict=True)) + node.dtype.size(written)
     return OPS[node.op].flops(sizes, result, attrs), moved
+
+
+def arithmetic(node: Node) -> str:
+    """The arithmetic of a node: by the activation type for linears, possibly bf16 for attention, otherwise f32."""
+    if traits(node).multiplies:
+        return {Q8A: "int8", BF16: "bf16"}.get(node.inputs[0].dtype, "f32")
+    return "bf16" if node.op == "attention" and node["bf16"] else "f32"
+
+
+#: Kinds of arithmetic units that compute a kind of arithmetic; the first that a machine has is the one that is used.
+_UNITS = {"int8": ("int8", "f32"), "bf16": ("amx-bf16", "bf16", "f32"), "f32": ("f32",)}
+
+
+def peak(kind: str, peaks: Mapping[str, float]) -> float:
+    """Peak rate of the units that compute a kind of arithmetic; AMX tiles multiply only bf16.
+
+    Args:
+        peaks: rates by kind of unit, "f32" among them.
+    """
+    return next(peaks[unit] for unit in _UNITS[kind] if unit in peaks)
+
+
+def filled(env: Mapping[str, int]) -> dict[str, int]:
+    """The symbol values of a step, with cache capacities set to the positions that it sees."""
+    length = env.get("PAST_SEQ", 0) + env.get("SEQ", 1)
+    return dict(env) | {"CTX": length, "WINDOW_CTX": length}
 
 
 def _of_segments(node: Node, env: Mapping[str, int]) -> tuple[int, int]:

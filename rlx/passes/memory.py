@@ -83,6 +83,12 @@ def _order(program: Program) -> list[tuple[Node, int]]:
     return inputs + made
 
 
+def lifetimes(program: Program) -> Iterator[tuple[Node, int, int]]:
+    """Each value of the arena with the region that computes it, -1 for an input, and the last region that needs it."""
+    last = last_use(program)
+    yield from ((node, made, last[node]) for node, made in _order(program))
+
+
 def _first_fit(taken: list[_Span], size: int) -> int:
     offset = 0
     for span in sorted(taken, key=lambda s: s.offset):
@@ -98,8 +104,7 @@ def _align(n: int) -> int:
 
 def check_memory(program: Program) -> None:
     """Checks that no two values overlap that live at the same time. Raises `GraphError`."""
-    last = last_use(program)
-    values = [(program.buffer(n), made, last[n], n) for n, made in _order(program)]
+    values = [(program.buffer(n), made, until, n) for n, made, until in lifetimes(program)]
     for region in range(-1, len(program.regions)):
         live = sorted(((b, n) for b, made, until, n in values if made <= region <= until), key=lambda v: v[0].offset)
         _check_apart(live, f"in the arena of region {region}")

@@ -40,7 +40,7 @@ class Event:
     @property
     def place(self) -> str:
         """`where` with the layers: "blk.{0-27}.attn_q"."""
-        return self.where.replace("*", _ranges(self.layers), 1) if self.layers else self.where
+        return self.where.replace("*", ranges(self.layers), 1) if self.layers else self.where
 
 
 @dataclass(frozen=True)
@@ -176,12 +176,13 @@ def fold(events: Iterable[Event]) -> tuple[Event, ...]:
     """Joins events at values whose names differ only in the number of a layer. The first of a kind gives the order."""
     groups: dict[tuple[str, str, str], list[Event]] = {}
     for event in events:
-        layer = _layer(event)
-        where = event.where if layer is None else _NUMBER.sub("*", event.where, count=1)
-        groups.setdefault((event.rule, where, _relative(event.detail, layer)), []).append(event)
+        layer = layer_of(event.where)
+        where = event.where if layer is None else without_layer(event.where)
+        groups.setdefault((event.rule, where, relative(event.detail, layer)), []).append(event)
     folded = []
     for (rule, where, detail), group in groups.items():
-        layers = tuple(sorted({layer for layer in map(_layer, group) if layer is not None}))
+        found = (layer_of(event.where) for event in group)
+        layers = tuple(sorted({layer for layer in found if layer is not None}))
         if len(layers) > 1:
             folded.append(Event(rule, where, detail, layers, len(group)))
         else:
@@ -189,13 +190,18 @@ def fold(events: Iterable[Event]) -> tuple[Event, ...]:
     return tuple(folded)
 
 
-def _layer(event: Event) -> int | None:
-    """The number of the layer in the name of the value."""
-    number = _NUMBER.search(event.where)
+def layer_of(name: str) -> int | None:
+    """The number of the layer in the name of a value: 3 of "blk.3.attn_q"; None if there is none."""
+    number = _NUMBER.search(name)
     return int(number[0]) if number else None
 
 
-def _relative(text: str, layer: int | None) -> str:
+def without_layer(name: str) -> str:
+    """The name of a value with `*` in place of the number of its layer: "blk.*.attn_q"."""
+    return _NUMBER.sub("*", name, count=1)
+
+
+def relative(text: str, layer: int | None) -> str:
     """A text with `*` in place of the layer in the names in it, and `*-1` in place of the layer before."""
     if layer is None:
         return text
@@ -203,7 +209,7 @@ def _relative(text: str, layer: int | None) -> str:
     return _NAME.sub(lambda name: _NUMBER.sub(lambda n: stars.get(n[0], n[0]), name[0], count=1), text)
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def ranges(numbers: Sequence[int]) -> str:
     """(0, 1, 2, 5) -> "{0-2,5}"."""
     starts = [n for i, n in enumerate(numbers) if i == 0 or n != numbers[i - 1] + 1]
     ends = [a for a, b in pairwise(numbers) if b != a + 1] + [*numbers[-1:]]

@@ -7,14 +7,18 @@ just compiled. The assembly is generated from the stored LLVM modules and is tha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlx.backends.base import Target
 from rlx.errors import ArgumentError
 from rlx.passes.report import Report
+from rlx.report.source import KernelText, Source, StepTimes, Subject
 from rlx.suggest import nearest
 
 if TYPE_CHECKING:
+    from rlx.report.page import ReportPage
     from rlx.runtime.compile import CompiledProgram
     from rlx.runtime.entry import Entry
 
@@ -95,6 +99,57 @@ class Inspectable:
         target = self._target
         parts = [f"# {name}\n{target.backend.assembly(text, target)}" for name, text in self._modules(kernel)]
         return "\n".join(parts)
+
+    def report(self, path: str | Path | None = None) -> ReportPage:
+        """The report as one HTML page: graph, passes, schedule, kernels and memory.
+
+        Args:
+            path: a file to write it to.
+
+        Raises:
+            OutputError: the file cannot be written.
+            CacheError: as `explain`.
+
+        Example: `exe.report("report.html")`.
+        """
+        from rlx.report.page import make_page
+
+        page = make_page(Subject(self._compiled.manifest["name"]), [self.report_source()])
+        if path is not None:
+            page.write(path)
+        return page
+
+    def report_source(self, name: str | None = None, times: StepTimes | None = None) -> Source:
+        """What a report shows of the program.
+
+        Args:
+            name: of the program.
+            times: of a measured step.
+        """
+        compiled, key = self._compiled, self._compiled.key
+        stages = [(name, self._read(f"ir/{name}.txt")) for name in self._stages]
+        files = [file for file in compiled.files.names if file.startswith("kernels/") or file.endswith(".ll")]
+        names = sorted({file.rpartition(".")[0] for file in files})
+        stats = {**compiled.stats, "object_bytes": compiled.object_bytes, "digest": key.digest}
+        return Source(
+            name or f"{key.phase}-{compiled.options.seq[0]}-{compiled.options.seq[1]}",
+            key.phase,
+            compiled.options.seq,
+            stages,
+            compiled.options,
+            self._target.level,
+            self.explain(),
+            compiled.manifest,
+            {each: partial(self._kernel_text, each) for each in names},
+            stats | {"cached": compiled.cached, "seconds_here": compiled.seconds},
+            times,
+        )
+
+    def _kernel_text(self, name: str) -> KernelText:
+        """The texts of a module, such as "kernels/norm_8f0a"."""
+        has = self._compiled.files.names
+        source, llvm = (self._read(file) if file in has else "" for file in (f"{name}.txt", f"{name}.ll"))
+        return KernelText(source, llvm, self._target.backend.assembly(llvm, self._target) if llvm else "")
 
     @property
     def _stages(self) -> list[str]:

@@ -11,15 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlx.backends.base import Program
-from rlx.ir.costs import cost
-from rlx.ir.dtypes import BF16, Q8A
+from rlx.ir.costs import arithmetic, cost, filled, peak
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.ir.op_table import traits
 
 BARRIER_SECONDS = 4e-6  # shorter regions mostly wait: for the distribution of work, for workers, for the first loads
 BARRIER_SHARE = 0.05  # so do regions whose work needs less than this share of their time by the machine's other limits
-_UNITS = {"int8": ("int8", "f32"), "bf16": ("amx-bf16", "bf16", "f32"), "f32": ("f32",)}  # the first available one
 
 
 @dataclass
@@ -51,8 +49,8 @@ class OpTime:
             bandwidth: read bandwidth of all workers, in 10^9 bytes per second.
             peaks: their peak rates, in 10^9 operations per second, by kind (see `peak.kinds`).
         """
-        arithmetic = sum(n / _peak(kind, peaks) for kind, n in self.operations.items())
-        least, name = max((self.bytes / bandwidth, "memory"), (arithmetic, "arithmetic"))
+        computing = sum(n / peak(kind, peaks) for kind, n in self.operations.items())
+        least, name = max((self.bytes / bandwidth, "memory"), (computing, "arithmetic"))
         share = least / 1e9 / max(self.seconds, 1e-12)
         waits = self.seconds < self.regions * BARRIER_SECONDS or share < BARRIER_SHARE
         return Limit("barrier" if waits else name, share)
@@ -72,11 +70,6 @@ class Limit:
     share: float
 
 
-def _peak(kind: str, peaks: Mapping[str, float]) -> float:
-    """Peak rate of the units that compute a kind of arithmetic; AMX tiles multiply only bf16."""
-    return next(peaks[unit] for unit in _UNITS[kind] if unit in peaks)
-
-
 def region_seconds(program: Program, seconds: float) -> np.ndarray:
     """Distributes the last step's `seconds` over its regions, float64 [regions]."""
     marks = program.times[0].astype(np.float64)
@@ -93,7 +86,7 @@ def op_times(program: Program, graph: Graph, env: Mapping[str, int], seconds: np
         seconds: time of each region.
     """
     nodes, totals = graph.nodes(), dict[str, OpTime]()
-    sizes = _filled(env)
+    sizes = filled(env)
     regions, prologues = ([[nodes[i] for i, _ in row] for row in program.manifest[k]] for k in ("regions", "prologues"))
     for work, own, spent in zip(regions, prologues, seconds.tolist(), strict=True):
         label = " ".join(sorted({_label(n) for n in work if n not in own}))
@@ -102,15 +95,9 @@ def op_times(program: Program, graph: Graph, env: Mapping[str, int], seconds: np
         total.regions += 1
         for node in {*work, *own}:
             flops, moved = cost(node, sizes)
-            total.operations[_arithmetic(node)] += flops
+            total.operations[arithmetic(node)] += flops
             total.bytes += moved
     return sorted(totals.values(), key=lambda t: -t.seconds)
-
-
-def _filled(env: Mapping[str, int]) -> dict[str, int]:
-    """The symbol values of a step, with cache capacities set to the positions that it sees."""
-    length = env.get("PAST_SEQ", 0) + env.get("SEQ", 1)
-    return dict(env) | {"CTX": length, "WINDOW_CTX": length}
 
 
 def _label(node: Node) -> str:
@@ -120,16 +107,9 @@ def _label(node: Node) -> str:
     return "-".join(["linear", node.inputs[1].dtype.name, *extras])
 
 
-def _arithmetic(node: Node) -> str:
-    """The arithmetic of a node: by the activation type for linears, possibly bf16 for attention, otherwise f32."""
-    if traits(node).multiplies:
-        return {Q8A: "int8", BF16: "bf16"}.get(node.inputs[0].dtype, "f32")
-    return "bf16" if node.op == "attention" and node["bf16"] else "f32"
-
-
 def step_bytes(graph: Graph, env: Mapping[str, int]) -> int:
     """Bytes of weights and states that one step must read: each weight once, caches up to the current position."""
-    sizes = _filled(env)
+    sizes = filled(env)
     return sum(cost(n, sizes)[1] for n in graph.nodes() if _reads_much(n))
 
 
@@ -140,5 +120,5 @@ def _reads_much(node: Node) -> bool:
 
 def step_flops(graph: Graph, env: Mapping[str, int]) -> int:
     """Operations of one step."""
-    sizes = _filled(env)
+    sizes = filled(env)
     return sum(cost(n, sizes)[0] for n in graph.nodes())

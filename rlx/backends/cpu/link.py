@@ -330,11 +330,18 @@ def _declaration(kernel: Kernel) -> str:
 
 
 def _manifest(linker: _Linker, regions: list[_Bound]) -> dict[str, Any]:
-    """The manifest with `args`, the rows of the argument table, and with the scratch memory of the calls."""
+    """The manifest with `args`, the rows of the argument table, with the scratch memory of the calls, and for each
+    region with the name of its function and the units of its calls: [number at most, how many a worker takes at once].
+    """
     args = [row for region in regions for row in _arguments(linker, region)]
+    limits = linker.program.graph.bounds
+    shared = {
+        "functions": [region.function for region in regions],
+        "units": [[[c.units.most(limits), grain(c.units, limits)] for c in region.calls] for region in regions],
+    }
     symbols = {call.node: call.kernel.symbol for region in regions for call in region.all_calls}
     described = manifest_of(linker.program, symbols.__getitem__)
-    return {**described, "arena": _align(linker.scratch), "private": _align(linker.private), "args": args}
+    return {**described, "arena": _align(linker.scratch), "private": _align(linker.private), "args": args, **shared}
 
 
 def _arguments(linker: _Linker, region: _Bound) -> Iterator[list[Any]]:

@@ -15,6 +15,7 @@ from rlx.errors import named_refusals
 from rlx.ir import text as ir_text
 from rlx.ir.dtypes import DTYPES
 from rlx.ir.graph import Graph
+from rlx.passes.effective import effective
 from rlx.passes.layout import MATRIX_LAYOUT, lookup_tables, weight_table
 from rlx.passes.options import Options
 from rlx.runners.engine.ahead import Ahead
@@ -119,6 +120,11 @@ class Programs:
         """Compiles a program unless the compile cache has it; loads nothing."""
         if not self._compiler.cache.has(self._asked(spec)[-1]):
             self.compile(spec)
+
+    def lowering(self, spec: ProgramSpec) -> tuple[Graph, Options]:
+        """The graph and the options that a program is made of, as far as the target permits them."""
+        graph, options, _ = self._asked(spec)
+        return graph, effective(options, graph, self._compiler.target.capabilities)
 
     def _asked(self, spec: ProgramSpec) -> tuple[Graph, Options, CompileKey]:
         """The compiler's arguments for a spec: graph, options and compile key."""
