@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 
 PY := $(VENV)/bin/python
 INSTALL := $(PY) -m pip --disable-pip-version-check --quiet install
-LINTED := rlx tests benchmarks examples tools/site
+LINTED := rlx tests benchmarks examples tools/site tools/release.py
 
 .DELETE_ON_ERROR:
 .PHONY: help demo test lint types pytest test-page test-ray docs bench clean
