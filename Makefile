@@ -1,6 +1,7 @@
 # A fresh machine needs Python 3.11 or newer (with its venv module) and make; everything else goes into $(VENV).
 #   make demo     install, then let the embedded demo model tell a story
 #   make test     install with the test tools, then lint, type-check and test
+#   make test-all   every test, also the slow ones that repeat others for more models; make test leaves these out
 #   make test-page  the tests of the chat page in Chromium (apt-get install chromium), and screenshots in build/page
 #   make docs     install what builds the documentation, then build it into build/docs/site; needs no network but for the install
 #   make test-ray install Ray, then kill replicas, nodes and actors of local clusters; takes about 10 minutes
@@ -15,9 +16,9 @@ INSTALL := $(PY) -m pip --disable-pip-version-check --quiet install
 LINTED := rlx tests benchmarks examples tools/site tools/release.py
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types pytest test-page test-ray docs bench clean
+.PHONY: help demo test lint types pytest test-all test-page test-ray docs bench clean
 help:
-	@echo "make demo | test | lint | types | pytest | test-page | test-ray | docs | bench | clean   (see the Makefile's first lines)"
+	@echo "make demo | test | lint | types | pytest | test-all | test-page | test-ray | docs | bench | clean   (see the Makefile's first lines)"
 
 demo: $(VENV)/.rlx-installed
 	@$(PY) -m rlx run "Tell me a story about a brave fox."
@@ -33,9 +34,12 @@ types: $(VENV)/.rlx-test-installed
 pytest: $(VENV)/.rlx-test-installed
 	@$(PY) -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
+test-all: $(VENV)/.rlx-test-installed
+	@$(PY) -m pytest -m '' -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+
 test-page: $(VENV)/.rlx-test-installed
 	@$(PY) -c 'import playwright' 2>/dev/null || $(INSTALL) playwright
-	@RLX_PAGE_SCREENSHOTS=build/page $(PY) -m pytest tests/serve/page $(PYTEST_ARGS)
+	@RLX_PAGE_SCREENSHOTS=build/page $(PY) -m pytest -m '' tests/serve/page $(PYTEST_ARGS)
 
 test-ray: $(VENV)/.rlx-test-installed
 	@$(INSTALL) --editable '.[ray]'

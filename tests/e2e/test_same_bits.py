@@ -27,6 +27,8 @@ LENGTH = 300  # more than a piece of attention, a window and a chunk of any kind
 PROFILE: dict[str, Any] = {"buckets": {"seq": [1, 32]}, "precision": {"deterministic": True}}
 MODELS = [(family, files[0]) for family, files in FILES.items()]
 MODELS += [(family, f"model-{dtypes[0]}.gguf") for family, dtypes in QUANTIZED.items()]
+#: Of the others all kernels are in these: every kind of state, experts, 4 bits, windows, softcaps.
+QUICK = ("gemma2", "qwen3moe", "llama-k256", "qwen35-k256", "gemma4-moe", "gemma3n")
 
 
 def model_path(goldens: Path, family: str, file: str) -> Path:
@@ -123,7 +125,11 @@ WAYS: dict[str, Callable[[Engine, Sequence[int]], Rows]] = {
 }
 
 
-@pytest.fixture(params=MODELS, ids="-".join)
+@pytest.fixture(
+    params=[
+        pytest.param(model, marks=() if model[0] in QUICK else pytest.mark.slow, id="-".join(model)) for model in MODELS
+    ]
+)
 def model(request: pytest.FixtureRequest, goldens: Path) -> Path:
     return model_path(goldens, *request.param)
 

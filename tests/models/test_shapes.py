@@ -28,7 +28,13 @@ def cache() -> CompileCache:
     return CompileCache(capacity=512, policy="off")
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+#: Their blocks are among those of the other types.
+REPEATED = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "qwen3_5_text")
+
+
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(each, marks=pytest.mark.slow if each in REPEATED else ()) for each in MODEL_TYPES]
+)
 def test_random_shapes(model_type: str, tmp_path: Path, cache: CompileCache) -> None:
     check(tmp_path, checkpoint(tmp_path, model_type, 1), CHUNKS, cache)
 
