@@ -16,6 +16,7 @@ TYPE_CHECKING = False  # what `typing` would say; to import it costs more than a
 if TYPE_CHECKING:
     from typing import Any
 
+    from rlx import scalars
     from rlx.backends import Device, devices
     from rlx.backends.cpu.target import Target
     from rlx.errors import (
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         ChatTemplateError,
         CompileError,
         ConfigError,
+        CustomOpError,
         DeadlineError,
         DownloadError,
         GgufError,
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     )
     from rlx.grammar.grammar import Grammar
     from rlx.ir import dtypes, ops
+    from rlx.ir.custom import CustomOp, custom_op
     from rlx.ir.dims import CTX, PAST_SEQ, SEQ, Dim
     from rlx.ir.graph import Graph
     from rlx.profile import CompileProfile
@@ -98,6 +101,8 @@ _HOME = {
     "PAST_SEQ": "rlx.ir.dims",
     "SEQ": "rlx.ir.dims",
     "Dim": "rlx.ir.dims",
+    "CustomOp": "rlx.ir.custom",
+    "custom_op": "rlx.ir.custom",
     "Graph": "rlx.ir.graph",
     "CompileProfile": "rlx.profile",
     "Prompt": "rlx.prompt",
@@ -120,7 +125,7 @@ _HOME = {
     "ToolCall": "rlx.text.tool_calls",
     "ToolCallDelta": "rlx.text.tool_calls",
 }
-_MODULES = {"dtypes": "rlx.ir.dtypes", "ops": "rlx.ir.ops"}
+_MODULES = {"dtypes": "rlx.ir.dtypes", "ops": "rlx.ir.ops", "scalars": "rlx.scalars"}
 
 
 def __getattr__(name: str) -> Any:
@@ -153,6 +158,8 @@ __all__ = [
     "CompileError",
     "CompileProfile",
     "ConfigError",
+    "CustomOp",
+    "CustomOpError",
     "DeadlineError",
     "Device",
     "Dim",
@@ -209,8 +216,10 @@ __all__ = [
     "__version__",
     "auto_runner",
     "compile",
+    "custom_op",
     "devices",
     "dtypes",
     "load_tokenizer",
     "ops",
+    "scalars",
 ]

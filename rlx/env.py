@@ -72,6 +72,12 @@ VARIABLES = (
     Variable(
         "RLX_GEMMA_DYNAMIC_DECODE", "0 | 1", "0", "With 1, with_inference_caches of a generator decodes in one program."
     ),
+    Variable(
+        "RLX_IMPORT",
+        "files and modules, with commas between them",
+        "none",
+        "Python code that the command line runs first, such as definitions of custom ops. Name your own only.",
+    ),
     Variable("RLX_API_KEY", "a key", "none", "A key that clients of the server must send, beside those of --api-key."),
     Variable(
         "RLX_DEBUG",
@@ -187,6 +193,11 @@ def verify() -> bool:
         ArgumentError: it is neither 0 nor 1.
     """
     return bool(_integer("RLX_VERIFY", 0, 1))
+
+
+def imports() -> list[str]:
+    """RLX_IMPORT: files and modules of Python code that the command line imports first."""
+    return [name.strip() for name in (get("RLX_IMPORT") or "").split(",") if name.strip()]
 
 
 def dynamic_decode() -> bool:

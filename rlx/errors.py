@@ -71,6 +71,10 @@ class CompileError(RlxError):
     """A graph cannot be turned into code: no kernel for an op, an unbound symbol, an object that does not load."""
 
 
+class CustomOpError(RlxError):
+    """A custom op is refused: its shape rule, meaning and kernel disagree, or rlx cannot use one of them."""
+
+
 class TargetError(RlxError):
     """A target level is unknown or this machine lacks its instructions."""
 

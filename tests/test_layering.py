@@ -34,7 +34,7 @@ LAYERS = [
     {"vision", "audio"},
     {"sampling", "grammar", "prompt"},
     {"runners", "export"},
-    {""},
+    {"", "scalars"},
     {"serve"},
     {"ray"},
     {"cli"},

@@ -42,8 +42,14 @@ _INDICES = ("argmax", "pick", "top_k", "linear_pick")
 
 
 @dataclass(frozen=True)
-class _Difference:
-    """The largest difference of a value."""
+class Difference:
+    """The largest difference of a value.
+
+    Attributes:
+        place: of the value that differs most.
+        found, expected: this value, and what the op means.
+        wrong, size: how many values differ, and how many there are.
+    """
 
     place: tuple[int, ...]
     found: float
@@ -123,18 +129,19 @@ class Verifier(Observer):
         value, state = evaluation.result(node, partial(self._before, after))
         result: Memory = partial(self._result, program, worker, replicated)
         found, value = (self._used.computed(node, each) for each in (evaluation.value(node, result), value))
-        difference = _difference(node, found, value, lambda: evaluation.operands(node, after))
-        if difference is None and state is not None:
+        wrong = difference(node, found, value, lambda: evaluation.operands(node, after))
+        if wrong is None and state is not None:
             target = updated(node)
-            difference = _compare(target.dtype, evaluation.value(target, after), state, CEILING)
-        if difference is not None:
-            self._refuse(program, node, kernel, difference)
+            wrong = _compare(target.dtype, evaluation.value(target, after), state, CEILING)
+        if wrong is not None:
+            self._refuse(program, node, kernel, wrong)
 
-    def _refuse(self, program: Program, node: Node, kernel: str, d: _Difference) -> None:
+    def _refuse(self, program: Program, node: Node, kernel: str, d: Difference) -> None:
         what = f"%{self._names[node]} at {list(d.place)} is {d.found:.8g}, its op means {d.expected:.8g}"
         where = f"{node.op}, kernel {kernel}, of program {program.name}"
         sizes = ", ".join(f"{name} {size}" for name, size in sorted(program.extents.items()))
-        hint = f"{d.wrong} of {d.size} values differ ({sizes}). This is a bug of rlx; please report it."
+        cause = "Its kernel is wrong" if traits(node).custom else "This is a bug of rlx; please report it"
+        hint = f"{d.wrong} of {d.size} values differ ({sizes}). {cause}."
         raise VerificationError(what, where=where, hint=hint)
 
     def _actual(self, program: Program, region: int, worker: int, node: Node, nbytes: int) -> Bytes:
@@ -151,11 +158,13 @@ class Verifier(Observer):
         return self._states[node] if node in self._states else after(node, nbytes)
 
 
-def _difference(node: Node, found: Array, expected: Array, operands: Callable[[], list[Array]]) -> _Difference | None:
+def difference(node: Node, found: Array, expected: Array, operands: Callable[[], list[Array]]) -> Difference | None:
     """How a value differs from what its op means; None if it does not."""
     if node.op in _INDICES:
         return _compare_choice(node, found, expected, operands())
-    return _compare(node.dtype, found, expected, BF16_CEILING if _in_bf16(node) else CEILING)
+    custom = traits(node).custom
+    ceiling = custom.tolerance if custom else BF16_CEILING if _in_bf16(node) else CEILING
+    return _compare(node.dtype, found, expected, ceiling)
 
 
 def _in_bf16(node: Node) -> bool:
@@ -164,7 +173,7 @@ def _in_bf16(node: Node) -> bool:
     return node.op in ("linear", "expert_linear") and node.inputs[0].dtype is BF16
 
 
-def _compare(dtype: DType, found: Array, expected: Array, ceiling: float) -> _Difference | None:
+def _compare(dtype: DType, found: Array, expected: Array, ceiling: float) -> Difference | None:
     if dtype is I32:
         return _worst(found, expected, np.zeros(found.shape))
     rounded = expected if dtype in (Q8_0, Q4_0) else formats.read(dtype, formats.written(dtype, expected), found.shape)
@@ -177,7 +186,7 @@ def _compare(dtype: DType, found: Array, expected: Array, ceiling: float) -> _Di
     return _worst(found, rounded, allowed)
 
 
-def _compare_choice(node: Node, found: Array, expected: Array, operands: list[Array]) -> _Difference | None:
+def _compare_choice(node: Node, found: Array, expected: Array, operands: list[Array]) -> Difference | None:
     """Compares the numbers that were chosen: of nearly equal ones any may be."""
     scores = operands[0] if node.op != "linear_pick" else operands[0] @ operands[1].T
     rows, width = scores.reshape(-1, scores.shape[-1]), scores.shape[-1]
@@ -190,7 +199,7 @@ def _compare_choice(node: Node, found: Array, expected: Array, operands: list[Ar
     return _worst(ours, right, np.where(outside | (differs & ~close), 0.0, np.inf)) if differs.any() else None
 
 
-def _worst(found: Array, expected: Array, allowed: Array) -> _Difference | None:
+def _worst(found: Array, expected: Array, allowed: Array) -> Difference | None:
     with np.errstate(invalid="ignore"):
         excess = np.abs(found.astype(np.float64) - expected.astype(np.float64)) - allowed
     same = (found == expected) | (np.isnan(found) & np.isnan(expected))
@@ -200,4 +209,4 @@ def _worst(found: Array, expected: Array, allowed: Array) -> _Difference | None:
         return None
     at = np.unravel_index(int(excess.argmax()), excess.shape)
     place = tuple(int(i) for i in at)
-    return _Difference(place, float(found[place]), float(expected[place]), wrong, found.size)
+    return Difference(place, float(found[place]), float(expected[place]), wrong, found.size)

@@ -166,6 +166,10 @@ def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) 
 @debug_option
 def cli() -> None:
     """Run language models with native code compiled for this machine."""
+    if env.get("RLX_IMPORT"):
+        from rlx.cli.imports import import_all
+
+        import_all(env.imports())
 
 
 def _interruptible() -> None:

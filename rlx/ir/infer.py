@@ -22,14 +22,15 @@ ROOM = 15  # places of `as_cache` after the last position: keys are read in tile
 _CACHED = {"f32": F32, "f16": F16, "bf16": BF16}  # types of `as_cache`
 
 
-def _fail(op: str, inputs: Inputs, expected: str) -> NoReturn:
+def fail(op: str, inputs: Inputs, expected: str) -> NoReturn:
+    """Raises a `ShapeError` that shows the operands and what was expected."""
     found = ", ".join(f"{n.dtype}[{', '.join(map(str, n.shape))}]" for n in inputs)
     raise ShapeError(f"found operands {found or 'none'}", where=op, hint=f"Expected {expected}.")
 
 
 def _check(ok: bool, op: str, inputs: Inputs, expected: str) -> None:
     if not ok:
-        _fail(op, inputs, expected)
+        fail(op, inputs, expected)
 
 
 def check_nodes(op: str, inputs: Sequence[Any]) -> None:
@@ -104,6 +105,20 @@ def _check_expr(expr: Any, count: int) -> None:
         raise ShapeError(f"{expr!r} is no expression over {count} operands", where="elementwise", hint=hint)
     for argument in expr[1 : 1 + ARITY[expr[0]]]:
         _check_expr(argument, count)
+
+
+def renumber(expr: Any, numbers: Sequence[Any]) -> Any:
+    """An expression with its operands replaced by other ones, or by expressions."""
+    if isinstance(expr, int):
+        return numbers[expr]
+    name, *arguments = expr
+    arity = ARITY[name]  # what follows the operands are attribute values
+    return (name, *(renumber(a, numbers) for a in arguments[:arity]), *arguments[arity:])
+
+
+def expression_size(expr: Any) -> int:
+    """Number of operands and ops in an expression."""
+    return 1 if isinstance(expr, int) else 1 + sum(map(expression_size, expr[1 : 1 + ARITY[expr[0]]]))
 
 
 def softmax(inputs: Inputs, attrs: Attrs) -> tuple[Shape, DType]:

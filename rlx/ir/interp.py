@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import GraphError, RlxError
+from rlx.errors import CustomOpError, GraphError, RlxError
 from rlx.ir.dims import value
 from rlx.ir.graph import Graph
 from rlx.ir.meaning import Array
@@ -56,6 +56,8 @@ def run(
 def _compute(node: Node, operands: list[Array], env: Mapping[str, int]) -> Any:
     try:
         return OPS[node.op].meaning(operands, dict(node.attrs), env)
+    except CustomOpError:
+        raise
     except (ValueError, IndexError, RlxError) as error:
         raise GraphError(f"cannot be computed: {error}", where=repr(node)) from error
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx.errors import ShapeError
 from rlx.ir import flops, infer, meaning, pages, segments
 from rlx.ir.dims import PAST_SEQ, SEQ, DimLike, Shape
 from rlx.ir.dtypes import DType
 from rlx.ir.node import LEAVES, Node, intern
+
+if TYPE_CHECKING:
+    from rlx.ir.custom import CustomOp
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Op:
         numbers: the operand with row numbers, which are checked before a run; None if there is none.
         roles: for ops over states the roles of the operands and of the result, see `rlx.ir.segments`. The op then has
             the attribute `segments`, and `paged` if one of them is a cache.
+        custom: for an op that a user added, see `rlx.ir.custom`: what it was made of.
     """
 
     name: str
@@ -69,6 +73,7 @@ class Op:
     in_prologue: bool = False
     numbers: RowNumbers | None = None
     roles: segments.Roles | None = None
+    custom: CustomOp | None = None
 
 
 REQUIRED = object()
@@ -199,7 +204,8 @@ def make(op: str, *inputs: Node, **attrs: Any) -> Node:
     """
     row = OPS.get(op)
     if row is None:
-        raise ShapeError(f"no op is called {op!r}", hint=f"Ops: {', '.join(OPS)}.")
+        hint = f"A custom op is known once the module that defines it is imported. Ops: {', '.join(OPS)}."
+        raise ShapeError(f"no op is called {op!r}", hint=hint)
     full = {name: attrs.pop(name, default) for name, default in row.attrs.items()}
     missing = [name for name, v in full.items() if v is REQUIRED]
     if attrs or missing:

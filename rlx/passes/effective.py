@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlx.ir import dims
+from rlx.ir.custom import fused_in
 from rlx.ir.graph import Graph
 from rlx.passes import simplify
 from rlx.passes.capabilities import Capabilities
-from rlx.passes.options import PASSES, Options
+from rlx.passes.options import FUSIONS, PASSES, Options
 
 _PAST = "PAST_SEQ"
 
@@ -19,16 +20,19 @@ _PAST = "PAST_SEQ"
 def effective(options: Options, graph: Graph, capabilities: Capabilities) -> Options:
     """The options of a graph's program, with the usual value of each that has no effect on it.
 
-    The pass `simplify` counts as chosen if none of its rules matches. Bounds of PAST_SEQ are left out, unless they make
+    The pass `simplify` counts as chosen if none of its rules matches, and so does the group `custom` of fusions if no
+    custom op can replace anything. Bounds of PAST_SEQ are left out, unless they make
     it a constant or the size of an input depends on them: attention walks over the positions that there are, in units
     whose number follows from the length of the call, so a bound changes nothing in its code. Names of outputs and
     weights that the graph does not have are left out.
     """
     options = options.effective(capabilities)
     idle = set() if simplify.would_change(graph) else {"simplify"}
+    fused = fused_in(graph.nodes())
     leaves, outputs = graph.leaves("weight"), graph.outputs
     return replace(
         options,
+        fusions=tuple(name for name in FUSIONS if name in options.fusions or (name == "custom" and not fused)),
         passes=tuple(name for name in PASSES if name in {*options.passes, *idle}),
         symbols=_symbols(options, graph),
         whole=tuple(name for name in options.whole if name in outputs and not options.all_rows),

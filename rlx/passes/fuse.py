@@ -6,6 +6,7 @@
 - Rope takes the head norm before it and the cache write after it.
 - A chain of elementwise ops becomes one op.
 - A greedy choice joins the head, which then writes no logits.
+- Before all of these, custom ops replace the formulas that they fuse.
 
 Linears that share an input (Q, K and V) need no rule. They share one quantized activation, because equal nodes are one
 node, and the schedule puts them into one parallel region.
@@ -14,12 +15,15 @@ node, and the schedule puts them into one parallel region.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 from rlx.ir import ops
+from rlx.ir.custom import custom_ops
+from rlx.ir.custom_rules import rules_of
 from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
-from rlx.ir.infer import ARITY
+from rlx.ir.infer import expression_size, renumber
 from rlx.ir.node import Node
 from rlx.ir.rules import AttrVar, Rule, state_var, var
 from rlx.passes.options import Options
@@ -115,6 +119,9 @@ def _linear_pick(capped: bool) -> Rule:
     return Rule(f"linear-pick{'-capped' * capped}", ops.pick(before), after, frozenset({"x", "w"}))
 
 
+#: Terms of the expression of an elementwise op. An operand that an expression names twice doubles what joins it.
+MAX_TERMS = 1 << 12
+
 RULES: dict[str, tuple[Rule, ...]] = {
     "gated": tuple(rule(act) for act in ("silu", "gelu_tanh", "gelu_erf") for rule in (_gated, _gated_experts)),
     "bias": (_bias(),),
@@ -132,8 +139,11 @@ RULES: dict[str, tuple[Rule, ...]] = {
 
 def fuse(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
     """Applies the chosen groups of rules, then joins chains of elementwise ops."""
+    custom = tuple(rule for op in custom_ops().values() if op.fuses for rule in rules_of(op))
+    if "custom" in options.fusions and custom:
+        graph = rewrite_logged(graph, custom, log)
     on = [rule for group, rules in RULES.items() if group in options.fusions for rule in rules]
-    off = {group: rules for group, rules in RULES.items() if group not in options.fusions}
+    off = {group: rules for group, rules in {"custom": custom, **RULES}.items() if group not in options.fusions}
     graph = rewrite_logged(graph, on, log, off)
     return regions(graph, log, merge="elementwise" in options.fusions, rounds="norm" in options.fusions)
 
@@ -145,13 +155,16 @@ def regions(graph: Graph, log: Log = SILENT, *, merge: bool = True, rounds: bool
     is all that is read of it.
     """
     readers, names = graph.readers(), graph.names()
+    sizes: dict[Node, int] = {}  # terms of the expressions, at most
 
     def refusal(operand: Node, node: Node) -> str | None:
         if not merge:
             return 'the group "elementwise" is off'
         if readers[operand] != 1:
             return f"%{names[operand]} is read {readers[operand]} times, by ops or as an output"
-        return None if operand.shape == node.shape else f"%{names[operand]} has another shape"
+        if operand.shape != node.shape:
+            return f"%{names[operand]} has another shape"
+        return None if sizes[operand] * sizes[node] <= MAX_TERMS else "the expression would be too long"
 
     def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
         if rounds and old.op == "quantize" and old["out"] == "bf16" and _is_region_for(old, inputs[0], readers):
@@ -159,7 +172,9 @@ def regions(graph: Graph, log: Log = SILENT, *, merge: bool = True, rounds: bool
             return ops.rebuild(inputs[0], inputs[0].inputs, out="bf16")
         if not ops.OPS[old.op].elementwise:
             return ops.rebuild(old, inputs)
+        sizes[old] = expression_size(old["expr"]) if old.op == "elementwise" else 2
         refusals = {o: refusal(o, old) for o in old.inputs if ops.OPS[o.op].elementwise}
+        sizes[old] *= prod(sizes[o] for o, reason in refusals.items() if reason is None)
         for reason in filter(None, refusals.values()):
             log.missed("elementwise", names[old], reason)
         joined = [f"%{names[o]}" for o, reason in refusals.items() if reason is None]
@@ -179,7 +194,7 @@ def _region(old: Node, inputs: tuple[Node, ...], inline: list[bool]) -> Node:
     operands: list[Node] = []
     arguments = [_absorb(n, inlined, operands) for n, inlined in zip(inputs, inline, strict=True)]
     if old.op == "elementwise":
-        expr = _renumber(old["expr"], arguments)
+        expr = renumber(old["expr"], arguments)
     else:
         expr = (old.op, *arguments, *(v for _, v in old.attrs))
     return ops.make("elementwise", *operands, expr=expr)
@@ -189,7 +204,7 @@ def _absorb(node: Node, inlined: bool, operands: list[Node]) -> Any:
     """The expression for one argument, with the operands it needs added to the region's."""
     if node.op == "elementwise" and inlined:
         numbers = [_operand(i, operands) for i in node.inputs]
-        return _renumber(node["expr"], numbers)
+        return renumber(node["expr"], numbers)
     return _operand(node, operands)
 
 
@@ -197,12 +212,3 @@ def _operand(node: Node, operands: list[Node]) -> int:
     if node not in operands:
         operands.append(node)
     return operands.index(node)
-
-
-def _renumber(expr: Any, numbers: list[Any]) -> Any:
-    """The expression with its operands replaced by other ones, or by expressions."""
-    if isinstance(expr, int):
-        return numbers[expr]
-    name, *arguments = expr
-    arity = ARITY[name]  # what follows the operands are attribute values
-    return (name, *(_renumber(a, numbers) for a in arguments[:arity]), *arguments[arity:])

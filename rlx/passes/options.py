@@ -14,6 +14,7 @@ MAX_CTX = 1 << 30  # upper bound of CTX and WINDOW_CTX: also of a pool that many
 MAX_SEGMENTS = 64  # upper bound of SEGMENTS and OUTS, whose values have room in a program's memory
 #: Groups of fusion rules, and what each joins.
 FUSION_MEANINGS = {
+    "custom": "custom ops replace the formulas that they fuse",
     "gated": "gate, activation and up of a feed-forward block become one linear",
     "bias": "a bias joins its linear",
     "residual": "a residual add joins its linear",

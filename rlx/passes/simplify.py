@@ -1,11 +1,13 @@
-"""Simplify: algebra that does not depend on the target."""
+"""Simplify: algebra that does not depend on the target. First, custom ops without a kernel become their meanings."""
 
 from __future__ import annotations
 
 from rlx.ir import ops
 from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
+from rlx.ir.node import Node
 from rlx.ir.rules import AttrVar, Computed, Rule, var
+from rlx.ir.tracing import Untraceable, meaning_of
 from rlx.passes.options import Options
 from rlx.passes.report import SILENT, Log
 from rlx.passes.rewriting import rewrite_logged
@@ -63,7 +65,34 @@ def would_change(graph: Graph) -> bool:
 
 def simplify(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
     """Applies the algebraic rules until none matches, unless the options leave the pass out."""
+    graph = traced(graph, log)
     if "simplify" not in options.passes:
         log.remark("left out by the options")
         return graph
     return rewrite_logged(graph, RULES, log)
+
+
+def traced(graph: Graph, log: Log = SILENT) -> Graph:
+    """The graph with the meanings of custom ops that have no kernel, as far as ops of rlx can compute them."""
+    if not any(_is_open(node) for node in graph.nodes()):
+        return graph
+    names = graph.names()
+
+    def visit(old: Node, inputs: tuple[Node, ...]) -> Node:
+        new = ops.rebuild(old, inputs)
+        if not _is_open(old):
+            return new
+        try:
+            found = meaning_of(new)
+        except Untraceable as error:
+            log.missed("meaning", names[old], f"{old.op} has no kernel, and its meaning cannot be traced: {error}")
+            return new
+        log.done("meaning", names[old], f"of {old.op}, in ops that have kernels")
+        return found
+
+    return graph.map(visit)
+
+
+def _is_open(node: Node) -> bool:
+    custom = ops.traits(node).custom
+    return custom is not None and custom.kernel is None

@@ -23,6 +23,8 @@ from rlx.backends.base import Code, Loadable, OnKernel, Packer, Program, Stored,
 from rlx.backends.base import Files as BuiltFiles
 from rlx.errors import ArgumentError, named_refusals
 from rlx.ir import text as ir_text
+from rlx.ir.custom import CustomOp, used_by
+from rlx.ir.custom_trials import check_meanings
 from rlx.ir.dtypes import DType
 from rlx.ir.graph import Graph
 from rlx.ir.op_table import traits
@@ -210,8 +212,14 @@ class Compiler:
                 "whole": list(options.whole),
                 "packed": list(options.packed),
                 "tuning": self.target.numbers,
+                **self._custom(graph, options),
             },
         )
+
+    def _custom(self, graph: Graph, options: Options) -> dict[str, dict[str, str]]:
+        """For a graph that uses custom ops: the digests of their sources."""
+        used = _custom_ops(graph, options)
+        return {"custom_ops": {name: op.digest for name, op in used.items()}} if used else {}
 
     def _get(self, key: CompileKey, what: str, build: Build, load: Callable[[Files], T]) -> T:
         """Loads the entry of a key, and builds it first if the cache lacks it.
@@ -254,7 +262,10 @@ class Compiler:
         start = time.perf_counter()
         reports: list[PassReport] = []
         dump: pipeline.Hook = lambda stage, result: files.update({f"ir/{stage}.txt": str(result)})  # noqa: E731
+        check_meanings(graph.nodes(), graph.bounds)
         program = pipeline.lower(graph, options, dump, reports)
+        check_meanings(program.graph.nodes(), program.graph.bounds)  # those that `fuse` put in
+        files |= {f"ops/{name}.txt": op.source for name, op in _custom_ops(graph, options).items()}
         seconds = {"passes": time.perf_counter() - start}
         built = self.backend.build(program, self.target, on_kernel)
         files |= built.files
@@ -281,6 +292,11 @@ class Compiler:
     def key(self, **fields: Any) -> CompileKey:
         """A key for this target and these versions of everything."""
         return CompileKey(target=self.target.describe(), versions=versions(), **fields)
+
+
+def _custom_ops(graph: Graph, options: Options) -> dict[str, CustomOp]:
+    """The custom ops that the program of a graph may use."""
+    return used_by(graph.nodes(), fused="custom" in options.fusions)
 
 
 def program_name(graph: Graph) -> str:

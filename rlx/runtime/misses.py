@@ -99,6 +99,7 @@ def fields(key: CompileKey) -> dict[str, Any]:
     rows |= {f"[passes] {name}": True for name in key.profile.get("passes") or ()}  # type: ignore[union-attr]
     rows |= {f"option {name}": value for name, value in key.options.items() if name not in _KNOWN_OPTIONS}
     rows |= {f"tuning of {name}": value for name, value in _mapping(key.options.get("tuning")).items()}
+    rows |= {f"{_SOURCE}{name}": value for name, value in _mapping(key.options.get("custom_ops")).items()}
     rows |= {"CPU": key.target.get("cpu"), "CPU features": key.target.get("features")}
     rows |= {"system": key.target.get("triple")}
     rows |= {_VERSIONS.get(name, f"version of {name}"): value for name, value in key.versions.items()}
@@ -106,7 +107,8 @@ def fields(key: CompileKey) -> dict[str, Any]:
     return rows | {"graph": key.graph, "states": key.states}
 
 
-_KNOWN_OPTIONS = ("symbols", "segments", "paged", "tuning")
+_KNOWN_OPTIONS = ("symbols", "segments", "paged", "tuning", "custom_ops")
+_SOURCE = "source of custom op "
 _VERSIONS = {
     "rlx": "rlx version",
     "generator": "source code of rlx's compiler",
@@ -178,7 +180,7 @@ def _has(name: str, mine: Any, theirs: Any) -> str:
         return f"these CPU features ({said})"
     if name.startswith(("[fusion]", "[passes]")):
         return f"{name} = {'true' if mine else 'false'}"
-    if name in (_VERSIONS["generator"], _VERSIONS["llvm"], "graph", "states"):  # digests
+    if name.startswith(_SOURCE) or name in (_VERSIONS["generator"], _VERSIONS["llvm"], "graph", "states"):  # digests
         return f"this {name}"
     if isinstance(mine, str):
         return f"{name} {mine!r}" if mine[:1].isalpha() else f"{name} {mine}"  # a word, or numbers such as 17-512

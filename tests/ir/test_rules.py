@@ -111,7 +111,7 @@ def test_free_variables_match_every_dtype(rule: Rule) -> None:
 
 def test_rules_have_names_and_groups() -> None:
     assert len({rule.name for rule in ALL}) == len(ALL)
-    assert [*fuse.RULES, "elementwise", "prologue"] == list(options.FUSIONS)
+    assert ["custom", *fuse.RULES, "elementwise", "prologue"] == list(options.FUSIONS)
 
 
 # --- matching ---------------------------------------------------------------------------------------------------------

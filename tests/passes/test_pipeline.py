@@ -240,7 +240,7 @@ def test_the_text_of_a_program(program: str) -> None:
         ({"precision": "fast"}, 'precision \'fast\' is unknown. Choose "exact" or "auto"'),
         ({"seq": (0, 4)}, r"a bucket \(0, 4\) is no range of row counts. Give \(smallest, largest\)"),
         ({"seq": (5, 4)}, r"a bucket \(5, 4\) is no range"),
-        ({"fusions": ("gated", "magic")}, r"unknown fusions \['magic'\]. Known: gated, bias"),
+        ({"fusions": ("gated", "magic")}, r"unknown fusions \['magic'\]. Known: custom, gated"),
         ({"symbols": (("BATCH", (4, 2)),)}, r"symbol BATCH: the bounds 4\.\.2 are no range"),
     ],
 )

@@ -21,7 +21,8 @@ import rlx
 from rlx import CompileProfile
 from rlx.backends.cpu.target import Target, cpu_count, supported_levels
 from rlx.errors import ProfileError
-from rlx.ir import ops
+from rlx.ir import custom, ops
+from rlx.ir.custom import custom_op
 from rlx.ir.dtypes import BF16, DTYPES, F16, KV_DTYPES, Q8_0
 from rlx.ir.graph import Graph
 from rlx.models import variants
@@ -105,8 +106,31 @@ def section(path: str, value: Any) -> dict[str, Any]:
     return table
 
 
+def capped(x: Any, *, by: float, cap: float) -> Any:
+    """The meaning of a custom op that fuses two ops of the models above. Nothing is run, so its kernel is empty."""
+    return cap * np.tanh(by * x / cap)
+
+
+def capped_kernel(x: Any, out: Any, begin: int, end: int) -> None:
+    return
+
+
+def capped_formula(x: Any, *, by: float, cap: float) -> Any:
+    return ops.softcap(ops.scale(x, by), cap)
+
+
+@pytest.fixture
+def own_op() -> Iterator[None]:
+    custom_op(shape="x[..., n] -> [..., n]", kernel=capped_kernel, fuses=capped_formula)(capped)
+    yield
+    custom._ops.pop("capped")
+    ops.OPS.pop("capped")
+
+
 @pytest.mark.parametrize("path", CHANGED)
-def test_each_key_of_a_phase_changes_its_program(path: str) -> None:
+def test_each_key_of_a_phase_changes_its_program(path: str, request: pytest.FixtureRequest) -> None:
+    if path == "fusion.custom":
+        request.getfixturevalue("own_op")
     base = CompileProfile.load(None)
     for phase, other in (("prefill", "decode"), ("decode", "prefill")):
         profile = CompileProfile.load({phase: section(path, CHANGED[path])})

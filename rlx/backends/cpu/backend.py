@@ -41,7 +41,12 @@ class Cpu(Backend):
 
             linked = link.link_program(program, target, modules.add, counted)
             generated = time.perf_counter()
-            files = steps.files_of(modules.results(lambda: on_kernel(*count)))
+            compiled = modules.results(lambda: on_kernel(*count))
+        for call in linked.custom:
+            from rlx.backends.cpu.trials import check_kernel
+
+            check_kernel(call, compiled[f"kernels/{call.kernel.symbol}"].code, program.graph.bounds)
+        files = steps.files_of(compiled)
         seconds = {"kernels": generated - start, "llvm": time.perf_counter() - generated}
         files |= {f"kernels/{symbol}.txt": kernel.source for symbol, kernel in linked.kernels.items()}
         return Built(files, linked.manifest, len(linked.kernels), seconds)

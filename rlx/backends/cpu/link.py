@@ -37,6 +37,7 @@ from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.work_stealing import SHARES, TAKE, WorkStealing, grain, stride
 from rlx.ir import dims
 from rlx.ir.node import Node
+from rlx.ir.op_table import traits
 from rlx.passes.memory import ALIGN
 from rlx.passes.program import Program, root
 from rlx.passes.schedule import signature
@@ -53,10 +54,11 @@ OnKernel = Callable[[int, int], None]
 
 @dataclass
 class Linked:
-    """The kernels by symbol, and the manifest (plain JSON data)."""
+    """The kernels by symbol, the manifest (plain JSON data), and the calls of kernels of custom ops, each kind once."""
 
     kernels: dict[str, Kernel]
     manifest: dict[str, Any]
+    custom: tuple[Call, ...] = ()
 
 
 @dataclass
@@ -93,7 +95,8 @@ def link_program(
     regions = [_region(linker, at) for at in range(len(program.regions))]
     manifest = _manifest(linker, regions)
     emit("program", _step(linker, regions))
-    return Linked(linker.kernels, manifest)
+    custom = tuple(call for call in linker.calls.values() if call and traits(call.node).custom)
+    return Linked(linker.kernels, manifest, custom)
 
 
 @dataclass(frozen=True)

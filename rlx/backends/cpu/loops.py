@@ -64,7 +64,7 @@ def fastmath(*flags: str) -> Callable[[Fn], Fn]:
 def holes_of(fn: Callable[..., Any]) -> frozenset[str]:
     """The names bound to `HOLE` that `fn` and the helpers it calls read."""
     own = (name for name in fn.__code__.co_names if fn.__globals__.get(name) is HOLE)
-    return frozenset(own).union(*(holes_of(callee) for callee in _callees(fn).values()))
+    return frozenset(own).union(*(holes_of(callee) for callee in callees(fn).values()))
 
 
 def specialize(fn: Callable[..., Any], holes: Mapping[str, Any]) -> Callable[..., Any]:
@@ -97,8 +97,8 @@ def _filled(
         return known[fn]
     own = {n: holes[n] for n in fn.__code__.co_names if fn.__globals__.get(n) is HOLE}
     values = {n: _filled(v, holes, known) if isinstance(v, FunctionType) else v for n, v in own.items()}
-    callees = {n: _filled(callee, holes, known) for n, callee in _callees(fn).items()}
-    changed = {n: callee for n, callee in callees.items() if callee is not fn.__globals__[n]} | values
+    called = {n: _filled(callee, holes, known) for n, callee in callees(fn).items()}
+    changed = {n: callee for n, callee in called.items() if callee is not fn.__globals__[n]} | values
     known[fn] = fn
     if changed:
         known[fn] = copy = FunctionType(fn.__code__, {**fn.__globals__, **changed}, fn.__name__, fn.__defaults__)
@@ -169,7 +169,7 @@ def _lowered(
         buffers=tuple(name for name, _ in params),
         extents=extents,
         llvm=llvm.replace(f'@"{NAME}"', f"@{name}"),
-        source=_source(filled, holes, params, flags),
+        source=readable(filled, holes, params, flags),
         python=filled,
     )
 
@@ -197,7 +197,7 @@ def _checked_flags(flags: Sequence[str], fn: Callable[..., Any]) -> tuple[str, .
     return tuple(sorted(set(flags)))
 
 
-def _source(
+def readable(
     fn: Callable[..., Any], holes: Mapping[str, Any], params: Sequence[tuple[str, DType]], flags: tuple[str, ...]
 ) -> str:
     """The readable form: holes and buffers as comments, the helpers in the order of their use, the kernel."""
@@ -213,14 +213,14 @@ def _text(fn: Callable[..., Any]) -> str:
 
 
 def _helpers(fn: Callable[..., Any], found: list[Callable[..., Any]]) -> list[Callable[..., Any]]:
-    for callee in _callees(fn).values():
+    for callee in callees(fn).values():
         if callee not in found:
             _helpers(callee, found)
             found.append(callee)
     return found
 
 
-def _callees(fn: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+def callees(fn: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
     """The helper functions that `fn` calls, by their names in `fn`."""
     values = {name: fn.__globals__.get(name) for name in fn.__code__.co_names}
     return {name: value for name, value in values.items() if isinstance(value, FunctionType)}

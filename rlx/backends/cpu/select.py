@@ -13,11 +13,13 @@ from rlx.backends.cpu.calls import SCRATCH, Call, Units
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.layouts import BLOCK_ROWS
 from rlx.backends.cpu.target import Target
-from rlx.errors import CompileError
+from rlx.errors import CompileError, CustomOpError
 from rlx.ir import dims
 from rlx.ir.dims import DimLike
 from rlx.ir.node import Node
+from rlx.ir.op_table import traits
 from rlx.ir.segments import is_segmented
+from rlx.ir.tracing import Untraceable, meaning_of
 from rlx.passes.program import root
 
 if TYPE_CHECKING:
@@ -344,6 +346,24 @@ def _gated_delta(n: Node, target: Target) -> Call:
     return _call(n, kernel, Units(count), *([n.shape[0]] if kernel.extents else []))
 
 
+def _custom(n: Node, target: Target) -> Call:
+    """The kernel of a custom op."""
+    from rlx.backends.cpu.kernels.rows.custom import custom
+
+    op = traits(n).custom
+    assert op is not None
+    units = op.units(n)
+    if units is None:
+        raise CompileError("its work units are a product of symbols", where=repr(n), hint="Bind one of them.")
+    known = {**dict(n.attrs), **op.sizes(n)}
+    if wrong := [name for name in op.constants if not isinstance(known[name], int | float | dims.Dim)]:
+        what = f"the attribute {wrong[0]} is {known[wrong[0]]!r}, and a kernel takes numbers only"
+        raise CustomOpError(what, where=f"custom op {n.op}")
+    constants = tuple((name, None if isinstance(known[name], dims.Dim) else known[name]) for name in op.constants)
+    extents = [known[name] for name, value in constants if value is None]
+    return _call(n, custom(op, constants), Units(units), *extents)
+
+
 KERNELS: dict[str, Callable[[Node, Target], Call]] = {
     "embedding": _embedding,
     "linear": _linear,
@@ -379,7 +399,10 @@ KERNELS: dict[str, Callable[[Node, Target], Call]] = {
 
 def select(node: Node, target: Target) -> Call:
     """The kernel call for a node; `CompileError` if no kernel supports it."""
-    build = KERNELS.get(node.op)
+    own = traits(node).custom
+    build = _custom if own and own.kernel else KERNELS.get(node.op)
+    if own and build is None:
+        raise _without_kernel(node)
     if build is None:
         raise CompileError(f"no kernel serves {node!r}", hint=f"Ops with kernels: {', '.join(KERNELS)}.")
     if not is_segmented(node):
@@ -387,3 +410,14 @@ def select(node: Node, target: Target) -> Call:
     from rlx.backends.cpu.segments import segmented
 
     return segmented(node, lambda single: build(single, target), target)
+
+
+def _without_kernel(node: Node) -> CustomOpError:
+    """The error for a custom op that has no kernel, and whose meaning no other ops compute."""
+    try:
+        meaning_of(node)
+        reason = "its meaning was not traced"
+    except Untraceable as error:
+        reason = f"its meaning cannot be traced: {error}"
+    hint = 'Give custom_op a kernel=, use only functions in the meaning that have ops, or choose device="reference".'
+    return CustomOpError(f"it has no kernel, and {reason}", where=f"custom op {node.op}", hint=hint)

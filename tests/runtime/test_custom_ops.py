@@ -1,0 +1,451 @@
+"""Custom ops: registered, compiled, cached and verified like ours; wrong ones are refused by name."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import own_ops as own
+import pytest
+
+import rlx
+from rlx import SEQ, CustomOpError, Graph, IrSyntaxError, ShapeError, ops
+from rlx.errors import VerificationError
+from rlx.ir import custom, op_table, text
+from rlx.runtime.cache import CompileCache
+from rlx.runtime.store import Store
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RULE = "x[..., n] -> [..., n]"
+RNG = np.random.default_rng(5)
+
+
+@pytest.fixture(autouse=True)
+def own_registry() -> Iterator[None]:
+    """Ops of a test are gone after it."""
+    rows, known = dict(op_table.OPS), dict(custom._ops)
+    custom._ops.clear()
+    yield
+    for table, before in ((op_table.OPS, rows), (custom._ops, known)):
+        table.clear()
+        table.update(before)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def cache() -> CompileCache:
+    return CompileCache(capacity=64, policy="off")
+
+
+def load(path: Path, name: str = "") -> ModuleType:
+    """Runs a file as a module, anew."""
+    spec = importlib.util.spec_from_file_location(name or path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def array(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def graph_of(make: Callable[..., Any], *shape: Any, **attrs: Any) -> Graph:
+    graph = Graph("own")
+    graph.output("y", make(graph.input("x", [SEQ, *(shape or (20,))]), **attrs))
+    return graph
+
+
+def define(meaning: Callable[..., Any], **options: Any) -> rlx.CustomOp:
+    return custom.custom_op(**options)(meaning)
+
+
+def scaled(kernel: Any = own.scaled_kernel, **options: Any) -> rlx.CustomOp:
+    return define(own.scaled, shape=RULE, kernel=kernel, **options)
+
+
+# -- an op with all of its parts ---------------------------------------------------------------------------------------
+
+
+def gated_norm(x: np.ndarray, weight: np.ndarray, gate: np.ndarray, eps: float) -> np.ndarray:
+    """With scalar loops over Python floats."""
+    rows = []
+    for row, own_gate in zip(x.reshape(-1, x.shape[-1]), gate.reshape(-1, x.shape[-1]), strict=True):
+        size = (sum(float(v) ** 2 for v in row) / len(row) + eps) ** 0.5
+        gates = [float(g) / (1 + math.exp(-g)) for g in own_gate]
+        rows.append([v / size * w * g for v, w, g in zip(row, weight, gates, strict=True)])
+    return np.array(rows).reshape(x.shape)
+
+
+def test_the_example_fuses_its_formula(tmp_path: Path) -> None:
+    example = load(ROOT / "examples" / "custom_op.py")
+    kept = CompileCache(store=Store(tmp_path))
+    weight = np.abs(array(70))
+    with rlx.compile(example.graph(70), bind={"weight": weight}, cache=kept) as exe:
+        assert [n.op for n in exe.graph.nodes() if n.op not in ("input", "weight")] == ["gated_norm"]
+        for rows in (1, 5, 33):
+            x, gate = array(rows, 70), array(rows, 70)
+            wanted = gated_norm(x, weight, gate, 1e-6)
+            np.testing.assert_allclose(exe(x=x, gate=gate)["y"], wanted, atol=4e-6 * np.abs(wanted).max())
+        report, source = exe.explain(), exe.source("gated_norm")
+        assert [(e.rule, e.where) for e in report.passes[-4].done if e.rule == "gated_norm"] or "gated_norm" in str(
+            report
+        )
+        (kernel,) = exe.kernels
+        assert kernel.startswith("gated_norm_") and kernel in str(report)
+        assert "total += x[i] * x[i]" in source and "n = 70" in source and "eps = " in source
+        assert "define" in exe.llvm("gated_norm") and "ret" in exe.asm("gated_norm")
+        assert "gated_norm(%x, %weight, %gate) {eps=1e-06}" in exe.ir("fuse")
+    (key,) = (k for k in Store(tmp_path).stored_keys() if k.kind == "program")
+    assert key.options["custom_ops"] == {"gated_norm": example.gated_norm.digest}
+    entry = Store(tmp_path).open(key.digest)
+    assert "def gated_norm" in entry.read("ops/gated_norm.txt").decode()
+    assert "def kernel" in entry.read("ops/gated_norm.txt").decode()
+
+
+def test_heads_and_the_switch_of_the_group(cache: CompileCache) -> None:
+    example = load(ROOT / "examples" / "custom_op.py")
+    graph = Graph("heads")
+    x, gate = graph.input("x", [SEQ, 3, 8]), graph.input("gate", [SEQ, 3, 8])
+    graph.output("y", example.formula(x, graph.weight("weight", [8]), gate, eps=1e-5))
+    x, gate, weight = array(4, 3, 8), array(4, 3, 8), array(8)
+    with rlx.compile(graph, bind={"weight": weight}, cache=cache) as exe:
+        assert exe.kernels[0].startswith("gated_norm")
+        np.testing.assert_allclose(exe(x=x, gate=gate)["y"], gated_norm(x, weight, gate, 1e-5), atol=1e-5)
+    with rlx.compile(graph, bind={"weight": weight}, cache=cache, profile={"fusion": {"custom": False}}) as off:
+        assert not any(name.startswith("gated_norm") for name in off.kernels)
+        assert 'the group "custom" is off' in str(off.explain())
+
+
+def test_a_decode_step_and_the_reference_device(cache: CompileCache) -> None:
+    op = define(own.glu, shape="x[..., 2*n] -> [..., n]", kernel=own.glu_kernel)
+    graph = Graph("glu")
+    graph.output("y", ops.linear(op(graph.input("x", [SEQ, 24])), graph.weight("w", [16, 12])))
+    weight, x = array(16, 12), array(1, 24)
+    wanted = (x[:, :12] / (1 + np.exp(-x[:, 12:]))) @ weight.T
+    for device in ("cpu", "reference"):
+        with rlx.compile(graph, bind={"SEQ": 1, "w": weight}, cache=cache, device=device) as exe:
+            np.testing.assert_allclose(exe(x=x)["y"], wanted, atol=1e-5)
+            assert "each worker computes it" in str(exe.explain())
+
+
+def test_whole_numbers_and_sizes_of_run_time(cache: CompileCache) -> None:
+    choose = define(own.chosen, shape="x[rows, n], ids i32[rows, m] -> [rows, k]", kernel=own.chosen_kernel)
+    pick = define(own.largest, shape="x[..., n] -> i32[...]", kernel=own.largest_kernel)
+    graph = Graph("choice")
+    x, ids = graph.input("x", [SEQ, 9]), graph.input("ids", [SEQ, 4], "i32")
+    graph.output("y", choose(x, ids, k=2))
+    graph.output("best", pick(x))
+    x, ids = array(6, 9), RNG.integers(0, 9, (6, 4)).astype(np.int32)
+    with rlx.compile(graph, cache=cache) as exe:
+        found = exe(x=x, ids=ids)
+    assert (found["y"] == np.take_along_axis(x, ids, 1)[:, :2]).all() and (found["best"] == x.argmax(1)).all()
+
+
+# -- without a kernel --------------------------------------------------------------------------------------------------
+
+
+def test_an_op_of_elements_joins_a_chain(cache: CompileCache) -> None:
+    square, swish = define(own.relu2), define(own.swish)
+    graph = graph_of(lambda x: ops.tanh(swish(square(x) + 1.0, beta=0.5)))
+    x = array(3, 20)
+    inner = np.maximum(x, 0) ** 2 + 1
+    with rlx.compile(graph, cache=cache) as exe:
+        np.testing.assert_allclose(exe(x=x)["y"], np.tanh(inner / (1 + np.exp(-0.5 * inner))), atol=1e-5)
+        assert [n.op for n in exe.graph.nodes()] == ["input", "elementwise"]
+        done = {event.rule for part in exe.explain().passes for event in part.done}
+        assert "meaning" in done and "of relu2, in ops that have kernels" in str(exe.explain())
+
+
+def test_a_meaning_with_a_mean_is_traced(cache: CompileCache) -> None:
+    op = define(own.centred)
+    graph = Graph("centred")
+    graph.output("y", op(graph.input("x", [SEQ, 20]), graph.weight("shift", [20])))
+    x, shift = array(3, 20), array(20)
+    with rlx.compile(graph, bind={"shift": shift}, cache=cache) as exe:
+        np.testing.assert_allclose(exe(x=x)["y"], (x - x.mean(1, keepdims=True)) / 2 + shift, atol=1e-5)
+
+
+def test_a_meaning_that_nothing_computes(cache: CompileCache) -> None:
+    op = define(own.sorted_rows)
+    with pytest.raises(CustomOpError, match=r"sorted_rows: it has no kernel, .*np\.sort has no op.*device=.reference"):
+        rlx.compile(graph_of(op), cache=cache)
+    with rlx.compile(graph_of(op), cache=cache, device="reference") as exe:
+        x = array(3, 20)
+        assert (exe(x=x)["y"] == np.sort(x, 1)).all()
+
+
+# -- the compile cache -------------------------------------------------------------------------------------------------
+
+SOURCE = """
+import rlx
+FACTOR = 2.0
+
+def helper(v):
+    return v * FACTOR
+
+def kernel(x, out, begin, end, n):
+    for i in range(begin * n, end * n):
+        out[i] = helper(x[i])
+
+@rlx.custom_op(shape="x[..., n] -> [..., n]", kernel=kernel, redefine=True)
+def doubled(x):
+    return helper(x)
+"""
+
+
+def test_a_change_of_the_source_compiles_anew(tmp_path: Path) -> None:
+    """Of the kernel, of a function that it calls, and of a number that this one reads."""
+    file, x = tmp_path / "doubled_op.py", array(2, 20)
+
+    def run(source: str) -> tuple[bool, np.ndarray]:
+        file.write_text(source)
+        module = load(file)
+        with rlx.compile(graph_of(module.doubled), cache=CompileCache(store=Store(tmp_path / "cache"))) as exe:
+            return exe.stats["cached"], exe(x=x)["y"]
+
+    assert [run(SOURCE)[0], run(SOURCE)[0]] == [False, True]
+    for old, new, factor in (("FACTOR = 2.0", "FACTOR = 4.0", 4), ("v * FACTOR", "FACTOR * v + v", 3)):
+        cached, y = run(SOURCE.replace(old, new))
+        assert not cached and np.array_equal(y, factor * x)
+    assert run(SOURCE)[0], "the first definition is still there"
+    cached, y = run(SOURCE.replace("range(begin * n", "range(n * begin"))
+    assert not cached and np.array_equal(y, 2 * x)
+
+
+def test_the_reason_of_a_compile_names_the_op(tmp_path: Path) -> None:
+    kept = CompileCache(store=Store(tmp_path))
+    scaled()
+    graph = graph_of(lambda x: ops.make("scaled", x))
+    rlx.compile(graph, cache=kept).close()
+    scaled(tolerance=1e-3, redefine=True)
+    with pytest.raises(rlx.CacheError, match="this source of custom op scaled"):
+        rlx.compile(graph, cache=CompileCache(store=Store(tmp_path), policy="readonly"))
+
+
+def test_other_graphs_keep_their_keys(cache: CompileCache) -> None:
+    from rlx.passes.options import Options
+    from rlx.runtime.compile import Compiler
+
+    compiler = Compiler(cache=cache)
+    plain = graph_of(ops.tanh)
+    before = compiler.program_key(plain, Options())
+    example = load(ROOT / "examples" / "custom_op.py")
+    assert compiler.program_key(plain, Options()) == before
+    touched = compiler.program_key(example.graph(8), Options())
+    assert touched.options["custom_ops"] == {"gated_norm": example.gated_norm.digest}
+
+
+def test_text_needs_the_op() -> None:
+    graph = graph_of(scaled(), by=3.0)
+    again = text.loads(str(graph))
+    assert again.outputs == graph.outputs and "scaled(%x) {by=3.0}" in str(graph)
+    line = str(graph)
+    custom._ops.clear()
+    op_table.OPS.pop("scaled")
+    with pytest.raises(IrSyntaxError, match=r"line 3: no op is called 'scaled'\. A custom op is known once the module"):
+        text.loads(line)
+
+
+# -- registration ------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_definition_gives_the_same_op() -> None:
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda: found.append(scaled())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(id, found))) == 1
+    with pytest.raises(
+        CustomOpError, match=r"custom op scaled: another definition has this name, in own_ops\. .*redefine"
+    ):
+        scaled(tolerance=1e-2)
+    old, new = found[0], scaled(tolerance=1e-2, redefine=True)
+    with pytest.raises(CustomOpError, match="defined anew"):
+        old(Graph().input("x", [SEQ, 4]))
+    assert new(Graph().input("x", [SEQ, 4])).op == "scaled"
+
+
+def closure() -> Callable[..., None]:
+    factor = 2.0
+
+    def kernel(x: Any, out: Any, begin: int, end: int, n: int) -> None:
+        for i in range(begin * n, end * n):
+            out[i] = x[i] * factor
+
+    return kernel
+
+
+def from_exec() -> Callable[..., Any]:
+    names: dict[str, Any] = {}
+    exec("def made(x):\n    return x", names)
+    made: Callable[..., Any] = names["made"]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("meaning", "options", "message"),
+    [
+        (own.scaled, {"name": "silu"}, "custom op silu: an op of rlx has this name"),
+        (own.scaled, {"name": "a b"}, "'a b' is no name of an op"),
+        (np.tanh, {}, "meaning is a ufunc, expected a function"),
+        (from_exec(), {}, "meaning of made: the source of made cannot be read. Define it with `def`"),
+        (own.counts_calls, {}, "meaning of counts_calls: counts_calls has a side effect: .* global variable calls"),
+        (own.reads_list, {}, "reads the variable TABLE, a list, which can change: a side effect"),
+        (own.reads_list_in_helper, {}, "reads the variable TABLE, a list"),
+        (own.variadic, {}, r"the meaning has the parameter \*x"),
+        (own.optional, {}, "has the parameter y"),
+        (own.scaled, {"shape": "x[n]"}, "'x.n.' has no result"),
+        (own.scaled, {"shape": "x[..., n] -> [..., m]"}, "the result has m, which no operand has"),
+        (own.scaled, {"shape": "y[..., n] -> [..., n]"}, "has the operands y, the meaning takes x"),
+        (own.scaled, {"shape": "x[n/2] -> [n]"}, "'n/2' is no axis"),
+        (own.scaled, {"shape": "x f16[n] -> [n]"}, "'f16' is no type"),
+        (own.scaled, {"kernel": own.scaled_kernel}, "a kernel needs a shape rule"),
+        (own.scaled, {"shape": RULE, "kernel": own.wrong_parameters}, r"takes \(x, out, start, end\), expected"),
+        (own.scaled, {"shape": RULE, "kernel": own.unknown_size}, "Behind `end` it may take by, n"),
+        (own.scaled, {"shape": RULE, "kernel": closure()}, "the kernel uses factor of an enclosing function"),
+        (own.scaled, {"shape": RULE, "fuses": own.scaled_formula}, "fuses needs a kernel"),
+        (own.scaled, {"shape": RULE, "tolerance": 2.0}, "tolerance is 2.0"),
+    ],
+)  # fmt: skip
+def test_wrong_definitions_are_refused(meaning: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(CustomOpError, match=message):
+        define(meaning, **options)
+    assert not custom.custom_ops()
+
+
+@pytest.mark.parametrize(
+    ("formula", "message"),
+    [
+        (own.other_formula, "custom op scaled, fuses: the op gives .* the formula .* must compute the same"),
+        (own.computed_attribute, "by does not stand in the formula"),
+        (own.broken_formula, "the formula cannot be built: "),
+    ],
+)
+def test_wrong_formulas_are_refused(formula: Any, message: str) -> None:
+    with pytest.raises(CustomOpError, match=message):
+        scaled(fuses=formula)
+    assert not custom.custom_ops() and "scaled" not in op_table.OPS
+
+
+# -- trials ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("meaning", "shape", "message"),
+    [
+        (own.one_column, RULE, r"its shape rule gives f32\[3, 20\], its meaning float64\[3, 1\]"),
+        (own.scaled, "x[..., n] -> i32[..., n]", r"its shape rule gives i32\[3, 20\], its meaning float64"),
+        (own.writes_operand, RULE, "its meaning raised ValueError: .*read-only.* must not write its operands"),
+        (own.random_numbers, RULE, "a side effect: its meaning gives two results"),
+        (own.sums_rows, RULE, "its meaning mixes rows"),
+        (own.raises, RULE, "its meaning raised "),
+        (own.text_result, RULE, "its meaning returns <U4, no numbers"),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_wrong_meanings_are_refused(meaning: Any, shape: str, message: str, device: str, cache: CompileCache) -> None:
+    op = define(meaning, shape=shape)
+    with pytest.raises(CustomOpError, match=f"custom op {op.name}: {message}"):
+        rlx.compile(graph_of(op), cache=cache, device=device)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (own.too_far, r"it (reads x|writes out)\[60\], and (x|out) has 60 elements"),
+        (own.negative_index, r"it reads x\[-1\]"),
+        (own.into_operand, r"a side effect: it writes x\[0\], an operand"),
+        (own.other_value, r"it computes .* at \[\d, \d+\], the meaning .*differ by more than the tolerance, 5e-05"),
+        (own.by_range, "its result depends on how units are divided"),
+        (own.in_double, r"it computes in float64. Write f32\(n\)"),
+        (own.uses_list, "Numba cannot compile it"),
+        (own.uses_numpy, "Numba cannot compile it: .*A kernel may use"),
+    ],
+)
+def test_wrong_kernels_are_refused(kernel: Any, message: str, cache: CompileCache) -> None:
+    op = scaled(kernel)
+    with pytest.raises(CustomOpError, match=f"(?s)custom op scaled, kernel: {message}"):
+        rlx.compile(graph_of(op), cache=cache)
+
+
+def test_a_tolerance_of_its_own(cache: CompileCache) -> None:
+    op = scaled(own.other_value, tolerance=0.01)
+    with rlx.compile(graph_of(op), cache=cache) as exe:
+        assert exe(x=np.ones((2, 20), np.float32))["y"] == pytest.approx(2.001)
+
+
+@pytest.mark.parametrize(
+    ("operands", "message"),
+    [
+        ([[SEQ]], r"scaled: found operands f32\[SEQ\]. Expected x\[..., n\]"),
+        ([[SEQ, 4], [SEQ, 4]], "found operands"),
+    ],
+)
+def test_operands_that_do_not_fit(operands: list[list[Any]], message: str) -> None:
+    graph = Graph()
+    with pytest.raises(ShapeError, match=message):
+        scaled()(*(graph.input(f"x{i}", shape) for i, shape in enumerate(operands)))
+    with pytest.raises(ShapeError, match="attribute by is a list"):
+        scaled()(graph.input("x", [SEQ, 4]), by=[1])
+    with pytest.raises(ShapeError, match="a state"):
+        scaled()(graph.state("s", [4, 4]))
+
+
+def test_verification_follows_every_step(cache: CompileCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = scaled()
+    monkeypatch.setenv("RLX_VERIFY", "1")
+    with rlx.compile(graph_of(op), cache=cache) as exe:
+        exe(x=array(2, 20))
+        monkeypatch.setattr(op, "meaning", own.relu2)
+        monkeypatch.setattr(op, "evaluate", lambda x, attrs, env: x[0] * 3)
+        op_table.OPS["scaled"] = op.row()
+        with pytest.raises(VerificationError, match=r"scaled, kernel scaled_.*Its kernel is wrong"):
+            exe(x=array(2, 20))
+
+
+# -- a family ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def squared_relu_family(monkeypatch: pytest.MonkeyPatch) -> Iterator[rlx.CustomOp]:
+    """Qwen 3 with another activation, as a family of its own would write it."""
+    from rlx import models
+    from rlx.models import blocks
+
+    op = define(own.relu2, shape=RULE, kernel=relu2_kernel)
+    activations = {**blocks.ACTIVATIONS, "silu": op}
+    monkeypatch.setattr(blocks, "ACTIVATIONS", activations)
+    assert "qwen3" in models.FAMILIES
+    yield op
+
+
+def relu2_kernel(x: Any, out: Any, begin: int, end: int, n: int) -> None:
+    for i in range(begin * n, end * n):
+        value = x[i] if x[i] > 0 else 0.0 * x[i]
+        out[i] = value * value
+
+
+def test_a_family_with_an_op_of_its_own(squared_relu_family: rlx.CustomOp) -> None:
+    """Over the weights of the demo model: native code against the NumPy meaning of every op."""
+    ids = [5, 9, 17]
+    logits = {}
+    for device in ("cpu", "reference"):
+        with rlx.auto_runner(max_seq=64, device=device, precision="exact") as runner:
+            logits[device] = runner.predict_logits(ids)
+            (program,) = runner.programs
+            assert "relu2" in program.ir("graph")
+            if device == "cpu":
+                assert any(kernel.startswith("relu2") for kernel in program.kernels)
+                assert any("relu2" in event.rule for event in program.explain().kernels)
+    worst = np.abs(logits["cpu"] - logits["reference"]).max() / np.abs(logits["reference"]).max()
+    assert worst < 1e-4
