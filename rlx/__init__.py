@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from rlx.sampling import SampleOpts
     from rlx.text import StreamDetokenizer, Tokenizer, load_tokenizer
     from rlx.text.tool_calls import ToolCall, ToolCallDelta
+    from rlx.tracing import trace
 
 __version__ = "0.1.0"
 
@@ -123,6 +124,7 @@ _HOME = {
     "Tokenizer": "rlx.text",
     "load_tokenizer": "rlx.text",
     "ToolCall": "rlx.text.tool_calls",
+    "trace": "rlx.tracing",
     "ToolCallDelta": "rlx.text.tool_calls",
 }
 _MODULES = {"dtypes": "rlx.ir.dtypes", "ops": "rlx.ir.ops", "scalars": "rlx.scalars"}
@@ -222,4 +224,5 @@ __all__ = [
     "load_tokenizer",
     "ops",
     "scalars",
+    "trace",
 ]

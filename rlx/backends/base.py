@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol, TypeVar
@@ -249,14 +248,57 @@ class Backend(ABC):
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class StepClocks:
+    """When the workers did what in some steps in a row, in nanoseconds of `time.perf_counter_ns`; 0 for never.
+
+    Attributes:
+        times: int64 [steps, workers, regions + 1]: at the start of a step and after each region. A worker may have left
+            a region early; `marks` say when.
+        marks: int64 [steps, workers, marks, 3]: begin, end and units of what a worker did. A region has a mark for its
+            prologue, then one for each of its calls, in the order of the manifest.
+    """
+
+    times: NDArray[np.int64]
+    marks: NDArray[np.int64]
+
+    def bounds(self) -> NDArray[np.int64]:
+        """When each step began and when each of its regions ended, int64 [steps, regions + 1].
+
+        A worker that comes late sees the end of a region late: the first to see it counts.
+        """
+        never = np.iinfo(np.int64).max
+        found = np.where(self.times == 0, never, self.times).min(1)
+        begins = np.where(self.marks[..., 0] == 0, never, self.marks[..., 0]).min((1, 2), initial=never)
+        found[:, 0] = np.minimum(found[:, 0], begins)
+        return np.asarray(found, np.int64)
+
+
+@dataclass(frozen=True)
+class StepLog:
+    """The clocks of the steps of one call, which are converted when they are read.
+
+    Attributes:
+        steps: number of steps.
+        nbytes: what it holds in memory.
+        read: converts them.
+    """
+
+    steps: int
+    nbytes: int
+    read: Callable[[], StepClocks]
+
+
 class Observer(ABC):
     """Follows the steps of a program.
 
     Attributes:
         each_step: whether it must see every step by itself, so that no native loop runs several.
+        logs: whether `logged` is called.
     """
 
     each_step = False
+    logs = False
 
     def before(self, program: Program) -> None:
         """Called before a step; its inputs are set, and `program.extents` are its symbol values."""
@@ -265,6 +307,10 @@ class Observer(ABC):
     @abstractmethod
     def after(self, program: Program, seconds: float, steps: int) -> None:
         """Called after steps that took `seconds` together; `program.extents` are the symbol values of the first."""
+
+    def logged(self, program: Program, log: StepLog) -> None:
+        """Called with the clocks of the steps of each call, in the thread that ran it."""
+        return
 
 
 @dataclass(frozen=True)
@@ -291,27 +337,6 @@ class TokenRun:
     first: Program | None = None
 
 
-@dataclass
-class WorkerLog:
-    """What each worker did in the regions of a step.
-
-    Attributes:
-        clock: int64 [workers, regions + 1], as `Program.times`: the clock at the start of a step and after each region.
-        arrived: int64 [workers, regions], the clock when a worker found no more work in a region; 0 if it came too late
-            for the region. Until `clock` of the next region it waits for the others.
-        units: int64 [workers, regions], the units of work that it did.
-    """
-
-    clock: NDArray[np.int64]
-    arrived: NDArray[np.int64]
-    units: NDArray[np.int64]
-
-    def clear(self) -> None:
-        """To be called before each step: a worker that is late writes nothing."""
-        for array in (self.clock, self.arrived, self.units):
-            array.fill(0)
-
-
 class Program(ABC):
     """One instance of a compiled program, with memory of its own: ready to run once its weights and states are bound.
 
@@ -325,7 +350,7 @@ class Program(ABC):
         times: int64 [workers, regions + 1], the clock at the start of a step and after each region.
         then: a follow-up program that reads results of this one.
         closed: whether its memory was released.
-        observers: follow its steps.
+        observers: follow its steps; changed by `observe` and `ignore` only.
         finish: called when the program is closed.
     """
 
@@ -335,7 +360,7 @@ class Program(ABC):
 
     def __init__(self, manifest: Manifest, workers: int) -> None:
         self.manifest = manifest
-        self.observers: list[Observer] = []
+        self.observers: tuple[Observer, ...] = ()
         self.extents: Mapping[str, int] = {}
         self.arena_bytes: int = manifest["arena"] + workers * manifest["private"]
         self.arena = AlignedBuffer(self.arena_bytes, huge=True)  # followed by the private memory of each worker
@@ -435,9 +460,39 @@ class Program(ABC):
             observer.before(self)
         start = time.perf_counter()
         self.launch()
-        seconds = time.perf_counter() - start
+        self.tell(time.perf_counter() - start, 1)
+        if self.log is not None:
+            self.tell_log(self.log)
+
+    def observe(self, observer: Observer) -> None:
+        """Adds an observer, from the next step on. Any thread may call it."""
+        self.observers = (*self.observers, observer)
+        self.record(any(each.logs for each in self.observers))
+
+    def ignore(self, observer: Observer) -> None:
+        """Removes an observer."""
+        self.observers = tuple(each for each in self.observers if each is not observer)
+        self.record(any(each.logs for each in self.observers))
+
+    def tell(self, seconds: float, steps: int) -> None:
+        """Tells the observers of steps that took `seconds` together."""
         for observer in self.observers:
-            observer.after(self, seconds, 1)
+            observer.after(self, seconds, steps)
+
+    def tell_log(self, log: StepLog) -> None:
+        """Tells the observers of the clocks of a call."""
+        for observer in self.observers:
+            if observer.logs:
+                observer.logged(self, log)
+
+    def record(self, logs: bool) -> None:
+        """Whether the calls from the next one on log their clocks."""
+        return
+
+    @property
+    def log(self) -> StepLog | None:
+        """The clocks of the last call, if they are logged."""
+        return None
 
     def prepare(self, extents: Mapping[str, int]) -> None:
         """Checks that everything is bound, and keeps the symbol values; `ArgumentError` as `run`."""
@@ -485,14 +540,6 @@ class Program(ABC):
             env["PAST_SEQ"] = env.get("PAST_SEQ", 0) + 1
             program = self
             self.prepare(env)
-
-    def worker_log(self) -> AbstractContextManager[WorkerLog]:
-        """Notes, for the steps of the body, when each worker arrives at the end of each region.
-
-        Raises:
-            ArgumentError: this backend has no workers to follow.
-        """
-        raise ArgumentError("no workers to follow", where=f"program {self.name}", hint="Choose another device.")
 
     def close(self) -> None:
         """Releases the memory."""

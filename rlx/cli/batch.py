@@ -18,11 +18,13 @@ from rlx.cli.command import Command
 from rlx.cli.main import INTERRUPTED, debug_option
 from rlx.cli.options import engine_options, model_argument, model_path, open_runner
 from rlx.cli.output import Bars, counted
+from rlx.cli.recording import check_no_trace, recorded, trace_options
 
 if TYPE_CHECKING:
     from rlx.serve.batch.results import Results
     from rlx.serve.batch.run import Progress
     from rlx.serve.batch.source import Source
+    from rlx.tracing import Detail
 
 Work = Callable[["Source", "Results", "Bar"], Awaitable["Progress"]]
 
@@ -35,6 +37,7 @@ Work = Callable[["Source", "Results", "Bar"], Awaitable["Progress"]]
 @click.option("--slots", type=click.IntRange(1, 128), metavar="N", help="Requests that are computed at the same time.")
 @click.option("--ray", "on_ray", is_flag=True, help="Let the nodes of a Ray cluster answer; RAY_ADDRESS names it.")
 @click.option("--replicas", type=click.IntRange(1), metavar="N", help="With --ray: how many processes open MODEL.")
+@trace_options
 @engine_options
 @debug_option
 @click.pass_context
@@ -47,6 +50,9 @@ def batch(
     slots: int | None,
     on_ray: bool,
     replicas: int | None,
+    trace: str | None,
+    detail: Detail,
+    limit: int,
     engine: dict[str, Any],
 ) -> None:
     """Answer the requests of a file with MODEL.
@@ -65,6 +71,8 @@ def batch(
 
     if on_ray:
         from rlx.ray import check_installed
+
+        check_no_trace(trace)
     elif replicas is not None:
         raise click.UsageError("--replicas needs --ray")
     check_installed()
@@ -78,7 +86,8 @@ def batch(
             click.echo(f"all {counted(len(source), 'request')} were answered before", err=True)
             return
         work = _on_ray(path, names, engine, replicas) if on_ray else _here(path, names, engine)
-        finished = _answered(work, source, results)
+        with recorded(trace, detail, limit):
+            finished = _answered(work, source, results)
     if not finished:
         again = shlex.join(["rlx", *sys.argv[1:]])
         click.echo("Interrupted. " + (f"To go on: {again}" if "-" not in (requests, answers) else ""), err=True)

@@ -33,6 +33,7 @@ _COMMANDS = {
     "batch": "rlx.cli.batch:batch",
     "bench": "rlx.cli.bench:bench",
     "ppl": "rlx.cli.ppl:ppl",
+    "trace": "rlx.cli.trace:trace",
     "tune": "rlx.cli.tune:tune",
     "doctor": "rlx.cli.doctor.command:doctor",
     "pull": "rlx.cli.pull:pull",

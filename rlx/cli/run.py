@@ -30,6 +30,7 @@ from rlx.cli.prompt import Words
 from rlx.cli.sampling import described, ending_options, sample_opts, sampling_options
 from rlx.cli.structured import answer_grammar, structured_options
 from rlx.errors import ChatTemplateError
+from rlx.tracing import span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,23 +99,28 @@ def run(
     rlx run model.gguf --json-schema person.json "Who wrote Faust?"
     cat README.md | rlx run model.gguf "Summarize this."
     """
-    model, text = Words(words, model, prompt, file, stdin).resolve()
+    start = time.perf_counter()
     if raw and (system, thinking, image) != (None, None, ()):
         raise click.UsageError("--system, --thinking and --image need the chat template, and --raw leaves it out")
-    images = read_images(image)
-    start = time.perf_counter()
-    path = model_path(model, engine, images=bool(images))
+    with span("read the arguments"):
+        model, text = Words(words, model, prompt, file, stdin).resolve()
+        images = read_images(image)
+        path = model_path(model, engine, images=bool(images))
     with Bars() as bars:
         bars.waiting("opening the model")
-        with open_runner(path, {**engine, "compile_ahead": _calls(text, ending["max_tokens"])}, bars) as runner:
-            chosen = sample_opts(runner.recommended_sample, sample)
-            context = runner.checked_prompt(prompt_of(runner, text, system, thinking, raw, images))
-            form = grammar if raw else answer_grammar(grammar, runner, context.ids)
+        with span("open the model"):
+            opened = open_runner(path, {**engine, "compile_ahead": _calls(text, ending["max_tokens"])}, bars)
+        with opened as runner:
+            with span("read the prompt"):
+                chosen = sample_opts(runner.recommended_sample, sample)
+                context = runner.checked_prompt(prompt_of(runner, text, system, thinking, raw, images))
+                form = grammar if raw else answer_grammar(grammar, runner, context.ids)
             answerer = Answerer(runner, ending, chosen, speculative, form)
             loaded = time.perf_counter() - start
             bars.waiting("reading the prompt")
             out = None if as_json or no_stream else stdout()
-            answer, end = answerer(context, out, bars.close)
+            with span("answer"):
+                answer, end = answerer(context, out, bars.close)
             said = _report(answer, len(context), end)
             report = {"model": model, "family": runner.family, **said, **_counters(runner)}
             report["sampling"] = described(chosen, runner.recommended_sample)

@@ -12,6 +12,7 @@ from rlx.cli.command import Command
 from rlx.cli.main import debug_option
 from rlx.cli.options import collected, command_line_option, engine_options, model_argument, model_path, open_runner
 from rlx.cli.output import Bars, counted
+from rlx.cli.recording import check_no_trace, recorded, trace_options
 from rlx.profile.option import options_of
 from rlx.runners.opening.options import RunnerOptions
 from rlx.serve.options import ServerOptions
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rlx.runners import CachedRunner
     from rlx.serve.app import Server
     from rlx.serve.model import ServedModel
+    from rlx.tracing import Detail
 
 
 def server_options(command: Function) -> Function:
@@ -42,6 +44,7 @@ def loop_options(command: Function) -> Function:
 @speculative_option
 @click.option("--ray", "on_ray", is_flag=True, help="Serve on the nodes of a Ray cluster; RAY_ADDRESS names it.")
 @click.option("--replicas", metavar="N", help="With --ray: how many processes open MODEL, such as 2, or 1-4 by load.")
+@trace_options
 @engine_options
 @debug_option
 def serve(
@@ -51,6 +54,9 @@ def serve(
     speculative: str | None,
     on_ray: bool,
     replicas: str | None,
+    trace: str | None,
+    detail: Detail,
+    limit: int,
     engine: dict[str, Any],
 ) -> None:
     """Serve MODEL over HTTP, by default the demo model.
@@ -64,8 +70,7 @@ def serve(
     rlx serve model.gguf --port 8000 --alias gpt-4o
     rlx serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
     """
-    from rlx.serve import ServedModel, check_installed, create_app
-    from rlx.serve.lifecycle import address, listening, run
+    from rlx.serve import check_installed
     from rlx.serve.naming import model_name
 
     check_installed()
@@ -73,10 +78,21 @@ def serve(
     path = model_path(model, engine)
     engine = {**engine, **_given(loop), **_given({"speculative": speculative})}
     if on_ray:
-        return _serve_on_ray(path, options, engine, replicas)
+        check_no_trace(trace)
+        _serve_on_ray(path, options, engine, replicas)
+        return
     if replicas is not None:
         raise click.UsageError("--replicas needs --ray")
     names = [*options.alias, model_name(path), *([model] if model else [])]
+    with recorded(trace, detail, limit):
+        _serve_here(path, names, options, engine)
+
+
+def _serve_here(path: str, names: list[str], options: ServerOptions, engine: dict[str, Any]) -> None:
+    """Serves in this process, until SIGINT or SIGTERM."""
+    from rlx.serve import ServedModel, create_app
+    from rlx.serve.lifecycle import address, listening, run
+
     opened: list[CachedRunner] = []
     with listening(options) as listener, Bars() as bars:
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+from rlx import tracing
 from rlx.ir.graph import Graph
 from rlx.ir.verify import verify
 from rlx.passes.fuse import fuse
@@ -89,6 +90,12 @@ def stages(
 
 def _run(number: int, before: Graph | Program, options: Options, log: Log) -> Graph | Program:
     """The result of a pass of the options' phase, counted from 1, verified."""
+    with tracing.span(names(options.phase)[number - 1], "pass"):
+        return _checked(number, before, options, log)
+
+
+def _checked(number: int, before: Graph | Program, options: Options, log: Log) -> Graph | Program:
+    """As `_run`."""
     passes = _passes(options.phase)
     if isinstance(before, Program):
         program = memory(before, log, reuse="reuse_memory" in options.passes)

@@ -17,10 +17,11 @@ from rlx.models.architectures import MODEL_TYPES
 from rlx.models.gguf_config import check_language_model
 from rlx.runners.families import RUNNERS, FamilyRunner
 from rlx.runners.opening.options import RunnerOptions, takes_options
+from rlx.tracing import span
 
 if TYPE_CHECKING:
     from rlx.runners.opening.options import ModelSource
-    from rlx.weights.loader import WeightLoader
+from rlx.weights.loader import WeightLoader
 
 Progress = Callable[[str, int, int], None]
 """Progress callback: (what is being done, amount done, total).
@@ -124,7 +125,8 @@ def auto_runner(path: ModelSource | None = None, *, options: RunnerOptions) -> F
 
     if isinstance(path, str | PathLike) or path is None:
         path = choose_model(path, options.profile).path
-    loader = open_with(path, options.config)
+    with span("open the file", "open", path=str(path)):
+        loader = open_with(path, options.config)
     try:
         runner = runner_class(loader)
     except BaseException:

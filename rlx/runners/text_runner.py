@@ -26,6 +26,7 @@ from rlx.runners.opening.options import OPENING
 from rlx.runners.serving.handle import Stream
 from rlx.sampling.options import combined
 from rlx.text.tool_calls.call import ToolCall, whole_calls
+from rlx.tracing import span
 
 if TYPE_CHECKING:
     from rlx.text.thinking import ThinkingTags
@@ -219,7 +220,8 @@ class TextRunner(LmRunner):
         choice = checked_choice(options.pop("tool_choice", None), tools)
         if choice.mode == "none":
             given, tools = None, ()
-        context = self.checked_prompt(self.chat_ids(messages, given, **variables))
+        with span("read the messages", "text"):
+            context = self.checked_prompt(self.chat_ids(messages, given, **variables))
         tags = ThinkingTags.of(self.tokenizer)
         call = _Call(where, context, tags, tags is not None and tags.is_open(self.tokenizer, context.ids))
         if not tools:

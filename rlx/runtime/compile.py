@@ -32,10 +32,12 @@ from rlx.passes import pipeline
 from rlx.passes.effective import effective
 from rlx.passes.options import Options
 from rlx.passes.report import Event, PassReport, Report, fold
+from rlx.runtime import step_trace
 from rlx.runtime.cache import CompileCache, Files, checked_cache
 from rlx.runtime.inspection import REPORT
 from rlx.runtime.key import CompileKey, digest_text, versions
 from rlx.runtime.tuned import tuned
+from rlx.tracing import span
 
 T = TypeVar("T")
 
@@ -90,7 +92,8 @@ class CompiledProgram:
             from rlx.backends.verify import Verifier
 
             graph = ir_text.loads(self.final)
-            program.observers.append(Verifier(pipeline.place(graph, self.options), self.manifest))
+            program.observe(Verifier(pipeline.place(graph, self.options), self.manifest))
+        step_trace.register(program, lambda: ir_text.loads(self.final), workers)
         return program
 
     @property
@@ -240,7 +243,7 @@ class Compiler:
             reason, start = self.cache.why(key), time.perf_counter()
             debug_output.show(debug_output.CACHE, f"cache: {key.title} is compiled: {reason}")
             tell(0, total)
-            with named_refusals():
+            with named_refusals(), span(f"compile {what}", "compile", key=key.title, reason=reason):
                 files = build(tell)
             tell(total, total)
             self.compiled.append(Compilation(key.title, time.perf_counter() - start, key.digest, reason))
@@ -250,7 +253,11 @@ class Compiler:
             _LOG.info("compiled %s in %.2f s: %s", key.title, self.compiled[-1].seconds, reason)
             return files
 
-        return self.cache.get_or_compile(key, telling, load)
+        def loading(files: Files) -> T:
+            with span(f"load {what}", "compile", key=key.title):
+                return load(files)
+
+        return self.cache.get_or_compile(key, telling, loading)
 
     def _effective(self, graph: Graph, options: Options) -> Options:
         if env.verify():  # all values must still be there after the step
@@ -263,7 +270,8 @@ class Compiler:
         reports: list[PassReport] = []
         dump: pipeline.Hook = lambda stage, result: files.update({f"ir/{stage}.txt": str(result)})  # noqa: E731
         check_meanings(graph.nodes(), graph.bounds)
-        program = pipeline.lower(graph, options, dump, reports)
+        with span("passes", "compile"):
+            program = pipeline.lower(graph, options, dump, reports)
         check_meanings(program.graph.nodes(), program.graph.bounds)  # those that `fuse` put in
         files |= {f"ops/{name}.txt": op.source for name, op in _custom_ops(graph, options).items()}
         seconds = {"passes": time.perf_counter() - start}

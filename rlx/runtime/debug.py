@@ -43,7 +43,7 @@ def watch(program: Program, compiled: CompiledProgram) -> None:
     from rlx.ir import text
 
     times = StepTimes(program.name, text.loads(compiled.final))
-    program.observers.append(times)
+    program.observe(times)
     program.finish = weakref.finalize(program, times.show)  # at the end of the process at the latest
 
 

@@ -5,15 +5,14 @@ Runtime stage, beside `profiling.py`. For reports and traces.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from rlx.backends.base import Program, WorkerLog
+from rlx.backends.base import Observer, Program, StepClocks, StepLog
 from rlx.report.source import StepTimes
 
-LEAST_SECONDS = 0.05  # that the steps take together, so that the rate of the clock is known well
+LEAST_SECONDS = 0.05  # that the steps take together
 MOST_STEPS = 2000
 
 
@@ -24,36 +23,59 @@ def measure_step(program: Program, run: Callable[[], float], extents: Mapping[st
         run: runs one step of the program, and returns the seconds of the call.
         extents: symbol values of the step.
         repeat: fewest steps; there are more if they are short.
-
-    Raises:
-        ArgumentError: the backend has no workers to follow.
     """
     run()
-    seconds, ends, logs = list[float](), list[tuple[float, int]](), list[WorkerLog]()
-    with program.worker_log() as log:
-        while len(seconds) < repeat or (ends[-1][0] - ends[0][0] < LEAST_SECONDS and len(seconds) < MOST_STEPS):
-            log.clear()
+    seconds, steps = list[float](), _Steps()
+    program.observe(steps)
+    try:
+        while len(seconds) < repeat or (sum(seconds) < LEAST_SECONDS and len(seconds) < MOST_STEPS):
             seconds.append(run())
-            ends.append((time.perf_counter(), int(log.clock[0, -1])))
-            logs.append(WorkerLog(log.clock.copy(), log.arrived.copy(), log.units.copy()))
-    ticks = ends[-1][1] - ends[0][1]
-    tick = (ends[-1][0] - ends[0][0]) / ticks if ticks > 0 else 0.0
-    regions = np.median([np.diff(each.clock[0]) for each in logs], axis=0) * tick
-    waits = np.array([_waits(each) for each in logs]) * tick  # [steps, workers, regions]
+    finally:
+        program.ignore(steps)
+    found = [log.read() for log in steps.logs_of_steps]
+    calls = [len(region) for region in program.manifest["regions"]]
+    waits = np.array([_waits(each, calls) for each in found])  # [steps, workers, regions]
     return StepTimes(
         dict(extents),
         float(np.median(seconds)),
-        regions.tolist(),
+        (np.median([np.diff(each.bounds()[0]) for each in found], axis=0) / 1e9).tolist(),
         [[_median(waits[:, w, r]) for r in range(waits.shape[2])] for w in range(waits.shape[1])],
-        np.median([each.units for each in logs], axis=0).astype(int).tolist(),
+        np.median([_of_regions(each.marks[0, :, :, 2], calls, np.add) for each in found], axis=0).astype(int).tolist(),
         len(seconds),
     )
 
 
-def _waits(log: WorkerLog) -> np.ndarray:
-    """Clock ticks that each worker waited at the end of each region; NaN where it came too late."""
-    waited = np.clip(log.clock[0, 1:] - log.arrived, 0, np.diff(log.clock[0])).astype(np.float64)
-    return np.where(log.arrived > 0, waited, np.nan)
+class _Steps(Observer):
+    """Keeps the clocks of steps."""
+
+    logs = True
+
+    def __init__(self) -> None:
+        self.logs_of_steps: list[StepLog] = []
+
+    def after(self, program: Program, seconds: float, steps: int) -> None:
+        return
+
+    def logged(self, program: Program, log: StepLog) -> None:
+        self.logs_of_steps.append(log)
+
+
+def _of_regions(marks: np.ndarray, calls: Sequence[int], how: np.ufunc) -> np.ndarray:
+    """Reduces what was noted of calls, [workers, marks], to regions, [workers, regions]; prologues are left out."""
+    ends = np.cumsum([1 + count for count in calls])
+    return np.stack(
+        [how.reduce(marks[:, end - count : end], axis=1) for end, count in zip(ends, calls, strict=True)], 1
+    )
+
+
+def _waits(clocks: StepClocks, calls: Sequence[int]) -> np.ndarray:
+    """Seconds that each worker waited at the end of each region, [workers, regions]; NaN where it came too late."""
+    bounds, times = clocks.bounds()[0], clocks.times[0]
+    done = _of_regions(clocks.marks[0, :, :, 1], calls, np.maximum)
+    came = np.where(times[:, :-1] < bounds[1:], times[:, :-1], 0)  # with no work in a region, it waits from its start
+    since = np.where(done > 0, done, came)
+    waited = np.clip(bounds[1:] - since, 0, np.diff(bounds)) / 1e9
+    return np.where(since > 0, waited, np.nan)
 
 
 def _median(values: np.ndarray) -> float | None:

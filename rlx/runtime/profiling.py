@@ -89,7 +89,7 @@ def op_times(program: Program, graph: Graph, env: Mapping[str, int], seconds: np
     sizes = filled(env)
     regions, prologues = ([[nodes[i] for i, _ in row] for row in program.manifest[k]] for k in ("regions", "prologues"))
     for work, own, spent in zip(regions, prologues, seconds.tolist(), strict=True):
-        label = " ".join(sorted({_label(n) for n in work if n not in own}))
+        label = " ".join(sorted({kind_of(n) for n in work if n not in own}))
         total = totals.setdefault(label, OpTime(label))
         total.seconds += spent
         total.regions += 1
@@ -100,7 +100,8 @@ def op_times(program: Program, graph: Graph, env: Mapping[str, int], seconds: np
     return sorted(totals.values(), key=lambda t: -t.seconds)
 
 
-def _label(node: Node) -> str:
+def kind_of(node: Node) -> str:
+    """The kind of work of a node: its op, for linears with the type of the weight and what is fused."""
     if node.op != "linear":
         return node.op
     extras = [name for name in ("gated", "bias", "residual") if node[name]]

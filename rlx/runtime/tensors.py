@@ -24,6 +24,7 @@ from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT
 from rlx.runtime.compile import Compiler, Progress
 from rlx.runtime.packed_cache import MappedWeights, PackedWeightCache, packed_rows
 from rlx.runtime.pool_size import known_memory
+from rlx.tracing import span
 
 GIB = 1 << 30
 
@@ -157,7 +158,8 @@ class Tensors:
         rest = {name: row for name, row in missing.items() if name not in self.addresses}
         self._check_memory(rest, kept is not None)
         for name, row in rest.items():
-            self._load_one(name, row, source)
+            with span(name, "weight", dtype=row["dtype"], layout=row["layout"]):
+                self._load_one(name, row, source)
             report.done(row)
 
     def _write(
@@ -169,7 +171,8 @@ class Tensors:
 
             def pack(name: str) -> memoryview:
                 dtype, shape = _type(rows[name])
-                self._pack(name, _pieces(source, name, shape), dtype, shape, buffer.address)
+                with span(name, "weight", dtype=dtype.name, layout=rows[name]["layout"]):
+                    self._pack(name, _pieces(source, name, shape), dtype, shape, buffer.address)
                 source.release(name)
                 report.done(rows[name])
                 return buffer.view(np.uint8, sizes[name]).data

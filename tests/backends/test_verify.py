@@ -128,4 +128,4 @@ def test_a_step_without_verification_has_no_observer(goldens: Path) -> None:
     with opened(goldens, "llama") as runner:
         runner.prefill_logits(PROMPT)
         program: Program = next(iter(runner._engine.tables["prefill"]))  # type: ignore[attr-defined]
-        assert program.observers == []
+        assert program.observers == ()

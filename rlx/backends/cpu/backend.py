@@ -17,6 +17,7 @@ from rlx.backends.cpu.layouts import packed_bytes, row_blocks
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.work_stealing import grain
 from rlx.ir.dtypes import DType
+from rlx.tracing import span
 
 
 class Cpu(Backend):
@@ -39,9 +40,11 @@ class Cpu(Backend):
                 count = done, total
                 on_kernel(*count)
 
-            linked = link.link_program(program, target, modules.add, counted)
+            with span("generate the kernels", "compile"):
+                linked = link.link_program(program, target, modules.add, counted)
             generated = time.perf_counter()
-            compiled = modules.results(lambda: on_kernel(*count))
+            with span("wait for LLVM", "compile"):
+                compiled = modules.results(lambda: on_kernel(*count))
         for call in linked.custom:
             from rlx.backends.cpu.trials import check_kernel
 

@@ -11,13 +11,8 @@ The prologue of a region is a function too. It writes to the private memory of t
 it after taking the first units that read its results. The region cannot end before those units are done, so the
 operands of the prologue do not change meanwhile.
 
-ctx is a table of pointers:
-
-- args: the argument table, with the address of every buffer.
-- extents: i64, the values of the symbols, in the order of the manifest.
-- counters: i64, zero before a step: for each share, the ranges taken of each call; then the finished units per region.
-- pool and phase: the worker pool, and `rlx_phase`, which waits for the end of a region.
-- times: i64, per worker the cycle count at the start and after each region.
+ctx is a table of 8-byte fields, `rlx.backends.cpu.context.CONTEXT`. Marks of what each worker did are written
+only while they are recorded.
 """
 
 from __future__ import annotations
@@ -30,6 +25,7 @@ from typing import Any
 
 from rlx.backends.base import manifest_of
 from rlx.backends.cpu.calls import Call
+from rlx.backends.cpu.context import CONTEXT, MARK, mark_number
 from rlx.backends.cpu.kernel import Kernel, symbol
 from rlx.backends.cpu.llvm_text import Text
 from rlx.backends.cpu.select import select
@@ -41,9 +37,7 @@ from rlx.ir.op_table import traits
 from rlx.passes.memory import ALIGN
 from rlx.passes.program import Program, root
 from rlx.passes.schedule import signature
-
-CONTEXT = ("args", "extents", "counters", "pool", "phase", "times")
-
+from rlx.tracing import span
 
 #: Takes the name and the text of a module.
 Emit = Callable[[str, str], None]
@@ -147,7 +141,8 @@ def _call(linker: _Linker, node: Node) -> Call:
     if call := linker.calls[key]:
         return replace(call, node=node)
     linker.on_kernel(sum(known is not None for known in linker.calls.values()), len(linker.calls))
-    linker.calls[key] = call = select(node, linker.target)
+    with span(node.op, "kernel"):
+        linker.calls[key] = call = select(node, linker.target)
     return call
 
 
@@ -173,13 +168,16 @@ def _functions(linker: _Linker, number: int, first: tuple[Call, ...], calls: tup
 
 #: Parameters of a region's function. `%stream` is the worker's own share of the `%streams` shares.
 _REGION = (
-    "ptr %args, ptr %ext, ptr %counters, ptr %finished, ptr %pool, ptr %phase, i64 %worker, i64 %private, "
+    "ptr %args, ptr %ext, ptr %counters, ptr %finished, ptr %pool, ptr %phase, ptr %marks, i64 %worker, i64 %private, "
     "i64 %stream, i64 %streams"
 )
 _PROLOGUE = "ptr %args, ptr %ext, i64 %private"
+_LOCALS = {"mine": "i64", "ready": "i1", "begun": "i64", "begun.prologue": "i64"}
 _DECLARED = (
     "declare i64 @take(ptr, i64, ptr, i64, i64, i64, i64)",
     "declare i64 @llvm.umin.i64(i64, i64)",
+    "declare i64 @llvm.readcyclecounter()",
+    "declare void @mark(ptr, i64, i64, i64)",
 )
 
 
@@ -203,10 +201,10 @@ def _emit_region(linker: _Linker, number: int, calls: tuple[Call, ...], at: int)
     t = Text()
     units = [t.units(call.units, linker.symbols) for call in calls]
     total = reduce(lambda a, b: t.value(f"add i64 {a}, {b}"), units)
-    t.lines += [f"  %{name} = alloca {kind}" for name, kind in [("mine", "i64"), ("ready", "i1")]]
+    t.lines += [f"  %{name} = alloca {kind}" for name, kind in _LOCALS.items()]
     t.lines += [f"  %empty{c} = alloca i64" for c in range(len(calls))]
     over = t.value(f"icmp uge i64 {t.value('load atomic i64, ptr %finished acquire, align 8')}, {total}")
-    t.lines += ["  store i64 0, ptr %mine", "  store i1 false, ptr %ready"]
+    t.lines += ["  store i64 0, ptr %mine", "  store i1 false, ptr %ready", "  %marking = icmp ne ptr %marks, null"]
     t.lines += [f"  br i1 {over}, label %over, label %begin"]
     t.lines += ["over:  ; a worker that comes back late", "  ret i1 true", "begin:"]
     for c, call in enumerate(calls):
@@ -226,15 +224,34 @@ def _emit_units(
 ) -> None:
     """The loop in which a worker computes units of a call. It runs the prologue, if there is one, before the first."""
     c = handout.c
+    _emit_begin(t, f"call{c}")
+    before = t.value("load i64, ptr %mine")
     start, end = handout.begin(t)
     if prologue:
         t.lines += [f"  br i1 {t.value('load i1, ptr %ready')}, label %units{c}, label %first{c}", f"first{c}:"]
+        _emit_begin(t, f"prologue{c}", "begun.prologue")
         t.lines += ["  call void @prologue(ptr %args, ptr %ext, i64 %private)"]
+        _emit_mark(t, f"prologue{c}", 0, "1", "begun.prologue")
         t.lines += ["  store i1 true, ptr %ready", f"  br label %units{c}", f"units{c}:"]
     _emit_call(linker, t, call, buffers, start, end)
     did = t.value(f"add i64 {t.value('load i64, ptr %mine')}, {t.value(f'sub i64 {end}, {start}')}")
     t.lines.append(f"  store i64 {did}, ptr %mine")
     handout.end(t)
+    _emit_mark(t, f"call{c}", c + 1, t.value(f"sub i64 {t.value('load i64, ptr %mine')}, {before}"))
+
+
+def _emit_begin(t: Text, what: str, begun: str = "begun") -> None:
+    """Reads the clock if marks are recorded."""
+    t.lines += [f"  br i1 %marking, label %clock.{what}, label %go.{what}", f"clock.{what}:"]
+    t.lines += [f"  store i64 {t.value('call i64 @llvm.readcyclecounter()')}, ptr %{begun}"]
+    t.lines += [f"  br label %go.{what}", f"go.{what}:"]
+
+
+def _emit_mark(t: Text, what: str, number: int, units: str, begun: str = "begun") -> None:
+    """Notes the mark of what began last, if marks are recorded."""
+    t.lines += [f"  br i1 %marking, label %mark.{what}, label %on.{what}", f"mark.{what}:"]
+    t.lines += [f"  call void @mark(ptr %marks, i64 {number}, i64 {t.value(f'load i64, ptr %{begun}')}, i64 {units})"]
+    t.lines += [f"  br label %on.{what}", f"on.{what}:"]
 
 
 def _emit_call(linker: _Linker, t: Text, call: Call, buffers: list[str], begin: str, end: str) -> None:
@@ -268,13 +285,31 @@ def _step(linker: _Linker, regions: list[_Bound]) -> str:
     """The module of the step and of the functions that all regions call."""
     declared = ["declare i64 @llvm.umin.i64(i64, i64)", "declare i64 @llvm.readcyclecounter()"]
     declared += [f"declare i1 @{name}({_types(_REGION)})" for name in sorted(linker.regions)]
-    body = "\n".join(_emit_step(linker, len(regions)))
+    body = "\n".join(_emit_step(linker, len(regions), sum(len(region.calls) for region in regions)))
     step = f"define void @step(ptr %ctx, i64 %worker, i64 %workers) {{\n{body}\n}}"
-    return "\n\n".join([*declared, TAKE, _table(regions), step]) + "\n"
+    return "\n\n".join([*declared, TAKE, _MARK, _table(regions), step]) + "\n"
 
 
 def _types(parameters: str) -> str:
     return ", ".join(parameter.split()[0] for parameter in parameters.split(", "))
+
+
+#: Notes a mark, unless no units were done: a worker that comes back to a region finds none.
+_MARK = f"""define void @mark(ptr %marks, i64 %number, i64 %begin, i64 %units) noinline cold {{
+  %none = icmp eq i64 %units, 0
+  br i1 %none, label %out, label %note
+note:
+  %end = call i64 @llvm.readcyclecounter()
+  %place = getelementptr [{len(MARK)} x i64], ptr %marks, i64 %number
+  store i64 %begin, ptr %place
+  %place.end = getelementptr i64, ptr %place, i64 {MARK.index("end")}
+  store i64 %end, ptr %place.end
+  %place.units = getelementptr i64, ptr %place, i64 {MARK.index("units")}
+  store i64 %units, ptr %place.units
+  br label %out
+out:
+  ret void
+}}"""
 
 
 #: Fields of the step's table of regions: the function, the first row of its arguments, the number of its first call.
@@ -296,15 +331,18 @@ def _table(regions: list[_Bound]) -> str:
     return f"@regions = private constant [{len(lines)} x {_ROW_TYPE}] [\n" + ",\n".join(lines) + "\n]"
 
 
-def _emit_step(linker: _Linker, regions: int) -> list[str]:
+def _emit_step(linker: _Linker, regions: int, calls: int) -> list[str]:
     """The body of the step: a loop over the table of regions."""
     t = Text()
-    ctx = {name: t.load("ptr", "%ctx", i) for i, name in enumerate(CONTEXT)}
+    pointers = CONTEXT[: CONTEXT.index("marks") + 1]
+    ctx = {name: t.load("ptr", "%ctx", i) for i, name in enumerate(pointers)}
     clock = t.value(f"getelementptr i64, ptr {ctx['times']}, i64 {t.value(f'mul i64 %worker, {regions + 1}')}")
     private = t.value(f"mul i64 %worker, {_align(linker.private)}")
     streams = t.least("%workers", str(SHARES))
     stream = t.value(f"urem i64 %worker, {streams}")
     ends = t.value(f"getelementptr i64, ptr {ctx['counters']}, i64 {SHARES * linker.stride // 8}")
+    recorded = t.value(f"icmp ne ptr {ctx['marks']}, null")
+    own = t.value(f"mul i64 %worker, {mark_number(regions, calls)}")
     t.lines += ["  br label %next", "next:", "  %r = phi i64 [ 0, %0 ], [ %after, %region ]"]
     now = t.value("call i64 @llvm.readcyclecounter()")
     t.lines.append(f"  store i64 {now}, ptr {t.value(f'getelementptr i64, ptr {clock}, i64 %r')}")
@@ -317,7 +355,11 @@ def _emit_step(linker: _Linker, regions: int) -> list[str]:
     args = t.value(f"getelementptr ptr, ptr {ctx['args']}, i64 {row['args']}")
     counters = t.value(f"getelementptr i64, ptr {ctx['counters']}, i64 {row['call']}")
     finished = t.value(f"getelementptr i64, ptr {ends}, i64 %r")
-    passed = [f"ptr {p}" for p in (args, ctx["extents"], counters, finished, ctx["pool"], ctx["phase"])]
+    first = row["call"]
+    mark = t.value(f"add i64 {own}, {t.value(f'add i64 %r, {first}')}")
+    place = t.value(f"getelementptr [{len(MARK)} x i64], ptr {ctx['marks']}, i64 {mark}")
+    marks = t.value(f"select i1 {recorded}, ptr {place}, ptr null")
+    passed = [f"ptr {p}" for p in (args, ctx["extents"], counters, finished, ctx["pool"], ctx["phase"], marks)]
     passed += [f"i64 {x}" for x in ("%worker", private, stream, streams)]
     on = t.value(f"call i1 {row['function']}({', '.join(passed)})")
     t.lines += ["  %after = add i64 %r, 1", f"  br i1 {on}, label %next, label %out", "out:", "  ret void"]

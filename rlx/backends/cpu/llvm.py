@@ -17,6 +17,7 @@ from typing import Any
 
 from rlx.backends.cpu.target import Target, cpu_count
 from rlx.errors import CompileError
+from rlx.tracing import span
 
 _HINT = "This is a bug of rlx; please report it."
 
@@ -142,6 +143,12 @@ def compile_module(text: str, target: Target) -> Compiled:
         return module.result()
 
 
+def _compile(name: str, module: Module) -> None:
+    """Compiles a module of a program, in a thread."""
+    with span(name, "LLVM"):
+        module.compile()
+
+
 def assembly(text: str, target: Target) -> str:
     """Machine assembly of an optimized module."""
     with Module(text, target) as module:
@@ -172,7 +179,7 @@ class Modules:
             self._found[digest] = found
         elif digest not in self._begun.keys() | self._found.keys():
             module = Module(text, self._target)
-            self._begun[digest] = module, self._pool.submit(module.compile)
+            self._begun[digest] = module, self._pool.submit(_compile, name, module)
 
     def results(self, waiting: Callable[[], object] = lambda: None) -> dict[str, Compiled]:
         """Waits for all modules that were added, and returns them by name.

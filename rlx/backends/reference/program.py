@@ -7,13 +7,13 @@ code would use.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
-from rlx.backends.base import Lowered, Manifest, Program
+from rlx.backends.base import Lowered, Manifest, Program, StepClocks, StepLog
 from rlx.backends.reference.evaluate import Evaluation, Memory, Weights
 from rlx.backends.reference.formats import Bytes, at_address
 from rlx.backends.reference.used import Used
@@ -46,6 +46,19 @@ class ReferenceProgram(Program):
         super().__init__(manifest, workers.n)
         self._lowered, self._weights = lowered, workers.weights
         self._addresses: dict[str, int] = {}
+        self._recorded = False
+        self._marks = np.zeros((len(lowered.regions) + sum(map(len, lowered.regions)), 3), np.int64)
+
+    def record(self, logs: bool) -> None:
+        self._recorded = logs
+
+    @property
+    def log(self) -> StepLog | None:
+        """The clocks of the last step. The one worker computes each node as a whole: one unit."""
+        if not self._recorded:
+            return None
+        found = StepClocks(self.times[None].copy(), self._marks[None, None].copy())
+        return StepLog(1, self.times.nbytes + self._marks.nbytes, lambda: found)
 
     def bind(self, addresses: Mapping[str, int]) -> None:
         used = self.manifest["weights"].keys() | self.manifest["states"].keys()
@@ -59,15 +72,24 @@ class ReferenceProgram(Program):
 
     def launch(self) -> None:
         program = self._lowered
+        marks = iter(self._marks)
         self.times[0, 0] = time.perf_counter_ns()
         used = parts_in_use(program, partial(self._operand, 0), self.extents)
         for i, (prologue, region) in enumerate(zip(program.prologues, program.regions, strict=True)):
             evaluation = Evaluation(partial(self._operand, i), self.extents, self._weights, used)
-            for node in prologue:
-                evaluation.write(node, *evaluation.result(node), partial(self._result, replicated=True))
+            next(marks)[:] = self._computed(evaluation, prologue, replicated=True)
             for node in region:
-                evaluation.write(node, *evaluation.result(node), partial(self._result, replicated=False))
+                next(marks)[:] = self._computed(evaluation, (node,), replicated=False)
             self.times[0, i + 1] = time.perf_counter_ns()
+
+    def _computed(self, evaluation: Evaluation, nodes: Sequence[Node], replicated: bool) -> tuple[int, int, int]:
+        """Computes some nodes; returns their mark, see `StepClocks`."""
+        if not nodes:
+            return 0, 0, 0
+        start = time.perf_counter_ns()
+        for node in nodes:
+            evaluation.write(node, *evaluation.result(node), partial(self._result, replicated=replicated))
+        return start, time.perf_counter_ns(), 1
 
     def _operand(self, region: int, node: Node, nbytes: int) -> Bytes:
         return place(self, self._lowered.operand(node, region), nbytes)

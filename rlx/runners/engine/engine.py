@@ -61,6 +61,7 @@ from rlx.runtime.snapshot import Snapshot
 from rlx.runtime.tensors import Tensors
 from rlx.sampling import SampleOpts
 from rlx.sampling.recommended import recommended
+from rlx.tracing import span
 from rlx.vision.opening import MmprojPath, Vision
 from rlx.vision.tower import Tower
 from rlx.vision.weights import TowerWeights
@@ -155,9 +156,11 @@ class Engine(SingleSequence):
     @classmethod
     def of(cls, loader: WeightLoader, options: EngineOptions) -> Engine:
         """As `open`, for an open file; the file stays open if this fails."""
-        plan = Plan.of(loader, options)
+        with span("read the configuration", "open"):
+            plan = Plan.of(loader, options)
         ahead = expected_rows(options.compile_ahead, plan.setup) if options.load else ()
-        engine = cls(plan, options.progress, options.keep_packed, ahead, options.mmproj)
+        with span("make the engine", "open"):
+            engine = cls(plan, options.progress, options.keep_packed, ahead, options.mmproj)
         given = options.image_cache_bytes
         kept = IMAGE_CACHE_BYTES if given is None else parse_image_bytes(given)
         try:
@@ -186,7 +189,8 @@ class Engine(SingleSequence):
         if self._keep_packed:
             key = weights_key(self._compiler, loader.path.name, loader.stamps(), rows)
             kept = PackedWeightCache(self._compiler.cache, key)
-        self._tensors.load(rows, Source(self._weights, self.config), self._progress, kept)
+        with span("load the weights", "open"):
+            self._tensors.load(rows, Source(self._weights, self.config), self._progress, kept)
         self._loaded = True
 
     # -- sequences ------------------------------------------------------------------------------------------------
@@ -368,7 +372,8 @@ class Engine(SingleSequence):
     @cached_property
     def tokenizer(self) -> text.Tokenizer:
         """The model's own tokenizer."""
-        return tokenizer_of(self._weights.loader)
+        with span("load the tokenizer", "open"):
+            return tokenizer_of(self._weights.loader)
 
     @cached_property
     def recommended(self) -> SampleOpts | None:
@@ -396,17 +401,18 @@ class Engine(SingleSequence):
 
     def close(self, *, keep_file: bool = False) -> None:
         """Stops the workers, releases memory and, unless `keep_file` is set, closes the model file."""
-        self.ahead.close()
-        try:
-            if self.prefix_writer is not None:
-                self.prefix_writer.close()
-        finally:
-            self._workers.close()
-            if self._predictor:
-                self._predictor.close()
-            self.vision.close()
-            self._programs.close()
-            self._tensors.close()
-            self.pool.close()
-            if not keep_file:
-                self._weights.close()
+        with span("close the model", "open"):
+            self.ahead.close()
+            try:
+                if self.prefix_writer is not None:
+                    self.prefix_writer.close()
+            finally:
+                self._workers.close()
+                if self._predictor:
+                    self._predictor.close()
+                self.vision.close()
+                self._programs.close()
+                self._tensors.close()
+                self.pool.close()
+                if not keep_file:
+                    self._weights.close()

@@ -16,6 +16,7 @@ from rlx.runners.serving.bell import Bell
 from rlx.runners.serving.deferred import DeferredInterrupt
 from rlx.runners.serving.executor import JobExecutor
 from rlx.runners.serving.job import Job, Task
+from rlx.tracing import span
 
 Message = Job | Task | tuple[Job, ...] | None
 
@@ -137,7 +138,8 @@ class Driver:
             self._executor.end_all(closed_error())
             return False
         start = time.perf_counter()
-        more = self._executor.turn()
+        with span("turn", "loop"):
+            more = self._executor.turn()
         self._seconds = time.perf_counter() - start
         return more or bool(self.inbox)
 

@@ -14,12 +14,14 @@ from typing import Any, Protocol
 
 from rlx.errors import DeadlineError, PoolFullError
 from rlx.runners.generation.checks import check_finite
+from rlx.runners.serving import request_trace
 from rlx.runners.serving.job import AHEAD, QUIET, Job, Logits, Task
 from rlx.runners.serving.paused import PausedJobs
 from rlx.runners.serving.prompt_loads import PromptLoads
 from rlx.runners.serving.scheduler import Scheduler
 from rlx.runtime.batch import Batch, Segment
 from rlx.runtime.kept_prefixes import KeptPrefixes
+from rlx.tracing import span
 
 
 class StepEngine(Protocol):
@@ -135,6 +137,7 @@ class JobExecutor:
             if message.seconds is not None:
                 message.deadline = message.record.submitted + message.seconds
                 self._limited.add(message)
+            request_trace.received(message)
             self.scheduler.add(message)
             if message.images is not None:
                 self.scheduler.tasks.append(Task(lambda: message.encode(self._end)))
@@ -273,7 +276,8 @@ class JobExecutor:
         for at, row in enumerate(rows):
             where = job.label or ("prefill" if is_first else f"position {start + at}")
             try:
-                token = job.choose(check_finite(row, where))
+                with span("choose a token", "loop"):
+                    token = job.choose(check_finite(row, where))
             except BaseException as error:
                 self._end(job, error, start + at)
                 return
@@ -332,6 +336,7 @@ class JobExecutor:
         rows = sum(len(segments[job].tokens) for job in found)
         self.scheduler.rate.observe(rows, self._clock() - start)
         self.counters.prompt_tokens += rows
+        request_trace.computed(((job, len(segments[job].tokens)) for job in found), start)
         for job, logits in found.items():
             if logits is not None:
                 self.scheduler.started(job)
@@ -352,6 +357,7 @@ class JobExecutor:
                     job.sequence.mark(length)  # states that cannot go back are copied there
                 job.drafts = job.drafts_of(job.sequence) if job.drafts_of else None
                 job.record.started, job.record.cached = self._clock(), len(job.sequence)
+                request_trace.started(job)
                 self.counters.reused_tokens += len(job.sequence)
             except PoolFullError as error:
                 self._wait_for_room(job, error)
@@ -460,6 +466,7 @@ class JobExecutor:
         job.record.ended = self._clock()
         self._limited.discard(job)
         self._unheard.pop(job, None)
+        request_trace.ended(job, error)
         job.end(error)
 
 

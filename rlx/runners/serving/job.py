@@ -10,7 +10,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from rlx.runners.speculation.drafts import Drafts
 from rlx.runtime.prefix import Keys
 from rlx.runtime.prompt_embeddings import keys_of
 from rlx.sampling.masks import Constraint
+
+if TYPE_CHECKING:
+    from rlx.runners.serving.request_trace import JobTrack
 
 Logits = npt.NDArray[np.float32]
 
@@ -88,6 +91,7 @@ class Job:
         drafts: makes drafts of its next tokens, if it has any. Written by the loop.
         deadline: time by the loop's clock after which it fails. Written by the loop.
         record: when it changed its phase, for statistics.
+        track: where a trace shows it, if one is recorded. Written by the loop.
         taken: number of tokens that the consumer has taken. Written by the consumer.
         stopped_at: how many tokens the consumer uses, if it ended the job. Written by the consumer.
         entered: whether the loop knows it. Written by the loop.
@@ -141,6 +145,7 @@ class Job:
         self.last_time: float | None = None  # when the last token came, by the loop's clock
         self.replaces, self.label, self.bell = replaces, label, bell or Bell()
         self.record = JobRecord()
+        self.track: JobTrack | None = None
 
     @property
     def order(self) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, MutableSet
 from typing import Any
 
 from rlx.errors import PoolFullError
+from rlx.runners.serving import request_trace
 from rlx.runners.serving.job import Job
 from rlx.runners.serving.scheduler import Scheduler
 
@@ -40,6 +41,7 @@ class PausedJobs:
         try:
             job.sequence.pause()
             job.paused, self.room = True, False
+            request_trace.paused(job)
             self._jobs.append(job)
             self.count += 1
         except BaseException as error:
@@ -62,6 +64,7 @@ class PausedJobs:
             try:
                 self._load(job)
                 job.paused = False
+                request_trace.resumed(job)
                 self._jobs.remove(job)
             except PoolFullError as error:
                 if self._scheduler.is_alone(job):  # nobody will give room back

@@ -13,7 +13,7 @@ import numpy as np
 
 from rlx.backends.base import Program, TokenRun
 from rlx.backends.cpu.launch.loop_drafts import CALL, DRAFTS_PLAN, MODEL, RESULTS
-from rlx.backends.cpu.launch.native import NativeProgram, native
+from rlx.backends.cpu.launch.native import NativeProgram, logged, native
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,18 @@ def run_rounds(
     }
     plan = np.array([values.get(name, 0) for name in DRAFTS_PLAN], np.uint64)
     plan.view(np.float64)[-1] = rate
-    done = one.pool.drafts(plan.ctypes.data)
+    with logged(_expected(models, one, some, count, most)):
+        done = one.pool.drafts(plan.ctypes.data)
     rounds, drafted, accepted, right = map(int, plan[-len(RESULTS) : -1])
     return Rounds(found[:done].tolist(), right, rounds, drafted, accepted, float(plan.view(np.float64)[-1]))
+
+
+def _expected(
+    models: tuple[Program, Program], one: NativeProgram, some: NativeProgram, count: int, most: int
+) -> dict[NativeProgram, int]:
+    """The programs of rounds, and how many steps each runs at most."""
+    again = [native(model.then) for model in models if model.then]
+    return {**dict.fromkeys((*map(native, models), *again, some), count), one: count * most}
 
 
 def _model_fields(model: NativeProgram, taken: str) -> array[int]:

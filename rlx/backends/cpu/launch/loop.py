@@ -13,11 +13,14 @@ nothing.
 from __future__ import annotations
 
 from rlx.backends.cpu.launch.loop_drafts import DRAFTS
-from rlx.backends.cpu.launch.loop_functions import READ, REPEAT
+from rlx.backends.cpu.launch.loop_functions import CLOCKS, READ, REPEAT
 from rlx.backends.cpu.llvm_text import fill
 from rlx.errors import TargetError
 
-SYMBOLS = ("rlx_barrier", "rlx_phase", "rlx_worker", "rlx_run", "rlx_share", "rlx_read", "rlx_repeat", "rlx_drafts")
+SYMBOLS = (
+    "rlx_barrier", "rlx_phase", "rlx_worker", "rlx_run", "rlx_share", "rlx_read", "rlx_cycles", "rlx_repeat",
+    "rlx_drafts",
+)  # fmt: skip
 
 # Layout of the pool's memory. Words that different threads write are 128 bytes apart: CPUs prefetch pairs of cache
 # lines. A signal is { i32 value, i32 sleepers }.
@@ -293,6 +296,7 @@ define void @rlx_share(ptr %pool, ptr %function, ptr %context) nounwind {
 }
 
 $read
+$clocks
 $repeat
 $drafts"""
 
@@ -375,6 +379,7 @@ def runtime_llvm(triple: str) -> str:
         sleep=_SLEEP_NAPS if futex is None else fill(_SLEEP_FUTEX, call=futex),
         wake=_WAKE_NAPS if futex is None else fill(_WAKE_FUTEX, call=futex),
         read=READ,
+        clocks=CLOCKS,
         repeat=REPEAT,
         drafts=DRAFTS,
         closed=CLOSED,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.llvm_text import load
+from rlx.backends.cpu.context import CONTEXT
+from rlx.backends.cpu.llvm_text import load, place
 
 # Reads memory at full speed, for `read_bandwidth`; ctx = { base, lines per stream, sums }. Each worker reads four
 # streams in parallel with 64-byte loads, prefetching 512 bytes ahead. It stores the sum so that LLVM keeps the loads.
@@ -63,6 +64,35 @@ end:
   store i64 %sum, ptr %sum.at, align 8
   ret void
 }
+"""
+
+_LOG = "".join(load(name, CONTEXT, "i64", "%context") for name in ("times", "marks", "log_bytes", "log_left"))
+
+# A step writes its clocks where its context says. While they are logged, steps in a row write to one row each.
+CLOCKS = f"""; The cycle counter that steps record.
+declare i64 @llvm.readcyclecounter()
+define i64 @rlx_cycles() nounwind {{
+  %cycles = call i64 @llvm.readcyclecounter()
+  ret i64 %cycles
+}}
+
+; After a step: the next one logs its clocks in the next row, if there is one.
+define internal void @advance(ptr %context) nounwind {{
+entry:
+{place("log_left", CONTEXT, "%context", "row.")}  %left.now = load i64, ptr %row.log_left.at, align 8
+  %none = icmp eq i64 %left.now, 0
+  br i1 %none, label %out, label %log
+log:
+{_LOG}  %times.next = add i64 %times, %log_bytes
+  %marks.next = add i64 %marks, %log_bytes
+  %left.next = sub i64 %log_left, 1
+  store i64 %times.next, ptr %times.at, align 8
+  store i64 %marks.next, ptr %marks.at, align 8
+  store i64 %left.next, ptr %log_left.at, align 8
+  br label %out
+out:
+  ret void
+}}
 """
 
 # The plan of repeated steps, 8 bytes per field. Of a step: the function for `rlx_share`, counters that must be zero
@@ -130,6 +160,7 @@ step:
   %i = phi i64 [ 0, %entry ], [ %done, %feed ]
 {_STEP_NOW}  call void @llvm.memset.p0.i64(ptr %counters.now, i8 0, i64 %counter_bytes.now, i1 false)
   call void @start(ptr %pool, ptr %function.now, ptr %context.now, i64 0)
+  call void @advance(ptr %context.now)
   %id = load i32, ptr %chosen.now, align 4
   %found.at.i = getelementptr inbounds i32, ptr %found, i64 %i
   store i32 %id, ptr %found.at.i, align 4

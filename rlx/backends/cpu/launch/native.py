@@ -6,12 +6,14 @@ import itertools
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 
-from rlx.backends.base import Program, TokenRun, WorkerLog
+from rlx.backends.base import Program, StepLog, TokenRun
+from rlx.backends.cpu.context import CONTEXT
+from rlx.backends.cpu.launch.clocks import ClockLog
 from rlx.backends.cpu.launch.loop_functions import FIXED, VARYING
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.work_stealing import counter_bytes
@@ -19,7 +21,6 @@ from rlx.backends.memory import AlignedBuffer
 from rlx.errors import CompileError
 
 _names = itertools.count()
-_PHASE = 4  # where the context has the address of `rlx_phase`, see `rlx.backends.cpu.link.CONTEXT`
 _NOWHERE = np.zeros(64, np.int64)  # dummy memory for inputs and symbols that a program lacks
 
 
@@ -75,12 +76,19 @@ class NativeProgram(Program):
         self._positions = self._by_name()
         self._selected: tuple[int, int] | None = None  # slots whose addresses the arguments hold
         self._step, self._context_address = self._code.addresses["step"], self._context.ctypes.data
+        self._log: ClockLog | None = None
         self._plans: dict[tuple[Any, ...], list[int]] = {}  # plans of `repeat`, by carried value and first program
 
     def _make_context(self) -> np.ndarray:
-        phase = self.pool.library.symbols["rlx_phase"]
-        tables = [self._args.ctypes.data, self._symbols.ctypes.data, self._counters.address]
-        return np.array([*tables, self.pool.pool_address, phase, self.times.ctypes.data], np.uint64)
+        values = {
+            "args": self._args.ctypes.data,
+            "extents": self._symbols.ctypes.data,
+            "counters": self._counters.address,
+            "pool": self.pool.pool_address,
+            "phase": self.pool.library.symbols["rlx_phase"],
+            "times": self.times.ctypes.data,
+        }
+        return np.array([values.get(name, 0) for name in CONTEXT], np.uint64)
 
     def _place_arena(self) -> set[str]:
         """Sets the addresses inside the arena; returns the names that must still be bound."""
@@ -139,7 +147,18 @@ class NativeProgram(Program):
 
     def launch(self) -> None:
         self._taken.fill(0)
-        self.pool.share(self._step, self._context_address)
+        if self._log is None:
+            self.pool.share(self._step, self._context_address)
+            return
+        with self._log.logged(1):
+            self.pool.share(self._step, self._context_address)
+
+    def record(self, logs: bool) -> None:
+        self._log = ClockLog(self.manifest, self.times, self._context, self.pool.library.cycles) if logs else None
+
+    @property
+    def log(self) -> StepLog | None:
+        return None if self._log is None else self._log.last
 
     def repeat(self, run: TokenRun) -> list[int]:
         """As `Program.repeat`, in one native call."""
@@ -148,10 +167,11 @@ class NativeProgram(Program):
         self.prepare(run.extents)
         found, stops = array("i", bytes(4 * run.count)), array("i", run.stops)
         plan = self.plan(run, stops, found.buffer_info()[0])
-        start = time.perf_counter()
-        done = self.pool.repeat(plan.buffer_info()[0])
-        for observer in self.observers:
-            observer.after(self, time.perf_counter() - start, done)
+        with logged({self: run.count, **({native(run.first): 1} if run.first else {})}):
+            start = time.perf_counter()
+            done = self.pool.repeat(plan.buffer_info()[0])
+            seconds = time.perf_counter() - start
+        self.tell(seconds, done)
         return found[:done].tolist()
 
     def plan(self, run: TokenRun, stops: array[int], found: int = 0) -> array[int]:
@@ -206,20 +226,6 @@ class NativeProgram(Program):
         """Address of an input; dummy memory for a few tokens if the program does not have it."""
         return int(self.inputs.get(name, _NOWHERE).ctypes.data)
 
-    @contextmanager
-    def worker_log(self) -> Iterator[WorkerLog]:
-        """As `Program.worker_log`. The code stays as it is: it finds the end of a phase through its context."""
-        from rlx.backends.cpu.launch.phase_log import PhaseLog
-
-        ends = self._counters.address + counter_bytes(self.manifest) - 8 * len(self.manifest["regions"])
-        usual = int(self._context[_PHASE])
-        logged = PhaseLog(self.times, ends, usual)
-        self._context[_PHASE] = logged.address
-        try:
-            yield logged.log
-        finally:
-            self._context[_PHASE] = usual
-
     def close(self) -> None:
         super().close()
         self._counters.close()
@@ -229,3 +235,21 @@ def native(program: Program) -> NativeProgram:
     """A program of this backend, for what runs several of them in one call."""
     assert isinstance(program, NativeProgram)
     return program
+
+
+@contextmanager
+def logged(steps: Mapping[NativeProgram, int]) -> Iterator[None]:
+    """Logs the clocks of programs that run in the `with` block, where they are recorded; then tells who observes them.
+
+    Args:
+        steps: about how many of each program.
+    """
+    with ExitStack() as stack:
+        logs = [(program, program._log, count) for program, count in steps.items()]
+        for _, log, count in logs:
+            if log is not None:
+                stack.enter_context(log.logged(count))
+        yield
+    for program, log, _ in logs:
+        if log is not None and log.last is not None:
+            program.tell_log(log.last)

@@ -63,6 +63,7 @@ class RuntimeLibrary:
         pointer, index = ctypes.c_void_p, ctypes.c_int64
         start = ctypes.CFUNCTYPE(None, pointer, pointer, pointer)
         self.repeat = ctypes.CFUNCTYPE(index, pointer, pointer)(self.symbols["rlx_repeat"])
+        self.cycles = ctypes.CFUNCTYPE(index)(self.symbols["rlx_cycles"])
         self.drafts = ctypes.CFUNCTYPE(index, pointer, pointer)(self.symbols["rlx_drafts"])
         self.run, self.share = start(self.symbols["rlx_run"]), start(self.symbols["rlx_share"])
         self.work = ctypes.CFUNCTYPE(None, pointer, index)(self.symbols["rlx_worker"])
