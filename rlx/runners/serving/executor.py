@@ -334,7 +334,8 @@ class JobExecutor:
         start = self._clock()
         found = self._compute(segments)
         rows = sum(len(segments[job].tokens) for job in found)
-        self.scheduler.rate.observe(rows, self._clock() - start)
+        if decodes or not self.scheduler.rate.is_known:  # large chunks, which nobody waits for, are faster
+            self.scheduler.rate.observe(rows, self._clock() - start)
         self.counters.prompt_tokens += rows
         request_trace.computed(((job, len(segments[job].tokens)) for job in found), start)
         for job, logits in found.items():

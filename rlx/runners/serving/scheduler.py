@@ -36,9 +36,14 @@ USUAL_RATE = 1000.0  # prompt rows per second before any were measured
 
 @dataclass
 class Rate:
-    """Prompt rows per second, measured: a moving average."""
+    """Prompt rows per second, measured in steps that are bounded in time: a moving average."""
 
     rows_per_second: float | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was measured."""
+        return self.rows_per_second is not None
 
     def observe(self, rows: int, seconds: float) -> None:
         if rows > 0 and seconds > 0:
