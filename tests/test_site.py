@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from pages import DOCS, ROOT
+from markdown_it import MarkdownIt
+from pages import DOCS, ROOT, text
 
 import rlx
 
 
 @pytest.fixture(scope="module", autouse=True)
 def tools() -> Iterator[None]:
-    """The folder of the site's tools, on the path."""
-    sys.path.insert(0, str(ROOT / "tools" / "site"))
+    """The folders of the site's tools and of the browser for pages, on the path."""
+    folders = [str(ROOT / "tools" / "site"), str(ROOT / "tests" / "serve" / "page")]
+    sys.path[:0] = folders
     yield
-    sys.path.remove(str(ROOT / "tools" / "site"))
+    for folder in folders:
+        sys.path.remove(folder)
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +97,65 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from build import build
 
     return build(tmp_path_factory.mktemp("built"))
+
+
+def built(page: Path, site: Path) -> str:
+    """The article of a page of docs/ in the built site."""
+    html = (site / page.name).with_suffix(".html").read_text(encoding="utf-8")
+    return html.split("<article", 1)[1].split("</article>", 1)[0]
+
+
+@pytest.mark.slow
+def test_the_site_has_what_the_pages_have(site: Path) -> None:
+    """As many headings, list items, tables and blocks of code as GitHub's Markdown makes of them, of every page."""
+    markdown = MarkdownIt("commonmark").enable("table")
+    for page in sorted(set(DOCS.glob("*.md")) - {DOCS / "README.md"}):
+        expected, article = markdown.render(text(page)), built(page, site)
+        for tag in ("<h1", "<h2", "<h3", "<li>", "<table>", "<pre>", "<img"):
+            found = article.count(tag) - (article.count("<table class") if tag == "<table>" else 0)
+            assert found == expected.count(tag), f"{page.name}: {tag}"
+
+
+@pytest.mark.slow
+def test_the_reference_has_an_anchor_and_a_text_for_every_name(site: Path) -> None:
+    from reference import GROUPS
+
+    for group in GROUPS:
+        html = (site / group.path).with_suffix(".html").read_text(encoding="utf-8")
+        for name in group.names:
+            assert f'id="rlx.{name}"' in html, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_site_in_a_browser(site: Path, width: int, theme: str) -> None:
+    """Nothing is asked of another host, nothing is an error, nothing is wider than the window, and the search finds."""
+    from page_browser import Watched, chromium, expect
+
+    with chromium() as browser, served(site) as url:
+        watched = Watched(browser, url, viewport={"width": width, "height": 900}, color_scheme=theme)
+        page = watched.page
+        for name in ("index", "start", "comparison", "cli", "measurements", "report", "reference/runners", "changelog"):
+            page.goto(f"{url}/{name}.html", wait_until="networkidle")
+            assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, name
+            broken = page.evaluate("[...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src)")
+            assert not broken, name
+        assert page.evaluate("document.body.dataset.mdColorScheme") == {"light": "default", "dark": "slate"}[theme]
+        page.keyboard.press("Control+k")
+        page.keyboard.type("SampleOpts")
+        expect(page.get_by_role("link", name="SampleOpts").first).to_be_visible()
+        watched.close()
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The folder over HTTP on this machine."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()

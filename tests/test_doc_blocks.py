@@ -1,0 +1,171 @@
+"""Every block of code of the documentation runs: Python in every run of the tests, commands in the slow ones.
+
+What cannot run here is marked in the page or listed in `documented.NOT_RUN`, with its reason; both are counted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import documented
+import pytest
+import yaml
+from pages import DOCS, ROOT, Block, blocks, shell_lines, text
+
+import rlx
+
+GUIDES = sorted([*DOCS.glob("*.md"), ROOT / "README.md"])
+ELSEWHERE = {  # pages whose examples need more than a folder: the test that runs them
+    "add-a-model.md": "test_the_comparison_on_the_page_about_models",
+    "compiler.md": "test_examples_of_the_compiler_page",
+    "structured.md": "test_the_blocks_of_the_page_run",
+    "python.md": "test_the_examples_run",
+    "tools.md": "test_the_examples_run",
+    "profiles.md": "test_the_page_about_profiles",
+    "sampling.md": "test_the_page_about_sampling",
+}
+OPENED = """
+runner = rlx.auto_runner("model.gguf", max_seq=256)
+tokenizer, texts, ids = runner.tokenizer, ["Once upon a", "The fox"], runner.tokenizer.encode("Once upon a time")
+"""
+PREPARED = {"batch.md": OPENED, "speculative.md": OPENED}  # what the text before an example has opened
+SEES = ("images.md",)
+MARKED, LISTED = 12, 45  # blocks that are marked as not run, and commands of `documented.NOT_RUN`, at most
+
+
+def runs(language: str) -> list[Block]:
+    return [block for page in GUIDES for block in blocks(page) if block.language == language and not block.not_run]
+
+
+def by_page(language: str) -> Any:
+    pages = sorted({block.page for block in runs(language)} - {DOCS / name for name in ELSEWHERE})
+    return pytest.mark.parametrize("page", pages, ids=lambda page: page.name)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# -- Python -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served(request: pytest.FixtureRequest) -> Iterator[str | None]:
+    """For the page about the server: its address, `rlx serve` as the page starts it, on a free port."""
+    if request.node.callspec.params["page"].name != "serve.md":
+        yield None
+        return
+    command = [sys.executable, "-m", "rlx", "serve", "--port", "0", "--log", "none"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    guard = threading.Timer(180, server.kill)
+    guard.start()
+    try:
+        assert server.stderr is not None
+        address = next(filter(None, (re.search(r"127\.0\.0\.1:\d+", line) for line in server.stderr)))[0]
+        for _ in range(1800):
+            try:
+                urlopen(f"http://{address}/health", timeout=60).close()
+                break
+            except OSError:  # 503 while the model is opened
+                time.sleep(0.1)
+        yield address
+    finally:
+        guard.cancel()
+        server.kill()
+        server.communicate()
+
+
+@by_page("python")
+def test_python_runs(page: Path, folder: Path, served: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Block after block, as one program; a block of text that follows one is its output."""
+    documented.fill(folder, sees=page.name in SEES)
+    names: dict[str, Any] = {"rlx": rlx}
+    exec(PREPARED.get(page.name, ""), names)
+    told = ""
+    for block in blocks(page):
+        if block.language == "text" and told:
+            assert block.code == told, f"{block}: the output of the block above it"
+        told = ""
+        if block.language != "python" or block.not_run:
+            continue
+        code = re.sub(r"(?:localhost|127\.0\.0\.1):8080", served, block.code) if served else block.code
+        exec(compile(code, str(block), "exec"), names)
+        told = capsys.readouterr().out
+    for value in list(names.values()):
+        if isinstance(value, rlx.LmRunner):
+            value.close()
+
+
+def test_the_tests_of_the_other_pages_are_there() -> None:
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    for name, test in ELSEWHERE.items():
+        assert (DOCS / name).exists() and f"def {test}(" in tests and f'"{name}"' in tests, name
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+READERS: dict[str, Callable[[str], object]] = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load}
+
+
+@pytest.mark.parametrize("block", [block for language in READERS for block in runs(language)], ids=str)
+def test_data_parses(block: Block) -> None:
+    assert READERS[block.language](block.code)
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@by_page("bash")
+def test_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goldens: Path) -> None:
+    """Each in a folder of its own with the files that it names. Those of the README do what the README says."""
+    for number, line in enumerate(dict.fromkeys(shell_lines(page))):
+        if documented.why_not_run(line) or line.startswith("curl "):
+            continue
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        documented.fill(folder, sees="--image" in line)
+        prepare(line, folder, goldens)
+        done = documented.run(line, folder)
+        assert done.code == 0, f"{page.name}: {line}\n{done.output}"
+
+
+def prepare(line: str, folder: Path, goldens: Path) -> None:
+    """What single commands need besides."""
+    if "checkpoint/" in line or "config.json" in line:
+        (folder / "checkpoint").symlink_to(goldens / "qwen3" / "hf")
+        (folder / "config.json").symlink_to(goldens / "qwen3" / "hf" / "config.json")
+    if line.startswith(("rlx convert", "rlx quantize")):
+        (folder / "model.gguf").unlink()
+    if line.startswith("rlx quantize model-bf16.gguf"):
+        (folder / "model-bf16.gguf").unlink()
+        documented.run("rlx quantize demo model-bf16.gguf BF16 --requantize", folder)
+    if line.startswith(("python ", "rlx quantize rlx/")):
+        for name in ("rlx", "tools", "benchmarks", "tests"):
+            (folder / name).symlink_to(ROOT / name)
+
+
+def test_what_does_not_run_is_counted() -> None:
+    """So that an exception stays an exception: to add one, change the number and say why in the commit."""
+    marked = [block for page in GUIDES for block in blocks(page) if block.not_run]
+    listed = [line for page in GUIDES for line in shell_lines(page) if documented.why_not_run(line)]
+    assert len(marked) <= MARKED and len(listed) <= LISTED, (len(marked), len(listed))
+
+
+def test_marks_stand_before_blocks() -> None:
+    """A mark that stands elsewhere marks nothing."""
+    for page in GUIDES:
+        assert text(page).count("<!-- not run: ") == sum(bool(block.not_run) for block in blocks(page)), page.name
