@@ -28,6 +28,7 @@ GUIDES = sorted([*DOCS.glob("*.md"), ROOT / "README.md"])
 ELSEWHERE = {  # pages whose examples need more than a folder: the test that runs them
     "add-a-model.md": "test_the_comparison_on_the_page_about_models",
     "compiler.md": "test_examples_of_the_compiler_page",
+    "custom-ops.md": "test_the_page_runs_from_top_to_bottom",
     "structured.md": "test_the_blocks_of_the_page_run",
     "python.md": "test_the_examples_run",
     "tools.md": "test_the_examples_run",
@@ -101,7 +102,9 @@ def test_python_runs(page: Path, folder: Path, served: str | None, capsys: pytes
         if block.language != "python" or block.not_run:
             continue
         code = re.sub(r"(?:localhost|127\.0\.0\.1):8080", served, block.code) if served else block.code
-        exec(compile(code, str(block), "exec"), names)
+        file = folder / f"{page.stem}_{block.line}.py"  # a function of the example has a source that can be read
+        file.write_text(code, encoding="utf-8")
+        exec(compile(code, str(file), "exec"), names)
         told = capsys.readouterr().out
     for value in list(names.values()):
         if isinstance(value, rlx.LmRunner):
