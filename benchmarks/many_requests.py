@@ -122,7 +122,12 @@ class Server:
             self.close()
             raise
 
-    def _wait_until_ready(self, seconds: float = 120) -> None:
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    def _wait_until_ready(self, seconds: float = 600) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self._process.poll() is not None:

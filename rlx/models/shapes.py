@@ -96,6 +96,7 @@ SHAPES = {
     "qwen3-1.7b": Shape("qwen3", 2048, 6144, 28, 16, 8, 128, 151936, 40960),
     "qwen3-4b": Shape("qwen3", 2560, 9728, 36, 32, 8, 128, 151936, 40960),
     "qwen3-8b": Shape("qwen3", 4096, 12288, 36, 32, 8, 128, 151936, 40960, tied=False),
+    "qwen3-14b": Shape("qwen3", 5120, 17408, 40, 40, 8, 128, 151936, 40960, tied=False),
     "qwen3-30b-a3b": Shape(
         "qwen3moe", 2048, 6144, 48, 32, 4, 128, 151936, 40960, tied=False, experts=Experts(128, 8, 768)
     ),
