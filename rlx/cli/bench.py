@@ -32,26 +32,45 @@ _COUNT = click.IntRange(1)
 @click.option("--repeat", type=_COUNT, default=3, show_default=True, metavar="N", help="Runs; the median is shown.")
 @click.option("--image", metavar="FILE", help="Also measure the encoding of an image.")
 @some_engine_options("threads", "precision", "kv_dtype", "mmproj")
+@click.option("--compare", metavar="FILE", help="Show beside it what an earlier `rlx bench --json > FILE` measured.")
+@click.option(
+    "--at-least",
+    type=click.FloatRange(0, min_open=True),
+    metavar="RATIO",
+    help="With --compare: exit with 3 if a task has less than RATIO times the earlier speed, beyond noise.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @debug_option
+@click.pass_context
 def bench(
+    ctx: click.Context,
     model: str | None,
     prompt: int,
     generate: int,
     repeat: int,
     image: str | None,
+    compare: str | None,
+    at_least: float | None,
     as_json: bool,
     engine: dict[str, Any],
 ) -> None:
     """Measure prefill and decode of MODEL, and the encoding of images.
 
     Without MODEL it measures the demo model.
+
+    \b
+    rlx bench model.gguf --json > before.json
+    rlx bench model.gguf --compare before.json
     """
     from rlx import demo
+    from rlx.cli import bench_compare
     from rlx.runners.auto import runner_class
     from rlx.runners.engine.engine import Engine
     from rlx.weights import open_weights
 
+    if at_least is not None and compare is None:
+        raise click.UsageError("--at-least needs --compare")
+    old = None if compare is None else bench_compare.earlier(compare)
     images = read_images([] if image is None else [image])
     usual = demo.path(demo.VISION if images else demo.TEXT)
     loader = open_weights(model if model is not None else usual)
@@ -64,12 +83,19 @@ def bench(
             seen = [measure_image(opened, each, repeat) for each in images]
             result = measure(opened, prompt, generate, repeat, bars.close)  # they are gone when the clock runs
             result |= {"image": seen[0]} if seen else {}
+            result |= bench_compare.about(opened, prompt, generate, repeat)
         finally:
             opened.close()
     if as_json:
-        click.echo(json.dumps(result))
+        click.echo(json.dumps(result | ({} if old is None else {"compared": bench_compare.compared(old, result)})))
     else:
         _show(result)
+        if old is not None:
+            bench_compare.show(old, result)
+    if old is not None and at_least is not None and (slow := bench_compare.too_slow(old, result, at_least)):
+        for each in slow:
+            click.echo(f"slower: {each.name}, {each.ratio:.2f} times the earlier speed", err=True)
+        ctx.exit(bench_compare.SLOWER)
 
 
 def measure(
@@ -106,8 +132,18 @@ def measure(
         "read_gb_per_s": read,
         "read_bytes": moved,
         "peak_gop_per_s": peaks,
-        "prefill": {"tokens": prompt, "tokens_per_s": prompt / many, "gflop_per_s": flops / many / 1e9},
-        "decode": {"tokens": generate, "tokens_per_s": 1 / step, "gb_per_s": moved / step / 1e9},
+        "prefill": {
+            "tokens": prompt,
+            "tokens_per_s": prompt / many,
+            "gflop_per_s": flops / many / 1e9,
+            "runs": [prompt / seconds for seconds in prefill],
+        },
+        "decode": {
+            "tokens": generate,
+            "tokens_per_s": 1 / step,
+            "gb_per_s": moved / step / 1e9,
+            "runs": [1 / seconds for seconds in decode],
+        },
         "decode_share_of_bandwidth": moved / step / 1e9 / read,
         "decode_kernels": [_row(t, read, peaks) for t in report],
         "prefill_kernels": [_row(t, read, peaks) for t in report_prefill],
@@ -141,6 +177,7 @@ def measure_image(engine: Engine, image: Image, repeat: int) -> dict[str, Any]:
         "tokens": patches.tokens,
         "preprocess_ms": statistics.median(prepare) * 1e3,
         "encode_ms": seconds * 1e3,
+        "encode_ms_runs": [each * 1e3 for each in encode],
         "gflop_per_s": flops / seconds / 1e9,
     }
 
@@ -150,7 +187,8 @@ def _row(t: OpTime, bandwidth: float, peaks: dict[str, float]) -> dict[str, Any]
     seconds, limit = max(t.seconds, 1e-12), t.limit(bandwidth, peaks)
     rates = {"gb_per_s": t.bytes / seconds / 1e9, "gflop_per_s": t.flops / seconds / 1e9}
     near = {"limit": limit.name, "share_of_limit": limit.share}
-    return {"kernel": t.label, "regions": t.regions, "ms": t.seconds * 1e3, **rates, **near}
+    times = {"ms": t.seconds * 1e3, "ms_range": [each * 1e3 for each in t.range]}
+    return {"kernel": t.label, "regions": t.regions, **times, **rates, **near}
 
 
 def _show(result: dict[str, Any]) -> None:

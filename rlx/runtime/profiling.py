@@ -29,6 +29,7 @@ class OpTime:
         seconds: wall time of its regions, barrier included, measured on worker 0.
         bytes: operands read and results written.
         operations: additions, multiplications and the like, by arithmetic: "int8", "bf16" or "f32".
+        range: the least and the most seconds of several steps, if `seconds` is their median.
     """
 
     label: str
@@ -36,6 +37,7 @@ class OpTime:
     bytes: int = 0
     regions: int = 0
     operations: Counter[str] = field(default_factory=Counter)
+    range: tuple[float, float] = (0.0, 0.0)
 
     @property
     def flops(self) -> int:

@@ -23,7 +23,7 @@ LEAST_BYTES = 1 << 20  # below this, distributing the work takes longer than rea
 
 
 def profile_step(engine: Engine, ids: Sequence[int] = (1,), repeat: int = 5) -> list[OpTime]:
-    """Runs the ids several times: the median time of every region, the longest first."""
+    """Runs the ids several times: the median time of every region, by kind of work, the longest first."""
     engine.stepper.refresh(engine.current)
     engine.current.mark()  # so that rewinding costs only a copy
     spec, env = engine.stepper.spec(len(ids), engine.past), {"SEQ": len(ids), "PAST_SEQ": engine.past}
@@ -34,7 +34,12 @@ def profile_step(engine: Engine, ids: Sequence[int] = (1,), repeat: int = 5) -> 
         seconds = time.perf_counter() - start
         engine.trim(env["PAST_SEQ"])
         steps.append(region_seconds(program, seconds))
-    return op_times(program, graph, env, np.median(steps, axis=0))
+    found = op_times(program, graph, env, np.median(steps, axis=0))
+    each = [{kind.label: kind.seconds for kind in op_times(program, graph, env, step)} for step in steps]
+    for kind in found:
+        own = [times[kind.label] for times in each]
+        kind.range = min(own), max(own)
+    return found
 
 
 def step_bytes(engine: Engine, past: int) -> int:

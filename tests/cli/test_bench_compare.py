@@ -1,0 +1,88 @@
+"""`rlx bench --compare`: old beside new, what is noise, what differs, and the exit code."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from rlx.cli import bench_compare
+from rlx.cli.main import cli
+
+QUICK = ["bench", "--prompt", "8", "--generate", "2", "--repeat", "2", "--threads", "1"]
+
+
+def kernels(**times: float) -> list[dict[str, Any]]:
+    return [{"kernel": name, "ms": ms, "ms_range": [ms * 0.9, ms * 1.1]} for name, ms in times.items()]
+
+
+def measured(prefill: list[float], decode: list[float], **times: float) -> dict[str, Any]:
+    return {
+        "prefill": {"tokens_per_s": prefill[1], "runs": prefill},
+        "decode": {"tokens_per_s": decode[1], "runs": decode},
+        "prefill_kernels": kernels(**times), "decode_kernels": kernels(**times),
+        "model": {"name": "a.gguf"}, "conditions": {"threads": 2}, "machine": {"cpu": "A"}, "versions": {"rlx": "1"},
+    }  # fmt: skip
+
+
+OLD = measured([90, 100, 110], [9, 10, 11], linear=2.0, attention=1.0, gone=1.0)
+NEW = measured([199, 200, 201], [10, 10.5, 12], linear=1.0, attention=1.05)
+
+
+def test_ratios_and_noise() -> None:
+    found = {each.name: each for each in bench_compare.figures(OLD, NEW)}
+    assert found["prefill"].ratio == pytest.approx(2) and not found["prefill"].is_noise
+    assert found["decode"].ratio == pytest.approx(1.05) and found["decode"].is_noise
+    assert found["decode: linear"].ratio == pytest.approx(2) and not found["decode: linear"].is_noise
+    assert found["decode: attention"].ratio == pytest.approx(1 / 1.05) and found["decode: attention"].is_noise
+    assert "decode: gone" not in found
+
+
+def test_what_differs_is_named() -> None:
+    assert not bench_compare.differences(OLD, NEW)
+    other = copy.deepcopy(NEW)
+    other["machine"]["cpu"], other["conditions"]["threads"] = "B", 4
+    other["versions"]["numba"] = "2"
+    assert bench_compare.differences(OLD, other) == [
+        "conditions threads: 2, now 4", "machine cpu: A, now B", "versions numba: none, now 2",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "least", "slow"), [
+    (OLD, NEW, 1.0, []), (NEW, OLD, 0.95, ["prefill"]), (NEW, OLD, 0.4, []), (NEW, OLD, 10.0, ["prefill"]),
+])  # fmt: skip
+def test_only_tasks_beyond_noise_are_too_slow(old: Any, new: Any, least: float, slow: list[str]) -> None:
+    assert [each.name for each in bench_compare.too_slow(old, new, least)] == slow
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """A measurement beside itself; then beside one that claims to have been far faster."""
+    before = tmp_path / "before.json"
+    first = CliRunner().invoke(cli, [*QUICK, "--json"])
+    assert first.exit_code == 0, first.output
+    before.write_text(first.stdout)
+    faster = json.loads(first.stdout)
+    for phase in ("prefill", "decode"):
+        faster[phase]["tokens_per_s"] *= 1e6
+        faster[phase]["runs"] = [run * 1e6 for run in faster[phase]["runs"]]
+    faster["versions"]["rlx"] = "0.0.1"
+    (tmp_path / "faster.json").write_text(json.dumps(faster))
+    found = CliRunner().invoke(cli, [*QUICK, "--compare", str(tmp_path / "faster.json"), "--at-least", "0.5"])
+    assert found.exit_code == bench_compare.SLOWER
+    assert "Warning: versions rlx: 0.0.1, now " in found.stderr and "slower: decode, 0.00 times" in found.stderr
+    assert "beside the earlier measurement:" in found.stdout and "prefill" in found.stdout
+    same = CliRunner().invoke(cli, [*QUICK, "--compare", str(before), "--json"])
+    assert same.exit_code == 0 and json.loads(same.stdout)["compared"]["differences"] == []
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", "no JSON", '{"prefill": {"runs": ["x"]}}', json.dumps({**OLD, "decode": {}})]
+)
+def test_a_file_that_is_no_measurement_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "bad.json").write_text(content)
+    found = CliRunner().invoke(cli, [*QUICK, "--compare", str(tmp_path / "bad.json")])
+    assert found.exit_code == 2 and "bad.json" in found.stderr and "Traceback" not in found.stderr
