@@ -28,9 +28,10 @@ def leave_quietly() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    import posix as os  # built in as well
+    import sys
 
-    os._exit(130)
+    # What `os` wraps: built in as well. Windows has another one.
+    __import__("posix" if "posix" in sys.builtin_module_names else "nt")._exit(130)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,12 @@ VARIABLES = (
         "RLX_COMPILE_AHEAD", "0 | 1", "1", "With 1, an idle runner compiles in the background what later calls need."
     ),
     Variable(
+        "RLX_PLATFORM",
+        "native | plain",
+        "native",
+        "With plain, nothing that only some operating systems have: what rlx does on an unknown one. Slower.",
+    ),
+    Variable(
         "RLX_VERIFY",
         "0 | 1",
         "0",
@@ -184,6 +190,18 @@ def compile_ahead() -> bool:
     """
     value = _integer("RLX_COMPILE_AHEAD", 0, 1)
     return value is None or bool(value)
+
+
+def plain_platform() -> bool:
+    """RLX_PLATFORM: whether only what every operating system has is used; no where it is unset.
+
+    Raises:
+        ArgumentError: it is neither native nor plain.
+    """
+    value = get("RLX_PLATFORM") or "native"
+    if value not in ("native", "plain"):
+        raise ArgumentError(f"{value!r} is no platform", where="RLX_PLATFORM", hint="use native or plain")
+    return value == "plain"
 
 
 def verify() -> bool:

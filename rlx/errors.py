@@ -75,6 +75,10 @@ class CustomOpError(RlxError):
     """A custom op is refused: its shape rule, meaning and kernel disagree, or rlx cannot use one of them."""
 
 
+class ForeignCodeError(CompileError):
+    """Object code is for another kind of machine. The compile cache then compiles again."""
+
+
 class TargetError(RlxError):
     """A target level is unknown or this machine lacks its instructions."""
 

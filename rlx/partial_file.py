@@ -12,18 +12,13 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-_flock: Callable[[int, int], None] | None
-try:
-    from fcntl import LOCK_EX, LOCK_NB
-    from fcntl import flock as _flock
-except ImportError:  # Windows, where a file that is open cannot be removed
-    _flock = None
+from rlx import platform
 
 _PARTIAL = re.compile(r".+\.rlx-\d+-[0-9a-f]{8}\.partial")
-_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_FLAGS = platform.flags("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY")
 
 
 @contextlib.contextmanager
@@ -52,11 +47,10 @@ def _new(out: Path, mode: int) -> tuple[Path, int | None]:
     while True:
         partial = out.with_name(f"{out.name[:200]}.rlx-{os.getpid()}-{secrets.token_hex(4)}.partial")
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, mode)
-        if _flock is None:
+        if not platform.current().renames_open:  # there a file that is open cannot be removed by others either
             os.close(descriptor)
             return partial, None
-        with contextlib.suppress(OSError):  # some network file systems have no locks; `collect` leaves files there
-            _flock(descriptor, LOCK_EX)
+        platform.current().lock(descriptor, wait=True)  # where there are no locks, `collect` leaves files
         if os.fstat(descriptor).st_nlink:
             return partial, descriptor
         os.close(descriptor)
@@ -72,14 +66,14 @@ def collect(folder: Path) -> None:
 
 def _remove_unheld(path: Path) -> None:
     """Removes a partial file unless a living process holds it; OSError if one does, or the system cannot tell."""
-    if _flock is None:
+    if not platform.current().renames_open:
         path.unlink()
         return
-    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | _FLAGS)
+    descriptor = os.open(path, os.O_RDWR | _FLAGS | platform.flags("O_NONBLOCK"))
     try:
         info = os.fstat(descriptor)
-        if stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid():
-            _flock(descriptor, LOCK_EX | LOCK_NB)
+        is_own = stat.S_ISREG(info.st_mode) and (not hasattr(os, "geteuid") or info.st_uid == os.geteuid())
+        if is_own and platform.current().lock(descriptor):
             path.unlink()
     finally:
         os.close(descriptor)

@@ -23,7 +23,7 @@ MODULES = {
 # Left to right: a part imports itself, its own group and everything before it. "" is rlx/__init__.py, the public API.
 LAYERS = [
     {"errors"},
-    {"env", "debug_output", "tracing", "suggest", "arguments", "json_file", "partial_file", "web_page"},
+    {"platform", "env", "debug_output", "tracing", "suggest", "arguments", "json_file", "partial_file", "web_page"},
     {"ir"},
     {"passes"},
     {"profile"},

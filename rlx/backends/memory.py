@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -18,12 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rlx import platform
 from rlx.errors import ArgumentError, BusyError, ResourceError
 
 HUGE_PAGE = 2 << 20
 _SLAB = 64 << 20  # bytes per slab; the unused part takes no memory
 _BLOCK = 4096  # alignment of a slab's blocks: different blocks share no page
-_SYSTEM: str = sys.platform
 
 
 class AlignedBuffer:
@@ -49,7 +48,7 @@ class AlignedBuffer:
         self._skip = -start % HUGE_PAGE if self.huge else 0
         self.address = start + self._skip
         if self.huge:
-            _advise_huge(self._map, self._skip, nbytes)
+            platform.current().advise_huge(self._map, self._skip, nbytes)
 
     def view(self, dtype: npt.DTypeLike, shape: int | Sequence[int], offset: int = 0) -> npt.NDArray[Any]:
         """A NumPy array over the buffer's bytes from `offset` on: shape `shape`, dtype `dtype`, no copy.
@@ -77,11 +76,10 @@ class AlignedBuffer:
         """Sets a range to zeros. Whole memory pages inside it go back to the system."""
         start = self._skip + offset
         first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if self._map is None or last <= first or not hasattr(mmap, "MADV_DONTNEED"):
+        if self._map is None or last <= first or not platform.current().zero(self._map, first, last - first):
             self.view(np.uint8, nbytes, offset)[...] = 0
             return
         self._bytes[start:first] = 0
-        self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
         self._bytes[last : start + nbytes] = 0
 
     def close(self) -> None:
@@ -155,16 +153,7 @@ class Slabs:
 
 def _reserve(nbytes: int) -> mmap.mmap:
     try:
-        if _SYSTEM == "win32":
-            return mmap.mmap(-1, nbytes)
-        # Private: Python's default is shared memory, which a forked child would modify and which gets no huge pages.
-        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return platform.current().reserve(nbytes)
     except (OSError, OverflowError) as error:
         hint = "use a shorter context or a smaller model, or raise the memory limit of this process"
         raise ResourceError(f"the system refuses {nbytes / 2**20:.0f} MiB of memory: {error}", hint=hint) from error
-
-
-def _advise_huge(memory: mmap.mmap, start: int, nbytes: int) -> None:
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages: the buffer works, reads are slower
-            memory.madvise(mmap.MADV_HUGEPAGE, start, nbytes)

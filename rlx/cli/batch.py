@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
+from rlx import platform
 from rlx.cli.command import Command
 from rlx.cli.main import INTERRUPTED, debug_option
 from rlx.cli.options import engine_options, model_argument, model_path, open_runner
@@ -129,8 +130,8 @@ def _answered(work: Work, source: Source, results: Results) -> bool:
     async def run(bar: Bar) -> None:
         task = asyncio.current_task()
         assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        await work(source, results, bar)
+        with platform.current().on_signals(asyncio.get_running_loop(), [signal.SIGTERM], task.cancel):
+            await work(source, results, bar)
 
     with Bar() as bar:
         try:

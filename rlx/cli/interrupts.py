@@ -9,7 +9,6 @@ and raises only inside `run`. Code that must not be cut in two (drawing, storing
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 import threading
@@ -17,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+from rlx import platform
 
 
 class Interrupts:
@@ -111,8 +112,9 @@ class Interrupts:
         A signal wakes the wait by a pipe: one that comes between two instructions in front of the system call does not
         interrupt it, and would wait for the next key.
         """
+        wait = platform.current().wait_readable
         if not self._installed:
-            select.select([fd], [], [])
+            wait([fd])
             return True
         wakes, woken = os.pipe()
         os.set_blocking(woken, False)
@@ -120,8 +122,8 @@ class Interrupts:
         before = signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         try:
             while not self.take():
-                ready, _, _ = select.select([fd, wakes], [], [])
-                if fd in ready:
+                ready = wait([fd, wakes])
+                if ready is None or fd in ready:  # None: the read itself waits
                     return True
                 with suppress(BlockingIOError):
                     os.read(wakes, 512)

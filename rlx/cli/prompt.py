@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import shlex
 import stat
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from rlx import platform
 from rlx.cli.answering import readable
 from rlx.errors import PromptError
 
@@ -111,7 +111,7 @@ def _sends() -> bool:
         return True
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         return True
-    if select.select([descriptor], [], [], WAIT_SECONDS)[0]:
+    if platform.current().wait_readable([descriptor], WAIT_SECONDS) != []:
         return True
     click.echo(
         f"Warning: stdin is a pipe that sent nothing for {WAIT_SECONDS:g} s, and is left out. "

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from rlx.backends.base import Builder
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.launch.native import NativeCode
+from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.steps import step_of, worker_loop
 from rlx.backends.cpu.target import Target

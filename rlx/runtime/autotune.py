@@ -14,16 +14,15 @@ the values chosen before.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlx import platform
 from rlx.backends.cpu import steps
 from rlx.backends.cpu.calls import Units
 from rlx.backends.cpu.kernels.linear.linear import macro_rows, units
@@ -34,7 +33,6 @@ from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
 from rlx.backends.cpu.work_stealing import grain
 from rlx.backends.memory import AlignedBuffer
-from rlx.env import parse_size
 from rlx.errors import RlxError
 from rlx.ir.dtypes import BF16, Q4_K, Q6_K, Q8_0, DType
 from rlx.runtime.cache import CompileCache
@@ -309,12 +307,6 @@ def _activations(act: str, rows: int, k: int) -> NDArray[np.uint8]:
     return (x.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8) if act == "bf16" else x.view(np.uint8)
 
 
-def weight_bytes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+def weight_bytes() -> int:
     """Size of weights that exceeds every cache: twice the last-level cache, from 64 to 512 MiB."""
-    return min(_MOST_BYTES, max(_LEAST_BYTES, 2 * max(_caches(root), default=_DEFAULT_CACHE)))
-
-
-def _caches(root: Path) -> Iterator[int]:
-    for path in root.glob("index*/size"):
-        with contextlib.suppress(OSError, RlxError):
-            yield parse_size(path.read_text(), str(path))
+    return min(_MOST_BYTES, max(_LEAST_BYTES, 2 * max(platform.current().cache_bytes(), default=_DEFAULT_CACHE)))

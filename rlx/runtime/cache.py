@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, cast
 
 from rlx import debug_output, env
-from rlx.errors import ArgumentError, CacheError
+from rlx.errors import ArgumentError, CacheError, ForeignCodeError
 from rlx.profile.keys import MAX_PROGRAMS
 from rlx.runtime.entry import Entry, encode
 from rlx.runtime.key import CompileKey
@@ -187,7 +187,16 @@ class CompileCache:
     # -- store and build ------------------------------------------------------------------------------------------
 
     def _load(self, key: CompileKey, build: Callable[[], Mapping[str, bytes | str]], load: Callable[[Files], T]) -> T:
-        entry = self._find(key) or self._build(key, build)
+        entry = self._find(key)
+        if entry is not None:
+            try:
+                return self._loaded(entry, load)
+            except ForeignCodeError as error:  # planted, or copied from another machine under this key
+                assert self.store is not None
+                self.store.refuse(key, str(error), discard=self.policy == "on")
+        return self._loaded(self._build(key, build), load)
+
+    def _loaded(self, entry: Entry, load: Callable[[Files], T]) -> T:
         start = time.perf_counter()
         program = load(entry)
         entry.release()

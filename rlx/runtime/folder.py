@@ -17,25 +17,16 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-_flock: Callable[[int, int], None] | None
-try:
-    from fcntl import LOCK_EX, LOCK_NB, LOCK_SH
-    from fcntl import flock as _flock
-except ImportError:  # Windows
-    _flock = None
-
-_NEEDED = {os.open, os.mkdir, os.rename, os.stat, os.unlink, os.rmdir}
-#: Whether names are resolved relative to an open folder.
-BY_DESCRIPTOR = os.supports_dir_fd >= _NEEDED and os.scandir in os.supports_fd and os.name == "posix"
+from rlx import platform
 
 _POSIX = os.name == "posix"
-_FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-_READ = os.O_RDONLY | _FLAGS | getattr(os, "O_NONBLOCK", 0)  # without O_NONBLOCK the open of a FIFO waits for a writer
-_FOLDER = os.O_RDONLY | _FLAGS | getattr(os, "O_DIRECTORY", 0)
+_FLAGS = platform.flags("O_NOFOLLOW", "O_BINARY", "O_CLOEXEC")
+_READ = os.O_RDONLY | _FLAGS | platform.flags("O_NONBLOCK")  # without it the open of a FIFO waits for a writer
+_FOLDER = os.O_RDONLY | _FLAGS | platform.flags("O_DIRECTORY")
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
 
 #: What says that the system refused: disk and descriptors, threads, memory.
@@ -86,7 +77,7 @@ class Folder:
         self.path, self._descriptor = path, None
         self._below: dict[str, Folder] = {}  # folders in here that hold files which were read
         where, at = parent._place(path.name) if parent else (path, {})
-        if not BY_DESCRIPTOR:
+        if not platform.current().by_descriptor:
             info = os.stat(where, follow_symlinks=False)
         else:
             try:
@@ -186,7 +177,7 @@ class Folder:
     def touch(self, name: str) -> None:
         """Sets the time of a file in here to now; makes an empty one if it is missing."""
         where, at = self._place(name)
-        descriptor = os.open(where, os.O_WRONLY | os.O_CREAT | _FLAGS | getattr(os, "O_NONBLOCK", 0), 0o600, **at)
+        descriptor = os.open(where, os.O_WRONLY | os.O_CREAT | _FLAGS | platform.flags("O_NONBLOCK"), 0o600, **at)
         try:
             os.utime(descriptor if os.utime in os.supports_fd else self.path / name)
         finally:
@@ -217,24 +208,17 @@ class Folder:
 
     def hold(self) -> None:
         """Marks the folder as in use by this process, until it is closed or the process ends: see `is_held`."""
-        if _flock is not None and self._descriptor is not None:
-            with contextlib.suppress(OSError):  # some network file systems have no locks: `is_held` says None there
-                _flock(self._descriptor, LOCK_SH)
+        if self._descriptor is not None:
+            platform.current().lock(self._descriptor, shared=True, wait=True)
 
     def is_held(self) -> bool | None:
         """Whether a living process holds the folder; None where the platform or file system cannot tell.
 
         Where nobody does, nobody can until this `Folder` is closed.
         """
-        if _flock is None or self._descriptor is None:
+        if self._descriptor is None or (locked := platform.current().lock(self._descriptor)) is None:
             return None
-        try:
-            _flock(self._descriptor, LOCK_EX | LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return None
-        return False
+        return not locked
 
     @contextlib.contextmanager
     def lock(self, name: str, seconds: float) -> Iterator[None]:
@@ -243,7 +227,7 @@ class Folder:
         Raises:
             TimeoutError: another process holds it for longer than `seconds`.
         """
-        if _flock is None or self._descriptor is None:
+        if self._descriptor is None:
             from filelock import FileLock
 
             with FileLock(self.path / name, timeout=seconds):  # its Timeout is a TimeoutError
@@ -252,14 +236,10 @@ class Folder:
         descriptor = os.open(name, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600, dir_fd=self._descriptor)
         try:
             end = time.monotonic() + seconds
-            while True:
-                try:
-                    _flock(descriptor, LOCK_EX | LOCK_NB)
-                    break
-                except BlockingIOError as error:
-                    if time.monotonic() > end:
-                        raise TimeoutError(f"{name} is locked by another process") from error
-                    time.sleep(0.02)
+            while platform.current().lock(descriptor) is False:
+                if time.monotonic() > end:
+                    raise TimeoutError(f"{name} is locked by another process")
+                time.sleep(0.02)
             yield
         finally:
             os.close(descriptor)

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from rlx import platform
 from rlx.errors import ArgumentError
 from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT
 from rlx.runtime.cache import CompileCache
@@ -46,8 +47,7 @@ class MappedWeights:
 
     def __init__(self, file: BinaryIO, places: Mapping[str, int]) -> None:
         self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        if hasattr(mmap, "MADV_WILLNEED"):
-            self._map.madvise(mmap.MADV_WILLNEED)
+        platform.current().read_ahead(self._map)
         base = int(np.frombuffer(self._map, np.uint8).ctypes.data)
         self.nbytes = len(self._map)
         self.addresses = {name: base + at for name, at in places.items()}

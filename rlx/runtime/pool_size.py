@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 
+from rlx import platform
 from rlx.runtime.pool_memory import Sizes
 
 MOST_SEQUENCES = 64
@@ -19,7 +19,6 @@ SHARE = 2  # the pool takes one part in so many of the memory that is left
 RESERVE = 128 << 20
 LOOK = 1.0  # seconds between two looks at how much memory there is
 _UNKNOWN = 8 << 30  # of systems that do not say how much memory there is
-_UNLIMITED = 1 << 60  # cgroups of version 1 say so with a number near 2^63
 
 
 def pool_bytes(chosen: int | None, sizes: Sizes, max_seq: int, weight_bytes: int) -> int:
@@ -38,15 +37,10 @@ def pool_bytes(chosen: int | None, sizes: Sizes, max_seq: int, weight_bytes: int
     return max(one, min(left, MOST_SEQUENCES * one))
 
 
-def available_memory(root: Path = Path("/")) -> int:
-    """Bytes of memory that this process may still use; 8 GiB where the system does not say."""
-    found = known_memory(root)
+def available_memory() -> int:
+    """Bytes of memory that this process may still use; 8 GiB if the system does not say."""
+    found = platform.current().available_memory()
     return int(found) if math.isfinite(found) else _UNKNOWN
-
-
-def known_memory(root: Path = Path("/")) -> float:
-    """Bytes of memory that this process may still use; infinite where the system does not say."""
-    return min(_system(root), *_cgroups(root), _address_space(root))
 
 
 class Reserve:
@@ -62,56 +56,3 @@ class Reserve:
             return 0
         self._look_at = now + LOOK
         return max(0, needed + self._bytes - available_memory())
-
-
-def _system(root: Path) -> float:
-    for line in _lines(root / "proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return math.inf
-
-
-def _cgroups(root: Path) -> list[float]:
-    """What each level of the cgroup leaves; page cache that can be dropped counts as free."""
-    found = []
-    for line in _lines(root / "proc/self/cgroup"):
-        _, names, path = ([*line.split(":", 2), "", ""])[:3]
-        if names == "" or "memory" in names.split(","):
-            base = root / "sys/fs/cgroup" / ("memory" if names else "")
-            files = ("memory.limit_in_bytes", "memory.usage_in_bytes") if names else ("memory.max", "memory.current")
-            parts = [part for part in path.split("/") if part]
-            found += [_left(base.joinpath(*parts[:count]), *files) for count in range(len(parts) + 1)]
-    return found
-
-
-def _left(folder: Path, limit_file: str, used_file: str) -> float:
-    limit, used = (_number(folder / name) for name in (limit_file, used_file))
-    if limit is None or used is None or limit >= _UNLIMITED:
-        return math.inf
-    rows = dict(line.split(maxsplit=1) for line in _lines(folder / "memory.stat") if " " in line)
-    cached = int(rows.get("inactive_file", rows.get("total_inactive_file", 0)))
-    return max(0, limit - used + cached)
-
-
-def _address_space(root: Path) -> float:
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return math.inf
-    limit, pages = resource.getrlimit(resource.RLIMIT_AS)[0], _lines(root / "proc/self/statm")
-    if limit == resource.RLIM_INFINITY or not pages:
-        return math.inf
-    return max(0, limit - int(pages[0].split()[0]) * resource.getpagesize())
-
-
-def _number(path: Path) -> int | None:
-    """The number in a file; None if there is no file, or it says "max"."""
-    text = "".join(_lines(path)).strip()
-    return int(text) if text.isdigit() else None
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

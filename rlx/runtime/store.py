@@ -12,14 +12,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlx import env
+from rlx import env, platform
 from rlx.errors import ArgumentError, CacheError
 from rlx.runtime import entry
 from rlx.runtime.entry import Entry, Listing
@@ -60,14 +59,7 @@ def default_root() -> Path:
     """
     if chosen := env.cache_dir():
         return chosen
-    system: str = sys.platform
-    if system == "darwin":
-        return _home() / "Library" / "Caches" / "rlx"
-    if system == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or _home() / "AppData" / "Local") / "rlx"
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The standard says to ignore a relative XDG_CACHE_HOME.
-    return (base if base.is_absolute() else _home() / ".cache") / "rlx"
+    return platform.current().cache_folder(_home) / "rlx"
 
 
 def _home() -> Path:
@@ -216,6 +208,11 @@ class Store:
             except FileNotFoundError:
                 return False
         return True
+
+    def refuse(self, key: CompileKey, what: str, discard: bool) -> None:
+        """Reports an entry that cannot be used although its checksums hold, and removes it if `discard`."""
+        with contextlib.suppress(OSError), Folder(self.root) as root, root.child(key.digest[:2]) as shelf:
+            self._report_damage(root, shelf, key.digest, what, discard)
 
     def _report_damage(self, root: Folder, shelf: Folder, digest: str, what: str, discard: bool) -> None:
         self.damaged += 1

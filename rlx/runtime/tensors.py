@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rlx import platform
 from rlx.backends.base import Workers
 from rlx.backends.memory import Block, Slabs
 from rlx.errors import ResourceError, ShapeError
@@ -23,7 +24,6 @@ from rlx.ir.dtypes import DTYPES, DType
 from rlx.passes.layout import FILE_LAYOUT, ROWS_LAYOUT
 from rlx.runtime.compile import Compiler, Progress
 from rlx.runtime.packed_cache import MappedWeights, PackedWeightCache, packed_rows
-from rlx.runtime.pool_size import known_memory
 from rlx.tracing import span
 
 GIB = 1 << 30
@@ -181,7 +181,8 @@ class Tensors:
 
     def _check_memory(self, rows: Mapping[str, Any], was_kept: bool) -> None:
         """Checks that packed weights fit into memory, before any is packed: else the system ends the process later."""
-        needed, available = sum(self._packed_bytes(*_type(row)) for row in packed_rows(rows).values()), known_memory()
+        needed = sum(self._packed_bytes(*_type(row)) for row in packed_rows(rows).values())
+        available = platform.current().available_memory()
         if needed <= available:
             return
         limit = f"RLX_CACHE_LIMIT above {math.ceil(needed / GIB)}G"

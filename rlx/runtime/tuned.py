@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import platform
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlx import platform as systems
 from rlx.backends.base import Target as AnyTarget
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
@@ -25,7 +25,6 @@ from rlx.runtime.store import CacheWarning, Store
 
 FILE, FORMAT = "tuning.json", 1
 _VERSIONS = ("rlx", "generator", "llvm")  # versions that a measurement depends on
-_INFO_BYTES = 4096  # of /proc/cpuinfo; it repeats everything per core
 
 
 @dataclass(frozen=True)
@@ -106,12 +105,9 @@ def place(target: Target) -> str:
 
 def machine() -> str:
     """The processor's model name. Machines that share a cache folder may differ in caches and memory."""
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-        for line in file.read(_INFO_BYTES).splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
+    import platform
+
+    return systems.current().processor() or platform.processor() or platform.machine()
 
 
 def _read(store: Store) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from rlx import platform
 from rlx.errors import ArgumentError
 from rlx.serve.errors import ApiError
 
@@ -198,14 +199,8 @@ def _draining(config: uvicorn.Config, shared: Server, seconds: float) -> uvicorn
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
             own = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-            loop = asyncio.get_running_loop()
-            for each in own:
-                loop.add_signal_handler(each, self.end)
-            try:
+            with platform.current().on_signals(asyncio.get_running_loop(), own, self.end):
                 yield
-            finally:
-                for each in own:
-                    loop.remove_signal_handler(each)
 
         def end(self) -> None:
             """What a signal does: drains, and ends at once if it does so already."""

@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, unquote_to_bytes
 
+from rlx import platform
 from rlx.errors import ImageError, MultimodalError
 from rlx.serve.download import Allowed, download
 from rlx.vision import decode
 from rlx.vision.image import Image
+
+_FLAGS = os.O_RDONLY | platform.flags("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
 
 if TYPE_CHECKING:
     from rlx.serve.options import ServerOptions
@@ -198,7 +201,7 @@ def _of_file(url: str, options: MediaOptions) -> bytes:
 
 def _regular_file(path: Path, most: int) -> bytes:
     """The bytes of a file, which is no link, pipe or device."""
-    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    number = os.open(path, _FLAGS)
     with open(number, "rb") as file:
         found = os.fstat(number)
         if not stat.S_ISREG(found.st_mode):

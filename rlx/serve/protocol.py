@@ -12,6 +12,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from rlx import platform
+
 HEAD_SECONDS = 30.0  # from the begin of a connection, or of a request, to the end of the request's head
 BODY_SECONDS = 60.0  # between two pieces of a body
 SILENT = (60, 15, 4)  # seconds until a silent connection is probed, between two probes, and number of probes
@@ -19,10 +21,8 @@ SILENT = (60, 15, 4)  # seconds until a silent connection is probed, between two
 
 def most_connections() -> int:
     """How many connections there may be: half of the files that the process may open, at most 4096."""
-    import resource
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(16, min(4096, soft // 2 if soft > 0 else 4096))
+    most = platform.current().open_files()
+    return max(16, min(4096, most // 2 or 4096))
 
 
 class BoundedProtocol(H11Protocol):

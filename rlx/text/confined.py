@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -19,9 +18,15 @@ from threading import Lock
 from typing import Any, cast
 from weakref import WeakSet, finalize
 
+from rlx import platform
+from rlx.platform.base import Usage
+from rlx.platform.pipes import Pipes
+
 CPU_SECONDS = 2.0  # of one request
 WALL_SECONDS = 60.0  # of one request, on however busy a machine
+WATCH_SECONDS = 0.05  # between two looks at a child that cannot limit itself
 MAX_REPLY = 256 << 20
+_BYTES = 1 << 20  # of a request that add its CPU time once more: long texts may take longer
 _HERE = Path(__file__).parent
 _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "TZ", "TZDIR")  # all that the child sees of the environment
 _QUIET = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}  # no threads
@@ -58,6 +63,7 @@ class Confined:
     ) -> None:
         path = [entry for entry in sys.path if os.path.isabs(entry)]
         hello = {"path": path, "program": str(_HERE / program), "memory": memory, "cpu_seconds": cpu_seconds}
+        hello["limits"] = platform.current().limits_children
         self._hello, self._setup = hello, setup
         self._forget()
         _ALL.add(self)
@@ -112,16 +118,14 @@ class _Process:
         try:
             process = subprocess.Popen(
                 command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                cwd="/", env=environment, process_group=0,
+                cwd=_HERE.anchor, env=environment, **platform.current().child_options(),
             )  # fmt: skip
         except OSError as error:
             raise ConfinedError(f"no process can be started for it ({error.strerror})") from error
-        assert process.stdin is not None and process.stdout is not None
-        self._process, self._to, self._from = process, process.stdin.fileno(), process.stdout.fileno()
-        self.end = finalize(self, _end, process, os.getpid())
-        os.set_blocking(self._to, False)
-        os.set_blocking(self._from, False)
+        self._process, self._pipes = process, platform.current().pipes(process)
+        self.end = finalize(self, _end, process, self._pipes, os.getpid())
         self._deadline = time.monotonic() + WALL_SECONDS
+        self._bound: Usage | None = None
         self._write(json.dumps(hello).encode())
 
     def has_ended(self) -> bool:
@@ -129,6 +133,7 @@ class _Process:
 
     def ask(self, message: bytes) -> Any:
         self._deadline = time.monotonic() + WALL_SECONDS
+        self._bound = self._usage_bound(len(message))
         self._write(message)
         length = int.from_bytes(self._read(8), "little")
         if length > MAX_REPLY:
@@ -142,29 +147,51 @@ class _Process:
         return found["result"]
 
     def _write(self, message: bytes) -> None:
-        left = memoryview(len(message).to_bytes(8, "little") + message)
-        while left:
-            self._wait(self._to, select.POLLOUT)
-            try:
-                left = left[os.write(self._to, left) :]
-            except BrokenPipeError:
-                raise self._died() from None
+        try:
+            self._pipes.write(len(message).to_bytes(8, "little") + message, self._deadline)
+        except BrokenPipeError:
+            raise self._died() from None
+        except TimeoutError:
+            raise self._late() from None
 
     def _read(self, count: int) -> bytes:
         found = bytearray()
         while len(found) < count:
-            self._wait(self._from, select.POLLIN)
-            part = os.read(self._from, min(count - len(found), 1 << 20))
+            part = self._next(count - len(found))
             if not part:
                 raise self._died()
             found += part
         return bytes(found)
 
-    def _wait(self, pipe: int, event: int) -> None:
-        poll = select.poll()
-        poll.register(pipe, event)
-        if not poll.poll(max(self._deadline - time.monotonic(), 0) * 1000):
-            raise ConfinedError(f"it took longer than {WALL_SECONDS:g} s")
+    def _next(self, most: int) -> bytes:
+        """The next bytes. A child that cannot limit itself is looked at from time to time."""
+        while True:
+            until = self._deadline if self._bound is None else min(self._deadline, time.monotonic() + WATCH_SECONDS)
+            try:
+                return self._pipes.read(most, until)
+            except TimeoutError:
+                self._check_usage()
+                if time.monotonic() >= self._deadline:
+                    raise self._late() from None
+
+    def _late(self) -> ConfinedError:
+        return ConfinedError(f"it took longer than {WALL_SECONDS:g} s")
+
+    def _usage_bound(self, nbytes: int) -> Usage | None:
+        """What a child may have used at the end of a request of so many bytes; None if it limits itself."""
+        if self._hello["limits"] or (used := platform.current().usage(self._process.pid)) is None:
+            return None
+        return Usage(used.cpu_seconds + self._hello["cpu_seconds"] * (1 + nbytes / _BYTES), self._hello["memory"])
+
+    def _check_usage(self) -> None:
+        """Raises for a child that has used more than it may; the caller ends it."""
+        used = platform.current().usage(self._process.pid) if self._bound is not None else None
+        if self._bound is None or used is None:
+            return
+        if used.cpu_seconds > self._bound.cpu_seconds:
+            raise ConfinedError(f"it takes more CPU time than {self._hello['cpu_seconds']:g} s")
+        if used.memory > self._bound.memory:
+            raise ConfinedError("it takes too much memory")
 
     def _died(self) -> ConfinedError:
         """Why the process has closed its pipes."""
@@ -173,18 +200,19 @@ class _Process:
         except subprocess.TimeoutExpired:
             code = 0
         seconds, memory = self._hello["cpu_seconds"], self._hello["memory"]
-        if code == -signal.SIGPROF:
+        if self._hello["limits"] and code == -signal.SIGPROF:
             return ConfinedError(f"it takes more CPU time than {seconds:g} s")
         return ConfinedError(f"it ended its process (status {code}), which may use {memory >> 20} MB")
 
 
-def _end(process: subprocess.Popen[bytes], owner: int) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
+def _end(process: subprocess.Popen[bytes], pipes: Pipes, owner: int) -> None:
     if os.getpid() == owner:
         process.kill()
         process.wait()
+    pipes.close()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
 
 
 def _forget_all() -> None:
@@ -193,4 +221,5 @@ def _forget_all() -> None:
 
 
 _ALL: WeakSet[Confined] = WeakSet()
-os.register_at_fork(after_in_child=_forget_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)

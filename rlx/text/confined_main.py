@@ -6,14 +6,14 @@ quickly. A message is a length (u64, little-endian) and that many bytes of JSON.
 The first message holds the module search path and the program: a module with `prepare()`, which imports everything it
 needs, and `handle(request) -> result`. Then the process drops its privileges: it can open no file or socket
 (`RLIMIT_NOFILE` 0), start no process or thread (`RLIMIT_NPROC` 0, which the kernel ignores for root), and use a fixed
-amount of memory (`RLIMIT_AS`). A timer over CPU time kills the process if a request takes too long.
+amount of memory (`RLIMIT_AS`). A timer over CPU time kills the process if a request takes too long. Where a system has
+no such limits, the parent watches the process.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import resource
 import signal
 import sys
 import time
@@ -28,12 +28,15 @@ def main() -> NoReturn:
     hello, _ = _receive()
     sys.path[:] = hello["path"]
     handle = _load(hello["program"])
-    _give_up(hello["memory"])
+    if hello["limits"]:
+        _give_up(hello["memory"])
     while True:
         request, size = _receive()
-        signal.setitimer(signal.ITIMER_PROF, hello["cpu_seconds"] * (1 + size / _BYTES))  # SIGPROF ends the process
+        if hello["limits"]:
+            signal.setitimer(signal.ITIMER_PROF, hello["cpu_seconds"] * (1 + size / _BYTES))  # SIGPROF ends the process
         reply = _answer(handle, request)
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        if hello["limits"]:
+            signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.buffer.write(len(reply).to_bytes(8, "little") + reply)
         sys.stdout.buffer.flush()
 
@@ -58,6 +61,8 @@ def _load(program: str) -> Callable[[Any], Any]:
 
 
 def _give_up(memory: int) -> None:
+    import resource
+
     time.localtime()  # reads the time zone from a file
     for kind, limit in (
         (resource.RLIMIT_AS, memory), (resource.RLIMIT_NOFILE, 0), (resource.RLIMIT_NPROC, 0),

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from rlx import platform
 from rlx.errors import ModelFileError, WeightError
 from rlx.ir.dtypes import DType
 from rlx.weights.closing import Closing
@@ -79,8 +80,8 @@ class MappedFile:
         """
         first = -(-offset // _mmap.PAGESIZE) * _mmap.PAGESIZE
         last = (offset + nbytes) // _mmap.PAGESIZE * _mmap.PAGESIZE
-        if first < last and isinstance(self.buffer, _mmap.mmap) and hasattr(_mmap, "MADV_DONTNEED"):
-            self.buffer.madvise(_mmap.MADV_DONTNEED, first, last - first)
+        if first < last and isinstance(self.buffer, _mmap.mmap):
+            platform.current().release(self.buffer, first, last - first)
 
     def check_unchanged(self) -> None:
         """Raises `ModelFileError` if size or modification time of the file have changed since it was opened."""

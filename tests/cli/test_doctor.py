@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from rlx import platform
 from rlx.backends.cpu.feature_use import feature_use
 from rlx.backends.cpu.target import Target
 from rlx.cli.doctor import findings as findings_of
@@ -149,7 +150,7 @@ def test_a_level_below_the_widest_is_a_problem_with_a_way_out(monkeypatch: pytes
 
 def test_the_reason_for_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RLX_THREADS", raising=False)
-    monkeypatch.setattr("rlx.backends.cpu.target.cgroup_quota", lambda: 1.5)
+    monkeypatch.setattr(platform.current(), "cpu_quota", lambda: 1.5)
     facts = machine.threads(Findings())
     assert facts["workers"] == 1 and facts["reason"] == "the cgroup of this process may use 1.5 CPUs"
     monkeypatch.setenv("RLX_THREADS", "1")
@@ -161,11 +162,10 @@ def test_cpus_are_those_of_the_affinity() -> None:
     assert machine.threads(Findings())["allowed_cpus"] == len(os.sched_getaffinity(0))
 
 
-def test_huge_pages_that_are_off_are_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "enabled"
-    monkeypatch.setattr(machine, "_HUGE_PAGES", file)
+def test_huge_pages_that_are_off_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform.current(), "huge_pages", lambda: None)
     assert machine.memory(Findings())["huge_pages"] is None
-    file.write_text("always madvise [never]\n")
+    monkeypatch.setattr(platform.current(), "huge_pages", lambda: "never")
     found = Findings()
     assert machine.memory(found)["huge_pages"] == "never"
     assert whats(found) == ["transparent huge pages are off"]

@@ -11,6 +11,7 @@ from typing import Any
 import click
 import pytest
 
+from rlx import platform
 from rlx.cli import prompt
 from rlx.cli.prompt import Words, piped
 from rlx.errors import PromptError
@@ -71,7 +72,8 @@ def test_nothing_is_read_where_the_user_says_so(stdin: Stdin, capsys: pytest.Cap
 
 
 def test_a_slow_pipe_is_waited_for_where_the_user_says_so(monkeypatch: pytest.MonkeyPatch, stdin: Stdin) -> None:
-    monkeypatch.setattr(prompt.select, "select", lambda *args: pytest.fail("it does not look how long it takes"))
+    fail = pytest.fail
+    monkeypatch.setattr(platform.current(), "wait_readable", lambda *args: fail("it does not look how long it takes"))
     stdin.send("late")
     assert piped(True) == "late"
 

@@ -13,10 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 import rlx
-from rlx import ArgumentError, ResourceError
+from rlx import ArgumentError, ResourceError, platform
 from rlx.cli.main import cli
 from rlx.env import Policy
-from rlx.runtime import tensors
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.entry import Listing
 from rlx.runtime.key import CompileKey
@@ -180,7 +179,7 @@ def test_weights_beyond_the_memory_are_an_error_or_mapped(
     model: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = start(model, store, keep=False)[0]
-    monkeypatch.setattr(tensors, "known_memory", lambda: 1 << 20)
+    monkeypatch.setattr(platform.current(), "available_memory", lambda: 1 << 20)
     lack = r"the packed weights need 0\.0 GiB of memory, 0\.0 GiB are available"
     with pytest.raises(ResourceError, match=lack + r".*Give keep_packed=True, with RLX_CACHE_LIMIT above 1G: .*mapped"):
         start(model, store, keep=False)

@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlx import platform
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
 from rlx.errors import RlxError
 from rlx.ir.dtypes import BF16, Q4_K, Q8_0
+from rlx.platform.linux import Linux
 from rlx.runtime import autotune
 from rlx.runtime.autotune import Bench, Case, Stage, judge, stages, tune, weight_bytes
 from rlx.runtime.compile import Compiler
@@ -134,11 +136,13 @@ def test_real_kernels_are_timed_and_checked() -> None:
             bench.prepare(target.tuning, cases[0])
 
 
-def test_the_weights_are_larger_than_any_cache(tmp_path: Path) -> None:
-    assert weight_bytes(tmp_path / "none") == 64 << 20
+def test_the_weights_are_larger_than_any_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "sys/devices/system/cpu/cpu0/cache"
+    monkeypatch.setattr(platform.current(), "cache_bytes", Linux(tmp_path).cache_bytes)
+    assert weight_bytes() == 64 << 20
     for index, size in enumerate(("32K", "100M\n", "?")):
-        (tmp_path / f"index{index}").mkdir()
-        (tmp_path / f"index{index}" / "size").write_text(size)
-    assert weight_bytes(tmp_path) == 200 << 20
-    (tmp_path / "index1" / "size").write_text("2G")
-    assert weight_bytes(tmp_path) == 512 << 20
+        (folder / f"index{index}").mkdir(parents=True)
+        (folder / f"index{index}" / "size").write_text(size)
+    assert weight_bytes() == 200 << 20
+    (folder / "index1" / "size").write_text("2G")
+    assert weight_bytes() == 512 << 20

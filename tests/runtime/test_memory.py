@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from resident import rss_bytes
 
+from rlx import platform
 from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool, runtime_llvm
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.machine import read_bandwidth
@@ -107,7 +108,7 @@ def test_a_negative_size_is_refused() -> None:
 @pytest.fixture(scope="module")
 def library() -> RuntimeLibrary:
     target = Target.host()
-    return RuntimeLibrary(compile_module(runtime_llvm(target.triple), target).code)
+    return RuntimeLibrary(compile_module(runtime_llvm(target.triple, platform.current().waits), target).code)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

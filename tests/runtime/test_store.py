@@ -12,20 +12,24 @@ import shutil
 import signal
 import socket
 import stat
-import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from filelock import FileLock
 
+from rlx import platform
 from rlx.errors import ArgumentError, CacheError
+from rlx.platform import Platform
+from rlx.platform.linux import Linux
+from rlx.platform.macos import Macos
+from rlx.platform.windows import Windows
 from rlx.runtime import eviction
-from rlx.runtime import folder as folders
 from rlx.runtime.entry import Entry
 from rlx.runtime.folder import Folder
 from rlx.runtime.key import CompileKey
@@ -749,7 +753,7 @@ def test_nothing_outside_is_removed_through_a_root_that_became_a_link(store: Sto
 
 def test_where_the_platform_has_no_descriptors_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Windows: paths and the checks that are left."""
-    monkeypatch.setattr(folders, "BY_DESCRIPTOR", False)
+    monkeypatch.setattr(platform.current(), "by_descriptor", False)
     store = Store(tmp_path / "cache")
     store.put(key(), FILES)
     store.write_file("note.txt", b"x")
@@ -780,9 +784,10 @@ def test_readable_for_others_is_fine(tmp_path: Path) -> None:
         ("linux", {"XDG_CACHE_HOME": "relative"}, "/h/.cache/rlx"),
         ("linux", {"XDG_CACHE_HOME": ""}, "/h/.cache/rlx"),
         ("linux", {}, "/h/.cache/rlx"),
-        ("darwin", {}, "/h/Library/Caches/rlx"),
-        ("win32", {"LOCALAPPDATA": "/l"}, "/l/rlx"),
-        ("win32", {}, "/h/AppData/Local/rlx"),
+        ("plain", {}, "/h/.cache/rlx"),
+        ("macos", {}, "/h/Library/Caches/rlx"),
+        ("windows", {"LOCALAPPDATA": "/l"}, "/l/rlx"),
+        ("windows", {}, "/h/AppData/Local/rlx"),
     ],
 )
 def test_the_default_folder(
@@ -792,7 +797,8 @@ def test_the_default_folder(
         monkeypatch.delenv(name, raising=False)
     for name, value in {"HOME": "/h", **variables}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "platform", system)
+    forms = {"linux": Linux(), "plain": Platform(), "macos": Macos(None), "windows": Windows(lambda name: MagicMock())}
+    monkeypatch.setattr(platform, "of", lambda name: forms[system])
     assert default_root().as_posix() == expected
 
 

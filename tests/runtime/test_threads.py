@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,8 +15,9 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
+from rlx import platform
 from rlx.backends.cpu.launch import threads
-from rlx.backends.cpu.launch.native import NativeCode
+from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool, runtime_llvm
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.target import Target
@@ -165,7 +167,7 @@ Step = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 @pytest.fixture(scope="module")
 def library() -> RuntimeLibrary:
     target = Target.host()
-    return RuntimeLibrary(compile_module(runtime_llvm(target.triple), target).code)
+    return RuntimeLibrary(compile_module(runtime_llvm(target.triple, platform.current().waits), target).code)
 
 
 @pytest.fixture(scope="module")
@@ -481,11 +483,12 @@ def test_a_forked_child_has_workers_of_its_own(library: RuntimeLibrary, steps: N
 def test_the_interpreter_ends_with_a_pool_open(idle: float) -> None:
     script = f"""
 import time
+from rlx import platform
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.launch.threads import RuntimeLibrary, WorkerPool, runtime_llvm
 target = Target.host()
-library = RuntimeLibrary(compile_module(runtime_llvm(target.triple), target).code)
+library = RuntimeLibrary(compile_module(runtime_llvm(target.triple, platform.current().waits), target).code)
 pools = [WorkerPool(n, library) for n in (1, 2, 4)]
 time.sleep({idle})
 print("done")
@@ -497,27 +500,35 @@ print("done")
 # ---------------------------------------------------------------------------------------------------- text
 
 
-TRIPLES = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "riscv64-unknown-linux-gnu", "arm64-apple-darwin24"]
+PLACES = [
+    ("x86_64-unknown-linux-gnu", "futex", "syscall"),
+    ("aarch64-unknown-linux-gnu", "futex", "syscall"),
+    ("riscv64-unknown-linux-gnu", "naps", "thrd_sleep"),
+    ("s390x-unknown-linux-gnu", "futex", "thrd_sleep"),  # no number of the call is known
+    ("arm64-apple-darwin24", "ulock", "___ulock_wait"),
+    ("x86_64-pc-windows-msvc-elf", "address", "WaitOnAddress"),
+]
 
 
-@pytest.mark.parametrize("triple", TRIPLES)
-def test_the_worker_loop_is_valid_for_other_machines(triple: str) -> None:
+@pytest.mark.parametrize(("triple", "how", "call"), PLACES)
+def test_the_worker_loop_is_valid_for_other_machines(triple: str, how: str, call: str) -> None:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    module = llvm.parse_assembly(runtime_llvm(triple))
+    module = llvm.parse_assembly(runtime_llvm(triple, how))
     module.verify()
     assembly = llvm.Target.from_triple(triple).create_target_machine(reloc="pic").emit_assembly(module)
     assert all(name in assembly for name in threads.SYMBOLS)
-    assert ("usleep" in assembly) == ("darwin" in triple)
+    calls = {"syscall", "thrd_sleep", "___ulock_wait", "WaitOnAddress"}
+    assert {name for name in calls if re.search(rf"(?<!\w){name}\b", assembly)} == {call}
 
 
-def test_an_unknown_system_is_named() -> None:
-    with pytest.raises(TargetError, match="windows"):
-        runtime_llvm("x86_64-pc-windows-msvc")
+def test_an_unknown_way_to_wait_is_named() -> None:
+    with pytest.raises(TargetError, match=r"no worker loop waits by 'yield'\. There are: futex, ulock, address, naps"):
+        runtime_llvm("x86_64-pc-windows-msvc", "yield")
 
 
 def test_an_object_that_does_not_load_is_named() -> None:
     target = Target.host()
-    good = compile_module(runtime_llvm(target.triple), target).code
+    good = compile_module(runtime_llvm(target.triple, platform.current().waits), target).code
     with pytest.raises(CompileError, match="does not load"):
         RuntimeLibrary(good[: len(good) // 2])

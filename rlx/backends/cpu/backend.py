@@ -11,7 +11,8 @@ import numpy as np
 from rlx.backends.base import Backend, Builder, Built, Code, Loadable, Lowered, OnKernel, Packer
 from rlx.backends.cpu import link, machine, steps
 from rlx.backends.cpu.calls import Units
-from rlx.backends.cpu.launch.native import NativeCode, NativeProgram
+from rlx.backends.cpu.launch.code import NativeCode
+from rlx.backends.cpu.launch.native import NativeProgram
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.layouts import packed_bytes, row_blocks
 from rlx.backends.cpu.target import Target

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from rlx import platform
 from rlx.backends.base import Builder, Files, Stored
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.launch.native import NativeCode
+from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.threads import RuntimeLibrary, runtime_llvm
 from rlx.backends.cpu.layouts import BLOCK_ROWS
 from rlx.backends.cpu.target import Target
@@ -117,13 +118,15 @@ def linear(builder: Builder, dtype: DType, k: int, act: str, *, single: bool) ->
 def worker_loop(builder: Builder) -> RuntimeLibrary:
     """The native worker loop."""
 
+    waits = platform.current().waits
+
     def build() -> Files:
-        return _compiled(builder.target, program=runtime_llvm(builder.target.triple))
+        return _compiled(builder.target, program=runtime_llvm(builder.target.triple, waits))
 
     def load(stored: Stored) -> RuntimeLibrary:
         return RuntimeLibrary(stored.read("program.o"))
 
-    return builder.once("the worker loop", build, load, kind="runtime", name="workers")
+    return builder.once("the worker loop", build, load, kind="runtime", name="workers", options={"waits": waits})
 
 
 def _compiled(target: Target, **texts: str) -> dict[str, bytes | str]:

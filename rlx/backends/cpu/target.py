@@ -6,22 +6,20 @@ and portable vector IR. Within a level, the machine's dot-product instructions (
 name such as `avx512-vnni-bf16` makes this machine run the code of a machine that lacks them. `describe()` and `tuning`
 together contain everything that changes code, so both belong in cache keys.
 
-Tile registers need permission from the operating system. This module requests it before it reports that the machine has
-them. The permission holds for the whole process, including threads that already run and children after a fork.
+Tile registers need permission from the operating system (`rlx.platform`). This module requests it before it reports
+that the machine has them. The permission holds for the whole process, including threads that already run and children
+after a fork.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx import env
+from rlx import env, platform
 from rlx.backends import backend
 from rlx.backends.base import Backend
 from rlx.backends.cpu.levels import (
@@ -40,8 +38,6 @@ from rlx.passes.capabilities import Capabilities
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.isa.base import Isa
-
-_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # the system call, ARCH_REQ_XCOMP_PERM, the state
 
 
 @dataclass(frozen=True)
@@ -187,22 +183,14 @@ def supported_levels(features: frozenset[str] | None = None) -> tuple[str, ...]:
 
 def cpu_count() -> int:
     """Physical cores that this process may use, by affinity and cgroup quota. Hyper-threads count once. At least 1."""
-    allowed = _affinity()
-    cores = len({_siblings(cpu) & allowed for cpu in allowed})
-    return max(1, int(min(cores, cgroup_quota())))
+    system = platform.current()
+    return max(1, int(min(system.cores(system.allowed_cpus()), system.cpu_quota())))
 
 
 def usable_cpus() -> float:
     """Logical CPUs that this process may use at a time: the smaller of its affinity and its cgroup quota."""
-    return min(len(_affinity()), cgroup_quota())
-
-
-def cgroup_quota(root: Path = Path("/")) -> float:
-    """CPUs that the cgroup (v1 or v2) of this process may use on average; infinity without a limit.
-
-    Every ancestor's limit counts, because the kernel enforces each of them.
-    """
-    return min([*_quotas_v2(root), *_quotas_v1(root)], default=float("inf"))
+    system = platform.current()
+    return min(len(system.allowed_cpus()), system.cpu_quota())
 
 
 @lru_cache(maxsize=1)
@@ -216,16 +204,9 @@ def _host() -> tuple[str, frozenset[str]]:
     features = with_implied(name for name, on in llvm.get_host_cpu_features().items() if on)
     if not features >= TILES:
         features -= TILES
-    elif not _tiles_permitted():
+    elif not platform.current().permit_tiles():
         features -= TILES | SLOW_BESIDE_TILES
-    return llvm.get_process_triple(), features
-
-
-def _tiles_permitted() -> bool:
-    """Requests the tile registers from the Linux kernel, for this process and its children. Other systems: false."""
-    if sys.platform != "linux":
-        return False
-    return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
+    return platform.current().triple(llvm.get_process_triple()), features
 
 
 @lru_cache(maxsize=1)
@@ -234,54 +215,3 @@ def _initialize_llvm() -> None:
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-
-
-def _affinity() -> frozenset[int]:
-    """Logical CPUs this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
-
-
-def _siblings(cpu: int) -> frozenset[int]:
-    """The logical CPUs that share the core of `cpu`; only `cpu` if the system does not report them."""
-    text = _read(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"))
-    return parse_cpu_list(text) if text else frozenset({cpu})
-
-
-def parse_cpu_list(text: str) -> frozenset[int]:
-    """The numbers of a kernel CPU list such as `0-3,8`."""
-    spans = [part.partition("-") for part in text.strip().split(",") if part]
-    return frozenset(cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1))
-
-
-def _quotas_v2(root: Path) -> list[float]:
-    folders = [folder for name, path in _groups(root) if name == "" for folder in _ancestors(path)]
-    texts = [_read(root / "sys/fs/cgroup" / folder / "cpu.max").split() for folder in folders]
-    return [int(t[0]) / int(t[1]) for t in texts if len(t) == 2 and t[0] != "max"]
-
-
-def _quotas_v1(root: Path) -> list[float]:
-    folders = [folder for name, path in _groups(root) if "cpu" in name.split(",") for folder in _ancestors(path)]
-    bases = [root / "sys/fs/cgroup" / mount / folder for mount in ("cpu", "cpu,cpuacct") for folder in folders]
-    pairs = [(_read(base / "cpu.cfs_quota_us"), _read(base / "cpu.cfs_period_us")) for base in bases]
-    return [int(quota) / int(period) for quota, period in pairs if quota and period and int(quota) > 0]
-
-
-def _groups(root: Path) -> list[tuple[str, str]]:
-    """Controllers and path of each hierarchy that this process is in; v2 has no controller names."""
-    lines = [line.split(":", 2) for line in _read(root / "proc/self/cgroup").splitlines()]
-    return [(line[1], line[2]) for line in lines if len(line) == 3]
-
-
-def _ancestors(path: str) -> list[str]:
-    """The folder, each folder above it and the mount itself. Inside a container the folder may not be visible."""
-    parts = [part for part in path.strip("/").split("/") if part]
-    return ["/".join(parts[:count]) for count in range(len(parts), -1, -1)]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.cpu.calls import Call
-from rlx.backends.cpu.launch.native import NativeCode
+from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.verify import difference
 from rlx.errors import CustomOpError
 from rlx.ir import dims

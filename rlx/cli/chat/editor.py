@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rlx import platform
 from rlx.cli.chat.commands import COMMANDS
 from rlx.cli.chat.lines import AGAIN, PROMPT, is_unfinished, message
 from rlx.cli.chat.settings import DEFAULT, Settings
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from prompt_toolkit.output import Output
 
 _GREETING = "a message, or /help"
-_LFLAG, _IFLAG, _CC = 3, 0, 6  # places in what termios.tcgetattr returns
 
 
 class Editor:
@@ -183,52 +180,20 @@ def _completer() -> Completer:
 
 
 @contextmanager
-def quiet_terminal(fd: int) -> Iterator[None]:
-    """Between two prompts nothing that is typed is shown or lost: it waits, byte by byte, for the next prompt.
-
-    Ctrl-C stays a signal, and does not throw away what was typed before it. A stop by Ctrl-Z and its end, and death by
-    a signal, leave the terminal as a shell expects it.
-    """
-    before = termios.tcgetattr(fd)
-    quiet = termios.tcgetattr(fd)
-    quiet[_LFLAG] = quiet[_LFLAG] & ~(termios.ECHO | termios.ICANON) | termios.ISIG | termios.NOFLSH
-    quiet[_IFLAG] &= ~termios.ICRNL  # Enter is what it is in the editor
-    quiet[_CC][termios.VMIN] = 1
-
-    def apply(*_: object) -> None:
-        termios.tcsetattr(fd, termios.TCSANOW, quiet)
-
-    def die(number: int, _: object) -> None:
-        termios.tcsetattr(fd, termios.TCSANOW, before)
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
-    handlers: dict[signal.Signals, Any] = {signal.SIGCONT: apply, signal.SIGTERM: die, signal.SIGHUP: die}
-    kept = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        apply()
-        yield
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
-        termios.tcsetattr(fd, termios.TCSANOW, before)
-
-
-@contextmanager
 def terminal_messages(interrupts: Interrupts, keep_history: bool) -> Iterator[Iterator[str]]:
     """Messages from the terminal that stdin is."""
     from prompt_toolkit.history import InMemoryHistory
     from prompt_toolkit.input import create_input
+    from prompt_toolkit.output import create_output
     from prompt_toolkit.output.vt100 import Vt100_Output
 
     from rlx.cli.chat.history import PrivateHistory, history_path
 
-    shown = sys.stdout if sys.stdout and sys.stdout.isatty() else sys.stderr
-    # Without questions about the cursor: their answers would come between what is typed ahead.
-    output = Vt100_Output.from_pty(shown, os.environ.get("TERM"))
-    output.enable_cpr = False
+    output = create_output(sys.stdout if sys.stdout and sys.stdout.isatty() else sys.stderr)
+    if isinstance(output, Vt100_Output):
+        output.enable_cpr = False  # no questions about the cursor: answers would come between what is typed ahead
     history = PrivateHistory(history_path()) if keep_history else InMemoryHistory()
-    with quiet_terminal(sys.stdin.fileno()):
+    with platform.current().quiet_terminal(sys.stdin.fileno()):
         try:
             yield Editor(create_input(sys.stdin), output, interrupts, history).messages()
         finally:

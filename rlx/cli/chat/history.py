@@ -9,6 +9,8 @@ from pathlib import Path
 
 from prompt_toolkit.history import FileHistory
 
+from rlx import platform
+
 _MOST_BYTES = 1 << 20  # of the file; the older half goes when it has grown beyond
 
 
@@ -48,10 +50,10 @@ class PrivateHistory(FileHistory):
         """Makes the file, closes it to others, and keeps it small."""
         assert self._path is not None
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-        handle = os.open(self._path, flags, 0o600)
+        more = platform.flags("O_NONBLOCK", "O_CLOEXEC", "O_NOFOLLOW", "O_BINARY")
+        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | more, 0o600)
         with os.fdopen(handle, "r+b") as file:
-            if os.fstat(handle).st_mode & 0o177:
+            if os.name == "posix" and os.fstat(handle).st_mode & 0o177:
                 os.fchmod(handle, 0o600)
             if (length := os.fstat(handle).st_size) > _MOST_BYTES:
                 file.seek(length - _MOST_BYTES // 2)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
-import re
-from pathlib import Path
+from platform import machine as this_machine
 
-from rlx import env
+from rlx import env, platform
 from rlx.cli.doctor.findings import Facts, Findings
 
-_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
 _BUSY = 0.5  # load per CPU from which measurements say little
 
 
@@ -25,7 +23,7 @@ def cpu(findings: Findings) -> Facts:
 
     host = host_features()
     levels = [level.name for level in architecture(get_process_triple()).supported(host)]
-    facts: Facts = {"model": machine(), "architecture": platform.machine(), "levels": levels}
+    facts: Facts = {"model": machine(), "architecture": this_machine(), "levels": levels}
     with findings.noting("RLX_TARGET", prevents=True):
         target = Target.host()
         use = feature_use(target, host)
@@ -52,7 +50,7 @@ def threads(findings: Findings) -> Facts:
     """The number of worker threads, and why it is that."""
     import warnings
 
-    from rlx.backends.cpu.target import cgroup_quota, cpu_count, usable_cpus
+    from rlx.backends.cpu.target import cpu_count, usable_cpus
     from rlx.runtime.limits import worker_count
 
     with warnings.catch_warnings(record=True) as caught:
@@ -60,8 +58,8 @@ def threads(findings: Findings) -> Facts:
         workers = worker_count()
     for warning in caught:
         findings.problem(str(warning.message), "unset RLX_THREADS")
-    quota, logical, cores = cgroup_quota(), os.cpu_count() or 1, cpu_count()
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
+    system, logical, cores = platform.current(), os.cpu_count() or 1, cpu_count()
+    quota, allowed = system.cpu_quota(), len(system.allowed_cpus())
     facts: Facts = {
         "workers": workers,
         "logical_cpus": logical,
@@ -94,7 +92,7 @@ def memory(findings: Findings) -> Facts:
     """Memory of the machine and of this process, and huge pages."""
     from rlx.runtime.pool_size import available_memory
 
-    huge = _huge_pages()
+    huge = platform.current().huge_pages()
     if huge == "never":
         hint = f"echo madvise > {_HUGE_PAGES} (as root); weights are then read with fewer misses of the TLB"
         findings.problem("transparent huge pages are off", hint)
@@ -106,12 +104,3 @@ def _total() -> int | None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # not on every system
         return None
-
-
-def _huge_pages() -> str | None:
-    """Linux' choice for transparent huge pages: always, madvise or never; None where the system does not say."""
-    try:
-        found = re.search(r"\[(\w+)\]", _HUGE_PAGES.read_text())
-    except OSError:
-        return None
-    return found and found[1]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, fields
 from functools import wraps
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from rlx import arguments, env
 from rlx.arguments import check_arguments
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rlx.sampling.options import Sample
     from rlx.weights.loader import WeightLoader
 
-    ModelSource = str | PathLike[str] | WeightLoader
+    ModelSource: TypeAlias = str | PathLike[str] | WeightLoader
 
 SLOTS = 32  # sequences at once: beyond it arithmetic is the limit, and more rows gain nothing
 STALL_MS = 200.0

@@ -6,7 +6,6 @@ was interrupted is continued, and one of another input is refused.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -17,11 +16,13 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
+from rlx import platform
 from rlx.errors import BatchError, OutputError
 from rlx.serve.batch.source import Source
 
 SYNC_SECONDS = 1.0  # at most so much work is lost when the power fails; when the process dies nothing is
 
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | platform.flags("O_CLOEXEC", "O_BINARY")
 _BEGIN = b'{"id": "batch_req_'
 _ID = re.compile(r"batch_req_(\d+)_([0-9a-f]{16})")
 
@@ -63,19 +64,15 @@ class Results:
 
     def _opened(self, path: str) -> int:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(path, _FLAGS, 0o666)
         except OSError as error:
             raise OutputError(f"the file cannot be written: {error.strerror}", where=path) from error
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise OutputError("this is not a regular file", where=path, hint="use - for stdout")
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if platform.current().lock(descriptor) is False:
             os.close(descriptor)
-            raise BatchError("another process writes to this file", where=path, hint="wait for its end") from None
-        except OSError:  # some network file systems have no locks
-            pass
+            raise BatchError("another process writes to this file", where=path, hint="wait for its end")
         return descriptor
 
     def _continue(self) -> None:

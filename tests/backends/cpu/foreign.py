@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from rlx.backends.cpu.kernel import Kernel
-from rlx.backends.cpu.launch.native import NativeCode
+from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.target import Target
 
 EMULATOR = os.environ.get("RLX_TEST_EMULATOR", "")  # command of qemu-user
@@ -154,10 +154,10 @@ def _skip_whole_programs() -> None:
     """Skips tests that load objects of the other machine into this process: they test more than a kernel."""
     load = NativeCode.__init__
 
-    def checked(self: NativeCode, objects: Iterable[bytes], symbols: list[str]) -> None:
+    def checked(self: NativeCode, objects: Iterable[bytes], *more: Any) -> None:
         found = list(objects)
         if any(code[18:20] == _ELF_AARCH64 for code in found):
             pytest.skip("runs a whole program")
-        load(self, found, symbols)
+        load(self, found, *more)
 
     NativeCode.__init__ = checked  # type: ignore[method-assign]

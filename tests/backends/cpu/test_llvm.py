@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlx.backends.cpu import llvm
-from rlx.backends.cpu.launch.native import NativeCode
+from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.llvm import Compiled, Modules, compile_module
 from rlx.backends.cpu.target import Target
 from rlx.errors import CompileError

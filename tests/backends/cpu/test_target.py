@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from inspect import unwrap
-from pathlib import Path
 
 import pytest
 
+from rlx import platform
 from rlx.backends.cpu import target as targets
 from rlx.backends.cpu.levels import LEVELS, TILES, X86, architecture, with_implied
-from rlx.backends.cpu.target import Target, cgroup_quota, cpu_count, supported_levels
+from rlx.backends.cpu.target import Target, cpu_count, supported_levels
 from rlx.errors import TargetError
 
 REQUIRED = {level.name: level.required for level in X86.levels}
@@ -128,52 +128,10 @@ def test_tiles_count_where_the_kernel_permits_them(permitted: bool, monkeypatch:
 
     monkeypatch.setattr(llvm, "get_process_triple", lambda: "x86_64-unknown-linux-gnu")
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: dict.fromkeys(REQUIRED["amx"], True))
-    monkeypatch.setattr(targets, "_tiles_permitted", lambda: permitted)
+    monkeypatch.setattr(platform.current(), "permit_tiles", lambda: permitted)
     features = unwrap(targets._host)()[1]
     assert [level.name for level in X86.supported(features)] == list(X86.names if permitted else X86.names[:-1])
     assert ("avx512bf16" in features) == permitted  # tiles round with it; without them f32 is faster
-
-
-def test_the_kernel_grants_tiles_exactly_where_the_processor_has_them() -> None:
-    processor = Path("/proc/cpuinfo")
-    assert targets._tiles_permitted() == (processor.exists() and "amx_tile" in processor.read_text())
-
-
-def write(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
-
-
-@pytest.mark.parametrize(
-    ("files", "quota"),
-    [
-        ({}, float("inf")),
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}, float("inf")),
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "250000 100000\n"}, 2.5),
-        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/b/cpu.max": "max 1", "sys/fs/cgroup/a/cpu.max": "3 2"}, 1.5),
-        ({"proc/self/cgroup": "0::/gone\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 0.5),
-        (
-            {
-                "proc/self/cgroup": "3:cpu,cpuacct:/job\n0::/\n",
-                "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "765000\n",
-                "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000\n",
-            },
-            7.65,
-        ),
-        (
-            {
-                "proc/self/cgroup": "1:cpu:/\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            float("inf"),
-        ),
-    ],
-)  # fmt: skip
-def test_cgroup_quota(files: dict[str, str], quota: float, tmp_path: Path) -> None:
-    assert cgroup_quota(write(tmp_path, files)) == quota
 
 
 @pytest.mark.parametrize(
@@ -184,15 +142,11 @@ def test_cores_are_physical_allowed_and_within_the_quota(
     allowed: int, quota: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Eight logical CPUs, two a core: 0-1, 2-3, 4-5, 6-7."""
-    monkeypatch.setattr(targets, "_affinity", lambda: frozenset(range(allowed)))
-    monkeypatch.setattr(targets, "_siblings", lambda cpu: frozenset({cpu // 2 * 2, cpu // 2 * 2 + 1}))
-    monkeypatch.setattr(targets, "cgroup_quota", lambda: quota)
+    system = platform.current()
+    monkeypatch.setattr(system, "allowed_cpus", lambda: frozenset(range(allowed)))
+    monkeypatch.setattr(system, "cores", lambda cpus: len({cpu // 2 for cpu in cpus}))
+    monkeypatch.setattr(system, "cpu_quota", lambda: quota)
     assert cpu_count() == count
-
-
-def test_cpu_lists() -> None:
-    assert targets.parse_cpu_list("0-3,8\n") == {0, 1, 2, 3, 8}
-    assert targets.parse_cpu_list("5") == {5}
 
 
 def on(monkeypatch: pytest.MonkeyPatch, triple: str, *features: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlx.backends.cpu.calls import Units
-from rlx.backends.cpu.launch.native import NativeCode
+from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.llvm import compile_module
 from rlx.backends.cpu.llvm_text import Text
 from rlx.backends.cpu.target import Target

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from rlx.backends.cpu.launch.loop_drafts import DRAFTS
 from rlx.backends.cpu.launch.loop_functions import CLOCKS, READ, REPEAT
+from rlx.backends.cpu.launch.waits import waits
+from rlx.backends.cpu.levels import architecture
 from rlx.backends.cpu.llvm_text import fill
-from rlx.errors import TargetError
 
 SYMBOLS = (
     "rlx_barrier", "rlx_phase", "rlx_worker", "rlx_run", "rlx_share", "rlx_read", "rlx_cycles", "rlx_repeat",
@@ -40,20 +41,12 @@ _TEMPLATE = """; The worker loop of rlx.
 target triple = "$triple"
 
 $declarations
-declare i32 @clock_gettime(i32, ptr)
 declare void @llvm.prefetch.p0(ptr, i32 immarg, i32 immarg, i32 immarg)
 declare i64 @llvm.vector.reduce.add.v8i64(<8 x i64>)
 
-; Nanoseconds of the monotonic clock.
+; Nanoseconds of a clock.
 define internal i64 @now() nounwind {
-  %time = alloca { i64, i64 }, align 8
-  %rc = call i32 @clock_gettime(i32 $clock, ptr %time)
-  %seconds = load i64, ptr %time, align 8
-  %rest.at = getelementptr inbounds i8, ptr %time, i64 8
-  %rest = load i64, ptr %rest.at, align 8
-  %whole = mul i64 %seconds, 1000000000
-  %ns = add i64 %whole, %rest
-  ret i64 %ns
+$now
 }
 
 ; Change a signal and wake its sleepers. seq_cst here and in @await: either the waiter sees the new value before it
@@ -102,6 +95,8 @@ no:
 ; Wait until the signal's value differs from %old: spin for %spin ns, then sleep.
 define internal void @await(ptr %signal, i32 %old, i64 %spin) nounwind noinline {
 entry:
+  %expected.at = alloca [24 x i8], align 8        ; the old value, and a time
+  store i32 %old, ptr %expected.at, align 8
   %came = call i1 @look(ptr %signal, i32 %old, i64 %spin)
   br i1 %came, label %out, label %sleep
 $sleep
@@ -310,74 +305,30 @@ _PLACES = """  %spin.at = getelementptr inbounds i8, ptr %pool, i64 16
   %done.at = getelementptr inbounds i8, ptr %pool, i64 $done
   %finished.at = getelementptr inbounds i8, ptr %pool, i64 $finished"""
 
-# `sleepers` counts threads that sleep in the kernel. The waking thread subtracts those that it wakes, so it makes no
-# further system calls while they wait for a CPU.
-_SLEEP_FUTEX = """sleep:
-  %sleepers.at = getelementptr inbounds i8, ptr %signal, i64 4
-  %asleep.before = atomicrmw add ptr %sleepers.at, i32 1 seq_cst, align 4
-  %value = load atomic i32, ptr %signal seq_cst, align 8
-  %same = icmp eq i32 %value, %old
-  br i1 %same, label %sleep.in, label %sleep.off
-sleep.in:                                         ; FUTEX_WAIT_PRIVATE: the kernel checks the value once more
-  %expected = zext i32 %old to i64
-  %rc = call i64 (i64, ...) @syscall(i64 $call, ptr %signal, i64 128, i64 %expected, ptr null)
-  %woken = icmp eq i64 %rc, 0
-  br i1 %woken, label %sleep.look, label %sleep.off
-sleep.off:
-  %asleep.after = atomicrmw sub ptr %sleepers.at, i32 1 seq_cst, align 4
-  br label %sleep.look
-sleep.look:
-  %value.late = load atomic i32, ptr %signal acquire, align 8
-  %still = icmp eq i32 %value.late, %old
-  br i1 %still, label %sleep, label %out"""
 
-_WAKE_FUTEX = """  %sleepers.at = getelementptr inbounds i8, ptr %signal, i64 4
-  %asleep = load atomic i32, ptr %sleepers.at seq_cst, align 4
-  %any = icmp ne i32 %asleep, 0
-  br i1 %any, label %wake, label %out
-wake:                                             ; FUTEX_WAKE_PRIVATE: all sleepers
-  %woken = call i64 (i64, ...) @syscall(i64 $call, ptr %signal, i64 129, i64 2147483647)
-  %woken.narrow = trunc i64 %woken to i32
-  %asleep.after = atomicrmw sub ptr %sleepers.at, i32 %woken.narrow seq_cst, align 4
-  br label %out"""
-
-_SLEEP_NAPS = """sleep:                                            ; without a futex: naps that grow to 2 ms
-  %nap = phi i32 [ 1, %entry ], [ %nap.next, %sleep ]
-  %napped = call i32 @usleep(i32 %nap)
-  %nap.twice = shl i32 %nap, 1
-  %nap.long = icmp ugt i32 %nap.twice, 2000
-  %nap.next = select i1 %nap.long, i32 2000, i32 %nap.twice
-  %value = load atomic i32, ptr %signal acquire, align 8
-  %still = icmp eq i32 %value, %old
-  br i1 %still, label %sleep, label %out"""
-
-_WAKE_NAPS = "  br label %out"
-
-_MONOTONIC = {"linux": 1, "darwin": 6}  # CLOCK_MONOTONIC
-_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98}  # SYS_futex
-
-
-def runtime_llvm(triple: str) -> str:
+def runtime_llvm(triple: str, how: str) -> str:
     """LLVM assembly of the functions in `SYMBOLS` for a target triple.
 
+    Args:
+        how: the way to wait, one of `rlx.backends.cpu.launch.waits.WAITS`.
+
     Raises:
-        TargetError: no worker loop is known for the triple's operating system.
+        TargetError: there is no such way.
     """
     from rlx.backends.cpu.isa import for_triple  # imports llvmlite, which is slow
 
-    arch, system = _parse(triple)
-    pause, futex = for_triple(triple).pause, _FUTEX.get(arch) if system == "linux" else None
-    wait = "declare i32 @usleep(i32)" if futex is None else "declare i64 @syscall(i64, ...)"
+    arch = architecture(triple).name
+    pause, parts = for_triple(triple).pause, waits(how, arch)
     hint = f"declare void {pause.replace('i32 1', 'i32 immarg')}" if pause else ""
     return fill(
         _TEMPLATE,
         triple=triple,
         places=fill(_PLACES, **OFFSETS),
-        declarations=f"{wait}\n{hint}",
-        clock=_MONOTONIC[system],
+        declarations=f"{parts.declarations}\n{hint}",
+        now=parts.now,
         pause=f"call void {pause}" if pause else "",
-        sleep=_SLEEP_NAPS if futex is None else fill(_SLEEP_FUTEX, call=futex),
-        wake=_WAKE_NAPS if futex is None else fill(_WAKE_FUTEX, call=futex),
+        sleep=parts.sleep,
+        wake=parts.wake,
         read=READ,
         clocks=CLOCKS,
         repeat=REPEAT,
@@ -388,13 +339,3 @@ def runtime_llvm(triple: str) -> str:
         inside=INSIDE,
         **OFFSETS,
     )
-
-
-def _parse(triple: str) -> tuple[str, str]:
-    """'x86_64-unknown-linux-gnu' -> ('x86_64', 'linux')."""
-    arch, *rest = triple.split("-")
-    words = {"linux": "linux", "darwin": "darwin", "macosx": "darwin"}
-    found = [system for part in rest for word, system in words.items() if part.startswith(word)]
-    if not found:
-        raise TargetError(f"no worker loop for the triple {triple!r}", hint="rlx runs on Linux and macOS")
-    return {"amd64": "x86_64", "arm64": "aarch64"}.get(arch, arch), found[0]

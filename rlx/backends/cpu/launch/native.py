@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,45 +13,13 @@ import numpy as np
 from rlx.backends.base import Program, StepLog, TokenRun
 from rlx.backends.cpu.context import CONTEXT
 from rlx.backends.cpu.launch.clocks import ClockLog
+from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.loop_functions import FIXED, VARYING
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.work_stealing import counter_bytes
 from rlx.backends.memory import AlignedBuffer
-from rlx.errors import CompileError
 
-_names = itertools.count()
 _NOWHERE = np.zeros(64, np.int64)  # dummy memory for inputs and symbols that a program lacks
-
-
-class NativeCode:
-    """Object code loaded into this process. The code is freed with this object.
-
-    Args:
-        objects: object files, which may call each other.
-        symbols: functions that Python calls.
-
-    Raises:
-        CompileError: the objects do not load.
-    """
-
-    def __init__(self, objects: Iterable[bytes], symbols: list[str]) -> None:
-        import llvmlite.binding as llvm
-
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        builder = llvm.JITLibraryBuilder().add_current_process()
-        for code in objects:
-            builder.add_object_img(code)
-        for symbol in symbols:
-            builder.export_symbol(symbol)
-        # JITLink places an object's sections side by side. LLVM's older loader may map them more than 2 GiB apart when
-        # a model fills the address space, and then aborts the process.
-        self._jit = llvm.create_lljit_compiler(use_jit_link=True)
-        try:
-            self._tracker = builder.link(self._jit, f"rlx{next(_names)}")
-        except RuntimeError as error:
-            raise CompileError(f"object code does not load: {error}", hint="Run `rlx cache verify`.") from error
-        self.addresses = {symbol: int(self._tracker[symbol]) for symbol in symbols}
 
 
 class NativeProgram(Program):

@@ -11,16 +11,18 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from rlx import platform
+from rlx.backends.cpu.launch.code import NativeCode
 from rlx.backends.cpu.launch.loop import CLOSED, OFFSETS, POOL_BYTES, SYMBOLS, runtime_llvm
 from rlx.backends.cpu.target import usable_cpus
 from rlx.backends.memory import AlignedBuffer
-from rlx.errors import ArgumentError, BusyError, CompileError, ResourceError
+from rlx.errors import ArgumentError, BusyError, ResourceError
 
 __all__ = ["SYMBOLS", "RuntimeLibrary", "WorkerPool", "runtime_llvm"]
 
@@ -38,6 +40,7 @@ class RuntimeLibrary:
 
     Args:
         object_bytes: object code of `runtime_llvm` for this machine.
+        imports: addresses of functions of the system; by default those that the platform names.
 
     Attributes:
         symbols: the address of each function in `SYMBOLS`; programs import `rlx_phase` and `rlx_barrier` from here.
@@ -46,20 +49,10 @@ class RuntimeLibrary:
         CompileError: the object does not load.
     """
 
-    def __init__(self, object_bytes: bytes) -> None:
-        import llvmlite.binding as llvm
-
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        self._jit = llvm.create_lljit_compiler(use_jit_link=True)
-        builder = llvm.JITLibraryBuilder().add_object_img(object_bytes).add_current_process()
-        for name in SYMBOLS:
-            builder.export_symbol(name)
-        try:
-            self._tracker = builder.link(self._jit, "rlx_runtime")
-        except RuntimeError as error:
-            raise CompileError(f"the worker loop does not load: {error}", hint="Run `rlx cache verify`") from error
-        self.symbols = {name: int(self._tracker[name]) for name in SYMBOLS}
+    def __init__(self, object_bytes: bytes, imports: Mapping[str, int] | None = None) -> None:
+        imports = platform.current().symbols() if imports is None else imports
+        self._code = NativeCode([object_bytes], SYMBOLS, "the worker loop", imports)
+        self.symbols = self._code.addresses
         pointer, index = ctypes.c_void_p, ctypes.c_int64
         start = ctypes.CFUNCTYPE(None, pointer, pointer, pointer)
         self.repeat = ctypes.CFUNCTYPE(index, pointer, pointer)(self.symbols["rlx_repeat"])

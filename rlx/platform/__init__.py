@@ -1,0 +1,46 @@
+"""The operating system as rlx uses it: one object, with a form for Linux, macOS, Windows, and a plain one.
+
+Beside the pipeline: every part may ask `current()`. Nothing else in rlx names a system call, a file of `/proc`, or a
+module that only some systems have. The plain form needs Python and C's standard library only. It is what runs on
+systems without a form of their own, and everywhere with `RLX_PLATFORM=plain`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache, reduce
+from operator import or_
+
+from rlx import env
+from rlx.platform.base import Platform
+
+__all__ = ["Platform", "current", "flags", "of"]
+
+
+def current() -> Platform:
+    """The form of this process."""
+    return of("plain" if env.plain_platform() else sys.platform)
+
+
+def flags(*names: str) -> int:
+    """Flags of `os.open` by name, such as "O_NOFOLLOW"; those that this system lacks are left out."""
+    return reduce(or_, (getattr(os, name, 0) for name in names), 0)
+
+
+@cache
+def of(system: str) -> Platform:
+    """The form of a system, by its name in `sys.platform`; the plain one for others."""
+    if system == "linux":
+        from rlx.platform.linux import Linux
+
+        return Linux()
+    if system == "darwin":
+        from rlx.platform.macos import Macos
+
+        return Macos()
+    if system == "win32":
+        from rlx.platform.windows import Windows
+
+        return Windows()
+    return Platform()

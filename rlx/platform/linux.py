@@ -1,0 +1,175 @@
+"""Linux: affinity, cgroups, `/proc` and `/sys`, futex, huge pages, the permission to use tile registers."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import mmap
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlx import env
+from rlx.errors import RlxError
+from rlx.platform.posix import Posix
+
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # the system call, ARCH_REQ_XCOMP_PERM, the state
+_UNLIMITED = 1 << 60  # cgroups of version 1 say so with a number near 2^63
+_V1_MEMORY, _V2_MEMORY = ("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")
+_INFO_BYTES = 4096  # of /proc/cpuinfo; it repeats everything per core
+
+
+class Linux(Posix):
+    """The form of Linux.
+
+    Args:
+        root: where `proc` and `sys` lie.
+    """
+
+    name = "linux"
+    waits = "futex"
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+
+    # -- processors ---------------------------------------------------------------------------------------------------
+
+    def allowed_cpus(self) -> frozenset[int]:
+        return frozenset(os.sched_getaffinity(0))
+
+    def cores(self, cpus: frozenset[int]) -> int:
+        return len({self._siblings(cpu) & cpus for cpu in cpus})
+
+    def _siblings(self, cpu: int) -> frozenset[int]:
+        """The logical CPUs that share the core of `cpu`; only `cpu` if the system does not report them."""
+        text = _read(self._root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        return parse_cpu_list(text) if text else frozenset({cpu})
+
+    def cpu_quota(self) -> float:
+        """The quota of the cgroup (v1 or v2). Every ancestor's limit counts: the kernel enforces each of them."""
+        return min([*self._quotas_v2(), *self._quotas_v1()], default=math.inf)
+
+    def _quotas_v2(self) -> list[float]:
+        folders = [folder for name, path in self._groups() if name == "" for folder in _ancestors(path)]
+        texts = [_read(self._root / "sys/fs/cgroup" / folder / "cpu.max").split() for folder in folders]
+        return [int(t[0]) / int(t[1]) for t in texts if len(t) == 2 and t[0] != "max"]
+
+    def _quotas_v1(self) -> list[float]:
+        folders = [folder for name, path in self._groups() if "cpu" in name.split(",") for folder in _ancestors(path)]
+        mounts = [self._root / "sys/fs/cgroup" / mount for mount in ("cpu", "cpu,cpuacct")]
+        bases = [mount / folder for mount in mounts for folder in folders]
+        pairs = [(_read(base / "cpu.cfs_quota_us"), _read(base / "cpu.cfs_period_us")) for base in bases]
+        return [int(quota) / int(period) for quota, period in pairs if quota and period and int(quota) > 0]
+
+    def _groups(self) -> list[tuple[str, str]]:
+        """Controllers and path of each hierarchy that this process is in; v2 has no controller names."""
+        lines = [line.split(":", 2) for line in _read(self._root / "proc/self/cgroup").splitlines()]
+        return [(line[1], line[2]) for line in lines if len(line) == 3]
+
+    def processor(self) -> str | None:
+        with (
+            contextlib.suppress(OSError),
+            open(self._root / "proc/cpuinfo", encoding="utf-8", errors="replace") as file,
+        ):
+            for line in file.read(_INFO_BYTES).splitlines():
+                name, _, value = line.partition(":")
+                if name.strip() == "model name":
+                    return value.strip()
+        return None
+
+    def cache_bytes(self) -> list[int]:
+        return list(self._caches())
+
+    def _caches(self) -> Iterator[int]:
+        for path in (self._root / "sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+            with contextlib.suppress(OSError, RlxError):
+                yield env.parse_size(path.read_text(), str(path))
+
+    def permit_tiles(self) -> bool:
+        """Asks the kernel for tile registers, for this process and its children, and threads that run already."""
+        if os.uname().machine != "x86_64":
+            return False
+        return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0)
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def advise_huge(self, memory: mmap.mmap, start: int, nbytes: int) -> None:
+        with contextlib.suppress(OSError):  # a kernel without huge pages: the memory works, reads are slower
+            memory.madvise(mmap.MADV_HUGEPAGE, start, nbytes)
+
+    def huge_pages(self) -> str | None:
+        found = re.search(r"\[(\w+)\]", _read(self._root / "sys/kernel/mm/transparent_hugepage/enabled"))
+        return found and found[1]
+
+    def zero(self, memory: mmap.mmap, start: int, nbytes: int) -> bool:
+        memory.madvise(mmap.MADV_DONTNEED, start, nbytes)
+        return True
+
+    def release(self, memory: mmap.mmap, start: int, nbytes: int) -> None:
+        memory.madvise(mmap.MADV_DONTNEED, start, nbytes)
+
+    def available_memory(self) -> float:
+        """The least of: what the system calls available, what each level of the cgroup (v1 or v2) leaves, and what the
+        limit of the address space leaves.
+        """
+        return min(self._free(), *self._groups_leave(), self._address_space())
+
+    def _free(self) -> float:
+        for line in _lines(self._root / "proc/meminfo"):
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+        return math.inf
+
+    def _groups_leave(self) -> list[float]:
+        """What each level of the cgroup leaves; page cache that can be dropped counts as free."""
+        found = [math.inf]
+        for names, path in self._groups():
+            if names == "" or "memory" in names.split(","):
+                base = self._root / "sys/fs/cgroup" / ("memory" if names else "")
+                files = _V1_MEMORY if names else _V2_MEMORY
+                found += [_left(base / folder, *files) for folder in _ancestors(path)]
+        return found
+
+    def _address_space(self) -> float:
+        pages = _lines(self._root / "proc/self/statm")
+        return self.address_space(int(pages[0].split()[0]) * mmap.PAGESIZE) if pages else math.inf
+
+
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """The numbers of a kernel CPU list such as `0-3,8`."""
+    spans = [part.partition("-") for part in text.strip().split(",") if part]
+    return frozenset(cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1))
+
+
+def _ancestors(path: str) -> list[str]:
+    """The folder, each folder above it and the mount itself. Inside a container the folder may not be visible."""
+    parts = [part for part in path.strip("/").split("/") if part]
+    return ["/".join(parts[:count]) for count in range(len(parts), -1, -1)]
+
+
+def _left(folder: Path, limit_file: str, used_file: str) -> float:
+    limit, used = (_number(folder / name) for name in (limit_file, used_file))
+    if limit is None or used is None or limit >= _UNLIMITED:
+        return math.inf
+    rows = dict(line.split(maxsplit=1) for line in _lines(folder / "memory.stat") if " " in line)
+    cached = int(rows.get("inactive_file", rows.get("total_inactive_file", 0)))
+    return max(0, limit - used + cached)
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None if there is no file, or it says "max"."""
+    text = _read(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _lines(path: Path) -> list[str]:
+    return _read(path).splitlines()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,108 @@
+"""What Linux and macOS share: locks of files, limits of processes, terminals, `poll`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import math
+import mmap
+import os
+import resource
+import select
+import signal
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from rlx.platform.base import Platform
+from rlx.platform.pipes import Pipes, PollPipes
+
+_LFLAG, _IFLAG, _CC = 3, 0, 6  # places in what termios.tcgetattr returns
+
+
+class Posix(Platform):
+    """A system with the interfaces of POSIX."""
+
+    name = "posix"
+    limits_children = by_descriptor = True
+
+    def reserve(self, nbytes: int) -> mmap.mmap:
+        # Private: Python's default is shared memory, which a forked child would modify and which gets no huge pages.
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+    def read_ahead(self, memory: mmap.mmap) -> None:
+        memory.madvise(mmap.MADV_WILLNEED)
+
+    def address_space(self, used: float) -> float:
+        """Bytes that the limit of the address space (`ulimit -v`) leaves, if `used` are in use."""
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        return math.inf if limit == resource.RLIM_INFINITY else max(0, limit - used)
+
+    def lock(self, descriptor: int, *, shared: bool = False, wait: bool = False) -> bool | None:
+        kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, kind)
+        except BlockingIOError:
+            return False
+        except OSError:  # some network file systems have no locks
+            return None
+        return True
+
+    def open_files(self) -> int:
+        return max(0, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+    def child_options(self) -> Mapping[str, Any]:
+        return {"process_group": 0}
+
+    def pipes(self, process: subprocess.Popen[bytes]) -> Pipes:
+        return PollPipes(process)
+
+    @contextlib.contextmanager
+    def quiet_terminal(self, fd: int) -> Iterator[None]:
+        """Between two prompts nothing that is typed is shown or lost: it waits, byte by byte, for the next prompt.
+
+        Ctrl-C stays a signal, and does not throw away what was typed before it. A stop by Ctrl-Z and its end, and death
+        by a signal, leave the terminal as a shell expects it.
+        """
+        import termios
+
+        before = termios.tcgetattr(fd)
+        quiet = termios.tcgetattr(fd)
+        quiet[_LFLAG] = quiet[_LFLAG] & ~(termios.ECHO | termios.ICANON) | termios.ISIG | termios.NOFLSH
+        quiet[_IFLAG] &= ~termios.ICRNL  # Enter is what it is in the editor
+        quiet[_CC][termios.VMIN] = 1
+
+        def apply(*_: object) -> None:
+            termios.tcsetattr(fd, termios.TCSANOW, quiet)
+
+        def die(number: int, _: object) -> None:
+            termios.tcsetattr(fd, termios.TCSANOW, before)
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+        handlers: dict[signal.Signals, Any] = {signal.SIGCONT: apply, signal.SIGTERM: die, signal.SIGHUP: die}
+        kept = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            apply()
+            yield
+        finally:
+            for number, handler in kept.items():
+                signal.signal(number, handler)
+            termios.tcsetattr(fd, termios.TCSANOW, before)
+
+    def wait_readable(self, fds: Iterable[int], seconds: float | None = None) -> list[int] | None:
+        return select.select(list(fds), [], [], seconds)[0]
+
+    @contextlib.contextmanager
+    def on_signals(
+        self, loop: asyncio.AbstractEventLoop, numbers: Iterable[int], act: Callable[[], object]
+    ) -> Iterator[None]:
+        chosen = list(numbers)
+        for number in chosen:
+            loop.add_signal_handler(number, act)
+        try:
+            yield
+        finally:
+            for number in chosen:
+                loop.remove_signal_handler(number)
