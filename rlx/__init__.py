@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from rlx.text.tool_calls import ToolCall, ToolCallDelta
     from rlx.tracing import trace
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     **dict.fromkeys(("Answer", "FinishReason", "Generation", "Handle", "Request"), "rlx.runners"),

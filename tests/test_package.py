@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +47,8 @@ def python(*args: str) -> str:
 
 
 def test_version_is_the_projects_own() -> None:
-    assert PROJECT["version"] in python("-m", "rlx", "--version")
-    assert metadata.version("rlx") == PROJECT["version"]
+    """That of the installed packages is checked by tools/release.py; an editable one may be older than its tree."""
+    assert python("-m", "rlx", "--version").strip() == f"rlx {PROJECT['version']}"
 
 
 def test_help_names_the_commands() -> None:

@@ -102,6 +102,11 @@ def _try(file: Path) -> None:
         venv.create(folder, with_pip=True)
         python = str(Path(folder) / ("Scripts" if sys.platform == "win32" else "bin") / "python")
         _run(python, "-m", "pip", "install", "--quiet", str(file), cwd=folder)
+        named = _run(
+            python, "-c", "import rlx, importlib.metadata as m; print(rlx.__version__, m.version('rlx'))", cwd=folder
+        )
+        if named.split() != [version()] * 2:
+            raise ReleaseError(f"{file.name}: its versions are {named.strip()}, not {version()}")
         told = _run(python, "-m", "rlx", "run", "What is 27 + 45?", "--no-stdin", cwd=folder)
         if "27 + 45 = 72." not in told:
             raise ReleaseError(f"{file.name}: the demo model says {told!r}")

@@ -1,6 +1,6 @@
 """Draws the pictures of the report that the documentation shows: `python tools/site/pictures.py REPORT`.
 
-REPORT is a page that `rlx report --measure` wrote. Needs Playwright and Chromium (`make test-page` says how to get them).
+REPORT is a page that `rlx report --measure` wrote. It needs Playwright and Chromium (`make test-page`).
 Measure on a machine that does nothing else.
 """
 

@@ -43,7 +43,17 @@ GROUPS = (
     Group(
         "The compiler",
         "reference/compiler.md",
-        ("rlx.ir.graph", "rlx.ir.dims", "rlx.ir.custom", "rlx.profile", "rlx.backends", "rlx.runtime", "rlx.passes", "rlx.scalars"),
+        (
+            "rlx.ir.graph",
+            "rlx.ir.dims",
+            "rlx.ir.custom",
+            "rlx.profile",
+            "rlx.backends",
+            "rlx.runtime",
+            "rlx.passes",
+            "rlx.scalars",
+            "rlx.tracing",
+        ),
         "Graphs, programs, targets, the compile cache and sessions. [The compiler](../compiler.md) shows them at work.",
     ),
     Group("Operations", "reference/ops.md", ("rlx.ops",), "The functions that make the nodes of a graph."),
