@@ -110,22 +110,17 @@ def _run_python(call: Call, op: CustomOp, operands: list[Array], expected: Array
     where, count = f"custom op {op.name}, kernel", _Count()
     out = np.zeros(expected.size, np.int32 if expected.dtype.kind in "iub" else np.float32)
     buffers = [_Checked(name, where, x, count) for name, x in zip(op.operands, operands, strict=True)]
-    constants = [_constant(call, op, name, sizes) for name in op.constants]
+    extents = [dims.value(d, sizes) for d in call.extents]
     try:
         with np.errstate(all="ignore"):
             result = _Checked("out", where, out, count, writes=True)
-            call.kernel.python(*buffers, result, 0, _units(call, sizes), *constants)
+            call.kernel.python(*buffers, result, *extents, 0, _units(call, sizes))
     except (_Enough, ArithmeticError):
         return  # native code has no such errors; its result is compared
     except CustomOpError:
         raise
     except Exception as error:  # whatever a user's function raises
         raise CustomOpError(f"it raised {type(error).__name__}: {error}", where=where) from error
-
-
-def _constant(call: Call, op: CustomOp, name: str, sizes: dict[str, int]) -> Any:
-    found = {**dict(call.node.attrs), **op.sizes(call.node)}[name]
-    return np.float32(found) if isinstance(found, float) else dims.value(found, sizes)
 
 
 def _run_native(

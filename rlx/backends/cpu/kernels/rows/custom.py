@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from functools import lru_cache
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 from rlx.backends.cpu.kernel import Kernel, once, symbol
 from rlx.backends.cpu.loops import SUM_FLAGS, callees, readable
@@ -29,8 +29,12 @@ _HINT = (
 )
 
 
+#: (name, value) of each parameter after `end`; None for a size that is known at run time.
+Constants: TypeAlias = tuple[tuple[str, int | float | None], ...]
+
+
 @once
-def custom(op: CustomOp, constants: tuple[tuple[str, int | float | None], ...]) -> Kernel:
+def custom(op: CustomOp, constants: Constants) -> Kernel:
     """A kernel of an op. Buffers: the operands, out. Extents: the constants whose value is None.
 
     Args:
@@ -59,14 +63,27 @@ def custom(op: CustomOp, constants: tuple[tuple[str, int | float | None], ...]) 
     name = symbol(op.name, text)
     shown = {key: value for key, value in constants if value is not None}
     source = readable(fn, shown, params, SUM_FLAGS)
-    return Kernel(name, tuple(buffers), tuple(extents), text.replace("@outer", f"@{name}"), source, python=fn)
+    python = _python(fn, len(buffers), constants)
+    return Kernel(name, tuple(buffers), tuple(extents), text.replace("@outer", f"@{name}"), source, python=python)
+
+
+def _python(fn: Callable[..., Any], count: int, constants: Constants) -> Callable[..., None]:
+    """The kernel as a Python function `(buffers..., extents..., begin, end)`."""
+
+    def run(*arguments: Any) -> None:
+        *before, begin, end = arguments
+        extents = iter(before[count:])
+        values = (next(extents) if value is None else value for _, value in constants)
+        fn(*before[:count], begin, end, *(f32(v) if isinstance(v, float) else v for v in values))
+
+    return run
 
 
 def _type(constant: tuple[str, Any]) -> str:
     return "f32" if isinstance(constant[1], float) else "i64"
 
 
-def _outer(buffers: list[str], constants: tuple[tuple[str, int | float | None], ...]) -> str:
+def _outer(buffers: list[str], constants: Constants) -> str:
     """The kernel, which calls the user's function."""
     extents = [f"i64 %{name}" for name, value in constants if value is None]
     units = ["i64 %begin", "i64 %end"]
