@@ -110,6 +110,12 @@ def by_range(x: Any, out: Any, begin: int, end: int, n: int, by: float) -> None:
         out[i] = x[i] * by if begin == 0 else f32(0)
 
 
+def half_written(x: Any, out: Any, begin: int, end: int, n: int, by: float) -> None:
+    for row in range(begin, end):
+        for i in range(n // 2):
+            out[row * n + i] = x[row * n + i] * by
+
+
 def in_double(x: Any, out: Any, begin: int, end: int, n: int, by: float) -> None:
     for i in range(begin * n, end * n):
         out[i] = x[i] * by / 1 * (n / n)

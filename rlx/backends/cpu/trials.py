@@ -143,6 +143,12 @@ def _run_native(
         if (around != _FILL).any() or any(a.tobytes() != b.tobytes() for a, b in zip(operands, kept, strict=True)):
             raise CustomOpError("a side effect: it writes beside its result", where=where)
         results.append(out.view(dtype))
+    unwritten = (results[0].view(np.uint32) == _FILL * 0x01010101).nonzero()[0]
+    if len(unwritten):
+        what = (
+            f"it leaves {len(unwritten)} of {expected.size} elements of the result unwritten, first out[{unwritten[0]}]"
+        )
+        raise CustomOpError(what, where=where, hint="A unit writes all of its part of the result.")
     if results[0].tobytes() != results[1].tobytes():
         hint = "A unit must compute its own part of the result, and read nothing that another unit writes."
         raise CustomOpError("its result depends on how units are divided among workers", where=where, hint=hint)

@@ -52,7 +52,7 @@ def custom(op: CustomOp, constants: Constants) -> Kernel:
     try:
         text = FRONTEND.lower(fn, _INNER, types, SUM_FLAGS, True)
     except CompileError as error:
-        raise CustomOpError(f"Numba cannot compile it: {error.what}", where=where, hint=_HINT) from error
+        raise CustomOpError(f"Numba cannot compile it: {_brief(error.what)}", where=where, hint=_HINT) from error
     if _IN_FLOAT64.search(text):
         hint = (
             "Write f32(n) where a whole number n meets an f32 or is divided: `total / f32(n)`. f32 is in rlx.scalars."
@@ -65,6 +65,18 @@ def custom(op: CustomOp, constants: Constants) -> Kernel:
     source = readable(fn, shown, params, SUM_FLAGS)
     python = _python(fn, len(buffers), constants)
     return Kernel(name, tuple(buffers), tuple(extents), text.replace("@outer", f"@{name}"), source, python=python)
+
+
+def _brief(message: str) -> str:
+    """The first sentence of a message of Numba, and the line of the kernel that it shows."""
+    lines = [line for line in message.splitlines() if line.strip() and not line.startswith("Failed in ")]
+    at = next((i for i, line in enumerate(lines) if line.strip() == "^" and i), 0)
+    number = next((match[1] for line in lines[:at] if (match := re.search(r'^File ".*", line (\d+):', line))), "")
+    shown = f" (line {number}: {lines[at - 1].strip()})" if number else ""
+    reason = (
+        " ".join([lines[0], *(line for line in lines[1:3] if line.strip().startswith(">>>"))]) if lines else message
+    )
+    return f"{reason.strip()}{shown}"
 
 
 def _python(fn: Callable[..., Any], count: int, constants: Constants) -> Callable[..., None]:
