@@ -27,6 +27,7 @@ import rlx
 GUIDES = sorted([*DOCS.glob("*.md"), ROOT / "README.md"])
 ELSEWHERE = {  # pages whose examples need more than a folder: the test that runs them
     "add-a-model.md": "test_the_comparison_on_the_page_about_models",
+    "custom-ops.md": "test_the_page_runs_from_top_to_bottom",
     "compiler.md": "test_examples_of_the_compiler_page",
     "custom-ops.md": "test_the_page_runs_from_top_to_bottom",
     "structured.md": "test_the_blocks_of_the_page_run",
@@ -156,8 +157,8 @@ def prepare(line: str, folder: Path, goldens: Path) -> None:
     if line.startswith("rlx quantize model-bf16.gguf"):
         (folder / "model-bf16.gguf").unlink()
         documented.run("rlx quantize demo model-bf16.gguf BF16 --requantize", folder)
-    if line.startswith(("python ", "rlx quantize rlx/")):
-        for name in ("rlx", "tools", "benchmarks", "tests"):
+    if line.startswith(("python ", "rlx quantize rlx/")) or "examples/" in line:
+        for name in ("rlx", "tools", "benchmarks", "tests", "examples"):
             (folder / name).symlink_to(ROOT / name)
 
 
