@@ -76,6 +76,12 @@ VARIABLES = (
         "With 1, every value of every step is compared with what its op means; slow. The first that differs is named.",
     ),
     Variable(
+        "RLX_JIT",
+        "0 | 1",
+        "1",
+        "With 0, no machine code: loop kernels run as the Python functions that they are, for a debugger; very slow.",
+    ),
+    Variable(
         "RLX_GEMMA_DYNAMIC_DECODE", "0 | 1", "0", "With 1, with_inference_caches of a generator decodes in one program."
     ),
     Variable(
@@ -216,6 +222,16 @@ def verify() -> bool:
 def imports() -> list[str]:
     """RLX_IMPORT: files and modules of Python code that the command line imports first."""
     return [name.strip() for name in (get("RLX_IMPORT") or "").split(",") if name.strip()]
+
+
+def jit() -> bool:
+    """RLX_JIT: whether programs become machine code; yes where it is unset.
+
+    Raises:
+        ArgumentError: it is neither 0 nor 1.
+    """
+    value = _integer("RLX_JIT", 0, 1)
+    return value is None or bool(value)
 
 
 def dynamic_decode() -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from rlx import env
 from rlx.errors import TargetError
 from rlx.suggest import did_you_mean
 
@@ -20,6 +21,9 @@ MODULES = {
     "cpu": "rlx.backends.cpu.backend",
     "reference": "rlx.backends.reference.backend",
 }
+
+#: The same for RLX_JIT=0: without machine code.
+WITHOUT_JIT = {**MODULES, "cpu": "rlx.backends.uncompiled.backend"}
 
 
 class Device:
@@ -55,5 +59,6 @@ def backend(device: str | None = None) -> Backend:
     Raises:
         TargetError: as `checked_device`.
     """
-    found: Backend = import_module(MODULES[checked_device(device)]).BACKEND
+    modules = MODULES if env.jit() else WITHOUT_JIT
+    found: Backend = import_module(modules[checked_device(device)]).BACKEND
     return found

@@ -7,7 +7,10 @@ addresses. Pages are zeroed and become resident at the first access.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -23,6 +26,10 @@ from rlx.errors import ArgumentError, BusyError, ResourceError
 HUGE_PAGE = 2 << 20
 _SLAB = 64 << 20  # bytes per slab; the unused part takes no memory
 _BLOCK = 4096  # alignment of a slab's blocks: different blocks share no page
+
+
+_LIVE: weakref.WeakSet[AlignedBuffer] = weakref.WeakSet()
+_LOCK = threading.Lock()  # of `_LIVE`
 
 
 class AlignedBuffer:
@@ -49,6 +56,8 @@ class AlignedBuffer:
         self.address = start + self._skip
         if self.huge:
             platform.current().advise_huge(self._map, self._skip, nbytes)
+        with _LOCK:
+            _LIVE.add(self)
 
     def view(self, dtype: npt.DTypeLike, shape: int | Sequence[int], offset: int = 0) -> npt.NDArray[Any]:
         """A NumPy array over the buffer's bytes from `offset` on: shape `shape`, dtype `dtype`, no copy.
@@ -71,6 +80,11 @@ class AlignedBuffer:
             raise ArgumentError(f"byte {offset} is not aligned for {kind}")
         at = self._skip + offset
         return self._bytes[at : at + need].view(kind).reshape(dims)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the memory was released."""
+        return self._map is None
 
     def discard(self, offset: int, nbytes: int) -> None:
         """Sets a range to zeros. Whole memory pages inside it go back to the system."""
@@ -98,6 +112,20 @@ class AlignedBuffer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def at_address(address: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    """Memory of this process, uint8 [nbytes]: a view.
+
+    It keeps the memory of an `AlignedBuffer` alive; all other memory must outlive it.
+    """
+    with _LOCK:
+        live = list(_LIVE)
+    for buffer in live:
+        start = address - buffer.address
+        if start >= 0 and start + nbytes <= buffer.nbytes and not buffer.closed:
+            return buffer.view(np.uint8, nbytes, start)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
 
 @dataclass(frozen=True)

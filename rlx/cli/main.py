@@ -103,6 +103,8 @@ class Commands(Group):
             _show_traceback(ctx, error)
             raise Mistake(message(error, ctx)) from error
         except Exception as error:
+            if isinstance(error, getattr(sys.modules.get("bdb"), "BdbQuit", ())):  # somebody left the debugger
+                ctx.exit(INTERRUPTED)
             _show_traceback(ctx, error)
             what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise Bug(f"unexpected {what}. --debug shows where it comes from; please report it") from error

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlx import env
 from rlx.backends.base import Target
 from rlx.errors import ArgumentError
 from rlx.passes.report import Report
@@ -160,7 +161,7 @@ class Inspectable:
     def _modules(self, kernel: str | None) -> Iterator[tuple[str, str]]:
         names = [name.removesuffix(".ll") for name in self._compiled.files.names if name.endswith(".ll")]
         if not names:
-            hint = "Look at `ir` or `explain`."
+            hint = "Look at `ir` or `explain`." if env.jit() else "RLX_JIT is 0; unset it."
             raise ArgumentError("the program has no machine code", where=f"target {self._target.level}", hint=hint)
         return ((name, self._read(f"{name}.ll")) for name in _matching(kernel, names))
 

@@ -30,6 +30,7 @@ class Kernel:
         source: readable form of the kernel: specialized Python, or the outline of a tile kernel.
         calls: kernels that this one calls; their modules must be linked too.
         python: of a loop kernel the plain Python function that it was lowered from.
+        elements: of a loop kernel the element type of each buffer, by its NumPy name.
     """
 
     symbol: str
@@ -39,6 +40,7 @@ class Kernel:
     source: str
     calls: tuple[Kernel, ...] = ()
     python: Callable[..., object] | None = field(default=None, compare=False, repr=False)
+    elements: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def closure(self) -> Iterator[Kernel]:
         """This kernel and all that it calls."""

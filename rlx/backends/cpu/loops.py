@@ -15,7 +15,9 @@ from __future__ import annotations
 import inspect
 import textwrap
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from types import FunctionType
 from typing import Any, TypeAlias, TypeVar
@@ -47,8 +49,33 @@ SUM_FLAGS = ("arcp", "contract", "nsz", "reassoc")
 FLAGS = frozenset(SUM_FLAGS)
 
 _STORED_AS = {"f16": "u16", "bf16": "u16"}
+_NUMPY = {"f": "float", "i": "int", "u": "uint"}
 _KEPT = 256  # kernels of the last calls, which programs of one model share
 _lock = threading.Lock()
+_python_only: ContextVar[bool] = ContextVar("python_only", default=False)
+
+
+class NoPythonForm(CompileError):
+    """A kernel has no form in plain Python: it is no loop kernel."""
+
+
+@contextmanager
+def python_forms() -> Iterator[None]:
+    """In the block, `select` makes kernels in their Python form only: nothing is lowered or generated.
+
+    So a loop kernel may hold anything that Python takes, such as `breakpoint()`. Kernels that are no loop kernels raise
+    `NoPythonForm`.
+    """
+    token = _python_only.set(True)
+    try:
+        yield
+    finally:
+        _python_only.reset(token)
+
+
+def is_python_only() -> bool:
+    """Whether kernels are made in their Python form only."""
+    return _python_only.get()
 
 
 def fastmath(*flags: str) -> Callable[[Fn], Fn]:
@@ -130,6 +157,8 @@ def loop_kernel(
     """
     _check_signature(fn, [name for name, _ in params], extents)
     chosen = _checked_flags(flags, fn)
+    if is_python_only():
+        return _unlowered(fn, holes, params, extents)
     with _lock:
         values = tuple((name, _identity(value), value) for name, value in sorted(holes.items()))
         return _lowered(fn, values, tuple(params), tuple(extents), chosen, alias)
@@ -171,7 +200,25 @@ def _lowered(
         llvm=llvm.replace(f'@"{NAME}"', f"@{name}"),
         source=readable(filled, holes, params, flags),
         python=filled,
+        elements=tuple(_element(dtype) for _, dtype in params),
     )
+
+
+def _unlowered(
+    fn: Callable[..., Any], holes: Mapping[str, Any], params: Sequence[tuple[str, DType]], extents: Sequence[str]
+) -> Kernel:
+    """The kernel in its Python form."""
+    filled = specialize(fn, holes)
+    source, names = _source(filled, holes, params, ()), tuple(name for name, _ in params)
+    elements = tuple(_element(dtype) for _, dtype in params)
+    name = symbol(fn.__name__.strip("_"), source)
+    return Kernel(name, names, tuple(extents), "", source, python=filled, elements=elements)
+
+
+def _element(dtype: DType) -> str:
+    """The NumPy name of the type that a buffer is indexed as."""
+    stored = _stored_as(dtype)
+    return _NUMPY[stored[0]] + stored[1:]
 
 
 def _stored_as(dtype: DType) -> str:

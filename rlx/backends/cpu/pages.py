@@ -14,11 +14,13 @@ with that of as many heads after them, which the worker usually writes next.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from llvmlite import ir
 
 from rlx.backends.cpu.calls import Call
-from rlx.backends.cpu.kernel import Kernel
+from rlx.backends.cpu.kernel import Kernel, symbol
+from rlx.backends.cpu.loops import is_python_only, python_form
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles import I32, I64, POINTER, Emitter
 from rlx.ir.pages import PAGE
@@ -34,6 +36,8 @@ def paged_write(contiguous: Call, heads: int, together: int, target: Target) -> 
     """
     cache, x = contiguous.node.inputs[:2]
     table = len(contiguous.node.inputs) - 1
+    if is_python_only():
+        return replace(contiguous, kernel=_python(contiguous.kernel, heads), args=(*contiguous.args, table))
     row_bytes = cache.dtype.row_bytes(int(str(cache.shape[-1]))) if x.shape[0] == 1 else 0
     kernel = _loop(contiguous.kernel, heads, row_bytes, together, target)
     return replace(contiguous, kernel=kernel, args=(*contiguous.args, table))
@@ -68,6 +72,23 @@ def _loop(inner: Kernel, heads: int, row_bytes: int, together: int, target: Targ
         e.b.call(function, [*(e.args[name] for name in inner.buffers), *extents.values(), *own])
     kernel = e.finish("paged", _outline(inner, heads))
     return replace(kernel, calls=(inner,))
+
+
+def _python(inner: Kernel, heads: int) -> Kernel:
+    """The kernel that loops over pages in its Python form, without prefetches."""
+    count, write = len(inner.buffers), python_form(inner)
+
+    def pages_of(*args: Any) -> None:
+        buffers, table, (past, *extents), (begin, end) = args[:count], args[count], args[count + 1 : -2], args[-2:]
+        for page in range((past + begin // heads) // PAGE, (past + (end - 1) // heads) // PAGE + 1):
+            start = page * PAGE - past  # the first row of the page
+            moved = past + PAGE * (int(table[page]) - page)
+            write(*buffers, moved, *extents, max(begin, start * heads), min(end, (start + PAGE) * heads))
+
+    return Kernel(
+        symbol("paged", inner.symbol), (*inner.buffers, "pages"), inner.extents, "", _outline(inner, heads), (inner,),
+        python=pages_of, elements=(*inner.elements, "int32"),
+    )  # fmt: skip
 
 
 def _fetch(e: Emitter, start: ir.Value, count: ir.Value, stride: ir.Value, nbytes: int) -> None:

@@ -37,7 +37,7 @@ _OF_SEGMENT = {"SEQ": 0, "PAST_SEQ": 0}  # symbols whose values a segment has
 
 
 @dataclass(frozen=True)
-class _Stride:
+class Stride:
     """Where a segment's part of a buffer begins: `nbytes` times a column of the segment, or its number.
 
     Attributes:
@@ -73,21 +73,26 @@ def _number(size: DimLike, node: Node) -> int:
     return size
 
 
-def _stride(node: Node, arg: int, scratch: int) -> _Stride:
+def strides(node: Node) -> list[Stride]:
+    """The strides of a node's operands without `segments`, then that of its result."""
+    return [_stride(node, arg, 0) for arg in range(len(node.inputs))]
+
+
+def _stride(node: Node, arg: int, scratch: int) -> Stride:
     """The stride of the buffer of an operand, of the result or of the scratch memory."""
     operands, result = roles(node)
     if arg == SCRATCH:
-        return _Stride(None, scratch)
+        return Stride(None, scratch)
     role, value = (result, node) if arg == len(operands) else (operands[arg], node.inputs[arg])
     if role in "wc":
-        return _Stride(None, 0)
+        return Stride(None, 0)
     *outer, width = value.shape[1:] or (1,)  # a number for each row
     if role == "p":
-        return _Stride(None, width * value.dtype.row_bytes(1))
+        return Stride(None, width * value.dtype.row_bytes(1))
     if not isinstance(width, int):
         raise CompileError(f"rows of {width} elements", where=repr(value), hint="Bind its symbol.")
     size = _product(outer) * value.dtype.row_bytes(width)
-    return _Stride({"r": FIRST_ROW, "s": SLOT, "a": SLOT_WRITTEN}[role], size)
+    return Stride({"r": FIRST_ROW, "s": SLOT, "a": SLOT_WRITTEN}[role], size)
 
 
 def _product(sizes: Sequence[DimLike]) -> DimLike:
@@ -97,7 +102,7 @@ def _product(sizes: Sequence[DimLike]) -> DimLike:
     return symbolic[0] * number if symbolic else number
 
 
-def _extents_of(calls: Sequence[Call], strides: Iterable[_Stride]) -> Iterator[dims.Dim]:
+def _extents_of(calls: Sequence[Call], strides: Iterable[Stride]) -> Iterator[dims.Dim]:
     """The dims that the kernel needs as extents: what the inner ones need, without what a segment adds to them."""
     needed = [dim for call in calls for dim in (*call.extents, call.units.dim)]
     for dim in (*(dims.bind(dim, _OF_SEGMENT) for dim in needed), *(stride.nbytes for stride in strides)):
@@ -119,7 +124,7 @@ class _Loop:
         self,
         node: Node,
         calls: Sequence[Call],
-        strides: dict[int, _Stride],
+        strides: dict[int, Stride],
         extents: Sequence[dims.Dim],
         target: Target,
     ) -> None:

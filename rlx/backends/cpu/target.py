@@ -81,7 +81,7 @@ class Target:
 
     @property
     def backend(self) -> Backend:
-        """The CPU backend."""
+        """The CPU backend; with RLX_JIT=0 the one without machine code."""
         return backend("cpu")
 
     @property
@@ -167,7 +167,8 @@ class Target:
 
     def describe(self) -> dict[str, str]:
         """The properties of the target that change code, without the tuning. For cache keys."""
-        return {"level": self.level, "triple": self.triple, "cpu": self.cpu, "features": self.features}
+        found = {"level": self.level, "triple": self.triple, "cpu": self.cpu, "features": self.features}
+        return found if env.jit() else {**found, "jit": "0"}
 
 
 def supported_levels(features: frozenset[str] | None = None) -> tuple[str, ...]:

@@ -72,6 +72,14 @@ class Evaluation:
         """The sizes of a value."""
         return tuple(dims.value(d, self.env) for d in node.shape)
 
+    def nbytes(self, node: Node) -> int:
+        """Bytes of the buffer that holds a value; of a state all of them."""
+        where = root(node)
+        if where.op in ("weight", "pack"):
+            source, layout = _source(where)
+            return formats.weight_bytes(source.dtype, self.shape(source), layout)
+        return where.dtype.size(self.shape(where))
+
     def result(self, node: Node, memory: Memory | None = None) -> tuple[Array, Array | None]:
         """(the value of a node by its meaning, the new value of the state that it updates, if it does).
 

@@ -5,7 +5,6 @@ Reference backend. Numbers are read exactly. Writing rounds to the dtype, by the
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
@@ -24,11 +23,6 @@ Bytes = NDArray[np.uint8]
 Shape = tuple[int, ...]
 
 TILE = 16  # positions of a tile of keys
-
-
-def at_address(address: int, nbytes: int) -> Bytes:
-    """Memory of this process, uint8 [nbytes]: a view."""
-    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
 
 def read(dtype: DType, raw: Bytes, shape: Shape) -> Array:

@@ -14,8 +14,9 @@ from functools import partial
 import numpy as np
 
 from rlx.backends.base import Lowered, Manifest, Program, StepClocks, StepLog
+from rlx.backends.memory import at_address
 from rlx.backends.reference.evaluate import Evaluation, Memory, Weights
-from rlx.backends.reference.formats import Bytes, at_address
+from rlx.backends.reference.formats import Bytes
 from rlx.backends.reference.used import Used
 from rlx.ir.node import Node
 from rlx.passes.program import Buffer, root
@@ -88,13 +89,23 @@ class ReferenceProgram(Program):
             return 0, 0, 0
         start = time.perf_counter_ns()
         for node in nodes:
-            evaluation.write(node, *evaluation.result(node), partial(self._result, replicated=replicated))
+            self.compute(node, evaluation, partial(self.place_of_result, replicated=replicated))
         return start, time.perf_counter_ns(), 1
+
+    def compute(self, node: Node, evaluation: Evaluation, result: Memory) -> None:
+        """Computes one node.
+
+        Args:
+            evaluation: of the step; its memory is that of the node's operands.
+            result: where results go.
+        """
+        evaluation.write(node, *evaluation.result(node), result)
 
     def _operand(self, region: int, node: Node, nbytes: int) -> Bytes:
         return place(self, self._lowered.operand(node, region), nbytes)
 
-    def _result(self, node: Node, nbytes: int, replicated: bool) -> Bytes:
+    def place_of_result(self, node: Node, nbytes: int, replicated: bool) -> Bytes:
+        """The bytes that a node's result goes to."""
         placed = self._lowered.replicated if replicated else None
         return place(self, placed[root(node)] if placed else self._lowered.buffer(node), nbytes)
 

@@ -105,7 +105,7 @@ def environment(findings: Findings) -> Facts:
             hint = did_you_mean(name, sorted(known))
             findings.problem(f"the environment variable {name} is none of rlx, and has no effect", hint)
     checks: tuple[Callable[[], Any], ...] = (
-        env.cache_policy, env.cache_dir, env.cache_limit, env.threads, env.compile_ahead, env.verify,
+        env.cache_policy, env.cache_dir, env.cache_limit, env.threads, env.compile_ahead, env.verify, env.jit,
         env.dynamic_decode, env.debug_level,
     )  # fmt: skip
     for check in checks:
@@ -114,6 +114,9 @@ def environment(findings: Findings) -> Facts:
     with findings.noting("environment"):
         if env.verify():
             findings.problem("RLX_VERIFY=1 makes every step many times slower", "unset it when nothing is verified")
+    with findings.noting("environment"):
+        if not env.jit():
+            findings.problem("RLX_JIT=0 computes kernels as Python functions: very slow", "unset it outside a debugger")
     names = sorted(n for n in os.environ if n.startswith(("RLX_", "NUMBA_")) and os.environ[n].strip())
     return {name: _shown_value(name) for name in names}
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from rlx import env
 from rlx.cli.doctor.findings import REINSTALL, Facts, Findings
 
 _SECONDS = 180  # after which a trial counts as hanging
@@ -62,7 +63,7 @@ def main() -> None:
 
     try:
         facts = _run()
-        if "--measure" in sys.argv[1:]:
+        if "--measure" in sys.argv[1:] and env.jit():
             facts |= _measured()
     except RlxError as error:
         facts = {"error": str(error), "hint": None}  # the message says the way out

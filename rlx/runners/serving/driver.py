@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from rlx import env
 from rlx.errors import BusyError
 from rlx.runners.serving.bell import Bell
 from rlx.runners.serving.deferred import DeferredInterrupt
@@ -50,6 +51,7 @@ class Driver:
         self._lock = threading.Lock()  # held by the thread that drives
         self._thread: int | None = None  # its number
         self._seconds = float("inf")  # how long the last turn took
+        self._uncompiled = not env.jit()
         self._sleepers: list[Sleeper] = []
 
     @property
@@ -67,11 +69,11 @@ class Driver:
         """
         done = False
         with DeferredInterrupt() as interrupt:
-            if self._seconds <= BRIEF and self._lock.acquire(blocking=False):
+            if self._are_brief() and self._lock.acquire(blocking=False):
                 try:
                     self._thread = threading.get_ident()
                     self._read()
-                    while not ready() and self._seconds <= BRIEF and not interrupt.came and self._turn():
+                    while not ready() and self._are_brief() and not interrupt.came and self._turn():
                         pass
                     self._executor.wake_consumers()
                     done = ready() and not self._executor.scheduler.is_wanted_elsewhere(bell)
@@ -118,11 +120,15 @@ class Driver:
 
     def _successor(self) -> Sleeper | None:
         """The thread that waits for all that is left, if it may drive: each token would wake it otherwise."""
-        if self._seconds > BRIEF or len(self._sleepers) != 1:
+        if not self._are_brief() or len(self._sleepers) != 1:
             return None
         (sleeper,) = self._sleepers
         others = self._executor.scheduler.is_wanted_elsewhere(sleeper.bell) or sleeper.bell.waiting > 1
         return None if others or self.inbox else sleeper
+
+    def _are_brief(self) -> bool:
+        """Whether callers compute turns themselves; without compiled code always, because a debugger looks at them."""
+        return self._seconds <= BRIEF or self._uncompiled
 
     def end_all(self) -> None:
         """Ends what there is, after the last turn of whoever drives; not from within a turn."""

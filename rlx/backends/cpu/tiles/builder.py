@@ -8,6 +8,7 @@ from functools import cache
 from llvmlite import ir
 
 from rlx.backends.cpu.kernel import Kernel, symbol
+from rlx.backends.cpu.loops import NoPythonForm, is_python_only
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tiles.types import F32X16, FLOAT, I1, I32X16, I64, POINTER, Index
 
@@ -21,9 +22,14 @@ class Builder:
         target: the machine that the code is for.
         buffers: names of the pointer parameters.
         extents: names of the i64 parameters between the pointers and begin, end.
+
+    Raises:
+        NoPythonForm: within `python_forms`.
     """
 
     def __init__(self, target: Target, buffers: Sequence[str], extents: Sequence[str]) -> None:
+        if is_python_only():
+            raise NoPythonForm("it is written in vector code", where="tile kernel")
         self.target, self.isa = target, target.isa
         self.buffers, self.extents = tuple(buffers), tuple(extents)
         self.module = ir.Module(name="")
