@@ -200,7 +200,7 @@ def _lowered(
         llvm=llvm.replace(f'@"{NAME}"', f"@{name}"),
         source=readable(filled, holes, params, flags),
         python=filled,
-        elements=tuple(_element(dtype) for _, dtype in params),
+        elements=tuple(element(dtype) for _, dtype in params),
     )
 
 
@@ -209,13 +209,13 @@ def _unlowered(
 ) -> Kernel:
     """The kernel in its Python form."""
     filled = specialize(fn, holes)
-    source, names = _source(filled, holes, params, ()), tuple(name for name, _ in params)
-    elements = tuple(_element(dtype) for _, dtype in params)
+    source, names = readable(filled, holes, params, ()), tuple(name for name, _ in params)
+    elements = tuple(element(dtype) for _, dtype in params)
     name = symbol(fn.__name__.strip("_"), source)
     return Kernel(name, names, tuple(extents), "", source, python=filled, elements=elements)
 
 
-def _element(dtype: DType) -> str:
+def element(dtype: DType) -> str:
     """The NumPy name of the type that a buffer is indexed as."""
     stored = _stored_as(dtype)
     return _NUMPY[stored[0]] + stored[1:]

@@ -51,7 +51,7 @@ class LoopKernels:
                 call = select(node, self._target)
             except NoPythonForm:
                 return None
-        return call if call.kernel.python else None  # one without may be known from an earlier compile
+        return call if call.kernel.elements else None  # one without may be known from an earlier compile
 
 
 def run(call: Call, buffers: Sequence[Bytes], env: Env) -> None:

@@ -15,11 +15,14 @@ from types import FunctionType
 from typing import Any, TypeAlias
 
 from rlx.backends.cpu.kernel import Kernel, once, symbol
-from rlx.backends.cpu.loops import SUM_FLAGS, callees, readable
+from rlx.backends.cpu.loops import SUM_FLAGS, callees, element, is_python_only, readable
 from rlx.backends.cpu.scalars import f32
 from rlx.errors import CompileError, CustomOpError
 from rlx.ir.custom import CustomOp
 from rlx.ir.sources import in_library
+
+#: (name, value) of each parameter after `end`; None for a size that is known at run time.
+Constants: TypeAlias = tuple[tuple[str, int | float | None], ...]
 
 _INNER = "of_the_user"
 _IN_FLOAT64 = re.compile(r"= f(?:add|sub|mul|div|rem) [^\n]*\bdouble\b")
@@ -29,11 +32,6 @@ _HINT = (
 )
 
 
-#: (name, value) of each parameter after `end`; None for a size that is known at run time.
-Constants: TypeAlias = tuple[tuple[str, int | float | None], ...]
-
-
-@once
 def custom(op: CustomOp, constants: Constants) -> Kernel:
     """A kernel of an op. Buffers: the operands, out. Extents: the constants whose value is None.
 
@@ -43,6 +41,23 @@ def custom(op: CustomOp, constants: Constants) -> Kernel:
     Raises:
         CustomOpError: Numba cannot lower the function, or it computes in float64.
     """
+    return _unlowered(op, constants) if is_python_only() else _lowered(op, constants)
+
+
+def _unlowered(op: CustomOp, constants: Constants) -> Kernel:
+    """The kernel in its Python form: the user's function itself."""
+    assert op.kernel is not None and op.rule is not None
+    params = [(value.name, value.dtype) for value in op.rule.operands] + [("out", op.rule.result.dtype)]
+    extents = tuple(name for name, value in constants if value is None)
+    source = readable(op.kernel, dict(constants), params, ())
+    return Kernel(
+        symbol(op.name, source), tuple(name for name, _ in params), extents, "", source,
+        python=_python(op.kernel, len(params), constants), elements=tuple(element(dtype) for _, dtype in params),
+    )  # fmt: skip
+
+
+@once
+def _lowered(op: CustomOp, constants: Constants) -> Kernel:
     assert op.kernel is not None and op.rule is not None
     fn, where = narrowed(op.kernel), f"custom op {op.name}, kernel"
     params = [(value.name, value.dtype) for value in op.rule.operands] + [("out", op.rule.result.dtype)]
