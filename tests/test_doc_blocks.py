@@ -27,7 +27,6 @@ import rlx
 GUIDES = sorted([*DOCS.glob("*.md"), ROOT / "README.md"])
 ELSEWHERE = {  # pages whose examples need more than a folder: the test that runs them
     "add-a-model.md": "test_the_comparison_on_the_page_about_models",
-    "custom-ops.md": "test_the_page_runs_from_top_to_bottom",
     "compiler.md": "test_examples_of_the_compiler_page",
     "custom-ops.md": "test_the_page_runs_from_top_to_bottom",
     "structured.md": "test_the_blocks_of_the_page_run",
