@@ -450,3 +450,14 @@ def test_a_family_with_an_op_of_its_own(squared_relu_family: rlx.CustomOp) -> No
                 assert any("relu2" in event.rule for event in program.explain().kernels)
     worst = np.abs(logits["cpu"] - logits["reference"]).max() / np.abs(logits["reference"]).max()
     assert worst < 1e-4
+
+
+@pytest.mark.slow
+def test_a_rewritten_family_against_transformers(goldens: Path) -> None:
+    """Qwen 3.5 has the formula of the example in its recurrent layers; the logits are those of the fixture."""
+    load(ROOT / "examples" / "custom_op.py")
+    golden = np.load(goldens / "qwen35" / "golden.npz")
+    with rlx.auto_runner(goldens / "qwen35" / "model-f16.gguf", precision="exact", max_seq=128) as runner:
+        logits = runner.predict_logits(golden["tokens"].tolist(), all_positions=True)[golden["positions"]]
+        assert all(any(kernel.startswith("gated_norm_") for kernel in program.kernels) for program in runner.programs)
+    assert np.abs(logits - golden["logits"]).max() < 2e-5 * np.abs(golden["logits"]).max()
