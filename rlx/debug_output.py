@@ -24,7 +24,13 @@ def shows(level: int) -> bool:
 
 def show(level: int, text: str) -> None:
     """Writes lines to stderr, each with `rlx: ` in front, if RLX_DEBUG asks for this level."""
-    if shows(level) and sys.stderr is not None:
+    if shows(level):
+        say(text)
+
+
+def say(text: str) -> None:
+    """Writes lines to stderr, each with `rlx: ` in front, at every level."""
+    if sys.stderr is not None:
         lines = "".join(f"rlx: {line}\n" for line in text.rstrip("\n").split("\n"))
         with contextlib.suppress(OSError, ValueError):  # stderr is closed
             sys.stderr.write(lines)

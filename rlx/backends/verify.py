@@ -8,12 +8,15 @@ one by one. States that an op updates are copied before the step.
 
 from __future__ import annotations
 
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from rlx import debug_output
 from rlx.backends.base import Lowered, Manifest, Observer, Program
 from rlx.backends.reference import formats
 from rlx.backends.reference.evaluate import Evaluation, Memory, Weights
@@ -38,6 +41,8 @@ _CODES = {Q8A: 127, Q8_0: 127, Q4_0: 8}
 _BLOCK = 32
 _UNTOUCHED = 0xFF  # fills private memory before a step
 
+SECONDS = 5.0  # between two lines about progress
+
 _INDICES = ("argmax", "pick", "top_k", "linear_pick")
 
 
@@ -56,6 +61,59 @@ class Difference:
     expected: float
     wrong: int
     size: int
+
+
+@dataclass
+class _Count:
+    """What was compared. It is said on stderr: what is compared now if it takes long, and a sum at the end.
+
+    Attributes:
+        name: of the program.
+        sizes: of its last step.
+        steps, values: compared so far.
+    """
+
+    name: str = ""
+    sizes: str = ""
+    steps: int = 0
+    values: int = 0
+
+    def begin(self, program: Program) -> None:
+        """A step is compared next."""
+        if not self.steps:
+            weakref.finalize(program, self.show)  # at the end of the process at the latest
+        self.name, self.sizes, self.steps = program.name, _sizes(program), self.steps + 1
+
+    def value(self, name: str) -> None:
+        """A value was compared, and is as its op means."""
+        self.values += 1
+        if _progress.is_due():
+            done = f"up to %{name} nothing differs"
+            debug_output.say(f"verify: {self.name}, step {self.steps} ({self.sizes}): {done}")
+
+    def show(self) -> None:
+        """Says what was compared in all."""
+        debug_output.say(f"verify: {self.name}: {self.values} values of {self.steps} steps compared")
+
+
+class _Progress:
+    """When the next line about progress is due, of all programs together."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def is_due(self) -> bool:
+        now = time.monotonic()
+        due = now - self._last >= SECONDS
+        self._last = now if due else self._last
+        return due
+
+
+_progress = _Progress()
+
+
+def _sizes(program: Program) -> str:
+    return ", ".join(f"{name} {size}" for name, size in sorted(program.extents.items()))
 
 
 class Verifier(Observer):
@@ -78,6 +136,7 @@ class Verifier(Observer):
         )
         self._states: dict[Node, Bytes] = {}  # as they were before the step: the parts that it uses
         self._used = Used({}, {})
+        self._count = _Count()
 
     def before(self, program: Program) -> None:
         """Copies the states that ops update, and marks the private memory, to see who writes it."""
@@ -101,6 +160,7 @@ class Verifier(Observer):
         Raises:
             VerificationError: one differs.
         """
+        self._count.begin(program)
         for i, (prologue, region) in enumerate(zip(self._prologues, self._regions, strict=True)):
             workers = [w for w in range(len(program.times)) if self._has_run(program, prologue, w)]
             if prologue and not workers:
@@ -108,8 +168,10 @@ class Verifier(Observer):
             for worker in workers:
                 for node, kernel in prologue:
                     self._check(program, node, kernel, i, worker, replicated=True)
+                    self._count.value(self._names[node])
             for node, kernel in region:
                 self._check(program, node, kernel, i, workers[0] if workers else 0, replicated=False)
+                self._count.value(self._names[node])
 
     def _calls(self) -> Iterator[tuple[Node, str]]:
         for some in (*self._prologues, *self._regions):
@@ -139,9 +201,8 @@ class Verifier(Observer):
     def _refuse(self, program: Program, node: Node, kernel: str, d: Difference) -> None:
         what = f"%{self._names[node]} at {list(d.place)} is {d.found:.8g}, its op means {d.expected:.8g}"
         where = f"{node.op}, kernel {kernel}, of program {program.name}"
-        sizes = ", ".join(f"{name} {size}" for name, size in sorted(program.extents.items()))
         cause = "Its kernel is wrong" if traits(node).custom else "This is a bug of rlx; please report it"
-        hint = f"{d.wrong} of {d.size} values differ ({sizes}). {cause}."
+        hint = f"{d.wrong} of {d.size} values differ ({_sizes(program)}). {cause}."
         raise VerificationError(what, where=where, hint=hint)
 
     def _actual(self, program: Program, region: int, worker: int, node: Node, nbytes: int) -> Bytes:

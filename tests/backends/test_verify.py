@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import rlx
+from rlx.backends import verify
 from rlx.backends.base import Program
 from rlx.backends.cpu import select
 from rlx.backends.cpu.kernels.rows.norm import rms_norm
@@ -60,12 +62,17 @@ def test_a_planted_wrong_kernel_is_named(verifies: None, goldens: Path, monkeypa
 
 
 @pytest.mark.parametrize("family", ["llama-k256", "qwen35-k256"])
-def test_sound_kernels_pass_in_every_way(verifies: None, goldens: Path, family: str) -> None:
+def test_sound_kernels_pass_in_every_way(
+    verifies: None, goldens: Path, family: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verify, "SECONDS", 0.0)
     with opened(goldens, family) as runner:
         greedy = runner.generate(PROMPT, 6, stop_at_eog=False)
         assert len(greedy) == 6
         assert runner.generate(PROMPT, 6, speculative="prompt-lookup", stop_at_eog=False) == greedy
         assert [len(found) for found in runner.generate_batch([PROMPT, PROMPT[:3]], 3, stop_at_eog=False)] == [3, 3]
+    said = capfd.readouterr().err
+    assert re.search(r"rlx: verify: \w+/decode, step 1 \(.*SEQ 1.*\): up to %\S+ nothing differs", said)
 
 
 @pytest.mark.parametrize("kv", [dtype.name for dtype in KV_DTYPES])
