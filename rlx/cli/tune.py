@@ -74,7 +74,6 @@ def _tune(threads: int | None, seconds: float, dry_run: bool) -> None:
 def _measure(target: Target, workers: int, seconds: float) -> Outcome:
     from rlx.backends.cpu.launch.threads import WorkerPool
     from rlx.backends.cpu.steps import worker_loop
-    from rlx.backends.cpu.tuning import Tuning
     from rlx.runtime import autotune
     from rlx.runtime.compile import Compiler
 
@@ -85,7 +84,7 @@ def _measure(target: Target, workers: int, seconds: float) -> Outcome:
         WorkerPool(workers, worker_loop(Compiler(target))) as pool,
         autotune.Bench(target, pool, nbytes) as bench,
     ):
-        return autotune.tune(plan, Tuning.default(target.level), bench, seconds, partial(bars, "measuring"))
+        return autotune.tune(plan, target.default_tuning, bench, seconds, partial(bars, "measuring"))
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -95,13 +94,12 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def _show() -> None:
     from rlx.backends.cpu.target import Target
-    from rlx.backends.cpu.tuning import Tuning
     from rlx.runtime.cache import CompileCache
     from rlx.runtime.tuned import FILE, find
 
     target, store = Target.host(), CompileCache.default().store
     found = find(store, target) if store is not None else None
-    default = Tuning.default(target.level).as_dict()
+    default = target.default_tuning.as_dict()
     force = found.tuning.as_dict() if found else default
     heads = "number", "in force", "default"
     table(heads, [(name, str(force[name]), str(default[name])) for name in default], right=heads[1:])
@@ -146,9 +144,7 @@ def _warn_if_busy() -> None:
 
 def _changes(tuning: Tuning, target: Target) -> str:
     """The numbers that differ from the defaults, in one line."""
-    from rlx.backends.cpu.tuning import Tuning
-
-    default = Tuning.default(target.level).as_dict()
+    default = target.default_tuning.as_dict()
     changed = [f"{name} {value}" for name, value in tuning.as_dict().items() if value != default[name]]
     return (
         f"faster than the defaults: {', '.join(changed)}"

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from rlx import platform
 from rlx.backends.cpu import steps
 from rlx.backends.cpu.calls import Units
-from rlx.backends.cpu.kernels.linear.linear import macro_rows, units
+from rlx.backends.cpu.kernels.linear.linear import macro_rows, together, units
 from rlx.backends.cpu.kernels.linear.stream import parts
 from rlx.backends.cpu.launch.threads import WorkerPool
 from rlx.backends.cpu.layouts import BLOCK_ROWS, packed_bytes, q8a_quantize
@@ -128,6 +128,7 @@ def stages(target: Target, nbytes: int) -> list[Stage]:
     decode = [*((d, "q8a") for d in codes), (BF16, "f32")]
     single = tuple(_case(*d, 1, nbytes, nbytes) for d in decode)
     found = [Stage("prefetch", (1024, 2048, 4096, 8192, 16384), single), Stage("streams", (1, 2, 4), single)]
+    found.insert(1, Stage("prefetch_level", (0, 1, 2), single))
     plain = [(BF16, "bf16" if target.has_bf16_dots else "f32")]
 
     def add(name: str, values: Sequence[int], rows: Sequence[int], kinds: Sequence[tuple[DType, str]]) -> None:
@@ -138,10 +139,12 @@ def stages(target: Target, nbytes: int) -> list[Stage]:
     add("tile_rows_int8", (4, 6, 8), (_PREFILL,), integers)
     add("macro_rows_int8", (24, 48, 96, 192), (_PREFILL,), integers)
     add("unpack_from_int8", (0, 12, 24, 48), (16, 32, 40), integers)
+    if target.isa.is_signed(8):
+        add("code_bits_int8", (8, 16), (_PREFILL,), [(Q8_0, "q8a")])
     if target.has_bf16_tiles:
         add("macro_bytes_tiles", (3 << 18, 3 << 19, 3 << 20), (_PREFILL,), [(Q4_K, "bf16"), (BF16, "bf16")])
         return found
-    add("tile_rows_float", (2, 4, 6, 8), (_PREFILL,), plain)
+    add("tile_rows_float", (4, 6, 8, 12), (_PREFILL,), plain)
     add("macro_rows_float", (72, 144, 288), (_PREFILL,), plain)
     if target.vectors == "avx512":
         add("unpack_from_plain", (0, 16, 32, 64), (16, 32, 48), plain)
@@ -259,7 +262,7 @@ class Bench:
         out = AlignedBuffer(4 * case.rows * case.n)
         extents = [case.n] if single else [case.rows, case.n]
         x, w = self._input(case).address, self._weights.address
-        size = grain(Units(count, together=parts(target, 1) if single else 1), {})
+        size = grain(Units(count, together=parts(target, 1) if single else together(target, 1)), {})
         words = np.array([x, w, out.address, *extents, count, size, 0], np.int64)
 
         def run() -> float:

@@ -21,7 +21,7 @@ from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import Compiler
 from rlx.runtime.store import CacheWarning, Store
 
-DEFAULT = Tuning.default(Target.host().level)
+DEFAULT = Target.host().default_tuning
 
 
 class FarAhead:

@@ -92,6 +92,38 @@ def dot_tile(
     return [part[0] if len(part) == 1 else e.concat(*part) for part in parts]
 
 
+def halves_i16(e: Emitter, codes: ir.Value, zero: int) -> list[ir.Value]:
+    """Unsigned bytes minus `zero` -> the even ones and the odd ones, as i16 of half the number."""
+    words = e.b.bitcast(codes, vector(I16, codes.type.count // 2))
+    low, eight, offset = (ir.Constant(words.type, [n] * words.type.count) for n in (255, 8, zero))
+    return [e.b.sub(e.b.and_(words, low), offset), e.b.sub(e.b.lshr(words, eight), offset)]
+
+
+def signed_halves_i16(e: Emitter, codes: ir.Value) -> list[ir.Value]:
+    """The same for signed bytes."""
+    words = e.b.bitcast(codes, vector(I16, codes.type.count // 2))
+    eight = ir.Constant(words.type, [8] * words.type.count)
+    return [e.b.ashr(e.b.shl(words, eight), eight), e.b.ashr(words, eight)]
+
+
+def dot_tile_i16(e: Emitter, sums: Vectors, weights: Vectors, xs: Vectors) -> list[ir.Value]:
+    """sums i32x16 + the sums of two neighbouring products, for a tile of some rows times some blocks.
+
+    Args:
+        sums: ordered by row, then by block.
+        weights: 32 i16 of each block.
+        xs: 32 i16 of each row.
+    """
+    size = e.isa.dot_bytes // 2
+    blocks, rows = [e.pieces(w, size) for w in weights], [e.pieces(x, size) for x in xs]
+    done = []
+    for i, total in enumerate(sums):
+        row, block = rows[i // len(blocks)], blocks[i % len(blocks)]
+        parts = zip(e.pieces(total, size // 2), block, row, strict=True)
+        done.append([e.isa.dot_i16(e, *part) for part in parts])
+    return [part[0] if len(part) == 1 else e.concat(*part) for part in done]
+
+
 def bf16_pairs(e: Emitter, dtype: DType, pointer: ir.Value) -> ir.Value:
     """Interleaves packed weights of type bf16 or f16: 16 of one k and 16 of the next in memory -> one pair per row.
 

@@ -70,7 +70,7 @@ def _embedding(n: Node, target: Target) -> Call:
 
 
 def _linear(n: Node, target: Target) -> Call:
-    from rlx.backends.cpu.kernels.linear.linear import linear, macro_rows, units
+    from rlx.backends.cpu.kernels.linear.linear import linear, macro_rows, together, units
     from rlx.backends.cpu.kernels.linear.stream import parts
 
     x, w = n.inputs[:2]
@@ -79,7 +79,8 @@ def _linear(n: Node, target: Target) -> Call:
     kernel = linear(w.dtype, width(n), width(w), x.dtype.name, target, single=single, **flags)
     again = macro_rows(width(w), x.dtype.name, target)
     if again is None:
-        count = Units(width(n), BLOCK_ROWS, together=parts(target, 2 if n["gated"] else 1) if single else 1)
+        at_once = (parts if single else together)(target, 2 if n["gated"] else 1)
+        count = Units(width(n), BLOCK_ROWS, together=at_once)
     else:
         count = Units(rows(n), again, units(width(n)))
     return _call(n, kernel, count, *([] if single else [rows(n)]), width(n))

@@ -76,8 +76,13 @@ class Target:
 
     @property
     def tuning(self) -> Tuning:
-        """The tuning that kernels use: the measured one, or the level's defaults."""
-        return self.tuned or Tuning.default(self.level)
+        """The tuning that kernels use: the measured one, or the default."""
+        return self.tuned or self.default_tuning
+
+    @property
+    def default_tuning(self) -> Tuning:
+        """The tuning before anything is measured."""
+        return Tuning.default(self.level, (name[1:] for name in self.features.split(",") if name.startswith("+")))
 
     @property
     def backend(self) -> Backend:

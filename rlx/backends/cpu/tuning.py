@@ -6,31 +6,36 @@ order of sums, such as the ranges of attention, are not part of it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+from rlx.backends.cpu.tuning_table import defaults
 from rlx.errors import ArgumentError
 
 # Field -> (minimum, maximum, step) of its values.
 _RANGES = {
     "prefetch": (64, 1 << 16, 64),
+    "prefetch_level": (0, 3, 1),
     "streams": (1, 8, 1),
     "macro_rows_int8": (1, 512, 1),
     "macro_rows_float": (1, 512, 1),
     "tile_rows_int8": (2, 8, 2),
-    "tile_rows_float": (2, 8, 2),
+    "tile_rows_float": (2, 12, 2),
     "unpack_from_int8": (0, 512, 1),
     "unpack_from_plain": (0, 512, 1),
     "macro_bytes_tiles": (1 << 16, 1 << 26, 1),
+    "code_bits_int8": (8, 16, 8),
 }
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The parameters that `rlx tune` chooses. Field defaults are those of AVX-512; `default` has those of every level.
+    """The parameters that `rlx tune` chooses. Field defaults are those of AVX-512; `default` has those of every target.
 
     Attributes:
         prefetch: prefetch distance in bytes for streamed weights: about latency times bandwidth of a core. Plain
             weights, which need the least arithmetic, use twice the distance.
+        prefetch_level: the cache that they are prefetched into, 1 to 3; 0 leaves it to the hardware.
         streams: number of distant places at which a worker reads weights in parallel, for one row. Some hardware
             prefetchers follow several streams and stop at the end of a page; others handle several streams badly.
         macro_rows_int8: rows of int8 activations that share one unpacking of a chunk of weights.
@@ -45,20 +50,24 @@ class Tuning:
         unpack_from_plain: the same for plain weights (f32, f16, bf16); below AVX-512 they are always unpacked.
         macro_bytes_tiles: bytes of bf16 activations that share one unpacking on tile registers. They should fit the
             L2 cache.
+        code_bits_int8: bits to which codes of 8 bits are unpacked for many rows of int8 activations, where the machine
+            has no int8 dot products. As bytes their signs must be moved to the activations; i16 takes more memory.
 
     Raises:
         ArgumentError: a number is out of its range.
     """
 
     prefetch: int = 4096
+    prefetch_level: int = 1
     streams: int = 1
     macro_rows_int8: int = 48
     macro_rows_float: int = 144
     tile_rows_int8: int = 6
-    tile_rows_float: int = 6
+    tile_rows_float: int = 8
     unpack_from_int8: int = 24
     unpack_from_plain: int = 32
     macro_bytes_tiles: int = 3 << 19
+    code_bits_int8: int = 8
 
     def __post_init__(self) -> None:
         for name, (least, most, step) in _RANGES.items():
@@ -69,15 +78,14 @@ class Tuning:
                 raise ArgumentError(f"{name} = {value!r}", where="tuning", hint=hint)
 
     @staticmethod
-    def default(level: str) -> Tuning:
-        """The tuning of a target's level before anything is measured."""
-        portable = Tuning(tile_rows_int8=4, unpack_from_int8=0)
-        others = {
-            **dict.fromkeys(("generic", "neon", "dotprod", "i8mm", "bf16"), portable),
-            "avx2": Tuning(unpack_from_int8=8),
-            "amx": Tuning(streams=4),
-        }
-        return others.get(level, Tuning())
+    def default(level: str, features: Iterable[str] = ()) -> Tuning:
+        """The tuning of a target before anything is measured on it, see `tuning_table.py`.
+
+        Args:
+            level: the target's level.
+            features: the LLVM features that its code uses.
+        """
+        return Tuning(**defaults(level, frozenset(features)))
 
     def as_dict(self) -> dict[str, int]:
         """The parameters by name, for keys and files."""

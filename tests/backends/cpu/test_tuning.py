@@ -7,7 +7,7 @@ from dataclasses import replace
 import emulated
 import numpy as np
 import pytest
-from levels import BF16_TARGETS, LEVELS, name
+from levels import BF16_TARGETS, DOT_TARGETS, LEVELS, name
 from native import aligned, run
 from test_linear import activations, weights
 
@@ -19,7 +19,7 @@ from rlx.backends.cpu.steps import worker_loop
 from rlx.backends.cpu.target import Target
 from rlx.backends.cpu.tuning import Tuning
 from rlx.errors import ArgumentError
-from rlx.ir.dtypes import BF16, Q4_K, Q8_0, DType
+from rlx.ir.dtypes import BF16, IQ4_NL, Q4_K, Q8_0, DType
 from rlx.passes.options import Options
 from rlx.runtime.autotune import Bench, Case
 from rlx.runtime.cache import CompileCache
@@ -27,8 +27,8 @@ from rlx.runtime.compile import Compiler
 
 #: Far from the defaults on either side, so that the same rows fall into other tiles and other halves of the kernel.
 TUNINGS = (
-    Tuning(64, 3, 7, 10, 2, 2, 0, 0),
-    Tuning(8192, 8, 96, 36, 8, 4, 48, 512),
+    Tuning(64, 2, 3, 7, 10, 2, 2, 0, 0, code_bits_int8=16),
+    Tuning(8192, 0, 8, 96, 36, 8, 4, 48, 512, code_bits_int8=8),
 )
 ROWS = (1, 7, 24, 35, 49)
 N, K = 33, 512
@@ -62,6 +62,21 @@ def test_results_are_the_same_bit_for_bit(target: Target) -> None:
 @pytest.mark.parametrize("target", BF16_TARGETS, ids=name)
 def test_bf16_activations_too(target: Target) -> None:
     check(BF16, "bf16", target)
+
+
+@pytest.mark.parametrize("target", [t for t in DOT_TARGETS if t.isa.is_signed(8)], ids=name)
+@pytest.mark.parametrize(("dtype", "gated", "k"), [(Q8_0, None, 288), (IQ4_NL, "silu", 512)])
+def test_codes_as_i16(dtype: DType, gated: str | None, k: int, target: Target) -> None:
+    """The same integers from bytes whose signs move and from i16, also of weights with levels and of a short chunk."""
+    matrices = [weights(dtype, N, k, seed)[0] for seed in range(2 if gated else 1)]
+    x, results = activations("q8a", 49, k)[0], []
+    for bits in (8, 16):
+        chosen = replace(target, tuned=replace(target.tuning, code_bits_int8=bits, macro_rows_int8=20))
+        kernel, out = linear(dtype, N, k, "q8a", chosen, gated=gated), np.zeros((49, N), np.float32)
+        run(kernel, chosen, x, *matrices, out, end=units(N), rows=49, n=N)
+        results.append((kernel.symbol, out))
+    assert results[0][0] != results[1][0] and results[0][1].any()
+    np.testing.assert_array_equal(results[1][1].view(np.uint32), results[0][1].view(np.uint32))
 
 
 @pytest.mark.parametrize("gated", [None, "silu"])
@@ -125,9 +140,9 @@ def test_experts_too() -> None:
 
 @pytest.mark.parametrize("target", LEVELS, ids=name)
 def test_the_default_is_the_level_s(target: Target) -> None:
-    assert target.tuning == Tuning.default(target.level)
+    assert target.tuning == target.default_tuning
     assert replace(target, tuned=TUNINGS[0]).tuning == TUNINGS[0]
-    same = replace(target, tuned=Tuning.default(target.level))
+    same = replace(target, tuned=target.default_tuning)
     assert linear(Q8_0, N, K, "q8a", same).llvm == linear(Q8_0, N, K, "q8a", target).llvm
 
 

@@ -84,6 +84,10 @@ class Isa(ABC):
     def widened(self, e: Emitter, pairs: ir.Value) -> ir.Value:
         """The sums of two neighbouring i16, as i32. Only if `sums_pairs`."""
 
+    @abstractmethod
+    def dot_i16(self, e: Emitter, acc: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value:
+        """acc i32 [dot_bytes / 4] + the sums of two neighbouring products of i16 [dot_bytes / 2]."""
+
     # -- bf16 ---------------------------------------------------------------------------------------------------------
 
     @abstractmethod

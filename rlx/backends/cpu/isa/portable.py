@@ -42,6 +42,13 @@ class Portable(Isa):
     def widened(self, e: Emitter, pairs: ir.Value) -> ir.Value:
         raise CompileError("the target sums no pairs", where=f"target {self.target.level}")
 
+    def dot_i16(self, e: Emitter, acc: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value:
+        """LLVM turns the products of pairs and their sums into multiply-adds."""
+        count = weights.type.count
+        wide = vector(I32, count)
+        product = e.b.mul(e.b.sext(weights, wide), e.b.sext(x, wide))
+        return e.b.add(acc, e.b.add(e.pick(product, range(0, count, 2)), e.pick(product, range(1, count, 2))))
+
     def bf16_row(self, e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
         return e.concat(e.f32_to_bf16(low), e.f32_to_bf16(high))
 

@@ -26,7 +26,8 @@ class X86(Portable):
     int8 products: VNNI multiplies and sums groups of four in one instruction. Other targets from AVX2 on need two: u8 x
     s8 products summed in pairs to i16, then pairs of i16 to i32. The i16 sums must not saturate, which holds for codes
     of up to 7 bits. Codes of 8 bits are made signed and their sign is moved to the other operand: |q| <= 128 and
-    |a| <= 127 give at most 32512 per pair.
+    |a| <= 127 give at most 32512 per pair. Or they are widened to i16, where many rows share that: see
+    `Tuning.code_bits_int8`.
     """
 
     pause = "@llvm.x86.sse2.pause()"
@@ -65,6 +66,12 @@ class X86(Portable):
         ones = ir.Constant(pairs.type, [1] * pairs.type.count)
         name = "llvm.x86.avx512.pmaddw.d.512" if wide else "llvm.x86.avx2.pmadd.wd"
         return e.call(name, vector(I32, pairs.type.count // 2), [pairs, ones])
+
+    def dot_i16(self, e: Emitter, acc: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value:
+        if self._plain:
+            return super().dot_i16(e, acc, weights, x)
+        name = "llvm.x86.avx512.pmaddw.d.512" if weights.type.count == 2 * LANES else "llvm.x86.avx2.pmadd.wd"
+        return e.b.add(acc, e.call(name, acc.type, [weights, x]))
 
     def bf16_row(self, e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
         """By the instruction, subnormals may become zero."""

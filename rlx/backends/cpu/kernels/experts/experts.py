@@ -85,8 +85,7 @@ class _ExpertVectors(ExpertWriter, linear.LinearWriter):
         with e.loop(0, count) as r:
             x = self.activations_of(r.i)
             e.store(x, e.at(self.places, (r.i, 8)), 8)
-            if self.scratch.terms:
-                self.multiply.write_terms(x, e.at(self.scratch.terms, (r.i, self.multiply.term_bytes)))
+            self._prepare_row(x, r.i)
         if not self.shape.single:
             self._macro_tile(zero, count, first, last)
             return
@@ -95,7 +94,7 @@ class _ExpertVectors(ExpertWriter, linear.LinearWriter):
     def _rows(self, macro: ir.Value, row: ir.Value, count: int) -> Rows:
         e = self.e
         x = [e.load(POINTER, e.at(self.places, (row, 8), 8 * i), 8) for i in range(count)]
-        return Rows(x, self._terms(row))
+        return Rows(x, *self._prepared(row))
 
 
 def _outline(shape: Shape, experts: Experts) -> str:

@@ -32,11 +32,11 @@ from rlx.backends.cpu.kernel import Kernel, once
 from rlx.backends.cpu.kernels.linear import tiles as linear_tiles
 from rlx.backends.cpu.kernels.linear import unpack
 from rlx.backends.cpu.kernels.linear.multiply import Rows, Shape, Sub, Sums
-from rlx.backends.cpu.kernels.linear.stream import StreamWriter, halves, most_integers
+from rlx.backends.cpu.kernels.linear.stream import StreamWriter, most_integers
 from rlx.backends.cpu.kernels.linear.unpack import CHUNK, GROUPS, SUB
 from rlx.backends.cpu.layouts import BLOCK_ROWS, PACKINGS
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.tiles import BF16X32, F32X16, I8X64, Emitter
+from rlx.backends.cpu.tiles import BF16X32, F32X16, I8X64, I16, LANES, Emitter, vector
 from rlx.errors import CompileError, ShapeError
 from rlx.ir.dtypes import BF16, F16, DType
 
@@ -49,6 +49,16 @@ _TERMS = 1 << 18  # most bytes of stack for the rows' terms: very wide layers ha
 def units(n: int) -> int:
     """Number of work units of a linear with `n` results per row: blocks of 16."""
     return -(-n // BLOCK_ROWS)
+
+
+def together(target: Target, matrices: int) -> int:
+    """Units that several rows are multiplied by at once, with 1 or 2 matrices. Fewer units take as long."""
+    return max(1, _blocks(target) // matrices)
+
+
+def _blocks(target: Target) -> int:
+    """Row blocks of a tile over unpacked weights."""
+    return 2 if target.vectors == "avx512" else 1
 
 
 def macro_rows(k: int, act: str, target: Target) -> int | None:
@@ -128,23 +138,32 @@ def _tiles(target: Target, shape: Shape) -> _Tiles:
         streamed = tuple(rows for rows in (8, 4, 3, 2, 1) if rows <= most_integers(target))
         narrow = target.vectors == "avx2" and not target.has_vnni256  # sums of pairs take registers, too
         rows = tuning.tile_rows_int8 * 2 // 3 if narrow else tuning.tile_rows_int8
-        return _Tiles((rows,), streamed, 2 if wide else 1, tuning.unpack_from_int8)
+        return _Tiles((rows,), streamed, _blocks(target), tuning.unpack_from_int8)
     rows = max(1, tuning.tile_rows_float * target.vector_bits // 512)
     if not wide:
-        return _Tiles((rows,), (1,), 1)
+        return _Tiles((rows,) if rows % 2 else (rows, rows // 2), (1,), 1)
     shared = (rows, 2) if rows > 2 else (2,)
     if shape.format is None:
         return _Tiles(shared, (6, 4, 2, 1), 2, tuning.unpack_from_plain)
     return _Tiles(shared, (1,), 2)
 
 
+def widens(target: Target, shape: Shape) -> bool:
+    """Whether unpacked codes are i16: those whose signs must be moved otherwise, if the tuning says so."""
+    bits = shape.format.row.bits if shape.format and shape.integer and not shape.single else 0
+    return target.isa.is_signed(bits) and target.tuning.code_bits_int8 == 16
+
+
 @dataclass(frozen=True)
 class _Scratch:
-    """Stack memory: an unpacked chunk of a tile's blocks, the totals f32[macro rows, sums, 16], the rows' terms."""
+    """Stack memory: an unpacked chunk of a tile's blocks, the totals f32[macro rows, sums, 16], the rows' terms, the
+    rows' codes as i16.
+    """
 
     chunk: ir.Value
     totals: ir.Value
     terms: ir.Value | None
+    wide: ir.Value | None
 
 
 @dataclass(frozen=True)
@@ -174,17 +193,20 @@ class LinearWriter(StreamWriter):
         self.tiles = tiles = _tiles(e.target, shape)
         tuning, multiply = e.target.tuning, self.multiply
         most = tuning.macro_rows_int8 if shape.integer else tuning.macro_rows_float
-        fitting = min(most, _TERMS // max(1, multiply.term_bytes))
+        self.wide = widens(e.target, shape)
+        fitting = min(most, _TERMS // max(1, multiply.term_bytes + self.wide * multiply.wide_bytes))
         self.macro_rows = max(1, fitting // tiles.shared[0]) * tiles.shared[0]
         scales = shape.format.vectors if shape.format else 0
-        self.sub_bytes = 64 * (GROUPS + scales if shape.integer else SUB // shape.pair)  # of unpacked weights
+        self.codes = 2 * GROUPS if self.wide else GROUPS  # vectors of a sub-block of unpacked codes
+        self.sub_bytes = 64 * (self.codes + scales if shape.integer else SUB // shape.pair)  # of unpacked weights
         self.chunk_bytes = self.sub_bytes * CHUNK // SUB
         self.packed_lines = -(-unpack.chunk_bytes(shape.dtype) // 64)  # of memory, in a chunk of packed weights
         terms = e.stack(self.macro_rows * multiply.term_bytes) if multiply.terms_a_sub else None
         self.group = max(1, tiles.blocks // len(shape.weights))  # units that are multiplied together
         self.sums = self.group * len(shape.weights)  # sums of a row for a group
         totals = e.stack(64 * self.macro_rows * self.sums)
-        self.scratch = _Scratch(e.stack(tiles.blocks * self.chunk_bytes), totals, terms)
+        wide = e.stack(self.macro_rows * multiply.wide_bytes) if self.wide else None
+        self.scratch = _Scratch(e.stack(tiles.blocks * self.chunk_bytes), totals, terms, wide)
 
     def write(self) -> None:
         if self.shape.single:
@@ -203,11 +225,18 @@ class LinearWriter(StreamWriter):
         e = self.e
         with e.loop(0, e.args["rows"], self.macro_rows) as m:
             count = e.smin(self.macro_rows, e.b.sub(e.args["rows"], m.i))
-            if self.scratch.terms:
+            if self.scratch.terms or self.scratch.wide:
                 with e.loop(0, count) as r:
-                    x = e.at(e.args["x"], (e.b.add(m.i, r.i), self.shape.row_bytes))
-                    self.multiply.write_terms(x, e.at(self.scratch.terms, (r.i, self.multiply.term_bytes)))
+                    self._prepare_row(e.at(e.args["x"], (e.b.add(m.i, r.i), self.shape.row_bytes)), r.i)
             self._macro_tile(m.i, count, e.args["begin"], e.args["end"])
+
+    def _prepare_row(self, x: ir.Value, row: ir.Value) -> None:
+        """Stores what the macro tile's row `row`, which lies at `x`, needs besides its codes."""
+        e, scratch = self.e, self.scratch
+        if scratch.terms:
+            self.multiply.write_terms(x, e.at(scratch.terms, (row, self.multiply.term_bytes)))
+        if scratch.wide:
+            self.multiply.write_wide(x, e.at(scratch.wide, (row, self.multiply.wide_bytes)))
 
     def _macro_tile(self, macro: ir.Value, count: ir.Value, begin: ir.Value, end: ir.Value) -> None:
         """Multiplies `count` rows, from `macro` on, by the units [begin, end)."""
@@ -224,10 +253,15 @@ class LinearWriter(StreamWriter):
         """`count` rows of the macro tile that begins at `macro`, from its row `row` on."""
         e = self.e
         first = e.at(e.args["x"], (e.b.add(macro, row), self.shape.row_bytes))
-        return Rows([e.at(first, i * self.shape.row_bytes) for i in range(count)], self._terms(row))
+        return Rows([e.at(first, i * self.shape.row_bytes) for i in range(count)], *self._prepared(row))
 
-    def _terms(self, row: ir.Value) -> ir.Value | None:
-        return self.scratch.terms and self.e.at(self.scratch.terms, (row, self.multiply.term_bytes))
+    def _prepared(self, row: ir.Value) -> tuple[ir.Value | None, ir.Value | None]:
+        """Addresses of what `_prepare_row` stored for a row: its terms, and its codes as i16."""
+        e, terms, wide = self.e, self.scratch.terms, self.scratch.wide
+        return (
+            terms and e.at(terms, (row, self.multiply.term_bytes)),
+            wide and e.at(wide, (row, self.multiply.wide_bytes)),
+        )
 
     # --- weights unpacked once for many rows --------------------------------------------------------------------------
 
@@ -292,7 +326,9 @@ class LinearWriter(StreamWriter):
             with e.loop(0, self.multiply.steps(chunk, SUB)) as s:
                 place = unpack.sub_block(e, format_, start, s.i)
                 codes, scales = format_.codes(e, place), format_.scales(e, header, place)
-                if self.shape.integer:
+                if self.wide:
+                    vectors = [half for c in codes for half in dots.halves_i16(e, c, format_.row.zero)] + scales
+                elif self.shape.integer:
                     vectors = [dots.ready(e, c, format_.row.bits) for c in codes] + scales
                 else:
                     vectors = unpack.weights_f32(e, format_, codes, scales)
@@ -320,24 +356,29 @@ class LinearWriter(StreamWriter):
         return s.results
 
     def _shared_floats(self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value) -> Sums:
-        """The float sums of a chunk. One loop computes even and odd steps, so that activations are read once."""
-        e, pair = self.e, self.shape.pair
+        """The float sums of a chunk: those of the even steps, then those of the odd ones.
+
+        One after the other, a tile has twice as many rows as registers would hold sums of both. So the weights, which
+        fill the first-level cache, are read half as often.
+        """
+        e, pair, type_ = self.e, self.shape.pair, F32X16 if self.shape.pair == 1 else BF16X32
         step = gcd(self.shape.k // pair, 4)
         zeros = self.multiply.zeros(rows, len(places))
-        with e.loop(0, self.multiply.steps(chunk, step * pair), 1, zeros + zeros) as s:
-            sums = halves(s.values)
-            first = e.mul_add(e.mul_add(chunk, CHUNK // (step * pair), s.i), step)
-            for i in range(step):
-                type_ = F32X16 if pair == 1 else BF16X32
-                weights = [e.load(type_, e.at(p, 64 * i, (s.i, 64 * step)), 64) for p in places]
-                sums[i % 2] = self.multiply.float_step(i, weights, rows, first, sums[i % 2])
-            s.values = sums[0] + sums[1]
-        return self.multiply.add(*halves(s.results))
+        sums = [zeros, zeros]
+        for parity in range(min(2, step)):  # with an odd number of steps all are even ones
+            with e.loop(0, self.multiply.steps(chunk, step * pair), 1, zeros) as s:
+                first = e.mul_add(e.mul_add(chunk, CHUNK // (step * pair), s.i), step)
+                for i in range(parity, step, 2):
+                    weights = [e.load(type_, e.at(p, 64 * i, (s.i, 64 * step)), 64) for p in places]
+                    s.values = self.multiply.float_step(i, weights, rows, first, s.values)
+            sums[parity] = s.results
+        return self.multiply.add(*sums)
 
     def _scratch_sub(self, place: ir.Value) -> Sub:
         e = self.e
-        scales = [e.load(F32X16, e.at(place, 64 * v), 64) for v in range(GROUPS, self.sub_bytes // 64)]
-        return Sub(lambda g: e.load(I8X64, e.at(place, (g, 64)), 64), scales, in_memory=True)
+        scales = [e.load(F32X16, e.at(place, 64 * v), 64) for v in range(self.codes, self.sub_bytes // 64)]
+        type_ = vector(I16, 2 * LANES) if self.wide else I8X64
+        return Sub(lambda g: e.load(type_, e.at(place, (g, 64)), 64), scales, in_memory=True, wide=self.wide)
 
     def _streamed_rows(self, macro: ir.Value, done: ir.Value, count: ir.Value, unit: ir.Value) -> None:
         """Multiplies the rows from `done` on, which do not fill a tile over unpacked weights, by a unit."""

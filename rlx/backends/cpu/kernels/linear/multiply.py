@@ -16,7 +16,7 @@ from rlx.backends.cpu import dots
 from rlx.backends.cpu.kernels.linear.unpack import CHUNK, FORMATS, GROUPS, SUB, Format
 from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.tiles import BF16X32, F32X16, FLOAT, I8X64, I32, Emitter, Index, vector
+from rlx.backends.cpu.tiles import BF16X32, F32X16, FLOAT, I8, I8X64, I16, I32, LANES, Emitter, Index, vector
 from rlx.ir.dtypes import ACTIVATIONS, DType
 
 Sums = list[ir.Value]
@@ -98,11 +98,14 @@ class Sub:
         code: returns the code vector of a group. The group may be a run-time value if the codes are in memory.
         scales: the scale vectors, then the vectors of the lows.
         in_memory: whether the codes are in memory, not in registers.
+        wide: whether they are in memory as i16 without their zero point: `code` then takes twice the group, plus one
+            for its odd codes.
     """
 
     code: Callable[[Index], ir.Value]
     scales: Sequence[ir.Value]
     in_memory: bool
+    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,10 +115,12 @@ class Rows:
     Attributes:
         x: the address of each row.
         terms: the address of the terms of all rows (see `Multiplier.write_terms`); None if there are none.
+        wide: the address of the codes of all rows as i16 (see `Multiplier.write_wide`); None if there are none.
     """
 
     x: Sequence[ir.Value]
     terms: ir.Value | None
+    wide: ir.Value | None = None
 
     @property
     def count(self) -> int:
@@ -204,6 +209,19 @@ class Multiplier:
             factors = e.pick(factors, [i // 2 for i in range(2 * width)])
         return e.b.fneg(e.b.fmul(e.b.sitofp(sums, factors.type), factors))
 
+    @property
+    def wide_bytes(self) -> int:
+        """Bytes of a row's codes as i16."""
+        return 2 * self.shape.k
+
+    def write_wide(self, x: ir.Value, wide: ir.Value) -> None:
+        """Stores a row's codes as i16: of each 32 k first the even ones, then the odd ones."""
+        e = self.e
+        with e.loop(0, self.shape.k // SUB) as s:
+            codes = e.load(vector(I8, SUB), e.at(x, (s.i, SUB)))
+            for half, words in enumerate(dots.signed_halves_i16(e, codes)):
+                e.store(words, e.at(wide, SUB * half, (s.i, 2 * SUB)), 32)
+
     def integer_step(self, subs: Sequence[Sub], rows: Rows, sub: Index, parts: Sums) -> Sums:
         """Adds sub-block `sub` to `parts`: exact integer sums times weight scale times activation scale."""
         e, format_ = self.e, self.shape.format
@@ -248,6 +266,8 @@ class Multiplier:
         assert format_ is not None
         count = GROUPS // 2 if format_.row.halves else GROUPS
         groups = range(half * count, (half + 1) * count)
+        if subs[0].wide:
+            return self._wide_sums(subs, rows, sub, groups)
         same = None if self.zero else e.i32(self.origin)
         start = [same or e.splat_i32(self._term(rows, row, sub, half)) for row in range(rows.count)]
         sums = [start[row] for row in range(rows.count) for _ in subs]
@@ -263,6 +283,25 @@ class Multiplier:
             for first in range(0, step, span):
                 chosen = [e.mul_add(1, first + i, loop.i) for i in range(span)]
                 loop.values = self._dots(subs, rows, sub, chosen, loop.values)
+        return loop.results
+
+    def _wide_sums(self, subs: Sequence[Sub], rows: Rows, sub: Index, groups: range) -> Sums:
+        """The same integers from codes and activations in i16: a group is its even codes, then its odd ones."""
+        e, pairs = self.e, vector(I16, 2 * LANES)
+        assert rows.wide is not None
+        start = [e.i32(self.origin)] * (rows.count * len(subs))
+
+        def add(first: Index, count: int, sums: Sums) -> Sums:
+            for step in range(2 * count):
+                half = e.at(rows.wide, (sub, 2 * SUB), (first, 4), 4 * (step // 2) + SUB * (step % 2))
+                xs = [e.b.bitcast(e.splat_i32(e.at(half, row * self.wide_bytes)), pairs) for row in range(rows.count)]
+                sums = dots.dot_tile_i16(e, sums, [s.code(e.mul_add(first, 2, step)) for s in subs], xs)
+            return sums
+
+        if not self.holds_codes:  # in a loop, few registers would spill sums at every step
+            return add(groups.start, len(groups), start)
+        with e.loop(groups.start, groups.stop, 2, start) as loop:
+            loop.values = add(loop.i, 2, loop.values)
         return loop.results
 
     def _dots(self, subs: Sequence[Sub], rows: Rows, sub: Index, groups: Sequence[Index], sums: Sums) -> Sums:

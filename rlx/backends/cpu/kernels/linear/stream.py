@@ -27,7 +27,7 @@ from rlx.backends.cpu.kernels.linear.results import ResultWriter
 from rlx.backends.cpu.kernels.linear.unpack import CHUNK, SUB
 from rlx.backends.cpu.layouts import PACKINGS
 from rlx.backends.cpu.target import Target
-from rlx.backends.cpu.tiles import Emitter, Index
+from rlx.backends.cpu.tiles import I64, Emitter, Index
 
 # A tile that computes long on a sub-block, which has at most so many bytes per row, also prefetches into the
 # second-level cache, at a multiple of the distance. The first-level cache waits for too few lines at a time.
@@ -91,15 +91,28 @@ class StreamWriter(ResultWriter):
         """Multiplies some rows, from `row` on, by some units. The next read is `skip` bytes after the end of a unit."""
         e, names = self.e, self.shape.weights
         blocks = [self._block(name, unit) for unit in units for name in names]
-        together = len(blocks)
+        together, skips = len(blocks), [skip] * len(blocks)
         if self.shape.integer and rows.count > 1 and rows.count * together > most_integers(e.target):
             together = 1  # one block after the other: the sums of all would not stay in registers
-        totals = [self._totals(blocks[i : i + together], rows, skip) for i in range(0, len(blocks), together)]
+        elif rows.count == 1 and e.target.tuning.streams < together:
+            together, skips = 1, self._skips(blocks)  # one stream
+        parts = range(0, len(blocks), together)
+        totals = [self._totals(blocks[i : i + together], rows, skips[i]) for i in parts]
         of_blocks = [part[i::together] for part in totals for i in range(together)]
         for i in range(rows.count):
             for j, unit in enumerate(units):
                 products = of_blocks[j * len(names) : (j + 1) * len(names)]
                 self._finish(e.b.add(row, e.i64(i)), unit, [product[i] for product in products])
+
+    def _skips(self, blocks: Sequence[ir.Value]) -> list[ir.Value]:
+        """Bytes from the end of each block to the block that is read next, if they are read one after the other.
+
+        After the last one comes the one that follows the first in memory.
+        """
+        e, size = self.e, self.e.i64(self.shape.block_bytes)
+        starts = [e.b.ptrtoint(block, I64) for block in blocks]
+        ends = [e.b.add(start, size) for start in starts]
+        return [e.b.sub(following, end) for following, end in zip([*starts[1:], ends[0]], ends, strict=True)]
 
     def _totals(self, blocks: Sequence[ir.Value], rows: Rows, skip: Index) -> Sums:
         """The products of some rows with some blocks."""
@@ -146,7 +159,7 @@ class StreamWriter(ResultWriter):
         e, format_ = self.e, self.shape.format
         assert format_ is not None
         place = unpack.sub_block(e, format_, stream.start, s)
-        e.prefetch(e.at(place, stream.ahead), format_.row.stride)
+        self._prefetch(e.at(place, stream.ahead), format_.row.stride)
         if format_.row.stride <= _FAR_BYTES * rows:
             e.prefetch(e.at(place, stream.ahead, (_FAR - 1) * self.distance), format_.row.stride, level=2)
         bits, known = format_.row.bits, None
@@ -163,11 +176,15 @@ class StreamWriter(ResultWriter):
         e, format_ = self.e, self.shape.format
         if format_ is None:
             place = e.at(stream.start, (s, step * self.step_bytes))
-            e.prefetch(e.at(place, stream.ahead), step * self.step_bytes)
+            self._prefetch(e.at(place, stream.ahead), step * self.step_bytes)
             return [self.load_step(e.at(place, i * self.step_bytes)) for i in range(step)]
         place = unpack.sub_block(e, format_, stream.start, s)
-        e.prefetch(e.at(place, stream.ahead), format_.row.stride)
+        self._prefetch(e.at(place, stream.ahead), format_.row.stride)
         return unpack.weights_f32(e, format_, format_.codes(e, place), format_.scales(e, stream.header, place))
+
+    def _prefetch(self, place: ir.Value, nbytes: int) -> None:
+        if level := self.e.target.tuning.prefetch_level:
+            self.e.prefetch(place, nbytes, level)
 
     def load_step(self, place: ir.Value) -> ir.Value:
         """Loads plain weights of one step: 16 rows as f32, or 16 pairs of bf16."""

@@ -1,0 +1,82 @@
+"""How linears are computed on each kind of machine before `rlx tune` has measured it: data, with the figures behind it.
+
+CPU backend, read by `tuning.py`. A row applies to targets of its levels that have some features and lack others; later
+rows override earlier ones. No row changes a result: all ways to compute a linear give the same bits, so that they may
+depend on the number of rows (docs/deterministic.md). `rlx tune` measures every number on the machine at hand.
+
+The choice for a format and a number of rows r:
+
+| weights, activations | r = 1 | r < unpack_from_* | more |
+|---|---|---|---|
+| integer codes, int8 | streamed | streamed in tiles of rows | unpacked to bytes; 8-bit codes to `code_bits_int8` |
+| plain, f32 or bf16 | streamed | streamed in tiles of rows (AVX-512) | unpacked to f32, or to pairs of bf16 |
+
+Why Q8_0 keeps int8 activations without VNNI: with f32 ones a prompt would cost as much as a BF16 one, and decoding
+would have to do the same to give the same bits, where that takes 20 instructions for 64 weights instead of 8. i16 has no
+signs to move, but twice the products; llvm-mca expects it to take 0.92 of the cycles of bytes on Skylake-SP, and on Zen 4
+it takes 1.08. So bytes are the default, and `rlx tune` decides.
+
+GFLOP/s of one core of Zen 4 (2026-11-23, 288 rows, 1024 x 1024, the fastest of 5 to 12 runs; peak of f32: 117). `rlx
+tune` measures them again, with `RLX_TARGET` those of another level:
+
+| level | weights | | | |
+|---|---|---|---|---|
+| avx2 | Q8_0 | bytes: 109 to 120 | i16: 118 to 125 | f32 (BF16 weights): 94 to 99 |
+| avx512 without VNNI | Q8_0 | bytes: 137 to 142 | i16: 123 to 133 | f32 (BF16 weights): 100 to 107 |
+| avx2 | BF16 | tile of 3 rows: 66 to 88 | of 6 rows: 94 to 99 | |
+| avx512 without BF16 | BF16 | tile of 6 rows: 100 to 104 | of 8 rows: 101 to 107 | of 12 rows: 81 to 98 |
+
+GB/s of two cores of Zen 4 decoding, medians of 12 runs in turns, 200 MB of weights; the read kernel: 31.2 and 33.6:
+
+| weights | prefetched 4096 bytes ahead into L1 | into L2 | not prefetched |
+|---|---|---|---|
+| Q8_0 | 27.6 | 27.4 | 30.9 |
+| BF16 | 30.6 | 28.6 | 34.0 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Row:
+    """Numbers of `Tuning` for some targets.
+
+    Attributes:
+        levels: names of levels; empty for all.
+        has, lacks: LLVM features that the code of a target uses, and does not use.
+        numbers: field of `Tuning` -> value.
+    """
+
+    levels: tuple[str, ...] = ()
+    has: frozenset[str] = frozenset()
+    lacks: frozenset[str] = frozenset()
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+    def applies(self, level: str, features: frozenset[str]) -> bool:
+        """Whether the row is for a target of this level whose code uses these features."""
+        here = not self.levels or level in self.levels
+        return here and self.has <= features and not self.lacks & features
+
+
+_PORTABLE = ("generic", "neon", "dotprod", "i8mm", "bf16")
+
+ROWS = (
+    Row(_PORTABLE, numbers={"tile_rows_int8": 4, "unpack_from_int8": 0, "tile_rows_float": 12}),
+    Row(("avx2",), numbers={"unpack_from_int8": 8, "tile_rows_float": 12}),
+    # More streams keep more lines on their way: 33.2, 37.0 and 38.0 tokens/s with 1, 2 and 4 (docs/performance.md).
+    Row(("amx",), numbers={"streams": 4}),
+    # Processors with bf16 dot products and no tiles follow one stream best by themselves.
+    Row(("avx512",), has=frozenset({"avx512bf16"}), numbers={"prefetch_level": 0}),
+)
+
+
+def defaults(level: str, features: frozenset[str]) -> dict[str, int]:
+    """The numbers of all rows that apply: field of `Tuning` -> value."""
+    found: dict[str, int] = {}
+    for row in ROWS:
+        if row.applies(level, features):
+            found |= row.numbers
+    return found
