@@ -12,9 +12,9 @@ The choice for a format and a number of rows r:
 | plain, f32 or bf16 | streamed | streamed in tiles of rows (AVX-512) | unpacked to f32, or to pairs of bf16 |
 
 Why Q8_0 keeps int8 activations without VNNI: with f32 ones a prompt would cost as much as a BF16 one, and decoding
-would have to do the same to give the same bits, where that takes 20 instructions for 64 weights instead of 8. i16 has no
-signs to move, but twice the products; llvm-mca expects it to take 0.92 of the cycles of bytes on Skylake-SP. On Zen 4 it
-takes 1.08 with AVX-512. So bytes are the default, and `rlx tune` decides.
+would have to do the same to give the same bits, where that takes 20 instructions for 64 weights instead of 8. i16 has
+no signs to move, but twice the products; llvm-mca expects it to take 0.92 of the cycles of bytes on Skylake-SP. On Zen
+4 it takes 1.08 with AVX-512. So bytes are the default, and `rlx tune` decides.
 
 GFLOP/s of one core of Zen 4 (2026-11-23, 288 rows, 1024 x 1024, the fastest of 5 to 12 runs; peak of f32: 117). `rlx
 tune` measures them again, with `RLX_TARGET` those of another level:
