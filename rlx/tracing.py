@@ -5,8 +5,8 @@ recorded. Format: "Trace Event Format", the array form,
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 
 The file is a JSON array with an event a line. Each write replaces the closing bracket by events and a new bracket. So
-the file is valid JSON after every write, whatever ends the process. Events wait in memory for at most a second while
-rlx is idle, and for 64 MiB while it computes: to write them takes time that the trace would show.
+the file is valid JSON after every write, whatever ends the process. Events wait in memory until rlx has been idle for
+a second, and up to 64 MiB while it computes: to write them takes time that the trace would show.
 """
 
 from __future__ import annotations
