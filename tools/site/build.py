@@ -54,11 +54,12 @@ def site_path(path: str) -> str:
         return FIXED[path]
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
+    shown = "/".join(part.lstrip(".") for part in path.split("/"))  # the builder skips what begins with a dot
     if (ROOT / path).is_dir():
-        return f"source/{path}/index.md"
+        return f"source/{shown}/index.md"
     if (ROOT / path).suffix in (".webp", ".png", ".svg"):
-        return f"source/{path}"
-    return f"source/{path}" if path.endswith("README.md") else f"source/{path}.md"
+        return f"source/{shown}"
+    return f"source/{shown}" if path.endswith("README.md") else f"source/{shown}.md"
 
 
 def navigation(contents: str) -> Nav:
