@@ -1,0 +1,27 @@
+"""The tests of workers, memory, files, confined processes and commands as on a system that has nothing special."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+#: What no plain system can do is left out: locks that end with their process, folders by descriptor.
+CHOSEN = [
+    "tests/runtime/test_threads.py::test_callers_in_several_threads_queue",
+    "tests/runtime/test_memory.py::test_bandwidth_reads_everything",
+    "tests/runtime/test_store.py::test_where_the_platform_has_no_descriptors_of_folders",
+    "tests/runtime/test_store.py::test_the_default_folder",
+    "tests/runtime/test_foreign_entries.py::test_a_read_only_cache_names_it_and_keeps_it",
+    "tests/text/test_confined.py::test_a_forked_process_has_a_child_of_its_own",
+    "tests/cli/test_prompt.py::test_a_pipe_is_put_before_the_prompt",
+]
+
+
+def test_with_every_piece_unavailable() -> None:
+    env = {**os.environ, "RLX_PLATFORM": "plain"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *CHOSEN]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
