@@ -23,7 +23,10 @@ MODULES = {
 # Left to right: a part imports itself, its own group and everything before it. "" is rlx/__init__.py, the public API.
 LAYERS = [
     {"errors"},
-    {"platform", "env", "debug_output", "tracing", "suggest", "arguments", "json_file", "partial_file", "web_page"},
+    {
+        "platform", "env", "debug_output", "tracing", "suggest", "arguments", "json_file", "partial_file", "web_page",
+        "notebook",
+    },
     {"ir"},
     {"passes"},
     {"profile"},
@@ -39,7 +42,7 @@ LAYERS = [
     {"ray"},
     {"cli"},
     {"__main__"},
-]
+]  # fmt: skip
 RANK = {part: rank for rank, group in enumerate(LAYERS) for part in group}
 ONLY = {"models": {"ir", "errors"}}  # a model family is equations: it knows no files, no kernels, no runners
 

@@ -6,6 +6,7 @@ the symbols). Graphs share their nodes (`rlx.ir.node`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from numbers import Integral
@@ -188,6 +189,16 @@ class Graph:
     def canonical(self) -> str:
         """The IR text with numbers as names: equal for equal graphs, independent of their names."""
         return printer.dumps(self.name, self.phase, self.bounds, self.outputs, names.numbers(self.outputs))
+
+    def _repr_html_(self) -> str:
+        from rlx.notebook import card
+
+        nodes = self.nodes()
+        counts = Counter(node.op for node in nodes)
+        rows: list[tuple[str, object]] = [("phase", self.phase), ("values", len(nodes))]
+        rows += [("ops", ", ".join(f"{op} {count}" for op, count in counts.most_common()))]
+        rows += [("outputs", ", ".join(self.outputs) or "none")]
+        return card(f"graph {self.name}", rows, [("IR", str(self))])
 
     def __repr__(self) -> str:
         return f"<Graph {self.name}: {self.phase}, outputs {', '.join(self.outputs) or 'none'}>"

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rlx.errors import ArgumentError, TokenizerError, UnsupportedModelError
+from rlx.notebook import Stats, card
 from rlx.runners.base import GREEDY, Plan, checked_speculation
 from rlx.runners.engine.ready import ReadyPrograms
 from rlx.runners.engine.token_engine import TokenEngine
@@ -268,7 +269,16 @@ class CachedRunner(SessionRunner):
         speculation = asdict(self._speculated)
         images = {} if self._images is None else self._images.stats()
         own = {"reused_tokens": reused, "speculation": speculation, "requests": requests}
-        return {**self._engine.stats(), **images, **own}
+        return Stats({**self._engine.stats(), **images, **own})
+
+    def _repr_html_(self) -> str:
+        if self._closed:
+            return card(f"{type(self).__name__}, closed")
+        config, stats = self.config, self._engine.stats()
+        rows: list[tuple[str, object]] = [("family", self.family), ("layers", config.layers), ("hidden", config.hidden)]
+        rows += [("vocabulary", self.vocab_size), ("context", self.max_seq), ("device", self.device)]
+        rows += [(name, stats[name]) for name in ("target", "threads", "kv_dtype") if name in stats]
+        return card(type(self).__name__, [*rows, ("programs", ", ".join(p.name for p in self.programs) or "none yet")])
 
     def close(self) -> None:
         """Ends all requests, and releases memory and threads. Can be called more than once."""

@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, TypeVar, cast
 
 from rlx import debug_output, env
@@ -66,6 +66,11 @@ class CacheStats:
     evictions: int = 0
     evictions_disk: int = 0
     damaged: int = 0
+
+    def _repr_html_(self) -> str:
+        from rlx.notebook import card
+
+        return card("compile cache", asdict(self).items())
 
 
 class CompileCache:
@@ -258,6 +263,12 @@ class CompileCache:
 
     def __len__(self) -> int:
         return len(self._programs)
+
+    def _repr_html_(self) -> str:
+        from rlx.notebook import card
+
+        rows = [("policy", self.policy), ("in memory", len(self)), ("counters", asdict(self.stats))]
+        return card("compile cache", [("folder", self.store.root if self.store else "none"), *rows])
 
     def __repr__(self) -> str:
         return f"<CompileCache {self.policy}, {len(self)} in memory, {self.store.root if self.store else 'no folder'}>"

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from rlx.env import size
 from rlx.errors import ArgumentError, CacheError
 from rlx.runtime.folder import Damage, Folder, UntrustedFolder
-from rlx.runtime.key import CompileKey
+from rlx.runtime.key import CompileKey, flatten
 
 KEY, CHECKSUMS, LAST_USED, LARGE = "key.json", "checksums.json", "last_used", "large.json"
 _OWN = (KEY, CHECKSUMS, LAST_USED, LARGE)
@@ -62,6 +63,12 @@ class Entry:
         self.key, self._root = key, root
         self._sums = {name: sha256(data) for name, data in files.items()}
         self._held: Mapping[str, bytes] | None = files
+
+    def _repr_html_(self) -> str:
+        from rlx.notebook import card
+
+        sizes = "\n".join(f"{name:40} {size(len(self.read(name))):>9}" for name in self.names)
+        return card(self.key.title, flatten(self.key).items(), [(f"{len(self.names)} files", sizes)])
 
     @property
     def folder(self) -> Path | None:
@@ -132,6 +139,13 @@ class Listing:
     key: CompileKey | None
     nbytes: int
     last_used: float
+
+    def _repr_html_(self) -> str:
+        from rlx.notebook import card
+
+        facts: list[tuple[str, object]] = [("size", size(self.nbytes))]
+        facts += [] if self.key is None else flatten(self.key).items()
+        return card(self.key.title if self.key else f"cache entry {self.digest[:12]}", facts)
 
 
 # -- reading --------------------------------------------------------------------------------------------------------

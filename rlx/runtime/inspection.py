@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rlx import env
 from rlx.backends.base import Target
-from rlx.errors import ArgumentError
+from rlx.errors import ArgumentError, CacheError
 from rlx.passes.report import Report
 from rlx.report.source import KernelText, Source, StepTimes, Subject
 from rlx.suggest import nearest
@@ -151,6 +151,16 @@ class Inspectable:
         has = self._compiled.files.names
         source, llvm = (self._read(file) if file in has else "" for file in (f"{name}.txt", f"{name}.ll"))
         return KernelText(source, llvm, self._target.backend.assembly(llvm, self._target) if llvm else "")
+
+    def _repr_html_(self) -> str:
+        from rlx.notebook import card
+
+        rows = [("stages", " > ".join(self.stages)), ("kernels", len(self.kernels))]
+        try:
+            folds = [("what the passes did", str(self.explain())), ("program: regions and places", self.ir("memory"))]
+        except CacheError as error:  # it was evicted
+            folds = [("the compile cache no longer has it", str(error))]
+        return card(repr(self).strip("<>"), rows, folds)
 
     @property
     def _stages(self) -> list[str]:

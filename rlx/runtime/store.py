@@ -49,6 +49,13 @@ class StoreStats:
     oldest: float | None
     problem: str | None
 
+    def _repr_html_(self) -> str:
+        from rlx.notebook import card
+
+        held = f"{env.size(self.nbytes)} of {env.size(self.limit)}"
+        rows = [("entries", self.entries), ("size", held), ("problem", self.problem or "none")]
+        return card(f"compile cache in {self.root}", rows)
+
 
 def default_root() -> Path:
     """RLX_CACHE_DIR, or the platform's folder for caches.

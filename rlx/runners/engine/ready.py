@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import overload
 
 from rlx.backends.base import Target
+from rlx.env import size
 from rlx.errors import ArgumentError
 from rlx.runtime.compile import CompiledProgram
 from rlx.runtime.inspection import Inspectable
@@ -101,6 +102,16 @@ class ReadyPrograms(Sequence[ReadyProgram]):
             hint = f"The programs are: {has}. runner.compile() makes the missing ones."
             raise ArgumentError(f"no program is named {which!r}", hint=hint)
         return found[0]
+
+    def _repr_html_(self) -> str:
+        from rlx.notebook import table
+
+        heads = ("name", "phase", "rows", "kernels", "code", "seconds", "from")
+        rows = []
+        for name, r in ((p.name, p.record) for p in self._programs):
+            source = "cache" if r.cached else "compiled"
+            rows.append((name, r.phase, r.rows, r.kernels, size(r.object_bytes), f"{r.seconds:.3f}", source))
+        return table("programs", heads, rows)
 
     def __repr__(self) -> str:
         return f"[{', '.join(map(repr, self._programs))}]"

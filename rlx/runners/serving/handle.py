@@ -303,6 +303,19 @@ class Stream(Iterator[Step], AsyncIterator[Step]):
         """This stream with transformed steps; use it in place of this one."""
         return Stream(self._start, change)
 
+    def show(self) -> str:
+        """Prints the text as it comes, in a terminal or in the cell of a notebook, and returns all of it."""
+        pieces = []
+        for step in self:
+            print(step.text, end="", flush=True)
+            pieces.append(step.text)
+        print()
+        return "".join(pieces)
+
+    def _ipython_display_(self) -> None:
+        """Shows the answer as it comes where the stream is the last value of a cell."""
+        self.show()
+
     def close(self) -> None:
         """Ends the generation. Can be called more than once."""
         self._closed = True

@@ -1,0 +1,105 @@
+"""The example notebook runs from top to bottom, and what notebooks show of objects is small, escaped HTML."""
+
+from __future__ import annotations
+
+import ast
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlx
+from rlx.notebook import MOST_LINES, Stats, card, table
+from rlx.runtime.cache import CompileCache
+from rlx.runtime.entry import Entry
+from rlx.runtime.key import CompileKey
+
+NOTEBOOK = Path(__file__).parent.parent / "examples" / "first_meeting.ipynb"
+VOID = {"br"}
+
+
+class Checked(HTMLParser):
+    """Counts tags, and refuses those that are not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.text = ""
+        self.feed(text)
+        assert not self.open, f"not closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        assert not any(name.startswith("on") for name, _ in attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def shown(value: Any) -> Checked:
+    return Checked(value._repr_html_())
+
+
+def run(source: str, names: dict[str, Any]) -> Any:
+    """Runs a cell as a notebook does; returns the value of its last expression, and lets streams show themselves."""
+    tree = ast.parse(source)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "cell", "exec"), names)
+    value = None if last is None else eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+    if hasattr(value, "_ipython_display_"):
+        value._ipython_display_()
+    return value
+
+
+def test_the_notebook_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    notebook = json.loads(NOTEBOOK.read_text())
+    assert notebook["nbformat"] == 4 and not any(cell.get("outputs") for cell in notebook["cells"])
+    names: dict[str, Any] = {}
+    pages, printed = [], []
+    for cell in (each for each in notebook["cells"] if each["cell_type"] == "code"):
+        value = run("".join(cell["source"]), names)
+        printed.append(capsys.readouterr().out)
+        if hasattr(value, "_repr_html_"):
+            pages.append(shown(value).text)
+    assert len(pages) == 6
+    assert "qwen3" in pages[0] and "decode-1-1" in pages[1] and "gated-silu" in pages[2] and "silu" in pages[3]
+    text = "".join(printed)
+    assert "72" in printed[1], "27 + 45"
+    assert len(printed[2].strip()) > 40, "the stream showed itself"
+    assert "gated" in text and "for row in range(begin, end):" in text
+    assert float(text.split("largest difference: ")[1].split()[0]) < 1e-3
+
+
+def test_text_is_escaped_and_long_text_is_cut() -> None:
+    page = Checked(card("<b>&", [("<i>", "<script>")], [("<u>", "\n".join(f"<{i}>" for i in range(MOST_LINES + 7)))]))
+    assert {"script", "i", "u"}.isdisjoint(page.seen) and "<script>" in page.text
+    assert "and 7 more lines" in page.text
+    assert Checked(table("t", ("<a>",), [("<b>",)])).text == "t<a><b>"
+
+
+def test_stats_are_a_dict_and_a_table() -> None:
+    stats = Stats({"threads": 2, "requests": {"queue": 0}})
+    assert stats == {"threads": 2, "requests": {"queue": 0}} and json.loads(json.dumps(stats)) == stats
+    assert "queue: 0" in shown(stats).text
+
+
+def test_the_cache_shows_itself() -> None:
+    entry = Entry(CompileKey("pack", "<x>", phase="decode"), {"a.txt": b"12345"}, None)
+    assert "<x>" in shown(entry).text and "a.txt" in shown(entry).text and "5 B" in shown(entry).text
+    cache = CompileCache()
+    assert "hits_memory: 0" in shown(cache).text and "misses" in shown(cache.stats).text
+
+
+def test_a_graph_shows_its_ops_and_its_text() -> None:
+    graph = rlx.Graph("<g>")
+    graph.output("y", rlx.ops.silu(graph.input("x", [rlx.SEQ, 4])))
+    page = shown(graph)
+    assert "graph <g>" in page.text and "silu 1" in page.text and str(graph).strip() in page.text
