@@ -125,11 +125,11 @@ def _programs(loader: WeightLoader, subject: Subject, wanted: _Wanted, bars: Bar
     from rlx.runners.auto import runner_class
     from rlx.runners.engine.batch import programs_of
     from rlx.runners.engine.engine import Engine
-    from rlx.runners.engine.reporting import measure_machine, measure_programs, program_sources
+    from rlx.runners.engine.reporting import measure_programs, program_sources
     from rlx.runners.engine.tower_programs import TOWER
 
     runner_class(loader)  # names what an unknown architecture lacks
-    engine = Engine.open(loader, progress=bars, **wanted.engine)
+    engine = Engine.open(loader, progress=bars, load=False, **wanted.engine)
     try:
         only_tower = wanted.phase == TOWER
         specs = [] if only_tower else programs_of(engine.profile, wanted.batch, wanted.phase, wanted.rows)
@@ -144,8 +144,7 @@ def _programs(loader: WeightLoader, subject: Subject, wanted: _Wanted, bars: Bar
             bars.waiting("measuring")
             engine.load()
             bars.close()  # nothing else runs when the clock does
-            times = measure_programs(engine, [spec for spec in specs if spec.name in good], wanted.prompt)
-            machine = measure_machine(engine, wanted.prompt)
+            machine, times = measure_programs(engine, [spec for spec in specs if spec.name in good], wanted.prompt)
         except RlxError as error:
             return replace(subject, problem=Problem("measure", type(error).__name__, str(error))), sources
         return replace(subject, machine=machine), [replace(each, times=times.get(each.name)) for each in sources]

@@ -59,6 +59,20 @@ def lower(graph: Graph, options: Options, hook: Hook | None = None, reports: lis
     return result
 
 
+def resume(graph: Graph, options: Options, after: str) -> Program:
+    """The program of a graph that has been through the passes up to the one called `after`.
+
+    Raises:
+        GraphError: what a pass makes of it does not verify.
+    """
+    result: Graph | Program = graph
+    every = names(options.phase)
+    for number in range(every.index(after) + 2, len(every) + 1):
+        result = _run(number, result, options, SILENT)
+    assert isinstance(result, Program)
+    return result
+
+
 def place(graph: Graph, options: Options) -> Program:
     """The program of a graph that has been through all passes but the last two, such as one read from its text."""
     return memory(schedule(graph, options), reuse="reuse_memory" in options.passes)

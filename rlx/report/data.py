@@ -77,7 +77,7 @@ def _program(source: Source, subject: Subject, texts: Texts) -> dict[str, Any]:
     row["passes"] = _passes(source, graphs, program)
     if program is not None and source.manifest is not None:
         row |= _code(source, subject, program, texts)
-        row["groups"] = _groups(graphs, source, row["extents"])
+        row["groups"] = _groups(graphs, source, program)
     return row
 
 
@@ -263,13 +263,13 @@ def _leaves(graph: Graph, env: Mapping[str, int]) -> list[dict[str, Any]]:
     ]
 
 
-def _groups(graphs: Mapping[str, Graph], source: Source, extents: Mapping[str, int]) -> list[dict[str, Any]]:
-    first = next(iter(graphs.values()))
-    try:
-        env = step_extents(list(graphs.values())[-1], source.rows, extents)
-        return findings.groups(first, source.options, source.rows, env)
-    except RlxError:
-        return []  # a graph whose constants the passes need does not lower from its text
+def _groups(graphs: Mapping[str, Graph], source: Source, program: Program) -> list[dict[str, Any]]:
+    """What the groups of fusion rules save; the passes run again from the one before `fuse`."""
+    names = list(graphs)
+    before = names[names.index("fuse") - 1]
+    env = step_extents(program.graph, source.rows, source.times.extents if source.times else None)
+    used = {event.rule for done in source.report.passes for event in done.done} if source.report else set()
+    return findings.groups(graphs[before], before, program, source.options, env, used)
 
 
 def kernel_problem(error: RlxError, stage: str) -> Problem:

@@ -8,19 +8,18 @@ its region would not be waited for.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlx.errors import RlxError
 from rlx.ir.costs import cost
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes import pipeline
+from rlx.passes.fuse import RULES
 from rlx.passes.options import FUSION_MEANINGS, FUSIONS, Options
 from rlx.passes.program import Program, is_work, nbytes, root
 from rlx.passes.report import Event, PassReport
-from rlx.report.work import step_extents
 
 _VALUE = re.compile(r"%([A-Za-z0-9_.*]*(?:\*-1)?[A-Za-z0-9_.]*[A-Za-z0-9_])")
 
@@ -46,31 +45,40 @@ class Totals:
         return Totals(len(work), len(program.regions), sum(cost(node, env)[1] for node in work))
 
 
-def groups(graph: Graph, options: Options, rows: tuple[int, int], env: Mapping[str, int]) -> list[dict[str, Any]]:
+def groups(
+    before: Graph, after: str, program: Program, options: Options, env: Mapping[str, int], used: Set[str]
+) -> list[dict[str, Any]]:
     """What each group of fusion rules does for a program.
 
     Args:
-        graph: as it was built, before all passes.
+        before: the graph before the first pass that asks for groups, `fuse`.
+        after: the name of the pass that made it.
+        program: with the options as they are.
         env: the symbol values that figures are for.
+        used: the rules that did something, of all passes.
 
     Returns:
         For each group that changes the program: its name, meaning, whether it is on, and the figures of the program
         `with` and `without` it.
     """
-    now = Totals.of(pipeline.lower(graph, options), env)
+    now = Totals.of(program, env)
     found = []
     for name in FUSIONS:
         on = name in options.fusions
-        others = tuple(group for group in FUSIONS if (group in options.fusions) != (group == name))
-        try:
-            program = pipeline.lower(graph, replace(options, fusions=others))
-        except RlxError:  # the kernels of the backend may need a group; passes do not
+        if on and not used & rules_of(name):
             continue
-        other = Totals.of(program, step_extents(program.graph, rows, env))
+        others = tuple(group for group in FUSIONS if (group in options.fusions) != (group == name))
+        changed = replace(options, fusions=others)
+        other = Totals.of(pipeline.resume(before, changed, after), env)
         if other != now:
             pair = {"with": vars(now if on else other), "without": vars(other if on else now)}
             found.append({"group": name, "meaning": FUSION_MEANINGS[name], "on": on, **pair})
     return found
+
+
+def rules_of(group: str) -> set[str]:
+    """The names of a group's rules, as they are in reports."""
+    return {rule.name for rule in RULES.get(group, ())} | {group, f"{group}-bf16"}
 
 
 def missed_rows(done: PassReport, program: Program | None) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 // The arena over time: which bytes each value takes, and from which region to which.
 
 import { card, h, table } from "./dom.js";
-import { bytes, grouped, plural, template, total } from "./format.js";
+import { brief, bytes, grouped, plural, template, total } from "./format.js";
 import { actions, valueLink } from "./links.js";
 import { state } from "./store.js";
 
@@ -16,7 +16,7 @@ export function memoryView() {
   requestAnimationFrame(() => chart(canvas, hint, program));
   return h("div", { class: "column" },
     h("p", { class: "lead" }, `The ${plural(values.length, "value")} of a step take ${bytes(shared)} one after the other, and share an arena of `, h("strong", {}, bytes(end)), `. ${arena > end ? `Scratch memory of kernels makes it ${bytes(arena)}. ` : ""}Each worker has ${bytes(own)} of its own, for what it computes for itself.`),
-    card("The arena over time", h("p", { class: "note" }, `From left to right the ${plural(program.regions.of.length, "region")} of a step, from top to bottom the bytes of the arena.`), canvas, hint),
+    card("The arena over time", h("p", { class: "note" }, `From left to right the ${plural(program.regions.of.length, "region")} of a step, from top to bottom the bytes of the arena, large values compressed.`), canvas, hint),
     card("Values that take most of it", table([
       { head: "value", cell: (row) => link(row[0]), sort: (row) => row[0] },
       { head: "bytes", number: true, cell: (row) => bytes(row[2]), sort: (row) => row[2] },
@@ -33,8 +33,9 @@ function link(name) {
 const life = ([, , , from, to]) => `${from < 0 ? "input" : from} – ${to >= state.program.regions.of.length ? "end" : to}`;
 
 function chart(canvas, hint, program) {
-  const { values, values_end: end } = program.memory;
+  const { values } = program.memory;
   const count = program.regions.of.length;
+  const down = scaleOf(values);
   let pointed = null;
   const paint = () => {
     const scale = devicePixelRatio || 1;
@@ -44,23 +45,31 @@ function chart(canvas, hint, program) {
     canvas.height = height * scale;
     const pen = canvas.getContext("2d");
     pen.scale(scale, scale);
-    const style = getComputedStyle(canvas);
+    pen.font = "11px sans-serif";
+    const ground = resolved(canvas, "--ground");
     const colours = ["memory", "arithmetic", "beyond", "short", "waits", "outside"].map((kind) => resolved(canvas, `--p-${kind}`));
     const column = width / (count + 1);
     for (const value of values) {
-      const [x, y, w, tall] = [(value[3] + 1) * column, (value[1] / end) * height, (Math.min(value[4], count) - value[3]) * column, Math.max(1, (value[2] / end) * height)];
+      const [x, w] = [(value[3] + 1) * column, (Math.min(value[4], count) - value[3]) * column];
+      const y = down(value[1]) * height;
+      const tall = Math.max(1, down(value[1] + value[2]) * height - y);
       pen.globalAlpha = pointed === null ? 0.72 : pointed === value ? 1 : 0.3;
       pen.fillStyle = colours[hash(template(value[0])[0]) % colours.length];
       pen.fillRect(x + 0.25, y + 0.25, Math.max(1, w - 0.5), Math.max(0.75, tall - 0.5));
+      const name = brief(template(value[0])[0]);
+      if (tall > 13 && w > 7 * name.length) {
+        pen.globalAlpha = 1;
+        pen.fillStyle = ground;
+        pen.fillText(name, x + 5, y + Math.min(tall / 2 + 4, 15));
+      }
     }
     pen.globalAlpha = 1;
-    pen.fillStyle = style.color;
   };
   const at = (event) => {
     const box = canvas.getBoundingClientRect();
     const region = ((event.clientX - box.left) / box.width) * (count + 1) - 1;
-    const offset = ((event.clientY - box.top) / box.height) * end;
-    return values.find((value) => value[3] <= region && region <= Math.min(value[4], count) && value[1] <= offset && offset < value[1] + value[2]) ?? null;
+    const place = (event.clientY - box.top) / box.height;
+    return values.find((value) => value[3] <= region && region <= Math.min(value[4], count) && down(value[1]) <= place && place < down(value[1] + value[2])) ?? null;
   };
   canvas.addEventListener("pointermove", (event) => {
     const found = at(event);
@@ -76,6 +85,19 @@ function chart(canvas, hint, program) {
   });
   new ResizeObserver(paint).observe(canvas);
   document.addEventListener("themechange", paint);
+}
+
+/**
+ * Where a byte of the arena lies, from 0 to 1. Between two neighbouring ends of values the height follows the square
+ * root of the bytes, so that small values are seen beside large ones.
+ */
+function scaleOf(values) {
+  const ends = [...new Set(values.flatMap((value) => [value[1], value[1] + value[2]]))].sort((a, b) => a - b);
+  const heights = ends.map((end, at) => (at ? Math.sqrt(end - ends[at - 1]) : 0));
+  const all = total(heights) || 1;
+  const places = new Map();
+  heights.reduce((sum, height, at) => (places.set(ends[at], (sum + height) / all), sum + height), 0);
+  return (offset) => places.get(offset) ?? 0;
 }
 
 /** A colour of the style sheet as the canvas takes it. */

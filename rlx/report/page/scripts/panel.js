@@ -1,11 +1,11 @@
 // The selected value in every stage: its lines, the rules that changed it, its region, kernel and memory.
 
 import { $, h, icon } from "./dom.js";
-import { bytes, grouped, plural, ranges, template, time } from "./format.js";
+import { bytes, grouped, percent, plural, ranges, template, time, total } from "./format.js";
 import { actions, kernelLink, passLink, regionLink } from "./links.js";
 import { concrete, layersOf } from "./names.js";
 import { regionsOf } from "./schedule.js";
-import { state, text } from "./store.js";
+import { bandwidth, regionCost, state, text } from "./store.js";
 
 /** Shows the panel for the selected value, or hides it. */
 export async function showPanel() {
@@ -44,7 +44,21 @@ function factsOf(name, shown) {
   if (value) rows.push(["memory", `${bytes(value[2])} at ${grouped(value[1])} of the arena, regions ${value[3] < 0 ? "start" : value[3]} to ${Math.min(value[4], program.regions.of.length - 1)}`]);
   const own = program.memory?.own.find(([each]) => each === shown);
   if (own) rows.push(["memory", `${bytes(own[2])}, private of each worker`]);
+  if (value) rows.push(["fused away", saving(program, name, value)]);
+  else if (own) rows.push(["fused away", "would save nothing: it never leaves the cache of its worker"]);
   return rows;
+}
+
+/** What it would bring if the values of this name became a part of what reads them; an upper limit. */
+function saving(program, name, value) {
+  const groups = program.regions.groups.filter((group) => group.calls.some((call) => call.n === name));
+  const alone = groups.filter((group) => group.calls.every((call) => call.n === name));
+  const regions = total(alone.map((group) => group.ids.length));
+  const count = total(groups.map((group) => group.ids.length));
+  const moved = 2 * value[2] * count;
+  const seconds = regions * regionCost(program) + (bandwidth() ? moved / bandwidth() : 0);
+  const share = program.times ? `, ${percent(seconds / program.times.seconds)} of a step` : "";
+  return `would save at most ${bytes(moved)}${regions ? ` and ${plural(regions, "region")}` : ""}${count > 1 ? ` in all ${count} places` : ""}: about ${time(seconds)}${share}`;
 }
 
 /** A row for each stage: the lines of the value, or what it became a part of. */

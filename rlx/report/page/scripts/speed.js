@@ -49,10 +49,17 @@ function roofline(program, machine) {
   for (const v of decades(x0, x1)) parts.push(s("line", { class: "grid", x1: across(v), x2: across(v), y1: top, y2: height - bottom }), s("text", { x: across(v), y: height - bottom + 18, "text-anchor": "middle" }, label(v)));
   for (const v of decades(y0, y1)) parts.push(s("line", { class: "grid", x1: left, x2: width - right, y1: up(v), y2: up(v) }), s("text", { x: left - 8, y: up(v) + 4, "text-anchor": "end" }, label(v)));
   parts.push(s("text", { x: (left + width) / 2, y: height - 4, "text-anchor": "middle" }, "operations a byte"), s("text", { x: left + 6, y: top + 10 }, "GFLOP/s"));
-  peaks.forEach(([kind, value], at) => {
+  let above = null; // the last label, to which a peak of nearly the same height is added
+  for (const [kind, value] of peaks.sort((a, b) => b[1] - a[1])) {
     const knee = value / machine.bandwidth;
-    parts.push(s("path", { class: `roof${value < highest ? " other" : ""}`, d: `M${across(Math.max(knee, x0))} ${up(value)} H${width - right}` }), s("text", { class: "strong", x: width - right, y: up(value) - 6 - (at % 2) * 0, "text-anchor": "end" }, `${kind}: ${grouped(Math.round(value))} GOP/s`));
-  });
+    const said = `${kind} ${grouped(Math.round(value))}`;
+    parts.push(s("path", { class: `roof${value < highest ? " other" : ""}`, d: `M${across(Math.max(knee, x0))} ${up(value)} H${width - right}` }));
+    if (above && up(value) - above.y < 16) above.text.textContent = above.text.textContent.replace(" GOP/s", `, ${said} GOP/s`);
+    else {
+      above = { y: up(value), text: s("text", { class: "strong", x: width - right, y: up(value) - 6, "text-anchor": "end" }, `${said} GOP/s`) };
+      parts.push(above.text);
+    }
+  }
   parts.push(s("path", { class: "roof", d: `M${across(x0)} ${up(Math.max(y0, machine.bandwidth * x0))} L${across(highest / machine.bandwidth)} ${up(highest)}` }));
   const middle = Math.sqrt(x0 * (highest / machine.bandwidth));
   const slope = (Math.atan2(up(machine.bandwidth * middle * 2) - up(machine.bandwidth * middle), across(middle * 2) - across(middle)) * 180) / Math.PI;
@@ -60,13 +67,13 @@ function roofline(program, machine) {
   const most = Math.max(...points.map((p) => p.seconds));
   const named = [];
   for (const p of points) {
-    const said = `${p.kernel.symbol}: ${time(p.seconds)}, ${rate(p.kernel.bytes / p.seconds / 1e9)} GB/s, ${rate(p.y)} GFLOP/s`;
+    const said = `${p.kernel.symbol} (${p.kernel.where.map(([name]) => brief(name)).join(", ")}): ${time(p.seconds)}, ${rate(p.kernel.bytes / p.seconds / 1e9)} GB/s, ${rate(p.y)} GFLOP/s`;
     const open = () => actions.go("kernels", p.kernel.symbol);
     parts.push(s("circle", { class: "point", cx: across(p.x), cy: up(p.y), r: 4 + 12 * Math.sqrt(p.seconds / most), tabindex: "0", role: "button", "aria-label": said, on: { click: open, keydown: (event) => event.key === "Enter" && open() } }, s("title", {}, said)));
     const [x, y] = [across(p.x), up(p.y) - 9 - 12 * Math.sqrt(p.seconds / most)];
     if (p.seconds < 0.1 * most || named.some(([a, b]) => Math.abs(a - x) < 110 && Math.abs(b - y) < 14)) continue;
     named.push([x, y]);
-    parts.push(s("text", { x, y, "text-anchor": "middle" }, p.kernel.symbol.replace(/_[0-9a-f]{10}$/, "")));
+    parts.push(s("text", { x, y, "text-anchor": "middle" }, p.kernel.where.slice(0, 2).map(([name]) => brief(name)).join(", ")));
   }
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Roofline" }, s("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Kernels on the roofline of the machine" }, parts));
 }
