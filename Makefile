@@ -2,7 +2,7 @@
 #   make demo     install, then let the embedded demo model tell a story
 #   make test     install with the test tools, then lint, type-check and test
 #   make test-all   every test, also the slow ones that repeat others for more models; make test leaves these out
-#   make test-page  the tests of the chat page in Chromium (apt-get install chromium), and screenshots in build/page
+#   make test-page  the tests of the chat page and of reports in Chromium (apt-get install chromium), and screenshots in build/page
 #   make docs     install what builds the documentation, then build it into build/docs/site; needs no network but for the install
 #   make test-ray install Ray, then kill replicas, nodes and actors of local clusters; takes about 10 minutes
 VENV ?= .venv
@@ -39,7 +39,7 @@ test-all: $(VENV)/.rlx-test-installed
 
 test-page: $(VENV)/.rlx-test-installed
 	@$(PY) -c 'import playwright' 2>/dev/null || $(INSTALL) playwright
-	@RLX_PAGE_SCREENSHOTS=build/page $(PY) -m pytest -m '' tests/serve/page $(PYTEST_ARGS)
+	@RLX_PAGE_SCREENSHOTS=build/page $(PY) -m pytest -m '' tests/serve/page tests/report $(PYTEST_ARGS)
 
 test-ray: $(VENV)/.rlx-test-installed
 	@$(INSTALL) --editable '.[ray]'

@@ -7,8 +7,10 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import golden_folder
 import pytest
@@ -94,3 +96,12 @@ def demo_model() -> Path:
     from rlx import demo
 
     return demo.path()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium; a test that needs it is skipped where it or Playwright is missing."""
+    from browser import chromium
+
+    with chromium() as found:
+        yield found

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,13 +23,19 @@ from rlx.passes.layout import ROWS_LAYOUT
 from rlx.passes.options import MAX_PAST, MAX_SLOTS
 from rlx.passes.segments import SEGMENTS_INPUT
 from rlx.profile import CompileProfile, ProfileLike
+from rlx.report.source import Machine
 from rlx.runtime import arrays, guards
 from rlx.runtime.cache import CompileCache
 from rlx.runtime.compile import CompiledProgram, Compiler
 from rlx.runtime.inspection import Inspectable
 from rlx.runtime.kv import States
 from rlx.runtime.limits import whole, worker_count
+from rlx.runtime.measuring import LEAST_BYTES, MEMORY_BYTES, measure_step
+from rlx.runtime.profiling import step_bytes
 from rlx.runtime.tensors import Tensors
+
+if TYPE_CHECKING:
+    from rlx.report.page import ReportPage
 
 _DEFAULTED = frozenset(("SEQ", "PAST_SEQ", "CTX", "WINDOW_CTX"))
 DEFAULT_SEQ, DEFAULT_CTX = (1, 512), 1024
@@ -64,7 +71,7 @@ class Executable(Inspectable):
         threads: int,
         room: _Room,
     ) -> None:
-        self._compiled, self._target = compiled, compiler.target
+        self._compiled, self._target, self._compiler = compiled, compiler.target, compiler
         self._closed = False
         self._pool = compiler.workers(threads)
         self._tensors = Tensors(compiler, self._pool)
@@ -213,6 +220,34 @@ class Executable(Inspectable):
         """Seconds of each compile stage, kernels, bytes, and whether the program came from the cache on disk."""
         sizes = {"object_bytes": self._compiled.object_bytes, "arena_bytes": self._program.arena_bytes}
         return {**self._compiled.stats, **sizes, "cached": self._compiled.cached}
+
+    def report(self, path: Path | str | None = None, *, measure: Mapping[str, Any] | None = None) -> ReportPage:
+        """As `Inspectable.report`, with times if there is something to run.
+
+        Args:
+            measure: arguments of a call, by name: it is repeated and timed, and the limits of the machine are measured.
+                States keep what these calls write.
+
+        Raises:
+            OutputError: the file cannot be written.
+            ArgumentError, BusyError: as the call; `ArgumentError` also where the backend is not made for speed.
+
+        Example: `exe.report("report.html", measure={"x": batch})`.
+        """
+        if measure is None:
+            return super().report(path)
+        self(**measure)  # with clear errors, and the symbol values of the call
+        times = measure_step(self._program, lambda: self._timed(measure), self._program.extents)
+        backend, moved = self._compiler.backend, step_bytes(self.graph, {"SEQ": 1, **self._program.extents})
+        sizes = (MEMORY_BYTES, min(max(moved, LEAST_BYTES), MEMORY_BYTES))
+        memory, again = (backend.bandwidth(self._pool, size) for size in sizes)
+        machine = Machine(memory, again, backend.peaks(self._pool, self._compiler), self._pool.n)
+        return self._report_page(path, machine, times)
+
+    def _timed(self, values: Mapping[str, Any]) -> float:
+        start = time.perf_counter()
+        self(**values)
+        return time.perf_counter() - start
 
     def close(self) -> None:
         """Stops the workers and releases the memory. Can be called more than once."""

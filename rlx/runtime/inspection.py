@@ -15,7 +15,7 @@ from rlx import env
 from rlx.backends.base import Target
 from rlx.errors import ArgumentError, CacheError
 from rlx.passes.report import Report
-from rlx.report.source import KernelText, Source, StepTimes, Subject
+from rlx.report.source import KernelText, Machine, Source, StepTimes, Subject
 from rlx.suggest import nearest
 
 if TYPE_CHECKING:
@@ -113,9 +113,15 @@ class Inspectable:
 
         Example: `exe.report("report.html")`.
         """
+        return self._report_page(path)
+
+    def _report_page(
+        self, path: str | Path | None, machine: Machine | None = None, times: StepTimes | None = None
+    ) -> ReportPage:
         from rlx.report.page import make_page
 
-        page = make_page(Subject(self._compiled.manifest["name"]), [self.report_source()])
+        subject = Subject(self._compiled.manifest["name"], machine=machine)
+        page = make_page(subject, [self.report_source(times=times)])
         if path is not None:
             page.write(path)
         return page

@@ -12,6 +12,8 @@ import numpy as np
 from rlx.backends.base import Observer, Program, StepClocks, StepLog
 from rlx.report.source import StepTimes
 
+MEMORY_BYTES = 512 << 20  # of a buffer that is read for the bandwidth of memory: several times the last-level cache
+LEAST_BYTES = 1 << 20  # below this, distributing the work takes longer than reading
 LEAST_SECONDS = 0.5  # that the steps take together, so that medians are steady
 MOST_STEPS = 2000
 

@@ -13,13 +13,11 @@ import numpy as np
 
 from rlx.runners.engine.program_spec import DECODE
 from rlx.runtime import profiling
+from rlx.runtime.measuring import LEAST_BYTES, MEMORY_BYTES
 from rlx.runtime.profiling import OpTime, op_times, region_seconds
 
 if TYPE_CHECKING:
     from rlx.runners.engine.engine import Engine
-
-MEMORY_BYTES = 512 << 20  # several times the last-level cache
-LEAST_BYTES = 1 << 20  # below this, distributing the work takes longer than reading
 
 
 def profile_step(engine: Engine, ids: Sequence[int] = (1,), repeat: int = 5) -> list[OpTime]:

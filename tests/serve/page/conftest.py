@@ -1,4 +1,4 @@
-"""What the tests of the chat page share: the browser, a server that says what it is told, and the page over it."""
+"""What the tests of the chat page share: a server that says what it is told, and the page over it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from page_browser import Watched, chromium
+from page_browser import Watched
 from page_double import Double, serving
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """Chromium; a test that needs it is skipped where it or Playwright is missing."""
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="session")
