@@ -11,12 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlx.ir.dtypes import I32
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
 from rlx.passes.report import without_layer
 
 _INSIDE = re.compile(r"(?:(?<=\.)|^)\d{1,9}(?=\.)")  # a whole part of a name that is not its last: "x.2" is no layer
 _LEAVES = ("weight", "state")
+_FEW = 2  # readers of an input that are shown as edges
 
 
 @dataclass
@@ -72,7 +74,8 @@ def origin(node: Node) -> Node:
 def fold(graph: Graph) -> Folded:
     """Folds the equal layers of a graph."""
     names = graph.names()
-    nodes = [n for n in graph.nodes() if n.op not in (*_LEAVES, "reshape", "pack")]
+    tables = _tables(graph)
+    nodes = [n for n in graph.nodes() if n.op not in (*_LEAVES, "reshape", "pack") and n not in tables]
     layer = {n: layer_number(names[n]) for n in nodes}
     members: dict[int, list[Node]] = {}
     for node in nodes:
@@ -106,9 +109,15 @@ def fold(graph: Graph) -> Folded:
     for node in nodes:
         box = boxes[index[node]]
         if box.node is node:
-            box.leaves = _leaves(node, names, bool(box.layers))
+            box.leaves = _leaves(node, names, bool(box.layers), tables)
     outputs = {name: index[origin(n)] for name, n in graph.outputs.items() if origin(n) in index}
     return Folded(boxes, _edges(nodes, layer, index, boxes), groups, outputs)
+
+
+def _tables(graph: Graph) -> set[Node]:
+    """Inputs of whole numbers that many ops read, such as page tables. Their edges would hide the others."""
+    readers = graph.readers()
+    return {n for n in graph.leaves("input").values() if n.dtype is I32 and readers[n] > _FEW}
 
 
 def _signature(number: int, nodes: Sequence[Node], names: dict[Node, str], layer: dict[Node, int | None]) -> Any:
@@ -119,7 +128,7 @@ def _signature(number: int, nodes: Sequence[Node], names: dict[Node, str], layer
         found = origin(node)
         if found.op in _LEAVES:
             return _own(names[found], number), found.dtype, found.shape
-        if layer[found] == number:
+        if layer.get(found) == number:
             return _own(names[found], number)
         return others.setdefault(found, len(others))
 
@@ -133,9 +142,9 @@ def _own(name: str, number: int) -> str:
     return re.sub(rf"(?:(?<=\.)|^){number}(?=\.|$)", "*", name, count=1)
 
 
-def _leaves(node: Node, names: dict[Node, str], folded: bool) -> dict[str, Node]:
+def _leaves(node: Node, names: dict[Node, str], folded: bool, tables: set[Node]) -> dict[str, Node]:
     found = [origin(i) for i in node.inputs]
-    return {without_layer(names[i]) if folded else names[i]: i for i in found if i.op in _LEAVES}
+    return {without_layer(names[i]) if folded else names[i]: i for i in found if i.op in _LEAVES or i in tables}
 
 
 def _edges(
@@ -144,8 +153,8 @@ def _edges(
     edges: dict[tuple[int, int], None] = {}
     for node in nodes:
         for read in map(origin, node.inputs):
-            if read.op in _LEAVES:
-                continue
+            if read not in index:
+                continue  # a leaf
             a, b = index[read], index[node]
             other = layer[read] != layer[node] and layer[read] is not None and layer[node] is not None
             if boxes[a].group > boxes[b].group or (other and boxes[a].group == boxes[b].group):

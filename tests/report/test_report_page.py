@@ -74,7 +74,7 @@ def test_the_search_finds_a_value_of_one_layer(page: Any) -> None:
     expect(stages.first).to_contain_text("%blk.0.attn_q = linear(%blk.0.attn_norm, %blk.0.attn_q.weight)")
     expect(stages.last).to_contain_text("region 0")
     page.click("#panel >> text=/^linear_/")
-    expect(page.locator("#view .code h3")).to_contain_text("linear_")
+    expect(page.locator("#view .code h2")).to_contain_text("linear_")
 
 
 def test_a_value_that_was_fused_is_followed_into_what_it_became_a_part_of(page: Any) -> None:
@@ -146,7 +146,7 @@ def test_keys_lead_everywhere_and_the_address_remembers(page: Any) -> None:
     expect(page.locator("#keyboard")).to_be_visible()
     page.keyboard.press("Escape")
     page.keyboard.press("4")
-    page.locator(".strip button").nth(5).click()
+    page.locator(".strip > div").nth(5).click()
     expect(page.locator("h2", has_text="Region 5")).to_be_visible()
     page.reload()
     page.wait_for_selector("html[data-ready]")

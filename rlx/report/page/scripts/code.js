@@ -50,5 +50,5 @@ export function codeView(title, forms, first = null) {
   else pre.append("There is no text.");
   const tabs = found.length > 1 && h("div", { class: "tabs", role: "tablist", "aria-label": "Form" }, buttons);
   const copying = h("button", { type: "button", class: "quiet", "aria-label": "Copy the text", title: "Copy", on: { click: copy } }, icon("copy"));
-  return h("section", { class: "code", "aria-label": title }, h("header", {}, h("h3", {}, title), tabs, copying), pre);
+  return h("section", { class: "code", "aria-label": title }, h("header", {}, h("h2", {}, title), tabs, copying), pre);
 }

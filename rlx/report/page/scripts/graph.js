@@ -118,7 +118,9 @@ function fit() {
 function readable() {
   const [width] = view.drawing.size;
   view.zoom = Math.min(1, Math.max(0.72, (canvas.clientWidth - 24) / width));
-  view.x = (canvas.clientWidth - width * view.zoom) / 2;
+  const [first] = view.drawing.frames;
+  const middle = first && width * view.zoom > canvas.clientWidth ? first.at[0] + first.at[2] / 2 : width / 2;
+  view.x = canvas.clientWidth / 2 - middle * view.zoom;
   view.y = 12;
   place();
 }

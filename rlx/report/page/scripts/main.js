@@ -65,7 +65,7 @@ function show() {
   const main = $("#view");
   main.classList.toggle("full", state.view === "graph" && state.program !== null);
   const make = state.program === null ? summaryView : VIEWS[state.view][1];
-  main.replaceChildren(make());
+  main.replaceChildren(h("h1", { class: "unseen" }, `${VIEWS[state.view][0]} of ${state.program?.name ?? state.data.subject.title}`), make());
   main.scrollTop = 0;
   main.setAttribute("aria-label", VIEWS[state.view][0]);
   navigation();

@@ -24,7 +24,7 @@ function step(program, pass, at) {
   if (pass.nodes && pass.nodes[0] !== pass.nodes[1]) said.push(`${pass.nodes[0]} → ${pass.nodes[1]} nodes`);
   if (rewritten) said.push(`${plural(rewritten, "value")} by ${plural(new Set(pass.done.map((event) => event.rule)).size, "rule")}`);
   for (const [name, value] of Object.entries(pass.facts ?? {})) said.push(`${name} ${name.startsWith("bytes") ? bytes(value) : grouped(value)}`);
-  details.append(h("summary", {}, h("h3", {}, pass.name), h("span", { class: "note" }, said.filter(Boolean).join(" · ")),
+  details.append(h("summary", {}, h("h2", {}, pass.name), h("span", { class: "note" }, said.filter(Boolean).join(" · ")),
     pass.missed.length ? h("span", { class: "chip warn" }, `${pass.missed.length} missed`) : null, pass.seconds ? h("span", { class: "note time" }, time(pass.seconds)) : null));
   details.addEventListener("toggle", () => {
     if (details.open && details.childElementCount === 1) details.append(inside(program, pass, at));

@@ -43,11 +43,12 @@ function strip(program, chosen) {
     const wait = seconds ? program.times.wait[number] / Math.max(1, seconds[number]) : 0;
     const title = `region ${number}: ${group.calls.map((call) => call.n).join(", ")}${seconds ? `, ${time(seconds[number] / 1e9)}, ${percent(wait)} waiting` : `, ${bytes(group.bytes)}`}`;
     const css = seconds ? { flexGrow: seconds[number], background: `color-mix(in oklab, var(--p-waits) ${Math.round(wait * 100)}%, var(--p-memory))` } : { height: `${8 + 92 * Math.sqrt(group.bytes / most)}%` };
-    return h("button", { type: "button", tabindex: number === (chosen ?? 0) ? "0" : "-1", class: number === chosen ? "on" : null, title, "aria-label": title, css, on: { click: () => actions.go("schedule", String(number)) } });
+    return h("div", { role: "option", "aria-selected": String(number === chosen), tabindex: number === (chosen ?? 0) ? "0" : "-1", class: number === chosen ? "on" : null, title, "aria-label": title, css, on: { click: () => actions.go("schedule", String(number)) } });
   });
-  const element = h("div", { class: "strip", role: "group", "aria-label": "Regions; arrow keys move between them" }, bars);
+  const element = h("div", { class: "strip", role: "listbox", "aria-orientation": "horizontal", "aria-label": "Regions; arrow keys move between them" }, bars);
   element.addEventListener("keydown", (event) => {
     const at = bars.indexOf(document.activeElement);
+    if (event.key === "Enter" || event.key === " ") event.preventDefault(), bars[at]?.click();
     const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: bars.length - 1 }[event.key];
     if (next === undefined || !bars[next]) return;
     event.preventDefault();
