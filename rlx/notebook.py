@@ -6,6 +6,7 @@ Only the standard library. All text is escaped. Colours are those of the page; b
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from html import escape
 from typing import Any
 
@@ -48,12 +49,17 @@ def _cell(value: object) -> str:
 
 
 def _shown(value: object) -> str:
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
     if isinstance(value, Mapping):
         return "<br>".join(f"{escape(str(name))}: {_shown(each)}" for name, each in value.items()) or "none"
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list | tuple):
-        return escape(", ".join(map(str, value))) or "none"
+        parts = [str(getattr(each, "title", each)) for each in value]  # a compile has a title
+        return (
+            escape(("\n" if any(" " in part for part in parts) else ", ").join(parts)).replace("\n", "<br>") or "none"
+        )
     return escape(str(value))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import rlx
 from rlx.notebook import MOST_LINES, Stats, card, table
-from rlx.runtime.cache import CompileCache
+from rlx.runtime.cache import CacheStats, CompileCache
 from rlx.runtime.entry import Entry
 from rlx.runtime.key import CompileKey
 
@@ -89,6 +89,7 @@ def test_stats_are_a_dict_and_a_table() -> None:
     stats = Stats({"threads": 2, "requests": {"queue": 0}})
     assert stats == {"threads": 2, "requests": {"queue": 0}} and json.loads(json.dumps(stats)) == stats
     assert "queue: 0" in shown(stats).text
+    assert "hits_memory: 0" in shown(Stats({"cache": CacheStats()})).text
 
 
 def test_the_cache_shows_itself() -> None:
