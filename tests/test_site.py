@@ -144,7 +144,7 @@ def test_the_site_in_a_browser(site: Path, width: int, theme: str) -> None:
         assert page.evaluate("document.body.dataset.mdColorScheme") == {"light": "default", "dark": "slate"}[theme]
         page.keyboard.press("Control+k")
         page.keyboard.type("SampleOpts")
-        expect(page.get_by_role("link", name="SampleOpts").first).to_be_visible()
+        expect(page.get_by_role("option").filter(has_text="SampleOpts").first).to_be_visible()
         watched.close()
 
 
