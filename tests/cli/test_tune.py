@@ -99,7 +99,7 @@ def test_a_dry_run_keeps_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_was_not_measured_is_named(folder: Path) -> None:
     output = rlx("--seconds", "1e-9").output
-    assert "not measured for lack of time: prefetch, streams" in output
+    assert "not measured for lack of time: prefetch, prefetch_level, streams" in output
     assert in_force() == DEFAULT
 
 
