@@ -94,9 +94,8 @@ def memory(pid: int) -> tuple[float, float]:
 
 def main() -> None:
     args = arguments()
-    print(
-        f"{Path(args.model).name}, {Path(args.model).stat().st_size / 2**30:.1f} GiB, {args.threads or 'default'} threads"
-    )
+    path = Path(args.model)
+    print(f"{path.name}, {path.stat().st_size / 2**30:.1f} GiB, {args.threads or 'default'} threads")
     print("                              open  first token, s, of   tokens/s   memory, GiB")
     print("                                 s  32 ids    512 ids     decode      own    files")
     measure(lambda: Rlx(args, *(["--keep-packed"] if args.keep_packed else [])), args.repeat)
