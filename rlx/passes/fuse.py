@@ -137,13 +137,19 @@ RULES: dict[str, tuple[Rule, ...]] = {
 }
 
 
+def groups() -> dict[str, tuple[Rule, ...]]:
+    """The rules of every group, those of custom ops first."""
+    return {"custom": tuple(rule for op in custom_ops().values() if op.fuses for rule in rules_of(op)), **RULES}
+
+
 def fuse(graph: Graph, options: Options, log: Log = SILENT) -> Graph:
     """Applies the chosen groups of rules, then joins chains of elementwise ops."""
-    custom = tuple(rule for op in custom_ops().values() if op.fuses for rule in rules_of(op))
+    every = groups()
+    custom = every["custom"]
     if "custom" in options.fusions and custom:
         graph = rewrite_logged(graph, custom, log)
     on = [rule for group, rules in RULES.items() if group in options.fusions for rule in rules]
-    off = {group: rules for group, rules in {"custom": custom, **RULES}.items() if group not in options.fusions}
+    off = {group: rules for group, rules in every.items() if group not in options.fusions}
     graph = rewrite_logged(graph, on, log, off)
     return regions(graph, log, merge="elementwise" in options.fusions, rounds="norm" in options.fusions)
 

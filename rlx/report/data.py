@@ -25,8 +25,8 @@ from rlx.report.changes import changes
 from rlx.report.source import KernelText, Problem, Source, StepTimes, Subject
 from rlx.report.work import RegionWork, kernel_rows, memory_rows, region_rows, region_work, step_extents
 
-#: Characters of a line in a box of the drawing, and the size of such a line in pixels.
-_LINE, _CHAR, _ROW = 34, 6.7, 15.0
+#: Characters of a line in a box of the drawing; pixels of a character, of one of the first line, of a line down.
+_LINE, _CHAR, _TITLE, _ROW = 34, 6.7, 7.3, 15.0
 
 #: A large text by its key, made when it is needed.
 Texts = dict[str, Callable[[], str]]
@@ -145,7 +145,8 @@ def _box(box: layers.Box, regions: Mapping[Node, int]) -> dict[str, Any]:
         {"n": name, "kind": leaf.op, "type": _type(leaf), "short": _brief(name)} for name, leaf in box.leaves.items()
     ]
     lines = [shown, f"{node.op} {_type(node)}", *(f"{leaf['short']} {leaf['type']}" for leaf in leaves)]
-    width = max(110.0, min(_LINE, max(map(len, lines))) * _CHAR + 22)
+    longest = max(len(shown) * _TITLE, *(min(_LINE, len(line)) * _CHAR for line in lines[1:]))
+    width = max(110.0, longest + 24)
     row = {"n": box.name, "s": shown, "op": node.op, "type": _type(node), "leaves": leaves, "g": box.group}
     row |= {"attrs": [[k, str(v)] for k, v in node.attrs if k != "name"], "w": width, "h": _ROW * len(lines) + 16}
     return row | ({"region": regions[node]} if node in regions else {})

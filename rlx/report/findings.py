@@ -15,8 +15,7 @@ from typing import Any
 from rlx.ir.costs import cost
 from rlx.ir.graph import Graph
 from rlx.ir.node import Node
-from rlx.passes import pipeline
-from rlx.passes.fuse import RULES
+from rlx.passes import fuse, pipeline
 from rlx.passes.options import FUSION_MEANINGS, FUSIONS, Options
 from rlx.passes.program import Program, is_work, nbytes, root
 from rlx.passes.report import Event, PassReport
@@ -78,7 +77,7 @@ def groups(
 
 def rules_of(group: str) -> set[str]:
     """The names of a group's rules, as they are in reports."""
-    return {rule.name for rule in RULES.get(group, ())} | {group, f"{group}-bf16"}
+    return {rule.name for rule in fuse.groups().get(group, ())} | {group, f"{group}-bf16"}
 
 
 def missed_rows(done: PassReport, program: Program | None) -> list[dict[str, Any]]:

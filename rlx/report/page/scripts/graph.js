@@ -80,7 +80,7 @@ function boxOf(box, at, drawing) {
     on: { click: () => actions.select(box.n, layerFor(box, drawing)), keydown: (event) => walk(event, at), focus: () => focused(at) },
   },
   s("rect", { width, height, rx: 8 }), s("rect", { class: `band o-${kindOf(box.op)}`, width: 5, height, rx: 2.5 }),
-  lines.map((line, i) => s("text", { x: 14, y: 20 + i * LINE }, cut(line))), s("title", {}, [box.n, ...lines.slice(1)].join("\n")));
+  lines.map((line, i) => s("text", { x: 14, y: 20 + i * LINE }, i ? cut(line) : line)), s("title", {}, [box.n, ...lines.slice(1)].join("\n")));
   return group;
 }
 

@@ -122,7 +122,7 @@ function savings(program) {
     { head: "at", cell: (row) => [valueLink(row.n, row.layers), row.count > 1 ? h("span", { class: "note" }, ` ×${row.count}`) : ""] },
     { head: "why not", cell: (row) => h("span", { class: "note" }, placed(row.why, [])) },
     { head: "would save at most", number: true, cell: (row) => (row.value === undefined ? "–" : row.regions || row.bytes
-      ? [[row.regions ? plural(row.regions, "region") : "", row.bytes ? bytes(row.bytes) : ""].filter(Boolean).join(", "), h("div", {}, gain(row.regions, row.bytes))] : h("span", { class: "note" }, "nothing: workers have it in their cache")) },
+      ? [[row.regions ? plural(row.regions, "region") : "", row.bytes ? bytes(row.bytes) : ""].filter(Boolean).join(", "), h("div", {}, gain(row.regions, row.bytes))] : h("span", { class: "note" }, "nothing: its region and its memory stay")) },
   ], missed, { label: "Missed fusions" }) : h("p", { class: "note" }, "No rule was stopped by a condition.");
   const note = program.times ? `A region costs ${time(each)} here: what its workers wait for, on average.` : "Times assume 4 µs for a region; a report with --measure has the machine's own.";
   return [
