@@ -1,50 +1,140 @@
-"""Runs the kernel tests as an aarch64 machine: every kernel is compiled for it and called under qemu-user.
+"""Runs rlx and its tests on an aarch64 machine that qemu emulates, with the Python of Debian for arm64.
 
-    python tools/emulate.py [arguments of pytest]
+    python tools/emulate.py                         # the chosen tests on every CPU of `CPUS`
+    python tools/emulate.py --cpu neoverse-n1       # on one
+    python tools/emulate.py --cpu max tests/backends/cpu/test_linear.py -k q4    # arguments of pytest
+    python tools/emulate.py --cpu max --python -m rlx run "Hello"                # arguments of Python
 
-It needs clang and lld. Without `qemu-aarch64` or `qemu-aarch64-static` in PATH it downloads Debian's package
-`qemu-user-static` with apt-get into a folder of its own, and unpacks it there. It takes about twenty minutes on two
-cores. Tests of what only the machine itself has are left out.
+The first call downloads the emulator, Python and the wheels of the dependencies (0.5 GB unpacked) into a folder under
+~/.cache, which can be removed at any time. It needs apt-get, dpkg-deb, Debian's keys, clang and lld, but no root and
+nothing installed for arm64.
+
+Kernels are compiled on this machine and called in the emulator, one by one (`tests/backends/cpu/foreign.py`). Whole
+programs run in Python for arm64, which takes ten to thirty times as long as the machine itself.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FOLDER = Path.home() / ".cache" / "rlx-emulator"
-NAMES = ("qemu-aarch64", "qemu-aarch64-static")
-TESTS = "tests/backends/cpu"
-# What these test is no kernel: this machine's features, timings, threads, files, the loading of objects.
-HERE = ("test_target", "test_tuning", "test_work_stealing", "test_templates", "test_llvm", "test_layouts")
+FOLDER = Path.home() / ".cache" / "rlx-aarch64"
+SUITE, PYTHON = "trixie", "3.13"
+KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
+PACKAGES = ("python3:arm64", "libstdc++6:arm64", "libgomp1:arm64", "qemu-user:amd64")
+#: Tags of wheels that run with Debian's C library (2.41).
+WHEELS = ("manylinux2014_aarch64", *(f"manylinux_2_{minor}_aarch64" for minor in (17, 24, 26, 27, 28, 31, 34, 35, 39)))
+
+KERNELS = "tests/backends/cpu"
+# What these test is no kernel, or needs features of x86.
+NOT_KERNELS = ("test_tuning", "test_templates", "test_llvm", "test_layouts", "test_arm")
+PROGRAMS = (
+    "tests/runtime/test_threads.py",
+    "tests/runtime/test_compiled_ops.py",
+)
+FEW = ("tests/backends/cpu/test_target.py", "tests/backends/cpu/test_tiles.py", "tests/backends/cpu/test_linear.py")
+
+#: qemu's name of a CPU -> the tests that run on it. `max` has every level; the others show that what a CPU lacks is
+#: neither assumed nor executed.
+CPUS: dict[str, tuple[str, ...]] = {
+    "max": (KERNELS, *(f"--ignore={KERNELS}/{name}.py" for name in NOT_KERNELS), *PROGRAMS),
+    "max,sve=off": FEW,
+    "neoverse-v1": FEW,
+    "neoverse-n1": FEW,
+    "cortex-a72": FEW,
+}
+
+# Python in the emulator, as a command. Python takes it for itself (-0), so that it can start further processes.
+_COMMAND = f"""#!/bin/sh
+exec {FOLDER}/host/usr/bin/qemu-aarch64 -L {FOLDER}/root -0 "$0" {FOLDER}/root/usr/bin/python{PYTHON} "$@"
+"""
 
 
-def emulator() -> str:
-    """The path of qemu-user for aarch64."""
-    unpacked = FOLDER / "root/usr/bin/qemu-aarch64-static"
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None and not unpacked.exists():
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["apt-get", "download", "qemu-user-static"], cwd=FOLDER, check=True)
-        (package,) = FOLDER.glob("qemu-user-static_*.deb")
-        subprocess.run(["dpkg-deb", "-x", package, FOLDER / "root"], check=True)
+def apt(*arguments: str) -> None:
+    """Runs apt-get on a state of its own, which knows nothing of this machine's packages."""
+    own = FOLDER / "apt"
+    if not own.exists():
+        for name in ("lists/partial", "cache/archives/partial"):
+            (own / name).mkdir(parents=True)
+        (own / "status").touch()
+        (own / "sources.list").write_text(f"deb [signed-by={KEYS}] http://deb.debian.org/debian {SUITE} main\n")
+        options = {
+            "Dir::State": own, "Dir::State::status": own / "status", "Dir::Cache": own / "cache",
+            "Dir::Etc::sourcelist": own / "sources.list", "Dir::Etc::sourceparts": "/dev/null",
+            "APT::Architecture": "arm64", "APT::Install-Recommends": "false", "Debug::NoLocking": "true",
+            "APT::Sandbox::User": "root",
+        }  # fmt: skip
+        lines = [f'{name} "{value}";' for name, value in options.items()] + [
+            'APT::Architectures { "arm64"; "amd64"; };'
+        ]
+        (own / "apt.conf").write_text("\n".join(lines) + "\n")
+    environment = {**os.environ, "APT_CONFIG": str(own / "apt.conf")}
+    subprocess.run(["apt-get", "-qq", *arguments], env=environment, check=True)
+
+
+def unpack() -> None:
+    """The emulator in `host`, Python and its libraries in `root`."""
+    apt("update")
+    apt("install", "--yes", "--download-only", *PACKAGES)
+    for package in sorted((FOLDER / "apt/cache/archives").glob("*.deb")):
+        where = FOLDER / ("host" if package.name.endswith("_amd64.deb") else "root")
+        where.mkdir(exist_ok=True)
+        subprocess.run(["dpkg-deb", "--extract", package, where], check=True)
         package.unlink()
-    return found or str(unpacked)
+    (FOLDER / "root/lib").symlink_to("usr/lib")
 
 
-def main(arguments: list[str]) -> int:
-    """Runs pytest; returns its exit code."""
-    missing = [tool for tool in ("clang", "ld.lld") if shutil.which(tool) is None]
-    if missing:
-        sys.exit(f"{' and '.join(missing)} not found: install clang and lld")
-    left_out = [f"--ignore={TESTS}/{name}.py" for name in HERE]
-    command = [sys.executable, "-m", "pytest", TESTS, *left_out, *arguments]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, "RLX_TEST_EMULATOR": emulator()}).returncode
+def install() -> None:
+    """The dependencies of rlx and of the tests that run here, in `site`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    tests = [line for line in extras["test"] if line.startswith(("hypothesis", "pytest", "safetensors"))]
+    platforms = [word for tag in WHEELS for word in ("--platform", tag)]
+    options = ["--quiet", "--target", str(FOLDER / "site"), "--python-version", PYTHON, "--only-binary", ":all:"]
+    needs = [*project["dependencies"], *extras["images"], *extras["structured"], *tests]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, *platforms, *needs], check=True)
+
+
+def python(cpu: str, *arguments: str) -> int:
+    """Runs the emulated Python on the tree beside this file. Returns its exit code."""
+    if not (FOLDER / "root/lib").exists():
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        unpack()
+    if not (FOLDER / "site").exists():
+        install()
+    command = FOLDER / "python"
+    command.write_text(_COMMAND)
+    command.chmod(0o755)
+    # What is compiled is kept apart from the cache of this machine, and the bytecode apart from the tree.
+    environment = {
+        "QEMU_CPU": cpu,
+        "PYTHONHOME": str(FOLDER / "root/usr"),
+        "PYTHONPATH": f"{FOLDER / 'site'}:{ROOT}",
+        "PYTHONPYCACHEPREFIX": str(FOLDER / "bytecode"),
+        "RLX_CACHE_DIR": os.environ.get("RLX_CACHE_DIR", str(FOLDER / "cache")),
+    }
+    ended = subprocess.run([command, *arguments], cwd=ROOT, env={**os.environ, **environment})
+    return ended.returncode
+
+
+def main() -> int:
+    """Runs the tests of each CPU; returns an exit code that is not 0 if any of them fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cpu", action="append", choices=CPUS, help="a CPU of qemu; default: each of them")
+    parser.add_argument("--python", action="store_true", help="all other arguments are those of Python, not of pytest")
+    given, rest = parser.parse_known_args()
+    failed = 0
+    for cpu in given.cpu or CPUS:
+        print(f"{cpu}:", flush=True)
+        module = [] if given.python else ["-m", "pytest", "-o", f"cache_dir={FOLDER / 'pytest'}"]
+        failed = python(cpu, *module, *(rest or CPUS[cpu])) or failed
+    return failed
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -89,7 +89,7 @@ def dot_tile(
                 parts[i][piece] = e.b.add(parts[i][piece], isa.widened(e, pairs[at]))
         else:
             parts[i][piece] = isa.dot_step(e, parts[i][piece], *operands)
-    return [part[0] if len(part) == 1 else e.concat(*part) for part in parts]
+    return [e.concat(*part) for part in parts]
 
 
 def halves_i16(e: Emitter, codes: ir.Value, zero: int) -> list[ir.Value]:

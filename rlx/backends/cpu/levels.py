@@ -151,16 +151,25 @@ X86 = Architecture(
 
 # -- aarch64 ----------------------------------------------------------------------------------------------------------
 
-_NEON = frozenset({"neon"})
+# LLVM's generic model of aarch64 is a processor that executes in order: its code needs more registers. The model of the
+# levels implies nothing that code for all processors may not use, but counters that only the operating system may read.
+_MODEL, _IMPLIED = "cortex-a57", frozenset({"aes", "crc", "perfmon", "sha2"})
+
+
+def _neon(name: str, *required: str) -> Level:
+    """A level with the registers of NEON: 32 of 128 bits. `lse`: atomic instructions, for counters of work."""
+    needs, extras = frozenset({"neon", *required}), frozenset({"lse"})
+    return Level(name, needs, extras, _MODEL, _IMPLIED, vectors="neon", vector_bits=128, vector_room=8)
+
 
 AARCH64 = Architecture(
     "aarch64",
     (
         Level("generic"),
-        Level("neon", _NEON),
-        Level("dotprod", _NEON | {"dotprod"}),
-        Level("i8mm", _NEON | {"dotprod", "i8mm"}),
-        Level("bf16", _NEON | {"dotprod", "i8mm", "bf16"}),
+        _neon("neon"),
+        _neon("dotprod", "dotprod"),
+        _neon("i8mm", "dotprod", "i8mm"),
+        _neon("bf16", "dotprod", "i8mm", "bf16"),
     ),
 )
 

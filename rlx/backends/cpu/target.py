@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 from rlx import env, platform
 from rlx.backends import backend
 from rlx.backends.base import Backend
+from rlx.backends.cpu import arm_features
 from rlx.backends.cpu.levels import (
+    AARCH64,
     NATIVE,
     SLOW_BESIDE_TILES,
     TILES,
@@ -118,8 +120,8 @@ class Target:
 
     @property
     def has_bf16_dots(self) -> bool:
-        """Whether `vdpbf16ps` on 512-bit registers may be used."""
-        return self.has("avx512bf16")
+        """Whether one instruction sums products of bf16: `vdpbf16ps` on 512-bit registers, `bfdot` on those of NEON."""
+        return self.has("avx512bf16") or self.has("bf16")
 
     @property
     def has_bf16_tiles(self) -> bool:
@@ -132,7 +134,7 @@ class Target:
 
     @property
     def vectors(self) -> str:
-        """The kind of the vector registers, `generic`, `avx2` or `avx512`. It decides how vector code is tiled."""
+        """The kind of the vector registers, `generic`, `avx2`, `avx512` or `neon`. It decides how vector code is tiled."""
         return self._level.vectors
 
     @property
@@ -207,12 +209,15 @@ def _host() -> tuple[str, frozenset[str]]:
     if sys.byteorder == "big":
         raise TargetError("this machine is big-endian", where="target", hint="rlx runs on little-endian machines only")
     _initialize_llvm()
+    triple = platform.current().triple(llvm.get_process_triple())
+    if architecture(triple) is AARCH64:
+        return triple, arm_features.features()
     features = with_implied(name for name, on in llvm.get_host_cpu_features().items() if on)
     if not features >= TILES:
         features -= TILES
     elif not platform.current().permit_tiles():
         features -= TILES | SLOW_BESIDE_TILES
-    return platform.current().triple(llvm.get_process_triple()), features
+    return triple, features
 
 
 @lru_cache(maxsize=1)

@@ -1,7 +1,9 @@
 """Kernels of another machine, run by an emulator: what `native.py` does where `RLX_TEST_EMULATOR` is set.
 
-`tools/emulate.py` sets it and names the requirements. A kernel is linked into a program of its own without a C library.
-The program maps a file with the arguments and the buffers, calls the kernel and ends; the buffers are then read back.
+`tools/emulate.py` sets it, and RLX_TEST_FEATURES to what the emulated processor has, and names the requirements. Python
+and LLVM run here, several times as fast as in the emulator. A kernel is linked into a program of its own without a C
+library. It maps a file with the arguments and the buffers, calls the kernel and ends; the buffers are then read
+back.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ import pytest
 
 from rlx.backends.cpu.kernel import Kernel
 from rlx.backends.cpu.launch.code import NativeCode
+from rlx.backends.cpu.levels import AARCH64, feature_string
 from rlx.backends.cpu.target import Target
 
 EMULATOR = os.environ.get("RLX_TEST_EMULATOR", "")  # command of qemu-user
+FEATURES = frozenset(os.environ.get("RLX_TEST_FEATURES", "").split(","))
 TRIPLE = "aarch64-unknown-linux-gnu"
 _LINE = 64
 _lock = threading.Lock()
@@ -140,14 +144,15 @@ def _folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="rlx-foreign-"))
 
 
-def target() -> Target:
-    """The machine that is emulated."""
+def targets_of_levels() -> list[Target]:
+    """The levels of the machine that is emulated, without portable code, which other machines test."""
     import llvmlite.binding as llvm
 
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     _skip_whole_programs()
-    return Target("generic", TRIPLE, "generic", "")
+    found = [each for each in AARCH64.supported(FEATURES) if each.name != "generic"]
+    return [Target(e.name, TRIPLE, e.cpu, feature_string(e, e.defaults(FEATURES))) for e in found]
 
 
 def _skip_whole_programs() -> None:

@@ -12,7 +12,7 @@ from rlx.backends.cpu.target import Target, supported_levels
 
 _HOST = [Target.host(level) for level in supported_levels()]
 if foreign.EMULATOR:  # kernels of another machine, see `foreign.py`
-    _HOST = [foreign.target()]
+    _HOST = foreign.targets_of_levels()
 
 LEVELS = [t for t in _HOST if not t.has_bf16_tiles]
 
@@ -33,8 +33,9 @@ def widest_and_another(turn: int) -> list[Target]:
 
 def name(target: Target) -> str:
     """A short name for test ids."""
-    dots = "vnni" if target.has_vnni256 else "plain"
-    return target.level if target.level == "generic" else f"{target.level}-{dots}"
+    if not target.triple.startswith("x86_64") or target.level == "generic":
+        return target.level
+    return f"{target.level}-{'vnni' if target.has_vnni256 else 'plain'}"
 
 
 def _without_vnni(target: Target) -> Target:

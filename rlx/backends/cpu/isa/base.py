@@ -51,12 +51,15 @@ class Isa(ABC):
         pause: the LLVM function that a spinning thread calls, with its arguments; "" if there is none.
         converts_half: whether one instruction converts between f16 and f32.
         looks_up_f32: whether one instruction looks up 16 numbers in a table.
+        shifts_bytes: whether one instruction shifts each byte of a register.
+        takes_lanes: whether an instruction takes one lane of a register of 16 bytes as an operand for all lanes.
+        multiplies_pairs: whether one instruction multiplies two rows of 8 int8 by two others (`pair_products`).
         dot_bytes: bytes of an operand of an int8 product: 64, or fewer where registers are narrower.
         sums_pairs: whether int8 products are summed in pairs to i16 (`pair_sums`), and later widened.
     """
 
     pause = ""
-    converts_half = looks_up_f32 = False
+    converts_half = looks_up_f32 = shifts_bytes = takes_lanes = multiplies_pairs = False
     dot_bytes, sums_pairs = 64, False
 
     def __init__(self, target: Target) -> None:
@@ -87,6 +90,10 @@ class Isa(ABC):
     @abstractmethod
     def dot_i16(self, e: Emitter, acc: ir.Value, weights: ir.Value, x: ir.Value) -> ir.Value:
         """acc i32 [dot_bytes / 4] + the sums of two neighbouring products of i16 [dot_bytes / 2]."""
+
+    @abstractmethod
+    def pair_products(self, e: Emitter, acc: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
+        """acc i32 [2][2] + the products of 2 rows of 8 codes and 2 of activations. Only if `multiplies_pairs`."""
 
     # -- bf16 ---------------------------------------------------------------------------------------------------------
 

@@ -49,6 +49,9 @@ class Portable(Isa):
         product = e.b.mul(e.b.sext(weights, wide), e.b.sext(x, wide))
         return e.b.add(acc, e.b.add(e.pick(product, range(0, count, 2)), e.pick(product, range(1, count, 2))))
 
+    def pair_products(self, e: Emitter, acc: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
+        raise CompileError("the target has no matrix products", where=f"target {self.target.level}")
+
     def bf16_row(self, e: Emitter, low: ir.Value, high: ir.Value) -> ir.Value:
         return e.concat(e.f32_to_bf16(low), e.f32_to_bf16(high))
 

@@ -21,6 +21,7 @@ from rlx.backends.cpu.tiles.control import Control, Loop
 from rlx.backends.cpu.tiles.floats import Floats
 from rlx.backends.cpu.tiles.types import (
     BF16X32,
+    BFLOAT,
     F32X16,
     FLOAT,
     HALF,
@@ -40,6 +41,7 @@ from rlx.backends.cpu.tiles.types import (
 
 __all__ = [
     "BF16X32",
+    "BFLOAT",
     "F32X16",
     "FLOAT",
     "HALF",

@@ -48,6 +48,16 @@ class Memory(Vectors):
         """The i32 (or four bytes) at `pointer` in all lanes."""
         return self.splat(self.load(I32, pointer))
 
+    def splat_of_four(self, element: ir.Type, pointer: ir.Value, i: Index) -> ir.Value:
+        """Number `i` of the f32 or i32 at `pointer`, which are a multiple of four, in all lanes.
+
+        Where instructions take one lane of a register as an operand, the four numbers around it are read together.
+        """
+        if self.isa.takes_lanes and isinstance(i, int):
+            return self.pick(self.load(vector(element, 4), self.at(pointer, i // 4 * 16)), [i % 4] * LANES)
+        place = self.at(pointer, (i, 4))
+        return self.splat_f32(place) if element is FLOAT else self.splat_i32(place)
+
     def tail_mask(self, count: ir.Value) -> ir.Value:
         """A mask of the first `count` (i64) of 16 lanes: all lanes if `count` exceeds 16, none if it is negative."""
         limit = self.splat(self.b.trunc(self.clamp(count, 0, LANES), I32))

@@ -30,7 +30,8 @@ class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
         return hash(_BFloat)
 
 
-F32X16, I32X16, I8X64, BF16X32 = vector(FLOAT), vector(I32), vector(I8, 64), vector(_BFloat(), 32)
+BFLOAT = _BFloat()
+F32X16, I32X16, I8X64, BF16X32 = vector(FLOAT), vector(I32), vector(I8, 64), vector(BFLOAT, 32)
 
 #: A run-time value, or a number known at compile time.
 Index: TypeAlias = ir.Value | int

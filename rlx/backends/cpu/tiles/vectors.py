@@ -72,8 +72,11 @@ class Vectors(Builder):
         count = x.type.count
         return [x] if count == lanes else [self.pick(x, range(at, at + lanes)) for at in range(0, count, lanes)]
 
-    def concat(self, low: ir.Value, high: ir.Value) -> ir.Value:
-        """Concatenates two vectors."""
+    def concat(self, *parts: ir.Value) -> ir.Value:
+        """Concatenates equally long vectors, whose number is a power of two."""
+        if len(parts) == 1:
+            return parts[0]
+        low, high = self.concat(*parts[: len(parts) // 2]), self.concat(*parts[len(parts) // 2 :])
         order = ir.Constant(vector(I32, 2 * low.type.count), list(range(2 * low.type.count)))
         return self.b.shuffle_vector(low, high, order)
 

@@ -1,4 +1,4 @@
-"""The products of `bf16.py` as AVX-512 dot products: 4 queries times four tiles, 4 x 4 vectors of sums.
+"""The products of `bf16.py` as dot products: 4 queries times four tiles, 4 x 4 vectors of sums with AVX-512.
 
 The registers have room for 6 queries. As measured, 6 are not faster, and they do not divide usual numbers of queries.
 """
@@ -83,11 +83,18 @@ class DottedAttention(ConvertedAttention):
 
         Sums are ordered query by query. The rows of `left` are `stride` bytes apart.
         """
-        e, tiles = self.e, len(sums) // self.together
-        with e.loop(0, lines, 1, sums) as line:
-            vectors = [e.load(BF16X32, e.at(right, (line.i, ROW_BYTES), tile * BYTES), 64) for tile in range(tiles)]
-            places = [e.at(left, (line.i, 4), i * stride) for i in range(self.together)]
-            pairs = [e.b.bitcast(e.splat_i32(place), BF16X32) for place in places for _ in range(tiles)]
-            terms = zip(line.values, vectors * self.together, pairs, strict=True)
-            line.values = [dots.dot_bf16(e, total, vector, pair) for total, vector, pair in terms]
-        return line.results
+        e, tiles, totals = self.e, len(sums) // self.together, list(sums)
+        most = max(1, e.target.vector_room * 5 // 8 // self.together)  # tiles whose sums stay in registers
+        for first in range(0, tiles, most):
+            count = min(most, tiles - first)
+            own = [i * tiles + tile for i in range(self.together) for tile in range(first, first + count)]
+            with e.loop(0, lines, 1, [totals[i] for i in own]) as line:
+                starts = [e.at(right, (line.i, ROW_BYTES), (first + tile) * BYTES) for tile in range(count)]
+                vectors = [e.load(BF16X32, start, 64) for start in starts]
+                places = [e.at(left, (line.i, 4), i * stride) for i in range(self.together)]
+                pairs = [e.b.bitcast(e.splat_i32(place), BF16X32) for place in places for _ in range(count)]
+                terms = zip(line.values, vectors * self.together, pairs, strict=True)
+                line.values = [dots.dot_bf16(e, total, vector, pair) for total, vector, pair in terms]
+            for i, total in zip(own, line.results, strict=True):
+                totals[i] = total
+        return totals

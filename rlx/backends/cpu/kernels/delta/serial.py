@@ -32,7 +32,7 @@ def panel_vectors(level: str, single: bool) -> int:
 
 def _held(level: str) -> int:
     """Vectors of the state whose sums with k and q the registers hold."""
-    return {"avx512": 4, "avx2": 2, "generic": 1}[level]
+    return {"avx512": 4, "avx2": 2, "neon": 2, "generic": 1}[level]
 
 
 class Serial:

@@ -29,9 +29,11 @@ from llvmlite import ir
 
 from rlx.backends.cpu import dots
 from rlx.backends.cpu.kernel import Kernel, once
+from rlx.backends.cpu.kernels.linear import pairs as linear_pairs
 from rlx.backends.cpu.kernels.linear import tiles as linear_tiles
 from rlx.backends.cpu.kernels.linear import unpack
 from rlx.backends.cpu.kernels.linear.multiply import Rows, Shape, Sub, Sums
+from rlx.backends.cpu.kernels.linear.pairs import Pairs
 from rlx.backends.cpu.kernels.linear.stream import StreamWriter, most_integers
 from rlx.backends.cpu.kernels.linear.unpack import CHUNK, GROUPS, SUB
 from rlx.backends.cpu.layouts import BLOCK_ROWS, PACKINGS
@@ -136,10 +138,11 @@ def _tiles(target: Target, shape: Shape) -> _Tiles:
     wide, tuning = target.vectors == "avx512", target.tuning
     if shape.integer:
         streamed = tuple(rows for rows in (8, 4, 3, 2, 1) if rows <= most_integers(target))
-        narrow = target.vectors == "avx2" and not target.has_vnni256  # sums of pairs take registers, too
+        narrow = target.vectors != "generic" and target.isa.sums_pairs and not wide  # sums of pairs take registers, too
         rows = tuning.tile_rows_int8 * 2 // 3 if narrow else tuning.tile_rows_int8
+        rows = linear_pairs.ROWS if target.isa.multiplies_pairs else rows
         return _Tiles((rows,), streamed, _blocks(target), tuning.unpack_from_int8)
-    rows = max(1, tuning.tile_rows_float * target.vector_bits // 512)
+    rows = max(1, tuning.tile_rows_float * min(target.vector_room, 16) // 16)
     if not wide:
         return _Tiles((rows,) if rows % 2 else (rows, rows // 2), (1,), 1)
     shared = (rows, 2) if rows > 2 else (2,)
@@ -164,6 +167,7 @@ class _Scratch:
     totals: ir.Value
     terms: ir.Value | None
     wide: ir.Value | None
+    records: ir.Value | None  # of matrix products
 
 
 @dataclass(frozen=True)
@@ -194,7 +198,10 @@ class LinearWriter(StreamWriter):
         tuning, multiply = e.target.tuning, self.multiply
         most = tuning.macro_rows_int8 if shape.integer else tuning.macro_rows_float
         self.wide = widens(e.target, shape)
-        fitting = min(most, _TERMS // max(1, multiply.term_bytes + self.wide * multiply.wide_bytes))
+        in_pairs = shape.integer and not shape.single and e.isa.multiplies_pairs
+        self.pairs = Pairs(e, multiply) if in_pairs else None
+        of_pairs = self.pairs.group_bytes // linear_pairs.ROWS if self.pairs else 0
+        fitting = min(most, _TERMS // max(1, multiply.term_bytes + of_pairs + self.wide * multiply.wide_bytes))
         self.macro_rows = max(1, fitting // tiles.shared[0]) * tiles.shared[0]
         scales = shape.format.vectors if shape.format else 0
         self.codes = 2 * GROUPS if self.wide else GROUPS  # vectors of a sub-block of unpacked codes
@@ -206,7 +213,8 @@ class LinearWriter(StreamWriter):
         self.sums = self.group * len(shape.weights)  # sums of a row for a group
         totals = e.stack(64 * self.macro_rows * self.sums)
         wide = e.stack(self.macro_rows * multiply.wide_bytes) if self.wide else None
-        self.scratch = _Scratch(e.stack(tiles.blocks * self.chunk_bytes), totals, terms, wide)
+        records = e.stack(self.macro_rows * of_pairs) if self.pairs else None
+        self.scratch = _Scratch(e.stack(tiles.blocks * self.chunk_bytes), totals, terms, wide, records)
 
     def write(self) -> None:
         if self.shape.single:
@@ -240,10 +248,11 @@ class LinearWriter(StreamWriter):
 
     def _macro_tile(self, macro: ir.Value, count: ir.Value, begin: ir.Value, end: ir.Value) -> None:
         """Multiplies `count` rows, from `macro` on, by the units [begin, end)."""
-        e = self.e
+        e, done = self.e, self._shared_count(count)
+        self._write_records(macro, done)
         with e.loop(begin, end, self.group) as u:
             last = e.smin(e.b.add(u.i, e.i64(self.group)), end)
-            done = self._shared_rows(macro, count, u.i, last)
+            self._shared_rows(macro, done, u.i, last)
             with e.loop(u.i, last) as v:
                 place = e.at(self.scratch.totals, (e.b.sub(v.i, u.i), 64 * len(self.shape.weights)))
                 self._finish_rows(place, self.sums, done, macro, v.i)
@@ -265,13 +274,33 @@ class LinearWriter(StreamWriter):
 
     # --- weights unpacked once for many rows --------------------------------------------------------------------------
 
-    def _shared_rows(self, macro: ir.Value, count: ir.Value, unit: ir.Value, last: ir.Value) -> ir.Value:
-        """Computes the totals of the rows that fill tiles, for the units [unit, last). Returns the number of rows."""
+    def _shared_count(self, count: ir.Value) -> ir.Value:
+        """Number of the rows of a macro tile that fill tiles over unpacked weights."""
         e, tiles = self.e, self.tiles
         smallest = tiles.shared[-1]
         done = e.b.sub(count, e.b.urem(count, e.i64(smallest)))
         if tiles.least:
             done = e.b.select(e.b.icmp_signed("<", count, e.i64(tiles.least)), e.i64(0), done)
+        return done
+
+    def _write_records(self, macro: ir.Value, done: ir.Value) -> None:
+        """Copies the activations for matrix products, if the target has them."""
+        e, pairs = self.e, self.pairs
+        if pairs is None:
+            return
+        with e.loop(0, done, linear_pairs.ROWS) as r:
+            rows, group = self._rows(macro, r.i, linear_pairs.ROWS), self._group(r.i)
+            with e.loop(0, self.shape.k // SUB) as s:
+                pairs.write_record(rows, s.i, e.at(group, (s.i, pairs.record_bytes)))
+
+    def _group(self, row: ir.Value) -> ir.Value:
+        """Address of the records of the rows from `row` on."""
+        assert self.pairs is not None and self.scratch.records is not None
+        return self.e.at(self.scratch.records, (row, self.pairs.group_bytes // linear_pairs.ROWS))
+
+    def _shared_rows(self, macro: ir.Value, done: ir.Value, unit: ir.Value, last: ir.Value) -> None:
+        """Computes the totals of `done` rows, which fill tiles, for the units [unit, last)."""
+        e, tiles = self.e, self.tiles
         second = e.b.sub(last, e.i64(1))  # if there is no second unit, the first one is computed twice
         group = [unit, second][: self.group]
         blocks = [self._block(name, u) for u in group for name in self.shape.weights]
@@ -281,7 +310,6 @@ class LinearWriter(StreamWriter):
             with e.loop(0, self.shape.chunks) as c:
                 for first in range(0, len(blocks), tiles.blocks):
                     self._shared_chunk(_Shared(macro, done, unit, first, blocks[first : first + tiles.blocks]), c.i)
-        return done
 
     def _shared_chunk(self, shared: _Shared, chunk: ir.Value) -> None:
         """Adds a chunk of a tile's blocks to the totals of all rows, and prefetches the next chunk."""
@@ -295,7 +323,10 @@ class LinearWriter(StreamWriter):
             for i in range(rows):
                 self._fetch_results(e.b.add(e.b.add(shared.macro, row), e.i64(i)), shared.unit, self.group)
             totals = e.at(self.scratch.totals, 64 * shared.first, (row, 64 * self.sums))
-            self._shared_tile(self._rows(shared.macro, row, rows), chunk, totals)
+            if self.pairs:
+                self._paired_tile(self.pairs, self._group(row), chunk, totals)
+            else:
+                self._shared_tile(self._rows(shared.macro, row, rows), chunk, totals)
 
         e.tiled(0, shared.rows, tiles.shared, tile)
 
@@ -329,6 +360,7 @@ class LinearWriter(StreamWriter):
                 if self.wide:
                     vectors = [half for c in codes for half in dots.halves_i16(e, c, format_.row.zero)] + scales
                 elif self.shape.integer:
+                    codes = self.pairs.codes(codes) if self.pairs else codes
                     vectors = [dots.ready(e, c, format_.row.bits) for c in codes] + scales
                 else:
                     vectors = unpack.weights_f32(e, format_, codes, scales)
@@ -347,6 +379,14 @@ class LinearWriter(StreamWriter):
         for i, value in enumerate(part):
             place = e.at(totals, 64 * (i // blocks * self.sums + i % blocks))
             e.store(e.b.fadd(e.load(F32X16, place, 64), value), place, 64)
+
+    def _paired_tile(self, pairs: Pairs, group: ir.Value, chunk: ir.Value, totals: ir.Value) -> None:
+        """The same by matrix products, for four rows."""
+        e, zeros = self.e, [ir.Constant(linear_pairs.FLOATS, None)] * linear_pairs.ROWS
+        for first in range(0, BLOCK_ROWS, linear_pairs.WIDTH):
+            for i, value in enumerate(pairs.add_chunk(chunk, self.scratch.chunk, self.sub_bytes, group, zeros, first)):
+                place = e.at(totals, 64 * self.sums * i + 4 * first)
+                e.store(e.b.fadd(e.load(linear_pairs.FLOATS, place, 16), value), place, 16)
 
     def _shared_integers(self, rows: Rows, places: Sequence[ir.Value], chunk: ir.Value) -> Sums:
         e = self.e
@@ -378,7 +418,7 @@ class LinearWriter(StreamWriter):
         e = self.e
         scales = [e.load(F32X16, e.at(place, 64 * v), 64) for v in range(self.codes, self.sub_bytes // 64)]
         type_ = vector(I16, 2 * LANES) if self.wide else I8X64
-        return Sub(lambda g: e.load(type_, e.at(place, (g, 64)), 64), scales, in_memory=True, wide=self.wide)
+        return Sub(lambda g: e.load(type_, e.at(place, (g, 64)), 64), lambda: scales, in_memory=True, wide=self.wide)
 
     def _streamed_rows(self, macro: ir.Value, done: ir.Value, count: ir.Value, unit: ir.Value) -> None:
         """Multiplies the rows from `done` on, which do not fill a tile over unpacked weights, by a unit."""

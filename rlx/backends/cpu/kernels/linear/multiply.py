@@ -96,16 +96,21 @@ class Sub:
 
     Attributes:
         code: returns the code vector of a group. The group may be a run-time value if the codes are in memory.
-        scales: the scale vectors, then the vectors of the lows.
+        read_scales: reads the scale vectors, then the vectors of the lows.
         in_memory: whether the codes are in memory, not in registers.
         wide: whether they are in memory as i16 without their zero point: `code` then takes twice the group, plus one
             for its odd codes.
     """
 
     code: Callable[[Index], ir.Value]
-    scales: Sequence[ir.Value]
+    read_scales: Callable[[], Sequence[ir.Value]]
     in_memory: bool
     wide: bool = False
+
+    @cached_property
+    def scales(self) -> Sequence[ir.Value]:
+        """The scale vectors, then the vectors of the lows. They are read where this is used first."""
+        return self.read_scales()
 
 
 @dataclass(frozen=True)
@@ -226,9 +231,10 @@ class Multiplier:
         """Adds sub-block `sub` to `parts`: exact integer sums times weight scale times activation scale."""
         e, format_ = self.e, self.shape.format
         assert format_ is not None
-        scaled = self._scaled(subs, self._sums(subs, rows, sub, 0), 0)
+        halves = self._sums_of_halves(subs, rows, sub) if format_.row.halves else [self._sums(subs, rows, sub, 0)]
+        scaled = self._scaled(subs, halves[0], 0)
         if format_.row.halves:
-            second = [self._number(s) for s in self._sums(subs, rows, sub, 1)]
+            second = [self._number(s) for s in halves[1]]
             scales = [s.scales[1] for s in subs] * rows.count
             scaled = [e.fma(s, d, first) for s, d, first in zip(second, scales, scaled, strict=True)]
         done = []
@@ -238,7 +244,7 @@ class Multiplier:
                 i = row * len(subs) + block
                 part = e.fma(scaled[i], activation_scale, parts[i])
                 for half, low in enumerate(weights.scales[format_.row.parts :]):
-                    part = e.fma(low, e.splat_f32(self._term(rows, row, sub, half)), part)
+                    part = e.fma(low, e.splat_f32(self.term(rows, row, sub, half)), part)
                 done.append(part)
         return done
 
@@ -255,10 +261,34 @@ class Multiplier:
         e = self.e
         return e.b.fsub(e.b.bitcast(total, F32X16), e.f32(_ORIGIN)) if self.origin else e.to_f32(total)
 
-    def _term(self, rows: Rows, row: int, sub: Index, half: int = 0) -> ir.Value:
+    def term(self, rows: Rows, row: int, sub: Index, half: int = 0) -> ir.Value:
         """Address of a row's term for a sub-block, or for one half of it."""
         assert rows.terms is not None
         return self.e.at(rows.terms, row * self.term_bytes + 4 * half, (sub, 4 * self.terms_a_sub))
+
+    def _sums_of_halves(self, subs: Sequence[Sub], rows: Rows, sub: Index) -> list[Sums]:
+        """The integer sums of both halves of a sub-block.
+
+        A word of a plane may hold groups of both. Where registers hold few words, all groups of a word are taken
+        together.
+        """
+        format_ = self.shape.format
+        assert format_ is not None
+        if self.target.vectors != "neon" or subs[0].in_memory:
+            return [self._sums(subs, rows, sub, half) for half in (0, 1)]
+        sums = [self._start(subs, rows, sub, half) for half in (0, 1)]
+        order, span = format_.order(range(GROUPS)), min(dots.span(self.target, format_.row.bits), GROUPS // 2)
+        for first in range(0, GROUPS, 2 * span):
+            for half in (0, 1):
+                groups = [g for g in order[first : first + 2 * span] if g // (GROUPS // 2) == half]
+                sums[half] = self._dots(subs, rows, sub, groups, sums[half])
+        return sums
+
+    def _start(self, subs: Sequence[Sub], rows: Rows, sub: Index, half: int) -> Sums:
+        """What the integer sums of a sub-block or of one half of it start from."""
+        same = None if self.zero else self.e.i32(self.origin)
+        start = [same or self.e.splat_i32(self.term(rows, row, sub, half)) for row in range(rows.count)]
+        return [start[row] for row in range(rows.count) for _ in subs]
 
     def _sums(self, subs: Sequence[Sub], rows: Rows, sub: Index, half: int) -> Sums:
         """The integer sums of a sub-block, or of one half of it if each half has its own scale."""
@@ -268,11 +298,9 @@ class Multiplier:
         groups = range(half * count, (half + 1) * count)
         if subs[0].wide:
             return self._wide_sums(subs, rows, sub, groups)
-        same = None if self.zero else e.i32(self.origin)
-        start = [same or e.splat_i32(self._term(rows, row, sub, half)) for row in range(rows.count)]
-        sums = [start[row] for row in range(rows.count) for _ in subs]
+        sums = self._start(subs, rows, sub, half)
         span = min(dots.span(self.target, format_.row.bits), count)
-        if self.target.vectors == "avx2" or not all(s.in_memory for s in subs):
+        if self.target.vectors in ("avx2", "neon") or not all(s.in_memory for s in subs):
             order = groups if self.holds_codes else format_.order(groups)
             for first in range(0, count, span):
                 sums = self._dots(subs, rows, sub, order[first : first + span], sums)
@@ -310,7 +338,7 @@ class Multiplier:
         assert format_ is not None
 
         def activation(group: Index, row: int) -> ir.Value:
-            return e.b.bitcast(e.splat_i32(e.at(rows.x[row], (sub, SUB), (group, 4))), I8X64)
+            return e.b.bitcast(e.splat_of_four(I32, e.at(rows.x[row], (sub, SUB)), group), I8X64)
 
         def code(group: Index, block: int) -> ir.Value:
             return subs[block].code(group)
@@ -324,14 +352,18 @@ class Multiplier:
 
     def float_step(self, i: int, blocks: Sequence[ir.Value], rows: Rows, first: Index, sums: Sums) -> Sums:
         """Adds step `first + i` to the sums of its parity. `blocks` are its weights, one vector per block."""
-        e = self.e
-        places = [e.at(x, 4 * i, (first, 4)) for x in rows.x]
-        activations = [self._float(p) for p in places for _ in blocks]
+        places = [self.e.at(x, (first, 4)) for x in rows.x]
+        activations = [self._float(p, i) for p in places for _ in blocks]
         return [self._add_step(w, x, s) for w, x, s in zip(list(blocks) * rows.count, activations, sums, strict=True)]
 
-    def _float(self, place: ir.Value) -> ir.Value:
-        """A row's activations of a step, in all lanes."""
-        return self.e.splat_f32(place) if self.shape.pair == 1 else self.e.b.bitcast(self.e.splat_i32(place), BF16X32)
+    def _float(self, place: ir.Value, i: int) -> ir.Value:
+        """A row's activations of step `i` from `place` on, in all lanes."""
+        e, floats = self.e, self.shape.pair == 1
+        if self.shape.k // self.shape.pair % 4 == 0:
+            value = e.splat_of_four(FLOAT, place, i)
+        else:
+            value = e.splat_f32(e.at(place, 4 * i)) if floats else e.splat_i32(e.at(place, 4 * i))
+        return value if floats else e.b.bitcast(value, BF16X32)
 
     def _add_step(self, weights: ir.Value, activations: ir.Value, sums: ir.Value) -> ir.Value:
         if self.shape.pair == 1:

@@ -24,7 +24,7 @@ _TILE_CHAINS = 4  # the other four tiles hold operands
 
 def chains(kind: str, target: Target) -> int:
     """Number of independent sums: half of the registers with AVX-512, most of them on lower levels; 4 AMX tiles."""
-    return _TILE_CHAINS if kind.startswith("amx") else {"avx512": 16, "avx2": 6}.get(target.vectors, 3)
+    return _TILE_CHAINS if kind.startswith("amx") else {"avx512": 16, "avx2": 6, "neon": 6}.get(target.vectors, 3)
 
 
 def operations(kind: str, target: Target) -> int:
@@ -34,8 +34,8 @@ def operations(kind: str, target: Target) -> int:
 
 def kinds(target: Target) -> tuple[str, ...]:
     """The kinds of arithmetic that a target has instructions for."""
-    needs = {"bf16": "avx512bf16", "amx-int8": "amx-int8", "amx-bf16": "amx-bf16"}
-    return tuple(kind for kind in PRODUCTS if kind not in needs or target.has(needs[kind]))
+    needs = {kind: target.has(kind) for kind in ("amx-int8", "amx-bf16")} | {"bf16": target.has_bf16_dots}
+    return tuple(kind for kind in PRODUCTS if needs.get(kind, True))
 
 
 def peak(kind: str, target: Target) -> Kernel:

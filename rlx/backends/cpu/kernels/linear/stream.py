@@ -14,8 +14,9 @@ then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import gcd
 
 from llvmlite import ir
@@ -41,7 +42,7 @@ def parts(target: Target, matrices: int) -> int:
 
 def most_integers(target: Target) -> int:
     """Number of integer sums of 16 lanes in registers at the same time, beside the codes and products of a step."""
-    return {"generic": 2, "avx2": 4, "avx512": 8}[target.vectors]
+    return {"generic": 2, "avx2": 4, "neon": 4, "avx512": 8}[target.vectors]
 
 
 @dataclass(frozen=True)
@@ -150,8 +151,8 @@ class StreamWriter(ResultWriter):
             weights = [self._packed_floats(stream, s.i, step) for stream in streams]
             first = e.mul_add(e.mul_add(chunk, CHUNK // (step * pair), s.i), step)
             sums = halves(s.values)
-            for i, blocks in enumerate(zip(*weights, strict=True)):
-                sums[i % 2] = self.multiply.float_step(i, blocks, rows, first, sums[i % 2])
+            for i in range(step):
+                sums[i % 2] = self.multiply.float_step(i, [w(i) for w in weights], rows, first, sums[i % 2])
             s.values = sums[0] + sums[1]
         return s.results
 
@@ -163,24 +164,34 @@ class StreamWriter(ResultWriter):
         if format_.row.stride <= _FAR_BYTES * rows:
             e.prefetch(e.at(place, stream.ahead, (_FAR - 1) * self.distance), format_.row.stride, level=2)
         bits, known = format_.row.bits, None
-        if rows == 1 or self.multiply.holds_codes:
+        if self.multiply.holds_codes or (rows == 1 and e.target.vectors != "neon"):
             known = format_.codes(e, place)  # read early, which waits less for memory
 
         def code(group: Index) -> ir.Value:
             assert isinstance(group, int)
             return dots.ready(e, known[group] if known else format_.codes(e, place, [group])[0], bits)
 
-        return Sub(code, format_.scales(e, stream.header, place), in_memory=False)
+        scales = partial(format_.scales, e, stream.header, place)
+        if e.target.vectors == "neon":  # whose registers do not hold them beside the codes
+            return Sub(code, scales, in_memory=False)
+        early = scales()
+        return Sub(code, lambda: early, in_memory=False)
 
-    def _packed_floats(self, stream: _Stream, s: ir.Value, step: int) -> list[ir.Value]:
+    def _packed_floats(self, stream: _Stream, s: ir.Value, step: int) -> Callable[[int], ir.Value]:
+        """The weights of each step. They are read early where registers hold them, which waits less for memory."""
         e, format_ = self.e, self.shape.format
         if format_ is None:
             place = e.at(stream.start, (s, step * self.step_bytes))
             self._prefetch(e.at(place, stream.ahead), step * self.step_bytes)
-            return [self.load_step(e.at(place, i * self.step_bytes)) for i in range(step)]
+
+            def weights(i: int) -> ir.Value:
+                return self.load_step(e.at(place, i * self.step_bytes))
+
+            return weights if e.target.vectors == "neon" else [weights(i) for i in range(step)].__getitem__
         place = unpack.sub_block(e, format_, stream.start, s)
         self._prefetch(e.at(place, stream.ahead), format_.row.stride)
-        return unpack.weights_f32(e, format_, format_.codes(e, place), format_.scales(e, stream.header, place))
+        codes, scales = format_.codes(e, place), format_.scales(e, stream.header, place)
+        return unpack.weights_f32(e, format_, codes, scales).__getitem__
 
     def _prefetch(self, place: ir.Value, nbytes: int) -> None:
         if level := self.e.target.tuning.prefetch_level:

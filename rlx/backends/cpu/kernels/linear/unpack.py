@@ -208,7 +208,11 @@ def _bits(e: Emitter, word: ir.Value, first: int, width: int, group: int) -> ir.
     """A group's bits of a word of a plane, moved to bits `first` and up of the codes."""
     if width == 8:
         return word
-    return _mask(e, _move(e, word, first - group // width * width), ((1 << width) - 1) << first)
+    place = group // width * width
+    if e.isa.shifts_bytes and first == 0 and place + width == 8:  # nothing is left to mask
+        shifted = e.b.lshr(e.b.bitcast(word, I8X64), ir.Constant(I8X64, [place] * 64))
+        return e.b.bitcast(shifted, I32X16)
+    return _mask(e, _move(e, word, first - place), ((1 << width) - 1) << first)
 
 
 def _mask(e: Emitter, word: ir.Value, byte: int) -> ir.Value:
