@@ -134,7 +134,7 @@ class Target:
 
     @property
     def vectors(self) -> str:
-        """The kind of the vector registers, `generic`, `avx2`, `avx512` or `neon`. It decides how vector code is tiled."""
+        """The kind of the vector registers: `generic`, `avx2`, `avx512` or `neon`. It decides how code is tiled."""
         return self._level.vectors
 
     @property
