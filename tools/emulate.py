@@ -1,9 +1,9 @@
 """Runs rlx and its tests on an aarch64 machine that qemu emulates, with the Python of Debian for arm64.
 
-    python tools/emulate.py                         # the chosen tests on every CPU of `CPUS`
+    python tools/emulate.py                         # kernels and whole programs on every CPU of `CPUS`: some hours
     python tools/emulate.py --cpu neoverse-n1       # on one
-    python tools/emulate.py --cpu max tests/backends/cpu/test_linear.py -k q4    # arguments of pytest
-    python tools/emulate.py --cpu max --python -m rlx run "Hello"                # arguments of Python
+    python tools/emulate.py --cpu max --kernels tests/backends/cpu/test_linear.py -k q4    # arguments of pytest
+    python tools/emulate.py --cpu max --python -m rlx run "Hello"                          # arguments of Python
 
 The first call downloads the emulator, Python and the wheels of the dependencies (0.5 GB unpacked) into a folder under
 ~/.cache, which can be removed at any time. It needs apt-get, dpkg-deb, Debian's keys, clang and lld, but no root and
@@ -17,10 +17,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).parent.parent
 FOLDER = Path.home() / ".cache" / "rlx-aarch64"
@@ -31,23 +35,13 @@ PACKAGES = ("python3:arm64", "libstdc++6:arm64", "libgomp1:arm64", "qemu-user:am
 WHEELS = ("manylinux2014_aarch64", *(f"manylinux_2_{minor}_aarch64" for minor in (17, 24, 26, 27, 28, 31, 34, 35, 39)))
 
 KERNELS = "tests/backends/cpu"
-# What these test is no kernel, or needs features of x86.
-NOT_KERNELS = ("test_tuning", "test_templates", "test_llvm", "test_layouts", "test_arm")
-PROGRAMS = (
-    "tests/runtime/test_threads.py",
-    "tests/runtime/test_compiled_ops.py",
-)
-FEW = ("tests/backends/cpu/test_target.py", "tests/backends/cpu/test_tiles.py", "tests/backends/cpu/test_linear.py")
+# What these test is no kernel: this machine's features, timings, threads, files, the loading of objects.
+HERE = ("test_arm", "test_target", "test_tuning", "test_work_stealing", "test_templates", "test_llvm", "test_layouts")
+#: Tests of whole programs, in Python for arm64: levels and their names, a checkpoint of each family, compiled.
+PROGRAMS = ("tests/backends/cpu/test_target.py", "tests/runners/test_native_goldens.py", "tests/e2e/test_engine.py")
 
-#: qemu's name of a CPU -> the tests that run on it. `max` has every level; the others show that what a CPU lacks is
-#: neither assumed nor executed.
-CPUS: dict[str, tuple[str, ...]] = {
-    "max": (KERNELS, *(f"--ignore={KERNELS}/{name}.py" for name in NOT_KERNELS), *PROGRAMS),
-    "max,sve=off": FEW,
-    "neoverse-v1": FEW,
-    "neoverse-n1": FEW,
-    "cortex-a72": FEW,
-}
+#: qemu's names of CPUs, which differ in their features: all; all without SVE; i8mm, bf16 and SVE; dotprod; NEON.
+CPUS = ("max", "max,sve=off", "neoverse-v1", "neoverse-n1", "cortex-a72")
 
 # Python in the emulator, as a command. Python takes it for itself (-0), so that it can start further processes.
 _COMMAND = f"""#!/bin/sh
@@ -100,7 +94,7 @@ def install() -> None:
     subprocess.run([sys.executable, "-m", "pip", "install", *options, *platforms, *needs], check=True)
 
 
-def python(cpu: str, *arguments: str) -> int:
+def python(cpu: str, *arguments: str, stdout: IO[str] | None = None) -> int:
     """Runs the emulated Python on the tree beside this file. Returns its exit code."""
     if not (FOLDER / "root/lib").exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
@@ -118,21 +112,59 @@ def python(cpu: str, *arguments: str) -> int:
         "PYTHONPYCACHEPREFIX": str(FOLDER / "bytecode"),
         "RLX_CACHE_DIR": os.environ.get("RLX_CACHE_DIR", str(FOLDER / "cache")),
     }
-    ended = subprocess.run([command, *arguments], cwd=ROOT, env={**os.environ, **environment})
+    ended = subprocess.run([command, *arguments], cwd=ROOT, stdout=stdout, env={**os.environ, **environment})
     return ended.returncode
 
 
+def features(cpu: str) -> str:
+    """What rlx finds on a CPU, as words with commas."""
+    code = "from rlx.backends.cpu import arm_features; print(*sorted(arm_features.features()), sep=',')"
+    with tempfile.TemporaryFile("w+") as out:
+        if python(cpu, "-c", code, stdout=out):
+            sys.exit(f"{cpu}: Python does not start")
+        out.seek(0)
+        return out.read().strip()
+
+
+def kernels(cpu: str, arguments: Sequence[str]) -> int:
+    """Runs the kernel tests: compiled here, called there."""
+    if missing := [tool for tool in ("clang", "ld.lld") if shutil.which(tool) is None]:
+        sys.exit(f"{' and '.join(missing)} not found: install clang and lld")
+    environment = {
+        "RLX_TEST_FEATURES": features(cpu),
+        "RLX_TEST_EMULATOR": f"{FOLDER / 'host/usr/bin/qemu-aarch64'} -cpu {cpu}",
+    }
+    left_out = [f"--ignore={KERNELS}/{name}.py" for name in HERE]
+    command = [sys.executable, "-m", "pytest", *(arguments or [KERNELS, *left_out])]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}).returncode
+
+
+def programs(cpu: str) -> int:
+    """A cold and a warm start of the demo model, then the tests of whole programs."""
+    run = ("-m", "rlx", "run", "Hello", "--max-tokens", "8")
+    tests = ("-m", "pytest", "-o", f"cache_dir={FOLDER / 'pytest'}", *PROGRAMS)
+    shutil.rmtree(FOLDER / "cache", ignore_errors=True)
+    return any([python(cpu, *run), python(cpu, *run), python(cpu, *tests)])
+
+
 def main() -> int:
-    """Runs the tests of each CPU; returns an exit code that is not 0 if any of them fails."""
+    """Runs what was asked for; returns an exit code that is not 0 if anything fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cpu", action="append", choices=CPUS, help="a CPU of qemu; default: each of them")
-    parser.add_argument("--python", action="store_true", help="all other arguments are those of Python, not of pytest")
+    parser.add_argument("--programs", action="store_true", help="only whole programs")
+    parser.add_argument("--kernels", action="store_true", help="only kernels; all other arguments are those of pytest")
+    parser.add_argument("--python", action="store_true", help="run Python; all other arguments are its own")
     given, rest = parser.parse_known_args()
     failed = 0
     for cpu in given.cpu or CPUS:
         print(f"{cpu}:", flush=True)
-        module = [] if given.python else ["-m", "pytest", "-o", f"cache_dir={FOLDER / 'pytest'}"]
-        failed = python(cpu, *module, *(rest or CPUS[cpu])) or failed
+        if given.python:
+            failed |= python(cpu, *rest)
+            continue
+        if not given.programs:
+            failed |= kernels(cpu, rest)
+        if not given.kernels:
+            failed |= programs(cpu)
     return failed
 
 
