@@ -199,8 +199,8 @@ class LinearWriter(StreamWriter):
         most = tuning.macro_rows_int8 if shape.integer else tuning.macro_rows_float
         self.wide = widens(e.target, shape)
         in_pairs = shape.integer and not shape.single and e.isa.multiplies_pairs
-        self.pairs = Pairs(e, multiply) if in_pairs else None
-        of_pairs = self.pairs.group_bytes // linear_pairs.ROWS if self.pairs else 0
+        self.products = Pairs(e, multiply) if in_pairs else None
+        of_pairs = self.products.group_bytes // linear_pairs.ROWS if self.products else 0
         fitting = min(most, _TERMS // max(1, multiply.term_bytes + of_pairs + self.wide * multiply.wide_bytes))
         self.macro_rows = max(1, fitting // tiles.shared[0]) * tiles.shared[0]
         scales = shape.format.vectors if shape.format else 0
@@ -213,7 +213,7 @@ class LinearWriter(StreamWriter):
         self.sums = self.group * len(shape.weights)  # sums of a row for a group
         totals = e.stack(64 * self.macro_rows * self.sums)
         wide = e.stack(self.macro_rows * multiply.wide_bytes) if self.wide else None
-        records = e.stack(self.macro_rows * of_pairs) if self.pairs else None
+        records = e.stack(self.macro_rows * of_pairs) if self.products else None
         self.scratch = _Scratch(e.stack(tiles.blocks * self.chunk_bytes), totals, terms, wide, records)
 
     def write(self) -> None:
@@ -285,7 +285,7 @@ class LinearWriter(StreamWriter):
 
     def _write_records(self, macro: ir.Value, done: ir.Value) -> None:
         """Copies the activations for matrix products, if the target has them."""
-        e, pairs = self.e, self.pairs
+        e, pairs = self.e, self.products
         if pairs is None:
             return
         with e.loop(0, done, linear_pairs.ROWS) as r:
@@ -295,8 +295,8 @@ class LinearWriter(StreamWriter):
 
     def _group(self, row: ir.Value) -> ir.Value:
         """Address of the records of the rows from `row` on."""
-        assert self.pairs is not None and self.scratch.records is not None
-        return self.e.at(self.scratch.records, (row, self.pairs.group_bytes // linear_pairs.ROWS))
+        assert self.products is not None and self.scratch.records is not None
+        return self.e.at(self.scratch.records, (row, self.products.group_bytes // linear_pairs.ROWS))
 
     def _shared_rows(self, macro: ir.Value, done: ir.Value, unit: ir.Value, last: ir.Value) -> None:
         """Computes the totals of `done` rows, which fill tiles, for the units [unit, last)."""
@@ -323,8 +323,8 @@ class LinearWriter(StreamWriter):
             for i in range(rows):
                 self._fetch_results(e.b.add(e.b.add(shared.macro, row), e.i64(i)), shared.unit, self.group)
             totals = e.at(self.scratch.totals, 64 * shared.first, (row, 64 * self.sums))
-            if self.pairs:
-                self._paired_tile(self.pairs, self._group(row), chunk, totals)
+            if self.products:
+                self._paired_tile(self.products, self._group(row), chunk, totals)
             else:
                 self._shared_tile(self._rows(shared.macro, row, rows), chunk, totals)
 
@@ -360,7 +360,7 @@ class LinearWriter(StreamWriter):
                 if self.wide:
                     vectors = [half for c in codes for half in dots.halves_i16(e, c, format_.row.zero)] + scales
                 elif self.shape.integer:
-                    codes = self.pairs.codes(codes) if self.pairs else codes
+                    codes = self.products.codes(codes) if self.products else codes
                     vectors = [dots.ready(e, c, format_.row.bits) for c in codes] + scales
                 else:
                     vectors = unpack.weights_f32(e, format_, codes, scales)
