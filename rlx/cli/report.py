@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,26 +100,29 @@ def _make(source: str | WeightLoader, wanted: _Wanted, bars: Bars) -> tuple[Repo
     """The page, and the first error that is in it."""
     from rlx.cli.inspect import describe
     from rlx.report.page import make_page
-    from rlx.report.source import Problem, Subject
+    from rlx.report.source import Problem, Source, Subject
     from rlx.weights import open_weights
 
     name = Path(named(source)).name or named(source)
     command = f"rlx report {named(source)} --measure"
-    loader = open_weights(source) if isinstance(source, str) else source
+    subject, sources, loader = Subject(name), list[Source](), None
     try:
+        loader = open_weights(source) if isinstance(source, str) else source
         facts = describe(loader)
         subject = Subject(name, _facts(facts), facts["formats"], command=command)
         subject, sources = _programs(loader, subject, wanted, bars)
     except RlxError as error:
-        loader.close()
-        subject = Subject(name, _facts(facts), facts["formats"])
-        subject, sources = replace(subject, problem=Problem("open", type(error).__name__, str(error))), []
+        if loader is not None:
+            loader.close()
+        elif not Path(named(source)).exists():
+            raise  # there is no model, so there is nothing to report
+        subject = replace(subject, command="", problem=Problem("open", type(error).__name__, str(error)))
     bars.waiting("writing the report")
     page = make_page(subject, sources)
     return page, next(filter(None, [subject.problem, *(each.problem for each in sources)]), None)
 
 
-def _programs(loader: WeightLoader, subject: Subject, wanted: _Wanted, bars: Bars) -> tuple[Subject, Sequence[Source]]:
+def _programs(loader: WeightLoader, subject: Subject, wanted: _Wanted, bars: Bars) -> tuple[Subject, list[Source]]:
     """Opens the model; the subject with the machine's limits, if they are measured, and the sources of its programs."""
     from rlx.report.source import Problem
     from rlx.runners.auto import runner_class

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from gguf import GGUFWriter
 
+from rlx import demo
 from rlx.backends.cpu import link
 from rlx.cli.main import cli
 from rlx.errors import CompileError
@@ -100,3 +101,13 @@ def test_a_tower_comes_with_its_model(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     names = [program["name"] for program in data_of(out)["programs"]]
     assert names and all(name.startswith("tower-") for name in names)
+
+
+def test_a_damaged_file_has_a_report_with_the_error_and_a_missing_one_has_none(tmp_path: Path) -> None:
+    short, out = tmp_path / "short.gguf", tmp_path / "short.html"
+    short.write_bytes(demo.path().read_bytes()[:100_000])
+    result = rlx(short, "--out", out)
+    assert result.exit_code == 2 and "cut short" in result.stderr
+    assert "cut short" in data_of(out)["subject"]["problem"]["message"]
+    assert rlx(tmp_path / "missing.gguf", "--out", tmp_path / "missing.html").exit_code == 2
+    assert not (tmp_path / "missing.html").exists()
