@@ -151,6 +151,8 @@ def prepare(line: str, folder: Path, goldens: Path) -> None:
     if "checkpoint/" in line or "config.json" in line:
         (folder / "checkpoint").symlink_to(goldens / "qwen3" / "hf")
         (folder / "config.json").symlink_to(goldens / "qwen3" / "hf" / "config.json")
+    if "--compare before.json" in line:
+        assert documented.run("rlx bench model.gguf --json > before.json", folder).code == 0
     if line.startswith(("rlx convert", "rlx quantize")):
         (folder / "model.gguf").unlink()
     if line.startswith("rlx quantize model-bf16.gguf"):
