@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rlx import platform
 from rlx.errors import OutputError, ResourceError
 from rlx.export.convert import convert
 from rlx.partial_file import collect, into_place
@@ -55,6 +56,7 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+@pytest.mark.skipif(not platform.current().limits_children, reason="the system has no locks")
 def test_left_over_files_go_and_those_of_living_processes_stay(tmp_path: Path) -> None:
     ready = os.pipe()
     child = os.fork()

@@ -33,8 +33,10 @@ class Platform:
         name: of the form.
         waits: how an idle worker thread waits, a key of `WAITS` in `rlx.backends.cpu.launch.waits`.
         jit_link: whether LLVM's newer loader (JITLink) loads object code.
-        limits_children: whether a child process can limit its own CPU time and memory (`setrlimit`, `setitimer`).
-            Otherwise its parent watches it, as far as `usage` tells.
+        limits_children: whether a process can forbid itself to open files and to start others, and limit its CPU time
+            (`setrlimit`, `setitimer`).
+        limits_memory: whether it can limit its memory too. Without one of the two its parent watches it, as far as
+            `usage` tells.
         by_descriptor: whether names are resolved relative to an open folder (`openat`).
         renames_open: whether a file can be renamed, replaced and removed while a process has it open or mapped.
     """
@@ -42,7 +44,7 @@ class Platform:
     name = "plain"
     waits = "naps"
     jit_link = True
-    limits_children = by_descriptor = False
+    limits_children = limits_memory = by_descriptor = False
     renames_open = True
 
     # -- processors ---------------------------------------------------------------------------------------------------
@@ -75,7 +77,10 @@ class Platform:
 
     def reserve(self, nbytes: int) -> mmap.mmap:
         """Zeroed memory, which becomes resident at the first access; OSError if the system refuses."""
-        return mmap.mmap(-1, nbytes)
+        if not hasattr(mmap, "MAP_PRIVATE"):
+            return mmap.mmap(-1, nbytes)
+        # Private: Python's default is shared memory, which a forked child would modify and which gets no huge pages.
+        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def advise_huge(self, memory: mmap.mmap, start: int, nbytes: int) -> None:
         """Requests huge pages for a range."""

@@ -32,7 +32,7 @@ class Macos(Posix):
 
     name = "macos"
     waits = "ulock"
-    limits_children = False
+    limits_memory = False
 
     def __init__(self, libc: Any = None) -> None:
         self._libc = libc if libc is not None else ctypes.CDLL(None)

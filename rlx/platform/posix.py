@@ -25,11 +25,7 @@ class Posix(Platform):
     """A system with the interfaces of POSIX."""
 
     name = "posix"
-    limits_children = by_descriptor = True
-
-    def reserve(self, nbytes: int) -> mmap.mmap:
-        # Private: Python's default is shared memory, which a forked child would modify and which gets no huge pages.
-        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    limits_children = limits_memory = by_descriptor = True
 
     def read_ahead(self, memory: mmap.mmap) -> None:
         memory.madvise(mmap.MADV_WILLNEED)

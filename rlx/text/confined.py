@@ -2,7 +2,8 @@
 
 Text stage. Chat templates (`dialect.py`) always run in one; tokenizers (`fast.py`) run in one if their file has
 components of unbounded cost. A template is a program, and a regular expression may take exponential time. No check in
-advance can bound them, but process limits can. `confined_main.py` is the program of the child.
+advance can bound them, but process limits can. `confined_main.py` is the program of the child. What a system does not
+let a process limit (memory on macOS; all on Windows), this module watches, and ends the process.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class Confined:
     ) -> None:
         path = [entry for entry in sys.path if os.path.isabs(entry)]
         hello = {"path": path, "program": str(_HERE / program), "memory": memory, "cpu_seconds": cpu_seconds}
-        hello["limits"] = platform.current().limits_children
+        system = platform.current()
+        hello |= {"limits": system.limits_children, "limits_memory": system.limits_memory}
         self._hello, self._setup = hello, setup
         self._forget()
         _ALL.add(self)
@@ -179,7 +181,9 @@ class _Process:
 
     def _usage_bound(self, nbytes: int) -> Usage | None:
         """What a child may have used at the end of a request of so many bytes; None if it limits itself."""
-        if self._hello["limits"] or (used := platform.current().usage(self._process.pid)) is None:
+        if self._hello["limits"] and self._hello["limits_memory"]:
+            return None
+        if (used := platform.current().usage(self._process.pid)) is None:
             return None
         return Usage(used.cpu_seconds + self._hello["cpu_seconds"] * (1 + nbytes / _BYTES), self._hello["memory"])
 

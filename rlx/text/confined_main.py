@@ -29,7 +29,7 @@ def main() -> NoReturn:
     sys.path[:] = hello["path"]
     handle = _load(hello["program"])
     if hello["limits"]:
-        _give_up(hello["memory"])
+        _give_up(hello["memory"] if hello["limits_memory"] else None)
     while True:
         request, size = _receive()
         if hello["limits"]:
@@ -60,15 +60,14 @@ def _load(program: str) -> Callable[[Any], Any]:
     return handle
 
 
-def _give_up(memory: int) -> None:
+def _give_up(memory: int | None) -> None:
     import resource
 
     time.localtime()  # reads the time zone from a file
-    for kind, limit in (
-        (resource.RLIMIT_AS, memory), (resource.RLIMIT_NOFILE, 0), (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0),
-    ):  # fmt: skip
-        resource.setrlimit(kind, (limit, limit))
+    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
+        resource.setrlimit(kind, (0, 0))
+    if memory is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
 
 def _answer(handle: Callable[[Any], Any], request: Any) -> bytes:

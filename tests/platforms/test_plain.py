@@ -15,7 +15,7 @@ CHOSEN = [
     "tests/runtime/test_store.py::test_where_the_platform_has_no_descriptors_of_folders",
     "tests/runtime/test_store.py::test_the_default_folder",
     "tests/runtime/test_foreign_entries.py::test_a_read_only_cache_names_it_and_keeps_it",
-    "tests/text/test_confined.py::test_a_forked_process_has_a_child_of_its_own",
+    "tests/text/test_confined.py",
     "tests/cli/test_prompt.py::test_a_pipe_is_put_before_the_prompt",
 ]
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from rlx import platform
+from rlx.platform.base import Usage
 from rlx.text import confined
 from rlx.text.confined import Confined, ConfinedError
 
@@ -36,6 +38,9 @@ def handle(request):
     if name == "pipe": os.pipe()
     if name == "spawn": subprocess.run(["true"])
     if name == "memory": return len(bytearray(args[0]))
+    if name == "fill":
+        held = [b"x" * (1 << 20) for _ in range(args[0] >> 20)]
+        time.sleep(30)
     if name == "exit": os._exit(args[0])
     if name == "noise": os.write(1, args[0].encode()); os._exit(0)
     if name == "raise": raise KeyError("surprise")
@@ -64,11 +69,41 @@ def test_requests_and_replies(child: Confined) -> None:
     assert child.call(["count"]) == 5  # an exception does not end it
 
 
+limits = pytest.mark.skipif(not platform.current().limits_children, reason="the system has no such limits")
+
+
+@limits
 @pytest.mark.parametrize("what", ["open", "socket", "write", "pipe", "spawn"])
 def test_no_file_socket_or_process(child: Confined, what: str) -> None:
     with pytest.raises(ConfinedError) as caught:
         child.call([what])
     assert caught.value.kind in ("OSError", "BlockingIOError")
+
+
+@pytest.mark.skipif("sys.platform != 'linux'")
+@pytest.mark.parametrize(
+    ("request_", "what"),
+    [(["loop"], "more CPU time than 0.2 s"), (["fill", 1 << 30], "too much memory"), (["count"], None)],
+)
+def test_a_child_that_cannot_limit_itself_is_watched(
+    program: str, request_: list[Any], what: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows: what the system says of the child is what `/proc` says here."""
+
+    def usage(pid: int) -> Usage:
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return Usage(sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"))
+
+    for name, value in {"limits_children": False, "limits_memory": False, "usage": usage}.items():
+        monkeypatch.setattr(platform.current(), name, value)
+    child = Confined(program, memory=256 << 20, cpu_seconds=2.0 if request_[0] == "fill" else 0.2)
+    if what is None:
+        assert child.call(request_) == 1
+        return
+    with pytest.raises(ConfinedError, match=what):
+        child.call(request_)
+    assert child.call(["count"]) == 1, "the next request has a new process"
 
 
 def test_the_environment_is_not_shown(child: Confined, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +114,8 @@ def test_the_environment_is_not_shown(child: Confined, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("request_", "what"),
     [
-        (["loop"], "more CPU time than 0.2 s"), (["memory", 1 << 30], "too much memory"),
+        pytest.param(["loop"], "more CPU time than 0.2 s", marks=limits),
+        pytest.param(["memory", 1 << 30], "too much memory", marks=limits),
         (["exit", 3], r"ended its process \(status 3\)"), (["noise", "\1" + "\0" * 7 + "x"], "no JSON"),
         (["noise", "\x7f" * 8], "more than"), (["noise", "\1\0"], "ended its process"),
     ],
