@@ -25,6 +25,7 @@ from rlx.ir.sources import in_library
 Constants: TypeAlias = tuple[tuple[str, int | float | None], ...]
 
 _INNER = "of_the_user"
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _IN_FLOAT64 = re.compile(r"= f(?:add|sub|mul|div|rem) [^\n]*\bdouble\b")
 _HINT = (
     "A kernel may use whole numbers, f32 arithmetic, range, comparisons, indexing, the functions of rlx.scalars, and "
@@ -84,12 +85,13 @@ def _lowered(op: CustomOp, constants: Constants) -> Kernel:
 
 def _brief(message: str) -> str:
     """The first sentence of a message of Numba, and the line of the kernel that it shows."""
-    lines = [line for line in message.splitlines() if line.strip() and not line.startswith("Failed in ")]
+    plain = _COLOURS.sub("", message)  # with the package colorama, Numba colours it
+    lines = [line for line in plain.splitlines() if line.strip() and not line.startswith("Failed in ")]
     at = next((i for i, line in enumerate(lines) if line.strip() == "^" and i), 0)
     number = next((match[1] for line in lines[:at] if (match := re.search(r'^File ".*", line (\d+):', line))), "")
     shown = f" (line {number}: {lines[at - 1].strip()})" if number else ""
     reason = (
-        " ".join([lines[0], *(line for line in lines[1:3] if line.strip().startswith(">>>"))]) if lines else message
+        " ".join([lines[0], *(line for line in lines[1:3] if line.strip().startswith(">>>"))]) if lines else plain
     )
     return f"{reason.strip()}{shown}"
 
