@@ -90,9 +90,7 @@ def _brief(message: str) -> str:
     at = next((i for i, line in enumerate(lines) if line.strip() == "^" and i), 0)
     number = next((match[1] for line in lines[:at] if (match := re.search(r'^File ".*", line (\d+):', line))), "")
     shown = f" (line {number}: {lines[at - 1].strip()})" if number else ""
-    reason = (
-        " ".join([lines[0], *(line for line in lines[1:3] if line.strip().startswith(">>>"))]) if lines else plain
-    )
+    reason = " ".join([lines[0], *(line for line in lines[1:3] if line.strip().startswith(">>>"))]) if lines else plain
     return f"{reason.strip()}{shown}"
 
 
