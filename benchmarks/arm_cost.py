@@ -3,8 +3,8 @@
     python benchmarks/arm_cost.py --llama-cpp FOLDER            # FOLDER holds ggml/src/ggml-cpu/arch/arm
     python benchmarks/arm_cost.py --llama-cpp FOLDER --cpu neoverse-v1 --format Q4_K
 
-Each kernel is linked into a program and runs in qemu, which writes down every instruction. Two runs that differ in the
-number of inputs give the instructions for a byte of weight in the file's format, without what happens once a call.
+Each kernel is linked into a program and runs in qemu, which writes down every instruction. Two calls that differ in the
+number of weights give the instructions for a byte of weight in the file's format, without what happens once a call.
 llvm-mca then estimates the cycles of the same instructions from LLVM's model of a processor, as if all data were in
 the first-level cache. For llama.cpp the cheapest of its functions for a format counts. Quantizing the activations is
 left out on both sides.
@@ -37,8 +37,10 @@ TRIPLE = "aarch64-unknown-linux-gnu"
 #: Processor as LLVM names it -> level of rlx.
 CPUS = {"neoverse-n1": "dotprod", "neoverse-v1": "bf16", "neoverse-v2": "bf16", "apple-m1": "dotprod"}
 FORMATS = ("Q8_0", "Q4_K", "Q6_K", "BF16")
-#: Inputs of the shorter and of the longer run; weight rows; rows of a prompt.
-SHORT, LONG, WIDTH, ROWS = 1024, 2048, 16, 48
+#: Bytes of a register of SVE, where code for the processor uses it.
+SVE = {"neoverse-v1": 32, "neoverse-v2": 16}
+#: Inputs; weight rows of the smaller call; rows of a prompt.
+K, WIDTH, ROWS = 2048, 16, 48
 _QEMU = Path.home() / ".cache/rlx-aarch64/host/usr/bin/qemu-aarch64"
 _HEADERS = ("include/c++/12", "include/c++/12/aarch64-linux-gnu", "include")
 _GEMM = "int, float *, size_t, const void *, const void *, int, int"
@@ -50,7 +52,7 @@ typedef unsigned long size_t;
 extern "C" {
 #endif
 void *memset(void *to, int value, size_t n) { for (volatile char *p = to; n--;) *p++ = value; return to; }
-int ggml_cpu_get_sve_cnt(void) { return 0; }
+int ggml_cpu_get_sve_cnt(void) { return SVE; }
 void FUNCTION(TYPES);
 static char x[1 << 22] __attribute__((aligned(64))), w[1 << 22] __attribute__((aligned(64)));
 static char out[1 << 22] __attribute__((aligned(64)));
@@ -81,17 +83,17 @@ class Tools:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a kernel: its object file, name, parameter types, and the arguments for k inputs.
+    """A call of a kernel: its object file, name, parameter types, and arguments.
 
     Attributes:
-        outputs: number of weight rows times rows of activations that the call multiplies.
+        nbytes: bytes of weights in the file's format, times the rows that multiply them.
     """
 
     code: Path
     name: str
     types: str
     arguments: str
-    outputs: int
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -102,46 +104,51 @@ class Cost:
     cycles: float
 
 
-def our_call(dtype: dtypes.DType, cpu: str, rows: int, folder: Path) -> dict[int, Call]:
-    """The kernel of rlx, for each number of inputs."""
+def our_calls(dtype: dtypes.DType, cpu: str, rows: int, folder: Path) -> list[Call]:
+    """The kernel of rlx for one and for two blocks of 16 weight rows."""
     level = next(each for each in AARCH64.levels if each.name == CPUS[cpu])
     target = Target(level.name, TRIPLE, level.cpu, feature_string(level, level.usable))
     act = "q8a" if dtype.has_integer_codes else "bf16" if target.has_bf16_dots and rows > 1 else "f32"
-    calls = {}
-    for k in (SHORT, LONG):
-        kernel = linear(dtype, WIDTH, k, act, target, single=rows == 1)
-        code = folder / f"{kernel.symbol}.o"
-        code.write_bytes(llvm.compile_module(kernel.llvm, target).code)
-        numbers = [WIDTH, 0, 1] if rows == 1 else [rows, WIDTH, 0, 1]
+    kernel = linear(dtype, 2 * WIDTH, K, act, target, single=rows == 1)
+    code = folder / f"{kernel.symbol}.o"
+    code.write_bytes(llvm.compile_module(kernel.llvm, target).code)
+    calls = []
+    for blocks in (1, 2):
+        numbers = [2 * WIDTH, 0, blocks] if rows == 1 else [rows, 2 * WIDTH, 0, blocks]
         types = ", ".join(["void *"] * 3 + ["long"] * len(numbers))
-        calls[k] = Call(code, kernel.symbol, types, ", ".join(["x", "w", "out", *map(str, numbers)]), WIDTH * rows)
+        arguments = ", ".join(["x", "w", "out", *map(str, numbers)])
+        calls.append(Call(code, kernel.symbol, types, arguments, blocks * WIDTH * rows * dtype.row_bytes(K)))
     return calls
 
 
-def peer_calls(name: str, cpu: str, rows: int, tools: Tools, folder: Path) -> Iterator[dict[int, Call]]:
-    """llama.cpp's functions for a format: over repacked weights, and over those of the file."""
+def peer_calls(name: str, cpu: str, rows: int, tools: Tools, folder: Path) -> Iterator[list[Call]]:
+    """Two calls of each of llama.cpp's functions for a format: over repacked weights, and over those of the file."""
+    dtype = getattr(dtypes, name)
     if name == "BF16":
-        yield _dot_calls("ggml_vec_dot_bf16", _compiled(tools, "vec.cpp", cpu, folder), 1)
+        yield _dot_calls("ggml_vec_dot_bf16", _compiled(tools, "vec.cpp", cpu, folder), 1, dtype)
         return
-    block = "q8_K" if name.endswith("_K") else "q8_0"
-    form = name.lower().replace("_k", "_K")
-    code = _compiled(tools, "arch/arm/repack.cpp", cpu, folder)
     has_products = CPUS[cpu] in ("i8mm", "bf16")
-    width = 8 if name.endswith("_K") else 4
-    kind = "gemv" if rows == 1 else "gemm"
+    block, width = ("q8_K", 8) if name.endswith("_K") else ("q8_0", 4)
+    form, kind = name.lower().replace("_k", "_K"), "gemv" if rows == 1 else "gemm"
     function = f"ggml_{kind}_{form}_{width}x{8 if has_products else 4}_{block}"
-    yield {
-        k: Call(code, function, _GEMM, f"{k}, (float *)out, {WIDTH}, w, x, {rows}, {WIDTH}", WIDTH * rows)
-        for k in (SHORT, LONG)
-    }
+    code = _compiled(tools, "arch/arm/repack.cpp", cpu, folder)
+    yield [
+        Call(code, function, _GEMM, f"{K}, (float *)out, {n}, w, x, {rows}, {n}", n * rows * dtype.row_bytes(K))
+        for n in (WIDTH, 2 * WIDTH)
+    ]
     together = 2 if rows > 1 and has_products else 1
-    yield _dot_calls(f"ggml_vec_dot_{form}_{block}", _compiled(tools, "arch/arm/quants.c", cpu, folder), together)
+    yield _dot_calls(
+        f"ggml_vec_dot_{form}_{block}", _compiled(tools, "arch/arm/quants.c", cpu, folder), together, dtype
+    )
 
 
-def _dot_calls(function: str, code: Path, together: int) -> dict[int, Call]:
-    """A dot product of `together` rows with as many."""
+def _dot_calls(function: str, code: Path, together: int, dtype: dtypes.DType) -> list[Call]:
+    """Dot products of `together` rows with as many, of two lengths."""
     arguments = "{k}, (float *)out, 64, w, 1 << 16, x, 1 << 16, {n}"
-    return {k: Call(code, function, _DOT, arguments.format(k=k, n=together), together**2) for k in (SHORT, LONG)}
+    return [
+        Call(code, function, _DOT, arguments.format(k=k, n=together), together**2 * dtype.row_bytes(k))
+        for k in (K, 2 * K)
+    ]
 
 
 @cache
@@ -157,17 +164,19 @@ def _compiled(tools: Tools, file: str, cpu: str, folder: Path) -> Path:
     return made
 
 
-def cost(calls: dict[int, Call], dtype: dtypes.DType, cpu: str, tools: Tools, folder: Path) -> Cost:
-    """The difference of the two runs, for a byte of weight and a row."""
-    runs = {k: _executed(call, tools, folder) for k, call in calls.items()}
-    nbytes = calls[LONG].outputs * (dtype.row_bytes(LONG) - dtype.row_bytes(SHORT))
-    cycles = {k: _cycles(lines, cpu, tools) for k, lines in runs.items()}
-    return Cost((len(runs[LONG]) - len(runs[SHORT])) / nbytes, (cycles[LONG] - cycles[SHORT]) / nbytes)
+def cost(calls: Sequence[Call], cpu: str, tools: Tools, folder: Path) -> Cost | None:
+    """The difference of two calls, for a byte of weight and a row; None if the function does nothing on this CPU."""
+    short, long = (_executed(call, cpu, tools, folder) for call in calls)
+    nbytes = calls[1].nbytes - calls[0].nbytes
+    if len(long) == len(short):
+        return None
+    return Cost((len(long) - len(short)) / nbytes, (_cycles(long, cpu, tools) - _cycles(short, cpu, tools)) / nbytes)
 
 
-def _executed(call: Call, tools: Tools, folder: Path) -> list[str]:
+def _executed(call: Call, cpu: str, tools: Tools, folder: Path) -> list[str]:
     """The instructions of a call in the order of their execution, as assembler text."""
     text = _PROGRAM.replace("FUNCTION", call.name).replace("TYPES", call.types).replace("ARGUMENTS", call.arguments)
+    text = text.replace("SVE;", f"{SVE.get(cpu, 0)};")
     source, program, log = folder / "program.c", folder / "program", folder / "trace"
     source.write_text(text)
     flags = "--target=aarch64-linux-gnu -O1 -w -fno-builtin -ffreestanding -nostdlib -static -fuse-ld=lld".split()
@@ -176,7 +185,15 @@ def _executed(call: Call, tools: Tools, folder: Path) -> list[str]:
     listing = tools.output("llvm-objdump", "-d", "--no-show-raw-insn", program)
     known = {int(at, 16): line for at, line in re.findall(r"^\s*([0-9a-f]+):\s+(\S.*)$", listing, re.MULTILINE)}
     log.unlink(missing_ok=True)
-    options = ["-cpu", "max,sve-default-vector-length=16", "-one-insn-per-tb", "-d", "exec,nochain", "-D", log]
+    options = [
+        "-cpu",
+        f"max,sve-default-vector-length={SVE.get(cpu, 16)}",
+        "-one-insn-per-tb",
+        "-d",
+        "exec,nochain",
+        "-D",
+        log,
+    ]
     subprocess.run([_QEMU, *options, program], check=True)
     places = re.findall(r"\[[0-9a-f]+/([0-9a-f]+)/", log.read_text())
     return [known[int(at, 16)] for at in places]
@@ -235,9 +252,10 @@ def main() -> None:
 
 
 def _row(cpu: str, name: str, rows: int, tools: Tools, folder: Path) -> str:
-    dtype = getattr(dtypes, name)
-    own = cost(our_call(dtype, cpu, rows, folder), dtype, cpu, tools, folder)
-    peers = [cost(calls, dtype, cpu, tools, folder) for calls in peer_calls(name, cpu, rows, tools, folder)]
+    own = cost(our_calls(getattr(dtypes, name), cpu, rows, folder), cpu, tools, folder)
+    found = [cost(calls, cpu, tools, folder) for calls in peer_calls(name, cpu, rows, tools, folder)]
+    peers = [each for each in found if each]
+    assert own and peers
     fewest, fastest = min(p.instructions for p in peers), min(p.cycles for p in peers)
     counts = f"{own.instructions:.3f} | {fewest:.3f} | {own.instructions / fewest:.2f}"
     return f"| {cpu} | {name} | {rows} | {counts} | {own.cycles:.3f} | {fastest:.3f} | {own.cycles / fastest:.2f} |"

@@ -199,7 +199,9 @@ class LinearWriter(StreamWriter):
         most = tuning.macro_rows_int8 if shape.integer else tuning.macro_rows_float
         self.wide = widens(e.target, shape)
         in_pairs = shape.integer and not shape.single and e.isa.multiplies_pairs
-        self.products = Pairs(e, multiply) if in_pairs else None
+        products = Pairs(e, multiply) if in_pairs else None
+        fits = products and products.group_bytes + linear_pairs.ROWS * multiply.term_bytes <= _TERMS
+        self.products = products if fits else None  # very wide layers do not use them
         of_pairs = self.products.group_bytes // linear_pairs.ROWS if self.products else 0
         fitting = min(most, _TERMS // max(1, multiply.term_bytes + of_pairs + self.wide * multiply.wide_bytes))
         self.macro_rows = max(1, fitting // tiles.shared[0]) * tiles.shared[0]
