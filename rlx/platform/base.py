@@ -7,6 +7,7 @@ import contextlib
 import math
 import mmap
 import os
+import select
 import signal
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -146,7 +147,10 @@ class Platform:
 
     def wait_readable(self, fds: Iterable[int], seconds: float | None = None) -> list[int] | None:
         """Waits, at most `seconds`, until files have something to read; returns which. None if the system cannot."""
-        return None
+        try:
+            return select.select(list(fds), [], [], seconds)[0]
+        except OSError:  # some systems wait for sockets only
+            return None
 
     @contextlib.contextmanager
     def on_signals(

@@ -9,7 +9,6 @@ import math
 import mmap
 import os
 import resource
-import select
 import signal
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -86,9 +85,6 @@ class Posix(Platform):
             for number, handler in kept.items():
                 signal.signal(number, handler)
             termios.tcsetattr(fd, termios.TCSANOW, before)
-
-    def wait_readable(self, fds: Iterable[int], seconds: float | None = None) -> list[int] | None:
-        return select.select(list(fds), [], [], seconds)[0]
 
     @contextlib.contextmanager
     def on_signals(

@@ -89,7 +89,8 @@ class Folder:
                 raise UntrustedFolder("it is a symbolic link" if is_link else "it is not a folder") from error
             info = os.fstat(self._descriptor)
         self.identity = info.st_dev, info.st_ino
-        if what := "it is not a folder" if not stat.S_ISDIR(info.st_mode) else untrusted(info):
+        no_folder = "it is a symbolic link" if stat.S_ISLNK(info.st_mode) else "it is not a folder"
+        if what := no_folder if not stat.S_ISDIR(info.st_mode) else untrusted(info):
             self.close()
             raise UntrustedFolder(what)
 

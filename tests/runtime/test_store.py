@@ -46,6 +46,8 @@ FILES: dict[str, bytes | str] = {
 CONTENTS = {name: data.encode() if isinstance(data, str) else data for name, data in FILES.items()}
 NOBODY = 65534
 
+locks = pytest.mark.skipif(not platform.current().by_descriptor, reason="nobody can tell which writers live")
+
 
 def key(number: int = 0) -> CompileKey:
     return CompileKey("program", "tiny", phase="decode", options={"number": number})
@@ -359,6 +361,7 @@ def crashing(at: int, before: bool, action: Callable[[], object]) -> int:
     return in_child(run)
 
 
+@locks
 @pytest.mark.parametrize(("before", "replace"), [(True, False), (False, True)])
 def test_a_writer_that_dies_at_any_step_leaves_all_or_nothing(
     before: bool, replace: bool, store: Store, no_sync: None
@@ -383,6 +386,7 @@ def test_a_writer_that_dies_at_any_step_leaves_all_or_nothing(
     assert died > 20
 
 
+@locks
 def test_a_writer_killed_at_any_time_leaves_all_or_nothing(store: Store) -> None:
     files: dict[str, bytes | str] = {f"ir/{i}.txt": bytes([i]) * 50_000 for i in range(12)}
     generator = random.Random(0)
@@ -405,6 +409,7 @@ def test_a_writer_killed_at_any_time_leaves_all_or_nothing(store: Store) -> None
     assert not temporaries(store)
 
 
+@locks
 def test_what_dead_writers_left_is_collected_and_what_live_ones_write_is_not(store: Store) -> None:
     """A lock tells them apart, not the process id, which another process may have got since."""
     store.put(key(), FILES)
