@@ -23,7 +23,7 @@ tune` measures them again, with `RLX_TARGET` those of another level:
 |---|---|---|---|---|
 | avx2 | Q8_0 | bytes: 109 to 120 | i16: 118 to 125 | f32 (BF16 weights): 94 to 99 |
 | avx512 without VNNI | Q8_0 | bytes: 137 to 142 | i16: 123 to 133 | f32 (BF16 weights): 100 to 107 |
-| avx2 | BF16 | tile of 3 rows: 66 to 88 | of 6 rows: 94 to 99 | |
+| avx2 | BF16 | tile of 3 rows: 66 to 88 | of 6 rows: 94 to 99, one run 72 to 76 | |
 | avx512 without BF16 | BF16 | tile of 6 rows: 100 to 104 | of 8 rows: 101 to 107 | of 12 rows: 81 to 98 |
 
 GB/s of two cores of Zen 4 decoding, medians of 12 runs in turns, 200 MB of weights; the read kernel: 31.2 and 33.6:
