@@ -52,10 +52,11 @@ def ppl(
     as_json: bool,
     engine: dict[str, Any],
 ) -> None:
-    """Measure the perplexity of the text in FILE under MODEL, by default the demo model.
+    """Measure the perplexity of the text in FILE.
 
-    The text is cut into windows. Each token is scored once, with at least half a window before it where the text has
-    as much. --halves scores as llama-perplexity does. A FILE of - is stdin.
+    MODEL is by default the demo model. The text is cut into windows. Each token is scored once, with at
+    least half a window before it where the text has as much. --halves scores as llama-perplexity does. A FILE of - is
+    stdin.
 
     \b
     rlx ppl wiki.txt model.gguf

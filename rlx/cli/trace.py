@@ -25,10 +25,11 @@ _OUT = "The file of the trace."
 @limit_option("--limit")
 @click.pass_context
 def trace(ctx: click.Context, /, out: str, detail: Detail, limit: int, **options: Any) -> None:
-    """Answer PROMPT, and record what is done, and when, for https://ui.perfetto.dev.
+    """Answer PROMPT, and write a time line of what is done.
 
-    The file shows how the model is opened, loaded and compiled, with every pass; each step of a program with its
-    regions; the kernels that each worker runs, and its waits; the request. It is valid after Ctrl-C, too.
+    https://ui.perfetto.dev opens the file. It shows how the model is opened, loaded and compiled, with every pass;
+    each step of a program with its regions; the kernels that each worker runs, and its waits; the request. It is
+    valid after Ctrl-C, too.
 
     \b
     rlx trace "Tell me a story." -o trace.json

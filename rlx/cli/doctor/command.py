@@ -19,7 +19,7 @@ UNHEALTHY = 2  # exit code where something prevents models from running
 @debug_option
 @click.pass_context
 def doctor(ctx: click.Context, measure: bool, as_json: bool) -> None:
-    """Show what rlx finds on this machine and what it uses of it; for bug reports.
+    """Show what rlx finds on this machine, for bug reports.
 
     Versions, instructions of the CPU that are used and not used, threads, memory, the speed of the machine, the
     compile cache, extras, environment variables, and problems with their ways out. A small program is compiled and
