@@ -98,6 +98,19 @@ def demo_model() -> Path:
     return demo.path()
 
 
+@pytest.fixture
+def own_custom_ops() -> Iterator[None]:
+    """A test begins without custom ops, and its own are gone after it."""
+    from rlx.ir import custom, op_table
+
+    rows, known = dict(op_table.OPS), dict(custom._ops)
+    custom._ops.clear()
+    yield
+    for table, before in ((op_table.OPS, rows), (custom._ops, known)):
+        table.clear()
+        table.update(before)  # type: ignore[arg-type]
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """Chromium; a test that needs it is skipped where it or Playwright is missing."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,19 +9,10 @@ from click.testing import CliRunner
 from golden_folder import goldens
 
 from rlx.cli.main import cli
-from rlx.ir import custom, op_table
+from rlx.ir import custom
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(autouse=True)
-def own_registry() -> Iterator[None]:
-    """Ops of a test are gone after it."""
-    rows, known = dict(op_table.OPS), dict(custom._ops)
-    yield
-    for table, before in ((op_table.OPS, rows), (custom._ops, known)):
-        table.clear()
-        table.update(before)  # type: ignore[arg-type]
+pytestmark = pytest.mark.usefixtures("own_custom_ops")
 
 
 def test_a_family_takes_an_op_without_a_change(tmp_path: Path) -> None:

@@ -25,17 +25,7 @@ from rlx.runtime.store import Store
 ROOT = Path(__file__).resolve().parent.parent.parent
 RULE = "x[..., n] -> [..., n]"
 RNG = np.random.default_rng(5)
-
-
-@pytest.fixture(autouse=True)
-def own_registry() -> Iterator[None]:
-    """Ops of a test are gone after it."""
-    rows, known = dict(op_table.OPS), dict(custom._ops)
-    custom._ops.clear()
-    yield
-    for table, before in ((op_table.OPS, rows), (custom._ops, known)):
-        table.clear()
-        table.update(before)  # type: ignore[arg-type]
+pytestmark = pytest.mark.usefixtures("own_custom_ops")
 
 
 @pytest.fixture(scope="module")

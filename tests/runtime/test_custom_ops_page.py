@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rlx.ir import custom, op_table
+from rlx.ir import custom
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "custom-ops.md"
-
-
-@pytest.fixture(autouse=True)
-def own_registry() -> Iterator[None]:
-    """The ops of the page are gone after it."""
-    rows, known = dict(op_table.OPS), dict(custom._ops)
-    yield
-    for table, before in ((op_table.OPS, rows), (custom._ops, known)):
-        table.clear()
-        table.update(before)  # type: ignore[arg-type]
+pytestmark = pytest.mark.usefixtures("own_custom_ops")
 
 
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path) -> None:
