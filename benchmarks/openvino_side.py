@@ -45,12 +45,20 @@ class OpenvinoSide:
         if self.choice != choice:
             self.pipeline = None
             usual = {"INFERENCE_NUM_THREADS": self.threads, "PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
+            if choice["ATTENTION_BACKEND"] == "PA":
+                usual["scheduler_config"] = self._without_prefix_cache()
             try:
                 self.pipeline = self.genai.LLMPipeline(self.folder, "CPU", **usual, **choice)
             except RuntimeError as error:
                 raise Missing(f"OpenVINO does not open {self.folder}: {error}") from error
             self.choice = choice
         return {}
+
+    def _without_prefix_cache(self) -> Any:
+        """Each turn has the same prompt, which must be computed each time."""
+        config = self.genai.SchedulerConfig()
+        config.enable_prefix_caching = False
+        return config
 
     def prefill(self, tokens: int) -> float:
         """Seconds to the first token after so many."""
