@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import pytest
+from golden_folder import goldens
 from hypothesis import example, given
 from hypothesis import strategies as st
 from vocabularies import sentencepiece
@@ -13,7 +13,6 @@ from vocabularies import sentencepiece
 from rlx.errors import TokenizerError
 from rlx.text import StreamDetokenizer, Tokenizer, load_tokenizer, tokenizer_from_gguf
 
-GOLDENS = Path(__file__).parent.parent / "data" / "goldens"
 KINDS = ["llama", "qwen2", "gemma3", "spm"]
 
 
@@ -21,7 +20,7 @@ KINDS = ["llama", "qwen2", "gemma3", "spm"]
 def tokenizer_of(kind: str) -> Tokenizer:
     if kind == "spm":  # puts a space before the text
         return tokenizer_from_gguf(sentencepiece(user=("<x>", " ", "\u00e9")))
-    return load_tokenizer(GOLDENS / kind / "hf")
+    return load_tokenizer(goldens() / kind / "hf")
 
 
 def stream(tokenizer: Tokenizer, ids: list[int], skip: bool = False, continues: bool = False) -> list[str]:
