@@ -352,7 +352,7 @@ def appended(
         With "last", nothing useful but for the last piece.
     """
     while (at := len(sequence)) < len(ids):
-        most = min(loop.task_rows(), engine.most_rows)
+        most = min(loop.task_rows(at), engine.most_rows)
         if output == "all":
             most = min(most, max(1, ALL_LOGITS // engine.config.vocab_size))
         end = min(sequence.call_end(at, most), len(ids))

@@ -132,16 +132,19 @@ def opened(model: Path, cache: CompileCache, ahead: Any) -> Any:
     return rlx.auto_runner(model, threads=1, max_seq=48, profile=PROFILE, cache=cache, compile_ahead=ahead)
 
 
-def test_programs_are_compiled_before_anyone_asks(demo_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ahead", "count"), [(True, 3), ("batch", 5)])
+def test_programs_are_compiled_before_anyone_asks(ahead: Any, count: int, demo_model: Path, tmp_path: Path) -> None:
     cache = CompileCache(store=Store(tmp_path / "cache"))
-    with opened(demo_model, cache, True) as runner:
+    with opened(demo_model, cache, ahead) as runner:
         runner._engine.ahead.wait()
         made = runner.stats()["compiled"]
         answer = runner.generate([1, 2, 3], 4)
         runner.generate([1, 2, 3], 4, lambda token: None)
+        if ahead == "batch":
+            runner.generate_batch([[1, 2, 3], [4, 5] * 6], 4)
         assert runner.stats()["compiled"] == made, "nothing is left to compile"
-        assert len([each for each in made if each.title.startswith("program")]) == 3
-    with opened(demo_model, CompileCache(store=Store(tmp_path / "cache")), True) as again:
+        assert len([each for each in made if each.title.startswith("program")]) == count
+    with opened(demo_model, CompileCache(store=Store(tmp_path / "cache")), ahead) as again:
         again._engine.ahead.wait()
         assert again.stats()["compiled"] == []
         assert again.stats()["cache"].hits_disk == 2, "the worker loop and the packing: programs are not loaded ahead"

@@ -84,6 +84,25 @@ def test_no_gap_is_longer_than_twice_the_stall_target(stall: float) -> None:
     assert max(chunks[3:-1]) >= 0.5 * stall / 0.002, "and not much shorter than that"
 
 
+def test_no_gap_is_long_while_short_prompts_come_between_the_chunks_of_a_deep_one() -> None:
+    """A row after 6,000 positions takes seven times as long as the first one of a prompt."""
+    engine = ToyEngine(first=0.01, more=0.001, deep=1e-6)
+    made, first = executor(engine, slots=16, stall=0.1), job(prompt(4), 2000)
+    made.receive(first)
+    made.turn()
+    long = job(prompt(6000, 5), 5)
+    made.receive(long)
+    gaps = []
+    for number in range(30):
+        made.receive(job(prompt(150, 10 + number), 1))
+        for _ in range(8):
+            start = engine.now
+            made.turn()
+            gaps.append(engine.now - start)
+    assert long.done > 4000, "it comes on beside the others"
+    assert max(gaps[20:]) <= 0.2
+
+
 def test_a_prompt_alone_is_not_bounded_by_jobs_that_wait_for_their_consumers() -> None:
     engine = ToyEngine()
     made, slow = executor(engine), job(prompt(4), 100, watched=True)

@@ -59,7 +59,8 @@ class ToySequence(Context):
 
 
 class ToyEngine:
-    """Sequences in a pool of `room` positions; a step of n rows takes `first + more * (n - 1)` seconds.
+    """Sequences in a pool of `room` positions; a step of n rows takes `first + more * (n - 1)` seconds, and `deep` for
+    each row and each position before it.
 
     Attributes:
         now: the time.
@@ -67,9 +68,11 @@ class ToyEngine:
         known: prompts that were computed; new sequences begin with the longest known prefix.
     """
 
-    def __init__(self, room: int = 1 << 30, first: float = 0.02, more: float = 0.002, most_rows: int = 512) -> None:
+    def __init__(
+        self, room: int = 1 << 30, first: float = 0.02, more: float = 0.002, most_rows: int = 512, deep: float = 0.0
+    ) -> None:
         self.room, self.first, self.more, self.most_rows = room, first, more, most_rows
-        self.now, self.steps = 0.0, list[list[int]]()
+        self.deep, self.now, self.steps = deep, 0.0, list[list[int]]()
         self.sequences: list[ToySequence] = []
         self.runs: list[int] = []
         self.views: list[Any] = []  # what the last step returned without a copy
@@ -95,7 +98,10 @@ class ToyEngine:
         assert max(rows) <= self.most_rows
         assert len({id(segment.sequence) for segment in batch.segments}) == len(rows)
         self.check_room(sum(rows))
-        self.now += self.first + self.more * (sum(rows) - 1)
+        positions = sum(
+            count * (len(segment.sequence) + count / 2) for segment, count in zip(batch.segments, rows, strict=True)
+        )
+        self.now += self.first + self.more * (sum(rows) - 1) + self.deep * positions
         self.steps.append(rows)
         for view in self.views:
             view[...] = np.nan  # as a real engine may overwrite them

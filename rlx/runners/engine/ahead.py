@@ -19,6 +19,10 @@ from typing import Any
 
 from rlx.errors import ArgumentError, BusyError
 from rlx.passes.options import MAX_PAST
+from rlx.runners.engine.batch import batch_programs
+from rlx.runners.engine.bucketing import Bucketing
+from rlx.runners.engine.program_spec import GREEDY, ProgramSpec
+from rlx.runners.opening.options import BATCH
 from rlx.runners.opening.setup import Setup
 from rlx.runners.serving.at_exit import closed_at_exit
 from rlx.runtime.compile import Progress
@@ -27,26 +31,31 @@ from rlx.runtime.limits import whole
 _LOOK = 0.02  # seconds between two checks whether the runner is idle
 
 
-def expected_rows(chosen: Any, setup: Setup) -> list[int]:
-    """Row counts of the calls whose programs are compiled ahead; 0 for greedy generation.
+def expected_programs(chosen: Any, setup: Setup) -> list[ProgramSpec]:
+    """The programs that are compiled ahead, in order.
 
     Args:
-        chosen: `compile_ahead` of `Engine.open`. True means: long prompts, single tokens, then the other buckets. None
-            means none.
+        chosen: `compile_ahead` of `Engine.open`. True means: long prompts, single tokens, then the other buckets.
+            "batch": those of steps of several requests, too. None means none.
 
     Raises:
         ArgumentError: `chosen` has another type, or a count is not a whole number above 0.
     """
     if setup.cache.policy == "readonly":  # nothing may be compiled
         return []
-    most = setup.cache.capacity  # more programs would evict each other
-    if chosen is None or isinstance(chosen, bool):
+    bucketing, most = Bucketing(setup.profile.ranges), setup.cache.capacity  # more programs would evict each other
+    if chosen is None or chosen is False:
+        return []
+    if chosen is True or chosen == BATCH:
         one, *more = setup.profile.buckets
-        return [*more[-1:], one, *reversed(more[:-1]), 0][:most] if chosen else []
+        batch = batch_programs(2, bucketing) if chosen == BATCH else []
+        alone = [ProgramSpec(bucketing.bucket(rows)) for rows in [*more[-1:], one, *reversed(more[:-1])]]
+        return [*alone[:2], *batch, *alone[2:], GREEDY][:most]
     if not isinstance(chosen, list | tuple):
-        hint = "give True, False, or the row counts of the calls, such as [30, 1]"
+        hint = f"give True, False, {BATCH!r}, or the row counts of the calls, such as [30, 1]"
         raise ArgumentError(f"compile_ahead is {chosen!r}", hint=hint)
-    return [whole("compile_ahead", rows, 1, MAX_PAST) for rows in chosen][:most]
+    rows = [whole("compile_ahead", rows, 1, MAX_PAST) for rows in chosen][:most]
+    return [*dict.fromkeys(ProgramSpec(bucketing.bucket(min(n, setup.profile.buckets[-1]))) for n in rows)]
 
 
 class CompileAheadWarning(UserWarning):

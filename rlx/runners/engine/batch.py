@@ -14,12 +14,14 @@ from rlx.runners.engine.program_spec import GREEDY, ProgramSpec
 def batch_programs(sequences: int, bucketing: Bucketing) -> list[ProgramSpec]:
     """Specs of the programs that batches of up to `sequences` sequences need besides the single-sequence programs.
 
+    Steps of several sequences may have any number of rows: short prompts share one.
+
     Raises:
         ArgumentError: the number is below 1.
     """
     if sequences < 1:
         raise ArgumentError(f"a batch of {sequences} sequences", where="batch", hint="Give a number of at least 1.")
-    return [bucketing.segments(bounds[1]) for bounds in bucketing.segment_ranges if bounds[0] <= sequences]
+    return [bucketing.segments(rows) for _, rows in bucketing.segment_ranges] if sequences > 1 else []
 
 
 def programs_of(

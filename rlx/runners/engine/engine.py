@@ -21,7 +21,7 @@ from rlx.ir import dims
 from rlx.models.variants import EmbeddedRows
 from rlx.models.vision_config import VisionConfig
 from rlx.passes.layout import weight_bytes
-from rlx.runners.engine.ahead import Ahead, expected_rows
+from rlx.runners.engine.ahead import Ahead, expected_programs
 from rlx.runners.engine.batch import programs_of
 from rlx.runners.engine.bucketing import Bucketing
 from rlx.runners.engine.greedy import greedy_run
@@ -100,7 +100,7 @@ class Engine(SingleSequence):
         plan: Plan,
         progress: Progress | None = None,
         keep_packed: bool = False,
-        ahead: Ids[int] = (),
+        ahead: Ids[ProgramSpec] = (),
         mmproj: MmprojPath | None = None,
     ) -> None:
         setup = plan.setup
@@ -117,8 +117,7 @@ class Engine(SingleSequence):
         places = (lambda: self._workers), (lambda: self._tensors.addresses)
         self._programs = Programs(plan.graph, setup, self._compiler, *places, ahead=self.ahead, paged=True)
         self.tables = self._programs.tables
-        specs = dict.fromkeys(ProgramSpec(bucketing.bucket(min(n, self.most_rows))) if n else GREEDY for n in ahead)
-        self.ahead.start(partial(self._programs.compile_missing, spec) for spec in specs)
+        self.ahead.start(partial(self._programs.compile_missing, spec) for spec in ahead)
         try:
             self._workers = self._compiler.workers(setup.threads)
             self._tensors = Tensors(self._compiler, self._workers)
@@ -158,7 +157,7 @@ class Engine(SingleSequence):
         """As `open`, for an open file; the file stays open if this fails."""
         with span("read the configuration", "open"):
             plan = Plan.of(loader, options)
-        ahead = expected_rows(options.compile_ahead, plan.setup) if options.load else ()
+        ahead = expected_programs(options.compile_ahead, plan.setup) if options.load else ()
         with span("make the engine", "open"):
             engine = cls(plan, options.progress, options.keep_packed, ahead, options.mmproj)
         given = options.image_cache_bytes

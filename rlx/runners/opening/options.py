@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 SLOTS = 32  # sequences at once: beyond it arithmetic is the limit, and more rows gain nothing
 STALL_MS = 200.0
+BATCH = "batch"  # of `compile_ahead`
 IMAGE_CACHE_BYTES = 256 << 20
 
 P = ParamSpec("P")
@@ -120,10 +121,11 @@ class EngineOptions(ImageOptions, ProfileOptions):
     keep_packed: bool = option(
         False, "Keep the packed weights in the cache's folder, so that later starts load faster", kind=bool
     )
-    compile_ahead: bool | Sequence[int] | None = option(
+    compile_ahead: bool | str | Sequence[int] | None = option(
         None,
-        "Whether an idle runner compiles in the background what later calls need: True, False, or the numbers of "
-        "tokens of the calls to come, such as [30, 1]; needs `load`",
+        'Whether an idle runner compiles in the background what later calls need: True, False, `"batch"` for what '
+        "several requests at once need, too, or the numbers of tokens of the calls to come, such as [30, 1]; needs "
+        "`load`",
         default="what RLX_COMPILE_AHEAD says, or True; an engine without a runner never does",
         kind=object,
     )

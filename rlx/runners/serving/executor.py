@@ -177,9 +177,9 @@ class JobExecutor:
         ends = [job.deadline for job in self._limited if job.deadline is not None]
         return max(0.0, min(ends) - self._clock()) if ends else None
 
-    def task_rows(self) -> int:
-        """How many rows a task may compute before its next `yield`."""
-        return self.scheduler.budget(bool(self.scheduler.decoding()))
+    def task_rows(self, past: int) -> int:
+        """How many rows after `past` positions a task may compute before its next `yield`."""
+        return self.scheduler.budget(bool(self.scheduler.decoding()), past)
 
     def _expire(self) -> None:
         for job in [*self._limited]:
@@ -244,7 +244,7 @@ class JobExecutor:
             tokens = [job.tokens[-1], *drafts]
             segments[job] = Segment(job.sequence, tokens, "all" if drafts else "last", drafts=bool(drafts))
         for job in forced:
-            segments[job] = _forced_rows(job, self.scheduler.budget(len(jobs) > 1) // len(forced))
+            segments[job] = _forced_rows(job, self.scheduler.budget(len(jobs) > 1, len(job.sequence)) // len(forced))
         start = self._clock()
         found = self._compute(segments)
         if found and not forced:
@@ -333,11 +333,13 @@ class JobExecutor:
             segments[job] = Segment(job.sequence, job.prompt[job.done : end], "last" if whole else "none")
         start = self._clock()
         found = self._compute(segments)
-        rows = sum(len(segments[job].tokens) for job in found)
-        if decodes or not self.scheduler.rate.is_known:  # large chunks, which nobody waits for, are faster
-            self.scheduler.rate.observe(rows, self._clock() - start)
+        counts = {job: len(segments[job].tokens) for job in found}
+        rows = sum(counts.values())
+        if decodes or not self.scheduler.prompt_cost.is_known:  # large chunks, which nobody waits for, are faster
+            positions = sum(count * (len(job.sequence) - count / 2) for job, count in counts.items())
+            self.scheduler.observe_prompt(rows, positions, self._clock() - start)
         self.counters.prompt_tokens += rows
-        request_trace.computed(((job, len(segments[job].tokens)) for job in found), start)
+        request_trace.computed(counts.items(), start)
         for job, logits in found.items():
             if logits is not None:
                 self.scheduler.started(job)

@@ -170,9 +170,9 @@ class EngineLoop:
             self.driver.inbox.append(task)
             self.driver.here(None, lambda: task.ended)
 
-    def task_rows(self) -> int:
-        """How many rows a task may compute before its next `yield`."""
-        return self._executor.task_rows()
+    def task_rows(self, past: int) -> int:
+        """How many rows after `past` positions a task may compute before its next `yield`."""
+        return self._executor.task_rows(past)
 
     @property
     def is_closed(self) -> bool:

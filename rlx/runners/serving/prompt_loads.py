@@ -40,7 +40,7 @@ class PromptLoads:
         """Has the beginning of a job's prompt read, if it is on disk; the job is admitted again afterwards."""
         if self._kept is None or job.looked_up:
             return False
-        job.looked_up, self._kept.rate = True, self._scheduler.rate.rows_per_second or 0.0
+        job.looked_up, self._kept.rate = True, self._scheduler.prompt_cost.rows_per_second
         work = self._kept.reading(job.prompt, job.embeddings)
         if work is None:
             return False

@@ -21,42 +21,17 @@ from math import inf
 
 from rlx.runners.serving.bell import Bell
 from rlx.runners.serving.job import AHEAD, QUIET, Job, Task
+from rlx.runners.serving.prompt_cost import PromptCost
 from rlx.runtime.prefix import Keys
 
 PACKED = 64  # prompts with at most so many rows left share one step: longer ones fill the cores alone
 LEAST = 16  # rows of a bounded prompt step at least: the weights are read for each step
-FIRST = 32  # rows of the first bounded step, before any rate is known
+FIRST = 32  # rows of the first bounded step, before any was measured
 SHARED = 64  # a prompt that shares so many tokens with one that is being computed waits until these are computed
 USUAL_SHARE = 0.15  # of a step of one row: what a further row costs
 FORGOTTEN = 256  # decode steps after which a measurement counts no more
 RECENT = 0.3  # weight of the newest measurement in an average
 PATIENCE = 4.0  # a prompt may wait so many times as long as its own rows take before others are put off for it
-USUAL_RATE = 1000.0  # prompt rows per second before any were measured
-
-
-@dataclass
-class Rate:
-    """Prompt rows per second, measured in steps that are bounded in time: a moving average."""
-
-    rows_per_second: float | None = None
-
-    @property
-    def is_known(self) -> bool:
-        """Whether anything was measured."""
-        return self.rows_per_second is not None
-
-    def observe(self, rows: int, seconds: float) -> None:
-        if rows > 0 and seconds > 0:
-            now, old = rows / seconds, self.rows_per_second
-            self.rows_per_second = now if old is None else old + RECENT * (now - old)
-
-    def seconds_of(self, rows: int) -> float:
-        """How long so many rows take."""
-        return rows / (self.rows_per_second or USUAL_RATE)
-
-    def rows_in(self, seconds: float) -> int:
-        """How many rows take so long, at least `LEAST`."""
-        return FIRST if self.rows_per_second is None else max(LEAST, int(self.rows_per_second * seconds))
 
 
 @dataclass
@@ -121,7 +96,7 @@ class Scheduler:
         prefilling: jobs whose prompts are not completely computed, in the order in which they started.
         is_full: whether the cache has no room for another job until one ends.
         running: jobs that decode, in the order in which they came so far.
-        rate: measured rate of prompt rows.
+        prompt_cost: measured cost of prompt rows, in steps that are bounded in time.
         cost: measured cost of decode steps.
     """
 
@@ -132,7 +107,7 @@ class Scheduler:
         self.running: list[Job] = []
         self.tasks: list[Task] = []
         self.is_full = False
-        self.rate, self.cost = Rate(), StepCost()
+        self.prompt_cost, self.cost = PromptCost(stall_seconds / FIRST), StepCost()
 
     def add(self, job: Job) -> None:
         insort(self.waiting, job, key=lambda each: each.order)
@@ -173,7 +148,9 @@ class Scheduler:
 
     def _due(self, job: Job) -> float:
         """When it will have waited long enough, by the loop's clock."""
-        return (job.record.submitted or 0.0) + PATIENCE * self.rate.seconds_of(len(job.prompt) - job.done)
+        return (job.record.submitted or 0.0) + PATIENCE * self.prompt_cost.seconds_of(
+            len(job.prompt) - job.done, job.done
+        )
 
     @property
     def has_others(self) -> bool:
@@ -195,9 +172,26 @@ class Scheduler:
             return job.left
         return max(1, min(job.taken + AHEAD - len(job.tokens), job.left, int(QUIET / self.cost.of_one)))
 
-    def budget(self, decodes: bool) -> int:
-        """Maximum number of rows in a step that is no decode step, if somebody decodes or not."""
-        return min(self.largest, self.rate.rows_in(self.stall_seconds)) if decodes else self.largest
+    def budget(self, decodes: bool, past: int) -> int:
+        """Maximum number of rows in a step that is no decode step.
+
+        Args:
+            decodes: whether somebody decodes, who would wait for this step.
+            past: positions before the rows.
+        """
+        if not decodes:
+            return self.largest
+        return min(self.largest, max(LEAST, self.prompt_cost.rows_in(self.stall_seconds, past)))
+
+    def observe_prompt(self, rows: int, positions: float, seconds: float) -> None:
+        """Notes a prompt step. Small ones do not count: they say more about what a step costs than about its rows.
+
+        Args:
+            positions: how many positions come before the rows, the sum over all rows.
+        """
+        depth = positions / max(1, rows)
+        if not self.prompt_cost.is_known or 2 * rows >= self.budget(True, int(depth)):
+            self.prompt_cost.observe(rows, depth, seconds)
 
     def prompt_rows(self, decodes: bool) -> list[tuple[Job, int]]:
         """The next prompt step: jobs of `prefilling`, and how many rows of each.
@@ -207,15 +201,20 @@ class Scheduler:
         Args:
             decodes: whether somebody decodes, who would wait for this step.
         """
-        budget = self.budget(decodes)
         chosen: list[tuple[Job, int]] = []
+        room, left = self.largest, self.stall_seconds if decodes else inf
         for job in self._by_urgency(job for job in self.prefilling if not (job.paused or job.loading)):
-            rest = len(job.prompt) - job.done
-            if not chosen and rest > PACKED:
-                return [(job, min(rest, budget))]
-            if not chosen or rest <= min(PACKED, budget):
-                chosen.append((job, min(rest, budget)))
-                budget -= chosen[-1][1]
+            rest, past = len(job.prompt) - job.done, job.done
+            if not chosen:
+                rows = min(rest, self.budget(decodes, past))
+                if rest > PACKED:
+                    return [(job, rows)]
+            elif rest <= min(PACKED, room) and self.prompt_cost.seconds_of(rest, past) <= left:
+                rows = rest
+            else:
+                continue
+            chosen.append((job, rows))
+            room, left = room - rows, left - self.prompt_cost.seconds_of(rows, past)
         return chosen
 
     def started(self, job: Job) -> None:
