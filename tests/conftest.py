@@ -25,6 +25,18 @@ settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--representative", action="store_true", help="of each test, each value of each parameter once")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--representative"):
+        import representative
+
+        items[:], left_out = representative.split(items)
+        config.hook.pytest_deselected(items=left_out)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Point the compile cache at a fresh folder: shared by the workers of a run, never the user's own. Another one is
     for the unpacked checkpoints. `RLX_TARGET=avx512-vnni-bf16` runs the tests as a machine of that target would.

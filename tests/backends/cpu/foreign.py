@@ -145,13 +145,16 @@ def _folder() -> Path:
 
 
 def targets_of_levels() -> list[Target]:
-    """The levels of the machine that is emulated, without portable code, which other machines test."""
+    """The levels of the machine that is emulated, without portable code, which other machines test; RLX_TEST_LEVELS
+    names some of them.
+    """
     import llvmlite.binding as llvm
 
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     _skip_whole_programs()
-    found = [each for each in AARCH64.supported(FEATURES) if each.name != "generic"]
+    named = os.environ.get("RLX_TEST_LEVELS", "neon,dotprod,i8mm,bf16").split(",")
+    found = [each for each in AARCH64.supported(FEATURES) if each.name in named]
     return [Target(e.name, TRIPLE, e.cpu, feature_string(e, e.defaults(FEATURES))) for e in found]
 
 

@@ -45,5 +45,10 @@ def _without_vnni(target: Target) -> Target:
 #: The levels of this machine that have dot products of bf16: none or one.
 BF16_TARGETS = [t for t in LEVELS if t.has_bf16_dots]
 
+#: Targets without dot products of bf16: the other levels, and these where the instruction may be left out.
+PLAIN_BF16_TARGETS = [
+    t.without("avx512bf16") if t.has("avx512bf16") else t for t in LEVELS if t.has("avx512bf16") or not t.has_bf16_dots
+]
+
 #: Every way this machine can compute an int8 dot product.
 DOT_TARGETS = list({name(t): t for level in LEVELS for t in (level, _without_vnni(level))}.values())

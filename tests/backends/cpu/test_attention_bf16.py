@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import emulated
 import numpy as np
 import pytest
-from levels import BF16_TARGETS, LEVELS, TILE_TARGETS, name
+from levels import BF16_TARGETS, PLAIN_BF16_TARGETS, TILE_TARGETS, name
 from test_attention import Case, biased, check_bias, check_mask
 
 from rlx.backends.cpu.kernel import Kernel
@@ -181,7 +181,7 @@ def test_what_does_not_fit(way: Way) -> None:
             attention(4, 2, head_dim, way.target, kv_dtype=dtype, scale=1.0, writer=way.writer)
 
 
-@pytest.mark.parametrize("target", [LEVELS[0], *(t.without("avx512bf16") for t in BF16_TARGETS)], ids=name)
+@pytest.mark.parametrize("target", PLAIN_BF16_TARGETS, ids=name)
 def test_dot_products_need_a_target_that_has_them(target: Target) -> None:
     with pytest.raises(CompileError, match="no dot products of bf16"):
         attention(4, 2, 64, target, kv_dtype=F16, scale=1.0, writer=DottedAttention)

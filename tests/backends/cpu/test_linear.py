@@ -12,7 +12,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from levels import BF16_TARGETS, DOT_TARGETS, LEVELS, name, widest_and_another
+from levels import BF16_TARGETS, DOT_TARGETS, LEVELS, PLAIN_BF16_TARGETS, name, widest_and_another
 from native import aligned, run
 from numpy.typing import NDArray
 from test_layouts import every_e4m3, every_scale
@@ -417,7 +417,7 @@ def test_mistakes_are_refused() -> None:
         linear(F8_E4M3, 16, 32, "q8a", target)
     with pytest.raises(CompileError, match="f16 weights with q8a"):
         linear(F16, 16, 32, "q8a", target)
-    for few in [t for t in LEVELS if not t.has_bf16_dots] + [t.without("avx512bf16") for t in LEVELS]:
+    for few in PLAIN_BF16_TARGETS:
         with pytest.raises(CompileError, match="no dot products of bf16"):
             linear(BF16, 16, 32, "bf16", few)
     some = replace(target, features="+avx512bf16")

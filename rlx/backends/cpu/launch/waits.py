@@ -66,18 +66,17 @@ _PERFORMANCE_COUNTER = """  %count.at = alloca i64, align 8
   %ns = add i64 %whole, %rest
   ret i64 %ns"""
 
-# The waking thread subtracts the threads that it wakes, so it makes no further system calls while they wait for a CPU.
-_SLEEP_FUTEX = """sleep:
+# A thread that goes to sleep counts itself and then reads the value once more; `@ring` changes the value and then reads
+# the count. All of this is seq_cst, so one of the two sees the other. That the system compares the value itself is not
+# enough: it does not read it in this order, so on Arm it may read it before others see the count.
+_SLEEP = """sleep:
   %sleepers.at = getelementptr inbounds i8, ptr %signal, i64 4
   %asleep.before = atomicrmw add ptr %sleepers.at, i32 1 seq_cst, align 4
   %value = load atomic i32, ptr %signal seq_cst, align 8
   %same = icmp eq i32 %value, %old
   br i1 %same, label %sleep.in, label %sleep.off
-sleep.in:                                         ; FUTEX_WAIT_PRIVATE: the kernel checks the value once more
-  %expected = zext i32 %old to i64
-  %rc = call i64 (i64, ...) @syscall(i64 $call, ptr %signal, i64 128, i64 %expected, ptr null)
-  %woken = icmp eq i64 %rc, 0
-  br i1 %woken, label %sleep.look, label %sleep.off
+sleep.in:                                         ; the system compares the value with %old once more
+  $wait
 sleep.off:
   %asleep.after = atomicrmw sub ptr %sleepers.at, i32 1 seq_cst, align 4
   br label %sleep.look
@@ -85,6 +84,12 @@ sleep.look:
   %value.late = load atomic i32, ptr %signal acquire, align 8
   %still = icmp eq i32 %value.late, %old
   br i1 %still, label %sleep, label %out"""
+
+# The waking thread subtracts the threads that it wakes, so it makes no further system calls while they wait for a CPU.
+_FUTEX_WAIT = """%expected = zext i32 %old to i64                ; FUTEX_WAIT_PRIVATE
+  %rc = call i64 (i64, ...) @syscall(i64 $call, ptr %signal, i64 128, i64 %expected, ptr null)
+  %woken = icmp eq i64 %rc, 0
+  br i1 %woken, label %sleep.look, label %sleep.off"""
 
 _WAKE_FUTEX = """  %sleepers.at = getelementptr inbounds i8, ptr %signal, i64 4
   %asleep = load atomic i32, ptr %sleepers.at seq_cst, align 4
@@ -96,16 +101,7 @@ wake:                                             ; FUTEX_WAKE_PRIVATE: all slee
   %asleep.after = atomicrmw sub ptr %sleepers.at, i32 %woken.narrow seq_cst, align 4
   br label %out"""
 
-# Where a wake does not say how many it woke, each sleeper counts itself.
-_SLEEP_ADDRESS = """sleep:                                            ; the system checks the value once more
-  %sleepers.at = getelementptr inbounds i8, ptr %signal, i64 4
-  %asleep.before = atomicrmw add ptr %sleepers.at, i32 1 seq_cst, align 4
-  $wait
-  %asleep.after = atomicrmw sub ptr %sleepers.at, i32 1 seq_cst, align 4
-  %value = load atomic i32, ptr %signal acquire, align 8
-  %still = icmp eq i32 %value, %old
-  br i1 %still, label %sleep, label %out"""
-
+# Where a wake does not say how many it woke, each sleeper subtracts itself.
 _WAKE_ADDRESS = """  %sleepers.at = getelementptr inbounds i8, ptr %signal, i64 4
   %asleep = load atomic i32, ptr %sleepers.at seq_cst, align 4
   %any = icmp ne i32 %asleep, 0
@@ -115,10 +111,12 @@ wake:
   br label %out"""
 
 _ULOCK_WAIT = """%expected = zext i32 %old to i64
-  %rc = call i32 @__ulock_wait(i32 1, ptr %signal, i64 %expected, i32 0) ; UL_COMPARE_AND_WAIT, no time limit"""
+  %rc = call i32 @__ulock_wait(i32 1, ptr %signal, i64 %expected, i32 0) ; UL_COMPARE_AND_WAIT, no time limit
+  br label %sleep.off"""
 _ULOCK_WAKE = "%rc = call i32 @__ulock_wake(i32 257, ptr %signal, i64 0) ; UL_COMPARE_AND_WAIT | ULF_WAKE_ALL"
 
-_ADDRESS_WAIT = """%rc = call i32 @WaitOnAddress(ptr %signal, ptr %expected.at, i64 4, i32 -1) ; no time limit"""
+_ADDRESS_WAIT = """%rc = call i32 @WaitOnAddress(ptr %signal, ptr %expected.at, i64 4, i32 -1) ; no time limit
+  br label %sleep.off"""
 _ADDRESS_WAKE = "call void @WakeByAddressAll(ptr %signal)"
 
 _SLEEP_NAPS = """sleep:                                            ; naps that grow to 2 ms
@@ -152,9 +150,9 @@ def waits(how: str, arch: str) -> Waits:
     if how == "futex" and arch not in _FUTEX:
         how = "naps"
     if how == "futex":
-        sleep, wake = (fill(text, call=_FUTEX[arch]) for text in (_SLEEP_FUTEX, _WAKE_FUTEX))
+        wait, wake = (fill(text, call=_FUTEX[arch]) for text in (_FUTEX_WAIT, _WAKE_FUTEX))
         now = fill(_CLOCK_GETTIME, clock=_MONOTONIC["linux"])
-        return Waits(f"{_CLOCK}\ndeclare i64 @syscall(i64, ...)", now, sleep, wake)
+        return Waits(f"{_CLOCK}\ndeclare i64 @syscall(i64, ...)", now, fill(_SLEEP, wait=wait), wake)
     if how == "ulock":
         declarations = "declare i32 @__ulock_wait(i32, ptr, i64, i32)\ndeclare i32 @__ulock_wake(i32, ptr, i64)"
         now = fill(_CLOCK_GETTIME, clock=_MONOTONIC["darwin"])
@@ -171,4 +169,4 @@ def waits(how: str, arch: str) -> Waits:
 
 
 def _by_address(wait: str, wake: str) -> tuple[str, str]:
-    return fill(_SLEEP_ADDRESS, wait=wait), fill(_WAKE_ADDRESS, wake=wake)
+    return fill(_SLEEP, wait=wait), fill(_WAKE_ADDRESS, wake=wake)
