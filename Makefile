@@ -2,6 +2,8 @@
 #   make demo     install, then let the embedded demo model tell a story
 #   make test     install with the test tools, then lint, type-check and test
 #   make test-all   every test, also the slow ones that repeat others for more models; make test leaves these out
+#   make test-plain the tests with RLX_PLATFORM=plain: without what only some operating systems have
+#   make types-all  type-check as on Linux, macOS and Windows: finds calls that a system lacks
 #   make test-page  the tests of the chat page and of reports in Chromium (apt-get install chromium), and screenshots in build/page
 #   make docs     install what builds the documentation, then build it into build/docs/site; needs no network but for the install
 #   make test-ray install Ray, then kill replicas, nodes and actors of local clusters; takes about 10 minutes
@@ -16,9 +18,9 @@ INSTALL := $(PY) -m pip --disable-pip-version-check --quiet install
 LINTED := rlx tests benchmarks examples tools/site tools/release.py
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types pytest test-all test-page test-ray docs bench clean
+.PHONY: help demo test lint types types-all pytest test-all test-plain test-page test-ray docs bench clean
 help:
-	@echo "make demo | test | lint | types | pytest | test-all | test-page | test-ray | docs | bench | clean   (see the Makefile's first lines)"
+	@echo "make demo | test | lint | types | types-all | pytest | test-all | test-plain | test-page | test-ray | docs | bench | clean   (see the Makefile's first lines)"
 
 demo: $(VENV)/.rlx-installed
 	@$(PY) -m rlx run "Tell me a story about a brave fox."
@@ -31,11 +33,18 @@ lint: $(VENV)/.rlx-test-installed
 types: $(VENV)/.rlx-test-installed
 	@$(PY) -m mypy
 
+types-all: $(VENV)/.rlx-test-installed
+	@for system in linux darwin win32; do \
+	  $(PY) -m mypy --platform $$system --cache-dir .mypy_cache/$$system || exit 1; done
+
 pytest: $(VENV)/.rlx-test-installed
 	@$(PY) -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 test-all: $(VENV)/.rlx-test-installed
 	@$(PY) -m pytest -m '' -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+
+test-plain: $(VENV)/.rlx-test-installed
+	@RLX_PLATFORM=plain $(PY) -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
 
 test-page: $(VENV)/.rlx-test-installed
 	@$(PY) -c 'import playwright' 2>/dev/null || $(INSTALL) playwright

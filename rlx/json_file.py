@@ -14,12 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from rlx import platform
 from rlx.errors import RlxError
 
 MAX_BYTES = 32 << 20
 MAX_CONTAINERS = 1 << 20  # objects and arrays: an empty one takes 3 bytes in a file and 64 in memory
 
 JsonObject = dict[str, Any]
+
+_READ = os.O_RDONLY | platform.flags("O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
 
 
 def read_object(path: Path, kind: type[RlxError], most: int = MAX_BYTES) -> JsonObject:
@@ -43,7 +46,7 @@ def open_regular(path: Path, kind: type[RlxError]) -> Iterator[tuple[BinaryIO, i
         kind: the file cannot be opened, or is no regular file.
     """
     try:
-        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        file = os.fdopen(os.open(path, _READ), "rb")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise kind(f"the file cannot be read: {reason}", where=path) from error

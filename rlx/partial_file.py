@@ -2,7 +2,7 @@
 
 Used by every stage that writes a file for the user. The process that writes a partial file holds a lock on it. A killed
 process loses its locks, so a partial file that nobody holds is left over, and the next one that writes into the folder
-removes it.
+removes it. Where there are no locks, one that nobody has written for a day is left over.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from rlx import platform
 
 _PARTIAL = re.compile(r".+\.rlx-\d+-[0-9a-f]{8}\.partial")
+_ABANDONED_SECONDS = 86_400
 _FLAGS = platform.flags("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY")
 
 
@@ -50,7 +52,7 @@ def _new(out: Path, mode: int) -> tuple[Path, int | None]:
         if not platform.current().renames_open:  # there a file that is open cannot be removed by others either
             os.close(descriptor)
             return partial, None
-        platform.current().lock(descriptor, wait=True)  # where there are no locks, `collect` leaves files
+        platform.current().lock(descriptor, wait=True)
         if os.fstat(descriptor).st_nlink:
             return partial, descriptor
         os.close(descriptor)
@@ -73,7 +75,10 @@ def _remove_unheld(path: Path) -> None:
     try:
         info = os.fstat(descriptor)
         is_own = stat.S_ISREG(info.st_mode) and (not hasattr(os, "geteuid") or info.st_uid == os.geteuid())
-        if is_own and platform.current().lock(descriptor):
+        is_free = platform.current().lock(descriptor)
+        if is_free is None:
+            is_free = time.time() - info.st_mtime > _ABANDONED_SECONDS
+        if is_own and is_free:
             path.unlink()
     finally:
         os.close(descriptor)

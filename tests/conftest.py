@@ -14,6 +14,7 @@ from typing import Any
 
 import golden_folder
 import pytest
+import systems
 from hypothesis import HealthCheck, settings
 
 DATA = Path(__file__).parent / "data"
@@ -81,6 +82,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ["RLX_CACHE_DIR"], ignore_errors=True)
         shutil.rmtree(os.environ[golden_folder.ENV], ignore_errors=True)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test that needs of the operating system what this one lacks."""
+    for need in (need for mark in item.iter_markers("system") for need in mark.args):
+        if not systems.has(need):
+            pytest.skip(systems.REASONS[need])
 
 
 def pytest_collection_finish() -> None:

@@ -46,6 +46,12 @@ LAYERS = [
 RANK = {part: rank for rank, group in enumerate(LAYERS) for part in group}
 ONLY = {"models": {"ir", "errors"}}  # a model family is equations: it knows no files, no kernels, no runners
 
+#: Modules that some systems lack, and the only places that may import them. A confined process imports nothing of rlx.
+ONE_SYSTEM = {
+    "_winapi", "fcntl", "grp", "msvcrt", "nt", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty", "winreg",
+}  # fmt: skip
+MAY_NAME_SYSTEMS = ("rlx.platform.", "rlx.text.confined_main")
+
 MAX_FUNCTION, MAX_FILE, MAX_BYTES = 60, 700, 8_000_000
 MAX_METHODS = 25
 #: Classes that have more methods than that, and how many. Their number may only go down.
@@ -177,6 +183,19 @@ def test_nothing_unpickles_evaluates_or_starts_a_shell() -> None:
             if what := danger(node):
                 found.append(f"{place(module, getattr(node, 'lineno', 0))}: {what}")
     assert not found, "\n".join(found)
+
+
+def test_what_only_some_systems_have_stands_in_platform() -> None:
+    """For calls that a system lacks `make types-all` looks, which takes longer."""
+    found = [
+        f"{place(module, line)}: imports {target}; rlx.platform has it, or should"
+        for module, tree in sorted(TREES.items())
+        if not module.startswith(MAY_NAME_SYSTEMS)
+        for line, target in imports(module, tree)
+        if target in ONE_SYSTEM
+    ]
+    assert not found, "\n".join(found)
+    assert any(target == "fcntl" for _, target in imports("rlx.platform.posix", TREES["rlx.platform.posix"]))
 
 
 def test_functions_and_files_stay_small() -> None:

@@ -56,7 +56,7 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-@pytest.mark.skipif(not platform.current().limits_children, reason="the system has no locks")
+@pytest.mark.system("fork", "locks")
 def test_left_over_files_go_and_those_of_living_processes_stay(tmp_path: Path) -> None:
     ready = os.pipe()
     child = os.fork()
@@ -82,7 +82,19 @@ def test_left_over_files_go_and_those_of_living_processes_stay(tmp_path: Path) -
     assert set(names(tmp_path)) == {"new.gguf"} | others | strange
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_without_locks_what_nobody_writes_for_a_day_is_left_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform.current(), "lock", lambda *_, **__: None)
+    today, yesterday = tmp_path / "a.rlx-1-0123abcd.partial", tmp_path / "b.rlx-1-0123abcd.partial"
+    for path in (today, yesterday):
+        path.write_text("x")
+    os.utime(yesterday, (time.time() - 90_000,) * 2)
+    collect(tmp_path)
+    assert names(tmp_path) == [today.name]
+
+
+@pytest.mark.system("root")
 def test_files_of_other_users_stay(tmp_path: Path) -> None:
     (tmp_path / "m.gguf.rlx-1-0123abcd.partial").write_text("x")
     os.chown(tmp_path / "m.gguf.rlx-1-0123abcd.partial", 65534, 65534)

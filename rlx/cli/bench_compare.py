@@ -65,6 +65,7 @@ class Figure:
 def about(engine: Engine, prompt: int, generate: int, repeat: int) -> dict[str, Any]:
     """Model, conditions, machine and versions of a measurement."""
     from rlx.runtime.key import versions
+    from rlx.runtime.tuned import machine
 
     stats, path = engine.stats(), engine.weights.loader.path
     described = engine._compiler.target.describe()
@@ -73,20 +74,10 @@ def about(engine: Engine, prompt: int, generate: int, repeat: int) -> dict[str, 
                   "parameters": stats["parameters"]},
         "conditions": {"prompt": prompt, "generate": generate, "repeat": repeat, "threads": stats["threads"],
                        "precision": stats["precision"], "kv_dtype": stats["kv_dtype"], "profile": stats["profile"]},
-        "machine": {"cpu": _cpu(), "cpus": os.cpu_count(), "target": stats["target"],
+        "machine": {"cpu": machine(), "cpus": os.cpu_count(), "target": stats["target"],
                     "features": described.get("features", ""), "system": platform.platform()},
         "versions": {name: value for name, value in versions().items() if value},
     }  # fmt: skip
-
-
-def _cpu() -> str:
-    """The name of the processor, for people."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def earlier(path: str) -> Mapping[str, Any]:

@@ -117,8 +117,9 @@ class Interrupts:
             wait([fd])
             return True
         wakes, woken = os.pipe()
-        os.set_blocking(woken, False)
-        os.set_blocking(wakes, False)
+        if hasattr(os, "set_blocking"):  # on Windows since Python 3.12; what is read there is known to have come
+            os.set_blocking(woken, False)
+            os.set_blocking(wakes, False)
         before = signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         try:
             while not self.take():

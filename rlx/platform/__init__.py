@@ -31,11 +31,11 @@ def flags(*names: str) -> int:
 @cache
 def of(system: str) -> Platform:
     """The form of a system, by its name in `sys.platform`; the plain one for others."""
-    if system == "linux":
+    if sys.platform != "win32" and system == "linux":
         from rlx.platform.linux import Linux
 
         return Linux()
-    if system == "darwin":
+    if sys.platform != "win32" and system == "darwin":
         from rlx.platform.macos import Macos
 
         return Macos()

@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,10 +79,11 @@ class Platform:
 
     def reserve(self, nbytes: int) -> mmap.mmap:
         """Zeroed memory, which becomes resident at the first access; OSError if the system refuses."""
-        if not hasattr(mmap, "MAP_PRIVATE"):
-            return mmap.mmap(-1, nbytes)
         # Private: Python's default is shared memory, which a forked child would modify and which gets no huge pages.
-        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if sys.platform != "win32":
+            return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        else:  # noqa: RET505  mypy knows the other branch of a platform only so
+            return mmap.mmap(-1, nbytes)
 
     def advise_huge(self, memory: mmap.mmap, start: int, nbytes: int) -> None:
         """Requests huge pages for a range."""
@@ -99,6 +101,10 @@ class Platform:
 
     def read_ahead(self, memory: mmap.mmap) -> None:
         """Says that all of a mapped file will be read soon."""
+
+    def total_memory(self) -> int | None:
+        """Bytes of memory of the machine; None if the system does not say."""
+        return None
 
     def available_memory(self) -> float:
         """Bytes of memory that this process may still use; infinity if the system does not say."""

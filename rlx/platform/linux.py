@@ -8,12 +8,15 @@ import math
 import mmap
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from rlx import env
 from rlx.errors import RlxError
-from rlx.platform.posix import Posix
+from rlx.platform.posix import Posix  # type: ignore[attr-defined,unused-ignore]
+
+assert sys.platform != "win32"  # for mypy, as in `posix`
 
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # the system call, ARCH_REQ_XCOMP_PERM, the state
 _UNLIMITED = 1 << 60  # cgroups of version 1 say so with a number near 2^63
@@ -37,7 +40,7 @@ class Linux(Posix):
     # -- processors ---------------------------------------------------------------------------------------------------
 
     def allowed_cpus(self) -> frozenset[int]:
-        return frozenset(os.sched_getaffinity(0))
+        return frozenset(os.sched_getaffinity(0))  # type: ignore[attr-defined,unused-ignore]
 
     def cores(self, cpus: frozenset[int]) -> int:
         return len({self._siblings(cpu) & cpus for cpu in cpus})
@@ -85,7 +88,7 @@ class Linux(Posix):
     def _caches(self) -> Iterator[int]:
         for path in (self._root / "sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
             with contextlib.suppress(OSError, RlxError):
-                yield env.parse_size(path.read_text(), str(path))
+                yield env.parse_size(path.read_text("utf-8"), str(path))
 
     def permit_tiles(self) -> bool:
         """Asks the kernel for tile registers, for this process and its children, and threads that run already."""
@@ -97,7 +100,7 @@ class Linux(Posix):
 
     def advise_huge(self, memory: mmap.mmap, start: int, nbytes: int) -> None:
         with contextlib.suppress(OSError):  # a kernel without huge pages: the memory works, reads are slower
-            memory.madvise(mmap.MADV_HUGEPAGE, start, nbytes)
+            memory.madvise(mmap.MADV_HUGEPAGE, start, nbytes)  # type: ignore[attr-defined,unused-ignore]
 
     def huge_pages(self) -> str | None:
         found = re.search(r"\[(\w+)\]", _read(self._root / "sys/kernel/mm/transparent_hugepage/enabled"))
@@ -170,6 +173,6 @@ def _lines(path: Path) -> list[str]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text("utf-8")
     except OSError:
         return ""

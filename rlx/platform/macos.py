@@ -9,12 +9,15 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlx.platform.base import Usage
-from rlx.platform.posix import Posix
+from rlx.platform.posix import Posix  # type: ignore[attr-defined,unused-ignore]
+
+assert sys.platform != "win32"  # for mypy, as in `posix`
 
 _VM_INFO, _VM_WORDS = 4, 40  # HOST_VM_INFO64; words of 4 bytes of vm_statistics64 (mach/vm_statistics.h)
 _FREE, _INACTIVE, _PURGEABLE = 0, 2, 22  # places of its counts of pages, in words

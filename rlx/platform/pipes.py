@@ -1,17 +1,16 @@
-"""The pipes of a child process, read and written with deadlines: by polling, or by threads where that does not work."""
+"""The pipes of a child process, read and written with deadlines: the interface, and a form over threads."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import queue
-import select
 import subprocess
 import threading
 import time
 from abc import ABC, abstractmethod
 
-_PART = 1 << 20
+PART = 1 << 20  # bytes of one read, at most
 
 
 class Pipes(ABC):
@@ -42,34 +41,8 @@ class Pipes(ABC):
         """
 
 
-class PollPipes(Pipes):
-    """For systems with `poll`."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None and process.stdout is not None
-        self._to, self._from = process.stdin.fileno(), process.stdout.fileno()
-        os.set_blocking(self._to, False)
-        os.set_blocking(self._from, False)
-
-    def write(self, data: bytes, deadline: float) -> None:
-        left = memoryview(data)
-        while left:
-            self._wait(self._to, select.POLLOUT, deadline)
-            left = left[os.write(self._to, left) :]
-
-    def read(self, most: int, deadline: float) -> bytes:
-        self._wait(self._from, select.POLLIN, deadline)
-        return os.read(self._from, min(most, _PART))
-
-    def _wait(self, pipe: int, event: int, deadline: float) -> None:
-        poll = select.poll()
-        poll.register(pipe, event)
-        if not poll.poll(max(deadline - time.monotonic(), 0) * 1000):
-            raise TimeoutError
-
-
 class ThreadPipes(Pipes):
-    """For other systems: a thread reads, another one writes, and both end with the child."""
+    """For systems without `poll`: a thread reads, another one writes, and both end with the child."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None and process.stdout is not None
@@ -121,7 +94,7 @@ class ThreadPipes(Pipes):
     def _read_all(self) -> None:
         while True:
             try:
-                data = os.read(self._from, _PART)
+                data = os.read(self._from, PART)
             except OSError:
                 data = b""
             self._found.put(data)

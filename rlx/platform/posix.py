@@ -9,15 +9,46 @@ import math
 import mmap
 import os
 import resource
+import select
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from rlx.platform.base import Platform
-from rlx.platform.pipes import Pipes, PollPipes
+from rlx.platform.pipes import PART, Pipes
+
+assert sys.platform != "win32"  # for mypy; the imports above fail there
 
 _LFLAG, _IFLAG, _CC = 3, 0, 6  # places in what termios.tcgetattr returns
+
+
+class PollPipes(Pipes):
+    """For systems with `poll`."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._to, self._from = process.stdin.fileno(), process.stdout.fileno()
+        os.set_blocking(self._to, False)
+        os.set_blocking(self._from, False)
+
+    def write(self, data: bytes, deadline: float) -> None:
+        left = memoryview(data)
+        while left:
+            self._wait(self._to, select.POLLOUT, deadline)
+            left = left[os.write(self._to, left) :]
+
+    def read(self, most: int, deadline: float) -> bytes:
+        self._wait(self._from, select.POLLIN, deadline)
+        return os.read(self._from, min(most, PART))
+
+    def _wait(self, pipe: int, event: int, deadline: float) -> None:
+        poll = select.poll()
+        poll.register(pipe, event)
+        if not poll.poll(max(deadline - time.monotonic(), 0) * 1000):
+            raise TimeoutError
 
 
 class Posix(Platform):
@@ -28,6 +59,9 @@ class Posix(Platform):
 
     def read_ahead(self, memory: mmap.mmap) -> None:
         memory.madvise(mmap.MADV_WILLNEED)
+
+    def total_memory(self) -> int | None:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def address_space(self, used: float) -> float:
         """Bytes that the limit of the address space (`ulimit -v`) leaves, if `used` are in use."""

@@ -79,13 +79,19 @@ class Windows(Platform):
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
+    def total_memory(self) -> int | None:
+        status = self._memory()
+        return int(status[1]) if status else None
+
     def available_memory(self) -> float:
+        status = self._memory()
+        return min(status[2], status[4]) if status else super().available_memory()
+
+    def _memory(self) -> Any:
         """MEMORYSTATUSEX: u32 length and load, then u64 physical total and available, paging total and available."""
         status = (ctypes.c_uint64 * 8)()
         ctypes.c_uint32.from_buffer(status).value = ctypes.sizeof(status)
-        if not self._kernel.GlobalMemoryStatusEx(status):
-            return super().available_memory()
-        return min(status[2], status[4])
+        return status if self._kernel.GlobalMemoryStatusEx(status) else None
 
     # -- files --------------------------------------------------------------------------------------------------------
 

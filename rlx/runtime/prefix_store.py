@@ -115,7 +115,7 @@ class PrefixStore:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             if not (self._folder / "key.json").exists():
                 with into_place(self._folder / "key.json", 0o600) as partial:
-                    partial.write_text(about)
+                    partial.write_text(about, encoding="utf-8")
         except OSError as error:
             self._refuse(error)
         self._model = model

@@ -29,7 +29,8 @@ WATCH_SECONDS = 0.05  # between two looks at a child that cannot limit itself
 MAX_REPLY = 256 << 20
 _BYTES = 1 << 20  # of a request that add its CPU time once more: long texts may take longer
 _HERE = Path(__file__).parent
-_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "TZ", "TZDIR")  # all that the child sees of the environment
+#: All that the child sees of the environment. Without SYSTEMROOT no Python starts on Windows.
+_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "TZ", "TZDIR", "SYSTEMROOT")
 _QUIET = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}  # no threads
 
 
@@ -204,7 +205,7 @@ class _Process:
         except subprocess.TimeoutExpired:
             code = 0
         seconds, memory = self._hello["cpu_seconds"], self._hello["memory"]
-        if self._hello["limits"] and code == -signal.SIGPROF:
+        if sys.platform != "win32" and self._hello["limits"] and code == -signal.SIGPROF:
             return ConfinedError(f"it takes more CPU time than {seconds:g} s")
         return ConfinedError(f"it ended its process (status {code}), which may use {memory >> 20} MB")
 

@@ -33,10 +33,10 @@ def main() -> NoReturn:
     while True:
         request, size = _receive()
         if hello["limits"]:
-            signal.setitimer(signal.ITIMER_PROF, hello["cpu_seconds"] * (1 + size / _BYTES))  # SIGPROF ends the process
+            _limit_time(hello["cpu_seconds"] * (1 + size / _BYTES))
         reply = _answer(handle, request)
         if hello["limits"]:
-            signal.setitimer(signal.ITIMER_PROF, 0)
+            _limit_time(0)
         sys.stdout.buffer.write(len(reply).to_bytes(8, "little") + reply)
         sys.stdout.buffer.flush()
 
@@ -61,13 +61,20 @@ def _load(program: str) -> Callable[[Any], Any]:
 
 
 def _give_up(memory: int | None) -> None:
-    import resource
+    if sys.platform != "win32":  # there the parent asks for no limits
+        import resource
 
-    time.localtime()  # reads the time zone from a file
-    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
-        resource.setrlimit(kind, (0, 0))
-    if memory is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        time.localtime()  # reads the time zone from a file
+        for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
+            resource.setrlimit(kind, (0, 0))
+        if memory is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+
+def _limit_time(seconds: float) -> None:
+    """SIGPROF ends the process after so much CPU time; 0 takes the limit back."""
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _answer(handle: Callable[[Any], Any], request: Any) -> bytes:

@@ -281,6 +281,7 @@ def test_keys_in_a_terminal(term: str, ends: str, tmp_path: Path) -> None:
     assert terminal.modes_after == terminal.modes
 
 
+@pytest.mark.system("quiet terminal")
 def test_what_is_typed_during_an_answer_is_not_shown_there_and_not_lost(tmp_path: Path) -> None:
     terminal = Terminal("xterm", tmp_path)
     terminal.prompt()

@@ -23,7 +23,6 @@ from rlx.cli.doctor.trial import _ended
 from rlx.cli.main import cli
 from rlx.errors import TargetError
 
-LINUX = Path("/proc/cpuinfo").is_file()
 AVX512 = frozenset({"avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni"})
 TILES = frozenset({"amx-tile", "amx-int8", "amx-bf16", "avx512bf16"})
 
@@ -110,7 +109,7 @@ def test_an_unknown_target_prevents_everything(monkeypatch: pytest.MonkeyPatch) 
 # -- CPU ------------------------------------------
 
 
-@pytest.mark.skipif(not LINUX, reason="reads Linux' list of CPU flags")
+@pytest.mark.system("proc")
 def test_features_are_those_that_the_system_lists() -> None:
     facts = machine.cpu(Findings())
     flags = Path("/proc/cpuinfo").read_text().split("flags\t\t: ")[-1].split("\n")[0].split()
@@ -157,7 +156,7 @@ def test_the_reason_for_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -
     assert machine.threads(Findings())["reason"] == "RLX_THREADS says so"
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system has no affinity")
+@pytest.mark.system("affinity")
 def test_cpus_are_those_of_the_affinity() -> None:
     assert machine.threads(Findings())["allowed_cpus"] == len(os.sched_getaffinity(0))
 

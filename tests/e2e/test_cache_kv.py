@@ -223,9 +223,8 @@ def test_reading_that_is_slower_than_computing_is_left(goldens: Path, tmp_path: 
         assert read(runner) == len(SYSTEM)
 
 
+@pytest.mark.system("fork")
 def test_a_forked_child_writes_nothing(goldens: Path, tmp_path: Path) -> None:
-    if not hasattr(os, "fork"):
-        pytest.skip("no fork")
     with opened(model(goldens), cache_kv=tmp_path) as runner:
         runner.submit(rlx.Request(question(1), 4, stop_at_eog=False)).result()
         child = os.fork()

@@ -262,6 +262,7 @@ def test_processes_share_a_folder(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.partial"))
 
 
+@pytest.mark.system("locks")
 def test_a_killed_writer_leaves_nothing_that_is_read(tmp_path: Path) -> None:
     put(opened(tmp_path), KEYS[:256])
     folder = files(tmp_path)[0].parent

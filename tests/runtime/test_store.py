@@ -46,8 +46,6 @@ FILES: dict[str, bytes | str] = {
 CONTENTS = {name: data.encode() if isinstance(data, str) else data for name, data in FILES.items()}
 NOBODY = 65534
 
-locks = pytest.mark.skipif(not platform.current().by_descriptor, reason="nobody can tell which writers live")
-
 
 def key(number: int = 0) -> CompileKey:
     return CompileKey("program", "tiny", phase="decode", options={"number": number})
@@ -361,7 +359,7 @@ def crashing(at: int, before: bool, action: Callable[[], object]) -> int:
     return in_child(run)
 
 
-@locks
+@pytest.mark.system("descriptors")
 @pytest.mark.parametrize(("before", "replace"), [(True, False), (False, True)])
 def test_a_writer_that_dies_at_any_step_leaves_all_or_nothing(
     before: bool, replace: bool, store: Store, no_sync: None
@@ -386,7 +384,7 @@ def test_a_writer_that_dies_at_any_step_leaves_all_or_nothing(
     assert died > 20
 
 
-@locks
+@pytest.mark.system("descriptors")
 def test_a_writer_killed_at_any_time_leaves_all_or_nothing(store: Store) -> None:
     files: dict[str, bytes | str] = {f"ir/{i}.txt": bytes([i]) * 50_000 for i in range(12)}
     generator = random.Random(0)
@@ -409,7 +407,7 @@ def test_a_writer_killed_at_any_time_leaves_all_or_nothing(store: Store) -> None
     assert not temporaries(store)
 
 
-@locks
+@pytest.mark.system("descriptors")
 def test_what_dead_writers_left_is_collected_and_what_live_ones_write_is_not(store: Store) -> None:
     """A lock tells them apart, not the process id, which another process may have got since."""
     store.put(key(), FILES)
@@ -707,7 +705,7 @@ def test_a_folder_that_others_may_have_written_is_not_read(kind: str, level: str
             store.entries(), store.stored_keys(), store.verify(discard=False)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can play two users")
+@pytest.mark.system("root")
 def test_a_root_that_is_swapped_by_another_user_between_open_and_read(tmp_path: Path) -> None:
     """The parent may be written by everybody and has no sticky bit: the attacker renames the cache and makes another,
     with an entry of the right key, right checksums and other code.

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlx import platform
 from rlx.errors import BatchError
 from rlx.serve.batch.results import Results
 from rlx.serve.batch.run import Progress, answer_all
@@ -156,7 +155,7 @@ def test_an_output_of_another_model_or_input_is_refused(tmp_path: Path) -> None:
     assert (progress.before, progress.done) == (1, 2), "lines may be added to an input"
 
 
-@pytest.mark.skipif(not platform.current().by_descriptor, reason="the system has no locks")
+@pytest.mark.system("locks")
 def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:
     with (
         Source.open(a_file(tmp_path, a_line("a")), "demo") as source,

@@ -69,10 +69,7 @@ def test_requests_and_replies(child: Confined) -> None:
     assert child.call(["count"]) == 5  # an exception does not end it
 
 
-limits = pytest.mark.skipif(not platform.current().limits_children, reason="the system has no such limits")
-
-
-@limits
+@pytest.mark.system("limits")
 @pytest.mark.parametrize("what", ["open", "socket", "write", "pipe", "spawn"])
 def test_no_file_socket_or_process(child: Confined, what: str) -> None:
     with pytest.raises(ConfinedError) as caught:
@@ -80,7 +77,7 @@ def test_no_file_socket_or_process(child: Confined, what: str) -> None:
     assert caught.value.kind in ("OSError", "BlockingIOError")
 
 
-@pytest.mark.skipif("sys.platform != 'linux'")
+@pytest.mark.system("proc")
 @pytest.mark.parametrize(
     ("request_", "what"),
     [(["loop"], "more CPU time than 0.2 s"), (["fill", 1 << 30], "too much memory"), (["count"], None)],
@@ -114,8 +111,8 @@ def test_the_environment_is_not_shown(child: Confined, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("request_", "what"),
     [
-        pytest.param(["loop"], "more CPU time than 0.2 s", marks=limits),
-        pytest.param(["memory", 1 << 30], "too much memory", marks=limits),
+        pytest.param(["loop"], "more CPU time than 0.2 s", marks=pytest.mark.system("limits")),
+        pytest.param(["memory", 1 << 30], "too much memory", marks=pytest.mark.system("limits")),
         (["exit", 3], r"ended its process \(status 3\)"), (["noise", "\1" + "\0" * 7 + "x"], "no JSON"),
         (["noise", "\x7f" * 8], "more than"), (["noise", "\1\0"], "ended its process"),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import struct
-import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -521,7 +520,7 @@ def test_an_unknown_tensor_is_named(model: Path) -> None:
                 use("nope")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/smaps")
+@pytest.mark.system("proc", "release")
 def test_release_gives_the_pages_back(tmp_path: Path) -> None:
     values = np.arange(1 << 20, dtype=np.float32)
     path = write_model(tmp_path / "big.gguf", lambda writer: writer.add_tensor("a", values))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -53,7 +54,7 @@ class PrivateHistory(FileHistory):
         more = platform.flags("O_NONBLOCK", "O_CLOEXEC", "O_NOFOLLOW", "O_BINARY")
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT | more, 0o600)
         with os.fdopen(handle, "r+b") as file:
-            if os.name == "posix" and os.fstat(handle).st_mode & 0o177:
+            if sys.platform != "win32" and os.fstat(handle).st_mode & 0o177:
                 os.fchmod(handle, 0o600)
             if (length := os.fstat(handle).st_size) > _MOST_BYTES:
                 file.seek(length - _MOST_BYTES // 2)

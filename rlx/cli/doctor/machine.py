@@ -96,11 +96,4 @@ def memory(findings: Findings) -> Facts:
     if huge == "never":
         hint = f"echo madvise > {_HUGE_PAGES} (as root); weights are then read with fewer misses of the TLB"
         findings.problem("transparent huge pages are off", hint)
-    return {"total_bytes": _total(), "available_bytes": available_memory(), "huge_pages": huge}
-
-
-def _total() -> int | None:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not on every system
-        return None
+    return {"total_bytes": platform.current().total_memory(), "available_bytes": available_memory(), "huge_pages": huge}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -132,7 +132,7 @@ class Source:
             BatchError: it cannot be read, or has no requests.
         """
         if path == "-":
-            kept = tempfile.TemporaryFile()  # noqa: SIM115  `close` closes it
+            kept = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115  `close` closes it
             shutil.copyfileobj(sys.stdin.buffer, kept)
             kept.seek(0)
             return cls(kept, salt, "stdin")
