@@ -55,6 +55,10 @@ def pytest_configure(config: pytest.Config) -> None:
         import compiled_modules
 
         compiled_modules.keep_in(Path(os.environ[MODULES]))
+    if os.environ.get("RLX_TEST_LLVM"):
+        import outside_llvm
+
+        outside_llvm.use()
 
 
 def module_folder(config: pytest.Config) -> str:

@@ -2,15 +2,18 @@
 
     python tools/emulate.py                         # kernels and whole programs on every CPU of `CPUS`: some hours
     python tools/emulate.py --cpu neoverse-n1       # on one
-    python tools/emulate.py --cpu max --kernels tests/backends/cpu/test_linear.py -k q4    # arguments of pytest
-    python tools/emulate.py --cpu max --python -m rlx run "Hello"                          # arguments of Python
+    python tools/emulate.py --kernels               # only kernels, of each test the cases that show something new
+    python tools/emulate.py --all-kernels           # all cases at all levels: a day
+    python tools/emulate.py --programs -k gemma     # only whole programs
+    python tools/emulate.py --cpu max --python -m rlx run "Hello"
 
-The first call downloads the emulator, Python and the wheels of the dependencies (0.5 GB unpacked) into a folder under
-~/.cache, which can be removed at any time. It needs apt-get, dpkg-deb, Debian's keys, clang and lld, but no root and
-nothing installed for arm64.
+Other arguments are those of pytest, or of Python. The first call downloads the emulator, Python and the wheels of the
+dependencies (0.9 GB unpacked) into a folder under ~/.cache, or under XDG_CACHE_HOME, which can be removed at any time.
+It needs apt-get, dpkg-deb, Debian's keys, clang and lld, but no root and nothing installed for arm64.
 
 Kernels are compiled on this machine and called in the emulator, one by one (`tests/backends/cpu/foreign.py`). Whole
-programs run in Python for arm64, which takes ten to thirty times as long as the machine itself.
+programs run in Python for arm64, which takes ten to thirty times as long as the machine itself. For their tests, LLVM
+runs outside (`tests/outside_llvm.py`), and what it made is kept. A cold start of `rlx run` runs inside.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).parent.parent
-FOLDER = Path.home() / ".cache" / "rlx-aarch64"
+FOLDER = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlx-aarch64"
 SUITE, PYTHON = "trixie", "3.13"
 KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PACKAGES = ("python3:arm64", "libstdc++6:arm64", "libgomp1:arm64", "qemu-user:amd64")
@@ -35,13 +38,21 @@ PACKAGES = ("python3:arm64", "libstdc++6:arm64", "libgomp1:arm64", "qemu-user:am
 WHEELS = ("manylinux2014_aarch64", *(f"manylinux_2_{minor}_aarch64" for minor in (17, 24, 26, 27, 28, 31, 34, 35, 39)))
 
 KERNELS = "tests/backends/cpu"
-# What these test is no kernel: this machine's features, timings, threads, files, the loading of objects.
-HERE = ("test_arm", "test_target", "test_tuning", "test_work_stealing", "test_templates", "test_llvm", "test_layouts")
-#: Tests of whole programs, in Python for arm64: levels and their names, a checkpoint of each family, compiled.
-PROGRAMS = ("tests/backends/cpu/test_target.py", "tests/runners/test_native_goldens.py", "tests/e2e/test_engine.py")
+# What these test is no kernel of Arm: this machine's features, timings, threads, files, Numba's front end, tiles.
+HERE = (
+    "test_arm", "test_target", "test_tuning", "test_work_stealing", "test_templates", "test_llvm", "test_layouts",
+    "test_memory_order", "test_registers", "test_isa", "test_loops", "test_linear_tiles", "test_expert_tiles",
+)  # fmt: skip
+#: Tests of whole programs, in Python for arm64: levels and their names, the worker loop, a checkpoint of each family,
+#: towers, the engine.
+PROGRAMS = (
+    "tests/backends/cpu/test_target.py", "tests/runtime/test_threads.py", "tests/runners/test_native_goldens.py",
+    "tests/vision/test_towers.py", "tests/e2e/test_engine.py",
+)  # fmt: skip
 
-#: qemu's names of CPUs, which differ in their features: all; all without SVE; i8mm, bf16 and SVE; dotprod; NEON.
-CPUS = ("max", "max,sve=off", "neoverse-v1", "neoverse-n1", "cortex-a72")
+#: qemu's CPUs, which differ in their features, and on each the level whose kernels are tested: every level once, on a
+#: CPU that has no more than it if there is one. `max` has SVE of 2048 bits, which no code may touch.
+CPUS = {"cortex-a72": "neon", "neoverse-n1": "dotprod", "max,sve=off": "i8mm", "neoverse-v1": "bf16", "max": "bf16"}
 
 # Python in the emulator, as a command. Python takes it for itself (-0), so that it can start further processes.
 _COMMAND = f"""#!/bin/sh
@@ -110,6 +121,7 @@ def python(cpu: str, *arguments: str, stdout: IO[str] | None = None) -> int:
         "PYTHONHOME": str(FOLDER / "root/usr"),
         "PYTHONPATH": f"{FOLDER / 'site'}:{ROOT}",
         "PYTHONPYCACHEPREFIX": str(FOLDER / "bytecode"),
+        "PYTHONDONTWRITEBYTECODE": "",  # to compile all modules at each start takes half a minute
         "RLX_CACHE_DIR": os.environ.get("RLX_CACHE_DIR", str(FOLDER / "cache")),
     }
     ended = subprocess.run([command, *arguments], cwd=ROOT, stdout=stdout, env={**os.environ, **environment})
@@ -126,25 +138,44 @@ def features(cpu: str) -> str:
         return out.read().strip()
 
 
-def kernels(cpu: str, arguments: Sequence[str]) -> int:
-    """Runs the kernel tests: compiled here, called there."""
+def kernels(cpu: str, arguments: Sequence[str], every: bool) -> int:
+    """Runs the kernel tests: compiled here, called there.
+
+    Args:
+        arguments: of pytest; tests among them take the place of all.
+        every: all cases at all levels of the CPU, instead of a few at one level.
+    """
     if missing := [tool for tool in ("clang", "ld.lld") if shutil.which(tool) is None]:
         sys.exit(f"{' and '.join(missing)} not found: install clang and lld")
     environment = {
         "RLX_TEST_FEATURES": features(cpu),
         "RLX_TEST_EMULATOR": f"{FOLDER / 'host/usr/bin/qemu-aarch64'} -cpu {cpu}",
     }
-    left_out = [f"--ignore={KERNELS}/{name}.py" for name in HERE]
-    command = [sys.executable, "-m", "pytest", *(arguments or [KERNELS, *left_out])]
+    if not every:
+        environment["RLX_TEST_LEVELS"] = CPUS[cpu]
+    tests = [] if _names_tests(arguments) else [KERNELS, *(f"--ignore={KERNELS}/{name}.py" for name in HERE)]
+    command = [sys.executable, "-m", "pytest", *["--representative"] * (not every), *tests, *arguments]
     return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}).returncode
 
 
-def programs(cpu: str) -> int:
-    """A cold and a warm start of the demo model, then the tests of whole programs."""
+def programs(cpu: str, arguments: Sequence[str]) -> int:
+    """A cold and a warm start of the demo model, unless tests are chosen; then the tests of whole programs."""
     run = ("-m", "rlx", "run", "Hello", "--max-tokens", "8")
-    tests = ("-m", "pytest", "-o", f"cache_dir={FOLDER / 'pytest'}", *PROGRAMS)
     shutil.rmtree(FOLDER / "cache", ignore_errors=True)
-    return any([python(cpu, *run), python(cpu, *run), python(cpu, *tests)])
+    failed = not arguments and any([python(cpu, *run), python(cpu, *run)])
+    tests = () if _names_tests(arguments) else PROGRAMS
+    options = ("-m", "", "--representative", "-o", f"cache_dir={FOLDER / 'pytest'}")
+    sys.path.insert(0, str(ROOT / "tests"))
+    import outside_llvm
+
+    socket = FOLDER / "llvm.socket"
+    os.environ[outside_llvm.ENV] = str(socket)
+    with outside_llvm.serve(socket):
+        return python(cpu, "-m", "pytest", *options, *tests, *arguments) or failed
+
+
+def _names_tests(arguments: Sequence[str]) -> bool:
+    return any(argument.startswith("tests/") for argument in arguments)
 
 
 def main() -> int:
@@ -152,19 +183,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cpu", action="append", choices=CPUS, help="a CPU of qemu; default: each of them")
     parser.add_argument("--programs", action="store_true", help="only whole programs")
-    parser.add_argument("--kernels", action="store_true", help="only kernels; all other arguments are those of pytest")
+    parser.add_argument("--kernels", action="store_true", help="only kernels")
+    parser.add_argument("--all-kernels", action="store_true", help="only kernels: all cases, at all levels of the CPU")
     parser.add_argument("--python", action="store_true", help="run Python; all other arguments are its own")
     given, rest = parser.parse_known_args()
-    failed = 0
+    only_kernels, failed = given.kernels or given.all_kernels, 0
     for cpu in given.cpu or CPUS:
         print(f"{cpu}:", flush=True)
         if given.python:
             failed |= python(cpu, *rest)
             continue
         if not given.programs:
-            failed |= kernels(cpu, rest)
-        if not given.kernels:
-            failed |= programs(cpu)
+            failed |= kernels(cpu, rest, given.all_kernels)
+        if not only_kernels:
+            failed |= programs(cpu, rest)
     return failed
 
 

@@ -1,5 +1,5 @@
 """From a path to tokens on the newer golden checkpoints, compiled: float files against transformers, quantized ones
-against llama.cpp on the same file dequantized. The older families are run like this in `tests/e2e/test_engine.py`.
+against llama.cpp on the same file dequantized. The older families, of `tests/e2e/test_engine.py`, are slow here.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ FLOATS = [
     ("gemma3n", "hf", GemmaRunner),
     ("gemma4-e2b", "model-f16.gguf", GemmaRunner),
     ("gemma4-moe", "hf", GemmaRunner),
+    pytest.param("llama", "model-f16.gguf", Llama32Runner, marks=pytest.mark.slow),
+    pytest.param("qwen2", "model-f16.gguf", Qwen3Runner, marks=pytest.mark.slow),
+    pytest.param("qwen3", "model-f16.gguf", Qwen3Runner, marks=pytest.mark.slow),
+    pytest.param("gemma", "model-f16.gguf", GemmaRunner, marks=pytest.mark.slow),
+    pytest.param("gemma2", "model-f16.gguf", GemmaRunner, marks=pytest.mark.slow),
+    pytest.param("gemma3", "model-f16.gguf", GemmaRunner, marks=pytest.mark.slow),
 ]
 QUANTIZED = [
     ("llama-k256", "Q4_K_M", Llama32Runner),
@@ -37,7 +43,7 @@ def opened(path: Path, **options: Any) -> CachedRunner:
 
 
 def golden(folder: Path, name: str = "golden.npz") -> dict[str, Array]:
-    return dict(np.load(folder / name))
+    return {"positions": np.arange(48), **np.load(folder / name)}
 
 
 def error(found: Array, expected: Array) -> float:

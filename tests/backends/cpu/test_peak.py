@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from levels import LEVELS, machine, name
+from levels import LEVELS, PLAIN_BF16_TARGETS, machine, name
 from native import aligned, assembly, run
 
 from rlx.backends.cpu.kernels.linear.peak import PRODUCTS, chains, kinds, operations, peak
@@ -36,11 +36,18 @@ def test_a_unit_does_what_is_counted(target: Target) -> None:
 
 @pytest.mark.parametrize("target", LEVELS, ids=name)
 def test_bf16_is_measured_where_it_exists(target: Target) -> None:
+    """A sum of 16 numbers is one register of AVX-512, or four of NEON."""
     assert ("bf16" in kinds(target)) == target.has_bf16_dots
     if target.has_bf16_dots:
-        assert len(re.findall("vdpbf16ps", assembly(peak("bf16", target), target))) == chains("bf16", target)
+        instruction, each = ("bfdot", 4) if target.vectors == "neon" else ("vdpbf16ps", 1)
+        text = assembly(peak("bf16", target), target)
+        assert len(re.findall(instruction, text)) == each * chains("bf16", target)
+
+
+@pytest.mark.parametrize("target", PLAIN_BF16_TARGETS, ids=name)
+def test_bf16_is_refused_where_it_does_not_exist(target: Target) -> None:
     with pytest.raises(CompileError, match="no bf16 arithmetic"):
-        peak("bf16", target.without("avx512bf16"))
+        peak("bf16", target)
 
 
 def test_tiles_are_multiplied_where_they_exist() -> None:
